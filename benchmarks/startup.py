@@ -1,0 +1,127 @@
+"""What the commands cost to start: CPU time of whole processes, against a baseline from the same run.
+
+A login node is shared, so what counts is CPU time (user + system), not the clock. The commands run in turn, round after
+round, so that a busy moment meets all of them; the median is compared. File-system calls are counted with strace, if
+there is one: on a parallel file system each may cost a millisecond.
+Usage: startup.py [--rounds N] [--check]; --check exits 1 when a target is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from hpcddp.cli.request import read_plan, request_parser
+from hpcddp.script.folders import find_folder
+
+SILENT = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+HERE = Path(__file__).parent
+SCRIPTS = Path(sys.executable).parent
+SITE = "abci3"
+REQUEST = ["--site", SITE, "--account", "gaa50000", "--nodes", "3", "--walltime", "1:00:00", "--", "python", "train.py"]
+# command, its baseline, the largest allowed ratio of CPU times
+TARGETS = [
+    ("hpcddp --help", "python -c pass", 3.0),
+    ("hpcddp env", "python -c pass", 3.0),
+    ("hpcddp render", "bare render", 1.4),
+]
+MORE_FILE_CALLS = 300  # that render may make beyond the bare one
+
+
+def clean_environment() -> dict[str, str]:
+    """No launcher's variables, no site chosen by somebody's shell."""
+    return {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
+
+
+def cpu_ms(argv: list[str], cwd: str) -> float:
+    """User and system time of one process and its children, in milliseconds. It must succeed."""
+    process = subprocess.Popen(argv, cwd=cwd, env=clean_environment(), **SILENT)
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode != 0:
+        raise SystemExit(f"{' '.join(argv)} failed with status {process.returncode}")
+    return (used.ru_utime + used.ru_stime) * 1000
+
+
+def file_calls(argv: list[str], cwd: str) -> int | None:
+    """How many system calls with a file name it makes, or None without strace."""
+    if shutil.which("strace") is None:
+        return None
+    with tempfile.NamedTemporaryFile("r") as log:
+        traced = ["strace", "-f", "-qq", "-e", "trace=%file", "-o", log.name, *argv]
+        subprocess.run(traced, cwd=cwd, env=clean_environment(), check=True, **SILENT)
+        return sum(" resumed>" not in line for line in log)
+
+
+def commands(job_file: Path) -> dict[str, list[str]]:
+    """Each command line by its short name; `job_file` gets the planned values for the bare render."""
+    hpcddp = str(SCRIPTS / "hpcddp")
+    args = request_parser("render", "").parse_args(REQUEST[: REQUEST.index("--")])
+    args.command = REQUEST[REQUEST.index("--") + 1 :]
+    job_file.write_text(json.dumps(as_data(read_plan(args, clean_environment()))))
+    templates = Path(find_folder("templates"))
+    bare = [str(HERE / "bare_render.py"), str(templates), str(templates / f"sites/{SITE}.yaml"), str(job_file)]
+    return {
+        "python -c pass": [sys.executable, "-c", "pass"],
+        "hpcddp --help": [hpcddp, "--help"],
+        "hpcddp env": [hpcddp, "env"],
+        "bare render": [sys.executable, *bare],
+        "hpcddp render": [hpcddp, "render", *REQUEST],
+    }
+
+
+def as_data(value: object) -> object:
+    """Frozen values as JSON, with what they work out: a template may print either."""
+    if isinstance(value, dict):
+        return {key: as_data(item) for key, item in value.items()}
+    names = [field.name for field in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else []
+    names += getattr(value, "_fields", ())
+    if names:
+        names += [name for name, item in vars(type(value)).items() if isinstance(item, property)]
+        return {name: as_data(getattr(value, name)) for name in names}
+    return [as_data(item) for item in value] if isinstance(value, (tuple, list)) else value
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--check", action="store_true")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as cwd:  # no hpcddp.yaml here
+        (Path(cwd) / "train.py").touch()  # render looks for it
+        argvs = commands(Path(cwd) / "job.json")
+        for argv in argvs.values():  # byte code and disk cache
+            cpu_ms(argv, cwd)
+        rounds = [{name: cpu_ms(argv, cwd) for name, argv in argvs.items()} for _ in range(options.rounds)]
+        calls = {name: file_calls(argvs[name], cwd) for name in ("bare render", "hpcddp render")}
+    median = {name: statistics.median(one[name] for one in rounds) for name in argvs}
+    print(f"CPU time in ms, median of {options.rounds} rounds, Python {sys.version.split()[0]}\n")
+    missed = 0
+    print(f"{'command':16}{'ms':>8}{'baseline':>18}{'ms':>8}{'ratio':>8}{'target':>8}")
+    for name, base, target in TARGETS:
+        ratio = median[name] / median[base]
+        missed += ratio > target
+        verdict = "ok" if ratio <= target else "MISSED"
+        print(f"{name:16}{median[name]:8.1f}{base:>18}{median[base]:8.1f}{ratio:8.2f}{target:8.2f}  {verdict}")
+    ours, bare = calls["hpcddp render"], calls["bare render"]
+    if ours is None or bare is None:
+        print("\nfile-system calls: not counted, there is no strace (apt-get install strace)")
+    else:
+        verdict = "ok" if ours - bare <= MORE_FILE_CALLS else "MISSED"
+        missed += ours - bare > MORE_FILE_CALLS
+        print(
+            f"\nfile-system calls: render {ours}, bare {bare}, {ours - bare} more (target {MORE_FILE_CALLS})  {verdict}"
+        )
+    return 1 if options.check and missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

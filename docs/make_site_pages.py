@@ -1,0 +1,107 @@
+"""Writes docs/sites: one page per shipped site, and the list of them. Run it after changing a site's file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from hpcddp.script.choose import site_files
+from hpcddp.script.portrait import missing_facts, site_rows
+from hpcddp.script.profile import load_site
+from hpcddp.script.site import Queue, Site
+
+_SUBMIT = {"pbs": "qsub", "slurm": "sbatch", "gridengine": "qsub", "local": "bash"}
+
+_HEAD = """\
+# The sites
+
+<!-- made by docs/make_site_pages.py from the sites' files -->
+
+`hpcddp sites` prints this list, `hpcddp sites show NAME` one of them. How a site is chosen, and how to write your own:
+[sites.md](../sites.md), [add-a-site.md](../add-a-site.md).
+
+| site | scheduler | GPUs per node | founded | verified | |
+|---|---|---|---|---|---|
+"""
+
+
+def pages() -> dict[str, str]:
+    """File name -> text of every page."""
+    sites = [load_site(name, path) for name, path in site_files({}).items()]
+    rows = ""
+    for site in sites:
+        gpus = site.queues.get(site.queue, Queue()).gpus
+        cells = [f"[`{site.name}`]({site.name}.md)", site.scheduler, "you say" if gpus is None else str(gpus)]
+        rows += f"| {' | '.join([*cells, site.standing, site.verified, site.summary])} |\n"
+    return {"README.md": _HEAD + rows, **{f"{site.name}.md": page_of(site) for site in sites}}
+
+
+def page_of(site: Site) -> str:
+    """The site's page in docs/sites, in Markdown."""
+    queue = site.queues.get(site.queue, Queue())
+    smallest = min((r.nodes[0] for r in queue.limits if r.nodes), default=1)
+    nodes = [("--nodes", str(smallest))] if smallest > 1 else []
+    asked = " ".join(f"{option} {value}" for option, value in [*_examples(site), *nodes])
+    request = f"--site {site.name} {asked}".rstrip()
+    founded = {
+        "documented": "the site's own documentation",
+        "practice": "scripts and notes of users or staff, not the site's manual: read one script before you trust it",
+        "generic": "its scheduler's documentation; your options say what a node has",
+    }[site.standing]
+    lines = [
+        f"# {site.name}",
+        "",
+        "<!-- made by docs/make_site_pages.py from the site's file -->",
+        "",
+        f"{site.summary}. User guide: <{site.guide}>. The facts are from {founded}; verified {site.verified}.",
+        "",
+        "```bash",
+        f"hpcddp render {request} -- python train.py | {_SUBMIT[site.scheduler]}",
+        "```",
+        "",
+        *_to_fill_in(site),
+        "| | |",
+        "|---|---|",
+        *(f"| {key} | {_cell(value)} |" for key, value in site_rows(site)),
+        "",
+    ]
+    if site.notes:
+        lines += ["What hpcddp cannot do for you:", "", *(f"- {note}" for note in site.notes), ""]
+    if site.sources:
+        lines += ["| source | | date |", "|---|---|---|", *_source_rows(site), ""]
+    return "\n".join(lines)
+
+
+def _examples(site: Site) -> list[tuple[str, str]]:
+    fitting = (
+        name for name in ("abc123", "abcd-gpu", "project_465000000") if re.fullmatch(site.account.pattern or ".*", name)
+    )
+    account = next(fitting, "NAME")
+    return [(option, account if option == "--account" else value) for option, value in missing_facts(site)]
+
+
+def _to_fill_in(site: Site) -> list[str]:
+    facts = missing_facts(site)
+    if not facts:
+        return []
+    return ["You have to say " + ", ".join(f"`{option} {value}`" for option, value in facts) + ".", ""]
+
+
+def _source_rows(site: Site) -> Iterator[str]:
+    for key in site.sources:
+        address, _, date = site.source(key).rpartition(", ")
+        yield f"| {key} | {f'<{address}>' if address.startswith('http') and ' ' not in address else address} | {date} |"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    folder = Path(__file__).parent / "sites"
+    folder.mkdir(exist_ok=True)
+    for old in folder.glob("*.md"):
+        old.unlink()
+    for name, text in pages().items():
+        (folder / name).write_text(text)

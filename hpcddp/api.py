@@ -1,0 +1,125 @@
+"""Where a training script comes in: `hpcddp.env()`, `hpcddp.init()`, `hpcddp.runtime()`, each usable without the next.
+
+An edge: the process's environment is read here and passed on.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hpcddp.training.group import Group
+    from hpcddp.training.runtime import Runtime
+
+
+class Place(NamedTuple):
+    """This process's place among the ranks, and where rank 0 is. None: the launcher does not say."""
+
+    launcher: str
+    rank: int
+    world_size: int
+    local_rank: int | None
+    local_world_size: int | None
+    node_rank: int | None
+    num_nodes: int | None
+    master_addr: str | None
+    master_port: int | None
+    source: Mapping[str, str]  # the variable or file that each of the others came from
+
+
+def env() -> Place:
+    """This process's place, from what its launcher set. Imports no torch.
+
+    Raises LaunchError if the environment contradicts itself.
+    """
+    from hpcddp.ranks.rendezvous import find_rendezvous
+    from hpcddp.ranks.resolve import resolve
+
+    hostname = os.uname().nodename
+    info = resolve(os.environ, hostname=hostname, live=True)
+    found = find_rendezvous(os.environ, info, hostname=hostname, live=True)
+    source = {**info.source, **found.source}
+    return Place(*info[:-1], master_addr=found.master_addr, master_port=found.master_port, source=source)
+
+
+def init(
+    *,
+    backend: str | None = None,
+    timeout_s: float | None = None,
+    arrival_timeout_s: float = 300.0,
+    rendezvous: str = "auto",
+) -> AbstractContextManager[Group]:
+    """The process group for the time of a `with` body, as torch's default group; gives this rank's place and device.
+
+    `backend` None takes nccl where this rank sees a GPU, else gloo. `timeout_s` is torch's limit for a collective
+    (None: torch's default). `arrival_timeout_s` limits the wait for all ranks to arrive; then the missing ones are
+    named. `rendezvous` is the channel through which the ranks learn where rank 0 is: "auto", or one of "env"
+    (variables), "pmi" (the launcher's own store, under MPICH and Intel MPI), "file" (in the run folder), "mpi4py". The
+    body's error goes through on its rank; the other ranks get a PeerFailedError that names it. After the body the group
+    is gone, and so are DDP wrappers: go on with `model.module`. Raises LaunchError if the environment contradicts
+    itself, ranks are missing or doubled, or two would share a GPU.
+    """
+    from hpcddp.training.process_group import open_group
+
+    return open_group(
+        os.environ,
+        backend=backend,
+        timeout_s=timeout_s,
+        arrival_timeout_s=arrival_timeout_s,
+        rendezvous=rendezvous,
+    )
+
+
+def runtime(
+    global_batch: int | None = None,
+    seed: int = 0,
+    *,
+    max_micro_batch: int | None = None,
+    run_dir: str | None = None,
+    resume: bool = True,
+    save_every: int | None = None,
+    keep: int = 2,
+    group: Group | None = None,
+    backend: str | None = None,
+    timeout_s: float | None = None,
+    rendezvous: str = "auto",
+) -> AbstractContextManager[Runtime]:
+    """Helpers for a training loop whose only batch number is the global one, on any number of ranks.
+
+        with hpcddp.runtime(global_batch=256, seed=42) as rt:
+            model = rt.wrap(model)
+            loader = rt.loader(dataset)
+            rt.track(model=model, optimizer=optimizer)
+            for epoch in rt.epochs(10):
+                for batch in loader:
+                    with rt.micro(batch):
+                        rt.backward(loss_fn(model(batch.x), batch.y))
+                    if batch.last:
+                        optimizer.step(); optimizer.zero_grad(); rt.step()
+
+    `global_batch` is in samples per optimizer step; None takes it from the job plan in the run folder.
+    `max_micro_batch` is the largest number of samples that one rank can take through a forward pass. `run_dir` (else
+    HPCDDP_RUN_DIR) is where checkpoints, metrics and state.json go; without either nothing is written. `save_every` is
+    in steps; None saves at the end of each epoch. `keep` is the number of checkpoints that stay. `group` reuses the one
+    of `hpcddp.init()`; the other arguments are those of `init`.
+    """
+    from hpcddp.training.opening import open_runtime
+
+    return open_runtime(
+        os.environ,
+        global_batch,
+        seed,
+        max_micro_batch=max_micro_batch,
+        run_dir=run_dir,
+        resume=resume,
+        save_every=save_every,
+        keep=keep,
+        group=group,
+        backend=backend,
+        timeout_s=timeout_s,
+        rendezvous=rendezvous,
+    )

@@ -1,0 +1,1 @@
+"""The command line: argv, stdout and exit statuses. One module per verb."""

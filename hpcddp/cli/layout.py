@@ -1,0 +1,88 @@
+"""`hpcddp layout`: where each rank will be, before anything is queued."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+
+from hpcddp.cli.parser import VerbParser
+from hpcddp.cli.request import read_plan, request_parser
+from hpcddp.ranks.launchers import LAUNCHERS
+from hpcddp.ranks.predict import predict_environment
+from hpcddp.ranks.rankinfo import NUMBERS
+from hpcddp.script.layout import Place, plan_layout, plan_place
+from hpcddp.script.plan import JobPlan
+from hpcddp.script.record import plan_record
+
+_DESCRIPTION = """\
+Show where each rank of a request will be: node, local rank, GPU and CPUs, and what its launcher will tell it.
+Takes the same job file and options as `hpcddp render`; nothing is queued."""
+_MOST_ROWS = 64
+
+
+def build_parser() -> VerbParser:
+    """The options of `render`, and `--json`."""
+    parser = request_parser("layout", _DESCRIPTION)
+    parser.add_argument("--json", action="store_true", help="every rank as JSON, with the plan")
+    return parser
+
+
+def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
+    """Prints the table, or JSON: `plan`, and one object per rank with its `environment`."""
+    plan = read_plan(args, env)
+    if args.json:
+        ranks = [{**place._asdict(), "environment": _variables(plan, place)} for place in plan_layout(plan)]
+        print(json.dumps({"plan": plan_record(plan), "ranks": ranks}))
+    else:
+        sys.stdout.write(format_layout(plan))
+    return 0
+
+
+def format_layout(plan: JobPlan) -> str:
+    """The table of ranks; of a large job the first node and the last. Below it, what the launcher tells one rank."""
+    rows: list[tuple[str, ...]] = [("rank", "node", "local rank", "GPU", "CPUs")]
+    for rank in _shown(plan):
+        p = plan_place(plan, rank)
+        rows.append(
+            (str(p.rank), str(p.node_rank), str(p.local_rank), "-" if p.gpu is None else str(p.gpu), str(p.cpus))
+        )
+        if rank == plan.ranks_per_node - 1 and plan.world_size > _MOST_ROWS:
+            rows.append(("…", "…", "", "", ""))
+    widths = [max(len(row[i]) for row in rows) for i in range(5)]
+    lines = ["  ".join(f"{cell:>{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+    unit = "hardware threads" if plan.threads_per_rank < plan.cpus_per_rank else "CPUs"
+    last = plan_place(plan, plan.world_size - 1)
+    return "\n".join(
+        [
+            f"{plan.name} on {plan.site.name}: {plan.nodes} x {plan.ranks_per_node} = {plan.world_size} ranks"
+            f" for {plan.walltime}, {plan.cpus_per_rank} {unit} each, started by {plan.launcher}",
+            "",
+            *lines,
+            "",
+            f"{plan.launcher} will tell rank {last.rank}:",
+            *(f"  {name}={value}" for name, value in _variables(plan, last).items()),
+            "",
+        ]
+    )
+
+
+def _shown(plan: JobPlan) -> list[int]:
+    if plan.world_size <= _MOST_ROWS:
+        return list(range(plan.world_size))
+    per_node = plan.ranks_per_node
+    return [*range(per_node), *range(plan.world_size - per_node, plan.world_size)]
+
+
+def _variables(plan: JobPlan, place: Place) -> dict[str, str]:
+    """Of what the launcher sets, the numbers: identifiers and host names are not known before the job runs."""
+    row = LAUNCHERS[plan.launcher]
+    numbers = {getattr(row, number) for number in NUMBERS}
+    return {name: value for name, value in predict_rank(plan, place).items() if name in numbers}
+
+
+def predict_rank(plan: JobPlan, place: Place) -> dict[str, str]:
+    """All that the launcher will set, as far as it can be foreseen; nodes are called node0, node1, …"""
+    hosts = [f"node{i}" for i in range(plan.nodes)]
+    return predict_environment(plan.launcher, hosts, [plan.ranks_per_node] * plan.nodes, place.rank)

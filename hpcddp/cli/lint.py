@@ -1,0 +1,71 @@
+"""`hpcddp lint`: the mistakes in a job script that somebody wrote, before it is queued."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Mapping
+
+from hpcddp.cli.parser import VerbParser
+from hpcddp.errors import RequestError
+from hpcddp.script.choose import Choice, open_site
+from hpcddp.script.lint.check import equivalent, lint_python, lint_script
+from hpcddp.script.lint.finding import Finding
+from hpcddp.script.lint.script import read_script
+
+_DESCRIPTION = """\
+Find known mistakes in job scripts for PBS, Slurm or Grid Engine, and in training scripts (.py). Nothing is run.
+Each mistake comes with its line and with what hpcddp writes instead; docs/lint.md has them all, with the evidence.
+
+Exit status: 0 nothing found, 1 something found."""
+
+
+def build_parser() -> VerbParser:
+    """`FILE ... [--site S] [--json]`."""
+    parser = VerbParser("lint", _DESCRIPTION)
+    parser.add_argument("files", nargs="+", metavar="FILE", help="a job script or a .py file; - is standard input")
+    parser.add_argument("--site", metavar="S", help="the site it is for, with its limits and rules")
+    parser.add_argument("--json", action="store_true", help="one JSON list of findings")
+    return parser
+
+
+def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
+    """Prints the findings. 1 if there are any."""
+    site = open_site(Choice(args.site, "--site"), env) if args.site else None
+    findings: list[Finding] = []
+    renders: list[str] = []
+    for file in args.files:
+        text = _read(file)
+        if file.endswith(".py"):
+            findings += lint_python(file, text)
+            continue
+        script = read_script(text, site, os.path.isdir)
+        found = lint_script(file, script)
+        renders += [line for line in [equivalent(script)] if found and line]
+        findings += found
+    if args.json:
+        print(json.dumps([finding._asdict() for finding in findings], indent=1))
+    else:
+        sys.stdout.write(format_findings(findings, renders))
+    return 1 if findings else 0
+
+
+def format_findings(findings: list[Finding], renders: list[str]) -> str:
+    """Two lines each, then the request that renders the same job."""
+    text = "".join(
+        f"{f.file}:{f.line}: {f.rule} {f.kind}: {f.what}\n    hpcddp writes: {f.instead}\n" for f in findings
+    )
+    return text + "".join(f"the same job: {line}\n" for line in renders)
+
+
+def _read(file: str) -> str:
+    """Bytes that are not UTF-8 stay what they are, and line ends, too: a scheduler sees them."""
+    try:
+        if file == "-":
+            return sys.stdin.buffer.read().decode("utf-8", "surrogateescape")
+        with open(file, encoding="utf-8", errors="surrogateescape", newline="") as stream:
+            return stream.read()
+    except OSError as e:
+        raise RequestError(f"{file} cannot be read: {e.strerror}", f"check the path: ls -l {file}") from e

@@ -1,0 +1,54 @@
+"""The errors a person sees: two lines, never a traceback.
+
+The first line says what is so, with the value and where it came from; the second is `hint:` and something to type.
+The exit code says whose turn it is: 2 the request, 3 the site or its files, 4 the launch environment, 5 the scheduler.
+"""
+
+from __future__ import annotations
+
+
+class HpcddpError(Exception):
+    """What every deliberate error is; `exit_code` is the process's exit status when it reaches the command line."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\nhint: {self.hint}"
+
+
+class RequestError(HpcddpError):
+    """What was asked for cannot be: an option, a job file, a value."""
+
+    exit_code = 2
+
+
+class SiteError(HpcddpError):
+    """The site is unknown, or its files (profile, templates) are wrong."""
+
+    exit_code = 3
+
+
+class LaunchError(HpcddpError):
+    """The launch environment contradicts itself, or this process was not launched as a rank."""
+
+    exit_code = 4
+
+
+class SchedulerError(HpcddpError):
+    """The scheduler said no."""
+
+    exit_code = 5
+
+
+def nearest(word: str, known: list[str]) -> str:
+    """` (did you mean 'x'?)` for the known word nearest to `word`, or the empty string when none is near."""
+    import difflib  # only when something is wrong already
+
+    as_written = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(word.lower(), as_written, n=1)
+    return f" (did you mean {as_written[close[0]]!r}?)" if close else ""

@@ -1,0 +1,167 @@
+"""From environment to candidates: every launcher's row that stands there, whole or refused.
+
+Nothing is decided here; `innermost` does that. A row is read as one tuple from one launcher, never variable by
+variable.
+"""
+
+from __future__ import annotations
+
+from hpcddp.errors import LaunchError
+from hpcddp.ranks.apinfo import read_apinfo
+from hpcddp.ranks.launchers import LAUNCHERS, Launcher, is_present
+from hpcddp.ranks.nodelist import expand_counts, expand_nodelist
+from hpcddp.ranks.rankinfo import NUMBERS
+from hpcddp.ranks.record import TYPE_CHECKING, Record
+from hpcddp.units import read_number, shorten
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_SLURM_MAX_STEP = 0xFFFFFFF0  # ids from here on are Slurm's own: batch (…fb), extern (…fc), interactive (…fa)
+
+
+class Candidate(Record):
+    """One launcher's account of this process. `numbers` has every key of NUMBERS; None: it does not say."""
+
+    key: str
+    row: Launcher
+    numbers: Mapping[str, int | None]
+    source: Mapping[str, str]
+
+    @property
+    def size(self) -> int | None:
+        return self.numbers["world_size"]
+
+    def describe(self) -> str:
+        """For a person: `openmpi: rank 1 of 4 (OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE)`."""
+        size = "?" if self.size is None else self.size
+        names = ", ".join(dict.fromkeys(self.source[k] for k in ("rank", "world_size") if k in self.source))
+        return f"{self.row.name}: rank {self.numbers['rank']} of {size} ({names})"
+
+
+def find_candidates(env: Mapping[str, str]) -> list[Candidate]:
+    """Every launcher whose row stands in `env`. LaunchError on half a row or a value that is no number."""
+    return [read_row(key, env) for key, row in LAUNCHERS.items() if stands(key, row, env)]
+
+
+def stands(key: str, row: Launcher, env: Mapping[str, str]) -> bool:
+    """Whether this row is to be read. Slurm leaves its variables in shells too, where they say nothing about a rank."""
+    if not is_present(row, env):
+        return False
+    if key == "srun":
+        return in_slurm_step(env)
+    # RANK or WORLD_SIZE alone is something to compare a launcher's row with, no row of its own.
+    return key != "env" or ("RANK" in env and "WORLD_SIZE" in env)
+
+
+def in_slurm_step(env: Mapping[str, str]) -> bool:
+    """Whether Slurm started this process as a task of a step.
+
+    Not so in a batch script (no step id; -5 from Slurm 26.05; or another job's, if it was submitted from a task), in an
+    interactive step (4294967290), and in salloc's older shell: a step of one task that was told to keep the job's
+    SLURM_NTASKS (`srun --preserve-env --pty`). Sources: Slurm src/common/env.c, slurm_protocol_defs.h.
+    """
+    step = env.get("SLURM_STEP_ID", "")
+    number = read_number(step)
+    if number is None or number >= _SLURM_MAX_STEP:
+        return False
+    if env.get("SLURM_STEP_NUM_TASKS") == "1" and (read_number(env.get("SLURM_NTASKS", "1")) or 1) > 1:
+        return False
+    return not _is_inherited_step(env)
+
+
+def _is_inherited_step(env: Mapping[str, str]) -> bool:
+    """Whether the step is another job's, from a task of which this batch script was submitted.
+
+    The script's own SLURM_PROCID, SLURM_NODEID and SLURM_GTIDS are 0, and its job's nodes are its own; only the step's
+    variables are left from before. So the step shows more ranks on this node, or nodes that are not the job's.
+    """
+    if not env.get("SLURM_PROCID") == env.get("SLURM_NODEID") == env.get("SLURM_GTIDS") == "0":
+        return False
+    if env.get("SLURM_STEP_TASKS_PER_NODE", "1").partition(",")[0].partition("(")[0] != "1":
+        return True
+    step, job = env.get("SLURM_STEP_NODELIST", ""), env.get("SLURM_JOB_NODELIST", "")
+    if not step or not job or step == job:
+        return False
+    return not set(expand_nodelist(step, "SLURM_STEP_NODELIST")) <= set(expand_nodelist(job, "SLURM_JOB_NODELIST"))
+
+
+def read_row(key: str, env: Mapping[str, str]) -> Candidate:
+    """This launcher's row. LaunchError if half of it is missing or a value is no number."""
+    row = LAUNCHERS[key]
+    variables = {number: getattr(row, number) for number in NUMBERS}
+    missing = [v for number, v in variables.items() if v and v not in env and number not in row.optional]
+    if missing:
+        found = [v for v in dict.fromkeys((*variables.values(), *row.marks)) if v in env]
+        raise LaunchError(
+            f"half a row from {row.name}: {_shown(found, env)}, but {' and '.join(missing)} not set",
+            f"start the program with `{row.command.format(n='N') or row.name}`, "
+            f"or unset {' '.join(found)} if it is a leftover",
+        )
+    source = {number: v for number, v in variables.items() if v in env}
+    numbers: dict[str, int | None] = dict.fromkeys(NUMBERS)
+    numbers |= {number: _parse(row, number, v, env) for number, v in source.items()}
+    _refuse_half_pair(row, numbers, source, env)
+    if key == "pals":
+        _read_pals(numbers, source, env)
+    return Candidate(key, row, numbers, source)
+
+
+def _refuse_half_pair(
+    row: Launcher, numbers: Mapping[str, int | None], source: Mapping[str, str], env: Mapping[str, str]
+) -> None:
+    """A local rank without a local size is half a row as well where the launcher sets both or neither."""
+    pair = ("local_rank", "local_world_size")
+    if row.name == "mpich" and (numbers[pair[0]] is None) != (numbers[pair[1]] is None):
+        there, missing = pair if numbers[pair[1]] is None else pair[::-1]
+        raise LaunchError(
+            f"half a row from {row.name}: {_shown([source[there]], env)}, but {getattr(row, missing)} not set",
+            f"start the program with `mpiexec -n N`, or unset {source[there]} if it is a leftover",
+        )
+
+
+def _parse(row: Launcher, number: str, variable: str, env: Mapping[str, str]) -> int:
+    text = env[variable]
+    if variable.endswith("TASKS_PER_NODE"):  # Slurm: a run-length list for all nodes; ours is entry SLURM_NODEID
+        counts = expand_counts(text, variable)
+        node = read_number(env.get(row.node_rank, ""))
+        if node is None or node >= len(counts):
+            raise LaunchError(
+                f"{row.node_rank}={env.get(row.node_rank)} is none of the {len(counts)} nodes of {variable}={text}",
+                "start the program with srun; if these are leftovers of another step, unset SLURM_STEP_ID",
+            )
+        return counts[node]
+    value = read_number(text)
+    if value is None:
+        raise LaunchError(
+            f"{variable}={shorten(text)!r} is not a number, so {row.name}'s {number} is unknown", f"unset {variable}"
+        )
+    return value
+
+
+def _read_pals(numbers: dict[str, int | None], source: dict[str, str], env: Mapping[str, str]) -> None:
+    """World size, nodes and local size from $PALS_APINFO, where it can be read."""
+    path, rank = env.get("PALS_APINFO", ""), numbers["rank"]
+    info = read_apinfo(path) if path else None
+    if info is None or rank is None or rank >= len(info.node_of):
+        return
+    node = info.node_of[rank]
+    told = {
+        "world_size": len(info.node_of),
+        "num_nodes": len(info.hosts),
+        "node_rank": node,
+        "local_rank": info.local_of[rank],
+        "local_world_size": info.node_of.count(node),
+    }
+    for number, value in told.items():
+        if numbers[number] is None:
+            numbers[number], source[number] = value, f"PALS_APINFO ({path})"
+        elif numbers[number] != value:
+            raise LaunchError(
+                f"{source[number]}={numbers[number]}, but PALS_APINFO ({path}) says {number} {value}",
+                "start the program with mpiexec; one of the two is a leftover of another launch",
+            )
+
+
+def _shown(variables: list[str], env: Mapping[str, str]) -> str:
+    return ", ".join(f"{v}={shorten(env[v])}" for v in variables)

@@ -1,0 +1,113 @@
+"""Whether the chosen numbers can be true: within bounds, and contradicted by nothing else in the environment."""
+
+from __future__ import annotations
+
+from hpcddp.errors import LaunchError
+from hpcddp.ranks.nodelist import expand_counts, expand_nodelist, holds, same_host
+from hpcddp.ranks.record import TYPE_CHECKING
+from hpcddp.units import read_number, shorten
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hpcddp.ranks.allocation import Allocation
+    from hpcddp.ranks.candidates import Candidate
+
+# (smaller, larger, whether they may be equal)
+_BOUNDS = (
+    ("rank", "world_size", False),
+    ("local_rank", "local_world_size", False),
+    ("local_rank", "world_size", False),
+    ("local_world_size", "world_size", True),
+    ("node_rank", "num_nodes", False),
+    ("node_rank", "world_size", False),
+    ("num_nodes", "world_size", True),
+)
+# What `hpcddp exec` exports, and what scripts export by hand.
+_TORCH = {
+    "RANK": "rank",
+    "WORLD_SIZE": "world_size",
+    "LOCAL_RANK": "local_rank",
+    "LOCAL_WORLD_SIZE": "local_world_size",
+    "GROUP_RANK": "node_rank",
+}
+_LEFTOVER = "one of the two is a leftover of another launch: unset it, or start the program afresh"
+
+
+def check_bounds(chosen: Candidate) -> None:
+    """LaunchError if the numbers contradict one another."""
+    for small, large, may_equal in _BOUNDS:
+        a, b = chosen.numbers[small], chosen.numbers[large]
+        if a is not None and b is not None and not (a < b or (may_equal and a == b)):
+            raise _contradiction(chosen, small, f"{chosen.source[large]} says {large} {b}")
+
+
+def check_echoes(chosen: Candidate, env: Mapping[str, str]) -> None:
+    """LaunchError if the launcher says one number twice, differently: two launches are mixed."""
+    for number, variable in chosen.row.echoes:
+        value, text = chosen.numbers[number], env.get(variable, "")
+        if value is not None and read_number(text) not in (None, value):
+            raise _contradiction(chosen, number, f"{variable}={text}")
+
+
+def check_torch_variables(chosen: Candidate, env: Mapping[str, str]) -> None:
+    """LaunchError if somebody exported RANK or its kin, and they do not agree with the launcher."""
+    for variable, number in _TORCH.items():
+        value, text = chosen.numbers[number], env.get(variable, "")
+        if value is not None and text and read_number(text) != value:
+            raise LaunchError(
+                f"{chosen.source[number]} says {number} {value}, but {variable}={shorten(text)} is exported too",
+                f"unset {variable}, or, if that is the right one: HPCDDP_LAUNCHER=env",
+            )
+
+
+def check_agent_store(env: Mapping[str, str]) -> None:
+    """LaunchError if torch would wait for a torchrun that is not there: all ranks clients, and nobody serves."""
+    value = env.get("TORCHELASTIC_USE_AGENT_STORE", "")
+    if value.lower() in {"true", "1"} and "TORCHELASTIC_RUN_ID" not in env:
+        raise LaunchError(
+            f"TORCHELASTIC_USE_AGENT_STORE={value}, but no torchrun started this process: nobody would serve the store",
+            "unset TORCHELASTIC_USE_AGENT_STORE",
+        )
+
+
+def check_slurm_step(chosen: Candidate, env: Mapping[str, str], hostname: str | None) -> None:
+    """LaunchError if the step's own variables disagree: tasks, nodes, or the place of this host among them."""
+    counts = expand_counts(env["SLURM_STEP_TASKS_PER_NODE"], "SLURM_STEP_TASKS_PER_NODE")
+    if sum(counts) != chosen.size:
+        raise _contradiction(chosen, "world_size", f"SLURM_STEP_TASKS_PER_NODE adds up to {sum(counts)}")
+    if len(counts) != chosen.numbers["num_nodes"]:
+        raise _contradiction(chosen, "num_nodes", f"SLURM_STEP_TASKS_PER_NODE is for {len(counts)}")
+    nodelist = env.get("SLURM_STEP_NODELIST", "")
+    hosts = expand_nodelist(nodelist, "SLURM_STEP_NODELIST") if nodelist else []
+    if not hosts:
+        return
+    if len(hosts) != len(counts):
+        raise _contradiction(chosen, "num_nodes", f"SLURM_STEP_NODELIST={shorten(nodelist)} holds {len(hosts)}")
+    mine = hosts[int(env["SLURM_NODEID"])]
+    if hostname is None or same_host(hostname, mine):
+        return
+    # Slurm may know a host by another name than its own; then its daemon says that name, and ours cannot be compared.
+    daemon = env.get("SLURMD_NODENAME", "")
+    if any(same_host(hostname, host) for host in hosts) or not any(same_host(daemon, host) for host in hosts):
+        raise LaunchError(
+            f"this host is {hostname}, but SLURM_NODEID={env['SLURM_NODEID']} is {mine} in "
+            f"SLURM_STEP_NODELIST={shorten(nodelist)}",
+            "start the program with srun; the SLURM_ variables here are another host's",
+        )
+
+
+def check_host(chosen: Candidate, env: Mapping[str, str], hostname: str | None, allocation: Allocation) -> None:
+    """LaunchError if the allocation holds this host under none of the names that launcher and scheduler know it by."""
+    if hostname is None or not allocation.hosts:
+        return
+    hosts = [host for host, _ in allocation.hosts]
+    if not holds(hosts, (hostname, *(env.get(name, "") for name in (*chosen.row.host, "SLURMD_NODENAME")))):
+        raise LaunchError(
+            f"this host is {hostname}, but {allocation.source} does not hold it: {shorten(','.join(hosts))}",
+            "start the ranks on the hosts of the allocation, or unset the scheduler's variables if they are others'",
+        )
+
+
+def _contradiction(chosen: Candidate, number: str, other: str) -> LaunchError:
+    return LaunchError(f"{chosen.source[number]} says {number} {chosen.numbers[number]}, but {other}", _LEFTOVER)

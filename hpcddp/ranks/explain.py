@@ -1,0 +1,128 @@
+"""`hpcddp env --explain`: every candidate source and number, chosen or rejected, and why.
+
+Shows the values of the variables that rows are made of, and no others: an environment holds secrets.
+"""
+
+from __future__ import annotations
+
+from hpcddp.errors import LaunchError
+from hpcddp.ranks.candidates import in_slurm_step, read_row, stands
+from hpcddp.ranks.launchers import LAUNCHERS
+from hpcddp.ranks.rankinfo import NUMBERS
+from hpcddp.ranks.record import TYPE_CHECKING, Record
+from hpcddp.ranks.rendezvous import find_rendezvous
+from hpcddp.ranks.resolve import find_place
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hpcddp.ranks.resolve import Place
+
+
+class Finding(Record):
+    """One number from one source."""
+
+    launcher: str
+    number: str
+    value: int | str | None
+    source: str
+    verdict: str  # chosen, rejected or undecided
+    why: str
+
+
+class Explanation(Record):
+    """All findings, what else was noticed, and the error that the resolution ended in, if it did."""
+
+    findings: list[Finding]
+    remarks: tuple[str, ...]
+    error: LaunchError | None
+
+
+def explain(
+    env: Mapping[str, str], *, hostname: str | None = None, nodefile: str | None = None, live: bool = False
+) -> Explanation:
+    """How `resolve` and `find_rendezvous` come to their answer. Raises nothing that they raise: that is in `error`."""
+    try:
+        place = find_place(env, hostname=hostname, nodefile=nodefile, live=live)
+    except LaunchError as error:
+        return Explanation([*_read_all(env), *_shell_of_slurm(env)], (), error)
+    findings = _of_place(place) + _shell_of_slurm(env)
+    info = place.info()
+    if info is None:
+        return Explanation(findings, (), None)
+    try:
+        meeting = find_rendezvous(env, info, hostname=hostname, nodefile=nodefile, live=live, strict=False)
+    except LaunchError as error:
+        return Explanation(findings, (), error)
+    for number, value in (("master_addr", meeting.master_addr), ("master_port", meeting.master_port)):
+        if value is not None:
+            findings.append(Finding(place.launcher, number, value, meeting.source[number], "chosen", ""))
+    return Explanation(findings, meeting.remarks, None)
+
+
+def _of_place(place: Place) -> list[Finding]:
+    findings = []
+    for verdict in place.verdicts:
+        numbers, source = verdict.candidate.numbers, verdict.candidate.source
+        if verdict.chosen:  # with what was concluded from it
+            numbers, source = place.numbers, place.source
+        word = "chosen" if verdict.chosen else "rejected"
+        for number in NUMBERS:
+            if numbers[number] is not None:
+                name = verdict.candidate.row.name
+                findings.append(Finding(name, number, numbers[number], source[number], word, verdict.why))
+    if not place.verdicts:
+        findings = [
+            Finding("none", number, place.numbers[number], place.source[number], "chosen", "a single process")
+            for number in NUMBERS
+        ]
+    return findings
+
+
+def _read_all(env: Mapping[str, str]) -> list[Finding]:
+    """Every row as it stands, after an error."""
+    findings = []
+    for key, row in LAUNCHERS.items():
+        if not stands(key, row, env):
+            continue
+        try:
+            candidate = read_row(key, env)
+        except LaunchError:
+            there = [(k, v) for k in NUMBERS if (v := getattr(row, k)) in env]
+            findings += [Finding(row.name, k, env[v], v, "undecided", "half a row") for k, v in there]
+        else:
+            findings += [
+                Finding(row.name, k, n, candidate.source[k], "undecided", "see the error")
+                for k, n in candidate.numbers.items()
+                if n is not None
+            ]
+    return findings or _read_strays(env)
+
+
+def _read_strays(env: Mapping[str, str]) -> list[Finding]:
+    """Variables of rows of which not even half stands there."""
+    strays: dict[str, Finding] = {}
+    for row in LAUNCHERS.values():
+        for number in NUMBERS:
+            variable = getattr(row, number)
+            if variable in env and variable not in strays:
+                why = "the launcher's other variables are not set"
+                strays[variable] = Finding(row.name, number, env[variable], variable, "undecided", why)
+    return list(strays.values())
+
+
+def _shell_of_slurm(env: Mapping[str, str]) -> list[Finding]:
+    """Slurm's rank variables in a shell, which look like rank 0 of N."""
+    if "SLURM_PROCID" not in env or in_slurm_step(env):
+        return []
+    why = f"not a task of a step (SLURM_STEP_ID is {env.get('SLURM_STEP_ID', 'not set')})"
+    pairs = (("rank", "SLURM_PROCID"), ("world_size", "SLURM_NTASKS"), ("local_rank", "SLURM_LOCALID"))
+    return [Finding("srun", k, env[v], v, "rejected", why) for k, v in pairs if v in env]
+
+
+def format_explanation(explanation: Explanation) -> str:
+    """As a table for people."""
+    rows = [Finding._fields, *(tuple(map(str, finding)) for finding in explanation.findings)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(Finding._fields))]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    return "\n".join(lines + [f"note: {remark}" for remark in explanation.remarks])

@@ -1,0 +1,186 @@
+"""Which of several launchers started this process: the innermost one.
+
+Launchers nest (mpirun starts its daemons with srun; srun starts torchrun), and each leaves its row. Live evidence
+decides where it can be read. A recorded environment is decided by what a launcher inside another one must look like;
+where nothing decides, the answer is a refusal that shows both.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hpcddp.errors import LaunchError
+from hpcddp.ranks.record import TYPE_CHECKING, Record
+from hpcddp.units import read_number
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hpcddp.ranks.candidates import Candidate
+
+
+class Verdict(Record):
+    """What became of one candidate, and why. For `hpcddp env --explain`."""
+
+    candidate: Candidate
+    chosen: bool
+    why: str
+
+
+class Evidence(Record):
+    """What the running process shows about its parents; empty for a recorded environment."""
+
+    nearest: frozenset[str] = frozenset()  # keys of the rows that the nearest launcher among the parents can have set
+    parent: str = ""  # that parent, for people: "prterun, pid 4711"
+    seen: frozenset[str] = frozenset()  # keys of the rows that any parent can have set
+    pmi_open: bool | None = None  # whether PMI_FD is an open socket
+    slurm_shell: str = ""  # "4711.batch": Slurm started this process, or a parent, as a shell and not as a task
+
+
+NO_EVIDENCE = Evidence()
+_PMI_KEYS = frozenset({"mpich", "intelmpi", "pmi"})
+# Launchers whose programs were seen under the names that `launchers` lists: where those are missing, so is the
+# launcher.
+_KNOWN_BY_PROGRAM = frozenset({"openmpi", "mpich", "intelmpi"})
+
+
+def choose(candidates: list[Candidate], env: Mapping[str, str], evidence: Evidence = NO_EVIDENCE) -> list[Verdict]:
+    """A verdict on each candidate; exactly one is chosen.
+
+    LaunchError if nothing decides, if N processes would each be alone, or if the row is a leftover of a launch outside.
+    """
+    left, verdicts = _merge(candidates)
+    inner, why = left[0], "the only launcher here"
+    if len(left) > 1:
+        inner, why = _by_evidence(left, evidence) or _by_command(left, env) or _by_rule(left, env)
+    if inner.key in _KNOWN_BY_PROGRAM and "srun" in evidence.nearest and inner.key not in evidence.seen:
+        raise LaunchError(
+            f"{inner.describe()} is a leftover of another launch: this process was started by {evidence.parent}",
+            f"unset {inner.source['rank']} and its kin before submitting, or insist: HPCDDP_LAUNCHER={inner.row.name}",
+        )
+    for other in left:
+        if other is not inner:
+            _refuse_singletons(inner, other, env)
+            verdicts.append(Verdict(other, False, f"outside: {inner.row.name} was started inside it"))
+    return [Verdict(inner, True, why), *verdicts]
+
+
+def without_leftovers(candidates: list[Candidate], env: Mapping[str, str], evidence: Evidence) -> list[Candidate]:
+    """`candidates` without what a Slurm job inherits when it is submitted from inside a step of another job.
+
+    Its batch shell then has the other step's SLURM_STEP_* and PMI variables, and looks like a task by them.
+    """
+    if not evidence.slurm_shell:
+        return candidates
+    stale = {"srun"}
+    if evidence.pmi_open is False:
+        stale.add("pmi")
+    if env.get("PMIX_NAMESPACE", "").startswith("slurm.pmix."):
+        stale.add("pmix")
+    return [c for c in candidates if c.key not in stale]
+
+
+def _merge(candidates: list[Candidate]) -> tuple[list[Candidate], list[Verdict]]:
+    """Drop the rows that another launcher sets as well, and the bare protocol rows next to a whole launcher."""
+    left = list(candidates)
+    verdicts = []
+
+    def drop(other: Candidate, why: str) -> None:
+        left.remove(other)
+        verdicts.append(Verdict(other, False, why))
+
+    for speaker in candidates:
+        for other in [c for c in left if c.key in speaker.row.speaks]:
+            if other.numbers["rank"] == speaker.numbers["rank"] and other.size in (None, speaker.size):
+                drop(other, f"the same launch: {speaker.row.name} sets these too")
+    for other in [c for c in left if c.key in {"pmix", "env"}]:
+        if len(left) > 1:  # what `env` says is compared with the chosen launcher by `consistency`
+            drop(other, "a launcher has said more" if other.key == "pmix" else "a launcher has said it itself")
+    return left, verdicts
+
+
+def _by_evidence(left: list[Candidate], evidence: Evidence) -> tuple[Candidate, str] | None:
+    near = [c for c in left if c.key in evidence.nearest]
+    if len(near) == 1:
+        return near[0], f"its program is the nearest parent ({evidence.parent})"
+    pmi = [c for c in left if c.key in _PMI_KEYS]
+    if evidence.pmi_open is True and len(pmi) == 1 and not any("pmi" in c.row.speaks for c in left):
+        return pmi[0], "its PMI socket is open"
+    if evidence.pmi_open is False and len(left) - len(pmi) == 1:
+        return next(c for c in left if c not in pmi), "the only one left: the PMI socket of the other is dead"
+    return None
+
+
+def _by_command(left: list[Candidate], env: Mapping[str, str]) -> tuple[Candidate, str] | None:
+    """Open MPI writes down the command that it started: if that is a launcher, the launcher is inside."""
+    command = env.get("OMPI_COMMAND", "").rpartition("/")[2]
+    if not command or all(c.key != "openmpi" for c in left):
+        return None
+    inside = [
+        c
+        for c in left
+        if c.key != "openmpi" and (command in c.row.programs or command == c.row.command.partition(" ")[0])
+    ]
+    return (inside[0], f"Open MPI started it (OMPI_COMMAND is {command})") if len(inside) == 1 else None
+
+
+def _by_rule(left: list[Candidate], env: Mapping[str, str]) -> tuple[Candidate, str]:
+    """The deepest launcher, if each next one looks like what it was started by."""
+    depths = sorted({c.row.depth for c in left}, reverse=True)
+    levels = [_one_of_a_kind([c for c in left if c.row.depth == depth]) for depth in depths]
+    for inner, outer in pairwise(levels):
+        if inner.key == "openmpi" and outer.key == "srun" and env.get("PMIX_NAMESPACE", "").startswith("slurm.pmix."):
+            return outer, "PMIX_NAMESPACE is srun's, so srun came after mpirun"
+        if not _could_start(outer, inner, env):
+            _refuse_singletons(inner, outer, env)
+            raise _undecided(inner, outer)
+    return levels[0], "the innermost: the others only started its daemons"
+
+
+def _one_of_a_kind(same_depth: list[Candidate]) -> Candidate:
+    """Of two launchers of one depth, the one with several processes: around it, the other is right to say 1."""
+    several = [c for c in same_depth if c.size != 1] or same_depth[:1]
+    if len(several) > 1:
+        raise _undecided(several[0], several[1])
+    return several[0]
+
+
+def _could_start(outer: Candidate, inner: Candidate, env: Mapping[str, str]) -> bool:
+    """Whether `outer`'s processes look like the daemons or agents from which `inner` started its ranks."""
+    if outer.size == 1:
+        return True
+    if inner.key == "torchrun":  # its agents are the outer launcher's ranks
+        return inner.numbers["num_nodes"] in (None, outer.size)
+    if outer.key == "srun" and "SLURM_PTY_PORT" in env:  # a person's shell in a step, and mpirun typed there
+        return True
+    if inner.key == "openmpi" and _daemon_number(env) == 0:  # mpirun itself, not a daemon of it, is an outer task
+        return False
+    return outer.numbers["local_world_size"] == 1  # one daemon per node
+
+
+def _refuse_singletons(inner: Candidate, outer: Candidate, env: Mapping[str, str]) -> None:
+    """N processes that would each be alone: the failure that nobody notices until the bill comes."""
+    if inner.size != 1 or outer.size in (None, 1):
+        return
+    if inner.key == "openmpi" and (_daemon_number(env) or 0) > 0 and outer.numbers["local_world_size"] == 1:
+        return  # Open MPI starts a daemon on every node of the job, even for one rank
+    raise LaunchError(
+        f"{outer.size} processes were started ({outer.describe()}), but each is alone ({inner.describe()})",
+        f"start the program once, with one launcher; if 1 process is what you want: HPCDDP_LAUNCHER={inner.row.name}",
+    )
+
+
+def _daemon_number(env: Mapping[str, str]) -> int | None:
+    """Which Open MPI daemon started this process: 0 is mpirun itself. From PMIX_SERVER_URI…, `<job>.<number>;tcp4://…`."""
+    for name in ("PMIX_SERVER_URI41", "PMIX_SERVER_URI4", "PMIX_SERVER_URI3", "PMIX_SERVER_URI21", "PMIX_SERVER_URI2"):
+        number = read_number(env.get(name, "").partition(";")[0].rpartition(".")[2])
+        if number is not None:
+            return number
+    return None
+
+
+def _undecided(a: Candidate, b: Candidate) -> LaunchError:
+    return LaunchError(
+        f"two launchers say different things, and nothing shows which is inside: {a.describe()}; {b.describe()}",
+        f"say which one counts: HPCDDP_LAUNCHER={a.row.name} or HPCDDP_LAUNCHER={b.row.name}",
+    )

@@ -1,0 +1,70 @@
+"""What a launcher will set: from a layout to each rank's variables. The inverse of `resolve`, from the same rows.
+
+For any launcher and layout, resolving the predicted environment gives the layout back; a test says so for all of them.
+"""
+
+from __future__ import annotations
+
+from hpcddp.errors import RequestError, nearest
+from hpcddp.ranks.launchers import LAUNCHER_NAMES, LAUNCHERS
+from hpcddp.ranks.rankinfo import NUMBERS
+from hpcddp.ranks.record import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def predict_environment(
+    launcher: str, nodes: int | Sequence[str], ranks_per_node: int | Sequence[int], rank: int
+) -> dict[str, str]:
+    """The variables by which this launcher will tell this rank its place, with ranks filled node by node.
+
+    `nodes`: how many, or their host names (without names, no variable that holds one). `ranks_per_node`: one number for
+    all, or one per node; at least 1. RequestError on an unknown launcher or a layout or rank that cannot be. `none`
+    sets nothing.
+    """
+    hosts = () if isinstance(nodes, int) else tuple(nodes)
+    count = nodes if isinstance(nodes, int) else len(hosts)
+    tasks = [ranks_per_node] * count if isinstance(ranks_per_node, int) else list(ranks_per_node)
+    if launcher not in LAUNCHER_NAMES:
+        raise RequestError(
+            f"{launcher!r} is not a launcher{nearest(launcher, list(LAUNCHER_NAMES))}",
+            f"one of: {' '.join(LAUNCHER_NAMES)}",
+        )
+    if len(tasks) != count or min(tasks, default=0) < 1:
+        raise RequestError(f"{count} nodes cannot take {tasks} ranks", "give every node 1 rank or more")
+    if not 0 <= rank < sum(tasks):
+        raise RequestError(f"rank {rank} is not among {sum(tasks)} ranks", f"a rank from 0 to {sum(tasks) - 1}")
+    if launcher == "none":
+        return {}
+    node = next(i for i in range(count) if rank < sum(tasks[: i + 1]))
+    first = sum(tasks[:node])
+    row = LAUNCHERS[launcher]
+    values = (rank, sum(tasks), rank - first, tasks[node], node, count)
+    variables = [getattr(row, number) for number in NUMBERS]
+    predicted = {name: str(value) for name, value in zip(variables, values, strict=True) if name}
+    if hosts:
+        predicted |= dict.fromkeys(row.host, hosts[node])
+    # What tells the row from others, and Slurm's account of all nodes.
+    if launcher == "torchrun":
+        predicted["TORCHELASTIC_RUN_ID"] = "none"
+    elif launcher == "intelmpi":
+        predicted["HYDRA_BSTRAP_NODE_ID"] = str(node)
+    elif launcher == "srun":
+        predicted["SLURM_STEP_ID"] = "0"
+        predicted["SLURM_STEP_TASKS_PER_NODE"] = _run_lengths(tasks)
+        predicted["SLURM_GTIDS"] = ",".join(str(first + i) for i in range(tasks[node]))
+        if hosts:
+            predicted["SLURM_STEP_NODELIST"] = ",".join(hosts)
+    return predicted
+
+
+def _run_lengths(counts: Sequence[int]) -> str:
+    """As Slurm writes it: 2, 2, 2, 1 is `2(x3),1`."""
+    runs: list[list[int]] = []
+    for count in counts:
+        if runs and runs[-1][0] == count:
+            runs[-1][1] += 1
+        else:
+            runs.append([count, 1])
+    return ",".join(f"{count}(x{times})" if times > 1 else str(count) for count, times in runs)

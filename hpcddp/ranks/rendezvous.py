@@ -1,0 +1,205 @@
+"""Where rank 0 listens: an address and a port that every rank finds for itself, alike, or None where it cannot.
+
+A MASTER_ADDR in the environment is a candidate. It is checked against what the launcher and the scheduler say, and
+dropped with a remark if they contradict it. Nothing here asks the network. None means: ask through a channel (PMI, a
+shared file, mpi4py).
+"""
+
+from __future__ import annotations
+
+from hpcddp.errors import LaunchError
+from hpcddp.ranks.allocation import find_allocation
+from hpcddp.ranks.apinfo import read_apinfo
+from hpcddp.ranks.launchers import LAUNCHERS
+from hpcddp.ranks.nodelist import expand_nodelist, holds, is_address, is_alias, is_loopback
+from hpcddp.ranks.ports import DEFAULT_EPHEMERAL, ephemeral_range, port_candidates
+from hpcddp.ranks.reach import INTERFACE, SUFFIX, reached_as
+from hpcddp.ranks.record import TYPE_CHECKING, Record
+from hpcddp.units import read_number, shorten
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hpcddp.ranks.allocation import Allocation
+    from hpcddp.ranks.rankinfo import RankInfo
+
+_JOB_IDS = ("SLURM_JOB_ID", "SLURM_JOBID", "PBS_JOBID", "JOB_ID", "LSB_JOBID", "PJM_JOBID", "FLUX_JOB_ID")
+
+
+class Rendezvous(Record):
+    """Rank 0's address and port, the source of each, and what was rejected on the way, for people."""
+
+    master_addr: str | None
+    master_port: int | None
+    source: Mapping[str, str]
+    remarks: tuple[str, ...] = ()
+
+
+def find_rendezvous(
+    env: Mapping[str, str],
+    info: RankInfo,
+    *,
+    hostname: str | None = None,
+    nodefile: str | None = None,
+    live: bool = False,
+    strict: bool = True,
+) -> Rendezvous:
+    """The rendezvous of the launch that `info` came from. A single process without a launcher needs none: both None.
+
+    With `live` the environment is this process's own. LaunchError on a MASTER_PORT that is no port, and, with
+    `strict`, on rank 0 when the address that all other ranks will take is not this host (they would wait for nobody):
+    without `strict` that is None and a remark.
+    """
+    if info.launcher == "none":
+        return Rendezvous(None, None, {})
+    address, because, remarks = _find_address(env, info, find_allocation(env, nodefile, live=live))
+    if address is not None and _is_elsewhere(address, env, info, hostname):
+        if strict:
+            raise LaunchError(
+                f"rank 0 is on {hostname}, but the other ranks will look for it on {address} ({because})",
+                f"export MASTER_ADDR={hostname} to all ranks, or start rank 0 on {address}",
+            )
+        remarks += (f"{address} ({because}) is not used: rank 0 is here, on {hostname}",)
+        address = None
+    if address is not None and because != "MASTER_ADDR" and info.local_world_size != info.world_size:
+        called = reached_as(address, env)
+        address, because = called, because if called == address else f"{because}, with {SUFFIX}={env[SUFFIX]}"
+    source = {} if address is None else {"master_addr": because}
+    port, because = _find_port(env, info, live=live)
+    if port is not None:
+        source["master_port"] = because
+    return Rendezvous(address, port, source, remarks)
+
+
+def is_enough(found: Rendezvous, env: Mapping[str, str], info: RankInfo) -> bool:
+    """Whether the ranks can meet by this alone. A site that names an interface (HPCDDP_INTERFACE) has to be told rank
+    0's address there, which only rank 0 knows; without a channel the name has to do.
+    """
+    if found.master_addr is None or found.master_port is None:
+        return False
+    return not env.get(INTERFACE) or is_address(found.master_addr) or info.local_world_size == info.world_size
+
+
+def _find_address(
+    env: Mapping[str, str], info: RankInfo, allocation: Allocation | None
+) -> tuple[str | None, str, tuple[str, ...]]:
+    """(address, where it came from, remarks)."""
+    given = env.get("MASTER_ADDR", "")
+    certain, because, settled = _where_rank_0_is(env, info)
+    remarks: tuple[str, ...] = ()
+    if given:
+        fault = _fault_of(given, certain, because, info, allocation, env)
+        if not fault:
+            return given, "MASTER_ADDR", ()
+        remarks = (f"MASTER_ADDR={given} is not used: {fault}",)
+    if settled:
+        return certain, because, remarks
+    if info.local_world_size is not None and info.local_world_size == info.world_size:
+        return "127.0.0.1", f"{info.source['local_world_size']} (all ranks are on this node)", remarks
+    if allocation is not None and allocation.hosts and info.launcher not in {"env", "torchrun", "jsm"}:
+        return allocation.hosts[0][0], f"{allocation.source} (first host)", remarks
+    return None, "", remarks
+
+
+def _where_rank_0_is(env: Mapping[str, str], info: RankInfo) -> tuple[str | None, str, bool]:
+    """Rank 0's host where the launcher says it, the source, and whether that settles it (if only to: unknown)."""
+    if info.launcher == "srun":
+        host, because = _slurm_host_of_rank_0(env, info)
+        return host, because, True
+    if info.launcher == "pals" and env.get("PALS_APINFO"):
+        layout = read_apinfo(env["PALS_APINFO"])
+        if layout is not None and layout.node_of:
+            return layout.hosts[layout.node_of[0]], f"PALS_APINFO ({env['PALS_APINFO']})", True
+    return None, "", False
+
+
+def _slurm_host_of_rank_0(env: Mapping[str, str], info: RankInfo) -> tuple[str | None, str]:
+    """The step's first host if rank 0 is there. With --distribution=arbitrary it may be anywhere: SLURM_GTIDS lists
+    this node's.
+
+    All ranks must come to one answer: with arbitrary placement over more than two nodes most cannot know, so all say
+    None.
+    """
+    nodelist = env.get("SLURM_STEP_NODELIST", "")
+    hosts = expand_nodelist(nodelist, "SLURM_STEP_NODELIST") if nodelist else []
+    node = info.node_rank
+    if node is None or node >= len(hosts):
+        return None, ""
+    ranks_here = env.get("SLURM_GTIDS", "").split(",")
+    zero_here = info.rank == 0 or "0" in ranks_here
+    told = zero_here or len(ranks_here) == info.local_world_size
+    by_hand = env.get("SLURM_DISTRIBUTION", "").startswith("arbitrary") or (told and zero_here != (node == 0))
+    if not by_hand:
+        return hosts[0], "SLURM_STEP_NODELIST (first host)"
+    if len(hosts) > 2 or not told:
+        return None, ""
+    return hosts[node if zero_here else 1 - node], "SLURM_STEP_NODELIST (by SLURM_GTIDS)"
+
+
+def _fault_of(
+    given: str,
+    certain: str | None,
+    because: str,
+    info: RankInfo,
+    allocation: Allocation | None,
+    env: Mapping[str, str],
+) -> str:
+    """Why a MASTER_ADDR cannot be right; empty if it can.
+
+    An address cannot be compared with a name here. A script's is one for all launches in it, so the launcher's own
+    word stands above it; one that was exported together with RANK was made for this launch, by `hpcddp exec`.
+    """
+    if is_loopback(given):
+        several = (info.num_nodes or 1) > 1 or (info.local_world_size or info.world_size) < info.world_size
+        return "it is this machine itself, and there are several nodes" if several else ""
+    if certain and not is_alias(given, certain) and not (is_address(given) and "RANK" in env):
+        return f"rank 0 is on {certain}, by {because}"
+    if allocation is None or not allocation.hosts or is_address(given) or info.launcher == "torchrun":
+        return ""
+    known = holds([host for host, _ in allocation.hosts], (given,))
+    return "" if known else f"{allocation.source} does not hold it"
+
+
+def _is_elsewhere(address: str, env: Mapping[str, str], info: RankInfo, hostname: str | None) -> bool:
+    """Whether this is rank 0, and this host is known, and the address is certainly another's."""
+    if info.rank != 0 or hostname is None or is_address(address) or is_loopback(address) or info.launcher == "torchrun":
+        return False
+    row = LAUNCHERS[info.launcher]
+    return not holds((address,), (hostname, *(env.get(name, "") for name in (*row.host, "SLURMD_NODENAME"))))
+
+
+def _find_port(env: Mapping[str, str], info: RankInfo, *, live: bool) -> tuple[int | None, str]:
+    text = env.get("MASTER_PORT", "")
+    if text:
+        given = read_number(text)
+        if given is None or not 0 < given < 65536:
+            raise LaunchError(f"MASTER_PORT={shorten(text)!r} is not a port", "unset MASTER_PORT, or give 1 to 65535")
+        return given, "MASTER_PORT"
+    key, because = launch_key(env, info, live=live)
+    ports = port_candidates(key, 1, ephemeral_range() if live else DEFAULT_EPHEMERAL) if key else ()
+    return (ports[0], f"{because} (a port derived from it)") if ports else (None, "")
+
+
+def launch_key(env: Mapping[str, str], info: RankInfo, *, live: bool = False) -> tuple[str, str]:
+    """A text that is the same on all ranks of this launch and on no other's, and where it came from. Empty: there is
+    none.
+
+    Made only of variables that every rank has: a job id is missing where mpirun came by ssh, and under mpirun a step
+    id belongs to some of its daemons. With `live`, ranks that are all on one node share the process that started
+    them.
+    """
+    row = LAUNCHERS.get(info.launcher)
+    ids = [name for name in (row.launch_id if row else ()) if env.get(name)]
+    names = ids or [name for name in ("HPCDDP_ATTEMPT",) if env.get(name)]
+    if names:
+        return "|".join(env[name] for name in names), ", ".join(names)
+    allocation = find_allocation(env)
+    if allocation is not None and allocation.job_id:
+        words = [allocation.scheduler, allocation.job_id, env.get("SLURM_RESTART_COUNT", "")]
+        return "|".join(words), next((name for name in _JOB_IDS if name in env), allocation.scheduler)
+    if live and info.local_world_size == info.world_size:
+        from hpcddp.ranks.ancestry import launcher_pid
+
+        pid = launcher_pid()
+        return (f"pid {pid}", f"the launcher, pid {pid}") if pid else ("", "")
+    return "", ""

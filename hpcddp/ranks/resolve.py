@@ -1,0 +1,212 @@
+"""From environment to place: `resolve(env) -> RankInfo`.
+
+The order: a pin by HPCDDP_LAUNCHER, else the innermost launcher's row, else plain RANK and WORLD_SIZE, else, where
+neither a launcher nor a scheduler shows, a single process. There is no default that lies: no rank 0 of 1 where
+anything shows more.
+"""
+
+from __future__ import annotations
+
+from hpcddp.errors import LaunchError, nearest
+from hpcddp.ranks import consistency
+from hpcddp.ranks.allocation import Allocation, find_allocation
+from hpcddp.ranks.candidates import find_candidates, read_row, stands
+from hpcddp.ranks.innermost import NO_EVIDENCE, Verdict, choose, without_leftovers
+from hpcddp.ranks.launchers import LAUNCHER_NAMES, LAUNCHERS
+from hpcddp.ranks.rankinfo import NUMBERS, RankInfo
+from hpcddp.ranks.record import TYPE_CHECKING, Record
+from hpcddp.units import read_number
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hpcddp.ranks.candidates import Candidate
+    from hpcddp.ranks.innermost import Evidence
+
+
+class Place(Record):
+    """Where a process stands, as far as its environment tells. No verdicts: a single process without a launcher.
+
+    `numbers` may lack the world size (PALS without its file, `mpiexec -pmi-port`): `resolve` insists on it, `hpcddp
+    env` does not.
+    """
+
+    launcher: str
+    numbers: Mapping[str, int | None]
+    source: Mapping[str, str]
+    verdicts: list[Verdict]
+
+    def info(self) -> RankInfo | None:
+        """As RankInfo; None if rank or world size is not told."""
+        rank, size, *others = (self.numbers[k] for k in NUMBERS)
+        if rank is None or size is None:
+            return None
+        local_rank, local_world_size, node_rank, num_nodes = others
+        return RankInfo(self.launcher, rank, size, local_rank, local_world_size, node_rank, num_nodes, self.source)
+
+
+def resolve(
+    env: Mapping[str, str], *, hostname: str | None = None, nodefile: str | None = None, live: bool = False
+) -> RankInfo:
+    """This process's place. LaunchError if it was not launched as a rank, or if the environment contradicts itself.
+
+    `hostname` is this host's name if known. `nodefile` stands in for the file that the scheduler's variables name.
+    With `live` the environment must be this process's own: its parents and its PMI socket then serve as evidence.
+    """
+    place = find_place(env, hostname=hostname, nodefile=nodefile, live=live)
+    info = place.info()
+    if info is None:
+        raise LaunchError(
+            f"{place.launcher} says rank {place.numbers['rank']} ({place.source['rank']}), but not of how many",
+            "start without -pmi-port"
+            if place.launcher == "mpich"
+            else "run it where the file that PALS_APINFO names can be read",
+        )
+    return info
+
+
+def find_place(
+    env: Mapping[str, str], *, hostname: str | None = None, nodefile: str | None = None, live: bool = False
+) -> Place:
+    """As `resolve`, with what was considered on the way, and with None for a world size that is not told."""
+    pin = env.get("HPCDDP_LAUNCHER", "")
+    if pin == "none":
+        return _single("HPCDDP_LAUNCHER=none")
+    if pin:
+        verdicts = [Verdict(_pinned(pin, env), True, f"HPCDDP_LAUNCHER={pin}")]
+    else:
+        found = find_candidates(env)
+        evidence = _evidence(env) if live and found else NO_EVIDENCE
+        found = without_leftovers(found, env, evidence)
+        if not found:
+            allocation = find_allocation(env, nodefile, live=live)
+            if allocation is not None:
+                raise not_launched(allocation, env)
+            _refuse_stray(env)
+            return _single("no launcher and no allocation in the environment")
+        verdicts = choose(found, env, evidence)
+    chosen = next(v.candidate for v in verdicts if v.chosen)
+    _check(chosen, env, pinned=bool(pin))
+    if chosen.key == "srun":  # a step may be smaller than its job, so the step's hosts count
+        consistency.check_slurm_step(chosen, env, hostname)
+    else:
+        _check_allocation(chosen, env, hostname, find_allocation(env, nodefile, live=live), pinned=bool(pin))
+    numbers, source = _derive(chosen)
+    return Place(chosen.row.name, numbers, source, verdicts)
+
+
+def _evidence(env: Mapping[str, str]) -> Evidence:
+    from hpcddp.ranks.ancestry import gather_evidence  # a recorded environment has no parents to look at
+
+    return gather_evidence(env)
+
+
+def _check(chosen: Candidate, env: Mapping[str, str], *, pinned: bool) -> None:
+    if chosen.key == "pmix":
+        raise LaunchError(
+            f"PMIX_RANK={env['PMIX_RANK']} shows that a launcher started this process, but nothing says of how many",
+            "use srun, mpirun, or `prterun --personality ompi`, which also set the world size",
+        )
+    consistency.check_bounds(chosen)
+    consistency.check_echoes(chosen, env)
+    if not pinned:
+        consistency.check_agent_store(env)
+        if chosen.key not in {"env", "torchrun"}:
+            consistency.check_torch_variables(chosen, env)
+
+
+def _check_allocation(
+    chosen: Candidate, env: Mapping[str, str], hostname: str | None, allocation: Allocation | None, *, pinned: bool
+) -> None:
+    if allocation is None:
+        return
+    consistency.check_host(chosen, env, hostname, allocation)
+    if chosen.key == "env" and chosen.size == 1 and (allocation.slots or 0) > 1 and not pinned:
+        raise LaunchError(
+            f"WORLD_SIZE=1, but {allocation.source} has {allocation.slots} slots and no launcher started this process",
+            f"{command(allocation, env)}; if 1 process is what you want: HPCDDP_LAUNCHER=env",
+        )
+
+
+def _pinned(pin: str, env: Mapping[str, str]) -> Candidate:
+    if pin not in LAUNCHER_NAMES:
+        raise LaunchError(
+            f"HPCDDP_LAUNCHER={pin!r} is not a launcher{nearest(pin, list(LAUNCHER_NAMES))}",
+            f"one of: {' '.join(LAUNCHER_NAMES)}",
+        )
+    for key, row in LAUNCHERS.items():
+        if row.name == pin and stands(key, row, env):
+            return read_row(key, env)
+    row = LAUNCHERS[pin]
+    found = [r.name for key, r in LAUNCHERS.items() if key != "pmix" and stands(key, r, env)]
+    why = f"there is no {row.rank} of its own (found: {', '.join(found) or 'no launcher'})"
+    if pin == "srun" and row.rank in env:
+        why = f"this is not a task of a Slurm step (SLURM_STEP_ID is {env.get('SLURM_STEP_ID', 'not set')})"
+    raise LaunchError(f"HPCDDP_LAUNCHER={pin}, but {why}", f"unset HPCDDP_LAUNCHER, or start the program with {pin}")
+
+
+def _refuse_stray(env: Mapping[str, str]) -> None:
+    """Part of a launcher's row, not enough to tell which: still proof that this is no single process."""
+    for row in LAUNCHERS.values():
+        if row.name in {"pjm", "torchrun"}:  # their variables stand in shells as well, or are `env`'s too
+            continue
+        names = [n for n in (row.rank, row.world_size, row.local_rank, row.local_world_size) if n]
+        if row.name == "srun":  # Slurm's job id did not come along, as where a container lets through a part only
+            names = ["SLURM_PROCID", "SLURM_JOB_ID", "SLURM_STEP_ID"]
+        if row.name == "env" and (read_number(env.get("LOCAL_RANK", "")) or 0) < 1:
+            names = names[:2]  # people export LOCAL_RANK=0 for a single process; no single process has another
+        there = [name for name in names if name in env]
+        if there:
+            raise LaunchError(
+                f"half a row from {row.name}: {', '.join(f'{v}={env[v]}' for v in there)}, "
+                f"but {' and '.join(name for name in names if name not in env)} not set",
+                f"unset {' '.join(there)} if it is a leftover, else start the program with its launcher",
+            )
+
+
+def not_launched(allocation: Allocation, env: Mapping[str, str]) -> LaunchError:
+    """The error for a shell or script that a scheduler started and no launcher did."""
+    where = "an interactive shell" if allocation.interactive else "a batch script or shell"
+    empty = f", and {allocation.source} is empty (mpiprocs=0)" if allocation.hosts == () else ""
+    return LaunchError(
+        f"not launched: this is {where} of {allocation.scheduler} job {allocation.job_id or '(no id)'}, "
+        f"and no launcher started this process as a rank{empty}",
+        command(allocation, env),
+    )
+
+
+def command(allocation: Allocation, env: Mapping[str, str]) -> str:
+    """What to type in this allocation to get its ranks."""
+    count = str(allocation.slots or "N")
+    launcher = f"mpirun -np {count}"
+    if allocation.scheduler == "slurm":
+        tasks = env.get("SLURM_NTASKS", "") if "SLURM_HET_SIZE" not in env else ""
+        launcher = f"srun --ntasks={tasks}" if tasks.isdigit() else "srun"
+    elif allocation.scheduler == "flux":
+        launcher = "flux run -n N"
+    return f"{launcher} hpcddp exec -- COMMAND   (or: hpcddp launch -- COMMAND)"
+
+
+def _single(why: str) -> Place:
+    numbers = dict(zip(NUMBERS, (0, 1, 0, 1, 0, 1), strict=True))
+    return Place("none", numbers, dict.fromkeys(("launcher", *NUMBERS), why), [])
+
+
+def _derive(chosen: Candidate) -> tuple[dict[str, int | None], dict[str, str]]:
+    """Add what is certain: one node means node 0 of 1, and an only rank is alone on its node. Nothing else follows."""
+    n, source = dict(chosen.numbers), {"launcher": chosen.source["rank"], **chosen.source}
+
+    def conclude(number: str, value: int, because: str) -> None:
+        if n[number] is None:
+            n[number], source[number] = value, because
+
+    if n["world_size"] == 1:
+        for number, value in (("local_rank", 0), ("local_world_size", 1)):
+            conclude(number, value, f"{source['world_size']} (the only rank)")
+    if n["num_nodes"] == 1 and n["world_size"] is not None:
+        conclude("local_world_size", n["world_size"], f"{source['num_nodes']} (one node)")
+    if n["local_world_size"] is not None and n["local_world_size"] == n["world_size"]:
+        because = f"{source['local_world_size']} = {source['world_size']} (all ranks are on this node)"
+        conclude("node_rank", 0, because)
+        conclude("num_nodes", 1, because)
+    return n, source

@@ -1,0 +1,91 @@
+"""Where the ranks' programs come from: an interpreter, an environment, or a container's image."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from hpcddp.errors import RequestError, SiteError
+from hpcddp.script.site import Queue, Site
+from hpcddp.script.spec import JobSpec
+
+# These are options of srun; the others are programs in front of the command.
+_OF_SRUN = {"pyxis", "cscs"}
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """`runtime`: apptainer, singularity, shifter, pyxis or cscs; "" for none. `gpu_option` shows it the GPUs."""
+
+    runtime: str = ""
+    image: str = ""
+    gpu_option: str = ""
+    options: tuple[str, ...] = ()
+    binds: tuple[str, ...] = ()
+    directives: tuple[str, ...] = ()
+
+    @property
+    def by_srun(self) -> bool:
+        """Whether it is srun that starts the container."""
+        return self.runtime in _OF_SRUN
+
+    @property
+    def mounts(self) -> str:
+        """pyxis' list of what the image shall see beside the job's folder and its run folder."""
+        return "".join(f",{bind}" if ":" in bind else f",{bind}:{bind}" for bind in self.binds)
+
+
+def plan_container(spec: JobSpec, site: Site, queue: Queue, gpus: int) -> Container:
+    """The container asked for. Raises SiteError where the site does not say what runs containers."""
+    if spec.container is None:
+        asked = next((key for key in ("container_runtime", "binds") if getattr(spec, key) is not None), None)
+        if asked:
+            raise RequestError(f"{asked} without container", "--set container=IMAGE")
+        return Container()
+    rule = site.container
+    runtime = spec.container_runtime or rule.runtime
+    if not runtime:
+        raise SiteError(
+            f"site {site.name} does not say what runs containers", "--set container_runtime=apptainer, or another"
+        )
+    if runtime in _OF_SRUN and site.scheduler != "slurm":
+        raise RequestError(
+            f"container_runtime {runtime} works with srun only, and site {site.name} has {site.scheduler}",
+            "--set container_runtime=apptainer",
+        )
+    of_site = rule if runtime == rule.runtime else None
+    directives = tuple(text.replace("{}", spec.container) for text in of_site.directives) if of_site else ()
+    if runtime == "shifter" and not re.fullmatch(r"[\w./:-]+", spec.container, re.ASCII):
+        raise RequestError(f"container {spec.container!r} is no name of an image", "--set container=NAME:TAG")
+    gpu_option = {"nvidia": "--nv", "amd": "--rocm"}.get(queue.vendor, "") if gpus else ""
+    return Container(
+        runtime=runtime,
+        image=spec.container,
+        gpu_option=gpu_option if runtime in {"apptainer", "singularity"} else "",
+        options=of_site.options if of_site else (),
+        binds=spec.binds or (),
+        directives=directives,
+    )
+
+
+def plan_python(spec: JobSpec, this_python: str) -> str:
+    """The path of the ranks' interpreter; "" where it is found when the job runs (conda, modules)."""
+    given = {key: value for key in ("python", "venv", "uv", "conda") if (value := getattr(spec, key)) is not None}
+    if len(given) > 1:
+        first, second = list(given)[:2]
+        raise RequestError(
+            f"both {first} {given[first]!r} and {second} {given[second]!r} were given", "keep one of them"
+        )
+    if spec.container and not given:
+        raise RequestError(
+            f"container {spec.container!r}: which Python of the image has hpcddp?",
+            "--set python=/usr/bin/python3, or where the image has it",
+        )
+    if spec.conda or spec.python == "modules":
+        return ""
+    if spec.uv:
+        return f"{spec.uv.rstrip('/')}/.venv/bin/python"
+    python = f"{spec.venv.rstrip('/')}/bin/python" if spec.venv else spec.python or this_python
+    if not python.startswith("/"):
+        raise RequestError(f"python {python!r} is not an absolute path", f"--set python={python} with its whole path")
+    return python

@@ -1,0 +1,104 @@
+"""What a scheduler's directive may hold: words that every directive parser reads as they stand.
+
+sbatch drops backslashes and takes `#` for a comment; qsub joins lines that end in a backslash and knows no comments
+(Slurm `src/sbatch/opt.c`; OpenPBS `src/cmds/qsub.c`). So the words are narrow, and others are refused, not repaired.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from hpcddp.errors import RequestError
+from hpcddp.script.handling import OPTIONS
+from hpcddp.script.site import Site
+from hpcddp.script.spec import JobSpec
+
+# 230 characters and any first character were measured on OpenPBS 23.06; a letter first is for older releases.
+_NAME_LIMIT = 230
+_VALUE = r"[A-Za-z0-9_.+:,@=%/^&|()\[\]*-]+"
+_LINE = re.compile(rf"-[A-Za-z][a-z_]*( ?{_VALUE})?|--[a-z][a-z0-9-]*(={_VALUE})?").fullmatch
+# What the templates print. PBS keeps the first of two `-l` and the last of other options, Slurm the last: silently.
+_PRINTED = {
+    "pbs": r"-[NqPArj]|-l *(select|place|walltime|nodes|ncpus|mpiprocs|ngpus)\b",
+    "slurm": r"-[NnJptAc]|--(nodes|ntasks(-per-node)?|job-name|time|partition|account|cpus-per-task|(no-)?requeue)\b",
+    "gridengine": r"-[NrjgA]\b|-cwd\b|-pe\b|-l *h_rt\b",
+}
+
+
+def directive_word(text: str, where: str) -> str:
+    """`text` if every scheduler reads it as one word as it stands (queue, account), else RequestError."""
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.+:,@=%-]*", text):
+        raise RequestError(
+            f"{where} {text!r} is not a word that a scheduler's directive can carry",
+            "use ASCII letters, digits and _ . + : , @ = % -",
+        )
+    return text
+
+
+def plan_directives(
+    spec: JobSpec, site: Site, queue: str, values: Mapping[str, str], further: Iterable[str]
+) -> tuple[str, ...]:
+    """The site's further directives, those of its variables and of what was chosen (`further`), and the job's own.
+
+    Each is one option such as `-v USE_SSH=1`, without the prefix. What PBS takes once only is put together: two `-v`
+    become one. Raises RequestError for what a directive cannot carry, and for an option that the script prints.
+    """
+    wanted = spec.directives or ()
+    if wanted and site.scheduler not in _PRINTED:
+        raise RequestError(f"directive {wanted[0]!r}: this site has no scheduler to read it", "leave out directives")
+    _check_wanted(spec, site, wanted)
+    reserved = [text.replace("{queue}", queue) for text in site.reservation] if spec.reservation else []
+    printed = ((v.directive, values[name]) for name, v in site.variables.items() if v.directive and name in values)
+    own = [directive.replace("{}", value) for directive, value in printed]
+    lines = (*site.directives, *own, *reserved, *further, *wanted)
+    for text in lines:
+        if not _LINE(text):
+            raise RequestError(
+                f"directive {text!r} is not one option that a directive can carry",
+                "one option per item: '-v USE_SSH=1' or '--constraint=gpu'; no blanks, quotes, # or \\ in values",
+            )
+    return _merged(lines)
+
+
+def _check_wanted(spec: JobSpec, site: Site, wanted: Iterable[str]) -> None:
+    asked = [option for key, option in OPTIONS[site.scheduler].items() if getattr(spec, key) is not None]
+    for text in wanted:
+        if re.match(_PRINTED[site.scheduler], text) or any(_is_option(text, option, site) for option in asked):
+            raise RequestError(
+                f"directive {text!r} is printed by the script itself", "use the option or job key for it"
+            )
+        refused = next((option for option in site.rejects if _is_option(text, option, site)), None)
+        if refused:
+            raise RequestError(
+                f"site {site.name} refuses {refused} ({site.source(site.cited.get('rejects', ''))})",
+                f"leave out {text!r}",
+            )
+
+
+def _is_option(text: str, option: str, site: Site) -> bool:
+    """PBS and Slurm take a one-letter option with its value attached: -ofile."""
+    attached = len(option) == 2 and site.scheduler != "gridengine"
+    return text.startswith(option) and (attached or not re.match(r"[\w-]", text[len(option) :]))
+
+
+def _merged(lines: Iterable[str]) -> tuple[str, ...]:
+    """PBS keeps the last of several `-v` only: one option with commas has them all."""
+    merged: dict[str, str] = {}
+    for text in lines:
+        if text.startswith("-v ") and "-v" in merged:
+            merged["-v"] += f",{text[3:]}"
+        else:
+            merged["-v" if text.startswith("-v ") else text] = text
+    return tuple(merged.values())
+
+
+def job_name(text: str, limit: int = _NAME_LIMIT) -> str:
+    """`text` under the strictest rule for job names: a letter, then letters, digits and `_ . + -`.
+
+    Other characters become `_`; the caller says so when the result differs.
+    """
+    name = re.sub(r"[^A-Za-z0-9_.+-]", "_", text)
+    if not re.match(r"[A-Za-z]", name):
+        name = f"job{name}" if name[:1] in "_.+-" else f"job_{name}"
+    return name[:limit]

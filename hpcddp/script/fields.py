@@ -1,0 +1,127 @@
+"""Readers of single values: what a YAML file or an option holds, to what the program works with.
+
+YAML is loaded without types (see loading.py), so a value is text, a list or a mapping, and `1:30:00`, `no` and `0010`
+are what they say. `where` names the value's source in errors.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from hpcddp.errors import RequestError, nearest
+from hpcddp.units import parse_count, parse_walltime
+
+Reader = Callable[[object, str], Any]
+
+
+def read_text(value: object, where: str) -> str:
+    """One line of text, not empty."""
+    if not isinstance(value, str):
+        raise RequestError(
+            f"{where} is a {_kind(value)}, not a plain value", f"write {where.split()[0]}: VALUE on one line"
+        )
+    if not value or "\n" in value:
+        raise RequestError(f"{where} {value!r} is not one line of text", "write the value on one line")
+    return value
+
+
+def read_count(value: object, where: str) -> int:
+    """A whole number of 1 or more."""
+    return parse_count(read_text(value, where), where)
+
+
+def read_number(value: object, where: str) -> int:
+    """A whole number of 0 or more."""
+    text = read_text(value, where)
+    return 0 if text == "0" else parse_count(text, where)
+
+
+def read_hours(value: object, where: str) -> float:
+    """A number of hours above 0, such as 1.5."""
+    text = read_text(value, where)
+    if not re.fullmatch(r"\d{1,9}(\.\d{1,3})?", text) or float(text) == 0:
+        raise RequestError(f"{where} {text!r} is not a number of hours", "for example 1.5")
+    return float(text)
+
+
+def read_walltime(value: object, where: str) -> int:
+    """`H:M:S` to seconds."""
+    return parse_walltime(read_text(value, where), where)
+
+
+def read_flag(value: object, where: str) -> bool:
+    """`true` or `false`, nothing else."""
+    return read_known(("true", "false"), value, where) == "true"
+
+
+def read_words(value: object, where: str) -> tuple[str, ...]:
+    """A list of words; a plain string is split like a shell line, and `[]` is none."""
+    if value == "[]":
+        return ()
+    if isinstance(value, str):
+        import shlex
+
+        try:
+            return tuple(shlex.split(value))
+        except ValueError as e:
+            raise RequestError(
+                f"{where} {value!r} cannot be split into words: {e}", "write it as a list: [a, b]"
+            ) from e
+    if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
+        raise RequestError(f"{where} is not a list of words", "write it as a list: [a, b]")
+    return tuple(value)
+
+
+def read_lines(value: object, where: str) -> tuple[str, ...]:
+    """Whole lines: a list of them, or one."""
+    lines = value if isinstance(value, list) else [value]
+    return tuple(read_text(line, where) for line in lines)
+
+
+def read_variables(value: object, where: str) -> dict[str, str]:
+    """A mapping of environment variables to their values, which may be empty."""
+    if value == "":
+        return {}
+    if not isinstance(value, Mapping):
+        raise RequestError(f"{where} is a {_kind(value)}, not a mapping", "write NAME: value, one per line, indented")
+    for name, text in value.items():
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise RequestError(f"{where}: {name!r} is not a variable's name", "use letters, digits and _")
+        if not isinstance(text, str):
+            raise RequestError(f"{where}: {name} is a {_kind(text)}, not text", f"write {name}: VALUE")
+    return dict(value)
+
+
+def read_choice(*known: str) -> Reader:
+    """A reader that takes exactly these words."""
+    return partial(read_known, known)
+
+
+def read_known(known: tuple[str, ...], value: object, where: str) -> str:
+    """One of these words."""
+    text = read_text(value, where)
+    if text not in known:
+        hint = f"one of {', '.join(known)}{nearest(text, list(known))}"
+        raise RequestError(f"{where} {text!r} is not known", hint)
+    return text
+
+
+def read_mapping(value: object, readers: Mapping[str, Reader], where: str) -> dict[str, Any]:
+    """Each key of a mapping through its reader; an empty value counts as absent. Refuses unknown keys."""
+    if value == "":
+        return {}
+    if not isinstance(value, Mapping):
+        raise RequestError(f"{where} is a {_kind(value)}, not a mapping of keys", "write key: value, one per line")
+    for key in value:
+        if key not in readers:
+            raise RequestError(
+                f"unknown key {key!r} in {where}{nearest(key, list(readers))}", f"known keys: {', '.join(readers)}"
+            )
+    return {key: readers[key](v, f"{key} in {where}") for key, v in value.items() if v != ""}
+
+
+def _kind(value: object) -> str:
+    return "list" if isinstance(value, list) else "mapping" if isinstance(value, Mapping) else "text"

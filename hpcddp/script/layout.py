@@ -1,0 +1,36 @@
+"""Where each rank will be, before anything is queued: the plan, rank by rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from hpcddp.script.plan import JobPlan
+
+
+class Place(NamedTuple):
+    """One rank's place. Ranks fill a node before the next one, as every rendered launch line asks for.
+
+    `gpu` is the device that the rank takes if it sees all of its node's; None where the job has no GPUs.
+    """
+
+    rank: int
+    node_rank: int
+    local_rank: int
+    gpu: int | None
+    cpus: int
+
+
+def plan_layout(plan: JobPlan) -> Iterator[Place]:
+    """Every rank of the job, in order."""
+    for rank in range(plan.world_size):
+        yield plan_place(plan, rank)
+
+
+def plan_place(plan: JobPlan, rank: int) -> Place:
+    """The place of one rank."""
+    node_rank, local_rank = divmod(rank, plan.ranks_per_node)
+    gpu = local_rank % plan.gpus_per_node if plan.gpus_per_node else None
+    if gpu is not None and plan.gpu_order:
+        gpu = int(plan.gpu_order.split(",")[gpu])
+    return Place(rank, node_rank, local_rank, gpu, plan.cpus_per_rank)

@@ -1,0 +1,78 @@
+"""A queue's rules against a request: what breaks one is refused, with its source and the nearest request that fits."""
+
+from __future__ import annotations
+
+from hpcddp.errors import RequestError
+from hpcddp.script.site import Limit, Site
+from hpcddp.units import format_walltime
+
+
+def check_limits(site: Site, queue: str, nodes: int, walltime_s: int, gpus: int = 0) -> None:
+    """Raises RequestError unless the queue takes `nodes` with `gpus` in all for `walltime_s`. No rules: it takes all.
+
+    Of several rules about a size, one has to allow the walltime: a server that routes chooses among its queues.
+    """
+    rules = site.queues[queue].limits
+    if not rules:
+        return
+    source = site.source(site.queues[queue].source)
+    about = [r for r in rules if r.takes(nodes, gpus)]
+    lost = "; the server would drop the job without a word" if site.queues[queue].routing else ""
+    if not about:
+        raise RequestError(
+            f"queue {queue} of site {site.name} takes {', '.join(_size(r) for r in rules)} per job,"
+            f" not {_asked(rules, nodes, gpus)} ({source}){lost}",
+            f"nearest: {_nearest_size(rules, nodes)}{_other_queue(site, queue, nodes, gpus)}",
+        )
+    if any(_allows(r, nodes, walltime_s) for r in about):
+        return
+    rule = max(about, key=lambda r: r.longest_s(nodes) or 0)
+    longest, least = rule.longest_s(nodes), rule.least_s
+    if longest is not None and walltime_s > longest:
+        why, bound = f"{_jobs(rule, longest, nodes)} run at most", longest
+    else:
+        why, bound = f"{_jobs(rule, None, nodes)} run at least", least or 0
+    raise RequestError(
+        f"in queue {queue} of site {site.name} {why} {format_walltime(bound)},"
+        f" not {format_walltime(walltime_s)} ({source}){lost}",
+        f"nearest: --walltime {format_walltime(bound)}",
+    )
+
+
+def _allows(rule: Limit, nodes: int, walltime_s: int) -> bool:
+    longest = rule.longest_s(nodes)
+    return (longest is None or walltime_s <= longest) and walltime_s >= (rule.least_s or 0)
+
+
+def _jobs(rule: Limit, longest_s: int | None, nodes: int) -> str:
+    if longest_s is not None and longest_s != rule.walltime_s:
+        return f"a job uses at most {rule.node_hours:g} node-hours: {_span((nodes, nodes), 'node')}"
+    return f"jobs of {_size(rule)}"
+
+
+def _nearest_size(rules: tuple[Limit, ...], nodes: int) -> str:
+    ends = [end for r in rules if r.nodes for end in r.nodes]
+    if not ends:
+        return "other --nodes, or other --gpus-per-node"
+    return f"--nodes {min(ends, key=lambda end: abs(end - nodes))}"
+
+
+def _other_queue(site: Site, queue: str, nodes: int, gpus: int) -> str:
+    fits = [n for n, q in site.queues.items() if n != queue and any(r.takes(nodes, gpus) for r in q.limits)]
+    return f", or --queue {fits[0]}" if fits else ""
+
+
+def _asked(rules: tuple[Limit, ...], nodes: int, gpus: int) -> str:
+    return f"{nodes}" if not any(r.gpus for r in rules) else f"{nodes} with {_span((gpus, gpus), 'GPU')}"
+
+
+def _size(rule: Limit) -> str:
+    spans = [_span(span, word) for span, word in ((rule.nodes, "node"), (rule.gpus, "GPU")) if span]
+    return " and ".join(spans) or "any size"
+
+
+def _span(span: tuple[int, int], word: str) -> str:
+    first, last = span
+    if first == last:
+        return f"{first} {word}" if first == 1 else f"{first} {word}s"
+    return f"{first} to {last} {word}s"

@@ -1,0 +1,82 @@
+"""What a scheduler takes from a script's directives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+Words = tuple[str, ...]
+
+
+class Option(NamedTuple):
+    """One option, with the line it stands on (from 1). A resource is an option of its own: `-l select`."""
+
+    name: str
+    value: str
+    line: int
+
+
+class Refusal(NamedTuple):
+    """Why the scheduler refuses the whole script, and at which line."""
+
+    line: int
+    why: str
+
+
+class Directives(NamedTuple):
+    """One scheduler's reading of a script; `unread` are lines that look like directives and are none to it."""
+
+    scheduler: str
+    options: tuple[Option, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+    unread: tuple[int, ...] = ()
+    command_line: int = 0
+
+    def all(self, *names: str) -> list[Option]:
+        """Every option of these names, in the order of the script."""
+        return [o for o in self.options if o.name in names]
+
+    def get(self, *names: str) -> Option | None:
+        """The one that counts: PBS keeps the first of two resources; else the last wins, on every scheduler."""
+        found = self.all(*names)
+        if not found:
+            return None
+        return found[0] if self.scheduler == "pbs" and found[0].name.startswith("-l ") else found[-1]
+
+
+class UnmatchedError(ValueError):
+    """A quote that opens and does not close."""
+
+
+def numbered(text: str) -> list[tuple[int, str]]:
+    """Lines with their numbers. Only a line feed ends a line here: schedulers know no other end."""
+    return list(enumerate(text.split("\n"), 1))
+
+
+def split_options(words: Words, takes_value: Callable[[str], bool | None]) -> Iterator[tuple[str, str | None]]:
+    """getopt over short options: (`-N`, value), (`-V`, ""), ("?", word) for a stray one, (`-Z`, None) for an unknown.
+
+    `takes_value` says it for a letter, None for a letter that is no option. Raises UnmatchedError for a missing value.
+    """
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if word == "--":
+            yield from (("?", left) for left in rest)
+            return
+        if not word.startswith("-") or word == "-":
+            yield "?", word
+            continue
+        letters = word[1:]
+        while letters:
+            letter, letters = letters[0], letters[1:]
+            takes = takes_value(letter)
+            if takes is None:
+                yield f"-{letter}", None
+            elif not takes:
+                yield f"-{letter}", ""
+            else:
+                if not letters and not rest:
+                    raise UnmatchedError(f"-{letter} without a value")
+                yield f"-{letter}", letters or rest.pop(0)
+                letters = ""

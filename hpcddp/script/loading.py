@@ -1,0 +1,56 @@
+"""YAML files: text, lists and mappings, nothing else.
+
+The loader resolves no types. YAML 1.1 would read an unquoted 1:30:00 as 5400, FALSE as a boolean and 010 as 8; here
+every plain value is the text that stands in the file. A key that stands twice is refused: YAML would keep the last.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from hpcddp.errors import HpcddpError, RequestError
+
+# libyaml is several times faster; PyYAML is sometimes built without it
+_Base: Any = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
+
+
+class _Loader(_Base):  # type: ignore[misc]  # the C loader is there or not
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[str, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "a key is not plain text", key.start_mark)
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} stands twice", key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)  # type: ignore[no-any-return]  # the base class is Any
+
+
+def load_yaml(path: str, error: type[HpcddpError] = RequestError) -> tuple[dict[str, Any], str]:
+    """The mapping in a YAML file, and the file's text. Raises `error` when it cannot be read or is no mapping."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+    except OSError as e:
+        raise error(f"{path} cannot be read: {e.strerror}", f"check the path: ls -l {path}") from e
+    except UnicodeDecodeError as e:
+        raise error(f"{path} is not UTF-8 text (byte {e.start})", f"check the file: file {path}") from e
+    return parse_yaml(text, path, error), text
+
+
+def parse_yaml(text: str, where: str, error: type[HpcddpError] = RequestError) -> dict[str, Any]:
+    """The mapping that `text` holds; an empty text is an empty mapping."""
+    try:
+        value = yaml.load(text, _Loader)  # noqa: S506  # this loader makes text, lists and mappings only
+    except yaml.YAMLError as e:
+        mark = getattr(e, "problem_mark", None)
+        line = f" line {mark.line + 1}" if mark else ""
+        problem = getattr(e, "problem", None) or str(e).splitlines()[0]
+        raise error(f"{where}{line} is not YAML: {problem}", "write key: value, one per line") from e
+    if value in (None, ""):
+        return {}
+    if not isinstance(value, dict):
+        raise error(f"{where} holds a {type(value).__name__}, not a mapping of keys", "write key: value, one per line")
+    return value

@@ -1,0 +1,60 @@
+"""What the script writes into the run folder: the plan as one line of JSON, the request as a job file."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from hpcddp.script.plan import JobPlan
+from hpcddp.script.spec import spec_items
+from hpcddp.units import format_walltime
+
+SCHEMA = 1
+
+
+def plan_record(plan: JobPlan) -> dict[str, Any]:
+    """The plan as JSON values, for ranks and checks to compare with what is."""
+    return {
+        "schema": SCHEMA,
+        "name": plan.name,
+        "site": plan.site.name,
+        "scheduler": plan.site.scheduler,
+        "launcher": plan.launcher,
+        "nodes": plan.nodes,
+        "ranks_per_node": plan.ranks_per_node,
+        "world_size": plan.world_size,
+        "gpus_per_node": plan.gpus_per_node,
+        "cpus_per_rank": plan.cpus_per_rank,
+        "threads_per_rank": plan.threads_per_rank,
+        "walltime_s": plan.walltime_s,
+        "queue": plan.queue or None,
+        "account": plan.account or None,
+        "global_batch": plan.global_batch,
+        "command": list(plan.command),
+        "run_dir": plan.run_dir,
+        "created_by": plan.origin.created_by,
+    }
+
+
+def format_plan(plan: JobPlan) -> str:
+    """One line of ASCII."""
+    return json.dumps(plan_record(plan))
+
+
+def format_request(plan: JobPlan) -> str:
+    """The request as a job file: one key per line, so that no line of it can be anything else."""
+    asked = plan.spec.site or ""
+    items = {**spec_items(plan.spec), "site": asked if "/" in asked else plan.site.name}
+    for key in ("walltime", "signal"):
+        if key in items:
+            items[key] = format_walltime(items[key])
+    return "".join(f"{key}: {_yaml(value)}\n" for key, value in items.items())
+
+
+def _yaml(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    if text.isascii() and text.isprintable():
+        return text
+    # What YAML does not read inside double quotes; JSON has escaped everything below the blank already.
+    return re.sub("[^\x20-\x7e\xa0-\ud7ff\ue000-\ufefe\uff00-\ufffd]", lambda c: f"\\U{ord(c[0]):08x}", text)

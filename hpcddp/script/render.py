@@ -1,0 +1,56 @@
+"""A plan through its scheduler's template. Templates print or skip; what cannot be printed as it stands is an error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import jinja2
+
+from hpcddp.errors import SiteError
+from hpcddp.script.folders import find_folder
+from hpcddp.script.plan import JobPlan
+from hpcddp.script.record import format_plan, format_request
+from hpcddp.script.words import quote_path, quote_word, quote_words
+
+FILTERS: dict[str, Callable[..., str]] = {
+    "sh": quote_word,
+    "words": quote_words,
+    "path": quote_path,
+    "plan_json": format_plan,
+    "request_yaml": format_request,
+}
+
+
+def render_script(plan: JobPlan) -> str:
+    """The whole job script. Raises SiteError when a template asks for a value that the plan does not have."""
+    return "".join(render_pieces(plan.site.scheduler, plan, FILTERS, printable))
+
+
+def render_pieces(
+    scheduler: str, job: object, filters: Mapping[str, Callable[..., str]], finalize: Callable[[object], object]
+) -> Iterator[str]:
+    """The script piece by piece: the text of the templates, and each value that they print, after `finalize`."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(find_folder("templates")),
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,  # noqa: S701  # shell, not HTML: every value goes through `sh` or was checked by plan_job
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        finalize=finalize,
+        cache_size=-1,
+    )
+    environment.globals.clear()
+    environment.filters = dict(filters)
+    template = f"{scheduler}.sh.j2"
+    try:
+        yield from environment.get_template(template).generate(job=job)
+    except jinja2.TemplateError as e:
+        raise SiteError(f"template {getattr(e, 'name', None) or template}: {e.message}", "install hpcddp again") from e
+
+
+def printable(value: object) -> object:
+    """`value` if it can be printed as it stands."""
+    if value is None or isinstance(value, (tuple, dict)):
+        raise jinja2.TemplateRuntimeError(f"a template prints {value!r}, which is no single value")
+    return value

@@ -1,0 +1,60 @@
+"""The keys of a site file as a JSON Schema, for editors. Made from the tables that read it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from hpcddp.script import fields, profile
+from hpcddp.script.fields import Reader
+
+_TEXT: dict[str, Any] = {"type": ["string", "number", "boolean"]}
+_WALLTIME = {"type": "string", "pattern": r"^\d+:[0-5]\d:[0-5]\d$"}
+_COUNT = {"type": "integer", "minimum": 1}
+_LIST = {"type": ["array", "string"], "items": {"type": ["string", "number"]}}
+_FORMS: dict[Reader, dict[str, Any]] = {
+    fields.read_text: _TEXT,
+    fields.read_count: _COUNT,
+    fields.read_number: {"type": "integer", "minimum": 0},
+    fields.read_hours: {"type": "number", "exclusiveMinimum": 0},
+    fields.read_walltime: _WALLTIME,
+    fields.read_flag: {"type": "boolean"},
+    fields.read_words: _LIST,
+    fields.read_lines: _LIST,
+    fields.read_variables: {"type": ["object", "null"], "additionalProperties": _TEXT},
+    profile.read_range: {"type": ["integer", "string"], "pattern": r"^\d+(-\d+)?$"},
+}
+
+
+def site_schema() -> dict[str, Any]:
+    """The whole schema, of draft 2020-12."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "a site of hpcddp",
+        **_object(profile.SITE),
+        "required": list(profile.MANDATORY),
+    }
+
+
+def _object(readers: Mapping[str, Reader]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {key: _form(reader) for key, reader in readers.items()},
+    }
+
+
+def _form(reader: Reader) -> dict[str, Any]:
+    if reader is profile.read_limits:
+        return {"type": "array", "items": _object(profile.LIMIT)}
+    if not isinstance(reader, partial):
+        return _FORMS[reader]
+    if reader.func is fields.read_known:
+        words = reader.args[0]
+        return {"enum": [*words, *(int(w) for w in words if w.isdigit())]}
+    readers = reader.args[1]
+    if reader.func is profile.read_block:
+        return _object(readers)
+    like = _object({**readers, "like": fields.read_text})
+    return {"type": "object", "additionalProperties": like}

@@ -1,0 +1,150 @@
+"""The request: what a job file and the options ask for. None means that the site decides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from hpcddp.errors import RequestError, nearest
+from hpcddp.script.fields import (
+    Reader,
+    read_choice,
+    read_count,
+    read_flag,
+    read_number,
+    read_text,
+    read_variables,
+    read_walltime,
+    read_words,
+)
+
+LAUNCHERS = ("openmpi", "mpich", "intelmpi", "pals", "srun", "torchrun")
+RUNTIMES = ("apptainer", "singularity", "shifter", "pyxis", "cscs")
+
+# Every key of a job file, and how its value is read. `--set KEY=VALUE` takes the same keys.
+KEYS: dict[str, Reader] = {
+    "site": read_text,
+    "name": read_text,
+    "nodes": read_count,
+    "ranks_per_node": read_count,
+    "gpus_per_node": read_number,
+    "cpus_per_node": read_count,
+    "cpus_per_rank": read_count,
+    "mem_gb": read_count,
+    "walltime": read_walltime,
+    "queue": read_text,
+    "account": read_text,
+    "launcher": read_choice(*LAUNCHERS),
+    "global_batch": read_count,
+    "modules": read_words,
+    "env": read_variables,
+    "pythonpath": read_words,
+    "python": read_text,
+    "venv": read_text,
+    "uv": read_text,
+    "conda": read_text,
+    "container": read_text,
+    "container_runtime": read_choice(*RUNTIMES),
+    "binds": read_words,
+    "stage_in": read_words,
+    "stage_dir": read_text,
+    "workdir": read_text,
+    "run_dir": read_text,
+    "reservation": read_text,
+    "constraint": read_text,
+    "exclusive": read_flag,
+    "output": read_text,
+    "mail": read_words,
+    "mail_to": read_text,
+    "array": read_text,
+    "array_limit": read_count,
+    "dependency": read_words,
+    "hold": read_flag,
+    "requeue": read_flag,
+    "signal": read_walltime,
+    "directives": read_words,
+    "command": read_words,
+}
+_FIELDS = {"walltime": "walltime_s", "signal": "signal_s"}
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """A job as it was asked for; the keys are documented in docs/job-file.md."""
+
+    site: str | None = None
+    name: str | None = None
+    nodes: int | None = None
+    ranks_per_node: int | None = None
+    gpus_per_node: int | None = None
+    cpus_per_node: int | None = None
+    cpus_per_rank: int | None = None
+    mem_gb: int | None = None
+    walltime_s: int | None = None
+    queue: str | None = None
+    account: str | None = None
+    launcher: str | None = None
+    global_batch: int | None = None
+    modules: tuple[str, ...] | None = None
+    env: Mapping[str, str] | None = None
+    pythonpath: tuple[str, ...] | None = None
+    python: str | None = None
+    venv: str | None = None
+    uv: str | None = None
+    conda: str | None = None
+    container: str | None = None
+    container_runtime: str | None = None
+    binds: tuple[str, ...] | None = None
+    stage_in: tuple[str, ...] | None = None
+    stage_dir: str | None = None
+    workdir: str | None = None
+    run_dir: str | None = None
+    reservation: str | None = None
+    constraint: str | None = None
+    exclusive: bool | None = None
+    output: str | None = None
+    mail: tuple[str, ...] | None = None
+    mail_to: str | None = None
+    array: str | None = None
+    array_limit: int | None = None
+    dependency: tuple[str, ...] | None = None
+    hold: bool | None = None
+    requeue: bool | None = None
+    signal_s: int | None = None
+    directives: tuple[str, ...] | None = None
+    command: tuple[str, ...] | None = None
+    variables: Mapping[str, str] | None = None
+
+
+def read_spec(asked: Mapping[str, tuple[object, str]], site_keys: Iterable[str] = ()) -> JobSpec:
+    """A spec from raw values with their sources: key -> (value, "--nodes" or "nodes in job.yaml"). Empty: not asked.
+
+    A key `env.NAME` sets one variable; `site_keys` are the words that only the job's site asks for. Raises RequestError
+    for an unknown key or a value that is not of its key's form.
+    """
+    values: dict[str, Any] = {}
+    env: dict[str, str] = {}
+    own: dict[str, str] = {}
+    site_keys = tuple(site_keys)
+    for key, (value, where) in asked.items():
+        if key.startswith("env."):
+            env.update(read_variables({key[4:]: value}, where))
+        elif key in site_keys and value != "":
+            own[key] = read_text(value, where)
+        elif key not in KEYS and key not in site_keys:
+            known = [*KEYS, *site_keys]
+            raise RequestError(f"unknown key {key!r} ({where}){nearest(key, known)}", f"known keys: {', '.join(known)}")
+        elif value != "":
+            values[_FIELDS.get(key, key)] = KEYS[key](value, where)
+    if env:
+        values["env"] = {**values.get("env", {}), **env}
+    return JobSpec(**values, variables=own or None)
+
+
+def spec_items(spec: JobSpec) -> dict[str, Any]:
+    """What was asked for, by job-file key, in the table's order; the inverse of `read_spec`."""
+    names = {field: key for key, field in _FIELDS.items()}
+    found = {names.get(f.name, f.name): v for f in fields(spec) if (v := getattr(spec, f.name)) is not None}
+    own = found.pop("variables", {})
+    return {**found, **own}

@@ -1,0 +1,72 @@
+"""Open a runtime: process group, run folder, signals; and close all of it in the right order, whatever happens."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, MutableMapping
+from contextlib import ExitStack, contextmanager
+
+from hpcddp.batchplan import plan_batch
+from hpcddp.errors import HpcddpError, RequestError
+from hpcddp.training.farewell import claim_failure
+from hpcddp.training.group import Group
+from hpcddp.training.metrics import MetricsFile
+from hpcddp.training.process_group import open_group
+from hpcddp.training.randomness import seed_generators
+from hpcddp.training.runfolder import find_run_folder, open_run_folder, read_planned_batch, write_json, write_state
+from hpcddp.training.runtime import Choices, Runtime
+from hpcddp.training.stopping import SignalFlag, StopWatch, read_deadline
+from hpcddp.training.versions import list_versions
+
+
+@contextmanager
+def open_runtime(
+    env: MutableMapping[str, str],
+    global_batch: int | None = None,
+    seed: int = 0,
+    *,
+    max_micro_batch: int | None = None,
+    run_dir: str | None = None,
+    resume: bool = True,
+    save_every: int | None = None,
+    keep: int = 2,
+    group: Group | None = None,
+    backend: str | None = None,
+    timeout_s: float | None = None,
+    rendezvous: str = "auto",
+) -> Iterator[Runtime]:
+    """See `hpcddp.runtime`, which calls this with the process's environment."""
+    folder = find_run_folder(env, run_dir)
+    batch = global_batch if global_batch is not None else read_planned_batch(folder)
+    if batch is None:
+        raise RequestError(
+            "no global batch was given", "hpcddp.runtime(global_batch=256), or render the job with --global-batch 256"
+        )
+    signals = SignalFlag()
+    with ExitStack() as stack:
+        stack.enter_context(signals.installed())
+        if group is None:
+            group = stack.enter_context(open_group(env, backend=backend, timeout_s=timeout_s, rendezvous=rendezvous))
+        plan = plan_batch(batch, group.world_size, max_micro_batch)
+        seed_generators("start", seed)  # the same on every rank, so that models start alike
+        if folder is not None and group.is_first:
+            open_run_folder(folder)
+        metrics = stack.enter_context(MetricsFile(folder.metrics if folder is not None and group.is_first else None))
+        if folder is not None and group.is_first:
+            members = [member._asdict() for member in group.members]
+            write_json(
+                folder.attempt_path / "versions.json", {**list_versions(), "backend": group.backend, "ranks": members}
+            )
+        choices = Choices(plan, seed, folder, resume, save_every, keep)
+        rt = Runtime(group, choices, StopWatch(signals, read_deadline(env)), metrics)
+        try:
+            yield rt
+            rt.finish()
+        except BaseException as error:
+            first = claim_failure(group, error)
+            if first.rank == group.rank:
+                if not isinstance(error, HpcddpError):  # those say it themselves
+                    print(f"hpcddp: {first}", file=sys.stderr, flush=True)
+                if folder is not None:
+                    write_state(folder, "failed", step=rt.steps, epoch=rt.epoch, reason=str(first))
+            raise

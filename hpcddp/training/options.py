@@ -1,0 +1,68 @@
+"""The reference trainer's command line. No torch here, so that `--help` is quick."""
+
+from __future__ import annotations
+
+import argparse
+
+from hpcddp.errors import RequestError
+from hpcddp.training.meeting import CHANNELS
+from hpcddp.units import parse_count
+
+DATASETS = ("digits", "mnist", "cifar10", "imagefolder", "fake")
+DEFAULT_GLOBAL_BATCH = 64
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add every option of the trainer to a parser."""
+    data = parser.add_argument_group("data and model")
+    data.add_argument(
+        "--dataset", choices=DATASETS, default="digits", help="digits comes with scikit-learn; fake is noise"
+    )
+    data.add_argument(
+        "--data-dir", metavar="DIR", help="where mnist, cifar10 or imagefolder lie; nothing is ever downloaded"
+    )
+    data.add_argument("--image-size", type=_count, metavar="PIXELS", help="side of the images as the model sees them")
+    data.add_argument("--model", default="resnet18", metavar="NAME", help="any torchvision classification model")
+    data.add_argument("--workers", type=int, default=0, metavar="N", help="loader processes per rank (default 0)")
+
+    batch = parser.add_argument_group("training")
+    batch.add_argument(
+        "--global-batch",
+        type=_count,
+        metavar="N",
+        help="samples per optimizer step over all ranks (default: the job plan's, else 64)",
+    )
+    batch.add_argument("--max-micro-batch", type=_count, metavar="N", help="most samples per forward pass of one rank")
+    batch.add_argument("--epochs", type=_count, default=6, metavar="N")
+    batch.add_argument(
+        "--limit-steps", type=_count, metavar="N", help="stop after N steps of this attempt, to be continued"
+    )
+    batch.add_argument("--optimizer", choices=("sgd", "adamw"), default="sgd")
+    batch.add_argument(
+        "--lr", type=float, metavar="X", help="peak learning rate (default 0.05 for sgd, 0.001 for adamw)"
+    )
+    batch.add_argument("--weight-decay", type=float, default=5e-4, metavar="X")
+    batch.add_argument("--seed", type=int, default=0, metavar="N")
+    batch.add_argument(
+        "--amp", choices=("bf16", "none"), help="autocast (default: bf16 on a GPU that has it, else none)"
+    )
+
+    run = parser.add_argument_group("run")
+    run.add_argument(
+        "--run-dir", metavar="DIR", help="checkpoints, metrics and state (default: HPCDDP_RUN_DIR, else runs/DATASET)"
+    )
+    run.add_argument(
+        "--resume", action=argparse.BooleanOptionalAction, default=True, help="go on from the newest checkpoint"
+    )
+    run.add_argument(
+        "--save-every", type=_count, metavar="STEPS", help="steps between checkpoints (default: one per epoch)"
+    )
+    run.add_argument("--backend", choices=("nccl", "gloo"), help="default: nccl on GPUs, else gloo")
+    run.add_argument("--rendezvous", choices=CHANNELS, default="auto", help="how the ranks learn where rank 0 is")
+
+
+def _count(text: str) -> int:
+    try:
+        return parse_count(text, "value")
+    except RequestError as error:
+        raise argparse.ArgumentTypeError(error.message) from error

@@ -1,0 +1,264 @@
+"""The loop helpers. Loop, model and optimizer stay the user's own; `hpcddp.runtime` shows the loop they are for."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import Dataset
+
+from hpcddp.batchplan import BatchPlan
+from hpcddp.checks.check import Machine
+from hpcddp.checks.environment import check_workers
+from hpcddp.errors import RequestError
+from hpcddp.training.buffers import average_buffers, frozen_statistics
+from hpcddp.training.group import Group
+from hpcddp.training.loader import Batch, MicroBatchLoader, Shard
+from hpcddp.training.metrics import MetricsFile
+from hpcddp.training.randomness import seed_generators
+from hpcddp.training.runfolder import RunFolder, write_state
+from hpcddp.training.sampler import GlobalBatchSampler, MicroBatch
+from hpcddp.training.stepsum import StepNews, StepSum
+from hpcddp.training.stopping import StopWatch
+from hpcddp.training.tracking import Tracked, unwrap
+
+# the name of DDP's option changed with torch 2.15
+_DDP_OPTIONS = inspect.signature(DistributedDataParallel.__init__).parameters
+_SYNC_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _DDP_OPTIONS else "broadcast_buffers"
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What the caller of `hpcddp.runtime` decided."""
+
+    plan: BatchPlan
+    seed: int
+    folder: RunFolder | None
+    resume: bool
+    save_every: int | None  # steps; None: at the end of each epoch
+    keep: int
+
+
+class Runtime:
+    """What `hpcddp.runtime()` gives: one per training run."""
+
+    def __init__(self, group: Group, choices: Choices, watch: StopWatch, metrics: MetricsFile) -> None:
+        self.group = group
+        self.plan = choices.plan
+        self.seed = choices.seed
+        self.folder = choices.folder
+        self.device = group.device
+        self.metrics = metrics
+        self.steps = 0  # optimizer steps since the very start, over all attempts
+        self.stop_reason: str | None = None  # becomes set on all ranks at the same step
+        self._choices = choices
+        self._watch = watch
+        self._sums = StepSum(group)
+        self._batch: Batch | None = None
+        self._wrapped: list[DistributedDataParallel] = []
+        self._tracked: Tracked | None = None
+        self._loader: MicroBatchLoader | None = None
+        self._consumed = 0
+        self._saved_at: int | None = None
+
+    @property
+    def stopping(self) -> bool:
+        """The loop ends here and goes on in a later attempt."""
+        return self.stop_reason is not None
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next step belongs to, from 0."""
+        return self._loader.sampler.epoch if self._loader is not None else 0
+
+    def explain(self) -> str:
+        """Print the plan on rank 0, such as `256 = 32 ranks x 8 x 1`, and return it."""
+        text = f"global batch: {self.plan}; {self.group.describe()}"
+        if self.group.is_first:
+            print(f"hpcddp: {text}", flush=True)
+        return text
+
+    # ---- before the loop
+
+    def wrap(self, model: nn.Module, **ddp_options: Any) -> nn.Module:
+        """The model on this rank's device, in torch's DistributedDataParallel if there is more than one rank.
+
+        `ddp_options` are DDP's own. Buffers are not broadcast at each forward pass: see `average_buffers`.
+        """
+        model = model.to(self.device)
+        if self.group.world_size == 1:
+            return model
+        options: dict[str, Any] = {_SYNC_BUFFERS: False, "gradient_as_bucket_view": True}
+        if self.device.type == "cuda":
+            options["device_ids"] = [self.device.index]
+        wrapper = DistributedDataParallel(model, **(options | ddp_options))
+        self._wrapped.append(wrapper)
+        return wrapper
+
+    def loader(
+        self,
+        dataset: Dataset[Any],
+        *,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        shuffle: bool = True,
+    ) -> MicroBatchLoader:
+        """The training data: this rank's micro batches of each global batch, on the device."""
+        if self._loader is not None:
+            raise RequestError(
+                "this runtime has its training loader already", "use rt.shard(dataset, …) for evaluation"
+            )
+        if self.group.is_first and (check := check_workers(num_workers, Machine(len(os.sched_getaffinity(0))))):
+            print(f"hpcddp: warning: {check}", file=sys.stderr)
+        length = len(dataset)  # type: ignore[arg-type]  # torch's Dataset declares no __len__; map-style ones have it
+        sampler = GlobalBatchSampler(length, self.plan, self.group.rank, seed=self.seed, shuffle=shuffle)
+        sampler.consumed = self._consumed
+        self._loader = MicroBatchLoader(
+            dataset, sampler, self.device, num_workers=num_workers, collate_fn=collate_fn, stopped=lambda: self.stopping
+        )
+        return self._loader
+
+    def shard(self, dataset: Dataset[Any], batch_size: int, *, num_workers: int = 0) -> Shard:
+        """This rank's part of a data set for evaluation: every sample on exactly one rank, in order, none twice."""
+        return Shard(dataset, batch_size, self.group.rank, self.group.world_size, self.device, num_workers=num_workers)
+
+    def track(self, **objects: Any) -> None:
+        """What a checkpoint holds: model=, optimizer=, scheduler= and what else has a state. Resumes from the newest
+        one.
+
+        Objects come by keyword, and their names are the names in the checkpoint. A collective: call it on every rank.
+        """
+        self._tracked = Tracked(objects)
+        if self.folder is None or not self._choices.resume:
+            return
+        position = self._tracked.resume(self.group, self.folder)
+        if position is not None:
+            self.steps, self._saved_at = position["step"], position["step"]
+            self._consumed = position["consumed"]
+            if self._loader is not None:
+                self._loader.sampler.consumed = self._consumed
+
+    # ---- the loop
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The epochs that are left of `count`. Leaving the inner loop early skips the rest of its epoch."""
+        sampler = self._need_loader().sampler
+        while sampler.epoch < count and not self.stopping:
+            epoch = sampler.epoch
+            yield epoch
+            if not self.stopping:
+                sampler.consumed = (epoch + 1) * sampler.length
+                if self._choices.save_every is None:
+                    self.save()
+
+    @contextmanager
+    def micro(self, batch: Batch) -> Iterator[None]:
+        """Around forward and backward of one micro batch: gradients travel only with the last one of the step."""
+        current = self._need_current()
+        self._batch = batch
+        seed_generators("step", self.seed, self.steps, self.group.rank, current.nth)
+        with ExitStack() as stack:
+            if not batch.last:
+                for wrapper in self._wrapped:
+                    stack.enter_context(wrapper.no_sync())
+            if batch.samples == 0:
+                for wrapper in self._wrapped:
+                    stack.enter_context(frozen_statistics(wrapper))
+            yield
+
+    def backward(self, loss: Tensor) -> None:
+        """Backward from the micro batch's mean loss, weighted so that all gradients add up to the global mean's."""
+        if self._batch is None:
+            raise RequestError(
+                "rt.backward() was called outside of rt.micro()", "with rt.micro(batch): rt.backward(loss)"
+            )
+        weight = self._batch.weight
+        (loss if weight == 1.0 else loss * weight).backward()  # type: ignore[no-untyped-call]  # torch does not annotate it
+        self._sums.add_loss(loss.detach(), weight / self.group.world_size)
+
+    def step(self) -> None:
+        """After the optimizer's step: count it, exchange flags, save or stop if it is time. On every rank alike."""
+        current = self._need_current()
+        if not current.last:
+            raise RequestError("rt.step() was called in the middle of a step", "call it where batch.last is true")
+        epoch = self.epoch
+        self._need_loader().sampler.advance(current.total)
+        self.steps += 1
+        self._batch = None
+        self._watch.step_ended()
+        rate = self._tracked.learning_rate() if self._tracked is not None else None
+        flags = self._watch.flags()
+        self._learn(self._sums.exchange(current.total, flags, step=self.steps, epoch=epoch, lr=rate))
+        every = self._choices.save_every
+        if self.stopping or (every is not None and self.steps % every == 0):
+            self.save()
+
+    def stop(self, reason: str) -> None:
+        """End the loop after this step, to go on in a later attempt. Call it on every rank at the same step."""
+        self.stop_reason = self.stop_reason or reason
+
+    # ---- collectives outside the loop: call them on every rank
+
+    def total(self, values: Tensor) -> list[float]:
+        """A small vector summed over the ranks in float64. Waits for the device: once per epoch, not per step."""
+        sums = values.detach().to(torch.float64, copy=True)
+        if self.group.world_size > 1:
+            torch.distributed.all_reduce(sums)
+        numbers: list[float] = sums.tolist()
+        return numbers
+
+    def average_buffers(self, model: nn.Module) -> None:
+        """Bring BatchNorm's running statistics together over the ranks; do it before an evaluation."""
+        average_buffers(unwrap(model), self.group.world_size)
+
+    def save(self) -> None:
+        """Write a checkpoint of this step, unless there is one or nothing is tracked or there is no run folder."""
+        if self.folder is None or self._tracked is None or self._saved_at == self.steps:
+            return
+        position = {"step": self.steps, "epoch": self.epoch, "consumed": self._need_loader().sampler.consumed}
+        facts = {"seed": self.seed, "plan": self.plan._asdict()}
+        self._watch.save_ended(self._tracked.save(self.group, self.folder, position, facts, self._choices.keep))
+        self._saved_at = self.steps
+        self.write_state("continue", self.stop_reason or f"checkpoint at step {self.steps}; the attempt has not ended")
+
+    # ---- the end
+
+    def finish(self) -> None:
+        """The body has ended without an error: last numbers, last checkpoint, state.json. `open_runtime` calls it."""
+        self._learn(self._sums.drain())
+        self.save()
+        if self.stop_reason is not None:
+            self.write_state("continue", self.stop_reason)
+        else:
+            self.write_state("finished", "the training loop came to its end")
+
+    def write_state(self, status: str, reason: str) -> None:
+        """Write `state.json` on rank 0."""
+        if self.folder is not None and self.group.is_first:
+            write_state(self.folder, status, step=self.steps, epoch=self.epoch, reason=reason)
+
+    def _learn(self, news: StepNews | None) -> None:
+        """The sums of an earlier step have arrived, the same on every rank."""
+        if news is None:
+            return
+        self.metrics.write("step", **news.numbers)
+        self.stop_reason = self.stop_reason or news.stop
+
+    def _need_loader(self) -> MicroBatchLoader:
+        if self._loader is None:
+            raise RequestError("this runtime has no training loader yet", "loader = rt.loader(dataset) before the loop")
+        return self._loader
+
+    def _need_current(self) -> MicroBatch:
+        current = self._need_loader().current
+        if current is None:
+            raise RequestError("no batch was taken from the loader yet", "for batch in loader: with rt.micro(batch): …")
+        return current

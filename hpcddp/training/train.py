@@ -1,0 +1,226 @@
+"""The reference trainer: `hpcddp train`, or `python -m hpcddp.training.train` on every rank.
+
+It is an ordinary training loop with the helpers of `hpcddp.runtime`: read `run` and `train_epoch` as an example.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+import time
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from hpcddp.errors import HpcddpError, RequestError
+from hpcddp.training.data import load_images
+from hpcddp.training.failure import PeerFailedError
+from hpcddp.training.loader import MicroBatchLoader, Shard
+from hpcddp.training.models import make_model
+from hpcddp.training.opening import open_runtime
+from hpcddp.training.options import DEFAULT_GLOBAL_BATCH, add_options
+from hpcddp.training.progress import Progress
+from hpcddp.training.runfolder import find_run_folder, read_planned_batch
+from hpcddp.training.runtime import Runtime
+from hpcddp.training.summary import format_summary
+from hpcddp.training.tracking import unwrap
+
+_WARM_UP = 0.15  # of all steps
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Means over samples, of all ranks together."""
+
+    loss: float
+    accuracy: float
+
+
+def run(args: argparse.Namespace, env: MutableMapping[str, str]) -> None:
+    """Train as the options say. `env` is the process's environment; rank 0 prints."""
+    run_dir = args.run_dir or env.get("HPCDDP_RUN_DIR") or f"runs/{args.dataset}"
+    batch = args.global_batch or read_planned_batch(find_run_folder(env, run_dir)) or DEFAULT_GLOBAL_BATCH
+    with open_runtime(
+        env,
+        batch,
+        args.seed,
+        max_micro_batch=args.max_micro_batch,
+        run_dir=run_dir,
+        resume=args.resume,
+        save_every=args.save_every,
+        backend=args.backend,
+        rendezvous=args.rendezvous,
+    ) as rt:
+        rt.explain()
+        images = load_images(args.dataset, args.data_dir, args.image_size)
+        model = rt.wrap(make_model(args.model, images.classes, images.side))
+        loader = rt.loader(images.train, num_workers=args.workers)
+        held_out = rt.shard(images.test, batch_size=256, num_workers=args.workers)
+        optimizer = make_optimizer(args, model)
+        steps = args.epochs * math.ceil(loader.sampler.length / batch)
+        scheduler = LambdaLR(optimizer, lambda step: warm_up_and_cosine(step, steps))
+        rt.track(model=model, optimizer=optimizer, scheduler=scheduler)
+
+        amp = torch.autocast(rt.device.type, torch.bfloat16, enabled=wants_bf16(args.amp, rt.device))
+        last_step = rt.steps + args.limit_steps if args.limit_steps else None
+        began, trained, training_s = time.monotonic(), 0, 0.0
+        test: Score | None = None
+        for epoch in rt.epochs(args.epochs):
+            epoch_began, consumed = time.monotonic(), loader.sampler.consumed
+            train_score = train_epoch(rt, model, loader, optimizer, scheduler, amp, last_step)
+            if not math.isfinite(train_score.loss):  # before the epoch's checkpoint, so that the one before stays
+                raise RequestError(
+                    f"the training loss of epoch {epoch} is {train_score.loss}",
+                    "go on from the last checkpoint with a smaller --lr, or with --amp none",
+                )
+            seconds, samples = time.monotonic() - epoch_began, loader.sampler.consumed - consumed
+            trained, training_s = trained + samples, training_s + seconds
+            if not rt.stopping:
+                test = evaluate(rt, model, held_out, amp)
+                report_epoch(rt, epoch, train_score, test, samples / seconds, float(scheduler.get_last_lr()[0]))
+        if test is None and not rt.stopping:  # nothing was left to train
+            test = evaluate(rt, model, held_out, amp)
+        rt.finish()
+        if rt.group.is_first:
+            what = f"{args.model} on {args.dataset}"
+            rate = trained / training_s if trained else None
+            accuracy = test.accuracy if test is not None else None  # a run that has to stop takes no time for a test
+            print(format_summary(rt, what, rate, accuracy, time.monotonic() - began), flush=True)
+
+
+def train_epoch(
+    rt: Runtime,
+    model: nn.Module,
+    loader: MicroBatchLoader,
+    optimizer: Optimizer,
+    scheduler: LambdaLR,
+    amp: torch.autocast,
+    last_step: int | None,
+) -> Score:
+    """The rest of one epoch. Loss and accuracy are summed on the device and come over the ranks once, at the end."""
+    model.train()
+    sums = torch.zeros(3, dtype=torch.float64, device=rt.device)  # loss, correct, samples
+    progress = Progress(f"epoch {rt.epoch}", len(loader), wanted=rt.group.is_first)
+    for batch in loader:
+        with rt.micro(batch):
+            with amp:
+                scores = model(batch.x)
+                loss = cross_entropy(scores, batch.y)
+            rt.backward(loss)
+        sums += tally(scores.detach(), batch.y, loss.detach(), batch.samples)
+        if batch.last:
+            optimizer.step()
+            optimizer.zero_grad()
+            scheduler.step()
+            if rt.steps + 1 == last_step:
+                rt.stop("the limit of --limit-steps")
+            rt.step()
+        progress.advance()
+    progress.clear()
+    return mean(rt.total(sums))
+
+
+@torch.no_grad()
+def evaluate(rt: Runtime, model: nn.Module, held_out: Shard, amp: torch.autocast) -> Score:
+    """Exact over all ranks: each sample counts once. With the bare model, since ranks may differ in batches."""
+    rt.average_buffers(model)
+    bare = unwrap(model).eval()
+    sums = torch.zeros(3, dtype=torch.float64, device=rt.device)
+    for batch in held_out:
+        with amp:
+            scores = bare(batch.x)
+            loss = cross_entropy(scores, batch.y)
+        sums += tally(scores, batch.y, loss, batch.samples)
+    return mean(rt.total(sums))
+
+
+def tally(scores: torch.Tensor, classes: torch.Tensor, mean_loss: torch.Tensor, count: int) -> torch.Tensor:
+    """(summed loss, correct answers, samples) of one micro batch, on its device; zeros if it does not count."""
+    correct = (scores.argmax(1) == classes).sum()
+    part = torch.stack(
+        [mean_loss.double() * count, correct.double(), torch.full_like(correct, count, dtype=torch.float64)]
+    )
+    return part if count else torch.zeros_like(part)
+
+
+def mean(sums: list[float]) -> Score:
+    loss, correct, samples = sums
+    return Score(loss / max(samples, 1), correct / max(samples, 1))
+
+
+def report_epoch(
+    rt: Runtime, epoch: int, train: Score, test: Score, samples_per_s: float, learning_rate: float
+) -> None:
+    """One line for people and one for metrics.jsonl, on rank 0."""
+    if not rt.group.is_first:
+        return
+    print(
+        f"epoch {epoch}: loss {train.loss:.4f}  test accuracy {test.accuracy:.2%}  {samples_per_s:,.0f} samples/s",
+        flush=True,
+    )
+    rt.metrics.write(
+        "epoch",
+        step=rt.steps,
+        epoch=epoch,
+        loss=train.loss,
+        acc=train.accuracy,
+        test_loss=test.loss,
+        test_acc=test.accuracy,
+        samples_per_s=round(samples_per_s, 1),
+        lr=learning_rate,
+    )
+
+
+def make_optimizer(args: argparse.Namespace, model: nn.Module) -> Optimizer:
+    """SGD with Nesterov momentum, or AdamW. The learning rate is the one asked for: it never follows the world size."""
+    if args.optimizer == "adamw":
+        return torch.optim.AdamW(model.parameters(), lr=args.lr or 1e-3, weight_decay=args.weight_decay)
+    return torch.optim.SGD(
+        model.parameters(), lr=args.lr or 0.05, momentum=0.9, nesterov=True, weight_decay=args.weight_decay
+    )
+
+
+def warm_up_and_cosine(step: int, steps: int) -> float:
+    """Part of the peak learning rate at a step: up in a straight line, then down to zero along a cosine."""
+    warm_up = max(1, round(steps * _WARM_UP))
+    if step < warm_up:
+        return (step + 1) / warm_up
+    return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warm_up) / max(1, steps - warm_up))))
+
+
+def wants_bf16(amp: str | None, device: torch.device) -> bool:
+    """bf16 where it was asked for; if nothing was, on GPUs that compute in it."""
+    return amp == "bf16" or (amp is None and device.type == "cuda" and torch.cuda.is_bf16_supported())
+
+
+def run_and_tell(args: argparse.Namespace, env: MutableMapping[str, str]) -> int:
+    """`run`, and the exit status. The rank that failed tells it, the others leave in silence."""
+    try:
+        run(args, env)
+    except PeerFailedError as error:
+        if env.get("HPCDDP_LOG_RANKS") == "1":  # the failed rank's own words go to its log file
+            print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def main(argv: list[str], env: MutableMapping[str, str]) -> int:
+    """The edge of `python -m hpcddp.training.train`."""
+    parser = argparse.ArgumentParser(prog="python -m hpcddp.training.train", description=__doc__, allow_abbrev=False)
+    add_options(parser)
+    try:
+        return run_and_tell(parser.parse_args(argv), env)
+    except HpcddpError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], os.environ))

@@ -1,0 +1,84 @@
+"""What lint reads in a script is what sbatch reads in it, and a live Slurm is asked before a job is queued."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+
+import pytest
+from livecluster import HERE, Cluster
+
+from hpcddp.script.lint.slurm import read_slurm
+
+pytestmark = pytest.mark.cluster
+
+OPTIONS = f"--site {HERE}/site.yaml --cpus-per-rank 1 --nodes 2 --ranks-per-node 1 --walltime 0:10:00"
+LINES = [
+    "#SBATCH --job-name=a#b --comment=c",
+    "#SBATCH --job-name='a#b' # note",
+    "#SBATCH --job-name='fr\\ob'",
+    '#SBATCH --job-name="a\\ b"c',
+    "#SBATCH-Jx -tbanana",
+    "  #SBATCH -Jx",
+    "#sbatch -Jx",
+    ": x\n#SBATCH -Jx",
+    "\n  # note\n#SBATCH -Jx",
+    "#SBATCH -J\n#SBATCH y",
+    "#SBATCH -Jx '' lost",
+    "#SBATCH --job-name='a",
+    "#SBATCH -J x two",
+]
+
+
+def odd_lines(seed: int) -> list[str]:
+    """Directives of letters that mean something to a parser."""
+    dice = random.Random(seed)  # not for secrets
+    starts = ["#SBATCH ", "#SBATCH\t", " #SBATCH ", "##SBATCH ", "echo ", ""]
+    options = ["--job-name=", "--comment=", "-J", "--comment "]
+
+    def word() -> str:
+        return dice.choice(options) + "".join(dice.choice("ab1'\"\\# \t=") for _ in range(dice.randint(0, 6)))
+
+    return ["\n".join(dice.choice(starts) + word() for _ in range(dice.randint(1, 3))) for _ in range(40)]
+
+
+@pytest.mark.parametrize("lines", [LINES, odd_lines(1), odd_lines(2)], ids=["measured", "odd 1", "odd 2"])
+def test_sbatch_reads_a_script_as_lint_does(cluster: Cluster, shared: Path, lines: list[str]) -> None:
+    for line in lines:
+        text = f"#!/bin/bash\n{line}\necho\n"
+        said = cluster.sh(["sbatch", "-vv", "--test-only"], cwd=shared, stdin=text).stderr
+        found = read_slurm(text)
+        refused = re.search(r"Unmatched|Invalid directive", said) is not None
+        assert refused == bool(found.refusals), (line, said)
+        if refused or "requires an argument" in said or "Invalid" in said:
+            continue
+        read = dict(re.findall(r"^sbatch: (job-name|comment) +: (.*)$", said, re.MULTILINE))
+        for name in ("job-name", "comment"):
+            option = found.get(f"--{name}")
+            assert read.get(name, "") == (option.value if option else ""), (line, said)
+
+
+def test_a_live_check_says_when_and_where_and_queues_nothing(cluster: Cluster, shared: Path) -> None:
+    done = cluster.sh(["sh", "-c", f"hpcddp render {OPTIONS} --check=live -- true"], cwd=shared)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"Slurm takes the script: Job \d+ to start at .* on nodes? ", done.stderr), done.stderr
+    assert done.stdout.startswith("#!/bin/bash\n")
+    assert cluster.ok(["squeue", "--noheader"], cwd=shared) == ""
+
+
+def test_what_slurm_refuses_is_told_in_its_words_with_status_5(cluster: Cluster, shared: Path) -> None:
+    line = f"hpcddp render {OPTIONS} --set constraint=nosuch --check=live -- true"
+    done = cluster.sh(["sh", "-c", line], cwd=shared)
+    assert done.returncode == 5
+    assert "Invalid feature specification" in done.stderr, done.stderr
+    assert "#!" not in done.stdout
+
+
+def test_what_explain_and_diff_print_is_no_job_to_sbatch(cluster: Cluster, shared: Path) -> None:
+    for option in ("--explain", "--diff generic-slurm --set gpus_per_node=0"):
+        pipe = f"hpcddp render {OPTIONS} {option} -- true | sbatch"
+        done = cluster.sh(["sh", "-c", pipe], cwd=shared)
+        assert done.returncode != 0
+        assert "Submitted" not in done.stdout
+    assert cluster.ok(["squeue", "--noheader"], cwd=shared) == ""

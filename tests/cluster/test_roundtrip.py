@@ -1,0 +1,60 @@
+"""Planned once, found again: what `layout` predicts for each rank is what the launcher sets in the rendered job."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from livecluster import HERE, PLACE, PYTHON, Cluster, assert_is_label, assert_is_mpi
+from mpis import find_mpi
+
+pytestmark = pytest.mark.cluster
+
+OPTIONS = f"--site {HERE}/site.yaml --cpus-per-rank 1"
+# Which MPI is on PATH. Of Open MPI, 4 sets all that is predicted; 5 leaves out the number of nodes.
+LAUNCHERS = {"srun": "mpich", "openmpi": "openmpi4", "mpich": "mpich", "intelmpi": "impi", "torchrun": "mpich"}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_ranks_are_what_layout_predicts(cluster: Cluster, shared: Path, launcher: str) -> None:
+    environment = find_mpi(LAUNCHERS[launcher]).env
+    options = f"{OPTIONS} --launcher {launcher} --nodes 2 --ranks-per-node 2 --name planned -- true"
+    layout = json.loads(cluster.ok(["sh", "-c", f"hpcddp layout --json {options}"], cwd=shared))
+    pipe = f"hpcddp render {options} | env --unset=HPCDDP_TEST_MARK sbatch --parsable --output=job-%A.out"
+    job = cluster.wait(cluster.ok(["sh", "-c", pipe], cwd=shared, env=environment).strip(), cwd=shared)
+    assert job.state == "COMPLETED", job.output
+
+    assert [rank["rank"] for rank in layout["ranks"]] == [0, 1, 2, 3]
+    for rank in layout["ranks"]:
+        file = shared / "runs/planned/attempts" / job.id / "env" / f"rank-{rank['rank']:04d}.env"
+        found = dict(line.split("=", 1) for line in file.read_text().split("\0") if line)
+        assert rank["environment"]
+        assert {name: found.get(name) for name in rank["environment"]} == rank["environment"]
+        assert (found["RANK"], found["WORLD_SIZE"]) == (str(rank["rank"]), "4")
+        assert (found["LOCAL_RANK"], found["LOCAL_WORLD_SIZE"]) == (str(rank["local_rank"]), "2")
+        assert found["SLURMD_NODENAME"] in {f"node{rank['node_rank'] + 1}", "node1"}  # mpirun may carry node1's on
+
+
+def test_launch_in_a_salloc_shell_starts_the_ranks_of_the_allocation(cluster: Cluster, shared: Path) -> None:
+    launch = ["hpcddp", "launch", "--name", "here", "--", PYTHON, PLACE, str(shared)]
+    cluster.ok(["salloc", "--quiet", "-N2", "--ntasks-per-node=2", *launch], cwd=shared)
+    places = cluster.places(shared)
+    assert_is_label({place["found"]["rank"]: place for place in places}, 4)
+    assert sorted(place["host"] for place in places) == ["node1", "node1", "node2", "node2"]
+
+
+def test_launch_in_a_batch_script_takes_the_mpirun_that_it_is_told(cluster: Cluster, shared: Path) -> None:
+    mpi = find_mpi("openmpi5")
+    exports = "\n".join(f"export {name}={value}" for name, value in mpi.env.items())
+    launch = f"hpcddp launch --launcher openmpi --name here -- env LD_LIBRARY_PATH={mpi.prefix}/lib"
+    job = cluster.batch(f"{exports}\n{launch} {PYTHON} {PLACE} {shared} mpi", "-N2", "-n2", cwd=shared)
+    assert job.state == "COMPLETED", job.output
+    assert_is_mpi(cluster.places(shared), "openmpi", 2)
+
+
+def test_launch_outside_of_an_allocation_refuses_on_a_machine_with_slurm(cluster: Cluster, shared: Path) -> None:
+    done = cluster.sh(["hpcddp", "launch", "--", "true"], cwd=shared)
+    assert done.returncode == 4
+    assert "\nhint: " in done.stderr
+    assert "--here" in done.stderr

@@ -1,0 +1,95 @@
+"""Hosts whose names belong to a network on which they cannot reach each other, and a site's recipe for the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from livecluster import HERE, MEETING, PYTHON, Cluster, assert_met
+from mpis import find_mpi
+
+pytestmark = pytest.mark.cluster
+
+MEET = ["hpcddp", "exec", "--", PYTHON, f"{HERE}/programs/meet.py"]
+SUFFIX = {"HPCDDP_HOST_SUFFIX": "i"}
+ON_NODE1 = "10.67.0.11"
+
+
+@pytest.fixture(scope="module")
+def cluster(cluster_on: Callable[[str], Iterator[Cluster]]) -> Iterator[Cluster]:
+    yield from cluster_on("two")
+
+
+def test_without_a_recipe_rank_0_is_not_found(cluster: Cluster, shared: Path) -> None:
+    srun = ["srun", "-N2", "-n2", PYTHON, f"{HERE}/programs/reduce.py"]
+    done = cluster.sh(srun, cwd=shared, env={"OMP_NUM_THREADS": "1"})
+    assert done.returncode != 0
+    assert "rank 0 was not found at node1" in done.stderr
+    assert "the nodes reach each other under this address" in done.stderr
+
+
+def test_a_suffix_leads_to_the_other_network(cluster: Cluster, shared: Path) -> None:
+    assert cluster.ok(["srun", "-N2", "-n3", *MEET], cwd=shared, env=SUFFIX).strip() == "met: 0@node1 1@node1 2@node2"
+    ranks = assert_met(cluster, ["srun", "-N2", "-n3", *MEETING], 3, cwd=shared, env=SUFFIX)
+    assert {(rank["address"], rank["gloo"]) for rank in ranks} == {(f"{ranks[0]['host']}i", "eth1")}
+
+
+def test_a_domain_leads_to_the_other_network(cluster: Cluster, shared: Path) -> None:
+    hosts = "".join(f"10.67.0.{10 + n} node{n}.hsn.test\n" for n in (1, 2))
+    (shared / "rank.sh").write_text(f"""
+        {{ cat /etc/hosts; printf '{hosts}'; }} > {shared}/hosts-$(hostname)
+        mount --bind {shared}/hosts-$(hostname) /etc/hosts
+        exec {" ".join(MEETING)}
+    """)
+    srun = ["srun", "-N2", "-n2", "unshare", "--mount", "sh", f"{shared}/rank.sh"]
+    ranks = assert_met(cluster, srun, 2, cwd=shared, env={"HPCDDP_HOST_SUFFIX": ".hsn.test"})
+    assert {(rank["address"], rank["gloo"]) for rank in ranks} == {("node1.hsn.test", "eth1")}
+
+
+def test_an_interface_leads_to_the_other_network(cluster: Cluster, shared: Path) -> None:
+    env = {"HPCDDP_INTERFACE": "eth1", "HPCDDP_RUN_DIR": str(shared / "run"), "MASTER_ADDR": "node1"}
+    assert cluster.ok(["srun", "-N2", "-n2", *MEET], cwd=shared, env=env).strip() == "met: 0@node1 1@node2"
+    ranks = assert_met(cluster, ["srun", "-N2", "-n2", *MEETING], 2, cwd=shared, env=env)
+    assert {(rank["channel"], rank["address"], rank["gloo"]) for rank in ranks} == {("file", ON_NODE1, "eth1")}
+
+
+@pytest.mark.parametrize("recipe", [SUFFIX, {"HPCDDP_INTERFACE": "eth1"}], ids=lambda recipe: next(iter(recipe)))
+@pytest.mark.parametrize("name", ["mpich", "impi"])
+def test_hydra_s_store_tells_the_address_on_the_other_network(
+    cluster: Cluster, shared: Path, name: str, recipe: dict[str, str]
+) -> None:
+    mpi = find_mpi(name)
+    mpirun = [*mpi.over_hosts({"node1": 1, "node2": 1}, 2, shared), "env", *(f"{k}={v}" for k, v in recipe.items())]
+    ranks = assert_met(cluster, [*mpirun, *MEETING], 2, cwd=shared, env=mpi.env)
+    assert {(rank["channel"], rank["address"], rank["gloo"]) for rank in ranks} == {("pmi", ON_NODE1, "eth1")}
+
+
+def test_an_interface_that_the_node_does_not_have_is_named(cluster: Cluster, shared: Path) -> None:
+    env = {"HPCDDP_INTERFACE": "hsn0", "HPCDDP_RUN_DIR": str(shared / "run")}
+    done = cluster.sh(["srun", "-N2", "-n2", "--kill-on-bad-exit", *MEET], cwd=shared, env=env)
+    assert done.returncode != 0
+    assert (
+        "interface hsn0 (HPCDDP_INTERFACE), which on node1 is none of its interfaces (it has eth0, eth1)" in done.stderr
+    )
+
+
+def test_a_gloo_interface_that_the_node_does_not_have_is_named(cluster: Cluster, shared: Path) -> None:
+    env = SUFFIX | {"GLOO_SOCKET_IFNAME": "^lo", "OMP_NUM_THREADS": "1"}
+    srun = ["srun", "-N2", "-n2", "--kill-on-bad-exit", PYTHON, f"{HERE}/programs/reduce.py"]
+    done = cluster.sh(srun, cwd=shared, env=env)
+    assert done.returncode != 0
+    assert "GLOO_SOCKET_IFNAME=^lo names no interface of node" in done.stderr
+    assert "unset GLOO_SOCKET_IFNAME" in done.stderr
+
+
+@pytest.mark.parametrize("recipe", [SUFFIX, {"HPCDDP_INTERFACE": "eth1"}], ids=lambda recipe: next(iter(recipe)))
+def test_a_group_inside_exec_takes_the_address_that_exec_found(
+    cluster: Cluster, shared: Path, recipe: dict[str, str]
+) -> None:
+    env = recipe | {"HPCDDP_RUN_DIR": str(shared / "run"), "HPCDDP_ATTEMPT": "7"}
+    ranks = assert_met(cluster, ["srun", "-N2", "-n2", "hpcddp", "exec", "--", *MEETING], 2, cwd=shared, env=env)
+    addresses = {f"{ranks[0]['host']}i"} if recipe == SUFFIX else {ON_NODE1}
+    assert {rank["channel"] for rank in ranks} == {"env"}
+    assert {rank["address"] for rank in ranks} == addresses
+    assert {rank["gloo"] for rank in ranks} == {"eth1"}

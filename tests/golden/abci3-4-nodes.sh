@@ -1,0 +1,72 @@
+#!/bin/bash
+#PBS -N resnet
+#PBS -P gabc12345
+#PBS -q rt_HF
+#PBS -l select=4:mpiprocs=8:ompthreads=12
+#PBS -l walltime=02:30:00
+#PBS -j oe
+#PBS -r n
+#PBS -k oe
+# Made by hpcddp 1.2.3 for site abci3 (https://docs.abci.ai/v3/en/):
+#   hpcddp render job.yaml
+# Nodes 4, ranks per node 8, ranks 32, CPUs per rank 24.
+
+set -o pipefail # the job's status is the launcher's, also behind tee
+cd "${PBS_O_WORKDIR:-.}" || exit # PBS starts in the home folder
+
+source /etc/profile.d/modules.sh
+module load cuda/12.6/12.6.1 || exit
+module load cudnn/9.5/9.5.1 || exit
+module load hpcx/2.20 || exit
+
+set -e # from here on a line that fails ends the job
+launcher=$(type -P mpirun) || launcher=mpirun # the site's goes before the environment's
+HPCDDP_PYTHON=/opt/env/bin/python
+export PATH="${HPCDDP_PYTHON%/*}:$PATH"
+export PYTHONPATH="$PWD"/src"${PYTHONPATH:+:$PYTHONPATH}"
+export OMP_NUM_THREADS=12
+export NCCL_DEBUG=INFO
+
+HPCDDP_RUN_DIR="$PWD"/runs/resnet
+HPCDDP_ATTEMPT=${PBS_JOBID//]/} # 12[3].pbs1, one job of an array, becomes 12-3.pbs1
+HPCDDP_ATTEMPT=${HPCDDP_ATTEMPT//[/-}
+HPCDDP_DEADLINE=$(($(date +%s) - SECONDS + 9000))
+HPCDDP_LOG_RANKS=1 # every rank but the first writes into a file of its own
+export HPCDDP_PYTHON HPCDDP_RUN_DIR HPCDDP_ATTEMPT HPCDDP_DEADLINE HPCDDP_LOG_RANKS
+read -r MASTER_ADDR < "$PBS_NODEFILE" # the first host is a candidate: the ranks verify it
+export MASTER_ADDR
+
+attempt=$HPCDDP_RUN_DIR/attempts/$HPCDDP_ATTEMPT
+mkdir -p "$attempt/logs" "$attempt/env"
+if [ -f "$0" ]; then cp "$0" "$attempt/script.sh"; fi
+cat > "$HPCDDP_RUN_DIR/job.yaml" << 'HPCDDP_JOB'
+site: "abci3"
+name: "resnet"
+nodes: 4
+walltime: "02:30:00"
+account: "gabc12345"
+global_batch: 2048
+env: {"NCCL_DEBUG": "INFO"}
+pythonpath: ["src"]
+command: ["python", "train.py", "--data", "/groups/gabc12345/imagenet"]
+HPCDDP_JOB
+cat > "$HPCDDP_RUN_DIR/plan.json" << 'HPCDDP_PLAN'
+{"schema": 1, "name": "resnet", "site": "abci3", "scheduler": "pbs", "launcher": "openmpi", "nodes": 4, "ranks_per_node": 8, "world_size": 32, "gpus_per_node": 8, "cpus_per_rank": 24, "threads_per_rank": 12, "walltime_s": 9000, "queue": "rt_HF", "account": "gabc12345", "global_batch": 2048, "command": ["python", "train.py", "--data", "/groups/gabc12345/imagenet"], "run_dir": "runs/resnet", "created_by": "hpcddp render job.yaml"}
+HPCDDP_PLAN
+
+status=0
+"$launcher" -np 32 \
+    --map-by ppr:8:node --bind-to none -hostfile "$PBS_NODEFILE" \
+    -x PATH -x PYTHONPATH -x OMP_NUM_THREADS -x NCCL_DEBUG -x MASTER_ADDR \
+    -x HPCDDP_PYTHON -x HPCDDP_RUN_DIR -x HPCDDP_ATTEMPT -x HPCDDP_DEADLINE -x HPCDDP_LOG_RANKS \
+    ${LD_LIBRARY_PATH:+-x LD_LIBRARY_PATH} \
+    ${UCX_NET_DEVICES:+-x UCX_NET_DEVICES} \
+    ${UCX_MAX_RNDV_RAILS:+-x UCX_MAX_RNDV_RAILS} \
+    ${UCX_MAX_EAGER_RAILS:+-x UCX_MAX_EAGER_RAILS} \
+    "$HPCDDP_PYTHON" -m hpcddp exec -- \
+    python train.py --data /groups/gabc12345/imagenet < /dev/null 2>&1 | tee -a "$attempt/logs/job.log" || status=$?
+
+if [ "$status" -ne 0 ]; then
+    echo "hpcddp: the launcher ended with status $status; the ranks' logs are in $attempt/logs" >&2
+fi
+exit "$status"

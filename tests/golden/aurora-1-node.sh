@@ -1,0 +1,67 @@
+#!/bin/bash
+#PBS -N train
+#PBS -A abc123
+#PBS -q debug
+#PBS -l select=1:mpiprocs=12:ompthreads=8
+#PBS -l place=scatter
+#PBS -l walltime=00:50:05
+#PBS -j oe
+#PBS -r n
+#PBS -k doe
+#PBS -l filesystems=home:flare
+# Made by hpcddp 1.2.3 for site aurora (https://docs.alcf.anl.gov/aurora/):
+#   hpcddp render job.yaml
+# Nodes 1, ranks per node 12, ranks 12, CPUs per rank 17.
+
+set -o pipefail # the job's status is the launcher's, also behind tee
+cd "${PBS_O_WORKDIR:-.}" || exit # PBS starts in the home folder
+
+module load frameworks || exit
+
+set -e # from here on a line that fails ends the job
+launcher=$(type -P mpiexec) || launcher=mpiexec # the site's goes before the environment's
+HPCDDP_PYTHON=/opt/env/bin/python
+export PATH="${HPCDDP_PYTHON%/*}:$PATH"
+export OMP_NUM_THREADS=8
+export CCL_PROCESS_LAUNCHER=pmix
+export CCL_ATL_TRANSPORT=mpi
+export CCL_KVS_MODE=mpi
+export FI_MR_CACHE_MONITOR=userfaultfd
+export http_proxy=http://proxy.alcf.anl.gov:3128
+export https_proxy=http://proxy.alcf.anl.gov:3128
+
+HPCDDP_RUN_DIR="$PWD"/runs/train
+HPCDDP_ATTEMPT=${PBS_JOBID//]/} # 12[3].pbs1, one job of an array, becomes 12-3.pbs1
+HPCDDP_ATTEMPT=${HPCDDP_ATTEMPT//[/-}
+HPCDDP_DEADLINE=$(($(date +%s) - SECONDS + 3005))
+HPCDDP_LOG_RANKS=1 # every rank but the first writes into a file of its own
+export HPCDDP_PYTHON HPCDDP_RUN_DIR HPCDDP_ATTEMPT HPCDDP_DEADLINE HPCDDP_LOG_RANKS
+read -r MASTER_ADDR < "$PBS_NODEFILE" # the first host is a candidate: the ranks verify it
+MASTER_ADDR=${MASTER_ADDR%%.*}.hsn.cm.aurora.alcf.anl.gov # its name on the network that ranks meet on
+export MASTER_ADDR
+
+attempt=$HPCDDP_RUN_DIR/attempts/$HPCDDP_ATTEMPT
+mkdir -p "$attempt/logs" "$attempt/env"
+if [ -f "$0" ]; then cp "$0" "$attempt/script.sh"; fi
+cat > "$HPCDDP_RUN_DIR/job.yaml" << 'HPCDDP_JOB'
+site: "aurora"
+nodes: 1
+walltime: "00:50:05"
+queue: "debug"
+account: "abc123"
+command: ["python", "train.py"]
+filesystems: "home:flare"
+HPCDDP_JOB
+cat > "$HPCDDP_RUN_DIR/plan.json" << 'HPCDDP_PLAN'
+{"schema": 1, "name": "train", "site": "aurora", "scheduler": "pbs", "launcher": "pals", "nodes": 1, "ranks_per_node": 12, "world_size": 12, "gpus_per_node": 12, "cpus_per_rank": 17, "threads_per_rank": 8, "walltime_s": 3005, "queue": "debug", "account": "abc123", "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}
+HPCDDP_PLAN
+
+status=0
+"$launcher" -n 12 --ppn 12 --depth 17 --cpu-bind list:4-7:8-11:12-15:16-19:20-23:24-27:56-59:60-63:64-67:68-71:72-75:76-79 \
+    "$HPCDDP_PYTHON" -m hpcddp exec -- \
+    python train.py < /dev/null 2>&1 | tee -a "$attempt/logs/job.log" || status=$?
+
+if [ "$status" -ne 0 ]; then
+    echo "hpcddp: the launcher ended with status $status; the ranks' logs are in $attempt/logs" >&2
+fi
+exit "$status"

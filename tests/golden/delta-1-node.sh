@@ -1,0 +1,57 @@
+#!/bin/bash
+#SBATCH --job-name=train
+#SBATCH --account=abcd-gpu
+#SBATCH --partition=gpuA100x4
+#SBATCH --constraint=scratch
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=4
+#SBATCH --cpus-per-task=16
+#SBATCH --gpus-per-node=4
+#SBATCH --mem=240G
+#SBATCH --time=00:30:00
+#SBATCH --output=%x-%j.out
+#SBATCH --no-requeue
+#SBATCH --gpu-bind=closest
+# Made by hpcddp 1.2.3 for site delta (https://docs.ncsa.illinois.edu/systems/delta/):
+#   hpcddp render job.yaml
+# Nodes 1, ranks per node 4, ranks 4, CPUs per rank 16.
+
+set -o pipefail # the job's status is the launcher's, also behind tee
+cd "${SLURM_SUBMIT_DIR:-.}" || exit
+
+set -e # from here on a line that fails ends the job
+HPCDDP_PYTHON=/opt/env/bin/python
+export PATH="${HPCDDP_PYTHON%/*}:$PATH"
+export OMP_NUM_THREADS=16
+
+HPCDDP_RUN_DIR="$PWD"/runs/train
+HPCDDP_ATTEMPT=${SLURM_ARRAY_JOB_ID:-${SLURM_JOB_ID:?is not set: this is a Slurm job script}}
+HPCDDP_ATTEMPT+=${SLURM_ARRAY_TASK_ID:+-$SLURM_ARRAY_TASK_ID}${SLURM_RESTART_COUNT:+-r$SLURM_RESTART_COUNT}
+HPCDDP_DEADLINE=${SLURM_JOB_END_TIME:-$(($(date +%s) - SECONDS + 1800))}
+HPCDDP_LOG_RANKS=1 # every rank but the first writes into a file of its own
+export HPCDDP_PYTHON HPCDDP_RUN_DIR HPCDDP_ATTEMPT HPCDDP_DEADLINE HPCDDP_LOG_RANKS
+
+attempt=$HPCDDP_RUN_DIR/attempts/$HPCDDP_ATTEMPT
+mkdir -p "$attempt/logs" "$attempt/env"
+if [ -f "$0" ]; then cp "$0" "$attempt/script.sh"; fi
+cat > "$HPCDDP_RUN_DIR/job.yaml" << 'HPCDDP_JOB'
+site: "delta"
+nodes: 1
+mem_gb: 240
+account: "abcd-gpu"
+command: ["python", "train.py"]
+HPCDDP_JOB
+cat > "$HPCDDP_RUN_DIR/plan.json" << 'HPCDDP_PLAN'
+{"schema": 1, "name": "train", "site": "delta", "scheduler": "slurm", "launcher": "srun", "nodes": 1, "ranks_per_node": 4, "world_size": 4, "gpus_per_node": 4, "cpus_per_rank": 16, "threads_per_rank": 16, "walltime_s": 1800, "queue": "gpuA100x4", "account": "abcd-gpu", "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}
+HPCDDP_PLAN
+
+status=0
+srun --nodes=1 --ntasks=4 --ntasks-per-node=4 \
+    --cpus-per-task=16 --kill-on-bad-exit=1 \
+    "$HPCDDP_PYTHON" -m hpcddp exec -- \
+    python train.py < /dev/null 2>&1 | tee -a "$attempt/logs/job.log" || status=$?
+
+if [ "$status" -ne 0 ]; then
+    echo "hpcddp: the launcher ended with status $status; the ranks' logs are in $attempt/logs" >&2
+fi
+exit "$status"

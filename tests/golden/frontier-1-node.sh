@@ -1,0 +1,67 @@
+#!/bin/bash
+#SBATCH --job-name=train
+#SBATCH --account=abc123
+#SBATCH --partition=batch
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=8
+#SBATCH --cpus-per-task=7
+#SBATCH --time=01:20:05
+#SBATCH --output=%x-%j.out
+#SBATCH --no-requeue
+#SBATCH --network=disable_rdzv_get
+# Made by hpcddp 1.2.3 for site frontier (https://docs.olcf.ornl.gov/systems/frontier_user_guide.html):
+#   hpcddp render job.yaml
+# Nodes 1, ranks per node 8, ranks 8, CPUs per rank 7.
+
+set -o pipefail # the job's status is the launcher's, also behind tee
+cd "${SLURM_SUBMIT_DIR:-.}" || exit
+
+module load PrgEnv-gnu/8.7.0 || exit
+module load cpe/26.03 || exit
+module load miniforge3/23.11.0-0 || exit
+module load rocm/7.1.1 || exit
+module load rccl-net-plugin || exit
+module load craype-accel-amd-gfx90a || exit
+export LD_LIBRARY_PATH="$CRAY_LD_LIBRARY_PATH:$LD_LIBRARY_PATH" || exit
+export MIOPEN_USER_DB_PATH="/tmp/$USER-miopen" MIOPEN_CUSTOM_CACHE_DIR="/tmp/$USER-miopen" || exit
+
+set -e # from here on a line that fails ends the job
+HPCDDP_PYTHON=/opt/env/bin/python
+export PATH="${HPCDDP_PYTHON%/*}:$PATH"
+export OMP_NUM_THREADS=7
+export NCCL_SOCKET_IFNAME=hsn0,hsn1,hsn2,hsn3
+export http_proxy=http://proxy.ccs.ornl.gov:3128/
+export https_proxy=http://proxy.ccs.ornl.gov:3128/
+
+HPCDDP_RUN_DIR="$PWD"/runs/train
+HPCDDP_ATTEMPT=${SLURM_ARRAY_JOB_ID:-${SLURM_JOB_ID:?is not set: this is a Slurm job script}}
+HPCDDP_ATTEMPT+=${SLURM_ARRAY_TASK_ID:+-$SLURM_ARRAY_TASK_ID}${SLURM_RESTART_COUNT:+-r$SLURM_RESTART_COUNT}
+HPCDDP_DEADLINE=${SLURM_JOB_END_TIME:-$(($(date +%s) - SECONDS + 4805))}
+HPCDDP_LOG_RANKS=1 # every rank but the first writes into a file of its own
+export HPCDDP_PYTHON HPCDDP_RUN_DIR HPCDDP_ATTEMPT HPCDDP_DEADLINE HPCDDP_LOG_RANKS
+
+attempt=$HPCDDP_RUN_DIR/attempts/$HPCDDP_ATTEMPT
+mkdir -p "$attempt/logs" "$attempt/env"
+if [ -f "$0" ]; then cp "$0" "$attempt/script.sh"; fi
+cat > "$HPCDDP_RUN_DIR/job.yaml" << 'HPCDDP_JOB'
+site: "frontier"
+nodes: 1
+walltime: "01:20:05"
+account: "abc123"
+command: ["python", "train.py"]
+HPCDDP_JOB
+cat > "$HPCDDP_RUN_DIR/plan.json" << 'HPCDDP_PLAN'
+{"schema": 1, "name": "train", "site": "frontier", "scheduler": "slurm", "launcher": "srun", "nodes": 1, "ranks_per_node": 8, "world_size": 8, "gpus_per_node": 8, "cpus_per_rank": 7, "threads_per_rank": 7, "walltime_s": 4805, "queue": "batch", "account": "abc123", "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}
+HPCDDP_PLAN
+
+status=0
+srun --nodes=1 --ntasks=8 --ntasks-per-node=8 \
+    --cpus-per-task=7 --kill-on-bad-exit=1 \
+    --gpus-per-task=1 --gpu-bind=closest \
+    "$HPCDDP_PYTHON" -m hpcddp exec -- \
+    python train.py < /dev/null 2>&1 | tee -a "$attempt/logs/job.log" || status=$?
+
+if [ "$status" -ne 0 ]; then
+    echo "hpcddp: the launcher ended with status $status; the ranks' logs are in $attempt/logs" >&2
+fi
+exit "$status"

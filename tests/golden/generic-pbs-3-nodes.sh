@@ -1,0 +1,58 @@
+#!/bin/bash
+#PBS -N train
+#PBS -l select=3:ncpus=32:mpiprocs=4:ngpus=2:ompthreads=8
+#PBS -l place=scatter
+#PBS -l walltime=01:20:05
+#PBS -j oe
+#PBS -r n
+# Made by hpcddp 1.2.3 for site generic-pbs (https://github.com/openpbs/openpbs):
+#   hpcddp render job.yaml
+# Nodes 3, ranks per node 4, ranks 12, CPUs per rank 8.
+
+set -o pipefail # the job's status is the launcher's, also behind tee
+cd "${PBS_O_WORKDIR:-.}" || exit # PBS starts in the home folder
+
+set -e # from here on a line that fails ends the job
+launcher=$(type -P mpirun) || launcher=mpirun # the site's goes before the environment's
+HPCDDP_PYTHON=/opt/env/bin/python
+export PATH="${HPCDDP_PYTHON%/*}:$PATH"
+export OMP_NUM_THREADS=8
+
+HPCDDP_RUN_DIR="$PWD"/runs/train
+HPCDDP_ATTEMPT=${PBS_JOBID//]/} # 12[3].pbs1, one job of an array, becomes 12-3.pbs1
+HPCDDP_ATTEMPT=${HPCDDP_ATTEMPT//[/-}
+HPCDDP_DEADLINE=$(($(date +%s) - SECONDS + 4805))
+HPCDDP_LOG_RANKS=1 # every rank but the first writes into a file of its own
+export HPCDDP_PYTHON HPCDDP_RUN_DIR HPCDDP_ATTEMPT HPCDDP_DEADLINE HPCDDP_LOG_RANKS
+read -r MASTER_ADDR < "$PBS_NODEFILE" # the first host is a candidate: the ranks verify it
+export MASTER_ADDR
+
+attempt=$HPCDDP_RUN_DIR/attempts/$HPCDDP_ATTEMPT
+mkdir -p "$attempt/logs" "$attempt/env"
+if [ -f "$0" ]; then cp "$0" "$attempt/script.sh"; fi
+cat > "$HPCDDP_RUN_DIR/job.yaml" << 'HPCDDP_JOB'
+site: "generic-pbs"
+nodes: 3
+ranks_per_node: 4
+gpus_per_node: 2
+cpus_per_rank: 8
+walltime: "01:20:05"
+command: ["python", "train.py"]
+HPCDDP_JOB
+cat > "$HPCDDP_RUN_DIR/plan.json" << 'HPCDDP_PLAN'
+{"schema": 1, "name": "train", "site": "generic-pbs", "scheduler": "pbs", "launcher": "openmpi", "nodes": 3, "ranks_per_node": 4, "world_size": 12, "gpus_per_node": 2, "cpus_per_rank": 8, "threads_per_rank": 8, "walltime_s": 4805, "queue": null, "account": null, "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}
+HPCDDP_PLAN
+
+status=0
+"$launcher" -np 12 \
+    --map-by ppr:4:node --bind-to none -hostfile "$PBS_NODEFILE" \
+    -x PATH -x OMP_NUM_THREADS -x MASTER_ADDR \
+    -x HPCDDP_PYTHON -x HPCDDP_RUN_DIR -x HPCDDP_ATTEMPT -x HPCDDP_DEADLINE -x HPCDDP_LOG_RANKS \
+    ${LD_LIBRARY_PATH:+-x LD_LIBRARY_PATH} \
+    "$HPCDDP_PYTHON" -m hpcddp exec -- \
+    python train.py < /dev/null 2>&1 | tee -a "$attempt/logs/job.log" || status=$?
+
+if [ "$status" -ne 0 ]; then
+    echo "hpcddp: the launcher ended with status $status; the ranks' logs are in $attempt/logs" >&2
+fi
+exit "$status"

@@ -1,0 +1,81 @@
+#!/bin/bash
+#SBATCH --job-name=train
+#SBATCH --constraint=a100&nvlink
+#SBATCH --nodes=3
+#SBATCH --ntasks-per-node=4
+#SBATCH --cpus-per-task=8
+#SBATCH --gpus-per-node=2
+#SBATCH --mem=60G
+#SBATCH --exclusive
+#SBATCH --time=01:20:05
+#SBATCH --output=%x-%A-%a.log
+#SBATCH --requeue
+#SBATCH --array=1-9:2%5
+#SBATCH --hold
+#SBATCH --signal=USR1@127
+#SBATCH --mail-type=BEGIN,END,FAIL
+#SBATCH --mail-user=alice@example.org
+# Made by hpcddp 1.2.3 for site generic-slurm (https://slurm.schedmd.com/sbatch.html):
+#   hpcddp render job.yaml
+# Nodes 3, ranks per node 4, ranks 12, CPUs per rank 8.
+
+set -o pipefail # the job's status is the launcher's, also behind tee
+cd "${SLURM_SUBMIT_DIR:-.}" || exit
+
+set -e # from here on a line that fails ends the job
+HPCDDP_PYTHON=/opt/env/bin/python
+export PATH="${HPCDDP_PYTHON%/*}:$PATH"
+export OMP_NUM_THREADS=8
+
+HPCDDP_RUN_DIR="$PWD"/runs/train
+HPCDDP_ATTEMPT=${SLURM_ARRAY_JOB_ID:-${SLURM_JOB_ID:?is not set: this is a Slurm job script}}
+HPCDDP_ATTEMPT+=${SLURM_ARRAY_TASK_ID:+-$SLURM_ARRAY_TASK_ID}${SLURM_RESTART_COUNT:+-r$SLURM_RESTART_COUNT}
+HPCDDP_DEADLINE=${SLURM_JOB_END_TIME:-$(($(date +%s) - SECONDS + 4805))}
+HPCDDP_LOG_RANKS=1 # every rank but the first writes into a file of its own
+export HPCDDP_PYTHON HPCDDP_RUN_DIR HPCDDP_ATTEMPT HPCDDP_DEADLINE HPCDDP_LOG_RANKS
+
+attempt=$HPCDDP_RUN_DIR/attempts/$HPCDDP_ATTEMPT
+mkdir -p "$attempt/logs" "$attempt/env"
+if [ -f "$0" ]; then cp "$0" "$attempt/script.sh"; fi
+cat > "$HPCDDP_RUN_DIR/job.yaml" << 'HPCDDP_JOB'
+site: "generic-slurm"
+nodes: 3
+ranks_per_node: 4
+gpus_per_node: 2
+cpus_per_rank: 8
+mem_gb: 60
+walltime: "01:20:05"
+stage_in: ["data/train.tar"]
+stage_dir: "/scratch/local"
+constraint: "a100&nvlink"
+exclusive: true
+output: "%x-%A-%a.log"
+mail: ["begin", "end", "fail"]
+mail_to: "alice@example.org"
+array: "1-9:2"
+array_limit: 5
+hold: true
+requeue: true
+signal: "00:02:07"
+command: ["python", "train.py"]
+HPCDDP_JOB
+cat > "$HPCDDP_RUN_DIR/plan.json" << 'HPCDDP_PLAN'
+{"schema": 1, "name": "train", "site": "generic-slurm", "scheduler": "slurm", "launcher": "srun", "nodes": 3, "ranks_per_node": 4, "world_size": 12, "gpus_per_node": 2, "cpus_per_rank": 8, "threads_per_rank": 8, "walltime_s": 4805, "queue": null, "account": null, "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}
+HPCDDP_PLAN
+
+HPCDDP_STAGED=/scratch/local/hpcddp-$HPCDDP_ATTEMPT # copied to once on each node
+export HPCDDP_STAGED
+srun --nodes=3 --ntasks=3 --ntasks-per-node=1 \
+    --cpus-per-task=32 --kill-on-bad-exit=1 \
+    bash -c 'mkdir -p "$0" && cp -rL -- "$@" "$0"' "$HPCDDP_STAGED" data/train.tar < /dev/null
+
+status=0
+srun --nodes=3 --ntasks=12 --ntasks-per-node=4 \
+    --cpus-per-task=8 --kill-on-bad-exit=1 \
+    "$HPCDDP_PYTHON" -m hpcddp exec -- \
+    python train.py < /dev/null 2>&1 | tee -a "$attempt/logs/job.log" || status=$?
+
+if [ "$status" -ne 0 ]; then
+    echo "hpcddp: the launcher ended with status $status; the ranks' logs are in $attempt/logs" >&2
+fi
+exit "$status"

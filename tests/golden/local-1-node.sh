@@ -1,0 +1,46 @@
+#!/bin/bash
+# Made by hpcddp 1.2.3 for site local (https://docs.open-mpi.org/en/main/launching-apps/quickstart.html):
+#   hpcddp render job.yaml
+# Nodes 1, ranks per node 4, ranks 4, CPUs per rank 1.
+
+set -o pipefail # the job's status is the launcher's, also behind tee
+
+set -e # from here on a line that fails ends the job
+launcher=mpirun
+HPCDDP_PYTHON=/opt/env/bin/python
+export PATH="${HPCDDP_PYTHON%/*}:$PATH"
+export OMP_NUM_THREADS=1
+
+HPCDDP_RUN_DIR="$PWD"/runs/train
+HPCDDP_ATTEMPT=local-$(date +%Y%m%dT%H%M%S)-$$
+HPCDDP_DEADLINE=$(($(date +%s) - SECONDS + 604800))
+HPCDDP_LOG_RANKS=1 # every rank but the first writes into a file of its own
+export HPCDDP_PYTHON HPCDDP_RUN_DIR HPCDDP_ATTEMPT HPCDDP_DEADLINE HPCDDP_LOG_RANKS
+if [ "$(id -u)" = 0 ]; then export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; fi
+
+attempt=$HPCDDP_RUN_DIR/attempts/$HPCDDP_ATTEMPT
+mkdir -p "$attempt/logs" "$attempt/env"
+if [ -f "$0" ]; then cp "$0" "$attempt/script.sh"; fi
+cat > "$HPCDDP_RUN_DIR/job.yaml" << 'HPCDDP_JOB'
+site: "local"
+nodes: 1
+ranks_per_node: 4
+command: ["python", "train.py"]
+HPCDDP_JOB
+cat > "$HPCDDP_RUN_DIR/plan.json" << 'HPCDDP_PLAN'
+{"schema": 1, "name": "train", "site": "local", "scheduler": "local", "launcher": "openmpi", "nodes": 1, "ranks_per_node": 4, "world_size": 4, "gpus_per_node": 0, "cpus_per_rank": 1, "threads_per_rank": 1, "walltime_s": 604800, "queue": "here", "account": null, "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}
+HPCDDP_PLAN
+
+status=0
+"$launcher" -np 4 \
+    --map-by slot:OVERSUBSCRIBE --bind-to none \
+    -x PATH -x OMP_NUM_THREADS \
+    -x HPCDDP_PYTHON -x HPCDDP_RUN_DIR -x HPCDDP_ATTEMPT -x HPCDDP_DEADLINE -x HPCDDP_LOG_RANKS \
+    ${LD_LIBRARY_PATH:+-x LD_LIBRARY_PATH} \
+    "$HPCDDP_PYTHON" -m hpcddp exec -- \
+    python train.py < /dev/null 2>&1 | tee -a "$attempt/logs/job.log" || status=$?
+
+if [ "$status" -ne 0 ]; then
+    echo "hpcddp: the launcher ended with status $status; the ranks' logs are in $attempt/logs" >&2
+fi
+exit "$status"

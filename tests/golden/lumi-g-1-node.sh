@@ -1,0 +1,60 @@
+#!/bin/bash
+#SBATCH --job-name=train
+#SBATCH --account=project_465000000
+#SBATCH --partition=standard-g
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=8
+#SBATCH --cpus-per-task=7
+#SBATCH --gpus-per-node=8
+#SBATCH --time=02:20:05
+#SBATCH --output=%x-%j.out
+#SBATCH --no-requeue
+# Made by hpcddp 1.2.3 for site lumi-g (https://docs.lumi-supercomputer.eu/):
+#   hpcddp render job.yaml
+# Nodes 1, ranks per node 8, ranks 8, CPUs per rank 7.
+
+set -o pipefail # the job's status is the launcher's, also behind tee
+cd "${SLURM_SUBMIT_DIR:-.}" || exit
+
+module use /appl/local/laifs/modules || exit
+module load lumi-aif-singularity-bindings || exit
+
+set -e # from here on a line that fails ends the job
+HPCDDP_PYTHON=/opt/env/bin/python
+export PATH="${HPCDDP_PYTHON%/*}:$PATH"
+export OMP_NUM_THREADS=7
+export NCCL_SOCKET_IFNAME=hsn0,hsn1,hsn2,hsn3
+export NCCL_NET_GDR_LEVEL=PHB
+
+HPCDDP_RUN_DIR="$PWD"/runs/train
+HPCDDP_ATTEMPT=${SLURM_ARRAY_JOB_ID:-${SLURM_JOB_ID:?is not set: this is a Slurm job script}}
+HPCDDP_ATTEMPT+=${SLURM_ARRAY_TASK_ID:+-$SLURM_ARRAY_TASK_ID}${SLURM_RESTART_COUNT:+-r$SLURM_RESTART_COUNT}
+HPCDDP_DEADLINE=${SLURM_JOB_END_TIME:-$(($(date +%s) - SECONDS + 8405))}
+HPCDDP_LOG_RANKS=1 # every rank but the first writes into a file of its own
+export HPCDDP_PYTHON HPCDDP_RUN_DIR HPCDDP_ATTEMPT HPCDDP_DEADLINE HPCDDP_LOG_RANKS
+
+attempt=$HPCDDP_RUN_DIR/attempts/$HPCDDP_ATTEMPT
+mkdir -p "$attempt/logs" "$attempt/env"
+if [ -f "$0" ]; then cp "$0" "$attempt/script.sh"; fi
+cat > "$HPCDDP_RUN_DIR/job.yaml" << 'HPCDDP_JOB'
+site: "lumi-g"
+nodes: 1
+walltime: "02:20:05"
+account: "project_465000000"
+command: ["python", "train.py"]
+HPCDDP_JOB
+cat > "$HPCDDP_RUN_DIR/plan.json" << 'HPCDDP_PLAN'
+{"schema": 1, "name": "train", "site": "lumi-g", "scheduler": "slurm", "launcher": "srun", "nodes": 1, "ranks_per_node": 8, "world_size": 8, "gpus_per_node": 8, "cpus_per_rank": 7, "threads_per_rank": 7, "walltime_s": 8405, "queue": "standard-g", "account": "project_465000000", "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}
+HPCDDP_PLAN
+
+status=0
+srun --nodes=1 --ntasks=8 --ntasks-per-node=8 \
+    --cpus-per-task=7 --kill-on-bad-exit=1 \
+    --cpu-bind=mask_cpu=0x00fe000000000000,0xfe00000000000000,0x0000000000fe0000,0x00000000fe000000,0x00000000000000fe,0x000000000000fe00,0x000000fe00000000,0x0000fe0000000000 \
+    "$HPCDDP_PYTHON" -m hpcddp exec -- \
+    python train.py < /dev/null 2>&1 | tee -a "$attempt/logs/job.log" || status=$?
+
+if [ "$status" -ne 0 ]; then
+    echo "hpcddp: the launcher ended with status $status; the ranks' logs are in $attempt/logs" >&2
+fi
+exit "$status"

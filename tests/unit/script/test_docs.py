@@ -1,0 +1,42 @@
+"""The tables of keys in the manual are the program's."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+
+from hpcddp.script import profile
+from hpcddp.script.choose import site_files
+from hpcddp.script.profile import load_site
+from hpcddp.script.spec import KEYS
+
+
+def keys_in(text: str, heading: str) -> list[str]:
+    """The words in the first column of the table after a heading or sentence."""
+    table = text.split(heading)[1].split("\n\n|")[1].split("\n\n")[0]
+    return [key for row in table.splitlines()[2:] for key in re.findall(r"`(\w+)`", row.split("|")[1])]
+
+
+def test_every_key_of_a_job_file_is_in_the_manual(repo):
+    assert keys_in((repo / "docs/job-file.md").read_text(), "## Keys") == list(KEYS)
+
+
+def test_every_key_of_a_site_file_is_in_the_manual(repo):
+    text = (repo / "docs/sites.md").read_text()
+    assert keys_in(text, "(exit status 3") == list(profile.SITE)
+    assert keys_in(text, "A queue says") == [key for key in profile.QUEUE if key != "source"]
+
+
+def test_the_sites_pages_are_those_of_their_files(repo):
+    spec = importlib.util.spec_from_file_location("make_site_pages", repo / "docs/make_site_pages.py")
+    maker = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(maker)
+    written = {path.name: path.read_text() for path in (repo / "docs/sites").iterdir()}
+    assert written == maker.pages(), "run: python docs/make_site_pages.py"
+    assert all(f"[`{name}`]" in written["README.md"] for name in site_files({}))
+
+
+def test_the_manuals_own_site_is_one_that_loads(repo, tmp_path):
+    text = (repo / "docs/sites.md").read_text().split("```yaml\n")[1].split("```")[0]
+    (tmp_path / "my.yaml").write_text(text)
+    assert load_site("my", str(tmp_path / "my.yaml")).queues["gpu"].gpus == 4

@@ -1,0 +1,83 @@
+"""Where each line came from, and what changes between sites; and that neither text is a job."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpcddp.script.compare import compare_plans
+from hpcddp.script.explain import explain_script
+from hpcddp.script.lint.gridengine import read_gridengine
+from hpcddp.script.lint.pbs import read_pbs
+from hpcddp.script.lint.slurm import read_slurm
+
+from .conftest import ENOUGH, plan, script
+
+
+def explain(site: str, asked: dict[str, str] | None = None, **values: object) -> dict[str, str]:
+    """Line -> its sources."""
+    text = explain_script(plan(site, **values), asked or {})
+    pairs = (line.rpartition(" | ") if " | " in line else (line, "", "") for line in text.splitlines())
+    return {line.strip(): why for line, _, why in pairs}
+
+
+@pytest.mark.parametrize("site", ENOUGH)
+def test_every_line_of_the_script_is_there_in_order(site):
+    text = explain_script(plan(site), {})
+    at = 0
+    for line in script(site).splitlines():
+        at = text.index(line, at)
+
+
+def test_options_job_file_site_and_defaults_are_told_apart():
+    asked = {"nodes": "--nodes", "account": "account in job.yaml", "env": "env in job.yaml", "env.B": "--set env.B"}
+    lines = explain("abci3", asked, nodes="3", env={"A": "1", "B": "2"})
+    assert lines["#PBS -N train"] == "default: the script's name"
+    assert lines["#PBS -P gabc12345"] == "account in job.yaml"
+    assert lines["#PBS -q rt_HF"] == "site abci3: queue"
+    assert lines["#PBS -l select=3:mpiprocs=8:ompthreads=12"].startswith(
+        "--nodes; default: one per GPU; site abci3: queue"
+    )
+    assert lines["#PBS -l walltime=01:00:00"].startswith("site abci3: walltime")
+    assert "https://docs.abci.ai/v3/en/environment-modules/, 2026" in lines["module load hpcx/2.20 || exit"]
+    assert lines["export A=1"] == "env in job.yaml"
+    assert lines["export B=2"] == "--set env.B"
+    assert lines["set -o pipefail # the job's status is the launcher's, also behind tee"] == ""
+
+
+def test_a_derived_value_is_followed_to_what_it_is_worked_out_from():
+    lines = explain(
+        "generic-slurm", {"nodes": "--nodes", "ranks_per_node": "--ranks-per-node"}, nodes="3", ranks_per_node="4"
+    )
+    launch = next(why for line, why in lines.items() if line.startswith("srun --nodes=3 --ntasks=12"))
+    assert launch == "--nodes; --ranks-per-node"
+
+
+@pytest.mark.parametrize("site", ENOUGH)
+def test_no_scheduler_takes_an_explanation_or_a_comparison_for_a_job(site):
+    both = (plan(site), script(site)), (plan("generic-pbs", account=None), script("generic-pbs"))
+    for text in (explain_script(plan(site), {}), compare_plans(*both)):
+        assert read_pbs(text).refusals
+        assert read_slurm(text).refusals
+        assert read_gridengine(text).options[0].name == "-hpcddp-explains-and-queues-nothing"
+
+
+def test_a_comparison_says_which_decisions_differ_and_how_the_scripts_do():
+    one, two = plan("generic-pbs", nodes="2"), plan("generic-slurm", nodes="2")
+    text = compare_plans((one, script("generic-pbs", nodes="2")), (two, script("generic-slurm", nodes="2")))
+    assert "scheduler  pbs          slurm\n" in text
+    assert "launcher   openmpi      srun\n" in text
+    assert "\n-#PBS -l walltime=01:00:00\n" in text
+    assert "\n+#SBATCH --time=01:00:00\n" in text
+    assert "\nnodes " not in text
+
+
+def test_both_are_printed_when_asked_for(run, tmp_path):
+    request = ["--site", "generic-pbs", "--gpus-per-node", "1", "--cpus-per-rank", "2", "--walltime", "1:00:00"]
+
+    def render(*words: str):
+        return run(["hpcddp", "render", *request, *words, "--", "true"], cwd=tmp_path, env={"HOME": str(tmp_path)})
+
+    assert "| --walltime\n" in render("--explain").stdout
+    assert "+++ generic-slurm\n" in render("--diff", "generic-slurm").stdout
+    assert render("--diff", "generic-pbs").returncode == 2
+    assert render("--diff", "nowhere").returncode == 3

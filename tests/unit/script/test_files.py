@@ -1,0 +1,200 @@
+"""YAML files: job files, sites, and which site is taken."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from hpcddp.errors import RequestError, SiteError
+from hpcddp.script.choose import (
+    Choice,
+    chosen_site,
+    open_site,
+    site_files,
+    site_of_host,
+    site_of_scheduler,
+)
+from hpcddp.script.loading import load_yaml, parse_yaml
+from hpcddp.script.profile import FIELDS, load_site
+from hpcddp.script.spec import read_spec, spec_items
+
+
+def test_plain_values_are_the_text_that_stands_in_the_file():
+    text = "walltime: 1:30:00\nenv: {A: FALSE, B: no, C: 010, D: 1.50, E: ~}\nnodes: 4\n"
+    assert parse_yaml(text, "x") == {
+        "walltime": "1:30:00",
+        "env": {"A": "FALSE", "B": "no", "C": "010", "D": "1.50", "E": "~"},
+        "nodes": "4",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("nodes: 1\nnodes: 2\n", "'nodes' stands twice"),
+        ("nodes: [1\n", "line 2 is not YAML"),
+        ("- a\n", "holds a list"),
+        ("just text", "holds a str"),
+        ("? [a]\n: b\n", "a key is not plain text"),
+    ],
+)
+def test_what_is_no_mapping_of_keys_is_refused(text, words):
+    with pytest.raises(RequestError, match=words):
+        parse_yaml(text, "job.yaml")
+
+
+def test_an_empty_file_asks_for_nothing():
+    assert parse_yaml("# nothing\n", "x") == {}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("nodez", "1", r"unknown key 'nodez'.*did you mean 'nodes'"),
+        ("nodes", "0", "not a whole number of 1 or more"),
+        ("nodes", "-3", "not a whole number"),
+        ("nodes", "1.5", "not a whole number"),
+        ("nodes", ["1"], "is a list"),
+        ("walltime", "90", "not H:M:S"),
+        ("walltime", "1-00:00:00", "not H:M:S"),
+        ("walltime", "00:3:00:00", "not H:M:S"),
+        ("launcher", "mpirun", "is not known"),
+        ("env", "A=1", "not a mapping"),
+        ("env", {"1A": "x"}, "not a variable's name"),
+        ("env", {"A": ["x"]}, "A is a list"),
+        ("env.A B", "x", "not a variable's name"),
+        ("command", "python 'x", "cannot be split"),
+        ("command", {"a": "b"}, "not a list of words"),
+    ],
+)
+def test_a_job_files_values_are_checked_and_their_source_named(key, value, words):
+    with pytest.raises(RequestError, match=words) as error:
+        read_spec({key: (value, f"{key} in job.yaml")})
+    assert "job.yaml" in str(error.value) or key in str(error.value)
+
+
+def test_a_commands_text_is_split_like_a_shell_line():
+    assert read_spec({"command": ("python train.py --note 'a b'", "x")}).command == (
+        "python",
+        "train.py",
+        "--note",
+        "a b",
+    )
+
+
+def test_no_words_at_all_can_be_asked_for():
+    assert read_spec({"modules": ("[]", "--set modules")}).modules == ()
+    assert read_spec({"modules": ([], "modules in job.yaml")}).modules == ()
+    assert read_spec({"modules": ("", "modules in job.yaml")}).modules is None
+
+
+def test_single_variables_are_added_to_the_job_files():
+    spec = read_spec({"env": ({"A": "1", "B": "2"}, "f"), "env.B": ("3", "--set"), "env.C": ("", "--set")})
+    assert spec.env == {"A": "1", "B": "3", "C": ""}
+
+
+def test_a_spec_written_out_reads_back_the_same():
+    asked = {"nodes": ("4", "x"), "walltime": ("1:00:00", "x"), "command": (["a", "b c"], "x")}
+    assert list(spec_items(read_spec(asked))) == ["nodes", "walltime", "command"]
+
+
+_UNCITED = {"schema", "summary", "scheduler", "standing", "verified", "sources", "cited", "hostname", "queue", "notes"}
+
+
+@pytest.mark.parametrize("name", list(site_files({})))
+def test_every_fact_of_a_shipped_site_names_its_source(name):
+    site = open_site(Choice(name, "test"), {})
+    assert re.match("https?://", site.guide)
+    assert re.fullmatch(r"20\d\d-\d\d-\d\d", site.verified)
+    assert set(site.cited.values()) <= set(site.sources)
+    if site.standing == "generic":
+        return
+    for key in load_yaml(site.file)[0].keys() - _UNCITED:
+        value = getattr(site, FIELDS.get(key, key))
+        blocks = value.values() if key in {"queues", "vars"} else [value]
+        cited = [site.cited.get(key) or getattr(block, "source", "") for block in blocks]
+        assert set(cited) <= set(site.sources), f"{key} of {name}"
+
+
+GOOD = """\
+# https://x.org
+schema: 1
+summary: s
+scheduler: slurm
+standing: practice
+verified: 2026-01-01
+launcher: {name: srun}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (GOOD.replace("# https://x.org\n", ""), "lacks the address of the user guide"),
+        (GOOD.replace("verified: 2026-01-01\n", ""), "lacks the key 'verified'"),
+        (GOOD + "queus: {}\n", "unknown key 'queus'.*did you mean 'queue"),
+        (GOOD + "queues: {a: {gpu: 1, gpuz: 4}}\n", "unknown key 'gpuz' in a in queues"),
+        (GOOD + "queues: {a: {limits: [{nodes: 9-1}]}}\n", "ends before it begins"),
+        (GOOD + "queues: {a: {limits: [{}]}}\n", "not a list of rules"),
+        (GOOD + "queues: {a: {like: b}}\n", "a in queues in .* is like 'b', which is not there"),
+        (GOOD + "vars: {nodes: {required: true}}\n", "'nodes' in vars is a key of every job file"),
+        (GOOD + "queue: b\nqueues: {a: {}}\n", "default queue 'b' is none of its queues"),
+        (GOOD + "account: {required: yes}\n", "'yes' is not known"),
+        (GOOD.replace("slurm", "torque"), "'torque' is not known"),
+        ("{", "is not YAML"),
+    ],
+)
+def test_a_wrong_site_file_is_refused(text, words, tmp_path):
+    path = tmp_path / "my.yaml"
+    path.write_text(text)
+    with pytest.raises(SiteError, match=words):
+        load_site("my", str(path))
+
+
+def test_an_own_site_is_found_by_name_and_by_path_and_wins_over_a_shipped_one(tmp_path):
+    folder = tmp_path / "hpcddp/sites"
+    folder.mkdir(parents=True)
+    (folder / "abci3.yaml").write_text(GOOD)
+    env = {"XDG_CONFIG_HOME": str(tmp_path)}
+    assert open_site(Choice("abci3", ""), env).scheduler == "slurm"
+    assert open_site(Choice(str(folder / "abci3.yaml"), ""), {}).scheduler == "slurm"
+    assert site_files(env)["abci3"] == str(folder / "abci3.yaml")
+    assert open_site(Choice("abci3", ""), {}).scheduler == "pbs"
+
+
+def test_an_unknown_site_names_the_known_ones():
+    with pytest.raises(SiteError, match="did you mean 'abci3'") as error:
+        open_site(Choice("abci", "--site"), {})
+    assert "generic-pbs" in error.value.hint
+
+
+def test_what_the_user_said_is_taken_in_order(tmp_path):
+    (tmp_path / "hpcddp").mkdir()
+    (tmp_path / "hpcddp/config.yaml").write_text("site: d\n")
+    config = {"XDG_CONFIG_HOME": str(tmp_path)}
+    env = {**config, "HPCDDP_SITE": "b"}
+    assert chosen_site("a", "c", "job.yaml", env) == Choice("a", "--site")
+    assert chosen_site(None, "c", "job.yaml", env) == Choice("b", "$HPCDDP_SITE")
+    assert chosen_site(None, "c", "job.yaml", config) == Choice("c", "site in job.yaml")
+    assert chosen_site(None, None, "", config) == Choice("d", f"site in {tmp_path}/hpcddp/config.yaml")
+    assert chosen_site(None, None, "", {"HOME": str(tmp_path)}) is None
+
+
+def test_a_site_is_found_by_the_whole_of_the_hosts_name():
+    assert site_of_host("hnode042", {}) == Choice("abci3", "this host is hnode042")
+    assert site_of_host("xhnode0422", {}) is None
+
+
+@pytest.mark.parametrize(
+    ("version", "sbatch", "site"),
+    [
+        ("pbs_version = 23.06.06\n", True, "generic-pbs"),
+        ("Grid Engine 8.1.9", True, "generic-slurm"),
+        ("Grid Engine 8.1.9", False, "local"),
+        (None, True, "generic-slurm"),
+        (None, False, "local"),
+    ],
+)
+def test_a_scheduler_on_path_makes_the_generic_site_and_a_foreign_qsub_does_not(version, sbatch, site):
+    assert site_of_scheduler(version, sbatch).site == site

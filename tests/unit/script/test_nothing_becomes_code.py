@@ -1,0 +1,118 @@
+"""Nothing that a user writes becomes code, or a directive: whatever the text, it stays the text."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hpcddp.errors import RequestError
+from hpcddp.script.directives import job_name
+from hpcddp.script.words import quote_word
+
+from .conftest import ENOUGH, StubbedNode, plan, script
+
+SITES = [site for site in ENOUGH if site != "abci3"]  # its modules are not on this machine
+NASTY = ["a b", "it's", '"', "$(touch PWNED)", "`touch PWNED`", "; touch PWNED", "&& false", "!!", "~", "*", "-n", ""]
+NASTY += ["l1\nl2", "a\tb", "\r", "\x7f\x01", "#", "\\", "x\\", "é日本", "\n#PBS -q x", "\n#SBATCH -p x"]
+NASTY += ["HPCDDP_PLAN", "\nHPCDDP_PLAN\n", "{{ job }}", "{% raw %}"]
+carried = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
+texts = st.one_of(st.sampled_from(NASTY), carried, st.lists(st.sampled_from(NASTY)).map("".join))
+quickly = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def directives(text: str) -> list[str]:
+    return [line for line in text.splitlines() if re.match(r"\s*#(PBS|SBATCH|BSUB|\$)", line)]
+
+
+@pytest.mark.parametrize("site", SITES)
+@quickly
+@given(arguments=st.lists(texts, min_size=1, max_size=5), value=texts)
+def test_arguments_and_variables_reach_the_program_byte_for_byte(site, node: StubbedNode, arguments, value):
+    text = script(site, node.origin, command=["prog", *arguments], env={"ODD": value}, name="odd")
+    done = node.run(text)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert node.arguments == ["prog", *arguments]
+    assert node.environment["ODD"] == value
+    assert not list(node.folder.rglob("PWNED"))
+
+
+@pytest.mark.parametrize("site", ENOUGH)
+@quickly
+@given(word=texts, value=texts, name=texts.filter(bool), folder=texts.filter(bool))
+def test_no_text_adds_a_directive_or_a_line(site, word, value, name, folder):
+    def render(word, value, name, folder):
+        paths = {
+            "pythonpath": [folder],
+            "workdir": folder,
+            "run_dir": folder,
+            "venv": f"/{folder}",
+            "modules": [folder],
+        }
+        return script(site, command=["prog", word], env={"ODD": value}, name=name, **paths)
+
+    plain = render("word", "value", "name", "folder")
+    try:
+        odd = render(word, value, name, folder)
+    except RequestError:
+        assert "\n" in name + folder  # nothing else is refused: all of it can be carried
+        return
+    assert len(odd.split("\n")) == len(plain.split("\n"))
+    assert len(directives(odd)) == len(directives(plain))
+    assert "\r" not in odd
+
+
+@quickly
+@given(texts)
+def test_a_job_name_becomes_one_that_every_scheduler_takes(text):
+    assert re.fullmatch(r"[A-Za-z][A-Za-z0-9_.+-]{0,229}", job_name(text))
+    assert job_name(job_name(text)) == job_name(text)
+
+
+@pytest.mark.parametrize("text", ["nul\0", "\udcff"])
+def test_what_no_argument_can_carry_is_refused(text):
+    with pytest.raises(RequestError, match="no program argument can carry"):
+        quote_word(text)
+
+
+@pytest.mark.parametrize("key", ["queue", "account"])
+@quickly
+@given(text=texts.filter(lambda t: t and not re.fullmatch(r"\w[A-Za-z0-9_.+:,@=%-]*", t, re.ASCII)))
+def test_queue_and_account_are_one_plain_word_or_refused(key, text):
+    for site in ("generic-pbs", "generic-slurm"):
+        with pytest.raises(RequestError):
+            plan(site, **{key: text})
+
+
+@pytest.mark.parametrize(
+    "directive",
+    [
+        "",
+        "x",
+        "-l select=9",
+        "-N other",
+        "-v A=1 -q x",
+        "-v A='b'",
+        "-W a # c",
+        "-l a\\",
+        "-l a\n#PBS -q x",
+        "- a",
+        "é",
+    ],
+)
+def test_a_raw_directive_is_one_option_that_the_script_does_not_print_itself(directive):
+    with pytest.raises(RequestError):
+        plan("generic-pbs", directives=[directive])
+
+
+@pytest.mark.parametrize("directive", ["--time=1", "--nodes=4", "-N 4", "-t 5", "--requeue", "--job-name=x"])
+def test_slurms_own_options_cannot_stand_twice(directive):
+    with pytest.raises(RequestError, match="printed by the script itself"):
+        plan("generic-slurm", directives=[directive])
+
+
+def test_the_local_site_takes_no_directives():
+    with pytest.raises(RequestError, match="no scheduler"):
+        plan("local", directives=["-W umask=022"])

@@ -1,0 +1,96 @@
+"""A site of one's own: the start that is written, and the schema for editors."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcddp.script.choose import Choice, open_site, site_files
+from hpcddp.script.loading import load_yaml
+from hpcddp.script.profile import load_site
+from hpcddp.script.schema import site_schema
+from hpcddp.script.survey import Found, format_start, parse_pbs, parse_sinfo
+
+
+def captured(repo, name: str) -> str:
+    return json.dumps(json.loads((repo / f"tests/captures/pbs/{name}.json").read_text())["stdout_json"])
+
+
+def test_pbs_queues_are_those_that_are_open_with_the_nodes_behind_them(repo):
+    found = {q.name: q for q in parse_pbs(captured(repo, "qstat_queues_json"), captured(repo, "pbsnodes_json"))}
+    assert found["rt_HF"] == Found("rt_HF", 4, 192, 1000, 8, None, "168:00:00")
+    assert found["rt_HG"] == Found("rt_HG", 4, 16, 1000, 1)
+    assert "closed" not in found
+
+
+def test_partitions_are_read_with_their_largest_node():
+    text = "gpu|4|64|515000|gpu:a100:4(S:0-1)|2-00:00:00\ngpu|2|64|1031000|gpu:a100:8|2-00:00:00\n"
+    text += "cpu|9|48|192000|(null)|30:00\nall|15|48+|192000+|(null)|infinite\n"
+    assert parse_sinfo(text) == [
+        Found("gpu", 6, 64, 1006, 8, "a100", "48:00:00"),
+        Found("cpu", 9, 48, 187, 0, None, "0:30:00"),
+        Found("all", 15, 48, 187, 0, None, None),
+    ]
+
+
+@pytest.mark.parametrize("scheduler", ["slurm", "pbs"])
+@pytest.mark.parametrize("queues", [[], [Found("gpu", 4, 64, 502, 4, "a100", "24:00:00"), Found("x")]])
+def test_a_start_is_a_site_that_loads(scheduler, queues, tmp_path):
+    (tmp_path / "my.yaml").write_text(format_start("my", scheduler, "2026-11-21", queues, "sinfo"))
+    site = load_site("my", str(tmp_path / "my.yaml"))
+    assert (site.scheduler, list(site.queues)) == (scheduler, [q.name for q in queues])
+
+
+def test_a_new_site_is_written_where_it_is_found_and_never_over_another(run, tmp_path):
+    (tmp_path / "sinfo").write_text("#!/bin/sh\necho 'gpu|4|64|515000|gpu:a100:4|1-00:00:00'\n")
+    (tmp_path / "sinfo").chmod(0o755)
+    env = {"HOME": str(tmp_path), "PATH": f"{Path(sys.executable).parent}:{tmp_path}"}
+    done = run(["hpcddp", "sites", "new", "lab"], env=env)
+    assert done.returncode == 0, done.stderr
+    site = open_site(Choice("lab", "test"), {"HOME": str(tmp_path)})
+    assert site.file == done.stdout.strip()
+    assert (site.queues["gpu"].gpus, site.queues["gpu"].limits[0].walltime_s) == (4, 86400)
+    again = run(["hpcddp", "sites", "new", "lab"], env=env)
+    assert (again.returncode, "is there already" in again.stderr) == (2, True)
+
+
+def test_a_name_that_is_no_file_name_is_refused(run, tmp_path):
+    assert run(["hpcddp", "sites", "new", "../x"], env={"HOME": str(tmp_path)}).returncode == 2
+
+
+def matches(schema, value) -> bool:
+    """As much of JSON Schema as the exported one uses, with every plain value as text, as the loader reads it."""
+    if "enum" in schema:
+        return value in map(str, schema["enum"])
+    kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+    if isinstance(value, dict):
+        known, other = schema.get("properties", {}), schema.get("additionalProperties", False)
+        return "object" in kinds and all(
+            matches(known[k], v) if k in known else other and matches(other, v) for k, v in value.items()
+        )
+    if isinstance(value, list):
+        return "array" in kinds and all(matches(schema["items"], v) for v in value)
+    plain = {"string": ".*", "integer": r"\d+", "number": r"[\d.]+", "boolean": "true|false"}
+    pattern = schema.get("pattern", ".*")
+    return any(re.fullmatch(plain.get(kind, "$."), value, re.DOTALL) for kind in kinds) and bool(
+        re.search(pattern, value)
+    )
+
+
+@pytest.mark.parametrize("name", list(site_files({})))
+def test_every_shipped_site_fits_the_schema(name):
+    schema = site_schema()
+    raw = load_yaml(site_files({})[name])[0]
+    assert matches(schema, raw)
+    assert set(schema["required"]) <= raw.keys()
+
+
+def test_the_schema_knows_what_the_loader_refuses():
+    schema = site_schema()
+    assert not matches(schema, {"schema": "1", "scheduler": "torque"})
+    assert not matches(schema, {"queues": {"a": {"gpuz": "4"}}})
+    assert not matches(schema, {"queues": {"a": {"limits": [{"walltime": "1d"}]}}})

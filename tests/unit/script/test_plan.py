@@ -1,0 +1,127 @@
+"""What plan_job decides, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpcddp.errors import RequestError, SiteError
+from hpcddp.script.limits import check_limits
+from hpcddp.script.site import Limit, Queue, Site
+
+from .conftest import plan, script
+
+
+def test_abci_gets_one_rank_per_gpu_and_its_share_of_the_cores():
+    job = plan("abci3", nodes="4")
+    assert (job.queue, job.world_size, job.ranks_per_node, job.gpus_per_node) == ("rt_HF", 32, 8, 8)
+    assert (job.cpus_per_rank, job.threads_per_rank, job.walltime) == (24, 12, "01:00:00")
+
+
+@pytest.mark.parametrize(
+    ("site", "asked", "words"),
+    [
+        ("abci3", {"account": None}, ["takes no job without an account", "--account"]),
+        ("abci3", {"queue": "rt_hf"}, ["'rt_hf' is not one of", "rt_HF"]),
+        ("abci3", {"nodes": "129"}, ["1 to 128 nodes", "129", "docs.abci.ai", "--nodes 128"]),
+        ("abci3", {"nodes": "2", "queue": "rt_HG"}, ["takes 1 node", "--queue rt_HF"]),
+        ("abci3", {"walltime": "168:00:01"}, ["168:00:00", "168:00:01", "--walltime 168:00:00"]),
+        ("abci3", {"ranks_per_node": "193"}, ["193 ranks do not fit", "--ranks-per-node 192"]),
+        ("abci3", {"cpus_per_rank": "25"}, ["8 ranks of 25 CPUs", "--cpus-per-rank 24"]),
+        ("abci3", {"gpus_per_node": "9"}, ["a node has 8", "--gpus-per-node 8"]),
+        ("abci3", {"launcher": "srun"}, ["srun does not work", "openmpi"]),
+        ("abci3", {"global_batch": "7"}, ["cannot be split over 8 ranks"]),
+        ("abci3", {"python": "bin/python"}, ["not an absolute path"]),
+        ("abci3", {"python": "/a", "venv": "/b"}, ["both python"]),
+        ("abci3", {"command": []}, ["no command"]),
+        ("abci3", {"command": ["torchrun", "x.py"]}, ["starts its own ranks", "--launcher torchrun"]),
+        ("abci3", {"command": ["python", "-m", "torch.distributed.run", "x.py"]}, ["starts its own ranks"]),
+        ("abci3", {"command": ["/opt/bin/mpirun", "x"]}, ["starts its own ranks"]),
+        ("abci3", {"env": {"RANK": "0"}}, ["env RANK is set by"]),
+        ("abci3", {"env": {"PYTHONPATH": "x"}}, ["pythonpath"]),
+        ("local", {"nodes": "2"}, ["takes 1 node", "--nodes 1"]),
+        ("local", {"account": "x"}, ["knows no accounts"]),
+    ],
+)
+def test_a_request_that_cannot_be_is_refused_with_the_reason_and_what_to_type(site, asked, words):
+    with pytest.raises(RequestError) as error:
+        plan(site, **asked)
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("missing", "option"),
+    [("gpus_per_node", "--gpus-per-node"), ("cpus_per_rank", "--cpus-per-rank"), ("walltime", "--walltime")],
+)
+@pytest.mark.parametrize("site", ["generic-pbs", "generic-slurm"])
+def test_a_fact_that_nobody_gave_is_a_site_error_naming_the_option(site, missing, option):
+    with pytest.raises(SiteError, match=option):
+        plan(site, **{missing: None})
+
+
+def test_the_nearest_request_that_fits_is_taken_from_the_rules_of_the_size():
+    rules = (Limit((1, 91), 7200), Limit((92, 183), 21600))
+    site = Site("s", "s.yaml", "", "", "slurm", "documented", "2026-01-01", queues={"batch": Queue(limits=rules)})
+    check_limits(site, "batch", 4, 7200)
+    check_limits(site, "batch", 92, 21600)
+    with pytest.raises(RequestError, match="1 to 91 nodes run at most 02:00:00, not 03:00:00") as error:
+        check_limits(site, "batch", 4, 10800)
+    assert error.value.hint == "nearest: --walltime 02:00:00"
+    with pytest.raises(RequestError, match="takes 1 to 91 nodes, 92 to 183 nodes per job, not 200"):
+        check_limits(site, "batch", 200, 60)
+
+
+def test_node_hours_bound_the_walltime_of_large_jobs():
+    rule = Limit((1, 4), None, 2)
+    site = Site("s", "s.yaml", "", "", "slurm", "documented", "2026-01-01", queues={"debug": Queue(limits=(rule,))})
+    check_limits(site, "debug", 4, 1800)
+    with pytest.raises(RequestError, match="at most 2 node-hours: 4 nodes run at most 00:30:00"):
+        check_limits(site, "debug", 4, 1801)
+
+
+def test_a_changed_job_name_is_said():
+    job = plan("abci3", name="my job")
+    assert job.name == "my_job"
+    assert any("'my job' becomes 'my_job'" in remark for remark in job.remarks)
+
+
+def test_a_job_without_a_name_is_called_after_its_script():
+    assert plan("local", command=["python", "/a/b/train.py", "--x", "c.py"]).name == "train"
+    assert plan("local", command=["/usr/bin/env"]).name == "env"
+
+
+def test_the_reference_trainer_gets_the_global_batch_as_an_argument():
+    trainer = ["python", "-m", "hpcddp.training.train"]
+    assert plan("local", command=trainer, global_batch="64").command[-2:] == ("--global-batch", "64")
+    assert plan("local", command=["python", "my.py"], global_batch="64").command == ("python", "my.py")
+
+
+def test_ranks_may_outnumber_this_machines_cores():
+    job = plan("local", ranks_per_node="50")
+    assert (job.world_size, job.cpus_per_rank, job.threads_per_rank) == (50, 1, 1)
+
+
+@pytest.mark.parametrize("size", ["1", "9408"])
+def test_no_line_grows_with_the_number_of_nodes(size):
+    text = script("generic-slurm", nodes=size)
+    assert len(text) < 4000
+    assert f"--nodes={size}\n" in text
+
+
+def test_the_largest_site_takes_its_largest_job():
+    frontier = {"account": "a", "walltime": "12:00:00"}
+    small, large = (script("frontier", **frontier, nodes=n) for n in ("184", "9408"))
+    assert len(large) - len(small) < 20
+    assert "#SBATCH --nodes=9408\n" in large
+
+
+def test_torchrun_is_started_once_per_node_and_only_on_several_nodes_by_a_launcher():
+    one, three = plan("generic-slurm", launcher="torchrun"), plan("generic-slurm", launcher="torchrun", nodes="3")
+    assert (one.starter, three.starter, three.processes, three.cpus_per_process) == ("", "srun", 3, 16)
+    assert plan("abci3", launcher="torchrun", nodes="3").starter == "openmpi"
+
+
+def test_gpus_given_to_each_task_are_remarked_on():
+    shape = {"nodes": "2", "gpus_per_node": "4", "cpus_per_rank": "8", "walltime": "1:00:00"}
+    asked = plan("generic-slurm", **shape, directives=["--gpus-per-task=1"])
+    assert any("shows each rank one GPU" in remark for remark in asked.remarks)
+    assert not any("shows each rank one GPU" in remark for remark in plan("generic-slurm", **shape).remarks)

@@ -1,0 +1,155 @@
+"""Where the ranks' programs come from, and what is brought to their nodes: run with stubs, under bash."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpcddp.errors import RequestError, SiteError
+
+from .conftest import StubbedNode, plan, script
+
+# What it was started with, and then what it starts.
+_RUNTIME = (
+    '#!/bin/bash\nprintf "%s\\n" "$0" "$@" > container\nwhile [ "$1" != "$HPCDDP_PYTHON" ]; do shift; done\nexec "$@"\n'
+)
+
+
+def put(node: StubbedNode, name: str, text: str) -> None:
+    path = node.folder / "bin" / name
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+@pytest.mark.parametrize("runtime", ["apptainer", "singularity", "shifter"])
+@pytest.mark.parametrize("site", ["generic-pbs", "generic-slurm", "generic-gridengine"])
+def test_ranks_run_in_the_container(site, runtime, node: StubbedNode):
+    put(node, runtime, _RUNTIME)
+    for name in ("mpirun", "srun"):
+        put(node, name, f'#!/bin/bash\nwhile [ "$1" != {runtime} ]; do shift; done\nexec "$@"\n')
+    text = script(site, container="torch:2", container_runtime=runtime, python=f"{node.folder}/env/python", name="x")
+    done = node.run(text)
+    assert done.returncode == 0, done.stderr
+    words = (node.folder / "container").read_text().splitlines()
+    assert words[0].endswith(runtime)
+    assert node.arguments == ["python", "train.py"]
+    if runtime != "shifter":
+        assert words[1:5] == ["exec", "--nv", "--pwd", str(node.folder)]
+        assert f"{node.folder}/runs/x" in words
+        assert node.environment["APPTAINERENV_PREPEND_PATH"] == f"{node.folder}/env"
+
+
+def test_pyxis_and_environment_files_are_options_of_srun():
+    text = script("generic-slurm", container="a b", container_runtime="cscs", python="/usr/bin/python3")
+    assert "\n    --environment='a b' \\\n" in text
+    one = plan("generic-slurm", container="i", container_runtime="pyxis", python="/p", launcher="torchrun", nodes="1")
+    assert one.starter == "srun"
+    with pytest.raises(RequestError, match="works with srun only"):
+        plan("generic-pbs", container="i", container_runtime="pyxis", python="/p")
+    with pytest.raises(RequestError, match="works with srun only"):
+        plan("generic-slurm", container="i", container_runtime="pyxis", python="/p", launcher="openmpi")
+
+
+def test_a_container_needs_a_runtime_and_a_python_of_its_own():
+    with pytest.raises(SiteError, match="does not say what runs containers"):
+        plan("generic-pbs", container="i", python="/p")
+    with pytest.raises(RequestError, match="which Python of the image"):
+        plan("abci3", container="i")
+    with pytest.raises(RequestError, match="binds without container"):
+        plan("abci3", binds=["/data"])
+
+
+def test_conda_is_activated_and_its_python_taken(node: StubbedNode):
+    hook = f'echo "conda() {{ [ \\"\\$2\\" = \\"my env\\" ] && export CONDA_PREFIX={node.folder}/prefix; }}"'
+    put(node, "conda", f"#!/bin/bash\n{hook}\n")
+    (node.folder / "prefix/bin").mkdir(parents=True)
+    (node.folder / "prefix/bin/python").symlink_to(node.folder / "env/python")
+    assert node.run(script("generic-slurm", conda="my env")).returncode == 0
+    assert node.environment["HPCDDP_PYTHON"] == f"{node.folder}/prefix/bin/python"
+
+
+def test_the_python_of_the_modules_is_found_when_the_job_runs(node: StubbedNode):
+    put(node, "python3", (node.folder / "env/python").read_text())
+    assert node.run(script("generic-slurm", python="modules")).returncode == 0
+    assert node.environment["HPCDDP_PYTHON"] == f"{node.folder}/bin/python3"
+
+
+def test_a_uv_projects_environment_hangs_from_the_folder_of_the_job(node: StubbedNode):
+    (node.folder / "proj/.venv/bin").mkdir(parents=True)
+    (node.folder / "proj/.venv/bin/python").symlink_to(node.folder / "env/python")
+    assert node.run(script("generic-slurm", uv="proj")).returncode == 0
+    assert node.environment["HPCDDP_PYTHON"] == f"{node.folder}/proj/.venv/bin/python"
+
+
+@pytest.mark.parametrize("launcher", [None, "torchrun"])
+@pytest.mark.parametrize("site", ["local", "generic-pbs", "generic-slurm", "generic-gridengine"])
+def test_files_are_on_the_nodes_own_disk_before_the_ranks_start(site, launcher, node: StubbedNode):
+    skip = '#!/bin/bash\nwhile [ "$1" != bash ] && [ "$1" != "$HPCDDP_PYTHON" ]; do shift; done\nexec "$@"\n'
+    for name in ("mpirun", "srun"):
+        put(node, name, skip)
+    (node.folder / "in put").mkdir()
+    (node.folder / "in put/$x").write_text("7")
+    text = script(
+        site, node.origin, stage_in=["in put"], stage_dir=f"{node.folder}/own disk", launcher=launcher, nodes="1"
+    )
+    done = node.run(text)
+    assert done.returncode == 0, done.stderr
+    staged = node.environment["HPCDDP_STAGED"]
+    assert staged.startswith(f"{node.folder}/own disk/hpcddp-")
+    assert (node.folder / staged / "in put/$x").read_text() == "7"
+
+
+def test_a_file_that_is_not_there_to_be_staged_ends_the_job(node: StubbedNode):
+    text = script("generic-slurm", node.origin, stage_in=["none"], stage_dir="/tmp", launcher="torchrun")
+    assert node.run(text).returncode != 0
+    assert not (node.folder / "arguments").exists()
+
+
+def test_without_a_known_disk_the_option_is_named():
+    with pytest.raises(SiteError, match="own disk") as error:
+        plan("generic-slurm", stage_in=["x"])
+    assert "stage_dir" in error.value.hint
+
+
+def test_a_grid_engine_job_reads_its_hosts_from_the_pe_hostfile(node: StubbedNode):
+    put(node, "mpirun", '#!/bin/bash\nwhile [ "$1" != -hostfile ]; do shift; done\ncat "$2" > hosts\n')
+    assert node.run(script("generic-gridengine", node.origin, nodes="2", ranks_per_node="4")).returncode == 0
+    assert (node.folder / "hosts").read_text() == "node001.hpc.test slots=4\nnode002.hpc.test slots=4\n"
+
+
+@pytest.mark.parametrize(
+    ("variables", "attempt"), [({}, "77"), ({"SGE_TASK_ID": "undefined"}, "77"), ({"SGE_TASK_ID": "3"}, "77-3")]
+)
+def test_a_grid_engine_jobs_attempt_is_its_id_and_its_task(variables, attempt, node: StubbedNode):
+    assert node.run(script("generic-gridengine", node.origin), **variables).returncode == 0
+    assert node.environment["HPCDDP_ATTEMPT"] == attempt
+
+
+def test_the_warning_comes_before_the_end_and_the_ranks_status_is_kept(node: StubbedNode):
+    put(node, "mpirun", "#!/bin/bash\ntrap 'echo warned; exit 3' USR1\nfor i in {1..50}; do sleep 0.1; done\n")
+    done = node.run(script("generic-pbs", node.origin, walltime="0:01:00", signal="0:00:59"))
+    assert done.returncode == 3
+    assert b"warned" in done.stdout
+
+
+def test_gpus_are_ordered_where_they_are_numbered_against_the_cpus():
+    polaris = {"account": "a", "queue": "debug", "walltime": "1:00:00"}
+    assert "export CUDA_VISIBLE_DEVICES=3,2,1,0 #" in script("polaris", **polaris)
+    assert "CUDA_VISIBLE_DEVICES" not in script("polaris", **polaris, gpus_per_node="2")
+
+
+def test_ranks_meet_on_the_network_that_the_site_names(node: StubbedNode):
+    text = script("aurora", node.origin, account="a", queue="debug", walltime="1:00:00", filesystems="x", modules="[]")
+    assert node.run(text).returncode == 0
+    assert node.environment["MASTER_ADDR"] == "node001.hsn.cm.aurora.alcf.anl.gov"
+    text = script("juwels-booster", node.origin, account="a", walltime="1:00:00", cpus_per_rank="8", nodes="2")
+    put(node, "scontrol", "#!/bin/sh\necho jwb0001.juwels\n")
+    assert node.run(text, SLURM_JOB_NODELIST="jwb[0001-2]").returncode == 0
+    assert node.environment["MASTER_ADDR"] == "jwb0001i"
+
+
+def test_cpus_are_bound_by_mask_only_where_the_whole_node_is_the_jobs():
+    lumi = {"account": "project_1", "walltime": "1:00:00"}
+    assert "mask_cpu" in script("lumi-g", **lumi)
+    assert "mask_cpu" not in script("lumi-g", **lumi, ranks_per_node="4")
+    assert "mask_cpu" not in script("lumi-g", **lumi, queue="small-g")
+    assert "mask_cpu" not in script("lumi-g", **lumi, launcher="torchrun", nodes="2")

@@ -1,0 +1,126 @@
+"""What a rendered script does when bash runs it, with stub launchers."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from hpcddp.script.loading import load_yaml
+from hpcddp.script.spec import read_spec
+
+from .conftest import StubbedNode, plan, script
+
+SITES = ["local", "generic-pbs", "generic-slurm"]
+
+
+@pytest.mark.parametrize("launcher", [None, "openmpi", "mpich", "intelmpi", "torchrun"])
+@pytest.mark.parametrize("site", SITES)
+def test_the_scripts_status_is_the_commands_although_its_output_goes_through_tee(site, launcher, node: StubbedNode):
+    text = script(site, node.origin, launcher=launcher)
+    done = node.run(text, STUB_STATUS="7")
+    assert done.returncode == 7
+    assert b"ended with status 7" in done.stderr
+    assert node.run(text).returncode == 0
+
+
+@pytest.mark.parametrize("site", SITES)
+def test_the_run_folder_gets_the_plan_and_a_job_file_that_asks_for_the_same_again(site, node: StubbedNode):
+    wanted = plan(site, node.origin, name="x", env={"A": "é 😀 \x7f\n"}, ranks_per_node="3", nodes="1")
+    assert (
+        node.run(
+            script(site, node.origin, name="x", env={"A": "é 😀 \x7f\n"}, ranks_per_node="3", nodes="1")
+        ).returncode
+        == 0
+    )
+    record = json.loads((node.folder / "runs/x/plan.json").read_text())
+    assert (record["schema"], record["site"], record["world_size"], record["run_dir"]) == (1, site, 3, "runs/x")
+    again = load_yaml(str(node.folder / "runs/x/job.yaml"))[0]
+    assert again.pop("site") == site
+    assert read_spec({key: (value, key) for key, value in again.items()}) == wanted.spec
+
+
+@pytest.mark.parametrize(
+    ("site", "variables", "attempt"),
+    [
+        ("generic-pbs", {"PBS_JOBID": "12[3].pbs1"}, "12-3.pbs1"),
+        ("generic-pbs", {"PBS_JOBID": "1234.pbs1"}, "1234.pbs1"),
+        ("generic-slurm", {"SLURM_JOB_ID": "77"}, "77"),
+        ("generic-slurm", {"SLURM_JOB_ID": "77", "SLURM_RESTART_COUNT": "2"}, "77-r2"),
+        (
+            "generic-slurm",
+            {"SLURM_JOB_ID": "79", "SLURM_ARRAY_JOB_ID": "77", "SLURM_ARRAY_TASK_ID": "4", "SLURM_RESTART_COUNT": "1"},
+            "77-4-r1",
+        ),
+    ],
+)
+def test_each_start_of_a_job_is_an_attempt_of_its_own(site, variables, attempt, node: StubbedNode):
+    assert node.run(script(site, node.origin, name="x"), **variables).returncode == 0
+    assert node.environment["HPCDDP_ATTEMPT"] == attempt
+    assert (node.folder / "runs/x/attempts" / attempt / "logs/job.log").is_file()
+
+
+def test_a_local_attempt_is_named_by_time_and_process(node: StubbedNode):
+    assert node.run(script("local", node.origin)).returncode == 0
+    assert node.environment["HPCDDP_ATTEMPT"].startswith("local-20")
+
+
+@pytest.mark.parametrize("site", SITES)
+def test_the_rank_sees_the_contracts_variables(site, node: StubbedNode):
+    before = time.time()
+    assert (
+        node.run(script(site, node.origin, name="x", walltime="1:00:00", pythonpath=["src", "/opt/b c"])).returncode
+        == 0
+    )
+    env = node.environment
+    assert env["HPCDDP_RUN_DIR"] == f"{node.folder}/runs/x"
+    assert env["HPCDDP_PYTHON"] == f"{node.folder}/env/python"
+    assert env["HPCDDP_LOG_RANKS"] == "1"
+    assert before + 3590 < int(env["HPCDDP_DEADLINE"]) < time.time() + 3610
+    assert env["PATH"].split(":")[0] == f"{node.folder}/env"
+    assert env["PYTHONPATH"] == f"{node.folder}/src:/opt/b c"
+    assert env["OMP_NUM_THREADS"] == ("6" if site == "local" else "8")
+
+
+def test_slurms_own_end_time_is_the_deadline_where_it_is_known(node: StubbedNode):
+    assert node.run(script("generic-slurm", node.origin), SLURM_JOB_END_TIME="1900000000").returncode == 0
+    assert node.environment["HPCDDP_DEADLINE"] == "1900000000"
+
+
+def test_the_nodefiles_first_host_is_the_candidate_for_master_addr(node: StubbedNode):
+    assert node.run(script("generic-pbs", node.origin)).returncode == 0
+    assert node.environment["MASTER_ADDR"] == "node001.hpc.test"
+
+
+@pytest.mark.parametrize(("site", "variable"), [("generic-pbs", "PBS_NODEFILE"), ("generic-slurm", "SLURM_JOB_ID")])
+def test_a_script_that_does_not_run_in_a_job_starts_nothing(site, variable, node: StubbedNode):
+    done = node.run(script(site, node.origin), **{variable: ""})
+    assert done.returncode != 0
+    assert not (node.folder / "arguments").exists()
+
+
+def test_a_module_that_is_not_there_ends_the_job(node: StubbedNode):
+    done = node.run("module() { return 1; }\n" + script("generic-pbs", node.origin, modules="no-such/1.0"))
+    assert done.returncode != 0
+    assert not (node.folder / "arguments").exists()
+
+
+def test_the_sites_mpirun_wins_over_one_that_comes_with_the_environment(node: StubbedNode):
+    (node.folder / "env/mpirun").write_text("#!/bin/bash\nexit 66\n")
+    (node.folder / "env/mpirun").chmod(0o755)
+    assert node.run(script("generic-pbs", node.origin)).returncode == 0
+    assert node.run(script("local", node.origin)).returncode == 66
+
+
+def test_a_script_read_from_a_pipe_is_not_eaten_by_what_it_starts(node: StubbedNode):
+    (node.folder / "bin/mpirun").write_text("#!/bin/bash\ncat > eaten\n")
+    assert node.run(script("local", node.origin)).returncode == 0
+    assert (node.folder / "eaten").read_text() == ""
+
+
+def test_the_attempt_keeps_a_copy_of_the_script_where_there_is_a_file(node: StubbedNode):
+    text = script("generic-slurm", node.origin, name="x")
+    (node.folder / "job.sh").write_text(text)
+    assert node.run("bash job.sh").returncode == 0
+    assert (node.folder / "runs/x/attempts/77/script.sh").read_text() == text

@@ -1,0 +1,75 @@
+"""The arithmetic of the global batch, for any world size."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcddp.batchplan import plan_batch, split_evenly
+from hpcddp.errors import RequestError
+
+worlds = st.integers(1, 300)
+
+
+@given(st.integers(0, 10_000), worlds)
+def test_a_split_sums_to_its_total_and_its_parts_differ_by_at_most_one(total: int, parts: int) -> None:
+    split = split_evenly(total, parts)
+    assert sum(split) == total
+    assert len(split) == parts
+    assert max(split) - min(split) <= 1
+
+
+@given(worlds, st.integers(0, 5_000), st.one_of(st.none(), st.integers(1, 64)))
+def test_every_sample_of_the_global_batch_is_in_exactly_one_micro_batch(
+    world: int, extra: int, micro: int | None
+) -> None:
+    try:
+        plan = plan_batch(world + extra, world, micro)
+    except RequestError:
+        # Refused only where some rank would have fewer samples than passes to fill.
+        assert micro is not None
+        assert math.ceil(math.ceil((world + extra) / world) / micro) > (world + extra) // world
+        return
+    assert sum(sum(plan.micro_batches(rank)) for rank in range(world)) == world + extra
+    assert plan.shares == tuple(plan.share(rank) for rank in range(world))
+    for rank in {0, world // 2, world - 1}:
+        sizes = plan.micro_batches(rank)
+        assert len(sizes) == plan.accumulation_steps
+        assert 1 <= min(sizes) <= max(sizes) <= plan.largest_micro_batch
+        assert micro is None or max(sizes) <= micro
+    assert 0 < plan.utilisation <= 1
+
+
+@pytest.mark.parametrize(
+    ("global_batch", "world", "shares"),
+    [(256, 32, {8}), (256, 6, {42, 43}), (100, 8, {12, 13}), (1000, 96, {10, 11}), (256, 7, {36, 37})],
+)
+def test_published_splits(global_batch: int, world: int, shares: set[int]) -> None:
+    assert set(plan_batch(global_batch, world).shares) == shares
+
+
+def test_the_plan_reads_as_a_product_where_it_is_one() -> None:
+    assert str(plan_batch(256, 32)) == "256 = 32 ranks x 8 x 1"
+    assert str(plan_batch(256, 8, max_micro_batch=16)) == "256 = 8 ranks x 16 x 2"
+    assert (
+        str(plan_batch(256, 7)) == "256 = 7 ranks x 36 to 37 samples in 1 micro batches, 99% of the devices' time used"
+    )
+
+
+@pytest.mark.parametrize(("global_batch", "world", "micro"), [(0, 4, None), (4, 0, None), (4, 4, 0), (-8, 2, None)])
+def test_counts_below_one_are_refused(global_batch: int, world: int, micro: int | None) -> None:
+    with pytest.raises(RequestError, match="not a count of 1 or more"):
+        plan_batch(global_batch, world, micro)
+
+
+def test_more_ranks_than_samples_is_refused_with_both_ways_out() -> None:
+    with pytest.raises(RequestError) as refused:
+        plan_batch(4, 8)
+    assert "a global batch of 4 cannot be split over 8 ranks" in refused.value.message
+    assert refused.value.hint == "use at most 4 ranks, or --global-batch 8 or more"
+
+
+def test_a_rank_that_cannot_fill_its_passes_is_refused() -> None:
+    with pytest.raises(RequestError, match="cannot fill them"):
+        plan_batch(7, 2, max_micro_batch=1)

@@ -1,0 +1,15 @@
+"""Errors: two lines, and a guess at what was meant."""
+
+from hpcddp.errors import RequestError, nearest
+
+
+def test_an_error_is_what_is_so_and_something_to_type() -> None:
+    assert str(RequestError("nodes 0 is no count", "--nodes 1")) == "nodes 0 is no count\nhint: --nodes 1"
+
+
+def test_the_guess_looks_past_the_case_of_letters() -> None:
+    assert nearest("rt_hf", ["rt_HG", "rt_HF", "rt_HC"]) == " (did you mean 'rt_HF'?)"
+
+
+def test_no_guess_where_nothing_is_near() -> None:
+    assert nearest("banana", ["rt_HF", "workq"]) == ""

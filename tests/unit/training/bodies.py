@@ -1,0 +1,115 @@
+"""What the ranks of the tests run. Each function gets one JSON argument and leaves its results in files."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import TensorDataset
+
+import hpcddp
+import hpcddp.training.loader
+
+SAMPLES, FEATURES, CLASSES = 23, 5, 3
+
+
+def toy_data() -> TensorDataset:
+    generator = torch.Generator().manual_seed(7)
+    x = torch.randn(SAMPLES, FEATURES, dtype=torch.float64, generator=generator)
+    return TensorDataset(x, torch.randint(CLASSES, (SAMPLES,), generator=generator))
+
+
+def toy_model(dropout: float = 0.0) -> nn.Module:
+    torch.manual_seed(3)
+    layers = [nn.Linear(FEATURES, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, CLASSES)]
+    return nn.Sequential(*layers).double()
+
+
+def train_toys(arguments: list[dict[str, Any]]) -> None:
+    """One training after the other, in the same process."""
+    for argument in arguments:
+        train_toy(argument)
+
+
+def train_toy(argument: dict[str, Any]) -> None:
+    """The loop of the manual on the toy; rank 0 writes the weights after each step to argument["out"]."""
+    if argument.get("naive"):  # the mean of the ranks' means, which is what DDP alone gives
+        hpcddp.training.loader.weigh = lambda count, total, world_size: 1.0
+    trajectory = []
+    with hpcddp.runtime(
+        argument["global_batch"],
+        seed=5,
+        max_micro_batch=argument.get("max_micro_batch"),
+        run_dir=argument.get("run_dir"),
+        save_every=argument.get("save_every"),
+    ) as rt:
+        model = rt.wrap(toy_model(argument.get("dropout", 0.0)))
+        loader = rt.loader(toy_data())
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+        rt.track(model=model, optimizer=optimizer, scheduler=scheduler)
+        for _epoch in rt.epochs(argument.get("epochs", 2)):
+            for batch in loader:
+                with rt.micro(batch):
+                    rt.backward(cross_entropy(model(batch.x), batch.y))
+                if batch.last:
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    scheduler.step()
+                    _misbehave(argument, rt)
+                    rt.step()
+                    trajectory.append((rt.steps, [p.detach().clone() for p in model.parameters()]))
+        reason = rt.stop_reason
+    if rt.group.is_first and "out" in argument:
+        torch.save({"trajectory": trajectory, "reason": reason}, argument["out"])
+
+
+def _misbehave(argument: dict[str, Any], rt: Any) -> None:
+    """What goes wrong on one rank at one step, if the test wants it."""
+    fault = argument.get("fault")
+    if fault and (rt.group.rank, rt.steps) == (fault["rank"], fault["step"]):
+        if fault["how"] == "raise":
+            raise ValueError("a broken sample")
+        os.kill(os.getpid(), getattr(signal, fault["how"]))
+
+
+def reference_toy(argument: dict[str, Any], order: Any) -> list[list[torch.Tensor]]:
+    """The same in plain torch, one process, each global batch in one piece; `order(epoch)` lists the samples."""
+    model = toy_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+    x, y = toy_data().tensors
+    trajectory = []
+    for epoch in range(argument.get("epochs", 2)):
+        samples = order(epoch)
+        for start in range(0, SAMPLES, argument["global_batch"]):
+            chosen = samples[start : start + argument["global_batch"]]
+            optimizer.zero_grad()
+            cross_entropy(model(x[chosen]), y[chosen]).backward()
+            optimizer.step()
+            scheduler.step()
+            trajectory.append([p.detach().clone() for p in model.parameters()])
+    return trajectory
+
+
+def meet(argument: dict[str, Any]) -> None:
+    """Only the process group: each rank writes what it sees, and the sum of all ranks."""
+    with hpcddp.init(arrival_timeout_s=argument.get("arrival_timeout_s", 60)) as group:
+        total = torch.tensor([float(group.rank)])
+        dist.all_reduce(total)
+        seen = {"rank": group.rank, "size": group.world_size, "local": group.local_rank, "sum": total.item()}
+        Path(argument["folder"], f"seen-{group.rank}.json").write_text(json.dumps(seen))
+
+
+def train_reference(argument: list[str]) -> None:
+    """The reference trainer with this command line; the exit status is its own."""
+    from hpcddp.training.train import main
+
+    raise SystemExit(main(argument, os.environ))

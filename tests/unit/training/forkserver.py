@@ -1,0 +1,82 @@
+"""Starts groups of real ranks quickly: torch is imported once, and each rank is a fork of this process.
+
+Run as a program by `run_ranks`. A request is one line of JSON on stdin: the function ("module:name"), the number of
+ranks, its argument, more environment. The answer is one line: each rank's exit status and output.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import torch
+import torch._dynamo  # every optimizer imports it, which takes 1.5 s: once here, before the first fork
+
+import hpcddp.training.train  # noqa: F401  # the same, with torchvision
+
+
+def _become_rank(request: dict, rank: int, output: Path) -> None:
+    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    size = request["world_size"]
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": request["port"], "OMP_NUM_THREADS": 1}
+    special = request["env"] | request["env_of_rank"].get(str(rank), {})
+    for name, value in (place | address | special).items():
+        os.environ[name] = str(value)
+        if value is None:
+            del os.environ[name]
+    torch.set_num_threads(1)
+    module, name = request["function"].split(":")
+    try:
+        getattr(importlib.import_module(module), name)(request["argument"])
+    except SystemExit:
+        raise
+    except BaseException:
+        traceback.print_exc()
+        sys.exit(1)
+
+
+def serve() -> None:
+    for line in sys.stdin:
+        request = json.loads(line)
+        outputs = [Path(request["folder"]) / f"rank-{rank}.out" for rank in range(request["world_size"])]
+        children = {}
+        for rank, output in enumerate(outputs):
+            sys.stdout.flush()
+            pid = os.fork()
+            if pid == 0:
+                _become_rank(request, rank, output)
+                sys.exit(0)  # a normal end of the interpreter: aborts in C++ destructors must show
+            children[rank] = pid
+        answer = _wait(children, request["timeout_s"])
+        print(json.dumps({"statuses": answer, "outputs": [path.read_text() for path in outputs]}), flush=True)
+
+
+def _wait(children: dict[int, int], timeout_s: float) -> list[int | None]:
+    """Exit statuses by rank, negative for a signal; None for a rank that had to be killed at the time limit."""
+    statuses: dict[int, int | None] = {}
+    deadline = time.monotonic() + timeout_s
+    while len(statuses) < len(children):
+        for rank, pid in children.items():
+            if rank in statuses:
+                continue
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                statuses[rank] = os.waitstatus_to_exitcode(status)
+            elif time.monotonic() > deadline:
+                os.kill(pid, 9)
+                os.waitpid(pid, 0)
+                statuses[rank] = None
+        time.sleep(0.002)
+    return [statuses[rank] for rank in sorted(statuses)]
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,87 @@
+"""What a batch holds."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch.utils.data import Dataset, TensorDataset
+
+from hpcddp.batchplan import plan_batch
+from hpcddp.training.loader import MicroBatchLoader, Shard, move
+from hpcddp.training.sampler import GlobalBatchSampler
+
+CPU = torch.device("cpu")
+
+
+class Noisy(Dataset):
+    """Draws from torch's generator, as augmentations do."""
+
+    def __len__(self) -> int:
+        return 30
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.rand(3), index
+
+
+def _loader(dataset: Dataset, world_size: int, rank: int, workers: int = 0) -> MicroBatchLoader:
+    sampler = GlobalBatchSampler(len(dataset), plan_batch(8, world_size), rank, seed=1)
+    return MicroBatchLoader(dataset, sampler, CPU, num_workers=workers)
+
+
+def test_the_weights_of_a_step_average_to_one_over_the_ranks() -> None:
+    for world_size in (1, 2, 3, 5):
+        loaders = [_loader(Noisy(), world_size, rank) for rank in range(world_size)]
+        for alike in zip(*loaders, strict=True):
+            assert sum(batch.weight for batch in alike) / world_size == pytest.approx(1.0, rel=1e-15)
+            assert sum(batch.samples for batch in alike) == alike[0].total
+
+
+def test_a_sample_is_augmented_alike_on_any_rank_and_in_any_worker() -> None:
+    def drawn(world_size: int, workers: int) -> dict[int, list[float]]:
+        batches = [b for rank in range(world_size) for b in _loader(Noisy(), world_size, rank, workers)]
+        return {int(i): x.tolist() for b in batches for x, i in zip(b.x[: b.samples], b.y[: b.samples], strict=True)}
+
+    expected = drawn(1, 0)
+    assert len(expected) == 30
+    assert drawn(3, 0) == expected
+    assert drawn(2, 2) == expected
+
+
+def test_reading_data_leaves_the_generators_of_the_loop_alone() -> None:
+    torch.manual_seed(0)
+    expected = torch.rand(1)
+    torch.manual_seed(0)
+    list(_loader(Noisy(), 1, 0))
+    assert torch.equal(torch.rand(1), expected)
+
+
+def test_the_next_epoch_has_another_order() -> None:
+    loader = _loader(Noisy(), 1, 0)
+    first = [i for batch in loader for i in batch.y.tolist()]
+    loader.sampler.load_state_dict({"consumed": 30})
+    second = [i for batch in loader for i in batch.y.tolist()]
+    assert sorted(first) == sorted(second)
+    assert first != second
+
+
+def test_shards_hold_every_sample_once_in_order() -> None:
+    data = TensorDataset(torch.arange(17), torch.arange(17))
+    for world_size in (1, 2, 3, 20):
+        parts = [Shard(data, 4, rank, world_size, CPU, num_workers=0) for rank in range(world_size)]
+        assert [i for part in parts for batch in part for i in batch.x.tolist()] == list(range(17))
+        assert sum(batch.samples for part in parts for batch in part) == 17
+
+
+class Pair(NamedTuple):
+    a: torch.Tensor
+    b: str
+
+
+def test_nested_samples_are_moved_with_their_shape() -> None:
+    moved = move({"p": Pair(torch.ones(1), "text"), "l": [torch.ones(2), (torch.ones(3),)]}, torch.device("meta"))
+    assert moved["p"].a.is_meta
+    assert moved["p"].b == "text"
+    assert moved["l"][0].is_meta
+    assert isinstance(moved["l"][1], tuple)

@@ -1,0 +1,53 @@
+"""The computed order of an epoch."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpcddp.training.permutation import permute
+
+
+@settings(deadline=None)  # a busy machine is no fault
+@given(length=st.integers(1, 3000), seed=st.integers(0, 2**40), epoch=st.integers(0, 1000))
+def test_the_order_holds_every_sample_exactly_once(length: int, seed: int, epoch: int) -> None:
+    order = permute(torch.arange(length), length, seed, epoch)
+    assert torch.equal(order.sort().values, torch.arange(length))
+
+
+@settings(deadline=None)  # a busy machine is no fault
+@given(
+    length=st.integers(1, 10**9),
+    start=st.floats(0, 1, exclude_max=True),
+    seed=st.integers(0, 2**40),
+)
+def test_any_stretch_of_a_billion_samples_is_known_without_the_rest(length: int, start: float, seed: int) -> None:
+    first = int(start * length)
+    places = torch.arange(first, min(first + 200, length))
+    samples = permute(places, length, seed, 0)
+    assert len(set(samples.tolist())) == len(places)
+    assert int(samples.min()) >= 0
+    assert int(samples.max()) < length
+    assert permute(places[-1:], length, seed, 0).item() == samples[-1].item()
+
+
+def test_seed_and_epoch_each_change_the_order() -> None:
+    places = torch.arange(100)
+    orders = {tuple(permute(places, 100, seed, epoch).tolist()) for seed in range(5) for epoch in range(5)}
+    assert len(orders) == 25
+
+
+def test_the_order_never_changes_between_versions() -> None:
+    """A run that was begun with an older version goes on with the same samples."""
+    assert permute(torch.arange(10), 10, seed=1, epoch=0).tolist() == [2, 7, 6, 4, 9, 8, 1, 5, 3, 0]
+
+
+def test_every_sample_comes_to_every_place_about_equally_often() -> None:
+    length, epochs = 12, 1500
+    seen = torch.zeros(length, length)
+    for epoch in range(epochs):
+        seen[torch.arange(length), permute(torch.arange(length), length, 0, epoch)] += 1
+    expected = epochs / length
+    chi_square = ((seen - expected) ** 2 / expected).sum().item()
+    assert chi_square < 200  # 121 degrees of freedom: beyond the 99.99th percentile

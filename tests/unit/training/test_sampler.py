@@ -1,0 +1,95 @@
+"""Which rank sees which sample, over stops and changes of the world size."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpcddp.batchplan import plan_batch
+from hpcddp.errors import RequestError
+from hpcddp.training.sampler import GlobalBatchSampler, split_epoch
+
+
+@st.composite
+def chains(draw: st.DrawFn) -> tuple[int, int, list[tuple[int, int, int]]]:
+    """(length, global batch, segments), each segment being (world size, max micro batch, steps)."""
+    global_batch = draw(st.integers(1, 24))
+    length = draw(st.integers(1, 120))
+    segments = draw(
+        st.lists(st.tuples(st.integers(1, global_batch), st.integers(1, 9), st.integers(0, 6)), min_size=1, max_size=5)
+    )
+    return length, global_batch, segments
+
+
+@settings(deadline=None)  # a busy machine is no fault
+@given(chains())
+def test_a_chain_of_runs_on_changing_world_sizes_sees_every_sample_once_per_epoch(
+    chain: tuple[int, int, list[tuple[int, int, int]]],
+) -> None:
+    length, global_batch, segments = chain
+    consumed, seen = 0, Counter[tuple[int, int]]()
+    for world_size, max_micro, steps in [*segments, (1, 10**6, 10**6)]:
+        try:
+            plan = plan_batch(global_batch, world_size, max_micro)
+        except RequestError:  # this rank count cannot be kept busy, says the plan
+            continue
+        samplers = [GlobalBatchSampler(length, plan, rank, seed=3) for rank in range(world_size)]
+        for _ in range(steps):
+            epoch = consumed // length
+            if epoch == 2:
+                break
+            for sampler in samplers:
+                sampler.load_state_dict({"consumed": consumed})
+            total = 0
+            for sampler in samplers:
+                for micro, indices in zip(sampler.micro_batches(), sampler, strict=True):
+                    seen.update((epoch, index) for index in indices[: micro.samples])
+                    total = micro.total
+                    if micro.last:
+                        break
+            consumed += total
+    assert seen == Counter((epoch, index) for epoch in range(2) for index in range(length))
+
+
+@settings(deadline=None)  # a busy machine is no fault
+@given(
+    length=st.integers(1, 200),
+    global_batch=st.integers(1, 40),
+    world_size=st.integers(1, 40),
+    max_micro=st.integers(1, 9),
+)
+def test_every_rank_has_the_same_micro_batches_and_their_sizes_sum_to_the_global_batch(
+    length: int, global_batch: int, world_size: int, max_micro: int
+) -> None:
+    try:
+        plan = plan_batch(global_batch, world_size, max_micro)
+    except RequestError:
+        return
+    ranks = [list(split_epoch(length, plan, rank)) for rank in range(world_size)]
+    for alike in zip(*ranks, strict=True):
+        assert len({(micro.nth, micro.last, micro.total) for micro in alike}) == 1
+        assert max(micro.samples for micro in alike) <= plan.largest_micro_batch
+    assert sum(micro.samples for micros in ranks for micro in micros) == length
+    assert len(ranks[0]) == len(GlobalBatchSampler(length, plan, 0))
+
+
+def test_reading_ahead_consumes_nothing() -> None:
+    sampler = GlobalBatchSampler(100, plan_batch(10, 1), 0)
+    ahead = list(sampler)
+    assert sampler.consumed == 0
+    assert list(sampler) == ahead
+
+
+def test_a_step_beyond_the_end_of_the_epoch_is_refused() -> None:
+    sampler = GlobalBatchSampler(25, plan_batch(10, 1), 0)
+    sampler.load_state_dict({"consumed": 20})
+    with pytest.raises(RequestError, match="does not fit"):
+        sampler.advance(10)
+
+
+def test_an_empty_data_set_is_refused() -> None:
+    with pytest.raises(RequestError, match="empty"):
+        GlobalBatchSampler(0, plan_batch(10, 1), 0)

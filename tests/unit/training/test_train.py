@@ -1,0 +1,164 @@
+"""The reference trainer."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from hpcddp.errors import RequestError
+from hpcddp.training.data import load_images
+from hpcddp.training.models import make_model
+from hpcddp.training.runfolder import RunFolder, read_planned_batch
+from hpcddp.training.train import warm_up_and_cosine
+
+RunRanks = Callable[..., Any]
+SMALL = ["--model", "shufflenet_v2_x0_5", "--global-batch", "100", "--epochs", "1"]
+
+
+def test_two_ranks_train_the_digits_and_leave_everything_in_the_run_folder(run_ranks: RunRanks, tmp_path: Path) -> None:
+    outcome = run_ranks("train_reference", 2, [*SMALL, "--run-dir", str(tmp_path), "--max-micro-batch", "25"]).check()
+    assert "global batch: 100 = 2 ranks x 25 x 2" in outcome.outputs[0]
+    assert "shufflenet_v2_x0_5 on digits: finished after step 15" in outcome.outputs[0]
+    assert "rank 1 " in outcome.outputs[0]
+    assert outcome.outputs[1] == ""
+    assert json.loads((tmp_path / "state.json").read_text())["status"] == "finished"
+    assert (tmp_path / "checkpoints" / "step-00000015" / "manifest.json").exists()
+    (attempt,) = (tmp_path / "attempts").iterdir()
+    lines = [json.loads(line) for line in (attempt / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if line["kind"] == "step"] == list(range(1, 16))
+    (epoch,) = (line for line in lines if line["kind"] == "epoch")
+    assert {"loss", "acc", "test_acc", "samples_per_s", "lr"} <= epoch.keys()
+    versions = json.loads((attempt / "versions.json").read_text())
+    assert versions["torch"] == torch.__version__
+    assert len(versions["ranks"]) == 2
+
+
+def test_a_limited_run_goes_on_where_it_stopped(run_ranks: RunRanks, tmp_path: Path) -> None:
+    options = [*SMALL, "--dataset", "fake", "--run-dir", str(tmp_path), "--limit-steps", "2"]
+    first = run_ranks("train_reference", 2, options).check()
+    assert "to be continued" in first.outputs[0]
+    assert json.loads((tmp_path / "state.json").read_text())["step"] == 2
+    run_ranks("train_reference", 1, options).check()
+    state = json.loads((tmp_path / "state.json").read_text())
+    assert (state["status"], state["step"], state["epoch"]) == ("continue", 4, 0)
+
+
+def test_another_model_than_the_checkpoints_is_told_once_and_changes_nothing(
+    run_ranks: RunRanks, tmp_path: Path
+) -> None:
+    options = ["--dataset", "fake", "--run-dir", str(tmp_path), "--global-batch", "10", "--limit-steps", "1"]
+    run_ranks("train_reference", 1, ["--model", "shufflenet_v2_x0_5", *options]).check()
+    outcome = run_ranks("train_reference", 2, ["--model", "shufflenet_v2_x1_0", *options])
+    told = "".join(outcome.outputs)
+    assert told.count("does not fit model (ShuffleNetV2)") == 1
+    assert "hint: take the model and options of the first run" in told
+    assert "Traceback" not in told
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"]
+
+
+def test_a_run_folder_that_cannot_be_made_is_told_in_two_lines(run_ranks: RunRanks, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    outcome = run_ranks("train_reference", 2, ["--run-dir", str(tmp_path / "file" / "run")])
+    told = "".join(outcome.outputs)
+    assert told.count("cannot be written: not a directory") == 1
+    assert "Traceback" not in told
+    assert 4 in outcome.statuses
+
+
+@pytest.mark.parametrize("plan", ["{", "[]", '{"global_batch": "many"}'])
+def test_a_damaged_plan_is_named(tmp_path: Path, plan: str) -> None:
+    (tmp_path / "plan.json").write_text(plan)
+    with pytest.raises(RequestError, match=r"plan\.json cannot be read as a job plan"):
+        read_planned_batch(RunFolder(tmp_path, "a"))
+
+
+def test_an_image_folder_has_the_same_classes_in_both_parts(tmp_path: Path) -> None:
+    for name in ("train/cat", "train/dog", "val/dog"):
+        (tmp_path / name).mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / name / "1.png")
+    with pytest.raises(RequestError, match="has cat in only one of train/ and val/"):
+        load_images("imagefolder", str(tmp_path), 8)
+
+
+def test_a_wrong_option_is_told_once_and_ends_all_ranks(run_ranks: RunRanks, tmp_path: Path) -> None:
+    outcome = run_ranks("train_reference", 2, ["--model", "resnet81", "--run-dir", str(tmp_path)])
+    assert 2 in outcome.statuses
+    assert 0 not in outcome.statuses
+    told = "".join(outcome.outputs)
+    assert told.count("is no classification model") == 1
+    assert "did you mean 'resnet18'" in told
+    assert "Traceback" not in told
+
+
+def test_a_missing_data_folder_is_an_error_and_nothing_is_downloaded(tmp_path: Path) -> None:
+    for name in ("mnist", "cifar10", "imagefolder"):
+        with pytest.raises(RequestError, match="does not hold it") as caught:
+            load_images(name, str(tmp_path), None)
+        assert "nothing is downloaded" in caught.value.hint
+        with pytest.raises(RequestError, match="needs a folder"):
+            load_images(name, None, None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_images_is_read(tmp_path: Path) -> None:
+    from PIL import Image
+
+    for part in ("train", "val"):
+        for kind in ("cat", "dog"):
+            folder = tmp_path / part / kind
+            folder.mkdir(parents=True)
+            Image.new("L", (9, 7)).save(folder / "one.png")
+    images = load_images("imagefolder", str(tmp_path), 16)
+    assert (images.classes, len(images.train), images.train[0][0].shape) == (2, 2, (3, 16, 16))
+
+
+def test_the_digits_are_split_without_overlap() -> None:
+    images = load_images("digits", None, None)
+    train, test = set(images.train.indices), set(images.test.indices)
+    assert len(train) == 1437
+    assert len(test) == 360
+    assert not train & test
+    image, digit = images.test[0]
+    assert image.shape == (3, 32, 32)
+    assert 0 <= digit <= 9
+
+
+@pytest.mark.parametrize("name", ["mobilenet_v3_small", "googlenet", "vit_b_32"])
+def test_any_classification_model_takes_the_number_of_classes(name: str) -> None:
+    model = make_model(name, 7, 64).eval()
+    with torch.no_grad():
+        assert model(torch.zeros(1, 3, 64, 64)).shape == (1, 7)
+
+
+def test_the_learning_rate_warms_up_and_ends_at_zero() -> None:
+    factors = [warm_up_and_cosine(step, 100) for step in range(101)]
+    assert max(factors) == 1.0
+    assert factors[0] == pytest.approx(1 / 15)
+    assert factors[100] == 0.0
+
+
+def test_help_needs_no_torch() -> None:
+    code = "import sys; from hpcddp.cli.train import build_parser; build_parser(); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_loss_that_is_no_number_ends_the_run_and_leaves_the_checkpoint_before_it(
+    run_ranks: RunRanks, tmp_path: Path
+) -> None:
+    options = [*SMALL, "--dataset", "fake", "--run-dir", str(tmp_path), "--lr", "1e30", "--epochs", "2"]
+    outcome = run_ranks("train_reference", 2, options)
+    told = "".join(outcome.outputs)
+    assert told.count("the training loss of epoch 0 is nan") == 1
+    state = json.loads((tmp_path / "state.json").read_text())
+    assert state["status"] == "failed"
+    assert not list(tmp_path.glob("checkpoints/step-*"))
+    (metrics,) = tmp_path.glob("attempts/*/metrics.jsonl")
+    assert "NaN" not in metrics.read_text()
