@@ -4,10 +4,14 @@ The global batch is the number of samples one optimizer step sees. It is the onl
 share, the number of accumulation steps and the size of each micro batch follow from it, for any world size.
 Shares differ by at most one sample and sum to the global batch. Every rank takes the same number of accumulation
 steps, since the ranks' collectives must match.
+
+With fixed slices (exact mode) the global batch is cut first, into a number of slices that does not depend on the world
+size, and ranks take whole slices, each a micro batch of its own: then nothing that is computed depends on the ranks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from hpcddp.errors import RequestError
@@ -19,31 +23,73 @@ def split_evenly(total: int, parts: int) -> tuple[int, ...]:
     return tuple(small + 1 if i < larger else small for i in range(parts))
 
 
+class Piece(NamedTuple):
+    """One micro batch of one rank: `samples` of the global batch from `start` on."""
+
+    start: int
+    samples: int
+    slice: int | None  # which of the fixed slices it is; None without them
+
+
 class BatchPlan(NamedTuple):
     """How one optimizer step's samples are dealt to the ranks. Counts are samples unless the name says otherwise."""
 
     global_batch: int
     world_size: int
-    accumulation_steps: int
+    accumulation_steps: int  # micro batches per step of the rank that has most; without slices of every rank
+    slices: int | None = None
+
+    def pieces(self, rank: int, total: int | None = None) -> Iterator[Piece]:
+        """This rank's micro batches of a global batch of `total` samples (None: a whole one), in order.
+
+        Over all ranks they are [0, total), each sample once. Without slices every rank gets the same number of them;
+        fewer than `accumulation_steps` if `total` is small. A piece may have no samples where there are not enough.
+        """
+        total = self.global_batch if total is None else total
+        if self.slices is not None:
+            first, count = _part(self.slices, self.world_size, rank)
+            for k in range(first, first + count):
+                yield Piece(*_part(total, self.slices, k), k)
+            return
+        start, share = _part(total, self.world_size, rank)
+        for samples in split_evenly(share, self.passes(rank, total)):
+            yield Piece(start, samples, None)
+            start += samples
+
+    def passes(self, rank: int, total: int | None = None) -> int:
+        """Micro batches of this rank in a step over `total` samples (None: a whole global batch)."""
+        if self.slices is not None:
+            return _part(self.slices, self.world_size, rank)[1]
+        if total is None or total == self.global_batch:
+            return self.accumulation_steps
+        largest_share = -(-total // self.world_size)
+        return -(-largest_share // self.largest_micro_batch)
 
     @property
     def shares(self) -> tuple[int, ...]:
         """Samples of each rank per optimizer step, by rank; they sum to `global_batch`."""
-        return split_evenly(self.global_batch, self.world_size)
+        if self.slices is None:
+            return split_evenly(self.global_batch, self.world_size)
+        return tuple(self.share(rank) for rank in range(self.world_size))
 
     def share(self, rank: int) -> int:
         """Samples of this rank per optimizer step."""
-        small, larger = divmod(self.global_batch, self.world_size)
-        return small + 1 if rank < larger else small
+        if self.slices is None:
+            return _part(self.global_batch, self.world_size, rank)[1]
+        return sum(self.micro_batches(rank))
 
     def micro_batches(self, rank: int) -> tuple[int, ...]:
-        """Samples of each of this rank's forward passes; `accumulation_steps` of them, the larger ones first."""
-        return split_evenly(self.share(rank), self.accumulation_steps)
+        """Samples of each of this rank's forward passes in a step over a whole global batch."""
+        return tuple(piece.samples for piece in self.pieces(rank))
 
     @property
     def largest_micro_batch(self) -> int:
         """The largest forward pass of any rank: what has to fit into a device's memory."""
-        return -(-self.share(0) // self.accumulation_steps)
+        parts = (self.world_size, self.accumulation_steps) if self.slices is None else (self.slices,)
+        largest = self.global_batch
+        for count in parts:
+            largest = -(-largest // count)
+        return largest
 
     @property
     def utilisation(self) -> float:
@@ -51,7 +97,14 @@ class BatchPlan(NamedTuple):
         return self.global_batch / (self.world_size * self.accumulation_steps * self.largest_micro_batch)
 
     def __str__(self) -> str:
-        smallest, largest = self.shares[-1], self.shares[0]
+        if self.slices is not None:
+            sizes = {_part(self.global_batch, self.slices, k)[1] for k in (0, self.slices - 1)}
+            owned = {self.passes(rank) for rank in (0, self.world_size - 1)}
+            return (
+                f"{self.global_batch} = {self.slices} slices x {_span(sizes)} samples,"
+                f" {_span(owned)} of them on each of {self.world_size} ranks"
+            )
+        smallest, largest = self.share(self.world_size - 1), self.share(0)
         if smallest == largest and largest % self.accumulation_steps == 0:
             micro = largest // self.accumulation_steps
             return f"{self.global_batch} = {self.world_size} ranks x {micro} x {self.accumulation_steps}"
@@ -61,17 +114,31 @@ class BatchPlan(NamedTuple):
         )
 
 
-def plan_batch(global_batch: int, world_size: int, max_micro_batch: int | None = None) -> BatchPlan:
+def _part(total: int, parts: int, nth: int) -> tuple[int, int]:
+    """Where the nth of `parts` even parts of `total` starts, and how many it holds; as in `split_evenly`."""
+    small, larger = divmod(total, parts)
+    return nth * small + min(nth, larger), small + (nth < larger)
+
+
+def _span(values: set[int]) -> str:
+    return f"{min(values)} to {max(values)}" if len(values) > 1 else f"{min(values)}"
+
+
+def plan_batch(
+    global_batch: int, world_size: int, max_micro_batch: int | None = None, slices: int | None = None
+) -> BatchPlan:
     """Deal `global_batch` samples per optimizer step to `world_size` ranks.
 
     `max_micro_batch` is the largest number of samples that fit through one forward and backward pass of one rank; None
-    means that a rank's whole share fits. Raises RequestError for counts below one, and for more ranks than samples: a
-    rank without samples would only keep others waiting.
+    means that a rank's whole share fits. `slices` cuts the global batch into that many fixed micro batches first.
+    Raises RequestError for counts below one, and for more ranks than samples or slices: a rank without any would only
+    keep others waiting.
     """
     for name, value in (
         ("global batch", global_batch),
         ("world size", world_size),
         ("max micro batch", max_micro_batch),
+        ("number of slices", slices),
     ):
         if value is not None and value < 1:
             raise RequestError(f"{name} {value} is not a count of 1 or more", f"give a {name} of at least 1")
@@ -80,6 +147,8 @@ def plan_batch(global_batch: int, world_size: int, max_micro_batch: int | None =
             f"a global batch of {global_batch} cannot be split over {world_size} ranks: some would have no sample",
             f"use at most {global_batch} ranks, or --global-batch {world_size} or more",
         )
+    if slices is not None:
+        return _plan_slices(global_batch, world_size, max_micro_batch, slices)
     largest_share = -(-global_batch // world_size)
     steps = 1 if max_micro_batch is None else -(-largest_share // max_micro_batch)
     smallest_share = global_batch // world_size
@@ -90,3 +159,24 @@ def plan_batch(global_batch: int, world_size: int, max_micro_batch: int | None =
             f"use --global-batch {-(-global_batch // world_size) * world_size}, or allow larger micro batches",
         )
     return BatchPlan(global_batch, world_size, steps)
+
+
+def _plan_slices(global_batch: int, world_size: int, max_micro_batch: int | None, slices: int) -> BatchPlan:
+    if slices > global_batch:
+        raise RequestError(
+            f"a global batch of {global_batch} cannot be cut into {slices} slices: some would have no sample",
+            f"use at most {global_batch} slices",
+        )
+    if slices < world_size:
+        raise RequestError(
+            f"{slices} slices cannot be dealt to {world_size} ranks: some would have none",
+            f"use {world_size} slices or more, from the first run on: their number is part of the result",
+        )
+    plan = BatchPlan(global_batch, world_size, -(-slices // world_size), slices)
+    if max_micro_batch is not None and plan.largest_micro_batch > max_micro_batch:
+        raise RequestError(
+            f"{slices} slices of a global batch of {global_batch} hold {plan.largest_micro_batch} samples each,"
+            f" over the largest micro batch of {max_micro_batch}",
+            f"use {-(-global_batch // max_micro_batch)} slices or more",
+        )
+    return plan

@@ -25,13 +25,14 @@ class Batch(NamedTuple):
     total: int  # samples of the whole global batch
 
 
-def weigh(count: int, total: int, world_size: int) -> float:
+def weigh(count: int, total: int, averaged_over: int) -> float:
     """W * n / N: the mean loss over n samples, scaled by it and averaged over W ranks by DDP, adds its part of the mean
     over N.
 
-    Exact for any split: uneven shares, accumulation, the last partial global batch.
+    Exact for any split: uneven shares, accumulation, the last partial global batch. Where gradients are summed and not
+    averaged, W is 1.
     """
-    return world_size * count / total
+    return averaged_over * count / total
 
 
 def move(thing: Any, device: torch.device) -> Any:
@@ -66,6 +67,7 @@ class MicroBatchLoader:
         dataset: Dataset[Any],
         sampler: GlobalBatchSampler,
         device: torch.device,
+        averaged_over: int,
         *,
         num_workers: int = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
@@ -75,6 +77,7 @@ class MicroBatchLoader:
         self.sampler = sampler
         self.current: MicroBatch | None = None
         self._device = device
+        self._averaged_over = averaged_over
         self._stopped = stopped
         self._loader: DataLoader[Any] = DataLoader(
             SeededSamples(dataset, sampler.seed),
@@ -87,14 +90,13 @@ class MicroBatchLoader:
         )
 
     def __len__(self) -> int:
-        """Micro batches left in this epoch; the same number on every rank."""
+        """Micro batches left in this epoch."""
         return len(self.sampler)
 
     def __iter__(self) -> Iterator[Batch]:
-        world_size = self.sampler.plan.world_size
         for micro, loaded in zip(self.sampler.micro_batches(), self._loader, strict=True):
             x, y = loaded if isinstance(loaded, list | tuple) and len(loaded) == 2 else (loaded, None)
-            weight = weigh(micro.samples, micro.total, world_size)
+            weight = weigh(micro.samples, micro.total, self._averaged_over)
             self.current = micro
             yield Batch(move(x, self._device), move(y, self._device), weight, micro.last, micro.samples, micro.total)
             if self._stopped():

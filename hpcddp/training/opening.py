@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from hpcddp.batchplan import plan_batch
 from hpcddp.errors import HpcddpError, RequestError
 from hpcddp.training.farewell import claim_failure
+from hpcddp.training.gradients import DdpGradients
 from hpcddp.training.group import Group
 from hpcddp.training.metrics import MetricsFile
 from hpcddp.training.process_group import open_group
@@ -58,7 +59,7 @@ def open_runtime(
                 folder.attempt_path / "versions.json", {**list_versions(), "backend": group.backend, "ranks": members}
             )
         choices = Choices(plan, seed, folder, resume, save_every, keep)
-        rt = Runtime(group, choices, StopWatch(signals, read_deadline(env)), metrics)
+        rt = Runtime(group, choices, DdpGradients(group), StopWatch(signals, read_deadline(env)), metrics)
         try:
             yield rt
             rt.finish()

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
 from hpcddp.batchplan import BatchPlan
 from hpcddp.checks.check import Machine
 from hpcddp.checks.environment import check_workers
 from hpcddp.errors import RequestError
-from hpcddp.training.buffers import average_buffers, frozen_statistics
+from hpcddp.training.buffers import average_buffers
+from hpcddp.training.gradients import DdpGradients
 from hpcddp.training.group import Group
 from hpcddp.training.loader import Batch, MicroBatchLoader, Shard
 from hpcddp.training.metrics import MetricsFile
@@ -29,10 +28,6 @@ from hpcddp.training.sampler import GlobalBatchSampler, MicroBatch
 from hpcddp.training.stepsum import StepNews, StepSum
 from hpcddp.training.stopping import StopWatch
 from hpcddp.training.tracking import Tracked, unwrap
-
-# the name of DDP's option changed with torch 2.15
-_DDP_OPTIONS = inspect.signature(DistributedDataParallel.__init__).parameters
-_SYNC_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _DDP_OPTIONS else "broadcast_buffers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +45,9 @@ class Choices:
 class Runtime:
     """What `hpcddp.runtime()` gives: one per training run."""
 
-    def __init__(self, group: Group, choices: Choices, watch: StopWatch, metrics: MetricsFile) -> None:
+    def __init__(
+        self, group: Group, choices: Choices, gradients: DdpGradients, watch: StopWatch, metrics: MetricsFile
+    ) -> None:
         self.group = group
         self.plan = choices.plan
         self.seed = choices.seed
@@ -61,9 +58,9 @@ class Runtime:
         self.stop_reason: str | None = None  # becomes set on all ranks at the same step
         self._choices = choices
         self._watch = watch
-        self._sums = StepSum(group)
+        self._gradients = gradients
+        self._sums = StepSum(group, gradients.slots)
         self._batch: Batch | None = None
-        self._wrapped: list[DistributedDataParallel] = []
         self._tracked: Tracked | None = None
         self._loader: MicroBatchLoader | None = None
         self._consumed = 0
@@ -93,15 +90,7 @@ class Runtime:
 
         `ddp_options` are DDP's own. Buffers are not broadcast at each forward pass: see `average_buffers`.
         """
-        model = model.to(self.device)
-        if self.group.world_size == 1:
-            return model
-        options: dict[str, Any] = {_SYNC_BUFFERS: False, "gradient_as_bucket_view": True}
-        if self.device.type == "cuda":
-            options["device_ids"] = [self.device.index]
-        wrapper = DistributedDataParallel(model, **(options | ddp_options))
-        self._wrapped.append(wrapper)
-        return wrapper
+        return self._gradients.wrap(model.to(self.device), ddp_options)
 
     def loader(
         self,
@@ -122,7 +111,13 @@ class Runtime:
         sampler = GlobalBatchSampler(length, self.plan, self.group.rank, seed=self.seed, shuffle=shuffle)
         sampler.consumed = self._consumed
         self._loader = MicroBatchLoader(
-            dataset, sampler, self.device, num_workers=num_workers, collate_fn=collate_fn, stopped=lambda: self.stopping
+            dataset,
+            sampler,
+            self.device,
+            self._gradients.averaged_over,
+            num_workers=num_workers,
+            collate_fn=collate_fn,
+            stopped=lambda: self.stopping,
         )
         return self._loader
 
@@ -161,17 +156,11 @@ class Runtime:
 
     @contextmanager
     def micro(self, batch: Batch) -> Iterator[None]:
-        """Around forward and backward of one micro batch: gradients travel only with the last one of the step."""
+        """Around forward and backward of one micro batch."""
         current = self._need_current()
         self._batch = batch
-        seed_generators("step", self.seed, self.steps, self.group.rank, current.nth)
-        with ExitStack() as stack:
-            if not batch.last:
-                for wrapper in self._wrapped:
-                    stack.enter_context(wrapper.no_sync())
-            if batch.samples == 0:
-                for wrapper in self._wrapped:
-                    stack.enter_context(frozen_statistics(wrapper))
+        seed_generators("step", self.seed, self.steps, *self._gradients.key(current))
+        with self._gradients.micro(current):
             yield
 
     def backward(self, loss: Tensor) -> None:
@@ -182,7 +171,8 @@ class Runtime:
             )
         weight = self._batch.weight
         (loss if weight == 1.0 else loss * weight).backward()  # type: ignore[no-untyped-call]  # torch does not annotate it
-        self._sums.add_loss(loss.detach(), weight / self.group.world_size)
+        part = weight / self._gradients.averaged_over
+        self._sums.add_loss(loss.detach(), part, self._gradients.slot(self._need_current()))
 
     def step(self) -> None:
         """After the optimizer's step: count it, exchange flags, save or stop if it is time. On every rank alike."""

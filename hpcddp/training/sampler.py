@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch.utils.data import Sampler
 
-from hpcddp.batchplan import BatchPlan, split_evenly
+from hpcddp.batchplan import BatchPlan
 from hpcddp.errors import RequestError
 from hpcddp.training.permutation import permute
 
@@ -33,6 +33,7 @@ class MicroBatch(NamedTuple):
     total: int  # samples of the whole global batch, over all ranks and micro batches
     nth: int  # among this rank's micro batches of this step, from 0
     last: bool
+    slice: int | None = None  # of the plan's fixed slices
 
     @property
     def size(self) -> int:
@@ -43,23 +44,16 @@ class MicroBatch(NamedTuple):
 def split_epoch(length: int, plan: BatchPlan, rank: int, start: int = 0) -> Iterator[MicroBatch]:
     """This rank's micro batches from place `start` of an epoch of `length` samples to its end.
 
-    Every rank gets the same number of them, and each step's counts sum to its global batch over all ranks.
+    Each step's counts sum to its global batch over all ranks, and every rank has at least one micro batch in each step:
+    the same number on every rank, unless the plan has fixed slices.
     """
     for place in range(start, length, plan.global_batch):
         total = min(plan.global_batch, length - place)
-        small, larger = divmod(total, plan.world_size)
-        mine = place + rank * small + min(rank, larger)
-        passes = _count_passes(total, plan)
-        for nth, samples in enumerate(split_evenly(small + (rank < larger), passes)):
+        passes = plan.passes(rank, total)
+        for nth, piece in enumerate(plan.pieces(rank, total)):
             # a rank without samples loads one that exists
-            yield MicroBatch(min(mine, length - 1), samples, total, nth, last=nth == passes - 1)
-            mine += samples
-
-
-def _count_passes(total: int, plan: BatchPlan) -> int:
-    """Micro batches per rank for a global batch of `total` samples, the same number on every rank."""
-    largest_share = -(-total // plan.world_size)
-    return -(-largest_share // plan.largest_micro_batch)
+            first = min(place + piece.start, length - 1)
+            yield MicroBatch(first, piece.samples, total, nth, nth == passes - 1, piece.slice)
 
 
 class GlobalBatchSampler(Sampler[list[int]]):
@@ -103,9 +97,9 @@ class GlobalBatchSampler(Sampler[list[int]]):
         return split_epoch(self.length, self.plan, self.rank, self.place)
 
     def __len__(self) -> int:
-        """Micro batches left in this epoch; the same number on every rank."""
+        """Micro batches left in this epoch."""
         whole, tail = divmod(self.length - self.place, self.plan.global_batch)
-        return whole * self.plan.accumulation_steps + _count_passes(tail, self.plan)
+        return whole * self.plan.passes(self.rank) + (self.plan.passes(self.rank, tail) if tail else 0)
 
     def __iter__(self) -> Iterator[list[int]]:
         epoch = self.epoch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any, NamedTuple
 
@@ -21,18 +22,23 @@ class StepNews(NamedTuple):
 
 
 class StepSum:
-    """Collects a step's loss on the device and exchanges it with the stop flags."""
+    """Collects a step's loss on the device and exchanges it with the stop flags.
 
-    def __init__(self, group: Group) -> None:
+    With several `slots`, each of which only one rank ever fills, the loss does not depend on how the ranks' sum was
+    made.
+    """
+
+    def __init__(self, group: Group, slots: int = 1) -> None:
         self._sum = LaggedSum(group.world_size)
-        self._loss = torch.zeros(1, dtype=torch.float64, device=group.device)
+        self._slots = slots
+        self._loss = torch.zeros(slots, dtype=torch.float64, device=group.device)
         self._no_flags = torch.zeros(len(STOP_FLAGS), dtype=torch.float64, device=group.device)
         self._notes: dict[str, Any] = {}
         self._last_time = time.monotonic()
 
-    def add_loss(self, mean_loss: Tensor, part: float) -> None:
+    def add_loss(self, mean_loss: Tensor, part: float, slot: int = 0) -> None:
         """Add a micro batch's mean loss by its part of the global batch; stays on the device."""
-        self._loss.add_(mean_loss, alpha=part)
+        self._loss[slot].add_(mean_loss, alpha=part)
 
     def exchange(self, samples: int, flags: tuple[str, ...], **notes: Any) -> StepNews | None:
         """Send off this step's sums, and what is to be noted with them; return the news of the step before."""
@@ -52,5 +58,11 @@ class StepSum:
         numbers = self._sum.pull()
         if numbers is None:
             return None
-        stop = next((flag for flag, votes in zip(STOP_FLAGS, numbers[1:], strict=True) if votes), None)
-        return StepNews({**self._notes, "loss": numbers[0]}, stop)
+        losses, votes = numbers[: self._slots], numbers[self._slots :]
+        stop = next((flag for flag, count in zip(STOP_FLAGS, votes, strict=True) if count), None)
+        return StepNews({**self._notes, "loss": _add_up(losses)}, stop)
+
+
+def _add_up(losses: list[float]) -> float:
+    """The sum, correctly rounded and so in no order."""
+    return math.fsum(losses) if all(map(math.isfinite, losses)) else sum(losses)

@@ -27,7 +27,7 @@ class Noisy(Dataset):
 
 def _loader(dataset: Dataset, world_size: int, rank: int, workers: int = 0) -> MicroBatchLoader:
     sampler = GlobalBatchSampler(len(dataset), plan_batch(8, world_size), rank, seed=1)
-    return MicroBatchLoader(dataset, sampler, CPU, num_workers=workers)
+    return MicroBatchLoader(dataset, sampler, CPU, world_size, num_workers=workers)
 
 
 def test_the_weights_of_a_step_average_to_one_over_the_ranks() -> None:

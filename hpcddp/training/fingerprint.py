@@ -1,0 +1,124 @@
+"""SHA-256 of models and of data: two runs are the same if these are, wherever the tensors lie."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, Subset
+
+from hpcddp.training.randomness import SeededSamples, kept_generators
+
+_PIECE = 1 << 24  # elements: what is copied from a device at once
+
+
+def hash_states(objects: Mapping[str, nn.Module]) -> str:
+    """SHA-256 over every parameter and every saved buffer of the models, by `object.name` in sorted order.
+
+    Each goes in with its name, dtype, shape and bytes. The device, the memory format and a DDP wrapper around the model
+    or around a part of it make no difference; one bit of one number does.
+    """
+    found = {f"{name}.{path}": tensor for name, model in objects.items() for path, tensor in _list_tensors(model)}
+    digest = hashlib.sha256()
+    for name in sorted(found):
+        _add_tensor(digest, name, found[name])
+    return digest.hexdigest()
+
+
+def describe_dataset(dataset: Dataset[Any], num_workers: int = 0) -> dict[str, Any]:
+    """What a data set is, cheaply: `type`, `samples` (how many), and `sha256` of the first, the middle and the last one.
+
+    The samples are drawn as in training (random transforms under one fixed key, in a loader process if there are any),
+    and no generator outside moves.
+    """
+    length = len(dataset)  # type: ignore[arg-type]  # torch's Dataset declares no __len__; map-style ones have it
+    digest = hashlib.sha256()
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]  # torch does not annotate it
+    with kept_generators(), torch.random.fork_rng(devices=devices):
+        for sample in _draw(dataset, sorted({0, length // 2, length - 1}), num_workers):
+            _add_value(digest, sample)
+    return {"type": _name_type(dataset), "samples": length, "sha256": digest.hexdigest()}
+
+
+def _list_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The state's tensors by name, without the `module.` that a DDP wrapper puts in: it is there on several ranks only."""
+    wrapped = [f"{path}." if path else "" for path, part in model.named_modules() if _is_ddp(part)]
+    for name, value in model.state_dict().items():
+        for prefix in reversed(wrapped):  # the innermost first: the outer prefixes still fit
+            if name.startswith(f"{prefix}module."):
+                name = prefix + name[len(prefix) + len("module.") :]
+        if isinstance(value, Tensor):
+            yield name, value
+
+
+def _is_ddp(part: nn.Module) -> bool:
+    return isinstance(part, DistributedDataParallel)
+
+
+def _add_tensor(digest: hashlib._Hash, name: str, tensor: Tensor) -> None:
+    """The header tells how many bytes follow, so that no two sets of tensors give the same stream."""
+    digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode() + b"\n")
+    for piece in torch.split(tensor.detach().contiguous().reshape(-1), _PIECE):
+        raw = piece.cpu().view(torch.uint8)
+        if raw.numel():
+            digest.update((ctypes.c_char * raw.numel()).from_address(raw.data_ptr()))  # no numpy, and no copy
+
+
+def _draw(dataset: Dataset[Any], indices: list[int], num_workers: int) -> Iterator[Any]:
+    """In a loader process if training has some: a file that is opened here would be shared by all of them."""
+    loader: DataLoader[Any] = DataLoader(
+        SeededSamples(dataset, 0),
+        batch_sampler=[[(0, index)] for index in indices],  # type: ignore[list-item]  # SeededSamples takes (epoch, sample)
+        num_workers=min(num_workers, 1),
+        collate_fn=_only,
+        generator=torch.Generator(),
+    )
+    yield from loader
+
+
+def _only(samples: list[Any]) -> Any:
+    return samples[0]
+
+
+def _add_value(digest: hashlib._Hash, value: Any) -> None:
+    """A sample, whatever it is made of; of an object without bytes, its type only."""
+    if isinstance(value, Tensor):
+        return _add_tensor(digest, "", value)
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    if isinstance(value, Mapping):
+        digest.update(f"{kind} {len(value)}\n".encode())
+        for key, item in value.items():
+            _add_value(digest, key)
+            _add_value(digest, item)
+    elif isinstance(value, list | tuple):
+        digest.update(f"{kind} {len(value)}\n".encode())
+        for item in value:
+            _add_value(digest, item)
+    else:
+        raw = _raw_bytes(value)
+        digest.update(f"{kind} {len(raw)} {getattr(value, 'shape', getattr(value, 'size', ''))}\n".encode())
+        digest.update(raw)
+    return None
+
+
+def _raw_bytes(value: Any) -> bytes:
+    if isinstance(value, bytes | bytearray):
+        return bytes(value)
+    if value is None or isinstance(value, bool | int | float | complex | str):
+        return repr(value).encode("utf-8", "surrogatepass")
+    if callable(getattr(value, "tobytes", None)):  # numpy's arrays and numbers, PIL's images
+        return bytes(value.tobytes())
+    return b""
+
+
+def _name_type(dataset: Dataset[Any]) -> str:
+    """`torchvision.datasets.mnist.MNIST`, and `… of …` for a part of one."""
+    kind = type(dataset)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    return f"{name} of {_name_type(dataset.dataset)}" if isinstance(dataset, Subset) else name
