@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from hpcddp.training.randomness import SeededSamples, kept_generators
@@ -31,11 +32,16 @@ def hash_states(objects: Mapping[str, nn.Module]) -> str:
     return digest.hexdigest()
 
 
-def describe_dataset(dataset: Dataset[Any], num_workers: int = 0) -> dict[str, Any]:
-    """What a data set is, cheaply: `type`, `samples` (how many), and `sha256` of the first, the middle and the last one.
+def describe_objects(objects: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Of each tracked object its `type`, of a model the number of parameters, of an optimizer its settings."""
+    return {name: _describe(thing) for name, thing in objects.items()}
 
-    The samples are drawn as in training (random transforms under one fixed key, in a loader process if there are any),
-    and no generator outside moves.
+
+def describe_dataset(dataset: Dataset[Any], num_workers: int = 0) -> dict[str, Any]:
+    """What a data set is, cheaply: `type`, `samples` (how many), and `sha256` of the first, the middle and the last.
+
+    They are drawn as in training (random transforms under one fixed key, in a loader process if training has any), and
+    no generator outside moves.
     """
     length = len(dataset)  # type: ignore[arg-type]  # torch's Dataset declares no __len__; map-style ones have it
     digest = hashlib.sha256()
@@ -46,19 +52,33 @@ def describe_dataset(dataset: Dataset[Any], num_workers: int = 0) -> dict[str, A
     return {"type": _name_type(dataset), "samples": length, "sha256": digest.hexdigest()}
 
 
+def _describe(thing: Any) -> dict[str, Any]:
+    """An optimizer's settings are those of its first group, without the learning rate, which moves at each step."""
+    facts: dict[str, Any] = {"type": type(thing).__name__}
+    if isinstance(thing, nn.Module):
+        facts["parameters"] = sum(parameter.numel() for parameter in thing.parameters())
+    if isinstance(thing, Optimizer):
+        facts |= {key: value for key, value in thing.param_groups[0].items() if key != "lr" and _is_plain(value)}
+    return facts
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether JSON can hold it; parameters, and settings that are tensors, it cannot."""
+    if isinstance(value, list | tuple):
+        return all(_is_plain(item) for item in value)
+    return value is None or isinstance(value, str | int | float)
+
+
 def _list_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The state's tensors by name, without the `module.` that a DDP wrapper puts in: it is there on several ranks only."""
-    wrapped = [f"{path}." if path else "" for path, part in model.named_modules() if _is_ddp(part)]
+    """The state's tensors by name, without the `module.` of a DDP wrapper, which is there on several ranks only."""
+    parts = model.named_modules()
+    wrapped = [f"{path}." if path else "" for path, part in parts if isinstance(part, DistributedDataParallel)]
     for name, value in model.state_dict().items():
         for prefix in reversed(wrapped):  # the innermost first: the outer prefixes still fit
             if name.startswith(f"{prefix}module."):
                 name = prefix + name[len(prefix) + len("module.") :]
         if isinstance(value, Tensor):
             yield name, value
-
-
-def _is_ddp(part: nn.Module) -> bool:
-    return isinstance(part, DistributedDataParallel)
 
 
 def _add_tensor(digest: hashlib._Hash, name: str, tensor: Tensor) -> None:
@@ -74,7 +94,7 @@ def _draw(dataset: Dataset[Any], indices: list[int], num_workers: int) -> Iterat
     """In a loader process if training has some: a file that is opened here would be shared by all of them."""
     loader: DataLoader[Any] = DataLoader(
         SeededSamples(dataset, 0),
-        batch_sampler=[[(0, index)] for index in indices],  # type: ignore[list-item]  # SeededSamples takes (epoch, sample)
+        batch_sampler=[[(0, index)] for index in indices],
         num_workers=min(num_workers, 1),
         collate_fn=_only,
         generator=torch.Generator(),
@@ -102,8 +122,7 @@ def _add_value(digest: hashlib._Hash, value: Any) -> None:
             _add_value(digest, item)
     else:
         raw = _raw_bytes(value)
-        digest.update(f"{kind} {len(raw)} {getattr(value, 'shape', getattr(value, 'size', ''))}\n".encode())
-        digest.update(raw)
+        digest.update(f"{kind} {len(raw)}\n".encode() + raw)
     return None
 
 
@@ -113,7 +132,8 @@ def _raw_bytes(value: Any) -> bytes:
     if value is None or isinstance(value, bool | int | float | complex | str):
         return repr(value).encode("utf-8", "surrogatepass")
     if callable(getattr(value, "tobytes", None)):  # numpy's arrays and numbers, PIL's images
-        return bytes(value.tobytes())
+        form = [getattr(value, name, None) for name in ("dtype", "mode", "shape", "size")]
+        return f"{form}\n".encode() + bytes(value.tobytes())
     return b""
 
 

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from hpcddp.errors import RequestError
 from hpcddp.training.buffers import average_buffers
 from hpcddp.training.checkpoint import find_newest, read_checkpoint, remove_old, set_aside, write_checkpoint
+from hpcddp.training.fingerprint import describe_objects, hash_states
 from hpcddp.training.group import Group
 from hpcddp.training.runfolder import RunFolder
 from hpcddp.training.versions import list_versions
@@ -47,6 +48,10 @@ class Tracked:
     def models(self) -> list[nn.Module]:
         return [thing for thing in self.objects.values() if isinstance(thing, nn.Module)]
 
+    def hash_weights(self) -> str:
+        """SHA-256 of all models, averaged weights (EMA) included, as they are on this rank: see `hash_states`."""
+        return hash_states({name: thing for name, thing in self.objects.items() if isinstance(thing, nn.Module)})
+
     def learning_rate(self) -> float | None:
         """Of the first parameter group of the first optimizer."""
         optimizers = (thing for thing in self.objects.values() if isinstance(thing, Optimizer))
@@ -61,6 +66,7 @@ class Tracked:
             average_buffers(model, group.world_size)
         if group.is_first:
             state = {"position": position, **{name: thing.state_dict() for name, thing in self.objects.items()}}
+            facts = {**facts, "weights_sha256": self.hash_weights(), "objects": describe_objects(self.objects)}
             write_checkpoint(folder.checkpoints, position["step"], state, {**position, **facts, **list_versions()})
             remove_old(folder.checkpoints, keep)
         return time.monotonic() - started
