@@ -16,6 +16,7 @@ class MetricsFile:
     def __init__(self, path: Path | None) -> None:
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
+            _cut_half_line(path)
         self._file = path.open("a", buffering=1) if path is not None else None  # line buffered
 
     def write(self, kind: str, **fields: Any) -> None:
@@ -32,6 +33,14 @@ class MetricsFile:
     ) -> None:
         if self._file is not None:
             self._file.close()
+
+
+def _cut_half_line(path: Path) -> None:
+    """Remove what a killed writer left behind the last line end: a requeued job has the same attempt and file."""
+    if path.exists():
+        with path.open("r+b") as file:
+            content = file.read()
+            file.truncate(content.rfind(b"\n") + 1)
 
 
 def _jsonable(value: Any) -> Any:

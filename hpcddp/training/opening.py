@@ -17,7 +17,7 @@ from hpcddp.training.randomness import seed_generators
 from hpcddp.training.runfolder import find_run_folder, open_run_folder, read_planned_batch, write_json, write_state
 from hpcddp.training.runtime import Choices, Runtime
 from hpcddp.training.stopping import SignalFlag, StopWatch, read_deadline
-from hpcddp.training.versions import list_versions
+from hpcddp.training.versions import list_numerics, list_versions
 
 
 @contextmanager
@@ -55,9 +55,9 @@ def open_runtime(
         metrics = stack.enter_context(MetricsFile(folder.metrics if folder is not None and group.is_first else None))
         if folder is not None and group.is_first:
             members = [member._asdict() for member in group.members]
-            write_json(
-                folder.attempt_path / "versions.json", {**list_versions(), "backend": group.backend, "ranks": members}
-            )
+            facts = {"seed": seed, "plan": plan._asdict(), "launcher": group.launcher, "backend": group.backend}
+            versions = {**list_versions(), **list_numerics(group.device), **facts, "ranks": members}
+            write_json(folder.attempt_path / "versions.json", versions)
         choices = Choices(plan, seed, folder, resume, save_every, keep)
         rt = Runtime(group, choices, DdpGradients(group), StopWatch(signals, read_deadline(env)), metrics)
         try:

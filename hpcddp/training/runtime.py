@@ -18,12 +18,13 @@ from hpcddp.checks.check import Machine
 from hpcddp.checks.environment import check_workers
 from hpcddp.errors import RequestError
 from hpcddp.training.buffers import average_buffers
+from hpcddp.training.fingerprint import describe_dataset
 from hpcddp.training.gradients import DdpGradients
 from hpcddp.training.group import Group
 from hpcddp.training.loader import Batch, MicroBatchLoader, Shard
 from hpcddp.training.metrics import MetricsFile
 from hpcddp.training.randomness import seed_generators
-from hpcddp.training.runfolder import RunFolder, write_state
+from hpcddp.training.runfolder import RunFolder, write_json, write_state
 from hpcddp.training.sampler import GlobalBatchSampler, MicroBatch
 from hpcddp.training.stepsum import StepNews, StepSum
 from hpcddp.training.stopping import StopWatch
@@ -119,6 +120,8 @@ class Runtime:
             collate_fn=collate_fn,
             stopped=lambda: self.stopping,
         )
+        if self.folder is not None and self.group.is_first:
+            write_json(self.folder.attempt_path / "data.json", describe_dataset(dataset, num_workers))
         return self._loader
 
     def shard(self, dataset: Dataset[Any], batch_size: int, *, num_workers: int = 0) -> Shard:

@@ -27,7 +27,7 @@ from hpcddp.training.models import make_model
 from hpcddp.training.opening import open_runtime
 from hpcddp.training.options import DEFAULT_GLOBAL_BATCH, add_options
 from hpcddp.training.progress import Progress
-from hpcddp.training.runfolder import find_run_folder, read_planned_batch
+from hpcddp.training.runfolder import find_run_folder, read_planned_batch, write_json
 from hpcddp.training.runtime import Runtime
 from hpcddp.training.summary import format_summary
 from hpcddp.training.tracking import unwrap
@@ -59,6 +59,7 @@ def run(args: argparse.Namespace, env: MutableMapping[str, str]) -> None:
         rendezvous=args.rendezvous,
     ) as rt:
         rt.explain()
+        record_options(rt, args)
         images = load_images(args.dataset, args.data_dir, args.image_size)
         model = rt.wrap(make_model(args.model, images.classes, images.side))
         loader = rt.loader(images.train, num_workers=args.workers)
@@ -93,6 +94,13 @@ def run(args: argparse.Namespace, env: MutableMapping[str, str]) -> None:
             rate = trained / training_s if trained else None
             accuracy = test.accuracy if test is not None else None  # a run that has to stop takes no time for a test
             print(format_summary(rt, what, rate, accuracy, time.monotonic() - began), flush=True)
+
+
+def record_options(rt: Runtime, args: argparse.Namespace) -> None:
+    """`options.json` of this attempt, for `hpcddp compare`; without what only says where its files are."""
+    if rt.folder is not None and rt.group.is_first:
+        where = {"run_dir", "data_dir", "command"}
+        write_json(rt.folder.attempt_path / "options.json", {k: v for k, v in vars(args).items() if k not in where})
 
 
 def train_epoch(
