@@ -21,6 +21,7 @@ VERBS = {
     "exec": "become a command inside a rank, with torch's variables set",
     "launch": "run a command on every rank of the allocation this shell is in",
     "train": "the reference trainer: DDP on images",
+    "compare": "say whether two runs are the same to the last bit, and what differed",
 }
 
 

@@ -1,0 +1,1 @@
+"""Run folders, read back: plain files in, values out. Standard library only."""
