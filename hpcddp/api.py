@@ -87,6 +87,8 @@ def runtime(
     backend: str | None = None,
     timeout_s: float | None = None,
     rendezvous: str = "auto",
+    exact: bool | str = False,
+    slices: int | None = None,
 ) -> AbstractContextManager[Runtime]:
     """Helpers for a training loop whose only batch number is the global one, on any number of ranks.
 
@@ -105,7 +107,9 @@ def runtime(
     `max_micro_batch` is the largest number of samples that one rank can take through a forward pass. `run_dir` (else
     HPCDDP_RUN_DIR) is where checkpoints, metrics and state.json go; without either nothing is written. `save_every` is
     in steps; None saves at the end of each epoch. `keep` is the number of checkpoints that stay. `group` reuses the one
-    of `hpcddp.init()`; the other arguments are those of `init`.
+    of `hpcddp.init()`. `exact` gives the same weights, bit for bit, on any number of ranks: True or "tree" on those
+    whose ranks get a power of two of the `slices` each, "integer" on any. `slices` (8) is the number of fixed slices of
+    a global batch, at least as many as there will ever be ranks. The other arguments are those of `init`.
     """
     from hpcddp.training.opening import open_runtime
 
@@ -122,4 +126,6 @@ def runtime(
         backend=backend,
         timeout_s=timeout_s,
         rendezvous=rendezvous,
+        exact=exact,
+        slices=slices,
     )

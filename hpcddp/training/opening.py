@@ -6,8 +6,10 @@ import sys
 from collections.abc import Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager
 
-from hpcddp.batchplan import plan_batch
+from hpcddp.batchplan import BatchPlan, plan_batch
 from hpcddp.errors import HpcddpError, RequestError
+from hpcddp.training.exact import ExactGradients
+from hpcddp.training.exactness import Exactness, check_alike, choose_exactness, deterministic_kernels
 from hpcddp.training.farewell import claim_failure
 from hpcddp.training.gradients import DdpGradients
 from hpcddp.training.group import Group
@@ -35,6 +37,8 @@ def open_runtime(
     backend: str | None = None,
     timeout_s: float | None = None,
     rendezvous: str = "auto",
+    exact: bool | str = False,
+    slices: int | None = None,
 ) -> Iterator[Runtime]:
     """See `hpcddp.runtime`, which calls this with the process's environment."""
     folder = find_run_folder(env, run_dir)
@@ -43,23 +47,31 @@ def open_runtime(
         raise RequestError(
             "no global batch was given", "hpcddp.runtime(global_batch=256), or render the job with --global-batch 256"
         )
+    exactness = choose_exactness(exact, slices)
     signals = SignalFlag()
     with ExitStack() as stack:
         stack.enter_context(signals.installed())
         if group is None:
             group = stack.enter_context(open_group(env, backend=backend, timeout_s=timeout_s, rendezvous=rendezvous))
-        plan = plan_batch(batch, group.world_size, max_micro_batch)
+        plan = plan_batch(batch, group.world_size, max_micro_batch, exactness.slices if exactness else None)
+        gradients = stack.enter_context(_open_gradients(env, group, plan, exactness))
         seed_generators("start", seed)  # the same on every rank, so that models start alike
         if folder is not None and group.is_first:
             open_run_folder(folder)
         metrics = stack.enter_context(MetricsFile(folder.metrics if folder is not None and group.is_first else None))
         if folder is not None and group.is_first:
             members = [member._asdict() for member in group.members]
-            facts = {"seed": seed, "plan": plan._asdict(), "launcher": group.launcher, "backend": group.backend}
+            facts = {
+                "seed": seed,
+                "plan": plan._asdict(),
+                "exact": exactness.method if exactness else None,
+                "launcher": group.launcher,
+                "backend": group.backend,
+            }
             versions = {**list_versions(), **list_numerics(group.device), **facts, "ranks": members}
             write_json(folder.attempt_path / "versions.json", versions)
-        choices = Choices(plan, seed, folder, resume, save_every, keep)
-        rt = Runtime(group, choices, DdpGradients(group), StopWatch(signals, read_deadline(env)), metrics)
+        choices = Choices(plan, seed, folder, resume, save_every, keep, exactness)
+        rt = Runtime(group, choices, gradients, StopWatch(signals, read_deadline(env)), metrics)
         try:
             yield rt
             rt.finish()
@@ -71,3 +83,19 @@ def open_runtime(
                 if folder is not None:
                     write_state(folder, "failed", step=rt.steps, epoch=rt.epoch, reason=str(first))
             raise
+
+
+@contextmanager
+def _open_gradients(
+    env: MutableMapping[str, str], group: Group, plan: BatchPlan, exactness: Exactness | None
+) -> Iterator[DdpGradients | ExactGradients]:
+    if exactness is None:
+        yield DdpGradients(group)
+        return
+    with deterministic_kernels(env):
+        check_alike(group)
+        gradients = ExactGradients(group, plan, exactness.method)
+        try:
+            yield gradients
+        finally:
+            gradients.close()

@@ -1,0 +1,102 @@
+"""What a run that is to be repeated bit for bit needs: the switches that are set for it, and what is checked at its
+start.
+
+The same numbers come only from the same kernels. So exact runs compute with deterministic ones, on the same hardware
+and software on every rank; and what they ran on is recorded, since the promise holds only where that is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from hpcddp.errors import LaunchError, RequestError
+from hpcddp.training.group import Group
+from hpcddp.training.slicesum import METHODS
+from hpcddp.training.versions import list_numerics, list_versions
+
+DEFAULT_SLICES = 8
+_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+_WORKSPACES = (":4096:8", ":16:8")
+# what may differ between runs and ranks without changing a number
+_HARMLESS = {"hpcddp", "python", "machine"}
+
+
+class Exactness(NamedTuple):
+    """How an exact run adds up, and how many fixed slices its global batches have. Both are part of the result."""
+
+    method: str
+    slices: int
+
+
+def choose_exactness(exact: bool | str, slices: int | None) -> Exactness | None:
+    """None if the run is not to be exact. RequestError for an unknown method, and for slices without it."""
+    if not exact:
+        if slices is not None:
+            raise RequestError(f"slices={slices} means nothing without exact", "exact=True, or leave out slices")
+        return None
+    method = METHODS[0] if exact is True else exact
+    if method not in METHODS:
+        raise RequestError(f"exact={exact!r} is no way to sum", " or ".join(f"exact={name!r}" for name in METHODS))
+    return Exactness(method, DEFAULT_SLICES if slices is None else slices)
+
+
+@contextmanager
+def deterministic_kernels(env: MutableMapping[str, str]) -> Iterator[None]:
+    """Inside, torch takes kernels that give the same numbers each time, or raises where it has none.
+
+    LaunchError if the environment tells cuBLAS otherwise. On CPUs a kernel cuts its sums by threads, so there is one.
+    """
+    if env.setdefault(_WORKSPACE, _WORKSPACES[0]) not in _WORKSPACES:
+        raise LaunchError(
+            f"{_WORKSPACE}={env[_WORKSPACE]!r} lets cuBLAS add in any order, which exact mode cannot use",
+            f"unset {_WORKSPACE}, or export {_WORKSPACE}={_WORKSPACES[0]}",
+        )
+    threads = torch.get_num_threads()
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    cudnn = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
+    memory: Any = torch.utils.deterministic
+    fills = memory.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = False, True
+    memory.fill_uninitialized_memory = False  # costs time, and hides nothing here
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = cudnn
+        memory.fill_uninitialized_memory = fills
+
+
+def list_conditions(device: torch.device) -> dict[str, Any]:
+    """What an exact result depends on, beside the program and its data."""
+    facts = {**list_versions(), **list_numerics(device)}
+    return {name: value for name, value in facts.items() if name not in _HARMLESS}
+
+
+def check_alike(group: Group) -> None:
+    """A collective. LaunchError if ranks compute with different hardware or software."""
+    if group.world_size == 1:
+        return
+    conditions: list[Any] = [None] * group.world_size
+    dist.all_gather_object(conditions, list_conditions(group.device))
+    for rank, theirs in enumerate(conditions):
+        if differs := name_differences(conditions[0], theirs):
+            host = group.members[rank].host
+            raise LaunchError(
+                f"exact mode needs the same hardware and software on every rank; between rank 0 and rank {rank} on"
+                f" {host} {differs[0]}",
+                "ask for nodes of one kind (a constraint in the job file), and use one environment for all ranks",
+            )
+
+
+def name_differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+    """`torch is 2.13.0 and 2.15.0` for each condition that both know and that differs."""
+    both = [name for name in ours if name in theirs]
+    return [f"{name} is {ours[name]} and {theirs[name]}" for name in both if ours[name] != theirs[name]]

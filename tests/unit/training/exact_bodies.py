@@ -1,0 +1,113 @@
+"""What the ranks of the tests of exact mode run: everything that makes plain DDP depend on the number of ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.data import Dataset
+
+import hpcddp
+import hpcddp.training.exact
+
+SAMPLES, CLASSES = 90, 3
+
+
+class NoisyImages(Dataset):
+    """Images (3, 8, 8) whose augmentation draws random numbers."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        generator = torch.Generator().manual_seed(7)
+        self.images = torch.randn(SAMPLES, 3, 8, 8, generator=generator)
+        self.classes = torch.randint(CLASSES, (SAMPLES,), generator=generator)
+        self.dtype = dtype
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return (self.images[index] + 0.1 * torch.randn(3, 8, 8)).to(self.dtype), self.classes[index]
+
+
+def make_net(channels_last: bool) -> nn.Module:
+    """Convolutions, BatchNorm, dropout; a layer that only some inputs use; more parameters than one bucket holds."""
+    torch.manual_seed(3)
+    net = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Conv2d(16, 16, 3, stride=2, padding=1),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Dropout(0.3),
+        nn.Linear(16 * 16, 37),
+        nn.Tanh(),
+        nn.Linear(37, CLASSES),
+    )
+    return net.to(memory_format=torch.channels_last) if channels_last else net
+
+
+def train_several(arguments: list[dict[str, Any]]) -> None:
+    """One training after the other, in the same process."""
+    for argument in arguments:
+        train(argument)
+
+
+def train(argument: dict[str, Any]) -> None:
+    """An exact run as asked for; its metrics and state are in argument["run_dir"]."""
+    dtype = torch.bfloat16 if argument.get("bf16") else torch.float32
+    if argument.get("rank_keyed"):  # negative control: dropout that depends on who computes it
+        hpcddp.training.exact.ExactGradients.key = lambda self, micro: (self._group.rank, micro.nth)
+    os.environ["HPCDDP_ATTEMPT"] = f"attempt-{time.time_ns() if 'RANK' not in os.environ else argument['attempt']}"
+    with hpcddp.runtime(
+        argument.get("global_batch", 24),
+        seed=5,
+        run_dir=argument["run_dir"],
+        save_every=argument.get("save_every"),
+        exact=argument.get("exact", "tree"),
+        slices=argument.get("slices", 8) if argument.get("exact", "tree") else None,
+    ) as rt:
+        net = make_net(argument.get("channels_last", False)).to(dtype)
+        model = rt.wrap(net, bucket_cap_mb=0.01)
+        loader = rt.loader(NoisyImages(dtype))
+        kind = torch.optim.SGD if argument.get("sgd") else torch.optim.AdamW
+        more = {"momentum": 0.9, "nesterov": True} if argument.get("sgd") else {}
+        optimizer = kind(model.parameters(), lr=0.01, **more)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+        ema = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=argument.get("ema_buffers", False))
+        rt.track(model=model, optimizer=optimizer, scheduler=scheduler, ema=ema)
+        for _epoch in rt.epochs(argument.get("epochs", 2)):
+            for batch in loader:
+                with rt.micro(batch), torch.autocast("cpu", torch.bfloat16, enabled=argument.get("amp", False)):
+                    rt.backward(cross_entropy(model(batch.x), batch.y))
+                if batch.last:
+                    if argument.get("clip"):
+                        nn.utils.clip_grad_norm_(model.parameters(), argument["clip"])
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    scheduler.step()
+                    ema.update_parameters(net)
+                    if rt.steps == argument.get("kill_at") and rt.group.rank == argument.get("kill_rank", 0):
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    if rt.steps + 1 == argument.get("stop_at"):
+                        rt.stop("the test")
+                    rt.step()
+
+
+def read_result(run_dir: Path) -> dict[str, Any]:
+    """What must be the same: the weights' hash, and every step's loss."""
+    losses: dict[int, float] = {}
+    for path in sorted(run_dir.glob("attempts/*/metrics.jsonl"), key=lambda path: path.stat().st_mtime):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        losses |= {line["step"]: line["loss"] for line in lines if line["kind"] == "step"}
+    state = json.loads((run_dir / "state.json").read_text())
+    return {"weights": state["weights_sha256"], "losses": [losses[step] for step in sorted(losses)]}
