@@ -89,6 +89,7 @@ def runtime(
     rendezvous: str = "auto",
     exact: bool | str = False,
     slices: int | None = None,
+    noise_every: int | None = None,
 ) -> AbstractContextManager[Runtime]:
     """Helpers for a training loop whose only batch number is the global one, on any number of ranks.
 
@@ -109,7 +110,8 @@ def runtime(
     in steps; None saves at the end of each epoch. `keep` is the number of checkpoints that stay. `group` reuses the one
     of `hpcddp.init()`. `exact` gives the same weights, bit for bit, on any number of ranks: True or "tree" on those
     whose ranks get a power of two of the `slices` each, "integer" on any. `slices` (8) is the number of fixed slices of
-    a global batch, at least as many as there will ever be ranks. The other arguments are those of `init`.
+    a global batch, at least as many as there will ever be ranks. `noise_every` measures the gradient noise scale every
+    so many steps; None never. The other arguments are those of `init`.
     """
     from hpcddp.training.opening import open_runtime
 
@@ -128,4 +130,5 @@ def runtime(
         rendezvous=rendezvous,
         exact=exact,
         slices=slices,
+        noise_every=noise_every,
     )

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from hpcddp.batchplan import split_evenly
 from hpcddp.training.randomness import SeededSamples
 from hpcddp.training.sampler import GlobalBatchSampler, MicroBatch
+from hpcddp.training.weighing import Loaded, Weighing
 
 
 class Batch(NamedTuple):
@@ -19,20 +20,12 @@ class Batch(NamedTuple):
 
     x: Any
     y: Any
-    weight: float  # what `rt.backward` multiplies the mean loss of this micro batch by
+    weight: float | Tensor  # what `rt.backward` multiplies the mean loss of this micro batch by
     last: bool  # the step ends with this micro batch
     samples: int  # how many count: 0 in a micro batch that only keeps the ranks in step
     total: int  # samples of the whole global batch
-
-
-def weigh(count: int, total: int, averaged_over: int) -> float:
-    """W * n / N: the mean loss over n samples, scaled by it and averaged over W ranks by DDP, adds its part of the mean
-    over N.
-
-    Exact for any split: uneven shares, accumulation, the last partial global batch. Where gradients are summed and not
-    averaged, W is 1.
-    """
-    return averaged_over * count / total
+    counted: int  # samples, or what `count=` gave: what the mean loss is a mean over
+    weight_each: float | Tensor  # what `rt.backward(…, summed=True)` multiplies the summed loss by
 
 
 def move(thing: Any, device: torch.device) -> Any:
@@ -67,7 +60,7 @@ class MicroBatchLoader:
         dataset: Dataset[Any],
         sampler: GlobalBatchSampler,
         device: torch.device,
-        averaged_over: int,
+        weighing: Weighing,
         *,
         num_workers: int = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
@@ -77,7 +70,7 @@ class MicroBatchLoader:
         self.sampler = sampler
         self.current: MicroBatch | None = None
         self._device = device
-        self._averaged_over = averaged_over
+        self.weighing = weighing
         self._stopped = stopped
         self._loader: DataLoader[Any] = DataLoader(
             SeededSamples(dataset, sampler.seed),
@@ -94,13 +87,16 @@ class MicroBatchLoader:
         return len(self.sampler)
 
     def __iter__(self) -> Iterator[Batch]:
-        for micro, loaded in zip(self.sampler.micro_batches(), self._loader, strict=True):
-            x, y = loaded if isinstance(loaded, list | tuple) and len(loaded) == 2 else (loaded, None)
-            weight = weigh(micro.samples, micro.total, self._averaged_over)
+        for (micro, x, y), weight in self.weighing.over(self._read()):
             self.current = micro
-            yield Batch(move(x, self._device), move(y, self._device), weight, micro.last, micro.samples, micro.total)
+            x, y = move(x, self._device), move(y, self._device)
+            yield Batch(x, y, weight.mean, micro.last, micro.samples, micro.total, weight.counted, weight.each)
             if self._stopped():
                 return
+
+    def _read(self) -> Iterator[Loaded]:
+        for micro, loaded in zip(self.sampler.micro_batches(), self._loader, strict=True):
+            yield Loaded(micro, *_pair(loaded))
 
 
 class Shard:
@@ -140,5 +136,10 @@ class Shard:
 
     def __iter__(self) -> Iterator[Batch]:
         for count, loaded in zip(self._sizes, self._loader, strict=True):
-            x, y = loaded if isinstance(loaded, list | tuple) and len(loaded) == 2 else (loaded, None)
-            yield Batch(move(x, self._device), move(y, self._device), count / self._total, False, count, self._total)
+            x, y = (move(part, self._device) for part in _pair(loaded))
+            yield Batch(x, y, count / self._total, False, count, self._total, count, 1 / self._total)
+
+
+def _pair(loaded: Any) -> tuple[Any, Any]:
+    """What samples collated to, as (x, y)."""
+    return tuple(loaded) if isinstance(loaded, list | tuple) and len(loaded) == 2 else (loaded, None)

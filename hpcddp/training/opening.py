@@ -39,6 +39,7 @@ def open_runtime(
     rendezvous: str = "auto",
     exact: bool | str = False,
     slices: int | None = None,
+    noise_every: int | None = None,
 ) -> Iterator[Runtime]:
     """See `hpcddp.runtime`, which calls this with the process's environment."""
     folder = find_run_folder(env, run_dir)
@@ -70,7 +71,7 @@ def open_runtime(
             }
             versions = {**list_versions(), **list_numerics(group.device), **facts, "ranks": members}
             write_json(folder.attempt_path / "versions.json", versions)
-        choices = Choices(plan, seed, folder, resume, save_every, keep, exactness)
+        choices = Choices(plan, seed, folder, resume, save_every, keep, exactness, noise_every)
         rt = Runtime(group, choices, gradients, StopWatch(signals, read_deadline(env)), metrics)
         try:
             yield rt

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,17 +18,21 @@ from hpcddp.checks.check import Machine
 from hpcddp.checks.environment import check_workers
 from hpcddp.errors import RequestError
 from hpcddp.training.buffers import average_buffers
+from hpcddp.training.exact import ExactGradients
+from hpcddp.training.exactness import Exactness
 from hpcddp.training.fingerprint import describe_dataset
 from hpcddp.training.gradients import DdpGradients
 from hpcddp.training.group import Group
 from hpcddp.training.loader import Batch, MicroBatchLoader, Shard
 from hpcddp.training.metrics import MetricsFile
+from hpcddp.training.noise import NoiseMeter
 from hpcddp.training.randomness import seed_generators
 from hpcddp.training.runfolder import RunFolder, write_json, write_state
 from hpcddp.training.sampler import GlobalBatchSampler, MicroBatch
 from hpcddp.training.stepsum import StepNews, StepSum
 from hpcddp.training.stopping import StopWatch
 from hpcddp.training.tracking import Tracked, unwrap
+from hpcddp.training.weighing import Count, Weighing, zeroed_gradients
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +45,20 @@ class Choices:
     resume: bool
     save_every: int | None  # steps; None: at the end of each epoch
     keep: int
+    exactness: Exactness | None = None
+    noise_every: int | None = None  # steps; None: the gradient noise scale is not measured
 
 
 class Runtime:
     """What `hpcddp.runtime()` gives: one per training run."""
 
     def __init__(
-        self, group: Group, choices: Choices, gradients: DdpGradients, watch: StopWatch, metrics: MetricsFile
+        self,
+        group: Group,
+        choices: Choices,
+        gradients: DdpGradients | ExactGradients,
+        watch: StopWatch,
+        metrics: MetricsFile,
     ) -> None:
         self.group = group
         self.plan = choices.plan
@@ -61,6 +72,8 @@ class Runtime:
         self._watch = watch
         self._gradients = gradients
         self._sums = StepSum(group, gradients.slots)
+        self.noise = NoiseMeter(choices.noise_every, group.is_first, gradients.averaged_over)
+        self._models: list[nn.Module] = []
         self._batch: Batch | None = None
         self._tracked: Tracked | None = None
         self._loader: MicroBatchLoader | None = None
@@ -91,6 +104,8 @@ class Runtime:
 
         `ddp_options` are DDP's own. Buffers are not broadcast at each forward pass: see `average_buffers`.
         """
+        self._models.append(model)
+        self.noise.watch(model, self.plan)
         return self._gradients.wrap(model.to(self.device), ddp_options)
 
     def loader(
@@ -100,8 +115,12 @@ class Runtime:
         num_workers: int = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         shuffle: bool = True,
+        count: Count | None = None,
     ) -> MicroBatchLoader:
-        """The training data: this rank's micro batches of each global batch, on the device."""
+        """The training data: this rank's micro batches of each global batch, on the device.
+
+        `count(x, y)` tells how many parts (tokens, pixels) of a micro batch count, on the host; None: its samples.
+        """
         if self._loader is not None:
             raise RequestError(
                 "this runtime has its training loader already", "use rt.shard(dataset, …) for evaluation"
@@ -115,7 +134,7 @@ class Runtime:
             dataset,
             sampler,
             self.device,
-            self._gradients.averaged_over,
+            Weighing(self._gradients.averaged_over, self.group, count),
             num_workers=num_workers,
             collate_fn=collate_fn,
             stopped=lambda: self.stopping,
@@ -163,33 +182,42 @@ class Runtime:
         current = self._need_current()
         self._batch = batch
         seed_generators("step", self.seed, self.steps, *self._gradients.key(current))
-        with self._gradients.micro(current):
+        with self.noise.micro(batch, self.steps), self._gradients.micro(current):
             yield
 
-    def backward(self, loss: Tensor) -> None:
-        """Backward from the micro batch's mean loss, weighted so that all gradients add up to the global mean's."""
+    def backward(self, loss: Tensor, *, summed: bool = False) -> None:
+        """Backward from the micro batch's mean loss, weighted so that all gradients add up to the global mean's.
+
+        The mean is over what counts: samples, or what the loader's `count` tells. `summed`: it is the sum over those.
+        """
         if self._batch is None:
             raise RequestError(
                 "rt.backward() was called outside of rt.micro()", "with rt.micro(batch): rt.backward(loss)"
             )
-        weight = self._batch.weight
-        (loss if weight == 1.0 else loss * weight).backward()  # type: ignore[no-untyped-call]  # torch does not annotate it
-        part = weight / self._gradients.averaged_over
-        self._sums.add_loss(loss.detach(), part, self._gradients.slot(self._need_current()))
+        counts = self._batch.counted > 0
+        weight = self._batch.weight_each if summed and counts else self._batch.weight
+        with nullcontext() if counts else zeroed_gradients(self._models):
+            # not compared on a GPU, where the host would wait for it
+            whole = isinstance(weight, float) and weight == 1.0
+            (loss if whole else loss * weight).backward()  # type: ignore[no-untyped-call]  # torch does not annotate it
+        if counts:
+            part = weight / self._gradients.averaged_over
+            self._sums.add_loss(loss.detach(), part, self._gradients.slot(self._need_current()))
 
     def step(self) -> None:
         """After the optimizer's step: count it, exchange flags, save or stop if it is time. On every rank alike."""
         current = self._need_current()
         if not current.last:
             raise RequestError("rt.step() was called in the middle of a step", "call it where batch.last is true")
-        epoch = self.epoch
-        self._need_loader().sampler.advance(current.total)
+        epoch, loader = self.epoch, self._need_loader()
+        more = self.noise.take(self.steps) | loader.weighing.take()
+        loader.sampler.advance(current.total)
         self.steps += 1
         self._batch = None
         self._watch.step_ended()
         rate = self._tracked.learning_rate() if self._tracked is not None else None
         flags = self._watch.flags()
-        self._learn(self._sums.exchange(current.total, flags, step=self.steps, epoch=epoch, lr=rate))
+        self._learn(self._sums.exchange(current.total, flags, more, step=self.steps, epoch=epoch, lr=rate))
         every = self._choices.save_every
         if self.stopping or (every is not None and self.steps % every == 0):
             self.save()
@@ -228,21 +256,27 @@ class Runtime:
         """The body has ended without an error: last numbers, last checkpoint, state.json. `open_runtime` calls it."""
         self._learn(self._sums.drain())
         self.save()
+        weights = {"weights_sha256": self.hash_weights()} if self.folder is not None and self._tracked else {}
         if self.stop_reason is not None:
-            self.write_state("continue", self.stop_reason)
+            self.write_state("continue", self.stop_reason, **weights)
         else:
-            self.write_state("finished", "the training loop came to its end")
+            self.write_state("finished", "the training loop came to its end", **weights)
 
-    def write_state(self, status: str, reason: str) -> None:
+    def write_state(self, status: str, reason: str, **more: Any) -> None:
         """Write `state.json` on rank 0."""
         if self.folder is not None and self.group.is_first:
-            write_state(self.folder, status, step=self.steps, epoch=self.epoch, reason=reason)
+            write_state(self.folder, status, step=self.steps, epoch=self.epoch, reason=reason, **more)
+
+    def hash_weights(self) -> str | None:
+        """SHA-256 of the tracked models, on rank 0; None on the others, and without models."""
+        return self._tracked.hash_weights() if self._tracked is not None and self.group.is_first else None
 
     def _learn(self, news: StepNews | None) -> None:
         """The sums of an earlier step have arrived, the same on every rank."""
         if news is None:
             return
-        self.metrics.write("step", **news.numbers)
+        learnt = self.noise.learn(news.sums) | self._need_loader().weighing.learn(news.sums)
+        self.metrics.write("step", **news.numbers | learnt)
         self.stop_reason = self.stop_reason or news.stop
 
     def _need_loader(self) -> MicroBatchLoader:

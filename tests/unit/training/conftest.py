@@ -33,13 +33,22 @@ class Outcome:
 RunRanks = Callable[..., Outcome]
 
 
-@pytest.fixture(scope="session")
-def bodies() -> ModuleType:
-    """The module that the ranks run. (With --import-mode=importlib, tests cannot import each other.)"""
-    spec = importlib.util.spec_from_file_location("bodies", _HERE / "bodies.py")
+def _load(name: str) -> ModuleType:
+    """A module that the ranks run. (With --import-mode=importlib, tests cannot import each other.)"""
+    spec = importlib.util.spec_from_file_location(name, _HERE / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="session")
+def bodies() -> ModuleType:
+    return _load("bodies")
+
+
+@pytest.fixture(scope="session")
+def batch_bodies() -> ModuleType:
+    return _load("batch_bodies")
 
 
 @pytest.fixture(scope="session")
@@ -52,7 +61,10 @@ def _server() -> Iterator[subprocess.Popen[str]]:
 
 @pytest.fixture
 def run_ranks(_server: subprocess.Popen[str], tmp_path: Path) -> RunRanks:
-    """run_ranks("function of bodies.py", world_size, argument): start the ranks, wait for all of them."""
+    """run_ranks("function of bodies.py", world_size, argument): start the ranks, wait for all of them.
+
+    "module:function" takes it from another module of this folder.
+    """
 
     def run(
         function: str,
@@ -66,7 +78,7 @@ def run_ranks(_server: subprocess.Popen[str], tmp_path: Path) -> RunRanks:
         folder = tmp_path / f"outputs-{random.randrange(10**9)}"
         folder.mkdir()
         request = {
-            "function": f"bodies:{function}",
+            "function": function if ":" in function else f"bodies:{function}",
             "world_size": world_size,
             "argument": argument,
             "env": env or {},

@@ -11,6 +11,7 @@ from torch.utils.data import Dataset, TensorDataset
 from hpcddp.batchplan import plan_batch
 from hpcddp.training.loader import MicroBatchLoader, Shard, move
 from hpcddp.training.sampler import GlobalBatchSampler
+from hpcddp.training.weighing import Weighing
 
 CPU = torch.device("cpu")
 
@@ -27,7 +28,7 @@ class Noisy(Dataset):
 
 def _loader(dataset: Dataset, world_size: int, rank: int, workers: int = 0) -> MicroBatchLoader:
     sampler = GlobalBatchSampler(len(dataset), plan_batch(8, world_size), rank, seed=1)
-    return MicroBatchLoader(dataset, sampler, CPU, world_size, num_workers=workers)
+    return MicroBatchLoader(dataset, sampler, CPU, Weighing(world_size), num_workers=workers)
 
 
 def test_the_weights_of_a_step_average_to_one_over_the_ranks() -> None:

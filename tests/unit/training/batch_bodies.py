@@ -1,0 +1,92 @@
+"""What the ranks of the tests of the global batch run, and the same in plain torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import TensorDataset
+
+import hpcddp
+from hpcddp.training.permutation import permute
+
+SENTENCES, LENGTH, FEATURES, CLASSES = 23, 6, 5, 3
+IGNORED = -100
+
+
+def ragged_data() -> TensorDataset:
+    """Sentences of 0 to 6 tokens: some have none at all."""
+    generator = torch.Generator().manual_seed(11)
+    x = torch.randn(SENTENCES, LENGTH, FEATURES, dtype=torch.float64, generator=generator)
+    y = torch.randint(CLASSES, (SENTENCES, LENGTH), generator=generator)
+    lengths = torch.randint(-3, LENGTH + 1, (SENTENCES, 1), generator=generator).clamp(min=0)
+    y[torch.arange(LENGTH) >= lengths] = IGNORED
+    return TensorDataset(x, y)
+
+
+def token_model() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, CLASSES)).double()
+
+
+def count_tokens(_x: Tensor, y: Tensor) -> int:
+    return int((y != IGNORED).sum())
+
+
+def masked_mean(scores: Tensor, y: Tensor) -> Tensor:
+    """As people write it: 0/0 where nothing counts, and NaN in every gradient."""
+    mask = (y != IGNORED).double()
+    losses = cross_entropy(scores.transpose(1, 2), y.clamp(min=0), reduction="none")
+    return (losses * mask).sum() / mask.sum()
+
+
+def summed(scores: Tensor, y: Tensor) -> Tensor:
+    return cross_entropy(scores.transpose(1, 2), y, reduction="sum", ignore_index=IGNORED)
+
+
+def by_samples(scores: Tensor, y: Tensor) -> Tensor:
+    """The mistake: each micro batch's mean counts by its samples."""
+    return summed(scores, y) / max(count_tokens(scores, y), 1)
+
+
+def train_tokens(arguments: list[dict[str, Any]]) -> None:
+    """One training after the other; rank 0 writes the weights after each step to argument["out"]."""
+    for argument in arguments:
+        trajectory = []
+        loss_of = {"mean": masked_mean, "sum": summed, "by samples": by_samples}[argument["loss"]]
+        with hpcddp.runtime(argument["global_batch"], seed=5, **argument.get("options", {})) as rt:
+            model = rt.wrap(token_model())
+            count = None if argument["loss"] == "by samples" else count_tokens
+            loader = rt.loader(ragged_data(), count=count, num_workers=argument.get("workers", 0))
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+            for _epoch in rt.epochs(2):
+                for batch in loader:
+                    with rt.micro(batch):
+                        rt.backward(loss_of(model(batch.x), batch.y), summed=argument["loss"] == "sum")
+                    if batch.last:
+                        optimizer.step()
+                        optimizer.zero_grad()
+                        rt.step()
+                        trajectory.append([p.detach().clone() for p in model.parameters()])
+        if rt.group.is_first:
+            torch.save(trajectory, argument["out"])
+
+
+def reference_tokens(global_batch: int) -> tuple[list[list[Tensor]], list[float]]:
+    """Weights after each step, and losses, of plain torch on whole global batches."""
+    model = token_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    x, y = ragged_data().tensors
+    trajectory, losses = [], []
+    for epoch in range(2):
+        order = permute(torch.arange(SENTENCES), SENTENCES, 5, epoch)
+        for chosen in torch.split(order, global_batch):
+            optimizer.zero_grad()
+            loss = masked_mean(model(x[chosen]), y[chosen])
+            loss.backward()
+            optimizer.step()
+            trajectory.append([p.detach().clone() for p in model.parameters()])
+            losses.append(float(loss.detach()))
+    return trajectory, losses

@@ -1,0 +1,97 @@
+"""Losses that are means over tokens: over those of the whole global batch, however it is split."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hpcddp.errors import RequestError
+from hpcddp.training.sampler import MicroBatch
+from hpcddp.training.weighing import Loaded, Weighing, zeroed_gradients
+
+RunRanks = Callable[..., Any]
+
+CASES: dict[str, dict[str, Any]] = {
+    "uneven": {"global_batch": 10, "loss": "mean"},  # 23 = 10 + 10 + 3: on 4 ranks one has no sample in the last step
+    "accumulated": {"global_batch": 10, "loss": "mean", "options": {"max_micro_batch": 2}},
+    "summed": {"global_batch": 10, "loss": "sum", "options": {"max_micro_batch": 2}, "workers": 1},
+    "exact": {"global_batch": 10, "loss": "mean", "options": {"exact": "integer", "slices": 8}},
+}
+
+
+def _deviation(out: Path, expected: list[list[torch.Tensor]]) -> float:
+    found = torch.load(out)
+    pairs = zip(found, expected, strict=True)
+    return max(float((a - b).abs().max()) for ours, theirs in pairs for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_any_split_of_ragged_sentences_gives_the_weights_of_one_process(
+    run_ranks: RunRanks, batch_bodies: ModuleType, tmp_path: Path, world_size: int
+) -> None:
+    torch.set_num_threads(1)
+    expected, losses = batch_bodies.reference_tokens(10)
+    cases = {name: case | {"out": str(tmp_path / name)} for name, case in CASES.items()}
+    cases["uneven"]["options"] = {"run_dir": str(tmp_path / "run")}
+    run_ranks("batch_bodies:train_tokens", world_size, list(cases.values())).check()
+    assert {name: _deviation(tmp_path / name, expected) < 1e-12 for name in cases} == dict.fromkeys(cases, True)
+    [metrics] = (tmp_path / "run").glob("attempts/*/metrics.jsonl")
+    steps = [line for line in map(json.loads, metrics.read_text().splitlines()) if line["kind"] == "step"]
+    assert [line["loss"] for line in steps] == pytest.approx(losses, rel=1e-12)
+    _, y = batch_bodies.ragged_data().tensors
+    assert sum(line["counted"] for line in steps) == 2 * batch_bodies.count_tokens(None, y)
+
+
+def test_weights_by_samples_are_not_the_mean_over_tokens(
+    run_ranks: RunRanks, batch_bodies: ModuleType, tmp_path: Path
+) -> None:
+    """Negative control: the measure above sees the mistake that it is for."""
+    argument = {"global_batch": 10, "loss": "by samples", "out": str(tmp_path / "out")}
+    run_ranks("batch_bodies:train_tokens", 3, [argument]).check()
+    assert _deviation(tmp_path / "out", batch_bodies.reference_tokens(10)[0]) > 1e-3
+
+
+def _step(*samples: int) -> Iterator[Loaded]:
+    for nth, n in enumerate(samples):
+        micro = MicroBatch(0, n, sum(samples), nth, nth == len(samples) - 1)
+        yield Loaded(micro, None, torch.full((max(n, 1), 2), nth))
+
+
+def test_a_micro_batch_counts_by_its_parts_and_one_without_samples_by_nothing() -> None:
+    weighing = Weighing(1, count=lambda x, y: int(y.sum()))  # 0, 1 and 2 for each of two parts of a sample
+    weights = [weight for _, weight in weighing.over(_step(3, 2, 1, 0))]
+    assert [weight.counted for weight in weights] == [0, 4, 4, 0]
+    assert [weight.mean for weight in weights] == [0, 0.5, 0.5, 0]
+    assert {weight.each for weight in weights} == {1 / 8}
+    assert weighing.learn(weighing.take()) == {"counted": 8}
+
+
+def test_a_global_batch_without_any_counted_part_is_told_and_has_no_loss(capsys: pytest.CaptureFixture[str]) -> None:
+    weighing = Weighing(1, count=lambda x, y: 0)
+    assert [weight.mean for _, weight in weighing.over(_step(3, 3))] == [0, 0]
+    for _ in range(2):
+        assert weighing.learn(weighing.take()) == {"counted": 0, "loss": None}
+    assert capsys.readouterr().err.count("a global batch had no part that counts; its gradient is zero") == 1
+
+
+def test_a_negative_count_is_refused() -> None:
+    with pytest.raises(RequestError, match="count= gave -1"):
+        list(Weighing(1, count=lambda x, y: -1).over(_step(1)))
+
+
+def test_nan_never_reaches_gradients_that_count_for_nothing() -> None:
+    model = nn.Linear(2, 1)
+    model.weight.grad = torch.ones_like(model.weight)
+    with zeroed_gradients([model]):
+        (model(torch.ones(1, 2)).sum() * 0 / torch.zeros(())).backward()
+    assert torch.equal(model.weight.grad, torch.ones_like(model.weight))
+    assert torch.equal(model.bias.grad, torch.zeros_like(model.bias))
+    model(torch.ones(1, 2)).sum().backward()
+    assert float(model.bias.grad) == 1  # only inside
