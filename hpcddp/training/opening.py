@@ -71,7 +71,7 @@ def open_runtime(
             }
             versions = {**list_versions(), **list_numerics(group.device), **facts, "ranks": members}
             write_json(folder.attempt_path / "versions.json", versions)
-        choices = Choices(plan, seed, folder, resume, save_every, keep, exactness, noise_every)
+        choices = Choices(plan, seed, folder, resume, save_every, keep, exactness=exactness, noise_every=noise_every)
         rt = Runtime(group, choices, gradients, StopWatch(signals, read_deadline(env)), metrics)
         try:
             yield rt
