@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -62,7 +62,7 @@ def read_run(folder: str) -> RunRecord:
     parts = [
         describe_job(_read_json(path / "plan.json")),
         *map(_read_facts, took_part),
-        *map(describe_objects, objects),
+        *objects,
     ]
     return RunRecord(
         path=folder,
@@ -113,7 +113,7 @@ def _read_checkpoints(path: Path) -> tuple[dict[int, str], list[dict[str, Any]]]
         if not file.parent.name.removeprefix("step-").isdigit():
             continue  # damaged, or half removed
         manifest = _read_json(file)
-        objects.append(manifest.get("objects") or {})
+        objects.append(_describe(file, describe_objects, manifest.get("objects") or {}))
         weights |= _weights_of(manifest)
     return weights | _weights_of(_read_json(path / "state.json")), objects
 
@@ -124,8 +124,15 @@ def _weights_of(content: dict[str, Any]) -> dict[int, str]:
 
 
 def _read_facts(attempt: Path) -> dict[str, Any]:
-    files = (_read_json(attempt / f"{name}.json") for name in ("versions", "data", "options"))
-    return describe_attempt(*files)
+    contents = [_read_json(attempt / f"{name}.json") for name in ("versions", "data", "options")]
+    return _describe(attempt / "versions.json", describe_attempt, *contents)
+
+
+def _describe(file: Path, describe: Callable[..., dict[str, Any]], *contents: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return describe(*contents)
+    except (AttributeError, TypeError, ValueError) as error:  # a list where there is an object, or the like
+        raise RequestError(f"{file} does not hold what hpcddp writes", f"look at it: head {file}") from error
 
 
 def _gather(parts: list[dict[str, Any]]) -> dict[str, tuple[Any, ...]]:

@@ -1,0 +1,221 @@
+"""`hpcddp compare` on runs of the real trainer."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcddp.cli.main import main
+
+SMALL = ["--dataset", "fake", "--image-size", "8", "--model", "shufflenet_v2_x0_5", "--global-batch", "8"]
+Train = Callable[..., Path]
+Compare = Callable[..., "tuple[int, dict[str, Any], str]"]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture
+def train(run_ranks: Any, home: Path) -> Train:
+    """A run folder with one attempt for each list of options; made once for all tests of this file."""
+
+    def go(name: str, *attempts: list[str], ranks: int = 1, status: int = 0) -> Path:
+        folder = home / name
+        if not folder.exists():
+            for number, options in enumerate(attempts or (["--limit-steps", "3"],)):
+                argument = [*SMALL, "--run-dir", str(folder), *options]
+                outcome = run_ranks("train_reference", ranks, argument, env={"HPCDDP_ATTEMPT": f"attempt-{number}"})
+                assert outcome.statuses == [status] * ranks, outcome.outputs
+        return folder
+
+    return go
+
+
+@pytest.fixture
+def copy_of(train: Train, tmp_path: Path) -> Callable[[], Path]:
+    """A run folder to change or to damage."""
+    return lambda: shutil.copytree(train("first"), tmp_path / "copy")
+
+
+@pytest.fixture
+def compare(capsys: pytest.CaptureFixture[str]) -> Compare:
+    """Exit status, JSON facts and text of a comparison."""
+
+    def go(first: Path, second: Path) -> tuple[int, dict[str, Any], str]:
+        status = main(["compare", "--json", str(first), str(second)])
+        facts = json.loads(capsys.readouterr().out)
+        assert main(["compare", str(first), str(second)]) == status
+        return status, facts, capsys.readouterr().out
+
+    return go
+
+
+def test_two_runs_with_the_same_seed_are_the_same(train: Train, compare: Compare) -> None:
+    status, facts, text = compare(train("first"), train("again"))
+    assert (status, facts["verdict"], facts["common_steps"]) == (0, "same", 3)
+    assert facts["weights"] == {"equal_at": [3], "differ_at": []}
+    assert facts["differed"] == {}
+    assert facts["causes"] == []
+    assert text.startswith("the same: 3 steps, all losses and the last weights are equal to the last bit\n")
+
+
+def test_another_seed_differs_from_step_1_on_and_is_named(train: Train, compare: Compare) -> None:
+    status, facts, text = compare(train("first"), train("seed", ["--limit-steps", "3", "--seed", "7"]))
+    assert (status, facts["verdict"], facts["first_difference"]["step"]) == (1, "different", 1)
+    assert facts["differing_steps"] == 3
+    assert facts["weights"]["differ_at"] == [3]
+    assert facts["differed"] == {"seed": [[0], [7]]}
+    assert [cause.partition(":")[0] for cause in facts["causes"]] == ["seed"]
+    assert text.startswith("different from step 1 on\n")
+
+
+def test_another_learning_rate_differs_after_the_first_update_and_is_named(train: Train, compare: Compare) -> None:
+    status, facts, text = compare(train("first"), train("lr", ["--limit-steps", "3", "--lr", "0.06"]))
+    assert (status, facts["first_difference"]["step"]) == (1, 2)
+    assert facts["differed"]["optimizer.initial_lr"] == [[0.05], [0.06]]
+    assert {"lr at step 1", "options.lr"} <= facts["differed"].keys()
+    assert facts["causes"][-1] == "lr: the learning rates differ from step 1 on"
+    assert "optimizer.initial_lr" in facts["causes"][0]
+    assert "\nwhat can explain it\n" in text
+
+
+def test_other_data_are_named(train: Train, compare: Compare) -> None:
+    _, facts, _ = compare(train("first"), train("data", ["--limit-steps", "1", "--image-size", "9"]))
+    assert {"data.sha256", "options.image_size"} <= facts["differed"].keys()
+    assert facts["causes"] == ["data.sha256, options.image_size: the data are not the same"]
+
+
+def test_a_run_that_stopped_and_went_on_equals_an_undisturbed_one(train: Train, compare: Compare) -> None:
+    chain = train("chain", ["--limit-steps", "1"], ["--limit-steps", "2"])
+    status, facts, _ = compare(train("first"), chain)
+    assert (status, facts["verdict"], facts["last_steps"]) == (0, "same", [3, 3])
+
+
+def test_steps_that_were_made_again_after_a_kill_count_as_made_again(
+    train: Train, compare: Compare, copy_of: Callable[[], Path], run_ranks: Any
+) -> None:
+    killed = train("killed", ["--limit-steps", "3", "--save-every", "1"])
+    shutil.rmtree(killed / "checkpoints" / "step-00000003")  # as if killed before it was written
+    (killed / "state.json").unlink()
+    metrics = killed / "attempts" / "attempt-0" / "metrics.jsonl"
+    lines = metrics.read_text().splitlines()
+    metrics.write_text("\n".join([*lines[:2], lines[2].replace('"loss": 2', '"loss": 7')]) + '\n{"kind": "st')
+    argument = [*SMALL, "--run-dir", str(killed), "--limit-steps", "1", "--save-every", "1"]
+    run_ranks("train_reference", 1, argument, env={"HPCDDP_ATTEMPT": "attempt-0"}).check()  # requeued: the same attempt
+    status, facts, _ = compare(train("first"), killed)
+    assert (status, facts["verdict"], facts["unrecorded_steps"]) == (0, "same", [[], []])
+
+
+def test_a_shorter_run_is_the_same_as_far_as_both_go(train: Train, compare: Compare) -> None:
+    short = train("short", ["--limit-steps", "1"])
+    status, facts, text = compare(train("first"), short)
+    assert (status, facts["verdict"], facts["common_steps"], facts["last_steps"]) == (0, "same so far", 1, [3, 1])
+    assert text.startswith("the same as far as both go: 1 step\n")
+    assert f"{short} ends at step 1" in text
+    assert "no step of which both recorded them" in text
+
+
+def test_a_plain_run_on_two_ranks_differs_and_the_ranks_are_named(train: Train, compare: Compare) -> None:
+    status, facts, text = compare(train("first"), train("two", ranks=2))
+    assert (status, facts["first_difference"]["step"]) == (1, 1)
+    assert facts["differed"]["ranks"] == [[1], [2]]
+    assert "nodes" not in facts["differed"]
+    assert facts["causes"][0].startswith("ranks: on other ranks or micro batches a plain run adds up in another order")
+    assert "ranks  1" in text
+
+
+def test_losses_that_are_no_numbers_are_equal_to_each_other_only(train: Train, compare: Compare) -> None:
+    wild = train("wild", ["--limit-steps", "4", "--lr", "1e30"], status=2)
+    assert '"loss": null' in (wild / "attempts" / "attempt-0" / "metrics.jsonl").read_text()
+    status, facts, _ = compare(wild, wild)
+    assert (status, facts["common_steps"], facts["differing_steps"]) == (0, 3, 0)
+    status, facts, _ = compare(train("first"), wild)
+    assert (status, facts["differing_steps"]) == (1, 2)
+
+
+def test_one_ulp_of_one_loss_is_a_difference(train: Train, compare: Compare, copy_of: Callable[[], Path]) -> None:
+    copy = copy_of()
+    (metrics,) = copy.glob("attempts/*/metrics.jsonl")
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    lines[1]["loss"] = math.nextafter(lines[1]["loss"], 9.0)
+    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    status, facts, text = compare(train("first"), copy)
+    assert (status, facts["first_difference"]["step"], facts["first_difference"]["ulps"]) == (1, 2, 1)
+    assert facts["differing_steps"] == 1
+    assert "1 ulp of float64" in text
+    assert facts["causes"][0].startswith("nothing that was recorded explains it")
+
+
+def test_weights_alone_can_differ(train: Train, compare: Compare, copy_of: Callable[[], Path]) -> None:
+    copy = copy_of()
+    for path in (copy / "checkpoints" / "step-00000003" / "manifest.json", copy / "state.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"weights_sha256": "0" * 64}))
+    status, facts, text = compare(train("first"), copy)
+    assert (status, facts["verdict"], facts["first_difference"]) == (1, "different", None)
+    assert text.startswith("different: all losses of 3 steps are equal, but the weights of step 3 are not\n")
+
+
+def _refused(capsys: pytest.CaptureFixture[str], *runs: Path) -> list[str]:
+    assert main(["compare", *map(str, runs)]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    lines = said.err.splitlines()
+    assert len(lines) == 2
+    assert lines[1].startswith("hint: ")
+    return lines
+
+
+def test_what_is_no_run_folder_is_refused(train: Train, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    first = train("first")
+    assert _refused(capsys, first, tmp_path / "nowhere")[0].endswith("nowhere is no folder")
+    assert "is no run folder: it has no attempts/" in _refused(capsys, first, tmp_path)[0]
+    assert str(first) in _refused(capsys, first.parent, first)[1]
+    (tmp_path / "attempts").mkdir()
+    assert "has no step" in _refused(capsys, first, tmp_path)[0]
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "told"),
+    [
+        ("attempts/attempt-0/metrics.jsonl", '{"kind": "step"}\n{}\n', "line 1 cannot be read: it has no 'step'"),
+        ("attempts/attempt-0/metrics.jsonl", "half a li\n{}\n", "line 1 cannot be read: expecting value"),
+        ("attempts/attempt-0/metrics.jsonl", "[1]\n\n", "line 1 cannot be read"),
+        ("attempts/attempt-0/versions.json", "{", "versions.json cannot be read"),
+        ("attempts/attempt-0/versions.json", '{"ranks": 3}', "versions.json"),
+        ("attempts/attempt-0/versions.json", '{"plan": [1]}', "versions.json"),
+        ("state.json", "[]", "state.json holds no JSON object"),
+        ("plan.json", "\xff", "plan.json cannot be read"),
+        ("checkpoints/step-00000003/manifest.json", "", "manifest.json cannot be read"),
+        ("checkpoints/step-00000003/manifest.json", '{"objects": [1]}', "manifest.json"),
+    ],
+)
+def test_a_damaged_file_is_named(
+    copy_of: Callable[[], Path], capsys: pytest.CaptureFixture[str], file: str, content: str, told: str
+) -> None:
+    copy = copy_of()
+    (copy / file).write_text(content, encoding="latin-1")
+    assert told in _refused(capsys, copy, copy)[0]
+
+
+def test_half_a_line_at_the_end_is_passed_over(train: Train, compare: Compare, copy_of: Callable[[], Path]) -> None:
+    copy = copy_of()
+    with (copy / "attempts" / "attempt-0" / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "step", "step": 4, "lo')
+    assert compare(train("first"), copy)[1]["verdict"] == "same"
+
+
+def test_runs_without_a_common_step_are_refused(
+    train: Train, copy_of: Callable[[], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = copy_of()
+    (metrics,) = copy.glob("attempts/*/metrics.jsonl")
+    metrics.write_text(metrics.read_text().replace('"step": ', '"step": 9'))
+    assert "no step is in both runs" in _refused(capsys, train("first"), copy)[0]

@@ -1,0 +1,229 @@
+"""Fingerprints: equal where the numbers are, and only there."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import random
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import Dataset, Subset, TensorDataset
+
+from hpcddp.training import fingerprint
+from hpcddp.training.fingerprint import describe_dataset, describe_objects, hash_states
+
+
+def small_model() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 3, bias=False))
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A process group of one, which DDP wants."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_the_stream_is_a_header_and_the_bytes_of_each_tensor_in_the_order_of_names() -> None:
+    model = nn.Module()
+    model.register_buffer("count", torch.tensor(7))
+    model.weight = nn.Parameter(torch.tensor([[1.5, -0.0]]))
+    parts = [
+        b'["m.count", "torch.int64", []]\n' + np.int64(7).tobytes(),
+        b'["m.weight", "torch.float32", [1, 2]]\n' + np.array([1.5, -0.0], np.float32).tobytes(),
+    ]
+    assert hash_states({"m": model}) == hashlib.sha256(b"".join(parts)).hexdigest()
+
+
+@torch.no_grad()
+def _one_ulp(model: nn.Module) -> None:
+    weight = model[2].weight
+    weight[1, 2, 0, 0] = torch.nextafter(weight[1, 2, 0, 0], torch.tensor(9.0))
+
+
+def _a_buffer(model: nn.Module) -> None:
+    model[1].running_mean[3] += 1
+
+
+def _a_count(model: nn.Module) -> None:
+    model[1].num_batches_tracked += 1
+
+
+def _a_shape(model: nn.Module) -> None:
+    model[2].weight = nn.Parameter(model[2].weight.detach().reshape(4, 2, 3, 3))
+
+
+def _a_dtype(model: nn.Module) -> None:
+    model[1].running_mean = model[1].running_mean.view(torch.int32)
+
+
+def _a_name(model: nn.Module) -> None:
+    model._modules["3"] = model._modules.pop("2")
+
+
+def _the_sign_of_a_zero(model: nn.Module) -> None:
+    model[1].running_mean[0] = -0.0
+
+
+CHANGES = [_one_ulp, _a_buffer, _a_count, _a_shape, _a_dtype, _a_name, _the_sign_of_a_zero]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_any_change_changes_the_hash(change: Callable[[nn.Module], None]) -> None:
+    model = small_model()
+    before = hash_states({"model": model})
+    assert hash_states({"model": copy.deepcopy(model)}) == before
+    change(model)
+    assert hash_states({"model": model}) != before
+
+
+def test_objects_and_parameters_are_told_apart_by_name() -> None:
+    one, other = small_model(), small_model()
+    _one_ulp(other)
+    both = hash_states({"model": one, "ema": other})
+    assert both == hash_states({"ema": other, "model": one})
+    assert both != hash_states({"model": other, "ema": one})
+    assert both != hash_states({"model": one})
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_any_dtype_is_hashed_by_its_bits(dtype: torch.dtype) -> None:
+    model = small_model().to(dtype)
+    before = hash_states({"model": model})
+    assert hash_states({"model": model}) == before
+    with torch.no_grad():
+        model[0].bias.view(torch.int16)[0] += 1
+    assert hash_states({"model": model}) != before
+
+
+def test_memory_formats_and_views_hash_as_what_they_hold() -> None:
+    model = small_model()
+    before = hash_states({"model": model})
+    assert not model.to(memory_format=torch.channels_last)[0].weight.is_contiguous()
+    assert hash_states({"model": model}) == before
+    wide = torch.zeros(4, 2)
+    wide[:, 0] = model[0].bias.detach()
+    model[0].bias = nn.Parameter(wide[:, 0])
+    assert hash_states({"model": model}) == before
+
+
+def test_pieces_give_the_hash_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_model()
+    whole = hash_states({"model": model})
+    monkeypatch.setattr(fingerprint, "_PIECE", 5)
+    assert hash_states({"model": model}) == whole
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_ddp_wrapper_makes_no_difference_also_inside_an_average() -> None:
+    bare = small_model()
+    wrapped = DistributedDataParallel(small_model())
+    assert hash_states({"model": wrapped}) == hash_states({"model": bare})
+    assert hash_states({"ema": AveragedModel(wrapped)}) == hash_states({"ema": AveragedModel(bare)})
+    parts = nn.ModuleDict({"a": DistributedDataParallel(small_model()), "b": small_model()})
+    assert hash_states({"gan": parts}) == hash_states({"gan": nn.ModuleDict({"a": bare, "b": bare})})
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_gpu_makes_no_difference() -> None:
+    model = small_model()
+    before = hash_states({"model": model})
+    assert hash_states({"model": model.cuda()}) == before
+
+
+class Wobbly(Dataset):
+    """Samples with random numbers of three generators, of all kinds of parts."""
+
+    def __init__(self, length: int = 9, offset: float = 0.0) -> None:
+        self.length, self.offset = length, offset
+        self.asked: list[int] = []
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> dict[str, object]:
+        self.asked.append(index)
+        drawn = (torch.rand(2), random.random(), np.random.rand(2))
+        return {"x": torch.full((2,), index + self.offset), "drawn": drawn, "name": f"image {index}", "none": None}
+
+
+def test_a_data_set_is_described_by_three_samples_however_it_is_asked() -> None:
+    data = Wobbly()
+    described = describe_dataset(data)
+    assert described["type"].endswith(".Wobbly")
+    assert described["samples"] == 9
+    assert data.asked == [0, 4, 8]
+    random.seed(9)
+    torch.manual_seed(9)
+    assert describe_dataset(data) == described
+    assert describe_dataset(data, num_workers=2) == described
+
+
+def test_describing_a_data_set_moves_no_generator() -> None:
+    def draw() -> list[object]:
+        return [random.getstate(), torch.get_rng_state().tolist(), np.random.get_state()[1].tolist()]
+
+    before = draw()
+    describe_dataset(Wobbly())
+    assert draw() == before
+
+
+@pytest.mark.parametrize("other", [Wobbly(offset=1e-6), Wobbly(length=10), Subset(Wobbly(), range(9))], ids=str)
+def test_other_data_are_described_otherwise(other: Dataset) -> None:
+    assert describe_dataset(other) != describe_dataset(Wobbly())
+
+
+class Holds(Dataset):
+    def __init__(self, *values: object) -> None:
+        self.values = values
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, index: int) -> object:
+        return self.values[index]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (b"ab", "ab"),
+        (1, 1.0),
+        (["a", "b"], ["ab"]),
+        ([["a"], "b"], [["a", "b"]]),
+        ((1, 2), [1, 2]),
+        ({"a": 1}, {"a": 2}),
+        (np.zeros(4, np.int16), np.zeros(4, np.uint16)),
+        (np.zeros((2, 2)), np.zeros((4, 1))),
+        (None, 0),
+    ],
+)
+def test_samples_of_any_make_are_told_apart(one: object, other: object) -> None:
+    assert describe_dataset(Holds(one)) == describe_dataset(Holds(copy.deepcopy(one)))
+    assert describe_dataset(Holds(one)) != describe_dataset(Holds(other))
+
+
+def test_a_data_set_of_one_sample_has_a_description() -> None:
+    assert describe_dataset(TensorDataset(torch.zeros(1, 2)))["samples"] == 1
+
+
+def test_objects_are_described_by_type_size_and_settings_that_json_can_hold() -> None:
+    model = small_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.1), foreach=False, betas=(0.8, 0.9))
+    described = describe_objects({"model": model, "optimizer": optimizer})
+    assert described["model"] == {"type": "Sequential", "parameters": 4 * 27 + 4 + 8 + 2 * 36}
+    settings = json.loads(json.dumps(described["optimizer"]))
+    assert settings["type"] == "AdamW"
+    assert settings["betas"] == [0.8, 0.9]
+    assert not settings.keys() & {"params", "lr"}
