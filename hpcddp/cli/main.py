@@ -20,6 +20,7 @@ VERBS = {
     "env": "say which rank this process is, and how that is known",
     "exec": "become a command inside a rank, with torch's variables set",
     "launch": "run a command on every rank of the allocation this shell is in",
+    "state": "say how far a run is: finished, failed, or to be continued",
     "train": "the reference trainer: DDP on images",
     "compare": "say whether two runs are the same to the last bit, and what differed",
 }

@@ -28,6 +28,7 @@ OPTIONS: dict[str, dict[str, str]] = {
         "dependency": "-W depend",
         "hold": "-h",
         "requeue": "-r",
+        "chain": "-W depend",
     },
     "slurm": {
         "mem_gb": "--mem",
@@ -42,6 +43,7 @@ OPTIONS: dict[str, dict[str, str]] = {
         "dependency": "--dependency",
         "hold": "--hold",
         "requeue": "--requeue",
+        "chain": "--dependency",
     },
     "gridengine": {
         "reservation": "-ar",
@@ -54,6 +56,7 @@ OPTIONS: dict[str, dict[str, str]] = {
         "dependency": "-hold_jid",
         "hold": "-h",
         "requeue": "-r",
+        "chain": "-hold_jid",
     },
     "local": {},
 }
@@ -80,6 +83,7 @@ class Handling:
     hold: bool = False
     requeue: bool = False
     signal_s: int = 0
+    chain: int = 0
 
 
 def plan_handling(spec: JobSpec, site: Site) -> Handling:
@@ -102,6 +106,7 @@ def plan_handling(spec: JobSpec, site: Site) -> Handling:
         hold=bool(spec.hold),
         requeue=requeue,
         signal_s=spec.signal_s or 0,
+        chain=_plan_chain(spec),
     )
 
 
@@ -174,3 +179,18 @@ def _plan_dependency(spec: JobSpec, scheduler: str) -> str:
             )
         ids += found[2][1:].split(":")
     return ",".join(ids if scheduler == "gridengine" else spec.dependency or ())
+
+
+def _plan_chain(spec: JobSpec) -> int:
+    """Attempts in all, each of which queues a copy of the script behind itself."""
+    if spec.chain == 1:
+        raise RequestError("chain 1 is no chain: it is how many attempts there may be in all", "--set chain=5")
+    excluded = {
+        "array": (spec.array, "each job of the array would continue the same run"),
+        "hold": (spec.hold, "every attempt would wait until somebody releases it"),
+        "requeue": (spec.requeue, "both would go on with the run; a chain goes on after a failed node, too"),
+    }
+    for key, (asked, why) in excluded.items():
+        if spec.chain and asked:
+            raise RequestError(f"chain {spec.chain} beside {key}: {why}", f"leave out {key}, or chain")
+    return spec.chain or 0

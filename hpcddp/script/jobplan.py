@@ -13,6 +13,23 @@ from hpcddp.script.spec import JobSpec
 from hpcddp.units import format_walltime
 
 
+class Starter(NamedTuple):
+    """What starts processes on the nodes: its program, where an MPI brings it and not the scheduler, and the signal
+    that it survives and hands to all ranks (seen with each; for PALS it is its manual's word)."""
+
+    program: str
+    passes_on: str
+
+
+STARTERS = {
+    "openmpi": Starter("mpirun", "USR1"),  # TERM: the ranks are dead half a second later
+    "mpich": Starter("mpiexec", "USR1"),  # USR2 kills it
+    "intelmpi": Starter("mpiexec.hydra", "USR1"),  # its mpirun is a script that dies of any, and leaves the ranks
+    "pals": Starter("mpiexec", "USR1"),
+    "srun": Starter("", "USR1"),  # TERM: the ranks are killed at once
+}
+
+
 class Origin(NamedTuple):
     """The process that plans, as far as its script needs it. `cpus` are this machine's: the node of the local site."""
 
@@ -93,8 +110,17 @@ class JobPlan:
     @property
     def starter_program(self) -> str:
         """The program that starts the processes, where an MPI brings it and not the scheduler; else empty."""
-        programs = {"openmpi": "mpirun", "mpich": "mpiexec", "intelmpi": "mpiexec.hydra", "pals": "mpiexec"}
-        return programs.get(self.starter, "")
+        return STARTERS[self.starter].program if self.starter else ""
+
+    @property
+    def passes_on(self) -> str:
+        """The signal that the script gives the launcher when one came to it; "" where none would reach the ranks alive.
+
+        torchrun ends at every signal: at TERM after its ranks, to which it leaves 30 seconds, at others before them.
+        """
+        if self.torchrun:
+            return "" if self.starter else "TERM"
+        return STARTERS[self.starter].passes_on
 
     @property
     def starter_template(self) -> str:
@@ -168,6 +194,11 @@ class JobPlan:
     def exported_if_set(self) -> tuple[str, ...]:
         """Variables that modules may have set."""
         return tuple(n for n in ("LD_LIBRARY_PATH", *self.site.launcher.forward) if n not in self.exported)
+
+    def single(self) -> JobPlan:
+        """One process on one node, in the same container: what asks about the run does so."""
+        plain = replace(self.handling, signal_s=0)
+        return replace(self, launcher="srun", nodes=1, ranks_per_node=1, cpus_per_rank=1, bind="", handling=plain)
 
     def per_node(self) -> JobPlan:
         """The same nodes with one process each and no container: what prepares a node runs so."""

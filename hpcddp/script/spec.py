@@ -63,6 +63,7 @@ KEYS: dict[str, Reader] = {
     "hold": read_flag,
     "requeue": read_flag,
     "signal": read_walltime,
+    "chain": read_count,
     "directives": read_words,
     "command": read_words,
 }
@@ -112,6 +113,7 @@ class JobSpec:
     hold: bool | None = None
     requeue: bool | None = None
     signal_s: int | None = None
+    chain: int | None = None
     directives: tuple[str, ...] | None = None
     command: tuple[str, ...] | None = None
     variables: Mapping[str, str] | None = None

@@ -11,7 +11,6 @@
 #   hpcddp render job.yaml
 # Nodes 3, ranks per node 8, ranks 24, CPUs per rank 24.
 
-set -o pipefail # the job's status is the launcher's, also behind tee
 cd "${PBS_O_WORKDIR:-.}" || exit # PBS starts in the home folder
 
 source /etc/profile.d/modules.sh
@@ -50,7 +49,14 @@ cat > "$HPCDDP_RUN_DIR/plan.json" << 'HPCDDP_PLAN'
 {"schema": 1, "name": "train", "site": "abci3", "scheduler": "pbs", "launcher": "torchrun", "nodes": 3, "ranks_per_node": 8, "world_size": 24, "gpus_per_node": 8, "cpus_per_rank": 24, "threads_per_rank": 12, "walltime_s": 3600, "queue": "rt_HF", "account": "gabc12345", "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}
 HPCDDP_PLAN
 
-status=0
+state() { # how far the run is, by the state.json that its ranks write
+    "$HPCDDP_PYTHON" -m hpcddp state "$@" < /dev/null
+}
+
+# torchrun survives no signal: what comes here goes no further, and the ranks stop by their deadline.
+trap 'came=yes' TERM USR1 USR2 INT
+exec 3> >(trap '' TERM USR1 USR2 INT && exec tee -a "$attempt/logs/job.log") # what the ranks print, here and there
+tee=$!
 "$launcher" -np 3 \
     --map-by ppr:1:node --bind-to none -hostfile "$PBS_NODEFILE" \
     -x PATH -x OMP_NUM_THREADS -x MASTER_ADDR \
@@ -62,9 +68,23 @@ status=0
     "$HPCDDP_PYTHON" -m torch.distributed.run --no-python --nproc-per-node=8 --nnodes=3 \
     --rdzv-backend=c10d --rdzv-endpoint="$rendezvous" --rdzv-id="$HPCDDP_ATTEMPT" \
     "$HPCDDP_PYTHON" -m hpcddp exec -- \
-    python train.py < /dev/null 2>&1 | tee -a "$attempt/logs/job.log" || status=$?
+    python train.py < /dev/null >&3 2>&1 3>&- &
+launched=$!
+exec 3>&-
+while :; do # a signal ends the wait, not the launcher
+    came=
+    status=0
+    wait "$launched" || status=$?
+    if [ -z "$came" ]; then break; fi
+    echo "hpcddp: SIG$(kill -l "$status") came and went no further" >&2
+done
+trap '' TERM USR1 USR2 INT # a few lines are left
+wait "$tee" || true
 
 if [ "$status" -ne 0 ]; then
     echo "hpcddp: the launcher ended with status $status; the ranks' logs are in $attempt/logs" >&2
+fi
+if [ "$status" -eq 0 ] && [ -f "$HPCDDP_RUN_DIR/state.json" ] && state --continues; then
+    status=85 # submit this script again, and the run goes on
 fi
 exit "$status"

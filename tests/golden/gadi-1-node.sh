@@ -14,7 +14,6 @@
 #   hpcddp render job.yaml
 # Nodes 1, ranks per node 2, ranks 2, CPUs per rank 12.
 
-set -o pipefail # the job's status is the launcher's, also behind tee
 cd "${PBS_O_WORKDIR:-.}" || exit # PBS starts in the home folder
 
 module load openmpi/4.1.7 || exit
@@ -53,16 +52,37 @@ cat > "$HPCDDP_RUN_DIR/plan.json" << 'HPCDDP_PLAN'
 {"schema": 1, "name": "train", "site": "gadi", "scheduler": "pbs", "launcher": "openmpi", "nodes": 1, "ranks_per_node": 2, "world_size": 2, "gpus_per_node": 2, "cpus_per_rank": 12, "threads_per_rank": 12, "walltime_s": 26405, "queue": "gpuvolta", "account": "ab12", "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}
 HPCDDP_PLAN
 
-status=0
+state() { # how far the run is, by the state.json that its ranks write
+    "$HPCDDP_PYTHON" -m hpcddp state "$@" < /dev/null
+}
+
+# What signals come here go on as SIGUSR1: openmpi lives on, and gives it to all ranks, which save and stop.
+trap 'came=yes; kill -USR1 "$launched" || true' TERM USR1 USR2 INT
+exec 3> >(trap '' TERM USR1 USR2 INT && exec tee -a "$attempt/logs/job.log") # what the ranks print, here and there
+tee=$!
 "$launcher" -np 2 \
     --map-by ppr:2:node --bind-to none -hostfile "$PBS_NODEFILE" \
     -x PATH -x OMP_NUM_THREADS -x HF_HUB_OFFLINE -x MASTER_ADDR \
     -x HPCDDP_PYTHON -x HPCDDP_RUN_DIR -x HPCDDP_ATTEMPT -x HPCDDP_DEADLINE -x HPCDDP_LOG_RANKS \
     ${LD_LIBRARY_PATH:+-x LD_LIBRARY_PATH} \
     "$HPCDDP_PYTHON" -m hpcddp exec -- \
-    python train.py < /dev/null 2>&1 | tee -a "$attempt/logs/job.log" || status=$?
+    python train.py < /dev/null >&3 2>&1 3>&- &
+launched=$!
+exec 3>&-
+while :; do # a signal ends the wait, not the launcher
+    came=
+    status=0
+    wait "$launched" || status=$?
+    if [ -z "$came" ]; then break; fi
+    echo "hpcddp: SIG$(kill -l "$status") came and went on as SIGUSR1" >&2
+done
+trap '' TERM USR1 USR2 INT # a few lines are left
+wait "$tee" || true
 
 if [ "$status" -ne 0 ]; then
     echo "hpcddp: the launcher ended with status $status; the ranks' logs are in $attempt/logs" >&2
+fi
+if [ "$status" -eq 0 ] && [ -f "$HPCDDP_RUN_DIR/state.json" ] && state --continues; then
+    status=85 # submit this script again, and the run goes on
 fi
 exit "$status"

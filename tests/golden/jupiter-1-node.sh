@@ -13,7 +13,6 @@
 #   hpcddp render job.yaml
 # Nodes 1, ranks per node 4, ranks 4, CPUs per rank 8.
 
-set -o pipefail # the job's status is the launcher's, also behind tee
 cd "${SLURM_SUBMIT_DIR:-.}" || exit
 
 set -e # from here on a line that fails ends the job
@@ -43,13 +42,34 @@ cat > "$HPCDDP_RUN_DIR/plan.json" << 'HPCDDP_PLAN'
 {"schema": 1, "name": "train", "site": "jupiter", "scheduler": "slurm", "launcher": "srun", "nodes": 1, "ranks_per_node": 4, "world_size": 4, "gpus_per_node": 4, "cpus_per_rank": 8, "threads_per_rank": 8, "walltime_s": 8405, "queue": "booster", "account": "abc123", "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}
 HPCDDP_PLAN
 
-status=0
+state() { # how far the run is, by the state.json that its ranks write
+    "$HPCDDP_PYTHON" -m hpcddp state "$@" < /dev/null
+}
+
+# What signals come here go on as SIGUSR1: srun lives on, and gives it to all ranks, which save and stop.
+trap 'came=yes; kill -USR1 "$launched" || true' TERM USR1 USR2 INT
+exec 3> >(trap '' TERM USR1 USR2 INT && exec tee -a "$attempt/logs/job.log") # what the ranks print, here and there
+tee=$!
 srun --nodes=1 --ntasks=4 --ntasks-per-node=4 \
     --cpus-per-task=8 --kill-on-bad-exit=1 \
     "$HPCDDP_PYTHON" -m hpcddp exec -- \
-    python train.py < /dev/null 2>&1 | tee -a "$attempt/logs/job.log" || status=$?
+    python train.py < /dev/null >&3 2>&1 3>&- &
+launched=$!
+exec 3>&-
+while :; do # a signal ends the wait, not the launcher
+    came=
+    status=0
+    wait "$launched" || status=$?
+    if [ -z "$came" ]; then break; fi
+    echo "hpcddp: SIG$(kill -l "$status") came and went on as SIGUSR1" >&2
+done
+trap '' TERM USR1 USR2 INT # a few lines are left
+wait "$tee" || true
 
 if [ "$status" -ne 0 ]; then
     echo "hpcddp: the launcher ended with status $status; the ranks' logs are in $attempt/logs" >&2
+fi
+if [ "$status" -eq 0 ] && [ -f "$HPCDDP_RUN_DIR/state.json" ] && state --continues; then
+    status=85 # submit this script again, and the run goes on
 fi
 exit "$status"

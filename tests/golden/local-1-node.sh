@@ -3,7 +3,6 @@
 #   hpcddp render job.yaml
 # Nodes 1, ranks per node 4, ranks 4, CPUs per rank 1.
 
-set -o pipefail # the job's status is the launcher's, also behind tee
 
 set -e # from here on a line that fails ends the job
 launcher=mpirun
@@ -31,16 +30,37 @@ cat > "$HPCDDP_RUN_DIR/plan.json" << 'HPCDDP_PLAN'
 {"schema": 1, "name": "train", "site": "local", "scheduler": "local", "launcher": "openmpi", "nodes": 1, "ranks_per_node": 4, "world_size": 4, "gpus_per_node": 0, "cpus_per_rank": 1, "threads_per_rank": 1, "walltime_s": 604800, "queue": "here", "account": null, "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}
 HPCDDP_PLAN
 
-status=0
+state() { # how far the run is, by the state.json that its ranks write
+    "$HPCDDP_PYTHON" -m hpcddp state "$@" < /dev/null
+}
+
+# What signals come here go on as SIGUSR1: openmpi lives on, and gives it to all ranks, which save and stop.
+trap 'came=yes; kill -USR1 "$launched" || true' TERM USR1 USR2 INT
+exec 3> >(trap '' TERM USR1 USR2 INT && exec tee -a "$attempt/logs/job.log") # what the ranks print, here and there
+tee=$!
 "$launcher" -np 4 \
     --map-by slot:OVERSUBSCRIBE --bind-to none \
     -x PATH -x OMP_NUM_THREADS \
     -x HPCDDP_PYTHON -x HPCDDP_RUN_DIR -x HPCDDP_ATTEMPT -x HPCDDP_DEADLINE -x HPCDDP_LOG_RANKS \
     ${LD_LIBRARY_PATH:+-x LD_LIBRARY_PATH} \
     "$HPCDDP_PYTHON" -m hpcddp exec -- \
-    python train.py < /dev/null 2>&1 | tee -a "$attempt/logs/job.log" || status=$?
+    python train.py < /dev/null >&3 2>&1 3>&- &
+launched=$!
+exec 3>&-
+while :; do # a signal ends the wait, not the launcher
+    came=
+    status=0
+    wait "$launched" || status=$?
+    if [ -z "$came" ]; then break; fi
+    echo "hpcddp: SIG$(kill -l "$status") came and went on as SIGUSR1" >&2
+done
+trap '' TERM USR1 USR2 INT # a few lines are left
+wait "$tee" || true
 
 if [ "$status" -ne 0 ]; then
     echo "hpcddp: the launcher ended with status $status; the ranks' logs are in $attempt/logs" >&2
+fi
+if [ "$status" -eq 0 ] && [ -f "$HPCDDP_RUN_DIR/state.json" ] && state --continues; then
+    status=85 # submit this script again, and the run goes on
 fi
 exit "$status"

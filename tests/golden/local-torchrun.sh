@@ -3,7 +3,6 @@
 #   hpcddp render job.yaml
 # Nodes 1, ranks per node 2, ranks 2, CPUs per rank 3.
 
-set -o pipefail # the job's status is the launcher's, also behind tee
 
 set -e # from here on a line that fails ends the job
 HPCDDP_PYTHON=/opt/env/bin/python
@@ -29,13 +28,34 @@ cat > "$HPCDDP_RUN_DIR/plan.json" << 'HPCDDP_PLAN'
 {"schema": 1, "name": "train", "site": "local", "scheduler": "local", "launcher": "torchrun", "nodes": 1, "ranks_per_node": 2, "world_size": 2, "gpus_per_node": 0, "cpus_per_rank": 3, "threads_per_rank": 3, "walltime_s": 604800, "queue": "here", "account": null, "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}
 HPCDDP_PLAN
 
-status=0
+state() { # how far the run is, by the state.json that its ranks write
+    "$HPCDDP_PYTHON" -m hpcddp state "$@" < /dev/null
+}
+
+# What signals come here go on as SIGTERM: torchrun gives it to its ranks, and 30 seconds to save and stop.
+trap 'came=yes; kill -TERM "$launched" || true' TERM USR1 USR2 INT
+exec 3> >(trap '' TERM USR1 USR2 INT && exec tee -a "$attempt/logs/job.log") # what the ranks print, here and there
+tee=$!
     "$HPCDDP_PYTHON" -m torch.distributed.run --no-python --nproc-per-node=2 --nnodes=1 \
     --standalone \
     "$HPCDDP_PYTHON" -m hpcddp exec -- \
-    python train.py < /dev/null 2>&1 | tee -a "$attempt/logs/job.log" || status=$?
+    python train.py < /dev/null >&3 2>&1 3>&- &
+launched=$!
+exec 3>&-
+while :; do # a signal ends the wait, not the launcher
+    came=
+    status=0
+    wait "$launched" || status=$?
+    if [ -z "$came" ]; then break; fi
+    echo "hpcddp: SIG$(kill -l "$status") came and went on as SIGTERM" >&2
+done
+trap '' TERM USR1 USR2 INT # a few lines are left
+wait "$tee" || true
 
 if [ "$status" -ne 0 ]; then
     echo "hpcddp: the launcher ended with status $status; the ranks' logs are in $attempt/logs" >&2
+fi
+if [ "$status" -eq 0 ] && [ -f "$HPCDDP_RUN_DIR/state.json" ] && state --continues; then
+    status=85 # submit this script again, and the run goes on
 fi
 exit "$status"

@@ -97,7 +97,7 @@ def test_training_fills_the_run_folder_and_a_second_attempt_resumes(script, open
     run_dir = tmp_path / "runs/two"
     for attempt in (1, 2):
         done = run(["bash"], stdin=text, cwd=tmp_path, env=openmpi5.env, timeout_s=180)
-        assert done.returncode == 0, (done.stdout, done.stderr)
+        assert done.returncode == 85, (done.stdout, done.stderr)
         state = json.loads((run_dir / "state.json").read_text())
         assert (state["status"], state["step"]) == ("continue", 2 * attempt)
     attempts = sorted((run_dir / "attempts").iterdir())

@@ -38,6 +38,7 @@ def script(site: str, origin: Origin = ORIGIN, /, **asked: object) -> str:
 # Launchers that run one rank here, and a Python that writes down what it was given.
 _LAUNCHER = '#!/bin/bash\nwhile [ "$1" != "$HPCDDP_PYTHON" ]; do shift; done\nexec "$@"\n'
 _PYTHON = """#!/bin/bash
+if [ "$3" = state ]; then exit 1; fi
 while [ "$1" != -- ]; do shift; done
 shift
 env -0 > FOLDER/environment

@@ -1,0 +1,106 @@
+#!/bin/bash
+#PBS -N long
+#PBS -P gabc12345
+#PBS -q rt_HF
+#PBS -l select=3:mpiprocs=8:ompthreads=12
+#PBS -l walltime=02:30:00
+#PBS -j oe
+#PBS -r n
+#PBS -k oe
+# Made by hpcddp 1.2.3 for site abci3 (https://docs.abci.ai/v3/en/):
+#   hpcddp render job.yaml
+# Nodes 3, ranks per node 8, ranks 24, CPUs per rank 24.
+
+cd "${PBS_O_WORKDIR:-.}" || exit # PBS starts in the home folder
+
+source /etc/profile.d/modules.sh
+module load cuda/12.6/12.6.1 || exit
+module load cudnn/9.5/9.5.1 || exit
+module load hpcx/2.20 || exit
+
+set -e # from here on a line that fails ends the job
+launcher=$(type -P mpirun) || launcher=mpirun # the site's goes before the environment's
+HPCDDP_PYTHON=/opt/env/bin/python
+export PATH="${HPCDDP_PYTHON%/*}:$PATH"
+export OMP_NUM_THREADS=12
+
+HPCDDP_RUN_DIR="$PWD"/runs/long
+HPCDDP_ATTEMPT=${PBS_JOBID//]/} # 12[3].pbs1, one job of an array, becomes 12-3.pbs1
+HPCDDP_ATTEMPT=${HPCDDP_ATTEMPT//[/-}
+HPCDDP_DEADLINE=$(($(date +%s) - SECONDS + 9000))
+HPCDDP_LOG_RANKS=1 # every rank but the first writes into a file of its own
+export HPCDDP_PYTHON HPCDDP_RUN_DIR HPCDDP_ATTEMPT HPCDDP_DEADLINE HPCDDP_LOG_RANKS
+read -r MASTER_ADDR < "$PBS_NODEFILE" # the first host is a candidate: the ranks verify it
+export MASTER_ADDR
+
+attempt=$HPCDDP_RUN_DIR/attempts/$HPCDDP_ATTEMPT
+mkdir -p "$attempt/logs" "$attempt/env"
+if [ -f "$0" ]; then cp "$0" "$attempt/script.sh"; fi
+cat > "$HPCDDP_RUN_DIR/job.yaml" << 'HPCDDP_JOB'
+site: "abci3"
+name: "long"
+nodes: 3
+walltime: "02:30:00"
+account: "gabc12345"
+chain: 5
+command: ["python", "train.py"]
+HPCDDP_JOB
+cat > "$HPCDDP_RUN_DIR/plan.json" << 'HPCDDP_PLAN'
+{"schema": 1, "name": "long", "site": "abci3", "scheduler": "pbs", "launcher": "openmpi", "nodes": 3, "ranks_per_node": 8, "world_size": 24, "gpus_per_node": 8, "cpus_per_rank": 24, "threads_per_rank": 12, "walltime_s": 9000, "queue": "rt_HF", "account": "gabc12345", "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/long", "created_by": "hpcddp render job.yaml"}
+HPCDDP_PLAN
+
+state() { # how far the run is, by the state.json that its ranks write
+    "$HPCDDP_PYTHON" -m hpcddp state "$@" < /dev/null
+}
+
+# The chain: at most 5 attempts. Each queues the next before it starts, so that no kill breaks it.
+left=$(state --chain 5) || exit # it says why
+if [ -z "$left" ]; then exit 0; fi # nothing is left to do
+next=
+if [ "$left" -gt 0 ]; then
+    from=$PBS_O_WORKDIR
+    follow=(qsub -W "depend=afterany:$PBS_JOBID" "$attempt/script.sh")
+    cancel=(qdel)
+    if next=$(cd "$from" && "${follow[@]}"); then
+        echo "$next" > "$attempt/next"
+    else
+        next=
+        echo "hpcddp: the next attempt is not queued. On a login node: cd $from && ${follow[*]}" >&2
+    fi
+fi
+
+# What signals come here go on as SIGUSR1: openmpi lives on, and gives it to all ranks, which save and stop.
+trap 'came=yes; kill -USR1 "$launched" || true' TERM USR1 USR2 INT
+exec 3> >(trap '' TERM USR1 USR2 INT && exec tee -a "$attempt/logs/job.log") # what the ranks print, here and there
+tee=$!
+"$launcher" -np 24 \
+    --map-by ppr:8:node --bind-to none -hostfile "$PBS_NODEFILE" \
+    -x PATH -x OMP_NUM_THREADS -x MASTER_ADDR \
+    -x HPCDDP_PYTHON -x HPCDDP_RUN_DIR -x HPCDDP_ATTEMPT -x HPCDDP_DEADLINE -x HPCDDP_LOG_RANKS \
+    ${LD_LIBRARY_PATH:+-x LD_LIBRARY_PATH} \
+    ${UCX_NET_DEVICES:+-x UCX_NET_DEVICES} \
+    ${UCX_MAX_RNDV_RAILS:+-x UCX_MAX_RNDV_RAILS} \
+    ${UCX_MAX_EAGER_RAILS:+-x UCX_MAX_EAGER_RAILS} \
+    "$HPCDDP_PYTHON" -m hpcddp exec -- \
+    python train.py < /dev/null >&3 2>&1 3>&- &
+launched=$!
+exec 3>&-
+while :; do # a signal ends the wait, not the launcher
+    came=
+    status=0
+    wait "$launched" || status=$?
+    if [ -z "$came" ]; then break; fi
+    echo "hpcddp: SIG$(kill -l "$status") came and went on as SIGUSR1" >&2
+done
+trap '' TERM USR1 USR2 INT # a few lines are left
+wait "$tee" || true
+
+if [ "$status" -ne 0 ]; then
+    echo "hpcddp: the launcher ended with status $status; the ranks' logs are in $attempt/logs" >&2
+fi
+if [ -f "$HPCDDP_RUN_DIR/state.json" ] && state --continues; then
+    if [ -z "$next" ] && [ "$status" -eq 0 ]; then status=85; fi # nobody goes on by himself
+elif [ -n "$next" ]; then
+    "${cancel[@]}" "$next" || echo "hpcddp: $next is still queued; it will see that nothing is left to do" >&2
+fi
+exit "$status"

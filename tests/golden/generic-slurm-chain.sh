@@ -1,0 +1,102 @@
+#!/bin/bash
+#SBATCH --job-name=train
+#SBATCH --nodes=3
+#SBATCH --ntasks-per-node=4
+#SBATCH --cpus-per-task=8
+#SBATCH --gpus-per-node=2
+#SBATCH --time=01:20:05
+#SBATCH --output=%x-%j.out
+#SBATCH --open-mode=append
+#SBATCH --no-requeue
+# Made by hpcddp 1.2.3 for site generic-slurm (https://slurm.schedmd.com/sbatch.html):
+#   hpcddp render job.yaml
+# Nodes 3, ranks per node 4, ranks 12, CPUs per rank 8.
+
+cd "${SLURM_SUBMIT_DIR:-.}" || exit
+
+set -e # from here on a line that fails ends the job
+HPCDDP_PYTHON=/usr/bin/python3
+export OMP_NUM_THREADS=8
+
+HPCDDP_RUN_DIR="$PWD"/runs/train
+HPCDDP_ATTEMPT=${SLURM_ARRAY_JOB_ID:-${SLURM_JOB_ID:?is not set: this is a Slurm job script}}
+HPCDDP_ATTEMPT+=${SLURM_ARRAY_TASK_ID:+-$SLURM_ARRAY_TASK_ID}${SLURM_RESTART_COUNT:+-r$SLURM_RESTART_COUNT}
+HPCDDP_DEADLINE=${SLURM_JOB_END_TIME:-$(($(date +%s) - SECONDS + 4805))}
+HPCDDP_LOG_RANKS=1 # every rank but the first writes into a file of its own
+export HPCDDP_PYTHON HPCDDP_RUN_DIR HPCDDP_ATTEMPT HPCDDP_DEADLINE HPCDDP_LOG_RANKS
+
+attempt=$HPCDDP_RUN_DIR/attempts/$HPCDDP_ATTEMPT
+mkdir -p "$attempt/logs" "$attempt/env"
+if [ -f "$0" ]; then cp "$0" "$attempt/script.sh"; fi
+cat > "$HPCDDP_RUN_DIR/job.yaml" << 'HPCDDP_JOB'
+site: "generic-slurm"
+nodes: 3
+ranks_per_node: 4
+gpus_per_node: 2
+cpus_per_rank: 8
+walltime: "01:20:05"
+python: "/usr/bin/python3"
+container: "nvcr.io#nvidia/pytorch:25.01-py3"
+container_runtime: "pyxis"
+chain: 7
+command: ["python", "train.py"]
+HPCDDP_JOB
+cat > "$HPCDDP_RUN_DIR/plan.json" << 'HPCDDP_PLAN'
+{"schema": 1, "name": "train", "site": "generic-slurm", "scheduler": "slurm", "launcher": "srun", "nodes": 3, "ranks_per_node": 4, "world_size": 12, "gpus_per_node": 2, "cpus_per_rank": 8, "threads_per_rank": 8, "walltime_s": 4805, "queue": null, "account": null, "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}
+HPCDDP_PLAN
+
+state() { # how far the run is, by the state.json that its ranks write
+srun --nodes=1 --ntasks=1 --ntasks-per-node=1 \
+    --cpus-per-task=1 --kill-on-bad-exit=1 \
+    --container-image='nvcr.io#nvidia/pytorch:25.01-py3' --container-workdir="$PWD" \
+    --container-mounts="$PWD:$PWD,$HPCDDP_RUN_DIR:$HPCDDP_RUN_DIR"'' \
+    "$HPCDDP_PYTHON" -m hpcddp state "$@" < /dev/null
+}
+
+# The chain: at most 7 attempts. Each queues the next before it starts, so that no kill breaks it.
+left=$(state --chain 7) || exit # it says why
+if [ -z "$left" ]; then exit 0; fi # nothing is left to do
+next=
+if [ "$left" -gt 0 ]; then
+    from=$SLURM_SUBMIT_DIR
+    follow=(sbatch --parsable "--dependency=afterany:$SLURM_JOB_ID" "$attempt/script.sh")
+    cancel=(scancel)
+    if next=$(cd "$from" && "${follow[@]}"); then
+        echo "$next" > "$attempt/next"
+    else
+        next=
+        echo "hpcddp: the next attempt is not queued. On a login node: cd $from && ${follow[*]}" >&2
+    fi
+fi
+
+# What signals come here go on as SIGUSR1: srun lives on, and gives it to all ranks, which save and stop.
+trap 'came=yes; kill -USR1 "$launched" || true' TERM USR1 USR2 INT
+exec 3> >(trap '' TERM USR1 USR2 INT && exec tee -a "$attempt/logs/job.log") # what the ranks print, here and there
+tee=$!
+srun --nodes=3 --ntasks=12 --ntasks-per-node=4 \
+    --cpus-per-task=8 --kill-on-bad-exit=1 \
+    --container-image='nvcr.io#nvidia/pytorch:25.01-py3' --container-workdir="$PWD" \
+    --container-mounts="$PWD:$PWD,$HPCDDP_RUN_DIR:$HPCDDP_RUN_DIR"'' \
+    "$HPCDDP_PYTHON" -m hpcddp exec -- \
+    python train.py < /dev/null >&3 2>&1 3>&- &
+launched=$!
+exec 3>&-
+while :; do # a signal ends the wait, not the launcher
+    came=
+    status=0
+    wait "$launched" || status=$?
+    if [ -z "$came" ]; then break; fi
+    echo "hpcddp: SIG$(kill -l "$status") came and went on as SIGUSR1" >&2
+done
+trap '' TERM USR1 USR2 INT # a few lines are left
+wait "$tee" || true
+
+if [ "$status" -ne 0 ]; then
+    echo "hpcddp: the launcher ended with status $status; the ranks' logs are in $attempt/logs" >&2
+fi
+if [ -f "$HPCDDP_RUN_DIR/state.json" ] && state --continues; then
+    if [ -z "$next" ] && [ "$status" -eq 0 ]; then status=85; fi # nobody goes on by himself
+elif [ -n "$next" ]; then
+    "${cancel[@]}" "$next" || echo "hpcddp: $next is still queued; it will see that nothing is left to do" >&2
+fi
+exit "$status"

@@ -1,0 +1,102 @@
+#!/bin/bash
+#$ -N train
+#$ -cwd
+#$ -l node_f=3
+#$ -l h_rt=02:20:05
+#$ -j y
+#$ -r n
+# Made by hpcddp 1.2.3 for site tsubame4 (https://www.t4.gsic.titech.ac.jp/en/):
+#   hpcddp render job.yaml
+# Nodes 3, ranks per node 4, ranks 12, CPUs per rank 48.
+
+cd "${SGE_O_WORKDIR:-.}" || exit
+
+module load openmpi/5.0.2-gcc || exit
+
+set -e # from here on a line that fails ends the job
+launcher=$(type -P mpirun) || launcher=mpirun # the site's goes before the environment's
+HPCDDP_PYTHON=/opt/env/bin/python
+export PATH="${HPCDDP_PYTHON%/*}:$PATH"
+export OMP_NUM_THREADS=48
+
+HPCDDP_RUN_DIR="$PWD"/runs/train
+HPCDDP_ATTEMPT=${JOB_ID:?is not set: this is a Grid Engine job script}
+if [ "${SGE_TASK_ID:-undefined}" != undefined ]; then HPCDDP_ATTEMPT+=-$SGE_TASK_ID; fi
+if [ "${RESTARTED:-0}" != 0 ]; then HPCDDP_ATTEMPT+=-r$(date +%s); fi
+HPCDDP_DEADLINE=$(($(date +%s) - SECONDS + 8405))
+HPCDDP_LOG_RANKS=1 # every rank but the first writes into a file of its own
+export HPCDDP_PYTHON HPCDDP_RUN_DIR HPCDDP_ATTEMPT HPCDDP_DEADLINE HPCDDP_LOG_RANKS
+hostfile=$(mktemp) # what Grid Engine lists as "host slots queue cores", as mpirun reads it
+while read -r host _; do
+    echo "$host slots=4"
+done < "$PE_HOSTFILE" > "$hostfile"
+read -r MASTER_ADDR _ < "$PE_HOSTFILE" # the first host is a candidate: the ranks verify it
+export MASTER_ADDR
+
+attempt=$HPCDDP_RUN_DIR/attempts/$HPCDDP_ATTEMPT
+mkdir -p "$attempt/logs" "$attempt/env"
+if [ -f "$0" ]; then cp "$0" "$attempt/script.sh"; fi
+cat > "$HPCDDP_RUN_DIR/job.yaml" << 'HPCDDP_JOB'
+site: "tsubame4"
+nodes: 3
+walltime: "02:20:05"
+account: "tga-abc"
+chain: 6
+command: ["python", "train.py"]
+HPCDDP_JOB
+cat > "$HPCDDP_RUN_DIR/plan.json" << 'HPCDDP_PLAN'
+{"schema": 1, "name": "train", "site": "tsubame4", "scheduler": "gridengine", "launcher": "openmpi", "nodes": 3, "ranks_per_node": 4, "world_size": 12, "gpus_per_node": 4, "cpus_per_rank": 48, "threads_per_rank": 48, "walltime_s": 8405, "queue": "node_f", "account": "tga-abc", "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}
+HPCDDP_PLAN
+
+state() { # how far the run is, by the state.json that its ranks write
+    "$HPCDDP_PYTHON" -m hpcddp state "$@" < /dev/null
+}
+
+# The chain: at most 6 attempts. Each queues the next before it starts, so that no kill breaks it.
+left=$(state --chain 6) || exit # it says why
+if [ -z "$left" ]; then exit 0; fi # nothing is left to do
+next=
+if [ "$left" -gt 0 ]; then
+    from=$SGE_O_WORKDIR
+    follow=(qsub -terse -g tga-abc -hold_jid "$JOB_ID" "$attempt/script.sh")
+    cancel=(qdel)
+    if next=$(cd "$from" && "${follow[@]}"); then
+        echo "$next" > "$attempt/next"
+    else
+        next=
+        echo "hpcddp: the next attempt is not queued. On a login node: cd $from && ${follow[*]}" >&2
+    fi
+fi
+
+# What signals come here go on as SIGUSR1: openmpi lives on, and gives it to all ranks, which save and stop.
+trap 'came=yes; kill -USR1 "$launched" || true' TERM USR1 USR2 INT
+exec 3> >(trap '' TERM USR1 USR2 INT && exec tee -a "$attempt/logs/job.log") # what the ranks print, here and there
+tee=$!
+"$launcher" -np 12 \
+    --map-by ppr:4:node --bind-to none -hostfile "$hostfile" \
+    -x PATH -x OMP_NUM_THREADS -x MASTER_ADDR \
+    -x HPCDDP_PYTHON -x HPCDDP_RUN_DIR -x HPCDDP_ATTEMPT -x HPCDDP_DEADLINE -x HPCDDP_LOG_RANKS \
+    ${LD_LIBRARY_PATH:+-x LD_LIBRARY_PATH} \
+    "$HPCDDP_PYTHON" -m hpcddp exec -- \
+    python train.py < /dev/null >&3 2>&1 3>&- &
+launched=$!
+exec 3>&-
+while :; do # a signal ends the wait, not the launcher
+    came=
+    status=0
+    wait "$launched" || status=$?
+    if [ -z "$came" ]; then break; fi
+    echo "hpcddp: SIG$(kill -l "$status") came and went on as SIGUSR1" >&2
+done
+trap '' TERM USR1 USR2 INT # a few lines are left
+wait "$tee" || true
+
+if [ "$status" -ne 0 ]; then
+    echo "hpcddp: the launcher ended with status $status; the ranks' logs are in $attempt/logs" >&2
+fi
+if [ -f "$HPCDDP_RUN_DIR/state.json" ] && state --continues; then
+    if [ -z "$next" ] && [ "$status" -eq 0 ]; then status=85; fi # nobody goes on by himself
+elif [ -n "$next" ]; then
+    "${cancel[@]}" "$next" || echo "hpcddp: $next is still queued; it will see that nothing is left to do" >&2
+fi
+exit "$status"

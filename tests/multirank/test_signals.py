@@ -1,0 +1,81 @@
+"""A signal to a rendered script reaches the ranks through the real launcher, and they save and stop at the same step."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+
+import pytest
+
+from .conftest import find_flavour
+
+pytestmark = pytest.mark.multirank
+
+# what a person or a scheduler does: start the job, and signal its shell alone when both ranks have trained a little
+_SIGNAL = """\
+bash job.sh &
+job=$!
+until [ -e here-0 ] && [ -e here-1 ] || ! kill -0 $job; do sleep 0.1; done
+for signal in SIGNALS; do kill -$signal $job; sleep 0.01; done
+wait $job
+"""
+SLOW = pytest.mark.slow
+
+
+def stopped(run, programs, folder, flavour, launcher: str, *signals: str):
+    """The job's end, after `signals` in the middle of its training."""
+    site = ["--site", "local"]
+    if flavour is not None and flavour.prefix.name.startswith("openmpi-4"):  # whose options the local site does not use
+        (folder / "nodes").write_text(f"{socket.gethostname()}\n" * 2)
+        site = ["--site", "generic-pbs", "--gpus-per-node", "0", "--cpus-per-rank", "1", "--walltime", "1:00:00"]
+    pbs = {"PBS_NODEFILE": f"{folder}/nodes", "PBS_JOBID": "7.pbs"} if "generic-pbs" in site else {}
+    request = ["hpcddp", "render", *site, "--ranks-per-node", "2", "--name", "two", "--launcher", launcher]
+    text = run([*request, "--", sys.executable, programs / "steps.py", "10000", "0.02"], cwd=folder)
+    assert text.returncode == 0, text.stderr
+    (folder / "job.sh").write_text(text.stdout)
+    env = {**(flavour.env if flavour else {}), **pbs}
+    return run(["bash", "-c", _SIGNAL.replace("SIGNALS", " ".join(signals))], cwd=folder, env=env)
+
+
+def assert_saved(folder, reason: str) -> None:
+    state = json.loads((folder / "runs/two/state.json").read_text())
+    assert (state["status"], state["reason"]) == ("continue", reason)
+    assert {(folder / f"steps-{rank}").read_text() for rank in range(2)} == {str(state["step"])}
+    assert (folder / f"runs/two/checkpoints/step-{state['step']:08d}/manifest.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "signals"),
+    [
+        ("openmpi5", ["TERM"]),
+        pytest.param("mpich", ["USR2", "TERM"], marks=SLOW),
+        pytest.param("openmpi5", ["USR1", "USR2", "TERM", "TERM", "INT"], marks=SLOW),
+        pytest.param("openmpi4", ["TERM"], marks=SLOW),
+        pytest.param("impi", ["TERM", "USR2"], marks=SLOW),
+    ],
+)
+def test_what_signals_come_to_the_script_stop_the_ranks_in_peace(name, signals, run, programs, repo, tmp_path):
+    flavour = find_flavour(name, repo)
+    done = stopped(run, programs, tmp_path, flavour, flavour.launcher, *signals)
+    assert done.returncode == 85, (done.stdout, done.stderr)
+    assert f"hpcddp: SIG{signals[0]} came and went on as SIGUSR1" in done.stderr
+    assert "hpcddp: to be continued: step " in done.stderr
+    assert_saved(tmp_path, "SIGUSR1")
+
+
+@pytest.mark.slow
+def test_torchrun_gives_its_ranks_time_to_save_although_it_fails(run, programs, tmp_path):
+    done = stopped(run, programs, tmp_path, None, "torchrun", "TERM")
+    assert done.returncode == 1, (done.stdout, done.stderr)
+    assert "hpcddp: SIGTERM came and went on as SIGTERM" in done.stderr
+    assert_saved(tmp_path, "SIGTERM")
+
+
+@pytest.mark.slow  # with status 0 in the demo, too
+def test_a_finished_run_ends_with_0(run, programs, openmpi5, tmp_path):
+    render = ["hpcddp", "render", "--site", "local", "--name", "two", "--"]
+    text = run([*render, sys.executable, programs / "steps.py", "1", "0"], cwd=tmp_path).stdout
+    done = run(["bash"], stdin=text, cwd=tmp_path, env=openmpi5.env)
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    assert json.loads((tmp_path / "runs/two/state.json").read_text())["status"] == "finished"
