@@ -57,11 +57,11 @@ def read_run(folder: str) -> RunRecord:
             f"ls {folder}/attempts/*/metrics.jsonl",
         )
     steps = [owners[step][0] for step in sorted(owners)]
-    took_part = [attempt for attempt, _ in attempts if any(owner == attempt for _, owner in owners.values())]
+    owning = {attempt for _, attempt in owners.values()}
     weights, objects = _read_checkpoints(path)
     parts = [
         describe_job(_read_json(path / "plan.json")),
-        *map(_read_facts, took_part),
+        *(_read_facts(attempt) for attempt, _ in attempts if attempt in owning),
         *objects,
     ]
     return RunRecord(
