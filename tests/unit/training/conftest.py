@@ -52,6 +52,11 @@ def batch_bodies() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def exact_bodies() -> ModuleType:
+    return _load("exact_bodies")
+
+
+@pytest.fixture(scope="session")
 def _server() -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-W", "error::UserWarning", str(_HERE / "forkserver.py")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:

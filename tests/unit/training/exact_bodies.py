@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +36,22 @@ class NoisyImages(Dataset):
         return (self.images[index] + 0.1 * torch.randn(3, 8, 8)).to(self.dtype), self.classes[index]
 
 
+class Padded(Dataset):
+    """The same with its first samples repeated until the ranks get equally many, as torch's DistributedSampler does."""
+
+    def __init__(self, dataset: Dataset, world_size: int) -> None:
+        self.dataset = dataset
+        self.length = -(-len(dataset) // world_size) * world_size
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.dataset[index % len(self.dataset)]
+
+
 def make_net(channels_last: bool) -> nn.Module:
-    """Convolutions, BatchNorm, dropout; a layer that only some inputs use; more parameters than one bucket holds."""
+    """Convolutions, BatchNorm, dropout; more parameters than one bucket of the runs below holds."""
     torch.manual_seed(3)
     net = nn.Sequential(
         nn.Conv2d(3, 16, 3, padding=1),
@@ -67,7 +80,7 @@ def train(argument: dict[str, Any]) -> None:
     dtype = torch.bfloat16 if argument.get("bf16") else torch.float32
     if argument.get("rank_keyed"):  # negative control: dropout that depends on who computes it
         hpcddp.training.exact.ExactGradients.key = lambda self, micro: (self._group.rank, micro.nth)
-    os.environ["HPCDDP_ATTEMPT"] = f"attempt-{time.time_ns() if 'RANK' not in os.environ else argument['attempt']}"
+    os.environ["HPCDDP_ATTEMPT"] = argument["attempt"]
     with hpcddp.runtime(
         argument.get("global_batch", 24),
         seed=5,
@@ -78,7 +91,9 @@ def train(argument: dict[str, Any]) -> None:
     ) as rt:
         net = make_net(argument.get("channels_last", False)).to(dtype)
         model = rt.wrap(net, bucket_cap_mb=0.01)
-        loader = rt.loader(NoisyImages(dtype))
+        images = NoisyImages(dtype)
+        padded = Padded(images, rt.group.world_size) if argument.get("padded") else images
+        loader = rt.loader(padded, shuffle=not argument.get("in_order"))
         kind = torch.optim.SGD if argument.get("sgd") else torch.optim.AdamW
         more = {"momentum": 0.9, "nesterov": True} if argument.get("sgd") else {}
         optimizer = kind(model.parameters(), lr=0.01, **more)

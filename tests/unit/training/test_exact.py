@@ -1,0 +1,97 @@
+"""The same weights and losses, bit for bit, on any number of ranks, with all that makes plain DDP depend on it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+RunRanks = Callable[..., Any]
+Options = dict[str, Any]
+
+# Augmentation, dropout, BatchNorm, weight averaging and a last partial batch of 18 of 24 samples are in all of them.
+TREE: dict[str, Options] = {
+    "adamw, clipped": {"clip": 0.5},
+    "bf16 weights": {"bf16": True, "epochs": 1},
+    "sgd, autocast, channels_last": {"sgd": True, "amp": True, "channels_last": True, "ema_buffers": True, "epochs": 1},
+}
+INTEGER: dict[str, Options] = {
+    "adamw, clipped": {"exact": "integer", "slices": 12, "clip": 0.5},
+    "sgd, channels_last": {"exact": "integer", "slices": 8, "sgd": True, "channels_last": True, "epochs": 1},
+}
+
+
+@pytest.fixture
+def results(run_ranks: RunRanks, exact_bodies: ModuleType, tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """results(world_size, cases) trains each case on so many ranks: {case: weights' hash and losses}."""
+
+    def run(world_size: int, cases: dict[str, Options]) -> dict[str, Any]:
+        asked = [
+            {**options, "run_dir": str(tmp_path / f"{world_size}-{name}"), "attempt": "a"}
+            for name, options in cases.items()
+        ]
+        run_ranks("exact_bodies:train_several", world_size, asked, timeout_s=120).check()
+        return {name: exact_bodies.read_result(Path(one["run_dir"])) for name, one in zip(cases, asked, strict=True)}
+
+    return run
+
+
+@pytest.mark.parametrize("world_size", [2, 4, 8])
+def test_a_tree_gives_one_result_on_ranks_that_share_it(
+    results: Callable[..., dict[str, Any]], world_size: int
+) -> None:
+    cases = {name: options for name, options in TREE.items() if world_size < 8 or name == "adamw, clipped"}
+    assert results(world_size, cases) == results(1, cases)
+
+
+@pytest.mark.parametrize("world_size", [2, 3, pytest.param(5, marks=pytest.mark.slow), 7])
+def test_integers_give_one_result_on_any_number_of_ranks(
+    results: Callable[..., dict[str, Any]], world_size: int
+) -> None:
+    cases = {name: options for name, options in INTEGER.items() if world_size < 7 or name == "adamw, clipped"}
+    assert results(world_size, cases) == results(1, cases)
+
+
+def test_what_depends_on_the_ranks_is_seen(results: Callable[..., dict[str, Any]]) -> None:
+    """Negative controls: dropout keyed by rank, and plain DDP."""
+    controls: dict[str, Options] = {"rank-keyed dropout": {"rank_keyed": True}, "plain": {"exact": False}}
+    one, two = results(1, controls), results(2, controls)
+    assert {name: one[name]["weights"] == two[name]["weights"] for name in controls} == dict.fromkeys(controls, False)
+
+
+def test_a_padded_sampler_is_seen(results: Callable[..., dict[str, Any]]) -> None:
+    """Negative control: samples repeated until the ranks have equally many, as torch's DistributedSampler does."""
+    common = {"in_order": True, "epochs": 1}
+    found = results(4, {"padded": {**common, "padded": True}, "exact": common})
+    assert found["padded"]["losses"][:3] == found["exact"]["losses"][:3], "only the last batch is padded"
+    assert found["padded"] != found["exact"]
+
+
+@pytest.mark.parametrize("method", ["tree", "integer"])
+def test_a_chain_of_killed_attempts_on_4_2_and_8_ranks_ends_as_one_undisturbed_rank(
+    run_ranks: RunRanks, exact_bodies: ModuleType, tmp_path: Path, method: str
+) -> None:
+    common = {"exact": method, "save_every": 2}
+    whole, chain = tmp_path / "whole", tmp_path / "chain"
+    run_ranks("exact_bodies:train", 1, {**common, "run_dir": str(whole), "attempt": "a"}).check()
+    worlds = {4: {"kill_at": 3, "kill_rank": 1}, 2: {"kill_at": 5, "kill_rank": 0}, 8: {}}
+    for world_size, fault in worlds.items():
+        argument = {**common, **fault, "run_dir": str(chain), "attempt": f"on-{world_size}"}
+        outcome = run_ranks("exact_bodies:train", world_size, argument, timeout_s=120)
+        assert (-9 in outcome.statuses) == bool(fault), "\n".join(outcome.outputs)
+        assert None not in outcome.statuses, "a rank hangs"
+    outcome.check()
+    assert exact_bodies.read_result(chain) == exact_bodies.read_result(whole)
+    assert json.loads((chain / "state.json").read_text())["status"] == "finished"
+
+
+def test_a_stopped_run_goes_on_exactly(run_ranks: RunRanks, exact_bodies: ModuleType, tmp_path: Path) -> None:
+    whole, chain = tmp_path / "whole", tmp_path / "chain"
+    run_ranks("exact_bodies:train", 1, {"run_dir": str(whole), "attempt": "a"}).check()
+    run_ranks("exact_bodies:train", 2, {"run_dir": str(chain), "attempt": "a", "stop_at": 3}).check()
+    run_ranks("exact_bodies:train", 4, {"run_dir": str(chain), "attempt": "b"}).check()
+    assert exact_bodies.read_result(chain) == exact_bodies.read_result(whole)
