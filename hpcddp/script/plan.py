@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from hpcddp.batchplan import plan_batch
+from hpcddp.batchplan import list_even_splits, plan_batch
 from hpcddp.errors import RequestError, SiteError
 from hpcddp.script.choices import plan_account, plan_launcher, plan_queue, plan_site_words
 from hpcddp.script.command import default_name, plan_command, plan_variables
@@ -98,6 +98,15 @@ def _plan_chunk(site: Site, words: Mapping[str, str], handling: Handling) -> tup
     return (*(word for word in site.chunk if "=" in word), *own, *filter(None, [handling.constraint]))
 
 
+def _remark_batch(plan: JobPlan, global_batch: int) -> str:
+    """The split; where it is uneven, the numbers of nodes near by with an even one."""
+    told = f"global batch {plan_batch(global_batch, plan.world_size)}"
+    if global_batch % plan.world_size == 0:
+        return told
+    even = [str(n // plan.ranks_per_node) for n in list_even_splits(global_batch, plan.world_size, plan.ranks_per_node)]
+    return f"{told}; evenly on {' or '.join(even)} {'node' if even == ['1'] else 'nodes'}" if even else told
+
+
 def _remarks(plan: JobPlan, asked_name: str) -> list[str]:
     """What a person should know of the decision. Raises RequestError for a warning signal that cannot come."""
     remarks = []
@@ -117,7 +126,7 @@ def _remarks(plan: JobPlan, asked_name: str) -> list[str]:
     if plan.ranks_per_node > 1 and any(d.startswith("--gpus-per-task") for d in plan.spec.directives or ()):
         remarks.append("--gpus-per-task shows each rank one GPU, which can keep them from copying GPU to GPU")
     if plan.global_batch:
-        remarks.append(f"global batch {plan_batch(plan.global_batch, plan.world_size)}")
+        remarks.append(_remark_batch(plan, plan.global_batch))
     if plan.torchrun and plan.site.launcher.torchrun:
         remarks.append(f"torchrun: {plan.site.launcher.torchrun}")
     if plan.handling.array and plan.handling.array_limit != 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from hpcddp.batchplan import LEARNING_RATE_RULES
 from hpcddp.errors import RequestError
 from hpcddp.training.meeting import CHANNELS
 from hpcddp.units import parse_count
@@ -40,6 +41,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     batch.add_argument("--optimizer", choices=("sgd", "adamw"), default="sgd")
     batch.add_argument(
         "--lr", type=float, metavar="X", help="peak learning rate (default 0.05 for sgd, 0.001 for adamw)"
+    )
+    batch.add_argument(
+        "--lr-rule",
+        choices=LEARNING_RATE_RULES,
+        default="none",
+        help="how --lr follows the global batch (default none)",
+    )
+    batch.add_argument("--base-batch", type=_count, metavar="N", help="the global batch that --lr is for")
+    batch.add_argument(
+        "--noise-every", type=_count, metavar="STEPS", help="measure the gradient noise scale every so many steps"
     )
     batch.add_argument("--weight-decay", type=float, default=5e-4, metavar="X")
     batch.add_argument("--seed", type=int, default=0, metavar="N")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hpcddp.training.group import Group
+from hpcddp.training.noise import describe_noise
 from hpcddp.training.roll_call import local_rank_of
 from hpcddp.training.runtime import Runtime
 
@@ -32,6 +33,8 @@ def format_summary(rt: Runtime, what: str, samples_per_s: float | None, accuracy
         f"  speed     {speed}{seconds:.1f} s in all",
         f"  accuracy  {accuracy:.2%} on the test images" if accuracy is not None else "  accuracy  not tested",
     ]
+    if noise := describe_noise(rt.noise.scale, rt.plan.global_batch):
+        lines.append(f"  noise     {noise}")
     if rt.folder is not None:
         files = f"state.json, checkpoints/, attempts/{rt.folder.attempt}/metrics.jsonl"
         lines += [f"  files     {rt.folder.path}", f"            {files}"]

@@ -22,6 +22,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from hpcddp.errors import HpcddpError, RequestError
 from hpcddp.training.data import load_images
 from hpcddp.training.failure import PeerFailedError
+from hpcddp.training.learningrate import DEFAULT_RATES, plan_rate
 from hpcddp.training.loader import MicroBatchLoader, Shard
 from hpcddp.training.models import make_model
 from hpcddp.training.opening import open_runtime
@@ -57,14 +58,16 @@ def run(args: argparse.Namespace, env: MutableMapping[str, str]) -> None:
         save_every=args.save_every,
         backend=args.backend,
         rendezvous=args.rendezvous,
+        noise_every=args.noise_every,
     ) as rt:
-        rt.explain()
+        peak = plan_rate(args.lr or DEFAULT_RATES[args.optimizer], args.optimizer, args.lr_rule, args.base_batch, batch)
+        rt.explain(peak.told)
         record_options(rt, args)
         images = load_images(args.dataset, args.data_dir, args.image_size)
         model = rt.wrap(make_model(args.model, images.classes, images.side))
         loader = rt.loader(images.train, num_workers=args.workers)
         held_out = rt.shard(images.test, batch_size=256, num_workers=args.workers)
-        optimizer = make_optimizer(args, model)
+        optimizer = make_optimizer(args, model, peak.learning_rate)
         steps = args.epochs * math.ceil(loader.sampler.length / batch)
         scheduler = LambdaLR(optimizer, lambda step: warm_up_and_cosine(step, steps))
         rt.track(model=model, optimizer=optimizer, scheduler=scheduler)
@@ -186,13 +189,11 @@ def report_epoch(
     )
 
 
-def make_optimizer(args: argparse.Namespace, model: nn.Module) -> Optimizer:
-    """SGD with Nesterov momentum, or AdamW. The learning rate is the one asked for: it never follows the world size."""
+def make_optimizer(args: argparse.Namespace, model: nn.Module, peak: float) -> Optimizer:
+    """SGD with Nesterov momentum, or AdamW, at the peak learning rate: it never follows the world size."""
     if args.optimizer == "adamw":
-        return torch.optim.AdamW(model.parameters(), lr=args.lr or 1e-3, weight_decay=args.weight_decay)
-    return torch.optim.SGD(
-        model.parameters(), lr=args.lr or 0.05, momentum=0.9, nesterov=True, weight_decay=args.weight_decay
-    )
+        return torch.optim.AdamW(model.parameters(), lr=peak, weight_decay=args.weight_decay)
+    return torch.optim.SGD(model.parameters(), lr=peak, momentum=0.9, nesterov=True, weight_decay=args.weight_decay)
 
 
 def warm_up_and_cosine(step: int, steps: int) -> float:
