@@ -40,7 +40,7 @@ def results(run_ranks: RunRanks, exact_bodies: ModuleType, tmp_path: Path) -> Ca
     return run
 
 
-@pytest.mark.parametrize("world_size", [2, 4, 8])
+@pytest.mark.parametrize("world_size", [2, 4, pytest.param(8, marks=pytest.mark.slow)])
 def test_a_tree_gives_one_result_on_ranks_that_share_it(
     results: Callable[..., dict[str, Any]], world_size: int
 ) -> None:
@@ -48,7 +48,7 @@ def test_a_tree_gives_one_result_on_ranks_that_share_it(
     assert results(world_size, cases) == results(1, cases)
 
 
-@pytest.mark.parametrize("world_size", [2, 3, pytest.param(5, marks=pytest.mark.slow), 7])
+@pytest.mark.parametrize("world_size", [3, *(pytest.param(w, marks=pytest.mark.slow) for w in (2, 5, 7))])
 def test_integers_give_one_result_on_any_number_of_ranks(
     results: Callable[..., dict[str, Any]], world_size: int
 ) -> None:
@@ -71,7 +71,7 @@ def test_a_padded_sampler_is_seen(results: Callable[..., dict[str, Any]]) -> Non
     assert found["padded"] != found["exact"]
 
 
-@pytest.mark.parametrize("method", ["tree", "integer"])
+@pytest.mark.parametrize("method", ["tree", pytest.param("integer", marks=pytest.mark.slow)])
 def test_a_chain_of_killed_attempts_on_4_2_and_8_ranks_ends_as_one_undisturbed_rank(
     run_ranks: RunRanks, exact_bodies: ModuleType, tmp_path: Path, method: str
 ) -> None:
@@ -89,6 +89,7 @@ def test_a_chain_of_killed_attempts_on_4_2_and_8_ranks_ends_as_one_undisturbed_r
     assert json.loads((chain / "state.json").read_text())["status"] == "finished"
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_exactly(run_ranks: RunRanks, exact_bodies: ModuleType, tmp_path: Path) -> None:
     whole, chain = tmp_path / "whole", tmp_path / "chain"
     run_ranks("exact_bodies:train", 1, {"run_dir": str(whole), "attempt": "a"}).check()
