@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +25,14 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def train(run_ranks: Any, home: Path) -> Train:
-    """A run folder with one attempt for each list of options; made once for all tests of this file."""
+    """A run folder with one attempt, attempt-0; made once for all tests of this file."""
 
-    def go(name: str, *attempts: list[str], ranks: int = 1, status: int = 0) -> Path:
+    def go(name: str, options: Sequence[str] = ("--limit-steps", "3"), ranks: int = 1, status: int = 0) -> Path:
         folder = home / name
         if not folder.exists():
-            for number, options in enumerate(attempts or (["--limit-steps", "3"],)):
-                argument = [*SMALL, "--run-dir", str(folder), *options]
-                outcome = run_ranks("train_reference", ranks, argument, env={"HPCDDP_ATTEMPT": f"attempt-{number}"})
-                assert outcome.statuses == [status] * ranks, outcome.outputs
+            argument = [*SMALL, "--run-dir", str(folder), *options]
+            outcome = run_ranks("train_reference", ranks, argument, env={"HPCDDP_ATTEMPT": "attempt-0"})
+            assert outcome.statuses == [status] * ranks, outcome.outputs
         return folder
 
     return go
@@ -93,14 +92,23 @@ def test_other_data_are_named(train: Train, compare: Compare) -> None:
     assert facts["causes"] == ["data.sha256, options.image_size: the data are not the same"]
 
 
-def test_a_run_that_stopped_and_went_on_equals_an_undisturbed_one(train: Train, compare: Compare) -> None:
-    chain = train("chain", ["--limit-steps", "1"], ["--limit-steps", "2"])
-    status, facts, _ = compare(train("first"), chain)
+def test_a_run_is_the_same_as_far_as_it_goes_and_when_it_has_gone_on(
+    train: Train, compare: Compare, run_ranks: Any
+) -> None:
+    first, chain = train("first"), train("chain", ["--limit-steps", "1"])
+    status, facts, text = compare(first, chain)
+    assert (status, facts["verdict"], facts["common_steps"], facts["last_steps"]) == (0, "same so far", 1, [3, 1])
+    assert text.startswith("the same as far as both go: 1 step\n")
+    assert f"{chain} ends at step 1" in text
+    assert "no step of which both recorded them" in text
+    argument = [*SMALL, "--run-dir", str(chain), "--limit-steps", "2"]
+    run_ranks("train_reference", 1, argument, env={"HPCDDP_ATTEMPT": "attempt-1"}).check()
+    status, facts, _ = compare(first, chain)
     assert (status, facts["verdict"], facts["last_steps"]) == (0, "same", [3, 3])
 
 
 def test_steps_that_were_made_again_after_a_kill_count_as_made_again(
-    train: Train, compare: Compare, copy_of: Callable[[], Path], run_ranks: Any
+    train: Train, compare: Compare, run_ranks: Any
 ) -> None:
     killed = train("killed", ["--limit-steps", "3", "--save-every", "1"])
     shutil.rmtree(killed / "checkpoints" / "step-00000003")  # as if killed before it was written
@@ -114,15 +122,6 @@ def test_steps_that_were_made_again_after_a_kill_count_as_made_again(
     assert (status, facts["verdict"], facts["unrecorded_steps"]) == (0, "same", [[], []])
 
 
-def test_a_shorter_run_is_the_same_as_far_as_both_go(train: Train, compare: Compare) -> None:
-    short = train("short", ["--limit-steps", "1"])
-    status, facts, text = compare(train("first"), short)
-    assert (status, facts["verdict"], facts["common_steps"], facts["last_steps"]) == (0, "same so far", 1, [3, 1])
-    assert text.startswith("the same as far as both go: 1 step\n")
-    assert f"{short} ends at step 1" in text
-    assert "no step of which both recorded them" in text
-
-
 def test_a_plain_run_on_two_ranks_differs_and_the_ranks_are_named(train: Train, compare: Compare) -> None:
     status, facts, text = compare(train("first"), train("two", ranks=2))
     assert (status, facts["first_difference"]["step"]) == (1, 1)
@@ -130,6 +129,18 @@ def test_a_plain_run_on_two_ranks_differs_and_the_ranks_are_named(train: Train, 
     assert "nodes" not in facts["differed"]
     assert facts["causes"][0].startswith("ranks: on other ranks or micro batches a plain run adds up in another order")
     assert "ranks  1" in text
+
+
+def test_exact_runs_on_other_ranks_are_the_same_and_the_ranks_are_shown(
+    run_ranks: Any, tmp_path: Path, compare: Compare
+) -> None:
+    for ranks in (1, 2):
+        argument = {"run_dir": str(tmp_path / f"on-{ranks}"), "attempt": "a", "epochs": 1}
+        run_ranks("exact_bodies:train", ranks, argument).check()
+    status, facts, text = compare(tmp_path / "on-1", tmp_path / "on-2")
+    assert (status, facts["verdict"], facts["causes"]) == (0, "same", [])
+    assert facts["differed"]["ranks"] == [[1], [2]]
+    assert "what differed all the same" in text
 
 
 def test_losses_that_are_no_numbers_are_equal_to_each_other_only(train: Train, compare: Compare) -> None:
