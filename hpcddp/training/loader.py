@@ -64,6 +64,7 @@ class MicroBatchLoader:
         *,
         num_workers: int = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
+        started: Callable[[], None] = lambda: None,
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         self.dataset = dataset
@@ -71,6 +72,7 @@ class MicroBatchLoader:
         self.current: MicroBatch | None = None
         self._device = device
         self.weighing = weighing
+        self._started = started
         self._stopped = stopped
         self._loader: DataLoader[Any] = DataLoader(
             SeededSamples(dataset, sampler.seed),
@@ -87,6 +89,7 @@ class MicroBatchLoader:
         return len(self.sampler)
 
     def __iter__(self) -> Iterator[Batch]:
+        self._started()
         for (micro, x, y), weight in self.weighing.over(self._read()):
             self.current = micro
             x, y = move(x, self._device), move(y, self._device)

@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 
 from hpcddp.batchplan import BatchPlan, plan_batch
 from hpcddp.errors import HpcddpError, RequestError
+from hpcddp.training.choices import Choices
 from hpcddp.training.exact import ExactGradients
 from hpcddp.training.exactness import Exactness, check_alike, choose_exactness, deterministic_kernels
 from hpcddp.training.farewell import claim_failure
@@ -17,7 +18,7 @@ from hpcddp.training.metrics import MetricsFile
 from hpcddp.training.process_group import open_group
 from hpcddp.training.randomness import seed_generators
 from hpcddp.training.runfolder import find_run_folder, open_run_folder, read_planned_batch, write_json, write_state
-from hpcddp.training.runtime import Choices, Runtime
+from hpcddp.training.runtime import Runtime
 from hpcddp.training.stopping import SignalFlag, StopWatch, read_deadline
 from hpcddp.training.versions import list_numerics, list_versions
 

@@ -6,47 +6,32 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from hpcddp.batchplan import BatchPlan
 from hpcddp.checks.check import Machine
 from hpcddp.checks.environment import check_workers
 from hpcddp.errors import RequestError
 from hpcddp.training.buffers import average_buffers
+from hpcddp.training.choices import Choices
 from hpcddp.training.exact import ExactGradients
-from hpcddp.training.exactness import Exactness
 from hpcddp.training.fingerprint import describe_dataset
 from hpcddp.training.gradients import DdpGradients
 from hpcddp.training.group import Group
+from hpcddp.training.keeping import Keeper, check_position
 from hpcddp.training.loader import Batch, MicroBatchLoader, Shard
 from hpcddp.training.metrics import MetricsFile
 from hpcddp.training.noise import NoiseMeter
 from hpcddp.training.randomness import seed_generators
-from hpcddp.training.runfolder import RunFolder, write_json, write_state
+from hpcddp.training.runfolder import write_json
 from hpcddp.training.sampler import GlobalBatchSampler, MicroBatch
 from hpcddp.training.stepsum import StepNews, StepSum
 from hpcddp.training.stopping import StopWatch
-from hpcddp.training.tracking import Tracked, unwrap
+from hpcddp.training.tracking import unwrap
 from hpcddp.training.weighing import Count, Weighing, zeroed_gradients
-
-
-@dataclass(frozen=True, slots=True)
-class Choices:
-    """What the caller of `hpcddp.runtime` decided."""
-
-    plan: BatchPlan
-    seed: int
-    folder: RunFolder | None
-    resume: bool
-    save_every: int | None  # steps; None: at the end of each epoch
-    keep: int
-    exactness: Exactness | None = None
-    noise_every: int | None = None  # steps; None: the gradient noise scale is not measured
 
 
 class Runtime:
@@ -75,10 +60,11 @@ class Runtime:
         self.noise = NoiseMeter(choices.noise_every, group.is_first, gradients.averaged_over)
         self._models: list[nn.Module] = []
         self._batch: Batch | None = None
-        self._tracked: Tracked | None = None
         self._loader: MicroBatchLoader | None = None
-        self._consumed = 0
-        self._saved_at: int | None = None
+        self._position: dict[str, int] | None = None  # where the newest checkpoint left off
+        self._keeper = Keeper(
+            group, choices.folder, watch, form=choices.checkpoint, keep=choices.keep, resume=choices.resume
+        )
 
     @property
     def stopping(self) -> bool:
@@ -90,9 +76,9 @@ class Runtime:
         """The epoch that the next step belongs to, from 0."""
         return self._loader.sampler.epoch if self._loader is not None else 0
 
-    def explain(self) -> str:
-        """Print the plan on rank 0, such as `256 = 32 ranks x 8 x 1`, and return it."""
-        text = f"global batch: {self.plan}; {self.group.describe()}"
+    def explain(self, more: str | None = None) -> str:
+        """Print the plan on rank 0, such as `256 = 32 ranks x 8 x 1`, and what `more` there is to say; return it."""
+        text = "; ".join(filter(None, [f"global batch: {self.plan}", self.group.describe(), more]))
         if self.group.is_first:
             print(f"hpcddp: {text}", flush=True)
         return text
@@ -129,7 +115,8 @@ class Runtime:
             print(f"hpcddp: warning: {check}", file=sys.stderr)
         length = len(dataset)  # type: ignore[arg-type]  # torch's Dataset declares no __len__; map-style ones have it
         sampler = GlobalBatchSampler(length, self.plan, self.group.rank, seed=self.seed, shuffle=shuffle)
-        sampler.consumed = self._consumed
+        if self._position is not None:
+            self._go_on(sampler, self._position)
         self._loader = MicroBatchLoader(
             dataset,
             sampler,
@@ -137,6 +124,7 @@ class Runtime:
             Weighing(self._gradients.averaged_over, self.group, count),
             num_workers=num_workers,
             collate_fn=collate_fn,
+            started=self._loop_begins,
             stopped=lambda: self.stopping,
         )
         if self.folder is not None and self.group.is_first:
@@ -153,15 +141,15 @@ class Runtime:
 
         Objects come by keyword, and their names are the names in the checkpoint. A collective: call it on every rank.
         """
-        self._tracked = Tracked(objects)
-        if self.folder is None or not self._choices.resume:
-            return
-        position = self._tracked.resume(self.group, self.folder)
-        if position is not None:
-            self.steps, self._saved_at = position["step"], position["step"]
-            self._consumed = position["consumed"]
+        self._position = self._keeper.track(objects)
+        if self._position is not None:
+            self.steps = self._position["step"]
             if self._loader is not None:
-                self._loader.sampler.consumed = self._consumed
+                self._go_on(self._loader.sampler, self._position)
+
+    def _go_on(self, sampler: GlobalBatchSampler, position: dict[str, int]) -> None:
+        check_position(position, seed=self.seed, length=sampler.length)
+        sampler.consumed = position["consumed"]
 
     # ---- the loop
 
@@ -170,11 +158,18 @@ class Runtime:
         sampler = self._need_loader().sampler
         while sampler.epoch < count and not self.stopping:
             epoch = sampler.epoch
+            seed_generators("epoch", self.seed, epoch)
             yield epoch
+            self._watch.pace.epoch_ended()
             if not self.stopping:
                 sampler.consumed = (epoch + 1) * sampler.length
                 if self._choices.save_every is None:
                     self.save()
+
+    def _loop_begins(self) -> None:
+        """The loop over an epoch's batches begins, at its start or where a resumed run goes on."""
+        self._watch.pace.step_began()
+        seed_generators("between", self.seed, self.steps)
 
     @contextmanager
     def micro(self, batch: Batch) -> Iterator[None]:
@@ -214,13 +209,17 @@ class Runtime:
         loader.sampler.advance(current.total)
         self.steps += 1
         self._batch = None
-        self._watch.step_ended()
-        rate = self._tracked.learning_rate() if self._tracked is not None else None
-        flags = self._watch.flags()
+        left = self._need_loader().sampler.steps_left
+        self._watch.pace.step_ended(last=left == 0)
+        tracked = self._keeper.tracked
+        rate = tracked.learning_rate() if tracked is not None else None
+        flags = self._watch.flags(left)
         self._learn(self._sums.exchange(current.total, flags, more, step=self.steps, epoch=epoch, lr=rate))
         every = self._choices.save_every
         if self.stopping or (every is not None and self.steps % every == 0):
             self.save()
+        self._keeper.poll(self.stop_reason, wait=self.stopping)
+        seed_generators("between", self.seed, self.steps)
 
     def stop(self, reason: str) -> None:
         """End the loop after this step, to go on in a later attempt. Call it on every rank at the same step."""
@@ -242,13 +241,11 @@ class Runtime:
 
     def save(self) -> None:
         """Write a checkpoint of this step, unless there is one or nothing is tracked or there is no run folder."""
-        if self.folder is None or self._tracked is None or self._saved_at == self.steps:
-            return
-        position = {"step": self.steps, "epoch": self.epoch, "consumed": self._need_loader().sampler.consumed}
-        facts = {"seed": self.seed, "plan": self.plan._asdict()}
-        self._watch.save_ended(self._tracked.save(self.group, self.folder, position, facts, self._choices.keep))
-        self._saved_at = self.steps
-        self.write_state("continue", self.stop_reason or f"checkpoint at step {self.steps}; the attempt has not ended")
+        if self._keeper.is_due(self.steps):
+            sampler = self._need_loader().sampler
+            position = {"step": self.steps, "epoch": self.epoch, "consumed": sampler.consumed}
+            position |= {"seed": self.seed, "samples": sampler.length}
+            self._keeper.save(position, {"plan": self.plan._asdict()}, self.stop_reason)
 
     # ---- the end
 
@@ -256,7 +253,8 @@ class Runtime:
         """The body has ended without an error: last numbers, last checkpoint, state.json. `open_runtime` calls it."""
         self._learn(self._sums.drain())
         self.save()
-        weights = {"weights_sha256": self.hash_weights()} if self.folder is not None and self._tracked else {}
+        self._keeper.poll(self.stop_reason, wait=True)
+        weights = {"weights_sha256": self.hash_weights()} if self.folder is not None and self._keeper.tracked else {}
         if self.stop_reason is not None:
             self.write_state("continue", self.stop_reason, **weights)
         else:
@@ -264,12 +262,11 @@ class Runtime:
 
     def write_state(self, status: str, reason: str, **more: Any) -> None:
         """Write `state.json` on rank 0."""
-        if self.folder is not None and self.group.is_first:
-            write_state(self.folder, status, step=self.steps, epoch=self.epoch, reason=reason, **more)
+        self._keeper.write_state(status, reason, step=self.steps, epoch=self.epoch, **more)
 
     def hash_weights(self) -> str | None:
         """SHA-256 of the tracked models, on rank 0; None on the others, and without models."""
-        return self._tracked.hash_weights() if self._tracked is not None and self.group.is_first else None
+        return self._keeper.hash_weights()
 
     def _learn(self, news: StepNews | None) -> None:
         """The sums of an earlier step have arrived, the same on every rank."""

@@ -83,6 +83,11 @@ class GlobalBatchSampler(Sampler[list[int]]):
         """How many samples of this epoch are consumed."""
         return self.consumed % self.length
 
+    @property
+    def steps_left(self) -> int:
+        """Optimizer steps until the end of this epoch; 0 right after its last one."""
+        return -(-(self.length - self.place) // self.plan.global_batch) if self.place else 0
+
     def advance(self, samples: int) -> None:
         """One optimizer step was made, over this many samples on all ranks together."""
         if samples > self.length - self.place:

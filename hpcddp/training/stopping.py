@@ -8,21 +8,18 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 
 from hpcddp.errors import LaunchError
+from hpcddp.training.pace import Pace
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 STOP_FLAGS = (
     "deadline",
     *(number.name for number in STOP_SIGNALS),
 )  # reasons, in the order in which ranks exchange them
-_REMEMBERED_STEPS = 100
-_SAVE_ALLOWANCE = 1.5
-_MARGIN_S = 5.0
 
 
 class SignalFlag:
@@ -63,36 +60,24 @@ def read_deadline(env: Mapping[str, str]) -> float | None:
 
 
 class StopWatch:
-    """Whether this rank has a reason to stop: a signal, or no time for more steps and a save.
+    """Whether this rank has a reason to stop: a signal, or no time for more steps and a save, by its `pace`."""
 
-    Time is judged by the slowest of the last steps and of the saves so far.
-    """
-
-    def __init__(self, signals: SignalFlag, deadline: float | None) -> None:
-        self.deadline = deadline
+    def __init__(
+        self,
+        signals: SignalFlag,
+        deadline: float | None,
+        pace: Pace | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self.deadline = deadline  # seconds since 1970, as `now`
+        self.pace = pace or Pace()
         self._signals = signals
-        self._step_s: deque[float] = deque(maxlen=_REMEMBERED_STEPS)
-        self._save_s = 0.0
-        self._last: float | None = None
+        self._now = now
 
-    def step_ended(self) -> None:
-        now = time.monotonic()
-        if self._last is not None:
-            self._step_s.append(now - self._last)
-        self._last = now
-
-    def save_ended(self, seconds: float) -> None:
-        self._save_s = max(self._save_s, seconds)
-        self._last = time.monotonic()  # a save is not part of a step's time
-
-    def flags(self) -> tuple[str, ...]:
-        """This rank's reasons, of STOP_FLAGS."""
+    def flags(self, steps_left: int) -> tuple[str, ...]:
+        """This rank's reasons, of STOP_FLAGS. `steps_left` are left of this epoch."""
         came = (self._signals.received.name,) if self._signals.received is not None else ()
-        return (("deadline",) if self._is_late() else ()) + came
+        return (("deadline",) if self._is_late(steps_left) else ()) + came
 
-    def _is_late(self) -> bool:
-        if self.deadline is None:
-            return False
-        # ranks agree one step late, so two more steps have to fit
-        needed_s = 2 * max(self._step_s, default=0.0) + _SAVE_ALLOWANCE * self._save_s + _MARGIN_S
-        return time.time() + needed_s > self.deadline
+    def _is_late(self, steps_left: int) -> bool:
+        return self.deadline is not None and self._now() + self.pace.needed_s(steps_left) > self.deadline
