@@ -31,6 +31,7 @@ from hpcddp.training.slicesum import make_sum
 class ExactGradients:
     """As DdpGradients, for a plan with fixed slices. DDP buckets the gradients and hands them over during backward."""
 
+    buffers_differ = False
     averaged_over = 1  # the slices' gradients are summed, and a slice's loss is weighted by n / N
 
     def __init__(self, group: Group, plan: BatchPlan, method: str) -> None:

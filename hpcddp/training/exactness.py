@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from hpcddp.errors import LaunchError, RequestError
 from hpcddp.training.group import Group
-from hpcddp.training.slicesum import METHODS
+from hpcddp.training.options import EXACT_METHODS
 from hpcddp.training.versions import list_numerics, list_versions
 
 DEFAULT_SLICES = 8
@@ -39,9 +39,9 @@ def choose_exactness(exact: bool | str, slices: int | None) -> Exactness | None:
         if slices is not None:
             raise RequestError(f"slices={slices} means nothing without exact", "exact=True, or leave out slices")
         return None
-    method = METHODS[0] if exact is True else exact
-    if method not in METHODS:
-        raise RequestError(f"exact={exact!r} is no way to sum", " or ".join(f"exact={name!r}" for name in METHODS))
+    method = EXACT_METHODS[0] if exact is True else exact
+    if method not in EXACT_METHODS:
+        raise RequestError(f"exact={exact!r} is no way to sum", "exact='tree', or exact='integer'")
     return Exactness(method, DEFAULT_SLICES if slices is None else slices)
 
 

@@ -36,6 +36,7 @@ class DdpGradients:
     """DDP averages over the ranks, so that a rank's weight is W * n / N; gradients travel with the last micro batch."""
 
     slots = 1  # numbers that the losses of a step are summed in
+    buffers_differ = True  # from rank to rank, until somebody averages them
 
     def __init__(self, group: Group) -> None:
         self._group = group

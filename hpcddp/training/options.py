@@ -11,6 +11,7 @@ from hpcddp.units import parse_count
 
 DATASETS = ("digits", "mnist", "cifar10", "imagefolder", "fake")
 DEFAULT_GLOBAL_BATCH = 64
+EXACT_METHODS = ("tree", "integer")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -56,6 +57,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     batch.add_argument("--seed", type=int, default=0, metavar="N")
     batch.add_argument(
         "--amp", choices=("bf16", "none"), help="autocast (default: bf16 on a GPU that has it, else none)"
+    )
+
+    batch.add_argument(
+        "--exact",
+        nargs="?",
+        const=EXACT_METHODS[0],
+        choices=EXACT_METHODS,
+        help="the same weights, bit for bit, on any number of ranks (default method: tree)",
+    )
+    batch.add_argument(
+        "--slices", type=_count, metavar="K", help="fixed slices of a global batch with --exact (default 8)"
     )
 
     run = parser.add_argument_group("run")

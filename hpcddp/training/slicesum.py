@@ -14,7 +14,6 @@ from torch import Tensor
 from hpcddp.errors import RequestError
 from hpcddp.training.exchange import Exchange
 
-METHODS = ("tree", "integer")
 _SIGNIFICANT_BITS = 56
 
 
@@ -99,11 +98,9 @@ class IntegerSum:
 
 
 def make_sum(method: str, exchange: Exchange, slices: int) -> TreeSum | IntegerSum:
-    """RequestError for a method that is not there, and for a tree that another world size would grow differently."""
+    """`method` is "tree" or "integer". RequestError for a tree that another world size would grow differently."""
     if method == "integer":
         return IntegerSum(exchange, slices)
-    if method != "tree":
-        raise RequestError(f"exact={method!r} is no way to sum", f"exact={METHODS[0]!r} or exact={METHODS[1]!r}")
     world_size = exchange.world_size
     each, rest = divmod(slices, world_size)
     if world_size > 1 and (rest or each & (each - 1)):

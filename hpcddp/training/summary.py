@@ -33,6 +33,8 @@ def format_summary(rt: Runtime, what: str, samples_per_s: float | None, accuracy
         f"  speed     {speed}{seconds:.1f} s in all",
         f"  accuracy  {accuracy:.2%} on the test images" if accuracy is not None else "  accuracy  not tested",
     ]
+    if rt.exact:
+        lines.append(f"  weights   sha256 {rt.weights_sha256}, the same on any number of ranks")
     if noise := describe_noise(rt.noise.scale, rt.plan.global_batch):
         lines.append(f"  noise     {noise}")
     if rt.folder is not None:

@@ -58,6 +58,8 @@ def run(args: argparse.Namespace, env: MutableMapping[str, str]) -> None:
         save_every=args.save_every,
         backend=args.backend,
         rendezvous=args.rendezvous,
+        exact=args.exact or False,
+        slices=args.slices,
         noise_every=args.noise_every,
     ) as rt:
         peak = plan_rate(args.lr or DEFAULT_RATES[args.optimizer], args.optimizer, args.lr_rule, args.base_batch, batch)
