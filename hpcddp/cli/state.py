@@ -1,4 +1,4 @@
-"""`hpcddp state`: how far a run is, by the state.json in its run folder; for people, and for the last lines of a script.
+"""`hpcddp state`: how far a run is, by the state.json in its run folder; for people, and for job scripts.
 
 Standard library only: it runs on a compute node between the launcher's end and the job's.
 """
@@ -31,7 +31,9 @@ def build_parser() -> VerbParser:
     parser.usage = "hpcddp state [RUN_DIR] [--continues | --chain N]"
     parser.add_argument("run_dir", nargs="?", metavar="RUN_DIR", help="the run folder ($HPCDDP_RUN_DIR)")
     asked = parser.add_mutually_exclusive_group()
-    asked.add_argument("--continues", action="store_true", help="exit with 0 if this attempt is to be continued, else 1")
+    asked.add_argument(
+        "--continues", action="store_true", help="exit with 0 if this attempt is to be continued, else 1"
+    )
     asked.add_argument("--chain", metavar="N", help="print how many of N attempts are left; with 1 if it ends here")
     return parser
 

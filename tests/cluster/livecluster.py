@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -68,9 +69,11 @@ class Cluster(NamedTuple):
     def wait(self, job: str, *, cwd: Path, timeout_s: float = 60) -> Job:
         deadline = time.monotonic() + timeout_s
         while True:
-            said = self.ok(["scontrol", "--oneliner", "show", "job", job], cwd=cwd)
+            asked = self.sh(["scontrol", "--oneliner", "show", "job", job], cwd=cwd)
+            assert asked.returncode in {0, -signal.SIGPIPE}, asked.stderr  # a busy controller hangs up now and then
+            said = asked.stdout
             states = re.findall(r"\bJobState=(\S+)", said)
-            if set(states) <= ENDED:
+            if states and set(states) <= ENDED:
                 break
             assert time.monotonic() < deadline, (
                 f"job {job} has not ended after {timeout_s} s:\n{said}\n{_text(cwd, job)}"

@@ -16,12 +16,13 @@ pytestmark = pytest.mark.cluster
 
 GOLDENS = Path(__file__).parents[1] / "golden"
 SITES = [name for name in site_files({}) if open_site(Choice(name, ""), {}).scheduler == "slurm"]
+OF_SLURM = ["generic-slurm-options", "generic-slurm-chain"]
 # Options of plugins that this Slurm does not have. They are taken out, and said.
 PLUGINS = {"perlmutter": {"--image": "Shifter", "--module": "Shifter"}}
 
 
 def scripts(site: str) -> dict[str, str]:
-    names = [f"{site}-1-node", f"{site}-3-nodes", *(["generic-slurm-options"] if site == "generic-slurm" else [])]
+    names = [f"{site}-1-node", f"{site}-3-nodes", *(OF_SLURM if site == "generic-slurm" else [])]
     return {name: (GOLDENS / f"{name}.sh").read_text() for name in names}
 
 

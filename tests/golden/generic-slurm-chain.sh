@@ -62,6 +62,7 @@ if [ "$left" -gt 0 ]; then
     follow=(sbatch --parsable "--dependency=afterany:$SLURM_JOB_ID" "$attempt/script.sh")
     cancel=(scancel)
     if next=$(cd "$from" && "${follow[@]}"); then
+        next=${next%%;*} # where there are several clusters, sbatch adds which
         echo "$next" > "$attempt/next"
     else
         next=

@@ -1,4 +1,4 @@
-"""A signal to a rendered script reaches the ranks through the real launcher, and they save and stop at the same step."""
+"""A signal to a rendered script reaches the ranks through the real launcher: they save, and stop at the same step."""
 
 from __future__ import annotations
 

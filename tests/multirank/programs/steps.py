@@ -1,4 +1,7 @@
-"""Train a line on noise, slowly: `here-RANK` after the third step, and the number of steps in `steps-RANK` at the end."""
+"""Train a line on noise, slowly: `here-RANK` after the third step, and the number of steps in `steps-RANK` at the end.
+
+Arguments: epochs, seconds per step, and a step behind which no attempt comes.
+"""
 
 import os
 import sys
@@ -11,6 +14,7 @@ from torch.utils.data import TensorDataset
 import hpcddp
 
 epochs, step_s = int(sys.argv[1]), float(sys.argv[2])
+wall = int(sys.argv[3]) if len(sys.argv) > 3 else None
 rank = os.environ["RANK"]
 dataset = TensorDataset(torch.randn(8, 2), torch.randn(8, 1))
 model = torch.nn.Linear(2, 1)
@@ -20,6 +24,8 @@ with hpcddp.runtime(global_batch=4) as rt:
     loader = rt.loader(dataset)
     rt.track(model=model, optimizer=optimizer)
     first = rt.steps
+    if first == wall:
+        rt.stop("the wall")
     for _epoch in rt.epochs(epochs):
         for batch in loader:
             with rt.micro(batch):
@@ -28,6 +34,8 @@ with hpcddp.runtime(global_batch=4) as rt:
                 optimizer.step()
                 optimizer.zero_grad()
                 time.sleep(step_s)
+                if rt.steps + 1 == wall:
+                    rt.stop("the wall")
                 rt.step()
                 if rt.steps == first + 3:
                     Path(f"here-{rank}").touch()

@@ -1,0 +1,129 @@
+"""A run that goes on by itself, on a real Slurm: over walltimes that are too short, and over kills."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from livecluster import HERE, PYTHON, Cluster
+
+pytestmark = pytest.mark.cluster
+
+STEPS = f"{PYTHON} {HERE.parent}/multirank/programs/steps.py"
+
+
+def submit(cluster: Cluster, shared: Path, command: str, *asked: str) -> str:
+    request = ["--site", f"{HERE}/site.yaml", "--nodes", "2", "--ranks-per-node", "1", "--cpus-per-rank", "1", *asked]
+    text = cluster.ok(["hpcddp", "render", *request, "--name", "long", "--", *command.split()], cwd=shared)
+    return cluster.submit(text, cwd=shared)
+
+
+def ended(cluster: Cluster, shared: Path, job: str, timeout_s: float = 120) -> list[tuple[str, str]]:
+    """Every attempt of the chain that begins with `job`, as (id, how Slurm says it ended)."""
+    ends = []
+    while job:
+        ends.append((job, cluster.wait(job, cwd=shared, timeout_s=timeout_s).state))
+        follows = shared / "runs/long/attempts" / job / "next"
+        job = follows.read_text().strip() if follows.exists() else ""
+    return ends
+
+
+def state_of(shared: Path) -> dict[str, Any]:
+    return json.loads((shared / "runs/long/state.json").read_text())
+
+
+def wait_for(path: Path, timeout_s: float = 60) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} is not there after {timeout_s} s"
+        time.sleep(0.1)
+
+
+def output_of(shared: Path) -> str:
+    """Of the attempts that the chain itself queued."""
+    return "".join(path.read_text() for path in sorted(shared.glob("long-*.out")))
+
+
+def test_a_run_goes_on_over_walltimes_that_are_too_short_for_it(cluster: Cluster, shared: Path) -> None:
+    job = submit(cluster, shared, f"{STEPS} 120 0.25", "--walltime", "0:01:00", "--set", "chain=9")
+    wait_for(shared / "here-0")
+    cluster.ok(["scontrol", "update", "NodeName=node1", "State=DRAIN", "Reason=test"], cwd=shared)
+    try:
+        ends = ended(cluster, shared, job)
+    finally:
+        cluster.ok(["scontrol", "update", "NodeName=node1", "State=RESUME"], cwd=shared)
+    state = state_of(shared)
+    assert (state["status"], state["step"]) == ("finished", 240), output_of(shared)
+    assert [how for _, how in ends[:-1]] == ["COMPLETED"] * (len(ends) - 1)
+    assert len(ends) >= 3  # two that trained, and the cancelled last
+    assert ends[-1][1] == "CANCELLED"
+    assert state["attempt"] == ends[-2][0]
+    attempts = shared / "runs/long/attempts"
+    assert "hpcddp: to be continued" in (shared / f"job-{job}.out").read_text()
+    assert "(deadline)" in (shared / f"job-{job}.out").read_text()
+    hosts = [
+        {path.name.split(".")[1] for path in (attempts / name).glob("logs/rank-0001.*")}
+        for name, _ in (ends[0], ends[-2])
+    ]
+    assert hosts == [{"node2"}, {"node3"}]  # on other nodes than before
+    steps = [json.loads(line)["step"] for name, _ in ends[:-1] for line in _metrics(attempts / name)]
+    assert steps == list(range(1, 241))  # none twice, none left out
+
+
+def _metrics(attempt: Path) -> list[str]:
+    return [
+        line for line in (attempt / "metrics.jsonl").read_text().splitlines() if '"step"' in line and '"loss"' in line
+    ]
+
+
+def test_a_killed_attempt_is_gone_on_with_from_its_last_checkpoint(cluster: Cluster, shared: Path) -> None:
+    job = submit(cluster, shared, f"{STEPS} 30 0.1", "--set", "chain=3")
+    wait_for(shared / "runs/long/state.json")
+    cluster.ok(["scancel", "--full", "--signal=KILL", job], cwd=shared)
+    ends = ended(cluster, shared, job)
+    assert ends[0][1] in {"FAILED", "CANCELLED", "NODE_FAIL"}
+    assert [how for _, how in ends[1:]] == ["COMPLETED", "CANCELLED"], output_of(shared)
+    assert (state_of(shared)["status"], state_of(shared)["step"]) == ("finished", 60)
+    begun = re.search(r"attempt 2 of at most 3, from step (\d+)", output_of(shared))
+    assert begun is not None
+    assert int(begun[1]) > 0
+
+
+def test_two_attempts_that_end_at_the_same_step_are_the_last(cluster: Cluster, shared: Path) -> None:
+    job = submit(cluster, shared, f"{STEPS} 30 0 4", "--set", "chain=9")
+    ends = ended(cluster, shared, job)
+    assert [how for _, how in ends] == ["COMPLETED", "COMPLETED", "FAILED"]
+    said = f"no progress: attempt {ends[1][0]} began and ended at step 4"
+    assert f"hpcddp: the chain ends here: {said}" in output_of(shared)
+    assert (state_of(shared)["status"], state_of(shared)["reason"]) == ("failed", f"the chain stopped: {said}")
+    assert cluster.ok(["squeue", "--noheader"], cwd=shared) == ""
+
+
+@pytest.mark.parametrize("signal", ["TERM", "USR1"])
+def test_a_signal_to_the_batch_shell_stops_the_ranks_in_peace(cluster: Cluster, shared: Path, signal: str) -> None:
+    """`scancel --batch`, and what `--signal=B:` sends: Slurm tells the shell alone."""
+    job = submit(cluster, shared, f"{STEPS} 10000 0.02")
+    wait_for(shared / "here-0")
+    wait_for(shared / "here-1")
+    cluster.ok(["scancel", "--batch", f"--signal={signal}", job], cwd=shared)
+    cluster.wait(job, cwd=shared)
+    assert "ExitCode=85:0" in cluster.ok(["scontrol", "show", "job", job], cwd=shared)
+    state = state_of(shared)
+    assert (state["status"], state["reason"]) == ("continue", "SIGUSR1")
+    assert {(shared / f"steps-{rank}").read_text() for rank in (0, 1)} == {str(state["step"])}
+
+
+def test_a_cancelled_job_has_saved(cluster: Cluster, shared: Path) -> None:
+    job = submit(cluster, shared, f"{STEPS} 10000 0.02")
+    wait_for(shared / "here-0")
+    wait_for(shared / "here-1")
+    cluster.ok(["scancel", job], cwd=shared)
+    assert cluster.wait(job, cwd=shared).state == "CANCELLED"
+    state = state_of(shared)
+    assert state["status"] == "continue"
+    assert state["reason"] in {"SIGTERM", "SIGUSR1"}  # Slurm told the ranks and the shell, and that the ranks once more
+    assert (shared / f"runs/long/checkpoints/step-{state['step']:08d}/manifest.json").exists()

@@ -1,0 +1,276 @@
+"""A chain over stand-in schedulers: which attempts run, which are queued and cancelled, and what people are told.
+
+The stand-ins only write down what was submitted; the scripts, `hpcddp state` and the form of state.json are real. A
+chain on a real Slurm is in tests/cluster/test_chain.py.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from hpcddp.errors import RequestError
+from hpcddp.script.chain import Link, judge
+
+from .conftest import ORIGIN, plan, script
+
+# Stands in for qsub, sbatch, qdel and scancel: numbers what it is given, and writes down folder, options and script.
+_STAND_IN = """#!/bin/bash
+# a stand-in, no scheduler
+[ ! -e "$SERVER/refuses" ] || { echo "$(basename "$0"): no more jobs today" >&2; exit 1; }
+case $0 in
+*/qdel|*/scancel) rm "$SERVER/queue/${1%%.*}" && echo "$1" >> "$SERVER/cancelled" ;;
+*) id=$(($(cat "$SERVER/last") + 1)); echo $id > "$SERVER/last"
+   printf '%s\\n' "$PWD" "${*: -1}" "${*:1:$#-1}" > "$SERVER/queue/$id"; echo "$id$SUFFIX" ;;
+esac
+"""
+_MPIRUN = '#!/bin/bash\nwhile [ "$1" != -- ]; do shift; done\nshift\nexec "$@"\n'  # one rank, here
+# One attempt: what the first line of `story` says that its ranks do.
+_ATTEMPT = """
+import os, signal, sys
+from pathlib import Path
+from hpcddp.training.runfolder import RunFolder, write_state
+story = Path(os.environ["SERVER"], "story")
+lines = story.read_text().splitlines()
+story.write_text("\\n".join(lines[1:]))
+status, _, step = lines[0].partition(" ")
+run = RunFolder(Path(os.environ["HPCDDP_RUN_DIR"]), os.environ["HPCDDP_ATTEMPT"])
+said = {"killed": "continue", "killed-finished": "finished"}.get(status, status)
+if step:
+    write_state(run, said, step=int(step), epoch=0, reason="as told")
+if status.startswith("killed"):
+    os.kill(os.getppid(), signal.SIGKILL)  # the script, as at the walltime
+sys.exit(status == "failed")
+"""
+
+
+class Ended(NamedTuple):
+    status: int
+    said: str
+
+
+class Server:
+    """A folder with stand-ins for one scheduler's commands, and what it does with the queue."""
+
+    def __init__(self, folder: Path, scheduler: str) -> None:
+        self.folder, self.scheduler = folder, scheduler
+        for name in ("queue", "bin", "home", "home/sub"):
+            (folder / name).mkdir()
+        self._program("mpirun", _MPIRUN)
+        self._program("srun", _MPIRUN)
+        for name in ("qsub", "qdel", "sbatch", "scancel"):
+            self._program(name, _STAND_IN)
+        (folder / "last").write_text("40")
+        (folder / "attempt.py").write_text(_ATTEMPT)
+        (folder / "nodes").write_text("node1\n")
+
+    def _program(self, name: str, text: str) -> None:
+        (self.folder / "bin" / name).write_text(text)
+        (self.folder / "bin" / name).chmod(0o755)
+
+    @property
+    def queue(self) -> list[int]:
+        return sorted(int(path.name) for path in (self.folder / "queue").iterdir())
+
+    def submission(self, number: int) -> list[str]:
+        """Folder, script and options."""
+        return (self.folder / "queue" / str(number)).read_text().splitlines()
+
+    @property
+    def state(self) -> dict:
+        return json.loads((self.run_dir / "state.json").read_text())
+
+    @property
+    def run_dir(self) -> Path:
+        return next(self.folder.glob("home/**/runs/long"))
+
+    def run(self, *story: str, **asked: object) -> list[Ended]:
+        """Submit the script, and run what is queued until nothing is; each job's end."""
+        (self.folder / "story").write_text("\n".join(story))
+        command = [sys.executable, str(self.folder / "attempt.py")]
+        asked = {
+            "chain": "5",
+            "name": "long",
+            "ranks_per_node": "1",
+            "launcher": "openmpi",
+            **asked,
+            "command": command,
+        }
+        text = script(f"generic-{self.scheduler}", ORIGIN._replace(python=sys.executable), **asked)
+        (self.folder / "job.sh").write_text(text)
+        first = subprocess.run(
+            ["bash", str(self.folder / "bin/qsub"), str(self.folder / "job.sh")],
+            cwd=self.folder / "home",
+            env={"PATH": "/usr/bin:/bin", "SERVER": str(self.folder), "SUFFIX": ""},
+            check=True,
+        )
+        assert first.returncode == 0
+        ends = []
+        while self.queue:
+            ends.append(self._run(self.queue[0]))
+        return ends
+
+    def _run(self, number: int) -> Ended:
+        folder, path, _ = self.submission(number)
+        (self.folder / "queue" / str(number)).unlink()
+        spooled = self.folder / f"{number}.spooled"  # a server has a copy of its own
+        spooled.write_text(Path(path).read_text())
+        suffix = {"pbs": ".pbs1", "slurm": "", "gridengine": ""}[self.scheduler]
+        env = {
+            "PATH": f"{self.folder}/bin:/usr/bin:/bin",
+            "SERVER": str(self.folder),
+            "SUFFIX": {"slurm": ";cluster"}.get(self.scheduler, suffix),
+            **dict.fromkeys(("PBS_O_WORKDIR", "SLURM_SUBMIT_DIR", "SGE_O_WORKDIR"), folder),
+            **dict.fromkeys(("PBS_JOBID", "SLURM_JOB_ID", "JOB_ID"), f"{number}{suffix}"),
+            **dict.fromkeys(("PBS_NODEFILE", "PE_HOSTFILE"), f"{self.folder}/nodes"),
+        }
+        done = subprocess.run(
+            ["bash", str(spooled)], env=env, cwd="/", capture_output=True, text=True, timeout=60, check=False
+        )
+        return Ended(done.returncode, done.stdout + done.stderr)
+
+
+@pytest.fixture
+def pbs(tmp_path) -> Server:
+    return Server(tmp_path, "pbs")
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "waits"),
+    [
+        ("pbs", "-W depend=afterany:41.pbs1"),
+        ("slurm", "--parsable --dependency=afterany:41"),
+        ("gridengine", "-terse -hold_jid 41"),
+    ],
+)
+def test_a_run_goes_on_until_it_is_finished_although_an_attempt_is_killed(scheduler, waits, tmp_path):
+    server = Server(tmp_path, scheduler)
+    seen = []
+    server_run = server._run
+
+    def watched(number: int) -> Ended:
+        end = server_run(number)
+        seen.extend(server.submission(n) for n in server.queue)
+        return end
+
+    server._run = watched
+    ends = server.run("continue 5", "killed 7", "finished 9")
+    assert [end.status for end in ends] == [0, -9, 0]
+    assert seen[0] == [f"{tmp_path}/home", str(next(tmp_path.glob("home/runs/long/attempts/41*/script.sh"))), waits]
+    assert (server.state["status"], server.state["step"]) == ("finished", 9)
+    assert (tmp_path / "cancelled").read_text().startswith("44")
+    assert "attempt 3 of at most 5, from step 7" in ends[2].said
+
+
+def test_the_same_step_twice_ends_the_chain_without_a_launch(pbs):
+    ends = pbs.run("continue 5", "killed 5", "finished 9")
+    assert [end.status for end in ends] == [0, -9, 1]
+    assert "the chain ends here: no progress: attempt 42.pbs1 began and ended at step 5" in ends[2].said
+    assert (pbs.folder / "story").read_text() == "finished 9"
+    assert (pbs.state["status"], pbs.state["step"]) == ("failed", 5)
+    assert "no progress" in pbs.state["reason"]
+
+
+def test_an_attempt_that_was_killed_before_its_first_checkpoint_ends_the_chain(pbs):
+    ends = pbs.run("killed", "finished 9")
+    assert [end.status for end in ends] == [-9, 1]
+    assert "attempt 41.pbs1 ended before its first checkpoint" in pbs.state["reason"]
+    ends = pbs.run("killed", "finished 9")  # what is there is of another attempt
+    assert [end.status for end in ends] == [-9, 1]
+
+
+def test_a_failed_attempt_cancels_its_follow_up_and_keeps_its_status(pbs):
+    (end,) = pbs.run("failed 5", "finished 9")
+    assert end.status == 1
+    assert (pbs.folder / "cancelled").read_text() == "42.pbs1\n"
+
+
+def test_a_follow_up_that_could_not_be_cancelled_sees_that_nothing_is_left_to_do(pbs):
+    ends = pbs.run("killed-finished 9", "continue 10")
+    assert [end.status for end in ends] == [-9, 0]
+    assert "the chain ends here: attempt 41.pbs1 has finished the run at step 9" in ends[1].said
+    assert pbs.state["status"] == "finished"
+
+
+def test_no_more_attempts_than_asked_for_run(pbs):
+    ends = pbs.run("continue 5", "continue 7", "continue 9", chain="2")
+    assert [end.status for end in ends] == [0, 85]
+    assert "to be continued: step 7" in ends[1].said
+
+
+def test_submitting_again_begins_a_new_chain_on_the_same_run(pbs):
+    assert len(pbs.run("continue 5", "continue 7", chain="2")) == 2
+    ends = pbs.run("continue 8", "finished 9", chain="2")
+    assert [end.status for end in ends] == [0, 0]
+    assert "attempt 1 of at most 2, from step 7" in ends[0].said
+
+
+def test_a_server_that_takes_no_follow_up_is_told_with_the_command_and_the_training_runs(pbs):
+    pbs_run = pbs._run
+
+    def refused(number: int) -> Ended:
+        (pbs.folder / "refuses").touch()
+        return pbs_run(number)
+
+    pbs._run = refused
+    (end,) = pbs.run("continue 5")
+    assert end.status == 85
+    typed = f"cd {pbs.folder}/home && qsub -W depend=afterany:41.pbs1 {pbs.run_dir}/attempts/41.pbs1/script.sh"
+    assert "no more jobs today" in end.said
+    assert f"hpcddp: the next attempt is not queued. On a login node: {typed}" in end.said
+    assert pbs.state["status"] == "continue"
+
+
+def test_a_relative_folder_is_the_same_for_every_attempt(pbs):
+    assert [end.status for end in pbs.run("continue 5", "continue 7", "finished 9", workdir="sub")] == [0, 0, 0]
+    assert pbs.run_dir == pbs.folder / "home/sub/runs/long"
+
+
+def test_a_program_that_writes_no_state_is_not_continued(pbs):
+    ends = pbs.run("nothing")
+    assert [end.status for end in ends] == [0]
+    assert (pbs.folder / "cancelled").read_text() == "42.pbs1\n"
+
+
+def test_a_state_of_another_attempt_says_nothing_of_this_one(pbs):
+    assert [end.status for end in pbs.run("continue 5", chain=None)] == [85]
+    assert [end.status for end in pbs.run("nothing", chain=None)] == [0]
+
+
+@pytest.mark.parametrize(
+    ("site", "asked", "words"),
+    [
+        ("generic-pbs", {"chain": "1"}, "chain 1 is no chain"),
+        ("generic-pbs", {"chain": "0"}, "is not a whole number of 1 or more"),
+        ("generic-pbs", {"chain": "5", "array": "1-3"}, "beside array"),
+        ("generic-slurm", {"chain": "5", "hold": "true"}, "beside hold"),
+        ("generic-slurm", {"chain": "5", "requeue": "true"}, "beside requeue"),
+        ("local", {"chain": "5"}, "chain means nothing to site local"),
+        ("generic-pbs", {"chain": "5", "directives": ["-W depend=afterok:1"]}, "printed by the script itself"),
+    ],
+)
+def test_a_chain_that_cannot_be_is_refused(site, asked, words):
+    with pytest.raises(RequestError) as error:
+        plan(site, **asked)
+    assert words in str(error.value)
+
+
+def test_slurm_appends_to_the_output_of_a_job_that_starts_again_or_goes_on():
+    for asked in ({"chain": "5"}, {"requeue": "true"}):
+        assert "#SBATCH --open-mode=append\n" in script("generic-slurm", **asked)
+    assert "--open-mode" not in script("generic-slurm")
+
+
+def test_a_judgement_needs_a_step_that_has_grown():
+    state = {"status": "continue", "step": 8, "attempt": "7"}
+    assert judge(state, None).goes_on
+    assert judge(state, Link("7", 1, 7)).goes_on
+    for before in (Link("7", 1, 8), Link("7", 1, 9), Link("6", 1, 1)):
+        assert judge(state, before).is_failure
+    assert not judge({**state, "status": "finished"}, Link("7", 1, 7)).is_failure
+    assert judge({"status": "what", "attempt": "7"}, Link("7", 1, 7)).is_failure
