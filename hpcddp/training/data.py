@@ -30,6 +30,11 @@ class Images:
     classes: int
     side: int
 
+    @property
+    def samples(self) -> int:
+        """To train on, per epoch."""
+        return len(self.train)  # type: ignore[arg-type]  # torch's Dataset declares no __len__; these have it
+
 
 class _Digits(Dataset[Any]):
     """scikit-learn's 1797 handwritten digits (UCI optdigits, 8 x 8 pixels of 17 grey levels) as PIL images."""

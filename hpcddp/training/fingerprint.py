@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from hpcddp.training.randomness import SeededSamples, kept_generators
+from hpcddp.training.stream import Stream
 
 _PIECE = 1 << 24  # elements: what is copied from a device at once
 
@@ -43,8 +44,13 @@ def describe_dataset(dataset: Dataset[Any], num_workers: int = 0) -> dict[str, A
     They are drawn as in training (random transforms under one fixed key, in a loader process if training has any), and
     no generator outside moves.
     """
-    length = len(dataset)  # type: ignore[arg-type]  # torch's Dataset declares no __len__; map-style ones have it
     digest = hashlib.sha256()
+    if isinstance(dataset, IterableDataset):  # of a stream the first one only
+        for sample in Stream(dataset, 0, 0).read(1):
+            _add_value(digest, sample)
+        samples = len(dataset) if hasattr(dataset, "__len__") else None
+        return {"type": _name_type(dataset), "samples": samples, "sha256": digest.hexdigest()}
+    length = len(dataset)  # type: ignore[arg-type]  # torch's Dataset declares no __len__; map-style ones have it
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]  # torch does not annotate it
     with kept_generators(), torch.random.fork_rng(devices=devices):
         for sample in _draw(dataset, sorted({0, length // 2, length - 1}), num_workers):

@@ -87,7 +87,7 @@ class Keeper:
             self.write_state("continue", reason, step=step, epoch=epoch)
 
 
-def check_position(position: dict[str, int], *, seed: int, length: int) -> None:
+def check_position(position: dict[str, int], *, seed: int, length: int | None) -> None:
     """RequestError if the samples of a checkpoint's epoch were dealt by another seed, or from another data set."""
     samples = position.get("samples", length)
     if samples != length:
@@ -95,7 +95,7 @@ def check_position(position: dict[str, int], *, seed: int, length: int) -> None:
             f"the data set has {length} samples, the checkpoint's run had {samples}",
             "go on with the same data, or start anew: --no-resume, or another run folder",
         )
-    if position.get("seed", seed) != seed and position["consumed"] % length:
+    if position.get("seed", seed) != seed and (length is None or position["consumed"] % length):
         raise RequestError(
             f"seed {seed} would deal the rest of this epoch otherwise than the checkpoint's seed {position['seed']}",
             f"seed={position['seed']} (--seed {position['seed']}), or another run folder",

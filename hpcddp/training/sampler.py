@@ -97,6 +97,10 @@ class GlobalBatchSampler(Sampler[list[int]]):
             )
         self.consumed += samples
 
+    def end_epoch(self, epoch: int) -> None:
+        """The loop over this epoch's batches is over, at its end or before: the rest of it counts as consumed."""
+        self.consumed = (epoch + 1) * self.length
+
     def micro_batches(self) -> Iterator[MicroBatch]:
         """The rest of the current epoch, as counts and places."""
         return split_epoch(self.length, self.plan, self.rank, self.place)

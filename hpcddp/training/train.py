@@ -70,7 +70,7 @@ def run(args: argparse.Namespace, env: MutableMapping[str, str]) -> None:
         loader = rt.loader(images.train, num_workers=args.workers)
         held_out = rt.shard(images.test, batch_size=256, num_workers=args.workers)
         optimizer = make_optimizer(args, model, peak.learning_rate)
-        steps = args.epochs * math.ceil(loader.sampler.length / batch)
+        steps = args.epochs * math.ceil(images.samples / batch)
         scheduler = LambdaLR(optimizer, lambda step: warm_up_and_cosine(step, steps))
         rt.track(model=model, optimizer=optimizer, scheduler=scheduler)
 

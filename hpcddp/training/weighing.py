@@ -31,6 +31,16 @@ class Loaded(NamedTuple):
     y: Any
 
 
+def make_loaded(micro: MicroBatch, loaded: Any) -> Loaded:
+    """With what samples collated to as (x, y); y is None where a sample is no pair."""
+    return Loaded(micro, *split_pair(loaded))
+
+
+def split_pair(loaded: Any) -> tuple[Any, Any]:
+    """What samples collated to, as (x, y)."""
+    return tuple(loaded) if isinstance(loaded, list | tuple) and len(loaded) == 2 else (loaded, None)
+
+
 class Weight(NamedTuple):
     """What a loss of one micro batch is multiplied by. Tensors where the host would have to wait for the number."""
 

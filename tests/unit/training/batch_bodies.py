@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
 import hpcddp
 from hpcddp.training.permutation import permute
+from hpcddp.training.shards import ShardedStream
 
 SENTENCES, LENGTH, FEATURES, CLASSES = 23, 6, 5, 3
 IGNORED = -100
@@ -130,3 +133,47 @@ def measure_noise(arguments: list[dict[str, Any]]) -> None:
             scale = rt.noise.scale
         if rt.group.is_first:
             torch.save({"scale": scale, "gradients": gradients}, argument["out"])
+
+
+class PlainStream(IterableDataset):
+    """No length, no skip, shuffled with the global generator; so many samples that 10 does not divide them."""
+
+    def __iter__(self) -> Iterator[tuple[Tensor, int]]:
+        for i in torch.randperm(37).tolist():
+            yield torch.ones(2, dtype=torch.float64), i
+
+
+def sharded_stream() -> ShardedStream[int]:
+    def read(name: int, start: int) -> Iterator[tuple[Tensor, int]]:
+        return ((torch.ones(2, dtype=torch.float64), 10 * name + i) for i in range(start, 10))
+
+    return ShardedStream([(0, 10), (1, 10), (2, 10), (3, 7)], read, seed=1)
+
+
+def sorted_stream(epochs: int) -> list[tuple[int, int]]:
+    """(epoch, sample) of both."""
+    return [(epoch, i) for epoch in range(epochs) for i in range(37)]
+
+
+def train_stream(argument: dict[str, Any]) -> None:
+    """Each rank appends (epoch, sample) of what counted to a file of its own; stops after so many steps."""
+    dataset = PlainStream() if argument["kind"] == "plain" else sharded_stream()
+    with hpcddp.runtime(10, seed=5, run_dir=argument["run_dir"]) as rt:
+        model = rt.wrap(nn.Linear(2, 1).double())
+        loader = rt.loader(dataset, num_workers=1 if argument["kind"] == "plain" else 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        rt.track(model=model, optimizer=optimizer)
+        last = rt.steps + argument["steps"] if argument["steps"] else None
+        seen = Path(argument["folder"]) / f"{argument['kind']}-{rt.group.world_size}-{rt.group.rank}.seen"
+        with seen.open("a") as file:
+            for epoch in rt.epochs(2):
+                for batch in loader:
+                    with rt.micro(batch):
+                        rt.backward(model(batch.x).square().mean())
+                    file.writelines(f"[{epoch}, {i}]\n" for i in batch.y[: batch.samples].tolist())
+                    if batch.last:
+                        optimizer.step()
+                        optimizer.zero_grad()
+                        if rt.steps + 1 == last:
+                            rt.stop("so many steps")
+                        rt.step()

@@ -1,0 +1,222 @@
+"""Streams and shards: every sample once per epoch, whatever the ranks, the stops and the workers."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import IterableDataset
+
+from hpcddp.batchplan import plan_batch
+from hpcddp.errors import RequestError
+from hpcddp.training.loader import MicroBatchLoader
+from hpcddp.training.shards import ShardedStream
+from hpcddp.training.streamsampler import StreamSampler
+from hpcddp.training.weighing import Weighing
+
+RunRanks = Callable[..., Any]
+CPU = torch.device("cpu")
+
+
+class Plain(IterableDataset):
+    """Shuffles with the global generator, which people do, and draws at each sample; no length, no skip."""
+
+    def __init__(self, length: int) -> None:
+        self.samples = length
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, int]]:
+        for i in torch.randperm(self.samples).tolist():
+            yield torch.rand(2), i
+
+
+class Sized(Plain):
+    def __len__(self) -> int:
+        return self.samples
+
+
+def _read_shard(name: int, start: int) -> Iterator[tuple[torch.Tensor, int]]:
+    return ((torch.rand(2), 1000 * name + i) for i in range(start, 1000))
+
+
+def _shards(length: int) -> ShardedStream[int]:
+    sizes = [length // 2, 0, length - length // 2 - length // 5, length // 5]
+    return ShardedStream(list(enumerate(sizes)), _read_shard, seed=4)
+
+
+KINDS = {"plain": Plain, "sized": Sized, "sharded": _shards}
+Seen = Counter[tuple[int, int]]
+
+
+def _loader(dataset: Any, plan: Any, rank: int, consumed: int = 0, workers: int = 0) -> MicroBatchLoader:
+    sampler = StreamSampler(dataset, plan, rank, seed=3)
+    sampler.consumed = consumed
+    return MicroBatchLoader(dataset, sampler, CPU, Weighing(plan.world_size), num_workers=workers)
+
+
+def _go(loaders: list[MicroBatchLoader], epochs: int, steps: int, seen: Seen, draws: dict[Any, Any]) -> None:
+    """Train on all ranks, one step each in turn, until so many epochs are over or so many steps made."""
+    made = 0
+    while (epoch := loaders[0].sampler.epoch) < epochs and made < steps:
+        for alike in zip(*(_steps(loader) for loader in loaders), strict=True):
+            assert len({step[0].total for step in alike}) == 1
+            assert loaders[0].sampler.plan.slices is not None or len({len(step) for step in alike}) == 1
+            assert sum(b.samples for step in alike for b in step) == alike[0][0].total
+            for batch in (b for step in alike for b in step):
+                for x, i in zip(batch.x[: batch.samples].tolist(), batch.y.tolist(), strict=False):
+                    seen[epoch, i] += 1
+                    assert draws.setdefault((epoch, i), x) == x
+            for loader in loaders:
+                loader.sampler.advance(alike[0][0].total)
+            made += 1
+            if made == steps:
+                return
+        for loader in loaders:
+            loader.sampler.end_epoch(epoch)
+
+
+def _steps(loader: MicroBatchLoader) -> Iterator[list[Any]]:
+    step = []
+    for batch in loader:
+        step.append(batch)
+        if batch.last:
+            yield step
+            step = []
+
+
+@settings(deadline=None)  # a busy machine is no fault
+@given(
+    kind=st.sampled_from(sorted(KINDS)),
+    length=st.integers(1, 60),
+    global_batch=st.integers(1, 16),
+    segments=st.lists(st.tuples(st.integers(1, 16), st.integers(1, 9), st.integers(1, 8)), max_size=4),
+    slices=st.booleans(),
+)
+def test_a_chain_of_runs_on_changing_world_sizes_sees_every_sample_of_a_stream_once_per_epoch(
+    kind: str, length: int, global_batch: int, segments: list[tuple[int, int, int]], slices: bool
+) -> None:
+    seen: Seen = Counter()
+    draws: dict[Any, Any] = {}
+    consumed = 0
+    for world_size, largest, steps in [*segments, (1, 10**6, 10**6)]:
+        try:
+            plan = plan_batch(global_batch, world_size, largest, global_batch if slices else None)
+        except RequestError:
+            continue
+        loaders = [_loader(KINDS[kind](length), plan, rank, consumed) for rank in range(world_size)]
+        _go(loaders, 2, steps, seen, draws)
+        [consumed] = {loader.sampler.consumed for loader in loaders}
+    assert consumed == 2 * length
+    samples = {1000 * n + i for n, size in _shards(length).shards for i in range(size)}
+    expected = samples if kind == "sharded" else range(length)
+    assert seen == Counter((epoch, i) for epoch in range(2) for i in expected)
+
+
+def _drawn(dataset: Any, world_size: int, workers: int) -> list[Any]:
+    """(sample, what was drawn at it), in the order of training."""
+    plan = plan_batch(7, world_size)
+    loaders = [_loader(dataset, plan, rank, workers=workers) for rank in range(world_size)]
+    found = []
+    for epoch in range(2):
+        for alike in zip(*loaders, strict=True):
+            for batch in alike:
+                found += list(zip(batch.y[: batch.samples].tolist(), batch.x.tolist(), strict=False))
+            for loader in loaders:
+                loader.sampler.advance(alike[0].total)
+        for loader in loaders:
+            loader.sampler.end_epoch(epoch)
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_order_and_draws_are_the_same_on_any_rank_and_in_any_worker(kind: str) -> None:
+    expected = _drawn(KINDS[kind](24), 1, 0)
+    assert len(expected) == 2 * 24
+    assert expected[:24] != expected[24:]
+    assert _drawn(KINDS[kind](24), 3, 0) == expected
+    assert _drawn(KINDS[kind](24), 2, 1) == expected
+    if kind == "sharded":
+        assert _drawn(KINDS[kind](24), 1, 2) == expected
+
+
+def test_more_than_one_worker_for_a_stream_that_cannot_skip_is_refused() -> None:
+    with pytest.raises(RequestError, match=r"2 loader processes would each read the whole stream"):
+        _loader(Plain(5), plan_batch(2, 1), 0, workers=2)
+
+
+def test_reading_a_stream_leaves_the_generators_of_the_loop_alone() -> None:
+    torch.manual_seed(0)
+    random.seed(0)
+    expected = torch.rand(1), random.random()
+    torch.manual_seed(0)
+    random.seed(0)
+    list(_loader(Plain(9), plan_batch(4, 2), 1))
+    assert (torch.rand(1), random.random()) == expected
+
+
+@pytest.mark.parametrize(("said", "found"), [(5, "more than 5"), (9, "8")])
+def test_a_stream_of_another_length_than_it_says_is_refused(said: int, found: str) -> None:
+    class Wrong(Plain):
+        def __len__(self) -> int:
+            return said
+
+    with pytest.raises(RequestError, match=f"says that it has {said} samples, and gave {found}"):
+        list(_loader(Wrong(8), plan_batch(3, 1), 0))
+
+
+@pytest.mark.parametrize("dataset", [Sized(0), Plain(0), ShardedStream([], _read_shard)])
+def test_an_empty_stream_is_refused(dataset: Any) -> None:
+    with pytest.raises(RequestError, match="empty"):
+        _go([_loader(dataset, plan_batch(3, 1), 0)], 1, 9, Counter(), {})
+
+
+def test_leaving_an_epoch_early_skips_the_rest_of_it() -> None:
+    for kind in KINDS.values():
+        loader = _loader(kind(10), plan_batch(3, 1), 0)
+        batch = next(iter(loader))
+        loader.sampler.advance(batch.total)
+        loader.sampler.end_epoch(0)
+        assert (loader.sampler.epoch, loader.sampler.consumed) == (1, 10)
+
+
+def test_shards_of_other_ranks_are_never_opened() -> None:
+    opened = []
+
+    def read(name: str, start: int) -> Iterator[str]:
+        opened.append((name, start))
+        return (f"{name}{i}" for i in range(start, 4))
+
+    shards = ShardedStream([("a", 4), ("b", 4), ("c", 4)], read, shuffle=False)
+    iterator = iter(shards)
+    assert iterator.skip(5) == 5
+    assert [next(iterator), iterator.skip(2), next(iterator)] == ["b1", 2, "c0"]
+    assert iterator.skip(9) == 3
+    assert opened == [("b", 1), ("c", 0)]
+
+
+def test_a_shard_that_is_shorter_than_told_is_named() -> None:
+    shards = ShardedStream([("a.bin", 3)], lambda name, start: iter(range(start, 2)), shuffle=False)
+    with pytest.raises(RequestError, match=r"shard a\.bin ended after 2 of 3 samples"):
+        list(shards)
+
+
+def test_a_stream_goes_on_over_four_two_and_three_real_ranks(
+    run_ranks: RunRanks, batch_bodies: ModuleType, tmp_path: Path
+) -> None:
+    whole = batch_bodies.sorted_stream(2)
+    for kind in ("plain", "sharded"):
+        run_dir = tmp_path / kind
+        for world_size, steps in ((4, 3), (2, 3), (3, None)):
+            argument = {"kind": kind, "run_dir": str(run_dir), "steps": steps, "folder": str(tmp_path)}
+            run_ranks("batch_bodies:train_stream", world_size, argument).check()
+        seen = [json.loads(line) for path in tmp_path.glob(f"{kind}-*.seen") for line in path.read_text().splitlines()]
+        assert sorted(map(tuple, seen)) == whole
+        assert json.loads((run_dir / "state.json").read_text())["status"] == "finished"
