@@ -7,7 +7,7 @@ from typing import Any
 # of plan.json, which also holds what only matters to a scheduler
 _OF_JOB = ("site", "launcher", "cpus_per_rank", "threads_per_rank", "command")
 # options that other facts tell, or that say how far an attempt goes and not what it computes
-_NEEDLESS = {"seed", "global_batch", "limit_steps", "resume"}
+_NEEDLESS = {"seed", "global_batch", "exact", "slices", "limit_steps", "resume"}
 
 
 def describe_attempt(versions: dict[str, Any], data: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:

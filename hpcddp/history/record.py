@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,7 +98,7 @@ def _read_steps(file: Path) -> Iterator[StepLine]:
             line = json.loads(text)
             if line["kind"] == "step":
                 yield StepLine(int(line["step"]), _number(line["loss"]), _number(line.get("lr")), float(line["time"]))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             if number == len(lines):
                 return
             raise RequestError(
@@ -170,4 +171,5 @@ def _say(error: Exception) -> str:
 
 
 def _number(value: Any) -> float | None:
-    return None if value is None else float(value)
+    """None for null, and for NaN and infinity, which hpcddp writes as null."""
+    return float(value) if value is not None and math.isfinite(value) else None

@@ -199,6 +199,8 @@ def test_what_is_no_run_folder_is_refused(train: Train, capsys: pytest.CaptureFi
         ("attempts/attempt-0/metrics.jsonl", '{"kind": "step"}\n{}\n', "line 1 cannot be read: it has no 'step'"),
         ("attempts/attempt-0/metrics.jsonl", "half a li\n{}\n", "line 1 cannot be read: expecting value"),
         ("attempts/attempt-0/metrics.jsonl", "[1]\n\n", "line 1 cannot be read"),
+        ("attempts/attempt-0/metrics.jsonl", '{"kind": "step", "step": 1e999}\n{}\n', "line 1 cannot be read"),
+        ("attempts/attempt-0/metrics.jsonl", '{"kind": "step", "step": 1, "loss": "x"}\n{}\n', "line 1 cannot be read"),
         ("attempts/attempt-0/versions.json", "{", "versions.json cannot be read"),
         ("attempts/attempt-0/versions.json", '{"ranks": 3}', "versions.json"),
         ("attempts/attempt-0/versions.json", '{"plan": [1]}', "versions.json"),
