@@ -32,6 +32,7 @@ class ExactGradients:
     """As DdpGradients, for a plan with fixed slices. DDP buckets the gradients and hands them over during backward."""
 
     buffers_differ = False
+    meets_in_forward = False
     averaged_over = 1  # the slices' gradients are summed, and a slice's loss is weighted by n / N
 
     def __init__(self, group: Group, plan: BatchPlan, method: str) -> None:
@@ -74,6 +75,9 @@ class ExactGradients:
                 self._parameters.append(parameter)
         self._buffers.watch(model)
         return wrapped
+
+    def check(self, objects: dict[str, Any]) -> None:
+        """Nothing to refuse: wrapping replaces no parameter."""
 
     def key(self, micro: MicroBatch) -> tuple[int | str, ...]:
         """What random numbers depend on, beside seed and step."""

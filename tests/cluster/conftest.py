@@ -65,6 +65,12 @@ def cluster_on(run: Callable[..., Done], request: pytest.FixtureRequest) -> Call
     return lambda net: lived_on(STATE.with_name(f"{STATE.name}-{net}"), run, request, 3, net)
 
 
+@pytest.fixture(scope="session")
+def cluster_of(run: Callable[..., Done], request: pytest.FixtureRequest) -> Callable[..., Iterator[Cluster]]:
+    """Makes clusters of another size, by name, for the `cluster` fixtures of single files."""
+    return lambda name, nodes: lived_on(STATE.with_name(f"{STATE.name}-{name}"), run, request, nodes)
+
+
 @pytest.fixture
 def shared(cluster: Cluster, request: pytest.FixtureRequest) -> Path:
     """A new folder that every host sees, which pytest's own tmp_path is not."""

@@ -1,0 +1,48 @@
+"""The same weights, bit for bit, however 8 ranks are spread over hosts, and on one rank."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from livecluster import PYTHON, Cluster
+
+pytestmark = pytest.mark.cluster
+
+# BatchNorm, dropout, momentum; the learning rate's schedule; a first partial look at real images
+TRAIN = "-m hpcddp.training.train --dataset digits --image-size 32 --model mobilenet_v3_small --limit-steps 3 --seed 4"
+
+
+@pytest.fixture(scope="module")
+def cluster(cluster_of: Callable[..., Iterator[Cluster]]) -> Iterator[Cluster]:
+    """Eight nodes: one for each rank."""
+    yield from cluster_of("eight", nodes=8)
+
+
+def train(cluster: Cluster, shared: Path, nodes: int, ranks: int, *options: str) -> tuple[str, list[float]]:
+    """The weights' hash and the losses of a run, started by srun from the login node."""
+    name = f"{nodes}x{ranks // nodes}{''.join(options)}"
+    srun = ["srun", f"--nodes={nodes}", f"--ntasks={ranks}", "--overcommit", "--mpi=none", PYTHON]
+    train = [*TRAIN.split(), *options, "--run-dir", name]
+    cluster.ok([*srun, "-m", "hpcddp", "exec", "--", PYTHON, *train], cwd=shared, timeout_s=120)
+    (metrics,) = (shared / name).glob("attempts/*/metrics.jsonl")
+    steps = [line for line in map(json.loads, metrics.read_text().splitlines()) if line["kind"] == "step"]
+    (ranks_of,) = (shared / name).glob("attempts/*/versions.json")
+    hosts = [rank["host"] for rank in json.loads(ranks_of.read_text())["ranks"]]
+    assert (len(set(hosts)), len(hosts)) == (nodes, ranks)
+    return json.loads((shared / name / "state.json").read_text())["weights_sha256"], [line["loss"] for line in steps]
+
+
+def test_eight_ranks_on_1_2_4_and_8_hosts_give_the_weights_of_one_rank(cluster: Cluster, shared: Path) -> None:
+    found = {nodes: train(cluster, shared, nodes, 8, "--exact") for nodes in (1, 2, 4, 8)}
+    alone = train(cluster, shared, 1, 1, "--exact")
+    assert found == dict.fromkeys((1, 2, 4, 8), alone)
+    compared = cluster.ok([PYTHON, "-m", "hpcddp", "compare", "1x1--exact", "4x2--exact"], cwd=shared)
+    assert compared.startswith("the same"), compared
+
+
+def test_integers_give_one_result_on_three_uneven_hosts_too(cluster: Cluster, shared: Path) -> None:
+    integer = ("--exact", "integer")
+    assert train(cluster, shared, 3, 5, *integer) == train(cluster, shared, 1, 1, *integer)
