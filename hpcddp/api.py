@@ -83,6 +83,7 @@ def runtime(
     resume: bool = True,
     save_every: int | None = None,
     keep: int = 2,
+    checkpoint: str | None = None,
     group: Group | None = None,
     backend: str | None = None,
     timeout_s: float | None = None,
@@ -107,11 +108,12 @@ def runtime(
     `global_batch` is in samples per optimizer step; None takes it from the job plan in the run folder.
     `max_micro_batch` is the largest number of samples that one rank can take through a forward pass. `run_dir` (else
     HPCDDP_RUN_DIR) is where checkpoints, metrics and state.json go; without either nothing is written. `save_every` is
-    in steps; None saves at the end of each epoch. `keep` is the number of checkpoints that stay. `group` reuses the one
-    of `hpcddp.init()`. `exact` gives the same weights, bit for bit, on any number of ranks: True or "tree" on those
-    whose ranks get a power of two of the `slices` each, "integer" on any. `slices` (8) is the number of fixed slices of
-    a global batch, at least as many as there will ever be ranks. `noise_every` measures the gradient noise scale every
-    so many steps; None never. The other arguments are those of `init`.
+    in steps; None saves at the end of each epoch. `keep` is the number of checkpoints that stay. `checkpoint`: "single"
+    writes one file, "sharded" one per rank, "async" the same beside the training; None: sharded for a model in parts,
+    else single. `group` reuses the one of `hpcddp.init()`. `exact` gives the same weights, bit for bit, on any number
+    of ranks: True or "tree" on those whose ranks get a power of two of the `slices` each, "integer" on any. `slices`
+    (8) is the number of fixed slices of a global batch, at least as many as there will ever be ranks. `noise_every`
+    measures the gradient noise scale every so many steps; None never. The other arguments are those of `init`.
     """
     from hpcddp.training.opening import open_runtime
 
@@ -124,6 +126,7 @@ def runtime(
         resume=resume,
         save_every=save_every,
         keep=keep,
+        checkpoint=checkpoint,
         group=group,
         backend=backend,
         timeout_s=timeout_s,

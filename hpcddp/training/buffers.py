@@ -20,7 +20,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 def average_buffers(model: nn.Module, world_size: int) -> None:
     """Average floating-point buffers over the ranks, in place; the others are alike on all ranks.
 
-    A collective: call it on every rank.
+    What is alike on all ranks stays so to the last bit: what is averaged is the distance from rank 0. A collective:
+    call it on every rank.
     """
     if world_size == 1:
         return
@@ -28,8 +29,11 @@ def average_buffers(model: nn.Module, world_size: int) -> None:
     if not buffers:
         return
     flat = torch.cat([buffer.detach().reshape(-1).double() for buffer in buffers])
-    dist.all_reduce(flat)
-    flat /= world_size
+    first = flat.clone()
+    dist.broadcast(first, src=0)
+    apart = torch.where(flat == first, 0.0, flat - first)  # infinities, as in masks, are alike but have no difference
+    dist.all_reduce(apart)
+    flat = torch.where(apart == 0, first, first + apart / world_size)
     for buffer, part in zip(buffers, torch.split(flat, [buffer.numel() for buffer in buffers]), strict=True):
         buffer.copy_(part.view_as(buffer))
 

@@ -7,6 +7,7 @@ way of summing differs in. `exact.py` is the other one.
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -18,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hpcddp.training.buffers import frozen_statistics
 from hpcddp.training.group import Group
 from hpcddp.training.sampler import MicroBatch
+from hpcddp.training.strategy import Blocks, check_optimizers, shard_model
 
 # the name of DDP's option changed with torch 2.15
 _DDP_OPTIONS = inspect.signature(DistributedDataParallel.__init__).parameters
@@ -41,6 +43,8 @@ class DdpGradients:
     def __init__(self, group: Group) -> None:
         self._group = group
         self._wrapped: list[DistributedDataParallel] = []
+        self._split: list[Any] = []  # models in parts
+        self._replaced: list[weakref.ref[nn.Parameter]] = []
 
     @property
     def averaged_over(self) -> int:
@@ -54,6 +58,23 @@ class DdpGradients:
         wrapper = wrap_ddp(model, self._group.device, options)
         self._wrapped.append(wrapper)
         return wrapper
+
+    def shard(self, model: nn.Module, strategy: str, blocks: Blocks | None, options: dict[str, Any]) -> nn.Module:
+        """The model in parts over the ranks, on its device; bare at world size 1."""
+        if self._group.world_size == 1:
+            return model.to(self._group.device)
+        self._replaced += shard_model(model, self._group, strategy, blocks, options)
+        self._split.append(model)
+        return model
+
+    @property
+    def meets_in_forward(self) -> bool:
+        """Whether a forward pass is a collective: then all ranks need equally many."""
+        return bool(self._split)
+
+    def check(self, objects: dict[str, Any]) -> None:
+        """RequestError for tracked objects that do not belong to the wrapped models."""
+        check_optimizers(objects, self._replaced)
 
     def key(self, micro: MicroBatch) -> tuple[int, ...]:
         """What random numbers depend on, beside seed and step."""
@@ -70,6 +91,9 @@ class DdpGradients:
             for wrapper in self._wrapped:
                 if not micro.last:
                     stack.enter_context(wrapper.no_sync())
-                if micro.samples == 0:
-                    stack.enter_context(frozen_statistics(wrapper))
+            for model in self._split:
+                model.set_requires_gradient_sync(micro.last)
+            if micro.samples == 0:
+                for module in (*self._wrapped, *self._split):
+                    stack.enter_context(frozen_statistics(module))
             yield

@@ -15,10 +15,11 @@ from hpcddp.training.farewell import claim_failure
 from hpcddp.training.gradients import DdpGradients
 from hpcddp.training.group import Group
 from hpcddp.training.metrics import MetricsFile
-from hpcddp.training.process_group import open_group
+from hpcddp.training.process_group import open_group, settle_network
 from hpcddp.training.randomness import seed_generators
 from hpcddp.training.runfolder import find_run_folder, open_run_folder, read_planned_batch, write_json, write_state
 from hpcddp.training.runtime import Runtime
+from hpcddp.training.saving import check_form
 from hpcddp.training.stopping import SignalFlag, StopWatch, read_deadline
 from hpcddp.training.versions import list_numerics, list_versions
 
@@ -34,6 +35,7 @@ def open_runtime(
     resume: bool = True,
     save_every: int | None = None,
     keep: int = 2,
+    checkpoint: str | None = None,
     group: Group | None = None,
     backend: str | None = None,
     timeout_s: float | None = None,
@@ -50,6 +52,7 @@ def open_runtime(
             "no global batch was given", "hpcddp.runtime(global_batch=256), or render the job with --global-batch 256"
         )
     exactness = choose_exactness(exact, slices)
+    check_form(checkpoint)
     signals = SignalFlag()
     with ExitStack() as stack:
         stack.enter_context(signals.installed())
@@ -72,7 +75,9 @@ def open_runtime(
             }
             versions = {**list_versions(), **list_numerics(group.device), **facts, "ranks": members}
             write_json(folder.attempt_path / "versions.json", versions)
-        choices = Choices(plan, seed, folder, resume, save_every, keep, exactness=exactness, noise_every=noise_every)
+        choices = Choices(plan, seed, folder, resume, save_every, keep, checkpoint, exactness, noise_every)
+        if checkpoint == "async" and group.backend != "gloo" and group.world_size > 1:  # its own group is gloo
+            settle_network(env, "gloo", group.members, group.members[group.rank])
         rt = Runtime(group, choices, gradients, StopWatch(signals, read_deadline(env)), metrics)
         try:
             yield rt

@@ -115,7 +115,7 @@ def _join(
     device = _choose_device(chosen, members, info.rank)
     _set_threads(env, members, info.rank)
     if info.world_size > 1:
-        _tell_network(env, chosen, members, me)
+        settle_network(env, chosen, members, me)
     options: dict[str, Any] = {}
     if timeout_s is not None:
         options["timeout"] = timedelta(seconds=timeout_s)
@@ -164,7 +164,9 @@ def _print_checks(env: MutableMapping[str, str], info: RankInfo, meeting: Meetin
         print(f"hpcddp: warning: {check}", file=sys.stderr)
 
 
-def _tell_network(env: MutableMapping[str, str], backend: str, members: tuple[Member, ...], me: Member) -> None:
+def settle_network(env: MutableMapping[str, str], backend: str, members: tuple[Member, ...], me: Member) -> None:
+    """Set the interface that this backend is to use, before its first group, where it would take one that others cannot
+    reach."""
     peer = next((m.host for m in members if m.host != me.host), None)
     setting, remark = settle_interface(env, backend, look_around(me.host, peer, env))
     if setting is not None:

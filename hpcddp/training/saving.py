@@ -44,12 +44,16 @@ class Saved(NamedTuple):
     seconds: float
 
 
+def check_form(form: str | None) -> None:
+    """RequestError for an unknown form."""
+    if form is not None and form not in FORMS:
+        raise RequestError(f"checkpoint={form!r} is no way to write one", f"choose one of {', '.join(FORMS)}")
+
+
 class Writer:
     """Writes checkpoints into one folder; one at a time is under way. Its methods are called on every rank alike."""
 
     def __init__(self, group: Group, folder: Path, form: str | None, keep: int) -> None:
-        if form is not None and form not in FORMS:
-            raise RequestError(f"checkpoint={form!r} is no way to write one", f"choose one of {', '.join(FORMS)}")
         self._group = group
         self._folder = folder
         self._form = form

@@ -16,6 +16,9 @@ from pathlib import Path
 
 import torch
 import torch._dynamo  # every optimizer imports it, which takes 1.5 s: once here, before the first fork
+import torch.distributed.checkpoint.state_dict_saver  # the same for models in parts and their checkpoints
+import torch.distributed.fsdp
+import torch.distributed.tensor
 
 import hpcddp.training.train  # noqa: F401  # the same, with torchvision
 
