@@ -50,6 +50,25 @@ def test_a_sample_is_augmented_alike_on_any_rank_and_in_any_worker() -> None:
     assert drawn(2, 2) == expected
 
 
+def test_workers_that_outlive_an_epoch_draw_in_the_next_what_no_workers_draw() -> None:
+    def drawn(world_size: int, workers: int) -> dict[tuple[int, int], list[float]]:
+        loaders = [_loader(Noisy(), world_size, rank, workers) for rank in range(world_size)]
+        found = {}
+        for epoch in range(2):
+            for batch in (batch for loader in loaders for batch in loader):
+                for x, i in zip(batch.x[: batch.samples].tolist(), batch.y.tolist(), strict=False):
+                    found[epoch, i] = x
+            for loader in loaders:
+                loader.sampler.end_epoch(epoch)
+        return found
+
+    expected = drawn(1, 0)
+    assert len(expected) == 60
+    assert all(expected[0, i] != expected[1, i] for i in range(30))
+    assert drawn(3, 1) == expected
+    assert drawn(1, 2) == expected
+
+
 def test_reading_data_leaves_the_generators_of_the_loop_alone() -> None:
     torch.manual_seed(0)
     expected = torch.rand(1)

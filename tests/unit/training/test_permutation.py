@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpcddp.training import permutation
 from hpcddp.training.permutation import permute
 
 
@@ -30,6 +34,39 @@ def test_any_stretch_of_a_billion_samples_is_known_without_the_rest(length: int,
     assert int(samples.min()) >= 0
     assert int(samples.max()) < length
     assert permute(places[-1:], length, seed, 0).item() == samples[-1].item()
+
+
+def _undo(samples: torch.Tensor, length: int, seed: int, epoch: int) -> torch.Tensor:
+    """sample -> place: each round backwards, and outside of [0, length) the walk backwards."""
+    a = math.isqrt(length - 1) + 1
+    b = -(-length // a)
+    keys = [permutation.derive_key("order", seed, epoch, i) & permutation._BITS_31 for i in range(permutation._ROUNDS)]
+
+    def unshuffle_once(values: torch.Tensor) -> torch.Tensor:
+        left, right = values // b, values % b
+        for i, key in reversed(list(enumerate(keys))):
+            if i % 2 == 0:
+                left = (left - permutation._hash(right, key)) % a
+            else:
+                right = (right - permutation._hash(left, key)) % b
+        return left * b + right
+
+    places = unshuffle_once(samples)
+    while bool((outside := places >= length).any()):
+        places[outside] = unshuffle_once(places[outside])
+    return places
+
+
+@settings(deadline=None, max_examples=300)  # a busy machine is no fault
+@given(length=st.integers(2, 10**9), seed=st.integers(0, 2**40), epoch=st.integers(0, 1000), data=st.randoms())
+def test_of_a_billion_samples_each_has_one_place_since_the_way_back_exists(
+    length: int, seed: int, epoch: int, data: Any
+) -> None:
+    places = torch.tensor([0, length - 1, *(data.randrange(length) for _ in range(100))])
+    samples = permute(places, length, seed, epoch)
+    assert int(samples.min()) >= 0
+    assert int(samples.max()) < length
+    assert torch.equal(_undo(samples, length, seed, epoch), places)
 
 
 def test_seed_and_epoch_each_change_the_order() -> None:

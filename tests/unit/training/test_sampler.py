@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 
 import pytest
@@ -74,6 +75,41 @@ def test_every_rank_has_the_same_micro_batches_and_their_sizes_sum_to_the_global
         assert max(micro.samples for micro in alike) <= plan.largest_micro_batch
     assert sum(micro.samples for micros in ranks for micro in micros) == length
     assert len(ranks[0]) == len(GlobalBatchSampler(length, plan, 0))
+
+
+def test_thousands_of_resumes_on_other_ranks_take_every_place_once_up_to_a_billion_samples() -> None:
+    """Places, not samples: that each place holds another sample is shown in test_permutation.py."""
+    draw = random.Random(1)
+    cases = 0
+    while cases < 3000:
+        global_batch = draw.choice([draw.randint(1, 40), draw.randint(1, 100_000)])
+        length = int(10 ** draw.uniform(0, 9))
+        steps = -(-length // global_batch)
+        consumed = global_batch * draw.choice([0, steps // 2, max(steps - 2, 0), draw.randrange(steps)])
+        for _ in range(3):  # a step or two, then other ranks
+            try:
+                world_size = draw.randint(1, min(global_batch, 24))
+                plan = plan_batch(global_batch, world_size, draw.choice([None, draw.randint(1, global_batch)]))
+            except RequestError:
+                continue
+            if plan.accumulation_steps > 50:
+                continue
+            for _ in range(draw.randint(1, 2)):
+                taken = []
+                for rank in range(world_size):
+                    sampler = GlobalBatchSampler(length, plan, rank)
+                    sampler.load_state_dict({"consumed": consumed})
+                    for micro in sampler.micro_batches():
+                        taken.append((micro.place, micro.samples))
+                        if micro.last:
+                            break
+                place, expected = consumed % length, min(global_batch, length - consumed % length)
+                for start, samples in sorted(piece for piece in taken if piece[1]):
+                    assert start == place
+                    place += samples
+                assert place == consumed % length + expected
+                consumed += expected
+            cases += 1
 
 
 def test_reading_ahead_consumes_nothing() -> None:
