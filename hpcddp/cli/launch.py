@@ -30,7 +30,7 @@ from hpcddp.units import parse_count, read_number
 _DESCRIPTION = """\
 Run a command on every rank of the allocation this shell is in (qsub -I, salloc, or inside a batch script).
 
-The exit status is the launcher's, which is the command's."""
+The exit status is the launcher's, which is the command's; 85 if training stopped in time and is to be continued."""
 
 # scheduler of the allocation -> the site whose template has its launcher lines
 _SITES = {"pbs": "generic-pbs", "slurm": "generic-slurm"}

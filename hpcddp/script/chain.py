@@ -33,7 +33,7 @@ def step_of(state: Mapping[str, Any] | None) -> int:
 
 
 def judge(state: Mapping[str, Any] | None, before: Link | None) -> Verdict:
-    """Whether the next attempt may start. `state` is what state.json holds; no `before`: it is the first of its chain."""
+    """Whether the next attempt may start. `state`: what state.json holds; no `before`: the first of its chain."""
     if before is None:
         return Verdict(True)
     if state is None or state.get("attempt") != before.attempt:

@@ -129,6 +129,8 @@ def _remarks(plan: JobPlan, asked_name: str) -> list[str]:
         remarks.append(_remark_batch(plan, plan.global_batch))
     if plan.torchrun and plan.site.launcher.torchrun:
         remarks.append(f"torchrun: {plan.site.launcher.torchrun}")
+    if plan.handling.chain and plan.handling.output and plan.site.scheduler == "pbs":
+        remarks.append(f"each attempt of the chain writes {plan.handling.output} anew; attempts/ID/logs/job.log stay")
     if plan.handling.array and plan.handling.array_limit != 1:
         remarks.append(f"the jobs of the array share {plan.run_dir}; array_limit: 1 makes them run one after the other")
     return remarks

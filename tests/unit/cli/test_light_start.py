@@ -20,7 +20,10 @@ print(*sorted({name.partition(".")[0] for name in set(sys.modules) - before}), f
 """
 
 
-@pytest.mark.parametrize("arguments", [["env"], ["env", "--json"], ["--help"], ["--version"]], ids=" ".join)
+LIGHT = [["env"], ["env", "--json"], ["state", "."], ["--help"], ["--version"]]
+
+
+@pytest.mark.parametrize("arguments", LIGHT, ids=" ".join)
 def test_a_light_verb_loads_nothing_heavy(arguments, run):
     done = run([sys.executable, "-c", PROGRAM, *arguments])
     loaded = set(done.stderr.splitlines()[-1].split())

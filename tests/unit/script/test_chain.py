@@ -266,6 +266,11 @@ def test_slurm_appends_to_the_output_of_a_job_that_starts_again_or_goes_on():
     assert "--open-mode" not in script("generic-slurm")
 
 
+def test_a_file_that_each_attempt_writes_anew_is_said():
+    assert any("writes job.log anew" in r for r in plan("generic-pbs", chain="5", output="job.log").remarks)
+    assert not any("anew" in r for r in plan("generic-slurm", chain="5", output="job.log").remarks)
+
+
 def test_a_judgement_needs_a_step_that_has_grown():
     state = {"status": "continue", "step": 8, "attempt": "7"}
     assert judge(state, None).goes_on
