@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from torch import nn
 from torch.optim import Optimizer
 
 from hpcddp.errors import RequestError
+from hpcddp.training.checkpoint import name_step, read_manifest
+from hpcddp.training.choices import Choices
+from hpcddp.training.exactness import Warrant, carry_on, make_warrant
 from hpcddp.training.group import Group
 from hpcddp.training.resuming import last_save_s, resume
 from hpcddp.training.runfolder import RunFolder, write_state
@@ -26,15 +31,17 @@ _STATES_PER_PARAMETER = 2  # an optimizer's numbers that are not there before it
 class Keeper:
     """Keeps one run; its methods are called on every rank alike. Without a folder it does nothing."""
 
-    def __init__(
-        self, group: Group, folder: RunFolder | None, watch: StopWatch, *, form: str | None, keep: int, resume: bool
-    ) -> None:
+    def __init__(self, group: Group, choices: Choices, watch: StopWatch) -> None:
         self.tracked: Tracked | None = None
         self._group = group
-        self._folder = folder
+        self._folder = folder = choices.folder
         self._watch = watch
-        self._resume = resume
-        self._writer = Writer(group, folder.checkpoints, form, keep) if folder is not None else None
+        self._resume = choices.resume
+        self._warrant: Warrant | None = None
+        if choices.exactness is not None:
+            self._warrant = make_warrant(choices.exactness, choices.plan.global_batch, group.device)
+        self._writer = Writer(group, folder.checkpoints, choices.checkpoint, choices.keep) if folder else None
+        self._weights_sha256: str | None = None
         self._saved_at: int | None = None
 
     def track(self, objects: dict[str, Any]) -> dict[str, int] | None:
@@ -46,10 +53,16 @@ class Keeper:
         position = resume(self._group, self._folder.checkpoints, self.tracked) if self._resume else None
         if position is not None:
             self._saved_at = position["step"]
+            if self._warrant is not None:
+                self._warrant = self._carry_on(self._warrant, position["step"], self._folder)
         if self._watch.deadline is not None and self._group.is_first:
             known = last_save_s(self._folder.checkpoints)
             self._watch.pace.expect_save(guess_save_s(self._folder.path, self.tracked) if known is None else known)
         return position
+
+    def models(self) -> list[nn.Module]:
+        """The tracked ones."""
+        return self.tracked.models() if self.tracked is not None else []
 
     def is_due(self, step: int) -> bool:
         """Whether a checkpoint of this step can be written and is not there."""
@@ -62,7 +75,8 @@ class Keeper:
         self.poll(stop_reason, wait=True)
         self._watch.pace.save_began()
         self._saved_at = position["step"]
-        self._note(self._writer.save(self.tracked, position, facts), stop_reason)
+        exact = {"exact": self._warrant._asdict()} if self._warrant is not None else {}
+        self._note(self._writer.save(self.tracked, position, {**facts, **exact}), stop_reason)
         self._watch.pace.training_goes_on()
 
     def poll(self, stop_reason: str | None, *, wait: bool) -> None:
@@ -70,14 +84,35 @@ class Keeper:
         if self._writer is not None:
             self._note(self._writer.poll(wait=wait), stop_reason)
 
-    def hash_weights(self) -> str | None:
-        """SHA-256 of the tracked models, on rank 0; None on the others, and for models in parts."""
-        return self.tracked.hash_weights() if self.tracked is not None and self._group.is_first else None
+    def finish(self, stop_reason: str | None, *, step: int, epoch: int) -> str | None:
+        """The last words of an attempt that ended well; returns the SHA-256 of the tracked models.
+
+        On rank 0; None on the others, without a folder, and for models in parts.
+        """
+        self.poll(stop_reason, wait=True)
+        if self._folder is None or not self._group.is_first:
+            return None
+        if self._weights_sha256 is None and self.tracked is not None:
+            self._weights_sha256 = self.tracked.hash_weights()
+        more: dict[str, Any] = {} if self._weights_sha256 is None else {"weights_sha256": self._weights_sha256}
+        if self._warrant is not None:
+            more["exact"] = {"method": self._warrant.method, "deviations": self._warrant.deviations}
+        reason = stop_reason or "the training loop came to its end"
+        self.write_state("continue" if stop_reason else "finished", reason, step=step, epoch=epoch, **more)
+        return self._weights_sha256
 
     def write_state(self, status: str, reason: str, *, step: int, epoch: int, **more: Any) -> None:
         """Write `state.json` on rank 0."""
         if self._folder is not None and self._group.is_first:
             write_state(self._folder, status, step=step, epoch=epoch, reason=reason, **more)
+
+    def _carry_on(self, warrant: Warrant, step: int, folder: RunFolder) -> Warrant:
+        """Of an exact run that goes on from its checkpoint of this step; rank 0 warns of what differs."""
+        carried = carry_on(warrant, read_manifest(name_step(folder.checkpoints, step)), step)
+        if self._group.is_first:
+            for deviation in carried.deviations:
+                print(f"hpcddp: warning: the run is no longer exact: {deviation}", file=sys.stderr)
+        return carried
 
     def _note(self, saved: Saved | None, stop_reason: str | None) -> None:
         if saved is not None:

@@ -7,12 +7,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from hpcddp.batchplan import split_evenly
+from hpcddp.batchplan import BatchPlan, split_evenly
+from hpcddp.errors import RequestError
 from hpcddp.training.randomness import SeededSamples
 from hpcddp.training.sampler import GlobalBatchSampler, MicroBatch
-from hpcddp.training.weighing import Loaded, Weighing
+from hpcddp.training.streamsampler import StreamSampler, read_stream
+from hpcddp.training.weighing import Loaded, Weighing, make_loaded, split_pair
 
 
 class Batch(NamedTuple):
@@ -52,13 +54,44 @@ class _Draws:
         return ([(epoch, index) for index in indices] for indices in self._sampler)
 
 
+def read_samples(
+    dataset: Dataset[Any],
+    sampler: GlobalBatchSampler,
+    *,
+    num_workers: int,
+    pin_memory: bool,
+    collate_fn: Callable[[list[Any]], Any] | None,
+) -> Callable[[], Iterator[Loaded]]:
+    """A function that reads the rest of the sampler's epoch."""
+    loader: DataLoader[Any] = DataLoader(
+        SeededSamples(dataset, sampler.seed),
+        batch_sampler=_Draws(sampler),
+        num_workers=num_workers,
+        collate_fn=collate_fn,
+        pin_memory=pin_memory,
+        persistent_workers=num_workers > 0,
+        generator=torch.Generator(),  # an iterator draws a seed: not from the generator of the user's loop
+    )
+    return lambda: (make_loaded(*both) for both in zip(sampler.micro_batches(), loader, strict=True))
+
+
+def make_sampler(
+    dataset: Dataset[Any], plan: BatchPlan, rank: int, *, seed: int, shuffle: bool
+) -> GlobalBatchSampler | StreamSampler:
+    """The sampler for data with an index, or for a stream."""
+    if isinstance(dataset, IterableDataset):
+        return StreamSampler(dataset, plan, rank, seed=seed)
+    length = len(dataset)  # type: ignore[arg-type]  # torch's Dataset declares no __len__; map-style ones have it
+    return GlobalBatchSampler(length, plan, rank, seed=seed, shuffle=shuffle)
+
+
 class MicroBatchLoader:
     """Iterating gives the rest of the current epoch. `current` is the micro batch that the loop is at."""
 
     def __init__(
         self,
         dataset: Dataset[Any],
-        sampler: GlobalBatchSampler,
+        sampler: GlobalBatchSampler | StreamSampler,
         device: torch.device,
         weighing: Weighing,
         *,
@@ -69,23 +102,19 @@ class MicroBatchLoader:
     ) -> None:
         self.dataset = dataset
         self.sampler = sampler
+        self.weighing = weighing
         self.current: MicroBatch | None = None
         self._device = device
-        self.weighing = weighing
         self._started = started
         self._stopped = stopped
-        self._loader: DataLoader[Any] = DataLoader(
-            SeededSamples(dataset, sampler.seed),
-            batch_sampler=_Draws(sampler),
-            num_workers=num_workers,
-            collate_fn=collate_fn,
-            pin_memory=device.type == "cuda",
-            persistent_workers=num_workers > 0,
-            generator=torch.Generator(),  # an iterator draws a seed: not from the generator of the user's loop
-        )
+        how: Any = {"num_workers": num_workers, "pin_memory": device.type == "cuda", "collate_fn": collate_fn}
+        if isinstance(sampler, GlobalBatchSampler):
+            self._read = read_samples(dataset, sampler, **how)
+        else:
+            self._read = read_stream(sampler, **how)
 
     def __len__(self) -> int:
-        """Micro batches left in this epoch."""
+        """Micro batches left in this epoch. TypeError for a stream whose length is not known."""
         return len(self.sampler)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -97,16 +126,13 @@ class MicroBatchLoader:
             if self._stopped():
                 return
 
-    def _read(self) -> Iterator[Loaded]:
-        for micro, loaded in zip(self.sampler.micro_batches(), self._loader, strict=True):
-            yield Loaded(micro, *_pair(loaded))
-
 
 class Shard:
     """One rank's contiguous part of a data set, in batches on the device: for evaluation.
 
     Parts differ by at most one sample, so ranks may have different numbers of batches: no collective belongs inside the
-    loop.
+    loop. With `equal_batches` they have equally many, and what a rank has too few of holds one sample that does not
+    count. RequestError where a forward pass is a collective and ranks would not have equally many.
     """
 
     def __init__(
@@ -118,31 +144,40 @@ class Shard:
         device: torch.device,
         *,
         num_workers: int,
+        equal_batches: bool = False,
+        meets_in_forward: Callable[[], bool] = lambda: False,
     ) -> None:
-        total = len(dataset)  # type: ignore[arg-type]  # torch's Dataset declares no __len__; map-style ones have it
-        sizes = split_evenly(total, world_size)
+        self._total = len(dataset)  # type: ignore[arg-type]  # torch's Dataset declares no __len__; map-style ones have it
+        sizes = split_evenly(self._total, world_size)
         first = sum(sizes[:rank])
-        self._total = total
+        end = first + sizes[rank]
+        parts = [range(i, min(i + batch_size, end)) for i in range(first, end, batch_size)]
+        self._sizes = [len(part) for part in parts]
+        most = -(-sizes[0] // batch_size)
+        self._uneven = -(-sizes[-1] // batch_size) != most and not equal_batches
+        self._meets_in_forward = meets_in_forward
+        if equal_batches:
+            idle = most - len(parts)
+            parts += [range(1)] * idle
+            self._sizes += [0] * idle
         self._device = device
-        part = Subset(dataset, range(first, first + sizes[rank]))
         self._loader: DataLoader[Any] = DataLoader(
-            part,
-            batch_size=batch_size,
+            dataset,
+            batch_sampler=[list(part) for part in parts],
             num_workers=num_workers,
             pin_memory=device.type == "cuda",
             generator=torch.Generator(),
         )
-        self._sizes = [min(batch_size, sizes[rank] - i) for i in range(0, sizes[rank], batch_size)]
 
     def __len__(self) -> int:
         return len(self._sizes)
 
     def __iter__(self) -> Iterator[Batch]:
+        if self._uneven and self._meets_in_forward():
+            raise RequestError(
+                "some ranks have one batch less to evaluate, and a model in parts needs all ranks in each forward pass",
+                "rt.shard(dataset, batch_size, equal_batches=True), and count batch.samples, which may be 0",
+            )
         for count, loaded in zip(self._sizes, self._loader, strict=True):
-            x, y = (move(part, self._device) for part in _pair(loaded))
+            x, y = (move(part, self._device) for part in split_pair(loaded))
             yield Batch(x, y, count / self._total, False, count, self._total, count, 1 / self._total)
-
-
-def _pair(loaded: Any) -> tuple[Any, Any]:
-    """What samples collated to, as (x, y)."""
-    return tuple(loaded) if isinstance(loaded, list | tuple) and len(loaded) == 2 else (loaded, None)

@@ -17,12 +17,13 @@ from hpcddp.checks.environment import check_workers
 from hpcddp.errors import RequestError
 from hpcddp.training.buffers import average_buffers
 from hpcddp.training.choices import Choices
+from hpcddp.training.emptyranks import warn_of_empty_ranks
 from hpcddp.training.exact import ExactGradients
 from hpcddp.training.fingerprint import describe_dataset
 from hpcddp.training.gradients import DdpGradients
 from hpcddp.training.group import Group
 from hpcddp.training.keeping import Keeper, check_position
-from hpcddp.training.loader import Batch, MicroBatchLoader, Shard
+from hpcddp.training.loader import Batch, MicroBatchLoader, Shard, make_sampler
 from hpcddp.training.metrics import MetricsFile
 from hpcddp.training.noise import NoiseMeter
 from hpcddp.training.randomness import seed_generators
@@ -30,6 +31,8 @@ from hpcddp.training.runfolder import write_json
 from hpcddp.training.sampler import GlobalBatchSampler, MicroBatch
 from hpcddp.training.stepsum import StepNews, StepSum
 from hpcddp.training.stopping import StopWatch
+from hpcddp.training.strategy import Blocks, check_strategy
+from hpcddp.training.streamsampler import StreamSampler
 from hpcddp.training.tracking import unwrap
 from hpcddp.training.weighing import Count, Weighing, zeroed_gradients
 
@@ -53,6 +56,7 @@ class Runtime:
         self.metrics = metrics
         self.steps = 0  # optimizer steps since the very start, over all attempts
         self.stop_reason: str | None = None  # becomes set on all ranks at the same step
+        self.weights_sha256: str | None = None  # of the tracked models at the end, on rank 0
         self._choices = choices
         self._watch = watch
         self._gradients = gradients
@@ -62,14 +66,17 @@ class Runtime:
         self._batch: Batch | None = None
         self._loader: MicroBatchLoader | None = None
         self._position: dict[str, int] | None = None  # where the newest checkpoint left off
-        self._keeper = Keeper(
-            group, choices.folder, watch, form=choices.checkpoint, keep=choices.keep, resume=choices.resume
-        )
+        self._keeper = Keeper(group, choices, watch)
 
     @property
     def stopping(self) -> bool:
         """The loop ends here and goes on in a later attempt."""
         return self.stop_reason is not None
+
+    @property
+    def exact(self) -> bool:
+        """Whether the result is to be the same, bit for bit, on any number of ranks."""
+        return self._choices.exactness is not None
 
     @property
     def epoch(self) -> int:
@@ -85,14 +92,23 @@ class Runtime:
 
     # ---- before the loop
 
-    def wrap(self, model: nn.Module, **ddp_options: Any) -> nn.Module:
-        """The model on this rank's device, in torch's DistributedDataParallel if there is more than one rank.
+    def wrap(
+        self, model: nn.Module, strategy: str = "ddp", *, blocks: Blocks | None = None, **options: Any
+    ) -> nn.Module:
+        """The model on this rank's device, shared by the ranks if there is more than one.
 
-        `ddp_options` are DDP's own. Buffers are not broadcast at each forward pass: see `average_buffers`.
+        `strategy`: "ddp", torch's DistributedDataParallel around it; "fsdp", every parameter in parts over all ranks,
+        in place; "hsdp", in parts over the ranks of a node. Of the last two, each module of a class in `blocks` is
+        gathered on its own. `options` are those of torch's DDP or fully_shard. Buffers are not broadcast at each
+        forward pass: see `average_buffers`.
         """
+        exact, noise = self._choices.exactness is not None, self._choices.noise_every is not None
+        check_strategy(strategy, blocks, exact=exact, noise=noise)
+        if strategy != "ddp" and isinstance(self._gradients, DdpGradients):
+            return self._gradients.shard(model, strategy, blocks, options)
         self._models.append(model)
         self.noise.watch(model, self.plan)
-        return self._gradients.wrap(model.to(self.device), ddp_options)
+        return self._gradients.wrap(model.to(self.device), options)
 
     def loader(
         self,
@@ -105,7 +121,8 @@ class Runtime:
     ) -> MicroBatchLoader:
         """The training data: this rank's micro batches of each global batch, on the device.
 
-        `count(x, y)` tells how many parts (tokens, pixels) of a micro batch count, on the host; None: its samples.
+        `count(x, y)` tells how many parts (tokens, pixels) of a micro batch count, on the host; None: its samples. The
+        order of an IterableDataset is its own: `shuffle` has no part in it.
         """
         if self._loader is not None:
             raise RequestError(
@@ -113,8 +130,7 @@ class Runtime:
             )
         if self.group.is_first and (check := check_workers(num_workers, Machine(len(os.sched_getaffinity(0))))):
             print(f"hpcddp: warning: {check}", file=sys.stderr)
-        length = len(dataset)  # type: ignore[arg-type]  # torch's Dataset declares no __len__; map-style ones have it
-        sampler = GlobalBatchSampler(length, self.plan, self.group.rank, seed=self.seed, shuffle=shuffle)
+        sampler = make_sampler(dataset, self.plan, self.group.rank, seed=self.seed, shuffle=shuffle)
         if self._position is not None:
             self._go_on(sampler, self._position)
         self._loader = MicroBatchLoader(
@@ -131,9 +147,24 @@ class Runtime:
             write_json(self.folder.attempt_path / "data.json", describe_dataset(dataset, num_workers))
         return self._loader
 
-    def shard(self, dataset: Dataset[Any], batch_size: int, *, num_workers: int = 0) -> Shard:
-        """This rank's part of a data set for evaluation: every sample on exactly one rank, in order, none twice."""
-        return Shard(dataset, batch_size, self.group.rank, self.group.world_size, self.device, num_workers=num_workers)
+    def shard(
+        self, dataset: Dataset[Any], batch_size: int, *, num_workers: int = 0, equal_batches: bool = False
+    ) -> Shard:
+        """This rank's part of a data set for evaluation: every sample on exactly one rank, in order, none twice.
+
+        `equal_batches` gives all ranks equally many batches, with `samples` 0 in one that does not count: a model in
+        parts needs that.
+        """
+        return Shard(
+            dataset,
+            batch_size,
+            self.group.rank,
+            self.group.world_size,
+            self.device,
+            num_workers=num_workers,
+            equal_batches=equal_batches,
+            meets_in_forward=lambda: isinstance(self._gradients, DdpGradients) and self._gradients.meets_in_forward,
+        )
 
     def track(self, **objects: Any) -> None:
         """What a checkpoint holds: model=, optimizer=, scheduler= and what else has a state. Resumes from the newest
@@ -141,13 +172,15 @@ class Runtime:
 
         Objects come by keyword, and their names are the names in the checkpoint. A collective: call it on every rank.
         """
+        if isinstance(self._gradients, DdpGradients):
+            self._gradients.check(objects)
         self._position = self._keeper.track(objects)
         if self._position is not None:
             self.steps = self._position["step"]
             if self._loader is not None:
                 self._go_on(self._loader.sampler, self._position)
 
-    def _go_on(self, sampler: GlobalBatchSampler, position: dict[str, int]) -> None:
+    def _go_on(self, sampler: GlobalBatchSampler | StreamSampler, position: dict[str, int]) -> None:
         check_position(position, seed=self.seed, length=sampler.length)
         sampler.consumed = position["consumed"]
 
@@ -156,13 +189,16 @@ class Runtime:
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs that are left of `count`. Leaving the inner loop early skips the rest of its epoch."""
         sampler = self._need_loader().sampler
+        told = warn_of_empty_ranks(self._models, self.plan, sampler.length)
+        if told and self.group.is_first:
+            print(f"hpcddp: warning: {told}", file=sys.stderr)
         while sampler.epoch < count and not self.stopping:
             epoch = sampler.epoch
             seed_generators("epoch", self.seed, epoch)
             yield epoch
             self._watch.pace.epoch_ended()
             if not self.stopping:
-                sampler.consumed = (epoch + 1) * sampler.length
+                sampler.end_epoch(epoch)
                 if self._choices.save_every is None:
                     self.save()
 
@@ -237,14 +273,18 @@ class Runtime:
 
     def average_buffers(self, model: nn.Module) -> None:
         """Bring BatchNorm's running statistics together over the ranks; do it before an evaluation."""
-        average_buffers(unwrap(model), self.group.world_size)
+        if self._gradients.buffers_differ:
+            average_buffers(unwrap(model), self.group.world_size)
 
     def save(self) -> None:
         """Write a checkpoint of this step, unless there is one or nothing is tracked or there is no run folder."""
         if self._keeper.is_due(self.steps):
+            for model in self._keeper.models():
+                self.average_buffers(model)
             sampler = self._need_loader().sampler
             position = {"step": self.steps, "epoch": self.epoch, "consumed": sampler.consumed}
-            position |= {"seed": self.seed, "samples": sampler.length}
+            position |= {"seed": self.seed}
+            position |= {"samples": sampler.length} if sampler.length is not None else {}
             self._keeper.save(position, {"plan": self.plan._asdict()}, self.stop_reason)
 
     # ---- the end
@@ -253,20 +293,7 @@ class Runtime:
         """The body has ended without an error: last numbers, last checkpoint, state.json. `open_runtime` calls it."""
         self._learn(self._sums.drain())
         self.save()
-        self._keeper.poll(self.stop_reason, wait=True)
-        weights = {"weights_sha256": self.hash_weights()} if self.folder is not None and self._keeper.tracked else {}
-        if self.stop_reason is not None:
-            self.write_state("continue", self.stop_reason, **weights)
-        else:
-            self.write_state("finished", "the training loop came to its end", **weights)
-
-    def write_state(self, status: str, reason: str, **more: Any) -> None:
-        """Write `state.json` on rank 0."""
-        self._keeper.write_state(status, reason, step=self.steps, epoch=self.epoch, **more)
-
-    def hash_weights(self) -> str | None:
-        """SHA-256 of the tracked models, on rank 0; None on the others, and without models."""
-        return self._keeper.hash_weights()
+        self.weights_sha256 = self._keeper.finish(self.stop_reason, step=self.steps, epoch=self.epoch)
 
     def _learn(self, news: StepNews | None) -> None:
         """The sums of an earlier step have arrived, the same on every rank."""
