@@ -33,6 +33,16 @@ class Exactness(NamedTuple):
     slices: int
 
 
+class Warrant(NamedTuple):
+    """What an exact result rests on. A checkpoint's manifest carries it from attempt to attempt."""
+
+    method: str
+    slices: int
+    global_batch: int
+    conditions: dict[str, Any]
+    deviations: tuple[str, ...]  # why the result is not what an undisturbed run gives; hopefully none
+
+
 def choose_exactness(exact: bool | str, slices: int | None) -> Exactness | None:
     """None if the run is not to be exact. RequestError for an unknown method, and for slices without it."""
     if not exact:
@@ -90,13 +100,38 @@ def check_alike(group: Group) -> None:
         if differs := name_differences(conditions[0], theirs):
             host = group.members[rank].host
             raise LaunchError(
-                f"exact mode needs the same hardware and software on every rank; between rank 0 and rank {rank} on"
-                f" {host} {differs[0]}",
+                "exact mode needs the same hardware and software on every rank;"
+                f" on rank {rank} ({host}) {differs[0]} as on rank 0",
                 "ask for nodes of one kind (a constraint in the job file), and use one environment for all ranks",
             )
 
 
+def make_warrant(exactness: Exactness, global_batch: int, device: torch.device) -> Warrant:
+    """For a run that begins here."""
+    return Warrant(exactness.method, exactness.slices, global_batch, list_conditions(device), ())
+
+
+def carry_on(mine: Warrant, manifest: Mapping[str, Any], step: int) -> Warrant:
+    """This attempt's warrant, going on from a checkpoint with this manifest.
+
+    RequestError if the sums would be others by choice. What differs by circumstance becomes a deviation.
+    """
+    if "exact" not in manifest:
+        return mine._replace(deviations=(f"steps 1 to {step} were not exact",))
+    theirs = Warrant(**manifest["exact"])
+    for name in ("method", "slices", "global_batch"):
+        if getattr(mine, name) != getattr(theirs, name):
+            words = name.replace("_", " ")
+            raise RequestError(
+                f"this exact run has {words} {getattr(mine, name)}, its checkpoint of step {step} has"
+                f" {getattr(theirs, name)}: it would not be the same training",
+                f"go on with {words} {getattr(theirs, name)}, or start anew: --no-resume, or another run folder",
+            )
+    new = [f"after step {step}, {words}" for words in name_differences(theirs.conditions, mine.conditions)]
+    return mine._replace(deviations=(*theirs.deviations, *new))
+
+
 def name_differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
-    """`torch is 2.13.0 and 2.15.0` for each condition that both know and that differs."""
+    """`torch is 2.15.0, not 2.13.0` for each condition that both know and that is not ours on their side."""
     both = [name for name in ours if name in theirs]
-    return [f"{name} is {ours[name]} and {theirs[name]}" for name in both if ours[name] != theirs[name]]
+    return [f"{name} is {theirs[name]}, not {ours[name]}" for name in both if ours[name] != theirs[name]]

@@ -65,6 +65,6 @@ def _say_bye(group: Group, timeout_s: float) -> None:
 def _release_wrappers() -> None:
     """Every DDP object lets go of the group, also one that a variable still holds; its `module` stays usable."""
     for thing in gc.get_objects():
-        if issubclass(type(thing), DistributedDataParallel):
+        if DistributedDataParallel in type.mro(type(thing)):  # isinstance takes 0.3 s for all, as the class is abstract
             for name in ("reducer", "logger", "process_group"):
                 thing.__dict__.pop(name, None)

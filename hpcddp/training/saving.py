@@ -17,7 +17,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hpcddp.errors import HpcddpError, LaunchError, RequestError
-from hpcddp.training.buffers import average_buffers
 from hpcddp.training.checkpoint import (
     STATE,
     begin,
@@ -68,8 +67,6 @@ class Writer:
         LaunchError if it cannot be written; RequestError if it could not be read back.
         """
         started = time.monotonic()
-        for model in tracked.models():
-            average_buffers(model, self._group.world_size)
         tree = {"position": position, **tracked.capture()}
         outline = make_outline(tree)
         form = self._form or ("sharded" if tracked.is_split() else "single")
