@@ -40,8 +40,15 @@ def average_buffers(model: nn.Module, world_size: int) -> None:
 
 @contextmanager
 def frozen_statistics(model: nn.Module) -> Iterator[None]:
-    """BatchNorm layers use and keep their running statistics: for a micro batch that counts for nothing."""
-    layers = [layer for layer in model.modules() if isinstance(layer, _BatchNorm) and layer.training]
+    """BatchNorm layers use and keep their running statistics: for a micro batch that counts for nothing.
+
+    Not SyncBatchNorm: in training it waits for all ranks, so one rank alone cannot leave it out.
+    """
+    layers = [
+        layer
+        for layer in model.modules()
+        if isinstance(layer, _BatchNorm) and not isinstance(layer, nn.SyncBatchNorm) and layer.training
+    ]
     for layer in layers:
         layer.eval()
     try:

@@ -7,6 +7,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 
+def sum_over_ranks(values: Tensor, world_size: int) -> list[float]:
+    """A small vector summed over the ranks in float64. A collective, which waits for the device."""
+    sums = values.detach().to(torch.float64, copy=True)
+    if world_size > 1:
+        dist.all_reduce(sums)
+    numbers: list[float] = sums.tolist()
+    return numbers
+
+
 class LaggedSum:
     """`push` starts the sum of this step; `pull` gives the one pushed before. Every rank must call both in the same
     order.

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from hpcddp.checks.check import Machine
-from hpcddp.checks.environment import check_workers
 from hpcddp.errors import RequestError
+from hpcddp.training.backward import run_backward
 from hpcddp.training.buffers import average_buffers
 from hpcddp.training.choices import Choices
-from hpcddp.training.emptyranks import warn_of_empty_ranks
 from hpcddp.training.exact import ExactGradients
 from hpcddp.training.fingerprint import describe_dataset
 from hpcddp.training.gradients import DdpGradients
@@ -27,6 +22,8 @@ from hpcddp.training.loader import Batch, MicroBatchLoader, Shard, make_sampler
 from hpcddp.training.metrics import MetricsFile
 from hpcddp.training.noise import NoiseMeter
 from hpcddp.training.randomness import seed_generators
+from hpcddp.training.reduction import sum_over_ranks
+from hpcddp.training.remarks import tell, warn_of_empty_ranks, warn_of_workers
 from hpcddp.training.runfolder import write_json
 from hpcddp.training.sampler import GlobalBatchSampler, MicroBatch
 from hpcddp.training.stepsum import StepNews, StepSum
@@ -34,7 +31,7 @@ from hpcddp.training.stopping import StopWatch
 from hpcddp.training.strategy import Blocks, check_strategy
 from hpcddp.training.streamsampler import StreamSampler
 from hpcddp.training.tracking import unwrap
-from hpcddp.training.weighing import Count, Weighing, zeroed_gradients
+from hpcddp.training.weighing import Count, Weighing
 
 
 class Runtime:
@@ -128,8 +125,7 @@ class Runtime:
             raise RequestError(
                 "this runtime has its training loader already", "use rt.shard(dataset, …) for evaluation"
             )
-        if self.group.is_first and (check := check_workers(num_workers, Machine(len(os.sched_getaffinity(0))))):
-            print(f"hpcddp: warning: {check}", file=sys.stderr)
+        tell(warn_of_workers(num_workers), is_first=self.group.is_first)
         sampler = make_sampler(dataset, self.plan, self.group.rank, seed=self.seed, shuffle=shuffle)
         if self._position is not None:
             self._go_on(sampler, self._position)
@@ -189,9 +185,7 @@ class Runtime:
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs that are left of `count`. Leaving the inner loop early skips the rest of its epoch."""
         sampler = self._need_loader().sampler
-        told = warn_of_empty_ranks(self._models, self.plan, sampler.length)
-        if told and self.group.is_first:
-            print(f"hpcddp: warning: {told}", file=sys.stderr)
+        tell(warn_of_empty_ranks(self._models, self.plan, sampler.length), is_first=self.group.is_first)
         while sampler.epoch < count and not self.stopping:
             epoch = sampler.epoch
             seed_generators("epoch", self.seed, epoch)
@@ -221,17 +215,8 @@ class Runtime:
 
         The mean is over what counts: samples, or what the loader's `count` tells. `summed`: it is the sum over those.
         """
-        if self._batch is None:
-            raise RequestError(
-                "rt.backward() was called outside of rt.micro()", "with rt.micro(batch): rt.backward(loss)"
-            )
-        counts = self._batch.counted > 0
-        weight = self._batch.weight_each if summed and counts else self._batch.weight
-        with nullcontext() if counts else zeroed_gradients(self._models):
-            # not compared on a GPU, where the host would wait for it
-            whole = isinstance(weight, float) and weight == 1.0
-            (loss if whole else loss * weight).backward()  # type: ignore[no-untyped-call]  # torch does not annotate it
-        if counts:
+        weight = run_backward(loss, self._batch, self._models, summed=summed)
+        if weight is not None:
             part = weight / self._gradients.averaged_over
             self._sums.add_loss(loss.detach(), part, self._gradients.slot(self._need_current()))
 
@@ -265,11 +250,7 @@ class Runtime:
 
     def total(self, values: Tensor) -> list[float]:
         """A small vector summed over the ranks in float64. Waits for the device: once per epoch, not per step."""
-        sums = values.detach().to(torch.float64, copy=True)
-        if self.group.world_size > 1:
-            torch.distributed.all_reduce(sums)
-        numbers: list[float] = sums.tolist()
-        return numbers
+        return sum_over_ranks(values, self.group.world_size)
 
     def average_buffers(self, model: nn.Module) -> None:
         """Bring BatchNorm's running statistics together over the ranks; do it before an evaluation."""

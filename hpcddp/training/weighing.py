@@ -8,13 +8,12 @@ backward pass.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from hpcddp.errors import RequestError
 from hpcddp.training.group import Group
@@ -127,17 +126,3 @@ def _count_parts(count: Count, loaded: Loaded) -> int:
             "it tells how many parts count, such as: lambda x, y: int((y != -100).sum())",
         )
     return parts
-
-
-@contextmanager
-def zeroed_gradients(models: Sequence[nn.Module]) -> Iterator[None]:
-    """What comes out of backward passes for the models' parameters counts for nothing, be it NaN.
-
-    A mean over no parts is 0/0, and NaN * 0 is NaN. The backward pass itself has to run: other ranks wait for its
-    collectives.
-    """
-    with ExitStack() as stack:
-        for parameter in {p for model in models for p in model.parameters() if p.requires_grad}:
-            hook = parameter.register_hook(torch.zeros_like)  # type: ignore[no-untyped-call]  # torch does not annotate it
-            stack.callback(hook.remove)
-        yield

@@ -177,3 +177,25 @@ def train_stream(argument: dict[str, Any]) -> None:
                         if rt.steps + 1 == last:
                             rt.stop("so many steps")
                         rt.step()
+
+
+def train_normalised(argument: dict[str, Any]) -> None:
+    """BatchNorm, and a last global batch of one sample; each rank writes its statistics and gradients of each step."""
+    x = torch.arange(8, dtype=torch.float64).reshape(4, 1, 2) * torch.tensor([1.0, -2.0])
+    data = TensorDataset(x.repeat(1, 3, 1), torch.zeros(4))  # three vectors a sample, for the statistics of one
+    with hpcddp.runtime(3, seed=5) as rt:
+        torch.manual_seed(3)
+        inner = nn.Sequential(nn.Flatten(0, 1), nn.BatchNorm1d(2), nn.Linear(2, 1)).double()
+        model = rt.wrap(inner)
+        loader = rt.loader(data, shuffle=False)
+        for _epoch in rt.epochs(1):
+            for batch in loader:
+                with rt.micro(batch):
+                    loss = (model(batch.x) - 1).square().mean()
+                    own = torch.autograd.grad(loss, inner[2].weight, retain_graph=True)[0] if batch.samples else None
+                    rt.backward(loss)
+                if batch.last:
+                    state = {"mean": inner[1].running_mean, "gradient": inner[2].weight.grad, "own": own}
+                    torch.save(state, f"{argument['folder']}/{rt.group.rank}-{rt.steps + 1}")
+                    model.zero_grad()
+                    rt.step()

@@ -13,8 +13,10 @@ import torch
 from torch import nn
 
 from hpcddp.errors import RequestError
+from hpcddp.training.backward import run_backward, zeroed_gradients
+from hpcddp.training.loader import Batch
 from hpcddp.training.sampler import MicroBatch
-from hpcddp.training.weighing import Loaded, Weighing, zeroed_gradients
+from hpcddp.training.weighing import Loaded, Weighing
 
 RunRanks = Callable[..., Any]
 
@@ -95,3 +97,11 @@ def test_nan_never_reaches_gradients_that_count_for_nothing() -> None:
     assert torch.equal(model.bias.grad, torch.zeros_like(model.bias))
     model(torch.ones(1, 2)).sum().backward()
     assert float(model.bias.grad) == 1  # only inside
+
+
+def test_a_mean_over_nothing_is_refused_where_its_nan_would_reach_the_gradients() -> None:
+    """A model in parts: its whole parameters are torch's, for the time of a pass."""
+    batch = Batch(None, None, 0.0, True, 3, 6, 0, 0.5)
+    with pytest.raises(RequestError, match="none of this micro batch's 3 samples has a part that counts"):
+        run_backward(torch.zeros((), requires_grad=True), batch, [], summed=False)
+    assert run_backward(torch.zeros((), requires_grad=True), batch, [], summed=True) is None
