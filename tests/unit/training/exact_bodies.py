@@ -80,6 +80,8 @@ def train(argument: dict[str, Any]) -> None:
     dtype = torch.bfloat16 if argument.get("bf16") else torch.float32
     if argument.get("rank_keyed"):  # negative control: dropout that depends on who computes it
         hpcddp.training.exact.ExactGradients.key = lambda self, micro: (self._group.rank, micro.nth)
+    if argument.get("tf32_rank") == int(os.environ["RANK"]):
+        torch.set_float32_matmul_precision("high")
     os.environ["HPCDDP_ATTEMPT"] = argument["attempt"]
     with hpcddp.runtime(
         argument.get("global_batch", 24),

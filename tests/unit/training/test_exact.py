@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -96,3 +97,43 @@ def test_a_stopped_run_goes_on_exactly(run_ranks: RunRanks, exact_bodies: Module
     run_ranks("exact_bodies:train", 2, {"run_dir": str(chain), "attempt": "a", "stop_at": 3}).check()
     run_ranks("exact_bodies:train", 4, {"run_dir": str(chain), "attempt": "b"}).check()
     assert exact_bodies.read_result(chain) == exact_bodies.read_result(whole)
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [({"slices": 4}, "slices 4"), ({"exact": "integer"}, "method integer"), ({"global_batch": 32}, "global batch 32")],
+)
+def test_going_on_with_other_sums_is_refused(run_ranks: RunRanks, tmp_path: Path, other: Options, words: str) -> None:
+    run_ranks("exact_bodies:train", 1, {"run_dir": str(tmp_path), "attempt": "a", "stop_at": 2}).check()
+    outcome = run_ranks("exact_bodies:train", 1, {"run_dir": str(tmp_path), "attempt": "b", **other})
+    assert outcome.statuses == [1]
+    assert f"this exact run has {words}, its checkpoint of step 2 has" in outcome.outputs[0]
+
+
+def test_going_on_with_other_hardware_is_said_and_recorded(run_ranks: RunRanks, tmp_path: Path) -> None:
+    run_ranks("exact_bodies:train", 1, {"run_dir": str(tmp_path), "attempt": "a", "stop_at": 2}).check()
+    (manifest,) = tmp_path.glob("checkpoints/*/manifest.json")
+    facts = json.loads(manifest.read_text())
+    facts["exact"]["conditions"]["cpu"] = "Abacus 2"
+    manifest.write_text(json.dumps(facts))
+    outcome = run_ranks("exact_bodies:train", 2, {"run_dir": str(tmp_path), "attempt": "b"}).check()
+    assert "the run is no longer exact: after step 2, cpu is " in outcome.outputs[0]
+    (deviation,) = json.loads((tmp_path / "state.json").read_text())["exact"]["deviations"]
+    assert deviation.endswith(", not Abacus 2")
+    run_ranks("exact_bodies:train", 1, {"run_dir": str(tmp_path), "attempt": "c", "epochs": 3}).check()
+    assert json.loads((tmp_path / "state.json").read_text())["exact"]["deviations"] == [deviation]
+
+
+def test_ranks_that_would_compute_otherwise_are_refused_at_the_start(run_ranks: RunRanks, tmp_path: Path) -> None:
+    argument = {"run_dir": str(tmp_path), "attempt": "a", "tf32_rank": 1}
+    outcome = run_ranks("exact_bodies:train", 2, argument)
+    assert 0 not in outcome.statuses
+    said = "on rank 1 (.*) matmul_precision is high, not highest as on rank 0"
+    assert re.search(said, "".join(outcome.outputs))
+
+
+def test_a_contrary_workspace_is_refused(run_ranks: RunRanks, tmp_path: Path) -> None:
+    argument = {"run_dir": str(tmp_path), "attempt": "a"}
+    outcome = run_ranks("exact_bodies:train", 1, argument, env={"CUBLAS_WORKSPACE_CONFIG": ":0:0"})
+    assert outcome.statuses == [1]
+    assert "CUBLAS_WORKSPACE_CONFIG=':0:0' lets cuBLAS add in any order" in outcome.outputs[0]
