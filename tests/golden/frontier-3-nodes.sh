@@ -86,7 +86,7 @@ while :; do # a signal ends the wait, not the launcher
     echo "hpcddp: SIG$(kill -l "$status") came and went on as SIGUSR1" >&2
 done
 trap '' TERM USR1 USR2 INT # a few lines are left
-wait "$tee" || true
+wait "$tee" 2> /dev/null || true
 
 if [ "$status" -ne 0 ]; then
     echo "hpcddp: the launcher ended with status $status; the ranks' logs are in $attempt/logs" >&2

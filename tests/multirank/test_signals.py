@@ -23,7 +23,7 @@ wait $job
 SLOW = pytest.mark.slow
 
 
-def stopped(run, programs, folder, flavour, launcher: str, *signals: str):
+def stopped(run, programs, folder, flavour, launcher: str, *signals: str, line: str = _SIGNAL):
     """The job's end, after `signals` in the middle of its training."""
     site = ["--site", "local"]
     if flavour is not None and flavour.prefix.name.startswith("openmpi-4"):  # whose options the local site does not use
@@ -35,7 +35,8 @@ def stopped(run, programs, folder, flavour, launcher: str, *signals: str):
     assert text.returncode == 0, text.stderr
     (folder / "job.sh").write_text(text.stdout)
     env = {**(flavour.env if flavour else {}), **pbs}
-    return run(["bash", "-c", _SIGNAL.replace("SIGNALS", " ".join(signals))], cwd=folder, env=env)
+    line = line.replace("SIGNALS", " ".join(signals)).replace("SIGNAL", signals[0])
+    return run(["bash", "-c", line], cwd=folder, env=env)
 
 
 def assert_saved(folder, reason: str) -> None:
@@ -62,6 +63,35 @@ def test_what_signals_come_to_the_script_stop_the_ranks_in_peace(name, signals, 
     assert f"hpcddp: SIG{signals[0]} came and went on as SIGUSR1" in done.stderr
     assert "hpcddp: to be continued: step " in done.stderr
     assert_saved(tmp_path, "SIGUSR1")
+
+
+# what PBS does: SIGTERM to every process of the job's session (and the launchers' own handling of it)
+_SIGNAL_ALL = """\
+setsid bash job.sh &
+job=$!
+until [ -e here-0 ] && [ -e here-1 ] || ! kill -0 $job; do sleep 0.1; done
+kill -SIGNAL $(ps -o pid= -s $job)
+wait $job
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mpich", "impi"])
+def test_hydras_ranks_save_when_every_process_of_the_job_is_told_to_end(name, run, programs, repo, tmp_path):
+    flavour = find_flavour(name, repo)
+    done = stopped(run, programs, tmp_path, flavour, flavour.launcher, "TERM", line=_SIGNAL_ALL)
+    assert done.returncode == 85, (done.stdout, done.stderr)
+    assert_saved(tmp_path, json.loads((tmp_path / "runs/two/state.json").read_text())["reason"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signal", ["TERM", "INT"])
+def test_under_open_mpi_that_leaves_the_last_checkpoint_and_no_process(signal, run, programs, openmpi5, tmp_path):
+    done = stopped(run, programs, tmp_path, openmpi5, "openmpi", signal, line=_SIGNAL_ALL)
+    assert done.returncode == 1, (done.stdout, done.stderr)
+    assert "hpcddp: the launcher ended with status 1" in done.stderr
+    assert json.loads((tmp_path / "runs/two/state.json").read_text())["status"] in {"continue", "failed"}
+    assert list((tmp_path / "runs/two/checkpoints").glob("step-????????/manifest.json"))
 
 
 @pytest.mark.slow

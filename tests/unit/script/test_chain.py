@@ -29,7 +29,13 @@ case $0 in
    printf '%s\\n' "$PWD" "${*: -1}" "${*:1:$#-1}" > "$SERVER/queue/$id"; echo "$id$SUFFIX" ;;
 esac
 """
-_MPIRUN = '#!/bin/bash\nwhile [ "$1" != -- ]; do shift; done\nshift\nexec "$@"\n'  # one rank, here
+# Stands in for a launcher of one rank, and for a container's runtime: runs here what it is given.
+_RUN_HERE = """#!/bin/bash
+while [ "$1" != "$HPCDDP_PYTHON" ]; do shift; done
+echo "$(basename "$0") $4" >> "$SERVER/started"
+if [ "$4" = exec ]; then shift 5; fi
+exec "$@"
+"""
 # One attempt: what the first line of `story` says that its ranks do.
 _ATTEMPT = """
 import os, signal, sys
@@ -61,8 +67,8 @@ class Server:
         self.folder, self.scheduler = folder, scheduler
         for name in ("queue", "bin", "home", "home/sub"):
             (folder / name).mkdir()
-        self._program("mpirun", _MPIRUN)
-        self._program("srun", _MPIRUN)
+        for name in ("mpirun", "srun", "apptainer"):
+            self._program(name, _RUN_HERE)
         for name in ("qsub", "qdel", "sbatch", "scancel"):
             self._program(name, _STAND_IN)
         (folder / "last").write_text("40")
@@ -229,6 +235,19 @@ def test_a_server_that_takes_no_follow_up_is_told_with_the_command_and_the_train
 def test_a_relative_folder_is_the_same_for_every_attempt(pbs):
     assert [end.status for end in pbs.run("continue 5", "continue 7", "finished 9", workdir="sub")] == [0, 0, 0]
     assert pbs.run_dir == pbs.folder / "home/sub/runs/long"
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "launcher", "runtime", "asks"),
+    [("pbs", "openmpi", "apptainer", "apptainer"), ("slurm", "srun", "pyxis", "srun")],
+)
+def test_a_job_in_a_container_asks_the_hpcddp_that_is_in_there(scheduler, launcher, runtime, asks, tmp_path):
+    server = Server(tmp_path, scheduler)
+    container = {"container": "torch.sif", "container_runtime": runtime, "python": sys.executable}
+    ends = server.run("continue 5", "finished 7", launcher=launcher, **container)
+    assert [end.status for end in ends] == [0, 0]
+    started = (tmp_path / "started").read_text().splitlines()
+    assert started.count(f"{asks} state") == 4  # at each begin and at each end
 
 
 def test_a_program_that_writes_no_state_is_not_continued(pbs):
