@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import random
+import resource
 import signal
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import TensorDataset
 
 import hpcddp
+import hpcddp.training.runtime
+from hpcddp.errors import RequestError
+from hpcddp.training.group import Group
 
 SAMPLES, FEATURES, CLASSES = 23, 5, 3
 
@@ -127,10 +131,87 @@ def _plain(state: Any) -> Any:
     return [_plain(value) for value in state] if isinstance(state, list | tuple) else state
 
 
-def save_and_be_killed(argument: dict[str, Any]) -> None:
-    """Train and save at every step, until a timer kills this rank at a random moment."""
-    seconds = random.Random(f"{argument['seed']}").uniform(0.0, argument["within_s"])
-    if "kill" in argument:
-        threading.Timer(argument["after_s"] + seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
+def train_until_killed(argument: dict[str, Any]) -> None:
+    """Train and save; one rank is killed at a random moment after its first step."""
+    plain = hpcddp.training.runtime.Runtime.step
+    clocks: list[threading.Timer] = []
+
+    def step(rt: Any) -> None:
+        if not clocks and rt.group.rank == argument["victim"]:
+            clocks.append(threading.Timer(random.Random(argument["seed"]).uniform(0.0, argument["within_s"]), _kill))
+            clocks[0].start()
+        plain(rt)
+
+    hpcddp.training.runtime.Runtime.step = step
     train(argument)
-    time.sleep(argument["within_s"])
+
+
+def train_on_a_full_disk(argument: dict[str, Any]) -> None:
+    """From step 2 on, no file may grow over a few hundred bytes on rank 1."""
+    plain = hpcddp.training.runtime.Runtime.step
+
+    def step(rt: Any) -> None:
+        if rt.steps + 1 == 3 and rt.group.rank == argument["rank"]:
+            rt._keeper.poll(None, wait=True)  # step 2's is whole
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (argument["bytes"], resource.RLIM_INFINITY))
+        plain(rt)
+
+    hpcddp.training.runtime.Runtime.step = step
+    train(argument)
+
+
+def wrap_wrongly(cases: list[str]) -> None:
+    """Each case ends in a RequestError; rank 0 prints them."""
+    told = []
+    for case in cases:
+        with hpcddp.init() as group:
+            try:
+                _wrap_wrongly(case, group)
+            except RequestError as error:
+                told.append(f"{case}: {error.message} | {error.hint}")
+    if group.is_first:
+        print("\n".join(told))
+
+
+def _wrap_wrongly(case: str, group: Group) -> None:
+    model = make_model()
+    hosts = [f"node{member.rank // 2}" for member in group.members]  # 2 on the first, 1 on the second
+    members = tuple(member._replace(host=host) for member, host in zip(group.members, hosts, strict=True))
+    group = dataclasses.replace(group, members=members)
+    with hpcddp.runtime(
+        9, group=group, exact="integer" if case == "exact" else False, noise_every=case == "noise" or None
+    ) as rt:
+        if case == "optimizer first":
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            rt.track(model=rt.wrap(model, "fsdp"), optimizer=optimizer)
+        elif case == "evaluation":
+            rt.wrap(model, "fsdp")
+            next(iter(rt.shard(make_data(), batch_size=7)))
+        elif case == "single number":
+            model.scale = nn.Parameter(torch.tensor(1.0, dtype=torch.float64))
+            rt.wrap(model, "fsdp")
+        else:
+            strategy = {"unknown": "fsdb", "ddp": "ddp", "uneven": "hsdp"}.get(case, "fsdp")
+            rt.wrap(model, strategy, blocks={"ddp": Block, "no blocks": nn.Conv2d}.get(case))
+
+
+def evaluate_in_parts(folder: str) -> None:
+    """What the ranks of a model in parts see of the data, and whether they get the same sum as the whole model."""
+    with hpcddp.runtime(8) as rt:
+        whole = make_model().to(rt.device)
+        model = rt.wrap(make_model(), "fsdp", blocks=Block)
+        held_out = rt.shard(make_data(), batch_size=4, equal_batches=True)
+        total, seen = torch.zeros((), dtype=torch.float64), []
+        with torch.no_grad():
+            for batch in held_out:
+                scores = model(batch.x[0])
+                total += scores[: batch.samples].square().sum()
+                seen += batch.x[2][: batch.samples].tolist()
+            expected = whole(make_data().tensors[0]).square().sum()
+            found = rt.total(total.reshape(1))[0]
+        Path(folder, f"{rt.group.rank}.json").write_text(json.dumps([len(held_out), seen, found, float(expected)]))
+
+
+def _kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
