@@ -126,6 +126,10 @@ class MicroBatchLoader:
             if self._stopped():
                 return
 
+    def close(self) -> None:
+        """Loader processes end, which would hold on to the open sockets of this process, and no more is read."""
+        self._read = lambda: iter(())
+
 
 class Shard:
     """One rank's contiguous part of a data set, in batches on the device: for evaluation.

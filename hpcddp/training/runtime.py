@@ -273,6 +273,8 @@ class Runtime:
     def finish(self) -> None:
         """The body has ended without an error: last numbers, last checkpoint, state.json. `open_runtime` calls it."""
         self._learn(self._sums.drain())
+        if self._loader is not None:
+            self._loader.close()
         self.save()
         self.weights_sha256 = self._keeper.finish(self.stop_reason, step=self.steps, epoch=self.epoch)
 
