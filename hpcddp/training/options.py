@@ -70,6 +70,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--slices", type=_count, metavar="K", help="fixed slices of a global batch with --exact (default 8)"
     )
 
+    batch.add_argument(
+        "--strategy",
+        choices=("ddp", "fsdp", "hsdp"),
+        default="ddp",
+        help="each rank has the whole model (ddp, the default), or parts of it",
+    )
+
     run = parser.add_argument_group("run")
     run.add_argument(
         "--run-dir", metavar="DIR", help="checkpoints, metrics and state (default: HPCDDP_RUN_DIR, else runs/DATASET)"
@@ -79,6 +86,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     run.add_argument(
         "--save-every", type=_count, metavar="STEPS", help="steps between checkpoints (default: one per epoch)"
+    )
+    run.add_argument(
+        "--checkpoint",
+        choices=("single", "sharded", "async"),
+        help="one file, one per rank, or one per rank beside the training (default: single, for parts sharded)",
     )
     run.add_argument("--backend", choices=("nccl", "gloo"), help="default: nccl on GPUs, else gloo")
     run.add_argument("--rendezvous", choices=CHANNELS, default="auto", help="how the ranks learn where rank 0 is")

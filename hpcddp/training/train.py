@@ -56,6 +56,7 @@ def run(args: argparse.Namespace, env: MutableMapping[str, str]) -> None:
         run_dir=run_dir,
         resume=args.resume,
         save_every=args.save_every,
+        checkpoint=args.checkpoint,
         backend=args.backend,
         rendezvous=args.rendezvous,
         exact=args.exact or False,
@@ -66,9 +67,10 @@ def run(args: argparse.Namespace, env: MutableMapping[str, str]) -> None:
         rt.explain(peak.told)
         record_options(rt, args)
         images = load_images(args.dataset, args.data_dir, args.image_size)
-        model = rt.wrap(make_model(args.model, images.classes, images.side))
+        model = rt.wrap(make_model(args.model, images.classes, images.side), args.strategy)
         loader = rt.loader(images.train, num_workers=args.workers)
-        held_out = rt.shard(images.test, batch_size=256, num_workers=args.workers)
+        in_parts = args.strategy != "ddp"
+        held_out = rt.shard(images.test, batch_size=256, num_workers=args.workers, equal_batches=in_parts)
         optimizer = make_optimizer(args, model, peak.learning_rate)
         steps = args.epochs * math.ceil(images.samples / batch)
         scheduler = LambdaLR(optimizer, lambda step: warm_up_and_cosine(step, steps))
@@ -142,7 +144,7 @@ def train_epoch(
 
 @torch.no_grad()
 def evaluate(rt: Runtime, model: nn.Module, held_out: Shard, amp: torch.autocast) -> Score:
-    """Exact over all ranks: each sample counts once. With the bare model, since ranks may differ in batches."""
+    """Exact over all ranks: each sample counts once. Without DDP around it, since ranks may differ in batches."""
     rt.average_buffers(model)
     bare = unwrap(model).eval()
     sums = torch.zeros(3, dtype=torch.float64, device=rt.device)

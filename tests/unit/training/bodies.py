@@ -12,10 +12,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import TensorDataset
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
 
 import hpcddp
 import hpcddp.training.weighing
+from hpcddp.training.permutation import permute
 
 SAMPLES, FEATURES, CLASSES = 23, 5, 3
 
@@ -97,6 +99,27 @@ def reference_toy(argument: dict[str, Any], order: Any) -> list[list[torch.Tenso
             scheduler.step()
             trajectory.append([p.detach().clone() for p in model.parameters()])
     return trajectory
+
+
+def train_padded(argument: dict[str, Any]) -> None:
+    """Plain DDP with torch's DistributedSampler over the same order: it repeats samples until shares are equal."""
+    share = argument["global_batch"] // int(os.environ["WORLD_SIZE"])
+    trajectory = []
+    with hpcddp.init() as group:
+        model = DistributedDataParallel(toy_model())
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+        for epoch in range(2):
+            order = permute(torch.arange(SAMPLES), SAMPLES, 5, epoch)
+            data = Subset(toy_data(), order.tolist())
+            for x, y in DataLoader(data, batch_size=share, sampler=DistributedSampler(data, shuffle=False)):
+                optimizer.zero_grad()
+                cross_entropy(model(x), y).backward()
+                optimizer.step()
+                scheduler.step()
+                trajectory.append((len(trajectory) + 1, [p.detach().clone() for p in model.parameters()]))
+    if group.is_first:
+        torch.save({"trajectory": trajectory}, argument["out"])
 
 
 def meet(argument: dict[str, Any]) -> None:

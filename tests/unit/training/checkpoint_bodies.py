@@ -73,7 +73,7 @@ def train(argument: dict[str, Any]) -> None:
         model = rt.wrap(make_model(argument.get("norm", False)), strategy, blocks=blocks)
         loader = rt.loader(make_data(), collate_fn=lambda samples: torch.utils.data.default_collate(samples))
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=20)
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=argument.get("total_steps", 20))
         objects: dict[str, Any] = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
         ema = scaler = None
         if argument.get("ema"):

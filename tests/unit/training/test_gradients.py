@@ -17,6 +17,10 @@ RunRanks = Callable[..., Any]
 
 def _deviation(bodies: ModuleType, out: Path, argument: dict[str, Any]) -> float:
     """The largest difference of any weight at any step from plain torch on whole global batches."""
+    return max(_deviations(bodies, out, argument))
+
+
+def _deviations(bodies: ModuleType, out: Path, argument: dict[str, Any]) -> list[float]:
     torch.set_num_threads(1)
     expected = bodies.reference_toy(
         argument, lambda epoch: permute(torch.arange(bodies.SAMPLES), bodies.SAMPLES, 5, epoch)
@@ -24,7 +28,7 @@ def _deviation(bodies: ModuleType, out: Path, argument: dict[str, Any]) -> float
     found = torch.load(out)["trajectory"]
     assert [step for step, _ in found] == list(range(1, len(expected) + 1))
     pairs = zip(found, expected, strict=True)
-    return max(float((a - b).abs().max()) for (_, ours), theirs in pairs for a, b in zip(ours, theirs, strict=True))
+    return [max(float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True)) for (_, ours), theirs in pairs]
 
 
 CASES = {
@@ -37,7 +41,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, pytest.param(8, marks=pytest.mark.slow)])
 def test_any_split_gives_the_weights_of_one_process(
     run_ranks: RunRanks, bodies: ModuleType, tmp_path: Path, world_size: int
 ) -> None:
@@ -57,3 +61,12 @@ def test_the_mean_of_means_is_not_the_mean(run_ranks: RunRanks, bodies: ModuleTy
     argument = {"global_batch": 10, "naive": True, "out": str(out)}
     run_ranks("train_toy", 3, argument).check()
     assert _deviation(bodies, out, argument) > 1e-4
+
+
+def test_a_padded_sampler_gives_other_weights(run_ranks: RunRanks, bodies: ModuleType, tmp_path: Path) -> None:
+    """Negative control, with torch's own DistributedSampler: equal shares, the last one by a repetition."""
+    argument = {"global_batch": 9, "out": str(tmp_path / "trajectory.pt")}  # 23 = 9 + 9 + 5, and 5 + 1 on 3 ranks
+    run_ranks("train_padded", 3, argument).check()
+    deviations = _deviations(bodies, tmp_path / "trajectory.pt", argument)
+    assert max(deviations[:2]) < 1e-12, "up to there it is the same training"
+    assert deviations[2] > 1e-4

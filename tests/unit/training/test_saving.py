@@ -120,9 +120,9 @@ def test_a_kill_of_either_rank_at_any_moment_leaves_every_checkpoint_readable(
     chance = random.Random(form)
     interrupted = 0
     for attempt in range(60):
-        argument = {"checkpoint": form, "save_every": 1, "epochs": 10**6, "run_dir": str(tmp_path)}
+        argument = {"checkpoint": form, "save_every": 1, "epochs": 10**6, "total_steps": 10**6}
         victim = chance.randrange(2)
-        argument |= {"seed": chance.random(), "within_s": 0.6, "victim": victim}
+        argument |= {"run_dir": str(tmp_path), "seed": chance.random(), "within_s": 0.6, "victim": victim}
         outcome = run_ranks("checkpoint_bodies:train_until_killed", 2, argument)
         assert outcome.statuses[victim] == -signal.SIGKILL
         assert None not in outcome.statuses, "a rank hangs"

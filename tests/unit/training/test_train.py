@@ -162,3 +162,14 @@ def test_a_loss_that_is_no_number_ends_the_run_and_leaves_the_checkpoint_before_
     assert not list(tmp_path.glob("checkpoints/step-*"))
     (metrics,) = tmp_path.glob("attempts/*/metrics.jsonl")
     assert "NaN" not in metrics.read_text()
+
+
+@pytest.mark.slow
+def test_parts_of_a_model_train_and_go_on_as_a_whole(run_ranks: RunRanks, tmp_path: Path) -> None:
+    options = [*SMALL, "--run-dir", str(tmp_path), "--strategy", "fsdp", "--checkpoint", "async"]
+    run_ranks("train_reference", 3, [*options, "--limit-steps", "2"]).check()
+    outcome = run_ranks("train_reference", 2, [*SMALL, "--run-dir", str(tmp_path), "--limit-steps", "3"]).check()
+    assert "to be continued" in outcome.outputs[0]
+    assert json.loads((tmp_path / "state.json").read_text())["step"] == 5
+    run_ranks("train_reference", 3, options).check()
+    assert json.loads((tmp_path / "state.json").read_text())["status"] == "finished"
