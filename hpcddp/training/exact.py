@@ -44,6 +44,7 @@ class ExactGradients:
         self._parameters: list[nn.Parameter] = []
         self._places: dict[nn.Parameter, int] = {}
         self._used: set[int] = set()  # by an earlier slice of this step
+        self._may_be_unused = False  # whether DDP is to look for parameters that a slice does not use
         on_cpu = group.backend != "nccl"
         # a group of its own, on which a thread sums buckets one after the other while backward goes on
         ranks: Any = dist.new_group(backend="gloo") if on_cpu and group.world_size > 1 else None
@@ -63,6 +64,7 @@ class ExactGradients:
                     "use BatchNorm: in exact mode its statistics are those of a slice, on any number of ranks",
                 )
         wrapped = model
+        self._may_be_unused |= bool(options.get("find_unused_parameters"))
         if self._group.world_size > 1:
             wrapper = wrap_ddp(model, self._group.device, options)
             # a lambda: DDP refuses annotations that it cannot read, and ours are strings
@@ -98,6 +100,9 @@ class ExactGradients:
             self._buffers.begin_step()
             for parameter in self._parameters:
                 parameter.grad = None
+        if micro.last and self._may_be_unused:
+            for place in self._used:  # DDP has seen it used, and wants a gradient even if the last slice has none
+                self._parameters[place].grad = torch.zeros_like(self._parameters[place])
         with self._passes(micro):
             yield
         if self._failure is not None:
@@ -127,7 +132,13 @@ class ExactGradients:
                 self._used.add(place)
             taken.append(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
             parameter.grad = None
+        self._drop_signs_of_zero(taken)
         return taken
+
+    def _drop_signs_of_zero(self, gradients: list[Tensor]) -> None:
+        """0 + -0 is 0: which slices of a rank are added to zeros must not show."""
+        if self._may_be_unused and gradients:
+            torch._foreach_add_(gradients, 0.0)
 
     def _sum_alone(self) -> None:
         """What DDP's hook does bucket by bucket where there are several ranks."""
@@ -141,6 +152,7 @@ class ExactGradients:
                 self._parameters[place].grad = torch.zeros_like(self._parameters[place])
         gradients = [gradient for place in places if (gradient := self._parameters[place].grad) is not None]
         if gradients:
+            self._drop_signs_of_zero(gradients)
             self._sum.total(places, gradients, gradients[0])
 
     def _sum_bucket(self, bucket: Any) -> torch.futures.Future[Tensor]:
@@ -150,6 +162,7 @@ class ExactGradients:
         places = [self._places[parameter] for parameter in parameters]
         parts = torch.split(flat, [parameter.numel() for parameter in parameters])
         views = [_lay_out(part, parameter) for part, parameter in zip(parts, parameters, strict=True)]
+        self._drop_signs_of_zero(views)
         if self._thread is not None:
             summed: torch.futures.Future[Tensor] = torch.futures.Future()
             self._thread.submit(self._settle, summed, places, views, flat)

@@ -50,7 +50,18 @@ class Padded(Dataset):
         return self.dataset[index % len(self.dataset)]
 
 
-def make_net(channels_last: bool) -> nn.Module:
+class Sometimes(nn.Module):
+    """A layer that a slice uses or not, by what is in it."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(size, size)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) if float(x.detach().sum()) > 0 else x
+
+
+def make_net(channels_last: bool, conditional: bool) -> nn.Module:
     """Convolutions, BatchNorm, dropout; more parameters than one bucket of the runs below holds."""
     torch.manual_seed(3)
     net = nn.Sequential(
@@ -64,6 +75,7 @@ def make_net(channels_last: bool) -> nn.Module:
         nn.Dropout(0.3),
         nn.Linear(16 * 16, 37),
         nn.Tanh(),
+        Sometimes(37) if conditional else nn.Identity(),
         nn.Linear(37, CLASSES),
     )
     return net.to(memory_format=torch.channels_last) if channels_last else net
@@ -91,8 +103,9 @@ def train(argument: dict[str, Any]) -> None:
         exact=argument.get("exact", "tree"),
         slices=argument.get("slices", 8) if argument.get("exact", "tree") else None,
     ) as rt:
-        net = make_net(argument.get("channels_last", False)).to(dtype)
-        model = rt.wrap(net, bucket_cap_mb=0.01)
+        conditional = argument.get("conditional", False)
+        net = make_net(argument.get("channels_last", False), conditional).to(dtype)
+        model = rt.wrap(net, bucket_cap_mb=0.01, find_unused_parameters=conditional)
         images = NoisyImages(dtype)
         padded = Padded(images, rt.group.world_size) if argument.get("padded") else images
         loader = rt.loader(padded, shuffle=not argument.get("in_order"))

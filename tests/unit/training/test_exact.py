@@ -17,6 +17,7 @@ Options = dict[str, Any]
 # Augmentation, dropout, BatchNorm, weight averaging and a last partial batch of 18 of 24 samples are in all of them.
 TREE: dict[str, Options] = {
     "adamw, clipped": {"clip": 0.5},
+    "a layer that some slices do not use": {"conditional": True, "epochs": 1},
     "bf16 weights": {"bf16": True, "epochs": 1},
     "sgd, autocast, channels_last": {"sgd": True, "amp": True, "channels_last": True, "ema_buffers": True, "epochs": 1},
 }
