@@ -13,7 +13,12 @@ from hpcddp.training.loader import Batch
 
 
 def run_backward(
-    loss: Tensor, batch: Batch | None, models: Sequence[nn.Module], *, summed: bool
+    loss: Tensor,
+    batch: Batch | None,
+    models: Sequence[nn.Module],
+    *,
+    summed: bool,
+    scaler: torch.amp.GradScaler | None = None,
 ) -> float | Tensor | None:
     """Backward from the mean over what counts in the micro batch (`summed`: the sum).
 
@@ -31,7 +36,8 @@ def run_backward(
     weight = batch.weight_each if summed and counts else batch.weight
     with nullcontext() if counts else zeroed_gradients(models):
         whole = isinstance(weight, float) and weight == 1.0  # a tensor is not looked at: the host would wait for it
-        (loss if whole else loss * weight).backward()  # type: ignore[no-untyped-call]  # torch does not annotate it
+        weighted = loss if whole else loss * weight
+        (scaler.scale(weighted) if scaler is not None else weighted).backward()  # type: ignore[no-untyped-call]  # torch does not annotate it
     return weight if counts else None
 
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.utils.data import Dataset
 
 from hpcddp.errors import RequestError
@@ -210,12 +211,13 @@ class Runtime:
         with self.noise.micro(batch, self.steps), self._gradients.micro(current):
             yield
 
-    def backward(self, loss: Tensor, *, summed: bool = False) -> None:
+    def backward(self, loss: Tensor, *, summed: bool = False, scaler: GradScaler | None = None) -> None:
         """Backward from the micro batch's mean loss, weighted so that all gradients add up to the global mean's.
 
         The mean is over what counts: samples, or what the loader's `count` tells. `summed`: it is the sum over those.
+        A `scaler` scales what goes backward, and not the loss that is recorded.
         """
-        weight = run_backward(loss, self._batch, self._models, summed=summed)
+        weight = run_backward(loss, self._batch, self._models, summed=summed, scaler=scaler)
         if weight is not None:
             part = weight / self._gradients.averaged_over
             self._sums.add_loss(loss.detach(), part, self._gradients.slot(self._need_current()))
@@ -263,8 +265,7 @@ class Runtime:
             for model in self._keeper.models():
                 self.average_buffers(model)
             sampler = self._need_loader().sampler
-            position = {"step": self.steps, "epoch": self.epoch, "consumed": sampler.consumed}
-            position |= {"seed": self.seed}
+            position = {"step": self.steps, "epoch": self.epoch, "consumed": sampler.consumed, "seed": self.seed}
             position |= {"samples": sampler.length} if sampler.length is not None else {}
             self._keeper.save(position, {"plan": self.plan._asdict()}, self.stop_reason)
 

@@ -60,6 +60,7 @@ def train(argument: dict[str, Any]) -> None:
     strategy = argument.get("strategy", "ddp")
     seen: list[tuple[int, int]] = []  # (epoch, sample) as this rank drew them
     draws: list[float] = []
+    losses: list[float] = []
     weights: list[list[torch.Tensor]] = []
     with hpcddp.runtime(
         argument.get("global_batch", 10),
@@ -77,7 +78,9 @@ def train(argument: dict[str, Any]) -> None:
         objects: dict[str, Any] = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
         ema = scaler = None
         if argument.get("ema"):
-            ema = objects["ema"] = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+            source = model if strategy == "ddp" else make_model()  # a model in parts cannot be copied
+            ema = AveragedModel(source, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+            objects["ema"] = ema = ema if strategy == "ddp" else rt.wrap(ema, strategy, blocks=Block)
         if argument.get("scaler"):
             scaler = objects["scaler"] = torch.amp.GradScaler("cpu", init_scale=2.0, growth_interval=3)
         rt.track(**objects)
@@ -91,7 +94,8 @@ def train(argument: dict[str, Any]) -> None:
                     x = x + 0.1 * _draw()  # the user's own, outside of rt.micro
                 with rt.micro(batch):
                     loss = cross_entropy(model(x), y)
-                    rt.backward(scaler.scale(loss) if scaler else loss)
+                    rt.backward(loss, scaler=scaler)
+                losses.append(float(loss.detach()))
                 if batch.last:
                     if scaler:
                         scaler.step(optimizer)
@@ -111,7 +115,7 @@ def train(argument: dict[str, Any]) -> None:
         rank = rt.group.rank
         Path(f"{argument['out']}.seen-{rank}.json").write_text(json.dumps(seen))
         if rank == 0:
-            torch.save({"weights": weights, "states": states, "draws": draws}, argument["out"])
+            torch.save({"weights": weights, "states": states, "draws": draws, "losses": losses}, argument["out"])
 
 
 def _draw() -> float:
@@ -215,3 +219,17 @@ def evaluate_in_parts(folder: str) -> None:
 
 def _kill() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def average_some(folder: str) -> None:
+    """Each rank writes its buffers after averaging."""
+    with hpcddp.runtime(3) as rt:
+        rank = rt.group.rank
+        model = nn.Module()
+        model.register_buffer("alike", torch.tensor([0.1, 1e308, 0.7], dtype=torch.float64))
+        model.register_buffer("mask", torch.tensor([0.0, float("-inf")]))
+        model.register_buffer("count", torch.tensor(rank))
+        model.register_buffer("own", torch.tensor([float(rank), 5.0]))
+        rt.average_buffers(model)
+        found = {name: buffer.tolist() for name, buffer in model.named_buffers()}
+        Path(folder, f"{rank}.json").write_text(json.dumps(found))

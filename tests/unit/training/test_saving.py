@@ -38,12 +38,14 @@ def test_everything_goes_on_bit_by_bit_where_it_was(run_ranks: RunRanks, tmp_pat
     run_ranks(BODY, 1, {**EVERYTHING, "out": whole}).check()
     common = {**EVERYTHING, "checkpoint": form, "run_dir": str(tmp_path / "run"), "out": chain}
     for stop_at in (2, 3, None):  # in an epoch, and at its end
-        run_ranks(BODY, 1, {**common, "stop_at": stop_at}).check()
+        run_ranks(BODY, 1, {**common, "stop_at": stop_at}, env={"HPCDDP_ATTEMPT": f"{stop_at}"}).check()
     ours, theirs = torch.load(chain), torch.load(whole)
     assert _same(ours["states"], theirs["states"])
     assert ours["weights"], "the last attempt trained"
     assert _same(ours["weights"], theirs["weights"][-len(ours["weights"]) :])
     assert ours["draws"] == theirs["draws"][-len(ours["draws"]) :], "what the user draws between steps"
+    lines = map(json.loads, (tmp_path / "run/attempts/None/metrics.jsonl").read_text().splitlines())
+    assert [line["loss"] for line in lines if line["kind"] == "step"] == ours["losses"], "without the scaler's scale"
 
 
 def test_averaged_weights_and_the_scaler_go_on_on_another_number_of_ranks(run_ranks: RunRanks, tmp_path: Path) -> None:
@@ -124,7 +126,7 @@ def test_a_kill_of_either_rank_at_any_moment_leaves_every_checkpoint_readable(
         victim = chance.randrange(2)
         argument |= {"run_dir": str(tmp_path), "seed": chance.random(), "within_s": 0.6, "victim": victim}
         outcome = run_ranks("checkpoint_bodies:train_until_killed", 2, argument)
-        assert outcome.statuses[victim] == -signal.SIGKILL
+        assert outcome.statuses[victim] == -signal.SIGKILL, outcome.outputs
         assert None not in outcome.statuses, "a rank hangs"
         interrupted += any((tmp_path / "checkpoints").glob("step-*.tmp-*"))
         checkpoints = list_checkpoints(tmp_path / "checkpoints")

@@ -87,7 +87,7 @@ def test_a_chain_of_ranks_strategies_and_forms_follows_one_undisturbed_run(
     run_ranks: RunRanks, tmp_path: Path, chain: str
 ) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    common = {"epochs": 3}
+    common = {"epochs": 3, "ema": True}
     run_ranks(BODY, 1, {**common, "out": str(whole)}).check()
     weights: list[list[torch.Tensor]] = []
     seen: Counter[tuple[int, int]] = Counter()
@@ -99,6 +99,8 @@ def test_a_chain_of_ranks_strategies_and_forms_follows_one_undisturbed_run(
         weights += torch.load(out)["weights"]
         for path in tmp_path.glob(f"{out.name}.seen-*"):
             seen.update(map(tuple, json.loads(path.read_text())))
-    expected = torch.load(whole)
+    last, expected = torch.load(out), torch.load(whole)
+    averages = ([list(part["states"]["ema"].values())] for part in (last, expected))
+    assert _apart(*averages) < 1e-12
     assert _apart(weights, expected["weights"]) < 1e-12
     assert seen == Counter((epoch, sample) for epoch in range(3) for sample in range(23))
