@@ -58,6 +58,23 @@ def test_a_fact_that_nobody_gave_is_a_site_error_naming_the_option(site, missing
         plan(site, **{missing: None})
 
 
+@pytest.mark.parametrize(
+    ("nodes", "batch", "words"),
+    [
+        (
+            "3",
+            "256",
+            "256 = 24 ranks x 10 to 11 samples in 1 micro batches, 97% of the devices' time used; evenly on 1 or",
+        ),
+        ("4", "256", "global batch 256 = 32 ranks x 8 x 1"),
+    ],
+)
+def test_an_uneven_split_is_told_with_the_numbers_of_nodes_near_by_that_split_evenly(nodes, batch, words):
+    [told] = [remark for remark in plan("abci3", nodes=nodes, global_batch=batch).remarks if "global batch" in remark]
+    assert words in told
+    assert told.endswith("evenly on 1 or 2 or 4 nodes" if nodes == "3" else words)
+
+
 def test_the_nearest_request_that_fits_is_taken_from_the_rules_of_the_size():
     rules = (Limit((1, 91), 7200), Limit((92, 183), 21600))
     site = Site("s", "s.yaml", "", "", "slurm", "documented", "2026-01-01", queues={"batch": Queue(limits=rules)})

@@ -19,7 +19,7 @@ from hpcddp.training.noise import NoiseMeter, describe_noise, split_square
 RunRanks = Callable[..., Any]
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_any_split_finds_the_true_noise_scale_and_leaves_every_bit_of_the_gradients(
     run_ranks: RunRanks, batch_bodies: ModuleType, tmp_path: Path, world_size: int
 ) -> None:

@@ -208,15 +208,13 @@ def test_a_shard_that_is_shorter_than_told_is_named() -> None:
         list(shards)
 
 
+@pytest.mark.parametrize("kind", ["sharded", pytest.param("plain", marks=pytest.mark.slow)])
 def test_a_stream_goes_on_over_four_two_and_three_real_ranks(
-    run_ranks: RunRanks, batch_bodies: ModuleType, tmp_path: Path
+    run_ranks: RunRanks, batch_bodies: ModuleType, tmp_path: Path, kind: str
 ) -> None:
-    whole = batch_bodies.sorted_stream(2)
-    for kind in ("plain", "sharded"):
-        run_dir = tmp_path / kind
-        for world_size, steps in ((4, 3), (2, 3), (3, None)):
-            argument = {"kind": kind, "run_dir": str(run_dir), "steps": steps, "folder": str(tmp_path)}
-            run_ranks("batch_bodies:train_stream", world_size, argument).check()
-        seen = [json.loads(line) for path in tmp_path.glob(f"{kind}-*.seen") for line in path.read_text().splitlines()]
-        assert sorted(map(tuple, seen)) == whole
-        assert json.loads((run_dir / "state.json").read_text())["status"] == "finished"
+    for world_size, steps in ((4, 3), (2, 3), (3, None)):
+        argument = {"kind": kind, "run_dir": str(tmp_path / "run"), "steps": steps, "folder": str(tmp_path)}
+        run_ranks("batch_bodies:train_stream", world_size, argument).check()
+    seen = [json.loads(line) for path in tmp_path.glob("*.seen") for line in path.read_text().splitlines()]
+    assert sorted(map(tuple, seen)) == batch_bodies.sorted_stream(2)
+    assert json.loads((tmp_path / "run" / "state.json").read_text())["status"] == "finished"
