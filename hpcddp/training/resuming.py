@@ -13,7 +13,7 @@ from hpcddp.errors import RequestError
 from hpcddp.training.checkpoint import find_fault, list_checkpoints, read_checkpoint, read_manifest, set_aside
 from hpcddp.training.group import Group
 from hpcddp.training.states import list_tensors, map_tensors, split_like, write_key
-from hpcddp.training.tracking import Tracked
+from hpcddp.training.tracking import FindLike, Tracked
 
 _ANEW = "start anew: --no-resume, or another run folder"
 
@@ -32,12 +32,13 @@ def resume(group: Group, folder: Path, tracked: Tracked) -> dict[str, int] | Non
         )
     position: dict[str, int] = tree["position"]
     tree = {name: tree[name] for name in tracked.objects}
+    find_like = tracked.find_splits()
     outline = {key: tensor for key, tensor in list_tensors(tree).items() if tensor.is_meta}
     if outline:
-        numbers = _read_parts(path, outline, tracked)
+        numbers = _read_parts(path, outline, find_like)
         tree = map_tensors(tree, lambda key, tensor: numbers.get(key, tensor))
     else:
-        tree = map_tensors(tree, lambda key, whole: split_like(whole, tracked.find_like(key, whole.shape)))
+        tree = map_tensors(tree, lambda key, whole: split_like(whole, find_like(key, whole.shape)))
     tracked.restore(tree, f"checkpoint {path}", f"take the model and options of the first run, or {_ANEW}")
     return position
 
@@ -77,11 +78,11 @@ def last_save_s(folder: Path) -> float | None:
     return None
 
 
-def _read_parts(path: Path, outline: dict[Any, Tensor], tracked: Tracked) -> dict[Any, Tensor]:
+def _read_parts(path: Path, outline: dict[Any, Tensor], find_like: FindLike) -> dict[Any, Tensor]:
     from hpcddp.training import sharded  # torch.distributed.checkpoint takes half a second to import
 
     room = {
-        key: sharded.make_room(tensor.shape, tensor.dtype, tracked.find_like(key, tensor.shape))
+        key: sharded.make_room(tensor.shape, tensor.dtype, find_like(key, tensor.shape))
         for key, tensor in outline.items()
     }
     sharded.read_tensors(path, {write_key(key): tensor for key, tensor in room.items()})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,6 +19,9 @@ from hpcddp.units import shorten
 def unwrap(model: nn.Module) -> nn.Module:
     """The user's model inside DDP, or the model itself."""
     return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+FindLike = Callable[[tuple[Any, ...], torch.Size], Any]
 
 
 class Tracked:
@@ -62,21 +66,25 @@ class Tracked:
             for name, thing in self.objects.items()
         }
 
-    def find_like(self, path: tuple[Any, ...], shape: torch.Size) -> Any:
-        """The split tensor of this run that a saved one of this path and shape has to be split like; None: leave it
-        whole.
+    def find_splits(self) -> FindLike:
+        """A function of a saved tensor's path and shape: this run's split tensor that it has to be split like, or None:
+        leave it whole.
 
         An optimizer's numbers are split as its parameters are, which it counts in an order that no split changes.
         """
-        name, *keys = path
-        thing = self.objects[name]
-        like: Any = None
-        if isinstance(thing, nn.Module):
-            like = module_state(thing).get(keys[0])
-        elif isinstance(thing, Optimizer) and keys[0] == "state":
-            parameters = [parameter for group in thing.param_groups for parameter in group["params"]]
-            like = parameters[keys[1]] if keys[1] < len(parameters) else None
-        return like.detach() if is_split(like) and like.shape == shape else None
+        likes: dict[tuple[Any, ...], Any] = {}
+        for name, thing in self.objects.items():
+            if isinstance(thing, nn.Module):
+                likes |= {(name, key): value for key, value in module_state(thing).items() if is_split(value)}
+            elif isinstance(thing, Optimizer):
+                parameters = [parameter for group in thing.param_groups for parameter in group["params"]]
+                likes |= {(name, "state", n): p.detach() for n, p in enumerate(parameters) if is_split(p)}
+
+        def find(path: tuple[Any, ...], shape: torch.Size) -> Any:
+            like = likes.get(path[:2], likes.get(path[:3]))
+            return like if like is not None and like.shape == shape else None
+
+        return find
 
     def restore(self, tree: dict[str, Any], source: str, hint: str) -> None:
         """Load every object's state. RequestError, which names the `source`, if one does not fit."""
