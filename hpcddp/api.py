@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hpcddp.training.group import Group
+    from hpcddp.training.bringup.group import Group
     from hpcddp.training.runtime import Runtime
 
 
@@ -63,7 +63,7 @@ def init(
     is gone, and so are DDP wrappers: go on with `model.module`. Raises LaunchError if the environment contradicts
     itself, ranks are missing or doubled, or two would share a GPU.
     """
-    from hpcddp.training.process_group import open_group
+    from hpcddp.training.bringup.process_group import open_group
 
     return open_group(
         os.environ,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpcddp.batchplan import BatchPlan
-from hpcddp.training.exactness import Exactness
-from hpcddp.training.runfolder import RunFolder
+from hpcddp.training.gradient.exactness import Exactness
+from hpcddp.training.keeping.runfolder import RunFolder
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, Subset
 from torchvision import datasets, transforms
 
 from hpcddp.errors import RequestError
-from hpcddp.training.permutation import permute
+from hpcddp.training.samples.permutation import permute
 
 _MEAN, _SPREAD = (0.5,) * 3, (0.25,) * 3
 _FAKE_TRAIN, _FAKE_TEST = 2048, 256

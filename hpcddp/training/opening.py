@@ -8,20 +8,26 @@ from contextlib import ExitStack, contextmanager
 
 from hpcddp.batchplan import BatchPlan, plan_batch
 from hpcddp.errors import HpcddpError, RequestError
+from hpcddp.training.bringup.farewell import claim_failure
+from hpcddp.training.bringup.group import Group
+from hpcddp.training.bringup.process_group import open_group, settle_network
 from hpcddp.training.choices import Choices
-from hpcddp.training.exact import ExactGradients
-from hpcddp.training.exactness import Exactness, check_alike, choose_exactness, deterministic_kernels
-from hpcddp.training.farewell import claim_failure
-from hpcddp.training.gradients import DdpGradients
-from hpcddp.training.group import Group
-from hpcddp.training.metrics import MetricsFile
-from hpcddp.training.process_group import open_group, settle_network
-from hpcddp.training.randomness import seed_generators
-from hpcddp.training.runfolder import find_run_folder, open_run_folder, read_planned_batch, write_json, write_state
+from hpcddp.training.gradient.exact import ExactGradients
+from hpcddp.training.gradient.exactness import Exactness, check_alike, choose_exactness, deterministic_kernels
+from hpcddp.training.gradient.gradients import DdpGradients
+from hpcddp.training.keeping.metrics import MetricsFile
+from hpcddp.training.keeping.runfolder import (
+    find_run_folder,
+    open_run_folder,
+    read_planned_batch,
+    write_json,
+    write_state,
+)
+from hpcddp.training.keeping.saving import check_form
+from hpcddp.training.keeping.versions import list_numerics, list_versions
 from hpcddp.training.runtime import Runtime
-from hpcddp.training.saving import check_form
+from hpcddp.training.samples.randomness import seed_generators
 from hpcddp.training.stopping import SignalFlag, StopWatch, read_deadline
-from hpcddp.training.versions import list_numerics, list_versions
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import argparse
 
 from hpcddp.batchplan import LEARNING_RATE_RULES
 from hpcddp.errors import RequestError
-from hpcddp.training.meeting import CHANNELS
+from hpcddp.training.bringup.meeting import CHANNELS
 from hpcddp.units import parse_count
 
 DATASETS = ("digits", "mnist", "cifar10", "imagefolder", "fake")

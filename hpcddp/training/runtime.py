@@ -11,28 +11,28 @@ from torch.amp import GradScaler
 from torch.utils.data import Dataset
 
 from hpcddp.errors import RequestError
-from hpcddp.training.backward import run_backward
-from hpcddp.training.buffers import average_buffers
+from hpcddp.training.bringup.group import Group
 from hpcddp.training.choices import Choices
-from hpcddp.training.exact import ExactGradients
-from hpcddp.training.fingerprint import describe_dataset
-from hpcddp.training.gradients import DdpGradients
-from hpcddp.training.group import Group
-from hpcddp.training.keeping import Keeper, check_position
-from hpcddp.training.loader import Batch, MicroBatchLoader, Shard, make_sampler
-from hpcddp.training.metrics import MetricsFile
-from hpcddp.training.noise import NoiseMeter
-from hpcddp.training.randomness import seed_generators
-from hpcddp.training.reduction import sum_over_ranks
+from hpcddp.training.gradient.backward import run_backward
+from hpcddp.training.gradient.buffers import average_buffers
+from hpcddp.training.gradient.exact import ExactGradients
+from hpcddp.training.gradient.gradients import DdpGradients
+from hpcddp.training.gradient.noise import NoiseMeter
+from hpcddp.training.gradient.reduction import sum_over_ranks
+from hpcddp.training.gradient.stepsum import StepNews, StepSum
+from hpcddp.training.gradient.strategy import Blocks, check_strategy
+from hpcddp.training.keeping.fingerprint import describe_dataset
+from hpcddp.training.keeping.keeper import Keeper, check_position
+from hpcddp.training.keeping.metrics import MetricsFile
+from hpcddp.training.keeping.runfolder import write_json
+from hpcddp.training.keeping.tracking import unwrap
 from hpcddp.training.remarks import tell, warn_of_empty_ranks, warn_of_workers
-from hpcddp.training.runfolder import write_json
-from hpcddp.training.sampler import GlobalBatchSampler, MicroBatch
-from hpcddp.training.stepsum import StepNews, StepSum
+from hpcddp.training.samples.loader import Batch, MicroBatchLoader, Shard, make_sampler
+from hpcddp.training.samples.randomness import seed_generators
+from hpcddp.training.samples.sampler import GlobalBatchSampler, MicroBatch
+from hpcddp.training.samples.streamsampler import StreamSampler
+from hpcddp.training.samples.weighing import Count, Weighing
 from hpcddp.training.stopping import StopWatch
-from hpcddp.training.strategy import Blocks, check_strategy
-from hpcddp.training.streamsampler import StreamSampler
-from hpcddp.training.tracking import unwrap
-from hpcddp.training.weighing import Count, Weighing
 
 
 class Runtime:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from hpcddp.training.group import Group
-from hpcddp.training.noise import describe_noise
-from hpcddp.training.roll_call import local_rank_of
+from hpcddp.training.bringup.group import Group
+from hpcddp.training.bringup.roll_call import local_rank_of
+from hpcddp.training.gradient.noise import describe_noise
 from hpcddp.training.runtime import Runtime
 
 _SHOWN_RANKS = 16

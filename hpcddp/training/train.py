@@ -20,18 +20,18 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from hpcddp.errors import HpcddpError, RequestError
+from hpcddp.training.bringup.failure import PeerFailedError
 from hpcddp.training.data import load_images
-from hpcddp.training.failure import PeerFailedError
+from hpcddp.training.keeping.runfolder import find_run_folder, read_planned_batch, write_json
+from hpcddp.training.keeping.tracking import unwrap
 from hpcddp.training.learningrate import DEFAULT_RATES, plan_rate
-from hpcddp.training.loader import MicroBatchLoader, Shard
 from hpcddp.training.models import make_model
 from hpcddp.training.opening import open_runtime
 from hpcddp.training.options import DEFAULT_GLOBAL_BATCH, add_options
 from hpcddp.training.progress import Progress
-from hpcddp.training.runfolder import find_run_folder, read_planned_batch, write_json
 from hpcddp.training.runtime import Runtime
+from hpcddp.training.samples.loader import MicroBatchLoader, Shard
 from hpcddp.training.summary import format_summary
-from hpcddp.training.tracking import unwrap
 
 _WARM_UP = 0.15  # of all steps
 

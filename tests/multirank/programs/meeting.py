@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 import hpcddp
-from hpcddp.training import process_group
+from hpcddp.training.bringup import process_group
 
 channel, ending = sys.argv[1], sys.argv[2]
 seen = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpcddp.cli.main import main
-from hpcddp.training.runfolder import RunFolder, write_state
+from hpcddp.training.keeping.runfolder import RunFolder, write_state
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ exec "$@"
 _ATTEMPT = """
 import os, signal, sys
 from pathlib import Path
-from hpcddp.training.runfolder import RunFolder, write_state
+from hpcddp.training.keeping.runfolder import RunFolder, write_state
 story = Path(os.environ["SERVER"], "story")
 lines = story.read_text().splitlines()
 story.write_text("\\n".join(lines[1:]))

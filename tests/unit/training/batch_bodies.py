@@ -12,8 +12,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import IterableDataset, TensorDataset
 
 import hpcddp
-from hpcddp.training.permutation import permute
-from hpcddp.training.shards import ShardedStream
+from hpcddp.training.samples.permutation import permute
+from hpcddp.training.samples.shards import ShardedStream
 
 SENTENCES, LENGTH, FEATURES, CLASSES = 23, 6, 5, 3
 IGNORED = -100

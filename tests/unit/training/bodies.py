@@ -16,8 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
 
 import hpcddp
-import hpcddp.training.weighing
-from hpcddp.training.permutation import permute
+import hpcddp.training.samples.weighing
+from hpcddp.training.samples.permutation import permute
 
 SAMPLES, FEATURES, CLASSES = 23, 5, 3
 
@@ -43,7 +43,7 @@ def train_toys(arguments: list[dict[str, Any]]) -> None:
 def train_toy(argument: dict[str, Any]) -> None:
     """The loop of the manual on the toy; rank 0 writes the weights after each step to argument["out"]."""
     if argument.get("naive"):  # the mean of the ranks' means, which is what DDP alone gives
-        hpcddp.training.weighing.weigh = lambda count, total, averaged_over: 1.0
+        hpcddp.training.samples.weighing.weigh = lambda count, total, averaged_over: 1.0
     trajectory = []
     with hpcddp.runtime(
         argument["global_batch"],

@@ -21,7 +21,7 @@ from torch.utils.data import TensorDataset
 import hpcddp
 import hpcddp.training.runtime
 from hpcddp.errors import RequestError
-from hpcddp.training.group import Group
+from hpcddp.training.bringup.group import Group
 
 SAMPLES, FEATURES, CLASSES = 23, 5, 3
 

@@ -15,7 +15,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import Dataset
 
 import hpcddp
-import hpcddp.training.exact
+import hpcddp.training.gradient.exact
 
 SAMPLES, CLASSES = 90, 3
 
@@ -91,7 +91,7 @@ def train(argument: dict[str, Any]) -> None:
     """An exact run as asked for; its metrics and state are in argument["run_dir"]."""
     dtype = torch.bfloat16 if argument.get("bf16") else torch.float32
     if argument.get("rank_keyed"):  # negative control: dropout that depends on who computes it
-        hpcddp.training.exact.ExactGradients.key = lambda self, micro: (self._group.rank, micro.nth)
+        hpcddp.training.gradient.exact.ExactGradients.key = lambda self, micro: (self._group.rank, micro.nth)
     if argument.get("tf32_rank") == int(os.environ["RANK"]):
         torch.set_float32_matmul_precision("high")
     os.environ["HPCDDP_ATTEMPT"] = argument["attempt"]

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from hpcddp.errors import RequestError
-from hpcddp.training.checkpoint import (
+from hpcddp.training.keeping.checkpoint import (
     describe_file,
     find_fault,
     find_newest,

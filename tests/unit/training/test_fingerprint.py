@@ -17,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from hpcddp.training import fingerprint
-from hpcddp.training.fingerprint import describe_dataset, describe_objects, hash_states
+from hpcddp.training.keeping import fingerprint
+from hpcddp.training.keeping.fingerprint import describe_dataset, describe_objects, hash_states
 
 
 def small_model() -> nn.Module:

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from hpcddp.errors import LaunchError
-from hpcddp.training.device import choose_index, list_visible, name_shared, wants_device_id
-from hpcddp.training.store import host_store, reach_store
+from hpcddp.training.bringup.device import choose_index, list_visible, name_shared, wants_device_id
+from hpcddp.training.bringup.store import host_store, reach_store
 
 RunRanks = Callable[..., Any]
 
@@ -68,7 +68,7 @@ def test_two_processes_that_are_both_rank_0_are_told_so(run_ranks: RunRanks, tmp
 
 def test_a_busy_port_is_passed_over_by_all_ranks_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even if what listens there never says a word."""
-    monkeypatch.setattr("hpcddp.training.store._ANSWER_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("hpcddp.training.bringup.store._ANSWER_TIMEOUT_S", 0.5)
     ports = _free_ports(2)
     with socket.socket() as other:
         other.bind(("", ports[0]))

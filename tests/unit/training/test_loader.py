@@ -9,9 +9,9 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 from hpcddp.batchplan import plan_batch
-from hpcddp.training.loader import MicroBatchLoader, Shard, move
-from hpcddp.training.sampler import GlobalBatchSampler
-from hpcddp.training.weighing import Weighing
+from hpcddp.training.samples.loader import MicroBatchLoader, Shard, move
+from hpcddp.training.samples.sampler import GlobalBatchSampler
+from hpcddp.training.samples.weighing import Weighing
 
 CPU = torch.device("cpu")
 

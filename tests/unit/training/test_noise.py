@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from hpcddp.batchplan import plan_batch
-from hpcddp.training.loader import Batch
-from hpcddp.training.noise import NoiseMeter, describe_noise, split_square
+from hpcddp.training.gradient.noise import NoiseMeter, describe_noise, split_square
+from hpcddp.training.samples.loader import Batch
 
 RunRanks = Callable[..., Any]
 

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcddp.training import permutation
-from hpcddp.training.permutation import permute
+from hpcddp.training.samples import permutation
+from hpcddp.training.samples.permutation import permute
 
 
 @settings(deadline=None)  # a busy machine is no fault

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from hpcddp.batchplan import plan_batch
-from hpcddp.training.buffers import frozen_statistics
+from hpcddp.training.gradient.buffers import frozen_statistics
 from hpcddp.training.remarks import warn_of_empty_ranks
 
 RunRanks = Callable[..., Any]

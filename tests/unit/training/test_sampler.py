@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hpcddp.batchplan import plan_batch
 from hpcddp.errors import RequestError
-from hpcddp.training.sampler import GlobalBatchSampler, split_epoch
+from hpcddp.training.samples.sampler import GlobalBatchSampler, split_epoch
 
 
 @st.composite

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from hpcddp.errors import RequestError
-from hpcddp.training.checkpoint import find_fault, list_checkpoints, read_manifest
-from hpcddp.training.keeping import check_position
-from hpcddp.training.states import make_outline
+from hpcddp.training.keeping.checkpoint import find_fault, list_checkpoints, read_manifest
+from hpcddp.training.keeping.keeper import check_position
+from hpcddp.training.keeping.states import make_outline
 
 RunRanks = Callable[..., Any]
 BODY = "checkpoint_bodies:train"

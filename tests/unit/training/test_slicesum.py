@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcddp.errors import RequestError
-from hpcddp.training.exchange import Exchange, fold_pairs
-from hpcddp.training.slicesum import IntegerSum, TreeSum, make_sum
+from hpcddp.training.gradient.exchange import Exchange, fold_pairs
+from hpcddp.training.gradient.slicesum import IntegerSum, TreeSum, make_sum
 
 ALONE = Exchange(1, 0, None, through_cpu=False)
 

@@ -18,10 +18,10 @@ from torch.utils.data import IterableDataset
 
 from hpcddp.batchplan import plan_batch
 from hpcddp.errors import RequestError
-from hpcddp.training.loader import MicroBatchLoader
-from hpcddp.training.shards import ShardedStream
-from hpcddp.training.streamsampler import StreamSampler
-from hpcddp.training.weighing import Weighing
+from hpcddp.training.samples.loader import MicroBatchLoader
+from hpcddp.training.samples.shards import ShardedStream
+from hpcddp.training.samples.streamsampler import StreamSampler
+from hpcddp.training.samples.weighing import Weighing
 
 RunRanks = Callable[..., Any]
 CPU = torch.device("cpu")

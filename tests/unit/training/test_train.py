@@ -15,8 +15,8 @@ from PIL import Image
 
 from hpcddp.errors import RequestError
 from hpcddp.training.data import load_images
+from hpcddp.training.keeping.runfolder import RunFolder, read_planned_batch
 from hpcddp.training.models import make_model
-from hpcddp.training.runfolder import RunFolder, read_planned_batch
 from hpcddp.training.train import warm_up_and_cosine
 
 RunRanks = Callable[..., Any]

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from hpcddp.errors import RequestError
-from hpcddp.training.backward import run_backward, zeroed_gradients
-from hpcddp.training.loader import Batch
-from hpcddp.training.sampler import MicroBatch
-from hpcddp.training.weighing import Loaded, Weighing
+from hpcddp.training.gradient.backward import run_backward, zeroed_gradients
+from hpcddp.training.samples.loader import Batch
+from hpcddp.training.samples.sampler import MicroBatch
+from hpcddp.training.samples.weighing import Loaded, Weighing
 
 RunRanks = Callable[..., Any]
 

@@ -10,10 +10,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hpcddp.errors import RequestError
-from hpcddp.training.checkpoint import find_fault, list_checkpoints, read_checkpoint, read_manifest, set_aside
-from hpcddp.training.group import Group
-from hpcddp.training.states import list_tensors, map_tensors, split_like, write_key
-from hpcddp.training.tracking import FindLike, Tracked
+from hpcddp.training.bringup.group import Group
+from hpcddp.training.keeping.checkpoint import find_fault, list_checkpoints, read_checkpoint, read_manifest, set_aside
+from hpcddp.training.keeping.states import list_tensors, map_tensors, split_like, write_key
+from hpcddp.training.keeping.tracking import FindLike, Tracked
 
 _ANEW = "start anew: --no-resume, or another run folder"
 
@@ -79,7 +79,7 @@ def last_save_s(folder: Path) -> float | None:
 
 
 def _read_parts(path: Path, outline: dict[Any, Tensor], find_like: FindLike) -> dict[Any, Tensor]:
-    from hpcddp.training import sharded  # torch.distributed.checkpoint takes half a second to import
+    from hpcddp.training.keeping import sharded  # torch.distributed.checkpoint takes half a second to import
 
     room = {
         key: sharded.make_room(tensor.shape, tensor.dtype, find_like(key, tensor.shape))

@@ -14,8 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
-from hpcddp.training.randomness import SeededSamples, kept_generators
-from hpcddp.training.stream import Stream
+from hpcddp.training.samples.randomness import SeededSamples, kept_generators
+from hpcddp.training.samples.stream import Stream
 
 _PIECE = 1 << 24  # elements: what is copied from a device at once
 

@@ -16,7 +16,7 @@ from torch.utils.data import Sampler
 
 from hpcddp.batchplan import BatchPlan
 from hpcddp.errors import RequestError
-from hpcddp.training.permutation import permute
+from hpcddp.training.samples.permutation import permute
 
 _PLACES_AT_ONCE = 8192
 

@@ -17,7 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hpcddp.errors import HpcddpError, LaunchError, RequestError
-from hpcddp.training.checkpoint import (
+from hpcddp.training.bringup.group import Group
+from hpcddp.training.keeping.checkpoint import (
     STATE,
     begin,
     commit,
@@ -27,11 +28,10 @@ from hpcddp.training.checkpoint import (
     remove_old,
     write_state_file,
 )
-from hpcddp.training.fingerprint import describe_objects
-from hpcddp.training.group import Group
-from hpcddp.training.states import gather_whole, list_tensors, make_outline, write_key
-from hpcddp.training.tracking import Tracked
-from hpcddp.training.versions import list_versions
+from hpcddp.training.keeping.fingerprint import describe_objects
+from hpcddp.training.keeping.states import gather_whole, list_tensors, make_outline, write_key
+from hpcddp.training.keeping.tracking import Tracked
+from hpcddp.training.keeping.versions import list_versions
 
 FORMS = ("single", "sharded", "async")
 
@@ -120,7 +120,7 @@ class Writer:
         *,
         wait: bool,
     ) -> Saved | None:
-        from hpcddp.training import sharded  # torch.distributed.checkpoint takes half a second to import
+        from hpcddp.training.keeping import sharded  # torch.distributed.checkpoint takes half a second to import
 
         def end(writing: Future[Any] | None) -> Saved:
             """All ranks' tensors are being written, or are: the rest of the folder."""
@@ -160,7 +160,7 @@ def _told(partial: Path) -> Iterator[None]:
     except HpcddpError:
         raise
     except BaseException as error:
-        from hpcddp.training.sharded import is_about_files, tell_cause
+        from hpcddp.training.keeping.sharded import is_about_files, tell_cause
 
         if not is_about_files(error):
             raise

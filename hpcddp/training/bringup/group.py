@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch.distributed.distributed_c10d import Store
 
-from hpcddp.training.device import choose_index
-from hpcddp.training.roll_call import Member, local_rank_of, ranks_on_host
+from hpcddp.training.bringup.device import choose_index
+from hpcddp.training.bringup.roll_call import Member, local_rank_of, ranks_on_host
 
 
 @dataclass(frozen=True, slots=True)

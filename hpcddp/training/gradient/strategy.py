@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hpcddp.errors import RequestError, nearest
-from hpcddp.training.group import Group
+from hpcddp.training.bringup.group import Group
 
 STRATEGIES = ("ddp", "fsdp", "hsdp")
 Blocks = type[nn.Module] | tuple[type[nn.Module], ...]

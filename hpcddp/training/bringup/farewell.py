@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch.distributed import DistNetworkError, DistStoreError
 from torch.nn.parallel import DistributedDataParallel
 
-from hpcddp.training.failure import Failure
-from hpcddp.training.group import Group
-from hpcddp.training.roll_call import wait_until
+from hpcddp.training.bringup.failure import Failure
+from hpcddp.training.bringup.group import Group
+from hpcddp.training.bringup.roll_call import wait_until
 
 _BYE_TIMEOUT_S = 60.0
 _FAILED_BYE_TIMEOUT_S = 3.0  # some may never come

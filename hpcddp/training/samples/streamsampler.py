@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from hpcddp.batchplan import BatchPlan
 from hpcddp.errors import RequestError
-from hpcddp.training.stream import Origin, RankSteps, Stream
-from hpcddp.training.weighing import Loaded, make_loaded
+from hpcddp.training.samples.stream import Origin, RankSteps, Stream
+from hpcddp.training.samples.weighing import Loaded, make_loaded
 
 
 class StreamSampler:
@@ -118,7 +118,7 @@ def read_stream(
     if num_workers > 1 and not Stream(sampler.dataset, sampler.seed, sampler.epoch).can_skip:
         raise RequestError(
             f"{num_workers} loader processes would each read the whole stream: its iterator has no skip(count)",
-            "num_workers=1, or hpcddp.training.shards.ShardedStream, which can skip",
+            "num_workers=1, or hpcddp.training.samples.shards.ShardedStream, which can skip",
         )
 
     def read() -> Iterator[Loaded]:

@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 
 from hpcddp.errors import LaunchError, RequestError
-from hpcddp.training.group import Group
+from hpcddp.training.bringup.group import Group
+from hpcddp.training.keeping.versions import list_numerics, list_versions
 from hpcddp.training.options import EXACT_METHODS
-from hpcddp.training.versions import list_numerics, list_versions
 
 DEFAULT_SLICES = 8
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"

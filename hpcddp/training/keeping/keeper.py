@@ -13,16 +13,16 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hpcddp.errors import RequestError
-from hpcddp.training.checkpoint import name_step, read_manifest
+from hpcddp.training.bringup.group import Group
 from hpcddp.training.choices import Choices
-from hpcddp.training.exactness import Warrant, carry_on, make_warrant
-from hpcddp.training.group import Group
-from hpcddp.training.resuming import last_save_s, resume
-from hpcddp.training.runfolder import RunFolder, write_state
-from hpcddp.training.saving import Saved, Writer
-from hpcddp.training.states import list_tensors, make_outline
+from hpcddp.training.gradient.exactness import Warrant, carry_on, make_warrant
+from hpcddp.training.keeping.checkpoint import name_step, read_manifest
+from hpcddp.training.keeping.resuming import last_save_s, resume
+from hpcddp.training.keeping.runfolder import RunFolder, write_state
+from hpcddp.training.keeping.saving import Saved, Writer
+from hpcddp.training.keeping.states import list_tensors, make_outline
+from hpcddp.training.keeping.tracking import Tracked
 from hpcddp.training.stopping import StopWatch
-from hpcddp.training.tracking import Tracked
 
 _PROBE_BYTES = 1 << 22
 _STATES_PER_PARAMETER = 2  # an optimizer's numbers that are not there before its first step: as many as Adam's

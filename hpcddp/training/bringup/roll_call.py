@@ -16,7 +16,7 @@ from torch.distributed import DistNetworkError
 from torch.distributed.distributed_c10d import Store
 
 from hpcddp.errors import LaunchError
-from hpcddp.training.failure import Failure, PeerFailedError
+from hpcddp.training.bringup.failure import Failure, PeerFailedError
 
 _GOOD = "all here"
 _SILENT_HINT = (

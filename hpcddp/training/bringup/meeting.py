@@ -47,7 +47,7 @@ def arrange_meeting(env: Mapping[str, str], info: RankInfo, channel: str, openin
     if channel not in CHANNELS:
         raise RequestError(f"rendezvous {channel!r} is unknown", f"one of {', '.join(CHANNELS)}")
     if channel == "mpi4py":
-        from hpcddp.training.mpi import ask_mpi
+        from hpcddp.training.bringup.mpi import ask_mpi
 
         listener = listen() if info.rank == 0 else None
         address, port = ask_mpi(info, 0 if listener is None else _port(listener))

@@ -16,10 +16,10 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hpcddp.training.buffers import frozen_statistics
-from hpcddp.training.group import Group
-from hpcddp.training.sampler import MicroBatch
-from hpcddp.training.strategy import Blocks, check_optimizers, shard_model
+from hpcddp.training.bringup.group import Group
+from hpcddp.training.gradient.buffers import frozen_statistics
+from hpcddp.training.gradient.strategy import Blocks, check_optimizers, shard_model
+from hpcddp.training.samples.sampler import MicroBatch
 
 # the name of DDP's option changed with torch 2.15
 _DDP_OPTIONS = inspect.signature(DistributedDataParallel.__init__).parameters

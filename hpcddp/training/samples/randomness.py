@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import torch
 from torch.utils.data import Dataset
 
-from hpcddp.training.permutation import derive_key
+from hpcddp.training.samples.permutation import derive_key
 
 
 def seed_generators(*key: int | str) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hpcddp.errors import RequestError
-from hpcddp.training.loader import Batch
+from hpcddp.training.samples.loader import Batch
 
 
 def run_backward(

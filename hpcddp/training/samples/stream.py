@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from hpcddp.batchplan import BatchPlan
-from hpcddp.training.randomness import kept_generators, seed_generators
-from hpcddp.training.sampler import MicroBatch
+from hpcddp.training.samples.randomness import kept_generators, seed_generators
+from hpcddp.training.samples.sampler import MicroBatch
 
 Step = list[tuple[MicroBatch, Any]]
 

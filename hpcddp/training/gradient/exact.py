@@ -19,13 +19,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hpcddp.batchplan import BatchPlan
 from hpcddp.errors import RequestError
-from hpcddp.training.buffers import frozen_statistics
-from hpcddp.training.exchange import Exchange
-from hpcddp.training.gradients import wrap_ddp
-from hpcddp.training.group import Group
-from hpcddp.training.sampler import MicroBatch
-from hpcddp.training.slicebuffers import SliceBuffers
-from hpcddp.training.slicesum import make_sum
+from hpcddp.training.bringup.group import Group
+from hpcddp.training.gradient.buffers import frozen_statistics
+from hpcddp.training.gradient.exchange import Exchange
+from hpcddp.training.gradient.gradients import wrap_ddp
+from hpcddp.training.gradient.slicebuffers import SliceBuffers
+from hpcddp.training.gradient.slicesum import make_sum
+from hpcddp.training.samples.sampler import MicroBatch
 
 
 class ExactGradients:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hpcddp.errors import RequestError
-from hpcddp.training.exchange import Exchange
+from hpcddp.training.gradient.exchange import Exchange
 
 _SIGNIFICANT_BITS = 56
 

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from hpcddp.errors import RequestError
-from hpcddp.training.permutation import permute
+from hpcddp.training.samples.permutation import permute
 
 Name = TypeVar("Name")
 

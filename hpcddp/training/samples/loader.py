@@ -11,10 +11,10 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from hpcddp.batchplan import BatchPlan, split_evenly
 from hpcddp.errors import RequestError
-from hpcddp.training.randomness import SeededSamples
-from hpcddp.training.sampler import GlobalBatchSampler, MicroBatch
-from hpcddp.training.streamsampler import StreamSampler, read_stream
-from hpcddp.training.weighing import Loaded, Weighing, make_loaded, split_pair
+from hpcddp.training.samples.randomness import SeededSamples
+from hpcddp.training.samples.sampler import GlobalBatchSampler, MicroBatch
+from hpcddp.training.samples.streamsampler import StreamSampler, read_stream
+from hpcddp.training.samples.weighing import Loaded, Weighing, make_loaded, split_pair
 
 
 class Batch(NamedTuple):

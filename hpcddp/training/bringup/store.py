@@ -17,7 +17,7 @@ from torch.distributed import DistNetworkError, DistStoreError, TCPStore  # type
 from torch.distributed.distributed_c10d import Store
 
 from hpcddp.errors import LaunchError
-from hpcddp.training.roll_call import wait_until
+from hpcddp.training.bringup.roll_call import wait_until
 
 _ANSWER_TIMEOUT_S = 5.0
 _NONCE_KEY = "hpcddp/nonce"

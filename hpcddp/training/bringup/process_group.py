@@ -28,14 +28,14 @@ from hpcddp.errors import LaunchError, RequestError
 from hpcddp.ranks.rankinfo import RankInfo
 from hpcddp.ranks.rendezvous import Rendezvous, launch_key
 from hpcddp.ranks.resolve import resolve
-from hpcddp.training.device import list_visible, name_shared, wants_device_id
-from hpcddp.training.failure import PeerFailedError
-from hpcddp.training.farewell import claim_failure, leave, leave_after_failure
-from hpcddp.training.group import Group, device_index
-from hpcddp.training.meeting import Meeting, arrange_meeting, end_meeting
-from hpcddp.training.network import look_around, settle_interface
-from hpcddp.training.roll_call import Member, call_roll
-from hpcddp.training.store import host_store, reach_store
+from hpcddp.training.bringup.device import list_visible, name_shared, wants_device_id
+from hpcddp.training.bringup.failure import PeerFailedError
+from hpcddp.training.bringup.farewell import claim_failure, leave, leave_after_failure
+from hpcddp.training.bringup.group import Group, device_index
+from hpcddp.training.bringup.meeting import Meeting, arrange_meeting, end_meeting
+from hpcddp.training.bringup.network import look_around, settle_interface
+from hpcddp.training.bringup.roll_call import Member, call_roll
+from hpcddp.training.bringup.store import host_store, reach_store
 
 # a process may open one group after another, and the store of the one before may still be there
 _openings = itertools.count()

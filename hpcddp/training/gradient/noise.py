@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from hpcddp.batchplan import BatchPlan
-from hpcddp.training.loader import Batch
+from hpcddp.training.samples.loader import Batch
 
 _KEPT = 0.95  # of the running sums, per measured step: a mean over about 20 of them
 

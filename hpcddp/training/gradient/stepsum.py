@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hpcddp.training.group import Group
-from hpcddp.training.reduction import LaggedSum
+from hpcddp.training.bringup.group import Group
+from hpcddp.training.gradient.reduction import LaggedSum
 from hpcddp.training.stopping import STOP_FLAGS
 
 

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hpcddp.errors import RequestError
-from hpcddp.training.group import Group
-from hpcddp.training.sampler import MicroBatch
+from hpcddp.training.bringup.group import Group
+from hpcddp.training.samples.sampler import MicroBatch
 
 Count = Callable[[Any, Any], int]
 

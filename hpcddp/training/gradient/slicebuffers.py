@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from hpcddp.training.sampler import MicroBatch
-from hpcddp.training.slicesum import IntegerSum, TreeSum
+from hpcddp.training.gradient.slicesum import IntegerSum, TreeSum
+from hpcddp.training.samples.sampler import MicroBatch
 
 
 class SliceBuffers:

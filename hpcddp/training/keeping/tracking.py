@@ -11,8 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from hpcddp.errors import RequestError
-from hpcddp.training.fingerprint import hash_states
-from hpcddp.training.states import is_split, load_module_state, module_state
+from hpcddp.training.keeping.fingerprint import hash_states
+from hpcddp.training.keeping.states import is_split, load_module_state, module_state
 from hpcddp.units import shorten
 
 

@@ -1,0 +1,1 @@
+"""The ranks find each other, form a process group, and part."""

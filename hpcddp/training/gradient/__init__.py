@@ -1,0 +1,1 @@
+"""From the micro batches' gradients to the global batch's: averaged by DDP, in parts, or exactly."""
