@@ -19,6 +19,7 @@ def check_gradients(folder, ranks):
         assert report["difference"] < 1e-15
 
 
+@pytest.mark.slow
 def test_gradients_equal_one_process_on_the_global_batch(flavour, run, programs, tmp_path):
     gradients = [*EXEC, sys.executable, programs / "gradients.py", tmp_path]
     done = run([*flavour.mpirun(2), *gradients], env=flavour.env | {"OMP_NUM_THREADS": "1"}, timeout_s=120)

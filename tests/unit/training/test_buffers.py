@@ -12,6 +12,7 @@ import pytest
 RunRanks = Callable[..., Any]
 
 
+@pytest.mark.slow
 def test_only_what_differs_between_ranks_is_averaged(run_ranks: RunRanks, tmp_path: Path) -> None:
     run_ranks("checkpoint_bodies:average_some", 3, str(tmp_path)).check()
     for rank in range(3):

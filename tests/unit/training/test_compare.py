@@ -107,6 +107,7 @@ def test_a_run_is_the_same_as_far_as_it_goes_and_when_it_has_gone_on(
     assert (status, facts["verdict"], facts["last_steps"]) == (0, "same", [3, 3])
 
 
+@pytest.mark.slow
 def test_steps_that_were_made_again_after_a_kill_count_as_made_again(
     train: Train, compare: Compare, run_ranks: Any
 ) -> None:
@@ -131,6 +132,7 @@ def test_a_plain_run_on_two_ranks_differs_and_the_ranks_are_named(train: Train, 
     assert "ranks  1" in text
 
 
+@pytest.mark.slow
 def test_exact_runs_on_other_ranks_are_the_same_and_the_ranks_are_shown(
     run_ranks: Any, tmp_path: Path, compare: Compare
 ) -> None:

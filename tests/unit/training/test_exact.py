@@ -42,7 +42,7 @@ def results(run_ranks: RunRanks, exact_bodies: ModuleType, tmp_path: Path) -> Ca
     return run
 
 
-@pytest.mark.parametrize("world_size", [2, 4, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("world_size", [2, *(pytest.param(w, marks=pytest.mark.slow) for w in (4, 8))])
 def test_a_tree_gives_one_result_on_ranks_that_share_it(
     results: Callable[..., dict[str, Any]], world_size: int
 ) -> None:

@@ -66,6 +66,7 @@ def test_the_trainer_scales_tells_and_records_its_learning_rate(run_ranks: RunRa
     assert {"lr_rule": "linear", "base_batch": 50, "lr": 0.01}.items() <= json.loads(recorded.read_text()).items()
 
 
+@pytest.mark.slow
 def test_the_scheduler_steps_once_per_optimizer_step_on_any_number_of_ranks(
     run_ranks: RunRanks, tmp_path: Path
 ) -> None:

@@ -19,7 +19,7 @@ from hpcddp.training.samples.loader import Batch
 RunRanks = Callable[..., Any]
 
 
-@pytest.mark.parametrize("world_size", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("world_size", [2, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 3))])
 def test_any_split_finds_the_true_noise_scale_and_leaves_every_bit_of_the_gradients(
     run_ranks: RunRanks, batch_bodies: ModuleType, tmp_path: Path, world_size: int
 ) -> None:

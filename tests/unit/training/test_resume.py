@@ -32,6 +32,7 @@ def _train(run_ranks: RunRanks, run_dir: Path, world_size: int, **more: Any) -> 
     return run_ranks("train_toy", world_size, argument, env=env)
 
 
+@pytest.mark.slow
 def test_a_chain_on_two_three_and_one_ranks_gives_the_losses_of_one_undisturbed_run(
     run_ranks: RunRanks, tmp_path: Path
 ) -> None:
@@ -69,6 +70,7 @@ def test_every_sample_is_seen_once_by_a_chain_on_four_two_and_three_ranks(run_ra
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-12)
 
 
+@pytest.mark.slow
 def test_random_numbers_go_on_where_they_were(run_ranks: RunRanks, tmp_path: Path) -> None:
     whole, chain = tmp_path / "whole", tmp_path / "chain"
     _train(run_ranks, whole, 1, dropout=0.5).check()

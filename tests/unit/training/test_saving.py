@@ -32,7 +32,7 @@ def _same(ours: Any, theirs: Any, tolerance: float = 0.0) -> bool:
     return bool(ours == theirs)
 
 
-@pytest.mark.parametrize("form", ["async", pytest.param("single", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("form", [pytest.param(form, marks=pytest.mark.slow) for form in ("async", "single")])
 def test_everything_goes_on_bit_by_bit_where_it_was(run_ranks: RunRanks, tmp_path: Path, form: str) -> None:
     whole, chain = str(tmp_path / "whole"), str(tmp_path / "chain")
     run_ranks(BODY, 1, {**EVERYTHING, "out": whole}).check()
@@ -48,6 +48,7 @@ def test_everything_goes_on_bit_by_bit_where_it_was(run_ranks: RunRanks, tmp_pat
     assert [line["loss"] for line in lines if line["kind"] == "step"] == ours["losses"], "without the scaler's scale"
 
 
+@pytest.mark.slow
 def test_averaged_weights_and_the_scaler_go_on_on_another_number_of_ranks(run_ranks: RunRanks, tmp_path: Path) -> None:
     everything = {**EVERYTHING, "norm": False}  # BatchNorm depends on the split
     run_ranks(BODY, 1, {**everything, "out": str(tmp_path / "whole")}).check()

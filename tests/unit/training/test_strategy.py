@@ -80,9 +80,7 @@ CHAINS = {
 }
 
 
-@pytest.mark.parametrize(
-    "chain", ["beside the training", *(pytest.param(name, marks=pytest.mark.slow) for name in list(CHAINS)[1:])]
-)
+@pytest.mark.parametrize("chain", [pytest.param(name, marks=pytest.mark.slow) for name in CHAINS])
 def test_a_chain_of_ranks_strategies_and_forms_follows_one_undisturbed_run(
     run_ranks: RunRanks, tmp_path: Path, chain: str
 ) -> None:

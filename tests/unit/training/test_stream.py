@@ -208,7 +208,7 @@ def test_a_shard_that_is_shorter_than_told_is_named() -> None:
         list(shards)
 
 
-@pytest.mark.parametrize("kind", ["sharded", pytest.param("plain", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.slow) for kind in ("sharded", "plain")])
 def test_a_stream_goes_on_over_four_two_and_three_real_ranks(
     run_ranks: RunRanks, batch_bodies: ModuleType, tmp_path: Path, kind: str
 ) -> None:
