@@ -64,7 +64,7 @@ types: $(STAMP) ## mypy, strict
 	$(BIN)/mypy
 
 .PHONY: test test-all
-test: lint types $(MPI_STAMPS) ## all checks that need no root, no GPU and no scheduler: under 8 minutes on 2 cores
+test: lint types $(MPI_STAMPS) ## all checks that need no root, no GPU and no scheduler: about 9 minutes on 2 cores
 	$(PYTEST) -m 'not slow and not cluster and not gpu'
 test-all: lint types $(MPI_STAMPS) ## the same, the long tests, and properties with ten times as many examples
 	$(PYTEST) -m 'not cluster and not gpu' --hypothesis-profile=long
@@ -78,7 +78,7 @@ test-part: $(STAMP) ## a seventh of the long tests: today's
 	[ "$${#tests[@]}" = 0 ] || $(PYTEST) "$${tests[@]}"
 
 .PHONY: test-cluster
-test-cluster: $(STAMP) $(MPI_STAMPS) ## as root on Debian 12: the tests that need several hosts and a real Slurm
+test-cluster: $(STAMP) $(MPI_STAMPS) ## as root on Debian 12: the tests that need several hosts and a real Slurm, about 10 minutes
 	tests/cluster/cluster install
 	$(PYTEST) tests/cluster -m cluster
 
