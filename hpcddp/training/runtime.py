@@ -100,8 +100,7 @@ class Runtime:
         gathered on its own. `options` are those of torch's DDP or fully_shard. Buffers are not broadcast at each
         forward pass: see `average_buffers`.
         """
-        exact, noise = self._choices.exactness is not None, self._choices.noise_every is not None
-        check_strategy(strategy, blocks, exact=exact, noise=noise)
+        check_strategy(strategy, blocks, exact=self.exact, noise=self._choices.noise_every is not None)
         if strategy != "ddp" and isinstance(self._gradients, DdpGradients):
             return self._gradients.shard(model, strategy, blocks, options)
         self._models.append(model)
@@ -232,7 +231,7 @@ class Runtime:
         loader.sampler.advance(current.total)
         self.steps += 1
         self._batch = None
-        left = self._need_loader().sampler.steps_left
+        left = loader.sampler.steps_left
         self._watch.pace.step_ended(last=left == 0)
         tracked = self._keeper.tracked
         rate = tracked.learning_rate() if tracked is not None else None
