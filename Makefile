@@ -31,7 +31,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help
 help: ## this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 22
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
@@ -52,7 +52,7 @@ mpi: $(MPI_STAMPS) ## the MPI libraries of the multirank tests, into .mpi
 
 .PHONY: demo
 demo: $(STAMP) ## render a job for this machine, run it on 2 ranks, train, show the result
-	hpcddp render --site local --nodes 1 --ranks-per-node 2 --name $(DEMO_RUN) | bash
+	hpcddp render --demo --site local --nodes 1 --ranks-per-node 2 --name $(DEMO_RUN) | bash
 	@python -c "$$CHECK_DEMO" runs/$(DEMO_RUN) $(DEMO_ACCURACY)
 
 .PHONY: lint types
@@ -63,24 +63,57 @@ lint: $(STAMP) ## ruff, and the import layers
 types: $(STAMP) ## mypy, strict
 	$(BIN)/mypy
 
-.PHONY: test test-all
-test: lint types $(MPI_STAMPS) ## all checks that need no root, no GPU and no scheduler: about 9 minutes on 2 cores
-	$(PYTEST) -m 'not slow and not cluster and not gpu'
-test-all: lint types $(MPI_STAMPS) ## the same, the long tests, and properties with ten times as many examples
-	$(PYTEST) -m 'not cluster and not gpu' --hypothesis-profile=long
+# Two workers for two cores. A test that waits for others does not keep a core busy: the cluster's get more.
+SIDE_BY_SIDE := -n 2
+CLUSTERS := -n 6
+CAN_CLUSTER = grep -qs '^VERSION_CODENAME=bookworm' /etc/os-release && unshare --net --mount --pid --fork true 2>/dev/null
+
+.PHONY: test test-pythons
+test: $(STAMP) $(MPI_STAMPS) ## all checks that need no root, no GPU and no scheduler: about 4 minutes on 2 cores
+	$(MAKE) --no-print-directory --jobs=3 --output-sync lint types test-pythons
+	$(PYTEST) $(SIDE_BY_SIDE) -m 'not slow and not cluster and not gpu'
+test-pythons: $(STAMP) ## the login node's side on every Python of this machine, in short
+	tests/pythons quick $(BIN)/python
+
+.PHONY: test-cluster
+test-cluster: $(STAMP) $(MPI_STAMPS) ## as root on Debian 12: what needs several hosts and a real Slurm: about 5 minutes
+	tests/cluster/cluster install
+	$(PYTEST) tests/cluster $(CLUSTERS) -m 'cluster and not slow'
+
+# Everything, in parts that can be run one by one.
+ALL_PARTS := test-all-properties test-all-training test-all-slow test-all-pythons test-all-torch test-all-root
+.PHONY: test-all $(ALL_PARTS)
+test-all: test $(ALL_PARTS) ## make test and all that follows: under an hour
+test-all-properties: $(STAMP) ## every property with ten times as many examples, drawn at random
+	$(PYTEST) $(SIDE_BY_SIDE) -m 'hypothesis and not cluster' --hypothesis-profile=random
+test-all-training: $(STAMP) ## the long tests of training
+	$(PYTEST) $(SIDE_BY_SIDE) tests/unit -m 'slow and not gpu'
+test-all-slow: $(STAMP) $(MPI_STAMPS) ## the long tests of launchers, packages and pages
+	$(PYTEST) $(SIDE_BY_SIDE) tests --ignore=tests/unit -m 'slow and not cluster and not gpu'
+test-all-pythons: $(STAMP) ## all of the login node's side on every Python of this machine
+	tests/pythons all $(BIN)/python
+test-all-torch: .torch-oldest/.installed ## what depends on torch's version, on the oldest that is supported and on .venv's
+	@set -x; tests=$$(grep -rl 'mark[.]torch_compat' tests --include='test_*.py'); \
+	.torch-oldest/bin/python -m pytest -m torch_compat $$tests; $(PYTEST) -m torch_compat $$tests
+test-all-root: $(STAMP) $(MPI_STAMPS) ## as root on Debian 12: test-cluster, and the long tests of the cluster
+	@if $(CAN_CLUSTER); then set -x; tests/cluster/cluster install; $(PYTEST) tests/cluster $(CLUSTERS) -m cluster; \
+	else echo "left out: it needs Debian 12, and root that may make namespaces"; fi
+
+# The oldest torch that `train` asks for.
+TORCH_OLDEST := $(shell sed -n 's/^train = .*"torch>=\([0-9.]*\)".*/\1/p' pyproject.toml)
+.torch-oldest/.installed: pyproject.toml
+	@test -x .torch-oldest/bin/pip || $(PYTHON) -m venv .torch-oldest
+	.torch-oldest/bin/pip install --quiet --editable . 'torch==$(TORCH_OLDEST).*' numpy 'pytest>=8.2' 'hypothesis>=6.100'
+	@touch $@
 
 # A part of the long tests that changes from day to day, for CI.
 .PHONY: test-part
-test-part: $(STAMP) ## a seventh of the long tests: today's
+test-part: $(STAMP) $(MPI_STAMPS) ## a seventh of the long tests: today's
 	@part=$$(( 10#$$(date +%j) % 7 )); \
-	mapfile -t tests < <($(PYTEST) --collect-only -q -m slow 2>/dev/null | grep '::' | awk -v p=$$part 'NR % 7 == p'); \
+	mapfile -t tests < <($(PYTEST) --collect-only -q -m 'slow and not cluster and not gpu' 2>/dev/null | grep '::' \
+	  | awk -v p=$$part 'NR % 7 == p'); \
 	echo "part $$part of 7 of the long tests: $${tests[*]:-none}"; \
-	[ "$${#tests[@]}" = 0 ] || $(PYTEST) "$${tests[@]}"
-
-.PHONY: test-cluster
-test-cluster: $(STAMP) $(MPI_STAMPS) ## as root on Debian 12: the tests that need several hosts and a real Slurm, about 10 minutes
-	tests/cluster/cluster install
-	$(PYTEST) tests/cluster -m cluster
+	[ "$${#tests[@]}" = 0 ] || $(PYTEST) $(SIDE_BY_SIDE) "$${tests[@]}"
 
 .PHONY: benchmark
 benchmark: $(STAMP) ## how long the commands take to start, against bare Python and bare jinja2
@@ -89,8 +122,9 @@ benchmark: $(STAMP) ## how long the commands take to start, against bare Python 
 .PHONY: peers
 peers: $(STAMP) ## what a script costs here and in other tools, which come into .peers (700 MB)
 	$(BIN)/python benchmarks/peers.py
+	$(BIN)/python benchmarks/lines/peers.py
 
 .PHONY: clean
 clean: ## remove everything that make and the tests made, but no runs/
-	rm -rf .venv .mpi .peers .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist build
+	rm -rf .venv .mpi .peers .pythons .torch-oldest .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist build
 	find . -name __pycache__ -prune -exec rm -rf {} +

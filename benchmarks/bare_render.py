@@ -1,6 +1,7 @@
-"""The baseline of `hpcddp render`: the same templates and site file through jinja2 and yaml alone, nothing checked.
+"""The baseline of `hpcddp render`: the same templates and site file through jinja2 and yaml alone.
 
 bare_render.py TEMPLATES SITE.yaml JOB.json: JOB.json holds the planned values, which this program does not work out.
+It checks nothing, and compiles the templates each time.
 """
 
 import json
@@ -16,6 +17,10 @@ def quote_all(words):
     return " ".join(map(shlex.quote, words))
 
 
+def quote_launch_words(words):
+    return " ".join(shlex.quote(word) if isinstance(word, str) else vars(word).get("text", "") for word in words)
+
+
 templates, site_file, job_file = sys.argv[1:]
 with open(site_file, encoding="utf-8") as file:
     site = yaml.load(file, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
@@ -27,6 +32,7 @@ environment = jinja2.Environment(
 environment.filters = {
     "sh": shlex.quote,
     "words": quote_all,
+    "line": quote_launch_words,
     "path": shlex.quote,
     "plan_json": lambda job: json.dumps(job, default=vars),
     "request_yaml": lambda job: yaml.dump(job.command),

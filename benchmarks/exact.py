@@ -52,18 +52,15 @@ def time_steps(group: Any, options: dict[str, Any], batch: int, side: int) -> li
     steps = []
     with contextlib.redirect_stderr(io.StringIO()), hpcddp.runtime(batch, seed=1, group=group, **options) as rt:
         torch.manual_seed(0)
-        model = rt.wrap(torchvision.models.resnet18(num_classes=10))
+        model = torchvision.models.resnet18(num_classes=10)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
         loader = rt.loader(data)
+        model, optimizer = rt.prepare(model, optimizer)
         began = time.perf_counter()
         for _ in rt.epochs(WARM_UP + STEPS):
-            for part in loader:
-                with rt.micro(part):
-                    rt.backward(torch.nn.functional.cross_entropy(model(part.x), part.y))
-                if part.last:
-                    optimizer.step()
-                    optimizer.zero_grad()
-                    rt.step()
+            for x, y in loader:
+                rt.backward(torch.nn.functional.cross_entropy(model(x), y))
+                if rt.step(optimizer):
                     if rt.device.type == "cuda":
                         torch.cuda.synchronize()
                     now = time.perf_counter()

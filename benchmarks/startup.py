@@ -1,15 +1,14 @@
 """What the commands cost to start: CPU time of whole processes, against a baseline from the same run.
 
 A login node is shared, so what counts is CPU time (user + system), not the clock. The commands run in turn, round after
-round, so that a busy moment meets all of them; the median is compared. File-system calls are counted with strace, if
-there is one: on a parallel file system each may cost a millisecond.
+round, so that a busy moment meets all of them; medians are compared ("of least": the fastest round of each).
+File-system calls are counted with strace, if there is one: on a parallel file system each may cost a millisecond.
 Usage: startup.py [--rounds N] [--check]; --check exits 1 when a target is missed.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import os
 import shutil
@@ -17,9 +16,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from hpcddp.cli.request import read_plan, request_parser
+from hpcddp.cli.render import build_parser
+from hpcddp.cli.request import read_plan
 from hpcddp.script.folders import find_folder
 
 SILENT = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
@@ -31,9 +32,9 @@ REQUEST = ["--site", SITE, "--account", "gaa50000", "--nodes", "3", "--walltime"
 TARGETS = [
     ("hpcddp --help", "python -c pass", 3.0),
     ("hpcddp env", "python -c pass", 3.0),
-    ("hpcddp render", "bare render", 1.4),
+    ("hpcddp render", "bare render", 1.0),
 ]
-MORE_FILE_CALLS = 300  # that render may make beyond the bare one
+MORE_FILE_CALLS = 400  # that render may make beyond the bare one
 
 
 def clean_environment() -> dict[str, str]:
@@ -64,9 +65,10 @@ def file_calls(argv: list[str], cwd: str) -> int | None:
 def commands(job_file: Path) -> dict[str, list[str]]:
     """Each command line by its short name; `job_file` gets the planned values for the bare render."""
     hpcddp = str(SCRIPTS / "hpcddp")
-    args = request_parser("render", "").parse_args(REQUEST[: REQUEST.index("--")])
+    args = build_parser().parse_args(REQUEST[: REQUEST.index("--")])
     args.command = REQUEST[REQUEST.index("--") + 1 :]
-    job_file.write_text(json.dumps(as_data(read_plan(args, clean_environment()))))
+    planned = as_data(read_plan(args, clean_environment()))
+    job_file.write_text(json.dumps(planned, default=lambda _: None))
     templates = Path(find_folder("templates"))
     bare = [str(HERE / "bare_render.py"), str(templates), str(templates / f"sites/{SITE}.yaml"), str(job_file)]
     return {
@@ -79,15 +81,14 @@ def commands(job_file: Path) -> dict[str, list[str]]:
 
 
 def as_data(value: object) -> object:
-    """Frozen values as JSON, with what they work out: a template may print either."""
-    if isinstance(value, dict):
+    """Frozen values as JSON, with what they work out: a template may print either. Functions of rows are left out."""
+    if isinstance(value, Mapping):
         return {key: as_data(item) for key, item in value.items()}
-    names = [field.name for field in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else []
-    names += getattr(value, "_fields", ())
+    names = [*getattr(value, "_fields", ())]
     if names:
         names += [name for name, item in vars(type(value)).items() if isinstance(item, property)]
         return {name: as_data(getattr(value, name)) for name in names}
-    return [as_data(item) for item in value] if isinstance(value, (tuple, list)) else value
+    return [as_data(item) for item in value] if isinstance(value, (tuple, list, Iterator)) else value
 
 
 def main() -> int:
@@ -98,19 +99,21 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as cwd:  # no hpcddp.yaml here
         (Path(cwd) / "train.py").touch()  # render looks for it
         argvs = commands(Path(cwd) / "job.json")
-        for argv in argvs.values():  # byte code and disk cache
+        for argv in argvs.values():  # byte code, compiled templates and disk cache
             cpu_ms(argv, cwd)
         rounds = [{name: cpu_ms(argv, cwd) for name, argv in argvs.items()} for _ in range(options.rounds)]
         calls = {name: file_calls(argvs[name], cwd) for name in ("bare render", "hpcddp render")}
     median = {name: statistics.median(one[name] for one in rounds) for name in argvs}
+    least = {name: min(one[name] for one in rounds) for name in argvs}
     print(f"CPU time in ms, median of {options.rounds} rounds, Python {sys.version.split()[0]}\n")
     missed = 0
-    print(f"{'command':16}{'ms':>8}{'baseline':>18}{'ms':>8}{'ratio':>8}{'target':>8}")
+    print(f"{'command':16}{'ms':>8}{'baseline':>18}{'ms':>8}{'ratio':>8}{'of least':>10}{'target':>8}")
     for name, base, target in TARGETS:
-        ratio = median[name] / median[base]
+        ratio, quietest = median[name] / median[base], least[name] / least[base]
         missed += ratio > target
         verdict = "ok" if ratio <= target else "MISSED"
-        print(f"{name:16}{median[name]:8.1f}{base:>18}{median[base]:8.1f}{ratio:8.2f}{target:8.2f}  {verdict}")
+        measured = f"{name:16}{median[name]:8.1f}{base:>18}{median[base]:8.1f}{ratio:8.2f}{quietest:10.2f}"
+        print(f"{measured}{target:8.2f}  {verdict}")
     ours, bare = calls["hpcddp render"], calls["bare render"]
     if ours is None or bare is None:
         print("\nfile-system calls: not counted, there is no strace (apt-get install strace)")

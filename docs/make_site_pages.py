@@ -6,22 +6,29 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from hpcddp.script.choose import site_files
-from hpcddp.script.portrait import missing_facts, site_rows
-from hpcddp.script.profile import load_site
+from hpcddp.schedulers.registry import find_scheduler
+from hpcddp.script.find_site import site_files
 from hpcddp.script.site import Queue, Site
-
-_SUBMIT = {"pbs": "qsub", "slurm": "sbatch", "gridengine": "qsub", "local": "bash"}
+from hpcddp.script.site_file import load_site
+from hpcddp.script.site_text import missing_facts, site_rows
 
 _HEAD = """\
 # The sites
 
 <!-- made by docs/make_site_pages.py from the sites' files -->
 
-`hpcddp sites` prints this list, `hpcddp sites show NAME` one of them. How a site is chosen, and how to write your own:
+After reading this page you know which clusters hpcddp has facts about. `hpcddp sites` prints the list:
+
+```console
+$ hpcddp sites | sed -n 1,2p
+site                scheduler   GPUs/node  basis       verified
+abci3               pbs         8          documented  2026-01-30  ABCI 3.0 (AIST, Japan), 8 x H200 per node
+```
+
+`hpcddp sites show NAME` prints one site. How a site is chosen, and how to write your own:
 [sites.md](../sites.md), [add-a-site.md](../add-a-site.md).
 
-| site | scheduler | GPUs per node | founded | verified | |
+| site | scheduler | GPUs per node | basis | verified | |
 |---|---|---|---|---|---|
 """
 
@@ -32,7 +39,7 @@ def pages() -> dict[str, str]:
     rows = ""
     for site in sites:
         gpus = site.queues.get(site.queue, Queue()).gpus
-        cells = [f"[`{site.name}`]({site.name}.md)", site.scheduler, "you say" if gpus is None else str(gpus)]
+        cells = [f"[`{site.name}`]({site.name}.md)", site.scheduler, "your option" if gpus is None else str(gpus)]
         rows += f"| {' | '.join([*cells, site.standing, site.verified, site.summary])} |\n"
     return {"README.md": _HEAD + rows, **{f"{site.name}.md": page_of(site) for site in sites}}
 
@@ -44,20 +51,23 @@ def page_of(site: Site) -> str:
     nodes = [("--nodes", str(smallest))] if smallest > 1 else []
     asked = " ".join(f"{option} {value}" for option, value in [*_examples(site), *nodes])
     request = f"--site {site.name} {asked}".rstrip()
-    founded = {
+    basis = {
         "documented": "the site's own documentation",
         "practice": "scripts and notes of users or staff, not the site's manual: read one script before you trust it",
         "generic": "its scheduler's documentation; your options say what a node has",
     }[site.standing]
+    submit = " ".join(find_scheduler(site.scheduler).commands.submit) or "bash"
     lines = [
         f"# {site.name}",
         "",
         "<!-- made by docs/make_site_pages.py from the site's file -->",
         "",
-        f"{site.summary}. User guide: <{site.guide}>. The facts are from {founded}; verified {site.verified}.",
+        f"After reading this page you can render a job for {site.name}, and you know its queues and limits.",
+        "",
+        f"{site.summary}. User guide: <{site.guide}>. The facts are from {basis}; verified {site.verified}.",
         "",
         "```bash",
-        f"hpcddp render {request} -- python train.py | {_SUBMIT[site.scheduler]}",
+        f"hpcddp render {request} -- python train.py | {submit}",
         "```",
         "",
         *_to_fill_in(site),
@@ -67,9 +77,9 @@ def page_of(site: Site) -> str:
         "",
     ]
     if site.notes:
-        lines += ["What hpcddp cannot do for you:", "", *(f"- {note}" for note in site.notes), ""]
+        lines += ["What you have to do without hpcddp:", "", *(f"- {note}" for note in site.notes), ""]
     if site.sources:
-        lines += ["| source | | date |", "|---|---|---|", *_source_rows(site), ""]
+        lines += ["| source | address | date |", "|---|---|---|", *_source_rows(site), ""]
     return "\n".join(lines)
 
 
@@ -85,7 +95,12 @@ def _to_fill_in(site: Site) -> list[str]:
     facts = missing_facts(site)
     if not facts:
         return []
-    return ["You have to say " + ", ".join(f"`{option} {value}`" for option, value in facts) + ".", ""]
+    return [
+        "The site's file does not give "
+        + ", ".join(f"`{option} {value}`" for option, value in facts)
+        + ": use your own values.",
+        "",
+    ]
 
 
 def _source_rows(site: Site) -> Iterator[str]:

@@ -1,19 +1,25 @@
 """hpcddp: a PyTorch training script, run correctly on many nodes of a PBS or Slurm cluster.
 
 `hpcddp.env()` says which rank this process is, `hpcddp.init()` brings up the process group, `hpcddp.runtime()` gives
-the helpers for a training loop. Each is imported when it is first used, so `import hpcddp` costs nothing.
+the helpers for a training loop, `hpcddp.load()` reads the numbers of a run. Each is imported when it is first used, so
+`import hpcddp` costs nothing.
 """
 
 from __future__ import annotations
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "env", "init", "runtime"]
+_API = ("env", "init", "runtime", "load")
+__all__ = ["__version__", "env", "init", "runtime", "load"]
 
 
 def __getattr__(name: str) -> object:
-    if name in {"env", "init", "runtime"}:
+    if name in _API:
         from hpcddp import api
 
         return getattr(api, name)
     raise AttributeError(f"module 'hpcddp' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,4 +1,5 @@
-"""Where a training script comes in: `hpcddp.env()`, `hpcddp.init()`, `hpcddp.runtime()`, each usable without the next.
+"""Where a training script comes in: `hpcddp.env()`, `hpcddp.init()`, `hpcddp.runtime()`, each usable without the next;
+and `hpcddp.load()`, which reads what a run has recorded.
 
 An edge: the process's environment is read here and passed on.
 """
@@ -7,16 +8,16 @@ from __future__ import annotations
 
 import os
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from hpcddp.training.bringup.group import Group
+    from hpcddp.training.rendezvous.group import Group
     from hpcddp.training.runtime import Runtime
 
 
-class Place(NamedTuple):
+class RankEnvironment(NamedTuple):
     """This process's place among the ranks, and where rank 0 is. None: the launcher does not say."""
 
     launcher: str
@@ -31,7 +32,7 @@ class Place(NamedTuple):
     source: Mapping[str, str]  # the variable or file that each of the others came from
 
 
-def env() -> Place:
+def env() -> RankEnvironment:
     """This process's place, from what its launcher set. Imports no torch.
 
     Raises LaunchError if the environment contradicts itself.
@@ -43,7 +44,19 @@ def env() -> Place:
     info = resolve(os.environ, hostname=hostname, live=True)
     found = find_rendezvous(os.environ, info, hostname=hostname, live=True)
     source = {**info.source, **found.source}
-    return Place(*info[:-1], master_addr=found.master_addr, master_port=found.master_port, source=source)
+    return RankEnvironment(*info[:-1], master_addr=found.master_addr, master_port=found.master_port, source=source)
+
+
+def load(run: str, kind: str = "step") -> list[dict[str, Any]]:
+    """The numbers of a run folder as a list of rows; `pandas.DataFrame(hpcddp.load("runs/train"))` is a table of them.
+
+    `kind` "step" gives one row per optimizer step, over all attempts: a step that was made again is there as it was
+    made last. "log" gives what `rt.log` wrote, "epoch" the epochs of `hpcddp train`. docs/metrics.md lists the columns.
+    Imports no torch and no pandas. RequestError if `run` is no run folder or has no step.
+    """
+    from hpcddp.runs.table import read_table
+
+    return read_table(run, kind)
 
 
 def init(
@@ -59,11 +72,11 @@ def init(
     (None: torch's default). `arrival_timeout_s` limits the wait for all ranks to arrive; then the missing ones are
     named. `rendezvous` is the channel through which the ranks learn where rank 0 is: "auto", or one of "env"
     (variables), "pmi" (the launcher's own store, under MPICH and Intel MPI), "file" (in the run folder), "mpi4py". The
-    body's error goes through on its rank; the other ranks get a PeerFailedError that names it. After the body the group
-    is gone, and so are DDP wrappers: go on with `model.module`. Raises LaunchError if the environment contradicts
-    itself, ranks are missing or doubled, or two would share a GPU.
+    body's error passes through on its rank; the other ranks get a PeerFailedError that names it. After the body the
+    group is gone, and DDP wrappers cannot be used any more: use `model.module`. Raises LaunchError if the environment
+    contradicts itself, ranks are missing or doubled, or two would share a GPU.
     """
-    from hpcddp.training.bringup.process_group import open_group
+    from hpcddp.training.rendezvous.process_group import open_group
 
     return open_group(
         os.environ,
@@ -80,7 +93,8 @@ def runtime(
     *,
     max_micro_batch: int | None = None,
     run_dir: str | None = None,
-    resume: bool = True,
+    resume: bool | str = True,
+    override: Sequence[str] = (),
     save_every: int | None = None,
     keep: int = 2,
     checkpoint: str | None = None,
@@ -91,39 +105,44 @@ def runtime(
     exact: bool | str = False,
     slices: int | None = None,
     noise_every: int | None = None,
+    log_to: Sequence[str] | None = None,
 ) -> AbstractContextManager[Runtime]:
     """Helpers for a training loop whose only batch number is the global one, on any number of ranks.
 
         with hpcddp.runtime(global_batch=256, seed=42) as rt:
-            model = rt.wrap(model)
-            loader = rt.loader(dataset)
-            rt.track(model=model, optimizer=optimizer)
+            model, optimizer, loader, test = rt.prepare(model, optimizer, loader, test)
             for epoch in rt.epochs(10):
-                for batch in loader:
-                    with rt.micro(batch):
-                        rt.backward(loss_fn(model(batch.x), batch.y))
-                    if batch.last:
-                        optimizer.step(); optimizer.zero_grad(); rt.step()
+                for x, y in loader:
+                    optimizer.zero_grad()
+                    rt.backward(loss_fn(model(x), y))
+                    optimizer.step()
 
-    `global_batch` is in samples per optimizer step; None takes it from the job plan in the run folder.
-    `max_micro_batch` is the largest number of samples that one rank can take through a forward pass. `run_dir` (else
-    HPCDDP_RUN_DIR) is where checkpoints, metrics and state.json go; without either nothing is written. `save_every` is
-    in steps; None saves at the end of each epoch. `keep` is the number of checkpoints that stay. `checkpoint`: "single"
-    writes one file, "sharded" one per rank, "async" the same beside the training; None: sharded for a model in parts,
-    else single. `group` reuses the one of `hpcddp.init()`. `exact` gives the same weights, bit for bit, on any number
-    of ranks: True or "tree" on those whose ranks get a power of two of the `slices` each, "integer" on any. `slices`
-    (8) is the number of fixed slices of a global batch, at least as many as there will ever be ranks. `noise_every`
-    measures the gradient noise scale every so many steps; None never. The other arguments are those of `init`.
+    `global_batch` is in samples per optimizer step; None takes it from the job plan in the run folder, else from the
+    training DataLoader's batch_size. `max_micro_batch` is the largest number of samples that one rank can take through
+    a forward pass; None: the DataLoader's batch_size, or without one a rank's whole share. `run_dir` (else
+    HPCDDP_RUN_DIR) is where checkpoints, metrics and state.json go; without either nothing is written. Outside of a job
+    script the newest unfinished run of the same command is resumed, and after a finished one `run_dir-2` begins;
+    `resume` False begins a new run, and text resumes the run of that name. A resumed optimizer has the checkpoint's
+    settings; those named in `override`, such as ["lr"], are the script's. `save_every` is in steps; None saves at
+    the end of each epoch. `keep` is the number of checkpoints that stay. `checkpoint`: "single" writes one file,
+    "sharded" one per rank, "async" the same while training continues; None: sharded for a sharded
+    model, else single. `group` reuses the one of `hpcddp.init()`. `exact` gives the same weights, bit for bit, on any
+    number of ranks: True or "tree" on those whose ranks get a power of two of the `slices` each, "integer" on any.
+    `slices` (8) is the number of fixed slices of a global batch: at least the largest number of ranks that the run will
+    use. `noise_every` measures the gradient noise scale every so many steps; None never. `log_to` names where the
+    numbers of `rt.log` go besides metrics.jsonl: "tensorboard", "mlflow", "wandb"; None: HPCDDP_LOG_TO. The other
+    arguments are those of `init`.
     """
     from hpcddp.training.opening import open_runtime
+    from hpcddp.training.options import RuntimeOptions
 
-    return open_runtime(
-        os.environ,
-        global_batch,
-        seed,
+    options = RuntimeOptions(
+        global_batch=global_batch,
+        seed=seed,
         max_micro_batch=max_micro_batch,
         run_dir=run_dir,
         resume=resume,
+        override=(override,) if isinstance(override, str) else tuple(override),
         save_every=save_every,
         keep=keep,
         checkpoint=checkpoint,
@@ -134,4 +153,6 @@ def runtime(
         exact=exact,
         slices=slices,
         noise_every=noise_every,
+        log_to=log_to,
     )
+    return open_runtime(os.environ, options)

@@ -15,8 +15,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from hpcddp.errors import RequestError
+from hpcddp.units import format_count
 
 LEARNING_RATE_RULES = ("none", "linear", "sqrt")
+EXACT_METHODS = ("tree", "integer")
 
 
 def split_evenly(total: int, parts: int) -> tuple[int, ...]:
@@ -37,7 +39,7 @@ class BatchPlan(NamedTuple):
     """How one optimizer step's samples are dealt to the ranks. Counts are samples unless the name says otherwise."""
 
     global_batch: int
-    world_size: int
+    data_size: int  # data ranks: ranks that get different samples
     accumulation_steps: int  # micro batches per step of the rank that has most; without slices of every rank
     slices: int | None = None
 
@@ -49,11 +51,11 @@ class BatchPlan(NamedTuple):
         """
         total = self.global_batch if total is None else total
         if self.slices is not None:
-            first, count = _part(self.slices, self.world_size, rank)
+            first, count = _part(self.slices, self.data_size, rank)
             for k in range(first, first + count):
                 yield Piece(*_part(total, self.slices, k), k)
             return
-        start, share = _part(total, self.world_size, rank)
+        start, share = _part(total, self.data_size, rank)
         for samples in split_evenly(share, self.passes(rank, total)):
             yield Piece(start, samples, None)
             start += samples
@@ -61,23 +63,16 @@ class BatchPlan(NamedTuple):
     def passes(self, rank: int, total: int | None = None) -> int:
         """Micro batches of this rank in a step over `total` samples (None: a whole global batch)."""
         if self.slices is not None:
-            return _part(self.slices, self.world_size, rank)[1]
+            return _part(self.slices, self.data_size, rank)[1]
         if total is None or total == self.global_batch:
             return self.accumulation_steps
-        largest_share = -(-total // self.world_size)
+        largest_share = -(-total // self.data_size)
         return -(-largest_share // self.largest_micro_batch)
-
-    @property
-    def shares(self) -> tuple[int, ...]:
-        """Samples of each rank per optimizer step, by rank; they sum to `global_batch`."""
-        if self.slices is None:
-            return split_evenly(self.global_batch, self.world_size)
-        return tuple(self.share(rank) for rank in range(self.world_size))
 
     def share(self, rank: int) -> int:
         """Samples of this rank per optimizer step."""
         if self.slices is None:
-            return _part(self.global_batch, self.world_size, rank)[1]
+            return _part(self.global_batch, self.data_size, rank)[1]
         return sum(self.micro_batches(rank))
 
     def micro_batches(self, rank: int) -> tuple[int, ...]:
@@ -87,7 +82,7 @@ class BatchPlan(NamedTuple):
     @property
     def largest_micro_batch(self) -> int:
         """The largest forward pass of any rank: what has to fit into a device's memory."""
-        parts = (self.world_size, self.accumulation_steps) if self.slices is None else (self.slices,)
+        parts = (self.data_size, self.accumulation_steps) if self.slices is None else (self.slices,)
         largest = self.global_batch
         for count in parts:
             largest = -(-largest // count)
@@ -96,23 +91,28 @@ class BatchPlan(NamedTuple):
     @property
     def utilisation(self) -> float:
         """Share of the device time that does work, if a step takes as long as its largest micro batches: 1.0 is all."""
-        return self.global_batch / (self.world_size * self.accumulation_steps * self.largest_micro_batch)
+        return self.global_batch / (self.data_size * self.accumulation_steps * self.largest_micro_batch)
+
+    def describe(self) -> dict[str, int | None]:
+        """The plan as files of a run hold it. They call the data size `world_size`, as hpcddp 0.1 did."""
+        return {"world_size" if name == "data_size" else name: value for name, value in self._asdict().items()}
 
     def __str__(self) -> str:
         if self.slices is not None:
             sizes = {_part(self.global_batch, self.slices, k)[1] for k in (0, self.slices - 1)}
-            owned = {self.passes(rank) for rank in (0, self.world_size - 1)}
+            owned = {self.passes(rank) for rank in (0, self.data_size - 1)}
             return (
-                f"{self.global_batch} = {self.slices} slices x {_span(sizes)} samples,"
-                f" {_span(owned)} of them on each of {self.world_size} ranks"
+                f"{self.global_batch} = {format_count(self.slices, 'slice')} x {_span(sizes)} samples,"
+                f" {_span(owned)} of them on {'1 rank' if self.data_size == 1 else f'each of {self.data_size} ranks'}"
             )
-        smallest, largest = self.share(self.world_size - 1), self.share(0)
+        ranks, passes = format_count(self.data_size, "rank"), format_count(self.accumulation_steps, "micro batch")
+        smallest, largest = self.share(self.data_size - 1), self.share(0)
         if smallest == largest and largest % self.accumulation_steps == 0:
             micro = largest // self.accumulation_steps
-            return f"{self.global_batch} = {self.world_size} ranks x {micro} x {self.accumulation_steps}"
+            return f"{self.global_batch} = {ranks} x {micro} x {self.accumulation_steps}"
         return (
-            f"{self.global_batch} = {self.world_size} ranks x {smallest} to {largest} samples"
-            f" in {self.accumulation_steps} micro batches, {self.utilisation:.0%} of the devices' time used"
+            f"{self.global_batch} = {ranks} x {_span({smallest, largest})} samples"
+            f" in {passes}, {self.utilisation:.0%} of the devices' time used"
         )
 
 
@@ -151,9 +151,9 @@ def scale_learning_rate(learning_rate: float, base_batch: int, global_batch: int
 
 
 def plan_batch(
-    global_batch: int, world_size: int, max_micro_batch: int | None = None, slices: int | None = None
+    global_batch: int, data_size: int, max_micro_batch: int | None = None, slices: int | None = None
 ) -> BatchPlan:
-    """Deal `global_batch` samples per optimizer step to `world_size` ranks.
+    """Deal `global_batch` samples per optimizer step to `data_size` ranks.
 
     `max_micro_batch` is the largest number of samples that fit through one forward and backward pass of one rank; None
     means that a rank's whole share fits. `slices` cuts the global batch into that many fixed micro batches first.
@@ -162,46 +162,49 @@ def plan_batch(
     """
     for name, value in (
         ("global batch", global_batch),
-        ("world size", world_size),
+        ("world size", data_size),
         ("max micro batch", max_micro_batch),
         ("number of slices", slices),
     ):
         if value is not None and value < 1:
             raise RequestError(f"{name} {value} is not a count of 1 or more", f"give a {name} of at least 1")
-    if global_batch < world_size:
+    if global_batch < data_size:
         raise RequestError(
-            f"a global batch of {global_batch} cannot be split over {world_size} ranks: some would have no sample",
-            f"use at most {global_batch} ranks, or --global-batch {world_size} or more",
+            f"a global batch of {global_batch} cannot be split over {format_count(data_size, 'rank')}:"
+            " some would have no sample",
+            f"use at most {format_count(global_batch, 'rank')}, or --global-batch {data_size} or more",
         )
     if slices is not None:
-        return _plan_slices(global_batch, world_size, max_micro_batch, slices)
-    largest_share = -(-global_batch // world_size)
+        return _plan_slices(global_batch, data_size, max_micro_batch, slices)
+    largest_share = -(-global_batch // data_size)
     steps = 1 if max_micro_batch is None else -(-largest_share // max_micro_batch)
-    smallest_share = global_batch // world_size
+    smallest_share = global_batch // data_size
     if steps > smallest_share:
         raise RequestError(
-            f"a global batch of {global_batch} over {world_size} ranks in micro batches of at most {max_micro_batch}"
-            f" needs {steps} passes per step, and a rank with {smallest_share} samples cannot fill them",
-            f"use --global-batch {-(-global_batch // world_size) * world_size}, or allow larger micro batches",
+            f"a global batch of {global_batch} over {format_count(data_size, 'rank')} in micro batches of at most"
+            f" {max_micro_batch} needs {steps} passes per step, and a rank with"
+            f" {format_count(smallest_share, 'sample')} cannot fill them",
+            f"use --global-batch {-(-global_batch // data_size) * data_size}, or allow larger micro batches",
         )
-    return BatchPlan(global_batch, world_size, steps)
+    return BatchPlan(global_batch, data_size, steps)
 
 
-def _plan_slices(global_batch: int, world_size: int, max_micro_batch: int | None, slices: int) -> BatchPlan:
+def _plan_slices(global_batch: int, data_size: int, max_micro_batch: int | None, slices: int) -> BatchPlan:
     if slices > global_batch:
         raise RequestError(
             f"a global batch of {global_batch} cannot be cut into {slices} slices: some would have no sample",
-            f"use at most {global_batch} slices",
+            f"use at most {format_count(global_batch, 'slice')}",
         )
-    if slices < world_size:
+    if slices < data_size:
         raise RequestError(
-            f"{slices} slices cannot be dealt to {world_size} ranks: some would have none",
-            f"use {world_size} slices or more, from the first run on: their number is part of the result",
+            f"{format_count(slices, 'slice')} cannot be dealt to {data_size} ranks: some would have none",
+            f"use {data_size} slices or more, from the first run on: their number is part of the result",
         )
-    plan = BatchPlan(global_batch, world_size, -(-slices // world_size), slices)
+    plan = BatchPlan(global_batch, data_size, -(-slices // data_size), slices)
     if max_micro_batch is not None and plan.largest_micro_batch > max_micro_batch:
         raise RequestError(
-            f"{slices} slices of a global batch of {global_batch} hold {plan.largest_micro_batch} samples each,"
+            f"{format_count(slices, 'slice')} of a global batch of {global_batch} hold"
+            f" {format_count(plan.largest_micro_batch, 'sample')} each,"
             f" over the largest micro batch of {max_micro_batch}",
             f"use {-(-global_batch // max_micro_batch)} slices or more",
         )

@@ -1,17 +1,24 @@
 """Text to number and back for what a job asks for: durations, and counts.
 
-A walltime is in seconds inside the program and `H:M:S` outside it. A bare number is refused: is it minutes, as for
-sbatch, or seconds, as for qsub?
+A walltime is in seconds inside the program. People write `2:30:00`, `2h30m`, `1d` or `2-12:00:00`. A bare number is
+refused, since sbatch takes it for minutes and qsub for seconds; so is `10:00`, which is minutes for Slurm and may be
+hours for a reader.
 """
 
 from __future__ import annotations
 
 from hpcddp.errors import RequestError
 
-_WALLTIME_HINT = "write it as hours:minutes:seconds, for example 1:30:00"
-
-
 _MOST_DIGITS = 18  # 64 bits; Python itself refuses to read thousands of digits, with a traceback
+#: Every form of a walltime, as a regular expression for Python's `re` and JSON Schema. Each has one reading.
+WALLTIME_PATTERN = (
+    r"(\d{1,9}:[0-5]?\d:[0-5]?\d|\d{1,9}-\d\d?:[0-5]?\d:[0-5]?\d"
+    r"|(?=\d)(\d{1,9}d)?(\d{1,9}h)?(\d{1,9}m)?(\d{1,9}s)?)"
+)
+_FORMS = "1:30:00 (hours:minutes:seconds), 90m, 1h30m or 2-00:00:00"
+# What an example of a key's value is, where 4 would be a strange one; the keys of a job file and of a site file.
+_EXAMPLES = {"mem_gb": "512", "global_batch": "256", "signal": "0:02:00", "least": "0:10:00"}
+_WALLTIME_EXAMPLE = "1:30:00"
 
 
 def read_number(text: str) -> int | None:
@@ -24,23 +31,64 @@ def shorten(text: str) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def parse_walltime(text: str, where: str = "walltime") -> int:
-    """Seconds of `H:M:S`; hours may exceed 24, minutes and seconds stay below 60. `where` names the source in errors.
+def assign(where: str, value: str) -> str:
+    """How to write `value` at its source: `--nodes 4` for an option, `--set nodes=4`, in a file `nodes: 4`."""
+    key = where.partition(" in ")[0]
+    if key.startswith("--set "):
+        return f"{key}={value}"
+    if key.startswith("--"):
+        return f"{key} {value}"
+    return f"{key}: {value}" if " in " in where else value
 
-    Two fields, and a fourth (days), are refused: schedulers read them differently (Slurm takes 1:30 as minutes and
-    seconds).
+
+def example(where: str, usual: str = "4") -> str:
+    """An assignment that is right at this source: `mem_gb: 512`; `usual` is the value where the key has no own."""
+    key = where.partition(" in ")[0].removeprefix("--set ").removeprefix("--").replace("-", "_")
+    return assign(where, _EXAMPLES.get(key, usual))
+
+
+def parse_walltime(text: str, where: str = "walltime") -> int:
+    """Seconds of `H:M:S`, `D-H:M:S`, or of numbers with the units d, h, m and s, largest first: `90m`, `1d12h`.
+
+    `where` names the source in errors: `--walltime`, `walltime in job.yaml`. Hours may exceed 24; minutes and seconds
+    behind a colon stay below 60. Two fields and a bare number are refused, and both readings are given.
     """
-    fields = text.strip().split(":")
-    numbers = [number for field in fields if (number := read_number(field)) is not None]
-    if len(fields) != 3 or len(numbers) != 3:
-        raise RequestError(f"{where} {shorten(text)!r} is not H:M:S", _WALLTIME_HINT)
-    hours, minutes, seconds = numbers
-    if minutes > 59 or seconds > 59:
-        raise RequestError(f"{where} {text!r} has minutes or seconds above 59", _WALLTIME_HINT)
-    total = hours * 3600 + minutes * 60 + seconds
+    import re
+
+    text = text.strip()
+    if not re.fullmatch(WALLTIME_PATTERN, text, re.ASCII):
+        raise _refused_walltime(text, where)
+    if ":" in text:
+        days, _, clock = text.rpartition("-")
+        hours, minutes, seconds = map(int, clock.split(":"))
+        total = int(days or 0) * 86400 + hours * 3600 + minutes * 60 + seconds
+    else:
+        sizes = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+        total = sum(int(number) * sizes[unit] for number, unit in re.findall(r"(\d+)([dhms])", text))
     if total == 0:
-        raise RequestError(f"{where} {text!r} is no time at all", _WALLTIME_HINT)
+        raise RequestError(f"{where} {text!r} is no time at all", example(where, _WALLTIME_EXAMPLE))
     return total
+
+
+def _refused_walltime(text: str, where: str) -> RequestError:
+    """What is wrong with it: two readings, too large a field, or no duration at all."""
+    fields = [read_number(field) for field in text.split(":")]
+    if len(fields) == 1 and fields[0] is not None:
+        minutes, seconds = assign(where, f"{text}m"), assign(where, f"{text}s")
+        return RequestError(
+            f"{where} {text!r} has no unit: sbatch would take minutes, qsub seconds", f"{minutes}, or {seconds}"
+        )
+    if len(fields) == 2 and None not in fields:
+        first, second = fields
+        short = f"{first}m" + (f"{second}s" if second else "")
+        long = f"{first}h" + (f"{second}m" if second else "")
+        return RequestError(
+            f"{where} {text!r} is either minutes:seconds or hours:minutes",
+            f"{assign(where, short)}, or {assign(where, long)}",
+        )
+    if len(fields) == 3 and None not in fields and any(field > 59 for field in fields[1:] if field is not None):
+        return RequestError(f"{where} {text!r} has minutes or seconds above 59", example(where, _WALLTIME_EXAMPLE))
+    return RequestError(f"{where} {shorten(text)!r} is not a duration", f"write it as {_FORMS}")
 
 
 def format_walltime(seconds: int) -> str:
@@ -48,9 +96,24 @@ def format_walltime(seconds: int) -> str:
     return f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
 
 
+def format_count(count: int, noun: str) -> str:
+    """`1 rank`, `2 ranks`, `2 micro batches`, `2 processes`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}{'es' if noun.endswith(('ch', 'ss')) else 's'}"
+
+
 def parse_count(text: str, where: str) -> int:
     """A whole number of 1 or more; `where` names the option or key in the error."""
     number = read_number(text.strip())
     if number is None or number < 1:
-        raise RequestError(f"{where} {shorten(text)!r} is not a whole number of 1 or more", f"for example {where} 4")
+        raise RequestError(f"{where} {shorten(text)!r} {wrong_number(text, least=1)}", example(where))
     return number
+
+
+def wrong_number(text: str, least: int) -> str:
+    """Why `text` is not a whole number of `least` or more, for an error: `is too large`, `is below 0`."""
+    digits = text.strip().removeprefix("-")
+    if digits.isascii() and digits.isdigit():
+        if text.strip().startswith("-"):
+            return f"is below {least}"
+        return "is too large" if len(digits) > _MOST_DIGITS else f"is below {least}"
+    return f"is not a whole number of {least} or more"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpcddp.ranks.record import Record
+from hpcddp.record import Record
 
 
 class Check(Record):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from hpcddp.checks.check import Check, Machine
-from hpcddp.ranks.nodelist import expand_counts
-from hpcddp.ranks.record import TYPE_CHECKING
+from hpcddp.ranks.launchers import LAUNCHERS
+from hpcddp.record import TYPE_CHECKING
+from hpcddp.schedulers.nodelist import expand_counts
+from hpcddp.schedulers.registry import all_schedulers
+from hpcddp.units import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,72 +18,80 @@ if TYPE_CHECKING:
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 
 
-def run_checks(env: Mapping[str, str], info: RankInfo, meeting: Rendezvous, machine: Machine) -> list[Check]:
+def run_checks(env: Mapping[str, str], info: RankInfo, rendezvous: Rendezvous, machine: Machine) -> list[Check]:
     """Every finding, in a fixed order."""
     found = (
         check_agents_per_node(env, info),
-        check_srun_cpus(env, info, machine),
+        check_cpus_per_rank(env, info, machine),
         check_threads(env, info, machine),
         check_gpu_cgroups(env, info),
         check_memlock(machine),
         check_nccl_interface(env, machine),
         check_nccl_plugin(env, machine),
-        check_proxy(env, info, meeting),
+        check_proxy(env, info, rendezvous),
     )
     return [check for check in found if check is not None]
 
 
 def check_agents_per_node(env: Mapping[str, str], info: RankInfo) -> Check | None:
-    """torchrun starts all ranks of a node by itself: one torchrun per node, not one per task."""
-    if info.launcher != "torchrun":
+    """An agent (torchrun) starts all ranks of a node by itself: one agent per node, not one per task."""
+    row = LAUNCHERS.get(info.launcher)
+    if row is None or not row.is_agent:
         return None
-    for outer, variable, text in (
-        ("srun", "SLURM_STEP_TASKS_PER_NODE", env.get("SLURM_STEP_TASKS_PER_NODE", "")),
-        ("mpirun", "OMPI_COMM_WORLD_LOCAL_SIZE", env.get("OMPI_COMM_WORLD_LOCAL_SIZE", "")),
-        ("mpiexec", "MPI_LOCALNRANKS", env.get("MPI_LOCALNRANKS", "")),
-    ):
+    for outer in LAUNCHERS.values():
+        text = env.get(outer.local_world_size, "") if outer.depth < row.depth else ""
         started = max(_counts(text), default=1)
         if started > 1:
             each = info.local_world_size or 1
-            message = f"{outer} started torchrun {started} times on a node ({variable}={text}), each with {each} ranks"
+            program = outer.command.partition(" ")[0]
+            told = f"{program} started {info.launcher} {started} times on a node ({outer.local_world_size}={text})"
             return Check(
-                "one torchrun per node", message, f"start it once per node, or start the ranks by {outer} alone"
+                f"one {info.launcher} per node",
+                f"{told}, each with {format_count(each, 'rank')}",
+                f"start it once per node, or start the ranks by {program} alone",
             )
     return None
 
 
-def check_srun_cpus(env: Mapping[str, str], info: RankInfo, machine: Machine) -> Check | None:
-    """Since 22.05 srun does not take sbatch's --cpus-per-task over (Slurm's RELEASE_NOTES for 22.05)."""
-    asked = _number(env.get("SLURM_CPUS_PER_TASK", ""))
-    if info.launcher != "srun" or asked is None or machine.cpus is None or machine.cpus >= asked:
+def check_cpus_per_rank(env: Mapping[str, str], info: RankInfo, machine: Machine) -> Check | None:
+    """A launcher that does not take over the job's CPUs per rank by itself has to be given them."""
+    row = LAUNCHERS.get(info.launcher)
+    if row is None or row.cpus_per_rank is None:
         return None
-    if env.get("SRUN_CPUS_PER_TASK"):
+    of_job, to_launcher = row.cpus_per_rank
+    asked = _number(env.get(of_job, ""))
+    if asked is None or machine.cpus is None or machine.cpus >= asked or env.get(to_launcher):
         return None
-    message = f"the job has {asked} CPUs per task (SLURM_CPUS_PER_TASK), but this rank may use {machine.cpus}"
-    return Check("CPUs of srun's tasks", message, "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK before srun")
+    message = f"the job has {format_count(asked, 'CPU')} per task ({of_job}), but this rank may use {machine.cpus}"
+    return Check(f"CPUs of {info.launcher}'s tasks", message, f"export {to_launcher}=${of_job} before {info.launcher}")
 
 
 def check_threads(env: Mapping[str, str], info: RankInfo, machine: Machine) -> Check | None:
-    """PBS sets OMP_NUM_THREADS to all CPUs of the chunk, for each of its ranks (OpenPBS, start_exec.c)."""
+    """A scheduler may set OMP_NUM_THREADS to all CPUs of the node, for each of its ranks (OpenPBS, start_exec.c)."""
     threads = _number(env.get("OMP_NUM_THREADS", "").partition(",")[0])
     ranks = info.local_world_size or 1
-    if threads is None or machine.cores is None or threads * ranks <= machine.cores or ranks == 1:
+    if threads is None or machine.cores is None or ranks == 1:
         return None
-    message = f"OMP_NUM_THREADS={threads} times {ranks} ranks on this node is more than its {machine.cores} CPUs"
-    return Check("threads", message, f"export OMP_NUM_THREADS={max(1, machine.cores // ranks)}")
+    fitting = max(1, machine.cores // ranks)
+    if threads <= fitting:
+        return None
+    cores = format_count(machine.cores, "CPU")
+    message = f"OMP_NUM_THREADS={threads} times {ranks} ranks on this node is more than its {cores}"
+    return Check("threads", message, f"export OMP_NUM_THREADS={fitting}")
 
 
 def check_gpu_cgroups(env: Mapping[str, str], info: RankInfo) -> Check | None:
-    """--gpus-per-task gives each task a cgroup with its GPU alone: no peer-to-peer copies between the ranks of a node
-    (NVIDIA/nccl#1066)."""
-    mask, on_node = env.get("CUDA_VISIBLE_DEVICES", ""), _number(env.get("SLURM_GPUS_ON_NODE", "")) or 0
-    asked = "SLURM_GPUS_PER_TASK" in env or "per_task" in env.get("SLURMD_TRES_BIND", "")  # srun's own option: 22.05
-    if not asked or "," in mask or not mask:
+    """A scheduler's option can give each rank a cgroup with its GPU alone: no peer-to-peer copies within the node."""
+    mask = env.get("CUDA_VISIBLE_DEVICES", "")
+    if "," in mask or not mask or (info.local_world_size or 1) < 2:
         return None
-    if on_node < 2 or (info.local_world_size or 1) < 2:
-        return None
-    message = f"--gpus-per-task shows this rank 1 of {on_node} GPUs, which can keep ranks from copying GPU to GPU"
-    return Check("GPUs of a node", message, "ask with --gpus-per-node, or add --gres-flags=allow-task-sharing")
+    for rule in (row.one_gpu for row in all_schedulers()):
+        on_node = _number(env.get(rule.gpus, "")) or 0
+        if on_node < 2 or not any(name in env and text in env[name] for name, text in rule.marks.items()):
+            continue
+        message = f"{rule.option} shows this rank 1 of {on_node} GPUs, which can keep ranks from copying GPU to GPU"
+        return Check("GPUs of a node", message, rule.instead)
+    return None
 
 
 def check_memlock(machine: Machine) -> Check | None:
@@ -117,10 +128,10 @@ def check_nccl_plugin(env: Mapping[str, str], machine: Machine) -> Check | None:
     return Check("NCCL's plugin", message, "load the site's plugin module, or put its folder on LD_LIBRARY_PATH")
 
 
-def check_proxy(env: Mapping[str, str], info: RankInfo, meeting: Rendezvous) -> Check | None:
+def check_proxy(env: Mapping[str, str], info: RankInfo, rendezvous: Rendezvous) -> Check | None:
     """gRPC and HTTP go through a proxy (jax-ml/jax#9582), torch's store does not."""
     proxies = [name for low in _PROXIES for name in (low, low.upper()) if env.get(name)]
-    host = meeting.master_addr
+    host = rendezvous.master_addr
     if not proxies or host is None or info.local_world_size == info.world_size:
         return None
     excepted = ",".join(env.get(name, "") for name in ("no_proxy", "NO_PROXY")).replace(" ", "").split(",")
@@ -134,7 +145,8 @@ def check_workers(workers: int, machine: Machine) -> Check | None:
     """A rank and its loader processes want a CPU each; launchers bind ranks to fewer than people think."""
     if workers == 0 or machine.cpus is None or machine.cpus > workers:
         return None
-    message = f"{workers} loader processes and the rank itself share {machine.cpus} CPUs"
+    loaders = format_count(workers, "loader process")
+    message = f"{loaders} and the rank itself share {format_count(machine.cpus, 'CPU')}"
     remedy = "give each rank more (--cpus-per-rank; Open MPI: --bind-to none), or use fewer workers"
     return Check("loader processes", message, remedy)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from hpcddp.checks.check import Machine
-from hpcddp.ranks.record import TYPE_CHECKING
+from hpcddp.record import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""`hpcddp compare`: whether two runs are the same to the last bit, and if not, since when and why."""
+"""`hpcddp compare`: whether two runs are the same to the last bit, and if not, where they differ first and why."""
 
 from __future__ import annotations
 
@@ -8,21 +8,24 @@ import sys
 from collections.abc import Mapping
 
 from hpcddp.cli.parser import VerbParser
-from hpcddp.errors import RequestError
-from hpcddp.history.compare import compare_runs
-from hpcddp.history.record import read_run
-from hpcddp.history.report import comparison_record, format_comparison
+from hpcddp.runs.compare import compare_runs
+from hpcddp.runs.record import read_run
+from hpcddp.runs.report import comparison_record, format_comparison
 
 _DESCRIPTION = """\
 Say whether two runs are the same to the last bit: every loss, and the SHA-256 of the weights where both recorded it.
-If they are not: from which step on, by how much, what differed between them, and what of it can explain it.
-
-Exit status: 0 the same, as far as both go; 1 different; 2 a folder or file cannot be read as a run."""
+If they differ: the first step where they do, by how much, what else differs, and which of that can explain it."""
 
 
 def build_parser() -> VerbParser:
     """`RUN RUN [--json]`."""
-    parser = VerbParser("compare", _DESCRIPTION)
+    parser = VerbParser(
+        "compare",
+        _DESCRIPTION,
+        example="hpcddp compare runs/one runs/two",
+        exits=(2,),
+        also={0: "the same, as far as both go", 1: "different"},
+    )
     parser.add_argument("runs", nargs=2, metavar="RUN", help="a run folder, such as runs/digits")
     parser.add_argument("--json", action="store_true", help="print the facts as one JSON object")
     return parser
@@ -30,10 +33,6 @@ def build_parser() -> VerbParser:
 
 def run(args: argparse.Namespace, _env: Mapping[str, str]) -> int:
     """Prints the comparison. 1 if the runs differ."""
-    if args.command:
-        raise RequestError(
-            f"hpcddp compare takes no command after --, got {args.command[0]!r}", "hpcddp compare --help"
-        )
     result = compare_runs(*(read_run(folder) for folder in args.runs))
     if args.json:
         print(json.dumps(comparison_record(result), indent=1))

@@ -1,4 +1,4 @@
-"""`hpcddp env`: this process's place among the ranks, and how it is known."""
+"""`hpcddp env`: this process's found_rank among the ranks, and how it is known."""
 
 from __future__ import annotations
 
@@ -7,22 +7,28 @@ import sys
 
 from hpcddp.cli.parser import VerbParser
 from hpcddp.ranks.rankinfo import NUMBERS
-from hpcddp.ranks.record import TYPE_CHECKING
 from hpcddp.ranks.rendezvous import Rendezvous, find_rendezvous
-from hpcddp.ranks.resolve import find_place
+from hpcddp.ranks.resolve import find_rank
+from hpcddp.record import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping
 
+    from hpcddp.checks.check import Check
     from hpcddp.ranks.rankinfo import RankInfo
 
 
 def build_parser() -> VerbParser:
     """The options of `hpcddp env`."""
-    parser = VerbParser("env", "Say which rank this process is, where rank 0 is, and how that is known.")
+    parser = VerbParser(
+        "env",
+        "Say which rank this process is, where rank 0 is, and how that is known.",
+        example="hpcddp env --explain",
+        exits=(2, 4),
+    )
     add = parser.add_argument
-    add("--json", action="store_true", help="print one JSON object; null where the environment cannot tell")
+    add("--json", action="store_true", help="print one JSON object; null where the environment does not say")
     add("--from", dest="recorded", metavar="FILE", help="read a recorded environment: output of `env` or `env -0`")
     add("--nodefile", metavar="FILE", help="the allocation's hosts, instead of the file that the environment names")
     add("--hostname", metavar="NAME", help="the host's name (default: this host's; with --from: unknown)")
@@ -31,7 +37,7 @@ def build_parser() -> VerbParser:
 
 
 def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
-    """Print the place. LaunchError (4) if this is no rank, or if the environment contradicts itself."""
+    """Print the found_rank. LaunchError (4) if this is no rank, or if the environment contradicts itself."""
     live = args.recorded is None
     hostname = args.hostname
     if live:
@@ -42,15 +48,17 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         env = read_environment(args.recorded)
     if args.explain:
         return _explain(env, hostname, args.nodefile, live=live, as_json=args.json)
-    values, source, (info, meeting) = look(env, hostname, args.nodefile, live=live)
+    values, source, (info, rendezvous) = look(env, hostname, args.nodefile, live=live)
+    warnings = _check(env, info, rendezvous, live=live) if info is not None and info.launcher != "none" else []
     if args.json:
         import json
 
-        print(json.dumps({**values, "source": source}))
+        found = [check._asdict() for check in warnings]
+        print(json.dumps({**values, "source": source, "notes": rendezvous.remarks, "warnings": found}))
         return 0
-    _print_table(values, source, meeting.remarks)
-    if info is not None and info.launcher != "none":
-        _print_checks(env, info, meeting, live=live)
+    _print_table(values, source, rendezvous.remarks)
+    for check in warnings:
+        print(f"warning: {check}", file=sys.stderr)
     return 0
 
 
@@ -58,14 +66,14 @@ def look(
     env: Mapping[str, str], hostname: str | None, nodefile: str | None, *, live: bool
 ) -> tuple[dict[str, int | str | None], dict[str, str], tuple[RankInfo | None, Rendezvous]]:
     """The printed values by name, the source of each, and the rank and rendezvous that they came from."""
-    place = find_place(env, hostname=hostname, nodefile=nodefile, live=live)
-    info = place.info()
-    meeting = Rendezvous(None, None, {})
+    found_rank = find_rank(env, hostname=hostname, nodefile=nodefile, live=live)
+    info = found_rank.info()
+    rendezvous = Rendezvous(None, None, {})
     if info is not None:
-        meeting = find_rendezvous(env, info, hostname=hostname, nodefile=nodefile, live=live, strict=False)
-    values = {"launcher": place.launcher, **{number: place.numbers[number] for number in NUMBERS}}
-    values |= {"master_addr": meeting.master_addr, "master_port": meeting.master_port}
-    return values, {**place.source, **meeting.source}, (info, meeting)
+        rendezvous = find_rendezvous(env, info, hostname=hostname, nodefile=nodefile, live=live, strict=False)
+    values = {"launcher": found_rank.launcher, **{number: found_rank.numbers[number] for number in NUMBERS}}
+    values |= {"master_addr": rendezvous.master_addr, "master_port": rendezvous.master_port}
+    return values, {**found_rank.source, **rendezvous.source}, (info, rendezvous)
 
 
 def _print_table(values: Mapping[str, int | str | None], source: Mapping[str, str], remarks: tuple[str, ...]) -> None:
@@ -78,14 +86,13 @@ def _print_table(values: Mapping[str, int | str | None], source: Mapping[str, st
         print(f"note: {remark}")
 
 
-def _print_checks(env: Mapping[str, str], info: RankInfo, meeting: Rendezvous, *, live: bool) -> None:
-    """On stderr, what else is wrong with this rank's job. Of a recorded environment only what its variables show."""
+def _check(env: Mapping[str, str], info: RankInfo, rendezvous: Rendezvous, *, live: bool) -> list[Check]:
+    """What else is wrong with this rank\'s job. Of a recorded environment only what its variables show."""
     from hpcddp.checks.check import Machine
     from hpcddp.checks.environment import run_checks
     from hpcddp.checks.machine import look_at_machine
 
-    for check in run_checks(env, info, meeting, look_at_machine(env) if live else Machine()):
-        print(f"warning: {check}", file=sys.stderr)
+    return list(run_checks(env, info, rendezvous, look_at_machine(env) if live else Machine()))
 
 
 def _explain(env: Mapping[str, str], hostname: str | None, nodefile: str | None, *, live: bool, as_json: bool) -> int:

@@ -1,7 +1,8 @@
-"""`hpcddp exec -- command …`: the one door into a rank.
+"""`hpcddp exec -- command …`: runs a command with RANK, WORLD_SIZE, … set.
 
-Every rendered launcher line ends in it. It resolves this process's rank from what the launcher set, exports torch's
-variables, and becomes the command, so that any `env://` script runs under mpirun or srun unchanged.
+Every rendered launcher line ends in it. It resolves this process's rank from the launcher's variables, exports torch's
+variables, and replaces itself by the command, so that any `env://` script runs under mpirun or srun unchanged. In a job
+whose ranks write to logs it stays beside the command, to report the first rank that fails on the job's own output.
 """
 
 from __future__ import annotations
@@ -9,21 +10,39 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from hpcddp.cli import attempt
-from hpcddp.cli.parser import VerbParser
 from hpcddp.errors import LaunchError, RequestError
+from hpcddp.ranks.launchers import LAUNCHERS
+from hpcddp.runs import attempt
+from hpcddp.runs.folder import RunFolder, find_attempt
 
 TYPE_CHECKING = False  # typing costs a quarter of this verb's time; mypy knows the name
 if TYPE_CHECKING:
     import argparse
+    from typing import NoReturn
 
+    from hpcddp.cli.parser import VerbParser
     from hpcddp.ranks.rankinfo import RankInfo
     from hpcddp.ranks.rendezvous import Rendezvous
 
 
+_DESCRIPTION = """\
+Run a command with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, … set from the launcher's variables. Any script that
+calls init_process_group("env://") then runs under mpirun or srun unchanged.
+
+The exit status is the command's own, once it runs."""
+
+
 def build_parser() -> VerbParser:
     """The options of `hpcddp exec`."""
-    parser = VerbParser("exec", __doc__ or "")
+    from hpcddp.cli.parser import VerbParser  # argparse, which `run_command` does without
+
+    parser = VerbParser(
+        "exec",
+        _DESCRIPTION,
+        example="mpirun -np 8 hpcddp exec -- python train.py",
+        exits=(2, 4),
+        takes_command=True,
+    )
     parser.usage = "hpcddp exec -- command [argument ...]"
     return parser
 
@@ -43,7 +62,7 @@ def torch_variables(info: RankInfo, rendezvous: Rendezvous) -> dict[str, str]:
         # Nobody else has to find a single process: any free port of its own machine will do.
         values["MASTER_ADDR"] = rendezvous.master_addr or "127.0.0.1"
         values["MASTER_PORT"] = rendezvous.master_port or _free_port()
-    # torchrun's name for the node's index; no environment of a plain mpirun tells it, and no env:// script needs it.
+    # torchrun's name for the node's rank. A plain mpirun does not set it, and no env:// script needs it.
     missing = [name for name, value in values.items() if value is None and name != "GROUP_RANK"]
     if missing:
         raise LaunchError(
@@ -55,16 +74,22 @@ def torch_variables(info: RankInfo, rendezvous: Rendezvous) -> dict[str, str]:
 
 
 def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
-    """Become `args.command` as this rank; returns only if that fails."""
+    """See `run_command`; RequestError without a command."""
     if not args.command:
         raise RequestError("there is no command to run", "hpcddp exec -- python train.py")
-    import socket
+    return run_command(args.command, env)
 
+
+def run_command(command: list[str], env: Mapping[str, str]) -> int:
+    """Replace this process by the command, with this rank's variables set, or run it beside this process.
+
+    Does not return.
+    """
     from hpcddp.ranks.reach import require_resolved
     from hpcddp.ranks.rendezvous import find_rendezvous, is_enough
     from hpcddp.ranks.resolve import resolve
 
-    hostname = socket.gethostname()
+    hostname = os.uname().nodename
     info = resolve(env, hostname=hostname, live=True)
     rendezvous = find_rendezvous(env, info, hostname=hostname, live=True)
     if info.world_size > 1 and not is_enough(rendezvous, env, info):
@@ -72,20 +97,72 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     if info.world_size > 1 and rendezvous.master_addr is not None:
         require_resolved(rendezvous.master_addr, rendezvous.source["master_addr"], hostname)
     exported = dict(env) | torch_variables(info, rendezvous)
-    # Left by an outer torchrun, it would turn every rank into a client of a store that nobody serves.
-    if info.launcher != "torchrun":
-        exported.pop("TORCHELASTIC_USE_AGENT_STORE", None)
+    # Left by an outer launcher, it would turn every rank into a client of a store that nobody serves.
+    for row in LAUNCHERS.values():
+        if row.name != info.launcher:
+            exported.pop(row.agent_store, None)
     job_output = os.dup(2)  # closed by exec
-    attempt.record_rank(exported, info.rank, hostname)
+    log = attempt.record_rank(exported, info.rank, hostname)
+    if env.get("HPCDDP_LOG_RANKS") == "1" and info.world_size > 1 and find_attempt(exported) is not None:
+        return _run_beside(command, exported, info, hostname, job_output, log)
+    return _become(command, exported, info, hostname, job_output)
+
+
+def _become(command: list[str], env: dict[str, str], info: RankInfo, hostname: str, job_output: int) -> NoReturn:
     try:
-        os.execvpe(args.command[0], args.command, exported)
+        os.execvpe(command[0], command, env)
     except OSError as error:
-        if attempt.is_first_to_fail(exported):
-            os.dup2(job_output, 2)
-        raise LaunchError(
-            f"rank {info.rank} on {hostname} cannot run {args.command[0]!r}: {error.strerror}",
-            "check the command's spelling, and that it is on PATH on every node",
-        ) from error
+        raise _refuse(command, env, info, hostname, job_output, error) from error
+
+
+def _refuse(
+    command: list[str], env: dict[str, str], info: RankInfo, hostname: str, job_output: int, error: OSError
+) -> LaunchError:
+    """The error that the command cannot run; of all ranks one prints it to the job's output."""
+    from hpcddp.runs.failure import claim_first_failure
+
+    is_first = claim_first_failure(env)
+    if is_first or info.rank == 0:  # rank 0 has no log of its own
+        os.dup2(job_output if is_first else os.open(os.devnull, os.O_WRONLY), 2)
+    return LaunchError(
+        f"rank {info.rank} on {hostname} cannot run {command[0]!r}: {error.strerror}",
+        "check the command's spelling, and that it is on PATH on every node",
+    )
+
+
+def _run_beside(
+    command: list[str],
+    env: dict[str, str],
+    info: RankInfo,
+    hostname: str,
+    job_output: int,
+    log: attempt.RankLog | None,
+) -> NoReturn:
+    """Run the command in a process of its own, and report how it failed if no other rank has failed before."""
+    from hpcddp.cli import watch
+
+    stderr = None if log else watch.Stderr(job_output)
+    try:
+        program = watch.start_program(command, env, stderr.entry if stderr else None)
+    except OSError as error:
+        raise _refuse(command, env, info, hostname, job_output, error) from error
+    if stderr:
+        stderr.start()
+    status = watch.wait_for(program)
+    if stderr:
+        stderr.finish()
+    if status:
+        from hpcddp.runs import failure
+
+        text = stderr.end if stderr else failure.read_end(log.path, log.start) if log else ""
+        lines = failure.choose_lines(text)
+        if info.rank == 0:
+            failure.note_rank_0(env, lines)
+        if failure.claim_first_failure(env):
+            path = None if log is None or failure.is_as_rank_0(env, lines) else log.path
+            end = failure.describe_end(status)
+            watch.report(failure.format_failure(info.rank, hostname, end, lines, path), job_output)
+    watch.end_alike(status)
 
 
 def _ask_run_folder(env: Mapping[str, str], info: RankInfo, hostname: str) -> Rendezvous | None:
@@ -96,16 +173,18 @@ def _ask_run_folder(env: Mapping[str, str], info: RankInfo, hostname: str) -> Re
     from hpcddp.ranks.ports import ephemeral_range, port_candidates
     from hpcddp.ranks.reach import own_address
     from hpcddp.ranks.rendezvous import Rendezvous, launch_key
+    from hpcddp.runs.opening import check_run_folder
 
     key, _ = launch_key(env, info, live=True)
     run_dir = env.get("HPCDDP_RUN_DIR", "")
     ports = port_candidates(key, ephemeral=ephemeral_range()) if key else ()
     if not run_dir or not ports:
         return None
-    folder = os.path.join(run_dir, "rendezvous")
+    folder = RunFolder(run_dir).rendezvous
     if info.rank == 0:
+        check_run_folder(RunFolder(run_dir))
         address = "127.0.0.1" if info.local_world_size == info.world_size else own_address(env, hostname)
-        # Taken in order, so that a launch that follows in the same attempt is told the same and no stale file misleads.
+        # In order: the next launch of the same attempt gets the same port, so that an old file misleads nobody.
         port = next((port for port in ports if _is_free(port)), ports[0])
         sharedfile.publish_address(folder, key, address, port)
     address, port = sharedfile.wait_for_address(folder, key)

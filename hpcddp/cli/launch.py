@@ -7,7 +7,6 @@ one that `render` would print, so a run started by hand leaves the same run fold
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 import subprocess
 import sys
@@ -15,30 +14,28 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from hpcddp.cli.parser import VerbParser
-from hpcddp.cli.request import on_path, origin
+from hpcddp.cli.request import listed, on_path, this_process
+from hpcddp.cli.streams import tell
 from hpcddp.errors import LaunchError, RequestError
 from hpcddp.ranks.allocation import Allocation, find_allocation
 from hpcddp.ranks.candidates import find_candidates
 from hpcddp.ranks.device import visible_devices
-from hpcddp.script.choose import Choice, open_site
+from hpcddp.ranks.launch_commands import launcher_of_version
+from hpcddp.ranks.launcher import Launcher
+from hpcddp.ranks.launchers import JOB_LAUNCHERS, LAUNCHERS, launchers_under
+from hpcddp.schedulers.registry import find_scheduler, scripted_schedulers, submit_commands
+from hpcddp.script.find_site import Choice, open_site
 from hpcddp.script.plan import plan_job
 from hpcddp.script.render import render_script
 from hpcddp.script.site import Account, Site
 from hpcddp.script.spec import read_spec
-from hpcddp.units import parse_count, read_number
+from hpcddp.units import format_count, parse_count, read_number
 
 _DESCRIPTION = """\
 Run a command on every rank of the allocation this shell is in (qsub -I, salloc, or inside a batch script).
 
-The exit status is the launcher's, which is the command's; 85 if training stopped in time and is to be continued."""
-
-# scheduler of the allocation -> the site whose template has its launcher lines
-_SITES = {"pbs": "generic-pbs", "slurm": "generic-slurm"}
-# How each mpirun or mpiexec answers --version (Open MPI 4's mpiexec says OpenRTE).
-_FLAVOURS = (
-    *(("Open MPI", "openmpi"), ("OpenRTE", "openmpi"), ("PRRTE", "openmpi")),
-    *(("Intel(R) MPI", "intelmpi"), ("HYDRA", "mpich"), ("PALS", "pals")),
-)
+The exit status is the launcher's, which is the command's."""
+_OF_ALLOCATION = "nodes, queue and account are the allocation's"
 
 
 class Room(NamedTuple):
@@ -52,16 +49,30 @@ class Room(NamedTuple):
 
 def build_parser() -> VerbParser:
     """The options of `hpcddp launch`."""
-    parser = VerbParser("launch", _DESCRIPTION)
+    parser = VerbParser(
+        "launch",
+        _DESCRIPTION,
+        example="hpcddp launch -- python train.py\nhpcddp launch --here --ranks-per-node 2 -- python train.py",
+        exits=(2, 3, 4),
+        also={85: "training stopped in time: unfinished"},
+        takes_command=True,
+    )
     parser.usage = "hpcddp launch [options] -- command [argument ...]"
-    parser.add_argument("--ranks-per-node", metavar="R", help="processes per node (what the allocation was asked for)")
-    parser.add_argument("--launcher", metavar="L", help="openmpi, mpich, intelmpi, srun or torchrun (what is found)")
-    parser.add_argument("--site", metavar="S", help="a site whose modules and environment the ranks need")
-    parser.add_argument("--name", metavar="X", help="the run's name, and its folder's below runs/ (the command's)")
-    parser.add_argument("--walltime", metavar="H:M:S", help="time left in the allocation, for a checkpoint in time")
-    parser.add_argument("--global-batch", metavar="B", help="samples per optimizer step, over all ranks")
-    parser.add_argument("--here", action="store_true", help="run on this machine, although it has a scheduler")
-    parser.add_argument("--dry-run", action="store_true", help="print the script instead of running it")
+    parser.elsewhere = dict.fromkeys(("--nodes", "--queue", "--account"), _OF_ALLOCATION) | dict.fromkeys(
+        ("--gpus-per-node", "--cpus-per-rank"), "GPUs and CPUs are counted in the allocation"
+    )
+    ranks = parser.add_argument_group("the ranks")
+    ranks.add_argument("--ranks-per-node", metavar="R", help="processes per node (what the allocation was asked for)")
+    ranks.add_argument("--launcher", metavar="L", help=f"{listed(JOB_LAUNCHERS)} (what is found)")
+    ranks.add_argument("--site", metavar="S", help="a site whose modules and environment the ranks need")
+    ranks.add_argument("--here", action="store_true", help="run on this machine, although it has a scheduler")
+    ranks.add_argument("--dry-run", action="store_true", help="print the script instead of running it")
+    of_run = parser.add_argument_group("the run")
+    of_run.add_argument("--name", metavar="X", help="the run's name, and its folder's below runs/ (the command's)")
+    of_run.add_argument("--fresh", action="store_true", help="begin a new run, although one could be resumed")
+    of_run.add_argument("--resume", metavar="RUN", help="resume this run, whatever its command and state")
+    of_run.add_argument("--walltime", metavar="TIME", help="time left in the allocation, for a checkpoint in time")
+    of_run.add_argument("--global-batch", metavar="B", help="samples per optimizer step, over all ranks")
     return parser
 
 
@@ -88,63 +99,72 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         "workdir": (os.getcwd(), "the folder of this shell"),
         "command": (args.command, "the command after --"),
     }
-    for key in ("name", "walltime", "global_batch"):
+    if args.fresh:
+        asked["fresh"] = ("true", "--fresh")
+    for key in ("name", "walltime", "global_batch", "resume"):
         if getattr(args, key) is not None:
             asked[key] = (getattr(args, key), f"--{key.replace('_', '-')}")
-    if args.walltime is None and "SLURM_JOB_END_TIME" not in env:
+    if args.walltime is None:
         asked["walltime"] = ("168:00:00", "the default of hpcddp launch")
-        if allocation is not None:
-            print("hpcddp: the end of this allocation is not known; --walltime H:M:S gives it", file=sys.stderr)
-    plan = plan_job(read_spec(asked), site, origin())
-    _refuse_another_dialect(plan.starter, plan.starter_program, site, env)
-    if plan.starter == "srun" and _may_wait_for_itself(env):
-        print(
-            f"hpcddp: this shell is step {env['SLURM_STEP_ID']} of its job and may hold what the ranks need: if srun"
-            " waits (step creation temporarily disabled), export SLURM_OVERLAP=1, which is srun --overlap",
-            file=sys.stderr,
-        )
+        if allocation is not None and find_scheduler(allocation.scheduler).variables.end not in env:
+            tell("the end of this allocation is not known; --walltime TIME gives it")
+    plan = plan_job(read_spec(asked), site, this_process())
+    _refuse_another_dialect(plan.outer_launcher, plan.outer_program, site, env)
+    outer = LAUNCHERS.get(plan.outer_launcher)
+    if outer is not None and (remark := outer.call_remark(env)):
+        tell(remark)
     script = render_script(plan)
     if args.dry_run:
         sys.stdout.write(script)
         return 0
-    print(f"hpcddp: {plan.world_size} ranks on {plan.nodes} nodes, by {plan.launcher}", file=sys.stderr)
-    sys.stderr.flush()
-    os.execvpe("bash", ["bash", "-c", script, "hpcddp-launch"], dict(env))
+    size = f"{format_count(plan.world_size, 'rank')} on {format_count(plan.nodes, 'node')}"
+    tell(f"{size}, by {plan.launcher}")
+    # an allocation may see several launches, each an attempt of its own
+    own = {"HPCDDP_LAUNCH": str(os.getpid())} if allocation is not None else {}
+    os.execvpe("bash", ["bash", "-c", script, "hpcddp-launch"], {**env, **own})
     raise AssertionError("exec returned")  # it does not: it replaces this process or raises
 
 
 def _refuse_inside_a_rank(env: Mapping[str, str]) -> None:
     inside = [c for c in find_candidates(env) if (c.size or 1) > 1]
     if inside:
+        # Of nested launchers the innermost one made this rank. A launcher may set another row's variables as well.
+        echoed = {"env"}.union(*(c.row.speaks for c in inside))
+        inner = max(inside, key=lambda c: (c.key not in echoed, c.row.depth))
         raise LaunchError(
-            f"this process is a rank already ({inside[0].describe()}); each of them would start a launcher of its own",
+            f"this process is a rank already ({inner.describe()}); each of them would start a launcher of its own",
             "use `hpcddp exec -- command` inside a rank, or `hpcddp launch` outside the launcher",
         )
 
 
 def _refuse_beside_a_scheduler(env: Mapping[str, str]) -> None:
-    for program in ("qsub", "sbatch"):
+    for program, scheduler in submit_commands():
         if on_path(program, env):
+            ask = " ".join(scheduler.commands.interactive)
+            here = "run on this machine alone: hpcddp launch --here -- command"
             raise LaunchError(
                 f"this shell is in no allocation, and this machine has a scheduler ({program} is on PATH)",
-                "ask for nodes (qsub -I or salloc), or run on this machine alone: hpcddp launch --here -- command",
+                f"ask for nodes ({ask}), or {here}" if ask else here,
             )
 
 
 def _site(named: str | None, allocation: Allocation | None, env: Mapping[str, str]) -> Site:
     """The site of the options, else the generic one of the allocation's scheduler. Nothing is queued: no account."""
-    if allocation is not None and allocation.scheduler not in _SITES:
-        raise LaunchError(
-            f"launch has no launcher line for {allocation.scheduler}",
-            "start the ranks yourself: mpirun -np N hpcddp exec -- command",
-        )
-    own = "local" if allocation is None else _SITES[allocation.scheduler]
+    own = next(row.generic_site for row in scripted_schedulers() if row.this_machine)
+    if allocation is not None:
+        scheduler = find_scheduler(allocation.scheduler)
+        own = scheduler.generic_site
+        if not own or not scheduler.fits_allocation:
+            raise LaunchError(
+                f"hpcddp launch cannot start ranks in an allocation of {scheduler.title}",
+                "start the ranks yourself: mpirun -np N hpcddp exec -- command",
+            )
     site = open_site(Choice(named, "--site") if named else Choice(own, "the allocation"), env)
     if allocation is not None and site.scheduler != allocation.scheduler:
         raise RequestError(
             f"site {site.name} has {site.scheduler}, but this allocation is of {allocation.scheduler}", f"--site {own}"
         )
-    return dataclasses.replace(site, account=Account())
+    return site._replace(account=Account())
 
 
 def _room(allocation: Allocation | None, env: Mapping[str, str]) -> Room:
@@ -163,8 +183,7 @@ def _room(allocation: Allocation | None, env: Mapping[str, str]) -> Room:
             f"the allocation has {min(counts)} to {max(counts)} slots per host ({allocation.source})",
             "ask for the same number on every node",
         )
-    if allocation.scheduler == "slurm":
-        cpus = read_number(env.get("SLURM_CPUS_ON_NODE", "")) or cpus
+    cpus = read_number(env.get(find_scheduler(allocation.scheduler).variables.cpus, "")) or cpus
     return Room(len(allocation.hosts), counts.pop(), cpus, gpus)
 
 
@@ -179,51 +198,48 @@ def _count_gpus(env: Mapping[str, str], devices: str = "/dev") -> int:
 
 
 def _launcher(site: Site, env: Mapping[str, str]) -> str:
-    """srun under Slurm; else whatever mpirun is on PATH, by its own word; else torchrun."""
-    if site.scheduler == "slurm":
+    """The scheduler's own launcher; else whatever mpirun is on PATH, by its own word; else an agent (torchrun)."""
+    known = launchers_under(site.scheduler)
+    if LAUNCHERS[known[0]].of_scheduler:
         return site.launcher.name
-    mpirun = _search("mpirun", site, env, "openmpi") or _search("mpiexec", site, env, "openmpi")
+    rows = [LAUNCHERS[name] for name in known]
+    mpirun = next((path for row in rows if (path := _search(row.program, site, env, row))), None)
     if mpirun is None:
-        return "torchrun"
-    found, answer = _flavour_of(mpirun)
-    if found is None:
+        return next(name for name in JOB_LAUNCHERS if LAUNCHERS[name].is_agent)
+    launcher, answer = _launcher_of(mpirun)
+    if launcher is None:
+        told = [name for name in known if LAUNCHERS[name].version_words]
         raise LaunchError(
-            f"{mpirun} --version names no known MPI: {answer!r}",
-            "say which it is: --launcher openmpi, mpich or intelmpi",
+            f"{mpirun} --version names no known MPI: {answer!r}", f"say which it is: --launcher {listed(told)}"
         )
-    return found
+    return launcher
 
 
-def _search(program: str, site: Site, env: Mapping[str, str], launcher: str) -> str | None:
-    """Where the script will find this program: the site's goes before the environment's, but for Open MPI on this
+def _search(program: str, site: Site, env: Mapping[str, str], row: Launcher) -> str | None:
+    """Where the script will find this program: the site's goes before the environment's, but for some launchers on this
     machine alone (templates/base.sh.j2, local.sh.j2)."""
     folders = [env.get("PATH", ""), os.path.dirname(sys.executable)]
-    if site.scheduler == "local" and launcher == "openmpi":
+    if find_scheduler(site.scheduler).this_machine and row.environment_first:
         folders.reverse()
     return on_path(program, {"PATH": ":".join(folders)})
 
 
-def _flavour_of(mpirun: str) -> tuple[str | None, str]:
+def _launcher_of(mpirun: str) -> tuple[str | None, str]:
     """Whose mpirun this is, by its own word, and that word."""
     answer = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=30, check=False)
     said = answer.stdout or answer.stderr
-    return next((launcher for words, launcher in _FLAVOURS if words in said), None), said.partition("\n")[0]
+    return launcher_of_version(said), said.partition("\n")[0]
 
 
 def _refuse_another_dialect(launcher: str, program: str, site: Site, env: Mapping[str, str]) -> None:
     """Each MPI's mpirun has options of its own: another one would stop at the first, or read it otherwise. Modules that
     the script loads may bring the right one, which cannot be seen from here."""
-    found = _search(program, site, env, launcher) if program and not site.modules.load else None
-    flavour, _ = _flavour_of(found) if found else (None, "")
-    if flavour is not None and flavour != launcher:
+    found = None
+    if program and not site.modules.load:
+        found = _search(program, site, env, LAUNCHERS[launcher])
+    other, _ = _launcher_of(found) if found else (None, "")
+    if other is not None and other != launcher:
         raise LaunchError(
-            f"the script's line is for {launcher}, but {found} belongs to {flavour}, which takes other options",
-            f"--launcher {flavour}, or put the folder of {launcher}'s {program} first on PATH",
+            f"the script's line is for {launcher}, but {found} belongs to {other}, which takes other options",
+            f"--launcher {other}, or put the folder of {launcher}'s {program} first on PATH",
         )
-
-
-def _may_wait_for_itself(env: Mapping[str, str]) -> bool:
-    """Whether this shell is a step that holds resources (srun --pty bash). salloc's own interactive step, whose id is
-    one of Slurm's highest numbers, holds none."""
-    step = read_number(env.get("SLURM_STEP_ID", ""))
-    return step is not None and step < 0xFFFFFFF0 and env.get("SLURM_OVERLAP", "") not in {"1", "yes"}

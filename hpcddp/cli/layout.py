@@ -15,6 +15,7 @@ from hpcddp.ranks.rankinfo import NUMBERS
 from hpcddp.script.layout import Place, plan_layout, plan_place
 from hpcddp.script.plan import JobPlan
 from hpcddp.script.record import plan_record
+from hpcddp.units import format_count
 
 _DESCRIPTION = """\
 Show where each rank of a request will be: node, local rank, GPU and CPUs, and what its launcher will tell it.
@@ -24,8 +25,14 @@ _MOST_ROWS = 64
 
 def build_parser() -> VerbParser:
     """The options of `render`, and `--json`."""
-    parser = request_parser("layout", _DESCRIPTION)
-    parser.add_argument("--json", action="store_true", help="every rank as JSON, with the plan")
+    parser = request_parser(
+        "layout",
+        _DESCRIPTION,
+        example="hpcddp layout --site abci3 --account GROUP --nodes 4 -- python train.py",
+        exits=(2, 3),
+    )
+    printed = parser.add_argument_group("what is printed")
+    printed.add_argument("--json", action="store_true", help="every rank as one JSON object, with the plan")
     return parser
 
 
@@ -56,7 +63,8 @@ def format_layout(plan: JobPlan) -> str:
     last = plan_place(plan, plan.world_size - 1)
     return "\n".join(
         [
-            f"{plan.name} on {plan.site.name}: {plan.nodes} x {plan.ranks_per_node} = {plan.world_size} ranks"
+            f"{plan.name} on {plan.site.name}: {plan.nodes} x {plan.ranks_per_node} ="
+            f" {format_count(plan.world_size, 'rank')}"
             f" for {plan.walltime}, {plan.cpus_per_rank} {unit} each, started by {plan.launcher}",
             "",
             *lines,

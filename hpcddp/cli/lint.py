@@ -10,24 +10,29 @@ from collections.abc import Mapping
 
 from hpcddp.cli.parser import VerbParser
 from hpcddp.errors import RequestError
-from hpcddp.script.choose import Choice, open_site
-from hpcddp.script.lint.check import equivalent, lint_python, lint_script
-from hpcddp.script.lint.finding import Finding
-from hpcddp.script.lint.script import read_script
+from hpcddp.lint.check import lint_python, lint_script
+from hpcddp.lint.equivalent import equivalent
+from hpcddp.lint.finding import Finding
+from hpcddp.lint.script import read_script
+from hpcddp.script.find_site import Choice, open_site
 
 _DESCRIPTION = """\
 Find known mistakes in job scripts for PBS, Slurm or Grid Engine, and in training scripts (.py). Nothing is run.
-Each mistake comes with its line and with what hpcddp writes instead; docs/lint.md has them all, with the evidence.
-
-Exit status: 0 nothing found, 1 something found."""
+Each mistake comes with its line and with what hpcddp writes instead; docs/lint.md has them all, with the evidence."""
 
 
 def build_parser() -> VerbParser:
     """`FILE ... [--site S] [--json]`."""
-    parser = VerbParser("lint", _DESCRIPTION)
+    parser = VerbParser(
+        "lint",
+        _DESCRIPTION,
+        example="hpcddp lint --site abci3 job.sh train.py",
+        exits=(2, 3),
+        also={0: "nothing found", 1: "something found"},
+    )
     parser.add_argument("files", nargs="+", metavar="FILE", help="a job script or a .py file; - is standard input")
     parser.add_argument("--site", metavar="S", help="the site it is for, with its limits and rules")
-    parser.add_argument("--json", action="store_true", help="one JSON list of findings")
+    parser.add_argument("--json", action="store_true", help="print the findings as one JSON object")
     return parser
 
 
@@ -35,7 +40,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     """Prints the findings. 1 if there are any."""
     site = open_site(Choice(args.site, "--site"), env) if args.site else None
     findings: list[Finding] = []
-    renders: list[str] = []
+    renders: list[tuple[str, list[str]]] = []
     for file in args.files:
         text = _read(file)
         if file.endswith(".py"):
@@ -43,21 +48,27 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
             continue
         script = read_script(text, site, os.path.isdir)
         found = lint_script(file, script)
-        renders += [line for line in [equivalent(script)] if found and line]
+        if found:
+            # without --site, the scheduler's generic one: its file says what has to be given
+            renders.append(equivalent(script, site or open_site(Choice(f"generic-{script.scheduler}", "lint"), env)))
         findings += found
     if args.json:
-        print(json.dumps([finding._asdict() for finding in findings], indent=1))
+        same = [{"command": line, "examples": examples} for line, examples in renders if line]
+        print(json.dumps({"findings": [finding._asdict() for finding in findings], "same_job": same}, indent=1))
     else:
         sys.stdout.write(format_findings(findings, renders))
     return 1 if findings else 0
 
 
-def format_findings(findings: list[Finding], renders: list[str]) -> str:
+def format_findings(findings: list[Finding], renders: list[tuple[str, list[str]]]) -> str:
     """Two lines each, then the request that renders the same job."""
     text = "".join(
         f"{f.file}:{f.line}: {f.rule} {f.kind}: {f.what}\n    hpcddp writes: {f.instead}\n" for f in findings
     )
-    return text + "".join(f"the same job: {line}\n" for line in renders)
+    for line, examples in renders:
+        text += f"the same job: {line}\n" if line else ""
+        text += f"    the script does not say these, change them: {', '.join(examples)}\n" if examples else ""
+    return text
 
 
 def _read(file: str) -> str:

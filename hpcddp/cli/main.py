@@ -9,7 +9,8 @@ import errno
 import os
 import sys
 
-from hpcddp.errors import HpcddpError, RequestError, nearest
+from hpcddp.cli.streams import forget_output, open_missing_streams, refuse_on_pipe, tell, write_help
+from hpcddp.errors import HpcddpError, RequestError
 
 # verb -> what it does. The module is hpcddp.cli.<verb>.
 VERBS = {
@@ -18,39 +19,34 @@ VERBS = {
     "lint": "find known mistakes in a job script that is there already",
     "sites": "list the known sites, or show one",
     "env": "say which rank this process is, and how that is known",
-    "exec": "become a command inside a rank, with torch's variables set",
+    "exec": "run a command as a rank, with RANK, WORLD_SIZE, … set",
     "launch": "run a command on every rank of the allocation this shell is in",
-    "state": "say how far a run is: finished, failed, or to be continued",
+    "state": "say how far a run is: finished, failed, or unfinished",
     "train": "the reference trainer: DDP on images",
     "compare": "say whether two runs are the same to the last bit, and what differed",
+    "completion": "print the completion of verbs and options for bash, zsh or fish",
+    "help": "show the verbs, or the options of one verb",
 }
-
-
-def _help() -> str:
-    width = max(map(len, VERBS))
-    verbs = "\n".join(f"  {verb:{width}}  {text}" for verb, text in VERBS.items())
-    return (
-        "usage: hpcddp VERB [options] [-- command ...]\n\n"
-        "From a PyTorch training script to a correct multi-node run on PBS and Slurm clusters.\n\n"
-        f"{verbs}\n\n"
-        "  hpcddp VERB --help        the options of one verb\n"
-        "  hpcddp --version\n\n"
-        "example: hpcddp render --site abci3 --account GROUP --nodes 4 -- python train.py | qsub\n"
-    )
+# What a write to a standard stream says of the place that the user chose, and not of hpcddp.
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 
 def _run(argv: list[str]) -> int:
-    if not argv or argv[0] in {"-h", "--help", "help"}:
-        sys.stdout.write(_help())
+    if not argv or argv[0] in {"-h", "--help"}:
+        from hpcddp.cli.verbs import format_verbs
+
+        write_help(format_verbs())
         return 0
-    if argv[0] == "--version":
+    if argv[0] in {"-V", "--version"}:
         from hpcddp import __version__
 
         print(f"hpcddp {__version__}")
         return 0
     verb = argv[0]
     if verb not in VERBS:
-        raise RequestError(f"{verb!r} is not a verb of hpcddp{nearest(verb, list(VERBS))}", "hpcddp --help")
+        from hpcddp.cli.verbs import unknown_verb
+
+        raise unknown_verb(argv)
     import importlib
 
     module = importlib.import_module(f"hpcddp.cli.{verb}")
@@ -58,59 +54,35 @@ def _run(argv: list[str]) -> int:
     if "--" in options:
         cut = options.index("--")
         options, command = options[:cut], options[cut + 1 :]
-    args = module.build_parser().parse_args(options)
+    if verb == "exec" and command and not options:  # on every rank of a job: argparse would be a tenth of its time
+        return int(module.run_command(command, dict(os.environ)))
+    parser = module.build_parser()
+    args = parser.read_words(options)
+    if command and not parser.takes_command:
+        raise RequestError(f"hpcddp {verb} takes no command after --, got {command[0]!r}", f"hpcddp {verb} --help")
     args.command = command
     return int(module.run(args, dict(os.environ)))
 
 
-def _refuse_if_render(argv: list[str]) -> None:
-    """After a failed `render` on a pipe, leave text there that no scheduler takes for a job."""
-    if argv[:1] == ["render"] and not (sys.stdout.closed or sys.stdout.isatty()):
-        from hpcddp.cli.refusal import REFUSAL
-
-        try:
-            sys.stdout.write(REFUSAL)
-            sys.stdout.flush()
-        except OSError:  # the reader has gone: nothing can be queued from this pipe
-            _forget_output()
+def _refuse_if_piped_as_job(argv: list[str]) -> None:
+    """After a failed `render`, and after a first word that is no verb: it may have been `render`."""
+    if argv and (argv[0] == "render" or argv[0] not in VERBS):
+        refuse_on_pipe()
 
 
-def _forget_output() -> None:
-    """Python flushes what is left at its exit, and would complain once more."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-
-
-def _tell(text: str) -> None:
-    try:
-        sys.stderr.write(f"hpcddp: {text}\n")
-        sys.stderr.flush()
-    except OSError:  # nobody listens; the exit status says it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-
-
-def _open_missing_streams() -> bool:
-    """Whether standard output is there. What was closed (`>&-`, `2>&-`) is opened on nothing, so that no file that is
-    opened later gets its number, and an error can be told without ado."""
-    has_output = sys.stdout is not None
-    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
-        if getattr(sys, name) is None:
-            nothing = os.open(os.devnull, os.O_RDWR)
-            if nothing != number:
-                os.dup2(nothing, number)
-                os.close(nothing)
-            os.set_inheritable(number, True)  # a program that is started next has it as well
-            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115  # for the whole process
-    return has_output
-
-
-# What a write to a standard stream says of the place that the user chose, and not of hpcddp.
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+# Verbs that end at once. Collecting garbage takes a tenth of a render's time, and they leave none that matters.
+_SHORT = {"render", "layout", "sites", "env", "exec", "state"}
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one verb and return the process's exit status. Raises nothing but SystemExit from argparse's --help."""
-    argv = sys.argv[1:] if argv is None else argv
-    has_output = _open_missing_streams()
+    if argv is None:
+        argv = sys.argv[1:]
+        if argv[:1] and argv[0] in _SHORT:
+            import gc
+
+            gc.disable()
+    has_output = open_missing_streams()
     if argv[:1] == ["render"]:
         import signal
 
@@ -122,27 +94,27 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except HpcddpError as error:
-        _refuse_if_render(argv)  # first: telling may fail, and an empty pipe is an empty job
-        _tell(str(error))
+        _refuse_if_piped_as_job(argv)  # first: telling may fail, and an empty pipe is an empty job
+        tell(str(error))
         return error.exit_code
     except KeyboardInterrupt:
-        _refuse_if_render(argv)
-        _tell("interrupted")
+        _refuse_if_piped_as_job(argv)
+        tell("interrupted")
         return 130
     except BrokenPipeError:
-        _forget_output()  # `hpcddp layout | head`: the reader had enough
+        forget_output()  # `hpcddp layout | head`: the reader had enough
         return 141
     except OSError as error:
-        _refuse_if_render(argv)
+        _refuse_if_piped_as_job(argv)
         if error.errno not in _NO_ROOM:
             raise
-        _forget_output()
-        _tell(f"the output cannot be written: {(error.strerror or '').lower()}\nhint: df -h .")
+        forget_output()
+        tell(f"the output cannot be written: {(error.strerror or '').lower()}\nhint: df -h .")
         return RequestError.exit_code
     except SystemExit:
         raise
     except BaseException:
-        _refuse_if_render(argv)
+        _refuse_if_piped_as_job(argv)
         raise  # a fault of hpcddp itself: the traceback is what its authors need
 
 

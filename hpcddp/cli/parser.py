@@ -1,30 +1,93 @@
-"""argparse with this project's error form."""
+"""argparse with this project's error form, and what every verb's help has: an example and the exit statuses."""
 
 from __future__ import annotations
 
 import argparse
 import os
 
+from hpcddp.cli.streams import write_help
 from hpcddp.errors import RequestError
+
+TYPE_CHECKING = False  # mypy knows the name; importing typing would cost `exec` more than argparse's parser
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from _typeshed import SupportsWrite
 
 
 class VerbParser(argparse.ArgumentParser):
-    """Raises RequestError instead of printing usage and leaving, so that every error has the same two lines."""
+    """Raises RequestError instead of printing usage and leaving, so that every error has the same two lines.
 
-    def __init__(self, verb: str, description: str) -> None:
+    `example` is a line to type, or several. `exits` are the statuses of EXITS that the verb has beside 0, `also` its
+    own ones. `takes_command`: whether a command may follow `--`.
+    """
+
+    def __init__(
+        self,
+        verb: str,
+        description: str,
+        *,
+        example: str,
+        exits: Iterable[int],
+        also: Mapping[int, str] | None = None,
+        takes_command: bool = False,
+    ) -> None:
         super().__init__(
             prog=f"hpcddp {verb}",
             description=description,
             formatter_class=_formatter,
+            add_help=False,  # argparse would look for a translation of its help's text, in eight files
             allow_abbrev=False,  # an abbreviation that works today is ambiguous tomorrow, inside somebody's job script
         )
+        self.add_argument("-h", "--help", action="help", help="show this help and exit")
+        self.example = example
+        #: status -> what it means for this verb; "": what EXITS says
+        self.exits = {0: "", **dict.fromkeys(exits, ""), **(also or {})}
+        self.takes_command = takes_command
+        #: option of another verb -> why this one does not have it
+        self.elsewhere: dict[str, str] = {}
+
+    def format_help(self) -> str:
+        """argparse's, with the example and the exit statuses."""
+        from hpcddp.cli.verbs import EXITS, format_example, format_exits
+
+        statuses = {status: text or EXITS[status] for status, text in self.exits.items()}
+        return f"{super().format_help()}\n{format_example(self.example)}\n{format_exits(statuses)}"
+
+    def print_help(self, file: SupportsWrite[str] | None = None) -> None:
+        """As argparse does; on stdout so that no scheduler takes it for a job."""
+        if file is None:
+            write_help(self.format_help())
+        else:
+            super().print_help(file)
+
+    def read_words(self, words: Sequence[str]) -> argparse.Namespace:
+        """`parse_args`, with an error that says more of words that are left over: a command without its `--`."""
+        found, left = self.parse_known_args(words)
+        if left:
+            raise self._refuse_left_over(found, left)
+        return found
+
+    def _refuse_left_over(self, found: argparse.Namespace, left: list[str]) -> RequestError:
+        if left[0].startswith("-"):
+            option = left[0].partition("=")[0]
+            if option in self.elsewhere:
+                why = self.elsewhere[option]
+                return RequestError(f"{self.prog} has no option {option}: {why}", f"leave out {option}")
+            from hpcddp.errors import nearest
+
+            guess = nearest(option, list(self._option_string_actions))
+            return RequestError(f"{self.prog} has no option {option}{guess}", f"{self.prog} --help")
+        if not self.takes_command:
+            return RequestError(f"{self.prog} takes no further word, got {left[0]!r}", f"{self.prog} --help")
+        import shlex
+
+        positional = (getattr(found, action.dest) for action in self._get_positional_actions())
+        command = shlex.join([*filter(None, positional), *left])
+        return RequestError(f"{self.prog}: there is no -- before the command {command}", f"put it there: -- {command}")
 
     def error(self, message: str) -> None:  # type: ignore[override]  # argparse says NoReturn; raising is not returning
-        from hpcddp.errors import nearest
-
-        unknown = message.removeprefix("unrecognized arguments: ").split()[0] if "unrecognized" in message else ""
-        guess = nearest(unknown.split("=")[0], list(self._option_string_actions)) if unknown.startswith("-") else ""
-        raise RequestError(f"{self.prog}: {message}{guess}", f"{self.prog} --help")
+        raise RequestError(f"{self.prog}: {message}", f"{self.prog} --help")
 
 
 def _formatter(prog: str) -> argparse.HelpFormatter:

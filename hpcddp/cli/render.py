@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.request import read_plan, request_parser
+from hpcddp.cli.streams import tell
 from hpcddp.errors import RequestError
 from hpcddp.script.plan import JobPlan
 from hpcddp.script.render import render_script
@@ -18,11 +19,16 @@ Print the job script for a request. Pipe it to qsub, sbatch or bash, or keep it 
 
 What a site does not decide is asked for in a job file (docs/job-file.md) or by options; options win."""
 
+_EXAMPLE = """\
+hpcddp render --site abci3 --account GROUP --nodes 4 --walltime 2h -- python train.py | qsub
+hpcddp render job.yaml --nodes 8 > job.sh
+hpcddp render --demo --site local --ranks-per-node 2 | bash"""
+
 
 def build_parser() -> VerbParser:
     """The options of `render`."""
-    parser = request_parser("render", _DESCRIPTION)
-    check = parser.add_mutually_exclusive_group()
+    parser = request_parser("render", _DESCRIPTION, example=_EXAMPLE, exits=(2, 3, 5))
+    check = parser.add_argument_group("what is checked").add_mutually_exclusive_group()
     # An option with a value that may be left out would take the job file for its value.
     for option, value, text in (
         ("--check", "here", "refuse paths that are not there, and a command that starts ranks itself (the default)"),
@@ -34,20 +40,25 @@ def build_parser() -> VerbParser:
         ),
     ):
         check.add_argument(option, dest="check", action="store_const", const=value, default="here", help=text)
-    parser.add_argument("--interactive", action="store_true", help="also say what to type for a shell on these nodes")
-    shown = parser.add_mutually_exclusive_group()
+    printed = parser.add_argument_group("what is printed")
+    printed.add_argument("--interactive", action="store_true", help="also say what to type for a shell on these nodes")
+    shown = printed.add_mutually_exclusive_group()
     shown.add_argument("--explain", action="store_true", help="show where each line came from; prints no job script")
     shown.add_argument("--diff", metavar="SITE2", help="show what changes on another site; prints no job script")
+    printed.add_argument("--json", action="store_true", help="--explain or --diff as one JSON object")
     return parser
 
 
 def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     """The script is whole before its first byte is printed: half a script would be a job."""
+    if args.json and not (args.explain or args.diff):
+        raise RequestError("--json goes with --explain or --diff: a job script is text", "hpcddp layout --json …")
     plan = read_plan(args, env)
     if args.check != "no":
-        _check_plan(plan)
+        _check_plan(plan, env)
+        _check_run(plan)
     if args.explain:
-        text = _explained(args, plan)
+        text = _explained(plan, args.json)
     elif args.diff:
         text = _compared(args, plan, env)
     else:
@@ -62,38 +73,75 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     return 0
 
 
-def _check_plan(plan: JobPlan) -> None:
+def _check_plan(plan: JobPlan, env: Mapping[str, str]) -> None:
     from hpcddp.script.preflight import Here, check_plan
 
-    _tell(check_plan(plan, Here(os.getcwd(), os.path.exists)))
+    path = tuple(filter(None, env.get("PATH", "").split(":")))
+    here = Here(os.getcwd(), os.path.exists, _can_run, _start_of, _names, path)
+    _tell(check_plan(plan, here))
+
+
+def _check_run(plan: JobPlan) -> None:
+    """Which run the job would get. Each index of an array has its own: those are too many to look for."""
+    from hpcddp.runs.start import foresee_run
+
+    base = os.path.join(os.getcwd(), plan.spec.workdir or "", plan.run_dir)
+    if not plan.options.array:
+        _tell(list(filter(None, [foresee_run(plan.asked_run._replace(base=base))])))
+
+
+def _can_run(path: str) -> bool:
+    return os.access(path, os.X_OK)
+
+
+def _start_of(path: str) -> bytes:
+    """Nothing of a file that cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(4096)
+    except OSError:
+        return b""
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
 
 
 def _check_script(plan: JobPlan, text: str, live: bool, env: Mapping[str, str]) -> None:
     from hpcddp.script.preflight import Here, check_output
 
-    _tell(check_output(text, Here(os.getcwd(), os.path.exists)))
+    _tell(check_output(plan.site.scheduler, text, Here(os.getcwd(), os.path.exists)))
     if live:
-        from hpcddp.scheduler.run import ask_scheduler
+        from hpcddp.schedulers.run import ask_scheduler
 
         _tell([ask_scheduler(plan.site.scheduler, text, env)])
 
 
-def _explained(args: argparse.Namespace, plan: JobPlan) -> str:
-    from hpcddp.cli.request import read_asked
-    from hpcddp.script.explain import explain_script
+def _explained(plan: JobPlan, as_json: bool) -> str:
+    from hpcddp.script.explain import explain_record, explain_script
 
-    return explain_script(plan, {key: where for key, (_, where) in read_asked(args)[0].items()})
+    return _json(explain_record(plan)) if as_json else explain_script(plan)
 
 
 def _compared(args: argparse.Namespace, plan: JobPlan, env: Mapping[str, str]) -> str:
-    from hpcddp.script.compare import compare_plans
+    from hpcddp.script.compare import compare_plans, comparison_record
 
     if args.diff == plan.site.name:
         raise RequestError(f"--diff {args.diff} is the site itself", "--diff with another of: hpcddp sites")
     other = read_plan(argparse.Namespace(**{**vars(args), "site": args.diff}), env)
-    return compare_plans((plan, render_script(plan)), (other, render_script(other)))
+    both = (plan, render_script(plan)), (other, render_script(other))
+    return _json(comparison_record(*both)) if args.json else compare_plans(*both)
+
+
+def _json(value: object) -> str:
+    import json
+
+    return json.dumps(value) + "\n"
 
 
 def _tell(remarks: list[str]) -> None:
     for remark in remarks:
-        print(f"hpcddp: {remark}", file=sys.stderr)
+        tell(remark)

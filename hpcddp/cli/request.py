@@ -5,46 +5,65 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 from hpcddp import __version__
 from hpcddp.cli.parser import VerbParser
+from hpcddp.cli.streams import tell
 from hpcddp.errors import RequestError
-from hpcddp.script.choose import Choice, chosen_site, open_site, site_of_host, site_of_scheduler
+from hpcddp.ranks.launchers import JOB_LAUNCHERS
+from hpcddp.script.find_site import Choice, asked_site, open_site, site_of_host, site_of_scheduler
 from hpcddp.script.folders import find_folder, source_root
 from hpcddp.script.loading import load_yaml
-from hpcddp.script.plan import JobPlan, Origin, plan_job
+from hpcddp.script.plan import JobPlan, PlannedBy, plan_job
 from hpcddp.script.spec import read_spec
 from hpcddp.script.words import quote_words
 
+
+def listed(words: Sequence[str]) -> str:
+    """`a, b or c`."""
+    return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+
+
 DEFAULT_JOB_FILE = "hpcddp.yaml"
 
-# option -> (job-file key, placeholder, help)
-_OPTIONS = {
-    "--site": ("site", "S", "a site's name, or the path of its YAML file (see hpcddp sites)"),
-    "--nodes": ("nodes", "N", "nodes (1)"),
-    "--ranks-per-node": ("ranks_per_node", "R", "processes per node (one per GPU)"),
-    "--gpus-per-node": ("gpus_per_node", "G", "GPUs of each node (what the site says)"),
-    "--cpus-per-rank": ("cpus_per_rank", "C", "CPUs of each rank (its share of the node)"),
-    "--walltime": ("walltime", "H:M:S", "run-time limit (the site's default)"),
-    "--queue": ("queue", "Q", "PBS queue, Slurm partition or resource type"),
-    "--account": ("account", "A", "what the job is charged to"),
-    "--name": ("name", "X", "the job's name (its script's)"),
-    "--launcher": ("launcher", "L", "openmpi, mpich, intelmpi, pals, srun or torchrun (the site's)"),
-    "--global-batch": ("global_batch", "B", "samples per optimizer step, over all ranks"),
+# group of options -> option -> (job-file key, placeholder, help)
+_GROUPS = {
+    "where it runs": {
+        "--site": ("site", "S", "a site's name, or the path of its YAML file (see hpcddp sites)"),
+        "--queue": ("queue", "Q", "PBS queue, Slurm partition or resource type"),
+        "--account": ("account", "A", "what the job is charged to"),
+        "--launcher": ("launcher", "L", f"{listed(JOB_LAUNCHERS)} (the site's)"),
+    },
+    "how large it is": {
+        "--nodes": ("nodes", "N", "nodes (1)"),
+        "--ranks-per-node": ("ranks_per_node", "R", "processes per node (one per GPU)"),
+        "--gpus-per-node": ("gpus_per_node", "G", "GPUs of each node (what the site says)"),
+        "--cpus-per-rank": ("cpus_per_rank", "C", "CPUs of each rank (its share of the node)"),
+        "--walltime": ("walltime", "TIME", "run-time limit: 2:30:00, 90m, 2h30m, 1d (the site's default)"),
+    },
+    "what it runs": {
+        "--name": ("name", "X", "the job's name (its script's)"),
+        "--global-batch": ("global_batch", "B", "samples per optimizer step, over all ranks"),
+        "--resume": ("resume", "RUN", "resume this run, whatever its command and state, such as train-2"),
+    },
 }
+_OPTIONS = {option: row for group in _GROUPS.values() for option, row in group.items()}
 
 
-def request_parser(verb: str, description: str) -> VerbParser:
+def request_parser(verb: str, description: str, *, example: str, exits: tuple[int, ...]) -> VerbParser:
     """A parser with the request's options. Values stay text: the job file's readers check them."""
-    parser = VerbParser(verb, description)
+    parser = VerbParser(verb, description, example=example, exits=exits, takes_command=True)
     parser.usage = f"hpcddp {verb} [JOB.yaml] [options] [-- command ...]"
-    parser.add_argument(
-        "job", nargs="?", metavar="JOB.yaml", help=f"job file ({DEFAULT_JOB_FILE}, else the built-in training job)"
-    )
-    for option, (key, placeholder, text) in _OPTIONS.items():
-        parser.add_argument(option, dest=key, metavar=placeholder, help=text)
-    parser.add_argument(
+    parser.add_argument("job", nargs="?", metavar="JOB.yaml", help=f"job file ({DEFAULT_JOB_FILE}, if it is there)")
+    for title, options in _GROUPS.items():
+        group = parser.add_argument_group(title)
+        for option, (key, placeholder, text) in options.items():
+            group.add_argument(option, dest=key, metavar=placeholder, help=text)
+    group.add_argument("--fresh", action="store_true", help="begin a new run, although one could be resumed")
+    group.add_argument("--demo", action="store_true", help="the built-in training job: handwritten digits")
+    group.add_argument(
         "--set",
         action="append",
         default=[],
@@ -58,13 +77,13 @@ def read_plan(args: argparse.Namespace, env: Mapping[str, str]) -> JobPlan:
     """Options, job file and site to a plan; which site and why, and what the plan remarks, go to stderr."""
     asked, job_file = read_asked(args)
     in_file = asked.get("site", ("", ""))[0] if job_file else None
-    choice = chosen_site(_option(args, "site"), str(in_file or "") or None, job_file or "", env) or _found_site(env)
+    choice = asked_site(_option(args, "site"), str(in_file or "") or None, job_file or "", env) or _found_site(env)
     site = open_site(choice, env)
     if os.path.basename(choice.site) != site.name:  # a file: job.yaml has to lead to it again, from any folder
         asked["site"] = (os.path.abspath(choice.site), choice.reason)
-    plan = plan_job(read_spec(asked, site.variables), site, origin())
+    plan = plan_job(read_spec(asked, site.variables), site, this_process())
     for remark in (f"site {site.name} ({choice.reason})", *plan.remarks):
-        print(f"hpcddp: {remark}", file=sys.stderr)
+        tell(remark)
     return plan
 
 
@@ -82,17 +101,35 @@ def read_asked(args: argparse.Namespace) -> tuple[dict[str, tuple[object, str]],
     for option, (key, _, _) in _OPTIONS.items():
         if getattr(args, key) is not None:
             asked[key] = (getattr(args, key), option)
+    if args.fresh:
+        asked["fresh"] = ("true", "--fresh")
     if args.command:
         asked["command"] = (args.command, "the command after --")
     return asked, path
 
 
 def _job_file(args: argparse.Namespace) -> str | None:
+    if args.demo:
+        other = args.job or (args.command and args.command[0])
+        if other:
+            raise RequestError(f"--demo brings its own job file and command, but {other!r} was given", "leave out one")
+        return os.path.join(find_folder("jobs"), "digits.yaml")
     if args.job:
+        _refuse_command_as_file(args.job)
         return str(args.job)
     if os.path.isfile(DEFAULT_JOB_FILE):
         return DEFAULT_JOB_FILE
-    return None if args.command else os.path.join(find_folder("jobs"), "digits.yaml")
+    return None
+
+
+def _refuse_command_as_file(word: str) -> None:
+    """A program or a script where the job file belongs: it is the command, without its `--`."""
+    if word.endswith(".py"):
+        raise RequestError(f"{word} is a training script, not a job file", f"put -- first: -- python {word}")
+    if word.endswith(".sh"):
+        raise RequestError(f"{word} is a shell script, not a job file", f"put -- first: -- bash {word}")
+    if not os.path.exists(word) and on_path(word, os.environ):
+        raise RequestError(f"{word} is a program, not a job file", f"put -- first: -- {word} …")
 
 
 def _option(args: argparse.Namespace, key: str) -> str | None:
@@ -101,21 +138,24 @@ def _option(args: argparse.Namespace, key: str) -> str | None:
 
 
 def _found_site(env: Mapping[str, str]) -> Choice:
-    """What the machine shows: its name, then its scheduler. Starts `qsub --version` only where there is a qsub."""
+    """What the machine shows: its name, then its scheduler. A program is started only where its name does not tell."""
     by_host = site_of_host(os.uname().nodename, env)
     if by_host:
         return by_host
-    qsub = on_path("qsub", env)
-    version = None
-    if qsub:
-        import subprocess
+    return site_of_scheduler(lambda program: bool(on_path(program, env)), partial(_version_of, env))
 
-        try:
-            answer = subprocess.run([qsub, "--version"], capture_output=True, timeout=10, check=False)
-            version = (answer.stdout + answer.stderr).decode(errors="replace")
-        except (OSError, subprocess.TimeoutExpired):
-            version = ""
-    return site_of_scheduler(version, bool(on_path("sbatch", env)))
+
+def _version_of(env: Mapping[str, str], program: str) -> str:
+    """What `program --version` prints; "" where it does not answer."""
+    import subprocess
+
+    try:
+        answer = subprocess.run(
+            [on_path(program, env) or program, "--version"], capture_output=True, timeout=10, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return (answer.stdout + answer.stderr).decode(errors="replace")
 
 
 def on_path(program: str, env: Mapping[str, str]) -> str | None:
@@ -124,9 +164,9 @@ def on_path(program: str, env: Mapping[str, str]) -> str | None:
     return next((p for p in paths if os.access(p, os.X_OK)), None)
 
 
-def origin() -> Origin:
+def this_process() -> PlannedBy:
     """This process, as far as the script it makes needs it."""
-    return Origin(
+    return PlannedBy(
         python=sys.executable,
         version=__version__,
         created_by=quote_words(["hpcddp", *sys.argv[1:]]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import subprocess
@@ -12,31 +13,34 @@ from collections.abc import Mapping
 
 from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.request import on_path
-from hpcddp.errors import RequestError, SchedulerError
-from hpcddp.script.choose import Choice, config_folder, open_site, site_files
-from hpcddp.script.portrait import site_rows
-from hpcddp.script.profile import load_site
-from hpcddp.script.site import Queue, Site
+from hpcddp.cli.streams import tell
+from hpcddp.errors import RequestError, SchedulerError, nearest
+from hpcddp.script.find_site import Choice, config_folder, open_site, site_files
+from hpcddp.script.site import Site
+from hpcddp.script.site_file import load_site
+from hpcddp.script.site_text import site_record, site_rows, site_summary
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from hpcddp.script.survey import Found
+    from hpcddp.schedulers.row import QueueFound
 
 _DESCRIPTION = """\
-List the known sites: scheduler, GPUs, how the facts are founded (documented, practice or generic) and when.
+List the known sites: scheduler, GPUs, the basis of the facts (documented, practice or generic) and their date.
 
 hpcddp sites show NAME   one site's queues, limits and sources; a path to a YAML file works, too
 hpcddp sites new NAME    a start for a site of your own, with what this machine's scheduler says
 hpcddp sites schema      the keys of a site's file as JSON Schema, for editors"""
-_USAGE = "hpcddp sites [show NAME | new NAME [--file PATH] | schema]"
+_USAGE = "hpcddp sites [--json] [show NAME | new NAME [--file PATH] | schema]"
+_ACTIONS = ("show", "new")  # which take a name
 
 
 def build_parser() -> VerbParser:
-    """`[show NAME | new NAME | schema]`."""
-    parser = VerbParser("sites", _DESCRIPTION)
+    """`[--json] [show NAME | new NAME | schema]`."""
+    parser = VerbParser("sites", _DESCRIPTION, example="hpcddp sites show abci3", exits=(2, 3, 5))
     parser.usage = _USAGE
-    parser.add_argument("action", nargs="?", metavar="show, new or schema")
-    parser.add_argument("name", nargs="?", metavar="NAME")
+    parser.add_argument("action", nargs="?", metavar="ACTION", help="show, new or schema")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="the site's name, or the path of its file")
+    parser.add_argument("--json", action="store_true", help="print the list, or the site, as one JSON object")
     parser.add_argument("--file", metavar="PATH", help="where new writes (~/.config/hpcddp/sites/NAME.yaml)")
     return parser
 
@@ -44,20 +48,34 @@ def build_parser() -> VerbParser:
 def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     """Prints a table, one site, or a schema; `new` writes a file and prints its name."""
     if args.action is None:
-        sys.stdout.write(_format_list([load_site(name, path) for name, path in site_files(env).items()]))
+        known = [load_site(name, path) for name, path in site_files(env).items()]
+        sys.stdout.write(_json({"sites": [site_summary(site) for site in known]}) if args.json else _format_list(known))
     elif args.action == "show" and args.name:
-        sys.stdout.write(_format_site(open_site(Choice(args.name, "hpcddp sites show"), env)))
+        site = open_site(Choice(args.name, "hpcddp sites show"), env)
+        sys.stdout.write(_json(site_record(site)) if args.json else _format_site(site))
     elif args.action == "new" and args.name:
         print(_write_start(args.name, args.file, env))
     elif args.action == "schema":
-        import json
-
         from hpcddp.script.schema import site_schema
 
-        print(json.dumps(site_schema(), indent=2))
+        sys.stdout.write(_json(site_schema()))
     else:
-        raise RequestError(f"hpcddp sites does not know {args.action!r}", _USAGE)
+        raise _unknown_action(args.action, env)
     return 0
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, indent=2) + "\n"
+
+
+def _unknown_action(action: str, env: Mapping[str, str]) -> RequestError:
+    if action in _ACTIONS:
+        return RequestError(f"hpcddp sites {action} needs a site's name", f"hpcddp sites {action} NAME")
+    what = f"hpcddp sites does not know {action!r}"
+    if action in site_files(env) or action.endswith(".yaml"):
+        return RequestError(what, f"hpcddp sites show {action}")
+    guess = nearest(action, [*_ACTIONS, "schema"])
+    return RequestError(what + guess, "hpcddp sites show NAME" if guess else "hpcddp sites --help")
 
 
 def _write_start(name: str, file: str | None, env: Mapping[str, str]) -> str:
@@ -71,8 +89,8 @@ def _write_start(name: str, file: str | None, env: Mapping[str, str]) -> str:
     try:
         scheduler, queues, asked = _survey(env)
     except SchedulerError as e:  # an empty form is still a start
-        print(f"hpcddp: {e.message}", file=sys.stderr)
-        scheduler, queues, asked = "slurm", [], ""
+        tell(e.message)
+        scheduler, queues, asked = _unknown(), [], ""
     text = format_start(name, scheduler, time.strftime("%Y-%m-%d"), queues, asked)
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
     with open(path, "w", encoding="utf-8") as made:
@@ -81,17 +99,23 @@ def _write_start(name: str, file: str | None, env: Mapping[str, str]) -> str:
     return path
 
 
-def _survey(env: Mapping[str, str]) -> tuple[str, list[Found], str]:
-    """Scheduler, queues, and what was asked."""
-    from hpcddp.script.survey import SINFO_FORMAT, parse_pbs, parse_sinfo
+def _survey(env: Mapping[str, str]) -> tuple[str, list[QueueFound], str]:
+    """Scheduler, queues, and the commands that were run, of the first scheduler whose commands are all on PATH."""
+    from hpcddp.schedulers.registry import scripted_schedulers
 
-    if on_path("sinfo", env):
-        command = ["sinfo", "--noheader", f"--format={SINFO_FORMAT}"]
-        return "slurm", parse_sinfo(_ask(command)), " ".join(command)
-    if on_path("pbsnodes", env) and on_path("qstat", env):
-        queues, nodes = ["qstat", "-Q", "-f", "-F", "json"], ["pbsnodes", "-a", "-F", "json"]
-        return "pbs", parse_pbs(_ask(queues), _ask(nodes)), f"{' '.join(queues)}; {' '.join(nodes)}"
-    return "slurm", [], ""
+    for scheduler in scripted_schedulers():
+        commands = scheduler.commands.survey
+        if commands and all(on_path(command[0], env) for command in commands):
+            queues = scheduler.commands.parse_survey(*(_ask([*command]) for command in commands))
+            return scheduler.name, queues, "; ".join(map(" ".join, commands))
+    return _unknown(), [], ""
+
+
+def _unknown() -> str:
+    """What a new site's file says where no scheduler was found; a person corrects it."""
+    from hpcddp.schedulers.registry import scripted_schedulers
+
+    return scripted_schedulers()[0].name
 
 
 def _ask(command: list[str]) -> str:
@@ -103,11 +127,10 @@ def _ask(command: list[str]) -> str:
 
 
 def _format_list(sites: list[Site]) -> str:
-    rows = [("site", "scheduler", "GPUs/node", "founded", "verified", "")]
-    for site in sites:
-        queue = site.queues.get(site.queue, Queue())
-        gpus = "ask" if queue.gpus is None else str(queue.gpus)
-        rows.append((site.name, site.scheduler, gpus, site.standing, site.verified, site.summary))
+    rows = [("site", "scheduler", "GPUs/node", "basis", "verified", "")]
+    for facts in map(site_summary, sites):
+        cells = ["ask" if value is None else str(value) for value in facts.values()]
+        rows.append((cells[0], cells[1], cells[2], cells[3], cells[4], cells[5]))
     widths = [max(len(row[i]) for row in rows) for i in range(5)]
     return "".join(
         "  ".join([*(f"{c:{w}}" for c, w in zip(row, widths, strict=False)), row[5]]).rstrip() + "\n" for row in rows

@@ -6,126 +6,149 @@ Standard library only: it runs on a compute node between the launcher's end and 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import re
 import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
 
-from hpcddp.cli.attempt import attempt_folder
 from hpcddp.cli.parser import VerbParser
-from hpcddp.errors import LaunchError, RequestError
-from hpcddp.script.chain import Link, judge, step_of
+from hpcddp.errors import HpcddpError, LaunchError, RequestError
+from hpcddp.runs.chain import is_unfinished, start_attempt
+from hpcddp.runs.folder import AttemptFolder, RunFolder, find_attempt
+from hpcddp.runs.state import read_state
 from hpcddp.units import parse_count
 
 _DESCRIPTION = """\
-Say how far a run is: finished, failed, or to be continued, with step and reason.
+Say how far a run is: finished, failed, or unfinished, with step and reason.
 
-Job scripts ask with the options below, about the attempt that they are."""
+The options below are for job scripts: they ask about their own attempt, $HPCDDP_ATTEMPT."""
 
 
 def build_parser() -> VerbParser:
     """The options of `hpcddp state`."""
-    parser = VerbParser("state", _DESCRIPTION)
-    parser.usage = "hpcddp state [RUN_DIR] [--continues | --chain N]"
-    parser.add_argument("run_dir", nargs="?", metavar="RUN_DIR", help="the run folder ($HPCDDP_RUN_DIR)")
-    asked = parser.add_mutually_exclusive_group()
-    asked.add_argument(
-        "--continues", action="store_true", help="exit with 0 if this attempt is to be continued, else 1"
+    parser = VerbParser(
+        "state",
+        _DESCRIPTION,
+        example="hpcddp state runs/train",
+        exits=(2, 4),
+        takes_command=True,
+        also={1: "with --unfinished and --end: it is not unfinished; with --chain: the chain ends here"},
     )
-    asked.add_argument("--chain", metavar="N", help="print how many of N attempts are left; with 1 if it ends here")
+    parser.usage = "hpcddp state [RUN_DIR] [--json | --unfinished | --chain N | --begin … -- command | --end]"
+    parser.add_argument("run_dir", nargs="?", metavar="RUN_DIR", help="the run folder ($HPCDDP_RUN_DIR)")
+    questions = parser.add_argument_group("what is asked")
+    asked = questions.add_mutually_exclusive_group()
+    asked.add_argument("--json", action="store_true", help="print the facts as one JSON object")
+    asked.add_argument(
+        "--unfinished", action="store_true", help="exit with 0 if this attempt left the run unfinished, else 1"
+    )
+    # what the scripts of hpcddp 0.1 type; a chain of them may be queued
+    asked.add_argument("--continues", dest="unfinished", action="store_true", help=argparse.SUPPRESS)
+    asked.add_argument("--end", action="store_true", help="as --unfinished, and this attempt leaves the run to others")
+    questions.add_argument("--chain", metavar="N", help="print how many of N attempts are left; with 1 if it ends here")
+    begin = parser.add_argument_group("the start of an attempt")
+    begin.add_argument("--begin", action="store_true", help="choose and take the attempt's run; print its folder")
+    begin.add_argument("--process", metavar="PID", help="the process that lives as long as the attempt")
+    begin.add_argument("--fresh", action="store_true", help="begin a new run")
+    begin.add_argument("--resume", metavar="RUN", help="resume this run")
     return parser
 
 
 def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     """The answer on stdout, what a person should know on stderr."""
+    _refuse_alone(args)
     run_dir = args.run_dir or env.get("HPCDDP_RUN_DIR")
     if not run_dir:
         raise RequestError("no run folder was given", "hpcddp state runs/NAME")
-    state = read_state(run_dir)
-    if args.chain is not None:
-        return _begin(run_dir, state, parse_count(args.chain, "--chain"), env)
-    if args.continues:
-        return _end(state, env)
+    most = None if args.chain is None else parse_count(args.chain, "--chain")
+    if args.begin:
+        return _begin(args, run_dir, most, env)
+    if most is not None:
+        return _start(find_own_attempt(env, run_dir), most)
+    if args.end:
+        from hpcddp.runs.lock import release_run
+
+        release_run(RunFolder(run_dir), find_own_attempt(env, run_dir).name)
+    state = read_state(RunFolder(run_dir))
+    if args.unfinished or args.end:
+        if state is None or not is_unfinished(state, env.get("HPCDDP_ATTEMPT")):
+            return 1
+        print(f"hpcddp: unfinished: step {state.step} ({state.reason})", file=sys.stderr)
+        return 0
     if state is None:
-        raise RequestError(f"{run_dir} has no state.json that can be read", "hpcddp state runs/NAME")
-    print(describe(state))
+        raise _no_state(run_dir)
+    if args.json:
+        import json
+
+        print(json.dumps(state._asdict()))
+    else:
+        print(state)
+        print(f"  epoch    {state.epoch}")
+        if state.weights_sha256 is not None:
+            print(f"  weights  {state.weights_sha256}")
+        if state.exact is not None:
+            deviations = state.exact.get("deviations") or ["no deviations"]
+            print(f"  exact    {state.exact.get('method')}; {'; '.join(map(str, deviations))}")
     return 0
 
 
-def read_state(run_dir: str) -> dict[str, Any] | None:
-    """What the ranks wrote last; None if they did not, or something else is there."""
-    return _read_json(os.path.join(run_dir, "state.json"))
+def _refuse_alone(args: argparse.Namespace) -> None:
+    if args.begin and (args.json or args.unfinished or args.end):
+        raise RequestError("--begin asks for something else than --json, --unfinished and --end", "leave out one")
+    if args.chain is not None and (args.json or args.unfinished or args.end):
+        raise RequestError("--chain goes with --begin, or alone", "leave out the other option")
+    of_begin = [name for name in ("fresh", "resume", "process", "command") if getattr(args, name)]
+    if of_begin and not args.begin:
+        what = "a command" if of_begin[0] == "command" else f"--{of_begin[0]}"
+        raise RequestError(f"{what} goes with --begin", "hpcddp state runs/NAME")
 
 
-def describe(state: Mapping[str, Any]) -> str:
-    """One line, such as `continue at step 300 (deadline), attempt 1234.pbs1`."""
-    return f"{state.get('status')} at step {step_of(state)} ({state.get('reason')}), attempt {state.get('attempt')}"
+def _no_state(run_dir: str) -> RequestError:
+    if not os.path.isdir(run_dir):
+        return RequestError(f"there is no run folder {run_dir}", "ls runs")
+    return RequestError(
+        f"{run_dir} has no state.json: its program does not use hpcddp.runtime, or has not saved yet",
+        f"ls {run_dir}/attempts/*/logs",
+    )
 
 
-def _end(state: Mapping[str, Any] | None, env: Mapping[str, str]) -> int:
-    own = state is not None and state.get("attempt") == env.get("HPCDDP_ATTEMPT")  # any program may run without one
-    if state is None or not own or state.get("status") != "continue":
-        return 1
-    print(f"hpcddp: to be continued: step {step_of(state)} ({state.get('reason')})", file=sys.stderr)
-    return 0
-
-
-def _begin(run_dir: str, state: dict[str, Any] | None, most: int, env: Mapping[str, str]) -> int:
-    """Nothing on stdout and status 0: the run is finished. Else the number of attempts left behind this one."""
-    folder = attempt_folder({**env, "HPCDDP_RUN_DIR": run_dir})
-    if folder is None:
+def find_own_attempt(env: Mapping[str, str], run_dir: str) -> AttemptFolder:
+    """This attempt. LaunchError outside of one."""
+    attempt = find_attempt(env, run_dir)
+    if attempt is None:
         raise LaunchError("HPCDDP_ATTEMPT is not set: this is no attempt of a job", "hpcddp state runs/NAME")
-    attempt = os.path.basename(folder)
-    before = _find_before(os.path.dirname(folder), attempt)
-    verdict = judge(state, before)
-    if verdict.goes_on:
-        turn = before.turn + 1 if before else 1
-        _write_json(os.path.join(folder, "chain.json"), {"turn": turn, "of": most, "step": step_of(state)})
-        print(f"hpcddp: attempt {turn} of at most {most}, from step {step_of(state)}", file=sys.stderr)
-        print(max(most - turn, 0))
+    return attempt
+
+
+def _begin(args: argparse.Namespace, base: str, most: int | None, env: Mapping[str, str]) -> int:
+    """The run's folder on stdout, and what `_start` prints; nothing if there is nothing to do."""
+    from hpcddp.runs.choice import Asked
+    from hpcddp.runs.command import identify_command
+    from hpcddp.runs.lock import release_run
+    from hpcddp.runs.start import start_run
+
+    asked = Asked(base, identify_command(args.command), args.fresh, args.resume)
+    name = find_own_attempt(env, base).name
+    process = parse_count(args.process or str(os.getppid()), "--process")
+    choice = start_run(asked, name, env, process=process, by_hand="HPCDDP_LAUNCH" in env)
+    print(f"hpcddp: {choice}", file=sys.stderr)
+    attempt = choice.run.attempt(name)
+    if most is None:
+        print(choice.run.path)
         return 0
-    print(f"hpcddp: the chain ends here: {verdict.reason}", file=sys.stderr)
-    if not verdict.is_failure:
-        return 0
-    stopped = {"status": "failed", "reason": f"the chain stopped: {verdict.reason}", "attempt": attempt}
-    _write_json(os.path.join(run_dir, "state.json"), {"step": 0, "epoch": 0, **(state or {}), **stopped})
-    return 1
+    return _start(attempt, most, f"{choice.run.path}\n", lambda: release_run(attempt.run, name))
 
 
-def _find_before(attempts: str, attempt: str) -> Link | None:
-    """The attempt that queued this one: it wrote down the id that its scheduler gave."""
-    for name in sorted(os.listdir(attempts)):
-        try:
-            with open(os.path.join(attempts, name, "next"), encoding="utf-8") as file:
-                queued = file.read()
-        except OSError:
-            continue
-        begun = _read_json(os.path.join(attempts, name, "chain.json"))
-        if name != attempt and begun is not None and _job_number(queued) == _job_number(attempt):
-            return Link(name, int(begun["turn"]), int(begun["step"]))
-    return None
-
-
-def _job_number(text: str) -> str:
-    """`1234` of PBS's `1234.pbs1`, of sbatch's `1234;cluster` and of what qsub says around it."""
-    found = re.search(r"\d+", text)
-    return found[0] if found else text
-
-
-def _read_json(path: str) -> dict[str, Any] | None:
+def _start(attempt: AttemptFolder, most: int, before: str = "", ends: Callable[[], object] = bool) -> int:
+    """Nothing on stdout and status 0: the run is finished. Else `before`, and how many attempts may follow this one."""
     try:
-        with open(path, encoding="utf-8") as file:
-            content = json.load(file)
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None
-
-
-def _write_json(path: str, content: Mapping[str, Any]) -> None:
-    """Replaced as a whole, so that a reader never sees half of it."""
-    partial = f"{path}.tmp-{os.getpid()}"
-    with open(partial, "w", encoding="utf-8") as file:
-        file.write(json.dumps(content, indent=1) + "\n")
-    os.replace(partial, path)
+        decision, link, left = start_attempt(attempt, most)
+    except HpcddpError:
+        ends()
+        raise
+    if not decision.starts:
+        ends()
+        print(f"hpcddp: the chain ends here: {decision.reason}", file=sys.stderr)
+        return 1 if decision.is_failure else 0
+    print(f"hpcddp: attempt {link.turn} of at most {most}, from step {link.step}", file=sys.stderr)
+    print(f"{before}{left}")
+    return 0

@@ -11,7 +11,7 @@ import stat
 
 from hpcddp.ranks.innermost import Evidence
 from hpcddp.ranks.launchers import LAUNCHERS
-from hpcddp.ranks.record import TYPE_CHECKING
+from hpcddp.record import TYPE_CHECKING
 from hpcddp.units import read_number
 
 if TYPE_CHECKING:

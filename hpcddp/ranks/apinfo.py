@@ -7,7 +7,7 @@ tried on a Cray.
 
 from __future__ import annotations
 
-from hpcddp.ranks.record import Record
+from hpcddp.record import Record
 
 _HEADER = "@iNNNiNNiNNiNNiNNiNNN"  # 160 bytes, 20 fields
 _VERSION, _PE_SIZE, _PE_OFFSET, _NPES, _NODE_SIZE, _NODE_OFFSET, _NNODES = 0, 8, 9, 10, 11, 12, 13

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from hpcddp.errors import LaunchError
 from hpcddp.ranks.apinfo import read_apinfo
-from hpcddp.ranks.launchers import LAUNCHERS, Launcher, is_present
-from hpcddp.ranks.nodelist import expand_counts, expand_nodelist
+from hpcddp.ranks.launcher import Launcher, is_present
+from hpcddp.ranks.launchers import FIRST_OWN_STEP, LAUNCHERS
 from hpcddp.ranks.rankinfo import NUMBERS
-from hpcddp.ranks.record import TYPE_CHECKING, Record
-from hpcddp.units import read_number, shorten
+from hpcddp.record import TYPE_CHECKING, Record
+from hpcddp.schedulers.nodelist import expand_counts, expand_nodelist
+from hpcddp.units import format_count, read_number, shorten, wrong_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-_SLURM_MAX_STEP = 0xFFFFFFF0  # ids from here on are Slurm's own: batch (…fb), extern (…fc), interactive (…fa)
 
 
 class Candidate(Record):
@@ -63,7 +62,7 @@ def in_slurm_step(env: Mapping[str, str]) -> bool:
     """
     step = env.get("SLURM_STEP_ID", "")
     number = read_number(step)
-    if number is None or number >= _SLURM_MAX_STEP:
+    if number is None or number >= FIRST_OWN_STEP:
         return False
     if env.get("SLURM_STEP_NUM_TASKS") == "1" and (read_number(env.get("SLURM_NTASKS", "1")) or 1) > 1:
         return False
@@ -102,8 +101,8 @@ def read_row(key: str, env: Mapping[str, str]) -> Candidate:
     numbers: dict[str, int | None] = dict.fromkeys(NUMBERS)
     numbers |= {number: _parse(row, number, v, env) for number, v in source.items()}
     _refuse_half_pair(row, numbers, source, env)
-    if key == "pals":
-        _read_pals(numbers, source, env)
+    if row.layout_file:
+        _read_layout(row.layout_file, numbers, source, env)
     return Candidate(key, row, numbers, source)
 
 
@@ -112,7 +111,7 @@ def _refuse_half_pair(
 ) -> None:
     """A local rank without a local size is half a row as well where the launcher sets both or neither."""
     pair = ("local_rank", "local_world_size")
-    if row.name == "mpich" and (numbers[pair[0]] is None) != (numbers[pair[1]] is None):
+    if row.local_pair and (numbers[pair[0]] is None) != (numbers[pair[1]] is None):
         there, missing = pair if numbers[pair[1]] is None else pair[::-1]
         raise LaunchError(
             f"half a row from {row.name}: {_shown([source[there]], env)}, but {getattr(row, missing)} not set",
@@ -127,21 +126,23 @@ def _parse(row: Launcher, number: str, variable: str, env: Mapping[str, str]) ->
         node = read_number(env.get(row.node_rank, ""))
         if node is None or node >= len(counts):
             raise LaunchError(
-                f"{row.node_rank}={env.get(row.node_rank)} is none of the {len(counts)} nodes of {variable}={text}",
+                f"{row.node_rank}={env.get(row.node_rank)} is none of the {format_count(len(counts), 'node')}"
+                f" of {variable}={text}",
                 "start the program with srun; if these are leftovers of another step, unset SLURM_STEP_ID",
             )
         return counts[node]
     value = read_number(text)
     if value is None:
         raise LaunchError(
-            f"{variable}={shorten(text)!r} is not a number, so {row.name}'s {number} is unknown", f"unset {variable}"
+            f"{variable}={shorten(text)!r} {wrong_number(text, least=0)}, so {row.name}'s {number} is unknown",
+            f"unset {variable}",
         )
     return value
 
 
-def _read_pals(numbers: dict[str, int | None], source: dict[str, str], env: Mapping[str, str]) -> None:
-    """World size, nodes and local size from $PALS_APINFO, where it can be read."""
-    path, rank = env.get("PALS_APINFO", ""), numbers["rank"]
+def _read_layout(variable: str, numbers: dict[str, int | None], source: dict[str, str], env: Mapping[str, str]) -> None:
+    """World size, nodes and local size from the file that this variable names, where it can be read."""
+    path, rank = env.get(variable, ""), numbers["rank"]
     info = read_apinfo(path) if path else None
     if info is None or rank is None or rank >= len(info.node_of):
         return
@@ -155,10 +156,10 @@ def _read_pals(numbers: dict[str, int | None], source: dict[str, str], env: Mapp
     }
     for number, value in told.items():
         if numbers[number] is None:
-            numbers[number], source[number] = value, f"PALS_APINFO ({path})"
+            numbers[number], source[number] = value, f"{variable} ({path})"
         elif numbers[number] != value:
             raise LaunchError(
-                f"{source[number]}={numbers[number]}, but PALS_APINFO ({path}) says {number} {value}",
+                f"{source[number]}={numbers[number]}, but {variable} ({path}) says {number} {value}",
                 "start the program with mpiexec; one of the two is a leftover of another launch",
             )
 

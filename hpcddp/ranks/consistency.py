@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from hpcddp.errors import LaunchError
-from hpcddp.ranks.nodelist import expand_counts, expand_nodelist, holds, same_host
-from hpcddp.ranks.record import TYPE_CHECKING
+from hpcddp.record import TYPE_CHECKING
+from hpcddp.schedulers.nodelist import expand_counts, expand_nodelist, holds, same_host
 from hpcddp.units import read_number, shorten
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def check_echoes(chosen: Candidate, env: Mapping[str, str]) -> None:
 
 
 def check_torch_variables(chosen: Candidate, env: Mapping[str, str]) -> None:
-    """LaunchError if somebody exported RANK or its kin, and they do not agree with the launcher."""
+    """LaunchError if an exported number (RANK, WORLD_SIZE, …) differs from the launcher's."""
     for variable, number in _TORCH.items():
         value, text = chosen.numbers[number], env.get(variable, "")
         if value is not None and text and read_number(text) != value:

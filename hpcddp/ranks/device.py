@@ -6,12 +6,11 @@ A local rank is not a device index: a scheduler may show each rank one GPU, and 
 from __future__ import annotations
 
 from hpcddp.errors import LaunchError
-from hpcddp.ranks.record import TYPE_CHECKING
+from hpcddp.record import TYPE_CHECKING
+from hpcddp.units import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from hpcddp.ranks.rankinfo import RankInfo
 
 
 def visible_devices(env: Mapping[str, str], mask: str = "CUDA_VISIBLE_DEVICES") -> tuple[str, ...] | None:
@@ -36,25 +35,30 @@ def visible_devices(env: Mapping[str, str], mask: str = "CUDA_VISIBLE_DEVICES") 
     return tuple(entries)
 
 
-def device_index(info: RankInfo, visible: int) -> int | None:
-    """The index, among `visible` devices that this process sees, of the one it takes. None: there are none.
+def label_devices(count: int, env: Mapping[str, str]) -> tuple[str, ...]:
+    """A label for each of the `count` devices that CUDA finds: its entry in CUDA_VISIBLE_DEVICES, else its index."""
+    entries = visible_devices(env) if count else None
+    if entries is None or len(entries) < count:
+        return tuple(str(index) for index in range(count))
+    return entries[:count]
+
+
+def choose_device_index(visible: int, local_rank: int | None, local_world_size: int | None) -> int:
+    """The index, among the `visible` devices (1 or more) of this process, of the one that it takes.
 
     One visible device is number 0. With at least as many devices as ranks on the node, it is the local rank.
-    LaunchError in between: ranks would share a device, which NCCL refuses, and a remainder would only hide it.
+    LaunchError in between: ranks would share a device, which NCCL refuses. None: the launcher does not say.
     """
-    if visible == 0:
-        return None
     if visible == 1:
         return 0
-    if info.local_rank is None or info.local_world_size is None:
+    if local_rank is None or local_world_size is None:
         raise LaunchError(
-            f"{visible} devices are visible, but {info.launcher} does not say which rank of its node this is",
+            f"{visible} devices are visible, but the launcher does not say which rank of its node this is",
             "show each rank one device (Slurm: --gpus-per-task=1), or use a launcher that sets a local rank",
         )
-    if info.local_world_size > visible:
+    if local_world_size > visible:
         raise LaunchError(
-            f"{info.local_world_size} ranks are on this node ({info.source.get('local_world_size')}), "
-            f"but {visible} devices are visible",
-            f"start at most {visible} ranks per node, or give the job more devices",
+            f"{local_world_size} ranks on this node see {format_count(visible, 'device')}",
+            f"use --ranks-per-node {visible}, or ask for more; backend='gloo' lets ranks share a device",
         )
-    return info.local_rank
+    return local_rank

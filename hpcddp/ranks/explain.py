@@ -9,14 +9,14 @@ from hpcddp.errors import LaunchError
 from hpcddp.ranks.candidates import in_slurm_step, read_row, stands
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.ranks.rankinfo import NUMBERS
-from hpcddp.ranks.record import TYPE_CHECKING, Record
 from hpcddp.ranks.rendezvous import find_rendezvous
-from hpcddp.ranks.resolve import find_place
+from hpcddp.ranks.resolve import find_rank
+from hpcddp.record import TYPE_CHECKING, Record
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hpcddp.ranks.resolve import Place
+    from hpcddp.ranks.resolve import FoundRank
 
 
 class Finding(Record):
@@ -43,24 +43,24 @@ def explain(
 ) -> Explanation:
     """How `resolve` and `find_rendezvous` come to their answer. Raises nothing that they raise: that is in `error`."""
     try:
-        place = find_place(env, hostname=hostname, nodefile=nodefile, live=live)
+        place = find_rank(env, hostname=hostname, nodefile=nodefile, live=live)
     except LaunchError as error:
         return Explanation([*_read_all(env), *_shell_of_slurm(env)], (), error)
-    findings = _of_place(place) + _shell_of_slurm(env)
+    findings = _of_rank(place) + _shell_of_slurm(env)
     info = place.info()
     if info is None:
         return Explanation(findings, (), None)
     try:
-        meeting = find_rendezvous(env, info, hostname=hostname, nodefile=nodefile, live=live, strict=False)
+        rendezvous = find_rendezvous(env, info, hostname=hostname, nodefile=nodefile, live=live, strict=False)
     except LaunchError as error:
         return Explanation(findings, (), error)
-    for number, value in (("master_addr", meeting.master_addr), ("master_port", meeting.master_port)):
+    for number, value in (("master_addr", rendezvous.master_addr), ("master_port", rendezvous.master_port)):
         if value is not None:
-            findings.append(Finding(place.launcher, number, value, meeting.source[number], "chosen", ""))
-    return Explanation(findings, meeting.remarks, None)
+            findings.append(Finding(place.launcher, number, value, rendezvous.source[number], "chosen", ""))
+    return Explanation(findings, rendezvous.remarks, None)
 
 
-def _of_place(place: Place) -> list[Finding]:
+def _of_rank(place: FoundRank) -> list[Finding]:
     findings = []
     for verdict in place.verdicts:
         numbers, source = verdict.candidate.numbers, verdict.candidate.source

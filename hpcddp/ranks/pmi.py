@@ -17,7 +17,7 @@ import sys
 
 from hpcddp.errors import LaunchError
 from hpcddp.ranks.ancestry import pmi_socket_is_open
-from hpcddp.ranks.record import TYPE_CHECKING
+from hpcddp.record import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

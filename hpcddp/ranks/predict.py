@@ -8,7 +8,8 @@ from __future__ import annotations
 from hpcddp.errors import RequestError, nearest
 from hpcddp.ranks.launchers import LAUNCHER_NAMES, LAUNCHERS
 from hpcddp.ranks.rankinfo import NUMBERS
-from hpcddp.ranks.record import TYPE_CHECKING
+from hpcddp.record import TYPE_CHECKING
+from hpcddp.units import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,9 +33,13 @@ def predict_environment(
             f"one of: {' '.join(LAUNCHER_NAMES)}",
         )
     if len(tasks) != count or min(tasks, default=0) < 1:
-        raise RequestError(f"{count} nodes cannot take {tasks} ranks", "give every node 1 rank or more")
+        raise RequestError(
+            f"{format_count(count, 'node')} cannot take ranks as in {tasks}", "give every node 1 rank or more"
+        )
     if not 0 <= rank < sum(tasks):
-        raise RequestError(f"rank {rank} is not among {sum(tasks)} ranks", f"a rank from 0 to {sum(tasks) - 1}")
+        raise RequestError(
+            f"rank {rank} is not among {format_count(sum(tasks), 'rank')}", f"a rank from 0 to {sum(tasks) - 1}"
+        )
     if launcher == "none":
         return {}
     node = next(i for i in range(count) if rank < sum(tasks[: i + 1]))
@@ -46,17 +51,9 @@ def predict_environment(
     if hosts:
         predicted |= dict.fromkeys(row.host, hosts[node])
     # What tells the row from others, and Slurm's account of all nodes.
-    if launcher == "torchrun":
-        predicted["TORCHELASTIC_RUN_ID"] = "none"
-    elif launcher == "intelmpi":
-        predicted["HYDRA_BSTRAP_NODE_ID"] = str(node)
-    elif launcher == "srun":
-        predicted["SLURM_STEP_ID"] = "0"
-        predicted["SLURM_STEP_TASKS_PER_NODE"] = _run_lengths(tasks)
-        predicted["SLURM_GTIDS"] = ",".join(str(first + i) for i in range(tasks[node]))
-        if hosts:
-            predicted["SLURM_STEP_NODELIST"] = ",".join(hosts)
-    return predicted
+    ranks = ",".join(str(first + i) for i in range(tasks[node]))
+    told = {"node": node, "ranks": ranks, "tasks": _run_lengths(tasks), "hosts": ",".join(hosts)}
+    return predicted | {name: value for name, form in row.also_sets if (value := form.format(**told))}
 
 
 def _run_lengths(counts: Sequence[int]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpcddp.ranks.record import TYPE_CHECKING, Record
+from hpcddp.record import TYPE_CHECKING, Record
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

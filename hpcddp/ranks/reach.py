@@ -7,8 +7,8 @@ the ranks as HPCDDP_HOST_SUFFIX (`i`: node1 is node1i there; with a leading dot 
 from __future__ import annotations
 
 from hpcddp.errors import LaunchError
-from hpcddp.ranks.nodelist import is_address, is_loopback
-from hpcddp.ranks.record import TYPE_CHECKING
+from hpcddp.record import TYPE_CHECKING
+from hpcddp.schedulers.nodelist import is_address, is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,10 +60,13 @@ def require_resolved(address: str, because: str, hostname: str) -> None:
 
     A name server that does not answer says nothing about the name.
     """
+    if address == "127.0.0.1":  # all ranks are here; importing socket would be a tenth of `hpcddp exec`
+        return
     import socket
 
     try:
-        socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
+        # as bytes: for a str Python imports the rules of international names, which no host's name needs
+        socket.getaddrinfo(address.encode() if address.isascii() else address, None, type=socket.SOCK_STREAM)
     except socket.gaierror as error:
         if error.errno in {socket.EAI_NONAME, socket.EAI_NODATA}:
             raise LaunchError(

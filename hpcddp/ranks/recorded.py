@@ -50,7 +50,7 @@ def _parse_lines(text: str, path: str) -> dict[str, str]:
         if equals and not in_function and _is_name(before):
             if env.get(before, after) != after:
                 raise RequestError(
-                    f"{path} has {before} twice: a value goes over several lines and cannot be told from a variable",
+                    f"{path} has {before} twice: one of the two may be a line of another variable's value",
                     f"record it with: env -0 > {path}",
                 )
             name, env[before] = before, after

@@ -11,19 +11,20 @@ from hpcddp.errors import LaunchError
 from hpcddp.ranks.allocation import find_allocation
 from hpcddp.ranks.apinfo import read_apinfo
 from hpcddp.ranks.launchers import LAUNCHERS
-from hpcddp.ranks.nodelist import expand_nodelist, holds, is_address, is_alias, is_loopback
 from hpcddp.ranks.ports import DEFAULT_EPHEMERAL, ephemeral_range, port_candidates
 from hpcddp.ranks.reach import INTERFACE, SUFFIX, reached_as
-from hpcddp.ranks.record import TYPE_CHECKING, Record
+from hpcddp.record import TYPE_CHECKING, Record
+from hpcddp.schedulers.nodelist import expand_nodelist, holds, is_address, is_alias, is_loopback
+from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.units import read_number, shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
-    from hpcddp.ranks.allocation import Allocation
+    from hpcddp.ranks.allocation import Allocation, FindAllocation
     from hpcddp.ranks.rankinfo import RankInfo
 
-_JOB_IDS = ("SLURM_JOB_ID", "SLURM_JOBID", "PBS_JOBID", "JOB_ID", "LSB_JOBID", "PJM_JOBID", "FLUX_JOB_ID")
+    FindKey = Callable[[], tuple[str, str]]
 
 
 class Rendezvous(Record):
@@ -43,16 +44,21 @@ def find_rendezvous(
     nodefile: str | None = None,
     live: bool = False,
     strict: bool = True,
+    allocation: FindAllocation | None = None,
+    key: FindKey | None = None,
 ) -> Rendezvous:
     """The rendezvous of the launch that `info` came from. A single process without a launcher needs none: both None.
 
     With `live` the environment is this process's own. LaunchError on a MASTER_PORT that is no port, and, with
     `strict`, on rank 0 when the address that all other ranks will take is not this host (they would wait for nobody):
-    without `strict` that is None and a remark.
+    without `strict` that is None and a remark. `allocation` and `key` return what `find_allocation` and `launch_key`
+    would find, for callers that have read them.
     """
     if info.launcher == "none":
         return Rendezvous(None, None, {})
-    address, because, remarks = _find_address(env, info, find_allocation(env, nodefile, live=live))
+    address, because, remarks = _find_address(
+        env, info, allocation() if allocation else find_allocation(env, nodefile, live=live)
+    )
     if address is not None and _is_elsewhere(address, env, info, hostname):
         if strict:
             raise LaunchError(
@@ -65,7 +71,7 @@ def find_rendezvous(
         called = reached_as(address, env)
         address, because = called, because if called == address else f"{because}, with {SUFFIX}={env[SUFFIX]}"
     source = {} if address is None else {"master_addr": because}
-    port, because = _find_port(env, info, live=live)
+    port, because = _find_port(env, key or (lambda: launch_key(env, info, live=live)), live=live)
     if port is not None:
         source["master_port"] = because
     return Rendezvous(address, port, source, remarks)
@@ -96,7 +102,7 @@ def _find_address(
         return certain, because, remarks
     if info.local_world_size is not None and info.local_world_size == info.world_size:
         return "127.0.0.1", f"{info.source['local_world_size']} (all ranks are on this node)", remarks
-    if allocation is not None and allocation.hosts and info.launcher not in {"env", "torchrun", "jsm"}:
+    if allocation is not None and allocation.hosts and not LAUNCHERS[info.launcher].rank_0_anywhere:
         return allocation.hosts[0][0], f"{allocation.source} (first host)", remarks
     return None, "", remarks
 
@@ -106,10 +112,11 @@ def _where_rank_0_is(env: Mapping[str, str], info: RankInfo) -> tuple[str | None
     if info.launcher == "srun":
         host, because = _slurm_host_of_rank_0(env, info)
         return host, because, True
-    if info.launcher == "pals" and env.get("PALS_APINFO"):
-        layout = read_apinfo(env["PALS_APINFO"])
+    variable = LAUNCHERS[info.launcher].layout_file if info.launcher in LAUNCHERS else ""
+    if env.get(variable):
+        layout = read_apinfo(env[variable])
         if layout is not None and layout.node_of:
-            return layout.hosts[layout.node_of[0]], f"PALS_APINFO ({env['PALS_APINFO']})", True
+            return layout.hosts[layout.node_of[0]], f"{variable} ({env[variable]})", True
     return None, "", False
 
 
@@ -154,7 +161,7 @@ def _fault_of(
         return "it is this machine itself, and there are several nodes" if several else ""
     if certain and not is_alias(given, certain) and not (is_address(given) and "RANK" in env):
         return f"rank 0 is on {certain}, by {because}"
-    if allocation is None or not allocation.hosts or is_address(given) or info.launcher == "torchrun":
+    if allocation is None or not allocation.hosts or is_address(given) or _sets_master(info):
         return ""
     known = holds([host for host, _ in allocation.hosts], (given,))
     return "" if known else f"{allocation.source} does not hold it"
@@ -162,25 +169,32 @@ def _fault_of(
 
 def _is_elsewhere(address: str, env: Mapping[str, str], info: RankInfo, hostname: str | None) -> bool:
     """Whether this is rank 0, and this host is known, and the address is certainly another's."""
-    if info.rank != 0 or hostname is None or is_address(address) or is_loopback(address) or info.launcher == "torchrun":
+    if info.rank != 0 or hostname is None or is_address(address) or is_loopback(address) or _sets_master(info):
         return False
     row = LAUNCHERS[info.launcher]
     return not holds((address,), (hostname, *(env.get(name, "") for name in (*row.host, "SLURMD_NODENAME"))))
 
 
-def _find_port(env: Mapping[str, str], info: RankInfo, *, live: bool) -> tuple[int | None, str]:
+def _sets_master(info: RankInfo) -> bool:
+    """Whether the launcher itself says where rank 0 is, by MASTER_ADDR."""
+    return info.launcher in LAUNCHERS and LAUNCHERS[info.launcher].sets_master
+
+
+def _find_port(env: Mapping[str, str], find_key: FindKey, *, live: bool) -> tuple[int | None, str]:
     text = env.get("MASTER_PORT", "")
     if text:
         given = read_number(text)
         if given is None or not 0 < given < 65536:
             raise LaunchError(f"MASTER_PORT={shorten(text)!r} is not a port", "unset MASTER_PORT, or give 1 to 65535")
         return given, "MASTER_PORT"
-    key, because = launch_key(env, info, live=live)
+    key, because = find_key()
     ports = port_candidates(key, 1, ephemeral_range() if live else DEFAULT_EPHEMERAL) if key else ()
     return (ports[0], f"{because} (a port derived from it)") if ports else (None, "")
 
 
-def launch_key(env: Mapping[str, str], info: RankInfo, *, live: bool = False) -> tuple[str, str]:
+def launch_key(
+    env: Mapping[str, str], info: RankInfo, *, live: bool = False, allocation: FindAllocation | None = None
+) -> tuple[str, str]:
     """A text that is the same on all ranks of this launch and on no other's, and where it came from. Empty: there is
     none.
 
@@ -193,13 +207,21 @@ def launch_key(env: Mapping[str, str], info: RankInfo, *, live: bool = False) ->
     names = ids or [name for name in ("HPCDDP_ATTEMPT",) if env.get(name)]
     if names:
         return "|".join(env[name] for name in names), ", ".join(names)
-    allocation = find_allocation(env)
-    if allocation is not None and allocation.job_id:
-        words = [allocation.scheduler, allocation.job_id, env.get("SLURM_RESTART_COUNT", "")]
-        return "|".join(words), next((name for name in _JOB_IDS if name in env), allocation.scheduler)
-    if live and info.local_world_size == info.world_size:
+    given = allocation() if allocation else find_allocation(env)
+    if given is not None and given.job_id:
+        says = find_scheduler(given.scheduler).variables
+        words = [given.scheduler, given.job_id, env.get(says.restarts, "")]
+        ids = [name for name in (says.job_id, says.older_job_id) if name in env]
+        return "|".join(words), (*ids, given.scheduler)[0]
+    return parent_key(info) if live else ("", "")
+
+
+def parent_key(info: RankInfo) -> tuple[str, str]:
+    """A key and its source for ranks that are all on this node: the process that started them. Else both empty."""
+    if info.local_world_size == info.world_size:
         from hpcddp.ranks.ancestry import launcher_pid
 
         pid = launcher_pid()
-        return (f"pid {pid}", f"the launcher, pid {pid}") if pid else ("", "")
+        if pid:
+            return f"pid {pid}", f"the launcher, pid {pid}"
     return "", ""

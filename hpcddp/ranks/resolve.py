@@ -14,17 +14,19 @@ from hpcddp.ranks.candidates import find_candidates, read_row, stands
 from hpcddp.ranks.innermost import NO_EVIDENCE, Verdict, choose, without_leftovers
 from hpcddp.ranks.launchers import LAUNCHER_NAMES, LAUNCHERS
 from hpcddp.ranks.rankinfo import NUMBERS, RankInfo
-from hpcddp.ranks.record import TYPE_CHECKING, Record
+from hpcddp.record import TYPE_CHECKING, Record
+from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.units import read_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from hpcddp.ranks.allocation import FindAllocation
     from hpcddp.ranks.candidates import Candidate
     from hpcddp.ranks.innermost import Evidence
 
 
-class Place(Record):
+class FoundRank(Record):
     """Where a process stands, as far as its environment tells. No verdicts: a single process without a launcher.
 
     `numbers` may lack the world size (PALS without its file, `mpiexec -pmi-port`): `resolve` insists on it, `hpcddp
@@ -46,29 +48,39 @@ class Place(Record):
 
 
 def resolve(
-    env: Mapping[str, str], *, hostname: str | None = None, nodefile: str | None = None, live: bool = False
+    env: Mapping[str, str],
+    *,
+    hostname: str | None = None,
+    nodefile: str | None = None,
+    live: bool = False,
+    allocation: FindAllocation | None = None,
 ) -> RankInfo:
     """This process's place. LaunchError if it was not launched as a rank, or if the environment contradicts itself.
 
     `hostname` is this host's name if known. `nodefile` stands in for the file that the scheduler's variables name.
     With `live` the environment must be this process's own: its parents and its PMI socket then serve as evidence.
+    `allocation` returns what `find_allocation` would find, for callers that have read it.
     """
-    place = find_place(env, hostname=hostname, nodefile=nodefile, live=live)
+    place = find_rank(env, hostname=hostname, nodefile=nodefile, live=live, allocation=allocation)
     info = place.info()
     if info is None:
         raise LaunchError(
             f"{place.launcher} says rank {place.numbers['rank']} ({place.source['rank']}), but not of how many",
-            "start without -pmi-port"
-            if place.launcher == "mpich"
-            else "run it where the file that PALS_APINFO names can be read",
+            LAUNCHERS[place.launcher].without_size or f"start it with {place.launcher}",
         )
     return info
 
 
-def find_place(
-    env: Mapping[str, str], *, hostname: str | None = None, nodefile: str | None = None, live: bool = False
-) -> Place:
+def find_rank(
+    env: Mapping[str, str],
+    *,
+    hostname: str | None = None,
+    nodefile: str | None = None,
+    live: bool = False,
+    allocation: FindAllocation | None = None,
+) -> FoundRank:
     """As `resolve`, with what was considered on the way, and with None for a world size that is not told."""
+    look = allocation or (lambda: find_allocation(env, nodefile, live=live))
     pin = env.get("HPCDDP_LAUNCHER", "")
     if pin == "none":
         return _single("HPCDDP_LAUNCHER=none")
@@ -79,9 +91,9 @@ def find_place(
         evidence = _evidence(env) if live and found else NO_EVIDENCE
         found = without_leftovers(found, env, evidence)
         if not found:
-            allocation = find_allocation(env, nodefile, live=live)
-            if allocation is not None:
-                raise not_launched(allocation, env)
+            given = look()
+            if given is not None:
+                raise not_launched(given, env)
             _refuse_stray(env)
             return _single("no launcher and no allocation in the environment")
         verdicts = choose(found, env, evidence)
@@ -90,9 +102,9 @@ def find_place(
     if chosen.key == "srun":  # a step may be smaller than its job, so the step's hosts count
         consistency.check_slurm_step(chosen, env, hostname)
     else:
-        _check_allocation(chosen, env, hostname, find_allocation(env, nodefile, live=live), pinned=bool(pin))
+        _check_allocation(chosen, env, hostname, look(), pinned=bool(pin))
     numbers, source = _derive(chosen)
-    return Place(chosen.row.name, numbers, source, verdicts)
+    return FoundRank(chosen.row.name, numbers, source, verdicts)
 
 
 def _evidence(env: Mapping[str, str]) -> Evidence:
@@ -111,7 +123,7 @@ def _check(chosen: Candidate, env: Mapping[str, str], *, pinned: bool) -> None:
     consistency.check_echoes(chosen, env)
     if not pinned:
         consistency.check_agent_store(env)
-        if chosen.key not in {"env", "torchrun"}:
+        if chosen.row.rank != "RANK":  # else they are the row's own
             consistency.check_torch_variables(chosen, env)
 
 
@@ -148,11 +160,8 @@ def _pinned(pin: str, env: Mapping[str, str]) -> Candidate:
 def _refuse_stray(env: Mapping[str, str]) -> None:
     """Part of a launcher's row, not enough to tell which: still proof that this is no single process."""
     for row in LAUNCHERS.values():
-        if row.name in {"pjm", "torchrun"}:  # their variables stand in shells as well, or are `env`'s too
-            continue
-        names = [n for n in (row.rank, row.world_size, row.local_rank, row.local_world_size) if n]
-        if row.name == "srun":  # Slurm's job id did not come along, as where a container lets through a part only
-            names = ["SLURM_PROCID", "SLURM_JOB_ID", "SLURM_STEP_ID"]
+        own = (row.rank, row.world_size, row.local_rank, row.local_world_size)
+        names = [n for n in (own if row.stray is None else row.stray) if n]
         if row.name == "env" and (read_number(env.get("LOCAL_RANK", "")) or 0) < 1:
             names = names[:2]  # people export LOCAL_RANK=0 for a single process; no single process has another
         there = [name for name in names if name in env]
@@ -177,19 +186,13 @@ def not_launched(allocation: Allocation, env: Mapping[str, str]) -> LaunchError:
 
 def command(allocation: Allocation, env: Mapping[str, str]) -> str:
     """What to type in this allocation to get its ranks."""
-    count = str(allocation.slots or "N")
-    launcher = f"mpirun -np {count}"
-    if allocation.scheduler == "slurm":
-        tasks = env.get("SLURM_NTASKS", "") if "SLURM_HET_SIZE" not in env else ""
-        launcher = f"srun --ntasks={tasks}" if tasks.isdigit() else "srun"
-    elif allocation.scheduler == "flux":
-        launcher = "flux run -n N"
+    launcher = find_scheduler(allocation.scheduler).launch_line(allocation.slots, env)
     return f"{launcher} hpcddp exec -- COMMAND   (or: hpcddp launch -- COMMAND)"
 
 
-def _single(why: str) -> Place:
+def _single(why: str) -> FoundRank:
     numbers = dict(zip(NUMBERS, (0, 1, 0, 1, 0, 1), strict=True))
-    return Place("none", numbers, dict.fromkeys(("launcher", *NUMBERS), why), [])
+    return FoundRank("none", numbers, dict.fromkeys(("launcher", *NUMBERS), why), [])
 
 
 def _derive(chosen: Candidate) -> tuple[dict[str, int | None], dict[str, str]]:

@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import re
 
-from hpcddp.errors import RequestError, SiteError, nearest
+from hpcddp.errors import RequestError, nearest
+from hpcddp.ranks.launchers import JOB_LAUNCHERS, LAUNCHERS, launchers_under
+from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.script.directives import directive_word
 from hpcddp.script.site import Site
 from hpcddp.script.spec import JobSpec
-
-# Which launchers can start processes under which scheduler; srun is Slurm's own.
-_STARTERS = {
-    "pbs": ("openmpi", "mpich", "intelmpi", "pals"),
-    "slurm": ("srun", "openmpi", "mpich", "intelmpi"),
-    "gridengine": ("openmpi", "mpich", "intelmpi"),
-    "local": ("openmpi", "mpich", "intelmpi"),
-}
-# The option that carries the account where a site does not say otherwise.
-_ACCOUNT = {"pbs": "-A", "slurm": "--account", "gridengine": "-A", "local": "none"}
 
 
 def plan_queue(spec: JobSpec, site: Site) -> str:
@@ -25,8 +17,6 @@ def plan_queue(spec: JobSpec, site: Site) -> str:
     queue = spec.queue or site.queue
     if site.queues and queue not in site.queues:
         known = list(site.queues)
-        if not queue:
-            raise RequestError(f"site {site.name} has no default queue", f"--queue {known[0]} (of {', '.join(known)})")
         raise RequestError(
             f"queue {queue!r} is not one of site {site.name}'s{nearest(queue, known)}",
             f"--queue one of {', '.join(known)}",
@@ -37,12 +27,8 @@ def plan_queue(spec: JobSpec, site: Site) -> str:
 def plan_account(spec: JobSpec, site: Site) -> tuple[str, str, tuple[str, ...]]:
     """The account asked for and the option that carries it ("" for none), and what to say about it."""
     rule = site.account
-    option = rule.option or _ACCOUNT[site.scheduler]
+    option = rule.option or find_scheduler(site.scheduler).directives.account
     if spec.account is None:
-        if rule.required:
-            raise RequestError(
-                f"site {site.name} takes no job without an account ({site.source(rule.source)})", "--account NAME"
-            )
         return "", "", (rule.without,) if rule.without else ()
     if option == "none":
         raise RequestError(
@@ -55,25 +41,23 @@ def plan_account(spec: JobSpec, site: Site) -> tuple[str, str, tuple[str, ...]]:
             f"an account matches {rule.pattern}",
         )
     if rule.command_line:
-        return account, "", (f"the script cannot carry the account: submit it with qsub {option} {account}",)
+        submit = " ".join(find_scheduler(site.scheduler).commands.submit)
+        return account, "", (f"the script cannot carry the account: submit it with {submit} {option} {account}",)
     return account, option, ()
 
 
 def plan_launcher(spec: JobSpec, site: Site, nodes: int) -> tuple[str, str]:
-    """The launcher that makes the ranks, and what starts it on the nodes ("" for torchrun on one node)."""
-    starters = _STARTERS[site.scheduler]
+    """The launcher that makes the ranks, and the outer one, which the script calls ("" for an agent on one node)."""
+    known = launchers_under(site.scheduler)
     launcher = spec.launcher or site.launcher.name
-    if not launcher:
-        raise SiteError(
-            f"site {site.name} does not say which launcher starts ranks", f"--launcher one of {', '.join(starters)}"
-        )
-    if launcher == "torchrun":
+    if LAUNCHERS[launcher].is_agent:
         own = site.launcher.name
-        return launcher, "" if nodes == 1 else own if own in starters else starters[0]
-    if launcher not in starters:
+        return launcher, "" if nodes == 1 else own if own in known else known[0]
+    if launcher not in known:
+        agents = [name for name in JOB_LAUNCHERS if LAUNCHERS[name].is_agent]
         raise RequestError(
             f"launcher {launcher} does not work on site {site.name}, whose scheduler is {site.scheduler}",
-            f"--launcher one of {', '.join(starters)}, torchrun",
+            f"--launcher one of {', '.join((*known, *agents))}",
         )
     return launcher, launcher
 
@@ -88,11 +72,6 @@ def plan_site_words(spec: JobSpec, site: Site) -> dict[str, str]:
     values = {}
     for name, rule in site.variables.items():
         value = given.get(name) or rule.default
-        if not value and rule.required:
-            raise SiteError(
-                f"site {site.name} takes no job without {name} ({site.source(rule.source)})",
-                f"--set {name}={rule.example or 'VALUE'}",
-            )
         if value and not re.fullmatch(rule.pattern or r"[\w.+:,@=%/-]+", value, re.ASCII):
             raise RequestError(
                 f"{name} {value!r} is nothing that site {site.name} takes ({site.source(rule.source)})",

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from hpcddp.errors import RequestError, SiteError
+from hpcddp.ranks.launchers import LAUNCHERS, launcher_of_container, launchers_under
+from hpcddp.record import Record
 from hpcddp.script.site import Queue, Site
 from hpcddp.script.spec import JobSpec
 
-# These are options of srun; the others are programs in front of the command.
-_OF_SRUN = {"pyxis", "cscs"}
+if TYPE_CHECKING:
+    from hpcddp.ranks.launch_line import Words
 
 
-@dataclass(frozen=True, slots=True)
-class Container:
+class Container(Record):
     """`runtime`: apptainer, singularity, shifter, pyxis or cscs; "" for none. `gpu_option` shows it the GPUs."""
 
     runtime: str = ""
@@ -25,14 +26,17 @@ class Container:
     directives: tuple[str, ...] = ()
 
     @property
-    def by_srun(self) -> bool:
-        """Whether it is srun that starts the container."""
-        return self.runtime in _OF_SRUN
+    def launcher(self) -> str:
+        """The launcher that starts the container itself; "" where a program in front of the command does so."""
+        return launcher_of_container(self.runtime)
 
     @property
-    def mounts(self) -> str:
-        """pyxis' list of what the image shall see beside the job's folder and its run folder."""
-        return "".join(f",{bind}" if ":" in bind else f",{bind}:{bind}" for bind in self.binds)
+    def launcher_options(self) -> tuple[Words, ...]:
+        """That launcher's options for the container, in groups as the script's lines are."""
+        if not self.launcher:
+            return ()
+        mounts = "".join(f",{bind}" if ":" in bind else f",{bind}:{bind}" for bind in self.binds)
+        return LAUNCHERS[self.launcher].containers[self.runtime](self.image, mounts)
 
 
 def plan_container(spec: JobSpec, site: Site, queue: Queue, gpus: int) -> Container:
@@ -48,9 +52,10 @@ def plan_container(spec: JobSpec, site: Site, queue: Queue, gpus: int) -> Contai
         raise SiteError(
             f"site {site.name} does not say what runs containers", "--set container_runtime=apptainer, or another"
         )
-    if runtime in _OF_SRUN and site.scheduler != "slurm":
+    by_launcher = launcher_of_container(runtime)
+    if by_launcher and by_launcher not in launchers_under(site.scheduler):
         raise RequestError(
-            f"container_runtime {runtime} works with srun only, and site {site.name} has {site.scheduler}",
+            f"container_runtime {runtime} works with {by_launcher} only, and site {site.name} has {site.scheduler}",
             "--set container_runtime=apptainer",
         )
     of_site = rule if runtime == rule.runtime else None

@@ -10,20 +10,12 @@ import re
 from collections.abc import Iterable, Mapping
 
 from hpcddp.errors import RequestError
-from hpcddp.script.handling import OPTIONS
+from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.script.site import Site
 from hpcddp.script.spec import JobSpec
 
-# 230 characters and any first character were measured on OpenPBS 23.06; a letter first is for older releases.
-_NAME_LIMIT = 230
 _VALUE = r"[A-Za-z0-9_.+:,@=%/^&|()\[\]*-]+"
 _LINE = re.compile(rf"-[A-Za-z][a-z_]*( ?{_VALUE})?|--[a-z][a-z0-9-]*(={_VALUE})?").fullmatch
-# What the templates print. PBS keeps the first of two `-l` and the last of other options, Slurm the last: silently.
-_PRINTED = {
-    "pbs": r"-[NqPArj]|-l *(select|place|walltime|nodes|ncpus|mpiprocs|ngpus)\b",
-    "slurm": r"-[NnJptAc]|--(nodes|ntasks(-per-node)?|job-name|time|partition|account|cpus-per-task|(no-)?requeue)\b",
-    "gridengine": r"-[NrjgA]\b|-cwd\b|-pe\b|-l *h_rt\b",
-}
 
 
 def directive_word(text: str, where: str) -> str:
@@ -41,11 +33,12 @@ def plan_directives(
 ) -> tuple[str, ...]:
     """The site's further directives, those of its variables and of what was chosen (`further`), and the job's own.
 
-    Each is one option such as `-v USE_SSH=1`, without the prefix. What PBS takes once only is put together: two `-v`
-    become one. Raises RequestError for what a directive cannot carry, and for an option that the script prints.
+    Each is one option such as `-v USE_SSH=1`, without the prefix. Where an option may stand once only, it has all
+    values: two `-v` become one. Raises RequestError for what a directive cannot carry, and for an option that the
+    script prints.
     """
     wanted = spec.directives or ()
-    if wanted and site.scheduler not in _PRINTED:
+    if wanted and not find_scheduler(site.scheduler).directives.prefix:
         raise RequestError(f"directive {wanted[0]!r}: this site has no scheduler to read it", "leave out directives")
     _check_wanted(spec, site, wanted)
     reserved = [text.replace("{queue}", queue) for text in site.reservation] if spec.reservation else []
@@ -58,17 +51,19 @@ def plan_directives(
                 f"directive {text!r} is not one option that a directive can carry",
                 "one option per item: '-v USE_SSH=1' or '--constraint=gpu'; no blanks, quotes, # or \\ in values",
             )
-    return _merged(lines)
+    return _joined(lines, find_scheduler(site.scheduler).directives.joined)
 
 
 def _check_wanted(spec: JobSpec, site: Site, wanted: Iterable[str]) -> None:
-    asked = [option for key, option in OPTIONS[site.scheduler].items() if getattr(spec, key) is not None]
+    rules = find_scheduler(site.scheduler).directives
+    asked = [option for key, option in rules.options.items() if spec.asks_for(key)]
     for text in wanted:
-        if re.match(_PRINTED[site.scheduler], text) or any(_is_option(text, option, site) for option in asked):
+        printed = rules.printed and re.match(rules.printed, text)
+        if printed or any(_is_option(text, option, rules.attached) for option in asked):
             raise RequestError(
                 f"directive {text!r} is printed by the script itself", "use the option or job key for it"
             )
-        refused = next((option for option in site.rejects if _is_option(text, option, site)), None)
+        refused = next((option for option in site.rejects if _is_option(text, option, rules.attached)), None)
         if refused:
             raise RequestError(
                 f"site {site.name} refuses {refused} ({site.source(site.cited.get('rejects', ''))})",
@@ -76,25 +71,27 @@ def _check_wanted(spec: JobSpec, site: Site, wanted: Iterable[str]) -> None:
             )
 
 
-def _is_option(text: str, option: str, site: Site) -> bool:
-    """PBS and Slurm take a one-letter option with its value attached: -ofile."""
-    attached = len(option) == 2 and site.scheduler != "gridengine"
-    return text.startswith(option) and (attached or not re.match(r"[\w-]", text[len(option) :]))
+def _is_option(text: str, option: str, attached: bool) -> bool:
+    """`attached`: whether a one-letter option may have its value attached, as in -ofile."""
+    return text.startswith(option) and ((attached and len(option) == 2) or not re.match(r"[\w-]", text[len(option) :]))
 
 
-def _merged(lines: Iterable[str]) -> tuple[str, ...]:
-    """PBS keeps the last of several `-v` only: one option with commas has them all."""
-    merged: dict[str, str] = {}
+def _joined(lines: Iterable[str], option: str) -> tuple[str, ...]:
+    """`lines`, where all values of `option` stand in its first line, with commas; "" for no such option."""
+    joined: dict[str, str] = {}
     for text in lines:
-        if text.startswith("-v ") and "-v" in merged:
-            merged["-v"] += f",{text[3:]}"
+        name, _, value = text.partition(" ")
+        if name == option and value and name in joined:
+            joined[name] += f",{value}"
         else:
-            merged["-v" if text.startswith("-v ") else text] = text
-    return tuple(merged.values())
+            joined[name if name == option and value else text] = text
+    return tuple(joined.values())
 
 
-def job_name(text: str, limit: int = _NAME_LIMIT) -> str:
-    """`text` under the strictest rule for job names: a letter, then letters, digits and `_ . + -`.
+def job_name(text: str, limit: int) -> str:
+    """`text` under the strictest rule for job names: a letter, then letters, digits and `_ . + -`, at most `limit`.
+
+    OpenPBS 23.06 takes any of them in first place (measured); a letter is for older releases.
 
     Other characters become `_`; the caller says so when the result differs.
     """

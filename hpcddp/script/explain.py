@@ -6,58 +6,61 @@ to the values that they are worked out from.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from hpcddp.schedulers.registry import refused_lines
+from hpcddp.script.container import Container
 from hpcddp.script.plan import JobPlan
 from hpcddp.script.render import FILTERS, printable, render_pieces
-from hpcddp.script.site import Queue
+from hpcddp.script.scheduler_options import SchedulerOptions
+from hpcddp.script.site import Account, Modules, Site, SiteContainer, SiteLauncher, SiteRendezvous, Staging
+from hpcddp.script.sources import site_source
+from hpcddp.script.spec import JobSpec
 
-# First lines that PBS ("directive error"), Grid Engine (an unknown option) and sbatch (no #!) refuse: `| qsub` by
-# mistake queues nothing. hpcddp/cli/refusal.py has the measurements.
-NO_SCRIPT = "#PBS hpcddp-explains-and-queues-nothing\n#$ -hpcddp-explains-and-queues-nothing\n"
+
+def no_script() -> str:
+    """First lines with which an explanation is no job script to any scheduler, and ends a shell at once."""
+    return refused_lines("hpcddp-explains-and-queues-nothing") + "exit 2\n"
+
+
 _COLUMN = 76
 # plan field -> the job-file key that it comes from, where they differ
 _KEYS = {
     "walltime_s": "walltime",
     "threads_per_rank": "cpus_per_rank",
     "mem_gb": "mem_gb",
-    "starter": "launcher",
+    "outer_launcher": "launcher",
     "account_option": "account",
     "signal_s": "signal",
 }
-_DEFAULTS = {
-    "nodes": "default: 1",
-    "ranks_per_node": "default: one per GPU",
-    "name": "default: the script's name",
-    "run_dir": "default: runs/NAME",
-    "python": "default: the Python that runs hpcddp",
-    "pythonpath": "default: where hpcddp is",
-    "launcher": "default: the scheduler's",
-}
+# what decides how a launcher's line is made, and is not printed in it
+_KINDS = {("site.scheduler",), ("outer_launcher",), ("launcher",)}
 # what is not the user's and not the site's
-_FIXED = {"origin": "hpcddp itself", "request_yaml": "the request", "plan_json": "the decision"}
+_FIXED = {"planned_by": "hpcddp itself", "request_yaml": "the request", "plan_json": "the decision"}
 
 
-def explain_script(plan: JobPlan, asked: Mapping[str, str]) -> str:
-    """Every line of the script, and beside it where its values came from. No scheduler takes the text for a job.
-
-    `asked` says of each job-file key that was asked for where: `--nodes`, `nodes in job.yaml`.
-    """
-    lines = [f"{text:{_COLUMN}} | {'; '.join(why)}".rstrip(" |") if why else text for text, why in _lines(plan, asked)]
+def explain_script(plan: JobPlan) -> str:
+    """Every line of the script, and beside it where its values came from. No scheduler takes the text for a job."""
+    lines = [f"{text:{_COLUMN}} | {'; '.join(why)}".rstrip(" |") if why else text for text, why in _lines(plan)]
     head = f"site {plan.site.name}, {plan.site.file}\n"
-    return NO_SCRIPT + head + "".join(f"{line}\n" for line in lines)
+    return no_script() + head + "".join(f"{line}\n" for line in lines)
 
 
-def _lines(plan: JobPlan, asked: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:
+def explain_record(plan: JobPlan) -> dict[str, Any]:
+    """The same as JSON values."""
+    lines = [{"text": text, "sources": why} for text, why in _lines(plan)]
+    return {"site": plan.site.name, "file": plan.site.file, "lines": lines}
+
+
+def _lines(plan: JobPlan) -> Iterator[tuple[str, list[str]]]:
     """Each line with the sources of what is printed in it, each once."""
     text = ""
     paths: list[str] = []
     for piece, printed in _watched_pieces(plan):
         for i, part in enumerate(piece.split("\n")):
             if i:
-                yield text, list(dict.fromkeys(source_of(path, text, plan, asked) for path in paths))
+                yield text, list(dict.fromkeys(source_of(path, text, plan) for path in paths))
                 text, paths = "", []
             text += part
             paths += printed if part else ()
@@ -96,6 +99,21 @@ def _watched_pieces(plan: JobPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
         seen.clear()
 
 
+# The parts of a plan that hold values of their own.
+_PARTS = (
+    Site,
+    Account,
+    Modules,
+    SiteLauncher,
+    SiteRendezvous,
+    Staging,
+    SiteContainer,
+    JobSpec,
+    SchedulerOptions,
+    Container,
+)
+
+
 class Read(NamedTuple):
     """A value that was read of the plan, and the paths of the fields that it comes from."""
 
@@ -114,58 +132,41 @@ class _Watched:
         if isinstance(derived, property) and derived.fget:
             parts: list[Read] = []
             value = derived.fget(_Watched(self._value, self._path, parts))
+            if isinstance(value, Iterator):  # its items are worked out when they are printed
+                return self._items(value, parts)
             # what it was worked out from; not the conditions that were false, nor what kind of site it is
             used = [p for p in parts if p.value and p.paths != ("site.scheduler",)]
             same = [p for p in used if p.value == value]
             paths = tuple(dict.fromkeys(path for part in same or used for path in part.paths))
         else:
             value = getattr(self._value, name)
-            if callable(value):
+            if callable(derived):  # a method
                 return lambda: _Watched(value(), self._path, self._seen)
             paths = (f"{self._path}{name}",)
-        if dataclasses.is_dataclass(value):
+        if isinstance(value, _PARTS):
             return _Watched(value, f"{self._path}{name}.", self._seen)
         self._seen.append(Read(paths, value))
         return value
 
+    def _items(self, items: Iterator[object], parts: list[Read]) -> Iterator[object]:
+        """The items of a lazy value, each noted with the paths that were read to make it."""
+        for item in items:
+            used = [p for p in parts if p.value and p.paths not in _KINDS]
+            self._seen.append(Read(tuple(dict.fromkeys(path for part in used for path in part.paths)), item))
+            parts.clear()
+            yield item
 
-def source_of(path: str, line: str, plan: JobPlan, asked: Mapping[str, str]) -> str:
+
+def source_of(path: str, line: str, plan: JobPlan) -> str:
     """Where one value of the plan, which is printed in `line`, came from, in words."""
     first, _, rest = path.partition(".")
     if first in _FIXED:
         return _FIXED[first]
     if first == "site":
-        return _site_source(rest, plan)
+        return site_source(rest, plan)
     field = path.rpartition(".")[2]
     key = _KEYS.get(field, field)
-    if key == "python" and "venv" in asked:
-        key = "venv"
     if key == "env":
-        variable = line.removeprefix("export ").partition("=")[0]
-        of_site = variable in plan.site.env and variable not in (plan.spec.env or {})
-        return _default(key, plan) if of_site else asked.get(f"env.{variable}") or asked.get("env", "the request")
-    return asked[key] if key in asked else _default(key, plan)
-
-
-def _site_source(rest: str, plan: JobPlan) -> str:
-    """A field of the site: its block, and the source that the block names."""
-    block = rest.partition(".")[0]
-    value = getattr(plan.site, block, None)
-    named = getattr(value, "source", "") or plan.site.cited.get(block, "")
-    return f"site {plan.site.name}: {rest}" + (f" ({plan.site.source(named)})" if named else "")
-
-
-def _default(key: str, plan: JobPlan) -> str:
-    """What decided where nothing was asked: the site's queue or block, else hpcddp's own rule."""
-    site, queue = plan.site, plan.site.queues.get(plan.queue, Queue())
-    of_queue = {"gpus_per_node": queue.gpus, "cpus_per_rank": queue.cpus, "cpus_per_node": queue.cpus}
-    if of_queue.get(key) is not None:
-        cited = f" ({site.source(queue.source)})" if queue.source else ""
-        return f"site {site.name}: queue {plan.queue}{cited}"
-    of_site = {"walltime": "walltime", "queue": "queue", "modules": "modules", "env": "env", "directives": "directives",
-               "chunk": "chunk", "bind": "launcher", "gpu_order": "gpu_order"}  # fmt: skip
-    if key == "launcher" and plan.site.launcher.name == plan.launcher:
-        return _site_source("launcher.name", plan)
-    if key in of_site:
-        return _site_source(of_site[key], plan)
-    return _DEFAULTS.get(key, f"default: {key}")
+        key = f"env.{line.removeprefix('export ').partition('=')[0]}"
+        return plan.sources.get(key, plan.sources["env"])
+    return plan.sources.get(key, f"default: {key}")

@@ -12,19 +12,23 @@ from functools import partial
 from typing import Any
 
 from hpcddp.errors import RequestError, nearest
-from hpcddp.units import parse_count, parse_walltime
+from hpcddp.units import assign, parse_count, parse_walltime
 
 Reader = Callable[[object, str], Any]
+# What people write for the two flags in other places.
+_FLAGS = {**dict.fromkeys(("yes", "on", "1", "y"), ("true",)), **dict.fromkeys(("no", "off", "0", "n"), ("false",))}
 
 
 def read_text(value: object, where: str) -> str:
     """One line of text, not empty."""
     if not isinstance(value, str):
         raise RequestError(
-            f"{where} is a {_kind(value)}, not a plain value", f"write {where.split()[0]}: VALUE on one line"
+            f"{where} is a {_kind(value)}, not a plain value", f"write it on one line: {assign(where, 'VALUE')}"
         )
     if not value or "\n" in value:
-        raise RequestError(f"{where} {value!r} is not one line of text", "write the value on one line")
+        raise RequestError(
+            f"{where} {value!r} is not one line of text", f"write it on one line: {assign(where, 'VALUE')}"
+        )
     return value
 
 
@@ -43,18 +47,18 @@ def read_hours(value: object, where: str) -> float:
     """A number of hours above 0, such as 1.5."""
     text = read_text(value, where)
     if not re.fullmatch(r"\d{1,9}(\.\d{1,3})?", text) or float(text) == 0:
-        raise RequestError(f"{where} {text!r} is not a number of hours", "for example 1.5")
+        raise RequestError(f"{where} {text!r} is not a number of hours", assign(where, "1.5"))
     return float(text)
 
 
 def read_walltime(value: object, where: str) -> int:
-    """`H:M:S` to seconds."""
+    """A duration, such as `2:30:00` or `90m`, to seconds."""
     return parse_walltime(read_text(value, where), where)
 
 
 def read_flag(value: object, where: str) -> bool:
     """`true` or `false`, nothing else."""
-    return read_known(("true", "false"), value, where) == "true"
+    return read_known(("true", "false"), value, where, _FLAGS) == "true"
 
 
 def read_words(value: object, where: str) -> tuple[str, ...]:
@@ -73,6 +77,17 @@ def read_words(value: object, where: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
         raise RequestError(f"{where} is not a list of words", "write it as a list: [a, b]")
     return tuple(value)
+
+
+def read_modules(value: object, where: str) -> tuple[str, ...]:
+    """Names of modules. A comma is none of a name's letters: it would be one module that nobody has."""
+    words = read_words(value, where)
+    if any("," in word for word in words):
+        names = [name for word in words for name in word.split(",") if name]
+        in_set = f"--set 'modules={' '.join(names)}'"
+        hint = in_set if where.startswith("--set ") else assign(where, f"[{', '.join(names)}]")
+        raise RequestError(f"{where} has a comma in {' '.join(words)!r}: blanks separate modules", hint)
+    return words
 
 
 def read_lines(value: object, where: str) -> tuple[str, ...]:
@@ -95,16 +110,20 @@ def read_variables(value: object, where: str) -> dict[str, str]:
     return dict(value)
 
 
-def read_choice(*known: str) -> Reader:
-    """A reader that takes exactly these words."""
-    return partial(read_known, known)
+def read_choice(*known: str, meant: Mapping[str, tuple[str, ...]] | None = None) -> Reader:
+    """A reader that takes exactly these words. `meant`: other words that people use, and the known ones for each."""
+    return partial(read_known, known, meant=meant) if meant else partial(read_known, known)
 
 
-def read_known(known: tuple[str, ...], value: object, where: str) -> str:
-    """One of these words."""
+def read_known(
+    known: tuple[str, ...], value: object, where: str, meant: Mapping[str, tuple[str, ...]] | None = None
+) -> str:
+    """One of these words. An error's hint has the word that was meant, by its meaning or else by its spelling."""
     text = read_text(value, where)
     if text not in known:
-        hint = f"one of {', '.join(known)}{nearest(text, list(known))}"
+        same = (meant or {}).get(text.lower(), ())
+        hint = ", or ".join(assign(where, word) for word in same) if same else f"one of {', '.join(known)}"
+        hint += "" if same else nearest(text, list(known))
         raise RequestError(f"{where} {text!r} is not known", hint)
     return text
 

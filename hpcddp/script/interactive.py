@@ -1,25 +1,21 @@
-"""The command for a shell on the nodes a script asks for: its directives, without those of batch jobs alone."""
+"""The command for a shell on the nodes that a script asks for: its directives, without those of batch jobs."""
 
 from __future__ import annotations
 
 import re
 
 from hpcddp.errors import RequestError
+from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.script.words import quote_words
 
-# scheduler -> prefix, program, options of batch jobs alone
-_FORMS = {
-    "pbs": ("#PBS ", ("qsub", "-I"), r"-[jorkhJmM]\b"),
-    "slurm": ("#SBATCH ", ("salloc",), r"--(output|requeue|no-requeue|array|hold|signal)\b"),
-    "gridengine": ("#$ ", ("qrsh",), r"-([jorhtS]|tc|cwd)\b"),
-}
 
-
-def interactive_command(scheduler: str, script: str) -> str:
-    """One line to type. Raises RequestError where there is no scheduler to ask."""
-    if scheduler not in _FORMS:
-        raise RequestError("there is no scheduler here to ask for an interactive job", "run the command itself")
-    prefix, program, left_out = _FORMS[scheduler]
+def interactive_command(name: str, script: str) -> str:
+    """One line to type, for the scheduler of that name. Raises RequestError where there are no interactive jobs."""
+    scheduler = find_scheduler(name)
+    program, left_out = scheduler.commands.interactive, scheduler.directives.batch_only
+    if not program:
+        raise RequestError(f"{scheduler.title} has no interactive jobs", "run the command itself")
+    prefix = f"{scheduler.directives.prefix} "
     options = [line.removeprefix(prefix) for line in script.splitlines() if line.startswith(prefix)]
-    words = [word for option in options if not re.match(left_out, option) for word in option.split(" ")]
-    return quote_words([*program, *words])
+    kept = [option for option in options if not (left_out and re.match(left_out, option))]
+    return quote_words([*program, *(word for option in kept for word in option.split(" "))])

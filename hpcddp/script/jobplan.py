@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, cast
 
+from hpcddp.ranks.launch_line import LaunchRequest
+from hpcddp.ranks.launcher import Launcher
+from hpcddp.ranks.launchers import LAUNCHERS
+from hpcddp.record import Record
+from hpcddp.runs.choice import Asked
+from hpcddp.runs.command import identify_command
+from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.script.container import Container
-from hpcddp.script.handling import Handling
+from hpcddp.script.scheduler_options import SchedulerOptions
 from hpcddp.script.site import Site
 from hpcddp.script.spec import JobSpec
 from hpcddp.units import format_walltime
 
-
-class Starter(NamedTuple):
-    """What starts processes on the nodes: its program, where an MPI brings it and not the scheduler, and the signal
-    that it survives and hands to all ranks (seen with each; for PALS it is its manual's word)."""
-
-    program: str
-    passes_on: str
+if TYPE_CHECKING:
+    from hpcddp.ranks.launch_line import Words
 
 
-STARTERS = {
-    "openmpi": Starter("mpirun", "USR1"),  # TERM: the ranks are dead half a second later
-    "mpich": Starter("mpiexec", "USR1"),  # USR2 kills it
-    "intelmpi": Starter("mpiexec.hydra", "USR1"),  # its mpirun is a script that dies of any, and leaves the ranks
-    "pals": Starter("mpiexec", "USR1"),
-    "srun": Starter("", "USR1"),  # TERM: the ranks are killed at once
-}
-
-
-class Origin(NamedTuple):
+class PlannedBy(Record):
     """The process that plans, as far as its script needs it. `cpus` are this machine's: the node of the local site."""
 
     python: str
@@ -40,13 +33,15 @@ class Origin(NamedTuple):
     cpus: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class JobPlan:
-    """One decided job. Templates print these values as they stand; `remarks` are for stderr."""
+class JobPlan(Record):
+    """One decided job. Templates print these values as they stand; `remarks` are for stderr.
+
+    `sources`: job-file key -> where its value came from.
+    """
 
     site: Site
     spec: JobSpec
-    origin: Origin
+    planned_by: PlannedBy
     name: str
     queue: str
     account: str
@@ -60,7 +55,7 @@ class JobPlan:
     mem_gb: int
     walltime_s: int
     launcher: str
-    starter: str
+    outer_launcher: str
     modules: tuple[str, ...]
     env: tuple[tuple[str, str], ...]
     pythonpath: tuple[str, ...]
@@ -70,12 +65,13 @@ class JobPlan:
     command: tuple[str, ...]
     words: Mapping[str, str]
     chunk: tuple[str, ...]
-    handling: Handling
+    options: SchedulerOptions
     container: Container
     gpu_order: str
     bind: str
     directives: tuple[str, ...]
     remarks: tuple[str, ...]
+    sources: Mapping[str, str] = MappingProxyType({})
 
     @property
     def world_size(self) -> int:
@@ -83,55 +79,107 @@ class JobPlan:
         return self.nodes * self.ranks_per_node
 
     @property
+    def asked_run(self) -> Asked:
+        """What is asked about the run; the job itself chooses it when it starts."""
+        return Asked(self.run_dir, identify_command(self.command), bool(self.spec.fresh), self.spec.resume)
+
+    @property
     def walltime(self) -> str:
         """`HH:MM:SS`."""
         return format_walltime(self.walltime_s)
 
     @property
-    def torchrun(self) -> bool:
-        """Whether torchrun makes the ranks, so that the starter starts one process per node."""
-        return self.launcher == "torchrun"
+    def agents(self) -> bool:
+        """Whether agents make the ranks (torchrun), so that the outer launcher starts one process per node."""
+        return LAUNCHERS[self.launcher].is_agent
+
+    @property
+    def outer(self) -> Launcher | None:
+        """The row of the launcher that the script calls; None if the script starts the one agent itself."""
+        return LAUNCHERS[self.outer_launcher] if self.outer_launcher else None
 
     @property
     def processes_per_node(self) -> int:
-        """What the starter starts on each node."""
-        return 1 if self.torchrun else self.ranks_per_node
+        """What the outer launcher starts on each node."""
+        return 1 if self.agents else self.ranks_per_node
 
     @property
     def processes(self) -> int:
-        """What the starter starts in all."""
+        """What the outer launcher starts in all."""
         return self.nodes * self.processes_per_node
 
     @property
     def cpus_per_process(self) -> int:
-        """CPUs of each process that the starter starts."""
-        return self.cpus_per_rank * self.ranks_per_node if self.torchrun else self.cpus_per_rank
+        """CPUs of each process that the outer launcher starts."""
+        return self.cpus_per_rank * self.ranks_per_node if self.agents else self.cpus_per_rank
 
     @property
-    def starter_program(self) -> str:
-        """The program that starts the processes, where an MPI brings it and not the scheduler; else empty."""
-        return STARTERS[self.starter].program if self.starter else ""
+    def outer_program(self) -> str:
+        """The outer launcher's program where an MPI brings it, so that the script has to find it; else empty."""
+        return "" if self.outer is None or self.outer.of_scheduler else self.outer.program
+
+    @property
+    def launch_line(self) -> Iterator[Words]:
+        """The outer launcher's command up to what it starts: words, grouped as the script's lines are."""
+        if self.outer and self.outer.line:
+            yield from filter(None, self.outer.line(self._as_request()))
+
+    @property
+    def agent_line(self) -> Iterator[Words]:
+        """The agent's command up to the ranks' command, in the same form; nothing where no agents make the ranks."""
+        row = LAUNCHERS[self.launcher]
+        if row.is_agent and row.line:
+            yield from filter(None, row.line(self._as_request()))
+
+    def _as_request(self) -> LaunchRequest:
+        """This plan, which has every name of a LaunchRequest, so that `--explain` sees which values each line uses."""
+        return cast("LaunchRequest", self)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """No names: the scheduler chooses the hosts when the job starts."""
+        return ()
+
+    @property
+    def program(self) -> str:
+        """The launcher's path: the script looks for it."""
+        return ""
+
+    @property
+    def oversubscribe(self) -> bool:
+        """Whether there may be more processes than CPUs: on this machine, which no scheduler divides."""
+        return find_scheduler(self.site.scheduler).this_machine
+
+    @property
+    def launcher_options(self) -> tuple[str, ...]:
+        """The site's own options of the launcher."""
+        return self.site.launcher.options
+
+    @property
+    def container_options(self) -> tuple[Words, ...]:
+        """The options with which the launcher itself starts each process in the container."""
+        return self.container.launcher_options
 
     @property
     def passes_on(self) -> str:
         """The signal that the script gives the launcher when one came to it; "" where none would reach the ranks alive.
 
-        torchrun ends at every signal: at TERM after its ranks, to which it leaves 30 seconds, at others before them.
+        An agent that another launcher started gets no signal that leaves its ranks time.
         """
-        if self.torchrun:
-            return "" if self.starter else "TERM"
-        return STARTERS[self.starter].passes_on
+        if self.agents and self.outer:
+            return ""
+        return (self.outer or LAUNCHERS[self.launcher]).passes_on
 
     @property
-    def starter_template(self) -> str:
-        """The partial that prints the starter's line."""
-        return f"launchers/{self.starter}.j2"
+    def outer_template(self) -> str:
+        """The partial that prints the outer launcher's command."""
+        return f"launchers/{self.outer_launcher}.j2"
 
     @property
     def queue_word(self) -> str:
-        """What stands where the queue's name goes; "" where none is printed. A PBS reservation is a queue."""
-        if self.site.scheduler == "pbs" and self.handling.reservation:
-            return self.handling.reservation.partition(".")[0]
+        """What stands where the queue's name goes; "" where none is printed. To PBS a reservation is a queue."""
+        if self.options.reservation and find_scheduler(self.site.scheduler).directives.reservation_is_queue:
+            return self.options.reservation.partition(".")[0]
         return "" if self.site.queue_option == "none" else self.queue
 
     @property
@@ -152,22 +200,21 @@ class JobPlan:
     @property
     def hostfile(self) -> str:
         """The variable with the name of the launcher's host file; "" where the launcher asks the scheduler itself."""
-        if self.site.scheduler == "gridengine":
-            return "hostfile" if self.nodes > 1 else ""
-        return "PBS_NODEFILE" if self.site.scheduler == "pbs" else ""
+        variables = find_scheduler(self.site.scheduler).variables
+        return variables.hostfile if self.nodes > 1 or variables.hostfile_alone else ""
 
     @property
     def warn_after_s(self) -> int:
-        """When the script itself warns the ranks, seconds after its start; 0: never, or Slurm does it."""
-        return self.walltime_s - self.handling.signal_s if self.handling.signal_s and self.starter != "srun" else 0
+        """When the script itself warns the ranks, seconds after its start; 0: never, or the scheduler does it."""
+        by_script = self.options.signal_s and not (self.outer and self.outer.warned_by_scheduler)
+        return self.walltime_s - self.options.signal_s if by_script else 0
 
     @property
     def master_addr(self) -> bool:
-        """Whether the script looks for the first host: where the scheduler lists it, where torchrun has to be told, and
+        """Whether the script looks for the first host: where the scheduler lists it, where agents have to be told, and
         where ranks meet on another network than that of the hosts' names."""
-        listed = self.site.scheduler == "pbs" or (self.site.scheduler == "gridengine" and self.nodes > 1)
-        wanted = listed or (self.nodes > 1 and (self.torchrun or self.site.rendezvous.suffix != ""))
-        return wanted and "MASTER_ADDR" not in dict(self.env)
+        wanted = self.hostfile or (self.nodes > 1 and (self.agents or self.site.rendezvous.suffix != ""))
+        return bool(wanted) and "MASTER_ADDR" not in dict(self.env)
 
     @property
     def prepend(self) -> tuple[tuple[str, str], ...]:
@@ -197,19 +244,20 @@ class JobPlan:
 
     def single(self) -> JobPlan:
         """One process on one node, in the same container: what asks about the run does so."""
-        plain = replace(self.handling, signal_s=0)
-        return replace(self, launcher="srun", nodes=1, ranks_per_node=1, cpus_per_rank=1, bind="", handling=plain)
+        plain = self.options._replace(signal_s=0)
+        return self._replace(
+            launcher=self.outer_launcher, nodes=1, ranks_per_node=1, cpus_per_rank=1, bind="", options=plain
+        )
 
     def per_node(self) -> JobPlan:
         """The same nodes with one process each and no container: what prepares a node runs so."""
-        plain = replace(self.handling, signal_s=0)
+        plain = self.options._replace(signal_s=0)
         cpus = self.cpus_per_rank * self.ranks_per_node
-        return replace(
-            self,
-            launcher=self.starter,
+        return self._replace(
+            launcher=self.outer_launcher,
             ranks_per_node=1,
             cpus_per_rank=cpus,
             bind="",
             container=Container(),
-            handling=plain,
+            options=plain,
         )

@@ -14,6 +14,8 @@ from hpcddp.errors import HpcddpError, RequestError
 
 # libyaml is several times faster; PyYAML is sometimes built without it
 _Base: Any = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
+_TWICE = "stands twice"
+_MAPPING = "write key: value, one per line"
 
 
 class _Loader(_Base):  # type: ignore[misc]  # the C loader is there or not
@@ -23,7 +25,7 @@ class _Loader(_Base):  # type: ignore[misc]  # the C loader is there or not
             if not isinstance(key, yaml.ScalarNode):
                 raise yaml.constructor.ConstructorError(None, None, "a key is not plain text", key.start_mark)
             if key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} stands twice", key.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} {_TWICE}", key.start_mark)
             seen.add(key.value)
         return super().construct_mapping(node, deep)  # type: ignore[no-any-return]  # the base class is Any
 
@@ -48,9 +50,19 @@ def parse_yaml(text: str, where: str, error: type[HpcddpError] = RequestError) -
         mark = getattr(e, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark else ""
         problem = getattr(e, "problem", None) or str(e).splitlines()[0]
-        raise error(f"{where}{line} is not YAML: {problem}", "write key: value, one per line") from e
+        if problem.endswith(_TWICE):
+            raise error(f"{where}{line}: {problem}", "remove one of the two") from e
+        if mark and ("tab character" in problem or "any token" in problem) and "\t" in _line(text, mark.line):
+            raise error(f"{where}{line} is indented with a tab", "indent with blanks") from e
+        raise error(f"{where}{line} is not YAML: {problem}", _MAPPING) from e
     if value in (None, ""):
         return {}
     if not isinstance(value, dict):
-        raise error(f"{where} holds a {type(value).__name__}, not a mapping of keys", "write key: value, one per line")
+        kind = "a list" if isinstance(value, list) else "plain text"
+        raise error(f"{where} holds {kind}, not a mapping of keys", _MAPPING)
     return value
+
+
+def _line(text: str, number: int) -> str:
+    """Line `number`, counted from 0; empty beyond the end, where YAML marks what is missing."""
+    return "".join(text.splitlines()[number : number + 1])

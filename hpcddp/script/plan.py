@@ -3,60 +3,73 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
-from hpcddp.batchplan import list_even_splits, plan_batch
 from hpcddp.errors import RequestError, SiteError
+from hpcddp.ranks.launchers import LAUNCHERS
+from hpcddp.runs.choice import check_asked
+from hpcddp.runs.command import name_command
+from hpcddp.schedulers.registry import find_scheduler
+from hpcddp.schedulers.row import LONGEST_NAME
 from hpcddp.script.choices import plan_account, plan_launcher, plan_queue, plan_site_words
-from hpcddp.script.command import default_name, plan_command, plan_variables
+from hpcddp.script.command import plan_command, plan_variables
 from hpcddp.script.container import plan_container, plan_python
 from hpcddp.script.directives import job_name, plan_directives
-from hpcddp.script.handling import Handling, plan_handling
-from hpcddp.script.jobplan import JobPlan, Origin
+from hpcddp.script.jobplan import JobPlan, PlannedBy
 from hpcddp.script.limits import check_limits
+from hpcddp.script.missing import check_complete, known
+from hpcddp.script.scheduler_options import SchedulerOptions, plan_scheduler_options
 from hpcddp.script.shape import plan_shape
 from hpcddp.script.site import Queue, Site
+from hpcddp.script.sources import plan_sources
 from hpcddp.script.spec import JobSpec
-from hpcddp.units import format_walltime
+from hpcddp.units import format_count, format_walltime
 
-__all__ = ["JobPlan", "Origin", "plan_job"]
-
-_NAME_LIMIT, _TORQUE_NAME_LIMIT = 230, 15
+__all__ = ["JobPlan", "PlannedBy", "plan_job"]
 
 
-def plan_job(spec: JobSpec, site: Site, origin: Origin) -> JobPlan:
+def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
     """Decide every value of the job that `spec` asks for on `site`.
 
     Raises RequestError for what the site does not take or no script could carry, SiteError for a fact that is missing.
     """
+    scheduler = find_scheduler(site.scheduler)
+    check_complete(spec, site, cpus_known=scheduler.this_machine)
     queue_name = plan_queue(spec, site)
     queue = site.queues.get(queue_name, Queue())
-    shape = plan_shape(spec, site, queue, origin.cpus if site.scheduler == "local" else None)
-    walltime_s = spec.walltime_s or site.walltime_s
-    if walltime_s is None:
-        raise SiteError(f"site {site.name} has no default walltime", "--walltime 1:00:00")
+    shape = plan_shape(spec, site, queue, planned_by.cpus if scheduler.this_machine else None)
+    walltime_s = known(spec.walltime_s or site.walltime_s)
     if queue_name in site.queues and not spec.reservation:  # a reservation has limits of its own
         check_limits(site, queue_name, shape.nodes, walltime_s, shape.nodes * shape.gpus_per_node)
     if spec.stage_in and not (spec.stage_dir or site.staging.folder):
         raise SiteError(f"site {site.name} does not name a node's own disk", "--set stage_dir=/local/scratch")
     command = plan_command(spec)
-    asked_name = spec.name or default_name(command)
-    name = job_name(asked_name, _TORQUE_NAME_LIMIT if (site.scheduler, site.size) == ("pbs", "nodes") else _NAME_LIMIT)
-    launcher, starter = plan_launcher(spec, site, shape.nodes)
+    asked_name = spec.name or name_command(command)
+    limits = scheduler.directives.name_limits
+    name = job_name(asked_name, limits.get(site.size) or limits.get("") or LONGEST_NAME)
+    launcher, outer_launcher = plan_launcher(spec, site, shape.nodes)
     container = plan_container(spec, site, queue, shape.gpus_per_node)
-    if container.by_srun:
-        starter = starter or "srun"
-        if starter != "srun":
-            raise RequestError(f"container_runtime {container.runtime} works with srun only", "--launcher srun")
+    if container.launcher:
+        outer_launcher = outer_launcher or container.launcher
+        if outer_launcher != container.launcher:
+            raise RequestError(
+                f"container_runtime {container.runtime} works with {container.launcher} only",
+                f"--launcher {container.launcher}",
+            )
     account, account_option, account_remarks = plan_account(spec, site)
-    handling = plan_handling(spec, site)
+    options = plan_scheduler_options(spec, site)
     words = plan_site_words(spec, site)
-    full = queue.exclusive and launcher != "torchrun" and shape.ranks_per_node == shape.gpus_per_node == queue.gpus
-    run_dir = spec.run_dir or f"runs/{name}"
+    by_agents = LAUNCHERS[launcher].is_agent
+    full = queue.exclusive and not by_agents and shape.ranks_per_node == shape.gpus_per_node == queue.gpus
+    run_dir = (spec.run_dir or f"runs/{name}").rstrip("/") or "/"
+    if spec.resume and options.array:
+        raise RequestError(
+            f"resume {spec.resume} is one run, but each index of array {options.array} has its own",
+            "leave out resume: each index resumes its unfinished run",
+        )
     plan = JobPlan(
         site=site,
         spec=spec,
-        origin=origin,
+        planned_by=planned_by,
         name=name,
         queue=queue_name,
         account=account,
@@ -70,36 +83,39 @@ def plan_job(spec: JobSpec, site: Site, origin: Origin) -> JobPlan:
         mem_gb=shape.mem_gb,
         walltime_s=walltime_s,
         launcher=launcher,
-        starter=starter,
+        outer_launcher=outer_launcher,
         modules=site.modules.load if spec.modules is None else spec.modules,
         env=plan_variables(spec, site),
-        pythonpath=(*(spec.pythonpath or ()), *filter(None, [origin.source_root])),
-        python=plan_python(spec, origin.python),
+        pythonpath=(*(spec.pythonpath or ()), *filter(None, [planned_by.source_root])),
+        python=plan_python(spec, planned_by.python),
         run_dir=run_dir,
         global_batch=spec.global_batch,
         command=command,
         words=words,
-        chunk=_plan_chunk(site, words, handling),
-        handling=handling,
+        chunk=_plan_chunk(site, words, options),
+        options=options,
         container=container,
         gpu_order=",".join(site.gpu_order) if len(site.gpu_order) == shape.gpus_per_node else "",
         bind=(full and site.launcher.bind_full) or site.launcher.bind,
         directives=plan_directives(spec, site, queue_name, words, container.directives),
         remarks=account_remarks,
     )
-    return replace(plan, remarks=(*_remarks(plan, asked_name), *account_remarks))
+    check_asked(plan.asked_run)
+    return plan._replace(remarks=(*_remarks(plan, asked_name), *account_remarks), sources=plan_sources(plan))
 
 
-def _plan_chunk(site: Site, words: Mapping[str, str], handling: Handling) -> tuple[str, ...]:
-    """What the site's and the job's own words add to each chunk of a PBS select."""
-    if site.scheduler != "pbs":
+def _plan_chunk(site: Site, words: Mapping[str, str], options: SchedulerOptions) -> tuple[str, ...]:
+    """What the site's and the job's own words add to each chunk of the request, as in PBS's select."""
+    if not find_scheduler(site.scheduler).directives.chunks:
         return ()
     own = [v.chunk.replace("{}", words[name]) for name, v in site.variables.items() if v.chunk and name in words]
-    return (*(word for word in site.chunk if "=" in word), *own, *filter(None, [handling.constraint]))
+    return (*(word for word in site.chunk if "=" in word), *own, *filter(None, [options.constraint]))
 
 
 def _remark_batch(plan: JobPlan, global_batch: int) -> str:
     """The split; where it is uneven, the numbers of nodes near by with an even one."""
+    from hpcddp.batchplan import list_even_splits, plan_batch  # most requests name no global batch
+
     told = f"global batch {plan_batch(global_batch, plan.world_size)}"
     if global_batch % plan.world_size == 0:
         return told
@@ -110,27 +126,31 @@ def _remark_batch(plan: JobPlan, global_batch: int) -> str:
 def _remarks(plan: JobPlan, asked_name: str) -> list[str]:
     """What a person should know of the decision. Raises RequestError for a warning signal that cannot come."""
     remarks = []
-    signal_s = plan.handling.signal_s
+    scheduler = find_scheduler(plan.site.scheduler)
+    signal_s = plan.options.signal_s
     if signal_s >= plan.walltime_s:
         raise RequestError(f"signal {format_walltime(signal_s)} is not within {plan.walltime}", "--set signal=0:02:00")
-    if signal_s and plan.torchrun:
+    if signal_s and plan.agents:
         raise RequestError(
-            "signal: torchrun ends at the first SIGUSR1 and takes its ranks with it", "leave out --launcher torchrun"
+            f"signal: {plan.launcher} ends at the first SIGUSR1 and takes its ranks with it",
+            f"leave out --launcher {plan.launcher}",
         )
     if plan.name != asked_name and plan.spec.name:
         remarks.append(
             f"job name {asked_name!r} becomes {plan.name!r}: schedulers take a letter, then letters, digits and _ . + -"
         )
     if plan.ranks_per_node > plan.gpus_per_node > 0:
-        remarks.append(f"{plan.ranks_per_node} ranks share {plan.gpus_per_node} GPUs on each node; NCCL wants one each")
-    if plan.ranks_per_node > 1 and any(d.startswith("--gpus-per-task") for d in plan.spec.directives or ()):
-        remarks.append("--gpus-per-task shows each rank one GPU, which can keep them from copying GPU to GPU")
+        gpus = format_count(plan.gpus_per_node, "GPU")
+        remarks.append(f"{plan.ranks_per_node} ranks share {gpus} on each node; NCCL wants one each")
+    one_gpu = scheduler.one_gpu.option
+    if one_gpu and plan.ranks_per_node > 1 and any(d.startswith(one_gpu) for d in plan.spec.directives or ()):
+        remarks.append(f"{one_gpu} shows each rank one GPU, which can keep them from copying GPU to GPU")
     if plan.global_batch:
         remarks.append(_remark_batch(plan, plan.global_batch))
-    if plan.torchrun and plan.site.launcher.torchrun:
-        remarks.append(f"torchrun: {plan.site.launcher.torchrun}")
-    if plan.handling.chain and plan.handling.output and plan.site.scheduler == "pbs":
-        remarks.append(f"each attempt of the chain writes {plan.handling.output} anew; attempts/ID/logs/job.log stay")
-    if plan.handling.array and plan.handling.array_limit != 1:
-        remarks.append(f"the jobs of the array share {plan.run_dir}; array_limit: 1 makes them run one after the other")
+    if plan.agents and plan.site.launcher.torchrun:
+        remarks.append(f"{plan.launcher}: {plan.site.launcher.torchrun}")
+    if plan.options.chain and plan.options.output and scheduler.directives.overwrites_output:
+        remarks.append(f"each attempt of the chain writes {plan.options.output} anew; attempts/ID/logs/job.log stay")
+    if plan.options.array:
+        remarks.append(f"each index of the array has a run of its own: {plan.run_dir}.INDEX")
     return remarks

@@ -1,50 +1,48 @@
-"""What can be seen to be wrong on the login node, before a job waits and then fails in its first second.
+"""The mistakes that can be found on the login node, before the job waits in the queue.
 
-A path that only the compute nodes have is right; so a missing one is an error only where it is clearly wrong: where it
-is relative, or where the folder that should hold it is here. Everything else is told, and rendered.
+A path may exist on the compute nodes only. A missing path is therefore an error only if it is relative, or if the
+folder that should hold it is here. Every other missing path is reported, and the script is rendered.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
 
 from hpcddp.errors import RequestError
+from hpcddp.ranks.launch_commands import COMMANDS, started_by
+from hpcddp.record import Record
+from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.script.plan import JobPlan
+from hpcddp.units import format_count
 
 _ANYWAY = "correct the path, or --no-check if it will be there when the job runs"
 # Every node has its own: what is missing here may be there.
 _NODE_LOCAL = ("/tmp/", "/var/tmp/", "/dev/shm/", "/local", "/scratch/local", "/run/")  # noqa: S108  # never written to
-_STARTERS = {
-    "torchrun",
-    "mpirun",
-    "mpiexec",
-    "mpiexec.hydra",
-    "srun",
-    "aprun",
-    "jsrun",
-    "ibrun",
-    "deepspeed",
-    "orterun",
-}
-_OUTPUT = re.compile(r"#(?:PBS -[oe] |SBATCH --(?:output|error)=|\$ -[oe] )(\S+)")
+_PYTHON = re.compile(r"(.*/)?python[\d.]*")
+# A launcher's command in a shell's text.
+_INNER = re.compile(rf"(?<![\w./-])({'|'.join(map(re.escape, sorted(COMMANDS)))})(?=\s)".replace(r"\-m\ ", ""))
 
 
-class Here(NamedTuple):
-    """This machine: the folder that the job is submitted from, and which paths exist."""
+class Here(Record):
+    """This machine: the folder that the job is submitted from, which paths exist, which files can be executed and what
+    they begin with, the names in a folder (none if it cannot be read), and the folders of PATH (none: unknown)."""
 
     folder: str
     exists: Callable[[str], bool]
+    can_run: Callable[[str], bool] = lambda _path: True
+    start_of: Callable[[str], bytes] = lambda _path: b"#!"
+    names: Callable[[str], Sequence[str]] = lambda _folder: ()
+    path: tuple[str, ...] = ()
 
 
 def check_plan(plan: JobPlan, here: Here) -> list[str]:
     """Remarks on what may be wrong. Raises RequestError for what clearly is."""
-    remarks = [*_check_starters(plan.command), *_check_cpus(plan)]
+    remarks = [*_check_inner_launcher(plan.command), *_check_cpus(plan)]
     if plan.spec.container:
         return remarks  # its paths are not this machine's
-    folder = os.path.join(here.folder, plan.spec.workdir or "")
+    folder = os.path.join(here.folder, plan.spec.workdir) if plan.spec.workdir else here.folder
     workdir = list(_check_path("workdir", plan.spec.workdir, here.folder, here))
     script = _script(plan.command)
     remarks += workdir
@@ -52,19 +50,46 @@ def check_plan(plan: JobPlan, here: Here) -> list[str]:
         remarks += _check_path("the command's script", script, folder, here)
         for path in plan.spec.pythonpath or ():
             remarks += _check_path("pythonpath", path, folder, here)
+        if not _PYTHON.fullmatch(plan.command[0]):
+            from hpcddp.script.program import check_program  # python is what most commands start with
+
+            remarks += check_program(plan.command[0], folder, plan.python, here)
     remarks += _check_path("venv", plan.spec.venv, folder, here)
     if plan.spec.venv is None or here.exists(plan.spec.venv):
         remarks += _check_path("python", plan.python, folder, here)
+    remarks += _check_torch(plan, here)
     return remarks
 
 
-def check_output(script: str, here: Here) -> list[str]:
-    """The folders of the job's output in a rendered script: no scheduler makes them."""
+def _check_torch(plan: JobPlan, here: Here) -> Iterator[str]:
+    """An interpreter whose own packages lack torch, seen on disk: to start it would cost a login node seconds."""
+    program, *words = plan.command
+    if not _PYTHON.fullmatch(program) or "/" in program or "-c" in words or plan.spec.pythonpath:
+        return
+    prefix = os.path.dirname(os.path.dirname(plan.python))
+    versions = [name for name in here.names(f"{prefix}/lib") if re.fullmatch(r"python3\.\d+t?", name)]
+    own = [f"{prefix}/lib/{version}/site-packages" for version in versions]
+    if not own or any(here.exists(f"{folder}/torch") for folder in own):
+        return
+    if b"include-system-site-packages = true" in here.start_of(f"{prefix}/pyvenv.cfg"):
+        return
+    if here.exists(f"{prefix}/pyvenv.cfg") or here.exists(f"{prefix}/conda-meta"):
+        source = "; a module may bring it" if plan.modules else ""
+        yield f"{plan.python} has no torch in {own[0]}{source}"
+
+
+def check_output(scheduler: str, script: str, here: Here) -> list[str]:
+    """The folders of the job's output in a script for the scheduler of that name: no scheduler makes them."""
     remarks: list[str] = []
+    rules = find_scheduler(scheduler).directives
+    options = "|".join(f"{option}{'=' if option.startswith('--') else ' '}" for option in rules.outputs)
+    if not options:
+        return remarks
+    output = re.compile(rf"{re.escape(rules.prefix)} (?:{options})(\S+)")
     for line in script.splitlines()[1:]:
         if not line.startswith("#"):
             break
-        found = _OUTPUT.match(line)
+        found = output.match(line)
         folder = os.path.dirname(found[1]) if found else ""
         if folder and not re.search(r"[%^]", folder) and not here.exists(os.path.join(here.folder, folder)):
             if not folder.startswith("/") or _clearly_wrong(folder, here):
@@ -106,26 +131,28 @@ def _script(command: tuple[str, ...]) -> str | None:
     return None
 
 
-def _check_starters(command: tuple[str, ...]) -> Iterator[str]:
+def _check_inner_launcher(command: tuple[str, ...]) -> Iterator[str]:
     """A second launcher behind `env`, `numactl` or a shell: every rank would start ranks."""
     for i, word in enumerate(command):
         if word.endswith(".py") and " " not in word:
             return
-        name = word.rsplit("/", 1)[-1]
-        if name in _STARTERS or (name == "accelerate" and command[i + 1 : i + 2] == ("launch",)):
+        name = started_by(command[i:])
+        if name:
             raise RequestError(
                 f"the command starts its own ranks with {name}, and each of the job's ranks would do so",
                 "give the training script itself: -- python train.py (--launcher torchrun has torchrun start it)",
             )
-        inner = re.search(r"(?<![\w./-])(torchrun|mpirun|mpiexec|srun|torch\.distributed\.run)(?=\s)", word)
+        inner = _INNER.search(word)
         if inner and command[i - 1 : i] in {("-c",), ("-lc",)}:
             yield f"the command's shell line starts {inner[1]}: each of the job's ranks will do so"
 
 
 def _check_cpus(plan: JobPlan) -> Iterator[str]:
     wanted = plan.cpus_per_rank * plan.ranks_per_node
-    if plan.site.scheduler == "local" and wanted > plan.origin.cpus:
-        yield f"{plan.ranks_per_node} ranks share this machine's {plan.origin.cpus} CPUs"
+    if find_scheduler(plan.site.scheduler).this_machine and wanted > plan.planned_by.cpus:
+        ranks, cpus = format_count(plan.ranks_per_node, "rank"), format_count(plan.planned_by.cpus, "CPU")
+        yield f"{ranks} share this machine's {cpus}"
     threads = dict(plan.env).get("OMP_NUM_THREADS", "")
     if threads.isdecimal() and int(threads) > plan.threads_per_rank:
-        yield f"OMP_NUM_THREADS={threads} in env is more than the {plan.threads_per_rank} cores of each rank"
+        cores = format_count(plan.threads_per_rank, "core")
+        yield f"OMP_NUM_THREADS={threads} in env is more than the {cores} of each rank"

@@ -6,17 +6,16 @@ import json
 import re
 from typing import Any
 
+from hpcddp.runs.jsonfile import SCHEMAS
 from hpcddp.script.plan import JobPlan
 from hpcddp.script.spec import spec_items
 from hpcddp.units import format_walltime
-
-SCHEMA = 1
 
 
 def plan_record(plan: JobPlan) -> dict[str, Any]:
     """The plan as JSON values, for ranks and checks to compare with what is."""
     return {
-        "schema": SCHEMA,
+        "schema": SCHEMAS["plan.json"],
         "name": plan.name,
         "site": plan.site.name,
         "scheduler": plan.site.scheduler,
@@ -33,7 +32,7 @@ def plan_record(plan: JobPlan) -> dict[str, Any]:
         "global_batch": plan.global_batch,
         "command": list(plan.command),
         "run_dir": plan.run_dir,
-        "created_by": plan.origin.created_by,
+        "created_by": plan.planned_by.created_by,
     }
 
 

@@ -2,43 +2,57 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import jinja2
 
 from hpcddp.errors import SiteError
+from hpcddp.script.compiled import CompiledTemplates
 from hpcddp.script.folders import find_folder
 from hpcddp.script.plan import JobPlan
 from hpcddp.script.record import format_plan, format_request
-from hpcddp.script.words import quote_path, quote_word, quote_words
+from hpcddp.script.words import quote_line, quote_path, quote_word, quote_words
 
 FILTERS: dict[str, Callable[..., str]] = {
     "sh": quote_word,
     "words": quote_words,
+    "line": quote_line,
     "path": quote_path,
     "plan_json": format_plan,
     "request_yaml": format_request,
 }
+# What the text of a template becomes depends on these.
+SETTINGS: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
 
 
 def render_script(plan: JobPlan) -> str:
     """The whole job script. Raises SiteError when a template asks for a value that the plan does not have."""
-    return "".join(render_pieces(plan.site.scheduler, plan, FILTERS, printable))
+    compiled = CompiledTemplates(SETTINGS)
+    return "".join(render_pieces(plan.site.scheduler, plan, FILTERS, printable, compiled))
 
 
 def render_pieces(
-    scheduler: str, job: object, filters: Mapping[str, Callable[..., str]], finalize: Callable[[object], object]
+    scheduler: str,
+    job: object,
+    filters: Mapping[str, Callable[..., str]],
+    finalize: Callable[[object], object],
+    compiled: CompiledTemplates | None = None,
 ) -> Iterator[str]:
-    """The script piece by piece: the text of the templates, and each value that they print, after `finalize`."""
+    """The script piece by piece: the text of the templates, and each value that they print, after `finalize`.
+
+    `compiled` takes the templates' code from their compiled forms, which were made with FILTERS and `printable`: jinja2
+    calls `finalize` on a template's constants when it compiles.
+    """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(find_folder("templates")),
         undefined=jinja2.StrictUndefined,
         autoescape=False,  # noqa: S701  # shell, not HTML: every value goes through `sh` or was checked by plan_job
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
         finalize=finalize,
         cache_size=-1,
+        bytecode_cache=compiled,
+        **SETTINGS,
     )
     environment.globals.clear()
     environment.filters = dict(filters)
@@ -46,6 +60,12 @@ def render_pieces(
     try:
         yield from environment.get_template(template).generate(job=job)
     except jinja2.TemplateError as e:
+        block = re.fullmatch(r"Required block '(\w+)' not found", e.message or "")
+        if block:
+            raise SiteError(
+                f"templates/{template} has no block {block[1]}, and this job needs it",
+                f"write the block in templates/{template}, as templates/slurm.sh.j2 does",
+            ) from e
         raise SiteError(f"template {getattr(e, 'name', None) or template}: {e.message}", "install hpcddp again") from e
 
 

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from hpcddp.script import fields, profile
+from hpcddp.schedulers.registry import scripted_schedulers
+from hpcddp.script import fields, site_file
 from hpcddp.script.fields import Reader
+from hpcddp.units import WALLTIME_PATTERN
 
 _TEXT: dict[str, Any] = {"type": ["string", "number", "boolean"]}
-_WALLTIME = {"type": "string", "pattern": r"^\d+:[0-5]\d:[0-5]\d$"}
+_WALLTIME = {"type": "string", "pattern": f"^{WALLTIME_PATTERN}$"}
 _COUNT = {"type": "integer", "minimum": 1}
 _LIST = {"type": ["array", "string"], "items": {"type": ["string", "number"]}}
 _FORMS: dict[Reader, dict[str, Any]] = {
@@ -21,9 +23,10 @@ _FORMS: dict[Reader, dict[str, Any]] = {
     fields.read_walltime: _WALLTIME,
     fields.read_flag: {"type": "boolean"},
     fields.read_words: _LIST,
+    fields.read_modules: _LIST,
     fields.read_lines: _LIST,
     fields.read_variables: {"type": ["object", "null"], "additionalProperties": _TEXT},
-    profile.read_range: {"type": ["integer", "string"], "pattern": r"^\d+(-\d+)?$"},
+    site_file.read_range: {"type": ["integer", "string"], "pattern": r"^\d+(-\d+)?$"},
 }
 
 
@@ -32,8 +35,8 @@ def site_schema() -> dict[str, Any]:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "a site of hpcddp",
-        **_object(profile.SITE),
-        "required": list(profile.MANDATORY),
+        **_object(site_file.SITE),
+        "required": list(site_file.MANDATORY),
     }
 
 
@@ -46,15 +49,17 @@ def _object(readers: Mapping[str, Reader]) -> dict[str, Any]:
 
 
 def _form(reader: Reader) -> dict[str, Any]:
-    if reader is profile.read_limits:
-        return {"type": "array", "items": _object(profile.LIMIT)}
+    if reader is site_file.read_limits:
+        return {"type": "array", "items": _object(site_file.LIMIT)}
+    if reader is site_file.read_scheduler:
+        return {"enum": sorted(row.name for row in scripted_schedulers())}
     if not isinstance(reader, partial):
         return _FORMS[reader]
     if reader.func is fields.read_known:
         words = reader.args[0]
         return {"enum": [*words, *(int(w) for w in words if w.isdigit())]}
     readers = reader.args[1]
-    if reader.func is profile.read_block:
+    if reader.func is site_file.read_block:
         return _object(readers)
     like = _object({**readers, "like": fields.read_text})
     return {"type": "object", "additionalProperties": like}

@@ -6,14 +6,16 @@ A fact that the guide does not give is absent here as well (None, or empty). doc
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from typing import Any
 
+from hpcddp.record import Record
+
+_NONE: Mapping[str, Any] = {}  # never written to
 # As hpcddp/ranks/reach.py reads them; importing that costs a render the four modules behind it.
 HOST_SUFFIX, INTERFACE = "HPCDDP_HOST_SUFFIX", "HPCDDP_INTERFACE"
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
+class Limit(Record):
     """One rule: jobs of this many nodes and GPUs in all (first, last; None: any) run at most `walltime_s`, at least
     `least_s`, and use at most `node_hours`."""
 
@@ -33,8 +35,7 @@ class Limit:
         return min((s for s in (self.walltime_s, share) if s is not None), default=None)
 
 
-@dataclass(frozen=True, slots=True)
-class Queue:
+class Queue(Record):
     """A PBS queue, Slurm partition or QOS, or resource type, with the node behind it. CPUs are what the scheduler
     counts. `cpus_per_gpu`: the CPUs that go with each GPU, where nodes are shared. `routing`: the server chooses
     another queue by the job's size."""
@@ -53,8 +54,7 @@ class Queue:
     source: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Account:
+class Account(Record):
     """Whether a job needs an account, the option that carries it ("": the scheduler's; none: it takes none), what a
     valid one looks like. `command_line`: a script cannot carry it. `without`: what happens to a job that has none."""
 
@@ -66,8 +66,7 @@ class Account:
     source: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Variable:
+class Variable(Record):
     """A word that only this site asks for. `directive` and `chunk` are printed when it has a value, in place of {}."""
 
     required: bool = False
@@ -80,8 +79,7 @@ class Variable:
     source: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Modules:
+class Modules(Record):
     """`init`, `before` and `after` are shell lines; `init` defines `module`. `load` is in the order of loading."""
 
     init: str = ""
@@ -91,8 +89,7 @@ class Modules:
     source: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Launcher:
+class SiteLauncher(Record):
     """The site's launcher (none: the guide names none), its further options, and the variables set by modules that
     remote ranks need. `bind` is how it binds CPUs; `bind_full` instead, where each GPU of a whole node has its rank."""
 
@@ -105,8 +102,7 @@ class Launcher:
     source: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Rendezvous:
+class SiteRendezvous(Record):
     """`suffix` makes a host's short name its name on the network that ranks meet on; `interface` is a node's own name
     for its way there."""
 
@@ -121,16 +117,14 @@ class Rendezvous:
         return tuple((name, value) for name, value in said if value)
 
 
-@dataclass(frozen=True, slots=True)
-class Staging:
+class Staging(Record):
     """`folder`: the node's own disk, as a shell word such as $PBS_LOCALDIR."""
 
     folder: str = ""
     source: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Container:
+class SiteContainer(Record):
     """What runs containers here, and the options that its launch needs on this site."""
 
     runtime: str = ""
@@ -139,8 +133,7 @@ class Container:
     source: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
+class Site(Record):
     """One cluster's profile. `chunk`: what a chunk of select asks for; `size`, `queue_option` and `gpus_option`: how
     size, queue and GPUs are written ("": the scheduler's own way); `rejects`: options that this site refuses."""
 
@@ -151,14 +144,14 @@ class Site:
     scheduler: str
     standing: str
     verified: str
-    sources: Mapping[str, str] = field(default_factory=dict)
-    cited: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, str] = _NONE
+    cited: Mapping[str, str] = _NONE
     hostname: str = ""
     walltime_s: int | None = None
     queue: str = ""
-    queues: Mapping[str, Queue] = field(default_factory=dict)
+    queues: Mapping[str, Queue] = _NONE
     account: Account = Account()
-    variables: Mapping[str, Variable] = field(default_factory=dict)
+    variables: Mapping[str, Variable] = _NONE
     size: str = ""
     queue_option: str = ""
     gpus_option: str = ""
@@ -169,13 +162,13 @@ class Site:
     rejects: tuple[str, ...] = ()
     directives: tuple[str, ...] = ()
     modules: Modules = Modules()
-    launcher: Launcher = Launcher()
+    launcher: SiteLauncher = SiteLauncher()
     gpu_order: tuple[str, ...] = ()
-    rendezvous: Rendezvous = Rendezvous()
+    rendezvous: SiteRendezvous = SiteRendezvous()
     staging: Staging = Staging()
-    container: Container = Container()
-    env: Mapping[str, str] = field(default_factory=dict)
-    prepend: Mapping[str, str] = field(default_factory=dict)
+    container: SiteContainer = SiteContainer()
+    env: Mapping[str, str] = _NONE
+    prepend: Mapping[str, str] = _NONE
     notes: tuple[str, ...] = ()
 
     def source(self, key: str) -> str:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from types import MappingProxyType
 from typing import Any
 
 from hpcddp.errors import RequestError, nearest
+from hpcddp.ranks.launchers import JOB_LAUNCHERS, LAUNCHERS
+from hpcddp.record import Record
 from hpcddp.script.fields import (
     Reader,
     read_choice,
     read_count,
     read_flag,
+    read_modules,
     read_number,
     read_text,
     read_variables,
@@ -19,8 +22,19 @@ from hpcddp.script.fields import (
     read_words,
 )
 
-LAUNCHERS = ("openmpi", "mpich", "intelmpi", "pals", "srun", "torchrun")
-RUNTIMES = ("apptainer", "singularity", "shifter", "pyxis", "cscs")
+RUNTIMES = ("apptainer", "singularity", "shifter", *(name for row in LAUNCHERS.values() for name in row.containers))
+
+
+def _meant_launchers() -> dict[str, tuple[str, ...]]:
+    """What people write for a launcher: the program that its job scripts call, or the scheduler that brings it."""
+    found: dict[str, tuple[str, ...]] = {}
+    for row in map(LAUNCHERS.__getitem__, JOB_LAUNCHERS):
+        for word in (row.program, *(row.schedulers if row.of_scheduler else ())):
+            found[word] = (*found.get(word, ()), row.name)
+    return found
+
+
+read_launcher = read_choice(*JOB_LAUNCHERS, meant=_meant_launchers())
 
 # Every key of a job file, and how its value is read. `--set KEY=VALUE` takes the same keys.
 KEYS: dict[str, Reader] = {
@@ -35,9 +49,9 @@ KEYS: dict[str, Reader] = {
     "walltime": read_walltime,
     "queue": read_text,
     "account": read_text,
-    "launcher": read_choice(*LAUNCHERS),
+    "launcher": read_launcher,
     "global_batch": read_count,
-    "modules": read_words,
+    "modules": read_modules,
     "env": read_variables,
     "pythonpath": read_words,
     "python": read_text,
@@ -51,6 +65,8 @@ KEYS: dict[str, Reader] = {
     "stage_dir": read_text,
     "workdir": read_text,
     "run_dir": read_text,
+    "fresh": read_flag,
+    "resume": read_text,
     "reservation": read_text,
     "constraint": read_text,
     "exclusive": read_flag,
@@ -70,9 +86,11 @@ KEYS: dict[str, Reader] = {
 _FIELDS = {"walltime": "walltime_s", "signal": "signal_s"}
 
 
-@dataclass(frozen=True, slots=True)
-class JobSpec:
-    """A job as it was asked for; the keys are documented in docs/job-file.md."""
+class JobSpec(Record):
+    """A job as it was asked for; the keys are documented in docs/job-file.md.
+
+    `sources`: key -> where it was asked for, `--nodes` or `nodes in job.yaml`.
+    """
 
     site: str | None = None
     name: str | None = None
@@ -101,6 +119,8 @@ class JobSpec:
     stage_dir: str | None = None
     workdir: str | None = None
     run_dir: str | None = None
+    fresh: bool | None = None
+    resume: str | None = None
     reservation: str | None = None
     constraint: str | None = None
     exclusive: bool | None = None
@@ -117,6 +137,11 @@ class JobSpec:
     directives: tuple[str, ...] | None = None
     command: tuple[str, ...] | None = None
     variables: Mapping[str, str] | None = None
+    sources: Mapping[str, str] = MappingProxyType({})
+
+    def asks_for(self, key: str) -> bool:
+        """Whether the job asks for this key of a job file."""
+        return getattr(self, _FIELDS.get(key, key)) is not None
 
 
 def read_spec(asked: Mapping[str, tuple[object, str]], site_keys: Iterable[str] = ()) -> JobSpec:
@@ -141,12 +166,14 @@ def read_spec(asked: Mapping[str, tuple[object, str]], site_keys: Iterable[str] 
             values[_FIELDS.get(key, key)] = KEYS[key](value, where)
     if env:
         values["env"] = {**values.get("env", {}), **env}
-    return JobSpec(**values, variables=own or None)
+    sources = {key: where for key, (value, where) in asked.items() if value != ""}
+    return JobSpec(**values, variables=own or None, sources=sources)
 
 
 def spec_items(spec: JobSpec) -> dict[str, Any]:
     """What was asked for, by job-file key, in the table's order; the inverse of `read_spec`."""
     names = {field: key for key, field in _FIELDS.items()}
-    found = {names.get(f.name, f.name): v for f in fields(spec) if (v := getattr(spec, f.name)) is not None}
+    found = {names.get(field, field): value for field, value in spec._asdict().items() if value is not None}
     own = found.pop("variables", {})
+    del found["sources"]
     return {**found, **own}

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from hpcddp.errors import RequestError
+from hpcddp.ranks.launch_line import FromShell, IfSet
+
+if TYPE_CHECKING:
+    from hpcddp.ranks.launch_line import Word
 
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+").fullmatch
+_OPTION = re.compile(r"(--[\w-]+=)(.+)", re.DOTALL | re.ASCII).fullmatch
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _UNCARRIED = re.compile(r"[\x00\ud800-\udfff]").search
 _NAMED = {"\n": "\\n", "\t": "\\t", "\r": "\\r", "\\": "\\\\", "'": "\\'"}
@@ -31,6 +37,21 @@ def quote_word(text: str) -> str:
 def quote_words(words: Iterable[str]) -> str:
     """A command as one line of bash."""
     return " ".join(quote_word(w) for w in words)
+
+
+def quote_line(words: Iterable[Word]) -> str:
+    """Words of a launcher's command line: a shell variable stays one, in double quotes."""
+    return " ".join(map(_quote_launch_word, words))
+
+
+def _quote_launch_word(word: Word) -> str:
+    if isinstance(word, IfSet):
+        return f"${{{word.variable}:+{quote_words(word.words)}}}"
+    if isinstance(word, FromShell):
+        after = "" if word.after is None else quote_word(word.after)
+        return f'{word.before and quote_word(word.before)}"{word.text}"{after}'
+    option = _OPTION(word)  # only its value is quoted
+    return option[1] + quote_word(option[2]) if option else quote_word(word)
 
 
 def quote_path(path: str) -> str:

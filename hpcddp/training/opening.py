@@ -1,114 +1,116 @@
-"""Open a runtime: process group, run folder, signals; and close all of it in the right order, whatever happens."""
+"""Open a runtime: process group, run folder, signals; and close all of it in the right order, also after an error."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, MutableMapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
-from hpcddp.batchplan import BatchPlan, plan_batch
-from hpcddp.errors import HpcddpError, RequestError
-from hpcddp.training.bringup.farewell import claim_failure
-from hpcddp.training.bringup.group import Group
-from hpcddp.training.bringup.process_group import open_group, settle_network
-from hpcddp.training.choices import Choices
+from hpcddp.batchplan import BatchPlan
+from hpcddp.errors import HpcddpError
+from hpcddp.runs.folder import choose_attempt
+from hpcddp.runs.jsonfile import NewerFileError, write_object
+from hpcddp.runs.metrics import MetricsFile
+from hpcddp.runs.opening import open_attempt, read_planned_batch
+from hpcddp.runs.state import write_state
+from hpcddp.training.data.randomness import seed_generators
 from hpcddp.training.gradient.exact import ExactGradients
-from hpcddp.training.gradient.exactness import Exactness, check_alike, choose_exactness, deterministic_kernels
-from hpcddp.training.gradient.gradients import DdpGradients
-from hpcddp.training.keeping.metrics import MetricsFile
-from hpcddp.training.keeping.runfolder import (
-    find_run_folder,
-    open_run_folder,
-    read_planned_batch,
-    write_json,
-    write_state,
-)
-from hpcddp.training.keeping.saving import check_form
-from hpcddp.training.keeping.versions import list_numerics, list_versions
+from hpcddp.training.gradient.exactness import check_alike, deterministic_kernels
+from hpcddp.training.gradient.gradients import Gradients
+from hpcddp.training.gradient.mean import MeanGradients
+from hpcddp.training.options import RuntimeOptions
+from hpcddp.training.own_run import open_run
+from hpcddp.training.parallel.layout import open_layout
+from hpcddp.training.progress import DEFAULT_INTERVAL_S, read_seconds
+from hpcddp.training.rendezvous.process_group import open_group, settle_network
+from hpcddp.training.rendezvous.shutdown import claim_failure
+from hpcddp.training.report import Report
 from hpcddp.training.runtime import Runtime
-from hpcddp.training.samples.randomness import seed_generators
-from hpcddp.training.stopping import SignalFlag, StopWatch, read_deadline
+from hpcddp.training.setup import RunSetup
+from hpcddp.training.sinks import choose_sinks
+from hpcddp.training.stopping import SignalFlag, StopTraining, StopWatch, read_deadline
+from hpcddp.training.versions import list_numerics, list_versions
+from hpcddp.training.watchdog import DEFAULT_STALL_S, Watchdog
 
 
 @contextmanager
-def open_runtime(
-    env: MutableMapping[str, str],
-    global_batch: int | None = None,
-    seed: int = 0,
-    *,
-    max_micro_batch: int | None = None,
-    run_dir: str | None = None,
-    resume: bool = True,
-    save_every: int | None = None,
-    keep: int = 2,
-    checkpoint: str | None = None,
-    group: Group | None = None,
-    backend: str | None = None,
-    timeout_s: float | None = None,
-    rendezvous: str = "auto",
-    exact: bool | str = False,
-    slices: int | None = None,
-    noise_every: int | None = None,
-) -> Iterator[Runtime]:
+def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iterator[Runtime]:
     """See `hpcddp.runtime`, which calls this with the process's environment."""
-    folder = find_run_folder(env, run_dir)
-    batch = global_batch if global_batch is not None else read_planned_batch(folder)
-    if batch is None:
-        raise RequestError(
-            "no global batch was given", "hpcddp.runtime(global_batch=256), or render the job with --global-batch 256"
-        )
-    exactness = choose_exactness(exact, slices)
-    check_form(checkpoint)
+    folder = choose_attempt(env, options.run_dir)
+    batch = options.global_batch
+    if batch is None and folder is not None:
+        batch = read_planned_batch(folder.run)
+    sinks, deadline = choose_sinks(options.log_to, env), read_deadline(env)
+    interval_s = read_seconds(env, "HPCDDP_PROGRESS", DEFAULT_INTERVAL_S)
+    stall_s = read_seconds(env, "HPCDDP_WATCHDOG", DEFAULT_STALL_S)
     signals = SignalFlag()
     with ExitStack() as stack:
         stack.enter_context(signals.installed())
+        group = options.group
         if group is None:
-            group = stack.enter_context(open_group(env, backend=backend, timeout_s=timeout_s, rendezvous=rendezvous))
-        plan = plan_batch(batch, group.world_size, max_micro_batch, exactness.slices if exactness else None)
-        gradients = stack.enter_context(_open_gradients(env, group, plan, exactness))
-        seed_generators("start", seed)  # the same on every rank, so that models start alike
+            group = stack.enter_context(
+                open_group(env, backend=options.backend, timeout_s=options.timeout_s, rendezvous=options.rendezvous)
+            )
+        folder = stack.enter_context(open_run(folder, group, env, options))
+        layout = open_layout(group.rank, group.world_size, options.model_mesh)
+        setup = RunSetup(options, group, layout, batch, folder)
+        gradients = stack.enter_context(_open_gradients(env, setup))
+        seed_generators("start", options.seed)  # the same on every rank, so that all build the same model
         if folder is not None and group.is_first:
-            open_run_folder(folder)
+            open_attempt(folder)
         metrics = stack.enter_context(MetricsFile(folder.metrics if folder is not None and group.is_first else None))
-        if folder is not None and group.is_first:
-            members = [member._asdict() for member in group.members]
-            facts = {
-                "seed": seed,
-                "plan": plan._asdict(),
-                "exact": exactness.method if exactness else None,
-                "launcher": group.launcher,
-                "backend": group.backend,
-            }
-            versions = {**list_versions(), **list_numerics(group.device), **facts, "ranks": members}
-            write_json(folder.attempt_path / "versions.json", versions)
-        choices = Choices(plan, seed, folder, resume, save_every, keep, checkpoint, exactness, noise_every)
-        if checkpoint == "async" and group.backend != "gloo" and group.world_size > 1:  # its own group is gloo
+        if options.checkpoint == "async" and group.backend != "gloo" and group.world_size > 1:  # it writes over gloo
             settle_network(env, "gloo", group.members, group.members[group.rank])
-        rt = Runtime(group, choices, gradients, StopWatch(signals, read_deadline(env)), metrics)
+
+        def note(plan: BatchPlan) -> None:
+            if folder is not None and group.is_first:
+                write_object(folder.versions, _describe(setup, plan))
+
+        watch = StopWatch(signals, deadline)
+        report = Report(setup, metrics, watch.pace, sinks=sinks, interval_s=interval_s, deadline=deadline)
+        rt = Runtime(setup, gradients, watch, metrics, report, note, stack)
+        if stall_s is not None and group.world_size > 1:
+            stack.enter_context(Watchdog(group, stall_s, lambda: watch.pace.batches, report.say).watching())
         try:
-            yield rt
+            with suppress(StopTraining):
+                yield rt
             rt.finish()
         except BaseException as error:
+            report.fail()
             first = claim_failure(group, error)
             if first.rank == group.rank:
-                if not isinstance(error, HpcddpError):  # those say it themselves
+                if not isinstance(error, HpcddpError):  # the caller prints those
                     print(f"hpcddp: {first}", file=sys.stderr, flush=True)
-                if folder is not None:
+                if folder is not None and not isinstance(error, NewerFileError):  # a newer hpcddp's state stays
                     write_state(folder, "failed", step=rt.steps, epoch=rt.epoch, reason=str(first))
             raise
 
 
 @contextmanager
-def _open_gradients(
-    env: MutableMapping[str, str], group: Group, plan: BatchPlan, exactness: Exactness | None
-) -> Iterator[DdpGradients | ExactGradients]:
+def _open_gradients(env: MutableMapping[str, str], setup: RunSetup) -> Iterator[Gradients]:
+    exactness = setup.options.exactness
     if exactness is None:
-        yield DdpGradients(group)
+        yield MeanGradients(setup.group, setup.layout)
         return
     with deterministic_kernels(env):
-        check_alike(group)
-        gradients = ExactGradients(group, plan, exactness.method)
+        check_alike(setup.group)
+        gradients = ExactGradients(setup.group, setup.layout, exactness.slices, exactness.method)
         try:
             yield gradients
         finally:
             gradients.close()
+
+
+def _describe(setup: RunSetup, plan: BatchPlan) -> dict[str, object]:
+    """The contents of versions.json."""
+    group, exactness = setup.group, setup.options.exactness
+    return {
+        **list_versions(),
+        **list_numerics(group.device),
+        "seed": setup.options.seed,
+        "plan": plan.describe(),
+        "exact": exactness.method if exactness else None,
+        "launcher": group.launcher,
+        "backend": group.backend,
+        "ranks": [member._asdict() for member in group.members],
+    }

@@ -1,103 +1,68 @@
-"""The reference trainer's command line. No torch here, so that `--help` is quick."""
+"""What the caller of `hpcddp.runtime` asked for, as one value that is checked when it is made."""
 
 from __future__ import annotations
 
-import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from hpcddp.batchplan import LEARNING_RATE_RULES
+from hpcddp.batchplan import EXACT_METHODS
 from hpcddp.errors import RequestError
-from hpcddp.training.bringup.meeting import CHANNELS
-from hpcddp.units import parse_count
+from hpcddp.training.rendezvous.group import Group
 
-DATASETS = ("digits", "mnist", "cifar10", "imagefolder", "fake")
-DEFAULT_GLOBAL_BATCH = 64
-EXACT_METHODS = ("tree", "integer")
+CHECKPOINT_FORMS = ("single", "sharded", "async")
+DEFAULT_SLICES = 8
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add every option of the trainer to a parser."""
-    data = parser.add_argument_group("data and model")
-    data.add_argument(
-        "--dataset", choices=DATASETS, default="digits", help="digits comes with scikit-learn; fake is noise"
-    )
-    data.add_argument(
-        "--data-dir", metavar="DIR", help="where mnist, cifar10 or imagefolder lie; nothing is ever downloaded"
-    )
-    data.add_argument("--image-size", type=_count, metavar="PIXELS", help="side of the images as the model sees them")
-    data.add_argument("--model", default="resnet18", metavar="NAME", help="any torchvision classification model")
-    data.add_argument("--workers", type=int, default=0, metavar="N", help="loader processes per rank (default 0)")
+class Exactness(NamedTuple):
+    """How an exact run sums gradients, and into how many fixed slices it cuts each global batch.
 
-    batch = parser.add_argument_group("training")
-    batch.add_argument(
-        "--global-batch",
-        type=_count,
-        metavar="N",
-        help="samples per optimizer step over all ranks (default: the job plan's, else 64)",
-    )
-    batch.add_argument("--max-micro-batch", type=_count, metavar="N", help="most samples per forward pass of one rank")
-    batch.add_argument("--epochs", type=_count, default=6, metavar="N")
-    batch.add_argument(
-        "--limit-steps", type=_count, metavar="N", help="stop after N steps of this attempt, to be continued"
-    )
-    batch.add_argument("--optimizer", choices=("sgd", "adamw"), default="sgd")
-    batch.add_argument(
-        "--lr", type=float, metavar="X", help="peak learning rate (default 0.05 for sgd, 0.001 for adamw)"
-    )
-    batch.add_argument(
-        "--lr-rule",
-        choices=LEARNING_RATE_RULES,
-        default="none",
-        help="how --lr follows the global batch (default none)",
-    )
-    batch.add_argument("--base-batch", type=_count, metavar="N", help="the global batch that --lr is for")
-    batch.add_argument(
-        "--noise-every", type=_count, metavar="STEPS", help="measure the gradient noise scale every so many steps"
-    )
-    batch.add_argument("--weight-decay", type=float, default=5e-4, metavar="X")
-    batch.add_argument("--seed", type=int, default=0, metavar="N")
-    batch.add_argument(
-        "--amp", choices=("bf16", "none"), help="autocast (default: bf16 on a GPU that has it, else none)"
-    )
+    Both are part of the result.
+    """
 
-    batch.add_argument(
-        "--exact",
-        nargs="?",
-        const=EXACT_METHODS[0],
-        choices=EXACT_METHODS,
-        help="the same weights, bit for bit, on any number of ranks (default method: tree)",
-    )
-    batch.add_argument(
-        "--slices", type=_count, metavar="K", help="fixed slices of a global batch with --exact (default 8)"
-    )
-
-    batch.add_argument(
-        "--strategy",
-        choices=("ddp", "fsdp", "hsdp"),
-        default="ddp",
-        help="each rank has the whole model (ddp, the default), or parts of it",
-    )
-
-    run = parser.add_argument_group("run")
-    run.add_argument(
-        "--run-dir", metavar="DIR", help="checkpoints, metrics and state (default: HPCDDP_RUN_DIR, else runs/DATASET)"
-    )
-    run.add_argument(
-        "--resume", action=argparse.BooleanOptionalAction, default=True, help="go on from the newest checkpoint"
-    )
-    run.add_argument(
-        "--save-every", type=_count, metavar="STEPS", help="steps between checkpoints (default: one per epoch)"
-    )
-    run.add_argument(
-        "--checkpoint",
-        choices=("single", "sharded", "async"),
-        help="one file, one per rank, or one per rank beside the training (default: single, for parts sharded)",
-    )
-    run.add_argument("--backend", choices=("nccl", "gloo"), help="default: nccl on GPUs, else gloo")
-    run.add_argument("--rendezvous", choices=CHANNELS, default="auto", help="how the ranks learn where rank 0 is")
+    method: str
+    slices: int
 
 
-def _count(text: str) -> int:
-    try:
-        return parse_count(text, "value")
-    except RequestError as error:
-        raise argparse.ArgumentTypeError(error.message) from error
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeOptions:
+    """The arguments of `hpcddp.runtime`, which describes them. RequestError for values that do not fit together."""
+
+    global_batch: int | None = None  # samples per optimizer step; None: the job plan's
+    seed: int = 0
+    max_micro_batch: int | None = None  # samples of the largest forward pass of a rank; None: its whole share
+    run_dir: str | None = None  # None: HPCDDP_RUN_DIR
+    resume: bool | str = True  # False: a new run; text: this run, whatever its command and state
+    save_every: int | None = None  # steps; None: at the end of each epoch
+    override: tuple[str, ...] = ()  # settings of optimizers that are the script's after a resume
+    keep: int = 2  # checkpoints
+    checkpoint: str | None = None  # one of CHECKPOINT_FORMS; None: sharded for sharded models, else single
+    group: Group | None = None  # None: the runtime opens one
+    backend: str | None = None  # None: nccl where the rank sees a GPU, else gloo
+    timeout_s: float | None = None  # of a collective; None: torch's default
+    rendezvous: str = "auto"
+    exact: bool | str = False
+    slices: int | None = None  # of a global batch in exact mode; None: DEFAULT_SLICES
+    noise_every: int | None = None  # steps; None: the gradient noise scale is not measured
+    log_to: Sequence[str] | None = None  # names of sinks; None: HPCDDP_LOG_TO
+    # (name, ranks) of the dimensions that split a model; not an argument of `hpcddp.runtime` yet
+    model_mesh: tuple[tuple[str, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.checkpoint is not None and self.checkpoint not in CHECKPOINT_FORMS:
+            raise RequestError(
+                f"checkpoint={self.checkpoint!r} is not a checkpoint form",
+                f"choose one of {', '.join(CHECKPOINT_FORMS)}",
+            )
+        if not self.exact and self.slices is not None:
+            raise RequestError(f"slices={self.slices} means nothing without exact", "exact=True, or leave out slices")
+        if self.exact and self.exact is not True and self.exact not in EXACT_METHODS:
+            raise RequestError(f"exact={self.exact!r} is not a way to sum", "exact='tree', or exact='integer'")
+
+    @property
+    def exactness(self) -> Exactness | None:
+        """None if the run is not exact."""
+        if not self.exact:
+            return None
+        method = EXACT_METHODS[0] if self.exact is True else self.exact
+        return Exactness(method, DEFAULT_SLICES if self.slices is None else self.slices)

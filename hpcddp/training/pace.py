@@ -20,8 +20,10 @@ class Pace:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.batches = 0  # that the loops over all loaders were given
         self._clock = clock
         self._step_s: deque[float] = deque(maxlen=_REMEMBERED_STEPS)
+        self.training_s = 0.0  # of all steps but the first
         self._steps = 0
         self._save_s = 0.0
         self._measured_save = False
@@ -47,6 +49,7 @@ class Pace:
         now = self._clock()
         if self._step_began is not None and self._steps:
             self._step_s.append(now - self._step_began)
+            self.training_s += now - self._step_began
         self._steps += 1
         self._step_began, self._epoch_ended = now, now if last else None
 
@@ -59,8 +62,8 @@ class Pace:
     def save_began(self) -> None:
         self._save_began = self._clock()
 
-    def training_goes_on(self) -> None:
-        """After a save, or beside it: up to here it was no part of a step."""
+    def training_resumed(self) -> None:
+        """After a save, or beside it: the time up to here belongs to no step."""
         self._step_began = self._clock()
 
     def save_ended(self, seconds: float) -> None:

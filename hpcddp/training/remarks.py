@@ -1,4 +1,4 @@
-"""What rank 0 says of a training loop before it begins."""
+"""Warnings that rank 0 prints before a training loop starts."""
 
 from __future__ import annotations
 
@@ -11,31 +11,43 @@ from torch import nn
 from hpcddp.batchplan import BatchPlan
 from hpcddp.checks.check import Machine
 from hpcddp.checks.environment import check_workers
+from hpcddp.units import format_count
 
 
 def warn_of_workers(num_workers: int) -> object | None:
-    """Too many loader processes for the CPUs that this rank may use."""
+    """A warning of too many loader processes for the CPUs that this rank may use, or None."""
     return check_workers(num_workers, Machine(len(os.sched_getaffinity(0))))
 
 
-def tell(warning: object | None, *, is_first: bool) -> None:
-    """A warning, if there is one, on stderr of rank 0."""
+def describe_starving(share: float, num_workers: int, cpus: int) -> str:
+    """A warning that steps wait for input for this `share` of the time, on a rank that has `cpus` CPUs for itself."""
+    found = f"the steps of rank 0 wait for input {share:.0%} of the time, with {format_count(num_workers, 'worker')}"
+    if num_workers < cpus - 1:
+        return f"{found}; set num_workers={cpus - 1} in the DataLoader or rt.loader"
+    return (
+        f"{found} on {format_count(cpus, 'CPU')}; ask for more with --cpus-per-rank and set num_workers to one less,"
+        " or make a sample cheaper to read"
+    )
+
+
+def print_warning(warning: object | None, *, is_first: bool) -> None:
+    """Print a warning, if there is one, to stderr of rank 0."""
     if warning is not None and is_first:
         print(f"hpcddp: warning: {warning}", file=sys.stderr)
 
 
-def warn_of_empty_ranks(models: Sequence[nn.Module], plan: BatchPlan, length: int | None) -> str | None:
-    """The last global batch of an epoch has fewer samples than there are ranks. `length` is None if nobody knows it.
+def find_empty_ranks(models: Sequence[nn.Module], plan: BatchPlan, length: int | None) -> str | None:
+    """A warning if the last global batch of an epoch has fewer samples than data ranks. `length` None: it is not known.
 
-    A rank without samples takes one along at weight 0. BatchNorm then neither uses nor changes its statistics of that
-    one; SyncBatchNorm has to meet the other ranks in its forward pass, and so the sample gets into their statistics.
+    A rank without samples runs on one sample at weight 0. BatchNorm ignores that sample; SyncBatchNorm exchanges its
+    statistics with the other ranks in the forward pass, so that the sample enters them.
     """
     synchronised = any(isinstance(layer, nn.SyncBatchNorm) for model in models for layer in model.modules())
     last = length % plan.global_batch if length is not None else 1
-    if not synchronised or last == 0 or last >= plan.world_size:
+    if not synchronised or last == 0 or last >= plan.data_size:
         return None
-    found = f"{last} samples" if length is not None else "maybe fewer samples than ranks"
+    found = format_count(last, "sample") if length is not None else "maybe fewer samples than ranks"
     return (
-        f"the last global batch of an epoch has {found} for {plan.world_size} ranks, and SyncBatchNorm takes the"
-        " statistics of what idle ranks carry along, too; another global batch avoids it"
+        f"the last global batch of an epoch has {found} for {plan.data_size} ranks, and SyncBatchNorm"
+        " includes the placeholder samples of idle ranks in its statistics; another global batch avoids it"
     )

@@ -1,298 +1,267 @@
-"""The loop helpers. Loop, model and optimizer stay the user's own; `hpcddp.runtime` shows the loop they are for."""
+"""Helpers for a training loop. Loop, model and optimizer stay the user's own; `hpcddp.runtime` shows such a loop."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, suppress
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, nn, stack
 from torch.amp import GradScaler
-from torch.utils.data import Dataset
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
+from hpcddp.batchplan import BatchPlan
 from hpcddp.errors import RequestError
-from hpcddp.training.bringup.group import Group
-from hpcddp.training.choices import Choices
-from hpcddp.training.gradient.backward import run_backward
-from hpcddp.training.gradient.buffers import average_buffers
-from hpcddp.training.gradient.exact import ExactGradients
-from hpcddp.training.gradient.gradients import DdpGradients
-from hpcddp.training.gradient.noise import NoiseMeter
-from hpcddp.training.gradient.reduction import sum_over_ranks
-from hpcddp.training.gradient.stepsum import StepNews, StepSum
-from hpcddp.training.gradient.strategy import Blocks, check_strategy
-from hpcddp.training.keeping.fingerprint import describe_dataset
-from hpcddp.training.keeping.keeper import Keeper, check_position
-from hpcddp.training.keeping.metrics import MetricsFile
-from hpcddp.training.keeping.runfolder import write_json
-from hpcddp.training.keeping.tracking import unwrap
-from hpcddp.training.remarks import tell, warn_of_empty_ranks, warn_of_workers
-from hpcddp.training.samples.loader import Batch, MicroBatchLoader, Shard, make_sampler
-from hpcddp.training.samples.randomness import seed_generators
-from hpcddp.training.samples.sampler import GlobalBatchSampler, MicroBatch
-from hpcddp.training.samples.streamsampler import StreamSampler
-from hpcddp.training.samples.weighing import Count, Weighing
-from hpcddp.training.stopping import StopWatch
+from hpcddp.runs.metrics import MetricsFile
+from hpcddp.training import collectives
+from hpcddp.training.checkpoint.checkpointer import Checkpointer
+from hpcddp.training.checkpoint.tracked import unwrap
+from hpcddp.training.data.loader import Step
+from hpcddp.training.data.randomness import seed_generators
+from hpcddp.training.data.sampler import MicroBatch
+from hpcddp.training.gate import step_all
+from hpcddp.training.gradient.gradients import Gradients
+from hpcddp.training.gradient.noise import describe_noise
+from hpcddp.training.loop import Loop
+from hpcddp.training.remarks import find_empty_ranks, print_warning
+from hpcddp.training.report import Report
+from hpcddp.training.saving import Saving
+from hpcddp.training.setup import RunSetup
+from hpcddp.training.steps import StepRecord
+from hpcddp.training.stopping import StopTraining, StopWatch
+from hpcddp.training.summary import Summary
 
 
-class Runtime:
-    """What `hpcddp.runtime()` gives: one per training run."""
+class Runtime(Saving):
+    """The value of `hpcddp.runtime()`: one per training run."""
 
     def __init__(
         self,
-        group: Group,
-        choices: Choices,
-        gradients: DdpGradients | ExactGradients,
+        setup: RunSetup,
+        gradients: Gradients,
         watch: StopWatch,
         metrics: MetricsFile,
+        report: Report,
+        planned: Callable[[BatchPlan], None],
+        until_end: ExitStack,
     ) -> None:
-        self.group = group
-        self.plan = choices.plan
-        self.seed = choices.seed
-        self.folder = choices.folder
-        self.device = group.device
+        record = StepRecord(setup, gradients, metrics)
+        loop = Loop(setup.options.seed, gradients, record, watch.pace, self._count_step, lambda: self._is_ending)
+        super().__init__(setup, gradients, loop, Checkpointer(setup, watch), report, planned, until_end)
         self.metrics = metrics
-        self.steps = 0  # optimizer steps since the very start, over all attempts
-        self.stop_reason: str | None = None  # becomes set on all ranks at the same step
         self.weights_sha256: str | None = None  # of the tracked models at the end, on rank 0
-        self._choices = choices
-        self._watch = watch
-        self._gradients = gradients
-        self._sums = StepSum(group, gradients.slots)
-        self.noise = NoiseMeter(choices.noise_every, group.is_first, gradients.averaged_over)
-        self._models: list[nn.Module] = []
-        self._batch: Batch | None = None
-        self._loader: MicroBatchLoader | None = None
-        self._position: dict[str, int] | None = None  # where the newest checkpoint left off
-        self._keeper = Keeper(group, choices, watch)
+        self._finish_reason: str | None = None
+        self._watch, self._record = watch, record
+
+    # ---- what is so
 
     @property
-    def stopping(self) -> bool:
-        """The loop ends here and goes on in a later attempt."""
-        return self.stop_reason is not None
-
-    @property
-    def exact(self) -> bool:
-        """Whether the result is to be the same, bit for bit, on any number of ranks."""
-        return self._choices.exactness is not None
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which prints and writes."""
+        return self.group.is_first
 
     @property
     def epoch(self) -> int:
         """The epoch that the next step belongs to, from 0."""
         return self._loader.sampler.epoch if self._loader is not None else 0
 
-    def explain(self, more: str | None = None) -> str:
-        """Print the plan on rank 0, such as `256 = 32 ranks x 8 x 1`, and what `more` there is to say; return it."""
-        text = "; ".join(filter(None, [f"global batch: {self.plan}", self.group.describe(), more]))
-        if self.group.is_first:
-            print(f"hpcddp: {text}", flush=True)
-        return text
+    @property
+    def stopping(self) -> bool:
+        """Whether the loop ends here; a later attempt resumes it."""
+        return self.stop_reason is not None
 
-    # ---- before the loop
+    @property
+    def noise_scale(self) -> float | None:
+        """The gradient noise scale in samples; None as long as it is not known."""
+        return self._record.noise.scale
 
-    def wrap(
-        self, model: nn.Module, strategy: str = "ddp", *, blocks: Blocks | None = None, **options: Any
-    ) -> nn.Module:
-        """The model on this rank's device, shared by the ranks if there is more than one.
+    @property
+    def is_last_micro_batch(self) -> bool:
+        """Whether the global batch's gradients are complete: what needs them, such as clipping, goes here.
 
-        `strategy`: "ddp", torch's DistributedDataParallel around it; "fsdp", every parameter in parts over all ranks,
-        in place; "hsdp", in parts over the ranks of a node. Of the last two, each module of a class in `blocks` is
-        gathered on its own. `options` are those of torch's DDP or fully_shard. Buffers are not broadcast at each
-        forward pass: see `average_buffers`.
+        True in each batch of the loader if a rank's share of the global batch fits through one forward pass.
         """
-        check_strategy(strategy, blocks, exact=self.exact, noise=self._choices.noise_every is not None)
-        if strategy != "ddp" and isinstance(self._gradients, DdpGradients):
-            return self._gradients.shard(model, strategy, blocks, options)
-        self._models.append(model)
-        self.noise.watch(model, self.plan)
-        return self._gradients.wrap(model.to(self.device), options)
+        if self._loop.micro.last:
+            self._loop.collect()
+        return self._loop.micro.last
 
-    def loader(
-        self,
-        dataset: Dataset[Any],
-        *,
-        num_workers: int = 0,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
-        shuffle: bool = True,
-        count: Count | None = None,
-    ) -> MicroBatchLoader:
-        """The training data: this rank's micro batches of each global batch, on the device.
+    @property
+    def micro_batch_samples(self) -> int:
+        """Samples of this micro batch that count: 0 in one that only keeps the ranks in step."""
+        return self._loop.micro.samples
 
-        `count(x, y)` tells how many parts (tokens, pixels) of a micro batch count, on the host; None: its samples. The
-        order of an IterableDataset is its own: `shuffle` has no part in it.
-        """
-        if self._loader is not None:
-            raise RequestError(
-                "this runtime has its training loader already", "use rt.shard(dataset, …) for evaluation"
-            )
-        tell(warn_of_workers(num_workers), is_first=self.group.is_first)
-        sampler = make_sampler(dataset, self.plan, self.group.rank, seed=self.seed, shuffle=shuffle)
-        if self._position is not None:
-            self._go_on(sampler, self._position)
-        self._loader = MicroBatchLoader(
-            dataset,
-            sampler,
-            self.device,
-            Weighing(self._gradients.averaged_over, self.group, count),
-            num_workers=num_workers,
-            collate_fn=collate_fn,
-            started=self._loop_begins,
-            stopped=lambda: self.stopping,
-        )
-        if self.folder is not None and self.group.is_first:
-            write_json(self.folder.attempt_path / "data.json", describe_dataset(dataset, num_workers))
-        return self._loader
+    @property
+    def _is_ending(self) -> bool:
+        return self.stopping or self._finish_reason is not None
 
-    def shard(
-        self, dataset: Dataset[Any], batch_size: int, *, num_workers: int = 0, equal_batches: bool = False
-    ) -> Shard:
-        """This rank's part of a data set for evaluation: every sample on exactly one rank, in order, none twice.
-
-        `equal_batches` gives all ranks equally many batches, with `samples` 0 in one that does not count: a model in
-        parts needs that.
-        """
-        return Shard(
-            dataset,
-            batch_size,
-            self.group.rank,
-            self.group.world_size,
-            self.device,
-            num_workers=num_workers,
-            equal_batches=equal_batches,
-            meets_in_forward=lambda: isinstance(self._gradients, DdpGradients) and self._gradients.meets_in_forward,
-        )
-
-    def track(self, **objects: Any) -> None:
-        """What a checkpoint holds: model=, optimizer=, scheduler= and what else has a state. Resumes from the newest
-        one.
-
-        Objects come by keyword, and their names are the names in the checkpoint. A collective: call it on every rank.
-        """
-        if isinstance(self._gradients, DdpGradients):
-            self._gradients.check(objects)
-        self._position = self._keeper.track(objects)
-        if self._position is not None:
-            self.steps = self._position["step"]
-            if self._loader is not None:
-                self._go_on(self._loader.sampler, self._position)
-
-    def _go_on(self, sampler: GlobalBatchSampler | StreamSampler, position: dict[str, int]) -> None:
-        check_position(position, seed=self.seed, length=sampler.length)
-        sampler.consumed = position["consumed"]
+    @property
+    def summary(self) -> dict[str, str]:
+        """Lines, name to text, that the summary at the end has besides the runtime's own; those of rank 0 are shown."""
+        return self._report.more
 
     # ---- the loop
 
     def epochs(self, count: int) -> Iterator[int]:
-        """The epochs that are left of `count`. Leaving the inner loop early skips the rest of its epoch."""
+        """The epochs that are left of `count`. Leaving the inner loop early skips the rest of its epoch.
+
+        If the run has to stop before its end, the `with` body is left from here or from the loop over the loader.
+        """
         sampler = self._need_loader().sampler
-        tell(warn_of_empty_ranks(self._models, self.plan, sampler.length), is_first=self.group.is_first)
-        while sampler.epoch < count and not self.stopping:
+        print_warning(find_empty_ranks(self._loop.models, self.plan, sampler.length), is_first=self.is_main)
+        while sampler.epoch < count and not self._is_ending:
             epoch = sampler.epoch
+            self._report.expect(self.steps, count - epoch, sampler.length, sampler.place, self.plan.global_batch)
             seed_generators("epoch", self.seed, epoch)
             yield epoch
+            self._loop.settle()
+            self._report.clear()
             self._watch.pace.epoch_ended()
             if not self.stopping:
                 sampler.end_epoch(epoch)
-                if self._choices.save_every is None:
+                if self._options.save_every is None:
                     self.save()
-
-    def _loop_begins(self) -> None:
-        """The loop over an epoch's batches begins, at its start or where a resumed run goes on."""
-        self._watch.pace.step_began()
-        seed_generators("between", self.seed, self.steps)
-
-    @contextmanager
-    def micro(self, batch: Batch) -> Iterator[None]:
-        """Around forward and backward of one micro batch."""
-        current = self._need_current()
-        self._batch = batch
-        seed_generators("step", self.seed, self.steps, *self._gradients.key(current))
-        with self.noise.micro(batch, self.steps), self._gradients.micro(current):
-            yield
+        self._leave_if_stopping()
 
     def backward(self, loss: Tensor, *, summed: bool = False, scaler: GradScaler | None = None) -> None:
-        """Backward from the micro batch's mean loss, weighted so that all gradients add up to the global mean's.
+        """In place of `loss.backward()`: weighted so that all gradients sum to that of the mean over the global batch.
 
-        The mean is over what counts: samples, or what the loader's `count` tells. `summed`: it is the sum over those.
-        A `scaler` scales what goes backward, and not the loss that is recorded.
+        The loss is the mean over what counts in the micro batch: samples, or the result of the loader's `count`. With
+        `summed` it is the sum over those. A `scaler` scales the backward pass, not the loss that is recorded.
         """
-        weight = run_backward(loss, self._batch, self._models, summed=summed, scaler=scaler)
-        if weight is not None:
-            part = weight / self._gradients.averaged_over
-            self._sums.add_loss(loss.detach(), part, self._gradients.slot(self._need_current()))
+        self._loop.backward(loss, summed=summed, scaler=scaler)
 
-    def step(self) -> None:
-        """After the optimizer's step: count it, exchange flags, save or stop if it is time. On every rank alike."""
-        current = self._need_current()
-        if not current.last:
-            raise RequestError("rt.step() was called in the middle of a step", "call it where batch.last is true")
+    def step(
+        self,
+        *optimizers: Optimizer,
+        scheduler: LRScheduler | None = None,
+        clip_norm: float | None = None,
+        scaler: GradScaler | None = None,
+    ) -> bool:
+        """All that follows the backward pass, in one call: clip to this norm, step, step the scheduler, clear the
+        gradients; with a `scaler` also unscale and update.
+
+        Acts at the last micro batch of the global batch. Returns whether it did.
+        """
+        if not optimizers:
+            raise RequestError("rt.step() got no optimizer", "rt.step(optimizer)")
+        if not self.is_last_micro_batch:
+            self._loop.gate.asked = True
+            return False
+        step_all(optimizers, scheduler, clip_norm, scaler)
+        return True
+
+    def train_step(self, step: Step, loss_of: Callable[[Any], Tensor], *, summed: bool = False) -> Tensor:
+        """One pass over a `step` of `loader.steps()`: `rt.backward(loss_of(batch))` for each micro batch.
+
+        Returns this rank's losses, detached, one per micro batch: (micro batches,). The optimizer's step follows it.
+        """
+        losses = []
+        for batch in step:
+            loss = loss_of(batch)
+            self.backward(loss, summed=summed)
+            losses.append(loss.detach())
+        return stack(losses)
+
+    def _count_step(self, micro: MicroBatch) -> None:
+        """A global batch is over and its optimizer step made: count it, exchange flags, save or stop if it is time."""
         epoch, loader = self.epoch, self._need_loader()
-        more = self.noise.take(self.steps) | loader.weighing.take()
-        loader.sampler.advance(current.total)
-        self.steps += 1
-        self._batch = None
+        loader.sampler.advance(micro.total)
         left = loader.sampler.steps_left
         self._watch.pace.step_ended(last=left == 0)
-        tracked = self._keeper.tracked
-        rate = tracked.learning_rate() if tracked is not None else None
-        flags = self._watch.flags(left)
-        self._learn(self._sums.exchange(current.total, flags, more, step=self.steps, epoch=epoch, lr=rate))
-        every = self._choices.save_every
-        if self.stopping or (every is not None and self.steps % every == 0):
+        stop = self._record.end_step(
+            loader.weighing,
+            self._watch.flags(left),
+            samples=micro.total,
+            step=self.steps,
+            epoch=epoch,
+            lr=self._checkpointer.learning_rate(),
+        )
+        self._report.step(self.steps, micro.total, self._record.loss)
+        self.stop_reason = self.stop_reason or stop
+        self._same.check_first(self.steps)
+        every = self._options.save_every
+        if self._save_asked or self._is_ending or (every is not None and self.steps % every == 0):
+            self._save_asked = False
             self.save()
-        self._keeper.poll(self.stop_reason, wait=self.stopping)
-        seed_generators("between", self.seed, self.steps)
+        self._checkpointer.poll(self.stop_reason, wait=self._is_ending)
+        self._leave_if_stopping()
+
+    def _leave_if_stopping(self) -> None:
+        if self.stopping:
+            raise StopTraining
 
     def stop(self, reason: str) -> None:
-        """End the loop after this step, to go on in a later attempt. Call it on every rank at the same step."""
+        """Leave the `with` body after this step; a later attempt resumes it. Call it on every rank at the same step."""
         self.stop_reason = self.stop_reason or reason
 
-    # ---- collectives outside the loop: call them on every rank
+    def finish_early(self, reason: str) -> None:
+        """End the loop after this step; the run is finished. Call it on every rank at the same step."""
+        self._finish_reason = self._finish_reason or reason
 
-    def total(self, values: Tensor) -> list[float]:
-        """A small vector summed over the ranks in float64. Waits for the device: once per epoch, not per step."""
-        return sum_over_ranks(values, self.group.world_size)
+    # ---- for all ranks together: call these on every rank
 
-    def average_buffers(self, model: nn.Module) -> None:
-        """Bring BatchNorm's running statistics together over the ranks; do it before an evaluation."""
-        if self._gradients.buffers_differ:
-            average_buffers(unwrap(model), self.group.world_size)
+    def sum(self, value: collectives.Number) -> collectives.Number:
+        """The sum over the data ranks, in float64: of a number a number, of a tensor one of its shape.
 
-    def save(self) -> None:
-        """Write a checkpoint of this step, unless there is one or nothing is tracked or there is no run folder."""
-        if self._keeper.is_due(self.steps):
-            for model in self._keeper.models():
-                self.average_buffers(model)
-            sampler = self._need_loader().sampler
-            position = {"step": self.steps, "epoch": self.epoch, "consumed": sampler.consumed, "seed": self.seed}
-            position |= {"samples": sampler.length} if sampler.length is not None else {}
-            self._keeper.save(position, {"plan": self.plan._asdict()}, self.stop_reason)
+        Waits for the device: once per epoch, not per step.
+        """
+        return collectives.sum_over_data_ranks(value, self.layout, self.device)
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """The rows of all data ranks, one below the other: all outputs of an evaluation in the order of its data.
+
+        (n, …) on each rank gives (sum of n, …) on every rank; n may differ.
+        """
+        return collectives.gather_rows(rows, self.layout, self.device)
+
+    def broadcast(self, thing: collectives.Thing) -> collectives.Thing:
+        """Rank 0's object, on every rank."""
+        return collectives.broadcast(thing, self.layout, self.device)
+
+    # ---- on rank 0 only: call these on every rank all the same
+
+    def print(self, *words: Any, **options: Any) -> None:
+        """As `print`, on rank 0 only."""
+        if self.is_main:
+            self._report.clear()
+            print(*words, **{"flush": True} | options)
+
+    def log(self, **numbers: float | Tensor) -> None:
+        """Write numbers, or tensors of one element, to metrics.jsonl and where `log_to` says.
+
+        Those of rank 0 count: sum them over the ranks first. To read a tensor waits for its device.
+        """
+        self._report.log(self.steps, numbers)
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """The user's model inside of what `prepare` made of it."""
+        return unwrap(model)
 
     # ---- the end
 
     def finish(self) -> None:
         """The body has ended without an error: last numbers, last checkpoint, state.json. `open_runtime` calls it."""
-        self._learn(self._sums.drain())
+        with suppress(StopTraining):
+            self._loop.settle()
+        stop = self._record.finish(self._loader.weighing if self._loader is not None else None)
+        self.stop_reason = self.stop_reason or stop
         if self._loader is not None:
             self._loader.close()
+        self._check_state()
         self.save()
-        self.weights_sha256 = self._keeper.finish(self.stop_reason, step=self.steps, epoch=self.epoch)
-
-    def _learn(self, news: StepNews | None) -> None:
-        """The sums of an earlier step have arrived, the same on every rank."""
-        if news is None:
-            return
-        learnt = self.noise.learn(news.sums) | self._need_loader().weighing.learn(news.sums)
-        self.metrics.write("step", **news.numbers | learnt)
-        self.stop_reason = self.stop_reason or news.stop
-
-    def _need_loader(self) -> MicroBatchLoader:
-        if self._loader is None:
-            raise RequestError("this runtime has no training loader yet", "loader = rt.loader(dataset) before the loop")
-        return self._loader
-
-    def _need_current(self) -> MicroBatch:
-        current = self._need_loader().current
-        if current is None:
-            raise RequestError("no batch was taken from the loader yet", "for batch in loader: with rt.micro(batch): …")
-        return current
+        self.weights_sha256 = self._checkpointer.finish(
+            self.stop_reason, step=self.steps, epoch=self.epoch, finished=self._finish_reason
+        )
+        self._report.end(
+            Summary(
+                self.steps,
+                stop_reason=self.stop_reason,
+                finish_reason=self._finish_reason,
+                epochs=self.epoch,
+                loss=self._record.loss,
+                noise=describe_noise(self.noise_scale, self.plan.global_batch) if self._loader is not None else None,
+                weights_sha256=self.weights_sha256,
+                is_exact=self.exact,
+            )
+        )

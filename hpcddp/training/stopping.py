@@ -22,6 +22,13 @@ STOP_FLAGS = (
 )  # reasons, in the order in which ranks exchange them
 
 
+class StopTraining(BaseException):
+    """Takes a run that has to stop before its end out of the body of `hpcddp.runtime()`, after its checkpoint.
+
+    What follows the loop there (an evaluation, a model's file) would be that of a finished training.
+    """
+
+
 class SignalFlag:
     """Which stop signal came, if any."""
 

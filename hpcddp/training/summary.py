@@ -1,43 +1,72 @@
-"""What rank 0 says at the end of a run."""
+"""What rank 0 prints when a run starts and when it ends, as text."""
 
 from __future__ import annotations
 
-from hpcddp.training.bringup.group import Group
-from hpcddp.training.bringup.roll_call import local_rank_of
-from hpcddp.training.gradient.noise import describe_noise
-from hpcddp.training.runtime import Runtime
+from typing import NamedTuple
 
-_SHOWN_RANKS = 16
+from hpcddp.training.progress import format_seconds
 
 
-def format_places(group: Group) -> list[str]:
-    """One line per rank: where it was. Many ranks are cut short."""
-    lines = [
-        f"  rank {rank:<4} {member.host}  local rank {local_rank_of(group.members, rank)}  {group.device_name(rank)}"
-        for rank, member in enumerate(group.members[:_SHOWN_RANKS])
+class Start(NamedTuple):
+    """What is known when the run's objects are there. Which run it is was said when its folder was chosen."""
+
+    saves: bool  # whether there is a run folder
+    resumed_from: int | None  # the step; None: a new run
+    plan: str  # the batch plan as text: `256 = 32 ranks x 8 x 1`
+    ranks: str  # `32 ranks on 4 nodes (…), launcher openmpi, nccl on cuda`
+
+
+def format_start(start: Start) -> str:
+    """One line: the batch plan, the ranks and their devices, and from which step the run goes on, if from any."""
+    resumed = f"resumed from step {start.resumed_from}" if start.resumed_from is not None else None
+    saved = None if start.saves else "no run folder: nothing is saved"
+    return "; ".join(filter(None, [f"global batch: {start.plan}", start.ranks, resumed, saved]))
+
+
+class Summary(NamedTuple):
+    """What a run has come to in this attempt. None: not known, and not shown."""
+
+    steps: int  # over all attempts
+    title: str = ""  # what was trained
+    stop_reason: str | None = None  # None: finished
+    finish_reason: str | None = None  # why it finished before its last step
+    epochs: int | None = None
+    loss: float | None = None  # of the last step
+    samples_per_s: float | None = None
+    seconds: float | None = None  # of this attempt
+    noise: str | None = None  # what the gradient noise says of the batch
+    weights_sha256: str | None = None
+    is_exact: bool = False
+    checkpoint: str | None = None  # its folder
+    run: str | None = None  # the run folder
+    resume_with: str | None = None  # a command
+
+
+def format_summary(summary: Summary, more: tuple[tuple[str, str], ...] = ()) -> str:
+    """The closing text, one fact a line. `more` are lines (name, text) of the caller, before the last ones."""
+    s = summary
+    status = f"unfinished ({s.stop_reason})" if s.stop_reason else "finished"
+    if s.finish_reason and not s.stop_reason:
+        status += f" early ({s.finish_reason})"
+    epochs = f", epoch {s.epochs}" if s.epochs is not None else ""
+    weights = None
+    if s.weights_sha256 is not None:
+        weights = f"sha256 {s.weights_sha256}" + (", the same on any number of ranks" if s.is_exact else "")
+    rows = [
+        ("loss", f"{s.loss:.6g} in the last step" if s.loss is not None else None),
+        *more,
+        ("noise", s.noise),
+        ("speed", _format_speed(s)),
+        ("weights", weights),
+        ("saved", s.checkpoint),
+        ("files", s.run),
+        ("resume", s.resume_with if s.stop_reason else None),
     ]
-    more = group.world_size - len(lines)
-    return lines + ([f"  … and {more} more: versions.json has them all"] if more else [])
+    lines = [f"{s.title}: {status} after step {s.steps}{epochs}"]
+    return "\n".join(lines + [f"  {name:<9} {text}" for name, text in rows if text])
 
 
-def format_summary(rt: Runtime, what: str, samples_per_s: float | None, accuracy: float | None, seconds: float) -> str:
-    """The whole closing text. None: nothing was trained, or no epoch was tested, in this attempt."""
-    status = f"to be continued ({rt.stop_reason})" if rt.stop_reason else "finished"
-    speed = f"{samples_per_s:,.0f} samples/s in training, " if samples_per_s else "nothing was left to train, "
-    lines = [
-        "",
-        f"{what}: {status} after step {rt.steps}",
-        f"  batch     {rt.plan}",
-        f"  ranks     {rt.group.describe()}",
-        *format_places(rt.group),
-        f"  speed     {speed}{seconds:.1f} s in all",
-        f"  accuracy  {accuracy:.2%} on the test images" if accuracy is not None else "  accuracy  not tested",
-    ]
-    if rt.exact:
-        lines.append(f"  weights   sha256 {rt.weights_sha256}, the same on any number of ranks")
-    if noise := describe_noise(rt.noise.scale, rt.plan.global_batch):
-        lines.append(f"  noise     {noise}")
-    if rt.folder is not None:
-        files = f"state.json, checkpoints/, attempts/{rt.folder.attempt}/metrics.jsonl"
-        lines += [f"  files     {rt.folder.path}", f"            {files}"]
-    return "\n".join(lines)
+def _format_speed(s: Summary) -> str | None:
+    rate = f"{s.samples_per_s:,.0f} samples/s" if s.samples_per_s else ""
+    took = f"{format_seconds(s.seconds)} in all" if s.seconds is not None else ""
+    return ", ".join(filter(None, [rate, took])) or None

@@ -39,7 +39,7 @@ def hold(state: Path, nodes: int, net: str = "v4") -> subprocess.Popen[str]:
 
 
 def let_go(held: subprocess.Popen[str]) -> None:
-    held.communicate(timeout=30)
+    held.communicate(timeout=600)
 
 
 @pytest.fixture(scope="session")

@@ -18,8 +18,9 @@ HERE = Path(__file__).parent
 PYTHON = sys.executable
 PLACE = str(HERE / "programs" / "place.py")
 # a process group opened twice; the ranks end one after the other, rank 0 first
-MEETING = [PYTHON, str(HERE.parent / "multirank" / "programs" / "meeting.py"), "auto", "ends-late"]
+MEETING = [PYTHON, str(HERE.parent / "multirank" / "programs" / "rendezvous.py"), "auto", "ends-late"]
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE"}
+PATIENCE_S = 600  # a limit for hangs: a busy machine must not reach it
 
 Place = dict[str, Any]  # what programs/place.py writes
 Done = subprocess.CompletedProcess[str]
@@ -43,12 +44,11 @@ class Cluster(NamedTuple):
         cwd: Path,
         env: Mapping[str, str] | None = None,
         stdin: str = "",
-        timeout_s: float = 60,
     ) -> Done:
         """Run on a host, in a clean environment with the tests' Python first on PATH. Does not look at the status."""
         line = [*enter(self.state, host), f"--wd={cwd}", "env", "--unset=TMPDIR", *argv]
         clean = {"TESTCLUSTER_DIR": str(self.state)}
-        return self.run(line, env=clean | dict(env or {}), stdin=stdin, timeout_s=timeout_s)
+        return self.run(line, env=clean | dict(env or {}), stdin=stdin)
 
     def ok(self, argv: Sequence[str], **how: Any) -> str:
         """The same, and its standard output; anything but status 0 fails the test."""
@@ -56,18 +56,18 @@ class Cluster(NamedTuple):
         assert done.returncode == 0, f"{argv} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
         return done.stdout
 
-    def batch(self, script: str, *options: str, cwd: Path, timeout_s: float = 60) -> Job:
+    def batch(self, script: str, *options: str, cwd: Path) -> Job:
         """sbatch a script's body, wait for the job's end, and return its state and output."""
         job = self.submit(f"#!/bin/bash\n{script}\n", *options, cwd=cwd)
-        return self.wait(job, cwd=cwd, timeout_s=timeout_s)
+        return self.wait(job, cwd=cwd)
 
     def submit(self, text: str, *options: str, cwd: Path) -> str:
         # A job inherits what sbatch has, and outlives it: without the mark by which leftover processes are found.
         sbatch = ["env", "--unset=HPCDDP_TEST_MARK", "sbatch", "--parsable", "--output=job-%A.out", *options]
         return self.ok(sbatch, cwd=cwd, stdin=text).strip()
 
-    def wait(self, job: str, *, cwd: Path, timeout_s: float = 60) -> Job:
-        deadline = time.monotonic() + timeout_s
+    def wait(self, job: str, *, cwd: Path) -> Job:
+        deadline = time.monotonic() + PATIENCE_S
         while True:
             asked = self.sh(["scontrol", "--oneliner", "show", "job", job], cwd=cwd)
             assert asked.returncode in {0, -signal.SIGPIPE}, asked.stderr  # a busy controller hangs up now and then
@@ -75,14 +75,20 @@ class Cluster(NamedTuple):
             states = re.findall(r"\bJobState=(\S+)", said)
             if states and set(states) <= ENDED:
                 break
-            assert time.monotonic() < deadline, (
-                f"job {job} has not ended after {timeout_s} s:\n{said}\n{_text(cwd, job)}"
-            )
+            assert time.monotonic() < deadline, f"job {job} has not ended:\n{said}\n{_text(cwd, job)}"
             time.sleep(0.2)
         return Job(job, ",".join(sorted(set(states))), _text(cwd, job))
 
     def places(self, folder: Path) -> list[Place]:
         return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+
+
+def wait_until(is_so: Callable[[], object], what: Callable[[], object] = str) -> None:
+    """Fails the test with `what()` if it never comes to be so."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < deadline, what()
+        time.sleep(0.05)
 
 
 def _text(cwd: Path, job: str) -> str:

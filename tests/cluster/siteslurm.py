@@ -77,7 +77,7 @@ def controller(state: Path, folder: Path) -> Iterator[None]:
         [*there, "slurmctld", "-D", "-c"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/"
     )
     try:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 600
         while b"is UP" not in subprocess.run([*there, "scontrol", "ping"], capture_output=True, cwd="/").stdout:
             assert daemon.poll() is None, (folder / "slurmctld.log").read_text()
             assert time.monotonic() < deadline, (folder / "slurmctld.log").read_text()
@@ -86,4 +86,4 @@ def controller(state: Path, folder: Path) -> Iterator[None]:
     finally:
         # a signal would end nsenter only, outside the namespace
         subprocess.run([*there, "scontrol", "shutdown"], capture_output=True, cwd="/")
-        daemon.wait(timeout=20)
+        daemon.wait(timeout=600)

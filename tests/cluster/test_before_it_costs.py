@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from livecluster import HERE, Cluster
 
-from hpcddp.script.lint.slurm import read_slurm
+from hpcddp.lint.slurm import read_slurm
 
 pytestmark = pytest.mark.cluster
 
@@ -45,9 +45,12 @@ def odd_lines(seed: int) -> list[str]:
 
 @pytest.mark.parametrize("lines", [LINES, odd_lines(1), odd_lines(2)], ids=["measured", "odd 1", "odd 2"])
 def test_sbatch_reads_a_script_as_lint_does(cluster: Cluster, shared: Path, lines: list[str]) -> None:
-    for line in lines:
-        text = f"#!/bin/bash\n{line}\necho\n"
-        said = cluster.sh(["sbatch", "-vv", "--test-only"], cwd=shared, stdin=text).stderr
+    for number, line in enumerate(lines):
+        (shared / f"{number}.sh").write_text(f"#!/bin/bash\n{line}\necho\n")
+    ask = "ls *.sh | xargs --max-procs=8 -I{} sh -c 'sbatch -vv --test-only < {} 2> {}.said || true'"
+    cluster.ok(["sh", "-c", ask], cwd=shared)  # each waits for the controller: side by side
+    for number, line in enumerate(lines):
+        text, said = ((shared / f"{number}.sh{end}").read_text() for end in ("", ".said"))
         found = read_slurm(text)
         refused = re.search(r"Unmatched|Invalid directive", said) is not None
         assert refused == bool(found.refusals), (line, said)
@@ -81,4 +84,14 @@ def test_what_explain_and_diff_print_is_no_job_to_sbatch(cluster: Cluster, share
         done = cluster.sh(["sh", "-c", pipe], cwd=shared)
         assert done.returncode != 0
         assert "Submitted" not in done.stdout
+    assert cluster.ok(["squeue", "--noheader"], cwd=shared) == ""
+
+
+@pytest.mark.parametrize(
+    "typed", ["rendr --site x -- true", "render --help", "--help", "help render", "render --nodes 0 -- true"]
+)
+def test_a_mistyped_line_and_a_help_text_are_no_jobs_to_sbatch(cluster: Cluster, shared: Path, typed: str) -> None:
+    done = cluster.sh(["sh", "-c", f"hpcddp {typed} | sbatch"], cwd=shared)
+    assert done.returncode != 0
+    assert "Submitted" not in done.stdout
     assert cluster.ok(["squeue", "--noheader"], cwd=shared) == ""

@@ -1,4 +1,4 @@
-"""The same weights, bit for bit, however 8 ranks are spread over hosts, and on one rank."""
+"""The same weights, bit for bit, however ranks are spread over hosts, and on one rank."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ from pathlib import Path
 import pytest
 from livecluster import PYTHON, Cluster
 
-pytestmark = pytest.mark.cluster
+# one worker makes the cluster of this file
+pytestmark = [pytest.mark.cluster, pytest.mark.first, pytest.mark.xdist_group("exact")]
+SLOW = (
+    pytest.mark.slow
+)  # the same weights on other numbers of hosts, and on one host in tests/unit/training/test_exact.py
 
 # BatchNorm, dropout, momentum; the learning rate's schedule; a first partial look at real images
-TRAIN = "-m hpcddp.training.train --dataset digits --image-size 32 --model mobilenet_v3_small --limit-steps 3 --seed 4"
+TRAIN = "-m hpcddp.trainer.train --dataset digits --image-size 32 --model mobilenet_v3_small --limit-steps 3 --seed 4"
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +30,7 @@ def train(cluster: Cluster, shared: Path, nodes: int, ranks: int, *options: str)
     name = f"{nodes}x{ranks // nodes}{''.join(options)}"
     srun = ["srun", f"--nodes={nodes}", f"--ntasks={ranks}", "--overcommit", "--mpi=none", PYTHON]
     train = [*TRAIN.split(), *options, "--run-dir", name]
-    cluster.ok([*srun, "-m", "hpcddp", "exec", "--", PYTHON, *train], cwd=shared, timeout_s=120)
+    cluster.ok([*srun, "-m", "hpcddp", "exec", "--", PYTHON, *train], cwd=shared)
     (metrics,) = (shared / name).glob("attempts/*/metrics.jsonl")
     steps = [line for line in map(json.loads, metrics.read_text().splitlines()) if line["kind"] == "step"]
     (ranks_of,) = (shared / name).glob("attempts/*/versions.json")
@@ -35,6 +39,11 @@ def train(cluster: Cluster, shared: Path, nodes: int, ranks: int, *options: str)
     return json.loads((shared / name / "state.json").read_text())["weights_sha256"], [line["loss"] for line in steps]
 
 
+def test_two_ranks_on_two_hosts_give_the_weights_of_one_rank(cluster: Cluster, shared: Path) -> None:
+    assert train(cluster, shared, 2, 2, "--exact") == train(cluster, shared, 1, 1, "--exact")
+
+
+@SLOW
 def test_eight_ranks_on_1_2_4_and_8_hosts_give_the_weights_of_one_rank(cluster: Cluster, shared: Path) -> None:
     found = {nodes: train(cluster, shared, nodes, 8, "--exact") for nodes in (1, 2, 4, 8)}
     alone = train(cluster, shared, 1, 1, "--exact")
@@ -43,6 +52,7 @@ def test_eight_ranks_on_1_2_4_and_8_hosts_give_the_weights_of_one_rank(cluster: 
     assert compared.startswith("the same"), compared
 
 
+@SLOW
 def test_integers_give_one_result_on_three_uneven_hosts_too(cluster: Cluster, shared: Path) -> None:
     integer = ("--exact", "integer")
     assert train(cluster, shared, 3, 5, *integer) == train(cluster, shared, 1, 1, *integer)

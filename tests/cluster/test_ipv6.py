@@ -9,7 +9,7 @@ import pytest
 from livecluster import HERE, MEETING, PYTHON, Cluster, assert_met
 from mpis import find_mpi
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("ipv6")]  # one worker makes the cluster of this file
 
 
 @pytest.fixture(scope="module")
@@ -23,11 +23,12 @@ def test_there_is_no_ipv4_address_but_loopback(cluster: Cluster, shared: Path) -
 
 
 def test_ranks_of_srun_form_a_group(cluster: Cluster, shared: Path) -> None:
-    ranks = assert_met(cluster, ["srun", "-N2", "-n3", *MEETING], 3, cwd=shared)
+    ranks = assert_met(cluster, ["srun", "-N2", "-n2", *MEETING], 2, cwd=shared)
     assert {(rank["address"], rank["gloo"]) for rank in ranks} == {("node1", None)}
 
 
-@pytest.mark.parametrize("name", ["openmpi4", "openmpi5"])
+# openmpi5 in short: test_channels.py, over IPv4
+@pytest.mark.parametrize("name", ["openmpi4", pytest.param("openmpi5", marks=pytest.mark.slow)])
 def test_ranks_of_mpirun_form_a_group(cluster: Cluster, shared: Path, name: str) -> None:
     mpi = find_mpi(name)
     mpirun, *options = mpi.over_hosts({"node1": 1, "node2": 1}, 2, shared)
@@ -46,6 +47,7 @@ def test_exec_exports_an_address_that_every_rank_reaches(cluster: Cluster, share
     assert cluster.ok(["srun", "-N2", "-n2", *meet], cwd=shared, env=env).strip() == "met: 0@node1 1@node2"
 
 
+@pytest.mark.slow  # test_rendezvous.py: the same over IPv4
 def test_a_host_whose_name_is_a_loopback_address_is_reached_by_its_route(cluster: Cluster, shared: Path) -> None:
     (shared / "rank.sh").write_text(f"""
         sed "s/^.* $(hostname)$/127.0.1.1 $(hostname)/" /etc/hosts > {shared}/hosts-$(hostname)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
-from livecluster import PLACE, PYTHON, Cluster, assert_is_label, assert_is_mpi, assert_one_world, by_label
+from livecluster import PLACE, PYTHON, Cluster, assert_is_label, assert_is_mpi, assert_one_world, by_label, wait_until
 from mpis import Mpi
 
 pytestmark = pytest.mark.cluster
@@ -57,15 +56,15 @@ def test_a_requeued_job_finds_its_ranks_again(cluster: Cluster, shared: Path) ->
         run=${{SLURM_RESTART_COUNT:-0}}
         mkdir {shared}/$run
         srun --label {PYTHON} {PLACE} {shared}/$run > {shared}/$run.said
-        [ $run = 1 ] || {{ scontrol requeue $SLURM_JOB_ID; sleep 60; }}
+        [ $run = 1 ] || {{ scontrol requeue $SLURM_JOB_ID; sleep 600; }}
     """
     job = cluster.submit(f"#!/bin/bash\n{script}", "-N2", "-n3", "--requeue", cwd=shared)
-    deadline = time.monotonic() + 30
-    while cluster.ok(["squeue", "--noheader", "--format=%r", f"--jobs={job}"], cwd=shared).strip() != "BeginTime":
-        assert time.monotonic() < deadline, cluster.ok(["scontrol", "show", "job", job], cwd=shared)
-        time.sleep(0.2)
-    time.sleep(2)  # the nodes would refuse a job that comes back in the second in which it was cancelled
-    cluster.ok(["scontrol", "update", f"jobid={job}", "StartTime=now"], cwd=shared)  # not after two minutes
+    wait_until(
+        lambda: cluster.ok(["squeue", "--noheader", "--format=%r", f"--jobs={job}"], cwd=shared).strip() == "BeginTime",
+        lambda: cluster.ok(["scontrol", "show", "job", job], cwd=shared),
+    )
+    # not after two minutes; the nodes would refuse a job that comes back in the second in which it was cancelled
+    cluster.ok(["scontrol", "update", f"jobid={job}", "StartTime=now+2"], cwd=shared)
     assert cluster.wait(job, cwd=shared).state == "COMPLETED"
     for run in ("0", "1"):
         assert_is_label(by_label((shared / f"{run}.said").read_text(), shared / run), 3)

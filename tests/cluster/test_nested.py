@@ -31,6 +31,7 @@ def test_torchrun_in_srun(cluster: Cluster, shared: Path) -> None:
     assert_one_torchrun(cluster.places(shared))
 
 
+@pytest.mark.slow  # in short: in srun
 def test_torchrun_in_mpirun(cluster: Cluster, shared: Path) -> None:
     mpi = find_mpi("openmpi4")
     torchrun = [str(Path(PYTHON).parent / "torchrun"), "--nnodes=2", "--nproc-per-node=2"]

@@ -61,7 +61,8 @@ def over_two_hosts(cluster: Cluster, shared: Path, **master: str) -> tuple[int, 
 
 def test_ranks_of_mpirun_meet_where_they_are_told(cluster: Cluster, shared: Path) -> None:
     status, said = over_two_hosts(cluster, shared, MASTER_ADDR="node1", MASTER_PORT="23456")
-    assert (status, said.strip()) == (0, "met: 0@node1 1@node2")
+    assert status == 0
+    assert "met: 0@node1 1@node2" in said.splitlines()  # mpirun may have a remark of its own
 
 
 def test_ranks_that_nobody_tells_where_rank_0_is_stop(cluster: Cluster, shared: Path) -> None:

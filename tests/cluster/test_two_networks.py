@@ -9,7 +9,7 @@ import pytest
 from livecluster import HERE, MEETING, PYTHON, Cluster, assert_met
 from mpis import find_mpi
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("two_networks")]  # one worker makes the cluster of this file
 
 MEET = ["hpcddp", "exec", "--", PYTHON, f"{HERE}/programs/meet.py"]
 SUFFIX = {"HPCDDP_HOST_SUFFIX": "i"}
@@ -22,7 +22,7 @@ def cluster(cluster_on: Callable[[str], Iterator[Cluster]]) -> Iterator[Cluster]
 
 
 def test_without_a_recipe_rank_0_is_not_found(cluster: Cluster, shared: Path) -> None:
-    srun = ["srun", "-N2", "-n2", PYTHON, f"{HERE}/programs/reduce.py"]
+    srun = ["srun", "-N2", "-n2", PYTHON, f"{HERE}/programs/reduce.py", "nobody"]
     done = cluster.sh(srun, cwd=shared, env={"OMP_NUM_THREADS": "1"})
     assert done.returncode != 0
     assert "rank 0 was not found at node1" in done.stderr
@@ -31,7 +31,7 @@ def test_without_a_recipe_rank_0_is_not_found(cluster: Cluster, shared: Path) ->
 
 def test_a_suffix_leads_to_the_other_network(cluster: Cluster, shared: Path) -> None:
     assert cluster.ok(["srun", "-N2", "-n3", *MEET], cwd=shared, env=SUFFIX).strip() == "met: 0@node1 1@node1 2@node2"
-    ranks = assert_met(cluster, ["srun", "-N2", "-n3", *MEETING], 3, cwd=shared, env=SUFFIX)
+    ranks = assert_met(cluster, ["srun", "-N2", "-n2", *MEETING], 2, cwd=shared, env=SUFFIX)
     assert {(rank["address"], rank["gloo"]) for rank in ranks} == {(f"{ranks[0]['host']}i", "eth1")}
 
 
@@ -54,8 +54,19 @@ def test_an_interface_leads_to_the_other_network(cluster: Cluster, shared: Path)
     assert {(rank["channel"], rank["address"], rank["gloo"]) for rank in ranks} == {("file", ON_NODE1, "eth1")}
 
 
-@pytest.mark.parametrize("recipe", [SUFFIX, {"HPCDDP_INTERFACE": "eth1"}], ids=lambda recipe: next(iter(recipe)))
-@pytest.mark.parametrize("name", ["mpich", "impi"])
+INTERFACE = {"HPCDDP_INTERFACE": "eth1"}
+SLOW = pytest.mark.slow  # srun's ranks have both recipes above; in short, the others have one
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe"),
+    [
+        pytest.param("impi", INTERFACE, id="impi-interface"),
+        pytest.param("mpich", SUFFIX, id="mpich-suffix", marks=SLOW),
+        pytest.param("mpich", INTERFACE, id="mpich-interface", marks=SLOW),
+        pytest.param("impi", SUFFIX, id="impi-suffix", marks=SLOW),
+    ],
+)
 def test_hydra_s_store_tells_the_address_on_the_other_network(
     cluster: Cluster, shared: Path, name: str, recipe: dict[str, str]
 ) -> None:
@@ -83,7 +94,7 @@ def test_a_gloo_interface_that_the_node_does_not_have_is_named(cluster: Cluster,
     assert "unset GLOO_SOCKET_IFNAME" in done.stderr
 
 
-@pytest.mark.parametrize("recipe", [SUFFIX, {"HPCDDP_INTERFACE": "eth1"}], ids=lambda recipe: next(iter(recipe)))
+@pytest.mark.parametrize("recipe", [pytest.param(SUFFIX, marks=SLOW), INTERFACE], ids=["suffix", "interface"])
 def test_a_group_inside_exec_takes_the_address_that_exec_found(
     cluster: Cluster, shared: Path, recipe: dict[str, str]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import re
 
@@ -34,6 +35,14 @@ def test_a_link_leads_somewhere(page):
             assert heading in map(anchor, headings), target
 
 
+def test_a_path_of_the_repository_in_the_manual_exists(page, repo):
+    text = page.read_text(encoding="utf-8")
+    for path in re.findall(r"`((?:hpcddp|templates|jobs|tests|docs|benchmarks)/[^`{*]*)`", text):
+        in_the_wheel = path.startswith("hpcddp/_")
+        if not in_the_wheel and not re.search(r"[A-Z]{3}| |…", path):  # sites/NAME.yaml is an example
+            assert (repo / path).exists(), path
+
+
 def test_a_verb_in_the_manual_exists(page):
     text = page.read_text(encoding="utf-8")
     for verb in re.findall(r"(?:^|[`|] ?)hpcddp ([a-z]+)\b", text, re.MULTILINE):
@@ -45,8 +54,8 @@ def test_every_verb_and_option_is_in_the_manual(verb, repo):
     manual = whole_manual(repo)
     assert f"hpcddp {verb}" in manual
     parser = importlib.import_module(f"hpcddp.cli.{verb}").build_parser()
-    for option in parser._option_string_actions:
-        if option.startswith("--") and option != "--help":
+    for option, action in parser._option_string_actions.items():
+        if option.startswith("--") and option != "--help" and action.help != argparse.SUPPRESS:
             assert re.search(rf"{option}\b", manual), option
 
 
@@ -54,4 +63,4 @@ def test_every_verb_and_option_is_in_the_manual(verb, repo):
 def test_every_verb_has_help(verb, run):
     done = run(["hpcddp", verb, "--help"])
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"usage: hpcddp {verb}")
+    assert f"\nusage: hpcddp {verb}" in done.stdout

@@ -29,9 +29,22 @@ HPCDDP_ATTEMPT=${PBS_JOBID//]/} # 12[3].pbs1, one job of an array, becomes 12-3.
 HPCDDP_ATTEMPT=${HPCDDP_ATTEMPT//[/-}
 HPCDDP_DEADLINE=$(($(date +%s) - SECONDS + 9000))
 HPCDDP_LOG_RANKS=1 # every rank but the first writes into a file of its own
+HPCDDP_ATTEMPT+=${HPCDDP_LAUNCH:+-$HPCDDP_LAUNCH} # in one job, hpcddp launch may start several
 export HPCDDP_PYTHON HPCDDP_RUN_DIR HPCDDP_ATTEMPT HPCDDP_DEADLINE HPCDDP_LOG_RANKS
 read -r MASTER_ADDR < "$PBS_NODEFILE" # the first host is a candidate: the ranks verify it
 export MASTER_ADDR
+
+state() { # how far the run is, by the state.json that its ranks write
+    "$HPCDDP_PYTHON" -m hpcddp state "$@" < /dev/null
+}
+
+# The run: an unfinished one of this command is resumed, else a new one begins. No other job writes it until this one ends.
+run=$(state "$HPCDDP_RUN_DIR" --begin --process $$ --chain 5 -- \
+    python train.py) || exit # it says why
+if [ -z "$run" ]; then exit 0; fi # nothing is left to do
+left=${run##*$'\n'}
+HPCDDP_RUN_DIR=${run%%$'\n'*}
+trap 'state --end || true' EXIT
 
 attempt=$HPCDDP_RUN_DIR/attempts/$HPCDDP_ATTEMPT
 mkdir -p "$attempt/logs" "$attempt/env"
@@ -49,13 +62,7 @@ cat > "$HPCDDP_RUN_DIR/plan.json" << 'HPCDDP_PLAN'
 {"schema": 1, "name": "long", "site": "abci3", "scheduler": "pbs", "launcher": "openmpi", "nodes": 3, "ranks_per_node": 8, "world_size": 24, "gpus_per_node": 8, "cpus_per_rank": 24, "threads_per_rank": 12, "walltime_s": 9000, "queue": "rt_HF", "account": "gabc12345", "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/long", "created_by": "hpcddp render job.yaml"}
 HPCDDP_PLAN
 
-state() { # how far the run is, by the state.json that its ranks write
-    "$HPCDDP_PYTHON" -m hpcddp state "$@" < /dev/null
-}
-
 # The chain: at most 5 attempts. Each queues the next before it starts, so that no kill breaks it.
-left=$(state --chain 5) || exit # it says why
-if [ -z "$left" ]; then exit 0; fi # nothing is left to do
 next=
 if [ "$left" -gt 0 ]; then
     from=$PBS_O_WORKDIR
@@ -98,7 +105,8 @@ wait "$tee" 2> /dev/null || true
 if [ "$status" -ne 0 ]; then
     echo "hpcddp: the launcher ended with status $status; the ranks' logs are in $attempt/logs" >&2
 fi
-if [ -f "$HPCDDP_RUN_DIR/state.json" ] && state --continues; then
+trap - EXIT
+if state --end; then
     if [ -z "$next" ] && [ "$status" -eq 0 ]; then status=85; fi # nobody goes on by himself
 elif [ -n "$next" ]; then
     "${cancel[@]}" "$next" || echo "hpcddp: $next is still queued; it will see that nothing is left to do" >&2

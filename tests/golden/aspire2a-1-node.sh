@@ -23,9 +23,20 @@ HPCDDP_ATTEMPT=${PBS_JOBID//]/} # 12[3].pbs1, one job of an array, becomes 12-3.
 HPCDDP_ATTEMPT=${HPCDDP_ATTEMPT//[/-}
 HPCDDP_DEADLINE=$(($(date +%s) - SECONDS + 26405))
 HPCDDP_LOG_RANKS=1 # every rank but the first writes into a file of its own
+HPCDDP_ATTEMPT+=${HPCDDP_LAUNCH:+-$HPCDDP_LAUNCH} # in one job, hpcddp launch may start several
 export HPCDDP_PYTHON HPCDDP_RUN_DIR HPCDDP_ATTEMPT HPCDDP_DEADLINE HPCDDP_LOG_RANKS
 read -r MASTER_ADDR < "$PBS_NODEFILE" # the first host is a candidate: the ranks verify it
 export MASTER_ADDR
+
+state() { # how far the run is, by the state.json that its ranks write
+    "$HPCDDP_PYTHON" -m hpcddp state "$@" < /dev/null
+}
+
+# The run: an unfinished one of this command is resumed, else a new one begins. No other job writes it until this one ends.
+run=$(state "$HPCDDP_RUN_DIR" --begin --process $$ -- \
+    python train.py) || exit # it says why
+HPCDDP_RUN_DIR=${run%%$'\n'*}
+trap 'state --end || true' EXIT
 
 attempt=$HPCDDP_RUN_DIR/attempts/$HPCDDP_ATTEMPT
 mkdir -p "$attempt/logs" "$attempt/env"
@@ -42,10 +53,6 @@ HPCDDP_JOB
 cat > "$HPCDDP_RUN_DIR/plan.json" << 'HPCDDP_PLAN'
 {"schema": 1, "name": "train", "site": "aspire2a", "scheduler": "pbs", "launcher": "openmpi", "nodes": 1, "ranks_per_node": 4, "world_size": 4, "gpus_per_node": 4, "cpus_per_rank": 16, "threads_per_rank": 16, "walltime_s": 26405, "queue": "normal", "account": null, "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}
 HPCDDP_PLAN
-
-state() { # how far the run is, by the state.json that its ranks write
-    "$HPCDDP_PYTHON" -m hpcddp state "$@" < /dev/null
-}
 
 # What signals come here go on as SIGUSR1: openmpi lives on, and gives it to all ranks, which save and stop.
 trap 'came=yes; kill -USR1 "$launched" || true' TERM USR1 USR2 INT
@@ -73,7 +80,8 @@ wait "$tee" 2> /dev/null || true
 if [ "$status" -ne 0 ]; then
     echo "hpcddp: the launcher ended with status $status; the ranks' logs are in $attempt/logs" >&2
 fi
-if [ "$status" -eq 0 ] && [ -f "$HPCDDP_RUN_DIR/state.json" ] && state --continues; then
+trap - EXIT
+if state --end && [ "$status" -eq 0 ]; then
     status=85 # submit this script again, and the run goes on
 fi
 exit "$status"

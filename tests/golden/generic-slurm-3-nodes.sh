@@ -23,7 +23,18 @@ HPCDDP_ATTEMPT=${SLURM_ARRAY_JOB_ID:-${SLURM_JOB_ID:?is not set: this is a Slurm
 HPCDDP_ATTEMPT+=${SLURM_ARRAY_TASK_ID:+-$SLURM_ARRAY_TASK_ID}${SLURM_RESTART_COUNT:+-r$SLURM_RESTART_COUNT}
 HPCDDP_DEADLINE=${SLURM_JOB_END_TIME:-$(($(date +%s) - SECONDS + 4805))}
 HPCDDP_LOG_RANKS=1 # every rank but the first writes into a file of its own
+HPCDDP_ATTEMPT+=${HPCDDP_LAUNCH:+-$HPCDDP_LAUNCH} # in one job, hpcddp launch may start several
 export HPCDDP_PYTHON HPCDDP_RUN_DIR HPCDDP_ATTEMPT HPCDDP_DEADLINE HPCDDP_LOG_RANKS
+
+state() { # how far the run is, by the state.json that its ranks write
+    "$HPCDDP_PYTHON" -m hpcddp state "$@" < /dev/null
+}
+
+# The run: an unfinished one of this command is resumed, else a new one begins. No other job writes it until this one ends.
+run=$(state "$HPCDDP_RUN_DIR" --begin --process $$ -- \
+    python train.py) || exit # it says why
+HPCDDP_RUN_DIR=${run%%$'\n'*}
+trap 'state --end || true' EXIT
 
 attempt=$HPCDDP_RUN_DIR/attempts/$HPCDDP_ATTEMPT
 mkdir -p "$attempt/logs" "$attempt/env"
@@ -40,10 +51,6 @@ HPCDDP_JOB
 cat > "$HPCDDP_RUN_DIR/plan.json" << 'HPCDDP_PLAN'
 {"schema": 1, "name": "train", "site": "generic-slurm", "scheduler": "slurm", "launcher": "srun", "nodes": 3, "ranks_per_node": 4, "world_size": 12, "gpus_per_node": 2, "cpus_per_rank": 8, "threads_per_rank": 8, "walltime_s": 4805, "queue": null, "account": null, "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}
 HPCDDP_PLAN
-
-state() { # how far the run is, by the state.json that its ranks write
-    "$HPCDDP_PYTHON" -m hpcddp state "$@" < /dev/null
-}
 
 # What signals come here go on as SIGUSR1: srun lives on, and gives it to all ranks, which save and stop.
 trap 'came=yes; kill -USR1 "$launched" || true' TERM USR1 USR2 INT
@@ -68,7 +75,8 @@ wait "$tee" 2> /dev/null || true
 if [ "$status" -ne 0 ]; then
     echo "hpcddp: the launcher ended with status $status; the ranks' logs are in $attempt/logs" >&2
 fi
-if [ "$status" -eq 0 ] && [ -f "$HPCDDP_RUN_DIR/state.json" ] && state --continues; then
+trap - EXIT
+if state --end && [ "$status" -eq 0 ]; then
     status=85 # submit this script again, and the run goes on
 fi
 exit "$status"

@@ -23,7 +23,25 @@ HPCDDP_ATTEMPT=${SLURM_ARRAY_JOB_ID:-${SLURM_JOB_ID:?is not set: this is a Slurm
 HPCDDP_ATTEMPT+=${SLURM_ARRAY_TASK_ID:+-$SLURM_ARRAY_TASK_ID}${SLURM_RESTART_COUNT:+-r$SLURM_RESTART_COUNT}
 HPCDDP_DEADLINE=${SLURM_JOB_END_TIME:-$(($(date +%s) - SECONDS + 4805))}
 HPCDDP_LOG_RANKS=1 # every rank but the first writes into a file of its own
+HPCDDP_ATTEMPT+=${HPCDDP_LAUNCH:+-$HPCDDP_LAUNCH} # in one job, hpcddp launch may start several
 export HPCDDP_PYTHON HPCDDP_RUN_DIR HPCDDP_ATTEMPT HPCDDP_DEADLINE HPCDDP_LOG_RANKS
+
+state() { # how far the run is, by the state.json that its ranks write
+srun --nodes=1 --ntasks=1 --ntasks-per-node=1 \
+    --cpus-per-task=1 --kill-on-bad-exit=1 \
+    --container-image='nvcr.io#nvidia/pytorch:25.01-py3' --container-workdir="$PWD" \
+    --container-mounts="$PWD:$PWD,${HPCDDP_RUN_DIR%/*}:${HPCDDP_RUN_DIR%/*}"'' \
+    "$HPCDDP_PYTHON" -m hpcddp state "$@" < /dev/null
+}
+
+mkdir -p "${HPCDDP_RUN_DIR%/*}" # the container sees it
+# The run: an unfinished one of this command is resumed, else a new one begins. No other job writes it until this one ends.
+run=$(state "$HPCDDP_RUN_DIR" --begin --process $$ --chain 7 -- \
+    python train.py) || exit # it says why
+if [ -z "$run" ]; then exit 0; fi # nothing is left to do
+left=${run##*$'\n'}
+HPCDDP_RUN_DIR=${run%%$'\n'*}
+trap 'state --end || true' EXIT
 
 attempt=$HPCDDP_RUN_DIR/attempts/$HPCDDP_ATTEMPT
 mkdir -p "$attempt/logs" "$attempt/env"
@@ -45,17 +63,7 @@ cat > "$HPCDDP_RUN_DIR/plan.json" << 'HPCDDP_PLAN'
 {"schema": 1, "name": "train", "site": "generic-slurm", "scheduler": "slurm", "launcher": "srun", "nodes": 3, "ranks_per_node": 4, "world_size": 12, "gpus_per_node": 2, "cpus_per_rank": 8, "threads_per_rank": 8, "walltime_s": 4805, "queue": null, "account": null, "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}
 HPCDDP_PLAN
 
-state() { # how far the run is, by the state.json that its ranks write
-srun --nodes=1 --ntasks=1 --ntasks-per-node=1 \
-    --cpus-per-task=1 --kill-on-bad-exit=1 \
-    --container-image='nvcr.io#nvidia/pytorch:25.01-py3' --container-workdir="$PWD" \
-    --container-mounts="$PWD:$PWD,$HPCDDP_RUN_DIR:$HPCDDP_RUN_DIR"'' \
-    "$HPCDDP_PYTHON" -m hpcddp state "$@" < /dev/null
-}
-
 # The chain: at most 7 attempts. Each queues the next before it starts, so that no kill breaks it.
-left=$(state --chain 7) || exit # it says why
-if [ -z "$left" ]; then exit 0; fi # nothing is left to do
 next=
 if [ "$left" -gt 0 ]; then
     from=$SLURM_SUBMIT_DIR
@@ -77,7 +85,7 @@ tee=$!
 srun --nodes=3 --ntasks=12 --ntasks-per-node=4 \
     --cpus-per-task=8 --kill-on-bad-exit=1 \
     --container-image='nvcr.io#nvidia/pytorch:25.01-py3' --container-workdir="$PWD" \
-    --container-mounts="$PWD:$PWD,$HPCDDP_RUN_DIR:$HPCDDP_RUN_DIR"'' \
+    --container-mounts="$PWD:$PWD,${HPCDDP_RUN_DIR%/*}:${HPCDDP_RUN_DIR%/*}"'' \
     "$HPCDDP_PYTHON" -m hpcddp exec -- \
     python train.py < /dev/null >&3 2>&1 3>&- &
 launched=$!
@@ -95,7 +103,8 @@ wait "$tee" 2> /dev/null || true
 if [ "$status" -ne 0 ]; then
     echo "hpcddp: the launcher ended with status $status; the ranks' logs are in $attempt/logs" >&2
 fi
-if [ -f "$HPCDDP_RUN_DIR/state.json" ] && state --continues; then
+trap - EXIT
+if state --end; then
     if [ -z "$next" ] && [ "$status" -eq 0 ]; then status=85; fi # nobody goes on by himself
 elif [ -n "$next" ]; then
     "${cancel[@]}" "$next" || echo "hpcddp: $next is still queued; it will see that nothing is left to do" >&2

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from hpcddp.errors import HpcddpError
-from hpcddp.script.choose import Choice, open_site, site_files
+from hpcddp.script.find_site import Choice, open_site, site_files
 from hpcddp.script.loading import load_yaml
-from hpcddp.script.plan import Origin, plan_job
+from hpcddp.script.plan import PlannedBy, plan_job
 from hpcddp.script.render import render_script
 from hpcddp.script.spec import read_spec
 
@@ -30,13 +30,13 @@ def site_cases() -> dict[str, dict[str, object]]:
 
 
 CASES = {**load_yaml(str(HERE / "cases.yaml"))[0], **site_cases()}
-ORIGIN = Origin(python="/opt/env/bin/python", version="1.2.3", created_by="hpcddp render job.yaml", cpus=6)
+PLANNED_BY = PlannedBy(python="/opt/env/bin/python", version="1.2.3", created_by="hpcddp render job.yaml", cpus=6)
 
 
 def render_case(name: str) -> str:
     asked = {key: (value, key) for key, value in CASES[name].items()}
     site = open_site(Choice(str(CASES[name]["site"]), "golden"), {})
-    return render_script(plan_job(read_spec(asked, site.variables), site, ORIGIN))
+    return render_script(plan_job(read_spec(asked, site.variables), site, PLANNED_BY))
 
 
 @pytest.fixture(params=list(CASES))

@@ -44,11 +44,6 @@ def flavour(request: pytest.FixtureRequest, repo: Path) -> Flavour:
     return find_flavour(request.param, repo)
 
 
-@pytest.fixture(scope="session", params=["mpich", "impi"])
-def hydra(request: pytest.FixtureRequest, repo: Path) -> Flavour:
-    return find_flavour(request.param, repo)
-
-
 @pytest.fixture(scope="session")
 def mpich(repo: Path) -> Flavour:
     return find_flavour("mpich", repo)

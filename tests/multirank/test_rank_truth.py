@@ -20,7 +20,7 @@ def reports(folder: Path, ranks: int) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_the_environment_says_what_mpi_says(flavour, ranks, run, programs, tmp_path):
     whoami = [sys.executable, programs / "whoami.py", tmp_path]
     done = run([*flavour.mpirun(ranks), *whoami], env=flavour.env)
@@ -30,7 +30,7 @@ def test_the_environment_says_what_mpi_says(flavour, ranks, run, programs, tmp_p
         assert report["hpcddp"] == {"launcher": flavour.launcher, **report["mpi"]}
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_exec_exports_what_mpi_says_and_one_master_for_all(flavour, ranks, run, programs, tmp_path):
     whoami = [*EXEC, sys.executable, programs / "whoami.py", tmp_path]
     done = run([*flavour.mpirun(ranks), *whoami], env=flavour.env)
@@ -44,6 +44,7 @@ def test_exec_exports_what_mpi_says_and_one_master_for_all(flavour, ranks, run, 
     assert None not in masters.pop()
 
 
+@pytest.mark.slow  # in short: test_rendered_script.py
 def test_under_torchrun_the_place_is_what_torchrun_set(run, programs, tmp_path):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = run([*torchrun, programs / "whoami.py", tmp_path, "torchrun"], env={"OMP_NUM_THREADS": "1"})

@@ -41,7 +41,7 @@ def stopped(run, programs, folder, flavour, launcher: str, *signals: str, line: 
 
 def assert_saved(folder, reason: str) -> None:
     state = json.loads((folder / "runs/two/state.json").read_text())
-    assert (state["status"], state["reason"]) == ("continue", reason)
+    assert (state["status"], state["reason"]) == ("unfinished", reason)
     assert {(folder / f"steps-{rank}").read_text() for rank in range(2)} == {str(state["step"])}
     assert (folder / f"runs/two/checkpoints/step-{state['step']:08d}/manifest.json").exists()
 
@@ -59,9 +59,9 @@ def assert_saved(folder, reason: str) -> None:
 def test_what_signals_come_to_the_script_stop_the_ranks_in_peace(name, signals, run, programs, repo, tmp_path):
     flavour = find_flavour(name, repo)
     done = stopped(run, programs, tmp_path, flavour, flavour.launcher, *signals)
-    assert done.returncode == 85, (done.stdout, done.stderr)
+    assert done.returncode == 85, done.stdout + done.stderr
     assert f"hpcddp: SIG{signals[0]} came and went on as SIGUSR1" in done.stderr
-    assert "hpcddp: to be continued: step " in done.stderr
+    assert "hpcddp: unfinished: step " in done.stderr
     assert_saved(tmp_path, "SIGUSR1")
 
 
@@ -80,7 +80,7 @@ wait $job
 def test_hydras_ranks_save_when_every_process_of_the_job_is_told_to_end(name, run, programs, repo, tmp_path):
     flavour = find_flavour(name, repo)
     done = stopped(run, programs, tmp_path, flavour, flavour.launcher, "TERM", line=_SIGNAL_ALL)
-    assert done.returncode == 85, (done.stdout, done.stderr)
+    assert done.returncode == 85, done.stdout + done.stderr
     assert_saved(tmp_path, json.loads((tmp_path / "runs/two/state.json").read_text())["reason"])
 
 
@@ -88,16 +88,16 @@ def test_hydras_ranks_save_when_every_process_of_the_job_is_told_to_end(name, ru
 @pytest.mark.parametrize("signal", ["TERM", "INT"])
 def test_under_open_mpi_that_leaves_the_last_checkpoint_and_no_process(signal, run, programs, openmpi5, tmp_path):
     done = stopped(run, programs, tmp_path, openmpi5, "openmpi", signal, line=_SIGNAL_ALL)
-    assert done.returncode == 1, (done.stdout, done.stderr)
+    assert done.returncode == 1, done.stdout + done.stderr
     assert "hpcddp: the launcher ended with status 1" in done.stderr
-    assert json.loads((tmp_path / "runs/two/state.json").read_text())["status"] in {"continue", "failed"}
+    assert json.loads((tmp_path / "runs/two/state.json").read_text())["status"] in {"unfinished", "failed"}
     assert list((tmp_path / "runs/two/checkpoints").glob("step-????????/manifest.json"))
 
 
 @pytest.mark.slow
 def test_torchrun_gives_its_ranks_time_to_save_although_it_fails(run, programs, tmp_path):
     done = stopped(run, programs, tmp_path, None, "torchrun", "TERM")
-    assert done.returncode == 1, (done.stdout, done.stderr)
+    assert done.returncode == 1, done.stdout + done.stderr
     assert "hpcddp: SIGTERM came and went on as SIGTERM" in done.stderr
     assert_saved(tmp_path, "SIGTERM")
 
@@ -107,5 +107,5 @@ def test_a_finished_run_ends_with_0(run, programs, openmpi5, tmp_path):
     render = ["hpcddp", "render", "--site", "local", "--name", "two", "--"]
     text = run([*render, sys.executable, programs / "steps.py", "1", "0"], cwd=tmp_path).stdout
     done = run(["bash"], stdin=text, cwd=tmp_path, env=openmpi5.env)
-    assert done.returncode == 0, (done.stdout, done.stderr)
+    assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads((tmp_path / "runs/two/state.json").read_text())["status"] == "finished"

@@ -11,7 +11,7 @@ ENV_VERB = [sys.executable, "-m", "hpcddp", "env"]
 
 
 def refusals(done) -> list[str]:
-    assert done.returncode == 4, (done.stdout, done.stderr)
+    assert done.returncode == 4, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     assert "hint: " in done.stderr
     return [line for line in done.stderr.splitlines() if line.startswith("hpcddp: ")]

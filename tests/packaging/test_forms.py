@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import shutil
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-pytestmark = pytest.mark.packaging
+pytestmark = [pytest.mark.packaging, pytest.mark.xdist_group("packaging")]  # one worker builds and installs, once
 # What the base install brings to a login node.
 BASE = {"hpcddp", "jinja2", "markupsafe", "pyyaml"}
 REQUESTS = {
@@ -58,29 +60,31 @@ def build(run, kind: str, source: Path, out: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def forms(checkout, wheel, sdist, run, tmp_path_factory) -> dict[str, Form]:
+def form(checkout, request, run, tmp_path_factory) -> Callable[[str], Form]:
+    """Makes a form when it is first asked for: "wheel", "sdist", "editable" or "checkout"."""
+
     def install(*wanted: str | Path) -> Path:
         """The python of a new virtual environment that holds what was wanted, from PyPI where it is not a path."""
         folder = tmp_path_factory.mktemp("venv")
         python = folder / "bin/python"
         run([sys.executable, "-m", "venv", "--without-pip", folder])
-        done = run([sys.executable, "-m", "pip", "--python", python, "install", "-q", *wanted], timeout_s=240)
+        done = run([sys.executable, "-m", "pip", "--python", python, "install", "-q", *wanted])
         assert done.returncode == 0, done.stderr
         return python
 
-    def installed(*wanted: str | Path) -> Form:
-        python = install(*wanted)
+    @functools.cache
+    def make(name: str) -> Form:
+        if name == "checkout":
+            return Form(install("jinja2", "pyyaml"), checkout, checkout)
+        if name == "editable":
+            home = tmp_path_factory.mktemp("editable") / "hpcddp"
+            shutil.copytree(checkout, home)
+            return Form(install("-e", home), empty, home)
+        python = install(request.getfixturevalue(name))
         return Form(python, empty, next(python.parents[1].glob("lib/*/site-packages")))
 
     empty = tmp_path_factory.mktemp("empty")
-    editable = tmp_path_factory.mktemp("editable") / "hpcddp"
-    shutil.copytree(checkout, editable)
-    return {
-        "wheel": installed(wheel),
-        "sdist": installed(sdist),
-        "editable": Form(install("-e", editable), empty, editable),
-        "checkout": Form(install("jinja2", "pyyaml"), checkout, checkout),
-    }
+    return make
 
 
 def hpcddp(run, form: Form, *arguments: str) -> str:
@@ -94,29 +98,33 @@ def hpcddp(run, form: Form, *arguments: str) -> str:
     return re.sub(r"export PYTHONPATH=\w+\"\$.*\n| -x PYTHONPATH", "", text)
 
 
+# Each is compared with the wheel. The other tests run on an editable install, and one below builds the sdist's wheel.
+SLOW = pytest.mark.slow
+OTHERS = ["checkout", pytest.param("sdist", marks=SLOW), pytest.param("editable", marks=SLOW)]
+
+
 @pytest.mark.parametrize("request_name", REQUESTS)
-def test_every_form_prints_the_same_script(forms, request_name, run):
-    scripts = {name: hpcddp(run, form, "render", *REQUESTS[request_name]) for name, form in forms.items()}
-    assert scripts["wheel"].startswith("#!")
-    for name, script in scripts.items():
-        assert script == scripts["wheel"], name
+@pytest.mark.parametrize("other", OTHERS)
+def test_every_form_prints_the_same_script(form, other, request_name, run):
+    script, wanted = (hpcddp(run, form(name), "render", *REQUESTS[request_name], "--demo") for name in (other, "wheel"))
+    assert wanted.startswith("#!")
+    assert script == wanted
 
 
 @pytest.mark.parametrize("verb", [["sites"], ["sites", "show", "abci3"], ["--help"], ["--version"]], ids=" ".join)
-def test_every_form_has_the_verbs_and_the_sites(forms, verb, run):
-    texts = {name: hpcddp(run, form, *verb) for name, form in forms.items()}
-    for name, text in texts.items():
-        assert text == texts["wheel"], name
+@pytest.mark.parametrize("other", OTHERS)
+def test_every_form_has_the_verbs_and_the_sites(form, other, verb, run):
+    assert hpcddp(run, form(other), *verb) == hpcddp(run, form("wheel"), *verb)
 
 
-def test_an_installed_form_has_the_command(forms, run):
-    for name in ("wheel", "sdist", "editable"):
-        done = run([forms[name].python.parent / "hpcddp", "--version"])
-        assert done.returncode == 0, (name, done.stderr)
+@pytest.mark.parametrize("name", ["wheel", *OTHERS[1:]])
+def test_an_installed_form_has_the_command(form, name, run):
+    done = run([form(name).python.parent / "hpcddp", "--version"])
+    assert done.returncode == 0, done.stderr
 
 
-def test_the_base_install_is_small(forms, run):
-    python = forms["wheel"].python
+def test_the_base_install_is_small(form, run):
+    python = form("wheel").python
     done = run([sys.executable, "-m", "pip", "--python", python, "list", "--format", "json"])
     assert {package["name"].lower() for package in json.loads(done.stdout)} == BASE
 

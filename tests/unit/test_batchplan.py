@@ -32,7 +32,6 @@ def test_every_sample_of_the_global_batch_is_in_exactly_one_micro_batch(
         assert math.ceil(math.ceil((world + extra) / world) / micro) > (world + extra) // world
         return
     assert sum(sum(plan.micro_batches(rank)) for rank in range(world)) == world + extra
-    assert plan.shares == tuple(plan.share(rank) for rank in range(world))
     for rank in {0, world // 2, world - 1}:
         sizes = plan.micro_batches(rank)
         assert len(sizes) == plan.accumulation_steps
@@ -46,15 +45,15 @@ def test_every_sample_of_the_global_batch_is_in_exactly_one_micro_batch(
     [(256, 32, {8}), (256, 6, {42, 43}), (100, 8, {12, 13}), (1000, 96, {10, 11}), (256, 7, {36, 37})],
 )
 def test_published_splits(global_batch: int, world: int, shares: set[int]) -> None:
-    assert set(plan_batch(global_batch, world).shares) == shares
+    plan = plan_batch(global_batch, world)
+    assert {plan.share(rank) for rank in range(world)} == shares
 
 
 def test_the_plan_reads_as_a_product_where_it_is_one() -> None:
     assert str(plan_batch(256, 32)) == "256 = 32 ranks x 8 x 1"
     assert str(plan_batch(256, 8, max_micro_batch=16)) == "256 = 8 ranks x 16 x 2"
-    assert (
-        str(plan_batch(256, 7)) == "256 = 7 ranks x 36 to 37 samples in 1 micro batches, 99% of the devices' time used"
-    )
+    assert str(plan_batch(256, 7)) == "256 = 7 ranks x 36 to 37 samples in 1 micro batch, 99% of the devices' time used"
+    assert str(plan_batch(20, 2, 4)) == "20 = 2 ranks x 10 samples in 3 micro batches, 83% of the devices' time used"
 
 
 @pytest.mark.parametrize(("global_batch", "world", "micro"), [(0, 4, None), (4, 0, None), (4, 4, 0), (-8, 2, None)])
@@ -100,3 +99,8 @@ def test_a_learning_rate_follows_the_global_batch_by_the_rule_that_was_asked_for
 def test_an_unknown_rule_and_batches_without_samples_are_refused(base: int, batch: int, rule: str) -> None:
     with pytest.raises(RequestError):
         scale_learning_rate(0.1, base, batch, rule)
+
+
+def test_files_name_the_data_size_as_hpcddp_0_1_did() -> None:
+    plan = {"global_batch": 8, "world_size": 2, "accumulation_steps": 2, "slices": 4}
+    assert list(plan_batch(8, 2, None, 4).describe().items()) == list(plan.items())

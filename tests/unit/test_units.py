@@ -1,11 +1,22 @@
 """Durations and counts as people write them."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcddp.errors import RequestError
-from hpcddp.units import format_walltime, parse_count, parse_walltime
+from hpcddp.units import (
+    WALLTIME_PATTERN,
+    assign,
+    example,
+    format_count,
+    format_walltime,
+    parse_count,
+    parse_walltime,
+    wrong_number,
+)
 
 
 @given(st.integers(1, 10**7))
@@ -13,11 +24,61 @@ def test_a_walltime_survives_being_written_and_read(seconds: int) -> None:
     assert parse_walltime(format_walltime(seconds)) == seconds
 
 
+@given(st.integers(0, 9), st.integers(0, 99), st.integers(0, 99), st.integers(0, 99))
+def test_units_add_up(days: int, hours: int, minutes: int, seconds: int) -> None:
+    total = days * 86400 + hours * 3600 + minutes * 60 + seconds
+    parts = [f"{n}{unit}" for n, unit in ((days, "d"), (hours, "h"), (minutes, "m"), (seconds, "s")) if n]
+    if total:
+        assert parse_walltime("".join(parts)) == total
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("2h", 7200),
+        ("90m", 5400),
+        ("45s", 45),
+        ("1d", 86400),
+        ("2h30m", 9000),
+        ("1d12h", 129600),
+        ("2-00:00:00", 172800),
+        ("1-2:03:04", 93784),
+        ("0:10:00", 600),
+        ("100:00:00", 360000),
+        (" 1:2:3 ", 3723),
+    ],
+)
+def test_the_usual_forms_of_a_walltime_are_read(text: str, seconds: int) -> None:
+    assert parse_walltime(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("where", "hints"),
+    [
+        ("--walltime", ("--walltime 10m", "--walltime 10h")),
+        ("walltime in job.yaml", ("walltime: 10m", "walltime: 10h")),
+        ("--set signal", ("--set signal=10m", "--set signal=10h")),
+    ],
+)
+def test_two_fields_are_asked_about_in_a_form_that_can_be_typed(where: str, hints: tuple[str, str]) -> None:
+    with pytest.raises(RequestError, match="either minutes:seconds or hours:minutes") as refused:
+        parse_walltime("10:00", where)
+    assert refused.value.hint == ", or ".join(hints)
+    for hint in hints:
+        parse_walltime(re.split("[ =]", hint)[-1])
+
+
+def test_a_bare_number_is_asked_about() -> None:
+    with pytest.raises(RequestError, match="'90' has no unit: sbatch would take minutes, qsub seconds") as refused:
+        parse_walltime("90", "--walltime")
+    assert refused.value.hint == "--walltime 90m, or --walltime 90s"
+
+
 @pytest.mark.parametrize(
     "text",
-    ["", "banana", "1:30", "00:3:00:00", "1:60:00", "0:0:0", "-1:00:00", "1:00:0x", "१:00:00", "90", " 1:0 0:00"],
+    ["", "banana", "00:3:00:00", "1:60:00", "0:0:0", "-1:00:00", "1:00:0x", "१:00:00", "1h1d", "1.5h", "2 h", "0s"],
 )
-def test_other_forms_of_a_walltime_are_refused_with_the_right_one(text: str) -> None:
+def test_other_forms_of_a_walltime_are_refused_with_the_right_ones(text: str) -> None:
     with pytest.raises(RequestError) as refused:
         parse_walltime(text, "--walltime")
     assert "--walltime" in refused.value.message
@@ -25,14 +86,55 @@ def test_other_forms_of_a_walltime_are_refused_with_the_right_one(text: str) -> 
     assert "1:30:00" in refused.value.hint
 
 
-@pytest.mark.parametrize("text", ["0", "-3", "four", "1.5", "", "²", "1_0"])
+@given(st.from_regex(r"[0-9:dhms-]{1,12}", fullmatch=True))
+def test_what_is_read_is_what_the_schema_takes(text: str) -> None:
+    try:
+        parse_walltime(text)
+        read = True
+    except RequestError as error:
+        read = "no time at all" in error.message
+    assert read == bool(re.search(f"^{WALLTIME_PATTERN}$", text, re.ASCII))
+
+
+@pytest.mark.parametrize("text", ["four", "1.5", "", "²", "1_0"])
 def test_what_is_no_count_is_refused(text: str) -> None:
-    with pytest.raises(RequestError, match="not a whole number"):
+    with pytest.raises(RequestError, match="not a whole number of 1 or more"):
         parse_count(text, "--nodes")
+
+
+@pytest.mark.parametrize(
+    ("text", "least", "why"),
+    [
+        ("-1", 0, "is below 0"),
+        ("0", 1, "is below 1"),
+        ("9" * 20, 1, "is too large"),
+        ("x", 0, "is not a"),
+    ],
+)
+def test_a_number_out_of_range_is_told_apart_from_no_number(text: str, least: int, why: str) -> None:
+    assert wrong_number(text, least).startswith(why)
 
 
 def test_a_count_may_stand_between_blanks() -> None:
     assert parse_count(" 4 ", "--nodes") == 4
+
+
+@pytest.mark.parametrize(
+    ("where", "typed"),
+    [
+        ("--set mem_gb", "--set mem_gb=512"),
+        ("mem_gb in job.yaml", "mem_gb: 512"),
+        ("nodes in nodestr.yaml", "nodes: 4"),
+        ("gpus in a in queues in my.yaml", "gpus: 4"),
+        ("--global-batch", "--global-batch 256"),
+    ],
+)
+def test_an_example_is_written_as_its_source_is(where: str, typed: str) -> None:
+    assert example(where) == typed
+
+
+def test_an_assignment_at_no_known_source_is_the_value_alone() -> None:
+    assert assign("value", "4") == "4"
 
 
 @pytest.mark.parametrize(
@@ -42,3 +144,9 @@ def test_thousands_of_digits_are_refused_in_a_short_line(read: object) -> None:
     with pytest.raises(RequestError) as refused:
         read("9" * 5000)
     assert len(refused.value.message) < 120
+
+
+def test_one_of_a_thing_is_no_plural() -> None:
+    assert [format_count(n, "rank") for n in (0, 1, 2)] == ["0 ranks", "1 rank", "2 ranks"]
+    assert [format_count(n, "micro batch") for n in (1, 2)] == ["1 micro batch", "2 micro batches"]
+    assert [format_count(n, "loader process") for n in (1, 2)] == ["1 loader process", "2 loader processes"]

@@ -1,1 +1,1 @@
-"""From the micro batches' gradients to the global batch's: averaged by DDP, in parts, or exactly."""
+"""From the gradients of micro batches to the gradient of the global batch: averaged by DDP or FSDP, or exact."""

@@ -9,43 +9,43 @@ import torch
 from torch import Tensor, nn
 
 from hpcddp.errors import RequestError
-from hpcddp.training.samples.loader import Batch
+from hpcddp.training.data.sampler import MicroBatch
+from hpcddp.training.data.weighing import Weight
 
 
 def run_backward(
     loss: Tensor,
-    batch: Batch | None,
+    micro: MicroBatch,
+    weight: Weight,
     models: Sequence[nn.Module],
     *,
     summed: bool,
     scaler: torch.amp.GradScaler | None = None,
 ) -> float | Tensor | None:
-    """Backward from the mean over what counts in the micro batch (`summed`: the sum).
+    """Backward from the mean loss over what counts in the micro batch (`summed`: the sum).
 
-    Returns the loss's weight, None if nothing counts. `models` hold all their parameters on this rank. Without any (a
-    model in parts) a mean over nothing is refused, since its NaN would reach the gradients.
+    Returns the loss's weight, None if nothing counts. `models` have all their parameters on this rank. Without any (a
+    sharded model) a mean over nothing is refused, because its NaN would reach the gradients.
     """
-    if batch is None:
-        raise RequestError("rt.backward() was called outside of rt.micro()", "with rt.micro(batch): rt.backward(loss)")
-    counts = batch.counted > 0
-    if not counts and batch.samples and not models and not summed:
+    counts = weight.counted > 0
+    if not counts and micro.samples and not models and not summed:
         raise RequestError(
-            f"none of this micro batch's {batch.samples} samples has a part that counts, so its mean loss is NaN",
+            f"none of this micro batch's {micro.samples} samples has a part that counts, so its mean loss is NaN",
             "take the sum of the loss and rt.backward(loss, summed=True)",
         )
-    weight = batch.weight_each if summed and counts else batch.weight
+    factor = weight.each if summed and counts else weight.mean
     with nullcontext() if counts else zeroed_gradients(models):
-        whole = isinstance(weight, float) and weight == 1.0  # a tensor is not looked at: the host would wait for it
-        weighted = loss if whole else loss * weight
+        whole = isinstance(factor, float) and factor == 1.0  # a tensor is not looked at: the host would wait for it
+        weighted = loss if whole else loss * factor
         (scaler.scale(weighted) if scaler is not None else weighted).backward()  # type: ignore[no-untyped-call]  # torch does not annotate it
-    return weight if counts else None
+    return factor if counts else None
 
 
 @contextmanager
 def zeroed_gradients(models: Sequence[nn.Module]) -> Iterator[None]:
-    """What comes out of backward passes for the models' parameters counts for nothing, be it NaN.
+    """Backward passes in the body give zero gradients for the models' parameters.
 
-    A mean over no parts is 0/0, and NaN * 0 is NaN. The backward pass itself has to run: other ranks wait for its
+    A mean over nothing is 0/0, and NaN * 0 is NaN. The backward pass itself has to run: other ranks wait for its
     collectives.
     """
     with ExitStack() as stack:

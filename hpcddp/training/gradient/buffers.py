@@ -1,9 +1,8 @@
-"""BatchNorm's running statistics, which DDP leaves different on every rank when it does not broadcast them at each
-step.
+"""BatchNorm's running statistics, which differ between data ranks as long as DDP does not broadcast them.
 
-Training does not use them, so they are brought together only where somebody reads them: before an evaluation and in a
-checkpoint. A running mean is linear in what it saw, so the mean over the ranks is what one process over all of it would
-keep (for the means; variances lack the spread between ranks, as in every DDP without SyncBatchNorm).
+Training does not use them. They are averaged only where they are read: before an evaluation and in a checkpoint. A
+running mean is linear in its input, so the mean over the ranks equals that of one process over all samples. (Variances
+lack the spread between ranks, as in every DDP without SyncBatchNorm.)
 """
 
 from __future__ import annotations
@@ -14,40 +13,42 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
+
+from hpcddp.training.parallel.layout import Layout
+from hpcddp.training.torch_compat import BatchNorm
 
 
-def average_buffers(model: nn.Module, world_size: int) -> None:
-    """Average floating-point buffers over the ranks, in place; the others are alike on all ranks.
+def average_buffers(model: nn.Module, layout: Layout) -> None:
+    """Average floating-point buffers over the data ranks, in place; the others are the same on all of them.
 
-    What is alike on all ranks stays so to the last bit: what is averaged is the distance from rank 0. A collective:
-    call it on every rank.
+    The difference from data rank 0 is averaged, so that a number that is the same everywhere stays the same to the last
+    bit. A collective.
     """
-    if world_size == 1:
+    if layout.data_size == 1:
         return
     buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
     if not buffers:
         return
     flat = torch.cat([buffer.detach().reshape(-1).double() for buffer in buffers])
     first = flat.clone()
-    dist.broadcast(first, src=0)
-    apart = torch.where(flat == first, 0.0, flat - first)  # infinities, as in masks, are alike but have no difference
-    dist.all_reduce(apart)
-    flat = torch.where(apart == 0, first, first + apart / world_size)
+    dist.broadcast(first, src=layout.data_ranks[0], group=layout.data_group)
+    apart = torch.where(flat == first, 0.0, flat - first)  # infinities, as in masks, are equal but have no difference
+    dist.all_reduce(apart, group=layout.data_group)
+    flat = torch.where(apart == 0, first, first + apart / layout.data_size)
     for buffer, part in zip(buffers, torch.split(flat, [buffer.numel() for buffer in buffers]), strict=True):
         buffer.copy_(part.view_as(buffer))
 
 
 @contextmanager
 def frozen_statistics(model: nn.Module) -> Iterator[None]:
-    """BatchNorm layers use and keep their running statistics: for a micro batch that counts for nothing.
+    """BatchNorm layers use and keep their running statistics, for a micro batch that does not count.
 
-    Not SyncBatchNorm: in training it waits for all ranks, so one rank alone cannot leave it out.
+    SyncBatchNorm is left as it is: in training it waits for all ranks, so that one rank alone cannot skip it.
     """
     layers = [
         layer
         for layer in model.modules()
-        if isinstance(layer, _BatchNorm) and not isinstance(layer, nn.SyncBatchNorm) and layer.training
+        if isinstance(layer, BatchNorm) and not isinstance(layer, nn.SyncBatchNorm) and layer.training
     ]
     for layer in layers:
         layer.eval()

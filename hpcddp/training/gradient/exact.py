@@ -1,72 +1,75 @@
 """Gradients that are the same, bit for bit, on any number of ranks.
 
 The global batch is cut into K fixed slices. Each is a micro batch of its own, with random numbers keyed by (seed, step,
-slice), the parameters and the buffers of the step's start, and its own gradient; all K are added in one fixed way
-(slicesum.py). The number of ranks decides who computes a slice, never what is in it nor in which order it is added.
+slice), the parameters and the buffers of the step's start, and its own gradient. All K are summed in one fixed way
+(slice_sum.py). The number of ranks decides which rank computes a slice, but neither its content nor its place in the
+sum.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hpcddp.batchplan import BatchPlan
 from hpcddp.errors import RequestError
-from hpcddp.training.bringup.group import Group
+from hpcddp.training.data.sampler import MicroBatch
 from hpcddp.training.gradient.buffers import frozen_statistics
 from hpcddp.training.gradient.exchange import Exchange
-from hpcddp.training.gradient.gradients import wrap_ddp
-from hpcddp.training.gradient.slicebuffers import SliceBuffers
-from hpcddp.training.gradient.slicesum import make_sum
-from hpcddp.training.samples.sampler import MicroBatch
+from hpcddp.training.gradient.slice_buffers import SliceBuffers
+from hpcddp.training.gradient.slice_sum import make_sum
+from hpcddp.training.parallel.layout import Layout, open_data_group
+from hpcddp.training.parallel.replicated import wrap_ddp
+from hpcddp.training.parallel.sharded import Blocks
+from hpcddp.training.rendezvous.group import Group
+from hpcddp.training.torch_compat import add_to_each
 
 
 class ExactGradients:
-    """As DdpGradients, for a plan with fixed slices. DDP buckets the gradients and hands them over during backward."""
+    """The sum over a plan's fixed slices. DDP collects gradients in buckets and passes them on during backward."""
 
     buffers_differ = False
+    adds_up_in_place = False
     meets_in_forward = False
     averaged_over = 1  # the slices' gradients are summed, and a slice's loss is weighted by n / N
 
-    def __init__(self, group: Group, plan: BatchPlan, method: str) -> None:
-        if plan.slices is None:
-            raise RequestError("exact sums need a plan with slices", "plan_batch(…, slices=8)")
-        self.slots = plan.slices
-        self._group = group
+    def __init__(self, group: Group, layout: Layout, slices: int, method: str) -> None:
+        self.slots = slices
+        self._device = group.device
+        self._layout = layout
         self._models: list[nn.Module] = []
         self._parameters: list[nn.Parameter] = []
         self._places: dict[nn.Parameter, int] = {}
         self._used: set[int] = set()  # by an earlier slice of this step
         self._may_be_unused = False  # whether DDP is to look for parameters that a slice does not use
         on_cpu = group.backend != "nccl"
-        # a group of its own, on which a thread sums buckets one after the other while backward goes on
-        ranks: Any = dist.new_group(backend="gloo") if on_cpu and group.world_size > 1 else None
-        exchange = Exchange(group.world_size, group.rank, ranks, through_cpu=on_cpu and group.device.type == "cuda")
-        self._sum = make_sum(method, exchange, plan.slices)
-        self._buffers = SliceBuffers(make_sum(method, exchange, plan.slices), plan.slices)
+        several = layout.data_size > 1
+        # a group of its own: a thread sums buckets in it one after the other while backward runs
+        ranks = open_data_group(layout, "gloo") if on_cpu and several else layout.data_group
+        exchange = Exchange(layout, ranks, through_cpu=on_cpu and group.device.type == "cuda")
+        self._sum = make_sum(method, exchange, slices)
+        self._buffers = SliceBuffers(make_sum(method, exchange, slices), slices)
         self._failure: BaseException | None = None
-        self._thread = ThreadPoolExecutor(1) if on_cpu and group.world_size > 1 else None
+        self._thread = ThreadPoolExecutor(1) if on_cpu and several else None
         self._stream: Any = None if on_cpu else torch.cuda.Stream(group.device)  # type: ignore[no-untyped-call]  # torch does not annotate it
 
-    def wrap(self, model: nn.Module, options: dict[str, Any]) -> nn.Module:
-        """The model (on its device already) as the loop is to use it: bare at world size 1."""
+    def wrap(self, model: nn.Module, _strategy: str, _blocks: Blocks | None, options: dict[str, Any]) -> nn.Module:
+        """The model on its device, in DDP where there are several data ranks: `check_strategy` refuses all else."""
         for layer in model.modules():
             if isinstance(layer, nn.SyncBatchNorm):
                 raise RequestError(
                     "SyncBatchNorm takes statistics over the ranks, which an exact run must not depend on",
                     "use BatchNorm: in exact mode its statistics are those of a slice, on any number of ranks",
                 )
-        wrapped = model
+        wrapped = model = model.to(self._device)
         self._may_be_unused |= bool(options.get("find_unused_parameters"))
-        if self._group.world_size > 1:
-            wrapper = wrap_ddp(model, self._group.device, options)
+        if self._layout.data_size > 1:
+            wrapper = wrap_ddp(model, self._device, self._layout, options)
             # a lambda: DDP refuses annotations that it cannot read, and ours are strings
             wrapper.register_comm_hook(None, lambda _state, bucket: self._sum_bucket(bucket))
             wrapped = wrapper
@@ -79,7 +82,7 @@ class ExactGradients:
         return wrapped
 
     def check(self, objects: dict[str, Any]) -> None:
-        """Nothing to refuse: wrapping replaces no parameter."""
+        """Any object will do: wrapping replaces no parameter."""
 
     def key(self, micro: MicroBatch) -> tuple[int | str, ...]:
         """What random numbers depend on, beside seed and step."""
@@ -105,24 +108,27 @@ class ExactGradients:
                 self._parameters[place].grad = torch.zeros_like(self._parameters[place])
         with self._passes(micro):
             yield
+
+    def collect(self, micro: MicroBatch) -> None:
+        """Take this slice's gradients away, or with the last one leave the sum of all slices."""
         if self._failure is not None:
             raise self._failure
         self._buffers.end_slice(micro)
         if not micro.last:
             self._sum.add(self._take_gradients())
-        elif self._group.world_size == 1:
+        elif self._layout.data_size == 1:
             self._sum_alone()
 
     @contextmanager
     def _passes(self, micro: MicroBatch) -> Iterator[None]:
-        with frozen_statistics(nn.ModuleList(self._models)) if micro.samples == 0 else nullcontext():
-            wrappers = [m for m in self._models if isinstance(m, DistributedDataParallel)]
-            before = [wrapper.require_backward_grad_sync for wrapper in wrappers]
-            for wrapper in wrappers:
-                wrapper.require_backward_grad_sync = micro.last  # what no_sync() does, for all of them at once
+        """DDP passes gradients on with the last slice only; a slice without samples leaves BatchNorm's statistics."""
+        with ExitStack() as stack:
+            for model in self._models:
+                if isinstance(model, DistributedDataParallel) and not micro.last:
+                    stack.enter_context(model.no_sync())
+                if micro.samples == 0:
+                    stack.enter_context(frozen_statistics(model))
             yield
-            for wrapper, value in zip(wrappers, before, strict=True):
-                wrapper.require_backward_grad_sync = value
 
     def _take_gradients(self) -> list[Tensor]:
         """This slice's, which the parameters give up; zeros for a parameter that the slice did not use."""
@@ -136,9 +142,9 @@ class ExactGradients:
         return taken
 
     def _drop_signs_of_zero(self, gradients: list[Tensor]) -> None:
-        """0 + -0 is 0: which slices of a rank are added to zeros must not show."""
+        """0 + -0 is 0: the result must not show which slices of a rank were added to zeros."""
         if self._may_be_unused and gradients:
-            torch._foreach_add_(gradients, 0.0)
+            add_to_each(gradients, 0.0)
 
     def _sum_alone(self) -> None:
         """What DDP's hook does bucket by bucket where there are several ranks."""
@@ -177,7 +183,7 @@ class ExactGradients:
     def _settle(
         self, summed: torch.futures.Future[Tensor], places: Sequence[int], views: list[Tensor], flat: Tensor
     ) -> None:
-        """On the thread. DDP has to get a tensor; what went wrong is raised where the loop can see it."""
+        """On the thread. DDP needs a tensor in any case; an error is raised later, in the training loop's thread."""
         try:
             flat = self._sum.total(places, views, flat)
         except BaseException as error:

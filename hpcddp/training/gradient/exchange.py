@@ -1,7 +1,8 @@
-"""Sums over the ranks whose result, to the last bit, does not depend on how a library or a network adds.
+"""Sums over the data ranks that are the same to the last bit with any library and network.
 
-A floating-point sum depends on its order, and an all-reduce chooses its own. Here data only travels, and each rank adds
-what it received in the order of the ranks; or integers are added, where order is nothing.
+A floating-point sum depends on its order, and an all-reduce chooses the order. Here the collective only moves data, and
+each rank adds what it received in the order of the ranks; or integers are added, whose sum does not depend on the
+order.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from hpcddp.training.parallel.layout import Layout
 
 
 def fold_pairs(rows: Tensor) -> Tensor:
@@ -24,14 +27,14 @@ def fold_pairs(rows: Tensor) -> Tensor:
 
 
 class Exchange:
-    """The ranks of a group, over which flat vectors are summed. Collectives: every rank calls them in the same order.
+    """Sums flat vectors over the data ranks. Each method is a collective, which every rank calls in the same order.
 
-    gloo moves memory of the CPU only, so that ranks which share a GPU go through it.
+    gloo moves CPU memory only: with `through_cpu` vectors on a GPU are copied there first.
     """
 
-    def __init__(self, world_size: int, rank: int, group: dist.ProcessGroup | None, *, through_cpu: bool) -> None:
-        self.world_size = world_size
-        self._rank = rank
+    def __init__(self, layout: Layout, group: dist.ProcessGroup | None, *, through_cpu: bool) -> None:
+        self.data_size = layout.data_size
+        self._data_rank = layout.data_rank
         self._group = group
         self._through_cpu = through_cpu
 
@@ -41,20 +44,20 @@ class Exchange:
         Each rank adds up one chunk of the vector: an all-to-all and an all-gather move as many bytes as a ring
         all-reduce. May overwrite `flat`, and may return it.
         """
-        if self.world_size == 1:
+        if self.data_size == 1:
             return flat
         size, device = flat.numel(), flat.device
         flat = self._leave_device(flat)
-        chunk = -(-size // self.world_size)
-        sizes = [max(0, min(chunk, size - chunk * i)) for i in range(self.world_size)]
-        mine = sizes[self._rank]
-        received = flat.new_empty(mine * self.world_size)
-        dist.all_to_all_single(received, flat, [mine] * self.world_size, sizes, group=self._group)
-        part = fold_pairs(received.view(self.world_size, mine))
-        even = chunk * self.world_size == size
+        chunk = -(-size // self.data_size)
+        sizes = [max(0, min(chunk, size - chunk * i)) for i in range(self.data_size)]
+        mine = sizes[self._data_rank]
+        received = flat.new_empty(mine * self.data_size)
+        dist.all_to_all_single(received, flat, [mine] * self.data_size, sizes, group=self._group)
+        part = fold_pairs(received.view(self.data_size, mine))
+        even = chunk * self.data_size == size
         if mine < chunk:
             part = torch.nn.functional.pad(part, (0, chunk - mine))
-        whole = flat if even else flat.new_empty(chunk * self.world_size)
+        whole = flat if even else flat.new_empty(chunk * self.data_size)
         dist.all_gather_into_tensor(whole, part, group=self._group)
         return whole[:size].to(device)
 
@@ -67,7 +70,7 @@ class Exchange:
         return self._reduce(values, dist.ReduceOp.SUM)
 
     def _reduce(self, values: Tensor, how: dist.ReduceOp.RedOpType) -> Tensor:
-        if self.world_size == 1:
+        if self.data_size == 1:
             return values
         device, values = values.device, self._leave_device(values)
         dist.all_reduce(values, how, group=self._group)

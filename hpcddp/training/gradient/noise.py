@@ -16,14 +16,15 @@ batch's backward pass brings.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 
 import torch
 from torch import Tensor, nn
 
 from hpcddp.batchplan import BatchPlan
-from hpcddp.training.samples.loader import Batch
+from hpcddp.training.data.sampler import MicroBatch
+from hpcddp.training.data.weighing import Weight
 
 _KEPT = 0.95  # of the running sums, per measured step: a mean over about 20 of them
 
@@ -34,6 +35,8 @@ class NoiseMeter:
     def __init__(self, every: int | None, is_first: bool, averaged_over: int) -> None:
         self._every = every
         self._is_first = is_first
+        self._hooks = ExitStack()
+        self._norms: dict[nn.Parameter, Tensor] = {}  # of what this micro batch's backward pass has brought
         self._averaged_over = averaged_over
         self._parameters: dict[nn.Parameter, None] = {}  # a set that keeps its order
         self._squares: list[Tensor] = []  # of this rank's micro batches: their terms of A
@@ -43,36 +46,45 @@ class NoiseMeter:
         self._noise = self._signal = 0.0  # running sums, apart: the mean of ratios would be far off
         self.scale: float | None = None  # samples; None: not known (yet)
 
-    def watch(self, model: nn.Module, plan: BatchPlan) -> None:
-        """Take the model's parameters in. Warns of a plan from which no noise can be seen."""
-        alone = plan.slices is None and plan.world_size * plan.accumulation_steps == 1
-        if self._every is not None and alone and not self._parameters:
+    def check(self, plan: BatchPlan) -> None:
+        """Warns of a plan from which no noise can be seen."""
+        alone = plan.slices is None and plan.data_size * plan.accumulation_steps == 1
+        if self._every is not None and alone:
             print(
                 "hpcddp: warning: the gradient noise scale takes two micro batches per step, and this plan has one;"
                 f" set max_micro_batch={-(-plan.global_batch // 2)} or less",
                 file=sys.stderr,
             )
+
+    def watch(self, model: nn.Module) -> None:
+        """Take the model's parameters in."""
         self._parameters.update(dict.fromkeys(p for p in model.parameters() if p.requires_grad))
 
-    @contextmanager
-    def micro(self, batch: Batch, step: int) -> Iterator[None]:
-        """Around everything that one micro batch does with gradients, the ranks' sum included. `step` from 0."""
+    def start(self, weight: Weight, step: int) -> None:
+        """A micro batch starts, in `step` (from 0)."""
         if self._every is None or step % self._every:
-            yield
             return
-        norms: dict[nn.Parameter, Tensor] = {}
-        with ExitStack() as stack:
-            for parameter in self._parameters if batch.counted else ():
-                stack.callback(self._listen(parameter, norms).remove)
-            yield
-        if norms:
+        for parameter in self._parameters if weight.counted else ():
+            self._hooks.callback(self._listen(parameter, self._norms).remove)
+
+    def collect(self, micro: MicroBatch, weight: Weight, step: int) -> None:
+        """All gradients of the micro batch are there, the ranks' sum included."""
+        if self._every is None or step % self._every:
+            return
+        self._hooks.close()
+        if self._norms:
             # weight = W n / N, so the gradient that came is W (n_i / N) g_i
-            self._squares.append(_sum_squares(norms.values()) / (batch.weight * self._averaged_over))
-        if batch.last:
-            self._samples = batch.total
+            self._squares.append(_sum_squares(self._norms.values()) / (weight.mean * self._averaged_over))
+            self._norms.clear()
+        if micro.last:
+            self._samples = micro.total
             if self._is_first:  # the same on every rank
                 grads = [_norm(p.grad) for p in self._parameters if p.grad is not None]
                 self._total_square = _sum_squares(grads) if grads else None
+
+    def void(self) -> None:
+        """This step cannot be measured: a backward pass came after its gradients were collected."""
+        self._void = True
 
     def _listen(self, parameter: nn.Parameter, norms: dict[nn.Parameter, Tensor]) -> torch.utils.hooks.RemovableHandle:
         def note(gradient: Tensor) -> None:
@@ -83,7 +95,7 @@ class NoiseMeter:
         return handle
 
     def take(self, step: int) -> dict[str, Tensor | float]:
-        """What the ranks have to add up for this step; the names are the same on every rank."""
+        """The numbers of this step to be summed over the data ranks; the names are the same on every rank."""
         if self._every is None or step % self._every:
             return {}
         squares, total, void = self._squares, self._total_square, self._void
@@ -95,7 +107,7 @@ class NoiseMeter:
         }
 
     def learn(self, sums: Mapping[str, float]) -> dict[str, float | None]:
-        """The sums over the ranks have arrived, if this step was measured; what is to be noted of it."""
+        """Takes the sums over the data ranks, if this step was measured; returns the entries for metrics.jsonl."""
         if "pieces" not in sums or not sums["pieces"] >= 2:
             return {}
         noise, signal = split_square(sums["squares"], sums["square"], sums["pieces"], self._samples)
@@ -117,12 +129,12 @@ def describe_noise(scale: float | None, global_batch: int) -> str | None:
     """A sentence for people; None if nothing was measured."""
     if scale is None:
         return None
-    told = f"gradient noise scale about {_round(scale)} samples; global batch {global_batch}"
+    measured = f"gradient noise scale about {_round(scale)} samples; global batch {global_batch}"
     if scale >= 2 * global_batch:
-        return f"{told}: a batch of up to about {_round(scale)} still saves steps"
+        return f"{measured}: a batch of up to about {_round(scale)} still saves steps"
     if scale >= global_batch / 2:
-        return f"{told}: about as large as it should be; a larger one saves few steps"
-    return f"{told}: a larger batch saves hardly any steps"
+        return f"{measured}: about as large as it should be; a larger one saves few steps"
+    return f"{measured}: a larger batch saves hardly any steps"
 
 
 def _round(number: float) -> str:

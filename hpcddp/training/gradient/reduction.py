@@ -1,4 +1,4 @@
-"""A few numbers summed over the ranks once per step, one step late, so that nobody waits for them."""
+"""A few numbers summed over the ranks: at once, or one step late, so that no rank waits for them."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hpcddp.training.parallel.layout import Layout
 
-def sum_over_ranks(values: Tensor, world_size: int) -> list[float]:
-    """A small vector summed over the ranks in float64. A collective, which waits for the device."""
+
+def sum_over_data_ranks(values: Tensor, layout: Layout) -> list[float]:
+    """A small vector summed over the data ranks in float64. A collective, which waits for the device."""
     sums = values.detach().to(torch.float64, copy=True)
-    if world_size > 1:
-        dist.all_reduce(sums)
+    if layout.data_size > 1:
+        dist.all_reduce(sums, group=layout.data_group)
     numbers: list[float] = sums.tolist()
     return numbers
 
 
 class LaggedSum:
-    """`push` starts the sum of this step; `pull` gives the one pushed before. Every rank must call both in the same
-    order.
+    """`push` starts the sum of this step over all ranks; `pull` returns the one pushed before. Every rank calls both in
+    the same order.
 
     On CUDA the sum goes through a pinned buffer and an event, so the host waits for the step before and never for this
     one.

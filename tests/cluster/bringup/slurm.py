@@ -41,7 +41,14 @@ GresTypes=gpu
 SlurmdParameters=config_overrides
 ReturnToService=2
 SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0
-KillWait=2
+# a busy machine may take long to answer, and to save before it is killed
+KillWait=100
+MessageTimeout=100
+TCPTimeout=60
+BatchStartTimeout=300
+SlurmdTimeout=3600
+# jobs stop by the end time that they are told; that a busy machine lets them do it late is not their fault
+OverTimeLimit=10
 JobRequeue=1
 # finished jobs stay visible to scontrol
 MinJobAge=3600
@@ -76,7 +83,7 @@ def up_slurm(state: Path, nodes: int) -> None:
     _start(state, "login", ["slurmctld", "-c"])
     for index in range(1, nodes + 1):
         _start(state, f"node{index}", ["slurmd"])
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while (idle := _count_idle(state)) != nodes:
         if time.monotonic() > deadline:
             raise RuntimeError(f"{idle} of {nodes} nodes are idle after 30 s; the logs are in {state}/log")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hpcddp.cli.main import main
 from hpcddp.errors import LaunchError
-from hpcddp.ranks.device import device_index, visible_devices
+from hpcddp.ranks.device import choose_device_index, visible_devices
 from hpcddp.ranks.resolve import resolve
 
 out, err = io.StringIO(), io.StringIO()
@@ -27,9 +27,10 @@ place = {
     "environment": {name: value for name, value in os.environ.items() if name.startswith(("SLURM", "CUDA_"))},
 }
 visible = visible_devices(os.environ)
-if status == 0 and visible is not None:
+if status == 0 and visible:
     try:
-        place["device"] = device_index(resolve(os.environ, hostname=place["host"], live=True), len(visible))
+        info = resolve(os.environ, hostname=place["host"], live=True)
+        place["device"] = choose_device_index(len(visible), info.local_rank, info.local_world_size)
     except LaunchError as error:
         place["device"] = str(error)
 if sys.argv[2:3] == ["mpi"]:

@@ -27,7 +27,8 @@ x, y = torch.randn(GLOBAL_BATCH, 8).double(), torch.randint(4, (GLOBAL_BATCH,))
 alone = copy.deepcopy(model)
 torch.nn.functional.cross_entropy(alone(x), y).backward()
 
-shares = plan_batch(GLOBAL_BATCH, world_size).shares
+plan = plan_batch(GLOBAL_BATCH, world_size)
+shares = [plan.share(number) for number in range(world_size)]
 mine = slice(sum(shares[:rank]), sum(shares[: rank + 1]))
 parallel = torch.nn.parallel.DistributedDataParallel(model)
 # DDP takes the mean over ranks of the ranks' means: with uneven shares each must be weighted to make the global mean.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -62,6 +63,11 @@ def test_an_srun_that_forgets_sbatchs_cpus_is_found(more: dict[str, str], found:
 @pytest.mark.parametrize(("threads", "found"), [("32", []), ("33", ["threads"]), ("64,2", ["threads"]), ("", [])])
 def test_too_many_threads_are_found(threads: str, found: list[str]) -> None:
     assert named("mpich", OMP_NUM_THREADS=threads) == found
+
+
+def test_one_thread_for_each_rank_is_never_too_many() -> None:
+    assert named("mpich", NODE._replace(cores=1), OMP_NUM_THREADS="1") == []
+    assert named("mpich", NODE._replace(cores=1), OMP_NUM_THREADS="2") == ["threads"]
 
 
 @pytest.mark.parametrize(
@@ -125,7 +131,7 @@ def test_this_process_bound_to_one_cpu_sees_one() -> None:
     assert "lo" in (look_at_machine({"NCCL_SOCKET_IFNAME": "x"}).interfaces or ())
 
 
-def test_env_says_it_on_stderr_and_never_in_json(tmp_path: object) -> None:
+def test_env_says_it_on_stderr_and_with_json_in_the_object(tmp_path: object) -> None:
     env = predict_environment("mpich", ["node1"], [2], 0) | {"OMP_NUM_THREADS": "100000"}
     line = [sys.executable, "-m", "hpcddp", "env", "--hostname", "node1"]
     human = subprocess.run(line, env=env, capture_output=True, text=True, check=True)
@@ -133,6 +139,7 @@ def test_env_says_it_on_stderr_and_never_in_json(tmp_path: object) -> None:
     assert "warning" not in human.stdout
     machine = subprocess.run([*line, "--json"], env=env, capture_output=True, text=True, check=True)
     assert machine.stderr == ""
+    assert [warning["name"] for warning in json.loads(machine.stdout)["warnings"]] == ["threads"]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def launch(tmp_path: Path, *argv: str, **env: str) -> subprocess.CompletedProces
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=False,
     )
 
@@ -40,7 +40,7 @@ def pbs_job(tmp_path: Path, *hosts: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("program", ["qsub", "sbatch"])
 def test_a_login_node_is_refused_unless_here_is_said(tmp_path: Path, program: str) -> None:
-    path = scheduler_in(tmp_path, program)
+    path = scheduler_in(tmp_path, program).removesuffix(f":{_PATH}")  # this machine may have a real one
     said = launch(tmp_path, "--dry-run", "--", "true", PATH=path)
     assert said.returncode == 4
     assert f"this shell is in no allocation, and this machine has a scheduler ({program} is on PATH)" in said.stderr
@@ -99,6 +99,22 @@ def test_a_rank_does_not_launch_again(tmp_path: Path) -> None:
     said = launch(tmp_path, "--dry-run", "--", "true", **rank)
     assert said.returncode == 4
     assert "this process is a rank already (openmpi: rank 0 of 2" in said.stderr
+
+
+@pytest.mark.parametrize("outer", ["openmpi", "srun"])
+def test_where_launchers_nest_the_rank_is_the_innermost_ones(tmp_path: Path, outer: str) -> None:
+    agent = predict_environment(outer, ["node1", "node2"], [1, 1], 1)
+    inner = predict_environment("torchrun", ["node1", "node2"], [2, 2], 3)
+    said = launch(tmp_path, "--dry-run", "--", "true", **agent, **inner)
+    assert said.returncode == 4
+    assert "this process is a rank already (torchrun: rank 3 of 4" in said.stderr
+
+
+def test_variables_that_a_launcher_sets_beside_its_own_do_not_name_the_rank(tmp_path: Path) -> None:
+    ranks = predict_environment("srun", ["node1", "node2"], [2, 2], 3)
+    beside = {"PMI_RANK": "3", "PMI_SIZE": "4", "RANK": "3", "WORLD_SIZE": "4"}
+    said = launch(tmp_path, "--dry-run", "--", "true", **ranks, **beside)
+    assert "this process is a rank already (srun: rank 3 of 4" in said.stderr
 
 
 @pytest.mark.parametrize(

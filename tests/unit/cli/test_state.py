@@ -2,44 +2,66 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+from pathlib import Path
+
 import pytest
 
 from hpcddp.cli.main import main
-from hpcddp.training.keeping.runfolder import RunFolder, write_state
+from hpcddp.runs.folder import RunFolder
+from hpcddp.runs.lock import is_held_by
+from hpcddp.runs.state import write_state
 
 
 @pytest.fixture
 def stopped(tmp_path, monkeypatch):
     """A run whose attempt 41 stopped in time; this is attempt 41."""
-    write_state(RunFolder(tmp_path, "41"), "continue", step=210, epoch=3, reason="deadline")
+    write_state(RunFolder(str(tmp_path)).attempt("41"), "unfinished", step=210, epoch=3, reason="deadline")
     monkeypatch.setenv("HPCDDP_RUN_DIR", str(tmp_path))
     monkeypatch.setenv("HPCDDP_ATTEMPT", "41")
     return tmp_path
 
 
-def test_people_are_told_in_one_line(stopped, capsys):
+def test_people_and_programs_are_told_the_same(stopped, capsys):
     assert main(["state", str(stopped)]) == 0
-    assert capsys.readouterr().out == "continue at step 210 (deadline), attempt 41\n"
+    assert capsys.readouterr().out == "unfinished at step 210 (deadline), attempt 41\n  epoch    3\n"
+    assert main(["state", "--json", str(stopped)]) == 0
+    told = {"status": "unfinished", "step": 210, "epoch": 3, "reason": "deadline", "attempt": "41"}
+    assert json.loads(capsys.readouterr().out) == {**told, "weights_sha256": None, "exact": None}
 
 
-def test_a_script_is_told_by_the_status_whether_its_attempt_is_to_be_continued(stopped, capsys, monkeypatch):
-    assert main(["state", "--continues"]) == 0
-    assert capsys.readouterr() == ("", "hpcddp: to be continued: step 210 (deadline)\n")
+def test_a_script_is_told_by_the_status_whether_its_attempt_is_unfinished(stopped, capsys, monkeypatch):
+    assert main(["state", "--unfinished"]) == 0
+    assert capsys.readouterr() == ("", "hpcddp: unfinished: step 210 (deadline)\n")
     monkeypatch.setenv("HPCDDP_ATTEMPT", "42")
-    assert main(["state", "--continues"]) == 1
+    assert main(["state", "--unfinished"]) == 1
     for status in ("finished", "failed"):
-        write_state(RunFolder(stopped, "42"), status, step=220, epoch=3, reason="")
-        assert main(["state", "--continues"]) == 1
+        write_state(RunFolder(str(stopped)).attempt("42"), status, step=220, epoch=3, reason="")
+        assert main(["state", "--unfinished"]) == 1
 
 
-@pytest.mark.parametrize("content", [None, "", "[]", '{"status": "continue"', "\0"])
-def test_what_is_no_state_says_nothing(stopped, content, capsys):
+def test_a_run_without_a_state_is_not_unfinished(stopped, capsys):
     (stopped / "state.json").unlink()
-    if content is not None:
-        (stopped / "state.json").write_text(content)
-    assert main(["state", "--continues"]) == 1
+    assert main(["state", "--unfinished"]) == 1
     assert main(["state"]) == 2
-    assert "has no state.json that can be read\nhint: " in capsys.readouterr().err
+    assert "has no state.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", '{"status": "unfinished"', "\0", '{"status": "unfinished", "step": "x"}']
+)
+@pytest.mark.parametrize("options", [[], ["--json"], ["--unfinished"], ["--end"], ["--chain", "5"]])
+def test_a_damaged_state_is_told_in_two_lines_and_stays_as_it_is(stopped, content, options, capsys):
+    path = stopped / "state.json"
+    path.write_text(content)
+    assert main(["state", *options]) == 2
+    said = capsys.readouterr()
+    first, second = said.err.splitlines()
+    assert (said.out, first.startswith(f"hpcddp: {path} ")) == ("", True)
+    assert second.startswith(f"hint: look at it: head {path}; then restore it, or remove it")
+    assert path.read_text() == content
 
 
 @pytest.mark.parametrize(
@@ -48,9 +70,122 @@ def test_what_is_no_state_says_nothing(stopped, content, capsys):
         (["state"], "HPCDDP_RUN_DIR", 2),
         (["state", "--chain", "3"], "HPCDDP_ATTEMPT", 4),
         (["state", "--chain", "x"], "-", 2),
-        (["state", "--chain", "3", "--continues"], "-", 2),
+        (["state", "--chain", "3", "--unfinished"], "-", 2),
+        (["state", "--chain", "3", "--end"], "-", 2),
+        (["state", "--begin", "--end"], "-", 2),
+        (["state", "--fresh"], "-", 2),
+        (["state", "--", "python"], "-", 2),
+        (["state", "--begin", "--fresh", "--resume", "x"], "-", 2),
+        (["state", "--begin", "--process", "x"], "-", 2),
+        (["state", "--begin"], "HPCDDP_ATTEMPT", 4),
+        (["state", "--end"], "HPCDDP_ATTEMPT", 4),
     ],
 )
 def test_a_question_that_cannot_be_answered_is_refused(stopped, arguments, unset, status, monkeypatch):
     monkeypatch.delenv(unset, raising=False)
     assert main(arguments) == status
+
+
+def begin(base, attempt, monkeypatch, *options, command=("python", "train.py"), process=None):
+    monkeypatch.setenv("HPCDDP_ATTEMPT", attempt)
+    return main(["state", str(base), "--begin", "--process", str(process or os.getppid()), *options, "--", *command])
+
+
+def test_an_attempt_gets_its_runs_folder_on_stdout_and_which_run_it_is_on_stderr(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    base = tmp_path / "runs/train"
+    assert begin(base, "41", monkeypatch) == 0
+    assert capsys.readouterr() == (f"{base}\n", "hpcddp: run runs/train: new\n")
+    assert main(["state", str(base), "--end"]) == 1
+    assert begin(base, "42", monkeypatch, command=("python", "other.py")) == 0
+    told = "since train was started with another command, python train.py (to resume that one: --resume train)"
+    assert capsys.readouterr() == (f"{base}-2\n", f"hpcddp: run runs/train-2: new, {told}\n")
+
+
+def test_a_second_attempt_is_refused_while_the_first_one_lives(tmp_path, capsys, monkeypatch):
+    base = tmp_path / "train"
+    assert begin(base, "41", monkeypatch) == 0
+    capsys.readouterr()
+    assert begin(base, "42", monkeypatch, process=1) == 4
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "is in use by attempt 41 on" in said.err
+    assert begin(base, "43", monkeypatch, "--fresh") == 0
+    assert capsys.readouterr().out == f"{base}-2\n"
+
+
+@pytest.fixture
+def chain(tmp_path, monkeypatch):
+    """hpcddp 0.1's run of two attempts, and this is the job that the second one queued."""
+    shutil.copytree(Path(__file__).parents[2] / "captures/runs-0.1/chain", tmp_path / "chain")
+    monkeypatch.setenv("PBS_JOBID", "43.pbs1")
+    return RunFolder(str(tmp_path / "chain"))
+
+
+def begin_chain(run, monkeypatch):
+    return begin(run.path, "43.pbs1", monkeypatch, "--chain", "5")
+
+
+@pytest.mark.parametrize("length", [60, 0])
+def test_a_chain_stops_at_a_damaged_state_and_goes_on_once_it_is_restored(chain, length, capsys, monkeypatch):
+    path = Path(chain.state)
+    whole = path.read_text()
+    path.write_text(whole[:length])
+    assert begin_chain(chain, monkeypatch) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert f"hpcddp: {path} cannot be read: " in said.err
+    assert path.read_text() == whole[:length]
+    assert not os.path.exists(chain.attempt("43.pbs1").path)
+    assert not is_held_by(chain, "43.pbs1")
+    path.write_text(whole)
+    assert begin_chain(chain, monkeypatch) == 0
+    assert "attempt 3 of at most 5, from step 4" in capsys.readouterr().err
+
+
+def test_a_damaged_state_is_not_resumed_by_guess_but_by_name(chain, capsys, monkeypatch):
+    monkeypatch.delenv("PBS_JOBID")
+    command = json.loads(Path(chain.plan).read_text())["command"]
+    Path(chain.state).write_text("")
+    assert begin(chain.path, "44", monkeypatch, command=command) == 2  # it may be finished
+    assert f"hpcddp: {chain.state} cannot be read: " in capsys.readouterr().err
+    assert begin(chain.path, "45", monkeypatch, "--resume", "chain", command=command) == 0
+
+
+@pytest.mark.parametrize("is_loop", [False, True])
+def test_a_chain_whose_next_cannot_be_read_is_told_in_two_lines(chain, is_loop, capsys, monkeypatch):
+    path = Path(chain.attempt("42.pbs1").next)
+    path.unlink()
+    if is_loop:
+        path.symlink_to(path)
+    else:
+        path.mkdir()
+    assert begin_chain(chain, monkeypatch) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"hpcddp: {path} cannot be read: ")
+    assert second == f"hint: ls -l {path}"
+
+
+def test_a_plan_of_a_newer_hpcddp_is_refused_before_the_script_replaces_it(chain, capsys, monkeypatch):
+    path = Path(chain.plan)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"schema": 77}))
+    assert begin_chain(chain, monkeypatch) == 2
+    said = capsys.readouterr()
+    assert (said.out, f"{path} was written by a newer hpcddp" in said.err) == ("", True)
+    assert not os.path.exists(chain.holders)
+
+
+def test_a_chain_that_ends_holds_its_run_no_longer(tmp_path, capsys, monkeypatch):
+    base = tmp_path / "train"
+    assert begin(base, "41", monkeypatch, "--chain", "3") == 0
+    assert capsys.readouterr().out == f"{base}\n2\n"
+    first = RunFolder(str(base)).attempt("41")
+    write_state(first, "finished", step=9, epoch=1, reason="done")
+    Path(first.next).write_text("42")
+    assert main(["state", str(base), "--end"]) == 1
+    monkeypatch.setenv("SLURM_JOB_ID", "42")
+    assert begin(base, "42", monkeypatch, "--chain", "3") == 0
+    said = capsys.readouterr()
+    assert (said.out, "the chain ends here" in said.err) == ("", True)
+    monkeypatch.delenv("SLURM_JOB_ID")
+    assert begin(base, "43", monkeypatch, "--resume", "train") == 0

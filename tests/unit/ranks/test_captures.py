@@ -51,10 +51,10 @@ def test_live_evidence_comes_to_the_same_answer(name: str, monkeypatch: pytest.M
         monkeypatch.setattr(resolve, "_evidence", lambda env, seen=seen: seen)
         expect = process["expect"]
         if "rank" in expect:
-            assert not differences(resolve.find_place(process["env"], live=True).numbers, rank_numbers(expect))
+            assert not differences(resolve.find_rank(process["env"], live=True).numbers, rank_numbers(expect))
         else:
             with pytest.raises(LaunchError):
-                resolve.find_place(process["env"], live=True)
+                resolve.find_rank(process["env"], live=True)
 
 
 def rank_numbers(expect: Values) -> Values:

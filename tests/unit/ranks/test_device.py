@@ -5,29 +5,34 @@ from __future__ import annotations
 import pytest
 
 from hpcddp.errors import LaunchError
-from hpcddp.ranks.device import device_index, visible_devices
-from hpcddp.ranks.predict import predict_environment
-from hpcddp.ranks.resolve import resolve
-
-RANK_3_OF_4_HERE = resolve(predict_environment("openmpi", ["a", "b"], [4, 4], 7))
+from hpcddp.ranks.device import choose_device_index, label_devices, visible_devices
 
 
-@pytest.mark.parametrize(("visible", "index"), [(0, None), (1, 0), (4, 3), (8, 3)])
-def test_one_visible_device_is_number_0_and_enough_are_by_local_rank(visible: int, index: int | None) -> None:
-    assert device_index(RANK_3_OF_4_HERE, visible) == index
+@pytest.mark.parametrize(
+    ("visible", "local_rank", "local_world_size", "index"),
+    [(1, 3, 4, 0), (4, 3, 4, 3), (8, 3, 4, 3), (1, 0, 1, 0), (1, None, None, 0)],
+)
+def test_one_visible_device_is_number_0_and_enough_are_by_local_rank(
+    visible: int, local_rank: int | None, local_world_size: int | None, index: int
+) -> None:
+    assert choose_device_index(visible, local_rank, local_world_size) == index
 
 
 @pytest.mark.parametrize("visible", [2, 3])
 def test_fewer_devices_than_ranks_is_an_error_and_no_remainder(visible: int) -> None:
-    with pytest.raises(LaunchError, match=f"4 ranks are on this node .* {visible} devices"):
-        device_index(RANK_3_OF_4_HERE, visible)
+    with pytest.raises(LaunchError, match=f"4 ranks on this node see {visible} devices"):
+        choose_device_index(visible, 0, 4)
 
 
 def test_an_unknown_local_rank_with_several_devices_is_an_error() -> None:
-    info = resolve({"RANK": "1", "WORLD_SIZE": "2"})
-    assert device_index(info, 1) == 0
     with pytest.raises(LaunchError, match="does not say which rank of its node"):
-        device_index(info, 2)
+        choose_device_index(2, None, None)
+
+
+def test_labels_are_what_the_scheduler_calls_the_devices() -> None:
+    assert label_devices(2, {"CUDA_VISIBLE_DEVICES": "GPU-aa,GPU-bb"}) == ("GPU-aa", "GPU-bb")
+    assert label_devices(2, {}) == ("0", "1")
+    assert label_devices(0, {"CUDA_VISIBLE_DEVICES": "3,4"}) == ()
 
 
 @pytest.mark.parametrize(

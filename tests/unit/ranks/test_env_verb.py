@@ -12,7 +12,7 @@ from hpcddp.cli.main import main
 from .captured import env_of, load
 
 KEYS = ["launcher", "rank", "world_size", "local_rank", "local_world_size", "node_rank", "num_nodes"]
-KEYS += ["master_addr", "master_port", "source"]
+KEYS += ["master_addr", "master_port", "source", "notes", "warnings"]
 
 
 def record(path: Path, env: dict[str, str], end: str = "\0") -> str:

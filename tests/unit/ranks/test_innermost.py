@@ -9,7 +9,7 @@ from hpcddp.ranks.ancestry import gather_evidence, parents, weigh
 from hpcddp.ranks.candidates import find_candidates
 from hpcddp.ranks.innermost import choose
 from hpcddp.ranks.predict import predict_environment
-from hpcddp.ranks.resolve import find_place, resolve
+from hpcddp.ranks.resolve import find_rank, resolve
 
 from .captured import env_of
 
@@ -121,14 +121,15 @@ def test_an_open_pmi_socket_shows_hydra_and_a_dead_one_the_other() -> None:
 
 def test_a_row_whose_program_is_nowhere_among_the_parents_is_a_leftover() -> None:
     submitted_from_a_rank = weigh([(5, "slurm_script"), (4, "slurmstepd")], None)
-    with pytest.raises(LaunchError, match=r"leftover of another launch: .* slurmstepd, pid 4"):
+    with pytest.raises(LaunchError, match=r"leftover of another launch: .* slurmstepd, pid 4") as error:
         choose(find_candidates(OPENMPI), {}, submitted_from_a_rank)
+    assert "unset OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_RANK" in error.value.hint
     assert choose(find_candidates(OPENMPI), {}, weigh([(5, "orted"), (4, "slurmstepd")], None))
     assert choose(find_candidates(OPENMPI), {}, weigh([(5, "python3"), (4, "containerd-shim")], None))
 
 
 def test_rejected_candidates_say_why() -> None:
-    place = find_place(DAEMON_ON_NODE2 | HYDRA)
+    place = find_rank(DAEMON_ON_NODE2 | HYDRA)
     assert [(v.candidate.key, v.chosen) for v in place.verdicts] == [("mpich", True), ("srun", False)]
     assert place.verdicts[1].why == "outside: mpich was started inside it"
 

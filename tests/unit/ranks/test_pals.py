@@ -10,7 +10,7 @@ import pytest
 from hpcddp.errors import LaunchError
 from hpcddp.ranks.apinfo import read_apinfo
 from hpcddp.ranks.rendezvous import find_rendezvous
-from hpcddp.ranks.resolve import find_place, resolve
+from hpcddp.ranks.resolve import find_rank, resolve
 
 HEADER = "@iNNNiNNiNNiNNiNNiNNN"
 HOSTS = ["x1000c0s0b0n0", "x1000c0s1b0n0"]
@@ -53,7 +53,7 @@ def test_without_the_file_the_world_size_is_unknown_and_not_guessed(path: str, t
     (tmp_path / "cut-short").write_bytes(b"\5\0\0\0")
     write_apinfo(tmp_path / "other-version", version=4)
     env = pals(2, PALS_LOCAL_SIZE="1", PALS_APINFO=str(tmp_path / path))
-    assert find_place(env).numbers["world_size"] is None
+    assert find_rank(env).numbers["world_size"] is None
     with pytest.raises(LaunchError, match="not of how many"):
         resolve(env)
 

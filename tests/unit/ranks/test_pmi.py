@@ -70,7 +70,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
 
 
 def test_rank_0s_value_reaches_every_rank(server: Server) -> None:
-    client = PmiClient(server.ranks.fileno(), 5)
+    client = PmiClient(server.ranks.fileno(), 600)
     assert pmi.share_from_rank_0(client, 0, "addr", "node1:12345") == "node1:12345"
     assert pmi.share_from_rank_0(client, 1, "addr", "ignored") == "node1:12345"
     client.finalize()
@@ -81,7 +81,7 @@ def test_rank_0s_value_reaches_every_rank(server: Server) -> None:
 
 def test_a_key_that_nobody_put_is_an_error(server: Server) -> None:
     with pytest.raises(LaunchError, match="answered PMI get"):
-        PmiClient(server.ranks.fileno(), 5).get("none")
+        PmiClient(server.ranks.fileno(), 600).get("none")
 
 
 def test_a_launcher_that_does_not_answer_is_an_error_after_the_limit(server: Server) -> None:
@@ -94,7 +94,7 @@ def test_a_launcher_that_does_not_answer_is_an_error_after_the_limit(server: Ser
 @pytest.mark.parametrize("value", ["", "two words", "x" * 257])
 def test_a_value_that_pmi_cannot_carry_is_refused(server: Server, value: str) -> None:
     with pytest.raises(ValueError, match="PMI carries no value"):
-        PmiClient(server.ranks.fileno(), 5).put("addr", value)
+        PmiClient(server.ranks.fileno(), 600).put("addr", value)
 
 
 def test_without_an_open_socket_there_is_no_connection() -> None:

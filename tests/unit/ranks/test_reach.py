@@ -6,11 +6,11 @@ import pytest
 
 from hpcddp.errors import LaunchError
 from hpcddp.ranks.interfaces import address_toward, interface_of, list_interfaces, usable_addresses
-from hpcddp.ranks.nodelist import is_alias
 from hpcddp.ranks.predict import predict_environment
 from hpcddp.ranks.reach import own_address, reached_as
 from hpcddp.ranks.rendezvous import Rendezvous, find_rendezvous, is_enough
 from hpcddp.ranks.resolve import resolve
+from hpcddp.schedulers.nodelist import is_alias
 
 HSN = ".hsn.cm.aurora.alcf.anl.gov"
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hpcddp.errors import LaunchError
 from hpcddp.ranks.ports import HIGHEST, LOWEST, port_candidates
 from hpcddp.ranks.predict import predict_environment
-from hpcddp.ranks.rendezvous import Rendezvous, find_rendezvous
+from hpcddp.ranks.rendezvous import Rendezvous, find_rendezvous, launch_key
 from hpcddp.ranks.resolve import resolve
 
 HOSTS = ["node1", "node2"]
@@ -115,6 +115,26 @@ def test_a_port_does_not_depend_on_what_only_some_ranks_have() -> None:
     assert here == job("openmpi", 3, **namespace)
     daemon = predict_environment("srun", HOSTS[1:], [1], 0) | {"SLURM_JOB_ID": "7"}
     assert here == job("openmpi", 3, **daemon, **namespace)
+
+
+@pytest.mark.parametrize(
+    ("env", "key", "because"),
+    [
+        ({"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "2"}, "slurm|7|2", "SLURM_JOB_ID"),
+        ({"SLURM_JOBID": "7"}, "slurm|7|", "SLURM_JOBID"),
+        ({"PBS_JOBID": "7.pbs"}, "pbs|7.pbs|", "PBS_JOBID"),
+        ({"PBS_NODEFILE": "/nowhere", "PBS_JOBID": "7.pbs", "JOB_ID": "8"}, "pbs|7.pbs|", "PBS_JOBID"),
+        ({"JOB_ID": "7", "SGE_TASK_ID": "undefined", "RESTARTED": "0"}, "gridengine|7|0", "JOB_ID"),
+        ({"JOB_ID": "7", "SGE_TASK_ID": "undefined", "RESTARTED": "1"}, "gridengine|7|1", "JOB_ID"),
+        ({"LSB_JOBID": "7", "LSB_JOBINDEX": "3"}, "lsf|7[3]|", "LSB_JOBID"),
+        ({"FLUX_ENCLOSING_ID": "f7"}, "flux|f7|", "flux"),
+    ],
+)
+def test_a_jobs_key_is_made_of_the_id_and_the_restarts_that_its_schedulers_row_names(
+    env: dict[str, str], key: str, because: str
+) -> None:
+    ranks = world("mpich", **env)
+    assert launch_key(ranks, resolve(ranks)) == (key, because)
 
 
 def test_without_a_common_key_there_is_no_port() -> None:

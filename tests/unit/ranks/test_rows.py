@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import ast
+import re
+from pathlib import Path
+
 import pytest
 
+import hpcddp
 from hpcddp.errors import LaunchError
-from hpcddp.ranks.launchers import LAUNCHER_NAMES, LAUNCHERS
+from hpcddp.ranks.launchers import JOB_LAUNCHERS, LAUNCHER_NAMES, LAUNCHERS
 from hpcddp.ranks.predict import predict_environment
 from hpcddp.ranks.rankinfo import NUMBERS
-from hpcddp.ranks.resolve import find_place, resolve
+from hpcddp.ranks.resolve import find_rank, resolve
+from hpcddp.schedulers.registry import all_schedulers
 
 from .captured import env_of
 
@@ -95,7 +101,7 @@ def test_a_pin_reads_that_row_and_no_other(name: str) -> None:
     env = other | WHOLE[name] | {"HPCDDP_LAUNCHER": name}
     if name == "pjm":  # beside Open MPI's row, which says more, there is no row of its own
         env = WHOLE[name] | {"HPCDDP_LAUNCHER": name}
-    assert find_place(env).launcher == name
+    assert find_rank(env).launcher == name
 
 
 def test_a_pin_to_none_is_a_single_process_even_in_an_allocation() -> None:
@@ -118,12 +124,71 @@ def test_half_a_row_of_pjm_is_an_error_and_its_job_script_is_no_rank() -> None:
         resolve({"PJM_JOBID": "1", "PJM_MPI_PROC": "4"})
 
 
+PACKAGE = Path(hpcddp.__file__).parent
+LAUNCHER_ROWS = {PACKAGE / "ranks/launchers.py", PACKAGE / "ranks/mpi_launchers.py"}
+VERBS = PACKAGE / "cli/verbs.py"  # what people type instead of a verb: `hpcddp srun`, `hpcddp sbatch`
+
+
+def constants(path: Path) -> set[str]:
+    """A file's strings: a name that is one as a whole counts, a text for people that mentions it does not."""
+    nodes = ast.walk(ast.parse(path.read_text()))
+    return {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+
+
+def named_in(path: Path, rows: dict[str, tuple[str, ...]]) -> set[str]:
+    """The rows, of name -> prefixes of variables, that a file names by either."""
+    words = constants(path)
+    variables = [word for word in words if re.fullmatch(r"[A-Z][A-Z0-9_]+", word)]
+    return {name for name, prefixes in rows.items() if name in words or any(v.startswith(prefixes) for v in variables)}
+
+
+FILES = sorted(set(PACKAGE.rglob("*.py")) - set((PACKAGE / "lint").iterdir()) - LAUNCHER_ROWS)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_file_names_two_launchers_or_two_schedulers_but_rows_and_lint(path: Path) -> None:
+    # `env` is torch's own RANK and WORLD_SIZE; PMI and PMIx are protocols that many launchers speak.
+    launchers = {key: row.prefixes for key, row in LAUNCHERS.items() if key not in {"env", "pmi", "pmix"}}
+    launchers = {key: prefixes for key, prefixes in launchers.items() if prefixes}
+    schedulers = {row.name: row.variables.prefixes for row in all_schedulers() if not row.this_machine}
+    if path != VERBS:
+        assert len(constants(path) & set(JOB_LAUNCHERS)) < 2
+    assert len(named_in(path, launchers)) < 2
+    assert len(named_in(path, schedulers)) < 2
+
+
+SITE_FILE = PACKAGE / "script/site_file.py"  # `torchrun` is a key of a site's file
+OF_ENVIRONMENTS = PACKAGE / "ranks"  # the room that finds out which launcher's variables an environment has
+
+
+def test_outside_of_ranks_schedulers_and_lint_no_file_names_one_launcher_or_scheduler() -> None:
+    rows = {key: row.prefixes for key, row in LAUNCHERS.items() if row.prefixes and key not in {"env", "pmi", "pmix"}}
+    rows |= {row.name: row.variables.prefixes for row in all_schedulers() if not row.this_machine}
+    own = {*JOB_LAUNCHERS, *(name for row in LAUNCHERS.values() for name in row.containers)}
+    named = {}
+    for path in FILES:
+        if path not in {VERBS, SITE_FILE} and path.parent not in {OF_ENVIRONMENTS, PACKAGE / "schedulers"}:
+            named[str(path.relative_to(PACKAGE))] = named_in(path, rows) | (constants(path) & own)
+    assert {path: found for path, found in named.items() if found} == {}
+
+
+def test_a_file_that_names_two_rows_by_their_variables_is_found(tmp_path: Path) -> None:
+    (tmp_path / "two.py").write_text('A = ("OMPI_COMM_WORLD_", "PBS_JOBID")\nB = env["SLURM_JOB_ID"]\nC = "PALS_"\n')
+    assert named_in(tmp_path / "two.py", {"slurm": ("SLURM_",), "pbs": ("PBS_",), "lsf": ("LSB_",)}) == {"slurm", "pbs"}
+    assert named_in(tmp_path / "two.py", {"openmpi": ("OMPI_",), "pals": ("PALS_",)}) == {"openmpi", "pals"}
+
+
+def test_what_a_launcher_alone_sets_is_part_of_what_a_record_keeps_of_it() -> None:
+    for row in LAUNCHERS.values():
+        assert all(own.startswith(row.prefixes) for own in row.own_prefixes)
+
+
 def test_every_name_of_a_launcher_is_a_row() -> None:
     assert set(LAUNCHER_NAMES) - {"none"} <= set(LAUNCHERS)
 
 
 def test_a_world_size_that_is_not_told_is_unknown_to_env_and_an_error_to_resolve() -> None:
     env = env_of("ranks/mpich-pypi-pmi-port-5.0.2", 1)
-    assert find_place(env).numbers["world_size"] is None
+    assert find_rank(env).numbers["world_size"] is None
     with pytest.raises(LaunchError, match="not of how many"):
         resolve(env)

@@ -14,7 +14,7 @@ from hpcddp.ranks.sharedfile import address_path, publish_address, read_address,
 def test_what_rank_0_publishes_the_others_find(tmp_path: Path) -> None:
     folder = str(tmp_path / "attempts")
     threading.Timer(0.1, publish_address, (folder, "job 7", "node1", 12345)).start()
-    assert wait_for_address(folder, "job 7", 10) == ("node1", 12345)
+    assert wait_for_address(folder, "job 7", 600) == ("node1", 12345)
     assert [path.suffix for path in (tmp_path / "attempts").iterdir()] == [".json"]
     withdraw_address(folder, "job 7")
     withdraw_address(folder, "job 7")

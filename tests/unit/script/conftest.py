@@ -5,12 +5,12 @@ import subprocess
 
 import pytest
 
-from hpcddp.script.choose import Choice, open_site
-from hpcddp.script.plan import JobPlan, Origin, plan_job
+from hpcddp.script.find_site import Choice, open_site
+from hpcddp.script.plan import JobPlan, PlannedBy, plan_job
 from hpcddp.script.render import render_script
 from hpcddp.script.spec import read_spec
 
-ORIGIN = Origin(python="/opt/env/bin/python", version="1.2.3", created_by="hpcddp render", cpus=6)
+PLANNED_BY = PlannedBy(python="/opt/env/bin/python", version="1.2.3", created_by="hpcddp render", cpus=6)
 # What each shipped site wants to know before it takes a job of any size.
 ENOUGH = {
     "local": {},
@@ -21,23 +21,24 @@ ENOUGH = {
 }
 
 
-def plan(site: str, origin: Origin = ORIGIN, /, **asked: object) -> JobPlan:
+def plan(site: str, planned_by: PlannedBy = PLANNED_BY, /, **asked: object) -> JobPlan:
     """The plan of a request on a shipped site; what is not asked for is the least that the site takes."""
     values = {"command": ["python", "train.py"], **ENOUGH.get(site, {}), **asked}
     profile = open_site(Choice(site, "--site"), {})
     spec = read_spec(
         {key: (value, f"--{key}") for key, value in values.items() if value is not None}, profile.variables
     )
-    return plan_job(spec, profile, origin)
+    return plan_job(spec, profile, planned_by)
 
 
-def script(site: str, origin: Origin = ORIGIN, /, **asked: object) -> str:
-    return render_script(plan(site, origin, **asked))
+def script(site: str, planned_by: PlannedBy = PLANNED_BY, /, **asked: object) -> str:
+    return render_script(plan(site, planned_by, **asked))
 
 
 # Launchers that run one rank here, and a Python that writes down what it was given.
 _LAUNCHER = '#!/bin/bash\nwhile [ "$1" != "$HPCDDP_PYTHON" ]; do shift; done\nexec "$@"\n'
 _PYTHON = """#!/bin/bash
+if [ "$3" = state ] && [ "$5" = --begin ]; then echo "$4"; exit; fi
 if [ "$3" = state ]; then exit 1; fi
 while [ "$1" != -- ]; do shift; done
 shift
@@ -61,7 +62,7 @@ class StubbedNode:
         )
         (folder / "env").mkdir()
         self._write(folder / "env/python", _PYTHON.replace("FOLDER", str(folder)))
-        self.origin = ORIGIN._replace(python=f"{folder}/env/python")
+        self.planned_by = PLANNED_BY._replace(python=f"{folder}/env/python")
 
     def _write(self, path, text) -> None:
         path.write_text(text)
@@ -78,7 +79,7 @@ class StubbedNode:
             **env,
         }
         return subprocess.run(
-            ["bash"], input=text.encode(), env=node, cwd=self.folder, capture_output=True, timeout=60, check=False
+            ["bash"], input=text.encode(), env=node, cwd=self.folder, capture_output=True, timeout=600, check=False
         )
 
     @property

@@ -15,9 +15,10 @@ from typing import NamedTuple
 import pytest
 
 from hpcddp.errors import RequestError
-from hpcddp.script.chain import Link, judge
+from hpcddp.runs.chain import Link, decide_start
+from hpcddp.runs.state import State
 
-from .conftest import ORIGIN, plan, script
+from .conftest import PLANNED_BY, plan, script
 
 # Stands in for qsub, sbatch, qdel and scancel: numbers what it is given, and writes down folder, options and script.
 _STAND_IN = """#!/bin/bash
@@ -40,13 +41,14 @@ exec "$@"
 _ATTEMPT = """
 import os, signal, sys
 from pathlib import Path
-from hpcddp.training.keeping.runfolder import RunFolder, write_state
+from hpcddp.runs.folder import find_attempt
+from hpcddp.runs.state import write_state
 story = Path(os.environ["SERVER"], "story")
 lines = story.read_text().splitlines()
 story.write_text("\\n".join(lines[1:]))
 status, _, step = lines[0].partition(" ")
-run = RunFolder(Path(os.environ["HPCDDP_RUN_DIR"]), os.environ["HPCDDP_ATTEMPT"])
-said = {"killed": "continue", "killed-finished": "finished"}.get(status, status)
+run = find_attempt(os.environ)
+said = {"killed": "unfinished", "killed-finished": "finished"}.get(status, status)
 if step:
     write_state(run, said, step=int(step), epoch=0, reason="as told")
 if status.startswith("killed"):
@@ -107,7 +109,7 @@ class Server:
             **asked,
             "command": command,
         }
-        text = script(f"generic-{self.scheduler}", ORIGIN._replace(python=sys.executable), **asked)
+        text = script(f"generic-{self.scheduler}", PLANNED_BY._replace(python=sys.executable), **asked)
         (self.folder / "job.sh").write_text(text)
         subprocess.run(
             ["bash", str(self.folder / "bin/qsub"), str(self.folder / "job.sh")],
@@ -135,7 +137,7 @@ class Server:
             **dict.fromkeys(("PBS_NODEFILE", "PE_HOSTFILE"), f"{self.folder}/nodes"),
         }
         done = subprocess.run(
-            ["bash", str(spooled)], env=env, cwd="/", capture_output=True, text=True, timeout=60, check=False
+            ["bash", str(spooled)], env=env, cwd="/", capture_output=True, text=True, timeout=600, check=False
         )
         return Ended(done.returncode, done.stdout + done.stderr)
 
@@ -164,7 +166,7 @@ def test_a_run_goes_on_until_it_is_finished_although_an_attempt_is_killed(schedu
         return end
 
     server._run = watched
-    ends = server.run("continue 5", "killed 7", "finished 9")
+    ends = server.run("unfinished 5", "killed 7", "finished 9")
     assert [end.status for end in ends] == [0, -9, 0]
     assert seen[0] == [f"{tmp_path}/home", str(next(tmp_path.glob("home/runs/long/attempts/41*/script.sh"))), waits]
     assert (server.state["status"], server.state["step"]) == ("finished", 9)
@@ -173,7 +175,7 @@ def test_a_run_goes_on_until_it_is_finished_although_an_attempt_is_killed(schedu
 
 
 def test_the_same_step_twice_ends_the_chain_without_a_launch(pbs):
-    ends = pbs.run("continue 5", "killed 5", "finished 9")
+    ends = pbs.run("unfinished 5", "killed 5", "finished 9")
     assert [end.status for end in ends] == [0, -9, 1]
     assert "the chain ends here: no progress: attempt 42.pbs1 began and ended at step 5" in ends[2].said
     assert (pbs.folder / "story").read_text() == "finished 9"
@@ -196,21 +198,21 @@ def test_a_failed_attempt_cancels_its_follow_up_and_keeps_its_status(pbs):
 
 
 def test_a_follow_up_that_could_not_be_cancelled_sees_that_nothing_is_left_to_do(pbs):
-    ends = pbs.run("killed-finished 9", "continue 10")
+    ends = pbs.run("killed-finished 9", "unfinished 10")
     assert [end.status for end in ends] == [-9, 0]
     assert "the chain ends here: attempt 41.pbs1 has finished the run at step 9" in ends[1].said
     assert pbs.state["status"] == "finished"
 
 
 def test_no_more_attempts_than_asked_for_run(pbs):
-    ends = pbs.run("continue 5", "continue 7", "continue 9", chain="2")
+    ends = pbs.run("unfinished 5", "unfinished 7", "unfinished 9", chain="2")
     assert [end.status for end in ends] == [0, 85]
-    assert "to be continued: step 7" in ends[1].said
+    assert "unfinished: step 7" in ends[1].said
 
 
 def test_submitting_again_begins_a_new_chain_on_the_same_run(pbs):
-    assert len(pbs.run("continue 5", "continue 7", chain="2")) == 2
-    ends = pbs.run("continue 8", "finished 9", chain="2")
+    assert len(pbs.run("unfinished 5", "unfinished 7", chain="2")) == 2
+    ends = pbs.run("unfinished 8", "finished 9", chain="2")
     assert [end.status for end in ends] == [0, 0]
     assert "attempt 1 of at most 2, from step 7" in ends[0].said
 
@@ -223,16 +225,16 @@ def test_a_server_that_takes_no_follow_up_is_told_with_the_command_and_the_train
         return pbs_run(number)
 
     pbs._run = refused
-    (end,) = pbs.run("continue 5")
+    (end,) = pbs.run("unfinished 5")
     assert end.status == 85
     typed = f"cd {pbs.folder}/home && qsub -W depend=afterany:41.pbs1 {pbs.run_dir}/attempts/41.pbs1/script.sh"
     assert "no more jobs today" in end.said
     assert f"hpcddp: the next attempt is not queued. On a login node: {typed}" in end.said
-    assert pbs.state["status"] == "continue"
+    assert pbs.state["status"] == "unfinished"
 
 
 def test_a_relative_folder_is_the_same_for_every_attempt(pbs):
-    assert [end.status for end in pbs.run("continue 5", "continue 7", "finished 9", workdir="sub")] == [0, 0, 0]
+    assert [end.status for end in pbs.run("unfinished 5", "unfinished 7", "finished 9", workdir="sub")] == [0, 0, 0]
     assert pbs.run_dir == pbs.folder / "home/sub/runs/long"
 
 
@@ -243,7 +245,7 @@ def test_a_relative_folder_is_the_same_for_every_attempt(pbs):
 def test_a_job_in_a_container_asks_the_hpcddp_that_is_in_there(scheduler, launcher, runtime, asks, tmp_path):
     server = Server(tmp_path, scheduler)
     container = {"container": "torch.sif", "container_runtime": runtime, "python": sys.executable}
-    ends = server.run("continue 5", "finished 7", launcher=launcher, **container)
+    ends = server.run("unfinished 5", "finished 7", launcher=launcher, **container)
     assert [end.status for end in ends] == [0, 0]
     started = (tmp_path / "started").read_text().splitlines()
     assert started.count(f"{asks} state") == 4  # at each begin and at each end
@@ -256,7 +258,7 @@ def test_a_program_that_writes_no_state_is_not_continued(pbs):
 
 
 def test_a_state_of_another_attempt_says_nothing_of_this_one(pbs):
-    assert [end.status for end in pbs.run("continue 5", chain=None)] == [85]
+    assert [end.status for end in pbs.run("unfinished 5", chain=None)] == [85]
     assert [end.status for end in pbs.run("nothing", chain=None)] == [0]
 
 
@@ -264,11 +266,11 @@ def test_a_state_of_another_attempt_says_nothing_of_this_one(pbs):
     ("site", "asked", "words"),
     [
         ("generic-pbs", {"chain": "1"}, "chain 1 is no chain"),
-        ("generic-pbs", {"chain": "0"}, "is not a whole number of 1 or more"),
+        ("generic-pbs", {"chain": "0"}, "is below 1"),
         ("generic-pbs", {"chain": "5", "array": "1-3"}, "beside array"),
         ("generic-slurm", {"chain": "5", "hold": "true"}, "beside hold"),
         ("generic-slurm", {"chain": "5", "requeue": "true"}, "beside requeue"),
-        ("local", {"chain": "5"}, "chain means nothing to site local"),
+        ("local", {"chain": "5"}, "site local cannot take chain"),
         ("generic-pbs", {"chain": "5", "directives": ["-W depend=afterok:1"]}, "printed by the script itself"),
     ],
 )
@@ -289,11 +291,11 @@ def test_a_file_that_each_attempt_writes_anew_is_said():
     assert not any("anew" in r for r in plan("generic-slurm", chain="5", output="job.log").remarks)
 
 
-def test_a_judgement_needs_a_step_that_has_grown():
-    state = {"status": "continue", "step": 8, "attempt": "7"}
-    assert judge(state, None).goes_on
-    assert judge(state, Link("7", 1, 7)).goes_on
+def test_an_attempt_starts_only_after_a_step_that_has_grown():
+    state = State("unfinished", 8, 0, "", "7")
+    assert decide_start(state, None).starts
+    assert decide_start(state, Link("7", 1, 7)).starts
     for before in (Link("7", 1, 8), Link("7", 1, 9), Link("6", 1, 1)):
-        assert judge(state, before).is_failure
-    assert not judge({**state, "status": "finished"}, Link("7", 1, 7)).is_failure
-    assert judge({"status": "what", "attempt": "7"}, Link("7", 1, 7)).is_failure
+        assert decide_start(state, before).is_failure
+    assert not decide_start(state._replace(status="finished"), Link("7", 1, 7)).is_failure
+    assert decide_start(state._replace(status="what"), Link("7", 1, 7)).is_failure

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hpcddp.cli.refusal import REFUSAL
+from hpcddp.cli.refusal import refusal
 from hpcddp.errors import RequestError
-from hpcddp.script.lint.gridengine import read_gridengine
-from hpcddp.script.lint.pbs import read_pbs
-from hpcddp.script.lint.slurm import read_slurm
+from hpcddp.lint.gridengine import read_gridengine
+from hpcddp.lint.pbs import read_pbs
+from hpcddp.lint.slurm import read_slurm
 
 from .conftest import ENOUGH, StubbedNode, script
 from .test_nothing_becomes_code import quickly, texts
 
-briefly = settings(quickly, max_examples=20)  # each example is two renders
+briefly = settings(quickly, max_examples=settings.default.max_examples // 5)  # each example is two renders
 
 ASKED = {"gpus_per_node": "2", "cpus_per_rank": "8", "walltime": "1:00:00"}
 READERS = {
@@ -44,12 +46,18 @@ def directives(site: str, **asked: object) -> dict[str, str]:
     return options
 
 
+@functools.cache
+def plain_directives(site: str, **asked: str) -> dict[str, str]:
+    """The same, of a request that is compared with many."""
+    return directives(site, **asked)
+
+
 @sites
 @briefly
 @given(word=texts, value=texts, name=filled, folder=filled)
 def test_no_text_changes_what_the_scheduler_reads(site, word, value, name, folder):
     paths = {"pythonpath": [folder], "workdir": folder, "run_dir": folder, "venv": f"/{folder}", "modules": [folder]}
-    plain = directives(site, name="plain")
+    plain = dict(plain_directives(site, name="plain"))
     try:
         odd = directives(site, command=["prog", word], env={"ODD": value}, name=name, **paths)
     except RequestError:
@@ -64,15 +72,18 @@ def test_no_text_changes_what_the_scheduler_reads(site, word, value, name, folde
 @sites
 @quickly
 @given(key=st.sampled_from(VALUES), value=st.one_of(words, filled))
+@example(key="reservation", value="1-")
 def test_a_directives_value_is_read_as_it_was_written_or_refused(site, key, value):
     """Nothing else changes with it, no option is added, and the scheduler reads it letter by letter."""
     more = {"mail": "end"} if key == "mail_to" else {}
-    plain = directives(site, **more)
+    plain = plain_directives(site, **more)
     try:
         odd = directives(site, **more, **{key: [value] if key == "dependency" else value})
     except RequestError:
         return
     changed = {name: odd[name] for name in odd if odd[name] != plain.get(name)}
+    if key == "reservation" and site == "abci3" and changed:  # a reserved queue's jobs say which queue they would be in
+        assert changed.pop("-v") == f"RTYPE={plain['-q']}"
     assert set(plain) - set(odd) <= {"-q"}  # a reservation may stand in for the queue
     assert len(changed) <= 1 or key in {"array", "account"}, changed  # PBS takes an array only with -r y
     read = [part for name, text in changed.items() for part in (text, f"{name.removeprefix('-l ')}={text}")]
@@ -87,7 +98,7 @@ def test_a_directives_value_is_read_as_it_was_written_or_refused(site, key, valu
 @given(option=st.sampled_from(["-l x=", "-v A=", "-m ", "-W a="]), word=words)
 def test_a_raw_directive_is_one_option_or_refused(site, option, word):
     value = f"--comment={word}" if site == "generic-slurm" else option + word
-    plain = directives(site)
+    plain = plain_directives(site)
     try:
         odd = directives(site, directives=[value])
     except RequestError:
@@ -100,7 +111,7 @@ def test_a_raw_directive_is_one_option_or_refused(site, option, word):
 @given(arguments=st.lists(texts, min_size=1, max_size=5), value=texts)
 def test_arguments_reach_the_program_under_grid_engine_too(node: StubbedNode, arguments, value):
     asked = {**READERS["generic-gridengine"][1], "name": "odd", "command": ["prog", *arguments], "env": {"ODD": value}}
-    text = script("generic-gridengine", node.origin, **asked)
+    text = script("generic-gridengine", node.planned_by, **asked)
     done = node.run(text, JOB_ID="77", PE_HOSTFILE=str(node.folder / "nodefile"))
     assert (done.returncode, done.stderr) == (0, b"")
     assert node.arguments == ["prog", *arguments]
@@ -110,8 +121,8 @@ def test_arguments_reach_the_program_under_grid_engine_too(node: StubbedNode, ar
 
 @pytest.mark.parametrize("read", [read_pbs, read_slurm])
 def test_a_failed_render_is_refused_by_the_parsers(read):
-    assert read(REFUSAL).refusals
+    assert read(refusal()).refusals
 
 
 def test_a_failed_render_is_an_unknown_option_to_grid_engine():
-    assert [option.name for option in read_gridengine(REFUSAL).options] == ["-hpcddp-render-failed"]
+    assert [option.name for option in read_gridengine(refusal()).options] == ["-hpcddp-render-failed"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib.util
 import re
 
-from hpcddp.script import profile
-from hpcddp.script.choose import site_files
-from hpcddp.script.profile import load_site
+from hpcddp.script import site_file
+from hpcddp.script.find_site import site_files
+from hpcddp.script.site_file import load_site
 from hpcddp.script.spec import KEYS
 
 
@@ -23,8 +23,8 @@ def test_every_key_of_a_job_file_is_in_the_manual(repo):
 
 def test_every_key_of_a_site_file_is_in_the_manual(repo):
     text = (repo / "docs/sites.md").read_text()
-    assert keys_in(text, "(exit status 3") == list(profile.SITE)
-    assert keys_in(text, "A queue says") == [key for key in profile.QUEUE if key != "source"]
+    assert keys_in(text, "(exit status 3") == list(site_file.SITE)
+    assert keys_in(text, "A queue says") == [key for key in site_file.QUEUE if key != "source"]
 
 
 def test_the_sites_pages_are_those_of_their_files(repo):

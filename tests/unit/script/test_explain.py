@@ -2,35 +2,49 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+
 import pytest
 
+from hpcddp.lint.gridengine import read_gridengine
+from hpcddp.lint.pbs import read_pbs
+from hpcddp.lint.slurm import read_slurm
 from hpcddp.script.compare import compare_plans
 from hpcddp.script.explain import explain_script
-from hpcddp.script.lint.gridengine import read_gridengine
-from hpcddp.script.lint.pbs import read_pbs
-from hpcddp.script.lint.slurm import read_slurm
+from hpcddp.script.find_site import Choice, open_site
+from hpcddp.script.plan import plan_job
+from hpcddp.script.spec import read_spec
 
-from .conftest import ENOUGH, plan, script
+from .conftest import ENOUGH, PLANNED_BY, plan, script
 
 
-def explain(site: str, asked: dict[str, str] | None = None, **values: object) -> dict[str, str]:
+def explain(site: str, **values: object) -> dict[str, str]:
     """Line -> its sources."""
-    text = explain_script(plan(site, **values), asked or {})
+    text = explain_script(plan(site, **values))
     pairs = (line.rpartition(" | ") if " | " in line else (line, "", "") for line in text.splitlines())
     return {line.strip(): why for line, _, why in pairs}
 
 
 @pytest.mark.parametrize("site", ENOUGH)
 def test_every_line_of_the_script_is_there_in_order(site):
-    text = explain_script(plan(site), {})
+    text = explain_script(plan(site))
     at = 0
     for line in script(site).splitlines():
         at = text.index(line, at)
 
 
 def test_options_job_file_site_and_defaults_are_told_apart():
-    asked = {"nodes": "--nodes", "account": "account in job.yaml", "env": "env in job.yaml", "env.B": "--set env.B"}
-    lines = explain("abci3", asked, nodes="3", env={"A": "1", "B": "2"})
+    asked = {
+        "account": ("gabc12345", "account in job.yaml"),
+        "env": ({"A": "1", "B": "1"}, "env in job.yaml"),
+        "env.B": ("2", "--set env.B"),
+        "nodes": ("3", "--nodes"),
+        "command": (["python", "train.py"], "the command after --"),
+    }
+    site = open_site(Choice("abci3", "--site"), {})
+    text = explain_script(plan_job(read_spec(asked, site.variables), site, PLANNED_BY))
+    lines = {line.rpartition(" | ")[0].strip() or line: line.rpartition(" | ")[2] for line in text.splitlines()}
     assert lines["#PBS -N train"] == "default: the script's name"
     assert lines["#PBS -P gabc12345"] == "account in job.yaml"
     assert lines["#PBS -q rt_HF"] == "site abci3: queue"
@@ -41,23 +55,29 @@ def test_options_job_file_site_and_defaults_are_told_apart():
     assert "https://docs.abci.ai/v3/en/environment-modules/, 2026" in lines["module load hpcx/2.20 || exit"]
     assert lines["export A=1"] == "env in job.yaml"
     assert lines["export B=2"] == "--set env.B"
-    assert lines["launched=$!"] == ""
+    assert "launched=$!" in text.splitlines()
 
 
 def test_a_derived_value_is_followed_to_what_it_is_worked_out_from():
-    lines = explain(
-        "generic-slurm", {"nodes": "--nodes", "ranks_per_node": "--ranks-per-node"}, nodes="3", ranks_per_node="4"
-    )
+    lines = explain("generic-slurm", nodes="3", ranks_per_node="4")
     launch = next(why for line, why in lines.items() if line.startswith("srun --nodes=3 --ntasks=12"))
-    assert launch == "--nodes; --ranks-per-node"
+    assert launch == "--nodes; --ranks_per_node"
+
+
+def test_a_plan_carries_where_each_value_came_from():
+    sources = plan("abci3", nodes="3", venv="/v", env={"A": "1"}).sources
+    assert (sources["nodes"], sources["python"], sources["env.A"]) == ("--nodes", "--venv", "--env")
+    assert sources["walltime"].startswith("site abci3: walltime")
+    assert sources["ranks_per_node"] == "default: one per GPU"
 
 
 @pytest.mark.parametrize("site", ENOUGH)
 def test_no_scheduler_takes_an_explanation_or_a_comparison_for_a_job(site):
     both = (plan(site), script(site)), (plan("generic-pbs", account=None), script("generic-pbs"))
-    for text in (explain_script(plan(site), {}), compare_plans(*both)):
+    for text in (explain_script(plan(site)), compare_plans(*both)):
         assert read_pbs(text).refusals
         assert read_slurm(text).refusals
+        assert subprocess.run(["bash"], input=text, text=True, capture_output=True, check=False).returncode == 2
         assert read_gridengine(text).options[0].name == "-hpcddp-explains-and-queues-nothing"
 
 
@@ -79,5 +99,11 @@ def test_both_are_printed_when_asked_for(run, tmp_path):
 
     assert "| --walltime\n" in render("--explain").stdout
     assert "+++ generic-slurm\n" in render("--diff", "generic-slurm").stdout
+    lines = json.loads(render("--explain", "--json").stdout)["lines"]
+    assert {"text": "#PBS -l walltime=01:00:00", "sources": ["--walltime"]} in lines
+    record = json.loads(render("--diff", "generic-slurm", "--json").stdout)
+    assert record["differing"]["launcher"] == ["openmpi", "srun"]
+    assert "+++ generic-slurm" in record["script_diff"]
+    assert render("--json").returncode == 2
     assert render("--diff", "generic-pbs").returncode == 2
     assert render("--diff", "nowhere").returncode == 3

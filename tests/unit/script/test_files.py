@@ -7,16 +7,16 @@ import re
 import pytest
 
 from hpcddp.errors import RequestError, SiteError
-from hpcddp.script.choose import (
+from hpcddp.script.find_site import (
     Choice,
-    chosen_site,
+    asked_site,
     open_site,
     site_files,
     site_of_host,
     site_of_scheduler,
 )
 from hpcddp.script.loading import load_yaml, parse_yaml
-from hpcddp.script.profile import FIELDS, load_site
+from hpcddp.script.site_file import FIELDS, load_site
 from hpcddp.script.spec import read_spec, spec_items
 
 
@@ -32,10 +32,12 @@ def test_plain_values_are_the_text_that_stands_in_the_file():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("nodes: 1\nnodes: 2\n", "'nodes' stands twice"),
+        ("nodes: 1\nnodes: 2\n", "line 2: 'nodes' stands twice\nhint: remove one of the two"),
         ("nodes: [1\n", "line 2 is not YAML"),
         ("- a\n", "holds a list"),
-        ("just text", "holds a str"),
+        ("just text", "holds plain text"),
+        ("env:\n\tA: 1\n", "line 2 is indented with a tab\nhint: indent with blanks"),
+        ("a: 1\n\tb: 2\n", "line 2 is indented with a tab"),
         ("? [a]\n: b\n", "a key is not plain text"),
     ],
 )
@@ -52,14 +54,24 @@ def test_an_empty_file_asks_for_nothing():
     ("key", "value", "words"),
     [
         ("nodez", "1", r"unknown key 'nodez'.*did you mean 'nodes'"),
-        ("nodes", "0", "not a whole number of 1 or more"),
-        ("nodes", "-3", "not a whole number"),
+        ("nodes", "0", "'0' is below 1\nhint: nodes: 4$"),
+        ("nodes", "-3", "is below 1"),
+        ("nodes", "99999999999999999999", "is too large"),
+        ("mem_gb", "x", "not a whole number of 1 or more\nhint: mem_gb: 512$"),
         ("nodes", "1.5", "not a whole number"),
         ("nodes", ["1"], "is a list"),
-        ("walltime", "90", "not H:M:S"),
-        ("walltime", "1-00:00:00", "not H:M:S"),
-        ("walltime", "00:3:00:00", "not H:M:S"),
-        ("launcher", "mpirun", "is not known"),
+        ("walltime", "90", "has no unit"),
+        ("walltime", "10:00", "either minutes:seconds or hours:minutes\nhint: walltime: 10m, or walltime: 10h$"),
+        ("walltime", "00:3:00:00", "not a duration"),
+        ("signal", "120", "has no unit.*\nhint: signal: 120m, or signal: 120s$"),
+        ("signal", "0:0:0", "no time at all\nhint: signal: 0:02:00$"),
+        ("modules", "cuda,openmpi", r"comma in 'cuda,openmpi': blanks.*\nhint: modules: \[cuda, openmpi\]$"),
+        ("exclusive", "yes", "'yes' is not known\nhint: exclusive: true$"),
+        ("requeue", "off", "hint: requeue: false$"),
+        ("launcher", "mpirun", "'mpirun' is not known\nhint: launcher: openmpi$"),
+        ("launcher", "mpiexec", "hint: launcher: mpich, or launcher: pals$"),
+        ("launcher", "slurm", "hint: launcher: srun$"),
+        ("launcher", "opnmpi", "did you mean 'openmpi'"),
         ("env", "A=1", "not a mapping"),
         ("env", {"1A": "x"}, "not a variable's name"),
         ("env", {"A": ["x"]}, "A is a list"),
@@ -174,11 +186,11 @@ def test_what_the_user_said_is_taken_in_order(tmp_path):
     (tmp_path / "hpcddp/config.yaml").write_text("site: d\n")
     config = {"XDG_CONFIG_HOME": str(tmp_path)}
     env = {**config, "HPCDDP_SITE": "b"}
-    assert chosen_site("a", "c", "job.yaml", env) == Choice("a", "--site")
-    assert chosen_site(None, "c", "job.yaml", env) == Choice("b", "$HPCDDP_SITE")
-    assert chosen_site(None, "c", "job.yaml", config) == Choice("c", "site in job.yaml")
-    assert chosen_site(None, None, "", config) == Choice("d", f"site in {tmp_path}/hpcddp/config.yaml")
-    assert chosen_site(None, None, "", {"HOME": str(tmp_path)}) is None
+    assert asked_site("a", "c", "job.yaml", env) == Choice("a", "--site")
+    assert asked_site(None, "c", "job.yaml", env) == Choice("b", "$HPCDDP_SITE")
+    assert asked_site(None, "c", "job.yaml", config) == Choice("c", "site in job.yaml")
+    assert asked_site(None, None, "", config) == Choice("d", f"site in {tmp_path}/hpcddp/config.yaml")
+    assert asked_site(None, None, "", {"HOME": str(tmp_path)}) is None
 
 
 def test_a_site_is_found_by_the_whole_of_the_hosts_name():
@@ -187,14 +199,14 @@ def test_a_site_is_found_by_the_whole_of_the_hosts_name():
 
 
 @pytest.mark.parametrize(
-    ("version", "sbatch", "site"),
+    ("programs", "site"),
     [
-        ("pbs_version = 23.06.06\n", True, "generic-pbs"),
-        ("Grid Engine 8.1.9", True, "generic-slurm"),
-        ("Grid Engine 8.1.9", False, "local"),
-        (None, True, "generic-slurm"),
-        (None, False, "local"),
+        ({"qsub": "pbs_version = 23.06.06\n", "sbatch": ""}, "generic-pbs"),
+        ({"qsub": "Grid Engine 8.1.9", "sbatch": ""}, "generic-slurm"),
+        ({"qsub": "Grid Engine 8.1.9"}, "local"),
+        ({"sbatch": ""}, "generic-slurm"),
+        ({}, "local"),
     ],
 )
-def test_a_scheduler_on_path_makes_the_generic_site_and_a_foreign_qsub_does_not(version, sbatch, site):
-    assert site_of_scheduler(version, sbatch).site == site
+def test_a_scheduler_on_path_makes_the_generic_site_and_a_foreign_qsub_does_not(programs, site):
+    assert site_of_scheduler(programs.__contains__, programs.__getitem__).site == site

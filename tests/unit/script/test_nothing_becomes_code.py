@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 import pytest
@@ -20,7 +21,10 @@ NASTY += ["l1\nl2", "a\tb", "\r", "\x7f\x01", "#", "\\", "x\\", "é日本", "\n#
 NASTY += ["HPCDDP_PLAN", "\nHPCDDP_PLAN\n", "{{ job }}", "{% raw %}"]
 carried = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
 texts = st.one_of(st.sampled_from(NASTY), carried, st.lists(st.sampled_from(NASTY)).map("".join))
-quickly = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quickly = settings(
+    max_examples=settings.default.max_examples * 2 // 5,  # of 100, or of 1000 in `make test-all`
+    suppress_health_check=[*settings.default.suppress_health_check, HealthCheck.function_scoped_fixture],
+)
 
 
 def directives(text: str) -> list[str]:
@@ -31,7 +35,7 @@ def directives(text: str) -> list[str]:
 @quickly
 @given(arguments=st.lists(texts, min_size=1, max_size=5), value=texts)
 def test_arguments_and_variables_reach_the_program_byte_for_byte(site, node: StubbedNode, arguments, value):
-    text = script(site, node.origin, command=["prog", *arguments], env={"ODD": value}, name="odd")
+    text = script(site, node.planned_by, command=["prog", *arguments], env={"ODD": value}, name="odd")
     done = node.run(text)
     assert (done.returncode, done.stderr) == (0, b"")
     assert node.arguments == ["prog", *arguments]
@@ -39,23 +43,19 @@ def test_arguments_and_variables_reach_the_program_byte_for_byte(site, node: Stu
     assert not list(node.folder.rglob("PWNED"))
 
 
+@functools.cache
+def with_texts(site: str, word: str, value: str, name: str, folder: str) -> str:
+    paths = {"pythonpath": [folder], "workdir": folder, "run_dir": folder, "venv": f"/{folder}", "modules": [folder]}
+    return script(site, command=["prog", word], env={"ODD": value}, name=name, **paths)
+
+
 @pytest.mark.parametrize("site", ENOUGH)
 @quickly
 @given(word=texts, value=texts, name=texts.filter(bool), folder=texts.filter(bool))
 def test_no_text_adds_a_directive_or_a_line(site, word, value, name, folder):
-    def render(word, value, name, folder):
-        paths = {
-            "pythonpath": [folder],
-            "workdir": folder,
-            "run_dir": folder,
-            "venv": f"/{folder}",
-            "modules": [folder],
-        }
-        return script(site, command=["prog", word], env={"ODD": value}, name=name, **paths)
-
-    plain = render("word", "value", "name", "folder")
+    plain = with_texts(site, "word", "value", "name", "folder")
     try:
-        odd = render(word, value, name, folder)
+        odd = with_texts.__wrapped__(site, word, value, name, folder)
     except RequestError:
         assert "\n" in name + folder  # nothing else is refused: all of it can be carried
         return
@@ -67,8 +67,8 @@ def test_no_text_adds_a_directive_or_a_line(site, word, value, name, folder):
 @quickly
 @given(texts)
 def test_a_job_name_becomes_one_that_every_scheduler_takes(text):
-    assert re.fullmatch(r"[A-Za-z][A-Za-z0-9_.+-]{0,229}", job_name(text))
-    assert job_name(job_name(text)) == job_name(text)
+    assert re.fullmatch(r"[A-Za-z][A-Za-z0-9_.+-]{0,229}", job_name(text, 230))
+    assert job_name(job_name(text, 230), 230) == job_name(text, 230)
 
 
 @pytest.mark.parametrize("text", ["nul\0", "\udcff"])

@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp.script.choose import Choice, open_site, site_files
+from hpcddp.schedulers.pbs import parse_queues
+from hpcddp.schedulers.row import QueueFound
+from hpcddp.schedulers.slurm import parse_partitions
+from hpcddp.script.find_site import Choice, open_site, site_files
 from hpcddp.script.loading import load_yaml
-from hpcddp.script.profile import load_site
 from hpcddp.script.schema import site_schema
-from hpcddp.script.survey import Found, format_start, parse_pbs, parse_sinfo
+from hpcddp.script.site_file import load_site
+from hpcddp.script.survey import format_start
 
 
 def captured(repo, name: str) -> str:
@@ -21,24 +24,24 @@ def captured(repo, name: str) -> str:
 
 
 def test_pbs_queues_are_those_that_are_open_with_the_nodes_behind_them(repo):
-    found = {q.name: q for q in parse_pbs(captured(repo, "qstat_queues_json"), captured(repo, "pbsnodes_json"))}
-    assert found["rt_HF"] == Found("rt_HF", 4, 192, 1000, 8, None, "168:00:00")
-    assert found["rt_HG"] == Found("rt_HG", 4, 16, 1000, 1)
+    found = {q.name: q for q in parse_queues(captured(repo, "qstat_queues_json"), captured(repo, "pbsnodes_json"))}
+    assert found["rt_HF"] == QueueFound("rt_HF", 4, 192, 1000, 8, None, "168:00:00")
+    assert found["rt_HG"] == QueueFound("rt_HG", 4, 16, 1000, 1)
     assert "closed" not in found
 
 
 def test_partitions_are_read_with_their_largest_node():
     text = "gpu|4|64|515000|gpu:a100:4(S:0-1)|2-00:00:00\ngpu|2|64|1031000|gpu:a100:8|2-00:00:00\n"
     text += "cpu|9|48|192000|(null)|30:00\nall|15|48+|192000+|(null)|infinite\n"
-    assert parse_sinfo(text) == [
-        Found("gpu", 6, 64, 1006, 8, "a100", "48:00:00"),
-        Found("cpu", 9, 48, 187, 0, None, "0:30:00"),
-        Found("all", 15, 48, 187, 0, None, None),
+    assert parse_partitions(text) == [
+        QueueFound("gpu", 6, 64, 1006, 8, "a100", "48:00:00"),
+        QueueFound("cpu", 9, 48, 187, 0, None, "0:30:00"),
+        QueueFound("all", 15, 48, 187, 0, None, None),
     ]
 
 
 @pytest.mark.parametrize("scheduler", ["slurm", "pbs"])
-@pytest.mark.parametrize("queues", [[], [Found("gpu", 4, 64, 502, 4, "a100", "24:00:00"), Found("x")]])
+@pytest.mark.parametrize("queues", [[], [QueueFound("gpu", 4, 64, 502, 4, "a100", "24:00:00"), QueueFound("x")]])
 def test_a_start_is_a_site_that_loads(scheduler, queues, tmp_path):
     (tmp_path / "my.yaml").write_text(format_start("my", scheduler, "2026-11-21", queues, "sinfo"))
     site = load_site("my", str(tmp_path / "my.yaml"))
@@ -93,4 +96,4 @@ def test_the_schema_knows_what_the_loader_refuses():
     schema = site_schema()
     assert not matches(schema, {"schema": "1", "scheduler": "torque"})
     assert not matches(schema, {"queues": {"a": {"gpuz": "4"}}})
-    assert not matches(schema, {"queues": {"a": {"limits": [{"walltime": "1d"}]}}})
+    assert not matches(schema, {"queues": {"a": {"limits": [{"walltime": "10:00"}]}}})

@@ -20,7 +20,11 @@ def test_abci_gets_one_rank_per_gpu_and_its_share_of_the_cores():
 @pytest.mark.parametrize(
     ("site", "asked", "words"),
     [
-        ("abci3", {"account": None}, ["takes no job without an account", "--account"]),
+        (
+            "abci3",
+            {"account": None},
+            ["still needs an account (https://docs.abci.ai", "--account NAME"],
+        ),
         ("abci3", {"queue": "rt_hf"}, ["'rt_hf' is not one of", "rt_HF"]),
         ("abci3", {"nodes": "129"}, ["1 to 128 nodes", "129", "docs.abci.ai", "--nodes 128"]),
         ("abci3", {"nodes": "2", "queue": "rt_HG"}, ["takes 1 node", "--queue rt_HF"]),
@@ -64,7 +68,7 @@ def test_a_fact_that_nobody_gave_is_a_site_error_naming_the_option(site, missing
         (
             "3",
             "256",
-            "256 = 24 ranks x 10 to 11 samples in 1 micro batches, 97% of the devices' time used; evenly on 1 or",
+            "256 = 24 ranks x 10 to 11 samples in 1 micro batch, 97% of the devices' time used; evenly on 1 or",
         ),
         ("4", "256", "global batch 256 = 32 ranks x 8 x 1"),
     ],
@@ -107,7 +111,7 @@ def test_a_job_without_a_name_is_called_after_its_script():
 
 
 def test_the_reference_trainer_gets_the_global_batch_as_an_argument():
-    trainer = ["python", "-m", "hpcddp.training.train"]
+    trainer = ["python", "-m", "hpcddp.trainer.train"]
     assert plan("local", command=trainer, global_batch="64").command[-2:] == ("--global-batch", "64")
     assert plan("local", command=["python", "my.py"], global_batch="64").command == ("python", "my.py")
 
@@ -133,8 +137,8 @@ def test_the_largest_site_takes_its_largest_job():
 
 def test_torchrun_is_started_once_per_node_and_only_on_several_nodes_by_a_launcher():
     one, three = plan("generic-slurm", launcher="torchrun"), plan("generic-slurm", launcher="torchrun", nodes="3")
-    assert (one.starter, three.starter, three.processes, three.cpus_per_process) == ("", "srun", 3, 16)
-    assert plan("abci3", launcher="torchrun", nodes="3").starter == "openmpi"
+    assert (one.outer_launcher, three.outer_launcher, three.processes, three.cpus_per_process) == ("", "srun", 3, 16)
+    assert plan("abci3", launcher="torchrun", nodes="3").outer_launcher == "openmpi"
 
 
 def test_gpus_given_to_each_task_are_remarked_on():

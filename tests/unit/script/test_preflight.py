@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from hpcddp.errors import RequestError
 from hpcddp.script.preflight import Here, check_output, check_plan
 
-from .conftest import ORIGIN, plan, script
+from .conftest import PLANNED_BY, plan, script
 
 THERE = {
     "/sub",
@@ -66,8 +68,79 @@ def test_what_the_compute_nodes_may_have_is_told(asked, words):
     assert words in " ".join(check(**asked))
 
 
+FILES = {
+    "/sub/noexec.sh": b"#!/bin/sh\n",
+    "/sub/plain": b"echo\n",
+    "/sub/tool": b"#!/bin/sh\n",
+    "/sub/train.py": b"import torch\n",
+    "/usr/bin/bash": b"\x7fELF",
+    "/opt/env/bin/accelerate": b"#!/opt/env/bin/python\n",
+    "/opt/env/pyvenv.cfg": b"include-system-site-packages = false\n",
+}
+FOLDERS = {
+    "/usr/bin": ["bash", "python3", "nsys"],
+    "/opt/env/lib": ["python3.11"],
+    "/opt/env/bin": ["python", "accelerate"],
+}
+EXECUTABLE = {"/sub/plain", "/sub/tool", "/usr/bin/bash", "/opt/env/bin/accelerate"}
+
+
+def look(site: str = "generic-slurm", more: tuple[str, ...] = (), **asked: object) -> list[str]:
+    """The remarks on a machine with these files, of which `more` are there as well."""
+    there = THERE | set(FILES) | set(more)
+    here = Here(
+        "/sub",
+        lambda path: os.path.normpath(path) in there,
+        lambda path: os.path.normpath(path) in EXECUTABLE,
+        lambda path: FILES.get(os.path.normpath(path), b""),
+        lambda folder: FOLDERS.get(folder, []),
+        ("/usr/bin",),
+    )
+    return check_plan(plan(site, **asked), here)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["train.py"], "starts with train.py, which is no program on PATH\nhint: -- python train.py$"),
+        (["run.sh"], "no program on PATH\nhint: -- bash run.sh$"),
+        (["./noexec.sh"], "./noexec.sh is not executable\nhint: chmod \\+x ./noexec.sh, or -- bash ./noexec.sh$"),
+        (["./plain"], "./plain has no #! line, so the system cannot start it"),
+        (["/sub/train.py"], "/sub/train.py is not executable\nhint: chmod .*, or -- python /sub/train.py$"),
+        (["tool"], "tool is in /sub, but not on PATH\nhint: -- ./tool$"),
+    ],
+)
+def test_a_program_that_cannot_be_started_is_refused(command, words):
+    with pytest.raises(RequestError, match=words):
+        look(command=command)
+
+
+@pytest.mark.parametrize("command", [["./tool"], ["bash", "-c", "true"], ["accelerate"], ["/elsewhere/tool"]])
+def test_a_program_that_can_be_started_is_not_talked_about(command):
+    told = look(command=command)
+    assert told == (["the command's script /elsewhere/tool is not on this machine; the compute nodes must have it"]
+                    if "/elsewhere/tool" in command else [])  # fmt: skip
+
+
+def test_a_program_that_only_the_nodes_may_have_is_told_with_what_is_near():
+    assert look(command=["pyhton", "train.py"]) == [
+        "pyhton is not on this machine's PATH (did you mean 'python'?); the compute nodes must have it"
+    ]
+
+
+TORCH = "/opt/env/lib/python3.11/site-packages"
+
+
+def test_an_interpreter_without_torch_is_told():
+    assert look() == [f"/opt/env/bin/python has no torch in {TORCH}"]
+    assert look(modules=["cuda"]) == [f"/opt/env/bin/python has no torch in {TORCH}; a module may bring it"]
+    assert look(more=(f"{TORCH}/torch",)) == []
+    assert look(pythonpath=["src"]) == []
+    assert look(command=["python", "-c", "pass"]) == []
+
+
 def test_more_ranks_than_this_machine_has_cpus_are_told():
-    assert check("local", ranks_per_node="7") == [f"7 ranks share this machine's {ORIGIN.cpus} CPUs"]
+    assert check("local", ranks_per_node="7") == [f"7 ranks share this machine's {PLANNED_BY.cpus} CPUs"]
     assert check("local", ranks_per_node="6") == []
 
 
@@ -82,26 +155,26 @@ def test_commands_whose_files_are_not_seen_are_left_alone():
 
 
 @pytest.mark.parametrize(
-    ("directive", "folder"),
+    ("scheduler", "directive"),
     [
-        ("#PBS -o log/out", "log"),
-        ("#PBS -e log/", "log"),
-        ("#SBATCH --output=log/%j.out", "log"),
-        ("#$ -o log/x", "log"),
+        ("pbs", "#PBS -o log/out"),
+        ("pbs", "#PBS -e log/"),
+        ("slurm", "#SBATCH --output=log/%j.out"),
+        ("gridengine", "#$ -o log/x"),
     ],
 )
-def test_the_outputs_folder_must_be_there(directive, folder):
+def test_the_outputs_folder_must_be_there(scheduler, directive):
     with pytest.raises(RequestError, match="folder log does not exist") as error:
-        check_output(f"#!/bin/bash\n{directive}\necho\n", HERE)
-    assert error.value.hint == f"mkdir -p {folder}"
-    assert check_output(f"#!/bin/bash\n{directive.replace('log', 'logs')}\n", HERE) == []
-    assert check_output(f"#!/bin/bash\necho\n{directive}\n", HERE) == []
-    assert check_output(f"#!/bin/bash\n{directive.replace('log', '/groups/g/log')}\n", HERE)
+        check_output(scheduler, f"#!/bin/bash\n{directive}\necho\n", HERE)
+    assert error.value.hint == "mkdir -p log"
+    assert check_output(scheduler, f"#!/bin/bash\n{directive.replace('log', 'logs')}\n", HERE) == []
+    assert check_output(scheduler, f"#!/bin/bash\necho\n{directive}\n", HERE) == []
+    assert check_output(scheduler, f"#!/bin/bash\n{directive.replace('log', '/groups/g/log')}\n", HERE)
 
 
 @pytest.mark.parametrize("site", ["generic-pbs", "generic-slurm", "local"])
 def test_the_scripts_own_output_needs_no_folder(site):
-    assert check_output(script(site), HERE) == []
+    assert check_output(site.removeprefix("generic-"), script(site), HERE) == []
 
 
 def test_render_checks_unless_told_not_to(run, tmp_path):

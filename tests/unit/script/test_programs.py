@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from hpcddp.errors import RequestError, SiteError
@@ -12,6 +14,25 @@ from .conftest import StubbedNode, plan, script
 _RUNTIME = (
     '#!/bin/bash\nprintf "%s\\n" "$0" "$@" > container\nwhile [ "$1" != "$HPCDDP_PYTHON" ]; do shift; done\nexec "$@"\n'
 )
+
+# A launcher that ends when it is warned, and the real timeout with a minute as the unit and not an hour. The signal is
+# held back until the launcher has said what to do with it.
+_WARNED = f"""#!{sys.executable}
+import signal, sys
+def end(*_):
+    print("warned")
+    sys.exit(3)
+signal.signal(signal.SIGUSR1, end)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
+signal.alarm(600)
+signal.pause()
+"""
+_SOON = f"""#!{sys.executable}
+import os, re, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+(number,) = [i for i, word in enumerate(sys.argv) if re.fullmatch("[0-9]+", word) and 3000 < int(word) <= 3480]
+os.execv("/usr/bin/timeout", [*sys.argv[:number], "0.2", *sys.argv[number + 1 :]])
+"""
 
 
 def put(node: StubbedNode, name: str, text: str) -> None:
@@ -34,7 +55,7 @@ def test_ranks_run_in_the_container(site, runtime, node: StubbedNode):
     assert node.arguments == ["python", "train.py"]
     if runtime != "shifter":
         assert words[1:5] == ["exec", "--nv", "--pwd", str(node.folder)]
-        assert f"{node.folder}/runs/x" in words
+        assert f"{node.folder}/runs" in words
         assert node.environment["APPTAINERENV_PREPEND_PATH"] == f"{node.folder}/env"
 
 
@@ -42,7 +63,7 @@ def test_pyxis_and_environment_files_are_options_of_srun():
     text = script("generic-slurm", container="a b", container_runtime="cscs", python="/usr/bin/python3")
     assert "\n    --environment='a b' \\\n" in text
     one = plan("generic-slurm", container="i", container_runtime="pyxis", python="/p", launcher="torchrun", nodes="1")
-    assert one.starter == "srun"
+    assert one.outer_launcher == "srun"
     with pytest.raises(RequestError, match="works with srun only"):
         plan("generic-pbs", container="i", container_runtime="pyxis", python="/p")
     with pytest.raises(RequestError, match="works with srun only"):
@@ -89,7 +110,7 @@ def test_files_are_on_the_nodes_own_disk_before_the_ranks_start(site, launcher, 
     (node.folder / "in put").mkdir()
     (node.folder / "in put/$x").write_text("7")
     text = script(
-        site, node.origin, stage_in=["in put"], stage_dir=f"{node.folder}/own disk", launcher=launcher, nodes="1"
+        site, node.planned_by, stage_in=["in put"], stage_dir=f"{node.folder}/own disk", launcher=launcher, nodes="1"
     )
     done = node.run(text)
     assert done.returncode == 0, done.stderr
@@ -99,7 +120,7 @@ def test_files_are_on_the_nodes_own_disk_before_the_ranks_start(site, launcher, 
 
 
 def test_a_file_that_is_not_there_to_be_staged_ends_the_job(node: StubbedNode):
-    text = script("generic-slurm", node.origin, stage_in=["none"], stage_dir="/tmp", launcher="torchrun")
+    text = script("generic-slurm", node.planned_by, stage_in=["none"], stage_dir="/tmp", launcher="torchrun")
     assert node.run(text).returncode != 0
     assert not (node.folder / "arguments").exists()
 
@@ -112,7 +133,7 @@ def test_without_a_known_disk_the_option_is_named():
 
 def test_a_grid_engine_job_reads_its_hosts_from_the_pe_hostfile(node: StubbedNode):
     put(node, "mpirun", '#!/bin/bash\nwhile [ "$1" != -hostfile ]; do shift; done\ncat "$2" > hosts\n')
-    assert node.run(script("generic-gridengine", node.origin, nodes="2", ranks_per_node="4")).returncode == 0
+    assert node.run(script("generic-gridengine", node.planned_by, nodes="2", ranks_per_node="4")).returncode == 0
     assert (node.folder / "hosts").read_text() == "node001.hpc.test slots=4\nnode002.hpc.test slots=4\n"
 
 
@@ -120,14 +141,15 @@ def test_a_grid_engine_job_reads_its_hosts_from_the_pe_hostfile(node: StubbedNod
     ("variables", "attempt"), [({}, "77"), ({"SGE_TASK_ID": "undefined"}, "77"), ({"SGE_TASK_ID": "3"}, "77-3")]
 )
 def test_a_grid_engine_jobs_attempt_is_its_id_and_its_task(variables, attempt, node: StubbedNode):
-    assert node.run(script("generic-gridengine", node.origin), **variables).returncode == 0
+    assert node.run(script("generic-gridengine", node.planned_by), **variables).returncode == 0
     assert node.environment["HPCDDP_ATTEMPT"] == attempt
 
 
 def test_the_warning_comes_before_the_end_and_the_ranks_status_is_kept(node: StubbedNode):
-    put(node, "mpirun", "#!/bin/bash\ntrap 'echo warned; exit 3' USR1\nfor i in {1..50}; do sleep 0.1; done\n")
-    done = node.run(script("generic-pbs", node.origin, walltime="0:01:00", signal="0:00:59"))
-    assert done.returncode == 3
+    put(node, "mpirun", _WARNED)
+    put(node, "timeout", _SOON)
+    done = node.run(script("generic-pbs", node.planned_by, walltime="1:00:00", signal="0:02:00"))
+    assert done.returncode == 3, done.stderr
     assert b"warned" in done.stdout
 
 
@@ -138,10 +160,12 @@ def test_gpus_are_ordered_where_they_are_numbered_against_the_cpus():
 
 
 def test_ranks_meet_on_the_network_that_the_site_names(node: StubbedNode):
-    text = script("aurora", node.origin, account="a", queue="debug", walltime="1:00:00", filesystems="x", modules="[]")
+    text = script(
+        "aurora", node.planned_by, account="a", queue="debug", walltime="1:00:00", filesystems="x", modules="[]"
+    )
     assert node.run(text).returncode == 0
     assert node.environment["MASTER_ADDR"] == "node001.hsn.cm.aurora.alcf.anl.gov"
-    text = script("juwels-booster", node.origin, account="a", walltime="1:00:00", cpus_per_rank="8", nodes="2")
+    text = script("juwels-booster", node.planned_by, account="a", walltime="1:00:00", cpus_per_rank="8", nodes="2")
     put(node, "scontrol", "#!/bin/sh\necho jwb0001.juwels\n")
     assert node.run(text, SLURM_JOB_NODELIST="jwb[0001-2]").returncode == 0
     assert node.environment["MASTER_ADDR"] == "jwb0001i"

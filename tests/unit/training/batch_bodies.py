@@ -12,8 +12,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import IterableDataset, TensorDataset
 
 import hpcddp
-from hpcddp.training.samples.permutation import permute
-from hpcddp.training.samples.shards import ShardedStream
+from hpcddp.training.data.permutation import permute
+from hpcddp.training.data.shards import ShardedStream
 
 SENTENCES, LENGTH, FEATURES, CLASSES = 23, 6, 5, 3
 IGNORED = -100
@@ -34,7 +34,8 @@ def token_model() -> nn.Module:
     return nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, CLASSES)).double()
 
 
-def count_tokens(_x: Tensor, y: Tensor) -> int:
+def count_tokens(batch: tuple[Tensor, Tensor]) -> int:
+    _, y = batch
     return int((y != IGNORED).sum())
 
 
@@ -51,7 +52,7 @@ def summed(scores: Tensor, y: Tensor) -> Tensor:
 
 def by_samples(scores: Tensor, y: Tensor) -> Tensor:
     """The mistake: each micro batch's mean counts by its samples."""
-    return summed(scores, y) / max(count_tokens(scores, y), 1)
+    return summed(scores, y) / max(count_tokens((scores, y)), 1)
 
 
 def train_tokens(arguments: list[dict[str, Any]]) -> None:
@@ -63,15 +64,11 @@ def train_tokens(arguments: list[dict[str, Any]]) -> None:
             model = rt.wrap(token_model())
             count = None if argument["loss"] == "by samples" else count_tokens
             loader = rt.loader(ragged_data(), count=count, num_workers=argument.get("workers", 0))
-            optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+            optimizer = rt.prepare(torch.optim.AdamW(model.parameters(), lr=0.05))
             for _epoch in rt.epochs(2):
-                for batch in loader:
-                    with rt.micro(batch):
-                        rt.backward(loss_of(model(batch.x), batch.y), summed=argument["loss"] == "sum")
-                    if batch.last:
-                        optimizer.step()
-                        optimizer.zero_grad()
-                        rt.step()
+                for x, y in loader:
+                    rt.backward(loss_of(model(x), y), summed=argument["loss"] == "sum")
+                    if rt.step(optimizer):
                         trajectory.append([p.detach().clone() for p in model.parameters()])
         if rt.group.is_first:
             torch.save(trajectory, argument["out"])
@@ -119,18 +116,16 @@ def measure_noise(arguments: list[dict[str, Any]]) -> None:
             nn.init.zeros_(model.weight)
             model = rt.wrap(model)
             loader = rt.loader(linear_data())
-            optimizer = torch.optim.SGD(model.parameters(), lr=argument.get("lr", 0.0))
+            optimizer = rt.prepare(torch.optim.SGD(model.parameters(), lr=argument.get("lr", 0.0)))
             for _epoch in rt.epochs(argument["epochs"]):
-                for batch in loader:
-                    with rt.micro(batch):
-                        rt.backward(nn.functional.mse_loss(model(batch.x), batch.y))
-                    if batch.last:
+                for x, y in loader:
+                    rt.backward(nn.functional.mse_loss(model(x), y))
+                    if rt.is_last_micro_batch:
                         gradients += [p.grad.clone() for p in model.parameters()]
-                        optimizer.step()
-                        optimizer.zero_grad()
-                        rt.step()
+                    optimizer.step()
+                    optimizer.zero_grad()
             rt.finish()
-            scale = rt.noise.scale
+            scale = rt.noise_scale
         if rt.group.is_first:
             torch.save({"scale": scale, "gradients": gradients}, argument["out"])
 
@@ -167,16 +162,11 @@ def train_stream(argument: dict[str, Any]) -> None:
         seen = Path(argument["folder"]) / f"{argument['kind']}-{rt.group.world_size}-{rt.group.rank}.seen"
         with seen.open("a") as file:
             for epoch in rt.epochs(2):
-                for batch in loader:
-                    with rt.micro(batch):
-                        rt.backward(model(batch.x).square().mean())
-                    file.writelines(f"[{epoch}, {i}]\n" for i in batch.y[: batch.samples].tolist())
-                    if batch.last:
-                        optimizer.step()
-                        optimizer.zero_grad()
-                        if rt.steps + 1 == last:
-                            rt.stop("so many steps")
-                        rt.step()
+                for x, numbers in loader:
+                    rt.backward(model(x).square().mean())
+                    file.writelines(f"[{epoch}, {i}]\n" for i in numbers[: rt.micro_batch_samples].tolist())
+                    if rt.step(optimizer) and rt.steps + 1 == last:
+                        rt.stop("so many steps")
 
 
 def train_normalised(argument: dict[str, Any]) -> None:
@@ -188,14 +178,14 @@ def train_normalised(argument: dict[str, Any]) -> None:
         inner = nn.Sequential(nn.Flatten(0, 1), nn.BatchNorm1d(2), nn.Linear(2, 1)).double()
         model = rt.wrap(inner)
         loader = rt.loader(data, shuffle=False)
+        optimizer = rt.prepare(torch.optim.SGD(model.parameters(), lr=0.0))
         for _epoch in rt.epochs(1):
-            for batch in loader:
-                with rt.micro(batch):
-                    loss = (model(batch.x) - 1).square().mean()
-                    own = torch.autograd.grad(loss, inner[2].weight, retain_graph=True)[0] if batch.samples else None
-                    rt.backward(loss)
-                if batch.last:
-                    state = {"mean": inner[1].running_mean, "gradient": inner[2].weight.grad, "own": own}
-                    torch.save(state, f"{argument['folder']}/{rt.group.rank}-{rt.steps + 1}")
-                    model.zero_grad()
-                    rt.step()
+            for x, _ in loader:
+                loss = (model(x) - 1).square().mean()
+                counts = rt.micro_batch_samples > 0
+                own = torch.autograd.grad(loss, inner[2].weight, retain_graph=True)[0] if counts else None
+                rt.backward(loss)
+                state = {"mean": inner[1].running_mean, "gradient": inner[2].weight.grad, "own": own}
+                torch.save(state, f"{argument['folder']}/{rt.group.rank}-{rt.steps + 1}")
+                optimizer.step()
+                model.zero_grad()

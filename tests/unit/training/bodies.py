@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
 
 import hpcddp
-import hpcddp.training.samples.weighing
-from hpcddp.training.samples.permutation import permute
+import hpcddp.training.data.weighing
+from hpcddp.training.data.permutation import permute
+from hpcddp.training.rendezvous import process_group
+from hpcddp.training.rendezvous import store as store_module
+from hpcddp.training.rendezvous.roll_call import wait_until
 
 SAMPLES, FEATURES, CLASSES = 23, 5, 3
 
@@ -43,7 +47,7 @@ def train_toys(arguments: list[dict[str, Any]]) -> None:
 def train_toy(argument: dict[str, Any]) -> None:
     """The loop of the manual on the toy; rank 0 writes the weights after each step to argument["out"]."""
     if argument.get("naive"):  # the mean of the ranks' means, which is what DDP alone gives
-        hpcddp.training.samples.weighing.weigh = lambda count, total, averaged_over: 1.0
+        hpcddp.training.data.weighing.weigh = lambda count, total, averaged_over: 1.0
     trajectory = []
     with hpcddp.runtime(
         argument["global_batch"],
@@ -58,19 +62,13 @@ def train_toy(argument: dict[str, Any]) -> None:
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
         rt.track(model=model, optimizer=optimizer, scheduler=scheduler)
         for _epoch in rt.epochs(argument.get("epochs", 2)):
-            for batch in loader:
-                with rt.micro(batch):
-                    rt.backward(cross_entropy(model(batch.x), batch.y))
-                if batch.last:
-                    optimizer.step()
-                    optimizer.zero_grad()
-                    scheduler.step()
+            for x, y in loader:
+                rt.backward(cross_entropy(model(x), y))
+                if rt.step(optimizer, scheduler=scheduler):
                     _misbehave(argument, rt)
-                    rt.step()
-                    trajectory.append((rt.steps, [p.detach().clone() for p in model.parameters()]))
-        reason = rt.stop_reason
+                    trajectory.append((rt.steps + 1, [p.detach().clone() for p in model.parameters()]))
     if rt.group.is_first and "out" in argument:
-        torch.save({"trajectory": trajectory, "reason": reason}, argument["out"])
+        torch.save({"trajectory": trajectory, "reason": rt.stop_reason}, argument["out"])
 
 
 def _misbehave(argument: dict[str, Any], rt: Any) -> None:
@@ -124,15 +122,73 @@ def train_padded(argument: dict[str, Any]) -> None:
 
 def meet(argument: dict[str, Any]) -> None:
     """Only the process group: each rank writes what it sees, and the sum of all ranks."""
-    with hpcddp.init(arrival_timeout_s=argument.get("arrival_timeout_s", 60)) as group:
+    with hpcddp.init(arrival_timeout_s=600, rendezvous=argument.get("rendezvous", "auto")) as group:
         total = torch.tensor([float(group.rank)])
         dist.all_reduce(total)
         seen = {"rank": group.rank, "size": group.world_size, "local": group.local_rank, "sum": total.item()}
         Path(argument["folder"], f"seen-{group.rank}.json").write_text(json.dumps(seen))
 
 
+def meet_often(argument: dict[str, Any]) -> None:
+    """One group after the other, more than a port has stand-ins; the stores of all stay there to the end."""
+    kept = []
+    for number in range(8):
+        with hpcddp.init() as group:
+            total = torch.tensor([float(group.rank + number)])
+            dist.all_reduce(total)
+            kept.append((group, total.item()))
+    Path(argument["folder"], f"sums-{group.rank}.json").write_text(json.dumps([total for _, total in kept]))
+
+
+def meet_in_vain(argument: dict[str, Any]) -> None:
+    """The same with ranks that do not come. The time to wait for them, 1 s, begins when the others have done theirs:
+    `rank 1 is here`, or `the other has ended`. Till then there is all the time in the world."""
+    call_roll = process_group.call_roll
+    end = Path(argument["folder"], f"end-of-{os.getpid()}")
+    seen = {
+        "rank 1 is here": lambda store: store.check(["member/1"]),
+        "the other has ended": lambda _: any(end.parent.glob("end-of-*")),
+    }
+
+    def call(store: Any, me: Any, world_size: int, timeout_s: float) -> Any:
+        if me.rank > 0:
+            return call_roll(store, me, world_size, timeout_s)
+        wait_until(lambda: seen[argument["given_up_when"]](store), timeout_s)
+        return call_roll(store, me, world_size, 1.0)
+
+    process_group.call_roll = call
+    store_module._ANSWER_TIMEOUT_S = 600.0
+    try:
+        meet(argument)
+    finally:
+        end.touch()
+
+
+def meet_counted(argument: dict[str, Any]) -> None:
+    """As `meet`; each rank writes how often the allocation, the launch key and the rendezvous were looked for."""
+    from hpcddp.ranks.allocation import find_allocation
+    from hpcddp.ranks.rendezvous import find_rendezvous, launch_key
+    from hpcddp.ranks.resolve import find_rank
+
+    names = {
+        function.__code__: function.__name__ for function in (find_allocation, find_rendezvous, launch_key, find_rank)
+    }
+    counts = dict.fromkeys(names.values(), 0)
+
+    def note(frame: Any, event: str, _argument: Any) -> None:
+        if event == "call" and frame.f_code in names:
+            counts[names[frame.f_code]] += 1
+
+    sys.setprofile(note)
+    try:
+        meet(argument)
+    finally:
+        sys.setprofile(None)
+    Path(argument["folder"], f"counts-{os.environ['RANK']}.json").write_text(json.dumps(counts))
+
+
 def train_reference(argument: list[str]) -> None:
     """The reference trainer with this command line; the exit status is its own."""
-    from hpcddp.training.train import main
+    from hpcddp.trainer.train import main
 
     raise SystemExit(main(argument, os.environ))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import random
 import resource
 import signal
-import threading
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from torch.utils.data import TensorDataset
 import hpcddp
 import hpcddp.training.runtime
 from hpcddp.errors import RequestError
-from hpcddp.training.bringup.group import Group
+from hpcddp.training.gradient.buffers import average_buffers
+from hpcddp.training.rendezvous.group import Group
 
 SAMPLES, FEATURES, CLASSES = 23, 5, 3
 
@@ -62,6 +64,7 @@ def train(argument: dict[str, Any]) -> None:
     draws: list[float] = []
     losses: list[float] = []
     weights: list[list[torch.Tensor]] = []
+    states: dict[str, Any] = {}  # of a training that was not stopped
     with hpcddp.runtime(
         argument.get("global_batch", 10),
         seed=5,
@@ -78,7 +81,7 @@ def train(argument: dict[str, Any]) -> None:
         objects: dict[str, Any] = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
         ema = scaler = None
         if argument.get("ema"):
-            source = model if strategy == "ddp" else make_model()  # a model in parts cannot be copied
+            source = model if strategy == "ddp" else make_model()  # a sharded model cannot be copied
             ema = AveragedModel(source, multi_avg_fn=get_ema_multi_avg_fn(0.9))
             objects["ema"] = ema = ema if strategy == "ddp" else rt.wrap(ema, strategy, blocks=Block)
         if argument.get("scaler"):
@@ -86,29 +89,19 @@ def train(argument: dict[str, Any]) -> None:
         rt.track(**objects)
         for epoch in rt.epochs(argument.get("epochs", 2)):
             draws.append(_draw())
-            for batch in loader:
-                x, y, numbers = batch.x
-                if batch.samples:
+            for x, y, numbers in loader:
+                if rt.micro_batch_samples:
                     seen += [(epoch, int(number)) for number in numbers]
                 if argument.get("draws"):
-                    x = x + 0.1 * _draw()  # the user's own, outside of rt.micro
-                with rt.micro(batch):
-                    loss = cross_entropy(model(x), y)
-                    rt.backward(loss, scaler=scaler)
+                    x = x + 0.1 * _draw()
+                loss = cross_entropy(model(x), y)
+                rt.backward(loss, scaler=scaler)
                 losses.append(float(loss.detach()))
-                if batch.last:
-                    if scaler:
-                        scaler.step(optimizer)
-                        scaler.update()
-                    else:
-                        optimizer.step()
-                    optimizer.zero_grad()
-                    scheduler.step()
+                if rt.step(optimizer, scheduler=scheduler, scaler=scaler):
                     if ema is not None:
                         ema.update_parameters(model)
                     if rt.steps + 1 == argument.get("stop_at"):
                         rt.stop("the test's")
-                    rt.step()
                     weights.append([_whole(p) for p in model.parameters()])
         states = {name: _plain(thing.state_dict()) for name, thing in objects.items()}
     if "out" in argument:
@@ -135,33 +128,53 @@ def _plain(state: Any) -> Any:
     return [_plain(value) for value in state] if isinstance(state, list | tuple) else state
 
 
+_OPERATIONS = {"open", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "fsync"}
+
+
+def kill_at_operation(nth: int) -> None:
+    """From now on count this process's file operations; before the nth (from 0) it gets SIGKILL."""
+    operations = itertools.count()
+    flush = os.fsync
+
+    def before(event: str, _arguments: object) -> None:
+        if event in _OPERATIONS and next(operations) == nth:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def counted(descriptor: int) -> None:
+        before("fsync", descriptor)
+        flush(descriptor)
+
+    sys.addaudithook(before)
+    os.fsync = counted  # it has no audit event
+
+
 def train_until_killed(argument: dict[str, Any]) -> None:
-    """Train and save; one rank is killed at a random moment after its first step."""
-    plain = hpcddp.training.runtime.Runtime.step
-    clocks: list[threading.Timer] = []
+    """Train and save; one rank is killed before the nth file operation from its first step on."""
+    plain = hpcddp.training.runtime.Runtime._count_step
+    counting: list[bool] = []
 
-    def step(rt: Any) -> None:
-        if not clocks and rt.group.rank == argument["victim"]:
-            clocks.append(threading.Timer(random.Random(argument["seed"]).uniform(0.0, argument["within_s"]), _kill))
-            clocks[0].start()
-        plain(rt)
+    def count_step(rt: Any, micro: Any) -> None:
+        if not counting and rt.group.rank == argument["victim"]:
+            counting.append(True)
+            kill_at_operation(argument["nth"])
+        plain(rt, micro)
 
-    hpcddp.training.runtime.Runtime.step = step
+    hpcddp.training.runtime.Runtime._count_step = count_step
     train(argument)
 
 
 def train_on_a_full_disk(argument: dict[str, Any]) -> None:
     """From step 2 on, no file may grow over a few hundred bytes on rank 1."""
-    plain = hpcddp.training.runtime.Runtime.step
+    plain = hpcddp.training.runtime.Runtime._count_step
 
-    def step(rt: Any) -> None:
-        if rt.steps + 1 == 3 and rt.group.rank == argument["rank"]:
-            rt._keeper.poll(None, wait=True)  # step 2's is whole
+    def count_step(rt: Any, micro: Any) -> None:
+        if rt.steps == 3 and rt.group.rank == argument["rank"]:
+            rt._checkpointer.poll(None, wait=True)  # step 2's is whole
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (argument["bytes"], resource.RLIM_INFINITY))
-        plain(rt)
+        plain(rt, micro)
 
-    hpcddp.training.runtime.Runtime.step = step
+    hpcddp.training.runtime.Runtime._count_step = count_step
     train(argument)
 
 
@@ -191,7 +204,7 @@ def _wrap_wrongly(case: str, group: Group) -> None:
             rt.track(model=rt.wrap(model, "fsdp"), optimizer=optimizer)
         elif case == "evaluation":
             rt.wrap(model, "fsdp")
-            next(iter(rt.shard(make_data(), batch_size=7)))
+            next(iter(rt.evaluation_loader(make_data(), batch_size=1)))
         elif case == "single number":
             model.scale = nn.Parameter(torch.tensor(1.0, dtype=torch.float64))
             rt.wrap(model, "fsdp")
@@ -200,25 +213,20 @@ def _wrap_wrongly(case: str, group: Group) -> None:
             rt.wrap(model, strategy, blocks={"ddp": Block, "no blocks": nn.Conv2d}.get(case))
 
 
-def evaluate_in_parts(folder: str) -> None:
-    """What the ranks of a model in parts see of the data, and whether they get the same sum as the whole model."""
+def evaluate_sharded(folder: str) -> None:
+    """What the ranks of a sharded model see of the data, and whether they get the same sum as the whole model."""
     with hpcddp.runtime(8) as rt:
         whole = make_model().to(rt.device)
         model = rt.wrap(make_model(), "fsdp", blocks=Block)
-        held_out = rt.shard(make_data(), batch_size=4, equal_batches=True)
+        held_out = rt.evaluation_loader(make_data(), batch_size=4)
         total, seen = torch.zeros((), dtype=torch.float64), []
         with torch.no_grad():
-            for batch in held_out:
-                scores = model(batch.x[0])
-                total += scores[: batch.samples].square().sum()
-                seen += batch.x[2][: batch.samples].tolist()
+            for x, _, numbers in held_out:
+                total += model(x).square().sum()
+                seen += numbers.tolist()
             expected = whole(make_data().tensors[0]).square().sum()
-            found = rt.total(total.reshape(1))[0]
+            found = float(rt.sum(total))
         Path(folder, f"{rt.group.rank}.json").write_text(json.dumps([len(held_out), seen, found, float(expected)]))
-
-
-def _kill() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def average_some(folder: str) -> None:
@@ -230,6 +238,6 @@ def average_some(folder: str) -> None:
         model.register_buffer("mask", torch.tensor([0.0, float("-inf")]))
         model.register_buffer("count", torch.tensor(rank))
         model.register_buffer("own", torch.tensor([float(rank), 5.0]))
-        rt.average_buffers(model)
+        average_buffers(model, rt.layout)
         found = {name: buffer.tolist() for name, buffer in model.named_buffers()}
         Path(folder, f"{rank}.json").write_text(json.dumps(found))

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import itertools
 import json
-import random
+import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+
+from hpcddp.training.data.loader import TrainingLoader
+from hpcddp.training.data.sampler import MicroBatch
+from hpcddp.training.data.waiting import InputWait
+from hpcddp.training.data.weighing import Weight
 
 _HERE = Path(__file__).parent
 
@@ -33,6 +41,44 @@ class Outcome:
 RunRanks = Callable[..., Outcome]
 
 
+class Heard(NamedTuple):
+    """A batch of (x, y) and what a training loader says about it."""
+
+    x: Any
+    y: Any
+    weight: Weight
+    samples: int
+    total: int
+    last: bool
+
+
+class Listening:
+    """A training loader with a loop that only listens: gives each batch with what was said about it."""
+
+    stopping = False
+
+    def __init__(self, make: Callable[[Listening], TrainingLoader]) -> None:
+        self._loader = make(self)
+        self.sampler = self._loader.sampler
+
+    def __iter__(self) -> Iterator[Heard]:
+        for x, y in self._loader:
+            micro, weight = self._now
+            yield Heard(x, y, weight, micro.samples, micro.total, micro.last)
+
+    def loop_starts(self) -> None: ...
+
+    def micro_batch_starts(self, micro: MicroBatch, weight: Weight, nth_pass: int) -> None:
+        assert nth_pass == 0
+        self._now = micro, weight
+
+    def micro_batch_ends(self) -> None: ...
+
+    def step_ends(self) -> None: ...
+
+    def seed_between(self) -> None: ...
+
+
 def _load(name: str) -> ModuleType:
     """A module that the ranks run. (With --import-mode=importlib, tests cannot import each other.)"""
     spec = importlib.util.spec_from_file_location(name, _HERE / f"{name}.py")
@@ -47,8 +93,18 @@ def bodies() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def loop_bodies() -> ModuleType:
+    return _load("loop_bodies")
+
+
+@pytest.fixture(scope="session")
 def batch_bodies() -> ModuleType:
     return _load("batch_bodies")
+
+
+@pytest.fixture(scope="session")
+def checkpoint_bodies() -> ModuleType:
+    return _load("checkpoint_bodies")
 
 
 @pytest.fixture(scope="session")
@@ -61,7 +117,35 @@ def _server() -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-W", "error::UserWarning", str(_HERE / "forkserver.py")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         yield server
+        server.stdin.write("end\n")
         server.stdin.close()
+
+
+@contextlib.contextmanager
+def _free_port() -> Iterator[int]:
+    """A port for MASTER_PORT that is free, and that no other tests at the same time are given.
+
+    It lies below the range of outgoing connections, so that none can take it before rank 0 does. Who has it holds the
+    UDP port of the same number, which nothing else uses.
+    """
+    first = 37 * (os.getpid() % 541)
+    for port in (12000 + (first + i) % 20000 for i in itertools.count()):
+        with socket.socket(type=socket.SOCK_DGRAM) as mark, socket.socket() as probe:
+            try:
+                mark.bind(("", port))
+                probe.bind(("", port))
+            except OSError:
+                continue
+            probe.close()
+            yield port
+            return
+
+
+@pytest.fixture
+def free_ports() -> Iterator[Callable[[int], tuple[int, ...]]]:
+    """Gives so many ports that no other tests at the same time are given, until the test ends."""
+    with contextlib.ExitStack() as held:
+        yield lambda count: tuple(held.enter_context(_free_port()) for _ in range(count))
 
 
 @pytest.fixture
@@ -70,6 +154,7 @@ def run_ranks(_server: subprocess.Popen[str], tmp_path: Path) -> RunRanks:
 
     "module:function" takes it from another module of this folder.
     """
+    groups = itertools.count()
 
     def run(
         function: str,
@@ -78,23 +163,27 @@ def run_ranks(_server: subprocess.Popen[str], tmp_path: Path) -> RunRanks:
         *,
         env: dict[str, str] | None = None,
         env_of_rank: dict[int, dict[str, str]] | None = None,
-        timeout_s: float = 60,
     ) -> Outcome:
-        folder = tmp_path / f"outputs-{random.randrange(10**9)}"
+        folder = tmp_path / f"outputs-{next(groups)}"
         folder.mkdir()
-        request = {
-            "function": function if ":" in function else f"bodies:{function}",
-            "world_size": world_size,
-            "argument": argument,
-            "env": env or {},
-            "env_of_rank": env_of_rank or {},
-            "port": random.randrange(12000, 32000),
-            "folder": str(folder),
-            "timeout_s": timeout_s,
-        }
-        _server.stdin.write(json.dumps(request) + "\n")
-        _server.stdin.flush()
-        answer = json.loads(_server.stdout.readline())
+        with _free_port() as port:
+            request = {
+                "function": function if ":" in function else f"bodies:{function}",
+                "world_size": world_size,
+                "argument": argument,
+                "env": env or {},
+                "env_of_rank": env_of_rank or {},
+                "port": port,
+                "folder": str(folder),
+            }
+            _server.stdin.write(json.dumps(request) + "\n")
+            _server.stdin.flush()
+            answer = json.loads(_server.stdout.readline())
         return Outcome(answer["statuses"], answer["outputs"])
 
     return run
+
+
+def unheard() -> InputWait:
+    """Measures how long a loop waits for input, and tells nobody."""
+    return InputWait(lambda _: None, lambda _: None)

@@ -91,7 +91,7 @@ def train(argument: dict[str, Any]) -> None:
     """An exact run as asked for; its metrics and state are in argument["run_dir"]."""
     dtype = torch.bfloat16 if argument.get("bf16") else torch.float32
     if argument.get("rank_keyed"):  # negative control: dropout that depends on who computes it
-        hpcddp.training.gradient.exact.ExactGradients.key = lambda self, micro: (self._group.rank, micro.nth)
+        hpcddp.training.gradient.exact.ExactGradients.key = lambda self, micro: (self._layout.data_rank, micro.nth)
     if argument.get("tf32_rank") == int(os.environ["RANK"]):
         torch.set_float32_matmul_precision("high")
     os.environ["HPCDDP_ATTEMPT"] = argument["attempt"]
@@ -99,6 +99,7 @@ def train(argument: dict[str, Any]) -> None:
         argument.get("global_batch", 24),
         seed=5,
         run_dir=argument["run_dir"],
+        resume=argument.get("resume", True),
         save_every=argument.get("save_every"),
         exact=argument.get("exact", "tree"),
         slices=argument.get("slices", 8) if argument.get("exact", "tree") else None,
@@ -116,21 +117,16 @@ def train(argument: dict[str, Any]) -> None:
         ema = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=argument.get("ema_buffers", False))
         rt.track(model=model, optimizer=optimizer, scheduler=scheduler, ema=ema)
         for _epoch in rt.epochs(argument.get("epochs", 2)):
-            for batch in loader:
-                with rt.micro(batch), torch.autocast("cpu", torch.bfloat16, enabled=argument.get("amp", False)):
-                    rt.backward(cross_entropy(model(batch.x), batch.y))
-                if batch.last:
-                    if argument.get("clip"):
-                        nn.utils.clip_grad_norm_(model.parameters(), argument["clip"])
-                    optimizer.step()
-                    optimizer.zero_grad()
-                    scheduler.step()
+            for x, y in loader:
+                with torch.autocast("cpu", torch.bfloat16, enabled=argument.get("amp", False)):
+                    loss = cross_entropy(model(x), y)
+                rt.backward(loss)
+                if rt.step(optimizer, scheduler=scheduler, clip_norm=argument.get("clip")):
                     ema.update_parameters(net)
                     if rt.steps == argument.get("kill_at") and rt.group.rank == argument.get("kill_rank", 0):
                         os.kill(os.getpid(), signal.SIGKILL)
                     if rt.steps + 1 == argument.get("stop_at"):
                         rt.stop("the test")
-                    rt.step()
 
 
 def read_result(run_dir: Path) -> dict[str, Any]:

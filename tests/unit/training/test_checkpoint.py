@@ -4,113 +4,197 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
+from torch.distributed import HashStore
 
 from hpcddp.errors import RequestError
-from hpcddp.training.keeping.checkpoint import (
+from hpcddp.training.checkpoint.files import (
+    begin,
+    commit,
     describe_file,
     find_fault,
-    find_newest,
     list_checkpoints,
     read_checkpoint,
-    remove_old,
     set_aside,
-    write_checkpoint,
+    write_state_file,
 )
+from hpcddp.training.checkpoint.manifest import STATE
+from hpcddp.training.checkpoint.resume import choose_newest
+from hpcddp.training.checkpoint.tracked import Tracked
+from hpcddp.training.checkpoint.writer import Writer
+from hpcddp.training.rendezvous.group import Group
+from hpcddp.training.rendezvous.roll_call import Member
+
+ALONE = Group(0, 1, "none", "gloo", torch.device("cpu"), (Member(0, "here", 1, 0, "0", ()),), HashStore())
 
 
-def _state(step: int) -> dict[str, object]:
-    return {"weights": torch.full((1000,), float(step)), "position": {"step": step}}
+class Numbers:
+    """An object of a run, whose state tells the step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"weights": torch.full((1000,), float(self.step))}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.step = int(state["weights"][0])
+
+
+def _write(folder: Path, step: int, *, numbers: int | None = None, keep: int = 10) -> Path:
+    """A checkpoint as a run of one rank writes it."""
+    tracked = Tracked({"numbers": Numbers(step if numbers is None else numbers)})
+    Writer(ALONE, folder, None, keep).save(tracked, {"step": step, "seed": 3}, {})
+    return folder / f"step-{step:08d}"
 
 
 def test_what_was_written_is_read_back(tmp_path: Path) -> None:
-    path = write_checkpoint(tmp_path, 1200, _state(1200), {"seed": 3})
-    assert path.name == "step-00001200"
+    path = _write(tmp_path, 1200)
+    assert list_checkpoints(tmp_path) == [path]
     assert sorted(p.name for p in path.iterdir()) == ["manifest.json", "state.pt"]
-    assert torch.equal(read_checkpoint(path)["weights"], torch.full((1000,), 1200.0))
+    assert torch.equal(read_checkpoint(path)["numbers"]["weights"], torch.full((1000,), 1200.0))
     manifest = json.loads((path / "manifest.json").read_text())
     assert (manifest["step"], manifest["seed"]) == (1200, 3)
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(tmp_path: Path) -> None:
-    for step in (1, 2, 3, 4):
-        write_checkpoint(tmp_path, step, _state(step), {})
-    paths = list_checkpoints(tmp_path)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [_write(tmp_path, step) for step in (1, 2, 3, 4)]
     content = bytearray((paths[3] / "state.pt").read_bytes())
     content[len(content) // 2] ^= 1
     (paths[3] / "state.pt").write_bytes(content)
     (paths[2] / "manifest.json").unlink()
     os.truncate(paths[1] / "state.pt", 100)
-    newest, damaged = find_newest(tmp_path)
-    assert newest == paths[0]
-    assert "SHA-256" in damaged[paths[3]]
-    assert "manifest.json" in damaged[paths[2]]
-    assert "100 bytes" in damaged[paths[1]]
+    assert choose_newest(ALONE, tmp_path) == paths[0]
+    assert list_checkpoints(tmp_path) == [paths[0]], "the damaged ones are set aside"
+    said = capsys.readouterr().err.splitlines()
+    for line, path, words in zip(said, reversed(paths[1:]), ("SHA-256", "manifest.json", "100 bytes"), strict=True):
+        assert f"checkpoint {path} is damaged" in line
+        assert words in line
+
+
+_EXACT = {"method": "tree", "slices": 2, "global_batch": 8, "conditions": {}, "deviations": []}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"settings": None}, "settings"),
+        ({"settings": [1]}, "settings"),
+        ({"settings": {"optimizer": [0.1]}}, "settings"),
+        ({"exact": None}, "exact"),
+        ({"exact": {"method": "tree"}}, "exact"),
+        ({"exact": _EXACT | {"deviations": None}}, "exact"),
+        ({"exact": _EXACT | {"conditions": None}}, "exact"),
+        ({"form": None}, "form"),
+        ({"form": "sharded"}, r"lists no .metadata"),
+        ({"files": None}, "files"),
+        ({"files": "state.pt"}, "files"),
+        ({"files": []}, "files"),
+        ({"files": {}}, r"lists no state.pt"),
+        ({"files": {"state.pt": None}}, "files"),
+        ({"files": {"state.pt": {"bytes": 3}}}, "files"),
+    ],
+    ids=lambda value: json.dumps(value),
+)
+def test_a_checkpoint_whose_manifest_is_damaged_is_named_and_the_one_before_is_taken(
+    tmp_path: Path, change: dict[str, object], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    older, newer = (_write(tmp_path, step) for step in (1, 2))
+    manifest = newer / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | change))
+    assert choose_newest(ALONE, tmp_path) == older
+    assert list_checkpoints(tmp_path) == [older], "the damaged one is set aside"
+    [line] = capsys.readouterr().err.splitlines()
+    assert f"checkpoint {newer} is damaged" in line
+    assert "manifest" in line
+    assert words in line
+
+
+def test_a_manifest_with_what_a_later_hpcddp_added_to_it_is_whole(tmp_path: Path) -> None:
+    path = _write(tmp_path, 1)
+    manifest = json.loads((path / "manifest.json").read_text())
+    more = {"exact": _EXACT | {"later": 1}, "settings": {"later": {}}, "later": [1]}
+    (path / "manifest.json").write_text(json.dumps(manifest | more))
+    assert choose_newest(ALONE, tmp_path) == path
 
 
 def test_the_folder_of_a_step_is_never_written_twice(tmp_path: Path) -> None:
-    path = write_checkpoint(tmp_path, 1, _state(1), {})
+    path = _write(tmp_path, 1)
     before = (path / "state.pt").stat().st_ino
-    write_checkpoint(tmp_path, 1, _state(2), {})
+    _write(tmp_path, 1, numbers=2)
     assert (path / "state.pt").stat().st_ino == before
     set_aside(path)
-    assert find_newest(tmp_path) == (None, {})
+    assert choose_newest(ALONE, tmp_path) is None
 
 
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     for step in (5, 10, 15):
-        write_checkpoint(tmp_path, step, _state(step), {})
-    remove_old(tmp_path, 2)
+        _write(tmp_path, step, keep=2)
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step-00000010", "step-00000015"]
 
 
 def test_a_checkpoint_with_code_in_it_is_not_unpickled(tmp_path: Path) -> None:
-    path = write_checkpoint(tmp_path, 1, {"bad": print}, {})
+    partial = begin(tmp_path, 1)
+    path = commit(partial, {STATE: write_state_file(partial, {"bad": print})}, {"step": 1})
     with pytest.raises(RequestError, match="more than tensors"):
         read_checkpoint(path)
 
 
-def _write_in_place(folder: Path, step: int, state: dict[str, object], facts: dict[str, object]) -> None:
+def _write_two(folder: Path, step: int) -> None:
+    _write(folder, step, keep=2)
+
+
+def _write_in_place(folder: Path, step: int) -> None:
     """What most programs do: the newest checkpoint is written over the one before."""
     state_file, manifest = folder / "step-00000000" / "state.pt", folder / "step-00000000" / "manifest.json"
-    torch.save(state, state_file)
-    manifest.write_text(json.dumps({"step": step, "files": {"state.pt": describe_file(state_file)}}))
+    torch.save(Numbers(step).state_dict(), state_file)
+    manifest.write_text(json.dumps({"step": step, "form": "single", "files": {"state.pt": describe_file(state_file)}}))
 
 
-def _count_unreadable(write: Callable[..., object], kills: int, folder: Path) -> int:
-    """How many kills at random moments, out of so many, leave a checkpoint that its own manifest refutes."""
-    write_checkpoint(folder, 0, _state(0), {})
-    chance = random.Random(1)
-    unreadable = 0
-    for _ in range(kills):
+def _kill_at_each_operation(write: Callable[..., object], folder: Path, bodies: ModuleType) -> tuple[int, int]:
+    """Write three checkpoints again and again; each time the writer is killed one file operation later.
+
+    Returns how many of the kills left a checkpoint that its own manifest refutes, and how many kills there were.
+    """
+    _write(folder, 0)
+    unreadable = kills = 0
+    while True:
         first = 1 + max(int(path.name.removeprefix("step-")) for path in list_checkpoints(folder))
         pid = os.fork()
         if pid == 0:
-            for step in range(first, first + 10_000):
-                write(folder, step, _state(step), {})
-                remove_old(folder, 2)
+            bodies.kill_at_operation(kills)
+            for step in range(first, first + 3):
+                write(folder, step)
             os._exit(0)
-        time.sleep(chance.uniform(0.0, 0.05))
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        _, status = os.waitpid(pid, 0)
+        if os.waitstatus_to_exitcode(status) == 0:  # there are no more operations
+            return unreadable, kills
+        assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+        kills += 1
         assert list_checkpoints(folder)
         unreadable += any(find_fault(path) for path in list_checkpoints(folder))
-    return unreadable
 
 
-@pytest.mark.parametrize("kills", [12, pytest.param(150, marks=pytest.mark.slow)])
-def test_a_kill_at_any_moment_leaves_every_checkpoint_readable(kills: int, tmp_path: Path) -> None:
-    assert _count_unreadable(write_checkpoint, kills, tmp_path) == 0
-    assert len(list_checkpoints(tmp_path)) > 1
+def test_a_kill_at_any_operation_leaves_every_checkpoint_readable(
+    tmp_path: Path, checkpoint_bodies: ModuleType
+) -> None:
+    unreadable, kills = _kill_at_each_operation(_write_two, tmp_path, checkpoint_bodies)
+    assert (unreadable, len(list_checkpoints(tmp_path))) == (0, 2)
+    assert kills > 30
 
 
-def test_a_kill_while_a_checkpoint_is_written_in_place_leaves_it_unreadable(tmp_path: Path) -> None:
+def test_a_kill_while_a_checkpoint_is_written_in_place_leaves_it_unreadable(
+    tmp_path: Path, checkpoint_bodies: ModuleType
+) -> None:
     """Negative control: the measure above sees what it is for."""
-    assert _count_unreadable(_write_in_place, 30, tmp_path) > 0
+    unreadable, _ = _kill_at_each_operation(_write_in_place, tmp_path, checkpoint_bodies)
+    assert unreadable > 0

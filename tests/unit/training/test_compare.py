@@ -13,6 +13,8 @@ import pytest
 
 from hpcddp.cli.main import main
 
+pytestmark = pytest.mark.xdist_group("compare")  # one worker trains what the tests of this file share
+
 SMALL = ["--dataset", "fake", "--image-size", "8", "--model", "shufflenet_v2_x0_5", "--global-batch", "8"]
 Train = Callable[..., Path]
 Compare = Callable[..., "tuple[int, dict[str, Any], str]"]
@@ -116,7 +118,7 @@ def test_steps_that_were_made_again_after_a_kill_count_as_made_again(
     (killed / "state.json").unlink()
     metrics = killed / "attempts" / "attempt-0" / "metrics.jsonl"
     lines = metrics.read_text().splitlines()
-    metrics.write_text("\n".join([*lines[:2], lines[2].replace('"loss": 2', '"loss": 7')]) + '\n{"kind": "st')
+    metrics.write_text("\n".join([*lines[:3], lines[3].replace('"loss": 2', '"loss": 7')]) + '\n{"kind": "st')
     argument = [*SMALL, "--run-dir", str(killed), "--limit-steps", "1", "--save-every", "1"]
     run_ranks("train_reference", 1, argument, env={"HPCDDP_ATTEMPT": "attempt-0"}).check()  # requeued: the same attempt
     status, facts, _ = compare(train("first"), killed)
@@ -158,7 +160,8 @@ def test_one_ulp_of_one_loss_is_a_difference(train: Train, compare: Compare, cop
     copy = copy_of()
     (metrics,) = copy.glob("attempts/*/metrics.jsonl")
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
-    lines[1]["loss"] = math.nextafter(lines[1]["loss"], 9.0)
+    second = next(line for line in lines if line.get("step") == 2)
+    second["loss"] = math.nextafter(second["loss"], 9.0)
     metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
     status, facts, text = compare(train("first"), copy)
     assert (status, facts["first_difference"]["step"], facts["first_difference"]["ulps"]) == (1, 2, 1)

@@ -36,7 +36,7 @@ def results(run_ranks: RunRanks, exact_bodies: ModuleType, tmp_path: Path) -> Ca
             {**options, "run_dir": str(tmp_path / f"{world_size}-{name}"), "attempt": "a"}
             for name, options in cases.items()
         ]
-        run_ranks("exact_bodies:train_several", world_size, asked, timeout_s=120).check()
+        run_ranks("exact_bodies:train_several", world_size, asked).check()
         return {name: exact_bodies.read_result(Path(one["run_dir"])) for name, one in zip(cases, asked, strict=True)}
 
     return run
@@ -73,17 +73,24 @@ def test_a_padded_sampler_is_seen(results: Callable[..., dict[str, Any]]) -> Non
     assert found["padded"] != found["exact"]
 
 
-@pytest.mark.parametrize("method", ["tree", pytest.param("integer", marks=pytest.mark.slow)])
-def test_a_chain_of_killed_attempts_on_4_2_and_8_ranks_ends_as_one_undisturbed_rank(
-    run_ranks: RunRanks, exact_bodies: ModuleType, tmp_path: Path, method: str
+@pytest.mark.parametrize(
+    ("method", "sizes"),
+    [
+        ("tree", (1, 2, 4)),
+        pytest.param("tree", (4, 2, 8), marks=pytest.mark.slow),
+        pytest.param("integer", (4, 2, 8), marks=pytest.mark.slow),
+    ],
+)
+def test_a_chain_of_killed_attempts_on_other_numbers_of_ranks_ends_as_one_undisturbed_rank(
+    run_ranks: RunRanks, exact_bodies: ModuleType, tmp_path: Path, method: str, sizes: tuple[int, int, int]
 ) -> None:
     common = {"exact": method, "save_every": 2}
     whole, chain = tmp_path / "whole", tmp_path / "chain"
     run_ranks("exact_bodies:train", 1, {**common, "run_dir": str(whole), "attempt": "a"}).check()
-    worlds = {4: {"kill_at": 3, "kill_rank": 1}, 2: {"kill_at": 5, "kill_rank": 0}, 8: {}}
-    for world_size, fault in worlds.items():
+    faults: list[dict[str, int]] = [{"kill_at": 3, "kill_rank": sizes[0] - 1}, {"kill_at": 5, "kill_rank": 0}, {}]
+    for world_size, fault in zip(sizes, faults, strict=True):
         argument = {**common, **fault, "run_dir": str(chain), "attempt": f"on-{world_size}"}
-        outcome = run_ranks("exact_bodies:train", world_size, argument, timeout_s=120)
+        outcome = run_ranks("exact_bodies:train", world_size, argument)
         assert (-9 in outcome.statuses) == bool(fault), "\n".join(outcome.outputs)
         assert None not in outcome.statuses, "a rank hangs"
     outcome.check()
@@ -92,7 +99,7 @@ def test_a_chain_of_killed_attempts_on_4_2_and_8_ranks_ends_as_one_undisturbed_r
 
 
 @pytest.mark.slow
-def test_a_stopped_run_goes_on_exactly(run_ranks: RunRanks, exact_bodies: ModuleType, tmp_path: Path) -> None:
+def test_a_stopped_run_resumes_exactly(run_ranks: RunRanks, exact_bodies: ModuleType, tmp_path: Path) -> None:
     whole, chain = tmp_path / "whole", tmp_path / "chain"
     run_ranks("exact_bodies:train", 1, {"run_dir": str(whole), "attempt": "a"}).check()
     run_ranks("exact_bodies:train", 2, {"run_dir": str(chain), "attempt": "a", "stop_at": 3}).check()
@@ -121,7 +128,8 @@ def test_going_on_with_other_hardware_is_said_and_recorded(run_ranks: RunRanks, 
     assert "the run is no longer exact: after step 2, cpu is " in outcome.outputs[0]
     (deviation,) = json.loads((tmp_path / "state.json").read_text())["exact"]["deviations"]
     assert deviation.endswith(", not Abacus 2")
-    run_ranks("exact_bodies:train", 1, {"run_dir": str(tmp_path), "attempt": "c", "epochs": 3}).check()
+    more = {"epochs": 3, "resume": tmp_path.name}  # it was finished
+    run_ranks("exact_bodies:train", 1, {"run_dir": str(tmp_path), "attempt": "c", **more}).check()
     assert json.loads((tmp_path / "state.json").read_text())["exact"]["deviations"] == [deviation]
 
 

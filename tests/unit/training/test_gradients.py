@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from hpcddp.training.samples.permutation import permute
+from hpcddp.training.data.permutation import permute
 
 RunRanks = Callable[..., Any]
 

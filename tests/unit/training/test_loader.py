@@ -1,4 +1,4 @@
-"""What a batch holds."""
+"""What the loaders give."""
 
 from __future__ import annotations
 
@@ -9,9 +9,15 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 from hpcddp.batchplan import plan_batch
-from hpcddp.training.samples.loader import MicroBatchLoader, Shard, move
-from hpcddp.training.samples.sampler import GlobalBatchSampler
-from hpcddp.training.samples.weighing import Weighing
+from hpcddp.training.data.evaluation import EvaluationLoader
+from hpcddp.training.data.loader import TrainingLoader
+from hpcddp.training.data.move import move
+from hpcddp.training.data.reading import Reading
+from hpcddp.training.data.sampler import GlobalBatchSampler
+from hpcddp.training.data.weighing import Weighing
+from hpcddp.training.parallel.layout import plan_layout
+
+from .conftest import Listening, unheard
 
 CPU = torch.device("cpu")
 
@@ -26,16 +32,17 @@ class Noisy(Dataset):
         return torch.rand(3), index
 
 
-def _loader(dataset: Dataset, world_size: int, rank: int, workers: int = 0) -> MicroBatchLoader:
+def _loader(dataset: Dataset, world_size: int, rank: int, workers: int = 0) -> Listening:
     sampler = GlobalBatchSampler(len(dataset), plan_batch(8, world_size), rank, seed=1)
-    return MicroBatchLoader(dataset, sampler, CPU, Weighing(world_size), num_workers=workers)
+    weighing = Weighing(world_size, plan_layout(rank, world_size), CPU)
+    return Listening(lambda ear: TrainingLoader(dataset, sampler, CPU, weighing, Reading(workers), ear, unheard()))
 
 
 def test_the_weights_of_a_step_average_to_one_over_the_ranks() -> None:
     for world_size in (1, 2, 3, 5):
         loaders = [_loader(Noisy(), world_size, rank) for rank in range(world_size)]
         for alike in zip(*loaders, strict=True):
-            assert sum(batch.weight for batch in alike) / world_size == pytest.approx(1.0, rel=1e-15)
+            assert sum(batch.weight.mean for batch in alike) / world_size == pytest.approx(1.0, rel=1e-15)
             assert sum(batch.samples for batch in alike) == alike[0].total
 
 
@@ -86,12 +93,14 @@ def test_the_next_epoch_has_another_order() -> None:
     assert first != second
 
 
-def test_shards_hold_every_sample_once_in_order() -> None:
+def test_evaluation_loaders_hold_every_sample_once_in_order() -> None:
     data = TensorDataset(torch.arange(17), torch.arange(17))
     for world_size in (1, 2, 3, 20):
-        parts = [Shard(data, 4, rank, world_size, CPU, num_workers=0) for rank in range(world_size)]
-        assert [i for part in parts for batch in part for i in batch.x.tolist()] == list(range(17))
-        assert sum(batch.samples for part in parts for batch in part) == 17
+        loaders = [
+            EvaluationLoader(data, 4, plan_layout(rank, world_size), CPU, Reading()) for rank in range(world_size)
+        ]
+        assert [i for loader in loaders for x, _ in loader for i in x.tolist()] == list(range(17))
+        assert len({len(loader) for loader in loaders}) == (2 if world_size == 20 else 1)
 
 
 class Pair(NamedTuple):

@@ -8,7 +8,7 @@ import pytest
 
 from hpcddp.errors import LaunchError
 from hpcddp.ranks.interfaces import Interface
-from hpcddp.training.bringup.network import (
+from hpcddp.training.rendezvous.network import (
     Look,
     check_gloo_interface,
     choose_gloo_interface,
@@ -100,6 +100,12 @@ def test_what_a_user_or_a_site_has_set_is_left_alone(tmp_path: Path) -> None:
     assert settle_interface({"HOME": str(tmp_path)}, "nccl", seen) == (None, "")
     assert settle_interface({"HOME": ""}, "nccl", seen)[0] == ("NCCL_SOCKET_IFNAME", "=eth1")
     assert settle_interface({}, "gloo", seen)[0] == ("GLOO_SOCKET_IFNAME", "eth1")
+
+
+def test_an_interface_is_set_without_a_remark_where_all_ranks_are_on_one_host() -> None:
+    loopback = ("GLOO_SOCKET_IFNAME", "lo")
+    assert settle_interface({}, "gloo", look(LO, ETH0, mine="127.0.0.1", toward=None, peer=None)) == (loopback, "")
+    assert settle_interface({}, "gloo", look(LO, ETH0, mine="127.0.1.1", toward="eth0"))[1] != ""
 
 
 @pytest.mark.parametrize("value", ["^lo", "eth", "eth0,nope", "nope"])

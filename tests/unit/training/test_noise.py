@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 from hpcddp.batchplan import plan_batch
+from hpcddp.training.data.sampler import MicroBatch
+from hpcddp.training.data.weighing import Weight
 from hpcddp.training.gradient.noise import NoiseMeter, describe_noise, split_square
-from hpcddp.training.samples.loader import Batch
 
 RunRanks = Callable[..., Any]
 
@@ -57,19 +58,21 @@ def test_the_estimate_is_the_papers_for_equal_micro_batches() -> None:
     assert signal == pytest.approx((big * large - b * small) / (big - b))
 
 
-def _batch(last: bool, weight: float) -> Batch:
-    return Batch(None, None, weight, last, 4, 8, 4, weight / 4)
+def _micro(last: bool) -> MicroBatch:
+    return MicroBatch(0, 4, 8, int(last), last)
 
 
 def test_a_second_backward_pass_over_the_same_parameters_makes_the_step_unmeasurable() -> None:
     model = nn.Linear(2, 1)
     meter = NoiseMeter(1, True, 1)
-    meter.watch(model, plan_batch(8, 1, 4))
+    meter.watch(model)
+    half = Weight(4, 0.5, 0.125)
     for step, passes in enumerate([1, 2]):
         for last in (False, True):
-            with meter.micro(_batch(last, 0.5), step):
-                for _ in range(passes):
-                    model(torch.ones(1, 2)).sum().backward()
+            meter.start(half, step)
+            for _ in range(passes):
+                model(torch.ones(1, 2)).sum().backward()
+            meter.collect(_micro(last), half, step)
         sums = {name: float(value) for name, value in meter.take(step).items()}
         assert ("noise_scale" in meter.learn(sums)) is (passes == 1)
 
@@ -77,16 +80,16 @@ def test_a_second_backward_pass_over_the_same_parameters_makes_the_step_unmeasur
 def test_nothing_is_hooked_on_steps_that_are_not_measured() -> None:
     model = nn.Linear(2, 1)
     for meter, step in ((NoiseMeter(None, True, 1), 0), (NoiseMeter(3, True, 1), 1)):
-        meter.watch(model, plan_batch(8, 1, 4))
-        with meter.micro(_batch(True, 1.0), step):
-            assert not any(parameter._backward_hooks for parameter in model.parameters())
+        meter.watch(model)
+        meter.start(Weight(4, 1.0, 0.25), step)
+        assert not any(parameter._backward_hooks for parameter in model.parameters())
         assert meter.take(step) == {}
 
 
 def test_a_plan_of_one_micro_batch_per_step_is_told_that_nothing_can_be_seen(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    NoiseMeter(1, True, 1).watch(nn.Linear(2, 1), plan_batch(9, 1))
+    NoiseMeter(1, True, 1).check(plan_batch(9, 1))
     assert "this plan has one; set max_micro_batch=5 or less" in capsys.readouterr().err
 
 

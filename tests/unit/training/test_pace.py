@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpcddp.training.keeping.keeper import guess_save_s
-from hpcddp.training.keeping.tracking import Tracked
+from hpcddp.training.checkpoint.checkpointer import guess_save_s
+from hpcddp.training.checkpoint.tracked import Tracked
 from hpcddp.training.pace import Pace
 from hpcddp.training.stopping import SignalFlag, StopWatch
 
@@ -41,7 +41,7 @@ class Run:
         self.pace.save_began()
         self.clock.now += seconds
         self.pace.save_ended(seconds)
-        self.pace.training_goes_on()
+        self.pace.training_resumed()
 
     def needed_s(self, steps_left: int = FAR) -> float:
         return self.pace.needed_s(steps_left) - MARGIN_S
@@ -113,7 +113,7 @@ def test_what_is_still_being_written_has_to_end_before_the_last_save() -> None:
     run = Run()
     run.save(10)
     run.pace.save_began()
-    run.pace.training_goes_on()
+    run.pace.training_resumed()
     assert run.needed_s() == 1.5 * (10 + 10)
     run.clock.now += 4
     assert run.needed_s() == 1.5 * (6 + 10)
@@ -137,7 +137,7 @@ def test_a_deadline_is_near_when_what_is_needed_does_not_fit() -> None:
 def test_a_first_save_is_guessed_from_the_bytes_that_it_will_have(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpcddp.training.keeping.keeper._probe", lambda path: 0.5)  # for 4 MiB
+    monkeypatch.setattr("hpcddp.training.checkpoint.checkpointer._probe", lambda path: 0.5)  # for 4 MiB
     model = torch.nn.Linear(1024, 1024, bias=False)  # 4 MiB
     optimizer = torch.optim.AdamW(model.parameters())
     assert guess_save_s(tmp_path, Tracked({"model": model})) == pytest.approx(0.5 * 2)

@@ -5,22 +5,21 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcddp.training.samples import permutation
-from hpcddp.training.samples.permutation import permute
+from hpcddp.training.data import permutation
+from hpcddp.training.data.permutation import permute
 
 
-@settings(deadline=None)  # a busy machine is no fault
 @given(length=st.integers(1, 3000), seed=st.integers(0, 2**40), epoch=st.integers(0, 1000))
 def test_the_order_holds_every_sample_exactly_once(length: int, seed: int, epoch: int) -> None:
     order = permute(torch.arange(length), length, seed, epoch)
     assert torch.equal(order.sort().values, torch.arange(length))
 
 
-@settings(deadline=None)  # a busy machine is no fault
 @given(
     length=st.integers(1, 10**9),
     start=st.floats(0, 1, exclude_max=True),
@@ -57,7 +56,7 @@ def _undo(samples: torch.Tensor, length: int, seed: int, epoch: int) -> torch.Te
     return places
 
 
-@settings(deadline=None, max_examples=300)  # a busy machine is no fault
+@settings(max_examples=3 * settings.default.max_examples)
 @given(length=st.integers(2, 10**9), seed=st.integers(0, 2**40), epoch=st.integers(0, 1000), data=st.randoms())
 def test_of_a_billion_samples_each_has_one_place_since_the_way_back_exists(
     length: int, seed: int, epoch: int, data: Any
@@ -67,6 +66,17 @@ def test_of_a_billion_samples_each_has_one_place_since_the_way_back_exists(
     assert int(samples.min()) >= 0
     assert int(samples.max()) < length
     assert torch.equal(_undo(samples, length, seed, epoch), places)
+
+
+@given(length=st.integers(2, 10**6), seed=st.integers(0, 2**40), epoch=st.integers(0, 1000), data=st.randoms())
+def test_the_order_is_the_same_with_and_without_tables(length: int, seed: int, epoch: int, data: Any) -> None:
+    places = torch.tensor([0, length - 1, *(data.randrange(length) for _ in range(100))])
+    orders = []
+    for worth in (0, length):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(permutation, "_WORTH_A_TABLE", worth)
+            orders.append(permute(places, length, seed, epoch))
+    assert torch.equal(*orders)
 
 
 def test_seed_and_epoch_each_change_the_order() -> None:

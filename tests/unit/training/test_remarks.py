@@ -13,7 +13,7 @@ from torch import nn
 
 from hpcddp.batchplan import plan_batch
 from hpcddp.training.gradient.buffers import frozen_statistics
-from hpcddp.training.remarks import warn_of_empty_ranks
+from hpcddp.training.remarks import find_empty_ranks
 
 RunRanks = Callable[..., Any]
 
@@ -52,5 +52,5 @@ def test_layers_that_meet_other_ranks_are_not_frozen() -> None:
 def test_only_synchronised_statistics_take_in_what_idle_ranks_carry_along_and_that_is_told(
     layer: nn.Module, length: int | None, words: str | None
 ) -> None:
-    told = warn_of_empty_ranks([nn.Sequential(layer)], plan_batch(10, 3), length)
+    told = find_empty_ranks([nn.Sequential(layer)], plan_batch(10, 3), length)
     assert told is None if words is None else words in told

@@ -39,7 +39,7 @@ def test_a_chain_on_two_three_and_one_ranks_gives_the_losses_of_one_undisturbed_
     whole, chain = tmp_path / "whole", tmp_path / "chain"
     _train(run_ranks, whole, 1, out=str(tmp_path / "whole.pt")).check()
     _train(run_ranks, chain, 2, fault={"rank": 1, "step": 2, "how": "SIGUSR1"}).check()
-    assert _state(chain)["status"] == "continue"
+    assert _state(chain)["status"] == "unfinished"
     _train(run_ranks, chain, 3, fault={"rank": 0, "step": 8, "how": "SIGTERM"}).check()
     assert _state(chain)["reason"] == "SIGTERM"
     _train(run_ranks, chain, 1, out=str(tmp_path / "chain.pt")).check()
@@ -86,7 +86,7 @@ def test_a_signal_to_one_rank_leaves_a_checkpoint_and_all_ranks_exit_0(
     outcome = _train(run_ranks, tmp_path, 2, fault={"rank": 1, "step": 3, "how": how})
     assert outcome.statuses == [0, 0]
     state = _state(tmp_path)
-    assert (state["status"], state["reason"]) == ("continue", how)
+    assert (state["status"], state["reason"]) == ("unfinished", how)
     assert (tmp_path / "checkpoints" / f"step-{state['step']:08d}").is_dir()
     assert state["step"] <= 5  # raised in step 4, agreed one step later
 
@@ -94,7 +94,7 @@ def test_a_signal_to_one_rank_leaves_a_checkpoint_and_all_ranks_exit_0(
 def test_a_deadline_that_is_near_stops_the_run_without_any_signal(run_ranks: RunRanks, tmp_path: Path) -> None:
     _train(run_ranks, tmp_path, 2, env={"HPCDDP_DEADLINE": str(time.time() + 4)}).check()
     state = _state(tmp_path)
-    assert (state["status"], state["reason"]) == ("continue", "deadline")
+    assert (state["status"], state["reason"]) == ("unfinished", "deadline")
     assert (tmp_path / "checkpoints" / f"step-{state['step']:08d}").is_dir()
 
 
@@ -111,6 +111,9 @@ def test_a_rank_that_fails_ends_the_run_and_is_named_once(run_ranks: RunRanks, t
     assert None not in outcome.statuses, "a rank hangs"
     told = [output.count("hpcddp: rank 1 on ") for output in outcome.outputs]
     assert told == [0, 1, 0], outcome.outputs
+    for other in (0, 2):
+        assert outcome.outputs[other].count("Traceback") == 1, "the broken connection is not told"
+        assert outcome.outputs[other].count("rank 1 on ") == 1
     state = _state(tmp_path)
     assert state["status"] == "failed"
     assert f"rank 1 on {os.uname().nodename} failed: ValueError: a broken sample" in state["reason"]

@@ -6,12 +6,12 @@ import random
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcddp.batchplan import plan_batch
 from hpcddp.errors import RequestError
-from hpcddp.training.samples.sampler import GlobalBatchSampler, split_epoch
+from hpcddp.training.data.sampler import GlobalBatchSampler, split_epoch
 
 
 @st.composite
@@ -25,7 +25,6 @@ def chains(draw: st.DrawFn) -> tuple[int, int, list[tuple[int, int, int]]]:
     return length, global_batch, segments
 
 
-@settings(deadline=None)  # a busy machine is no fault
 @given(chains())
 def test_a_chain_of_runs_on_changing_world_sizes_sees_every_sample_once_per_epoch(
     chain: tuple[int, int, list[tuple[int, int, int]]],
@@ -55,7 +54,6 @@ def test_a_chain_of_runs_on_changing_world_sizes_sees_every_sample_once_per_epoc
     assert seen == Counter((epoch, index) for epoch in range(2) for index in range(length))
 
 
-@settings(deadline=None)  # a busy machine is no fault
 @given(
     length=st.integers(1, 200),
     global_batch=st.integers(1, 40),

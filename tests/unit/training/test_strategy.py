@@ -1,4 +1,4 @@
-"""A model in parts trains as a whole one, and its checkpoints fit any number of ranks under any strategy."""
+"""A sharded model trains as a whole one, and its checkpoints fit any number of ranks under any strategy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _apart(ours: list[list[torch.Tensor]], theirs: list[list[torch.Tensor]]) -> 
 @pytest.mark.parametrize(
     "ranks", [[(4, "fsdp")], pytest.param([(2, "fsdp"), (3, "hsdp"), (8, "fsdp")], marks=pytest.mark.slow)]
 )
-def test_a_model_in_parts_has_the_weights_of_one_process_at_every_step(
+def test_a_sharded_model_has_the_weights_of_one_process_at_every_step(
     run_ranks: RunRanks, tmp_path: Path, ranks: list[tuple[int, str]]
 ) -> None:
     cases = {
@@ -45,7 +45,7 @@ def test_a_model_in_parts_has_the_weights_of_one_process_at_every_step(
 
 def test_what_does_not_go_with_a_strategy_is_refused_in_words(run_ranks: RunRanks) -> None:
     expected = {
-        "unknown": "strategy='fsdb' is no way to share a model | choose one of ddp, fsdp, hsdp (did you mean 'fsdp'?)",
+        "unknown": "strategy='fsdb' is unknown | choose one of ddp, fsdp, hsdp (did you mean 'fsdp'?)",
         "ddp": "strategy ddp takes no blocks",
         "exact": "exact mode needs whole gradients",
         "noise": "noise scale needs whole gradients",
@@ -53,7 +53,7 @@ def test_what_does_not_go_with_a_strategy_is_refused_in_words(run_ranks: RunRank
         "no blocks": "the model has no Conv2d to make blocks of",
         "single number": "cannot split this model: fully_shard",
         "optimizer first": "optimizer was made before rt.wrap()",
-        "evaluation": "some ranks have one batch less to evaluate",
+        "evaluation": "leave some ranks one batch less",
     }
     told = run_ranks("checkpoint_bodies:wrap_wrongly", 3, list(expected)).check().outputs[0]
     for case, words in expected.items():
@@ -61,10 +61,10 @@ def test_what_does_not_go_with_a_strategy_is_refused_in_words(run_ranks: RunRank
         assert words in line
 
 
-def test_every_rank_of_a_model_in_parts_evaluates_as_often_and_each_sample_counts_once(
+def test_every_rank_of_a_sharded_model_evaluates_as_often_and_each_sample_counts_once(
     run_ranks: RunRanks, tmp_path: Path
 ) -> None:
-    run_ranks("checkpoint_bodies:evaluate_in_parts", 3, str(tmp_path)).check()
+    run_ranks("checkpoint_bodies:evaluate_sharded", 3, str(tmp_path)).check()
     results = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(3)]
     assert [count for count, *_ in results] == [2, 2, 2]
     assert [sample for _, seen, *_ in results for sample in seen] == list(range(23))

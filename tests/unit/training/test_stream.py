@@ -12,16 +12,20 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import IterableDataset
 
 from hpcddp.batchplan import plan_batch
 from hpcddp.errors import RequestError
-from hpcddp.training.samples.loader import MicroBatchLoader
-from hpcddp.training.samples.shards import ShardedStream
-from hpcddp.training.samples.streamsampler import StreamSampler
-from hpcddp.training.samples.weighing import Weighing
+from hpcddp.training.data.loader import TrainingLoader
+from hpcddp.training.data.reading import Reading
+from hpcddp.training.data.shards import ShardedStream
+from hpcddp.training.data.stream_sampler import StreamSampler
+from hpcddp.training.data.weighing import Weighing
+from hpcddp.training.parallel.layout import plan_layout
+
+from .conftest import Listening, unheard
 
 RunRanks = Callable[..., Any]
 CPU = torch.device("cpu")
@@ -56,13 +60,14 @@ KINDS = {"plain": Plain, "sized": Sized, "sharded": _shards}
 Seen = Counter[tuple[int, int]]
 
 
-def _loader(dataset: Any, plan: Any, rank: int, consumed: int = 0, workers: int = 0) -> MicroBatchLoader:
+def _loader(dataset: Any, plan: Any, rank: int, consumed: int = 0, workers: int = 0) -> Listening:
     sampler = StreamSampler(dataset, plan, rank, seed=3)
     sampler.consumed = consumed
-    return MicroBatchLoader(dataset, sampler, CPU, Weighing(plan.world_size), num_workers=workers)
+    weighing = Weighing(plan.data_size, plan_layout(rank, plan.data_size), CPU)
+    return Listening(lambda ear: TrainingLoader(dataset, sampler, CPU, weighing, Reading(workers), ear, unheard()))
 
 
-def _go(loaders: list[MicroBatchLoader], epochs: int, steps: int, seen: Seen, draws: dict[Any, Any]) -> None:
+def _go(loaders: list[Listening], epochs: int, steps: int, seen: Seen, draws: dict[Any, Any]) -> None:
     """Train on all ranks, one step each in turn, until so many epochs are over or so many steps made."""
     made = 0
     while (epoch := loaders[0].sampler.epoch) < epochs and made < steps:
@@ -83,7 +88,7 @@ def _go(loaders: list[MicroBatchLoader], epochs: int, steps: int, seen: Seen, dr
             loader.sampler.end_epoch(epoch)
 
 
-def _steps(loader: MicroBatchLoader) -> Iterator[list[Any]]:
+def _steps(loader: Listening) -> Iterator[list[Any]]:
     step = []
     for batch in loader:
         step.append(batch)
@@ -92,7 +97,6 @@ def _steps(loader: MicroBatchLoader) -> Iterator[list[Any]]:
             step = []
 
 
-@settings(deadline=None)  # a busy machine is no fault
 @given(
     kind=st.sampled_from(sorted(KINDS)),
     length=st.integers(1, 60),
@@ -209,7 +213,7 @@ def test_a_shard_that_is_shorter_than_told_is_named() -> None:
 
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.slow) for kind in ("sharded", "plain")])
-def test_a_stream_goes_on_over_four_two_and_three_real_ranks(
+def test_a_stream_resumes_over_four_two_and_three_real_ranks(
     run_ranks: RunRanks, batch_bodies: ModuleType, tmp_path: Path, kind: str
 ) -> None:
     for world_size, steps in ((4, 3), (2, 3), (3, None)):

@@ -14,10 +14,11 @@ import torch
 from PIL import Image
 
 from hpcddp.errors import RequestError
-from hpcddp.training.data import load_images
-from hpcddp.training.keeping.runfolder import RunFolder, read_planned_batch
-from hpcddp.training.models import make_model
-from hpcddp.training.train import warm_up_and_cosine
+from hpcddp.runs.folder import RunFolder
+from hpcddp.runs.opening import read_planned_batch
+from hpcddp.trainer.images import load_images
+from hpcddp.trainer.models import make_model
+from hpcddp.trainer.train import warm_up_and_cosine
 
 RunRanks = Callable[..., Any]
 SMALL = ["--model", "shufflenet_v2_x0_5", "--global-batch", "100", "--epochs", "1"]
@@ -26,7 +27,8 @@ SMALL = ["--model", "shufflenet_v2_x0_5", "--global-batch", "100", "--epochs", "
 def test_two_ranks_train_the_digits_and_leave_everything_in_the_run_folder(run_ranks: RunRanks, tmp_path: Path) -> None:
     outcome = run_ranks("train_reference", 2, [*SMALL, "--run-dir", str(tmp_path), "--max-micro-batch", "25"]).check()
     assert "global batch: 100 = 2 ranks x 25 x 2" in outcome.outputs[0]
-    assert "shufflenet_v2_x0_5 on digits: finished after step 15" in outcome.outputs[0]
+    assert f"hpcddp: run {tmp_path.name}: finished after step 15, epoch 1\n" in outcome.outputs[0]
+    assert "  model     shufflenet_v2_x0_5 on digits\n" in outcome.outputs[0]
     assert "rank 1 " in outcome.outputs[0]
     assert outcome.outputs[1] == ""
     assert json.loads((tmp_path / "state.json").read_text())["status"] == "finished"
@@ -41,14 +43,14 @@ def test_two_ranks_train_the_digits_and_leave_everything_in_the_run_folder(run_r
     assert len(versions["ranks"]) == 2
 
 
-def test_a_limited_run_goes_on_where_it_stopped(run_ranks: RunRanks, tmp_path: Path) -> None:
+def test_a_limited_run_resumes_where_it_stopped(run_ranks: RunRanks, tmp_path: Path) -> None:
     options = [*SMALL, "--dataset", "fake", "--run-dir", str(tmp_path), "--limit-steps", "2"]
     first = run_ranks("train_reference", 2, options).check()
-    assert "to be continued" in first.outputs[0]
+    assert "unfinished" in first.outputs[0]
     assert json.loads((tmp_path / "state.json").read_text())["step"] == 2
     run_ranks("train_reference", 1, options).check()
     state = json.loads((tmp_path / "state.json").read_text())
-    assert (state["status"], state["step"], state["epoch"]) == ("continue", 4, 0)
+    assert (state["status"], state["step"], state["epoch"]) == ("unfinished", 4, 0)
 
 
 def test_another_model_than_the_checkpoints_is_told_once_and_changes_nothing(
@@ -66,18 +68,18 @@ def test_another_model_than_the_checkpoints_is_told_once_and_changes_nothing(
 
 def test_a_run_folder_that_cannot_be_made_is_told_in_two_lines(run_ranks: RunRanks, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    outcome = run_ranks("train_reference", 2, ["--run-dir", str(tmp_path / "file" / "run")])
+    outcome = run_ranks("train_reference", 2, ["--dataset", "fake", "--run-dir", str(tmp_path / "file" / "run")])
     told = "".join(outcome.outputs)
     assert told.count("cannot be written: not a directory") == 1
     assert "Traceback" not in told
     assert 4 in outcome.statuses
 
 
-@pytest.mark.parametrize("plan", ["{", "[]", '{"global_batch": "many"}'])
+@pytest.mark.parametrize("plan", ["{", "[]", '{"global_batch": "many"}', '{"global_batch": 1e400}'])
 def test_a_damaged_plan_is_named(tmp_path: Path, plan: str) -> None:
     (tmp_path / "plan.json").write_text(plan)
     with pytest.raises(RequestError, match=r"plan\.json cannot be read as a job plan"):
-        read_planned_batch(RunFolder(tmp_path, "a"))
+        read_planned_batch(RunFolder(str(tmp_path)))
 
 
 def test_an_image_folder_has_the_same_classes_in_both_parts(tmp_path: Path) -> None:
@@ -89,7 +91,7 @@ def test_an_image_folder_has_the_same_classes_in_both_parts(tmp_path: Path) -> N
 
 
 def test_a_wrong_option_is_told_once_and_ends_all_ranks(run_ranks: RunRanks, tmp_path: Path) -> None:
-    outcome = run_ranks("train_reference", 2, ["--model", "resnet81", "--run-dir", str(tmp_path)])
+    outcome = run_ranks("train_reference", 2, ["--dataset", "fake", "--model", "resnet81", "--run-dir", str(tmp_path)])
     assert 2 in outcome.statuses
     assert 0 not in outcome.statuses
     told = "".join(outcome.outputs)
@@ -150,13 +152,11 @@ def test_help_needs_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_a_loss_that_is_no_number_ends_the_run_and_leaves_the_checkpoint_before_it(
-    run_ranks: RunRanks, tmp_path: Path
-) -> None:
+def test_weights_that_are_no_numbers_end_the_run_and_are_not_saved(run_ranks: RunRanks, tmp_path: Path) -> None:
     options = [*SMALL, "--dataset", "fake", "--run-dir", str(tmp_path), "--lr", "1e30", "--epochs", "2"]
     outcome = run_ranks("train_reference", 2, options)
     told = "".join(outcome.outputs)
-    assert told.count("the training loss of epoch 0 is nan") == 1
+    assert told.count("the weights are no numbers any more") == 1
     state = json.loads((tmp_path / "state.json").read_text())
     assert state["status"] == "failed"
     assert not list(tmp_path.glob("checkpoints/step-*"))
@@ -169,7 +169,7 @@ def test_parts_of_a_model_train_and_go_on_as_a_whole(run_ranks: RunRanks, tmp_pa
     options = [*SMALL, "--run-dir", str(tmp_path), "--strategy", "fsdp", "--checkpoint", "async"]
     run_ranks("train_reference", 3, [*options, "--limit-steps", "2"]).check()
     outcome = run_ranks("train_reference", 2, [*SMALL, "--run-dir", str(tmp_path), "--limit-steps", "3"]).check()
-    assert "to be continued" in outcome.outputs[0]
+    assert "unfinished" in outcome.outputs[0]
     assert json.loads((tmp_path / "state.json").read_text())["step"] == 5
     run_ranks("train_reference", 3, options).check()
     assert json.loads((tmp_path / "state.json").read_text())["status"] == "finished"

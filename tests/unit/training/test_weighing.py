@@ -13,12 +13,13 @@ import torch
 from torch import nn
 
 from hpcddp.errors import RequestError
+from hpcddp.training.data.sampler import MicroBatch
+from hpcddp.training.data.weighing import Loaded, Weighing, Weight
 from hpcddp.training.gradient.backward import run_backward, zeroed_gradients
-from hpcddp.training.samples.loader import Batch
-from hpcddp.training.samples.sampler import MicroBatch
-from hpcddp.training.samples.weighing import Loaded, Weighing
+from hpcddp.training.parallel.layout import plan_layout
 
 RunRanks = Callable[..., Any]
+ALONE, CPU = plan_layout(0, 1), torch.device("cpu")
 
 CASES: dict[str, dict[str, Any]] = {
     "uneven": {"global_batch": 10, "loss": "mean"},  # 23 = 10 + 10 + 3: on 4 ranks one has no sample in the last step
@@ -48,7 +49,7 @@ def test_any_split_of_ragged_sentences_gives_the_weights_of_one_process(
     steps = [line for line in map(json.loads, metrics.read_text().splitlines()) if line["kind"] == "step"]
     assert [line["loss"] for line in steps] == pytest.approx(losses, rel=1e-12)
     _, y = batch_bodies.ragged_data().tensors
-    assert sum(line["counted"] for line in steps) == 2 * batch_bodies.count_tokens(None, y)
+    assert sum(line["counted"] for line in steps) == 2 * batch_bodies.count_tokens((None, y))
 
 
 def test_weights_by_samples_are_not_the_mean_over_tokens(
@@ -63,11 +64,13 @@ def test_weights_by_samples_are_not_the_mean_over_tokens(
 def _step(*samples: int) -> Iterator[Loaded]:
     for nth, n in enumerate(samples):
         micro = MicroBatch(0, n, sum(samples), nth, nth == len(samples) - 1)
-        yield Loaded(micro, None, torch.full((max(n, 1), 2), nth))
+        yield Loaded(micro, torch.full((max(n, 1), 2), nth))
 
 
 def test_a_micro_batch_counts_by_its_parts_and_one_without_samples_by_nothing() -> None:
-    weighing = Weighing(1, count=lambda x, y: int(y.sum()))  # 0, 1 and 2 for each of two parts of a sample
+    weighing = Weighing(
+        1, ALONE, CPU, count=lambda batch: int(batch.sum())
+    )  # 0, 1 and 2 for each of two parts of a sample
     weights = [weight for _, weight in weighing.over(_step(3, 2, 1, 0))]
     assert [weight.counted for weight in weights] == [0, 4, 4, 0]
     assert [weight.mean for weight in weights] == [0, 0.5, 0.5, 0]
@@ -76,7 +79,7 @@ def test_a_micro_batch_counts_by_its_parts_and_one_without_samples_by_nothing() 
 
 
 def test_a_global_batch_without_any_counted_part_is_told_and_has_no_loss(capsys: pytest.CaptureFixture[str]) -> None:
-    weighing = Weighing(1, count=lambda x, y: 0)
+    weighing = Weighing(1, ALONE, CPU, count=lambda batch: 0)
     assert [weight.mean for _, weight in weighing.over(_step(3, 3))] == [0, 0]
     for _ in range(2):
         assert weighing.learn(weighing.take()) == {"counted": 0, "loss": None}
@@ -85,7 +88,7 @@ def test_a_global_batch_without_any_counted_part_is_told_and_has_no_loss(capsys:
 
 def test_a_negative_count_is_refused() -> None:
     with pytest.raises(RequestError, match="count= gave -1"):
-        list(Weighing(1, count=lambda x, y: -1).over(_step(1)))
+        list(Weighing(1, ALONE, CPU, count=lambda batch: -1).over(_step(1)))
 
 
 def test_nan_never_reaches_gradients_that_count_for_nothing() -> None:
@@ -100,8 +103,8 @@ def test_nan_never_reaches_gradients_that_count_for_nothing() -> None:
 
 
 def test_a_mean_over_nothing_is_refused_where_its_nan_would_reach_the_gradients() -> None:
-    """A model in parts: its whole parameters are torch's, for the time of a pass."""
-    batch = Batch(None, None, 0.0, True, 3, 6, 0, 0.5)
+    """Of a sharded model: torch has its whole parameters during a pass only."""
+    micro, weight = MicroBatch(0, 3, 6, 0, True), Weight(0, 0.0, 0.5)
     with pytest.raises(RequestError, match="none of this micro batch's 3 samples has a part that counts"):
-        run_backward(torch.zeros((), requires_grad=True), batch, [], summed=False)
-    assert run_backward(torch.zeros((), requires_grad=True), batch, [], summed=True) is None
+        run_backward(torch.zeros((), requires_grad=True), micro, weight, [], summed=False)
+    assert run_backward(torch.zeros((), requires_grad=True), micro, weight, [], summed=True) is None

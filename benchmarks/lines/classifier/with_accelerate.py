@@ -1,0 +1,31 @@
+# An image classifier that is evaluated after each epoch.
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+accelerator = Accelerator()
+torch.manual_seed(0)
+device = "cuda" if torch.cuda.is_available() else "cpu"
+labels = torch.arange(3000) % 10
+images = torch.randn(10, 1, 8, 8)[labels] + 2 * torch.randn(3000, 1, 8, 8)
+train = DataLoader(TensorDataset(images[:2500], labels[:2500]), batch_size=60, shuffle=True)
+test = DataLoader(TensorDataset(images[2500:], labels[2500:]), batch_size=70)
+model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10)).to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+
+model, optimizer, train, test = accelerator.prepare(model, optimizer, train, test)
+for epoch in range(3):
+    model.train()
+    for x, y in train:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x.to(device)), y.to(device))
+        accelerator.backward(loss)
+        optimizer.step()
+    model.eval()
+    correct = 0
+    with torch.no_grad():
+        for x, y in test:
+            correct += accelerator.gather_for_metrics(model(x.to(device)).argmax(1) == y.to(device)).sum().item()
+    accelerator.print(f"epoch {epoch}: accuracy {correct / 500:.3f}")
+accelerator.save(accelerator.unwrap_model(model).state_dict(), "model.pt")

@@ -1,0 +1,47 @@
+# A language model: gradients of four batches are accumulated and clipped, and the learning rate follows a schedule.
+import torch
+from lightning_fabric import Fabric
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class LanguageModel(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(32, 32)
+        self.memory = nn.GRU(32, 64, batch_first=True)
+        self.head = nn.Linear(64, 32)
+
+    def forward(self, tokens):
+        return self.head(self.memory(self.embedding(tokens))[0])
+
+
+batch_size, accumulation = 8, 4
+fabric = Fabric()
+torch.manual_seed(0)
+device = "cuda" if torch.cuda.is_available() else "cpu"
+tokens = (torch.randint(32, (960, 1)) + torch.randint(1, 5, (960, 1)) * torch.arange(17)) % 32
+loader = DataLoader(TensorDataset(tokens), batch_size=batch_size, shuffle=True)
+model = LanguageModel().to(device)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=60)
+
+model, optimizer = fabric.setup(model, optimizer)
+loader = fabric.setup_dataloaders(loader)
+for epoch in range(2):
+    total, seen = 0.0, 0
+    for number, (batch,) in enumerate(loader, start=1):
+        batch = batch.to(device)
+        with fabric.no_backward_sync(model, enabled=number % accumulation != 0):
+            loss = nn.functional.cross_entropy(model(batch[:, :-1]).transpose(1, 2), batch[:, 1:])
+            fabric.backward(loss / accumulation)
+        total += loss.item() * len(batch)
+        seen += len(batch)
+        if number % accumulation == 0:
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+    total, seen = fabric.all_reduce(torch.tensor([total, seen], device=device), reduce_op="sum").tolist()
+    fabric.print(f"epoch {epoch}: loss {total / seen:.4f}")
+fabric.save("model.pt", model.state_dict())

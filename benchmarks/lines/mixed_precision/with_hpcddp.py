@@ -1,0 +1,32 @@
+# Mixed precision: the forward pass in float16, a GradScaler, clipped gradients.
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import hpcddp
+
+with hpcddp.runtime() as rt:
+    torch.manual_seed(0)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    inputs = torch.randn(2048, 16)
+    targets = inputs.sin().sum(1, keepdim=True)
+    loader = DataLoader(TensorDataset(inputs, targets), batch_size=64, shuffle=True)
+    model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 1)).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    scaler = torch.amp.GradScaler(device, init_scale=1024.0)
+    model, optimizer, scaler, loader = rt.prepare(model, optimizer, scaler, loader)
+    for epoch in rt.epochs(4):
+        total, seen = 0.0, 0
+        for x, y in loader:
+            optimizer.zero_grad()
+            with torch.autocast(device, dtype=torch.float16):
+                loss = nn.functional.mse_loss(model(x.to(device)), y.to(device))
+            rt.backward(loss, scaler=scaler)
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            total += loss.item() * len(x)
+            seen += len(x)
+        rt.print(f"epoch {epoch}: loss {rt.sum(total) / rt.sum(seen):.4f}")
+    rt.save_model("model.pt")

@@ -1,0 +1,197 @@
+"""Draws docs/house.svg and docs/house-training.svg from the imports: the rooms in layer order, and which imports which.
+
+Run it after an import between two rooms appeared or went: python docs/make_house.py. The order of the rooms is that of
+the layer contracts in pyproject.toml. A room's colour says which packages the room itself needs.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+from xml.sax.saxutils import escape
+
+REPO = Path(__file__).parents[1]
+
+PICTURES = {"hpcddp": "house.svg", "hpcddp.training": "house-training.svg"}
+
+CAPTIONS = {
+    "cli": "one file per verb: options, output, exit status",
+    "api": "hpcddp.env(), init(), runtime() for training scripts",
+    "trainer": "the reference trainer",
+    "training": "process group, data, gradients, checkpoints",
+    "lint": "job script or training script → findings",
+    "supervisor": "starts the launcher, keeps logs, restarts it",
+    "scaling": "time and cost model, report",
+    "script": "request + site → plan → job script",
+    "checks": "one function per problem that a process can see",
+    "runs": "the run folder: state, attempts, metrics, compare",
+    "ranks": "environment → rank, rendezvous",
+    "schedulers": "one module per scheduler: words, commands, parsers",
+    "batchplan": "the arithmetic of the global batch",
+    "units": "durations and counts as text",
+    "errors": "the two-line error, exit codes",
+    "record": "named tuples that start fast",
+    "training.opening": "opens and closes a run",
+    "training.runtime": "rt: what a training script calls",
+    "training.own_run": "the run that no job script chose",
+    "training.saving": "checkpoints, the best one, weights, when asked",
+    "training.report": "what rank 0 says of a run, and its numbers",
+    "training.prepare": "takes over models, data, optimizers",
+    "training.loop": "the micro batch and step that the loop is at",
+    "training.gate": "optimizers act once per global batch",
+    "training.collectives": "numbers and rows of all data ranks",
+    "training.kinds": "kinds of objects, and their names in a checkpoint",
+    "training.steps": "the record of each optimizer step",
+    "training.checkpoint": "writing, reading, resume",
+    "training.gradient": "micro batches → global gradient",
+    "training.setup": "what is settled when a run opens",
+    "training.data": "which samples a rank sees, and their weights",
+    "training.options": "the arguments of hpcddp.runtime, checked",
+    "training.parallel": "world → data rank and mesh; how a model is split",
+    "training.watchdog": "where the ranks stand once none gets on",
+    "training.rendezvous": "ranks find each other: process group",
+    "training.stopping": "signals, the deadline",
+    "training.remarks": "warnings of rank 0 before the loop",
+    "training.summary": "what rank 0 prints at the start and the end",
+    "training.progress": "a bar on a terminal, a line per interval in a log",
+    "training.sinks": "TensorBoard, MLflow, W&B",
+    "training.pace": "how long steps and saves take",
+    "training.versions": "software and hardware of this run",
+    "training.torch_compat": "what depends on torch's version",
+}
+
+_NEEDS = {"torch": "#f6c28b", "jinja2": "#a9cbe8", "yaml": "#a9cbe8"}  # the first that a room imports
+_PLAIN = "#b9dfb4"
+_STEP, _ROW = 44, 36  # pixels from room to room: right, down
+_BOX = (100, 26)  # width, height
+_TEXT, _TOP = 340, 66  # where the first box is: room for its caption, and for the heading
+
+
+class Room(NamedTuple):
+    """A package or module right below `inside`. `layer` counts from the top; `imports` are other rooms there."""
+
+    inside: str
+    name: str
+    layer: int
+    imports: frozenset[str]
+    packages: frozenset[str]
+
+    @property
+    def caption(self) -> str:
+        return CAPTIONS[f"{self.inside}.{self.name}".partition(".")[2]]
+
+
+def read_rooms(repo: Path, inside: str = "hpcddp") -> list[Room]:
+    """The rooms of a package in the order of its layer contract, with what the code in them imports."""
+    text = (repo / "pyproject.toml").read_text(encoding="utf-8")
+    contract = re.search(rf'containers = \["{inside}"\]\s+layers = (\[.*?\])', text, re.DOTALL)
+    assert contract, f"pyproject.toml has no layer contract for {inside}"
+    layers = [[name.strip() for name in re.split(r"[|:]", layer)] for layer in ast.literal_eval(contract[1])]
+    rooms = []
+    for number, names in enumerate(layers):
+        for name in names:
+            found = {module for file in _files(repo / inside.replace(".", "/"), name) for module in _imports(file)}
+            own = {
+                module.removeprefix(f"{inside}.").split(".")[0] for module in found if module.startswith(f"{inside}.")
+            }
+            outside = {module.split(".")[0] for module in found}
+            rooms.append(Room(inside, name, number, frozenset(own - {name}), frozenset(outside)))
+    names = {room.name for room in rooms}
+    return [room._replace(imports=room.imports & names) for room in rooms]
+
+
+def _files(package: Path, room: str) -> list[Path]:
+    return sorted((package / room).rglob("*.py")) or [package / f"{room}.py"]
+
+
+def _imports(file: Path) -> Iterator[str]:
+    """Full names of what a file imports, also inside functions."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def draw(rooms: list[Room]) -> str:
+    """The picture: rooms down a staircase, a line to the right of each, and a dot where it imports a room below."""
+    width, height = _TEXT + _STEP * len(rooms) + _BOX[0] - _STEP + 16, _TOP + _ROW * len(rooms) + 40
+    place = {room.name: number for number, room in enumerate(rooms)}
+    drawn = [*_stripes(rooms, width), *_lines(rooms, place)]
+    for number, room in enumerate(rooms):
+        x, y = _TEXT + _STEP * number, _TOP + _ROW * number
+        colour = next((colour for package, colour in _NEEDS.items() if package in room.packages), _PLAIN)
+        drawn += [
+            f'<text x="{x - 10}" y="{y + 17}" font-size="12.5" fill="#555555" text-anchor="end">'
+            f"{escape(room.caption)}</text>",
+            f'<rect x="{x}" y="{y}" width="{_BOX[0]}" height="{_BOX[1]}" rx="4" fill="{colour}" stroke="#666666"/>',
+            f'<text x="{x + _BOX[0] // 2}" y="{y + 17}" text-anchor="middle">{room.name}</text>',
+        ]
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"'
+            ' font-family="sans-serif" font-size="14">',
+            "  <!-- made by docs/make_house.py from the imports -->",
+            f"  <title>The rooms of {rooms[0].inside} in layer order; imports point down only</title>",
+            f'  <rect width="{width}" height="{height}" fill="#ffffff"/>',
+            '  <g fill="#222222">',
+            *(f"    {line}" for line in [*_head(rooms[0].inside), *drawn, *_legend(height)]),
+            "  </g>",
+            "</svg>",
+            "",
+        ]
+    )
+
+
+def _head(inside: str) -> list[str]:
+    folder = inside.replace(".", "/")
+    return [
+        f'<text x="12" y="24" font-size="16" font-weight="bold">The rooms of {folder}/, in layer order</text>',
+        '<text x="12" y="45" font-size="12.5" fill="#555555">A dot in the row of one room and the column of another: '
+        "the first imports the second. Imports point down only.</text>",
+    ]
+
+
+def _stripes(rooms: list[Room], width: int) -> Iterator[str]:
+    """One stripe per layer: rooms of one layer do not import each other."""
+    for layer in sorted({room.layer for room in rooms}):
+        of_layer = [number for number, room in enumerate(rooms) if room.layer == layer]
+        y, height = _TOP + _ROW * of_layer[0] - 6, _ROW * len(of_layer)
+        fill = "#f4f4f4" if layer % 2 == 0 else "#ffffff"
+        yield f'<rect x="0" y="{y}" width="{width}" height="{height}" fill="{fill}"/>'
+
+
+def _lines(rooms: list[Room], place: dict[str, int]) -> Iterator[str]:
+    for number, room in enumerate(rooms):
+        columns = sorted(place[name] for name in room.imports)
+        if columns:
+            y, end = _TOP + _ROW * number + _BOX[1] // 2, _column(columns[-1])
+            yield f'<path d="M{_TEXT + _STEP * number + _BOX[0]} {y}H{end}" stroke="#888888" fill="none"/>'
+        above = [place[other.name] for other in rooms if room.name in other.imports]
+        if above:
+            x, first, last = _column(number), _TOP + _ROW * min(above) + _BOX[1] // 2, _TOP + _ROW * number
+            yield f'<path d="M{x} {first}V{last - 6}" stroke="#888888" fill="none"/>'
+            yield f'<path d="M{x - 4} {last - 7}h8l-4 7z" fill="#888888"/>'
+        for column in columns:
+            yield f'<circle cx="{_column(column)}" cy="{_TOP + _ROW * number + _BOX[1] // 2}" r="4" fill="#333333"/>'
+
+
+def _column(number: int) -> int:
+    """Where imports of a room come down: to the right in its box, clear of the box before."""
+    return _TEXT + _STEP * number + _BOX[0] - 20
+
+
+def _legend(height: int) -> Iterator[str]:
+    words = [("imports torch", _NEEDS["torch"]), ("imports jinja2, yaml", _NEEDS["yaml"]), ("neither", _PLAIN)]
+    for number, (text, colour) in enumerate(words):
+        x, y = 12 + 165 * number, height - 30
+        yield f'<rect x="{x}" y="{y}" width="14" height="14" rx="3" fill="{colour}" stroke="#666666"/>'
+        yield f'<text x="{x + 21}" y="{y + 12}" font-size="12.5">{text}</text>'
+
+
+if __name__ == "__main__":
+    for inside, file in PICTURES.items():
+        (REPO / "docs" / file).write_text(draw(read_rooms(REPO, inside)), encoding="utf-8")

@@ -1,0 +1,66 @@
+"""What the command line says on stderr, and standard streams that are closed, full, or no longer read."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+
+_BOLD, _CYAN, _PLAIN = "\x1b[1m", "\x1b[36m", "\x1b[0m"
+
+
+def tell(text: str) -> None:
+    """`hpcddp: text` on stderr. If nobody listens, the exit status has to say it."""
+    try:
+        sys.stderr.write(f"{_painted('hpcddp:', _BOLD)} {text}\n".replace("\nhint:", f"\n{_painted('hint:', _CYAN)}"))
+        sys.stderr.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+
+def _painted(word: str, colour: str) -> str:
+    """In colour on a terminal, unless NO_COLOR is set (https://no-color.org) or the terminal has no colours."""
+    plain = not sys.stderr.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return word if plain else f"{colour}{word}{_PLAIN}"
+
+
+def write_help(text: str) -> None:
+    """Help on stdout; in a pipe or file behind lines that no scheduler and no shell takes for a job."""
+    if not stat.S_ISCHR(os.fstat(1).st_mode):  # neither a terminal nor /dev/null
+        from hpcddp.cli.refusal import no_job
+
+        text = no_job() + text
+    sys.stdout.write(text)
+
+
+def refuse_on_pipe() -> None:
+    """Leave text on a pipe that no scheduler takes for a job: an empty pipe is an empty job."""
+    if sys.stdout.closed or sys.stdout.isatty():
+        return
+    from hpcddp.cli.refusal import refusal
+
+    try:
+        sys.stdout.write(refusal())
+        sys.stdout.flush()
+    except OSError:  # the reader has gone: nothing can be queued from this pipe
+        forget_output()
+
+
+def forget_output() -> None:
+    """Python flushes what is left at its exit, and would complain once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def open_missing_streams() -> bool:
+    """Whether standard output is there. What was closed (`>&-`, `2>&-`) is opened on nothing, so that no file that is
+    opened later gets its number, and an error can be told without ado."""
+    has_output = sys.stdout is not None
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            nothing = os.open(os.devnull, os.O_RDWR)
+            if nothing != number:
+                os.dup2(nothing, number)
+                os.close(nothing)
+            os.set_inheritable(number, True)  # a program that is started next has it as well
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115  # for the whole process
+    return has_output

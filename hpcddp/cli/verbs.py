@@ -1,0 +1,79 @@
+"""The help of the command line as a whole: the verbs, what people type for them, what an exit status means.
+
+No verb that does its work loads this.
+"""
+
+from __future__ import annotations
+
+from hpcddp.cli.main import VERBS
+from hpcddp.errors import RequestError, nearest
+
+TYPE_CHECKING = False  # mypy knows the name; importing typing would cost `--help` a quarter of its time
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+#: What an exit status of hpcddp itself means, whatever the verb.
+EXITS = {
+    0: "done",
+    2: "the request is wrong: an option, a job file, a value",
+    3: "the site or its file is wrong, or does not say what is needed",
+    4: "the launch environment contradicts itself, or lacks something",
+    5: "the scheduler refused",
+}
+# Word that is no verb -> what to type for it.
+_MEANT = {
+    **dict.fromkeys(("show", "info", "describe"), "hpcddp sites show NAME"),
+    **dict.fromkeys(("list", "ls", "site", "clusters"), "hpcddp sites"),
+    **dict.fromkeys(("submit", "queue", "qsub", "sbatch"), "hpcddp render --nodes 4 -- python train.py | qsub"),
+    **dict.fromkeys(("run", "start"), "hpcddp launch -- python train.py"),
+    **dict.fromkeys(("generate", "template", "script"), "hpcddp render --nodes 4 -- python train.py > job.sh"),
+    **dict.fromkeys(("check", "validate", "verify"), "hpcddp lint job.sh"),
+    **dict.fromkeys(("status", "progress"), "hpcddp state runs/NAME"),
+    **dict.fromkeys(("rank", "whoami"), "hpcddp env"),
+    "diff": "hpcddp compare runs/ONE runs/TWO",
+    "new": "hpcddp sites new NAME",
+    "schema": "hpcddp sites schema",
+    "version": "hpcddp --version",
+}
+
+
+def unknown_verb(argv: list[str]) -> RequestError:
+    """The error for a first word that is no verb, with what was meant by it."""
+    word = argv[0]
+    if word.startswith("-"):
+        verb = next((w for w in argv if w in VERBS), "VERB")
+        return RequestError(f"{word!r} stands before the verb", f"hpcddp {verb} {word} …, or hpcddp --help")
+    if word.endswith((".yaml", ".yml")):
+        return RequestError(f"there is no verb before {word!r}", f"hpcddp render {word}")
+    if word.endswith(".py"):
+        return RequestError(f"there is no verb before {word!r}", f"hpcddp launch -- python {word}")
+    from hpcddp.ranks.launch_commands import PROGRAMS
+
+    meant = "hpcddp launch -- python train.py" if word in PROGRAMS else _MEANT.get(word.lower())
+    guess = "" if meant else nearest(word, list(VERBS))
+    return RequestError(f"{word!r} is not a verb of hpcddp{guess}", meant or "hpcddp --help")
+
+
+def format_verbs() -> str:
+    """What `hpcddp --help` prints."""
+    width = max(map(len, VERBS))
+    verbs = "\n".join(f"  {verb:{width}}  {text}" for verb, text in VERBS.items())
+    return (
+        "usage: hpcddp VERB [options] [-- command ...]\n\n"
+        "From a PyTorch training script to a correct multi-node run on PBS and Slurm clusters.\n\n"
+        f"{verbs}\n\n"
+        "  hpcddp help VERB          the options of one verb, also hpcddp VERB --help\n"
+        "  hpcddp -V, --version\n\n"
+        f"{format_example('hpcddp render --site abci3 --account GROUP --nodes 4 -- python train.py | qsub')}\n"
+        f"{format_exits(EXITS)}"
+    )
+
+
+def format_example(lines: str) -> str:
+    """What to type, indented."""
+    return "example:\n" + "".join(f"  {line}\n" for line in lines.splitlines())
+
+
+def format_exits(statuses: Mapping[int, str]) -> str:
+    """A table of exit statuses, in order."""
+    return "exit status:\n" + "".join(f"  {status:<3} {statuses[status]}\n" for status in sorted(statuses))

@@ -1,1 +1,0 @@
-"""Run folders, read back: plain files in, values out. Standard library only."""

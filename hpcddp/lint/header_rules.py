@@ -1,0 +1,169 @@
+"""Mistakes in the directives, whatever the commands are."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+
+from hpcddp.errors import HpcddpError
+from hpcddp.lint.directive import numbered
+from hpcddp.lint.finding import Said
+from hpcddp.lint.script import PREFIXES, Script
+from hpcddp.schedulers.registry import find_scheduler
+from hpcddp.script.limits import check_limits
+from hpcddp.units import parse_walltime
+
+# Options that mean something when they stand several times.
+_SEVERAL = {"-v", "-l", "-W depend", "-hard", "-soft", "-m", "-M", "--dependency", "--switches"}
+# Names that PBS gives to the queues of advance, standing and maintenance reservations.
+_PBS_RESERVATION = re.compile(r"[RSM]\d+")
+
+
+def refused(script: Script) -> Iterator[Said]:
+    """What the scheduler's own parser refuses."""
+    command = find_scheduler(script.scheduler).commands.submit[0]
+    for line, why in script.directives.refusals:
+        yield Said(line, f"{command} refuses the script: {why}", "one option per line, no comment behind it")
+
+
+def not_read(script: Script) -> Iterator[Said]:
+    """M7: directives behind the first command, and what sbatch takes for comments."""
+    prefix = PREFIXES[script.scheduler]
+    lines = dict(numbered(script.text))
+    for line in script.directives.unread:
+        why = "is indented: a comment to sbatch"
+        if 0 < script.directives.command_line < line:
+            why = f"stands behind the first command (line {script.directives.command_line}) and is not read"
+        yield Said(line, f"{lines[line].strip()!r} {why}", "directives directly behind #!/bin/bash, at column 0")
+    for line, text in lines.items():
+        if re.match(rf"{prefix.lower()}\s+-", text) and prefix.lower() != prefix:
+            yield Said(line, f"{text.strip()!r} is a comment: the prefix is {prefix}", f"{prefix} …")
+
+
+def other_scheduler(script: Script) -> Iterator[Said]:
+    """M34: directives of another scheduler, such as ABCI 2.0's `#$` on ABCI 3.0."""
+    for name, prefix in PREFIXES.items():
+        if name == script.scheduler:
+            continue
+        for line, text in numbered(script.text):
+            if re.match(rf"\s*{re.escape(prefix)}\s*-", text):
+                old = re.search(r"-l\s*rt_[A-Z]|-g\s", text) and script.site and script.site.name == "abci3"
+                whose = "ABCI 2.0's directive, a comment on ABCI 3.0" if old else f"no directive to {script.scheduler}"
+                if name == "pbs" and script.scheduler == "slurm":
+                    whose = "read by sbatch, too, and translated"
+                yield Said(line, f"{text.strip()!r} is {whose}", f"{PREFIXES[script.scheduler]} lines only")
+
+
+def abci2(script: Script) -> Iterator[Said]:
+    """M34 without a site: resource types that only ABCI 2.0 had, which ran Grid Engine and is gone."""
+    if script.site is None and script.scheduler == "gridengine":
+        for option in script.directives.options:
+            if re.match(r"-l rt_[FGCAM]", option.name):
+                yield Said(
+                    option.line,
+                    f"{option.name} is ABCI 2.0's; ABCI 3.0 runs PBS, to which #$ lines are comments",
+                    "#PBS -q rt_HF",
+                )
+
+
+def twice(script: Script) -> Iterator[Said]:
+    """M9: an option that stands twice with different values; only one counts."""
+    seen: dict[str, tuple[int, str]] = {}
+    for name, value, line in script.directives.options:
+        if name in _SEVERAL or name.startswith("-v"):
+            continue
+        if name in seen and seen[name][1] != value:
+            first_counts = script.scheduler == "pbs" and name.startswith("-l ")
+            kept = seen[name][1] if first_counts else value
+            yield Said(line, f"{name} stands twice (line {seen[name][0]} too); only {kept!r} counts", f"one {name}")
+        seen.setdefault(name, (line, value))
+
+
+def output_folder(script: Script) -> Iterator[Said]:
+    """M8: the folder of the job's output. No scheduler makes it, and PBS expands nothing in its name."""
+    for option in script.directives.all(*find_scheduler(script.scheduler).directives.outputs):
+        path = option.value.split(":", 1)[-1] if script.scheduler == "pbs" else option.value
+        literal = re.search(r"[$~]", path)
+        if literal and script.scheduler in {"pbs", "slurm"}:
+            yield Said(
+                option.line, f"{literal[0]} in {path!r} is not expanded: it is a letter of the name", "a plain path"
+            )
+            continue
+        folder = os.path.dirname(path)
+        if not folder or re.search(r"[$%~]|\^array", folder) or script.folder_exists(folder):
+            continue
+        if not folder.startswith("/") or script.folder_exists(os.path.dirname(folder)):
+            yield Said(
+                option.line,
+                f"the folder {folder!r} does not exist: the output is lost, or the job is held",
+                f"mkdir -p {folder} before submitting, or a file in the folder of the job",
+            )
+
+
+def walltime(script: Script) -> Iterator[Said]:
+    """M33: run times that a scheduler refuses, or reads as something else."""
+    option = script.request.walltime
+    if option is None:
+        return
+    value, slurm = option.value, script.scheduler == "slurm"
+    fields = value.split(":")
+    ours = "hours:minutes:seconds, such as 12:00:00"
+    if slurm and re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}|infinite|unlimited", value, re.IGNORECASE):
+        if len(fields) == 2 and "-" not in value:
+            yield Said(option.line, f"{value} is {int(fields[0])} minutes {int(fields[1])} seconds", ours)
+    elif not slurm and re.fullmatch(r"\s*\d*(:\d+){0,2}(\.\d+)?", value):
+        if len(fields) == 2:
+            yield Said(option.line, f"{value} is {fields[0]} minutes {fields[1]} seconds, not hours", ours)
+        elif script.scheduler == "pbs" and not value.strip():
+            yield Said(option.line, "an empty walltime is none: the queue's default or its maximum holds", ours)
+    else:
+        many = " with four fields" if len(fields) == 4 else ""
+        yield Said(option.line, f"{value!r} is no run time{many}: {script.scheduler} refuses it or misreads it", ours)
+
+
+def no_name(script: Script) -> Iterator[Said]:
+    """M31: a script on qsub's standard input without a name is called STDIN."""
+    if script.scheduler == "pbs" and script.directives.options and not script.directives.get("-N"):
+        yield Said(1, "there is no -N: piped to qsub, the job is called STDIN", "#PBS -N NAME")
+
+
+def requeue(script: Script) -> Iterator[Said]:
+    """M29: whether a job that lost its node starts again is the site's choice unless the script says it."""
+    says = {"pbs": ("-r",), "slurm": ("--requeue", "--no-requeue"), "gridengine": ("-r",)}[script.scheduler]
+    if script.directives.options and not script.directives.get(*says):
+        text = {"pbs": "#PBS -r n", "slurm": "#SBATCH --no-requeue", "gridengine": "#$ -r n"}[script.scheduler]
+        yield Said(1, "whether the job may start a second time is not said, and differs by site", text)
+
+
+def rejected(script: Script) -> Iterator[Said]:
+    """M23: options that this site refuses, with the whole script."""
+    site = script.site
+    if site is None:
+        return
+    for option in script.directives.options:
+        if {option.name, f"{option.name}={option.value}"} & set(site.rejects):
+            source = site.source(site.cited.get("rejects", ""))
+            yield Said(option.line, f"site {site.name} refuses {option.name} ({source})", "leave it out")
+
+
+def limits(script: Script) -> Iterator[Said]:
+    """M5 and M6: what the site's queue takes, and the account it wants."""
+    request, site = script.request, script.site
+    if site is None or not script.directives.options:
+        return
+    queue = script.queue_name
+    if site.account.required and not request.account:
+        yield Said(1, f"site {site.name} takes no job without an account", f"{site.account.option} NAME".strip())
+    if site.scheduler == "pbs" and queue and _PBS_RESERVATION.fullmatch(queue):
+        return  # a reservation is a queue, with limits of its own
+    if site.queues and queue and queue not in site.queues:
+        line = request.queue.line if request.queue else 1
+        yield Said(line, f"queue {queue!r} is none of site {site.name}'s", f"one of {', '.join(site.queues)}")
+    elif queue in site.queues and request.nodes and request.size:
+        gpus = request.nodes * (request.gpus_per_node or script.queue.gpus or 0)
+        try:
+            seconds = parse_walltime(request.walltime.value, "walltime") if request.walltime else site.walltime_s
+            check_limits(site, queue, request.nodes, seconds or 1, gpus)
+        except HpcddpError as e:
+            yield Said(request.size.line, e.message, e.hint)

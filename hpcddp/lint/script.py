@@ -1,0 +1,92 @@
+"""A script as the rules look at it: text, directives, commands, request, and the site if one was named."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hpcddp.lint.directive import Directives
+from hpcddp.lint.gridengine import read_gridengine
+from hpcddp.lint.launches import Launch, find_launches
+from hpcddp.lint.pbs import read_pbs
+from hpcddp.lint.request import Request, read_request
+from hpcddp.lint.shell import Command, read_commands
+from hpcddp.lint.slurm import read_slurm
+from hpcddp.schedulers.registry import find_scheduler
+from hpcddp.script.site import Queue, Site
+
+READERS: dict[str, Callable[[str], Directives]] = {"pbs": read_pbs, "slurm": read_slurm, "gridengine": read_gridengine}
+PREFIXES = {name: find_scheduler(name).directives.prefix for name in READERS}
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """`values` are variables that only ever get one plain word; `folder_exists` tells it for a path on this machine."""
+
+    text: str
+    scheduler: str
+    directives: Directives
+    request: Request
+    commands: tuple[Command, ...]
+    values: dict[str, str]
+    launches: tuple[Launch, ...]
+    site: Site | None
+    folder_exists: Callable[[str], bool]
+
+    @property
+    def code(self) -> str:
+        """The commands as they stand, one after the other: no comments, no here-documents."""
+        return "\n".join(c.text for c in self.commands)
+
+    @property
+    def queue_name(self) -> str:
+        """The site's queue that the script is for; "" where the server chooses it."""
+        if self.site is None or self.site.queue_option == "none":
+            return ""
+        said = self.directives.get(self.site.queue_option) if self.site.queue_option else self.request.queue
+        return said.value if said else self.site.queue
+
+    @property
+    def queue(self) -> Queue:
+        """The node behind the script's queue, as far as the site says."""
+        return self.site.queues.get(self.queue_name, Queue()) if self.site else Queue()
+
+    def assigned(self, name: str) -> list[tuple[Command, str]]:
+        """Every assignment to a variable."""
+        return [(c, value) for c in self.commands for n, value in c.sets if n == name]
+
+    def several_nodes(self) -> bool:
+        """Whether more than one node is asked for, as far as the script says."""
+        return (self.request.nodes or 1) > 1
+
+
+def read_script(text: str, site: Site | None, folder_exists: Callable[[str], bool]) -> Script:
+    """The script for the site's scheduler; without a site, for the one whose directives it has."""
+    scheduler = site.scheduler if site and site.scheduler in READERS else guess_scheduler(text)
+    directives = READERS[scheduler](text)
+    commands = tuple(read_commands(text))
+    values = _plain_values(commands)
+    launches = tuple(find_launches(commands, values))
+    request = read_request(directives)
+    return Script(text, scheduler, directives, request, commands, values, launches, site, folder_exists)
+
+
+def guess_scheduler(text: str) -> str:
+    """The scheduler with the most directives; PBS where there is none."""
+    counts = {name: len(re.findall(rf"^\s*{re.escape(p)}(?=[\s-])", text, re.M)) for name, p in PREFIXES.items()}
+    return max(counts, key=lambda name: counts[name])
+
+
+def _plain_values(commands: tuple[Command, ...]) -> dict[str, str]:
+    values: dict[str, set[str]] = {}
+    for command in commands:
+        for name, value in command.sets:
+            values.setdefault(name, set()).add(value)
+    plain = {n: {v for v in vs if re.fullmatch(r"[\w./-]+", v)} for n, vs in values.items()}
+    # launcher=$(type -P mpirun) || launcher=mpirun is mpirun, too; a number that is also computed is unknown
+    return {
+        n: next(iter(p))
+        for n, p in plain.items()
+        if len(p) == 1 and (len(values[n]) == 1 or not next(iter(p)).isdecimal())
+    }

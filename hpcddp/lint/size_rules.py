@@ -1,0 +1,180 @@
+"""Mistakes in how much is asked for, and how the processes are laid on it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from hpcddp.lint.finding import Said
+from hpcddp.lint.launches import REACHES, Launch, count, per_node, torchrun_option, torchrun_words
+from hpcddp.lint.pbs import chunks
+from hpcddp.lint.script import Script
+
+
+def no_mpiprocs(script: Script) -> Iterator[Said]:
+    """M1: PBS gives a chunk one slot unless `mpiprocs` says otherwise."""
+    select = script.directives.get("-l select")
+    if script.scheduler != "pbs" or select is None or "mpiprocs" in select.value or not chunks(select.value):
+        return
+    for launch in _mpi(script):
+        wanted = count(launch)
+        own_hosts = launch.has("-H", "-host", "--host", "--oversubscribe") or _other_hostfile(launch)
+        if own_hosts or per_node(launch, script.request) == 1 or wanted == script.request.nodes:
+            continue
+        if wanted is None and not launch.has("-np", "-n", "-ppn", "-npernode", "--map-by", "-map-by"):
+            continue  # one process per chunk, and that may be what is wanted
+        yield Said(
+            select.line,
+            f"select={select.value} has no mpiprocs: one slot per chunk, too few for line {launch.command.line}",
+            f"select={script.request.nodes}:…:mpiprocs=RANKS_PER_NODE",
+        )
+        return
+
+
+def no_ompthreads(script: Script) -> Iterator[Said]:
+    """M3: PBS exports OMP_NUM_THREADS = ncpus of the whole chunk, for each rank."""
+    select = script.directives.get("-l select")
+    if script.scheduler != "pbs" or select is None or "ompthreads" in select.value:
+        return
+    several = (script.request.slots or 1) > 1 or any(
+        (torchrun_option(torchrun_words(c.words), "nproc-per-node") or "1") != "1" for c in script.commands
+    )
+    if several and not script.assigned("OMP_NUM_THREADS") and "-x OMP_NUM_THREADS=" not in script.code:
+        cpus = script.request.cpus_per_node or script.queue.cpus
+        each = f"all {cpus} CPUs" if cpus else "all of its CPUs"
+        yield Said(
+            select.line,
+            f"OMP_NUM_THREADS is never set: PBS gives every rank of a node {each}",
+            "…:ompthreads=THREADS in the select, and export OMP_NUM_THREADS=THREADS",
+        )
+
+
+def packed(script: Script) -> Iterator[Said]:
+    """M4: without a placement PBS puts chunks onto one host as long as they fit."""
+    select = script.directives.get("-l select")
+    if script.scheduler != "pbs" or select is None or script.directives.get("-l place") or not script.several_nodes():
+        return
+    request, queue = script.request, script.queue
+    if script.queue.exclusive or (script.site and not script.site.chunk):
+        return  # the queue decides what a chunk is: whole nodes
+    fills = (request.cpus_per_node or 0) * 2 > (queue.cpus or 10**9) or (
+        (request.gpus_per_node or 0) * 2 > (queue.gpus or 10**9)
+    )
+    if not fills and (request.cpus_per_node or request.gpus_per_node or not request.queue):
+        yield Said(
+            select.line,
+            f"{request.nodes} chunks are not {request.nodes} nodes: PBS packs them onto one host while they fit",
+            "#PBS -l place=scatter",
+        )
+
+
+def first_nodes_only(script: Script) -> Iterator[Said]:
+    """A4: mpirun fills a host's slots before it goes on: `mpiprocs=192` and `-np 32` is one busy node."""
+    request = script.request
+    if script.scheduler != "pbs" or not request.slots or not request.nodes:
+        return
+    for launch in _mpi(script):
+        wanted = count(launch)
+        placed = launch.has("-npernode", "--npernode", "-N", "-ppn", "--ppn", "-perhost", "--map-by", "-map-by", "-H")
+        if wanted is None or placed or _other_hostfile(launch):
+            continue
+        used = -(-wanted // request.slots)
+        if used < request.nodes:
+            yield Said(
+                launch.command.line,
+                f"{wanted} ranks fill the first {used} of {request.nodes} nodes: the nodefile lists each node"
+                f" {request.slots} times (mpiprocs={request.slots})",
+                f"mpiprocs={-(-wanted // request.nodes)}, and --map-by ppr:{-(-wanted // request.nodes)}:node",
+            )
+
+
+def idle_nodes(script: Script) -> Iterator[Said]:
+    """M10: several nodes, and nothing that starts processes on the others."""
+    size = script.request.size
+    if size is None or not script.several_nodes() or _reaches(script):
+        return
+    for command in script.commands:
+        torchrun = torchrun_words(command.words)
+        if not torchrun and not _trains(command.words):
+            continue
+        what = "torchrun" if torchrun else command.program
+        yield Said(
+            command.line,
+            f"{what} runs on the first of {script.request.nodes} nodes only, and nothing starts it on the others",
+            "srun … (Slurm) or mpirun … (PBS) in front of it",
+        )
+        return
+
+
+def two_launchers(script: Script) -> Iterator[Said]:
+    """M15: torchrun under a launcher that starts one process per GPU already."""
+    for launch in script.launches:
+        torchrun = torchrun_words(launch.started)
+        each = per_node(launch, script.request)
+        workers = torchrun_option(torchrun, "nproc-per-node") or "1"
+        if torchrun and each is not None and each > 1 and workers != "1":
+            yield Said(
+                launch.command.line,
+                f"{launch.launcher} starts {each} torchruns on each node, and each of them {workers} workers",
+                f"one per node ({launch.launcher} with 1 process per node), or no torchrun",
+            )
+
+
+def no_cpus_for_srun(script: Script) -> Iterator[Said]:
+    """M24: since Slurm 22.05 srun does not take --cpus-per-task from the job."""
+    if script.scheduler != "slurm" or not script.request.cpus_per_task or script.assigned("SRUN_CPUS_PER_TASK"):
+        return
+    for launch in script.launches:
+        if launch.launcher == "srun" and launch.started and launch.option("-c", "--cpus-per-task") is None:
+            yield Said(
+                launch.command.line,
+                f"since Slurm 22.05 srun does not take over the job's --cpus-per-task={script.request.cpus_per_task}",
+                f"srun --cpus-per-task={script.request.cpus_per_task} …",
+            )
+
+
+def too_many_cpus(script: Script) -> Iterator[Said]:
+    """M25: more CPUs per node than the queue's node has."""
+    wanted, there, size = script.request.cpus_per_node, script.queue.cpus, script.request.size
+    if wanted and there and wanted > there and size and script.site:
+        yield Said(
+            size.line,
+            f"{wanted} CPUs per node are asked for, and a node has {there}"
+            f" ({script.site.source(script.queue.source)}): the job never runs",
+            f"{there} at most",
+        )
+
+
+def gpu_numbers(script: Script) -> Iterator[Said]:
+    """M16: CUDA_VISIBLE_DEVICES with numbers that a node does not have."""
+    gpus = script.request.gpus_per_node or script.queue.gpus
+    for command, value in script.assigned("CUDA_VISIBLE_DEVICES"):
+        numbers = [int(n) for n in value.split(",") if n.strip().isdecimal()] if re.fullmatch(r"[\d, ]+", value) else []
+        over_nodes = re.search(r"seq\b.*\$\{?\w*NODE\w*\}?\s*\*|seq\b.*\*\s*\$?\{?\w*NODE", value, re.IGNORECASE)
+        if (gpus and numbers and max(numbers) >= gpus) or over_nodes:
+            has = f"a node has 0 to {gpus - 1}" if gpus else "numbers count the devices of one node"
+            yield Said(command.line, f"CUDA_VISIBLE_DEVICES={value}: {has}", "leave it to the scheduler")
+
+
+def _mpi(script: Script) -> list[Launch]:
+    return [launch for launch in script.launches if launch.launcher != "srun" and launch.started]
+
+
+def _other_hostfile(launch: Launch) -> bool:
+    file = launch.option("-hostfile", "--hostfile", "-machinefile", "--machinefile", "-f")
+    return file is not None and "PBS_NODEFILE" not in file
+
+
+def _reaches(script: Script) -> bool:
+    """Whether some command may start processes elsewhere; one whose name is in a variable may be anything."""
+    return any(w.rsplit("/", 1)[-1] in REACHES for c in script.commands for w in c.words) or bool(
+        re.search(r"^\$", "\n".join(c.words[0] for c in script.commands if c.words), re.MULTILINE)
+    )
+
+
+def _trains(words: tuple[str, ...]) -> bool:
+    """Whether a command is a Python script run as it stands, and not a question such as `python -c` or `-m pip`."""
+    if not words or not re.fullmatch(r"(.*/)?python[\d.]*", words[0]):
+        return False
+    first = next((w for w in words[1:] if not w.startswith("-") or w in {"-c", "-m"}), "")
+    return first.endswith(".py")

@@ -1,0 +1,28 @@
+"""Which launcher a command belongs to: what starts ranks, and whose mpirun answers to `--version`."""
+
+from __future__ import annotations
+
+from hpcddp.ranks.launchers import LAUNCHERS
+from hpcddp.record import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# What starts ranks as well and has no row: no rank's variables of it were ever recorded.
+_FOREIGN = ("aprun", "ibrun", "deepspeed", "accelerate launch")
+#: Commands that start one process per rank; of two words where the first alone does not.
+COMMANDS = frozenset((*(command for row in LAUNCHERS.values() for command in row.commands), *_FOREIGN))
+#: Their programs.
+PROGRAMS = frozenset(command for command in COMMANDS if " " not in command)
+
+
+def started_by(words: Sequence[str]) -> str | None:
+    """The launcher command with which `words` begin, without its folder: `mpirun`, `flux run`; None if it is none."""
+    program = words[0].rsplit("/", 1)[-1] if words else ""
+    pair = " ".join((program, *words[1:2]))
+    return program if program in COMMANDS else pair if pair in COMMANDS else None
+
+
+def launcher_of_version(answer: str) -> str | None:
+    """Which launcher says this when it is called with `--version`; None for an unknown one."""
+    return next((key for key, row in LAUNCHERS.items() if any(w in answer for w in row.version_words)), None)

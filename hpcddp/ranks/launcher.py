@@ -1,0 +1,127 @@
+"""One launcher as a row of data: the variables that it sets, and how a job script starts it."""
+
+from __future__ import annotations
+
+from hpcddp.record import TYPE_CHECKING, Record
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from hpcddp.ranks.launch_line import LaunchRequest, Words
+
+_NO_CONTAINERS: Mapping[str, Callable[[str, str], tuple[Words, ...]]] = {}
+
+# Who starts processes inside whom. A launcher of a higher depth is found inside one of a lower depth: mpirun starts
+# its daemons with srun, srun or mpirun starts torchrun's agents. The other way round exists, but only evidence can
+# show it.
+RESOURCE_MANAGER, MPI, AGENT = 0, 1, 2
+
+
+def _nothing(_env: Mapping[str, str]) -> str:
+    return ""
+
+
+class Launcher(Record):
+    """One launcher. Variable names; an empty name: this launcher does not say it.
+
+    A row stands in an environment if one of `marks` is set, one of `identity` too (if there are any), and none of
+    `excluded_by`. From then on every variable of the row that is not in `optional` must be there: half a row is an
+    error.
+    """
+
+    name: str
+    depth: int
+    rank: str
+    world_size: str
+    local_rank: str = ""
+    local_world_size: str = ""
+    node_rank: str = ""
+    num_nodes: str = ""
+    marks: tuple[str, ...] = ()
+    identity: tuple[str, ...] = ()
+    excluded_by: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
+    #: Variables with which the launcher says a number again: (number, variable). They must agree.
+    echoes: tuple[tuple[str, str], ...] = ()
+    #: Keys of rows whose variables this launcher sets as well; they are the same launch if rank and size agree.
+    speaks: tuple[str, ...] = ()
+    #: Names in /proc/<pid>/comm of the process that starts the ranks.
+    programs: tuple[str, ...] = ()
+    #: How the names of the variables begin that it, or a user for it, sets: what a run's record keeps.
+    prefixes: tuple[str, ...] = ()
+    #: How those begin that it alone sets, so that no job may.
+    own_prefixes: tuple[str, ...] = ()
+    #: Variables that name the launch, equal on all its ranks and on all nodes.
+    launch_id: tuple[str, ...] = ()
+    #: Variables in which the launcher tells this node's name.
+    host: tuple[str, ...] = ()
+    #: Other variables that tell its ranks from another launcher's, with the values that `predict` gives them: {node} is
+    #: the node's number, {ranks} its ranks, {tasks} every node's number of ranks, {hosts} their names.
+    also_sets: tuple[tuple[str, str], ...] = ()
+    #: Variables of which one alone shows this launcher, where half a row is looked for; None: the numbers' own. Empty
+    #: where they stand in shells as well, or are another row's.
+    stray: tuple[str, ...] | None = None
+    #: Whether it sets local rank and local size both or neither.
+    local_pair: bool = False
+    #: Whether it serves PMI-1 on the socket that PMI_FD names.
+    pmi_socket: bool = False
+    #: Whether `programs` were seen with the real launcher: without one among the parents, it started nothing here.
+    programs_seen: bool = False
+    #: The variable with the name of the program that it started.
+    command_variable: str = ""
+    #: Variables with the address of its daemon, `<job>.<number>;…`; number 0 is the launcher itself.
+    daemon_variables: tuple[str, ...] = ()
+    #: The variable with the path of its own description of the launch, in PALS' form.
+    layout_file: str = ""
+    #: What to do where it does not say of how many ranks the launch is.
+    without_size: str = ""
+    #: Whether rank 0 may be on another host than the first of the job.
+    rank_0_anywhere: bool = False
+    #: Whether it sets MASTER_ADDR itself, for this launch.
+    sets_master: bool = False
+    #: What to type to get N ranks; {n} stands for N.
+    command: str = ""
+    #: All commands that start ranks with it; of two words where the first alone does not.
+    commands: tuple[str, ...] = ()
+    #: Words by which its `--version` is recognised.
+    version_words: tuple[str, ...] = ()
+    #: The program that a job script calls; "" where no script can use this launcher.
+    program: str = ""
+    #: The schedulers under which it starts processes; empty: every scheduler that lists a job's hosts.
+    schedulers: tuple[str, ...] = ()
+    #: Whether the scheduler brings it: it is on PATH in every job, and it is the first choice there.
+    of_scheduler: bool = False
+    #: Whether the scheduler itself sends the warning signal to its ranks (sbatch --signal).
+    warned_by_scheduler: bool = False
+    #: The signal that it survives and passes on to all ranks (seen with each; for PALS it is the manual's word). An
+    #: agent: the signal after which its ranks get time to save, if the script itself starts the agent.
+    passes_on: str = ""
+    #: Variables that the script has to export for it, beside those of the job.
+    settings: tuple[tuple[str, str], ...] = ()
+    #: From what is to be started to the words of the command, grouped as the script's lines are. Pure.
+    line: Callable[[LaunchRequest], Iterable[Words]] | None = None
+    #: Whether, on a single machine, the one of the Python environment goes before the others on PATH.
+    environment_first: bool = False
+
+    #: The variable that sends the ranks to the store that its agent hosts, where it is `True`.
+    agent_store: str = ""
+    #: The variable with the CPUs per rank that the job asked for, and the one by which this launcher has to be given
+    #: them; None: it takes them over by itself.
+    cpus_per_rank: tuple[str, str] | None = None
+    #: The container runtimes that it starts itself: from the image, and what is mounted beside the job's folder and its
+    #: run folder, to its options in groups as the script's lines are.
+    containers: Mapping[str, Callable[[str, str], tuple[Words, ...]]] = _NO_CONTAINERS
+    #: What a person should know who calls it in this environment; "" for nothing.
+    call_remark: Callable[[Mapping[str, str]], str] = _nothing
+
+    @property
+    def is_agent(self) -> bool:
+        """Whether it makes the ranks of one node, so that something else has to start it once per node."""
+        return self.depth == AGENT and bool(self.program)
+
+
+def is_present(row: Launcher, env: Mapping[str, str]) -> bool:
+    """Whether this launcher left its row in the environment (complete or not)."""
+    if not any(mark in env for mark in row.marks) or any(name in env for name in row.excluded_by):
+        return False
+    return not row.identity or any(name in env for name in row.identity)

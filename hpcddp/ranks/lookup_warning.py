@@ -1,0 +1,24 @@
+"""torch's warning that it found no name for an address: `[c10d] The hostname of the client socket cannot be retrieved`.
+
+torch's store looks up the name of the other end of a connection, only to have it for its log. Where a node has no name
+server in reach (`err=-3`), each process warns once, also of its own loopback address. Nothing depends on the name, and
+no setting of torch or of the resolver leaves the lookup out; so this one line is taken out of what is printed.
+"""
+
+from __future__ import annotations
+
+_MARK = b"[c10d] The hostname of the client socket cannot be retrieved. err="
+
+
+def drop_lookup_warning(text: bytes) -> bytes:
+    """The text without the lines that hold the warning."""
+    if _MARK not in text:
+        return text
+    return b"".join(line for line in text.splitlines(keepends=True) if _MARK not in line)
+
+
+def split_output(text: bytes) -> tuple[bytes, bytes]:
+    """What of a stream may be printed now, and the begun line that is kept until it is known not to be the warning."""
+    lines, end, begun = text.rpartition(b"\n")
+    ready = drop_lookup_warning(lines + end)
+    return (ready, begun) if begun.startswith(b"[") else (ready + begun, b"")

@@ -1,0 +1,61 @@
+"""What one rank leaves in the attempt's folder before it becomes its command: its launch environment and its log."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+
+from hpcddp.errors import LaunchError
+from hpcddp.ranks.launchers import LAUNCHERS
+from hpcddp.record import Record
+from hpcddp.runs.folder import find_attempt
+from hpcddp.schedulers.registry import all_schedulers
+
+# The record holds these, the launchers' variables and the schedulers'. It holds nothing else, and no secret.
+_RECORDED = ("HPCDDP_", "CUDA_", "HIP_", "ROCR_", "ZE_", "NCCL_", "GLOO_", "FI_", "UCX_", "OMP_")
+_SECRET = ("COOKIE", "TOKEN", "SECRET", "PASSWORD", "JWT", "KEY", "CRED")
+
+
+class RankLog(Record):
+    """Where a rank's output goes. `start` is the size in bytes of the file that earlier starts left."""
+
+    path: str
+    start: int
+
+
+def record_rank(env: Mapping[str, str], rank: int, hostname: str) -> RankLog | None:
+    """Record the launch environment, and send all output but rank 0's to a file of its own. LaunchError if it cannot.
+
+    Outside of an attempt nothing is written. None: the output stays where it was.
+    """
+    attempt = find_attempt(env)
+    if attempt is None:
+        return None
+    host = hostname.partition(".")[0]
+    record, log = attempt.rank_environment(rank), attempt.rank_log(rank, host)
+    try:
+        os.makedirs(os.path.dirname(record), exist_ok=True)
+        with open(record, "w", encoding="utf-8", errors="surrogateescape") as file:
+            file.writelines(f"{name}={value}\0" for name, value in _recorded(env))
+        if env.get("HPCDDP_LOG_RANKS") == "1" and rank != 0:
+            os.makedirs(os.path.dirname(log), exist_ok=True)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            return RankLog(log, os.fstat(output).st_size)
+    except OSError as error:
+        raise LaunchError(
+            f"rank {rank} on {host} cannot write to the run folder {attempt.path!r}: {error.strerror}",
+            "the run folder must be on a file system that every node shares; set run_dir in the job file",
+        ) from error
+    return None
+
+
+def _recorded(env: Mapping[str, str]) -> list[tuple[str, str]]:
+    launchers = (prefix for row in LAUNCHERS.values() for prefix in row.prefixes)
+    prefixes = (*_RECORDED, *launchers, *(prefix for row in all_schedulers() for prefix in row.variables.prefixes))
+    chosen = [name for name in sorted(env) if name.startswith(prefixes)]
+    return [(name, env[name]) for name in chosen if not any(word in name.upper() for word in _SECRET)]

@@ -1,0 +1,126 @@
+"""Whether an attempt of a chain may start: by what the attempt before left in the run folder, never by its exit status.
+
+An attempt that is killed cannot report at its end, so the attempt after it decides. It starts only if the ranks wrote
+that there is more to do, at a later step than the one where they had begun. Otherwise a run that
+repeats the same step would be queued without end.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+
+from hpcddp.errors import LaunchError, RequestError
+from hpcddp.record import Record
+from hpcddp.runs.folder import AttemptFolder, list_attempts
+from hpcddp.runs.jsonfile import DamagedFileError, read_object, read_text, write_object
+from hpcddp.runs.state import State, read_state, replace_state
+
+
+class Link(Record):
+    """One attempt of a chain: its name, which one it is (from 1), and the run's step when it began."""
+
+    attempt: str
+    turn: int
+    step: int
+
+
+class StartDecision(Record):
+    """`starts`, or why not; `is_failure`: the run is not finished, and no later attempt will resume it."""
+
+    starts: bool
+    reason: str = ""
+    is_failure: bool = False
+
+
+class Started(Record):
+    """What `start_attempt` decided; of an attempt that starts, which one it is, and how many may follow."""
+
+    decision: StartDecision
+    link: Link
+    left: int
+
+
+def decide_start(state: State | None, before: Link | None) -> StartDecision:
+    """Whether the next attempt may start. `state`: what state.json holds; no `before`: the first of its chain."""
+    if before is None:
+        return StartDecision(True)
+    if state is None or state.attempt != before.attempt:
+        return StartDecision(False, f"attempt {before.attempt} ended before its first checkpoint", True)
+    if state.status == "finished":
+        return StartDecision(False, f"attempt {before.attempt} has finished the run at step {state.step}")
+    if state.status != "unfinished":
+        return StartDecision(False, f"attempt {before.attempt} failed at step {state.step}: {state.reason}", True)
+    if state.step <= before.step:
+        return StartDecision(False, f"no progress: attempt {before.attempt} began and ended at step {state.step}", True)
+    return StartDecision(True)
+
+
+def start_attempt(attempt: AttemptFolder, most: int) -> Started:
+    """Decide about this attempt, of at most `most`, and record the decision in its chain.json or in state.json.
+
+    Before anything is written: NewerFileError if a newer hpcddp wrote a file that it reads or replaces (a requeued
+    attempt has a chain.json already), RequestError if state.json or what the attempts left cannot be read. LaunchError
+    if the run folder cannot be written.
+    """
+    state = read_state(attempt.run)
+    with suppress(DamagedFileError):
+        read_object(attempt.chain)
+    step = state.step if state is not None else 0
+    try:
+        before = find_before(attempt)
+        decision = decide_start(state, before)
+        link = Link(attempt.name, before.turn + 1 if before else 1, step)
+        if decision.starts:
+            write_object(attempt.chain, {"turn": link.turn, "of": most, "step": step})
+        elif decision.is_failure:
+            last = state or State("failed", 0, 0, "", attempt.name)
+            reason = f"the chain stopped: {decision.reason}"
+            replace_state(attempt.run, last._replace(status="failed", reason=reason, attempt=attempt.name))
+    except OSError as error:
+        raise LaunchError(
+            f"the run folder {attempt.run.path} cannot be used: {(error.strerror or str(error)).lower()}",
+            f"ls -ld {attempt.run.path} {attempt.path}",
+        ) from error
+    return Started(decision, link, max(most - link.turn, 0))
+
+
+def is_unfinished(state: State | None, attempt: str | None) -> bool:
+    """Whether this attempt wrote that there is more to do. A program that writes no state is finished."""
+    return state is not None and state.attempt == attempt and state.status == "unfinished"
+
+
+def find_before(attempt: AttemptFolder) -> Link | None:
+    """The attempt that queued this one: it wrote down the id that its scheduler gave.
+
+    RequestError if what the attempts left cannot be read.
+    """
+    for other in list_attempts(attempt.run):
+        if other.name != attempt.name and _has_queued(other, attempt.name):
+            begun = read_object(other.chain)
+            if begun is not None:
+                return _read_link(other, begun)
+    return None
+
+
+def _read_link(attempt: AttemptFolder, begun: dict[str, object]) -> Link:
+    turn, step = begun.get("turn"), begun.get("step")
+    if not isinstance(turn, int) or not isinstance(step, int):
+        raise RequestError(
+            f"{attempt.chain} does not say which attempt of its chain it was",
+            "submit the job again: that starts a new chain",
+        )
+    return Link(attempt.name, turn, step)
+
+
+def _has_queued(attempt: AttemptFolder, name: str) -> bool:
+    try:
+        return _job_number(read_text(attempt.next)) == _job_number(name)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def _job_number(text: str) -> str:
+    """`1234` of PBS's `1234.pbs1`, of sbatch's `1234;cluster` and of what qsub says around it."""
+    found = re.search(r"\d+", text)
+    return found[0] if found else text

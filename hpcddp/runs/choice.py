@@ -1,0 +1,161 @@
+"""Which run an attempt belongs to: the one place where runs are named, numbered, resumed or begun.
+
+Runs of one name are `train`, `train-2`, `train-3`, …. The first of these rules that fits chooses:
+
+1. A job that was started again, and a job of a chain, stay in their run.
+2. `--resume RUN` resumes that run, whatever its command and state.
+3. `--fresh` begins a new run, with the next number.
+4. The newest run of the same command is resumed, unless it is finished.
+5. Else a new run begins, with the next number.
+
+An index of a job array has a name of its own: `train.7`, `train.7-2`.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+
+from hpcddp.errors import RequestError
+from hpcddp.record import TYPE_CHECKING, Record
+from hpcddp.runs.chain import find_before
+from hpcddp.runs.command import identify_command
+from hpcddp.runs.folder import RunFolder, list_checkpoints, list_runs, show_path, step_of
+from hpcddp.runs.jsonfile import DamagedFileError, read_object
+from hpcddp.runs.lock import read_holders
+from hpcddp.runs.state import read_state
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hpcddp.runs.chain import Link
+
+
+class Asked(Record):
+    """What is asked for. `base`: the folder of the first run of this name. `command`: empty if it is not known."""
+
+    base: str
+    command: tuple[str, ...] = ()
+    fresh: bool = False
+    resume: str | None = None  # a run's name, or its path
+
+    def of_index(self, index: str) -> Asked:
+        """The same for one index of a job array."""
+        return self._replace(base=f"{self.base}.{index}") if index else self
+
+
+class Origin(Record):
+    """The job that starts an attempt. `by_hand`: one of several starts in one job, such as `hpcddp launch`."""
+
+    attempt: str = ""
+    scheduler: str = ""
+    job: str = ""
+    by_hand: bool = False
+
+
+class RunChoice(Record):
+    """The run, whether it is new, and why. `before`: the attempt of a chain that this one follows."""
+
+    run: RunFolder
+    is_new: bool
+    why: str
+    other: str  # how to get another run than this one
+    before: str | None = None
+
+    def __str__(self) -> str:
+        name = f"run {show_path(self.run.path)}"
+        if self.is_new:
+            return f"{name}: new{self.why}{self.other}"
+        checkpoints = list_checkpoints(self.run.checkpoints)
+        step = f"resumed from step {step_of(checkpoints[-1])}" if checkpoints else "again; it has no checkpoint yet"
+        return f"{name}: {step}{self.why}{self.other}"
+
+
+def choose_run(asked: Asked, origin: Origin) -> RunChoice:
+    """The run that the rules of this module give. Reads, and writes nothing.
+
+    RequestError if `--resume` names no run or stands beside `--fresh`, or if a file or folder that decides cannot be
+    read; NewerFileError if a newer hpcddp wrote a run.
+    """
+    check_asked(asked)
+    there = list_runs(asked.base)
+    runs = [run for _, run in there if is_run(run)]
+    for run in reversed(runs):
+        before = _find_before(run, origin)
+        if before is not None or _began_in(run, origin):
+            return RunChoice(run, False, "", "", before.attempt if before is not None else None)
+    if asked.resume is not None:
+        return RunChoice(_named_run(asked, asked.resume, runs), False, ", as --resume asks", "")
+    same = next((run for run in reversed(runs) if _is_same(find_command(run), asked.command)), None)
+    if same is not None and not asked.fresh:
+        state = read_state(same)
+        if state is None or state.status != "finished":
+            return RunChoice(same, False, "", " (a new run instead: --fresh)")
+    last = max((number for number, run in there), default=0) if runs else 0
+    new = RunFolder(asked.base if last == 0 else f"{asked.base}-{last + 1}")
+    return RunChoice(new, True, *_why_new(asked, same, runs))
+
+
+def check_asked(asked: Asked) -> None:
+    """RequestError for two options that contradict each other."""
+    if asked.fresh and asked.resume is not None:
+        raise RequestError(
+            f"--fresh begins a new run, and --resume {asked.resume} resumes an old one", "keep one of the two"
+        )
+
+
+def is_run(run: RunFolder) -> bool:
+    """Whether an attempt has been in this folder."""
+    marks = (run.about, run.plan, run.state, run.holders, run.attempts, run.checkpoints)
+    return any(os.path.exists(mark) for mark in marks)
+
+
+def find_command(run: RunFolder) -> tuple[str, ...] | None:
+    """What the run was last started with; None if nothing says so. hpcddp 0.1 left it in the job plan alone."""
+    holders = read_holders(run)
+    if holders:
+        return holders[-1].command
+    try:
+        words = (read_object(run.plan) or {}).get("command")
+    except DamagedFileError:
+        return None
+    return identify_command(tuple(map(str, words))) if isinstance(words, list) else None
+
+
+def _is_same(known: Sequence[str] | None, asked: tuple[str, ...]) -> bool:
+    """What is not known is taken for the same: hpcddp 0.1 resumed a run by its name alone."""
+    return not known or not asked or tuple(known) == asked
+
+
+def _find_before(run: RunFolder, origin: Origin) -> Link | None:
+    return find_before(run.attempt(origin.attempt)) if origin.job and not origin.by_hand else None
+
+
+def _began_in(run: RunFolder, origin: Origin) -> bool:
+    """Whether this job has held the run before: the scheduler started it again."""
+    if not origin.job or origin.by_hand:
+        return False
+    return any((one.scheduler, one.job) == (origin.scheduler, origin.job) for one in read_holders(run))
+
+
+def _named_run(asked: Asked, name: str, runs: Sequence[RunFolder]) -> RunFolder:
+    path = name if "/" in name else os.path.join(os.path.dirname(asked.base), name)
+    path = os.path.normpath(os.path.join(os.getcwd(), path)) if os.path.isabs(asked.base) else path
+    if not is_run(RunFolder(path)):
+        known = ", ".join(os.path.basename(run.path) for run in runs)
+        raise RequestError(f"--resume {name}: there is no run {path}", f"one of: {known}" if known else "leave it out")
+    return RunFolder(path)
+
+
+def _why_new(asked: Asked, same: RunFolder | None, runs: Sequence[RunFolder]) -> tuple[str, str]:
+    """Why a new run begins, and how to get the old one."""
+    if not runs:
+        return "", ""
+    old = os.path.basename((same or runs[-1]).path)
+    to_resume = f" (to resume that one: --resume {old})"
+    if asked.fresh:
+        return ", as --fresh asks", to_resume.replace("that one", old)
+    if same is not None:
+        return f", since {old} is finished", to_resume
+    command = shlex.join(find_command(runs[-1]) or ())
+    return f", since {old} was started with another command, {command}", to_resume

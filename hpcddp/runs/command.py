@@ -1,0 +1,41 @@
+"""Which command a run was made for: its program and arguments, and the name that a run gets from them.
+
+Two commands are the same if their words are, but for the path of the interpreter or program and the interpreter's own
+options: `/opt/env/bin/python3.12 -u train.py --lr 1` is `python train.py --lr 1`. Nodes, walltime and the content of
+the script are no part of it: a script that was corrected resumes its run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from hpcddp.record import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")  # options of Python whose value is a word of its own
+
+
+def identify_command(words: Sequence[str]) -> tuple[str, ...]:
+    """The words that make a command what it is."""
+    if not words:
+        return ()
+    program, rest = os.path.basename(words[0]), list(words[1:])
+    if not re.fullmatch(r"python[\d.]*", program):
+        return (program, *rest)
+    while rest and rest[0].startswith("-") and rest[0] not in {"-", "-m", "-c"}:
+        del rest[: 2 if rest[0] in _WITH_VALUE else 1]
+    if rest and not rest[0].startswith("-"):
+        rest[0] = os.path.normpath(rest[0])
+    return ("python", *rest)
+
+
+def name_command(words: Sequence[str]) -> str:
+    """A run without a name is called after its module or script, else after its program; `job` if nothing is left."""
+    known = identify_command(words)
+    if known[:2] == ("python", "-m") and len(known) > 2:
+        return known[2]
+    script = next((word for word in words if word.endswith((".py", ".sh"))), words[0])
+    return script.rsplit("/", 1)[-1].removesuffix(".py").removesuffix(".sh") or "job"

@@ -1,0 +1,118 @@
+"""The rank that failed first, for the job's own output: ranks other than 0 write to files that nobody watches."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+
+from hpcddp.record import TYPE_CHECKING
+from hpcddp.runs.folder import find_attempt
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_READ = 16384  # bytes of the end of a log
+_MOST_LINES = 14
+_WITHOUT_TRACEBACK = 6
+_RANK_0_S = 0.5
+_TRACEBACK = "Traceback (most recent call last)"
+
+
+def claim_first_failure(env: Mapping[str, str]) -> bool:
+    """Whether this rank is the first of the attempt to fail, and reports it; True outside of an attempt.
+
+    It need not be rank 0: a launcher kills rank 0 as soon as another rank has failed.
+    """
+    attempt = find_attempt(env)
+    if attempt is None:
+        return True
+    try:
+        # a job that was queued again starts in the same attempt, with another deadline
+        os.close(os.open(attempt.first_failure(env.get("HPCDDP_DEADLINE", "")), os.O_CREAT | os.O_EXCL, 0o644))
+    except OSError:
+        return False
+    return True
+
+
+def note_rank_0(env: Mapping[str, str], lines: list[str]) -> None:
+    """Rank 0 failed with these lines, which are on the job's output: for a rank that fails with the same ones."""
+    path = _rank_0_path(env)
+    if path is not None and lines:
+        with suppress(OSError), open(path, "w", encoding="utf-8", errors="replace") as file:
+            file.write(lines[-1] + "\n")
+
+
+def is_as_rank_0(env: Mapping[str, str], lines: list[str]) -> bool:
+    """Whether rank 0 fails with the same last line, as with a mistake in the script; waits for it a moment.
+
+    The launcher ends rank 0 once this process has ended, and not before.
+    """
+    path = _rank_0_path(env)
+    if path is None or not lines:
+        return False
+    deadline = time.monotonic() + _RANK_0_S
+    while True:
+        with suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+            found = file.read()
+            if found.endswith("\n"):
+                return found == lines[-1] + "\n"
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+
+
+def _rank_0_path(env: Mapping[str, str]) -> str | None:
+    attempt = find_attempt(env)
+    return None if attempt is None else attempt.first_failure(env.get("HPCDDP_DEADLINE", "")) + ".rank-0"
+
+
+def describe_end(status: int) -> str:
+    """`ended with status 1`, `was killed by SIGKILL`: a wait status (`os.waitpid`) in words."""
+    if not os.WIFSIGNALED(status):
+        return f"ended with status {os.WEXITSTATUS(status)}"
+    import signal
+
+    number = os.WTERMSIG(status)
+    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+    return f"was killed by {name}" + (" (often: out of memory)" if name == "SIGKILL" else "")
+
+
+def read_end(path: str, start: int) -> str:
+    """The end of a log, of what was written from byte `start` on; empty if it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(start, os.fstat(file.fileno()).st_size - _READ))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def choose_lines(text: str) -> list[str]:
+    """The lines that say what happened: the last traceback, shortened in its middle, else the last lines."""
+    lines = [line.rstrip().rpartition("\r")[2] for line in text.split("\n")]
+    lines = [line for line in lines if line.strip()]
+    begins = [number for number, line in enumerate(lines) if _TRACEBACK in line]
+    if not begins:
+        return lines[-_WITHOUT_TRACEBACK:]
+    found = [line for line in lines[begins[-1] :] if not _is_remark(line)]
+    if len(found) <= _MOST_LINES:
+        return found
+    return [found[0], "  …", *found[2 - _MOST_LINES :]]
+
+
+def format_failure(rank: int, host: str, end: str, lines: list[str], log: str | None) -> str:
+    """The report. `log` is the file with the rank's output; None: what it wrote is on the job's own output already."""
+    if log is None:
+        return f"hpcddp: rank {rank} on {host} {end}; the error is above\n"
+    if not lines:
+        return f"hpcddp: rank {rank} on {host} {end} and wrote nothing; its log is {log}\n"
+    shown = "".join(f"    {line}\n" for line in lines)
+    return f"hpcddp: rank {rank} on {host} {end}. The end of its output:\n{shown}  all of it: {log}\n"
+
+
+def _is_remark(line: str) -> bool:
+    """torch's warnings in the C++ form, which it prints after a traceback: `[rank1]:[W1122 03:45:12 …] Warning: …`."""
+    if line.startswith("[rank"):
+        line = line.partition("]:")[2]
+    return line.startswith(("[W", "[I"))

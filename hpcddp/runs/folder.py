@@ -1,0 +1,214 @@
+"""The paths of a run folder. Every file of a run is named here and nowhere else.
+
+`hpcddp exec` imports this in every rank, so it needs no more of the standard library than `os`, and paths are plain
+strings.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+
+from hpcddp.errors import LaunchError, RequestError
+from hpcddp.record import Record
+
+MANIFEST = "manifest.json"
+_STEP = "step-"
+
+
+class RunFolder(Record):
+    """`runs/<name>`: all of a training, over all its attempts."""
+
+    path: str
+
+    @property
+    def about(self) -> str:
+        """The version of the folder's own layout."""
+        return os.path.join(self.path, "run.json")
+
+    @property
+    def job(self) -> str:
+        """The request, as a job file."""
+        return os.path.join(self.path, "job.yaml")
+
+    @property
+    def plan(self) -> str:
+        """The decision that the job script was made from."""
+        return os.path.join(self.path, "plan.json")
+
+    @property
+    def state(self) -> str:
+        return os.path.join(self.path, "state.json")
+
+    @property
+    def checkpoints(self) -> str:
+        return os.path.join(self.path, "checkpoints")
+
+    @property
+    def attempts(self) -> str:
+        return os.path.join(self.path, "attempts")
+
+    @property
+    def holders(self) -> str:
+        """The attempts that have held the run, by number; the last one may hold it."""
+        return os.path.join(self.path, "holders")
+
+    @property
+    def rendezvous(self) -> str:
+        """Where rank 0 publishes its address if no launcher gives it."""
+        return os.path.join(self.path, "rendezvous")
+
+    def attempt(self, name: str) -> AttemptFolder:
+        return AttemptFolder(self, name)
+
+
+class AttemptFolder(Record):
+    """`attempts/<name>` in a run folder: one start of the launcher."""
+
+    run: RunFolder
+    name: str
+
+    @property
+    def path(self) -> str:
+        return os.path.join(self.run.attempts, self.name)
+
+    @property
+    def script(self) -> str:
+        return os.path.join(self.path, "script.sh")
+
+    @property
+    def next(self) -> str:
+        """The job id of the attempt that this one queued, as the scheduler printed it."""
+        return os.path.join(self.path, "next")
+
+    @property
+    def chain(self) -> str:
+        return os.path.join(self.path, "chain.json")
+
+    @property
+    def metrics(self) -> str:
+        return os.path.join(self.path, "metrics.jsonl")
+
+    @property
+    def versions(self) -> str:
+        return os.path.join(self.path, "versions.json")
+
+    @property
+    def data(self) -> str:
+        return os.path.join(self.path, "data.json")
+
+    @property
+    def options(self) -> str:
+        return os.path.join(self.path, "options.json")
+
+    def first_failure(self, start: str) -> str:
+        """Exists once a rank has reported that it failed. `start` distinguishes the starts of a job in one attempt."""
+        return os.path.join(self.path, f"first-failure-{start}" if start.isalnum() else "first-failure")
+
+    def rank_environment(self, rank: int) -> str:
+        return os.path.join(self.path, "env", f"rank-{rank:04d}.env")
+
+    def rank_log(self, rank: int, host: str) -> str:
+        return os.path.join(self.path, "logs", f"rank-{rank:04d}.{host}.log")
+
+
+def find_attempt(env: Mapping[str, str], run_dir: str | None = None) -> AttemptFolder | None:
+    """The attempt that the job script named in HPCDDP_ATTEMPT, in `run_dir` or HPCDDP_RUN_DIR; None outside of one.
+
+    LaunchError if the name could lead out of the run folder.
+    """
+    path, name = run_dir or env.get("HPCDDP_RUN_DIR"), env.get("HPCDDP_ATTEMPT")
+    if name and ("/" in name or name in {".", ".."}):
+        raise LaunchError(f"HPCDDP_ATTEMPT={name!r} is no name of a folder", "unset HPCDDP_ATTEMPT; job scripts set it")
+    return AttemptFolder(RunFolder(path), name) if path and name else None
+
+
+def choose_attempt(env: Mapping[str, str], run_dir: str | None = None) -> AttemptFolder | None:
+    """As `find_attempt`, with an absolute path; without HPCDDP_ATTEMPT the attempt is named by time and process.
+
+    None if there is no run folder either: then nothing is written.
+    """
+    path = run_dir or env.get("HPCDDP_RUN_DIR")
+    if not path:
+        return None
+    path = os.path.join(os.getcwd(), path)
+    own = f"local-{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}"
+    return find_attempt(env, path) or AttemptFolder(RunFolder(path), own)
+
+
+def list_attempts(run: RunFolder) -> list[AttemptFolder]:
+    """The attempts by name. No order of time: names are job ids."""
+    return [run.attempt(entry.name) for entry in _list_folders(run.attempts)]
+
+
+def list_checkpoints(checkpoints: str) -> list[str]:
+    """The finished checkpoints in this folder, oldest first. Partial, damaged and removed ones have other names."""
+    found = [entry for entry in _list_folders(checkpoints) if _is_step(entry.name)]
+    return [entry.path for entry in sorted(found, key=lambda entry: int(entry.name[len(_STEP) :]))]
+
+
+def list_holders(run: RunFolder) -> list[str]:
+    """The folders of all that have held the run, the first one first."""
+    found = [entry for entry in _list_folders(run.holders) if entry.name.isdecimal()]
+    return [entry.path for entry in sorted(found, key=lambda entry: int(entry.name))]
+
+
+def find_holder(run: RunFolder) -> tuple[int, str | None]:
+    """The number and the folder of the last holder; 0 and None if there was none."""
+    holders = list_holders(run)
+    return (int(os.path.basename(holders[-1])), holders[-1]) if holders else (0, None)
+
+
+def name_holder(run: RunFolder, number: int) -> str:
+    return os.path.join(run.holders, f"{number:06d}")
+
+
+def list_runs(base: str) -> list[tuple[int, RunFolder]]:
+    """The folders `base`, `base-2`, `base-3`, … that are there, with their numbers, the lowest first."""
+    parent, name = os.path.split(base)
+    found = []
+    for entry in _list_folders(parent or "."):
+        tail = entry.name.removeprefix(f"{name}-")
+        if entry.name == name:
+            found.append((1, RunFolder(base)))
+        elif entry.name != tail and tail.isdecimal() and tail[0] != "0" and int(tail) > 1:
+            found.append((int(tail), RunFolder(f"{base}-{tail}")))
+    return sorted(found, key=lambda one: one[0])
+
+
+def list_run_folders(path: str) -> list[str]:
+    """The folders in this folder that attempts have been in, whatever their names."""
+    return [entry.path for entry in _list_folders(path) if os.path.isdir(RunFolder(entry.path).attempts)]
+
+
+def name_checkpoint(checkpoints: str, step: int) -> str:
+    return os.path.join(checkpoints, f"{_STEP}{step:08d}")
+
+
+def show_path(path: str) -> str:
+    """The path from this folder, if it is below it."""
+    return os.path.relpath(path) if path.startswith(os.getcwd().rstrip("/") + "/") else path
+
+
+def step_of(checkpoint: str) -> int:
+    """The step of a checkpoint's folder."""
+    return int(os.path.basename(checkpoint)[len(_STEP) :])
+
+
+def _is_step(name: str) -> bool:
+    return name.startswith(_STEP) and name[len(_STEP) :].isdecimal()
+
+
+def _list_folders(path: str) -> list[os.DirEntry[str]]:
+    """None where there is no folder. RequestError if it cannot be looked into."""
+    try:
+        with os.scandir(path) as entries:
+            return sorted((entry for entry in entries if entry.is_dir()), key=lambda entry: entry.name)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        where = error.filename or path  # a link in it may be what cannot be followed
+        raise RequestError(
+            f"{where} cannot be read: {(error.strerror or str(error)).lower()}", f"ls -ld {where}"
+        ) from error

@@ -1,0 +1,108 @@
+"""Which process holds a run: a job by its id, a process by its host, number and start time; and whether it still is."""
+
+from __future__ import annotations
+
+import os
+
+from hpcddp.record import TYPE_CHECKING, Record
+from hpcddp.schedulers.registry import all_schedulers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    #: (scheduler, job id) -> the job's state in the words that all schedulers share; None: it cannot be found out
+    Ask = Callable[[str, str], str | None]
+
+#: A job in one of these states has no process any more. `gone`: its scheduler does not know it any more.
+ENDED = frozenset({"finished", "cancelled", "failed", "gone"})
+
+
+class Holder(Record):
+    """One attempt as the holder of its run. `machine` says which kernel and process namespace `process` belongs to."""
+
+    attempt: str
+    host: str
+    machine: str
+    process: int
+    started: str  # when the process started, in the kernel's clock ticks; "": not known
+    scheduler: str = ""
+    job: str = ""  # the scheduler's id; "": not a job's
+    command: tuple[str, ...] = ()
+    since: str = ""
+    by_hand: bool = False  # one of several starts in one job
+
+    def __str__(self) -> str:
+        job = f"job {self.job}" if self.job else f"attempt {self.attempt}"
+        return f"{job} on {self.host} (process {self.process}, since {self.since})"
+
+
+def describe_process(
+    attempt: str, process: int, env: Mapping[str, str], command: tuple[str, ...], *, by_hand: bool = False
+) -> Holder:
+    """This attempt as a holder: `process` is what lives as long as it does, and runs on this host."""
+    import time
+
+    scheduler, job = find_job(env)
+    since = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    host = os.uname().nodename
+    started = start_time(process)
+    return Holder(attempt, host, find_machine(), process, started, scheduler, job, command, since, by_hand)
+
+
+def find_job(env: Mapping[str, str]) -> tuple[str, str]:
+    """The scheduler's name and the id of the job around this process; two empty texts outside of one."""
+    for row in all_schedulers():
+        names = (row.variables.job_id, row.variables.older_job_id)
+        job = next((env[name] for name in names if name and env.get(name)), "")
+        if job:
+            return row.name, job
+    return "", ""
+
+
+def find_index(env: Mapping[str, str]) -> str:
+    """This job's index in its array; "" outside of one."""
+    for row in all_schedulers():
+        for name in row.variables.array_index:
+            if env.get(name, "").isdecimal():
+                return env[name]
+    return ""
+
+
+def has_ended(holder: Holder, mine: Holder, ask: Ask) -> bool | None:
+    """Whether the holder's processes are gone; None if that cannot be found out from here.
+
+    On its own machine its process decides; what this very process held has ended. Elsewhere its job does: `mine`, if it
+    is the same job, was started again.
+    """
+    same_host = holder.host == mine.host and holder.machine != ""
+    if same_host and holder.machine == mine.machine and holder.started:
+        is_mine = (holder.process, holder.started) == (mine.process, mine.started)
+        return is_mine or start_time(holder.process) != holder.started
+    if holder.job:
+        if (holder.scheduler, holder.job) == (mine.scheduler, mine.job):
+            return None if mine.by_hand else True
+        state = ask(holder.scheduler, holder.job)
+        return None if state is None else state in ENDED
+    # the same kernel: another process namespace, which cannot be looked into; another one: the host has started anew
+    if same_host and holder.machine.partition(" ")[0] != mine.machine.partition(" ")[0]:
+        return True
+    return None
+
+
+def find_machine() -> str:
+    """`<boot id> <process namespace>`; "" where the system does not say."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def start_time(process: int) -> str:
+    """When this process started, in clock ticks since the system did; "" if there is no such process."""
+    try:
+        with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
+            state, *fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if state in "ZX" else fields[18]

@@ -1,0 +1,134 @@
+"""One attempt at a time writes a run: it holds the run from its start to its end.
+
+`holders/000001`, `000002`, … are the attempts that have held the run; the last one holds it until it says that it has
+ended, or is found to have. Taking the run makes the folder with the next number. It is made whole under another name,
+and renamed: on any file system, one renaming alone succeeds, and no holder is ever removed, so no two can take a run.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import suppress
+
+from hpcddp.errors import LaunchError
+from hpcddp.record import TYPE_CHECKING
+from hpcddp.runs.folder import RunFolder, find_holder, list_holders, name_holder, show_path
+from hpcddp.runs.holder import Holder, has_ended
+from hpcddp.runs.jsonfile import DamagedFileError, read_object, write_object
+
+if TYPE_CHECKING:
+    from hpcddp.runs.holder import Ask
+
+_NO_TEXTS = {"process", "command", "by_hand"}  # of a holder's fields
+_TRIES = 100  # each one that fails means that another attempt has taken the run meanwhile
+
+
+class HeldError(LaunchError):
+    """Another attempt holds the run, or may."""
+
+
+def take_run(run: RunFolder, mine: Holder, ask: Ask, before: str | None = None) -> None:
+    """Hold the run. HeldError if another attempt does, with who it is; LaunchError if the folder cannot be written.
+
+    `before`: the attempt that queued this one. It has ended, or this one would not run.
+    """
+    try:
+        for _ in range(_TRIES):
+            number, path = find_holder(run)
+            if path is not None and not os.path.exists(_end(path)):
+                holder = read_holder(path)
+                if holder is None or (holder.attempt != before and not has_ended(holder, mine, ask)):
+                    raise _held(run, path, holder, holder is not None and has_ended(holder, mine, ask) is False)
+            if _create(run, number + 1, mine):
+                return
+    except OSError as error:
+        raise LaunchError(
+            f"the run folder {run.path} cannot be written: {(error.strerror or str(error)).lower()}",
+            "choose one that every node can write: --run-dir, or run_dir in the job file",
+        ) from error
+    raise LaunchError(f"other jobs take {run.path} all the time", "a run of its own: --fresh")
+
+
+def is_held_by(run: RunFolder, attempt: str) -> bool:
+    """Whether this attempt holds the run."""
+    _, path = find_holder(run)
+    holder = read_holder(path) if path is not None and not os.path.exists(_end(path)) else None
+    return holder is not None and holder.attempt == attempt
+
+
+def find_live_holder(run: RunFolder, mine: Holder, ask: Ask) -> Holder | None:
+    """Who holds the run, or may; None if it is free."""
+    _, path = find_holder(run)
+    if path is None or os.path.exists(_end(path)):
+        return None
+    holder = read_holder(path)
+    return None if holder is None or has_ended(holder, mine, ask) else holder
+
+
+def release_run(run: RunFolder, attempt: str) -> None:
+    """This attempt has ended; nothing if it does not hold the run. What cannot be written is found out later."""
+    _, path = find_holder(run)
+    if path is None:
+        return
+    holder = read_holder(path)
+    if holder is not None and holder.attempt == attempt:
+        with suppress(OSError), open(_end(path), "w", encoding="ascii"):
+            pass
+
+
+def read_holders(run: RunFolder) -> list[Holder]:
+    """Every holder that can be read, the first one first."""
+    return [holder for path in list_holders(run) if (holder := read_holder(path)) is not None]
+
+
+def read_holder(path: str) -> Holder | None:
+    """None if the file cannot be read as one. NewerFileError if a newer hpcddp wrote it."""
+    try:
+        content = read_object(os.path.join(path, "holder.json")) or {}
+        known = {name: content[name] for name in Holder._fields if name in content}
+        command = known.get("command", [])
+        texts = [value for name, value in known.items() if name not in _NO_TEXTS]
+        if not isinstance(command, list) or not all(isinstance(text, str) for text in [*texts, *command]):
+            return None
+        return Holder(**{**known, "command": tuple(command), "process": int(known["process"])})
+    except (DamagedFileError, KeyError, TypeError, ValueError, OverflowError):
+        return None
+
+
+def _create(run: RunFolder, number: int, mine: Holder) -> bool:
+    """Whether this attempt became the holder with that number."""
+    path = name_holder(run, number)
+    partial = os.path.join(os.path.dirname(path), f".{mine.attempt}-{mine.host}-{os.getpid()}.tmp")
+    shutil.rmtree(partial, ignore_errors=True)
+    os.makedirs(partial)
+    write_object(os.path.join(partial, "holder.json"), mine._asdict(), durable=True)
+    try:
+        os.rename(partial, path)
+    except OSError:
+        # a network file system may repeat a request whose answer was lost, and refuse what it has done
+        taken = read_holder(path) == mine
+        shutil.rmtree(partial, ignore_errors=True)
+        if not taken and not os.path.isdir(path):
+            raise
+        return taken
+    return True
+
+
+def _end(path: str) -> str:
+    return os.path.join(path, "ended")
+
+
+def _held(run: RunFolder, path: str, holder: Holder | None, surely: bool) -> HeldError:
+    other = "a run of its own: --fresh, or --name X"
+    if surely:
+        return HeldError(
+            f"run {show_path(run.path)} is in use by {holder}; two jobs cannot write one run",
+            f"wait for its end, or {other}",
+        )
+    if holder is None:
+        return HeldError(f"{path} does not say who holds the run", f"if nobody does: touch {_end(path)}; or {other}")
+    return HeldError(
+        f"run {show_path(run.path)} was taken by {holder}, and whether that has ended cannot be found out on this host",
+        f"if it has ended: touch {_end(path)}; or {other}",
+    )

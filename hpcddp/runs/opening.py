@@ -1,0 +1,63 @@
+"""A run folder is opened: by this hpcddp, if it knows the folder's layout."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+from hpcddp.errors import LaunchError, RequestError
+from hpcddp.runs.best import read_best
+from hpcddp.runs.folder import MANIFEST, AttemptFolder, RunFolder, list_checkpoints
+from hpcddp.runs.jsonfile import DamagedFileError, read_object, write_object
+from hpcddp.runs.metrics import check_metrics
+
+
+def check_run_folder(run: RunFolder) -> None:
+    """NewerFileError if a newer hpcddp made the folder. One without `run.json` is hpcddp 0.1's."""
+    read_object(run.about)
+
+
+def check_attempt(attempt: AttemptFolder) -> None:
+    """NewerFileError if a newer hpcddp wrote a file that the attempt or its job script would replace, append to, or
+    remove with the old checkpoints. DamagedFileError for a `best.json` that does not say which checkpoint is to be
+    kept; RequestError if a folder or metrics.jsonl cannot be read."""
+    check_run_folder(attempt.run)
+    manifests = [os.path.join(path, MANIFEST) for path in list_checkpoints(attempt.run.checkpoints)]
+    for path in (attempt.run.plan, attempt.run.state, attempt.versions, attempt.data, attempt.options, *manifests):
+        with suppress(DamagedFileError):
+            read_object(path)
+    check_metrics(attempt.metrics)
+    read_best(attempt.run.checkpoints)
+
+
+def open_attempt(attempt: AttemptFolder) -> None:
+    """Make the attempt's folder. LaunchError if that is not possible.
+
+    The errors of `check_attempt` come before anything is written.
+    """
+    try:
+        check_attempt(attempt)
+        os.makedirs(attempt.path, exist_ok=True)
+        if not os.path.exists(attempt.run.about):
+            write_object(attempt.run.about, {})
+    except OSError as error:
+        raise LaunchError(
+            f"the run folder {attempt.run.path} cannot be written: {(error.strerror or str(error)).lower()}",
+            "choose one that every node can write: --run-dir, or run_dir in the job file",
+        ) from error
+
+
+def read_planned_batch(run: RunFolder) -> int | None:
+    """The global batch of the job plan that the script left in the run folder; None if it left none.
+
+    RequestError if the plan cannot be read, or is a newer hpcddp's.
+    """
+    check_run_folder(run)
+    try:
+        planned = (read_object(run.plan) or {}).get("global_batch")
+        return int(planned) if planned is not None else None
+    except (DamagedFileError, ValueError, TypeError, OverflowError) as error:
+        cause = str(error).partition("\n")[0].replace(run.plan, "it")
+        raise RequestError(
+            f"{run.plan} cannot be read as a job plan: {cause}", "render the job again, or remove it"
+        ) from error

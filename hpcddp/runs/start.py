@@ -1,0 +1,66 @@
+"""The start of an attempt: its run is chosen, and taken so that no other job writes it."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+
+from hpcddp.record import TYPE_CHECKING
+from hpcddp.runs.choice import Origin, choose_run
+from hpcddp.runs.holder import describe_process, find_index, find_job
+from hpcddp.runs.lock import HeldError, find_live_holder, take_run
+from hpcddp.runs.opening import check_attempt
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hpcddp.runs.choice import Asked, RunChoice
+    from hpcddp.runs.folder import AttemptFolder
+
+_TRIES = 100  # each one that fails means that another job has begun the run meanwhile
+
+
+def foresee_run(asked: Asked) -> str | None:
+    """One line on the run that a job would get if it started now; None if it would be the first of its name, or the
+    folder of the runs is not here. RequestError and NewerFileError of `choose_run`."""
+    if not os.path.isdir(os.path.dirname(asked.base)):
+        return None
+    choice = choose_run(asked, Origin())
+    if choice.is_new and not choice.why:
+        return None
+    mine = describe_process("", os.getpid(), {}, asked.command)
+    holder = None if choice.is_new else find_live_holder(choice.run, mine, lambda _scheduler, _job: None)
+    taken = f"; it was taken by {holder}, and two jobs cannot write one run" if holder is not None else ""
+    return f"if the job started now: {choice}{taken}"
+
+
+def hold_run(attempt: AttemptFolder, env: Mapping[str, str], command: tuple[str, ...], *, process: int) -> None:
+    """Hold the run that something else chose for this attempt, with the errors of `start_run`."""
+    from hpcddp.schedulers.run import ask_job_state
+
+    check_attempt(attempt)
+    take_run(attempt.run, describe_process(attempt.name, process, env, command), partial(ask_job_state, env=env))
+
+
+def start_run(asked: Asked, attempt: str, env: Mapping[str, str], *, process: int, by_hand: bool = False) -> RunChoice:
+    """Choose the run of this attempt, and hold it. `process`: what lives as long as the attempt, on this host.
+
+    RequestError or NewerFileError of `choose_run`; HeldError if another job holds the run; LaunchError if the folder
+    cannot be written.
+    """
+    from hpcddp.schedulers.run import ask_job_state
+
+    asked = asked.of_index(find_index(env))
+    mine = describe_process(attempt, process, env, asked.command, by_hand=by_hand)
+    ask = partial(ask_job_state, env=env)
+    for left in reversed(range(_TRIES)):
+        choice = choose_run(asked, Origin(attempt, *find_job(env), by_hand=by_hand))
+        check_attempt(choice.run.attempt(attempt))
+        try:
+            take_run(choice.run, mine, ask, choice.before)
+        except HeldError:
+            if choice.is_new and left:
+                continue  # another job began this run first
+            raise
+        return choice
+    raise AssertionError("the last try returns or raises")

@@ -1,0 +1,79 @@
+"""`state.json`: how far a run is. Rank 0 writes it; job scripts, the next attempt and people read it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from hpcddp.record import Record
+from hpcddp.runs.folder import AttemptFolder, RunFolder
+from hpcddp.runs.jsonfile import DamagedFileError, UnreadableFileError, read_object, write_object
+from hpcddp.runs.opening import check_run_folder
+
+_STATUSES = ("unfinished", "finished", "failed")
+_UNFINISHED_OF_SCHEMA_1 = "continue"
+
+
+class State(Record):
+    """`status`: unfinished | finished | failed. `step`: optimizer steps over all attempts. `attempt` wrote it."""
+
+    status: str
+    step: int
+    epoch: int
+    reason: str
+    attempt: str
+    weights_sha256: str | None = None  # of the tracked models after this step
+    exact: dict[str, Any] | None = None  # of an exact run: its method, and why it is not exact any more
+
+    def __str__(self) -> str:
+        return f"{self.status} at step {self.step} ({self.reason}), attempt {self.attempt}"
+
+
+def read_state(run: RunFolder) -> State | None:
+    """What the ranks wrote last; None if there is no such file.
+
+    DamagedFileError if it cannot be read as a state: nobody may take it for "nothing was written", and replace it.
+    NewerFileError if a newer hpcddp wrote the file or the run folder.
+    """
+    check_run_folder(run)
+    try:
+        content = read_object(run.state)
+    except UnreadableFileError:
+        raise
+    except DamagedFileError as error:
+        raise _damaged(run, error.message) from error
+    if content is None:
+        return None
+    if content.get("status") == _UNFINISHED_OF_SCHEMA_1:
+        content["status"] = "unfinished"
+    known: dict[str, Any] = {name: content.get(name) for name in State._fields}
+    for name, value in known.items():
+        if not _is_known(name, value):
+            raise _damaged(run, f"{run.state} holds no state of a run: its {name} is {value!r}")
+    return State(**known)
+
+
+def _is_known(name: str, value: object) -> bool:
+    """Whether hpcddp writes such a value in the field of that name."""
+    if name == "status":
+        return value in _STATUSES
+    if name in {"step", "epoch"}:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if name == "exact":
+        return value is None or isinstance(value, dict)
+    return isinstance(value, str) or (name == "weights_sha256" and value is None)
+
+
+def _damaged(run: RunFolder, message: str) -> DamagedFileError:
+    hint = f"look at it: head {run.state}; then restore it, or remove it: the checkpoints do not need it"
+    return DamagedFileError(message, hint)
+
+
+def write_state(attempt: AttemptFolder, status: str, *, step: int, epoch: int, reason: str, **more: Any) -> None:
+    """Replace `state.json`. `more`: State's other fields."""
+    replace_state(attempt.run, State(status, step, epoch, reason, attempt.name, **more))
+
+
+def replace_state(run: RunFolder, state: State) -> None:
+    known = {name: value for name, value in state._asdict().items() if value is not None}
+    write_object(run.state, known | {"written_at": time.strftime("%Y-%m-%dT%H:%M:%S%z")})

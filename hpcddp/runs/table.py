@@ -1,0 +1,28 @@
+"""A run's numbers as a table: a list of rows, which `pandas.DataFrame` takes as it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hpcddp.errors import RequestError, nearest
+from hpcddp.runs.record import RunRecord, read_run
+
+KINDS = ("step", "epoch", "log")
+
+
+def read_table(run: str, kind: str = "step") -> list[dict[str, Any]]:
+    """One row for each step, epoch or call of `rt.log` of a run, over all its attempts, in order.
+
+    A step that was made again counts as it was made last. See `read_run` for errors; RequestError for another kind.
+    """
+    if kind not in KINDS:
+        raise RequestError(f"kind {kind!r} is unknown{nearest(kind, list(KINDS))}", f"one of {', '.join(KINDS)}")
+    return _rows(read_run(run), kind)
+
+
+def _rows(record: RunRecord, kind: str) -> list[dict[str, Any]]:
+    if kind == "log":
+        return [{"step": line.step, **line.numbers, "time": line.time} for line in record.logs]
+    if kind == "epoch":
+        return [line._asdict() for line in record.epochs.values()]
+    return [line._asdict() | {"attempt": record.attempts[step]} for step, line in record.steps.items()]

@@ -1,0 +1,100 @@
+"""Grid Engine (Son of Grid Engine 8.1.9, Univa). Its qsub has the name of PBS's."""
+
+from __future__ import annotations
+
+from hpcddp.record import TYPE_CHECKING
+from hpcddp.schedulers.allocation import Allocation, read_named_file
+from hpcddp.schedulers.row import Answer, Commands, Directives, Scheduler, Signal, Variables
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def find_job(env: Mapping[str, str], nodefile: str | None) -> Allocation | None:
+    """The job by Grid Engine's variables."""
+    # SGE_ROOT alone is any machine where Grid Engine's commands work; the spool directory and the task id are a job's.
+    if "JOB_ID" not in env or not ("SGE_TASK_ID" in env or "PE_HOSTFILE" in env or "SGE_JOB_SPOOL_DIR" in env):
+        return None
+    hosts, source = read_named_file(env, "PE_HOSTFILE", nodefile)  # lines of: host slots queue processors
+    task = env.get("SGE_TASK_ID", "undefined")
+    job = env["JOB_ID"] + ("" if task == "undefined" else f".{task}")
+    return Allocation("gridengine", job, hosts, source)
+
+
+def parse_state(answer: Answer) -> str | None:
+    """`qstat -j` shows the jobs that have not ended; their states only in some releases."""
+    if answer.status == 0 and "job_number:" in answer.stdout:
+        return "r"
+    return "gone" if "do not exist" in answer.stdout + answer.stderr else None
+
+
+SCHEDULER = Scheduler(
+    name="gridengine",
+    title="Grid Engine",
+    order=30,
+    generic_site="generic-gridengine",
+    fits_allocation=False,  # which parallel environment the job has is not among its variables everywhere
+    directives=Directives(
+        prefix="#$",
+        refused="#$ -{}",  # Grid Engine 8.1.9: "invalid option argument", exit 2
+        options={
+            "reservation": "-ar",
+            "constraint": "-l",
+            "output": "-o",
+            "mail": "-m",
+            "mail_to": "-M",
+            "array": "-t",
+            "array_limit": "-tc",
+            "dependency": "-hold_jid",
+            "hold": "-h",
+            "requeue": "-r",
+            "chain": "-hold_jid",
+        },
+        account="-A",
+        printed=r"-[NrjgA]\b|-cwd\b|-pe\b|-l *h_rt\b",
+        outputs=("-o", "-e"),
+        output=r"[\w.+/-]+",
+        constraint=r"\w+=[\w.+,=-]+",
+        mail={"begin": "b", "end": "e", "fail": "a"},
+        array_first=1,
+        dependencies=("afterany",),  # -hold_jid waits for a job's end, whatever its status
+        bare_dependency=True,
+        joined="-v",
+        batch_only=r"-([jorhtS]|tc|cwd)\b",
+    ),
+    variables=Variables(
+        prefixes=("SGE_", "PE_HOSTFILE", "NSLOTS", "NHOSTS", "JOB_ID"),
+        job_id="JOB_ID",
+        restarts="RESTARTED",
+        array_index=("SGE_TASK_ID",),
+        folder="SGE_O_WORKDIR",
+        hostfile="hostfile",  # which the script makes from PE_HOSTFILE
+        hostfile_alone=False,
+    ),
+    commands=Commands(
+        submit=("qsub",),
+        cancel=("qdel",),
+        interactive=("qrsh",),
+        identified=False,
+        state=("qstat", "-j", "{}"),
+        parse_state=parse_state,
+    ),
+    # qstat(1), column state; letters stand together, such as hqw
+    states={
+        "qw": "queued",
+        "hqw": "held",
+        "Eqw": "held",  # an error came before the job started
+        "t": "running",
+        "r": "running",
+        "Rr": "running",  # again, after a failed node
+        "s": "suspended",
+        "S": "suspended",
+        "T": "suspended",
+        "dr": "exiting",
+    },
+    signals=(
+        Signal("USR1", "the soft limit s_rt, or -notify before a suspension", "the hard limit or STOP follows"),
+        Signal("USR2", "-notify before SIGKILL", "SIGKILL follows after the queue's notify time, 60 s"),
+    ),
+    find_job=find_job,
+)

@@ -1,0 +1,155 @@
+"""PBS Pro, OpenPBS, and Torque where a site's size is `nodes`. Recorded answers: tests/captures/pbs."""
+
+from __future__ import annotations
+
+from hpcddp.record import TYPE_CHECKING
+from hpcddp.schedulers.allocation import Allocation, read_lines, read_named_file
+from hpcddp.schedulers.row import Answer, Commands, Directives, QueueFound, Scheduler, Signal, Variables
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+
+def find_job(env: Mapping[str, str], nodefile: str | None) -> Allocation | None:
+    """The job by PBS's variables."""
+    if not any(name in env for name in ("PBS_JOBID", "PBS_NODEFILE", "PBS_ENVIRONMENT")):
+        return None
+    hosts, source = read_named_file(env, "PBS_NODEFILE", nodefile)
+    return Allocation("pbs", env.get("PBS_JOBID", ""), hosts, source, env.get("PBS_ENVIRONMENT") == "PBS_INTERACTIVE")
+
+
+def find_kept_hostfile(env: Mapping[str, str]) -> str | None:
+    """PBS's own copy of the node file, on every host of the job; tasks on the first host are not told where it is."""
+    if not env.get("PBS_JOBID") or env.get("PBS_NODEFILE"):
+        return None
+    home = "/var/spool/pbs"
+    for key, _, value in (words[0].partition("=") for words in read_lines("/etc/pbs.conf") or []):
+        home = value if key == "PBS_HOME" else home
+    path = f"{home}/aux/{env['PBS_JOBID']}"
+    return path if read_lines(path) else None
+
+
+def parse_queues(queues: str, nodes: str) -> list[QueueFound]:
+    """Queues that are open, with what their chunks get, else with the largest node of the server.
+
+    `queues`: what `qstat -Q -f -F json` prints; `nodes`: what `pbsnodes -a -F json` prints.
+    """
+    import json
+    import re
+
+    each = [n.get("resources_available", {}) for n in json.loads(nodes).get("nodes", {}).values()]
+    largest: Mapping[str, Any] = max(each, key=lambda r: (r.get("ngpus", 0), r.get("ncpus", 0)), default={})
+    found = []
+    for name, queue in json.loads(queues).get("Queue", {}).items():
+        if str(queue.get("enabled")) != "True":
+            continue
+        chunk = queue.get("default_chunk", {})
+        most = queue.get("resources_max", {})
+        memory = re.fullmatch(r"(\d+)gb", str(chunk.get("mem") or largest.get("mem") or ""))
+        found.append(
+            QueueFound(
+                name,
+                most.get("nodect") or len(each) or None,
+                chunk.get("ncpus") or largest.get("ncpus"),
+                int(memory[1]) if memory else None,
+                chunk.get("ngpus", largest.get("ngpus")),
+                walltime=most.get("walltime"),
+            )
+        )
+    return found
+
+
+def parse_state(answer: Answer) -> str | None:
+    """`job_state = R` of `qstat -x -f`; Torque's `-x` prints XML."""
+    import re
+
+    said = re.search(r"\bjob_state(?: = |>)([A-Z])", answer.stdout)
+    if said:
+        return said[1]
+    return "gone" if re.search("Unknown Job", answer.stderr, re.IGNORECASE) else None
+
+
+SCHEDULER = Scheduler(
+    name="pbs",
+    title="PBS",
+    order=20,
+    generic_site="generic-pbs",
+    directives=Directives(
+        prefix="#PBS",
+        refused="#PBS {}",  # OpenPBS 23.06: "directive error", exit 1
+        options={
+            "mem_gb": "mem",
+            "reservation": "-q",
+            "constraint": "select",
+            "exclusive": "place",
+            "output": "-o",
+            "mail": "-m",
+            "mail_to": "-M",
+            "array": "-J",
+            "array_limit": "-J",
+            "dependency": "-W depend",
+            "hold": "-h",
+            "requeue": "-r",
+            "chain": "-W depend",
+        },
+        account="-A",
+        # PBS keeps the first of two `-l`, and the last of other options, without a word.
+        printed=r"-[NqPArj]|-l *(select|place|walltime|nodes|ncpus|mpiprocs|ngpus)\b",
+        attached=True,
+        outputs=("-o", "-e"),
+        output=r"[\w.+/^-]+",  # ^array_index^
+        constraint=r"\w+=[\w.+-]+(:\w+=[\w.+-]+)*",
+        mail={"begin": "b", "end": "e", "fail": "a"},
+        array_limit="%{}",
+        array_reruns=True,
+        name_limits={"": 230, "nodes": 15},  # Torque's limit is 15
+        joined="-v",  # PBS keeps the last of several
+        batch_only=r"-[jorkhJmM]\b",
+        chunks=True,
+        reservation_is_queue=True,
+        overwrites_output=True,
+    ),
+    variables=Variables(
+        prefixes=("PBS_",),
+        job_id="PBS_JOBID",
+        array_index=("PBS_ARRAY_INDEX", "PBS_ARRAYID"),  # the second is Torque's
+        folder="PBS_O_WORKDIR",
+        hostfile="PBS_NODEFILE",
+    ),
+    commands=Commands(
+        submit=("qsub",),
+        cancel=("qdel",),
+        interactive=("qsub", "-I"),
+        version="pbs_version",  # Grid Engine and Torque have a qsub, too
+        question=("qsub", "-h"),  # there is no dry run: the job is submitted held, and deleted
+        queued=r"\d+(\[\])?\.\S+",
+        state=("qstat", "-x", "-f", "{}"),  # -x: also a job that has ended
+        parse_state=parse_state,
+        survey=(("qstat", "-Q", "-f", "-F", "json"), ("pbsnodes", "-a", "-F", "json")),
+        parse_survey=parse_queues,
+        site_lines=("chunk: [ncpus, ngpus]      # what a chunk of select has to name", "placement: scatter"),
+    ),
+    # OpenPBS 23.06: `qstat -f -F json`, job_state
+    states={
+        "Q": "queued",
+        "W": "queued",  # until a time that was asked for
+        "H": "held",
+        "T": "queued",  # on its way to another server
+        "R": "running",
+        "B": "running",  # an array that has begun
+        "S": "suspended",
+        "U": "suspended",
+        "E": "exiting",
+        "X": "finished",  # one job of an array
+        "F": "finished",
+        "M": "moved",
+    },
+    signals=(
+        Signal("TERM", "qdel, qrerun, or the end of the walltime", "SIGKILL follows after kill_delay, 10 s"),
+        Signal("USR1", "qsig", "kills a job whose login shell has no trap: the other processes get SIGKILL at once"),
+    ),
+    find_job=find_job,
+    find_kept_hostfile=find_kept_hostfile,
+    owns_bare_hostfile=True,
+)

@@ -1,0 +1,63 @@
+"""Finds the schedulers' rows by the files of this folder, so that adding a scheduler is adding its module."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from hpcddp.errors import SiteError, nearest
+from hpcddp.record import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hpcddp.schedulers.row import Scheduler
+
+# The modules of this folder that all schedulers share.
+SHARED = frozenset({"__init__", "allocation", "commands", "nodelist", "registry", "row", "run"})
+_loaded: list[Scheduler] = []
+
+
+def scheduler_names() -> tuple[str, ...]:
+    """The names of all schedulers, sorted. Loads none of them."""
+    stems = (file[:-3] for file in os.listdir(os.path.dirname(__file__)) if file.endswith(".py"))
+    return tuple(sorted(stem for stem in stems if stem not in SHARED))
+
+
+def find_scheduler(name: str) -> Scheduler:
+    """The row of one scheduler; only its module is loaded. SiteError if there is none."""
+    module = f"hpcddp.schedulers.{name}"
+    if module not in sys.modules:
+        names = scheduler_names()
+        if name not in names:
+            known = [row.name for row in scripted_schedulers()]
+            raise SiteError(f"scheduler {name!r} is not known{nearest(name, known)}", f"one of: {', '.join(known)}")
+        __import__(module)
+    row: Scheduler = sys.modules[module].SCHEDULER
+    return row
+
+
+def all_schedulers() -> list[Scheduler]:
+    """Every row; where several could be meant, in the order in which they are asked."""
+    if not _loaded:
+        _loaded.extend(sorted(map(find_scheduler, scheduler_names()), key=lambda row: (row.order, row.name)))
+    return _loaded
+
+
+def submit_commands() -> list[tuple[str, Scheduler]]:
+    """The submit commands that show their scheduler where they are on PATH, in the order in which they are looked for.
+
+    Those whose `--version` has to be asked go first: it tells more than a name does.
+    """
+    found = [row for row in scripted_schedulers() if row.commands.submit and row.commands.identified]
+    return [(row.commands.submit[0], row) for row in sorted(found, key=lambda row: row.commands.version == "")]
+
+
+def refused_lines(word: str) -> str:
+    """First lines with which text is no job script to any scheduler; `word` says why there is none."""
+    return "".join(
+        f"{row.directives.refused.format(word)}\n" for row in scripted_schedulers() if row.directives.refused
+    )
+
+
+def scripted_schedulers() -> list[Scheduler]:
+    """Those that hpcddp writes job scripts for."""
+    return [row for row in all_schedulers() if row.generic_site]

@@ -1,0 +1,161 @@
+"""What a scheduler's row says. A field that a scheduler leaves out means that it has no such thing.
+
+Patterns are regular expressions for whole ASCII values, kept as text: what starts once per rank never compiles them.
+"""
+
+from __future__ import annotations
+
+from hpcddp.record import TYPE_CHECKING, Record
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from hpcddp.schedulers.allocation import Allocation
+
+_NOTHING: Mapping[str, str] = {}
+_NO_LIMITS: Mapping[str, int] = {}
+#: The longest job name, in characters, where a row does not give one: measured on OpenPBS 23.06.
+LONGEST_NAME = 230
+
+
+class Directives(Record):
+    """How a job script asks for things, and which values a directive can carry."""
+
+    prefix: str = ""
+    refused: str = ""  # a first line, with a word in place of {}, for which its submit command refuses any text
+    options: Mapping[str, str] = _NOTHING  # job-file key -> the option that carries it
+    account: str = "none"  # the option that carries the account where the site does not say otherwise
+    printed: str = ""  # pattern of the options that the template prints, so that no job may add them
+    attached: bool = False  # whether `-ofile` means `-o file`
+    outputs: tuple[str, ...] = ()  # the options with the job's output files
+    output: str = r"[\w.+/-]+"  # with what the scheduler itself puts in
+    constraint: str = r"\w+=[\w.+,=-]+"
+    both_constraints: str = "{}:{}"  # the site's and the job's: a node has to have both
+    mail: Mapping[str, str] = _NOTHING  # begin, end, fail -> its word
+    mail_separator: str = ""
+    array_first: int = 0  # the lowest index
+    array_limit: str = ""  # what limits the jobs that run at once, behind the indices; "": an option of its own does
+    array_reruns: bool = False  # whether each job of an array must be allowed to start again
+    dependencies: tuple[str, ...] = ("afterok", "afterany", "afternotok", "after")
+    bare_dependency: bool = False  # whether job ids stand there without their kind
+    name_limits: Mapping[str, int] = _NO_LIMITS  # a site's `size` -> the longest job name; "": any other size
+    joined: str = ""  # the option that may stand once only, so that its values become one list with commas
+    batch_only: str = ""  # pattern of the options that an interactive job does not take
+    chunks: bool = False  # whether constraints and the site's own words are part of the size, as in PBS's select
+    reservation_is_queue: bool = False
+    overwrites_output: bool = False  # whether a later job of one output file replaces what an earlier one wrote
+
+
+class Variables(Record):
+    """The variables of a job, by what they say."""
+
+    prefixes: tuple[str, ...] = ()  # all that the scheduler sets
+    job_id: str = ""
+    older_job_id: str = ""  # what older releases call it
+    restarts: str = ""  # whether, or how often, the job has started before
+    array_index: tuple[str, ...] = ()  # a job's index in its array, by the names that releases give it
+    folder: str = ""  # the folder that the job was submitted from
+    hostfile: str = ""  # in the job script, the name of the launcher's host file
+    hostfile_alone: bool = True  # whether a job of one node has it
+    cpus: str = ""  # the job's CPUs on this node
+    end: str = ""  # when the job ends, in seconds since 1970
+
+
+class OneGpu(Record):
+    """The option that shows each rank one GPU of its node, which can keep ranks from copying GPU to GPU."""
+
+    option: str = ""
+    marks: Mapping[str, str] = _NOTHING  # a rank's variable -> what its value contains if the job asked so
+    gpus: str = ""  # the variable with the job's GPUs on this node
+    instead: str = ""  # what to ask with
+
+
+class QueueFound(Record):
+    """One queue as the scheduler shows it; None: it does not say. `nodes`: how many it has."""
+
+    name: str
+    nodes: int | None = None
+    cpus: int | None = None
+    mem_gb: int | None = None
+    gpus: int | None = None
+    gpu: str | None = None
+    walltime: str | None = None
+
+
+class Answer(Record):
+    """What a program said."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+
+def _no_queues(*_answers: str) -> list[QueueFound]:
+    return []
+
+
+def _nothing_more(_answer: Answer) -> str:
+    return ""
+
+
+def _no_state(_answer: Answer) -> str | None:
+    return None
+
+
+class Commands(Record):
+    """What is typed on a login node, and what the answers mean."""
+
+    submit: tuple[str, ...] = ()
+    cancel: tuple[str, ...] = ()
+    interactive: tuple[str, ...] = ()  # asks for a shell on the nodes of a job
+    version: str = ""  # what `SUBMIT --version` says, where several schedulers have a command of that name
+    identified: bool = True  # whether the submit command on PATH shows this scheduler
+    question: tuple[str, ...] = ()  # takes a script on its standard input and queues nothing that could run
+    queued: str = ""  # pattern of the id of the job that the question leaves; "": it leaves none
+    describe: Callable[[Answer], str] = _nothing_more  # what the answer says beside yes
+    state: tuple[str, ...] = ()  # asks for the state of one job, whose id goes in place of {}
+    parse_state: Callable[[Answer], str | None] = _no_state  # -> its own word, "gone" for no such job, None: no answer
+    survey: tuple[tuple[str, ...], ...] = ()  # commands that list queues and nodes
+    parse_survey: Callable[..., list[QueueFound]] = _no_queues  # their outputs -> the queues
+    site_lines: tuple[str, ...] = ()  # what a new site's file needs beside the queues
+
+
+class Signal(Record):
+    """A signal that a job gets: who sends it, why, and what follows."""
+
+    name: str
+    sender: str
+    meaning: str
+
+
+def _no_job(_env: Mapping[str, str], _nodefile: str | None) -> Allocation | None:
+    return None
+
+
+def _no_file(_env: Mapping[str, str]) -> str | None:
+    return None
+
+
+def _mpirun(slots: int | None, _env: Mapping[str, str]) -> str:
+    return f"mpirun -np {slots or 'N'}"
+
+
+class Scheduler(Record):
+    """One scheduler."""
+
+    name: str  # of its module, its template, and in site files
+    title: str  # as people write it
+    order: int = 100  # where an environment or PATH shows several, the lowest goes first
+    generic_site: str = ""  # the site for any cluster that has it; "": hpcddp writes no job scripts for it
+    fits_allocation: bool = True  # whether an allocation says all that a script of the generic site needs
+    this_machine: bool = False  # whether jobs run here and now, without a queue
+    directives: Directives = Directives()
+    variables: Variables = Variables()
+    one_gpu: OneGpu = OneGpu()
+    commands: Commands = Commands()
+    states: Mapping[str, str] = _NOTHING  # its own word for a job's state -> queued, held, running, finished, …
+    signals: tuple[Signal, ...] = ()
+    find_job: Callable[[Mapping[str, str], str | None], Allocation | None] = _no_job
+    find_kept_hostfile: Callable[[Mapping[str, str]], str | None] = _no_file
+    owns_bare_hostfile: bool = False  # whether a host file without any job around it is taken for this scheduler's
+    launch_line: Callable[[int | None, Mapping[str, str]], str] = _mpirun  # (slots, environment) -> what starts ranks

@@ -1,0 +1,60 @@
+"""The only module that starts a scheduler's programs."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+
+from hpcddp.errors import SchedulerError
+from hpcddp.schedulers.commands import check_deleted, describe_answer, plan_deletion, plan_question
+from hpcddp.schedulers.registry import find_scheduler
+from hpcddp.schedulers.row import Answer
+
+_TIMEOUT_S = 60
+
+
+def run_program(argv: list[str], env: Mapping[str, str], stdin: str = "") -> Answer:
+    """One program to its end. SchedulerError if it cannot be started or does not answer in a minute."""
+    try:
+        done = subprocess.run(
+            argv,
+            input=stdin.encode(errors="surrogateescape"),
+            env=dict(env),
+            capture_output=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+    except OSError as e:
+        raise SchedulerError(f"{argv[0]} cannot be run: {e.strerror}", f"which {argv[0]}") from e
+    except subprocess.TimeoutExpired as e:
+        raise SchedulerError(f"{argv[0]} has not answered in {_TIMEOUT_S} s", "try again, or leave out =live") from e
+    return Answer(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
+
+
+def ask_job_state(name: str, job: str, env: Mapping[str, str]) -> str | None:
+    """What became of a job: one of the words that all schedulers share, `gone` if its scheduler does not know it (any
+    more); None if that cannot be found out here."""
+    scheduler = find_scheduler(name)
+    question = [word.replace("{}", job) for word in scheduler.commands.state]
+    if not question:
+        return None
+    try:
+        said = scheduler.commands.parse_state(run_program(question, env))
+    except SchedulerError:
+        return None
+    return said if said in {None, "gone"} else scheduler.states.get(said or "")
+
+
+def ask_scheduler(name: str, script: str, env: Mapping[str, str]) -> str:
+    """What the live scheduler of that name says of a script. Nothing runs, and nothing stays queued.
+
+    Raises SchedulerError with the scheduler's own words if it refuses the script.
+    """
+    scheduler = find_scheduler(name)
+    commands = scheduler.commands
+    version = run_program([commands.submit[0], "--version"], env) if commands.version else None
+    answer = run_program(plan_question(scheduler, version and version.stdout + version.stderr), env, script)
+    delete = plan_deletion(scheduler, answer)
+    if delete:
+        check_deleted(delete, run_program(delete, env))
+    return describe_answer(scheduler, answer)

@@ -1,0 +1,199 @@
+"""Slurm. Recorded environments: tests/captures/ranks/slurm-*; tests/cluster runs a real one."""
+
+from __future__ import annotations
+
+from hpcddp.record import TYPE_CHECKING
+from hpcddp.schedulers.allocation import Allocation
+from hpcddp.schedulers.nodelist import expand_counts, expand_nodelist
+from hpcddp.schedulers.row import Answer, Commands, Directives, OneGpu, QueueFound, Scheduler, Signal, Variables
+from hpcddp.units import read_number
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_MOST_COMPONENTS = 128  # MAX_HET_JOB_COMPS
+_INTERACTIVE_STEP = "4294967290"  # the step of salloc's shell
+
+
+def find_job(env: Mapping[str, str], _nodefile: str | None) -> Allocation | None:
+    """The job by Slurm's variables. Heterogeneous jobs: every component's hosts."""
+    job = env.get("SLURM_JOB_ID") or env.get("SLURM_JOBID")
+    if not job:
+        return None
+    # SLURM_JOB_NODELIST is the first component's; the others stand in variables of their own.
+    components = min(read_number(env.get("SLURM_HET_SIZE", "")) or 0, _MOST_COMPONENTS)
+    groups = [f"_HET_GROUP_{i}" for i in range(components)] or [""]
+    counts: dict[str, int] = {}
+    source = ""
+    for group in groups:
+        variable = f"SLURM_JOB_NODELIST{group}"
+        if variable not in env and not group:
+            variable = "SLURM_NODELIST"
+        if variable not in env:
+            continue
+        source = source or variable
+        names = expand_nodelist(env[variable], variable)
+        tasks = env.get(f"SLURM_TASKS_PER_NODE{group}", "")
+        slots = expand_counts(tasks, f"SLURM_TASKS_PER_NODE{group}") if tasks else []
+        if len(slots) != len(names):  # inside a step this is the step's, which may be smaller than the job
+            slots = [1] * len(names)
+        for name, count in zip(names, slots, strict=True):
+            counts[name] = counts.get(name, 0) + count
+    interactive = env.get("SLURM_STEP_ID") == _INTERACTIVE_STEP or "SLURM_PTY_PORT" in env
+    return Allocation("slurm", job, tuple(counts.items()) or None, source, interactive)
+
+
+def launch_line(_slots: int | None, env: Mapping[str, str]) -> str:
+    """srun takes hosts and counts from the job; its number of tasks is said where all of it is one component's."""
+    tasks = env.get("SLURM_NTASKS", "") if "SLURM_HET_SIZE" not in env else ""
+    return f"srun --ntasks={tasks}" if tasks.isdigit() else "srun"
+
+
+def describe_answer(answer: Answer) -> str:
+    """When and where a job would run, as `sbatch --test-only` says it."""
+    said = [line for line in answer.stderr.splitlines() if line.startswith("sbatch: Job ")]
+    return said[-1].removeprefix("sbatch: ") if said else ""
+
+
+def parse_state(answer: Answer) -> str | None:
+    """`JobState=RUNNING` of `scontrol show job`."""
+    import re
+
+    said = re.search(r"\bJobState=(\w+)", answer.stdout)
+    return said[1] if said else "gone" if "Invalid job id" in answer.stderr else None
+
+
+def parse_partitions(text: str) -> list[QueueFound]:
+    """Partitions, of the largest node each has: `gpu|4|16|16000|gpu:a100:8(S:0-1)|1-00:00:00`."""
+    import re
+
+    found: dict[str, QueueFound] = {}
+    for line in text.splitlines():
+        name, nodes, cpus, memory, gres, limit = line.split("|")
+        gpu = re.search(r"gpu:(?:([A-Za-z][\w.-]*):)?(\d+)", gres)
+        one = QueueFound(
+            name,
+            int(nodes),
+            int(cpus.rstrip("+")),
+            int(memory.rstrip("+")) // 1024 or None,
+            int(gpu[2]) if gpu else 0,
+            gpu[1] if gpu else None,
+            _parse_limit(limit),
+        )
+        before = found.get(name)
+        if before is None:
+            found[name] = one
+        else:
+            larger = max(before, one, key=lambda f: (f.gpus or 0, f.cpus or 0))
+            found[name] = larger._replace(nodes=(before.nodes or 0) + (one.nodes or 0))
+    return list(found.values())
+
+
+def _parse_limit(limit: str) -> str | None:
+    """sinfo's `1-00:00:00`, `30:00` (minutes) or `infinite`, as H:M:S."""
+    import re
+
+    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", limit)
+    if not found:
+        return None
+    days, hours, minutes, seconds = (int(n or 0) for n in found.groups())
+    return f"{days * 24 + hours}:{minutes:02d}:{seconds:02d}"
+
+
+SCHEDULER = Scheduler(
+    name="slurm",
+    title="Slurm",
+    order=10,
+    generic_site="generic-slurm",
+    directives=Directives(
+        prefix="#SBATCH",
+        options={
+            "mem_gb": "--mem",
+            "reservation": "--reservation",
+            "constraint": "--constraint",
+            "exclusive": "--exclusive",
+            "output": "--output",
+            "mail": "--mail-type",
+            "mail_to": "--mail-user",
+            "array": "--array",
+            "array_limit": "--array",
+            "dependency": "--dependency",
+            "hold": "--hold",
+            "requeue": "--requeue",
+            "chain": "--dependency",
+        },
+        account="--account",
+        # Slurm keeps the last of two, without a word.
+        printed=r"-[NnJptAc]|"
+        r"--(nodes|ntasks(-per-node)?|job-name|time|partition|account|cpus-per-task|(no-)?requeue)\b",
+        attached=True,
+        outputs=("--output", "--error"),
+        output=r"[\w.+/%-]+",  # %x, %j
+        constraint=r"[\w.&|*()\[\]-]+",
+        both_constraints="{}&{}",
+        mail={"begin": "BEGIN", "end": "END", "fail": "FAIL"},
+        mail_separator=",",
+        array_limit="%{}",
+        batch_only=r"--(output|requeue|no-requeue|array|hold|signal)\b",
+    ),
+    variables=Variables(
+        prefixes=("SLURM_", "SLURMD_"),
+        job_id="SLURM_JOB_ID",
+        older_job_id="SLURM_JOBID",
+        restarts="SLURM_RESTART_COUNT",
+        array_index=("SLURM_ARRAY_TASK_ID",),
+        folder="SLURM_SUBMIT_DIR",
+        cpus="SLURM_CPUS_ON_NODE",
+        end="SLURM_JOB_END_TIME",
+    ),
+    # It gives each task a cgroup with its GPU alone: no peer-to-peer copies between a node's ranks (NVIDIA/nccl#1066).
+    one_gpu=OneGpu(
+        option="--gpus-per-task",
+        marks={"SLURM_GPUS_PER_TASK": "", "SLURMD_TRES_BIND": "per_task"},  # the second: srun's own option, 22.05
+        gpus="SLURM_GPUS_ON_NODE",
+        instead="ask with --gpus-per-node, or add --gres-flags=allow-task-sharing",
+    ),
+    commands=Commands(
+        submit=("sbatch",),
+        cancel=("scancel",),
+        interactive=("salloc",),
+        question=("sbatch", "--test-only"),
+        describe=describe_answer,
+        state=("scontrol", "show", "job", "{}"),
+        parse_state=parse_state,
+        survey=(("sinfo", "--noheader", "--format=%R|%D|%c|%m|%G|%l"),),
+        parse_survey=parse_partitions,
+    ),
+    # scontrol show job, JobState; Slurm src/common/slurm_protocol_defs.c, job_state_string
+    states={
+        "PENDING": "queued",
+        "RUNNING": "running",
+        "SUSPENDED": "suspended",
+        "COMPLETING": "exiting",
+        "COMPLETED": "finished",
+        "CANCELLED": "cancelled",
+        "FAILED": "failed",
+        "TIMEOUT": "failed",
+        "NODE_FAIL": "failed",
+        "BOOT_FAIL": "failed",
+        "DEADLINE": "failed",
+        "OUT_OF_MEMORY": "failed",
+        "PREEMPTED": "failed",
+        "CONFIGURING": "running",
+        "REQUEUED": "queued",
+        "REQUEUE_HOLD": "held",
+        "REQUEUE_FED": "queued",
+        "SPECIAL_EXIT": "held",
+        "RESIZING": "running",
+        "SIGNALING": "running",
+        "STAGE_OUT": "exiting",
+        "STOPPED": "suspended",
+        "REVOKED": "cancelled",
+    },
+    signals=(
+        Signal("TERM", "scancel, preemption, or the end of the walltime", "SIGKILL follows after KillWait, 30 s"),
+        Signal("USR1", "--signal=USR1@SECONDS", "reaches the steps, not the script; with B: the script alone"),
+    ),
+    find_job=find_job,
+    launch_line=launch_line,
+)

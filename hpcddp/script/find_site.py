@@ -1,0 +1,102 @@
+"""Which site: what the user said, else what the machine shows. Every choice comes with the reason for it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+
+from hpcddp.errors import SiteError, nearest
+from hpcddp.record import Record
+from hpcddp.schedulers.registry import scripted_schedulers, submit_commands
+from hpcddp.script.folders import find_folder
+from hpcddp.script.loading import load_yaml, parse_yaml
+from hpcddp.script.site import Site
+from hpcddp.script.site_file import load_site
+
+
+class Choice(Record):
+    """A site's name or path, and why it was taken."""
+
+    site: str
+    reason: str
+
+
+def config_folder(env: Mapping[str, str]) -> str:
+    """The user's own folder: config.yaml, and sites/*.yaml."""
+    base = env.get("XDG_CONFIG_HOME") or os.path.join(env.get("HOME", "/nonexistent"), ".config")
+    return os.path.join(base, "hpcddp")
+
+
+def asked_site(option: str | None, in_job_file: str | None, job_file: str, env: Mapping[str, str]) -> Choice | None:
+    """What somebody said: --site, $HPCDDP_SITE, the job file, the user's config.yaml; None when nobody did."""
+    if option:
+        return Choice(option, "--site")
+    if env.get("HPCDDP_SITE"):
+        return Choice(env["HPCDDP_SITE"], "$HPCDDP_SITE")
+    if in_job_file:
+        return Choice(in_job_file, f"site in {job_file}")
+    config = os.path.join(config_folder(env), "config.yaml")
+    if os.path.isfile(config):
+        site = load_yaml(config, SiteError)[0].get("site")
+        if site:
+            return Choice(str(site), f"site in {config}")
+    return None
+
+
+def site_of_host(hostname: str, env: Mapping[str, str]) -> Choice | None:
+    """The site whose file has a `hostname:` pattern that matches the whole of this machine's name."""
+    for name, path in site_files(env).items():
+        with open(path, encoding="utf-8", errors="replace") as file:
+            # Only its line is parsed: whole profiles would cost every render of a user who names no site.
+            line = re.search(r"^hostname:.*$", file.read(), re.MULTILINE)
+        if line and re.fullmatch(str(parse_yaml(line[0], path, SiteError)["hostname"]), hostname):
+            return Choice(name, f"this host is {hostname}")
+    return None
+
+
+def site_of_scheduler(on_path: Callable[[str], bool], version_of: Callable[[str], str]) -> Choice:
+    """The generic site of the scheduler whose submit command is on PATH.
+
+    `version_of` gives what `PROGRAM --version` prints. It is asked only where several schedulers have a command of that
+    name, such as `qsub`.
+    """
+    others: list[str] = []
+    for program, row in submit_commands():
+        version = row.commands.version
+        if not on_path(program):
+            others.append(f"there is no {program}")
+        elif not version:
+            return Choice(row.generic_site, f"{program} is on PATH")
+        elif version in version_of(program):
+            return Choice(row.generic_site, f"{program} is on PATH and says that it is {row.title}")
+        else:
+            others.append(f"the {program} on PATH is not {row.title}'s")
+    here = next(row for row in scripted_schedulers() if row.this_machine)
+    return Choice(here.generic_site, " and ".join(others))
+
+
+def site_files(env: Mapping[str, str]) -> dict[str, str]:
+    """Name -> path of every known profile, sorted; the user's own win over the shipped ones."""
+    found: dict[str, str] = {}
+    for folder in (os.path.join(find_folder("templates"), "sites"), os.path.join(config_folder(env), "sites")):
+        for file in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
+            if file.endswith(".yaml") and os.path.isfile(os.path.join(folder, file)):
+                found[file.removesuffix(".yaml")] = os.path.join(folder, file)
+    return dict(sorted(found.items()))
+
+
+def open_site(choice: Choice, env: Mapping[str, str]) -> Site:
+    """The chosen profile: a path (it has a `/` or ends in .yaml), else a name. Raises SiteError when there is none."""
+    named = choice.site
+    if "/" in named or named.endswith((".yaml", ".yml")):
+        return load_site(os.path.splitext(os.path.basename(named))[0], named)
+    for folder in (os.path.join(config_folder(env), "sites"), os.path.join(find_folder("templates"), "sites")):
+        path = os.path.join(folder, f"{named}.yaml")
+        if os.path.isfile(path):
+            return load_site(named, path)
+    known = list(site_files(env))
+    raise SiteError(
+        f"site {named!r} is not known ({choice.reason}){nearest(named, known)}",
+        f"known sites: {', '.join(known)}; or give a file: --site ./my.yaml",
+    )

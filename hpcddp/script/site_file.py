@@ -1,0 +1,210 @@
+"""A site's YAML file, read and checked: unknown keys, missing ones and values of a wrong form are SiteErrors.
+
+The tables below are the whole schema; `hpcddp sites schema` exports them for editors.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from hpcddp.errors import RequestError, SiteError
+from hpcddp.schedulers.registry import find_scheduler, scheduler_names, scripted_schedulers
+from hpcddp.script.fields import (
+    Reader,
+    read_choice,
+    read_count,
+    read_flag,
+    read_hours,
+    read_known,
+    read_lines,
+    read_mapping,
+    read_modules,
+    read_number,
+    read_text,
+    read_variables,
+    read_walltime,
+    read_words,
+)
+from hpcddp.script.loading import load_yaml
+from hpcddp.script.site import (
+    Account,
+    Limit,
+    Modules,
+    Queue,
+    Site,
+    SiteContainer,
+    SiteLauncher,
+    SiteRendezvous,
+    Staging,
+    Variable,
+)
+from hpcddp.script.spec import KEYS, RUNTIMES, read_launcher
+
+
+def read_range(value: object, where: str) -> tuple[int, int]:
+    """`1-128`, or one number."""
+    ends = read_text(value, where).split("-")
+    first, last = (read_count(e, where) for e in (ends if len(ends) == 2 else ends * 2))
+    if first > last:
+        raise RequestError(f"{where} {value!r} ends before it begins", "write it as 1-128")
+    return first, last
+
+
+def read_scheduler(value: object, where: str) -> str:
+    """The name of a scheduler that hpcddp writes job scripts for. Loads that one only, unless there is none."""
+    name = read_text(value, where)
+    if name in scheduler_names() and find_scheduler(name).generic_site:
+        return name
+    return read_known(tuple(row.name for row in scripted_schedulers()), value, where)
+
+
+def read_block(make: type[Any], readers: Mapping[str, Reader], value: object, where: str) -> Any:
+    """A nested mapping as one frozen value."""
+    return make(**{FIELDS.get(k, k): v for k, v in read_mapping(value, readers, where).items()})
+
+
+def read_limits(value: object, where: str) -> tuple[Limit, ...]:
+    """A list of rules, none of them empty."""
+    if not isinstance(value, list) or not all(isinstance(rule, Mapping) and rule for rule in value):
+        raise RequestError(f"{where} is not a list of rules", "write - {nodes: 1-4, walltime: 12:00:00}, one per line")
+    return tuple(read_block(Limit, LIMIT, rule, where) for rule in value)
+
+
+def read_blocks(make: type[Any], readers: Mapping[str, Reader], value: object, where: str) -> dict[str, Any]:
+    """Blocks by name. One that says `like: OTHER` takes from that one what it does not say itself."""
+    blocks = value if isinstance(value, Mapping) else {}
+    merged = {}
+    for name, block in blocks.items():
+        like = block.get("like") if isinstance(block, Mapping) else None
+        if like is not None and not isinstance(blocks.get(like), Mapping):
+            raise RequestError(f"{name} in {where} is like {like!r}, which is not there", f"one of {', '.join(blocks)}")
+        own = {k: v for k, v in block.items() if k != "like"} if isinstance(block, Mapping) else block
+        merged[name] = {**blocks[like], **own} if like else own
+    value = merged if isinstance(value, Mapping) else value
+    return read_mapping(value, dict.fromkeys(merged, partial(read_block, make, readers)), where)
+
+
+# Keys whose field carries its unit, or another word where the key is short for people.
+FIELDS = {"walltime": "walltime_s", "least": "least_s", "vars": "variables"}
+
+LIMIT: dict[str, Reader] = {
+    "nodes": read_range,
+    "gpus": read_range,
+    "walltime": read_walltime,
+    "least": read_walltime,
+    "node_hours": read_hours,
+}
+QUEUE: dict[str, Reader] = {
+    "gpus": read_number,
+    "gpu": read_text,
+    "vendor": read_choice("nvidia", "amd", "intel"),
+    "cpus": read_count,
+    "cpus_per_gpu": read_count,
+    "cpu_unit": read_choice("core", "hwthread"),
+    "mem_gb": read_count,
+    "local_gb": read_count,
+    "exclusive": read_flag,
+    "routing": read_flag,
+    "limits": read_limits,
+    "source": read_text,
+}
+ACCOUNT: dict[str, Reader] = {
+    "required": read_flag,
+    "option": read_choice("-P", "-A", "-W group_list", "--account", "-g", "none"),
+    "pattern": read_text,
+    "command_line": read_flag,
+    "without": read_text,
+    "source": read_text,
+}
+VARIABLE: dict[str, Reader] = {
+    "required": read_flag,
+    "default": read_text,
+    "directive": read_text,
+    "chunk": read_text,
+    "pattern": read_text,
+    "example": read_text,
+    "meaning": read_text,
+    "source": read_text,
+}
+MODULES: dict[str, Reader] = {
+    "init": read_text,
+    "before": read_lines,
+    "load": read_modules,
+    "after": read_lines,
+    "source": read_text,
+}
+LAUNCHER: dict[str, Reader] = {
+    "name": read_launcher,
+    "options": read_words,
+    "forward": read_words,
+    "bind": read_text,
+    "bind_full": read_text,
+    "torchrun": read_text,
+    "source": read_text,
+}
+CONTAINER: dict[str, Reader] = {
+    "runtime": read_choice(*RUNTIMES),
+    "options": read_words,
+    "directives": read_words,
+    "source": read_text,
+}
+SITE: dict[str, Reader] = {
+    "schema": read_choice("1"),
+    "summary": read_text,
+    "scheduler": read_scheduler,
+    "standing": read_choice("documented", "practice", "generic"),
+    "verified": read_text,
+    "sources": read_variables,
+    "cited": read_variables,
+    "hostname": read_text,
+    "account": partial(read_block, Account, ACCOUNT),
+    "walltime": read_walltime,
+    "queue": read_text,
+    "queues": partial(read_blocks, Queue, QUEUE),
+    "vars": partial(read_blocks, Variable, VARIABLE),
+    "size": read_choice("totals", "nodes", "type", "pe"),
+    "queue_option": read_choice("--qos", "none"),
+    "gpus_option": read_choice("--gres", "--gpus", "none"),
+    "chunk": read_words,
+    "placement": read_text,
+    "constraint": read_text,
+    "reservation": read_words,
+    "rejects": read_words,
+    "directives": read_words,
+    "modules": partial(read_block, Modules, MODULES),
+    "launcher": partial(read_block, SiteLauncher, LAUNCHER),
+    "gpu_order": read_words,
+    "rendezvous": partial(
+        read_block, SiteRendezvous, {"suffix": read_text, "interface": read_text, "source": read_text}
+    ),
+    "staging": partial(read_block, Staging, {"folder": read_text, "source": read_text}),
+    "container": partial(read_block, SiteContainer, CONTAINER),
+    "env": read_variables,
+    "prepend": read_variables,
+    "notes": read_lines,
+}
+MANDATORY = ("schema", "summary", "scheduler", "standing", "verified")
+
+
+def load_site(name: str, path: str) -> Site:
+    """The profile in a file. Raises SiteError when it cannot be read, or a key is unknown, missing or wrong."""
+    raw, text = load_yaml(path, SiteError)
+    guide = re.match(r"# *(https?://\S+)", text)
+    try:
+        found = read_mapping(raw, SITE, path)
+    except RequestError as e:
+        raise SiteError(e.message, e.hint) from e
+    missing = [key for key in MANDATORY if key not in found]
+    if missing or not guide:
+        what = f"the key {missing[0]!r}" if missing else "the address of the user guide in its first line"
+        raise SiteError(f"{path} lacks {what}", "see docs/sites.md for the keys of a site file")
+    if found.get("queue", "") not in {"", *found.get("queues", {})}:
+        raise SiteError(f"{path}: its default queue {found['queue']!r} is none of its queues", "describe it there")
+    for variable in found.get("vars", {}):
+        if variable in KEYS:
+            raise SiteError(f"{path}: {variable!r} in vars is a key of every job file already", "give it another name")
+    del found["schema"]
+    return Site(name=name, file=path, guide=guide[1], **{FIELDS.get(key, key): v for key, v in found.items()})

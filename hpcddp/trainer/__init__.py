@@ -1,0 +1,1 @@
+"""The reference trainer: a user of `hpcddp.training`, as any other script is."""

@@ -1,0 +1,113 @@
+"""The reference trainer's command line. No torch here, so that `--help` is quick."""
+
+from __future__ import annotations
+
+import argparse
+
+from hpcddp.batchplan import EXACT_METHODS, LEARNING_RATE_RULES
+from hpcddp.errors import RequestError
+from hpcddp.training.rendezvous.store_address import CHANNELS
+from hpcddp.units import parse_count
+
+DATASETS = ("digits", "mnist", "cifar10", "imagefolder", "fake")
+DEFAULT_GLOBAL_BATCH = 64
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add every option of the trainer to a parser."""
+    data = parser.add_argument_group("data and model")
+    data.add_argument(
+        "--dataset", choices=DATASETS, default="digits", help="digits comes with scikit-learn; fake is noise"
+    )
+    data.add_argument(
+        "--data-dir", metavar="DIR", help="where mnist, cifar10 or imagefolder lie; nothing is ever downloaded"
+    )
+    data.add_argument("--image-size", type=_count, metavar="PIXELS", help="side of the images as the model sees them")
+    data.add_argument("--model", default="resnet18", metavar="NAME", help="any torchvision classification model")
+    data.add_argument("--workers", type=int, default=0, metavar="N", help="loader processes per rank (default 0)")
+
+    batch = parser.add_argument_group("training")
+    batch.add_argument(
+        "--global-batch",
+        type=_count,
+        metavar="N",
+        help="samples per optimizer step over all ranks (default: the job plan's, else 64)",
+    )
+    batch.add_argument("--max-micro-batch", type=_count, metavar="N", help="most samples per forward pass of one rank")
+    batch.add_argument("--epochs", type=_count, default=6, metavar="N", help="passes over the data (default 6)")
+    batch.add_argument(
+        "--limit-steps", type=_count, metavar="N", help="stop after N steps of this attempt; the next one resumes"
+    )
+    batch.add_argument("--optimizer", choices=("sgd", "adamw"), default="sgd", help="default: sgd, with momentum 0.9")
+    batch.add_argument(
+        "--lr", type=float, metavar="X", help="peak learning rate (default 0.05 for sgd, 0.001 for adamw)"
+    )
+    batch.add_argument(
+        "--lr-rule",
+        choices=LEARNING_RATE_RULES,
+        default="none",
+        help="how --lr follows the global batch (default none)",
+    )
+    batch.add_argument("--base-batch", type=_count, metavar="N", help="the global batch that --lr is for")
+    batch.add_argument(
+        "--noise-every", type=_count, metavar="STEPS", help="measure the gradient noise scale every so many steps"
+    )
+    batch.add_argument("--weight-decay", type=float, default=5e-4, metavar="X", help="default 0.0005")
+    batch.add_argument("--seed", type=int, default=0, metavar="N", help="of weights, order, augmentation (default 0)")
+    batch.add_argument(
+        "--amp", choices=("bf16", "none"), help="autocast (default: bf16 on a GPU that has it, else none)"
+    )
+
+    batch.add_argument(
+        "--exact",
+        nargs="?",
+        const=EXACT_METHODS[0],
+        choices=EXACT_METHODS,
+        help="the same weights, bit for bit, on any number of ranks (default method: tree)",
+    )
+    batch.add_argument(
+        "--slices", type=_count, metavar="K", help="fixed slices of a global batch with --exact (default 8)"
+    )
+
+    batch.add_argument(
+        "--strategy",
+        choices=("ddp", "fsdp", "hsdp"),
+        default="ddp",
+        help="each rank has the whole model (ddp, the default), or a shard of it",
+    )
+
+    run = parser.add_argument_group("run")
+    run.add_argument(
+        "--run-dir", metavar="DIR", help="checkpoints, metrics and state (default: HPCDDP_RUN_DIR, else runs/DATASET)"
+    )
+    which = run.add_mutually_exclusive_group()
+    which.add_argument(
+        "--fresh",
+        dest="resume",
+        action="store_false",
+        default=True,
+        help="begin a new run, although one could be resumed",
+    )
+    which.add_argument(
+        "--resume",
+        metavar="RUN",
+        default=True,
+        help="resume this run, whatever its command and state, such as digits-2",
+    )
+    run.add_argument(
+        "--save-every", type=_count, metavar="STEPS", help="steps between checkpoints (default: one per epoch)"
+    )
+    run.add_argument(
+        "--checkpoint",
+        choices=("single", "sharded", "async"),
+        help="one file, one per rank, or one per rank beside the training (default: single; sharded for fsdp)",
+    )
+    run.add_argument("--backend", choices=("nccl", "gloo"), help="default: nccl on GPUs, else gloo")
+    run.add_argument("--rendezvous", choices=CHANNELS, default="auto", help="how the ranks learn where rank 0 is")
+
+
+def _count(text: str) -> int:
+    try:
+        return parse_count(text, "value")
+    except RequestError as error:
+        raise argparse.ArgumentTypeError(error.message) from error

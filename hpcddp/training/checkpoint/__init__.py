@@ -1,0 +1,1 @@
+"""What a run writes for the attempts that follow, and how they resume from it."""

@@ -1,0 +1,216 @@
+"""What a run writes for the attempts that follow: checkpoints, and state.json."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+from hpcddp.runs.best import MODES, Best, read_best, write_best
+from hpcddp.runs.state import write_state
+from hpcddp.training.checkpoint.best import is_better
+from hpcddp.training.checkpoint.files import name_step
+from hpcddp.training.checkpoint.manifest import read_manifest
+from hpcddp.training.checkpoint.provenance import Provenance, continue_provenance, make_provenance
+from hpcddp.training.checkpoint.resume import last_save_s, resume
+from hpcddp.training.checkpoint.settings import (
+    RUN,
+    Settings,
+    describe_changes,
+    list_changes,
+    merge,
+    override,
+    read_settings,
+)
+from hpcddp.training.checkpoint.state_tree import list_tensors, make_outline
+from hpcddp.training.checkpoint.tracked import Tracked
+from hpcddp.training.checkpoint.writer import Saved, Writer
+from hpcddp.training.setup import RunSetup
+from hpcddp.training.stopping import StopWatch
+
+_PROBE_BYTES = 1 << 22
+_STATES_PER_PARAMETER = 2  # of an optimizer before its first step, when it has none yet: as many as Adam's
+
+
+class Checkpointer:
+    """Writes the checkpoints of one run, and resumes from them. Its methods are called on every rank alike.
+
+    Without a run folder it does nothing.
+    """
+
+    def __init__(self, setup: RunSetup, watch: StopWatch) -> None:
+        options, group = setup.options, setup.group
+        self._tracked: Tracked | None = None
+        self._group = group
+        self._folder = folder = setup.folder
+        self._watch = watch
+        self._resume = bool(options.resume)
+        self._provenance: Provenance | None = None
+        self._exactness = options.exactness
+        self._override = options.override
+        self._seed = options.seed
+        self._settings: Settings = {}
+        self._writer = Writer(group, Path(folder.run.checkpoints), options.checkpoint, options.keep) if folder else None
+        self._saved_at: int | None = None  # step of the newest checkpoint, begun or there
+        self._saved: Saved | None = None  # the newest one of this attempt
+        self._weights_sha256: str | None = None
+        self._best: Best | None = None  # of this attempt
+
+    @property
+    def deviations(self) -> tuple[str, ...]:
+        """Why an exact run's result may differ from that of a run without interruption."""
+        return self._provenance.deviations if self._provenance is not None else ()
+
+    def track(self, objects: dict[str, Any], global_batch: int | None) -> dict[str, int] | None:
+        """Save these objects from now on; returns the position of the newest checkpoint if it was loaded."""
+        self._tracked = Tracked(objects)
+        batch = {} if global_batch is None else {"global batch": global_batch}
+        self._settings = read_settings(objects) | {RUN: {"seed": self._seed} | batch}
+        if self._exactness is not None and global_batch is not None:
+            self._provenance = make_provenance(self._exactness, global_batch, self._group.device)
+        if self._folder is None:
+            return None
+        make_outline(self._tracked.capture())  # an object that could not be read back is refused before hours of work
+        position = resume(self._group, Path(self._folder.run.checkpoints), self._tracked) if self._resume else None
+        if position is not None:
+            self._saved_at = position["step"]
+            manifest = read_manifest(name_step(Path(self._folder.run.checkpoints), position["step"]))
+            self._settle_settings(objects, manifest, position["step"])
+            if self._provenance is not None:
+                self._provenance = self._continue(self._provenance, position["step"], manifest)
+        if self._watch.deadline is not None and self._group.is_first:
+            known = last_save_s(Path(self._folder.run.checkpoints))
+            self._watch.pace.expect_save(
+                guess_save_s(Path(self._folder.run.path), self._tracked) if known is None else known
+            )
+        return position
+
+    def models(self) -> list[nn.Module]:
+        """The tracked models."""
+        return self._tracked.models() if self._tracked is not None else []
+
+    def learning_rate(self) -> float | None:
+        """Of the first tracked optimizer; None without one."""
+        return self._tracked.learning_rate() if self._tracked is not None else None
+
+    def is_due(self, step: int) -> bool:
+        """Whether a checkpoint of this step can be written and does not exist yet."""
+        return self._folder is not None and self._tracked is not None and self._saved_at != step
+
+    def save(self, position: dict[str, int], facts: dict[str, Any], stop_reason: str | None) -> None:
+        """Write a checkpoint, once the one before is complete."""
+        if self._writer is None or self._tracked is None:
+            return
+        self.poll(stop_reason, wait=True)
+        self._watch.pace.save_began()
+        self._saved_at = position["step"]
+        exact = {"exact": self._provenance._asdict()} if self._provenance is not None else {}
+        facts = {**facts, **exact, "settings": self._settings}
+        self._note(self._writer.save(self._tracked, position, facts), stop_reason)
+        self._watch.pace.training_resumed()
+
+    def is_best(self, value: float, mode: str) -> bool:
+        """Whether rank 0's `value` beats the best one of the run so far. The same on every rank: a collective."""
+        better = is_better(value, mode, self._read_best()) if self._group.is_first or mode not in MODES else False
+        answer = [better]
+        if self._group.world_size > 1:
+            dist.broadcast_object_list(answer, src=0, device=self._group.device)
+        return answer[0]
+
+    def name_best(self, value: float, mode: str, step: int, stop_reason: str | None) -> None:
+        """The checkpoint of this step, once it is complete, is the best one."""
+        self.poll(stop_reason, wait=True)
+        self._best = Best(value, mode, step)
+        if self._folder is not None and self._group.is_first:
+            write_best(self._folder.run.checkpoints, self._best)
+
+    def _read_best(self) -> Best | None:
+        return read_best(self._folder.run.checkpoints) if self._folder is not None else self._best
+
+    def poll(self, stop_reason: str | None, *, wait: bool) -> None:
+        """Note a checkpoint that was written beside the training. LaunchError if that failed."""
+        if self._writer is not None:
+            self._note(self._writer.poll(wait=wait), stop_reason)
+
+    def finish(self, stop_reason: str | None, *, step: int, epoch: int, finished: str | None = None) -> str | None:
+        """Write the final state of an attempt without an error; returns the SHA-256 of the tracked models.
+
+        `finished` is why the training loop ended before its end. The hash is there on rank 0; None on the others,
+        without a folder, and for sharded models.
+        """
+        self.poll(stop_reason, wait=True)
+        if self._folder is None or not self._group.is_first:
+            return None
+        if self._weights_sha256 is None and self._saved is not None and self._saved.position["step"] == step:
+            self._weights_sha256 = self._saved.weights_sha256
+        if self._weights_sha256 is None and self._tracked is not None:
+            self._weights_sha256 = self._tracked.hash_weights()
+        more: dict[str, Any] = {} if self._weights_sha256 is None else {"weights_sha256": self._weights_sha256}
+        if self._provenance is not None:
+            more["exact"] = {"method": self._provenance.method, "deviations": self._provenance.deviations}
+        reason = stop_reason or finished or "the training loop came to its end"
+        self.write_state("unfinished" if stop_reason else "finished", reason, step=step, epoch=epoch, **more)
+        return self._weights_sha256
+
+    def write_state(self, status: str, reason: str, *, step: int, epoch: int, **more: Any) -> None:
+        """Write `state.json` on rank 0."""
+        if self._folder is not None and self._group.is_first:
+            write_state(self._folder, status, step=step, epoch=epoch, reason=reason, **more)
+
+    def _settle_settings(self, objects: dict[str, Any], manifest: dict[str, Any], step: int) -> None:
+        """The objects have the checkpoint's settings now: override those that the user said, and name all changes."""
+        old = manifest.get("settings", {})
+        changes = list_changes(old, self._settings)
+        left = override(objects, changes, self._override)
+        self._settings = merge(old, self._settings, left)
+        if self._group.is_first:
+            for line in describe_changes(changes, left, step):
+                print(f"hpcddp: {line}", file=sys.stderr, flush=True)
+
+    def _continue(self, provenance: Provenance, step: int, manifest: dict[str, Any]) -> Provenance:
+        """For an exact run that resumes from its checkpoint of this step; rank 0 warns of differences."""
+        continued = continue_provenance(provenance, manifest, step)
+        if self._group.is_first:
+            for deviation in continued.deviations:
+                words = "is no longer" if "exact" in manifest else "is not"
+                print(f"hpcddp: warning: the run {words} exact: {deviation}", file=sys.stderr)
+        return continued
+
+    def _note(self, saved: Saved | None, stop_reason: str | None) -> None:
+        if saved is not None:
+            self._saved = saved
+            self._watch.pace.save_ended(saved.seconds)
+            step, epoch = saved.position["step"], saved.position["epoch"]
+            reason = stop_reason or f"checkpoint at step {step}; the attempt has not ended"
+            self.write_state("unfinished", reason, step=step, epoch=epoch)
+
+
+def guess_save_s(folder: Path, tracked: Tracked) -> float:
+    """An estimate, in seconds, of the first save: from the bytes of the state, and the time that a small file takes."""
+    size = sum(tensor.numel() * tensor.element_size() for tensor in list_tensors(tracked.capture()).values())
+    for thing in tracked.objects.values():
+        if isinstance(thing, Optimizer) and not thing.state:
+            parameters = [parameter for group in thing.param_groups for parameter in group["params"]]
+            size += _STATES_PER_PARAMETER * sum(p.numel() * p.element_size() for p in parameters)
+    return (1 + size / _PROBE_BYTES) * _probe(folder / f".probe-{os.getpid()}")
+
+
+def _probe(path: Path) -> float:
+    """Seconds to write, flush and hash a few megabytes."""
+    content = os.urandom(_PROBE_BYTES)  # some file systems store zeros for nothing
+    started = time.monotonic()
+    try:
+        with path.open("wb") as file:
+            file.write(content)
+            os.fsync(file.fileno())
+        hashlib.sha256(content).digest()
+        return time.monotonic() - started
+    finally:
+        path.unlink(missing_ok=True)

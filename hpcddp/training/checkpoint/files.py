@@ -1,0 +1,135 @@
+"""Checkpoint folders that are either complete or not there.
+
+`step-00001200/` holds `state.pt`, one more file per rank in a sharded checkpoint, and `manifest.json` with sizes and
+SHA-256 sums of all files. It is written under another name, flushed to disk file by file, and then renamed: a kill at
+any moment leaves the older checkpoints as they were. The folder of a step is never written twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hpcddp.errors import RequestError
+from hpcddp.runs import folder as folders
+from hpcddp.runs.folder import MANIFEST
+from hpcddp.runs.jsonfile import DamagedFileError, write_object
+from hpcddp.training.checkpoint.manifest import STATE, read_manifest
+
+
+def name_step(folder: Path, step: int) -> Path:
+    return Path(folders.name_checkpoint(str(folder), step))
+
+
+def begin(folder: Path, step: int) -> Path | None:
+    """The temporary folder of a step's checkpoint, made anew; None if that step is there already."""
+    target = name_step(folder, step)
+    if target.exists():
+        return None
+    partial = folder / f"{target.name}.tmp-{os.getpid()}"
+    shutil.rmtree(partial, ignore_errors=True)  # left by a killed process that had the same number
+    partial.mkdir(parents=True)
+    return partial
+
+
+def write_state_file(partial: Path, state: Any) -> dict[str, Any]:
+    """Write `state.pt`, durably; returns what the manifest says of it."""
+    with (partial / STATE).open("wb") as file:
+        torch.save(state, file)
+        os.fsync(file.fileno())
+    return describe_file(partial / STATE)
+
+
+def describe_file(path: Path) -> dict[str, Any]:
+    return {"bytes": path.stat().st_size, "sha256": _hash_file(path)}
+
+
+def commit(partial: Path, files: Mapping[str, dict[str, Any]], facts: Mapping[str, Any]) -> Path:
+    """Write the manifest of a temporary folder whose files are written and durable, and give it its name."""
+    write_object(os.path.join(partial, MANIFEST), {"files": files, **facts}, durable=True)
+    flush_folder(partial)
+    target = partial.with_name(partial.name.partition(".tmp-")[0])
+    partial.rename(target)
+    flush_folder(partial.parent)
+    return target
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Finished checkpoint folders, oldest first."""
+    return [Path(path) for path in folders.list_checkpoints(str(folder))]
+
+
+def find_fault(path: Path, nth: int = 0, parts: int = 1) -> str | None:
+    """What is wrong with a checkpoint by its manifest, or None. Of its files the nth of every `parts` is read.
+
+    NewerFileError if a newer hpcddp wrote it: it is whole, but not for this one.
+    """
+    try:
+        files = read_manifest(path)["files"]
+        for name in sorted(files)[nth::parts]:
+            if (size := (path / name).stat().st_size) != files[name]["bytes"]:
+                return f"{name} has {size} bytes, the manifest says {files[name]['bytes']}"
+            if _hash_file(path / name) != files[name]["sha256"]:
+                return f"{name} does not have the SHA-256 of the manifest"
+    except DamagedFileError as error:
+        return error.message
+    except (OSError, ValueError) as error:  # a name that no file can have
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def set_aside(path: Path) -> None:
+    """Rename a damaged checkpoint, so that its step can be written again."""
+    path.rename(path.with_name(f"{path.name}.damaged-{os.getpid()}"))
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """The state, on the CPU; of a sharded checkpoint its outline. Nothing but tensors and plain values is unpickled."""
+    try:
+        state: dict[str, Any] = torch.load(path / STATE, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise RequestError(
+            f"checkpoint {path} holds more than tensors and plain values: {error}",
+            "give rt.track() only objects whose state_dict() is tensors and plain values, and begin a new run: --fresh",
+        ) from error
+    return state
+
+
+def remove_old(folder: Path, keep: int, best: int | None = None) -> None:
+    """Remove all but the newest `keep` checkpoints and the one of step `best`, and what killed writers left.
+
+    A new one must be there first.
+
+    No other checkpoint of this run may be in writing.
+    """
+    for path in list_checkpoints(folder)[:-keep]:
+        if best is not None and path == name_step(folder, best):
+            continue
+        path.rename(path.with_name(f"{path.name}.old-{os.getpid()}"))  # first, or a kill would leave half a checkpoint
+    for pattern in ("step-*.old-*", "step-*.tmp-*"):
+        for path in folder.glob(pattern):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def flush_folder(path: Path) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _hash_file(path: Path) -> str:
+    with path.open("rb") as file:
+        digest = hashlib.sha256()
+        while block := file.read(1 << 20):
+            digest.update(block)
+        return digest.hexdigest()

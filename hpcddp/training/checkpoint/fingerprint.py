@@ -1,0 +1,186 @@
+"""SHA-256 of models and of data: two runs are the same if these are, wherever the tensors lie."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
+
+from hpcddp.training.data.randomness import SeededSamples, kept_generators
+from hpcddp.training.data.stream import Stream
+
+_PIECE = 1 << 24  # elements: what is copied from a device at once
+
+
+def hash_states(objects: Mapping[str, nn.Module]) -> str:
+    """SHA-256 over every parameter and every saved buffer of the models, by `object.name` in sorted order.
+
+    Each goes in with its name, dtype, shape and bytes. The device, the memory format and a DDP wrapper around the model
+    or around a part of it make no difference; one bit of one number does.
+    """
+    found = {f"{name}.{path}": tensor for name, model in objects.items() for path, tensor in _list_tensors(model)}
+    digest = hashlib.sha256()
+    for name in sorted(found):
+        _add_tensor(digest, name, found[name])
+    return digest.hexdigest()
+
+
+def describe_objects(objects: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Of each tracked object its `type`, of a model the number of parameters, of an optimizer its settings."""
+    return {name: _describe(thing) for name, thing in objects.items()}
+
+
+def describe_dataset(dataset: Dataset[Any], num_workers: int = 0) -> dict[str, Any]:
+    """What a data set is, cheaply: `type`, `samples` (how many), and `sha256` of the first, the middle and the last.
+
+    They are drawn as in training (random transforms under one fixed key, in a loader process if training has any), and
+    no generator outside moves.
+    """
+    digest = hashlib.sha256()
+    if isinstance(dataset, IterableDataset):  # of a stream the first one only
+        for sample in Stream(dataset, 0, 0).read(1):
+            _add_value(digest, sample)
+        samples = len(dataset) if hasattr(dataset, "__len__") else None
+        return {"type": _name_type(dataset), "samples": samples, "sha256": digest.hexdigest()}
+    length = len(dataset)  # type: ignore[arg-type]  # torch's Dataset declares no __len__; map-style ones have it
+    for sample in _draw_three(dataset, length, num_workers):
+        _add_value(digest, sample)
+    return {"type": _name_type(dataset), "samples": length, "sha256": digest.hexdigest()}
+
+
+def hash_choice(dataset: Dataset[Any]) -> str:
+    """SHA-256 of which samples a `Subset` chose, of how many; a subset of a subset has both choices."""
+    digest = hashlib.sha256()
+    while isinstance(dataset, Subset):
+        digest.update(f"{list(dataset.indices)}\n".encode())
+        dataset = dataset.dataset
+    return digest.hexdigest()
+
+
+def outline_samples(dataset: Dataset[Any], num_workers: int = 0) -> tuple[str, list[float]]:
+    """(SHA-256, means) of data with an index: of the same three samples, what is alike on other hardware too.
+
+    The numbers of float tensors, which rounding changes, are not in the SHA-256: each tensor gives the mean of its
+    numbers and of their magnitudes.
+    """
+    length = len(dataset)  # type: ignore[arg-type]  # torch's Dataset declares no __len__; map-style ones have it
+    digest, means = hashlib.sha256(), list[float]()
+    for sample in _draw_three(dataset, length, num_workers) if length else ():
+        _add_value(digest, _without_floats(sample, means))
+    return digest.hexdigest(), means
+
+
+def _without_floats(value: Any, means: list[float]) -> Any:
+    """The sample with the shape of each tensor of floats in its place."""
+    if isinstance(value, Tensor) and value.is_floating_point():
+        means += [value.double().mean().item(), value.double().abs().mean().item()] if value.numel() else []
+        return tuple(value.shape)
+    if isinstance(value, Mapping):
+        return {key: _without_floats(item, means) for key, item in value.items()}
+    return [_without_floats(item, means) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _draw_three(dataset: Dataset[Any], length: int, num_workers: int) -> Iterator[Any]:
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]  # torch does not annotate it
+    with kept_generators(), torch.random.fork_rng(devices=devices):
+        yield from _draw(dataset, sorted({0, length // 2, length - 1}), num_workers)
+
+
+def _describe(thing: Any) -> dict[str, Any]:
+    """An optimizer's settings are those of its first group, without the learning rate, which moves at each step."""
+    facts: dict[str, Any] = {"type": type(thing).__name__}
+    if isinstance(thing, nn.Module):
+        facts["parameters"] = sum(parameter.numel() for parameter in thing.parameters())
+    if isinstance(thing, Optimizer):
+        facts |= {key: value for key, value in thing.param_groups[0].items() if key != "lr" and _is_plain(value)}
+    return facts
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether JSON can hold it; parameters, and settings that are tensors, it cannot."""
+    if isinstance(value, list | tuple):
+        return all(_is_plain(item) for item in value)
+    return value is None or isinstance(value, str | int | float)
+
+
+def _list_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The state's tensors by name, without the `module.` of a DDP wrapper, which is there on several ranks only."""
+    parts = model.named_modules()
+    wrapped = [f"{path}." if path else "" for path, part in parts if isinstance(part, DistributedDataParallel)]
+    for name, value in model.state_dict().items():
+        for prefix in reversed(wrapped):  # the innermost first: the outer prefixes still fit
+            if name.startswith(f"{prefix}module."):
+                name = prefix + name[len(prefix) + len("module.") :]
+        if isinstance(value, Tensor):
+            yield name, value
+
+
+def _add_tensor(digest: hashlib._Hash, name: str, tensor: Tensor) -> None:
+    """The header tells how many bytes follow, so that no two sets of tensors give the same stream."""
+    digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode() + b"\n")
+    for piece in torch.split(tensor.detach().contiguous().reshape(-1), _PIECE):
+        raw = piece.cpu().view(torch.uint8)
+        if raw.numel():
+            digest.update((ctypes.c_char * raw.numel()).from_address(raw.data_ptr()))  # no numpy, and no copy
+
+
+def _draw(dataset: Dataset[Any], indices: list[int], num_workers: int) -> Iterator[Any]:
+    """In a loader process if training has some: a file that is opened here would be shared by all of them."""
+    loader: DataLoader[Any] = DataLoader(
+        SeededSamples(dataset, 0),
+        batch_sampler=[[(0, index)] for index in indices],
+        num_workers=min(num_workers, 1),
+        collate_fn=_only,
+        generator=torch.Generator(),
+    )
+    yield from loader
+
+
+def _only(samples: list[Any]) -> Any:
+    return samples[0]
+
+
+def _add_value(digest: hashlib._Hash, value: Any) -> None:
+    """A sample, whatever it is made of; of an object without bytes, its type only."""
+    if isinstance(value, Tensor):
+        return _add_tensor(digest, "", value)
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    if isinstance(value, Mapping):
+        digest.update(f"{kind} {len(value)}\n".encode())
+        for key, item in value.items():
+            _add_value(digest, key)
+            _add_value(digest, item)
+    elif isinstance(value, list | tuple):
+        digest.update(f"{kind} {len(value)}\n".encode())
+        for item in value:
+            _add_value(digest, item)
+    else:
+        raw = _raw_bytes(value)
+        digest.update(f"{kind} {len(raw)}\n".encode() + raw)
+    return None
+
+
+def _raw_bytes(value: Any) -> bytes:
+    if isinstance(value, bytes | bytearray):
+        return bytes(value)
+    if value is None or isinstance(value, bool | int | float | complex | str):
+        return repr(value).encode("utf-8", "surrogatepass")
+    if callable(getattr(value, "tobytes", None)):  # numpy's arrays and numbers, PIL's images
+        form = [getattr(value, name, None) for name in ("dtype", "mode", "shape", "size")]
+        return f"{form}\n".encode() + bytes(value.tobytes())
+    return b""
+
+
+def _name_type(dataset: Dataset[Any]) -> str:
+    """`torchvision.datasets.mnist.MNIST`, and `… of …` for a part of one."""
+    kind = type(dataset)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    return f"{name} of {_name_type(dataset.dataset)}" if isinstance(dataset, Subset) else name

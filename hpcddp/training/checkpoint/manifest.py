@@ -1,0 +1,52 @@
+"""What `manifest.json` says of a checkpoint: its files with their sizes and SHA-256 sums, its form, its settings."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from hpcddp.runs.folder import MANIFEST
+from hpcddp.runs.jsonfile import DamagedFileError, read_object
+from hpcddp.training.checkpoint.provenance import Provenance
+
+STATE = "state.pt"
+INDEX = ".metadata"  # of the tensors in a checkpoint that all ranks wrote
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint; what resuming reads in it has the form in which hpcddp writes it.
+
+    FileNotFoundError if there is none; NewerFileError if a newer hpcddp wrote it; DamagedFileError.
+    """
+    manifest = read_object(os.path.join(path, MANIFEST))
+    if manifest is None:
+        raise FileNotFoundError(f"no {MANIFEST}")
+    fault = _find_fault(manifest)
+    if fault is not None:
+        file = os.path.join(path, MANIFEST)
+        raise DamagedFileError(f"its {MANIFEST} {fault}", f"look at it: head {file}")
+    return manifest
+
+
+def _find_fault(manifest: dict[str, Any]) -> str | None:
+    """What is wrong with it, or None. `settings` is absent in those of hpcddp 0.1, `exact` in a run that is not."""
+    files, form = manifest.get("files"), manifest.get("form")
+    if not isinstance(files, dict) or not all(_has(about, bytes=int, sha256=str) for about in files.values()):
+        return "does not give the size and SHA-256 of its files"
+    if not isinstance(form, str):
+        return "does not say the form of the checkpoint"
+    for name in (STATE,) if form == "single" else (STATE, INDEX):
+        if name not in files:
+            return f"lists no {name}"
+    settings = manifest.get("settings", {})
+    if not isinstance(settings, dict) or not all(isinstance(values, dict) for values in settings.values()):
+        return "does not give the settings of each object"
+    kinds: dict[str, type] = {"method": str, "slices": int, "global_batch": int, "conditions": dict, "deviations": list}
+    if "exact" in manifest and not _has(manifest["exact"], **kinds):
+        return f"does not give what an exact run needs: {', '.join(Provenance._fields)}"
+    return None
+
+
+def _has(about: Any, **kinds: type) -> bool:
+    return isinstance(about, dict) and all(isinstance(about.get(name), kind) for name, kind in kinds.items())

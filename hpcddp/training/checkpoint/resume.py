@@ -1,0 +1,90 @@
+"""Going back to the newest checkpoint that is whole, on as many ranks as there are now and in their own split."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from hpcddp.errors import RequestError
+from hpcddp.training.checkpoint.files import find_fault, list_checkpoints, read_checkpoint, set_aside
+from hpcddp.training.checkpoint.manifest import read_manifest
+from hpcddp.training.checkpoint.state_tree import list_tensors, map_tensors, split_like, write_key
+from hpcddp.training.checkpoint.tracked import FindLike, Tracked
+from hpcddp.training.rendezvous.group import Group
+
+_ANEW = "begin a new run: --fresh"
+
+
+def resume(group: Group, folder: Path, tracked: Tracked) -> dict[str, int] | None:
+    """Load the newest checkpoint that verifies, the same one on every rank; returns its position. A collective."""
+    path = choose_newest(group, folder)
+    if path is None:
+        return None
+    tree = read_checkpoint(path)
+    absent = sorted(tracked.objects.keys() - tree.keys())
+    if absent:
+        raise RequestError(
+            f"checkpoint {path} has no {', '.join(absent)}, only {', '.join(sorted(tree))}",
+            f"track the objects of the first run, or {_ANEW}",
+        )
+    position: dict[str, int] = tree["position"]
+    tree = {name: tree[name] for name in tracked.objects}
+    find_like = tracked.find_splits()
+    outline = {key: tensor for key, tensor in list_tensors(tree).items() if tensor.is_meta}
+    if outline:
+        numbers = _read_parts(path, outline, find_like)
+        tree = map_tensors(tree, lambda key, tensor: numbers.get(key, tensor))
+    else:
+        tree = map_tensors(tree, lambda key, whole: split_like(whole, find_like(key, whole.shape)))
+    tracked.restore(tree, f"checkpoint {path}", f"take the model and options of the first run, or {_ANEW}")
+    return position
+
+
+def choose_newest(group: Group, folder: Path) -> Path | None:
+    """The newest checkpoint whose files are as its manifest says; a damaged one is named and set aside. A collective.
+
+    The ranks share the reading.
+    """
+    names: list[Any] = [[path.name for path in list_checkpoints(folder)] if group.is_first else None]
+    if group.world_size > 1:
+        dist.broadcast_object_list(names, src=0, device=group.device)
+    name: str
+    for name in reversed(names[0]):
+        faults: list[str | None] = [None] * group.world_size
+        mine = find_fault(folder / name, group.rank, group.world_size)
+        if group.world_size > 1:
+            dist.all_gather_object(faults, mine)
+        else:
+            faults = [mine]
+        fault = next((fault for fault in faults if fault is not None), None)
+        if fault is None:
+            return folder / name
+        if group.is_first:
+            print(f"hpcddp: checkpoint {folder / name} is damaged ({fault}); an older one is used", file=sys.stderr)
+            set_aside(folder / name)
+    return None
+
+
+def last_save_s(folder: Path) -> float | None:
+    """How long the newest checkpoint took to write, as its manifest says; None without one."""
+    for path in reversed(list_checkpoints(folder)):
+        try:
+            return float(read_manifest(path)["seconds"])
+        except (OSError, KeyError, TypeError, ValueError, RequestError):  # a guess will do
+            continue
+    return None
+
+
+def _read_parts(path: Path, outline: dict[Any, Tensor], find_like: FindLike) -> dict[Any, Tensor]:
+    from hpcddp.training.checkpoint import sharded  # torch.distributed.checkpoint takes half a second to import
+
+    room = {
+        key: sharded.make_room(tensor.shape, tensor.dtype, find_like(key, tensor.shape))
+        for key, tensor in outline.items()
+    }
+    sharded.read_tensors(path, {write_key(key): tensor for key, tensor in room.items()})
+    return room

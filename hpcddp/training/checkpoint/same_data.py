@@ -1,0 +1,78 @@
+"""Whether all ranks read the same data. The runtime deals the samples, so data that are divided already lose most."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch.distributed as dist
+from torch.utils.data import Dataset, IterableDataset
+
+from hpcddp.errors import RequestError
+from hpcddp.training.checkpoint.fingerprint import describe_dataset, hash_choice, outline_samples
+from hpcddp.training.parallel.layout import Layout
+
+_ROUNDING = 1e-3  # of a tensor's mean: other hardware rounds otherwise, other samples differ by more
+_HINT = "give every rank the whole data set in one order, not divided by rank: the runtime deals the samples"
+
+
+def check_same_data(dataset: Dataset[Any], layout: Layout, num_workers: int = 0) -> str | None:
+    """RequestError, on every rank, if the ranks' data sets differ in length or are other parts of a data set, or if
+    their streams differ in the first sample.
+
+    A collective. Returns a warning if the first, middle or last samples differ: the files were listed in another order,
+    or the data are random numbers that were not seeded. A data set that gives another sample when it is asked again
+    draws random numbers of its own, and is not compared so.
+    """
+    if layout.world_size == 1:
+        return None
+    kind = type(dataset).__name__
+    if isinstance(dataset, IterableDataset):
+        other = _find_other(_gather(describe_dataset(dataset), layout))
+        if other is not None:
+            raise RequestError(
+                f"rank {other} gets another stream of this {kind}: its first sample is not that of rank 0", _HINT
+            )
+        return None
+    lengths = _gather(len(dataset), layout)  # type: ignore[arg-type]  # torch's Dataset declares no __len__; map-style ones have it
+    other = _find_other(lengths)
+    if other is not None:
+        raise RequestError(
+            f"rank {other} gets {lengths[other]} samples of this {kind}: rank 0 gets {lengths[0]}", _HINT
+        )
+    other = _find_other(_gather(hash_choice(dataset), layout))
+    if other is not None:
+        raise RequestError(f"rank {other} gets other samples of this {kind} than rank 0", _HINT)
+    outlines = _gather(outline_samples(dataset, num_workers), layout)
+    other = next((rank for rank, outline in enumerate(outlines) if not _is_alike(outline, outlines[0])), None)
+    if other is None:
+        return None
+    again = _gather(outline_samples(dataset, num_workers), layout)
+    if not all(_is_alike(*both) for both in zip(again, outlines, strict=True)):
+        return None
+    return (
+        f"rank {other} gets other samples of this {kind} than rank 0, where they were compared: the first, the middle"
+        " and the last one\nhint: sort what is listed from files, or torch.manual_seed(0) before random data are made"
+    )
+
+
+def _gather(mine: Any, layout: Layout) -> list[Any]:
+    everyones: list[Any] = [None] * layout.world_size
+    dist.all_gather_object(everyones, mine)
+    return everyones
+
+
+def _find_other(facts: list[Any]) -> int | None:
+    """The first rank whose fact is not that of rank 0."""
+    return next((rank for rank, fact in enumerate(facts) if fact != facts[0]), None)
+
+
+def _is_alike(one: tuple[str, list[float]], other: tuple[str, list[float]]) -> bool:
+    """Whether two outlines are of the same samples, but for the rounding of their floats. NaN is like NaN."""
+    if one[0] != other[0] or len(one[1]) != len(other[1]):
+        return False
+    magnitudes = (abs(one[1][n | 1]) for n in range(len(one[1])))  # of a tensor's numbers, beside the mean of those
+    return all(
+        a == b or (a != a and b != b) or math.isclose(a, b, rel_tol=_ROUNDING, abs_tol=_ROUNDING * size)
+        for a, b, size in zip(one[1], other[1], magnitudes, strict=True)
+    )

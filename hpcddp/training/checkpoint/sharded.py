@@ -1,0 +1,63 @@
+"""The tensors of a sharded checkpoint, written and read by all ranks with torch.distributed.checkpoint (DCP).
+
+DCP can read a checkpoint on another number of ranks and with other shards. Each rank writes one file. `.metadata`, a
+pickle, says where each tensor is; it is read only after its hash was verified. DCP removes a folder's old `.metadata`
+before it writes a new one, so that no folder is written twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
+
+from hpcddp.training.checkpoint.manifest import INDEX
+
+
+def write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors, which may be sharded, by name; returns when all ranks have. A collective on the default group."""
+    save(dict(tensors), storage_writer=FileSystemWriter(folder))
+
+
+def start_writing(folder: Path, tensors: Mapping[str, Tensor], ranks: Any) -> Future[Any]:
+    """Copy the tensors and return; a thread writes the copy. `ranks` is a gloo group for this purpose only."""
+    answer = async_save(dict(tensors), storage_writer=FileSystemWriter(folder), process_group=ranks)
+    # a plain future up to torch 2.8 and for stagers that block
+    return answer if isinstance(answer, Future) else answer.upload_completion
+
+
+def read_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Fill the given tensors, sharded or not, in place. A collective on the default group."""
+    load(dict(tensors), storage_reader=FileSystemReader(folder))
+
+
+def list_own(folder: Path, rank: int) -> list[Path]:
+    """The files that this rank wrote."""
+    return sorted(folder.glob(f"__{rank}_*")) + ([folder / INDEX] if rank == 0 else [])
+
+
+def make_room(shape: torch.Size, dtype: torch.dtype, like: Any) -> Tensor:
+    """An empty tensor to read into: sharded as `like` is, or whole on the CPU if that is None."""
+    return torch.empty_like(like, dtype=dtype) if like is not None else torch.empty(shape, dtype=dtype)
+
+
+def is_about_files(error: BaseException) -> bool:
+    """Whether writing failed, on this rank or another; False when a rank is gone, and for Ctrl-C."""
+    causes = [cause for cause, _ in error.failures.values()] if isinstance(error, CheckpointException) else [error]
+    return any(isinstance(cause, OSError) or "PytorchStreamWriter" in str(cause) for cause in causes)
+
+
+def describe_cause(error: BaseException) -> str:
+    """What went wrong, without DCP's stack traces of all ranks."""
+    if isinstance(error, CheckpointException) and error.failures:
+        rank, (cause, _) = next(iter(error.failures.items()))
+        return f"rank {rank}: {type(cause).__name__}: {cause}"
+    return f"{type(error).__name__}: {error}"

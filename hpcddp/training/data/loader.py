@@ -1,0 +1,176 @@
+"""Training data: micro batches of this rank's share of each global batch, on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+
+from hpcddp.batchplan import BatchPlan
+from hpcddp.training.data.ahead import move_all, open_copies
+from hpcddp.training.data.move import move
+from hpcddp.training.data.randomness import SeededSamples
+from hpcddp.training.data.reading import Reading
+from hpcddp.training.data.sampler import GlobalBatchSampler, MicroBatch
+from hpcddp.training.data.stream_sampler import StreamSampler, read_stream
+from hpcddp.training.data.waiting import InputWait
+from hpcddp.training.data.weighing import Loaded, Weighing, Weight
+
+
+class Listener(Protocol):
+    """What a loader tells of the loop over it, as it goes on."""
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the loop is to end after this step."""
+
+    def loop_starts(self) -> None:
+        """The loop over the rest of an epoch starts."""
+
+    def micro_batch_starts(self, micro: MicroBatch, weight: Weight, nth_pass: int) -> None:
+        """The loop gets this micro batch now, in its nth pass (from 0) over the global batch."""
+
+    def micro_batch_ends(self) -> None:
+        """The loop has come back for more."""
+
+    def step_ends(self) -> None:
+        """The loop is done with this global batch."""
+
+    def seed_between(self) -> None:
+        """What draws random numbers before the next micro batch starts, draws by the number of steps."""
+
+
+class _Draws:
+    """The sampler's indices with their epoch, as SeededSamples wants them."""
+
+    def __init__(self, sampler: GlobalBatchSampler) -> None:
+        self._sampler = sampler
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        epoch = self._sampler.epoch
+        return ([(epoch, index) for index in indices] for indices in self._sampler)
+
+
+def read_samples(
+    dataset: Dataset[Any], sampler: GlobalBatchSampler, device: torch.device, reading: Reading
+) -> Callable[[], Iterator[Loaded]]:
+    """A function that reads the rest of the sampler's epoch."""
+    loader: DataLoader[Any] = DataLoader(
+        SeededSamples(dataset, sampler.seed),
+        batch_sampler=_Draws(sampler),
+        persistent_workers=reading.num_workers > 0,
+        generator=torch.Generator(),  # an iterator draws a seed: not from the generator of the user's loop
+        **reading.options(device),
+    )
+    return lambda: (Loaded(*both) for both in zip(sampler.micro_batches(), loader, strict=True))
+
+
+def make_sampler(
+    dataset: Dataset[Any], plan: BatchPlan, data_rank: int, *, seed: int, shuffle: bool, drop_last: bool = False
+) -> GlobalBatchSampler | StreamSampler:
+    """The sampler for data with an index, or for a stream."""
+    if isinstance(dataset, IterableDataset):
+        return StreamSampler(dataset, plan, data_rank, seed=seed)
+    samples = len(dataset)  # type: ignore[arg-type]  # torch's Dataset declares no __len__; map-style ones have it
+    return GlobalBatchSampler(samples, plan, data_rank, seed=seed, shuffle=shuffle, drop_last=drop_last)
+
+
+class TrainingLoader:
+    """Iterating gives the rest of the current epoch: each micro batch as the data set gives it, on the device."""
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        sampler: GlobalBatchSampler | StreamSampler,
+        device: torch.device,
+        weighing: Weighing,
+        reading: Reading,
+        listener: Listener,
+        waits: InputWait,
+    ) -> None:
+        self.dataset = dataset
+        self.sampler = sampler
+        self.weighing = weighing
+        self._device = device
+        self._listener = listener
+        self._waits = waits
+        self._copies = open_copies(device)
+        collates = reading.num_workers == 0 and reading.collate_fn not in (None, default_collate)
+        self._may_draw = collates or weighing.count is not None  # the caller's code, in this process
+        # one micro batch ahead only where that runs none of the caller's code earlier, and waits for no other rank
+        indexed = isinstance(sampler, GlobalBatchSampler)
+        self._ahead = device.type == "cuda" and reading.num_workers > 0 and indexed and weighing.count is None
+        if isinstance(sampler, GlobalBatchSampler):
+            self._read = read_samples(dataset, sampler, device, reading)
+        else:
+            self._read = read_stream(sampler, device, reading)
+
+    def __len__(self) -> int:
+        """Micro batches left in this epoch. TypeError for a stream whose length is not known."""
+        return len(self.sampler)
+
+    def __iter__(self) -> Iterator[Any]:
+        listener = self._listener
+        listener.loop_starts()
+        weighed = self.weighing.over(self._loaded())
+        for micro, weight, content in move_all(weighed, self._copies, ahead=self._ahead):
+            listener.micro_batch_starts(micro, weight, 0)
+            yield content
+            listener.micro_batch_ends()
+            if micro.last:
+                listener.step_ends()
+                if self._may_draw:
+                    listener.seed_between()
+                if listener.stopping:
+                    break
+        listener.seed_between()
+
+    def steps(self) -> Iterator[Step]:
+        """The rest of the current epoch, one global batch at a time, for a loop that goes over each more than once.
+
+        Two optimizers that take turns need that where a global batch is several micro batches:
+
+            for step in loader.steps():
+                for x, y in step:
+                    optimizer_d.zero_grad(); rt.backward(loss_of_d(x)); optimizer_d.step()
+                for x, y in step:
+                    optimizer_g.zero_grad(); rt.backward(loss_of_g(x)); optimizer_g.step()
+        """
+        self._listener.loop_starts()
+        for parts in self.weighing.steps(self._loaded()):
+            yield Step(parts, self._device, self._listener)
+            self._listener.step_ends()
+            self._listener.seed_between()
+            if self._listener.stopping:
+                return
+
+    def _loaded(self) -> Iterator[Loaded]:
+        return self._waits.over(self._read(), self.sampler.epoch)
+
+    def close(self) -> None:
+        """End the loader processes, which would keep the open sockets of this process open. No more is read."""
+        self._waits.end_loop()
+        self._read = lambda: iter(())
+
+
+class Step:
+    """This rank's part of one global batch. Each iteration is a pass over all its micro batches, on the device."""
+
+    def __init__(self, parts: list[tuple[Loaded, Weight]], device: torch.device, listener: Listener) -> None:
+        self._parts = parts
+        self._device = device
+        self._listener = listener
+        self._passes = 0
+
+    def __len__(self) -> int:
+        """Micro batches of a pass."""
+        return len(self._parts)
+
+    def __iter__(self) -> Iterator[Any]:
+        nth_pass, self._passes = self._passes, self._passes + 1
+        for loaded, weight in self._parts:
+            self._listener.micro_batch_starts(loaded.micro, weight, nth_pass)
+            yield move(loaded.content, self._device)
+            self._listener.micro_batch_ends()

@@ -1,0 +1,145 @@
+"""How samples are read: the options of a DataLoader, given or taken over from an existing one."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+)
+
+from hpcddp.errors import RequestError
+
+_MOST_WORKERS = 8  # chosen by itself: each keeps batches and a copy of the interpreter in memory
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What says how a DataLoader reads, and not what."""
+
+    num_workers: int = 0
+    collate_fn: Callable[[list[Any]], Any] | None = None
+    pin_memory: bool | None = None  # None: where there is a GPU
+    more: dict[str, Any] = field(default_factory=dict)  # further arguments of DataLoader
+
+    def options(self, device: torch.device) -> dict[str, Any]:
+        """The arguments of a DataLoader on a rank with this device."""
+        pin = device.type == "cuda" if self.pin_memory is None else self.pin_memory and device.type == "cuda"
+        return {"num_workers": self.num_workers, "collate_fn": self.collate_fn, "pin_memory": pin, **self.more}
+
+
+def choose_workers(dataset: Dataset[Any], cpus: int, device: torch.device) -> int:
+    """Loader processes for a data set whose reader said nothing, on a rank that may use `cpus` CPUs.
+
+    All but one of them, 8 at most, where the rank computes on a GPU. None for samples that lie in memory; on a CPU,
+    where training takes all CPUs itself; for a stream, which may not be able to skip; and where loader processes are
+    not forked, because a script and its data set have to be made for that.
+    """
+    method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+    if device.type == "cpu" or method != "fork" or isinstance(dataset, IterableDataset) or _is_in_memory(dataset):
+        return 0
+    return max(0, min(cpus - 1, _MOST_WORKERS))
+
+
+def _is_in_memory(dataset: Dataset[Any]) -> bool:
+    if isinstance(dataset, Subset):
+        return _is_in_memory(dataset.dataset)
+    if isinstance(dataset, ConcatDataset):
+        return all(map(_is_in_memory, dataset.datasets))
+    return isinstance(dataset, TensorDataset)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A data set, and how a DataLoader or the caller says that it is to be read."""
+
+    dataset: Dataset[Any]
+    batch_size: int | None  # None: nobody said
+    shuffle: bool
+    drop_last: bool
+    reading: Reading
+
+
+def read_how(
+    data: Dataset[Any] | DataLoader[Any],
+    *,
+    num_workers: int | None = None,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
+    shuffle: bool | None = None,
+    choose: Callable[[Dataset[Any]], int] = lambda _: 0,
+) -> Source:
+    """From an existing DataLoader, or from the arguments for a data set; None: the workers that `choose` says, torch's
+    collate, shuffled.
+
+    RequestError for a DataLoader together with arguments, and for one that chooses samples or makes batches itself.
+    """
+    if not isinstance(data, DataLoader):
+        if not hasattr(data, "__getitem__") and not isinstance(data, IterableDataset):
+            raise RequestError(
+                f"a {type(data).__name__} is no data set", "rt.loader(dataset), or rt.loader(DataLoader(…))"
+            )
+        workers = choose(data) if num_workers is None else num_workers
+        return Source(data, None, shuffle is not False, False, Reading(workers, collate_fn))
+    given = {"num_workers": num_workers, "collate_fn": collate_fn, "shuffle": shuffle}
+    twice = [name for name, value in given.items() if value is not None]
+    if twice:
+        raise RequestError(f"{', '.join(twice)} came with a DataLoader", f"DataLoader(…, {twice[0]}=…)")
+    if data.drop_last and isinstance(data.dataset, IterableDataset):
+        raise RequestError(
+            "drop_last does not go with a stream, whose end nobody knows", "DataLoader(…, drop_last=False)"
+        )
+    return Source(data.dataset, _take_batch_size(data), _takes_shuffle(data), data.drop_last, _take_reading(data))
+
+
+def _take_reading(loader: DataLoader[Any]) -> Reading:
+    """What of an existing DataLoader says how it reads."""
+    workers = loader.num_workers > 0
+    more: dict[str, Any] = {
+        "worker_init_fn": loader.worker_init_fn,
+        "timeout": loader.timeout,
+        "multiprocessing_context": loader.multiprocessing_context,
+    }
+    if workers:
+        more["prefetch_factor"] = loader.prefetch_factor
+    return Reading(loader.num_workers, loader.collate_fn, loader.pin_memory, more)
+
+
+def _take_batch_size(loader: DataLoader[Any]) -> int:
+    """The DataLoader's batch_size. RequestError if it makes its batches in another way."""
+    if loader.batch_size is None:
+        own = loader.batch_sampler is not None
+        raise RequestError(
+            f"the DataLoader has {'a batch_sampler of its own' if own else 'batch_size=None'}, and the runtime makes"
+            " the batches",
+            "give it a batch_size and a data set that returns single samples",
+        )
+    return loader.batch_size
+
+
+def _takes_shuffle(loader: DataLoader[Any]) -> bool:
+    """Whether the DataLoader shuffles. RequestError for a sampler that chooses samples in its own way."""
+    if isinstance(loader.dataset, IterableDataset):
+        return False
+    sampler = loader.sampler
+    if type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(sampler.data_source):
+        return True
+    if type(sampler) is SequentialSampler:
+        return False
+    if isinstance(sampler, DistributedSampler):
+        return sampler.shuffle  # which samples a rank sees is the runtime's affair
+    raise RequestError(
+        f"the DataLoader has a sampler of its own, {type(sampler).__name__}, and the runtime deals the samples",
+        "take shuffle=True or shuffle=False; choose or weigh samples in the data set, as torch.utils.data.Subset does",
+    )

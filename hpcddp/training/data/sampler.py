@@ -1,0 +1,163 @@
+"""Which samples this rank sees, with one integer of state: the number of samples that training has consumed.
+
+Global batch k of an epoch holds places [k*G, (k+1)*G) of the epoch's order. Each data rank takes a contiguous, balanced
+share of those. The order does not depend on the number of ranks: a run can stop at any step and resume on any other
+number, and each sample is still seen exactly once per epoch. The last global batch of an epoch may be smaller; no
+sample is repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch.utils.data import Sampler
+
+from hpcddp.batchplan import BatchPlan
+from hpcddp.errors import RequestError
+from hpcddp.training.data.permutation import permute
+from hpcddp.units import format_count
+
+_PLACES_AT_ONCE = 8192
+
+
+class MicroBatch(NamedTuple):
+    """One forward and backward pass of one data rank: over the samples from `place` on, in the order of the epoch.
+
+    `samples` is 0 only in an epoch's last global batch, if that has fewer samples than there are data ranks. The rank
+    still runs the pass, on one sample at weight 0, because the other ranks wait for its collectives.
+    """
+
+    place: int
+    samples: int
+    total: int  # samples of the whole global batch, over all data ranks and micro batches
+    nth: int  # among this rank's micro batches of this step, from 0
+    last: bool
+    slice: int | None = None  # of the plan's fixed slices
+
+    @property
+    def size(self) -> int:
+        """Samples to load."""
+        return max(self.samples, 1)
+
+
+def split_epoch(length: int, plan: BatchPlan, data_rank: int, start: int = 0) -> Iterator[MicroBatch]:
+    """This data rank's micro batches from place `start` of an epoch of `length` samples to its end.
+
+    Each step's counts sum to its global batch over all data ranks. Every rank has at least one micro batch in each
+    step, and all have the same number, unless the plan has fixed slices.
+    """
+    whole = _list_parts(plan, data_rank, plan.global_batch)
+    for place in range(start, length, plan.global_batch):
+        total = min(plan.global_batch, length - place)
+        for part in whole if total == plan.global_batch else _list_parts(plan, data_rank, total):
+            # a rank without samples loads one that exists
+            yield part._replace(place=min(place + part.place, length - 1))
+
+
+def _list_parts(plan: BatchPlan, data_rank: int, total: int) -> list[MicroBatch]:
+    """This data rank's micro batches of a global batch of `total` samples, with places in it."""
+    last = plan.passes(data_rank, total) - 1
+    pieces = enumerate(plan.pieces(data_rank, total))
+    return [MicroBatch(piece.start, piece.samples, total, nth, nth == last, piece.slice) for nth, piece in pieces]
+
+
+class GlobalBatchSampler(Sampler[list[int]]):
+    """A batch sampler for one data rank. `consumed` is its whole state; only `advance`, after a step, changes it.
+
+    Iterating gives the rest of the current epoch, one list of sample indices per micro batch. A DataLoader may read
+    ahead as far as it likes: reading is not consuming. With `drop_last` an epoch has whole global batches only, so that
+    `length`, its number of samples, is smaller than the data set.
+    """
+
+    def __init__(
+        self,
+        samples: int,
+        plan: BatchPlan,
+        data_rank: int,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
+    ) -> None:
+        if samples < 1:
+            raise RequestError("the data set is empty", "check the path that the data set was made from")
+        self.samples = samples
+        self.length = samples - samples % plan.global_batch if drop_last else samples
+        if self.length == 0:
+            raise RequestError(
+                f"the data set has {format_count(samples, 'sample')}, less than one global batch of"
+                f" {plan.global_batch}, and drop_last leaves none of them",
+                "drop_last=False, or a smaller global batch",
+            )
+        self.plan = plan
+        self.data_rank = data_rank
+        self.seed = seed
+        self.shuffle = shuffle
+        self.consumed = 0
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next sample belongs to, from 0."""
+        return self.consumed // self.length
+
+    @property
+    def place(self) -> int:
+        """How many samples of this epoch are consumed."""
+        return self.consumed % self.length
+
+    @property
+    def steps_left(self) -> int:
+        """Optimizer steps until the end of this epoch; 0 right after its last one."""
+        return -(-(self.length - self.place) // self.plan.global_batch) if self.place else 0
+
+    def advance(self, samples: int) -> None:
+        """One optimizer step was made, over this many samples on all ranks together."""
+        if samples > self.length - self.place:
+            raise RequestError(
+                f"a step over {format_count(samples, 'sample')} does not fit into"
+                f" the {self.length - self.place} left of this epoch",
+                "take the batches of one loop over the loader at a time",
+            )
+        self.consumed += samples
+
+    def end_epoch(self, epoch: int) -> None:
+        """The loop over this epoch's batches is over, at its end or before: the rest of it counts as consumed."""
+        self.consumed = (epoch + 1) * self.length
+
+    def micro_batches(self) -> Iterator[MicroBatch]:
+        """The rest of the current epoch, as counts and places."""
+        return split_epoch(self.length, self.plan, self.data_rank, self.place)
+
+    def __len__(self) -> int:
+        """Micro batches left in this epoch."""
+        whole, tail = divmod(self.length - self.place, self.plan.global_batch)
+        return whole * self.plan.passes(self.data_rank) + (self.plan.passes(self.data_rank, tail) if tail else 0)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        epoch = self.epoch
+        waiting: list[MicroBatch] = []
+        size = 0
+        for micro in self.micro_batches():
+            waiting.append(micro)
+            size += micro.size
+            if size >= _PLACES_AT_ONCE:
+                yield from self._indices(waiting, epoch)
+                waiting, size = [], 0
+        yield from self._indices(waiting, epoch)
+
+    def _indices(self, micros: list[MicroBatch], epoch: int) -> Iterator[list[int]]:
+        """The samples of several micro batches: a tensor operation costs the same for many places as for few."""
+        if not micros:
+            return
+        places = torch.cat([torch.arange(m.place, m.place + m.size) for m in micros])
+        samples = permute(places, self.samples, self.seed, epoch) if self.shuffle else places
+        for part in torch.split(samples, [m.size for m in micros]):
+            yield part.tolist()
+
+    def state_dict(self) -> dict[str, int]:
+        return {"consumed": self.consumed}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.consumed = state["consumed"]

@@ -1,0 +1,129 @@
+"""How much each micro batch weighs in the mean over the global batch.
+
+A micro batch weighs by its samples, or by what the caller counts in them: tokens that are not padding, pixels that have
+a label. Those counts are in the data, so the data ranks sum them once per step, before its first backward pass.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hpcddp.errors import RequestError
+from hpcddp.training.data.sampler import MicroBatch
+from hpcddp.training.parallel.layout import Layout
+from hpcddp.units import format_count
+
+Count = Callable[[Any], int]
+
+
+class Loaded(NamedTuple):
+    """A micro batch as it comes from the data set, on the host."""
+
+    micro: MicroBatch
+    content: Any  # what the samples collated to
+
+
+class Weight(NamedTuple):
+    """Factors for the loss of one micro batch. They are tensors where the host would have to wait for the number."""
+
+    counted: int  # samples, or what the caller counts; 0 in a micro batch that only keeps the ranks in step
+    mean: float | Tensor  # of a loss that is a mean over the counted ones
+    each: float | Tensor  # of a loss that is a sum over them
+
+
+def weigh(count: int, total: int | Tensor, averaged_over: int) -> Any:
+    """W * n / N: the mean loss over n samples times this, averaged over W data ranks, is its part of the mean over N.
+
+    It holds for any split: uneven shares, accumulation, the last partial global batch. Where gradients are summed and
+    not averaged, W is 1.
+    """
+    return averaged_over * count / total
+
+
+class Weighing:
+    """Gives micro batches their weights. With `count` it reads all micro batches of a step first.
+
+    `averaged_over` is the number that the sum of all gradients is divided by later.
+    """
+
+    def __init__(self, averaged_over: int, layout: Layout, device: torch.device, count: Count | None = None) -> None:
+        self.count = count
+        self._averaged_over = averaged_over
+        self._layout = layout
+        self._device = device
+        self._counted = 0  # on this rank, in the step that the loop is at
+        self._warned = False
+
+    def over(self, loaded: Iterator[Loaded]) -> Iterator[tuple[Loaded, Weight]]:
+        """Every micro batch with its weight, in the same order. With `count` a collective, once per step."""
+        if self.count is None:
+            for one in loaded:
+                micro = one.micro
+                whole, each = (weigh(n, micro.total, self._averaged_over) for n in (micro.samples, 1))
+                yield one, Weight(micro.samples, whole, each)
+            return
+        step: list[Loaded] = []
+        for one in loaded:
+            step.append(one)
+            if one.micro.last:
+                counts = [_count_parts(self.count, part) for part in step]
+                self._counted = sum(counts)
+                total = self._add_up(self._counted)
+                for part, n in zip(step, counts, strict=True):
+                    yield part, Weight(n, *(weigh(k, total, self._averaged_over) for k in (n, 1)))
+                step = []
+
+    def steps(self, loaded: Iterator[Loaded]) -> Iterator[list[tuple[Loaded, Weight]]]:
+        """The same step by step: all micro batches of one global batch at a time."""
+        step: list[tuple[Loaded, Weight]] = []
+        for one in self.over(loaded):
+            step.append(one)
+            if one[0].micro.last:
+                yield step
+                step = []
+
+    def take(self) -> dict[str, float]:
+        """The numbers of this step to be summed over the data ranks."""
+        return {"counted": float(self._counted)} if self.count is not None else {}
+
+    def learn(self, sums: Mapping[str, float]) -> dict[str, float | None]:
+        """Takes the sums over the data ranks; returns the entries for metrics.jsonl."""
+        if "counted" not in sums:
+            return {}
+        if sums["counted"]:
+            return {"counted": sums["counted"]}
+        if not self._warned and self._layout.rank == 0:
+            print("hpcddp: warning: a global batch had no part that counts; its gradient is zero", file=sys.stderr)
+        self._warned = True
+        return {"counted": 0.0, "loss": None}  # a mean over nothing
+
+    def _add_up(self, mine: int) -> int | Tensor:
+        """Over all data ranks, and at least 1: in a global batch without a counted part every weight is then 0.
+
+        On a GPU it stays there: waiting for the number would mean waiting for the step before.
+        """
+        if self._layout.data_size == 1:
+            return max(mine, 1)
+        total = torch.tensor(mine, dtype=torch.int64, device=self._device)
+        dist.all_reduce(total, group=self._layout.data_group)
+        # float64: integers are exact up to 2^53
+        return total.clamp_(min=1).double() if total.is_cuda else max(int(total), 1)
+
+
+def _count_parts(count: Count, loaded: Loaded) -> int:
+    """What counts in a micro batch: nothing in one that only keeps the ranks in step."""
+    if loaded.micro.samples == 0:
+        return 0
+    parts = int(count(loaded.content))
+    if parts < 0:
+        raise RequestError(
+            f"count= gave {parts} for a micro batch of {format_count(loaded.micro.samples, 'sample')}",
+            "return how many parts count, such as: lambda batch: int((batch[1] != -100).sum())",
+        )
+    return parts

@@ -1,0 +1,69 @@
+"""The mean over the data ranks, which DDP and FSDP compute during the last backward pass of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from torch import nn
+
+from hpcddp.training.data.sampler import MicroBatch
+from hpcddp.training.gradient.buffers import frozen_statistics
+from hpcddp.training.parallel.layout import Layout
+from hpcddp.training.parallel.sharded import Blocks, check_optimizers
+from hpcddp.training.parallel.strategy import ParallelModel, split_model
+from hpcddp.training.rendezvous.group import Group
+
+
+class MeanGradients:
+    """A micro batch's weight is W * n / N, since torch divides the sum over the W data ranks by W."""
+
+    slots = 1
+    buffers_differ = True
+    adds_up_in_place = True
+
+    def __init__(self, group: Group, layout: Layout) -> None:
+        self._group = group
+        self._layout = layout
+        self._models: list[ParallelModel] = []
+
+    @property
+    def averaged_over(self) -> int:
+        return self._layout.data_size
+
+    @property
+    def meets_in_forward(self) -> bool:
+        return any(model.meets_in_forward for model in self._models)
+
+    def wrap(self, model: nn.Module, strategy: str, blocks: Blocks | None, options: dict[str, Any]) -> nn.Module:
+        """The model on its device; neither wrapped nor sharded at data size 1."""
+        if self._layout.data_size == 1:
+            return model.to(self._group.device)
+        self._models.append(split_model(model, self._group, self._layout, strategy, blocks, options))
+        return self._models[-1].module
+
+    def check(self, objects: dict[str, Any]) -> None:
+        for model in self._models:
+            check_optimizers(objects, model.replaced)
+
+    def key(self, micro: MicroBatch) -> tuple[int | str, ...]:
+        return self._layout.data_rank, micro.nth
+
+    def slot(self, _micro: MicroBatch) -> int:
+        return 0
+
+    @contextmanager
+    def micro(self, micro: MicroBatch) -> Iterator[None]:
+        with ExitStack() as stack:
+            for model in self._models:
+                stack.enter_context(model.passes(exchange=micro.last))
+                if micro.samples == 0:
+                    stack.enter_context(frozen_statistics(model.module))
+            yield
+
+    def collect(self, _micro: MicroBatch) -> None:
+        """The backward pass has averaged them already."""
+
+    def close(self) -> None:
+        """There is nothing to release."""

@@ -1,0 +1,232 @@
+"""The micro batch and the global batch that a training loop is at: what belongs around each, done and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from torch import Tensor, nn
+from torch.amp import GradScaler
+
+from hpcddp.errors import RequestError
+from hpcddp.training.data.randomness import seed_generators
+from hpcddp.training.data.sampler import MicroBatch
+from hpcddp.training.data.weighing import Weight
+from hpcddp.training.gate import StepGate
+from hpcddp.training.gradient.backward import run_backward
+from hpcddp.training.gradient.gradients import Gradients
+from hpcddp.training.pace import Pace
+from hpcddp.training.parallel.calls import ForwardCalls
+from hpcddp.training.steps import StepRecord
+from hpcddp.training.torch_compat import version_of
+
+_LOOP = "for x, y in loader: … rt.backward(loss_fn(model(x), y)); optimizer.step()"
+
+
+class Loop:
+    """Hears from the training loader where the loop is, and from the loop what it does there."""
+
+    def __init__(
+        self,
+        seed: int,
+        gradients: Gradients,
+        record: StepRecord,
+        pace: Pace,
+        count_step: Callable[[MicroBatch], None],
+        is_stopping: Callable[[], bool],
+    ) -> None:
+        self.steps = 0  # optimizer steps since the start of the run, over all attempts
+        self.models: list[nn.Module] = []  # that have all their parameters on this rank
+        self.calls = ForwardCalls()
+        self.gate = StepGate(self)
+        self.backwards = self.backwards_before_pass = 0
+        self._seed = seed
+        self._gradients = gradients
+        self.record = record
+        self._pace = pace
+        self._count_step = count_step
+        self._is_stopping = is_stopping
+        self._micro: MicroBatch | None = None
+        self._weight: Weight | None = None
+        self._open: ExitStack | None = None
+        self._collected = self._stepped = False
+        self._backwards_before_step = 0
+        self._marks: list[tuple[Tensor, int]] = []
+
+    # ---- what the loader says
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the loop is to end after this step."""
+        return self._is_stopping()
+
+    def loop_starts(self) -> None:
+        """The loop over an epoch's batches starts, at the first batch or where a resumed run continues."""
+        self.settle()
+        self._pace.step_began()
+        self.seed_between()
+
+    def count_batch(self) -> None:
+        """A loop over some loader gets a batch now."""
+        self._pace.batches += 1
+
+    def micro_batch_starts(self, micro: MicroBatch, weight: Weight, nth_pass: int) -> None:
+        """The loop gets this micro batch now."""
+        self.count_batch()
+        if micro.nth == 0:
+            self.backwards_before_pass = self.backwards
+            if nth_pass == 0:
+                self._backwards_before_step = self.backwards
+                self.gate.acted = self.gate.reached = False
+        self._micro, self._weight = micro, weight
+        self._collected = self.gate.asked = False
+        self.calls.start()
+        again = (nth_pass,) if nth_pass else ()
+        seed_generators("step", self._seed, self.steps, *self._gradients.key(micro), *again)
+        self._open = ExitStack()
+        self.record.noise.start(weight, self.steps)
+        self._open.enter_context(self._gradients.micro(micro))
+
+    def micro_batch_ends(self) -> None:
+        """The loop has done what it does with the micro batch."""
+        if self._open is not None:
+            self.collect()
+            self._open.close()
+            self._open = None
+
+    def step_ends(self) -> None:
+        """The loop is done with the global batch: its step counts, if there was one."""
+        micro, self._micro = self._micro, None
+        if micro is None or not micro.last:
+            raise RequestError(
+                "the loop left a global batch before its last micro batch",
+                "for step in loader.steps(): for x in step: …",
+            )
+        if self.backwards == self._backwards_before_step:
+            raise RequestError("a global batch went by without rt.backward(loss)", _LOOP)
+        if not self.gate.optimizers:
+            raise RequestError(
+                "this run has no optimizer: none was prepared", "model, optimizer, loader = rt.prepare(model, …)"
+            )
+        if not self.gate.acted:
+            raise RequestError("a global batch went by without optimizer.step()", _LOOP)
+        if not self.gate.reached:
+            raise RequestError("rt.backward(loss) brought no gradient to any optimizer of this run", _LOOP)
+        if not self._stepped:
+            self._stepped = True
+            self.gate.check_schedulers()
+        for seen in self.gate.optimizers:
+            seen.look()
+        self.steps += 1
+        self._count_step(micro)
+
+    def seed_between(self) -> None:
+        """What draws random numbers before the next micro batch starts, draws by the number of steps."""
+        seed_generators("between", self._seed, self.steps)
+
+    def settle(self) -> None:
+        """The loop was left, perhaps in the middle: end what is still open."""
+        self.micro_batch_ends()
+        if self._micro is None:
+            return
+        if self._micro.last:
+            self.step_ends()
+            self.seed_between()
+        else:  # half a global batch makes no step
+            self._micro = None
+            for seen in self.gate.optimizers:
+                seen.clear()
+
+    # ---- what the loop does
+
+    @property
+    def micro(self) -> MicroBatch:
+        """The micro batch that the loop is at. RequestError outside of the loop over the loader."""
+        if self._micro is None:
+            raise RequestError("no batch was taken from the training loader yet", _LOOP)
+        return self._micro
+
+    @property
+    def inside(self) -> bool:
+        """Whether the loop has taken a batch and its step has not ended."""
+        return self._micro is not None
+
+    @property
+    def acts(self) -> bool:
+        """Whether this is the last micro batch of a pass, or no micro batch at all."""
+        return self._micro is None or self._micro.last
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether the pass has several micro batches, and the loop is in one of them."""
+        return self._open is not None and self._micro is not None and not (self._micro.last and self._micro.nth == 0)
+
+    def backward(self, loss: Tensor, *, summed: bool, scaler: GradScaler | None) -> None:
+        """See `Runtime.backward`."""
+        micro, weight = self.micro, self._weight
+        if self._open is None or weight is None:
+            raise RequestError("rt.backward(loss) came after the loop had left its batch", _LOOP)
+        if self.accumulates and self.gate.asked:
+            raise RequestError(
+                "rt.backward(loss) came after optimizer.step() in one micro batch, but the optimizer steps once per"
+                " global batch, which has several micro batches here",
+                "for step in loader.steps(): one pass `for x in step: …` for each optimizer",
+            )
+        if self._collected and not self._gradients.adds_up_in_place:
+            raise RequestError(
+                "rt.backward(loss) came after optimizer.step() in one batch, and an exact run takes gradients once",
+                "for step in loader.steps(): one pass `for x in step: …` for each optimizer",
+            )
+        if scaler is not None and scaler.is_enabled() and scaler not in self.gate.scalers:
+            raise RequestError("the gradient scaler was not prepared", "scaler = rt.prepare(scaler)")
+        if self.backwards == self.backwards_before_pass:
+            for seen in self.gate.optimizers:
+                seen.look()
+        if self._collected:
+            self.record.noise.void()
+        with self.calls.checked():
+            factor = run_backward(loss, micro, weight, self.models, summed=summed, scaler=scaler)
+        self.backwards += 1
+        if self.accumulates and not micro.last:
+            self._marks = _mark(self.gate)
+        if factor is not None:
+            self.record.add_loss(loss.detach(), factor, self._gradients.slot(micro))
+
+    def collect(self) -> None:
+        """Make the gradient of the global batch, or note that of this micro batch, if that was not done yet."""
+        if self._collected or self._open is None or self._micro is None or self._weight is None:
+            return
+        self._collected = True
+        marks, self._marks = self._marks, []
+        if any(version_of(gradient) != version for gradient, version in marks):
+            raise RequestError(
+                "gradients were changed between two micro batches of one step, by clipping or loss.backward()",
+                "if rt.is_last_micro_batch: clip; and rt.backward(loss) in place of loss.backward()",
+            )
+        self._gradients.collect(self._micro)
+        self.record.noise.collect(self._micro, self._weight, self.steps)
+
+
+def _mark(gate: StepGate) -> list[tuple[Tensor, int]]:
+    """One gradient of each optimizer with its version, which each change in place raises."""
+    marks = []
+    for seen in gate.optimizers:
+        gradients = (p.grad for group in seen.optimizer.param_groups for p in group["params"] if p.grad is not None)
+        gradient = next(gradients, None)
+        if gradient is not None and type(gradient) is Tensor:
+            marks.append((gradient, version_of(gradient)))
+    return marks
+
+
+def check_optimizers_of(models: Sequence[nn.Module], gate: StepGate) -> None:
+    """RequestError for an optimizer that would step parameters of no model of the run."""
+    known = {id(parameter) for model in models for parameter in model.parameters()}
+    for seen in gate.optimizers:
+        groups: list[dict[str, Any]] = seen.optimizer.param_groups
+        foreign = sum(id(p) not in known for group in groups for p in group["params"])
+        if foreign:
+            raise RequestError(
+                f"{foreign} of the parameters of a {type(seen.optimizer).__name__} belong to no prepared model",
+                "give rt.prepare every model that is trained, and make the optimizer from their parameters",
+            )

@@ -1,0 +1,72 @@
+"""The run of a process that no job script started: rank 0 chooses it, and holds it as long as the runtime is open."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from hpcddp.errors import HpcddpError
+from hpcddp.runs.choice import Asked
+from hpcddp.runs.command import identify_command
+from hpcddp.runs.folder import AttemptFolder, RunFolder
+from hpcddp.runs.lock import is_held_by, release_run
+from hpcddp.runs.start import hold_run, start_run
+from hpcddp.training.options import RuntimeOptions
+from hpcddp.training.rendezvous.failure import Failure, PeerFailedError
+from hpcddp.training.rendezvous.group import Group
+from hpcddp.training.rendezvous.shutdown import claim_failure
+
+_openings = itertools.count()  # a group may see several runtimes
+
+
+@contextmanager
+def open_run(
+    folder: AttemptFolder | None, group: Group, env: Mapping[str, str], options: RuntimeOptions
+) -> Iterator[AttemptFolder | None]:
+    """The attempt's folder, the same on every rank: in the run that the job script chose, else in the one that rank 0
+    chooses for `folder` as its base. Rank 0 holds the run if the job script does not.
+
+    The HpcddpError of `start_run` on rank 0, PeerFailedError on the others. None if nothing is written.
+    """
+    if folder is None:
+        yield None
+        return
+    key = f"run-{next(_openings)}"
+    if not group.is_first:
+        told = json.loads(group.store.get(key))
+        if told["error"]:
+            raise PeerFailedError(Failure(0, group.members[0].host, told["error"]))
+        yield RunFolder(told["run"]).attempt(told["attempt"])
+        return
+    try:
+        attempt, is_mine = _start(folder, env, options)
+    except HpcddpError as error:
+        claim_failure(group, error)
+        group.store.set(key, json.dumps({"error": str(error)}))
+        raise
+    group.store.set(key, json.dumps({"error": "", "run": attempt.run.path, "attempt": attempt.name}))
+    try:
+        yield attempt
+    finally:
+        if is_mine:
+            release_run(attempt.run, attempt.name)
+
+
+def _start(folder: AttemptFolder, env: Mapping[str, str], options: RuntimeOptions) -> tuple[AttemptFolder, bool]:
+    """The attempt, and whether this process holds its run."""
+    command = identify_command(sys.orig_argv)
+    of_script = os.path.join(os.getcwd(), env.get("HPCDDP_RUN_DIR", ""))
+    if env.get("HPCDDP_ATTEMPT") and folder.run.path == of_script:
+        if is_held_by(folder.run, folder.name):
+            return folder, False
+        hold_run(folder, env, command, process=os.getpid())
+        return folder, True
+    resume = options.resume if isinstance(options.resume, str) else None
+    asked = Asked(folder.run.path, command, options.resume is False, resume)
+    choice = start_run(asked, folder.name, env, process=os.getpid(), by_hand=True)
+    print(f"hpcddp: {choice}", file=sys.stderr, flush=True)
+    return choice.run.attempt(folder.name), True

@@ -1,0 +1,126 @@
+"""Sharded models (FSDP2): each rank holds a shard of every parameter, of its gradient and of the optimizer state.
+
+Torch's `fully_shard` gathers a block's parameters before its forward and backward pass, and gives each rank its shard
+of the mean gradient afterwards. It is the mean over data ranks, as in DDP, so that micro batches have the same weights.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+from hpcddp.errors import RequestError
+from hpcddp.training.parallel.layout import Layout
+from hpcddp.training.rendezvous.group import Group
+
+Blocks = type[nn.Module] | tuple[type[nn.Module], ...]
+
+
+class ShardedModel:
+    """A model whose parameters, gradients and optimizer state are sharded over the data ranks, in place."""
+
+    meets_in_forward = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        group: Group,
+        layout: Layout,
+        strategy: str,
+        blocks: Blocks | None,
+        options: dict[str, Any],
+    ) -> None:
+        self.module = model
+        self.replaced = shard_model(model, group, layout, strategy, blocks, options)
+
+    @contextmanager
+    def passes(self, *, exchange: bool) -> Iterator[None]:
+        """See `ParallelModel`."""
+        sharded: Any = self.module  # `fully_shard` has given it this method
+        sharded.set_requires_gradient_sync(exchange)
+        yield
+
+
+def shard_model(
+    model: nn.Module, group: Group, layout: Layout, strategy: str, blocks: Blocks | None, options: dict[str, Any]
+) -> list[weakref.ref[nn.Parameter]]:
+    """Shard the model in place, on the group's device; returns the replaced parameters, as weak references.
+
+    Each module of a class in `blocks` is gathered on its own; the rest, or everything without `blocks`, in one piece.
+    `options` are those of `fully_shard`. All data ranks start from the weights of data rank 0.
+    """
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = make_mesh(group, layout, strategy)
+    before = [weakref.ref(parameter) for parameter in model.parameters()]
+    _spread(model, group.device, layout)
+    units = [module for module in model.modules() if blocks is not None and isinstance(module, blocks)]
+    if blocks is not None and not units:
+        kinds = blocks if isinstance(blocks, tuple) else (blocks,)
+        names = " or ".join(kind.__name__ for kind in kinds)
+        raise RequestError(f"the model has no {names} to make blocks of", "leave blocks out, or give its layers' class")
+    try:
+        for module in reversed(units):  # the innermost first
+            if module is not model and next(module.parameters(), None) is not None:
+                fully_shard(module, mesh=mesh, **options)
+        fully_shard(model, mesh=mesh, **options)
+    except ValueError as error:  # what torch cannot split: a parameter that is a single number
+        raise RequestError(f"strategy {strategy} cannot split this model: {error}", 'strategy="ddp"') from error
+    return before
+
+
+def make_mesh(group: Group, layout: Layout, strategy: str) -> Any:
+    """The data ranks in one row for fsdp; for hsdp one row per node: sharded within a node, replicated over nodes."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    names: tuple[str, ...] = ("replicate", "shard")
+    rows = _rows_by_host(group, layout)
+    if strategy == "fsdp":
+        names, rows = ("shard",), [list(range(layout.data_size))]
+    elif len({len(row) for row in rows}) > 1:
+        hosts = [group.members[layout.ranks_of(row[0])[0]].host for row in rows]
+        counts = ", ".join(f"{len(row)} on {host}" for row, host in zip(rows, hosts, strict=True))
+        raise RequestError(
+            f"strategy hsdp needs as many ranks on each node; there are {counts}",
+            'strategy="fsdp", or nodes with the same number of ranks',
+        )
+    ranks = torch.tensor([[layout.ranks_of(data_rank) for data_rank in row] for row in rows])
+    sizes = [*ranks.shape[2 - len(names) : 2]]
+    if layout.model_size == 1:
+        return DeviceMesh(group.device.type, ranks.reshape(sizes), mesh_dim_names=names)
+    whole = DeviceMesh(group.device.type, ranks.reshape([*sizes, layout.model_size]), mesh_dim_names=(*names, "model"))
+    return whole[names]
+
+
+def _rows_by_host(group: Group, layout: Layout) -> list[list[int]]:
+    """The data ranks of each node."""
+    hosts = [group.members[layout.ranks_of(data_rank)[0]].host for data_rank in range(layout.data_size)]
+    return [[data_rank for data_rank, here in enumerate(hosts) if here == host] for host in dict.fromkeys(hosts)]
+
+
+def check_optimizers(objects: dict[str, Any], replaced: Iterable[weakref.ref[nn.Parameter]]) -> None:
+    """RequestError for an optimizer that holds the parameters from before the sharding, and would train nothing."""
+    stale = {id(parameter) for ref in replaced if (parameter := ref()) is not None}
+    for name, thing in objects.items():
+        if isinstance(thing, Optimizer) and any(id(p) in stale for g in thing.param_groups for p in g["params"]):
+            raise RequestError(
+                f"{name} was made before rt.wrap(), which gave the model other parameters: it would train nothing",
+                "make the optimizer after rt.wrap(model, strategy=…)",
+            )
+
+
+@torch.no_grad()
+def _spread(model: nn.Module, device: torch.device, layout: Layout) -> None:
+    """The weights of data rank 0 on every data rank, as DDP does it; a model on torch's device "meta" has none."""
+    for tensor in [*model.parameters(), *model.buffers()]:
+        if not tensor.is_meta:
+            there = tensor.detach().to(device)
+            dist.broadcast(there, src=layout.data_ranks[0], group=layout.data_group)
+            tensor.copy_(there)

@@ -1,0 +1,256 @@
+"""What a run is made of: its data, its models, and what its checkpoints hold. `rt.prepare` puts all of it together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from hpcddp.batchplan import BatchPlan, plan_batch
+from hpcddp.errors import RequestError
+from hpcddp.runs.jsonfile import write_object
+from hpcddp.training.checkpoint.checkpointer import Checkpointer
+from hpcddp.training.checkpoint.fingerprint import describe_dataset
+from hpcddp.training.checkpoint.position import move_to
+from hpcddp.training.checkpoint.same_data import check_same_data
+from hpcddp.training.checkpoint.tracked import unwrap
+from hpcddp.training.data.evaluation import EvaluationLoader
+from hpcddp.training.data.loader import TrainingLoader, make_sampler
+from hpcddp.training.data.reading import Reading, choose_workers, read_how
+from hpcddp.training.data.waiting import InputWait
+from hpcddp.training.data.weighing import Count, Weighing
+from hpcddp.training.gradient.buffers import average_buffers
+from hpcddp.training.gradient.gradients import Gradients
+from hpcddp.training.kinds import check_objects, check_unwrapped, is_trained, name_objects
+from hpcddp.training.loop import Loop, check_optimizers_of
+from hpcddp.training.parallel.sameness import SameWeights
+from hpcddp.training.parallel.sharded import Blocks
+from hpcddp.training.parallel.strategy import check_strategy, has_whole_gradients
+from hpcddp.training.remarks import describe_starving, print_warning, warn_of_workers
+from hpcddp.training.report import Report
+from hpcddp.training.setup import RunSetup
+
+
+class Preparation:
+    """The first half of a `Runtime`: what comes before the loop."""
+
+    def __init__(
+        self,
+        setup: RunSetup,
+        gradients: Gradients,
+        loop: Loop,
+        checkpointer: Checkpointer,
+        report: Report,
+        planned: Callable[[BatchPlan], None],
+        until_end: ExitStack,
+    ) -> None:
+        self.group = setup.group
+        self.layout = setup.layout
+        self.seed = setup.options.seed
+        self.folder = setup.folder
+        self.device = setup.group.device
+        self._options = setup.options
+        self._batch = setup.global_batch
+        self._report = report
+        self._planned = planned
+        self._until_end = until_end  # is closed when the body of the runtime ends
+        self._plan: BatchPlan | None = None
+        self._gradients = gradients
+        self._loop = loop
+        self._same = SameWeights(loop.models, setup.layout)
+        self._checkpointer = checkpointer
+        self._models: dict[int, nn.Module] = {}  # as the loop uses them, by id
+        self._loader: TrainingLoader | None = None
+        self._position: dict[str, int] | None = None  # of the newest checkpoint
+
+    @property
+    def exact(self) -> bool:
+        """Whether the result is the same, bit for bit, on any number of ranks."""
+        return self._options.exactness is not None and not self._checkpointer.deviations
+
+    @property
+    def plan(self) -> BatchPlan:
+        """How the global batch is dealt to the ranks. RequestError as long as nothing says how large it is."""
+        return self._plan if self._plan is not None else self._make_plan(None)
+
+    def prepare(self, *objects: Any) -> Any:
+        """Take over models, optimizers, schedulers, gradient scalers and DataLoaders; returns them in the same order,
+        one alone as it is.
+
+            model, optimizer, loader, test = rt.prepare(model, optimizer, loader, test)
+
+        A model comes back on this rank's device and distributed over the ranks (`wrap` has more options). The first
+        DataLoader is the training data, the others are for evaluation. Its batch_size is the largest micro batch of a
+        rank, and the global batch if neither `hpcddp.runtime` nor the job plan gave one. The rest is saved in
+        checkpoints, as `model`, `model_2`, `optimizer`, … by kind and order; whatever has a `state_dict()` and
+        `load_state_dict()` can be. Resumes from the newest checkpoint. A collective: call it once, on every rank.
+        """
+        check_objects(objects)
+        prepared = list(objects)
+        for n, thing in enumerate(objects):  # first, because it says how large the global batch is
+            if isinstance(thing, DataLoader) and self._loader is None:
+                prepared[n] = self.loader(thing)
+            elif isinstance(thing, DataLoader):
+                prepared[n] = self.evaluation_loader(thing)
+        for n, thing in enumerate(objects):
+            if is_trained(thing) and id(thing) not in self._models:
+                prepared[n] = self.wrap(thing)
+            elif isinstance(thing, nn.Module):
+                prepared[n] = thing.to(self.device)
+        tracked = [new for old, new in zip(objects, prepared, strict=True) if not isinstance(old, DataLoader)]
+        if tracked:
+            self.track(**name_objects(tracked))
+        return prepared[0] if len(prepared) == 1 else tuple(prepared)
+
+    def wrap(
+        self, model: nn.Module, strategy: str = "ddp", *, blocks: Blocks | None = None, **options: Any
+    ) -> nn.Module:
+        """The model on this rank's device, distributed over the ranks if there are several. `prepare` calls it.
+
+        `strategy`: "ddp" wraps it in torch's DistributedDataParallel; "fsdp" shards every parameter over all ranks, in
+        place; "hsdp" shards over the ranks of a node. For the last two, each module of a class in `blocks` is gathered
+        on its own. `options` are those of torch's DDP or fully_shard. Buffers are not broadcast at each forward pass:
+        they are averaged before an evaluation and a checkpoint.
+        """
+        check_unwrapped(model)
+        check_strategy(
+            strategy, blocks, exact=self._options.exactness is not None, noise=self._options.noise_every is not None
+        )
+        if has_whole_gradients(strategy):
+            self._loop.models.append(model)
+            self._loop.record.noise.watch(model)
+        wrapped = self._gradients.wrap(model, strategy, blocks, options)
+        self._loop.calls.watch(wrapped)
+        self._models[id(wrapped)] = wrapped
+        return wrapped
+
+    def loader(
+        self,
+        data: Dataset[Any] | DataLoader[Any],
+        *,
+        num_workers: int | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        shuffle: bool | None = None,
+        count: Count | None = None,
+    ) -> TrainingLoader:
+        """The training data: this rank's micro batches of each global batch, on the device. `prepare` calls it.
+
+        Of a DataLoader its data set, batch_size (the largest micro batch), workers, collate_fn, shuffle, drop_last and
+        memory pinning are taken over. For a data set the arguments say them; None means torch's collate function,
+        shuffled, and on a GPU up to 8 workers, as the rank's CPUs allow (0 for tensors in memory). `count(batch)`
+        returns how many parts (tokens, pixels) of a micro batch count, on the host; None: its samples. An
+        IterableDataset has its own order.
+        """
+        if self._loader is not None:
+            raise RequestError(
+                "this runtime has its training loader already", "use rt.evaluation_loader(data, …) for evaluation"
+            )
+        how = read_how(
+            data, num_workers=num_workers, collate_fn=collate_fn, shuffle=shuffle, choose=self._choose_workers
+        )
+        print_warning(warn_of_workers(how.reading.num_workers), is_first=self.group.is_first)
+        warning = check_same_data(how.dataset, self.layout, how.reading.num_workers)
+        print_warning(warning, is_first=self.group.is_first)
+        plan = self._make_plan(how.batch_size) if self._plan is None else self._plan
+        sampler = make_sampler(
+            how.dataset, plan, self.layout.data_rank, seed=self.seed, shuffle=how.shuffle, drop_last=how.drop_last
+        )
+        if self._position is not None:
+            move_to(self._position, sampler)
+        weighing = Weighing(self._gradients.averaged_over, self.layout, self.device, count)
+        waits = InputWait(self._loop.record.note_input, lambda share: self._say_starving(share, how.reading))
+        self._loader = TrainingLoader(how.dataset, sampler, self.device, weighing, how.reading, self._loop, waits)
+        if self.folder is not None and self.group.is_first:
+            write_object(self.folder.data, describe_dataset(how.dataset, how.reading.num_workers))
+        return self._loader
+
+    def evaluation_loader(
+        self, data: Dataset[Any] | DataLoader[Any], batch_size: int | None = None, *, num_workers: int | None = None
+    ) -> EvaluationLoader:
+        """This rank's share of a data set for evaluation: every sample on exactly one data rank, in order, and the same
+        number of batches on every rank.
+
+        `batch_size` is per rank; a DataLoader brings its own. BatchNorm's running statistics are averaged over the
+        ranks when a loop over it starts, so each loop is a collective.
+        """
+        how = read_how(data, num_workers=num_workers, choose=self._choose_workers)
+        if isinstance(how.dataset, IterableDataset):
+            raise RequestError("evaluation takes a data set with an index, not a stream", "a Dataset with a length")
+        size = how.batch_size if batch_size is None else batch_size
+        if size is None:
+            raise RequestError("rt.evaluation_loader got no batch_size", "rt.evaluation_loader(dataset, 256)")
+        return EvaluationLoader(
+            how.dataset,
+            size,
+            self.layout,
+            self.device,
+            how.reading,
+            meets_in_forward=lambda: self._gradients.meets_in_forward,
+            starts=self._average_buffers,
+            gives=self._loop.count_batch,
+        )
+
+    def track(self, **objects: Any) -> None:
+        """Save these objects in checkpoints: model=, optimizer=, scheduler= and others that have a state. Resumes from
+        the newest checkpoint. `prepare` calls it.
+
+        The keywords are the names in the checkpoint. Optimizers, schedulers and scalers act at the last micro batch of
+        a global batch only. A collective: call it once, on every rank.
+        """
+        if self._checkpointer.models() or self._loop.gate.optimizers:
+            raise RequestError("this runtime tracks its objects already", "give all of them in one call")
+        self._gradients.check(objects)
+        for thing in objects.values():
+            self._loop.gate.take(thing)
+        check_optimizers_of(list(self._models.values()), self._loop.gate)
+        self._until_end.enter_context(self._loop.gate.guarding(list(self._models.values())))
+        batch = self.plan.global_batch if self._options.exactness or self._plan is not None else None
+        self._position = self._checkpointer.track(objects, batch)
+        if self._position is not None:
+            self._loop.steps = self._position["step"]
+            if self._loader is not None:
+                move_to(self._position, self._loader.sampler)
+        self._report.start(str(self.plan), self._position["step"] if self._position is not None else None)
+
+    def _make_plan(self, batch_size: int | None) -> BatchPlan:
+        """The plan for the global batch that was given, else for a DataLoader's `batch_size`."""
+        options, exactness = self._options, self._options.exactness
+        batch = self._batch if self._batch is not None else batch_size
+        if batch is None:
+            raise RequestError(
+                "no global batch was given",
+                "hpcddp.runtime(global_batch=256), or a DataLoader with batch_size=256, or render --global-batch 256",
+            )
+        largest = options.max_micro_batch
+        if largest is None and exactness is None:
+            largest = batch_size
+        plan = plan_batch(batch, self.layout.data_size, largest, exactness.slices if exactness else None)
+        self._plan = plan
+        self._loop.record.noise.check(plan)
+        self._planned(plan)
+        return plan
+
+    def _choose_workers(self, dataset: Dataset[Any]) -> int:
+        return choose_workers(dataset, self.group.cpus, self.device)
+
+    def _say_starving(self, share: float, reading: Reading) -> None:
+        warning = describe_starving(share, reading.num_workers, self.group.cpus)
+        print_warning(warning, is_first=self.group.is_first)
+
+    def _average_buffers(self) -> None:
+        """Average BatchNorm's running statistics over the data ranks."""
+        if self._gradients.buffers_differ:
+            models = [unwrap(model) for model in (*self._models.values(), *self._checkpointer.models())]
+            for model in dict.fromkeys(models):
+                average_buffers(model, self.layout)
+
+    def _need_loader(self) -> TrainingLoader:
+        if self._loader is None:
+            raise RequestError(
+                "this runtime has no training loader yet",
+                "model, optimizer, loader = rt.prepare(model, optimizer, loader)",
+            )
+        return self._loader

@@ -1,1 +1,0 @@
-"""Which samples a rank sees, in what order, and what each micro batch weighs."""

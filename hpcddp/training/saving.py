@@ -1,0 +1,81 @@
+"""What a run saves when the loop asks for it: checkpoints, the best one, and a model's weights."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from hpcddp.errors import RequestError
+from hpcddp.training.checkpoint.position import describe_position
+from hpcddp.training.checkpoint.tracked import unwrap
+from hpcddp.training.checkpoint.whole_model import write_whole
+from hpcddp.training.prepare import Preparation
+
+
+class Saving(Preparation):
+    """The part of a `Runtime` that writes files. Call its methods on every rank."""
+
+    stop_reason: str | None = None  # is set on all ranks at the same step
+    _save_asked = False
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps since the start of the run, over all attempts."""
+        return self._loop.steps
+
+    def save(self) -> None:
+        """Write a checkpoint of this step, unless there is one or nothing is tracked or there is no run folder.
+
+        Inside the loop over the loader it is written when the step is over.
+        """
+        if self._loop.inside:
+            self._save_asked = True
+        elif self._checkpointer.is_due(self.steps):
+            self._check_state()
+            self._average_buffers()
+            position = describe_position(self.steps, self._need_loader().sampler)
+            self._checkpointer.save(position, {"plan": self.plan.describe()}, self.stop_reason)
+
+    def _check_state(self) -> None:
+        """RequestError, on every rank, for a state that is not worth a checkpoint."""
+        self._same.check(self.steps)
+        loss = self._loop.record.loss
+        if loss is not None and not math.isfinite(loss) and not any(s.is_enabled() for s in self._loop.gate.scalers):
+            raise RequestError(
+                f"the loss of the run is {loss} by step {self.steps}. No checkpoint is written of that",
+                "continue from the checkpoint before with a smaller learning rate, or bound each step:"
+                " rt.step(optimizer, clip_norm=1.0)",
+            )
+
+    def save_best(self, value: float | Tensor, mode: str = "max") -> bool:
+        """Keep a checkpoint of this step, beside the newest ones, if `value` is the largest of the run so far.
+
+        With `mode` "min": the smallest. Rank 0's value counts, NaN never. Returns, on every rank, whether it was the
+        best one. A resumed run knows the best value of the attempts before. Call it after the loop over the loader.
+        """
+        if self._loop.inside:
+            raise RequestError(
+                "rt.save_best(value) came inside the loop over the loader", "call it after the loop, once per epoch"
+            )
+        is_best = self._checkpointer.is_best(float(value), mode)
+        if is_best:
+            self.save()
+            self._checkpointer.name_best(float(value), mode, self.steps, self.stop_reason)
+        return is_best
+
+    def save_model(self, path: str | Path, model: nn.Module | None = None) -> None:
+        """Write the whole weights of a model (None: the only one) to a file that `torch.load` reads anywhere.
+
+        Rank 0 writes it, as a whole.
+        """
+        if model is None:
+            if len(self._models) != 1:
+                raise RequestError(
+                    f"rt.save_model(path) does not know which of {len(self._models)} models",
+                    "rt.save_model(path, model)",
+                )
+            [model] = self._models.values()
+        self._average_buffers()
+        write_whole(unwrap(model), Path(path), self.group)

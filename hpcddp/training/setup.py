@@ -1,0 +1,21 @@
+"""What is settled when a runtime opens, as one value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpcddp.runs.folder import AttemptFolder
+from hpcddp.training.options import RuntimeOptions
+from hpcddp.training.parallel.layout import Layout
+from hpcddp.training.rendezvous.group import Group
+
+
+@dataclass(frozen=True, slots=True)
+class RunSetup:
+    """The options of the caller, and what follows from them and from the launch."""
+
+    options: RuntimeOptions
+    group: Group
+    layout: Layout
+    global_batch: int | None  # of the caller, or of the job plan; None: the training loader says it
+    folder: AttemptFolder | None  # None: nothing is written

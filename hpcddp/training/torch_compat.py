@@ -1,0 +1,142 @@
+"""All that is private to torch or depends on its version. Each has a test, run with the supported versions."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import os
+import socket
+import struct
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import (  # type: ignore[attr-defined]  # torch re-exports them without saying so
+    DistNetworkError,
+    HashStore,
+    TCPStore,
+)
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+__all__ = ["BatchNorm", "HashStore", "PrefixStore", "Store", "TCPStore", "rendezvous"]
+
+#: The class of all BatchNorm layers, SyncBatchNorm included. Torch has no public name for it.
+BatchNorm = _BatchNorm
+
+# torch 2.15 renamed the option
+_DDP_OPTIONS = inspect.signature(DistributedDataParallel.__init__).parameters
+#: DDP's option that switches the broadcast of buffers at each forward pass off.
+NO_BUFFER_BROADCAST: dict[str, Any] = {
+    "forward_sync_buffers" if "forward_sync_buffers" in _DDP_OPTIONS else "broadcast_buffers": False
+}
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """The model that was given to torch.compile, or the model itself. Torch has no public name for it."""
+    original = getattr(model, "_orig_mod", model)
+    return original if isinstance(original, nn.Module) else model
+
+
+def version_of(tensor: Tensor) -> int:
+    """A number that each change in place raises."""
+    return tensor._version
+
+
+def has_scheduler(optimizer: Optimizer) -> bool:
+    """Whether a learning rate scheduler was made for it. It wraps the optimizer's `step` to see it called."""
+    return hasattr(optimizer.step, "_wrapped_by_lr_sched")
+
+
+def takes_device_id(version: str = torch.__version__) -> bool:
+    """Whether `init_process_group(device_id=…)` works; it is faulty in 2.6.0 <= torch < 2.7.1 (pytorch#153960)."""
+    numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:3] if part.isdigit())
+    return not (2, 6, 0) <= numbers < (2, 7, 1)
+
+
+def host_tcp_store(port: int, world_size: int, timeout: timedelta, listener: socket.socket | None = None) -> TCPStore:
+    """A store on this host that waits for nobody. DistNetworkError if it cannot listen on the port.
+
+    With `listener`, a socket that listens on this port already, the store takes that over; a torch that cannot do so
+    gets the port when the socket is closed.
+    """
+    # a C++ function, whose docstring has the signature
+    if listener is None or "master_listen_fd" not in (TCPStore.__init__.__doc__ or ""):
+        if listener is not None:
+            listener.close()
+        return _serve(port, world_size, timeout)
+    with listener:
+        try:
+            return _serve(port, world_size, timeout, master_listen_fd=os.dup(listener.fileno()))
+        except NotImplementedError:  # torch 2.6: only the older of its two servers can
+            return _serve(port, world_size, timeout, master_listen_fd=os.dup(listener.fileno()), use_libuv=False)
+
+
+def _serve(port: int, world_size: int, timeout: timedelta, **options: Any) -> TCPStore:
+    try:
+        return TCPStore("localhost", port, world_size, True, timeout, wait_for_workers=False, **options)
+    except (DistNetworkError, NotImplementedError):
+        raise
+    except RuntimeError as error:  # torch 2.6, for a port that is in use
+        raise DistNetworkError(str(error)) from error
+
+
+def second_connection(store: Store) -> Store:
+    """The same store by a connection of its own, which no call of another thread holds. torch 2.6 gives the first."""
+    clone = getattr(store, "clone", None)
+    return store if clone is None else clone()
+
+
+def greet_store(connection: socket.socket) -> bytes:
+    """Say what a client of TCPStore says first, and wait for any answer. OSError if none comes in the socket's timeout.
+
+    A store sends the ping's number back; whether another answer is one of a store is for TCPStore itself to find out.
+    """
+    validate, magic, ping, number = 0, 0x3C85F7CE, 13, os.getpid()  # of c10d/TCPStoreBackend.hpp
+    connection.sendall(struct.pack("=BIBI", validate, magic, ping, number))
+    return connection.recv(4)
+
+
+def abort_process_group() -> None:
+    """Destroy the default group after an error, without waiting for NCCL kernels that cannot end."""
+    abort = getattr(dist.distributed_c10d, "_abort_process_group", None)
+    if abort is not None and dist.get_backend() == "nccl":
+        abort()
+    else:
+        dist.destroy_process_group()
+
+
+def release_wrappers() -> None:
+    """Every DDP object gives up the process group, also one that a variable still holds; its `module` stays usable.
+
+    The objects are found by the garbage collector. A list made where models are wrapped would miss the user's own, and
+    the deep copies of them that `AveragedModel` makes.
+    """
+    for thing in gc.get_objects():
+        if DistributedDataParallel in type.mro(type(thing)):  # isinstance takes 0.3 s for all: the class is abstract
+            for name in ("reducer", "logger", "process_group"):
+                thing.__dict__.pop(name, None)
+
+
+def add_to_each(sums: list[Tensor], values: list[Tensor] | float) -> None:
+    """Add to each tensor of a list, in place: a tensor of its own, or one number."""
+    torch._foreach_add_(sums, values)
+
+
+def largest_magnitudes(tensors: list[Tensor]) -> Tensor:
+    """(n,) float64: of each tensor the largest absolute value."""
+    return torch.stack(torch._foreach_norm(tensors, torch.inf)).double()
+
+
+def copy_layer_versions(state: dict[str, Any], copy: dict[str, Any]) -> None:
+    """Give a copy of `module.state_dict()` the version of each layer's state, which torch keeps in an attribute.
+
+    `load_state_dict` converts the state of an older layer by them.
+    """
+    if hasattr(state, "_metadata"):
+        copy._metadata = state._metadata  # type: ignore[attr-defined]  # an attribute that torch adds to the dict

@@ -1,0 +1,182 @@
+"""Where the ranks stand, once no rank gets on: a collective that only some of them call waits for torch's timeout.
+
+A thread on each rank looks at the main thread every few seconds. If that has stood at one place for `stall_s`, all
+ranks are asked where they stand, and rank 0 prints it. Nothing is ended: torch's own timeout does that, after 10 or 30
+minutes. A rank that is busy looks no different from one that waits, so the text says where each is, and no more.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import linecache
+import os
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import NamedTuple
+
+from torch.distributed import DistNetworkError, DistStoreError
+
+from hpcddp.training.rendezvous.group import Group
+from hpcddp.training.torch_compat import Store, second_connection
+
+DEFAULT_STALL_S = 60.0
+_LONGEST_PAUSE_S = 5.0
+_openings = itertools.count()  # a group may see several runtimes
+_LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")})
+_OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+class Stand(NamedTuple):
+    """Where a rank's main thread is: the innermost line of the user's own code, and the code that it called there."""
+
+    line: str  # `train.py:41, in evaluate: total = rt.sum(total)`
+    inside: str  # what that line is in, the innermost function: `barrier`; empty: nothing
+    seconds: float  # how long it has stood there; 0: it gets on
+
+
+def find_stand(frame: FrameType, seconds: float) -> Stand:
+    """From the innermost frame of a thread. A thread that runs none of the user's code stands at its innermost line."""
+    inside, innermost = "", frame
+    found: FrameType | None = frame
+    while found is not None and _is_library(found.f_code.co_filename):
+        inside, found = inside or found.f_code.co_name, found.f_back
+    if found is None:
+        inside, found = "", innermost
+    code = found.f_code
+    source = linecache.getline(code.co_filename, found.f_lineno).strip()
+    place = f"{os.path.basename(code.co_filename)}:{found.f_lineno}, in {code.co_name}"
+    return Stand(f"{place}: {source}" if source else place, inside, seconds)
+
+
+def _is_library(path: str) -> bool:
+    return path.startswith((*_LIBRARIES, _OURS, "<frozen"))
+
+
+def format_stands(stands: dict[int, Stand], world_size: int, stall_s: float) -> str:
+    """The report: ranks at the same line together, the largest group first."""
+    groups: dict[str, list[int]] = {}
+    for rank, stand in stands.items():
+        inside = f" (in {stand.inside})" if stand.inside else ""
+        moves = "" if stand.seconds else "; it gets on"
+        groups.setdefault(stand.line + inside + moves, []).append(rank)
+    silent = [rank for rank in range(world_size) if rank not in stands]
+    if silent:
+        groups["no answer"] = silent
+    lines = [f"  {name_ranks(ranks)}  {line}" for line, ranks in sorted(groups.items(), key=lambda item: -len(item[1]))]
+    return "\n".join(
+        [
+            f"no progress for {stall_s:g} s. The ranks stand at:",
+            *lines,
+            "  nothing is ended; a collective that some ranks never call ends at torch's own timeout",
+        ]
+    )
+
+
+def name_ranks(ranks: list[int]) -> str:
+    """`rank 3`, `ranks 0-6, 9`."""
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and spans[-1][-1] == rank - 1:
+            spans[-1] = [spans[-1][0], rank]
+        else:
+            spans.append([rank])
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join("-".join(map(str, span)) for span in spans)
+
+
+class Watchdog:
+    """One rank's. `beats()` is a number that grows with each batch; `say` prints the report, on rank 0."""
+
+    def __init__(self, group: Group, stall_s: float, beats: Callable[[], int], say: Callable[[str], None]) -> None:
+        self._rank, self._world_size = group.rank, group.world_size
+        self._store = group.store
+        self._own_store: Store | None = None
+        self._name = f"stall-{next(_openings)}"  # of this runtime's keys
+        self._stall_s = stall_s
+        self._pause_s = min(_LONGEST_PAUSE_S, stall_s / 4)
+        self._beats = beats
+        self._say = say
+        self._watched = threading.get_ident()
+        self._end = threading.Event()
+        self._answered = 0  # the number of the question
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch the calling thread."""
+        thread = threading.Thread(target=self._watch, name="hpcddp-watchdog", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._end.set()
+            thread.join(_LONGEST_PAUSE_S)  # it may wait for a store whose host is gone
+
+    def _watch(self) -> None:
+        try:
+            before, since, was_told = self._look(), time.monotonic(), False
+            while not self._end.wait(self._pause_s):
+                now, stood_s = self._look(), time.monotonic() - since
+                if now != before:
+                    before, since, was_told = now, time.monotonic(), False
+                    self._answer(self._store, 0.0)
+                elif stood_s >= self._stall_s / 2:
+                    store = self._connection()
+                    if stood_s >= self._stall_s and not was_told:
+                        self._ask(store)
+                    was_told = self._answer(store, stood_s) or was_told
+        except (DistNetworkError, DistStoreError):
+            pass  # the host of the store is gone, and with it the run
+
+    def _look(self) -> tuple[object, ...]:
+        """What changes if the watched thread gets on: the count of batches, and the places of all its frames."""
+        found: list[object] = [self._beats()]
+        frame = self._frame()
+        while frame is not None:
+            found += id(frame), frame.f_lasti
+            frame = frame.f_back
+        return tuple(found)
+
+    def _frame(self) -> FrameType | None:
+        return sys._current_frames().get(self._watched)
+
+    def _connection(self) -> Store:
+        """Another connection to the store: the watched thread may wait in a call of the first one, and hold it."""
+        if self._own_store is None:
+            self._own_store = second_connection(self._store)
+        return self._own_store
+
+    def _question(self, store: Store) -> int:
+        """The number of the newest question, from 1; 0: nobody has asked yet."""
+        return int(store.get(self._name)) if store.check([self._name]) else 0
+
+    def _ask(self, store: Store) -> None:
+        """Ask all ranks where they stand, unless a question is open."""
+        if self._question(store) <= self._answered:
+            store.compare_set(self._name, str(self._answered) if self._answered else "", str(self._answered + 1))
+
+    def _answer(self, store: Store, stood_s: float) -> bool:
+        """If there is a new question: say where this rank stands. Rank 0 prints what all have said."""
+        question = self._question(store)
+        if question <= self._answered:
+            return False
+        self._answered = question
+        frame = self._frame()
+        if frame is not None:
+            store.set(f"{self._name}/{question}/{self._rank}", json.dumps(find_stand(frame, stood_s)))
+        if self._rank == 0:
+            self._collect(store, [f"{self._name}/{question}/{rank}" for rank in range(self._world_size)])
+        return True
+
+    def _collect(self, store: Store, keys: list[str]) -> None:
+        """Wait for the answers, which come at the next look, or after half of the time from a rank that stands."""
+        end = time.monotonic() + self._stall_s / 2 + 2 * _LONGEST_PAUSE_S
+        while not store.check(keys) and time.monotonic() < end and not self._end.wait(self._pause_s):
+            pass
+        if not self._end.is_set():
+            stands = {rank: Stand(*json.loads(store.get(key))) for rank, key in enumerate(keys) if store.check([key])}
+            self._say(format_stands(stands, self._world_size, self._stall_s))

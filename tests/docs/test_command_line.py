@@ -1,0 +1,85 @@
+"""docs/command-line.md has every verb, every exit status, and the JSON keys that are really printed."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+
+import pytest
+
+from hpcddp.cli.main import VERBS, main
+from hpcddp.cli.verbs import EXITS
+from hpcddp.runs.folder import RunFolder
+from hpcddp.runs.state import State, replace_state
+
+# What stands for the capital words of the page's commands, with the rest that a command needs.
+COMPLETE = {
+    "hpcddp env --json": "",
+    "hpcddp env --explain --json": "",
+    "hpcddp layout --json": "--site local -- true",
+    "hpcddp render --explain --json": "--site local -- true",
+    "hpcddp render --diff SITE --json": "--site local --walltime 1h -- true",
+    "hpcddp lint --json": "job.sh",
+    "hpcddp sites --json": "",
+    "hpcddp sites show NAME --json": "",
+    "hpcddp state --json": "run",
+    "hpcddp compare --json": "run run",
+}
+WORDS = {"SITE": "tsubame4", "NAME": "abci3"}
+# Keys that a row mentions as "the same keys" of another row.
+SAME_AS = {"hpcddp sites show NAME --json": "hpcddp sites --json"}
+
+
+def rows(repo) -> dict[str, str]:
+    """Command -> the cell with its keys."""
+    section = (repo / "docs/command-line.md").read_text().split("\n## JSON\n")[1].split("\n## ")[0]
+    return dict(re.findall(r"^\| `([^`]+)` \| (.*) \|$", section, re.MULTILINE))
+
+
+def keys_of(value: object) -> set[str]:
+    """The keys of an object, and of the objects in its lists."""
+    if isinstance(value, list):
+        return {key for item in value for key in keys_of(item)}
+    if not isinstance(value, dict):
+        return set()
+    return set(value) | {
+        key for name in ("findings", "same_job", "lines", "ranks", "sites") for key in keys_of(value.get(name))
+    }
+
+
+@pytest.fixture
+def there(tmp_path, monkeypatch):
+    """A folder with a job script that has a mistake, and a run."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "job.sh").write_text("#!/bin/bash\n#SBATCH --nodes=2\nsrun python a.py\n#SBATCH --time=1:00:00\n")
+    attempt = tmp_path / "run/attempts/1"
+    attempt.mkdir(parents=True)
+    replace_state(RunFolder("run"), State("finished", 2, 1, "", "1"))
+    start = {"kind": "start", "schema": 1}
+    steps = [{"kind": "step", "step": n, "epoch": 0, "loss": 1.0 / n, "time": n} for n in (1, 2)]
+    (attempt / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in (start, *steps)))
+
+
+@pytest.mark.parametrize("command", COMPLETE)
+def test_the_documented_keys_are_the_printed_ones(command, repo, there, capsys):
+    table = rows(repo)
+    documented = table[command] + table.get(SAME_AS.get(command, ""), "")
+    typed = " ".join(WORDS.get(word, word) for word in command.split()[1:])
+    status = main(shlex.split(f"{typed} {COMPLETE[command]}"))
+    assert status in {0, 1}
+    printed = keys_of(json.loads(capsys.readouterr().out))
+    assert printed <= set(re.findall(r"`(\w+)`", documented))
+
+
+def test_every_command_with_json_is_in_the_table(repo):
+    assert set(rows(repo)) == set(COMPLETE)
+
+
+def test_every_verb_and_every_exit_status_is_on_the_page(repo):
+    page = (repo / "docs/command-line.md").read_text()
+    for verb in VERBS:
+        assert f"\n| `hpcddp {verb}` |" in page
+    for status, meaning in EXITS.items():
+        assert f"\n| {status} | {meaning}" in page

@@ -1,0 +1,160 @@
+"""What is said to a mistake at the command line: what is so, and something to type."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+from hpcddp.cli.main import main
+
+
+@pytest.fixture
+def typed(tmp_path, monkeypatch, capsys):
+    """Status, first line and hint of a command line in an empty folder with a train.py; without the site's remark."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HPCDDP_SITE", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    (tmp_path / "train.py").write_text("print('trained')\n")
+
+    def type_in(line: str) -> tuple[int, str, str]:
+        status = main(line.split())
+        *_, message, hint = capsys.readouterr().err.splitlines()
+        return status, message.removeprefix("hpcddp: "), hint.removeprefix("hint: ")
+
+    return type_in
+
+
+@pytest.mark.parametrize(
+    ("line", "message", "hint"),
+    [
+        ("show", "'show' is not a verb of hpcddp", "hpcddp sites show NAME"),
+        ("submit", "'submit' is not a verb of hpcddp", "hpcddp render --nodes 4 -- python train.py | qsub"),
+        ("mpirun", "'mpirun' is not a verb of hpcddp", "hpcddp launch -- python train.py"),
+        ("status", "'status' is not a verb of hpcddp", "hpcddp state runs/NAME"),
+        ("rendr", "'rendr' is not a verb of hpcddp (did you mean 'render'?)", "hpcddp --help"),
+        ("help rendr", "'rendr' is not a verb of hpcddp (did you mean 'render'?)", "hpcddp --help"),
+        ("train.py", "there is no verb before 'train.py'", "hpcddp launch -- python train.py"),
+        ("job.yaml", "there is no verb before 'job.yaml'", "hpcddp render job.yaml"),
+        ("--nodes 2 render", "'--nodes' stands before the verb", "hpcddp render --nodes …, or hpcddp --help"),
+        ("render train.py", "train.py is a training script, not a job file", "put -- first: -- python train.py"),
+        ("render run.sh", "run.sh is a shell script, not a job file", "put -- first: -- bash run.sh"),
+        ("layout python", "python is a program, not a job file", "put -- first: -- python …"),
+        (
+            "render --site local python train.py --epochs",
+            "hpcddp render: there is no -- before the command python train.py --epochs",
+            "put it there: -- python train.py --epochs",
+        ),
+        (
+            "launch python train.py",
+            "hpcddp launch: there is no -- before the command python train.py",
+            "put it there: -- python train.py",
+        ),
+        (
+            "launch --nodes 2 -- python train.py",
+            "hpcddp launch has no option --nodes: nodes, queue and account are the allocation's",
+            "leave out --nodes",
+        ),
+        ("env --jsno", "hpcddp env has no option --jsno (did you mean '--json'?)", "hpcddp env --help"),
+        ("sites show", "hpcddp sites show needs a site's name", "hpcddp sites show NAME"),
+        ("sites shwo", "hpcddp sites does not know 'shwo' (did you mean 'show'?)", "hpcddp sites show NAME"),
+        ("sites abci3", "hpcddp sites does not know 'abci3'", "hpcddp sites show abci3"),
+        ("state runs/none", "there is no run folder runs/none", "ls runs"),
+        (
+            "state .",
+            ". has no state.json: its program does not use hpcddp.runtime, or has not saved yet",
+            "ls ./attempts/*/logs",
+        ),
+        ("render --set mem_gb=x -- python train.py", "--set mem_gb 'x' is not a whole number of 1 or more",
+         "--set mem_gb=512"),
+        ("render --launcher mpirun -- python train.py", "--launcher 'mpirun' is not known", "--launcher openmpi"),
+        ("render --launcher slurm -- python train.py", "--launcher 'slurm' is not known", "--launcher srun"),
+        ("render --set exclusive=yes -- python train.py", "--set exclusive 'yes' is not known", "--set exclusive=true"),
+        ("render --walltime 10:00 -- python train.py",
+         "--walltime '10:00' is either minutes:seconds or hours:minutes", "--walltime 10m, or --walltime 10h"),
+        ("render --nodes 99999999999999999999 -- python train.py", "--nodes '99999999999999999999' is too large",
+         "--nodes 4"),
+        ("render --demo -- python train.py", "--demo brings its own job file and command, but 'python' was given",
+         "leave out one"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_answered_with_what_to_type(typed, line, message, hint):
+    assert typed(line) == (2, message, hint)
+
+
+def test_version_has_a_short_form(capsys):
+    assert main(["-V"]) == main(["--version"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == second
+
+
+COLOURED = "\x1b[1mhpcddp:\x1b[0m"
+
+
+@pytest.mark.parametrize(
+    ("more", "coloured"),
+    [({}, True), ({"NO_COLOR": "1"}, False), ({"NO_COLOR": ""}, True), ({"TERM": "dumb"}, False)],
+)
+def test_a_terminal_has_colour_unless_no_color_is_set(more, coloured):
+    ours, theirs = pty.openpty()
+    env = {name: value for name, value in os.environ.items() if name not in {"NO_COLOR", "TERM"}}
+    subprocess.run([sys.executable, "-m", "hpcddp", "rendr"], stderr=theirs, stdout=subprocess.DEVNULL,
+                   env=env | {"TERM": "xterm"} | more, check=False)  # fmt: skip
+    os.close(theirs)
+    said = os.read(ours, 4096).decode()
+    os.close(ours)
+    assert "'rendr' is not a verb" in said
+    assert (COLOURED in said) == coloured == ("\x1b" in said)
+
+
+def test_what_is_not_a_terminal_has_none():
+    said = subprocess.run([sys.executable, "-m", "hpcddp", "rendr"], capture_output=True, check=False)
+    assert b"\x1b" not in said.stdout + said.stderr
+
+
+EVERYTHING = {
+    "generic-pbs": "--gpus-per-node 4 --cpus-per-rank 8 --walltime 1:00:00 -- python train.py",
+    "abci3": "--account NAME -- python train.py",
+    "perlmutter": "--account NAME --walltime 1:00:00 -- python train.py",
+    "generic-gridengine": "--gpus-per-node 4 --cpus-per-rank 8 --walltime 1:00:00 --set pe=mpi -- python train.py",
+}
+
+
+@pytest.mark.parametrize("site", EVERYTHING)
+def test_all_that_is_missing_is_said_at_once_and_the_hint_can_be_typed(site, typed, capsys):
+    status, message, hint = typed(f"render --site {site}")
+    assert status in {2, 3}
+    assert hint == EVERYTHING[site]
+    assert "still needs" in message
+    assert main(["render", "--site", site, *hint.split()]) == 0, capsys.readouterr().err
+
+
+def test_a_request_without_a_command_is_refused_unless_demo_or_the_job_file_says_it(typed, tmp_path, capsys):
+    assert typed("render --site local")[:2] == (2, "the request has no command")
+    assert main(["render", "--site", "local", "--demo"]) == 0
+    assert "hpcddp.trainer.train" in capsys.readouterr().out
+    (tmp_path / "job.yaml").write_text("command: python train.py\n")
+    assert main(["render", "--site", "local", "job.yaml"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("typed", "start"),
+    [
+        ("hpcddp train", "from hpcddp.cli.main import main; sys.exit(main(['train']))"),
+        (
+            "python -m hpcddp.trainer.train",
+            "import runpy; runpy.run_module('hpcddp.trainer.train', run_name='__main__')",
+        ),
+    ],
+)
+def test_the_trainer_without_torch_says_what_is_missing_and_how_it_comes(typed, start):
+    program = f"import sys; sys.modules['torch'] = None; {start}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 4
+    message, hint = done.stderr.splitlines()
+    assert message == f"hpcddp: {typed} needs torch, which {sys.executable} does not have"
+    assert hint == "hint: pip install 'hpcddp[train]'"

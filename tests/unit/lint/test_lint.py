@@ -1,0 +1,182 @@
+"""Each mistake is found where it is made, and nothing is found in a script as it should be."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcddp.lint.check import lint_python, lint_script
+from hpcddp.lint.equivalent import equivalent
+from hpcddp.lint.rules import PYTHON_RULES, RULES
+from hpcddp.lint.script import read_script
+from hpcddp.lint.shell import read_commands
+from hpcddp.script.find_site import Choice, open_site
+
+from .lint_cases import CASES, PYTHON_CASES, SITE_CASES
+
+
+def lint(text: str, site: str | None = None) -> list[tuple[str, int]]:
+    profile = open_site(Choice(site, "test"), {}) if site else None
+    script = read_script(text, profile, lambda path: path in {"there", "/"})
+    return [(finding.rule, finding.line) for finding in lint_script("x.sh", script)]
+
+
+@pytest.mark.parametrize(("rule", "number"), [(rule, i) for rule in CASES for i in range(len(CASES[rule][0]))])
+def test_the_mistake_is_found_at_its_line(rule, number):
+    bad, _, line = CASES[rule]
+    found = lint(bad[number])
+    assert rule in {name for name, _ in found}, found
+    assert not line or (rule, line) in found, found
+
+
+@pytest.mark.parametrize(("rule", "number"), [(rule, i) for rule in CASES for i in range(len(CASES[rule][1]))])
+def test_a_script_as_it_should_be_is_not_blamed(rule, number):
+    found = lint(CASES[rule][1][number])
+    assert rule not in {name for name, _ in found}, found
+
+
+@pytest.mark.parametrize("rule", SITE_CASES)
+def test_a_sites_facts_decide(rule):
+    site, text, line = SITE_CASES[rule]
+    assert (rule, line) in lint(text, site)
+
+
+@pytest.mark.parametrize(("queue", "blamed"), [("R1234", False), ("R1234x", True), ("workq", True)])
+def test_a_pbs_reservation_is_a_queue_that_no_profile_lists(queue, blamed):
+    header = f"#!/bin/bash\n#PBS -N x\n#PBS -P g\n#PBS -q {queue}\n#PBS -v RTYPE=rt_HF\n"
+    found = lint(f"{header}#PBS -l select=4:mpiprocs=8:ompthreads=12\ntrue\n", "abci3")
+    assert ("M5" in {rule for rule, _ in found}) == blamed
+
+
+@pytest.mark.parametrize("rule", PYTHON_CASES)
+def test_a_training_script_is_read_as_python(rule):
+    bad, good = PYTHON_CASES[rule]
+    assert [finding.rule for finding in lint_python("t.py", bad)] == [rule]
+    assert lint_python("t.py", good) == []
+
+
+def test_every_rule_has_its_cases():
+    tested = {*CASES, *SITE_CASES, *PYTHON_CASES, "M23"}  # M23 has a test of its own below
+    assert {rule.id for rule in RULES} | {rule[0] for rule in PYTHON_RULES} == tested
+
+
+def test_options_that_the_site_refuses_are_found(tmp_path, repo):
+    text = (repo / "templates/sites/generic-slurm.yaml").read_text() + "rejects: [--gres, --mem=0]\n"
+    (tmp_path / "my.yaml").write_text(text)
+    found = lint("#!/bin/bash\n#SBATCH --gres=gpu:4\n#SBATCH --mem=0\n#SBATCH --nodes=1\n", str(tmp_path / "my.yaml"))
+    assert [(rule, line) for rule, line in found if rule == "M23"] == [("M23", 2), ("M23", 3)]
+
+
+def test_the_projects_own_scripts_are_clean_with_their_site_and_without(repo):
+    goldens = sorted((repo / "tests/golden").glob("*.sh"))
+    assert len(goldens) > 10
+    for golden in goldens:
+        text = golden.read_text()
+        site = re.findall(r'"site": "([^"]+)"', text)[-1]
+        assert (golden.name, lint(text, site)) == (golden.name, [])
+        assert (golden.name, lint(text)) == (golden.name, [])
+
+
+def test_the_starting_articles_script_is_taken_apart():
+    text = """#!/bin/bash
+#PBS -q rt_HF
+#PBS -l select=4:mpiprocs=192
+#PBS -l walltime=1:00:00
+#PBS -P gabc12345
+cd $PBS_O_WORKDIR
+MASTER_ADDR=$(head -n 1 $PBS_NODEFILE)
+MASTER_PORT=29500
+mpirun -np 32 --hostfile $PBS_NODEFILE python train.py
+mpirun -np $NUM_PROCESSES --map-by ppr:8:node python train.py
+"""
+    found = lint(text, "abci3")
+    assert {"M3", "M29", "M31", "A1", "A2", "A4", "A5"} == {rule for rule, _ in found}
+    site = open_site(Choice("abci3", ""), {})
+    assert equivalent(read_script(text, site, lambda path: True), site) == (
+        "hpcddp render --site abci3 --nodes 4 --walltime 01:00:00 --queue rt_HF --account gabc12345 -- python train.py",
+        [],
+    )
+
+
+def test_commands_are_found_through_quotes_substitutions_and_here_documents():
+    text = """a=1 b="x $(inner one)" prog 'two words' \\
+  three # python not.py
+cat << 'END'
+python not.py
+END
+if true; then srun bash -c 'x=1
+python deep.py'; fi
+"""
+    words = [(c.line, c.words) for c in read_commands(text)]
+    assert (1, ("prog", "two words", "three")) in words
+    assert (1, ("inner", "one")) in words
+    assert (7, ("python", "deep.py")) in words
+    assert not any("not.py" in w for _, w in words)
+
+
+@given(st.text(st.sampled_from("ab $(){}'\"`\\\n#<>|&;=-") | st.characters(exclude_categories=["Cs"])))
+def test_no_text_stops_the_reader(text):
+    lint(f"#!/bin/bash\n{text}")
+
+
+@pytest.fixture
+def hpcddp(run, tmp_path):
+    return lambda *words, **more: run(["hpcddp", *words], cwd=tmp_path, env={"HOME": str(tmp_path)}, **more)
+
+
+def test_findings_are_told_with_file_and_line_and_are_the_exit_status(hpcddp, tmp_path):
+    (tmp_path / "job.sh").write_text("#!/bin/bash\n#PBS -N x -r n\n#PBS -l walltime=1day\n")
+    (tmp_path / "good.sh").write_text("#!/bin/bash\n#PBS -N x -r n\n")
+    done = hpcddp("lint", "good.sh", "job.sh")
+    assert done.returncode == 1
+    assert done.stdout.startswith("job.sh:3: M33 mistake: ")
+    assert "    hpcddp writes: " in done.stdout
+    assert (hpcddp("lint", "good.sh").returncode, hpcddp("lint", "good.sh").stdout) == (0, "")
+    found = json.loads(hpcddp("lint", "--json", "job.sh").stdout)["findings"]
+    assert [(f["file"], f["line"], f["rule"]) for f in found] == [("job.sh", 3, "M33")]
+
+
+def test_a_script_may_come_from_standard_input_and_line_ends_are_seen(hpcddp):
+    done = hpcddp("lint", "-", stdin="#!/bin/bash\r\n#PBS -N x\r\n")
+    assert "-:1: D1 mistake: qsub refuses the script: script contains cr, lf" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "examples"),
+    [
+        ("#PBS -l walltime=1:30\nmpirun python a.py\n", "", "--gpus-per-node 4, --cpus-per-rank 8, --walltime 1:00:00"),
+        ("#PBS -l walltime=24h\nmpirun python a.py\n", "--walltime 24:00:00", "--gpus-per-node 4, --cpus-per-rank 8"),
+        (
+            "#SBATCH --nodes=2 --time=1-12:00:00 --cpus-per-task=6\nsrun python a.py\n",
+            "--nodes 2 --cpus-per-rank 6 --walltime 36:00:00",
+            "--gpus-per-node 4",
+        ),
+        ("#$ -l h_rt=2:00:00\nmpirun python a.py\n", "--walltime 02:00:00", "--gpus-per-node 4, --cpus-per-rank 8"),
+    ],
+)
+def test_the_line_for_the_same_job_renders_and_names_its_examples(text, options, examples, hpcddp, tmp_path):
+    (tmp_path / "a.py").touch()
+    (tmp_path / "job.sh").write_text(f"#!/bin/bash\n{text}")
+    line, note = hpcddp("lint", "job.sh").stdout.splitlines()[-2:]
+    assert options in line
+    assert note.removeprefix("    the script does not say these, change them: ").startswith(examples)
+    done = hpcddp(*shlex.split(line.removeprefix("the same job: hpcddp ")))
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_cannot_be_read_is_the_users_error(hpcddp, tmp_path):
+    (tmp_path / "bad.py").write_text("def")
+    for words in (["missing.sh"], ["bad.py"], [".", "--json"]):
+        done = hpcddp("lint", *words)
+        assert done.returncode == 2
+        assert re.match(r"hpcddp: .*\nhint: .*\n$", done.stderr)
+
+
+def test_the_manual_has_a_row_for_every_rule(repo):
+    rows = re.findall(r"^\| ([DMA]\d+) \|", (repo / "docs/lint.md").read_text(), re.MULTILINE)
+    assert rows == list(dict.fromkeys([rule.id for rule in RULES] + [rule[0] for rule in PYTHON_RULES]))

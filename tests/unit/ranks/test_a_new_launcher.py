@@ -1,0 +1,122 @@
+"""A launcher for job scripts is added with one row, one partial and one capture; everything else reads the row."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcddp.ranks.launchers import JOB_LAUNCHERS
+
+REPO = Path(__file__).parents[3]
+# Flux's ranks are known, but no job script starts it. This is what its row would get.
+KNOWN = '        commands=("flux run", "flux submit"),\n'
+ROW = (
+    KNOWN
+    + """\
+        version_words=("flux-core",),
+        program="flux",
+        line=lambda job: [
+            (program_word(job), "run", f"--nodes={job.nodes}", f"--ntasks={job.processes}"),
+            (f"--cores-per-task={job.cpus_per_process}", *host_words(job, "--requires", "", counts=False)),
+            job.launcher_options,
+        ],
+        passes_on="USR1",
+"""
+)
+PARTIAL = '{% include "launchers/line.j2" %}\n'
+# Made up from flux-environment(7), for this test alone: a real launcher needs a recorded one.
+CAPTURE = {
+    "launcher": "flux",
+    "processes": [
+        {
+            "hostname": "node2",
+            "env": {"FLUX_TASK_RANK": "5", "FLUX_JOB_SIZE": "8", "FLUX_TASK_LOCAL_ID": "1", "FLUX_JOB_ID": "f1"},
+            "expect": {"launcher": "flux", "rank": 5, "world_size": 8, "local_rank": 1},
+        }
+    ],
+}
+
+
+class Checkout:
+    """A copy of the project in which flux is a launcher of job scripts."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for name in ("hpcddp", "templates", "jobs"):
+            shutil.copytree(REPO / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        rows = folder / "hpcddp/ranks/launchers.py"
+        assert rows.read_text().count(KNOWN) == 1
+        rows.write_text(rows.read_text().replace(KNOWN, ROW))
+        (folder / "templates/launchers/flux.j2").write_text(PARTIAL)
+        (folder / "capture.json").write_text(json.dumps(CAPTURE))
+        (folder / "bin").mkdir()
+        (folder / "bin/flux").write_text("#!/bin/sh\necho 'flux-core 0.60'\n")
+        (folder / "bin/flux").chmod(0o755)
+
+    def run(self, *argv: str, **env: str) -> subprocess.CompletedProcess[str]:
+        """`hpcddp …` of this copy."""
+        return subprocess.run(
+            [sys.executable, "-m", "hpcddp", *argv],
+            env={"PATH": "/usr/bin:/bin", "HOME": str(self.folder), "PYTHONPATH": str(self.folder), **env},
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+
+    def plan(self, verb: str, *argv: str) -> subprocess.CompletedProcess[str]:
+        """A verb that plans two nodes of four ranks, started by flux."""
+        size = ("--nodes", "2", "--ranks-per-node", "4", "--gpus-per-node", "0", "--cpus-per-rank", "8")
+        site = ("--site", "generic-slurm", "--walltime", "1:00:00", "--launcher", "flux")
+        return self.run(verb, *site, *size, *argv)
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
+    return Checkout(tmp_path_factory.mktemp("checkout"))
+
+
+def test_flux_is_not_yet_a_launcher_of_job_scripts() -> None:
+    assert "flux" not in JOB_LAUNCHERS
+
+
+def test_render_prints_its_line_and_explain_says_where_the_numbers_came_from(checkout: Checkout) -> None:
+    script = checkout.plan("render", "--", "true")
+    assert '"$launcher" run --nodes=2 --ntasks=8 \\\n    --cores-per-task=8 \\\n' in script.stdout, script.stderr
+    assert "launcher=$(type -P flux)" in script.stdout
+    assert "flux lives on, and gives it to all ranks" in script.stdout
+    line = next(x for x in checkout.plan("render", "--explain", "--", "true").stdout.splitlines() if "--ntasks=8" in x)
+    assert "| --nodes; --ranks-per-node" in line
+
+
+def test_layout_predicts_its_variables_and_its_capture_is_understood(checkout: Checkout) -> None:
+    layout = json.loads(checkout.plan("layout", "--json", "--", "true").stdout)
+    assert layout["ranks"][5]["environment"]["FLUX_TASK_RANK"] == "5"
+    process = json.loads((checkout.folder / "capture.json").read_text())["processes"][0]
+    found = json.loads(checkout.run("env", "--json", **process["env"]).stdout)
+    assert {key: found[key] for key in process["expect"]} == process["expect"]
+
+
+@pytest.mark.parametrize("before", [(), ("env", "A=1")])
+def test_its_command_inside_a_rank_is_refused(checkout: Checkout, before: tuple[str, ...]) -> None:
+    refused = checkout.plan("render", "--", *before, "flux", "run", "-n", "2", "python", "x.py")
+    assert (refused.returncode, "starts its own ranks with flux run" in refused.stderr) == (2, True)
+    assert checkout.plan("render", "--", *before, "flux", "resource", "list").returncode == 0
+
+
+def test_launch_finds_it_on_path_by_its_version_and_takes_it_for_no_other(checkout: Checkout) -> None:
+    here = ("launch", "--here", "--ranks-per-node", "2", "--dry-run")
+    found = checkout.run(*here, "--launcher", "flux", "--", "true", PATH=f"{checkout.folder}/bin:/usr/bin:/bin")
+    assert '"$launcher" run --nodes=1 --ntasks=2' in found.stdout, found.stderr
+    other = checkout.folder / "other"
+    other.mkdir(exist_ok=True)
+    os.symlink(checkout.folder / "bin/flux", other / "mpiexec.hydra")
+    refused = checkout.run(*here, "--launcher", "intelmpi", "--", "true", PATH=f"{other}:/usr/bin:/bin")
+    assert "mpiexec.hydra belongs to flux" in refused.stderr

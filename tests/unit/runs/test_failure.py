@@ -1,0 +1,133 @@
+"""The report of the first rank that fails."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from hpcddp.runs.failure import (
+    choose_lines,
+    claim_first_failure,
+    describe_end,
+    format_failure,
+    is_as_rank_0,
+    note_rank_0,
+    read_end,
+)
+
+TRACEBACK = """\
+step 1
+Traceback (most recent call last):
+  File "a.py", line 1, in <module>
+KeyError: 'x'
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "train.py", line 7, in <module>
+    main()
+ValueError: bad
+"""
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "attempts" / "7").mkdir(parents=True)
+    return {"HPCDDP_RUN_DIR": str(tmp_path), "HPCDDP_ATTEMPT": "7"}
+
+
+def test_one_of_all_ranks_reports_its_failure(env: dict[str, str]) -> None:
+    claims: list[bool] = []
+    ranks = [threading.Thread(target=lambda: claims.append(claim_first_failure(env))) for _ in range(8)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    assert sorted(claims) == [False] * 7 + [True]
+
+
+def test_a_job_that_was_queued_again_reports_again(env: dict[str, str]) -> None:
+    starts = [env | {"HPCDDP_DEADLINE": text} for text in ("1795300000", "1795300000", "1795303600", "../x", "../y")]
+    assert [claim_first_failure(start) for start in starts] == [True, False, True, True, False]
+    assert {path.name for path in Path(env["HPCDDP_RUN_DIR"], "attempts", "7").iterdir()} == {
+        "first-failure-1795300000",
+        "first-failure-1795303600",
+        "first-failure",
+    }
+
+
+def test_outside_of_an_attempt_each_rank_reports() -> None:
+    assert claim_first_failure({})
+    assert claim_first_failure({})
+
+
+def test_the_last_traceback_says_what_happened() -> None:
+    assert choose_lines(TRACEBACK) == TRACEBACK.splitlines()[-4:]
+
+
+def test_what_torch_warns_of_after_a_traceback_is_left_out() -> None:
+    remark = "[rank1]:[W1122 03:45:12.1 ProcessGroup.cpp:1] Warning: destroy_process_group() was not called\n"
+    assert choose_lines(TRACEBACK + remark + remark[8:])[-1] == "ValueError: bad"
+
+
+def test_a_traceback_with_a_rank_before_each_line_is_one() -> None:
+    text = "".join(f"[rank1]: {line}\n" for line in TRACEBACK.splitlines())
+    assert choose_lines(text)[0] == "[rank1]: Traceback (most recent call last):"
+    assert choose_lines(text)[-1] == "[rank1]: ValueError: bad"
+
+
+def test_a_long_traceback_is_shortened_in_its_middle() -> None:
+    lines = ["Traceback (most recent call last):", *(f"  frame {n}" for n in range(40)), "ValueError: bad"]
+    shown = choose_lines("\n".join(lines))
+    assert len(shown) == 14
+    assert shown[:2] == [lines[0], "  …"]
+    assert shown[2:] == lines[-12:]
+
+
+def test_without_a_traceback_the_last_lines_are_shown_as_a_terminal_would() -> None:
+    text = "".join(f"line {n}\n\n" for n in range(9)) + "10%\r20%\r30%\nSegmentation fault"
+    assert choose_lines(text) == ["line 5", "line 6", "line 7", "line 8", "30%", "Segmentation fault"]
+    assert choose_lines("") == choose_lines("\n \n") == []
+
+
+def test_a_log_is_read_from_where_this_start_began_and_not_beyond_its_end(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"old\nnew \xff\n")
+    assert read_end(str(log), 4) == "new \ufffd\n"
+    log.write_bytes(b"x" * 100_000 + b"end")
+    assert len(read_end(str(log), 0)) == 16384
+    assert read_end(str(tmp_path / "none"), 0) == ""
+
+
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [
+        (3 << 8, "ended with status 3"),
+        (signal.SIGSEGV, "was killed by SIGSEGV"),
+        (signal.SIGABRT | 0x80, "was killed by SIGABRT"),
+        (signal.SIGKILL, "was killed by SIGKILL (often: out of memory)"),
+        (signal.SIGRTMIN + 3, f"was killed by signal {signal.SIGRTMIN + 3}"),
+    ],
+)
+def test_a_wait_status_in_words(status: int, text: str) -> None:
+    assert describe_end(status) == text
+
+
+def test_the_report_names_rank_host_and_log() -> None:
+    assert format_failure(3, "n2", "ended with status 1", ["a", "b"], "runs/x/log") == (
+        "hpcddp: rank 3 on n2 ended with status 1. The end of its output:\n    a\n    b\n  all of it: runs/x/log\n"
+    )
+    assert (
+        format_failure(3, "n2", "ended", [], "log") == "hpcddp: rank 3 on n2 ended and wrote nothing; its log is log\n"
+    )
+    assert format_failure(0, "n1", "ended", ["a"], None) == "hpcddp: rank 0 on n1 ended; the error is above\n"
+
+
+def test_a_rank_that_fails_as_rank_0_does_not_repeat_its_text(env: dict[str, str]) -> None:
+    note_rank_0(env, ["Traceback", "ValueError: bad"])
+    assert is_as_rank_0(env, ["other frames", "ValueError: bad"])
+    assert not is_as_rank_0(env, ["ValueError: other"])
+    assert not is_as_rank_0(env, [])

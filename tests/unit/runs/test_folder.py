@@ -1,0 +1,153 @@
+"""The paths of a run folder, and which attempt a process belongs to."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from hpcddp.errors import LaunchError, RequestError
+from hpcddp.runs.folder import (
+    RunFolder,
+    choose_attempt,
+    find_attempt,
+    list_attempts,
+    list_checkpoints,
+    list_holders,
+    list_runs,
+    name_checkpoint,
+)
+from hpcddp.runs.jsonfile import DamagedFileError
+from hpcddp.runs.state import State, read_state, write_state
+
+
+def test_every_file_of_a_recorded_run_has_its_path(old_run) -> None:
+    run = old_run("chain")
+    attempt = run.attempt("41.pbs1")
+    files = (run.job, run.plan, run.state, attempt.script, attempt.next, attempt.chain, attempt.metrics)
+    assert all(map(os.path.isfile, (*files, attempt.versions, attempt.data)))
+    (two_ranks,) = list_attempts(old_run("single"))
+    assert os.path.isfile(two_ranks.rank_environment(1))
+    assert os.path.isfile(two_ranks.rank_log(1, "node1"))
+
+
+def test_only_finished_checkpoints_are_listed_oldest_first(tmp_path: Path) -> None:
+    for name in (
+        "step-00000010",
+        "step-99999999",
+        "step-00000009",
+        "step-100000000",
+        "step-00000011.tmp-7",
+        "step-00000008.old-7",
+        "x",
+    ):
+        (tmp_path / name).mkdir()
+    (tmp_path / "step-00000001").touch()
+    listed = [os.path.basename(path) for path in list_checkpoints(str(tmp_path))]
+    assert listed == ["step-00000009", "step-00000010", "step-99999999", "step-100000000"]
+    assert name_checkpoint(str(tmp_path), 9) == str(tmp_path / "step-00000009")
+    assert list_checkpoints(str(tmp_path / "nowhere")) == []
+
+
+@pytest.mark.parametrize("name", ["../../../y", "a/b", "..", "."])
+def test_an_attempt_does_not_lead_out_of_the_run_folder(name: str, tmp_path: Path) -> None:
+    env = {"HPCDDP_RUN_DIR": str(tmp_path), "HPCDDP_ATTEMPT": name}
+    for find in (find_attempt, choose_attempt):
+        with pytest.raises(LaunchError, match="no name of a folder"):
+            find(env)
+
+
+def test_the_attempt_is_the_job_scripts_or_one_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert find_attempt({"HPCDDP_RUN_DIR": "runs/x"}) is choose_attempt({"HPCDDP_ATTEMPT": "41"}) is None
+    env = {"HPCDDP_RUN_DIR": "runs/x", "HPCDDP_ATTEMPT": "41"}
+    assert find_attempt(env) == RunFolder("runs/x").attempt("41")
+    assert choose_attempt(env) == RunFolder(str(tmp_path / "runs/x")).attempt("41")
+    assert choose_attempt(env, "/else").run.path == "/else"
+    assert choose_attempt({}, "/else").name.startswith("local-")
+
+
+def test_a_state_is_read_as_it_was_written(tmp_path: Path) -> None:
+    run = RunFolder(str(tmp_path))
+    assert read_state(run) is None
+    write_state(run.attempt("41"), "unfinished", step=3, epoch=1, reason="deadline", exact={"method": "tree"})
+    assert read_state(run) == State("unfinished", 3, 1, "deadline", "41", None, {"method": "tree"})
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"status": "unfinished"', "\0", '{"schema": "x"}'])
+def test_a_file_that_holds_no_state_is_an_error_that_says_what_to_do(tmp_path: Path, content: str) -> None:
+    run = RunFolder(str(tmp_path))
+    Path(run.state).write_text(content)
+    with pytest.raises(
+        DamagedFileError, match=r"state\.json.*\nhint: look at it: head .*; then restore it, or remove it"
+    ):
+        read_state(run)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("status", 3),
+        ("status", "what"),
+        ("step", "3"),
+        ("step", None),
+        ("step", True),
+        ("epoch", 1.5),
+        ("reason", None),
+        ("attempt", 41),
+        ("weights_sha256", 7),
+        ("exact", [1]),
+    ],
+)
+def test_a_state_with_a_wrong_value_is_never_guessed_at(tmp_path: Path, name: str, value: object) -> None:
+    run = RunFolder(str(tmp_path))
+    write_state(run.attempt("41"), "unfinished", step=3, epoch=1, reason="deadline")
+    content = json.loads(Path(run.state).read_text())
+    Path(run.state).write_text(json.dumps(content | {name: value}))
+    if value is None:
+        Path(run.state).write_text(json.dumps({key: content[key] for key in content if key != name}))
+    told = rf"state\.json holds no state of a run: its {name} is {re.escape(repr(value))}\nhint: look at it: head "
+    with pytest.raises(DamagedFileError, match=told):
+        read_state(run)
+
+
+def test_a_state_that_cannot_be_opened_is_not_called_damaged(tmp_path: Path) -> None:
+    run = RunFolder(str(tmp_path))
+    os.symlink(run.state, run.state)  # tests run as root, whom permissions do not stop; a link loop does
+    with pytest.raises(DamagedFileError) as error:
+        read_state(run)
+    told = f"{run.state} cannot be read: too many levels of symbolic links\nhint: ls -l {run.state}"
+    assert str(error.value) == told
+
+
+@pytest.mark.parametrize("folder", ["checkpoints", "attempts", "holders", "."])
+def test_a_folder_that_cannot_be_listed_is_told_in_two_lines(
+    tmp_path: Path, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tests run as root, whom permissions do not stop: `os.scandir` is told to refuse."""
+    path = os.path.normpath(tmp_path / folder)
+
+    def refuse(asked: str) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", asked)
+
+    monkeypatch.setattr("hpcddp.runs.folder.os.scandir", refuse)
+    run = RunFolder(str(tmp_path))
+    ask = {
+        "checkpoints": lambda: list_checkpoints(run.checkpoints),
+        "attempts": lambda: list_attempts(run),
+        "holders": lambda: list_holders(run),
+        ".": lambda: list_runs(f"{tmp_path}/train"),
+    }
+    with pytest.raises(RequestError) as error:
+        ask[folder]()
+    assert str(error.value) == f"{path} cannot be read: permission denied\nhint: ls -ld {path}"
+
+
+def test_a_link_loop_among_folders_is_named(tmp_path: Path) -> None:
+    (tmp_path / "train").symlink_to(tmp_path / "train")
+    with pytest.raises(RequestError, match=r"/train cannot be read: too many levels .*\nhint: ls -ld .*/train$"):
+        list_runs(f"{tmp_path}/train")

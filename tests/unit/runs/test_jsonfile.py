@@ -1,0 +1,64 @@
+"""The JSON files of a run folder: replaced as a whole, with a schema version."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hpcddp.runs import jsonfile
+from hpcddp.runs.jsonfile import SCHEMAS, DamagedFileError, NewerFileError, read_object, write_object
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_what_is_written_is_read_without_its_schema_version(tmp_path: Path, durable: bool) -> None:
+    path = tmp_path / "new" / "data.json"
+    write_object(str(path), {"step": 3}, durable=durable)
+    assert json.loads(path.read_text()) == {"schema": 1, "step": 3}
+    assert read_object(str(path)) == {"step": 3}
+    assert [entry.name for entry in path.parent.iterdir()] == ["data.json"]
+
+
+def test_a_writer_that_fails_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(tmp_path / "state.json")
+    write_object(path, {"step": 3})
+
+    def fail(*_: object) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(jsonfile.os, "replace", fail)
+    with pytest.raises(OSError, match="no space"):
+        write_object(path, {"step": 4})
+    assert read_object(path) == {"step": 3}
+
+
+def test_no_file_is_none_and_a_file_without_a_version_is_version_1(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    assert read_object(str(path)) is None
+    assert read_object(str(path / "below" / "state.json")) is None
+    path.write_text("{}")
+    assert read_object(str(path)) == {}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "{", "[]", "3", "\0", "\xff", '{"schema": "1"}', '{"schema": null}', '{"schema": 0}'),
+        pytest.param("[" * 200_000, id="deep"),
+    ],
+)
+def test_what_is_not_a_json_object_is_refused_in_two_lines(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(content, encoding="latin-1")
+    with pytest.raises(DamagedFileError, match=r"plan\.json.*\nhint: look at it: head "):
+        read_object(str(path))
+
+
+@pytest.mark.parametrize("name", sorted(set(SCHEMAS) - {"metrics.jsonl"}))
+def test_a_newer_version_is_refused_with_the_two_versions_and_what_to_do(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_text(json.dumps({"schema": SCHEMAS[name] + 1}))
+    told = rf"{name} was written by a newer hpcddp: its schema version is {SCHEMAS[name] + 1}, .*\nhint: upgrade hpcddp"
+    with pytest.raises(NewerFileError, match=told):
+        read_object(str(path))

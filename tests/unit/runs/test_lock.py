@@ -1,0 +1,260 @@
+"""Two jobs never write one run, and no job that has ended keeps another one out."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from hpcddp.runs.folder import RunFolder, find_holder
+from hpcddp.runs.holder import Holder, describe_process, find_machine, start_time
+from hpcddp.runs.lock import HeldError, is_held_by, read_holders, release_run, take_run
+
+MACHINE, HOST = find_machine(), os.uname().nodename
+NO_PROCESS = 2**22 + 1  # above the kernel's highest number
+
+
+def ask_nobody(_scheduler: str, _job: str) -> str | None:
+    raise AssertionError("the scheduler is asked")
+
+
+def here(attempt: str, process: int | None = None, **more: str) -> Holder:
+    process = os.getppid() if process is None else process
+    return describe_process(attempt, process, {}, ())._replace(**more)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    return RunFolder(str(tmp_path / "run"))
+
+
+@pytest.fixture
+def sleeper() -> Iterator[int]:
+    """A process that lives as long as the test."""
+    pid = os.fork()
+    if pid == 0:
+        signal.pause()
+    yield pid
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def test_the_second_of_two_is_refused_with_who_holds_the_run(run: RunFolder, sleeper: int) -> None:
+    take_run(run, here("41", sleeper, job="41", scheduler="slurm"), ask_nobody)
+    with pytest.raises(HeldError) as error:
+        take_run(run, here("42"), ask_nobody)
+    first, second = str(error.value).splitlines()
+    assert first.startswith(f"run {run.path} is in use by job 41 on {HOST} (process {sleeper}, since ")
+    assert second == "hint: wait for its end, or a run of its own: --fresh, or --name X"
+    assert is_held_by(run, "41")
+    assert not is_held_by(run, "42")
+
+
+def test_a_run_that_was_released_is_free_and_only_its_holder_releases_it(run: RunFolder, sleeper: int) -> None:
+    take_run(run, here("41", sleeper), ask_nobody)
+    release_run(run, "42")
+    with pytest.raises(HeldError):
+        take_run(run, here("42"), ask_nobody)
+    release_run(run, "41")
+    take_run(run, here("42"), ask_nobody)
+    assert [holder.attempt for holder in read_holders(run)] == ["41", "42"]
+
+
+def test_a_process_of_this_machine_that_is_gone_holds_nothing(run: RunFolder, sleeper: int) -> None:
+    take_run(run, here("41", sleeper)._replace(started="1"), ask_nobody)  # the number is another process's now
+    take_run(run, here("42", NO_PROCESS, started="9", job="9", scheduler="pbs"), ask_nobody)
+    take_run(run, here("43", sleeper), ask_nobody)
+    assert is_held_by(run, "43")
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ("running", "is in use by job 41 on node7"),
+        ("queued", "is in use by job 41 on node7"),
+        (None, "cannot be found out on this host\nhint: if it has ended: touch "),
+    ],
+)
+def test_elsewhere_the_scheduler_says_whether_the_job_has_ended(run: RunFolder, state: str | None, words: str) -> None:
+    other = Holder("41", "node7", "other", 7, "7", "pbs", "41", (), "now")
+    take_run(run, other, ask_nobody)
+    with pytest.raises(HeldError, match=words):
+        take_run(run, here("42"), lambda scheduler, job: {("pbs", "41"): state}[scheduler, job])
+    assert not is_held_by(run, "42")
+    take_run(run, here("42"), lambda _scheduler, _job: "gone")
+
+
+def test_what_the_hint_says_releases_a_run(run: RunFolder) -> None:
+    take_run(run, Holder("local-1", "laptop", "other", 7, "7"), ask_nobody)
+    with pytest.raises(HeldError) as error:
+        take_run(run, here("42"), ask_nobody)
+    Path(error.value.hint.partition("touch ")[2].partition(";")[0]).touch()
+    take_run(run, here("42"), ask_nobody)
+
+
+def test_a_job_that_was_started_again_takes_its_own_run(run: RunFolder) -> None:
+    job = {"job": "41", "scheduler": "slurm"}
+    take_run(run, Holder("41", "node7", "other", 7, "7", **job), ask_nobody)
+    take_run(run, here("41-r1", **job), ask_nobody)
+    with pytest.raises(HeldError):  # two starts in one job, on two hosts, may live at the same time
+        take_run(
+            run,
+            Holder("41-8", "node8", "another", 8, "8", "slurm", "41", by_hand=True),
+            lambda _scheduler, _job: "running",
+        )
+
+
+def test_a_job_of_a_chain_follows_the_one_that_queued_it_without_a_question(run: RunFolder) -> None:
+    take_run(run, Holder("41", "node7", "other", 7, "7", "slurm", "41"), ask_nobody)
+    take_run(run, here("42", job="42", scheduler="slurm"), ask_nobody, before="41")
+    assert is_held_by(run, "42")
+
+
+def test_a_host_that_has_started_anew_has_no_process_of_before(run: RunFolder) -> None:
+    boot, _, space = MACHINE.partition(" ")
+    take_run(run, Holder("local-1", HOST, f"before {space}", 1, start_time(1)), ask_nobody)
+    take_run(run, Holder("local-2", HOST, f"{boot} another-space", 1, start_time(1)), ask_nobody)
+    with pytest.raises(HeldError):  # another process namespace cannot be looked into
+        take_run(run, here("local-3"), ask_nobody)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        '"attempt": 3',
+        '"command": "python train.py"',
+        '"command": [1, 2]',
+        '"command": 3',
+        '"host": null',
+        '"job": 41',
+        '"process": 1e400',
+        '"process": null',
+    ],
+)
+def test_a_holder_that_says_something_else_than_hpcddp_writes_is_none(run: RunFolder, damage: str) -> None:
+    take_run(run, here("41"), ask_nobody)
+    path = Path(str(find_holder(run)[1]), "holder.json")
+    path.write_text(path.read_text().rstrip().removesuffix("}") + f", {damage}}}")  # the last of two keys counts
+    assert read_holders(run) == []
+
+
+def test_a_holder_that_cannot_be_read_is_refused_and_named(run: RunFolder, sleeper: int) -> None:
+    take_run(run, here("41", sleeper), ask_nobody)
+    path = Path(str(find_holder(run)[1]), "holder.json")
+    path.write_text("{")
+    with pytest.raises(HeldError, match="does not say who holds the run\nhint: if nobody does: touch"):
+        take_run(run, here("42"), ask_nobody)
+
+
+def test_of_many_that_come_at_once_one_gets_the_run(run: RunFolder, sleeper: int) -> None:
+    for _ in range(4):  # each round begins with a holder that is gone
+        go, came = os.pipe(), os.pipe()
+        children = [_contend(run, go, came) for _ in range(6)]
+        os.close(came[1])
+        os.write(go[1], b"." * len(children))
+        told = _read(came[0], len(children))
+        assert told.count(b"y") == 1
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        for end in (*go, came[0]):
+            os.close(end)
+
+
+def _read(pipe: int, count: int) -> bytes:
+    told = b""
+    while len(told) < count and (more := os.read(pipe, count)):
+        told += more
+    return told
+
+
+def _contend(run: RunFolder, go: tuple[int, int], came: tuple[int, int]) -> int:
+    """A process that takes the run when it is told to, says whether it did, and lives on."""
+    pid = os.fork()
+    if pid == 0:
+        os.read(go[0], 1)
+        try:
+            take_run(run, here(f"local-{os.getpid()}", os.getpid()), ask_nobody)
+            os.write(came[1], b"y")
+        except HeldError:
+            os.write(came[1], b"n")
+        finally:
+            signal.pause()
+    return pid
+
+
+_OPERATIONS = {"open", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "fsync"}
+
+
+def _kill_at_operation(nth: int) -> None:
+    """From now on count this process's file operations; before the nth (from 0) it gets SIGKILL."""
+    operations = itertools.count()
+    flush = os.fsync
+
+    def before(event: str, _arguments: object) -> None:
+        if event in _OPERATIONS and next(operations) == nth:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def counted(descriptor: int) -> None:
+        before("fsync", descriptor)
+        flush(descriptor)
+
+    sys.addaudithook(before)
+    os.fsync = counted  # it has no audit event
+
+
+def _take_and_release(run: RunFolder) -> None:
+    mine = here(f"local-{os.getpid()}", os.getpid())
+    take_run(run, mine, ask_nobody)
+    release_run(run, mine.attempt)
+
+
+def _take_in_place(run: RunFolder) -> None:
+    """What is usual: one file, made exclusively and then written."""
+    path = Path(run.holders, "000001")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("x") as file:
+        json.dump({"pid": os.getpid()}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    path.unlink()
+
+
+def _kills_that_lock_out(run: RunFolder, take: Callable[[RunFolder], None]) -> tuple[int, int]:
+    """How many of the kills, one at each file operation in turn, keep the next process out; and how many there were."""
+    locked_out = 0
+    for kills in itertools.count():
+        pid = os.fork()
+        if pid == 0:
+            _kill_at_operation(kills)
+            take(run)
+            os._exit(0)
+        _, status = os.waitpid(pid, 0)
+        if os.waitstatus_to_exitcode(status) == 0:
+            return locked_out, kills
+        assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+        try:
+            take(run)
+        except (HeldError, FileExistsError):
+            locked_out += 1
+            Path(run.holders, "000001").unlink()
+    raise AssertionError("it counts on")
+
+
+def test_a_kill_at_any_operation_keeps_nobody_out_and_leaves_every_holder_readable(run: RunFolder) -> None:
+    locked_out, kills = _kills_that_lock_out(run, _take_and_release)
+    assert locked_out == 0
+    assert kills > 6
+    number, _ = find_holder(run)
+    assert len(read_holders(run)) == number  # none is half there
+
+
+def test_a_kill_while_a_lock_is_written_in_place_keeps_everybody_out(run: RunFolder) -> None:
+    """Negative control: the measure above sees what it is for."""
+    assert _kills_that_lock_out(run, _take_in_place)[0] > 0

@@ -1,0 +1,183 @@
+"""metrics.jsonl: written line by line, read while it grows."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcddp.errors import RequestError
+from hpcddp.runs.jsonfile import NewerFileError
+from hpcddp.runs.metrics import MetricsFile, check_numbers
+from hpcddp.runs.metrics_reader import EpochLine, LogLine, MetricsReader, StepLine
+
+
+def step_text(step: int, **more: Any) -> bytes:
+    return json.dumps({"kind": "step", "step": step, "loss": 1.5, "time": 7.0, **more}).encode() + b"\n"
+
+
+def read_steps(reader: MetricsReader) -> list[int]:
+    return [line.step for line in reader.read()]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "metrics.jsonl"
+
+
+def test_what_is_written_is_read_with_speed_and_time(path: Path) -> None:
+    with MetricsFile(str(path)) as file:
+        file.write("step", step=1, epoch=0, lr=0.1, samples_per_s=640.5, loss=float("nan"), noise_scale=9.0)
+        file.write("epoch", step=1, epoch=0, loss=2.0, acc=0.5, test_loss=3.0, test_acc=0.25, samples_per_s=600, lr=0.1)
+    step, epoch = MetricsReader(str(path)).read()
+    assert isinstance(step, StepLine)
+    assert step._replace(time=0.0) == StepLine(1, 0, None, 0.1, 640.5, 0.0, None, 9.0)
+    assert isinstance(epoch, EpochLine)
+    assert epoch._replace(time=0.0) == EpochLine(0, 1, 2.0, 0.5, 3.0, 0.25, 600.0, 0.1, 0.0)
+    assert 0 < step.time <= epoch.time
+
+
+def test_each_start_of_a_requeued_attempt_writes_the_schema_version_and_cuts_half_a_line(path: Path) -> None:
+    for _ in range(2):
+        with MetricsFile(str(path)):
+            pass
+        with path.open("a") as file:
+            file.write('{"kind": "st')
+    lines = path.read_text().split("\n")
+    assert [json.loads(line)["schema"] for line in lines[:2]] == [1, 1]
+    assert lines[2:] == ['{"kind": "st']
+
+
+def test_a_file_that_is_not_there_yet_has_no_lines(path: Path) -> None:
+    reader = MetricsReader(str(path))
+    assert read_steps(reader) == []
+    path.write_bytes(step_text(1))
+    assert read_steps(reader) == [1]
+
+
+@given(st.lists(st.integers(0, 400)))
+def test_no_line_is_lost_twice_or_halved_wherever_the_writer_is(tmp_path_factory: Any, cuts: list[int]) -> None:
+    path = tmp_path_factory.mktemp("cuts") / "metrics.jsonl"
+    whole = b"".join(step_text(step) for step in range(1, 6)) + b"\n" + step_text(6)
+    reader, seen = MetricsReader(str(path)), []
+    for cut in [*sorted(cuts), len(whole)]:
+        path.write_bytes(whole[:cut])
+        seen += read_steps(reader)
+        assert len(seen) == sum(1 for line in whole[:cut].split(b"\n")[:-1] if line)
+    assert seen == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_half_line_that_the_next_writer_cuts_is_never_seen(path: Path) -> None:
+    path.write_bytes(step_text(1) + step_text(2)[:20])
+    reader = MetricsReader(str(path))
+    assert read_steps(reader) == [1]
+    with MetricsFile(str(path)) as file:
+        file.write("step", step=2, loss=1.0)
+    assert read_steps(reader) == [2]
+
+
+@pytest.mark.parametrize("new", [[7], [7, 8, 9], []], ids=["shorter", "longer", "empty"])
+def test_a_truncated_or_replaced_file_is_read_from_its_beginning(path: Path, new: list[int]) -> None:
+    path.write_bytes(step_text(1) + step_text(2))
+    reader = MetricsReader(str(path))
+    assert read_steps(reader) == [1, 2]
+    (path.parent / "new").write_bytes(b"".join(map(step_text, new)))
+    os.replace(path.parent / "new", path)
+    assert read_steps(reader) == new
+    path.write_bytes(step_text(5))
+    assert read_steps(reader) == [5]
+
+
+def test_a_damaged_line_is_named_once_and_reading_continues_after_it(path: Path) -> None:
+    path.write_bytes(step_text(1) + b"\0\0\0\n" + step_text(3))
+    reader = MetricsReader(str(path))
+    lines = reader.read()
+    assert next(lines).step == 1
+    with pytest.raises(RequestError, match=r"metrics\.jsonl, line 2 cannot be read: .*\nhint: look at it: sed -n 2p "):
+        next(lines)
+    assert read_steps(reader) == [3]
+
+
+def test_other_kinds_of_lines_are_passed_over_and_a_newer_schema_is_refused(path: Path) -> None:
+    path.write_bytes(b'{"kind": "weather", "time": 1.0}\n' + step_text(1) + b'{"kind": "start", "schema": 2}\n')
+    lines = MetricsReader(str(path)).read()
+    assert next(lines).step == 1
+    with pytest.raises(NewerFileError, match=r"newer hpcddp.*\nhint: upgrade hpcddp"):
+        next(lines)
+
+
+def test_a_newer_schema_is_refused_by_the_writer_too_and_the_file_stays_as_it_is(path: Path) -> None:
+    content = b'[1]\n"start"\n{"start"\n{"kind": "start", "schema": "x"}\n{"kind": "start", "schema": 2}\n{"kind": "st'
+    path.write_bytes(content)
+    with pytest.raises(NewerFileError, match=r"newer hpcddp.*\nhint: upgrade hpcddp"):
+        MetricsFile(str(path))
+    assert path.read_bytes() == content
+    path.write_bytes(content.replace(b"2", b"1"))
+    with MetricsFile(str(path)):
+        pass
+    assert path.read_bytes() != content
+
+
+def test_a_users_own_numbers_are_never_taken_for_the_files_version(path: Path) -> None:
+    with MetricsFile(str(path)) as file:
+        file.log(1, {"start": 1, "schema": 5})
+    with MetricsFile(str(path)):
+        pass
+    assert len(path.read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize("kind", ["a folder", "a link loop"])
+def test_a_file_that_cannot_be_opened_is_refused_in_two_lines(path: Path, kind: str) -> None:
+    if kind == "a folder":
+        path.mkdir()
+    else:
+        path.symlink_to(path)
+    for use in (lambda: MetricsFile(str(path)), lambda: list(MetricsReader(str(path)).read())):
+        with pytest.raises(RequestError, match=r"metrics\.jsonl cannot be read: .*\nhint: ls -l "):
+            use()
+
+
+class Tensor:
+    def __init__(self, *values: float) -> None:
+        self.values = values
+
+    def item(self) -> float:
+        if len(self.values) != 1:
+            raise RuntimeError("a Tensor with 2 elements cannot be converted to Scalar")
+        return self.values[0]
+
+
+def test_logged_numbers_are_numbers_and_one_element_of_a_tensor() -> None:
+    assert check_numbers({"a": 1, "b": 2.5, "c": True, "d": Tensor(0.5)}) == {"a": 1, "b": 2.5, "c": True, "d": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        ({"name": "x"}, "rt.log(name=…) was given a str that is not one number"),
+        ({"loss": None}, "rt.log(loss=…) was given a NoneType that is not one number"),
+        ({"loss": [1.0]}, "rt.log(loss=…) was given a list that is not one number"),
+        ({"loss": Tensor(1, 2)}, "rt.log(loss=…) was given a Tensor that is not one number"),
+        ({"step": 3}, "rt.log(step=…): each line has its own 'step'"),
+    ],
+)
+def test_what_is_no_number_is_refused_in_two_lines(numbers: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        check_numbers(numbers)
+    lines = str(caught.value).splitlines()
+    assert lines[0] == message
+    assert len(lines) == 2
+    assert lines[1].startswith("hint: ")
+
+
+def test_logged_numbers_are_read_back_with_null_for_what_json_has_not(path: Path) -> None:
+    with MetricsFile(str(path)) as file:
+        file.log(7, {"score": 0.5, "bad": float("nan")})
+    (line,) = MetricsReader(str(path)).read()
+    assert isinstance(line, LogLine)
+    assert line[:2] == (7, {"score": 0.5, "bad": None})

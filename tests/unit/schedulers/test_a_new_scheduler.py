@@ -1,0 +1,384 @@
+"""A scheduler is added by one module, one template and one generic site, and no other file learns of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcddp.schedulers.registry import SHARED, all_schedulers, find_scheduler, scheduler_names
+
+MODULE = '''"""Moonshot, which does not exist."""
+
+from __future__ import annotations
+
+from hpcddp.schedulers.allocation import Allocation, read_named_file
+from hpcddp.schedulers.row import Commands, Directives, QueueFound, Scheduler, Variables
+
+
+def find_job(env, nodefile):
+    if "MOON_JOB" not in env:
+        return None
+    hosts, source = read_named_file(env, "MOON_HOSTS", nodefile)
+    return Allocation("moonshot", env["MOON_JOB"], hosts, source)
+
+
+def parse_queues(text):
+    return [QueueFound(name, int(nodes)) for name, nodes in map(str.split, text.splitlines())]
+
+
+SCHEDULER = Scheduler(
+    name="moonshot",
+    title="Moonshot",
+    generic_site="generic-moonshot",
+    directives=Directives(
+        prefix="#MOON",
+        refused="#MOON {}",
+        options={
+            "output": "--out", "array": "--each", "chain": "--after", "dependency": "--after", "mail": "--tell",
+            "signal": "--warn",
+        },
+        account="--payer",
+        printed=r"--(name|nodes|time|payer)\\b",
+        outputs=("--out",),
+        mail={"begin": "launch", "end": "landing", "fail": "crash"},
+        mail_separator="+",
+        batch_only=r"--out\\b",
+        name_limits={"": 9},
+    ),
+    variables=Variables(
+        prefixes=("MOON_",), job_id="MOON_JOB", hostfile="MOON_HOSTS", cpus="MOON_CPUS", end="MOON_LANDING"
+    ),
+    commands=Commands(
+        submit=("msub",),
+        cancel=("mdel",),
+        interactive=("mshell", "--now"),
+        question=("msub", "--ask"),
+        survey=(("mqueues",),),
+        parse_survey=parse_queues,
+        site_lines=("env: {MOON_PHASE: full}",),
+    ),
+    find_job=find_job,
+)
+'''
+
+BARE_MODULE = '''"""Moonshot with next to nothing said of it."""
+
+from hpcddp.schedulers.row import Scheduler
+
+SCHEDULER = Scheduler(name="moonshot", title="Moonshot", generic_site="generic-moonshot")
+'''
+
+PARTIAL_MODULE = '''"""Moonshot with half of what can be said of it."""
+
+from hpcddp.schedulers.row import Commands, Directives, Scheduler
+
+SCHEDULER = Scheduler(
+    name="moonshot",
+    title="Moonshot",
+    generic_site="generic-moonshot",
+    directives=Directives(prefix="#MOON", options={"mail": "--tell"}, name_limits={"nodes": 15}),
+    commands=Commands(submit=("msub",)),
+)
+'''
+
+TEMPLATE = """\
+{% extends "base.sh.j2" %}
+{% block directives %}
+#MOON --name={{ job.name }}
+#MOON --nodes={{ job.nodes }}:{{ job.processes_per_node }}
+#MOON --time={{ job.walltime }}
+{% if job.account %}
+#MOON --payer={{ job.account }}
+{% endif %}
+{% if job.options.output %}
+#MOON --out={{ job.options.output }}
+{% endif %}
+{% if job.options.mail %}
+#MOON --tell={{ job.options.mail }}
+{% endif %}
+{% if job.options.array %}
+#MOON --each={{ job.options.array }}
+{% endif %}
+{% for directive in job.directives %}
+#MOON {{ directive }}
+{% endfor %}
+{% endblock %}
+{% block attempt %}
+HPCDDP_ATTEMPT=$MOON_JOB
+HPCDDP_DEADLINE=${MOON_LANDING:-$(($(date +%s) - SECONDS + {{ job.walltime_s }}))}
+{% endblock %}
+{% block queue_next %}
+    from=$PWD
+    follow=(msub "--after=$MOON_JOB" "$attempt/script.sh")
+    cancel=(mdel)
+{% endblock %}
+{% block first_host %}
+read -r MASTER_ADDR _ < "$MOON_HOSTS"
+{% endblock %}
+"""
+
+SITE = """\
+# https://moon.example.org/
+schema: 1
+summary: any Moonshot; options say what a node has
+scheduler: moonshot
+standing: generic
+verified: 2026-11-21
+launcher: {name: openmpi}
+"""
+ASKED = ["--site", "generic-moonshot", "--gpus-per-node", "4", "--cpus-per-rank", "8", "--walltime", "1:00:00"]
+
+
+def checkout(repo: Path, folder: Path, module: str) -> Path:
+    """A copy of the checkout with the three files of the new scheduler, and nothing else changed."""
+    for name in ("hpcddp", "templates", "jobs", "docs/sites"):
+        shutil.copytree(repo / name, folder / name)
+    shutil.copy(repo / "docs/make_site_pages.py", folder / "docs")
+    for name, text in (
+        ("hpcddp/schedulers/moonshot.py", module),
+        ("templates/moonshot.sh.j2", TEMPLATE),
+        ("templates/sites/generic-moonshot.yaml", SITE),
+    ):
+        assert not (folder / name).exists()
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def moon(run, repo, tmp_path_factory):
+    """`hpcddp` of a checkout with the new scheduler; `programs` are on PATH."""
+    folder = checkout(repo, tmp_path_factory.mktemp("moon"), MODULE)
+
+    def hpcddp(*words: str, programs: Path | None = None, **env: str):
+        # not /usr/bin, where this machine may have a scheduler
+        env = {"PATH": f"{Path(sys.executable).parent}:{programs or '/nonexistent'}", "HOME": str(folder), **env}
+        env["PYTHONPATH"] = str(folder)
+        return run([sys.executable, "-m", "hpcddp", *words], cwd=folder, env=env)
+
+    return hpcddp
+
+
+def write_program(folder: Path, name: str, body: str) -> Path:
+    (folder / name).write_text(f"#!/bin/sh\n{body}\n")
+    (folder / name).chmod(0o755)
+    return folder
+
+
+def directives(script: str) -> list[str]:
+    return [line for line in script.splitlines() if line.startswith("#MOON")]
+
+
+def test_its_scripts_are_rendered_for_one_node_and_for_three(moon):
+    one = moon("render", *ASKED, "--", "python", "-m", "train")
+    assert one.returncode == 0, one.stderr
+    assert directives(one.stdout) == ["#MOON --name=train", "#MOON --nodes=1:4", "#MOON --time=01:00:00"]
+    words = ["--nodes", "3", "--account", "luna", "--name", "a-very-long-name", "--set", "mail=begin fail"]
+    three = moon("render", *ASKED, *words, "--set", "array=0-3", "--set", "directives=--soft", "--", "true")
+    assert three.returncode == 0, three.stderr
+    assert directives(three.stdout) == [
+        "#MOON --name=a-very-lo",
+        "#MOON --nodes=3:4",
+        "#MOON --time=01:00:00",
+        "#MOON --payer=luna",
+        "#MOON --tell=launch+crash",
+        "#MOON --each=0-3",
+        "#MOON --soft",
+    ]
+    assert "-np 12" in three.stdout
+    assert '-hostfile "$MOON_HOSTS"' in three.stdout
+    assert "export MASTER_ADDR" in three.stdout
+    warned = moon("render", *ASKED, "--set", "signal=0:05:00", "--set", "directives=--soft", "--", "true")
+    assert warned.returncode == 0, warned.stderr
+    chain = moon("render", *ASKED, "--set", "chain=3", "--", "true")
+    assert 'follow=(msub "--after=$MOON_JOB"' in chain.stdout
+
+
+def test_its_generic_site_has_a_page(run, repo, tmp_path):
+    folder = checkout(repo, tmp_path / "moon", MODULE)
+    done = run([sys.executable, folder / "docs/make_site_pages.py"], env={"PYTHONPATH": str(folder)})
+    assert done.returncode == 0, done.stderr
+    assert "-- python train.py | msub\n" in (folder / "docs/sites/generic-moonshot.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ("hold=true", "cannot take hold: its scheduler, moonshot, has no option for it"),
+        ("directives=--time=1", "directive '--time=1' is printed by the script itself"),
+        ("env.MOON_JOB=1", "env MOON_JOB is set by the job script itself"),
+        ("mail=orbit", "any of begin end fail"),
+    ],
+)
+def test_what_it_cannot_do_is_refused_by_its_row_and_the_pipe_is_refused_by_its_parser(moon, asked, told):
+    done = moon("render", *ASKED, "--set", asked, "--", "true")
+    assert (done.returncode, told in done.stderr) == (2, True), done.stderr
+    assert "#MOON hpcddp-render-failed\n" in done.stdout
+
+
+def test_layout_explain_diff_and_the_interactive_form_know_it(moon):
+    layout = json.loads(moon("layout", *ASKED, "--nodes", "3", "--json", "--", "true").stdout)
+    assert (layout["plan"]["scheduler"], len(layout["ranks"])) == ("moonshot", 12)
+    explained = moon("render", *ASKED, "--explain", "--", "true").stdout
+    assert re.search(r"^#MOON --nodes=1:4 +\| default: 1; default: one per GPU$", explained, re.MULTILINE)
+    assert "#MOON hpcddp-explains-and-queues-nothing\n" in explained
+    assert "#SBATCH --nodes=1" in moon("render", *ASKED, "--diff", "generic-slurm", "--", "true").stdout
+    shell = moon("render", *ASKED, "--set", "output=x", "--interactive", "--", "true")
+    assert "mshell --now --name=true --nodes=1:4 --time=01:00:00\n" in shell.stderr
+
+
+def test_its_output_folder_is_looked_for(moon):
+    done = moon("render", *ASKED, "--set", "output=nowhere/x", "--", "true")
+    assert (done.returncode, "the output's folder nowhere does not exist" in done.stderr) == (2, True)
+
+
+def test_its_sites_are_listed_shown_and_started(moon, tmp_path):
+    assert "generic-moonshot" in moon("sites").stdout
+    assert re.search(r"scheduler +moonshot", moon("sites", "show", "generic-moonshot").stdout)
+    assert "moonshot" in json.loads(moon("sites", "schema").stdout)["properties"]["scheduler"]["enum"]
+    programs = write_program(tmp_path, "mqueues", "echo crater 7")
+    new = moon("sites", "new", "lab", "--file", str(tmp_path / "lab.yaml"), programs=programs)
+    assert new.returncode == 0, new.stderr
+    shown = moon("sites", "show", new.stdout.strip()).stdout
+    assert re.search(r"scheduler +moonshot", shown)
+    assert re.search(r"queue crater +1-7 nodes", shown)
+
+
+def test_its_submit_command_on_path_chooses_its_generic_site_and_is_asked_about_scripts(moon, tmp_path):
+    programs = write_program(tmp_path, "msub", "echo no crater >&2; exit 3")
+    asked = ["render", *ASKED[2:], "--check=live", "--", "true"]
+    done = moon(*asked, programs=programs)
+    assert "site generic-moonshot (msub is on PATH)" in done.stderr
+    assert (done.returncode, "msub refuses the script (status 3): no crater" in done.stderr) == (5, True), done.stderr
+    write_program(tmp_path, "msub", "exit 0")
+    assert "Moonshot takes the script" in moon(*asked, programs=programs).stderr
+
+
+def test_its_allocation_is_found_and_launch_runs_in_it(moon, tmp_path):
+    (tmp_path / "hosts").write_text("a\na\nb\nb\n")
+    job = {"MOON_JOB": "7", "MOON_HOSTS": str(tmp_path / "hosts"), "MOON_CPUS": "16", "MOON_LANDING": "2000000000"}
+    env = moon("env", **job)
+    assert env.returncode == 4
+    assert "this is a batch script or shell of moonshot job 7" in env.stderr
+    assert "mpirun -np 4 hpcddp exec" in env.stderr
+    launched = moon("launch", "--launcher", "openmpi", "--dry-run", "--", "true", **job)
+    assert launched.returncode == 0, launched.stderr
+    assert "#MOON --nodes=2:2" in launched.stdout
+    assert "CPUs per rank 8" in launched.stdout
+    assert "the end of this allocation is not known" not in launched.stderr
+
+
+def test_a_login_node_of_it_is_no_place_for_ranks(moon, tmp_path):
+    done = moon("launch", "--", "true", programs=write_program(tmp_path, "msub", ""))
+    assert (done.returncode, "msub is on PATH" in done.stderr, "mshell --now" in done.stderr) == (4, True, True)
+
+
+def test_a_row_that_says_next_to_nothing_is_enough_to_render(run, repo, tmp_path):
+    folder = checkout(repo, tmp_path / "bare", BARE_MODULE)
+    env = {"HOME": str(folder), "PYTHONPATH": str(folder), "PATH": "/nonexistent"}
+
+    def hpcddp(*words: str):
+        return run([sys.executable, "-m", "hpcddp", *words], cwd=folder, env=env)
+
+    for words in (["render", *ASKED, "--nodes", "3"], ["layout", *ASKED], ["render", *ASKED, "--explain"]):
+        done = hpcddp(*words, "--", "true")
+        assert done.returncode == 0, done.stderr
+    for more in (["--interactive"], ["--account", "x"], ["--check=live"], ["--set", "hold=true"]):
+        done = hpcddp("render", *ASKED, *more, "--", "true")
+        assert (done.returncode, done.stderr.count("hint: ")) == (2, 1), done.stderr
+        assert "Traceback" not in done.stderr
+    assert hpcddp("sites", "show", "generic-moonshot").returncode == 0
+    assert hpcddp("env").returncode == 0
+
+
+@pytest.fixture(scope="module")
+def partial(run, repo, tmp_path_factory):
+    """`hpcddp` of a checkout whose scheduler's row leaves out half; its submit command is on PATH."""
+    folder = checkout(repo, tmp_path_factory.mktemp("partial"), PARTIAL_MODULE)
+    env = {"HOME": str(folder), "PYTHONPATH": str(folder), "PATH": str(write_program(folder, "msub", "exit 0"))}
+    return lambda *words: run([sys.executable, "-m", "hpcddp", *words], cwd=folder, env=env)
+
+
+def test_a_row_with_a_name_limit_for_one_size_only_has_the_common_limit_for_the_others(partial):
+    done = partial("render", *ASKED, "--name", "n" * 300, "--", "true")
+    assert done.returncode == 0, done.stderr
+    assert directives(done.stdout)[0] == f"#MOON --name={'n' * 230}"
+
+
+@pytest.mark.parametrize(
+    ("block", "asked"), [("queue_next", ["--set", "chain=3"]), ("first_host", ["--nodes", "3"]), ("attempt", [])]
+)
+def test_a_template_without_a_block_that_the_job_needs_is_an_error_that_names_it(run, repo, tmp_path, block, asked):
+    folder = checkout(repo, tmp_path, MODULE)
+    template = folder / "templates/moonshot.sh.j2"
+    template.write_text(re.sub(rf"{{% block {block} %}}.*?{{% endblock %}}\n", "", TEMPLATE, flags=re.DOTALL))
+    line = [sys.executable, "-m", "hpcddp", "render", *ASKED, *asked, "--", "true"]
+    done = run(line, cwd=folder, env={"HOME": str(folder), "PYTHONPATH": str(folder), "PATH": "/nonexistent"})
+    assert done.returncode == 3
+    assert done.stderr.splitlines()[-2:] == [
+        f"hpcddp: templates/moonshot.sh.j2 has no block {block}, and this job needs it",
+        "hint: write the block in templates/moonshot.sh.j2, as templates/slurm.sh.j2 does",
+    ]
+
+
+def test_without_an_interactive_command_launch_does_not_say_to_ask_for_nodes(partial):
+    done = partial("launch", "--", "true")
+    assert done.stderr.splitlines()[1] == "hint: run on this machine alone: hpcddp launch --here -- command"
+
+
+def test_mail_without_known_events_is_refused_by_the_schedulers_title(partial):
+    done = partial("render", *ASKED, "--set", "mail=end", "--", "true")
+    assert done.returncode == 2
+    assert "hpcddp does not know for which events Moonshot sends mail\nhint: leave out mail" in done.stderr
+
+
+@pytest.mark.parametrize("name", scheduler_names())
+def test_every_module_is_a_scheduler_of_its_name_that_can_be_loaded_alone(name, run):
+    row = find_scheduler(name)
+    assert row.name == name
+    program = f"import sys, hpcddp.schedulers.{name}; print(*(n for n in sys.modules if n.startswith('hpcddp.sched')))"
+    loaded = {module.rpartition(".")[2] for module in run([sys.executable, "-c", program]).stdout.split()}
+    assert loaded - {"schedulers"} <= SHARED | {name}
+
+
+def test_a_scheduler_with_scripts_has_its_template_and_its_generic_site(repo):
+    for row in all_schedulers():
+        assert (repo / f"templates/{row.name}.sh.j2").exists() == bool(row.generic_site)
+        assert not row.generic_site or (repo / f"templates/sites/{row.generic_site}.yaml").exists()
+
+
+def test_a_row_that_takes_chains_has_a_template_that_queues_the_next_attempt(repo):
+    for row in (row for row in all_schedulers() if "chain" in row.directives.options):
+        text = (repo / f"templates/{row.name}.sh.j2").read_text()
+        block = re.search(r"{% block queue_next %}(.*?){% endblock %}", text, re.DOTALL)
+        assert block, row.name
+        assert re.search(r"^ *follow=\(\S", block[1], re.MULTILINE), row.name
+
+
+def test_a_row_names_the_variables_that_its_template_reads(repo):
+    for row in (row for row in all_schedulers() if row.generic_site):
+        text = (repo / f"templates/{row.name}.sh.j2").read_text()
+        said = row.variables
+        for name in filter(None, (said.job_id, said.restarts, said.folder, said.end)):
+            assert f"{name}" in text, (row.name, name)
+        for word in {w for option in row.directives.options.values() for w in option.split() if w.startswith("--")}:
+            assert f"{row.directives.prefix} {word}" in text, (row.name, word)
+        assert not row.commands.cancel or f"cancel=({row.commands.cancel[0]})" in text
+
+
+def test_states_are_told_in_words_that_all_schedulers_share():
+    words = {"queued", "held", "running", "suspended", "exiting", "finished", "failed", "cancelled", "moved"}
+    for row in all_schedulers():
+        assert set(row.states.values()) <= words
+        assert not row.commands.submit or {"queued", "running"} <= set(row.states.values())
+
+
+def test_the_states_that_pbs_was_seen_to_say_are_in_its_row(repo):
+    texts = [path.read_text() for path in (repo / "tests/captures/pbs").glob("*.json")]
+    said = {state for text in texts for state in re.findall(r"\bjob_state\W+([A-Z])\b", text)}
+    assert {"B", "F", "H"} <= said
+    assert said <= find_scheduler("pbs").states.keys()

@@ -1,0 +1,63 @@
+"""What became of a job, by the answers that the schedulers' commands were recorded or documented to give."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hpcddp.schedulers.registry import all_schedulers, find_scheduler
+from hpcddp.schedulers.row import Answer
+from hpcddp.schedulers.run import ask_job_state
+
+SLURM_GONE = "slurm_load_jobs error: Invalid job id specified\n"
+SGE_GONE = "Following jobs do not exist: \n41\n"
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "answer", "state"),
+    [
+        ("pbs", Answer(0, "Job Id: 41.pbs1\n    job_state = R\n    queue = workq\n", ""), "running"),
+        ("pbs", Answer(0, "Job Id: 41.pbs1\n    job_state = F\n", ""), "finished"),
+        ("pbs", Answer(0, "<Data><Job><job_state>Q</job_state></Job></Data>", ""), "queued"),
+        ("pbs", Answer(153, "", "qstat: Unknown Job Id 41.pbs1\n"), "gone"),
+        ("pbs", Answer(1, "", "Connection refused\nqstat: cannot connect to server pbs1 (errno=111)\n"), None),
+        ("slurm", Answer(0, "JobId=41 JobName=x\n   JobState=COMPLETING Reason=None\n", ""), "exiting"),
+        ("slurm", Answer(0, "   JobState=TIMEOUT Reason=TimeLimit\n", ""), "failed"),
+        ("slurm", Answer(1, "", SLURM_GONE), "gone"),
+        ("slurm", Answer(1, "", "slurm_load_jobs error: Unable to contact slurm controller\n"), None),
+        ("gridengine", Answer(0, "job_number:                 41\nowner: x\n", ""), "running"),
+        ("gridengine", Answer(1, "", SGE_GONE), "gone"),
+        ("gridengine", Answer(1, "", "error: unable to contact qmaster\n"), None),
+    ],
+)
+def test_the_answer_says_whether_a_job_has_ended(
+    tmp_path: Path, scheduler: str, answer: Answer, state: str | None
+) -> None:
+    program = tmp_path / find_scheduler(scheduler).commands.state[0]
+    (tmp_path / "out").write_text(answer.stdout)
+    (tmp_path / "err").write_text(answer.stderr)
+    told = f"cat {tmp_path}/out; cat {tmp_path}/err >&2"
+    program.write_text(f'#!/bin/bash\n[ "${{!#}}" = 41 ] || exit 9\n{told}; exit {answer.status}\n')
+    program.chmod(0o755)
+    assert ask_job_state(scheduler, "41", {"PATH": f"{tmp_path}:/usr/bin:/bin"}) == state
+
+
+def test_what_cannot_be_asked_is_not_known() -> None:
+    assert ask_job_state("slurm", "41", {"PATH": "/nowhere"}) is None
+    assert ask_job_state("lsf", "41", {}) is None
+
+
+def test_pbs_was_recorded_to_say_that_it_knows_no_such_job(repo: Path) -> None:
+    said = json.dumps(json.loads((repo / "tests/captures/pbs/arrays.json").read_text()))
+    parse = find_scheduler("pbs").commands.parse_state
+    assert "Unknown Job Id" in said
+    assert parse(Answer(153, "", said)) == "gone"
+
+
+def test_every_scheduler_with_jobs_of_ours_can_be_asked_and_says_an_arrays_index() -> None:
+    for row in all_schedulers():
+        if row.commands.submit:
+            assert "{}" in row.commands.state
+            assert row.variables.array_index

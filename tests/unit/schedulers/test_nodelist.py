@@ -1,0 +1,102 @@
+"""Slurm's host lists and run lengths, against a slow expander that is obviously right."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcddp.errors import LaunchError
+from hpcddp.ranks.predict import _run_lengths
+from hpcddp.schedulers.nodelist import expand_counts, expand_nodelist, is_alias, is_loopback, same_host
+
+LISTED = {
+    "node001": "node001",
+    "n1,n2": "n1 n2",
+    "node[001-003]": "node001 node002 node003",
+    "node[1,3-4]": "node1 node3 node4",
+    "node[08-11]": "node08 node09 node10 node11",
+    "node[098-101]": "node098 node099 node100 node101",
+    "a[1-2],b[3-4]": "a1 a2 b3 b4",
+    "a1,b[2-3]": "a1 b2 b3",
+    "a[1-2],b7": "a1 a2 b7",
+    "rack[1-2]n[1-2]": "rack1n1 rack1n2 rack2n1 rack2n2",
+    "node[1-2]-ib": "node1-ib node2-ib",
+    "c1-[3-4].cluster": "c1-3.cluster c1-4.cluster",
+    "x[5,3]": "x5 x3",
+    "nid[002048-002049,002052]": "nid002048 nid002049 nid002052",
+    "[1-2]": "1 2",
+}
+
+
+@pytest.mark.parametrize("text", LISTED)
+def test_every_form_of_a_host_list_expands(text: str) -> None:
+    assert expand_nodelist(text) == LISTED[text].split()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "n[1-2", "n1]", "n[]", "n[2-1]", "n[a-b]", "n[1-]", "n[-2]", "n[1,,2]", "a,,b", "n[[1]]", "a b", ",a", "]n["],
+)
+def test_what_is_no_host_list_is_an_error_that_names_its_source(text: str) -> None:
+    with pytest.raises(LaunchError, match="SLURM_STEP_NODELIST"):
+        expand_nodelist(text, "SLURM_STEP_NODELIST")
+
+
+def slow_expand(text: str) -> list[str]:
+    """Replace the first bracket of the first name that has one, again and again."""
+    names = re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text)
+    while bracketed := next((name for name in names if "[" in name), None):
+        before, inside, after = re.fullmatch(r"([^\[]*)\[([^\]]*)\](.*)", bracketed).groups()  # type: ignore[union-attr]  # it has a bracket
+        numbers = []
+        for part in inside.split(","):
+            low, high = (part.split("-") * 2)[:2]
+            numbers += [str(n).zfill(len(low)) for n in range(int(low), int(high) + 1)]
+        at = names.index(bracketed)
+        names[at : at + 1] = [before + number + after for number in numbers]
+    return names
+
+
+stems = st.from_regex(r"\A[a-z][a-z0-9.-]{0,4}\Z")
+numbers = st.integers(0, 120).flatmap(lambda n: st.integers(1, 4).map(lambda width: str(n).zfill(width)))
+ranges = st.tuples(numbers, st.integers(0, 12)).map(lambda r: f"{r[0]}-{int(r[0]) + r[1]}")
+brackets = st.lists(numbers | ranges, min_size=1, max_size=3).map(lambda parts: f"[{','.join(parts)}]")
+host_names = st.lists(st.tuples(stems, brackets | st.just("")), min_size=1, max_size=3).map(
+    lambda pieces: "".join(a + b for a, b in pieces)
+)
+
+
+@given(st.lists(host_names, min_size=1, max_size=4).map(",".join))
+def test_the_expander_agrees_with_the_slow_one(text: str) -> None:
+    assert expand_nodelist(text) == slow_expand(text)
+
+
+@given(st.lists(st.integers(0, 200), min_size=1, max_size=40))
+def test_run_lengths_give_the_counts_back(counts: list[int]) -> None:
+    assert expand_counts(_run_lengths(counts)) == counts
+
+
+@pytest.mark.parametrize("text", ["", "2(3)", "2(x)", "2(x3", "x", "2,,1", "-1", "2(x-1)"])
+def test_what_is_no_list_of_counts_is_an_error(text: str) -> None:
+    with pytest.raises(LaunchError, match="is not a list of counts"):
+        expand_counts(text)
+
+
+def test_hosts_are_one_if_their_first_labels_are() -> None:
+    assert same_host("node001.hpc.test", "node001")
+    assert same_host("Node1", "node1.")
+    assert not same_host("node1", "node11")
+    assert not same_host("10.0.0.1", "10.0.0.2")
+    assert not same_host("10.0.0.1", "10")
+
+
+def test_an_alias_is_the_host_on_another_network() -> None:
+    assert all(is_alias(name, "node1.cluster") for name in ("node1", "node1-ib", "node1i", "node1.ib.cluster"))
+    assert not any(is_alias(name, "node1") for name in ("node11", "node2", "ode1", "10.0.0.1"))
+
+
+def test_loopback_is_whatever_can_only_mean_the_machine_itself() -> None:
+    assert all(is_loopback(name) for name in ("localhost", "localhost.localdomain", "127.0.1.1", "::1", "0.0.0.0"))
+    assert not any(is_loopback(name) for name in ("node127", "10.0.0.1", "localhost2"))

@@ -1,0 +1,164 @@
+"""A template's compiled form saves time and decides nothing: the script is always that of the template as it stands."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jinja2
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from jinja2 import nodes
+
+from hpcddp.script import compiled, render
+from hpcddp.script.compiled import compiled_path
+
+from .conftest import ENOUGH, script
+
+RENDER = ["-m", "hpcddp", "render", "--no-check", "--site", "abci3", "--account", "g", "--", "python", "train.py"]
+
+
+@pytest.fixture
+def templates(repo, tmp_path, monkeypatch) -> Path:
+    """A copy of the templates that `render` takes instead of its own, with nothing compiled, and Python may write."""
+    folder = tmp_path / "templates"
+    shutil.copytree(repo / "templates", folder, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(render, "find_folder", lambda name: str(tmp_path / name))
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    monkeypatch.setattr(sys, "pycache_prefix", None)
+    return folder
+
+
+@pytest.fixture
+def compilations(monkeypatch) -> list[str]:
+    """The names of the templates that jinja2 compiles from now on."""
+    names: list[str] = []
+    compile_template = jinja2.Environment.compile
+
+    def counted(self, source, name=None, *args, **kwargs):
+        names.append(name)
+        return compile_template(self, source, name, *args, **kwargs)
+
+    monkeypatch.setattr(jinja2.Environment, "compile", counted)
+    return names
+
+
+def base_of(templates: Path) -> Path:
+    return Path(compiled_path(str(templates / "base.sh.j2")))
+
+
+@pytest.mark.parametrize("site", ENOUGH)
+def test_the_second_render_compiles_nothing_and_prints_the_same(site, templates, compilations):
+    first = script(site, nodes="1")
+    assert "base.sh.j2" in compilations
+    compilations.clear()
+    assert script(site, nodes="1") == first
+    assert not compilations
+
+
+def test_a_changed_template_shows_at_once_even_with_the_old_times(templates):
+    before = script("abci3")
+    path = templates / "base.sh.j2"
+    stat = path.stat()
+    path.write_text(path.read_text().replace("set -e #", "set -u #"))
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert script("abci3") == before.replace("set -e #", "set -u #") != before
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "other"),
+    [
+        (sys, "version", "3.99 (made up)"),
+        (jinja2, "__version__", "3.99"),
+        (render, "SETTINGS", {"trim_blocks": False, "lstrip_blocks": True, "keep_trailing_newline": True}),
+    ],
+)
+def test_what_another_python_jinja2_or_setting_made_is_not_used(
+    owner, name, other, templates, compilations, monkeypatch
+):
+    script("abci3")
+    compilations.clear()
+    monkeypatch.setattr(owner, name, other)
+    script("abci3")
+    assert "base.sh.j2" in compilations
+
+
+def test_one_templates_compiled_form_is_not_used_for_another(templates):
+    before = script("abci3")
+    shutil.copy(base_of(templates), compiled_path(str(templates / "pbs.sh.j2")))
+    assert script("abci3") == before
+
+
+@settings(
+    max_examples=settings.default.max_examples * 3 // 10,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+@given(data=st.data())
+def test_a_damaged_compiled_form_is_ignored_and_made_again(data, templates, compilations):
+    before = script("abci3")
+    path = base_of(templates)
+    whole = path.read_bytes()
+    at = data.draw(st.integers(0, len(whole) - 1))
+    flipped = whole[:at] + bytes([whole[at] ^ data.draw(st.integers(1, 255))]) + whole[at + 1 :]
+    path.write_bytes(data.draw(st.sampled_from([whole[:at], flipped, whole + b"x"])))
+    compilations.clear()
+    assert script("abci3") == before
+    assert compilations == ["base.sh.j2"]
+    compilations.clear()
+    assert script("abci3") == before
+    assert not compilations, "it is whole again"
+
+
+def test_where_nothing_can_be_written_the_script_is_the_same(templates):
+    before = script("abci3")
+    shutil.rmtree(templates / "__pycache__")
+    (templates / "__pycache__").write_text("a file, so that no folder can be made; root may write everywhere else")
+    assert script("abci3") == before
+
+
+def test_a_disk_that_is_full_leaves_no_part_of_a_file(templates, monkeypatch):
+    def full(source, target):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(compiled.os, "replace", full)
+    script("abci3")
+    assert list((templates / "__pycache__").iterdir()) == []
+
+
+def test_where_python_writes_no_byte_code_nothing_is_written(templates, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    script("abci3")
+    assert not (templates / "__pycache__").exists()
+
+
+def test_pythonpycacheprefix_is_where_compiled_forms_go(run, tmp_path):
+    done = run([sys.executable, *RENDER], env={"PYTHONPYCACHEPREFIX": str(tmp_path)}, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.rglob("pbs.sh.j2.*"))
+
+
+def test_processes_that_start_at_once_print_the_same_script(tmp_path):
+    env = {"PYTHONPYCACHEPREFIX": str(tmp_path / "cache"), "HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    started = [subprocess.Popen([sys.executable, *RENDER], env=env, cwd=tmp_path, stdout=-1, stderr=-1) for _ in "1234"]
+    printed = {process.communicate()[0] for process in started}
+    assert [process.returncode for process in started] == [0] * 4
+    assert len(printed) == 1
+    kept = [path.name for path in (tmp_path / "cache").rglob("*.j2.*")]
+    assert "base.sh.j2" in {name.removesuffix(f".{sys.implementation.cache_tag}") for name in kept}
+    assert all(name.endswith(f".j2.{sys.implementation.cache_tag}") for name in kept), kept
+
+
+def test_what_jinja2_compiles_depends_on_no_code_of_hpcddp(repo):
+    """A filter of a constant, and `printable` of a constant, would be called when a template is compiled, and a change
+    of theirs would not show in what is compiled already."""
+    environment = jinja2.Environment(**render.SETTINGS)
+    for path in (repo / "templates").rglob("*.j2"):
+        tree = environment.parse(path.read_text())
+        for node in tree.find_all(nodes.Filter):
+            assert not isinstance(node.node, nodes.Literal), f"{path.name} line {node.lineno}"
+        for node in tree.find_all(nodes.Const):
+            assert render.printable(node.value) is node.value, f"{path.name} line {node.lineno}"

@@ -1,0 +1,186 @@
+"""One vocabulary for all schedulers: what each prints, and what it refuses."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from hpcddp.errors import RequestError, SiteError
+from hpcddp.script.interactive import interactive_command
+
+from .conftest import plan, script
+
+ASPIRE = {"gpus_per_node": "4", "cpus_per_rank": "8", "launcher": "mpich"}
+
+
+def directives(site: str, **asked: object) -> list[str]:
+    return [
+        line.split(" ", 1)[1] for line in script(site, **asked).splitlines() if re.match(r"#(PBS|SBATCH|\$) ", line)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("asked", "pbs", "slurm", "gridengine"),
+    [
+        ({"hold": "true"}, "-h", "--hold", "-h"),
+        ({"requeue": "true"}, "-r y", "--requeue", "-r y"),
+        ({"requeue": "false"}, "-r n", "--no-requeue", "-r n"),
+        ({}, "-r n", "--no-requeue", "-r n"),
+        ({"output": "logs/x.log"}, "-o logs/x.log", "--output=logs/x.log", "-o logs/x.log"),
+        ({"mail": "end fail"}, "-m ea", "--mail-type=END,FAIL", "-m ea"),
+        ({"mail": "end", "mail_to": "a@b.org"}, "-M a@b.org", "--mail-user=a@b.org", "-M a@b.org"),
+        ({"array": "1-9"}, "-J 1-9", "--array=1-9", "-t 1-9"),
+        ({"array": "1-9:2", "array_limit": "3"}, "-J 1-9:2%3", "--array=1-9:2%3", "-tc 3"),
+        ({"reservation": "R77"}, "-q R77", "--reservation=R77", "-ar R77"),
+        ({"dependency": "afterany:7"}, "-W depend=afterany:7", "--dependency=afterany:7", "-hold_jid 7"),
+    ],
+)
+def test_each_wish_is_said_in_the_schedulers_words(asked, pbs, slurm, gridengine):
+    for site, wanted in (("generic-pbs", pbs), ("generic-slurm", slurm), ("generic-gridengine", gridengine)):
+        assert wanted in directives(site, **asked), site
+
+
+@pytest.mark.parametrize(
+    ("site", "asked", "words"),
+    [
+        ("generic-gridengine", {"mem_gb": "4"}, "cannot take mem_gb"),
+        ("generic-gridengine", {"exclusive": "true"}, "cannot take exclusive"),
+        ("generic-gridengine", {"array": "0-3"}, "--set array=1-9"),
+        ("generic-gridengine", {"dependency": "afterok:7"}, "dependency=afterany:7"),
+        ("local", {"hold": "true"}, "site local cannot take hold"),
+        ("generic-pbs", {"array": "1-3", "requeue": "false"}, "PBS takes an array only if its jobs may start again"),
+        ("generic-pbs", {"array": "3-3"}, "is not FIRST-LAST"),
+        ("generic-pbs", {"array": "1,3"}, "is not FIRST-LAST"),
+        ("generic-pbs", {"array_limit": "3"}, "without array"),
+        ("generic-pbs", {"mail_to": "a@b.org"}, "without mail"),
+        ("generic-pbs", {"mail": "never"}, "'never' is no event"),
+        ("generic-pbs", {"output": "$HOME/x"}, "output '$HOME/x'"),
+        ("generic-pbs", {"output": "a b"}, "output 'a b'"),
+        ("generic-slurm", {"dependency": "7"}, "is not KIND:JOBID"),
+        ("generic-slurm", {"dependency": "afterok:7 x"}, "is not KIND:JOBID"),
+        ("generic-slurm", {"constraint": "a b"}, "constraint 'a b'"),
+        ("generic-slurm", {"signal": "1:00:00"}, "not within 01:00:00"),
+        ("generic-slurm", {"signal": "0:01:00", "launcher": "torchrun"}, "torchrun ends at the first SIGUSR1"),
+        ("generic-slurm", {"hold": "true", "directives": ["--hold"]}, "printed by the script itself"),
+        ("generic-pbs", {"output": "x", "directives": ["-ofile"]}, "printed by the script itself"),
+        ("abci3", {"mem_gb": "100"}, "site abci3 refuses mem"),
+        ("polaris", {"account": "a", "walltime": "1:00:00", "output": "x"}, "site polaris refuses -o"),
+        ("vista", {"walltime": "1:00:00", "mem_gb": "9"}, "site vista refuses --mem"),
+        ("vista", {"walltime": "1:00:00", "directives": ["--gres=gpu:1"]}, "site vista refuses --gres"),
+        ("abci3", {"ssh": "7"}, "ssh '7' is nothing that site abci3 takes"),
+    ],
+)
+def test_what_a_scheduler_or_a_site_cannot_do_is_refused_and_never_left_out(site, asked, words):
+    nodes = {"queue": "debug"} if site == "polaris" else {}
+    with pytest.raises(RequestError) as error:
+        plan(site, **nodes, **asked)
+    assert words in str(error.value)
+
+
+def test_options_of_one_directive_are_put_together():
+    found = directives("abci3", reservation="R1234.pbs1", ssh="1", directives=["-v BEEOND_ON=1"], walltime="200:00:00")
+    assert "-q R1234" in found
+    assert [d for d in found if d.startswith("-v")] == ["-v USE_SSH=1,RTYPE=rt_HF,BEEOND_ON=1"]
+
+
+def test_the_sites_constraint_and_the_jobs_hold_together():
+    perlmutter = {"account": "a", "walltime": "1:00:00"}
+    assert "--constraint=gpu" in directives("perlmutter", **perlmutter)
+    assert "--constraint=gpu&hbm80g" in directives("perlmutter", **perlmutter, constraint="hbm80g")
+    assert "--constraint=gpu&(a|b)" in directives("perlmutter", **perlmutter, constraint="a|b")
+
+
+def test_the_script_warns_the_ranks_where_slurm_does_not():
+    assert "--signal=USR1@120" in directives("generic-slurm", signal="0:02:00")
+    text = script("generic-pbs", signal="0:02:00")
+    assert "timeout --preserve-status --foreground --signal=USR1 $((3480 - SECONDS)) \\\n" in text
+
+
+@pytest.mark.parametrize(
+    ("site", "asked", "option"),
+    [
+        ("gadi", {"account": "a", "walltime": "1:00:00", "launcher": "openmpi"}, "--set storage=gdata"),
+        ("gadi", {"account": "a", "walltime": "1:00:00", "storage": "x"}, "--launcher"),
+        ("aurora", {"account": "a", "queue": "debug", "walltime": "1:00:00"}, "--set filesystems=home:flare"),
+        ("juwels-booster", {"account": "a", "walltime": "1:00:00"}, "--cpus-per-rank"),
+        ("aspire2a", {"cpus_per_rank": "8", "walltime": "1:00:00"}, "--gpus-per-node"),
+        ("generic-gridengine", {"pe": None}, "--set pe=mpi"),
+        ("polaris", {"account": "a", "queue": "debug"}, "--walltime"),
+    ],
+)
+def test_a_fact_that_the_site_does_not_know_is_asked_for_by_its_option(site, asked, option):
+    with pytest.raises(SiteError) as error:
+        plan(site, **asked)
+    assert option in error.value.hint
+
+
+def test_a_word_of_another_site_is_refused():
+    with pytest.raises(RequestError, match="unknown key 'filesystems'"):
+        plan("abci3", filesystems="home")
+
+
+def test_an_account_that_no_script_can_carry_is_said_with_the_command():
+    job = plan("tsubame4", account="tga-x", walltime="1:00:00")
+    assert any("qsub -g tga-x" in remark for remark in job.remarks)
+    assert "tga-x" not in "".join(directives("tsubame4", account="tga-x", walltime="1:00:00"))
+    assert any("trial job" in remark for remark in plan("tsubame4", walltime="0:10:00").remarks)
+
+
+@pytest.mark.parametrize(
+    ("site", "asked", "words"),
+    [
+        ("polaris", {"queue": "prod", "nodes": "5"}, ["drop the job without a word", "--nodes 10"]),
+        ("polaris", {"queue": "prod", "nodes": "5"}, ["--queue debug-scaling"]),
+        ("polaris", {"queue": "prod", "nodes": "10", "walltime": "24:00:00"}, ["at most 03:00:00", "10 to 24 nodes"]),
+        ("polaris", {"queue": "debug", "walltime": "0:04:59"}, ["at least 00:05:00"]),
+        ("frontier", {"nodes": "4", "walltime": "6:00:00"}, ["1 to 91 nodes run at most 02:00:00"]),
+        ("clariden", {"queue": "debug", "nodes": "3", "walltime": "1:00:00"}, ["1.5 node-hours", "00:30:00"]),
+        ("aspire2a", {**ASPIRE, "nodes": "17", "walltime": "48:00:00"}, ["65 to 256 GPUs run at most 24:00:00"]),
+        ("imperial-cx3", {"gpus_per_node": "2", "nodes": "2"}, ["1 node and 1 to 8 GPUs", "not 2 with 4 GPUs"]),
+        ("lumi-g", {"account": "mine"}, ["account matches project_"]),
+        ("lumi-g", {"account": "project_1", "cpus_per_rank": "8"}, ["8 ranks of 8 CPUs do not fit on the 56 CPUs"]),
+        ("imperial-cx3", {"account": "x", "gpus_per_node": "2"}, ["knows no accounts"]),
+        ("delta", {"account": "x"}, ["account matches"]),
+    ],
+)
+def test_a_request_beyond_a_sites_rules_is_refused_with_the_rule(site, asked, words):
+    known = {"account": "abcd-gpu" if site != "imperial-cx3" else None, "walltime": "1:00:00"}
+    with pytest.raises(RequestError) as error:
+        plan(site, **{**known, **asked})
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+def test_a_shared_nodes_cpus_and_memory_follow_the_gpus():
+    asked = {"account": "a", "walltime": "1:00:00", "storage": "x", "launcher": "openmpi"}
+    found = directives("gadi", **asked, gpus_per_node="1", nodes="1")
+    assert {"-l ncpus=12", "-l ngpus=1", "-l mem=95GB"} <= set(found)
+    found = directives("gadi", **asked, nodes="3")
+    assert {"-l ncpus=144", "-l ngpus=12", "-l mem=1146GB"} <= set(found)
+    assert not any("select" in d for d in found)
+
+
+def test_a_torque_name_is_short():
+    assert (
+        plan("generic-torque", gpus_per_node="0", cpus_per_rank="1", walltime="1:00:00", name="a" * 20).name == "a" * 15
+    )
+
+
+@pytest.mark.parametrize(
+    ("site", "command"),
+    [
+        ("abci3", "qsub -I -N train -P gabc12345 -q rt_HF -l select=1:mpiprocs=8:ompthreads=12 -l walltime=01:00:00"),
+        (
+            "generic-slurm",
+            "salloc --job-name=train --nodes=1 --ntasks-per-node=2 --cpus-per-task=8 --gpus-per-node=2 --time=01:00:00",
+        ),
+        ("generic-gridengine", "qrsh -N train -pe mpi 16 -l h_rt=01:00:00"),
+    ],
+)
+def test_the_same_nodes_can_be_had_for_a_shell(site, command):
+    assert interactive_command(plan(site).site.scheduler, script(site)) == command
+
+
+def test_this_machine_needs_no_interactive_job():
+    with pytest.raises(RequestError, match="no interactive jobs"):
+        interactive_command("local", script("local"))

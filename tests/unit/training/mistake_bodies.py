@@ -1,0 +1,250 @@
+"""Mistakes in training loops, each a function that a user might have written, and what they are run with.
+
+The ranks of one group make one mistake after the other. Each has a runtime of its own in the group.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+
+import hpcddp
+from hpcddp.errors import HpcddpError
+from hpcddp.training.rendezvous.group import Group
+
+Opened = Callable[..., Any]  # hpcddp.runtime in the ranks' group
+
+
+def make_data(samples: int = 12) -> TensorDataset:
+    generator = torch.Generator().manual_seed(7)
+    return TensorDataset(torch.randn(samples, 4, generator=generator), torch.arange(samples) % 3)
+
+
+def make_model(seed: int = 3) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+def sgd(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), **{"lr": 0.1} | options)
+
+
+def prepared(rt: Any) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
+    model = make_model()
+    taken: tuple[nn.Module, torch.optim.Optimizer, Any] = rt.prepare(
+        model, sgd(model), DataLoader(make_data(), batch_size=4)
+    )
+    return taken
+
+
+def train(rt: Any, model: Any, optimizer: Any, loader: Any, *, epochs: int = 1) -> None:
+    """A right loop over what it is given."""
+    for _ in rt.epochs(epochs):
+        for x, y in loader:
+            optimizer.zero_grad()
+            rt.backward(cross_entropy(model(x), y))
+            optimizer.step()
+
+
+# ---- weights that differ between the ranks
+
+
+def weights_loaded_on_one_rank(open_: Opened, rank: int) -> None:
+    with open_() as rt:
+        model, optimizer, loader = prepared(rt)
+        if rank == 1:
+            rt.unwrap(model).load_state_dict(make_model(seed=9).state_dict())
+        train(rt, model, optimizer, loader)
+
+
+def weights_changed_on_one_rank_in_a_step(open_: Opened, rank: int) -> None:
+    with open_() as rt:
+        model, optimizer, loader = prepared(rt)
+        for _ in rt.epochs(1):
+            for x, y in loader:
+                rt.backward(cross_entropy(model(x), y))
+                rt.step(optimizer)
+                if rank == 1:
+                    with torch.no_grad():
+                        rt.unwrap(model)[2].bias.clamp_(max=-1.0)
+
+
+def another_lr_on_one_rank(open_: Opened, rank: int) -> None:
+    with open_() as rt:
+        model = make_model()
+        train(rt, *rt.prepare(model, sgd(model, lr=0.1 * (1 + rank)), DataLoader(make_data(), batch_size=4)))
+
+
+def gradients_clipped_on_one_rank(open_: Opened, rank: int) -> None:
+    with open_() as rt:
+        model, optimizer, loader = prepared(rt)
+        for _ in rt.epochs(1):
+            for x, y in loader:
+                rt.backward(cross_entropy(model(x), y))
+                rt.step(optimizer, clip_norm=1e-3 if rank == 0 else None)
+
+
+def weights_changed_on_one_rank_late(open_: Opened, rank: int) -> None:
+    with open_() as rt:
+        model, optimizer, loader = prepared(rt)
+        for epoch in rt.epochs(2):
+            for x, y in loader:
+                optimizer.zero_grad()
+                rt.backward(cross_entropy(model(x), y))
+                optimizer.step()
+            if epoch == 1 and rank == 0:
+                nn.init.zeros_(rt.unwrap(model)[0].weight)
+
+
+def weights_that_are_no_numbers(open_: Opened, _rank: int) -> None:
+    with open_() as rt:
+        model, optimizer, loader = prepared(rt)
+        for _ in rt.epochs(2):
+            for x, y in loader:
+                optimizer.zero_grad()
+                rt.backward(cross_entropy(model(x), y) * (torch.nan if rt.steps >= 2 else 1.0))
+                optimizer.step()
+
+
+# ---- the bare model
+
+
+def the_old_model_called(open_: Opened, _rank: int) -> None:
+    with open_() as rt:
+        model = make_model()
+        _, optimizer, loader = rt.prepare(model, sgd(model), DataLoader(make_data(), batch_size=4))
+        train(rt, model, optimizer, loader)
+
+
+def the_module_inside_called(open_: Opened, _rank: int) -> None:
+    with open_() as rt:
+        model, optimizer, loader = prepared(rt)
+        train(rt, rt.unwrap(model), optimizer, loader)
+
+
+def the_bare_model_called_with_accumulation(open_: Opened, _rank: int) -> None:
+    with open_(max_micro_batch=1) as rt:
+        model, optimizer, loader = prepared(rt)
+        train(rt, rt.unwrap(model), optimizer, loader)
+
+
+def the_bare_model_called_in_an_exact_run(open_: Opened, _rank: int) -> None:
+    with open_(exact=True, slices=2) as rt:
+        model, optimizer, loader = prepared(rt)
+        train(rt, rt.unwrap(model), optimizer, loader)
+
+
+def a_compiled_copy_of_the_bare_model_called(open_: Opened, _rank: int) -> None:
+    with open_() as rt:
+        model, optimizer, loader = prepared(rt)
+        train(rt, torch.compile(rt.unwrap(model), backend="eager"), optimizer, loader)
+
+
+# ---- data that every rank does not get alike
+
+
+class Numbers(IterableDataset):
+    def __init__(self, first: int = 0, step: int = 1) -> None:
+        self._numbers = range(first, 24, step)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, int]]:
+        return ((torch.full((4,), float(n)), n % 3) for n in self._numbers)
+
+
+def a_stream_that_splits_itself_by_rank(open_: Opened, rank: int) -> None:
+    with open_() as rt:
+        model = make_model()
+        train(rt, *rt.prepare(model, sgd(model), DataLoader(Numbers(rank, 2), batch_size=4)))
+
+
+def a_data_set_that_is_cut_by_rank(open_: Opened, rank: int) -> None:
+    with open_() as rt:
+        model = make_model()
+        train(rt, *rt.prepare(model, sgd(model), DataLoader(make_data(11 + rank), batch_size=4)))
+
+
+def a_data_set_of_other_samples_by_rank(open_: Opened, rank: int) -> None:
+    with open_() as rt:
+        model = make_model()
+        rows = Subset(make_data(24), range(rank, 24, 2))
+        train(rt, *rt.prepare(model, sgd(model), DataLoader(rows, batch_size=4)))
+
+
+# ---- what is right, and must not be refused
+
+
+class Noisy(Dataset[Any]):
+    """Draws random numbers of its own, on each rank others, and rounds on each rank otherwise."""
+
+    def __init__(self, rank: int, *, draws: bool) -> None:
+        self._data, self._rank, self._draws = make_data(), rank, draws
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        x, y = self._data[index]
+        noise = random.SystemRandom().random() if self._draws else 1e-6 * self._rank
+        return x + noise, y
+
+
+def right_loops(open_: Opened, rank: int) -> None:
+    """GANs whose models are not all called in a pass, frozen parts, compiled models, accumulation."""
+    for options in ({}, {"max_micro_batch": 1}, {"exact": True, "slices": 2}):
+        with open_(**options) as rt:
+            train(rt, *prepared(rt), epochs=2)
+    with open_() as rt:
+        model, optimizer, loader = prepared(rt)
+        train(rt, torch.compile(model, backend="eager"), optimizer, loader, epochs=2)
+    with open_() as rt:
+        model = make_model()
+        train(rt, *rt.prepare(model, sgd(model), DataLoader(Numbers(), batch_size=4)))
+    for draws in (True, False):
+        with open_() as rt:
+            model = make_model()
+            noisy = Noisy(rank, draws=draws)
+            train(rt, *rt.prepare(model, sgd(model), DataLoader(noisy, batch_size=4)))
+    with open_() as rt:
+        g, d = nn.Linear(4, 4), nn.Linear(4, 1)
+        g, d, of_g, of_d, loader = rt.prepare(g, d, sgd(g), sgd(d), DataLoader(make_data(), batch_size=4))
+        for _ in rt.epochs(2):
+            for x, _ in loader:
+                of_d.zero_grad(set_to_none=False)
+                with torch.no_grad():
+                    made = g(x)
+                rt.backward((d(x) - d(made)).square().mean())
+                of_d.step()
+                if rt.steps % 2:
+                    of_g.zero_grad(set_to_none=False)
+                    rt.backward(d(g(x)).square().mean())
+                    of_g.step()
+
+
+def make_mistakes(argument: list[Any]) -> None:
+    """[folder, names]: each rank writes what became of each mistake: the error's two lines, or that there was none."""
+    folder, names = argument
+    said: dict[str, str] = {}
+    with hpcddp.init() as group:
+
+        def opened(**options: Any) -> Any:
+            return hpcddp.runtime(**{"group": group} | options)
+
+        for name in names:
+            said[name] = _try(globals()[name], opened, group)
+    Path(folder, f"{group.rank}.json").write_text(json.dumps(said))
+
+
+def _try(mistake: Callable[[Opened, int], None], opened: Opened, group: Group) -> str:
+    try:
+        mistake(opened, group.rank)
+    except HpcddpError as error:
+        return f"{error}"
+    return "nothing was said"

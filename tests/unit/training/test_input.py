@@ -1,0 +1,199 @@
+"""The way of the samples to the step: how many workers, what is copied ahead, and how long the step waits."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
+
+from hpcddp.training.data import reading
+from hpcddp.training.data.ahead import PlainCopies, StreamCopies, move_all
+from hpcddp.training.data.move import find_tensors
+from hpcddp.training.data.reading import choose_workers, read_how
+from hpcddp.training.data.sampler import MicroBatch
+from hpcddp.training.data.waiting import InputWait
+from hpcddp.training.data.weighing import Loaded, Weight
+from hpcddp.training.remarks import describe_starving
+from hpcddp.training.rendezvous.group import Group
+from hpcddp.training.rendezvous.roll_call import Member
+from hpcddp.training.torch_compat import HashStore
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
+IN_MEMORY = TensorDataset(torch.zeros(4))
+
+
+class Images(Dataset):
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Endless(IterableDataset):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(4))
+
+
+@pytest.fixture
+def _forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading.multiprocessing, "get_start_method", lambda allow_none: "fork")
+
+
+@pytest.mark.usefixtures("_forks")
+@pytest.mark.parametrize(
+    ("dataset", "cpus", "device", "workers"),
+    [
+        (Images(), 1, GPU, 0),
+        (Images(), 2, GPU, 1),
+        (Images(), 24, GPU, 8),
+        (Images(), 24, CPU, 0),
+        (Endless(), 24, GPU, 0),
+        (IN_MEMORY, 24, GPU, 0),
+        (Subset(ConcatDataset([IN_MEMORY, IN_MEMORY]), [0, 1]), 24, GPU, 0),
+        (ConcatDataset([IN_MEMORY, Images()]), 24, GPU, 8),
+    ],
+)
+def test_workers_follow_from_the_cpus_the_device_and_the_data(
+    dataset: Dataset, cpus: int, device: torch.device, workers: int
+) -> None:
+    assert choose_workers(dataset, cpus, device) == workers
+
+
+def test_no_worker_is_chosen_where_it_would_not_be_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading.multiprocessing, "get_start_method", lambda allow_none: "spawn")
+    assert choose_workers(Images(), 24, GPU) == 0
+
+
+def test_the_callers_number_of_workers_stays() -> None:
+    choose = {"choose": lambda _: 5}
+    assert read_how(Images(), **choose).reading.num_workers == 5
+    assert read_how(Images(), num_workers=0, **choose).reading.num_workers == 0
+    loader = torch.utils.data.DataLoader(Images(), num_workers=0)
+    assert read_how(loader, **choose).reading.num_workers == 0
+
+
+def test_ranks_that_may_use_the_same_cpus_share_them() -> None:
+    cpus = ["0,1,2,3,4,5,6,7", "0,1,2,3,4,5,6,7", "8,9", "0,1,2,3,4,5,6,7"]
+    hosts = "AAAB"
+    members = tuple(Member(n, hosts[n], n, None, cpus[n], ()) for n in range(4))
+    shares = [Group(n, 4, "none", "gloo", CPU, members, HashStore()).cpus for n in range(4)]
+    assert shares == [4, 4, 2, 8]
+
+
+class Noting:
+    """Copies to no device, and what was done when."""
+
+    def __init__(self, done: list[str]) -> None:
+        self._done = done
+
+    def start(self, content: Any) -> Callable[[], Any]:
+        self._done.append(f"copy {content}")
+        return lambda: content
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_the_next_copy_begins_before_the_loop_computes_and_order_stays(ahead: bool) -> None:
+    done: list[str] = []
+    weighed = [(Loaded(MicroBatch(n, 1, 3, n, n == 2), n), Weight(n, 1.0, 1.0)) for n in range(3)]
+    for micro, weight, content in move_all(iter(weighed), Noting(done), ahead=ahead):
+        assert micro.nth == weight.counted == content
+        done.append(f"use {content}")
+    apart = ["copy 0", "use 0", "copy 1", "use 1", "copy 2", "use 2"]
+    assert done == (["copy 0", "copy 1", "use 0", "copy 2", "use 1", "use 2"] if ahead else apart)
+    assert list(move_all(iter([]), Noting(done), ahead=ahead)) == []
+
+
+class Pair(NamedTuple):
+    a: Any
+    b: Any
+
+
+class Encoding:
+    def to(self, device: torch.device) -> Encoding:
+        return self
+
+
+def test_all_tensors_of_a_batch_are_found_unless_a_part_moves_itself() -> None:
+    one, two = torch.zeros(1), torch.ones(1)
+    assert find_tensors({"x": (one, [two]), "name": "cat"}) == [one, two]
+    assert find_tensors(Pair(one, 3)) == [one]
+    assert find_tensors(Pair(one, Encoding())) is None
+    batch = (one, Encoding())
+    assert PlainCopies(CPU).start(batch)()[0] is one
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_what_is_copied_beside_the_computation_arrives_whole() -> None:
+    copies = StreamCopies(GPU)
+    batches = [torch.full((1 << 20,), float(n)).pin_memory() for n in range(20)]
+    weighed = ((Loaded(MicroBatch(n, 1, 20, n, n == 19), x), Weight(1, 1.0, 1.0)) for n, x in enumerate(batches))
+    sums = [content.double().sum() for _, _, content in move_all(weighed, copies, ahead=True)]
+    assert [float(total) for total in sums] == [n * float(1 << 20) for n in range(20)]
+
+
+class Clock:
+    """Seconds that a test lets go by."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def items(self, count: int, wait_s: float) -> Iterator[int]:
+        for n in range(count):
+            self.now += wait_s
+            yield n
+
+
+def _loop(clock: Clock, waits: InputWait, count: int, wait_s: float, step_s: float, epoch: int = 0) -> None:
+    for _ in waits.over(clock.items(count, wait_s), epoch):
+        clock.now += step_s
+
+
+@pytest.mark.parametrize(
+    ("count", "wait_s", "step_s", "said"),
+    [
+        (200, 0.1, 0.3, [0.25]),
+        (200, 0.1, 2.0, []),  # less than a tenth
+        (109, 0.5, 0.5, []),  # too few to judge
+        (1000, 0.002, 0.01, []),  # a worker would not be faster
+        (150, 0.01, 0.01, []),  # too short
+    ],
+)
+def test_starvation_is_said_once(count: int, wait_s: float, step_s: float, said: list[float]) -> None:
+    clock, heard = Clock(), []
+    waits = InputWait(lambda _: None, heard.append, clock)
+    _loop(clock, waits, count, wait_s, step_s)
+    assert heard == pytest.approx(said)
+    if said:
+        _loop(clock, waits, count, wait_s, step_s)
+        assert len(heard) == 1
+
+
+def test_each_loop_over_the_loader_is_written_when_the_next_starts_or_the_run_ends() -> None:
+    clock, written = Clock(), []
+    waits = InputWait(written.append, lambda _: None, clock)
+    _loop(clock, waits, 4, 1.0, 3.0)
+    assert written == []
+    for _ in itertools.islice(waits.over(clock.items(9, 1.0), 1), 2):
+        clock.now += 1.0
+    waits.end_loop()
+    waits.end_loop()
+    assert written == [
+        {"epoch": 0, "micro_batches": 4, "wait_s": 4.0, "loop_s": 13.0, "share": 0.3077},
+        {"epoch": 1, "micro_batches": 2, "wait_s": 2.0, "loop_s": 3.0, "share": 0.6667},
+    ]
+
+
+def test_the_warning_names_what_helps() -> None:
+    assert describe_starving(0.42, 0, 8).endswith(
+        "42% of the time, with 0 workers; set num_workers=7 in the DataLoader or rt.loader"
+    )
+    assert "--cpus-per-rank" in describe_starving(0.42, 1, 2)

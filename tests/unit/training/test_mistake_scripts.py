@@ -1,0 +1,239 @@
+"""A right script, and what goes wrong if a line of it is another: none ends with status 0 and a wrong result.
+
+Each mistake is a change of the script's text; the changed script runs on two ranks as it stands.
+"""
+
+from __future__ import annotations
+
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+RunRanks = Callable[..., Any]
+
+# one of each kind that no other fast test has
+FAST = ("a copy of the model is called", "one of two optimizers is not prepared", "the scheduler is made after prepare")
+
+RIGHT = """\
+import copy
+import os
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import (
+    BatchSampler, DataLoader, DistributedSampler, IterableDataset, RandomSampler, TensorDataset, WeightedRandomSampler
+)
+
+import hpcddp
+
+rank = int(os.environ["RANK"])
+torch.manual_seed(3)
+data = TensorDataset(torch.randn(24, 4), torch.arange(24) % 3)
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+scaler = torch.amp.GradScaler("cpu", enabled=False)
+loader = DataLoader(data, batch_size=8, shuffle=True)
+with hpcddp.runtime() as rt:
+    net, optimizer, scheduler, scaler, batches = rt.prepare(model, optimizer, scheduler, scaler, loader)
+    for epoch in rt.epochs(2):
+        for x, y in batches:
+            optimizer.zero_grad()
+            loss = cross_entropy(net(x), y)
+            rt.backward(loss)
+            optimizer.step()
+            scheduler.step()
+"""
+
+PREPARE = "    net, optimizer, scheduler, scaler, batches = rt.prepare(model, optimizer, scheduler, scaler, loader)\n"
+LOADER = "loader = DataLoader(data, batch_size=8, shuffle=True)\n"
+ZERO, STEP, NEXT = (
+    "            optimizer.zero_grad()\n",
+    "            optimizer.step()\n",
+    "            scheduler.step()\n",
+)
+BACKWARD = "            rt.backward(loss)\n"
+SPLIT = ("hpcddp.runtime()", "hpcddp.runtime(max_micro_batch=2)")
+Changes = list[tuple[str, str]]
+
+MISTAKES: dict[str, tuple[Changes, str]] = {
+    "the model from before prepare is called": ([("net(x)", "model(x)")], "not through the model that rt.prepare"),
+    "the module inside is called": ([("net(x)", "rt.unwrap(net)(x)")], "not through the model that rt.prepare"),
+    "the same with accumulation": ([("net(x)", "model(x)"), SPLIT], "not through the model that rt.prepare"),
+    "a copy of the model is called": (
+        [("net(x)", "copy.deepcopy(model)(x)")],
+        "brought no gradient to any optimizer",
+    ),
+    "loss.backward()": ([("rt.backward(loss)", "loss.backward()")], "without a new rt.backward(loss)"),
+    "no backward": ([(BACKWARD, "")], "without a new rt.backward(loss)"),
+    "no backward and no step": ([(BACKWARD + STEP + NEXT, "")], "went by without rt.backward(loss)"),
+    "no step": ([(STEP + NEXT, "")], "went by without optimizer.step()"),
+    "no step, with accumulation": ([(STEP + NEXT, ""), SPLIT], "went by without optimizer.step()"),
+    "a step on rank 0 only": (
+        [(STEP + NEXT, "            if rt.is_main:\n    " + STEP + "    " + NEXT)],
+        "without optimizer.step()",
+    ),
+    "two steps": ([(STEP, STEP + STEP)], "without a new rt.backward(loss)"),
+    "the gradients are never cleared": ([(ZERO, "")], "the gradients of the step before"),
+    "clipped in each micro batch": (
+        [(BACKWARD, BACKWARD + "            nn.utils.clip_grad_norm_(net.parameters(), 0.1)\n"), SPLIT],
+        "changed between two micro batches",
+    ),
+    "both ways backward": (
+        [(BACKWARD, "            rt.backward(loss)\n            cross_entropy(net(x), y).backward()\n"), SPLIT],
+        "changed between two micro batches",
+    ),
+    "two turns in a micro batch": (
+        [(NEXT, ZERO + "            rt.backward(cross_entropy(net(x), y))\n" + STEP), SPLIT],
+        "after optimizer.step() in one micro batch",
+    ),
+    "the optimizer of another model": (
+        [("SGD(model.parameters()", "SGD(copy.deepcopy(model).parameters()")],
+        "belong to no prepared model",
+    ),
+    "the optimizer is not prepared": (
+        [(PREPARE, "    net, batches = rt.prepare(model, loader)\n")],
+        "steps a prepared model, and was not prepared itself",
+    ),
+    "one of two optimizers is not prepared": (
+        [
+            ("SGD(model.parameters()", "SGD(model[0].parameters()"),
+            (LOADER, LOADER + "other = torch.optim.SGD(model[2].parameters(), lr=0.1)\n"),
+            (ZERO, ZERO + "            other.zero_grad()\n"),
+            (STEP, STEP + "            other.step()\n"),
+        ],
+        "steps a prepared model, and was not prepared itself",
+    ),
+    "the scheduler is not prepared": (
+        [(PREPARE, "    net, optimizer, batches = rt.prepare(model, optimizer, loader)\n")],
+        "has a scheduler that was not prepared",
+    ),
+    "the scheduler is made after prepare": (
+        [
+            (PREPARE, "    net, optimizer, batches = rt.prepare(model, optimizer, loader)\n    scheduler = LATER\n"),
+            ("scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)\n", ""),
+            ("LATER", "torch.optim.lr_scheduler.StepLR(optimizer, 2)"),
+        ],
+        "has a scheduler that was not prepared",
+    ),
+    "the scaler is not prepared": (
+        [
+            ("optimizer, scheduler, scaler, batches", "optimizer, scheduler, batches"),
+            ("optimizer, scheduler, scaler, loader", "optimizer, scheduler, loader"),
+            ("enabled=False", "enabled=True"),
+            ("rt.backward(loss)", "rt.backward(loss, scaler=scaler)"),
+        ],
+        "the gradient scaler was not prepared",
+    ),
+    "the loader is not prepared": (
+        [
+            ("scaler, batches = rt", "scaler = rt"),
+            ("scaler, loader)", "scaler)"),
+            ("in batches", "in loader"),
+            ("runtime()", "runtime(8)"),
+        ],
+        "this runtime has no training loader yet",
+    ),
+    "the loader from before prepare is looped over": ([("in batches", "in loader")], "no batch was taken from the"),
+    "a sampler with weights": (
+        [("shuffle=True)\nwith", "sampler=WeightedRandomSampler([1.0] * 24, 24))\nwith")],
+        "WeightedRandomSampler",
+    ),
+    "a sampler of batches": (
+        [("batch_size=8, shuffle=True)\nwith", "batch_sampler=BatchSampler(RandomSampler(data), 8, True))\nwith")],
+        "batch",
+    ),
+    "a data set divided by rank": (
+        [("DataLoader(data, ", "DataLoader(torch.utils.data.Subset(data, range(rank, 24, 3)), ")],
+        "rank 1 gets other samples of this Subset",
+    ),
+    "a stream divided by rank": (
+        [
+            (
+                "model = nn",
+                "class Rows(IterableDataset):\n    def __iter__(self):\n        return iter(ROWS)\n\n\nmodel = nn",
+            ),
+            ("ROWS", "[data[n] for n in range(rank, 24, 2)]"),
+            (LOADER, "loader = DataLoader(Rows(), batch_size=8)\n"),
+        ],
+        "another stream of this Rows",
+    ),
+    "the model is in DDP already": (
+        [(PREPARE, PREPARE.replace("model,", "nn.parallel.DistributedDataParallel(model),", 1))],
+        "the model is in DistributedDataParallel already",
+    ),
+    "another learning rate on each rank": ([("lr=0.1", "lr=0.1 * (1 + rank)")], "are not those of rank 0"),
+    "weights loaded on rank 0 after prepare": (
+        [(PREPARE, PREPARE + "    if rank == 0:\n        nn.init.zeros_(model[0].weight)\n")],
+        "are not those of rank 0",
+    ),
+    "weights changed on rank 0 in the loop": (
+        [(NEXT, NEXT + "            if rank == 0:\n                nn.init.zeros_(model[0].weight)\n")],
+        "are not those of rank 0",
+    ),
+    "gradients clipped on rank 0": (
+        [
+            (BACKWARD, BACKWARD + "            if rank == 0:\n                nn.utils.clip_grad_norm_(SMALL)\n"),
+            ("SMALL", "net.parameters(), 1e-3"),
+        ],
+        "are not those of rank 0",
+    ),
+    "another size of the model on each rank": ([("8)", "8 + rank)"), ("Linear(8,", "Linear(8 + rank,")], "rank"),
+    "a learning rate at which the loss is lost": ([("lr=0.1", "lr=1e38")], "the loss of the run is inf by step 6"),
+    "a loss that is detached": ([("rt.backward(loss)", "rt.backward(loss.detach())")], "does not require grad"),
+    "a forward pass without gradients": (
+        [("            loss = ", "            with torch.no_grad():\n                loss = ")],
+        "does not require grad",
+    ),
+    "the step behind the loop": ([(STEP + NEXT, "        optimizer.step()\n")], "went by without optimizer.step()"),
+    "no batch size": ([("batch_size=8, shuffle=True", "batch_size=None")], "batch_size"),
+    "prepared twice": ([(PREPARE, PREPARE + PREPARE)], "already"),
+}
+
+
+def change(name: str) -> str:
+    text, changes = RIGHT, MISTAKES[name][0]
+    for old, new in changes:
+        assert old in text, (name, old)
+        text = text.replace(old, new)
+    return text
+
+
+def run_script(path: str) -> None:
+    """On each rank, in a process of its own."""
+    runpy.run_path(path, run_name="__main__")
+
+
+@pytest.mark.slow
+def test_the_right_script_ends_well_without_a_warning(run_ranks: RunRanks, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(RIGHT)
+    for ranks in (1, 2):
+        outcome = run_ranks("test_mistake_scripts:run_script", ranks, str(script)).check()
+        assert "warning" not in "".join(outcome.outputs).lower()
+        assert "finished after step 6" in outcome.outputs[0]
+
+
+def test_random_data_that_are_others_on_each_rank_are_said(run_ranks: RunRanks, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(RIGHT.replace("manual_seed(3)", "manual_seed(rank)"))
+    outcome = run_ranks("test_mistake_scripts:run_script", 2, str(script)).check()
+    assert "hpcddp: warning: rank 1 gets other samples of this TensorDataset than rank 0" in outcome.outputs[0]
+    assert "hint: sort what is listed from files" in outcome.outputs[0]
+
+
+def test_there_are_mistakes_enough() -> None:
+    assert len(MISTAKES) >= 30
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in MISTAKES])
+def test_no_mistake_ends_with_status_0(name: str, run_ranks: RunRanks, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(change(name))
+    outcome = run_ranks("test_mistake_scripts:run_script", 2, str(script))
+    assert all(status not in (0, None) for status in outcome.statuses), outcome.outputs
+    assert MISTAKES[name][1] in "".join(outcome.outputs)

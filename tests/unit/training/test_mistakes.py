@@ -1,0 +1,40 @@
+"""Mistakes that would train wrongly: none of them passes without an error that says what is so.
+
+Those that one rank can make are in test_loop.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+RunRanks = Callable[..., Any]
+
+ON_TWO_RANKS = {
+    "weights_loaded_on_one_rank": "after step 1 the weights of rank 1 are not those of rank 0: 0.weight of Sequential",
+    "weights_changed_on_one_rank_in_a_step": "of rank 0: 2.bias of Sequential differs by up to",
+    "another_lr_on_one_rank": "after step 1 the weights of rank 1 are not those of rank 0: 0.weight",
+    "gradients_clipped_on_one_rank": "after step 1 the weights of rank 1",
+    "weights_changed_on_one_rank_late": "after step 6 the weights of rank 1 are not those of rank 0: 0.weight",
+    "weights_that_are_no_numbers": "after step 6 the weights are no numbers any more: 0.weight of Sequential has NaN",
+    "the_old_model_called": "reached the Sequential, but not through the model that rt.prepare returned",
+    "the_module_inside_called": "reached the Sequential, but not through the model that rt.prepare returned",
+    "the_bare_model_called_with_accumulation": "but not through the model that rt.prepare returned",
+    "the_bare_model_called_in_an_exact_run": "but not through the model that rt.prepare returned",
+    "a_stream_that_splits_itself_by_rank": "rank 1 gets another stream of this Numbers: its first sample is not that",
+    "a_data_set_that_is_cut_by_rank": "rank 1 gets 12 samples of this TensorDataset: rank 0 gets 11",
+    "a_data_set_of_other_samples_by_rank": "rank 1 gets other samples of this Subset than rank 0",
+    "a_compiled_copy_of_the_bare_model_called": "but not through the model that rt.prepare returned",
+}
+
+
+def test_no_mistake_of_two_ranks_goes_unsaid(run_ranks: RunRanks, tmp_path: Path) -> None:
+    names = [*ON_TWO_RANKS, "right_loops"]
+    run_ranks("mistake_bodies:make_mistakes", 2, [str(tmp_path), names]).check()
+    for rank in range(2):
+        said = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert said.pop("right_loops") == "nothing was said"
+        for name, words in ON_TWO_RANKS.items():
+            assert words in said[name], (rank, name, said[name])

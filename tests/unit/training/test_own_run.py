@@ -1,0 +1,92 @@
+"""The run of a process that no job script started: the same on every rank, held by rank 0."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from hpcddp.errors import HpcddpError
+from hpcddp.runs.folder import RunFolder, choose_attempt
+from hpcddp.runs.holder import describe_process
+from hpcddp.runs.lock import HeldError, is_held_by, take_run
+from hpcddp.runs.state import write_state
+from hpcddp.training import own_run
+from hpcddp.training.options import RuntimeOptions
+from hpcddp.training.own_run import open_run
+from hpcddp.training.rendezvous.failure import PeerFailedError
+from hpcddp.training.rendezvous.group import Group
+from hpcddp.training.rendezvous.roll_call import Member
+from hpcddp.training.torch_compat import HashStore, Store
+
+
+def group_of(rank: int, store: Store) -> Group:
+    members = tuple(Member(rank, "node1", 1, rank, "0", ()) for rank in range(2))
+    return Group(rank, 2, "openmpi", "gloo", torch.device("cpu"), members, store)
+
+
+def open_on_two_ranks(
+    base: Path, monkeypatch: pytest.MonkeyPatch, env: dict[str, str] | None = None, **options: object
+) -> list[str | HpcddpError]:
+    """What each of two ranks gets: its run's folder, in which rank 0's run ends as finished, or its error."""
+    monkeypatch.setattr(own_run, "_openings", itertools.repeat(0))
+    asked = RuntimeOptions(run_dir=None if env else str(base), **options)  # type: ignore[arg-type]  # as given
+    store = HashStore()
+    found: list[str | HpcddpError] = ["", ""]
+
+    def rank(number: int) -> None:
+        folder = choose_attempt(env or {}, asked.run_dir)
+        try:
+            with open_run(folder, group_of(number, store), env or {}, asked) as attempt:
+                assert attempt is not None
+                found[number] = attempt.run.path
+                if number == 0:
+                    assert is_held_by(attempt.run, attempt.name)
+                    write_state(attempt, "finished", step=1, epoch=1, reason="done")
+        except HpcddpError as error:
+            found[number] = error
+
+    threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def test_a_finished_script_that_is_started_again_begins_a_run_of_its_own_on_every_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = tmp_path / "train"
+    assert open_on_two_ranks(base, monkeypatch) == [str(base)] * 2
+    assert open_on_two_ranks(base, monkeypatch) == [f"{base}-2"] * 2
+    assert open_on_two_ranks(base, monkeypatch, resume="train") == [str(base)] * 2
+    assert open_on_two_ranks(base, monkeypatch, resume=False) == [f"{base}-3"] * 2
+    first, second, *_ = capsys.readouterr().err.splitlines()
+    assert first == f"hpcddp: run {base}: new"
+    assert second == f"hpcddp: run {base}-2: new, since train is finished (to resume that one: --resume train)"
+
+
+def test_ranks_of_a_job_script_take_its_run_and_its_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunFolder(str(tmp_path / "train"))
+    env = {"HPCDDP_RUN_DIR": run.path, "HPCDDP_ATTEMPT": "41"}
+    take_run(run, describe_process("41", os.getppid(), {}, ()), lambda _scheduler, _job: None)
+    assert open_on_two_ranks(tmp_path, monkeypatch, env) == [run.path] * 2
+    assert is_held_by(run, "41")  # the job script lets it go
+    assert open_on_two_ranks(tmp_path, monkeypatch, env) == [run.path] * 2  # finished, but not theirs to choose
+
+
+def test_a_run_that_another_process_holds_is_refused_by_rank_0_and_reported_by_it_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunFolder(str(tmp_path / "train"))
+    take_run(run, describe_process("41", os.getppid(), {}, ()), lambda _scheduler, _job: None)
+    first, other = open_on_two_ranks(tmp_path / "train", monkeypatch)
+    assert isinstance(first, HeldError)
+    assert isinstance(other, PeerFailedError)
+    env = {"HPCDDP_RUN_DIR": run.path, "HPCDDP_ATTEMPT": "42"}  # an environment that no job script made
+    assert isinstance(open_on_two_ranks(tmp_path, monkeypatch, env)[0], HeldError)

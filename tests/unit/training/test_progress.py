@@ -1,0 +1,179 @@
+"""The progress of a training as text, and when it is printed."""
+
+from __future__ import annotations
+
+import io
+import math
+from itertools import product
+
+import pytest
+
+from hpcddp.errors import RequestError
+from hpcddp.training.progress import Progress, Standing, format_bar, format_line, format_seconds, read_seconds
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.at = 1000.0
+        self.looks = 0
+
+    def __call__(self) -> float:
+        self.looks += 1
+        return self.at
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Broken(io.StringIO):
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+WHOLE = Standing(1200, 5000, 0.31234, 5210.4, 750.0, 1300, 3723.0)
+
+
+def test_a_line_has_all_that_is_known() -> None:
+    assert (
+        format_line(WHOLE)
+        == "step 1200/5000  loss 0.3123  5,210 samples/s  0:12:30 left  save at 1300  walltime left 1:02:03"
+    )
+
+
+def test_what_is_not_known_is_left_out_and_nothing_else_changes() -> None:
+    fields = [name for name in Standing._fields if name not in {"step", "total_steps"}]
+    whole = format_line(WHOLE).split("  ")
+    for known in product([True, False], repeat=len(fields)):
+        gone = {name: None for name, is_known in zip(fields, known, strict=True) if not is_known}
+        kept = [text for text, is_known in zip(whole[1:], known, strict=True) if is_known]
+        assert format_line(WHOLE._replace(**gone)) == "  ".join([whole[0], *kept])
+
+
+@pytest.mark.parametrize(
+    ("changed", "shown"),
+    [
+        ({"total_steps": None}, "step 1200"),
+        ({"loss": math.nan}, "loss nan"),
+        ({"loss": math.inf}, "loss inf"),
+        ({"loss": 12345.678}, "loss 1.235e+04"),
+        ({"loss": 0.0}, "loss 0"),
+        ({"loss": -1.5}, "loss -1.5"),
+        ({"samples_per_s": 9.87}, "9.9 samples/s"),
+        ({"samples_per_s": 0.0123}, "0.012 samples/s"),
+        ({"samples_per_s": 1234567.0}, "1,234,567 samples/s"),
+        ({"left_s": 0.0}, "0:00:00 left"),
+        ({"left_s": 200000.0}, "2d 07:33:20 left"),
+        ({"walltime_left_s": -5.0}, "walltime left 0:00:00"),
+    ],
+)
+def test_a_number_at_its_limits_is_still_readable(changed: dict[str, float], shown: str) -> None:
+    assert shown in format_line(WHOLE._replace(**changed)).split("  ")
+
+
+@pytest.mark.parametrize("rate", [math.inf, math.nan])
+def test_a_rate_that_is_no_number_is_not_shown(rate: float) -> None:
+    assert "samples/s" not in format_line(WHOLE._replace(samples_per_s=rate))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0:00:00"),
+        (59.9, "0:00:59"),
+        (60, "0:01:00"),
+        (3599, "0:59:59"),
+        (86399, "23:59:59"),
+        (86400, "1d 00:00:00"),
+        (-1, "0:00:00"),
+        (math.inf, "over 100 days"),
+        (math.nan, "?"),
+    ],
+)
+def test_seconds_are_a_clock(seconds: float, text: str) -> None:
+    assert format_seconds(seconds) == text
+
+
+def test_a_bar_fills_with_the_steps_and_never_overflows() -> None:
+    bars = [format_bar(Standing(step, 40), 200) for step in (-1, 0, 1, 2, 20, 39, 40, 41, 400)]
+    assert [bar.partition("]")[0].count("#") for bar in bars] == [0, 0, 0, 1, 10, 19, 20, 20, 20]
+    assert {len(bar.partition("]")[0]) for bar in bars} == {21}
+
+
+def test_a_bar_stays_on_its_line_and_without_a_last_step_there_is_none() -> None:
+    assert [len(format_bar(WHOLE, columns)) for columns in (-1, 0, 1, 40)] == [0, 0, 1, 40]
+    assert format_bar(Standing(7), 80) == "step 7"
+
+
+def test_a_log_gets_a_line_per_interval_with_the_rate_of_that_interval() -> None:
+    out, clock = io.StringIO(), Clock()
+    progress = Progress(out, interval_s=30, total_steps=1000, save_every=50, deadline=2000, clock=clock, now=clock)
+    for step in range(101, 181):  # resumed; 1 s each, from step 141 on 2 s each
+        progress.step(step, 8, 0.5)
+        clock.at += 1.0 if step < 141 else 2.0
+    assert out.getvalue().splitlines() == [
+        "hpcddp: step 131/1000  loss 0.5  8 samples/s  0:14:29 left  save at 150  walltime left 0:16:10",
+        "hpcddp: step 151/1000  loss 0.5  5.3 samples/s  0:16:58 left  save at 200  walltime left 0:15:40",
+        "hpcddp: step 166/1000  loss 0.5  4 samples/s  0:19:14 left  save at 200  walltime left 0:15:10",
+    ]
+
+
+def test_a_step_that_prints_nothing_looks_at_the_clock_once() -> None:
+    clock = Clock()
+    progress = Progress(io.StringIO(), interval_s=30, clock=clock)
+    progress.step(1, 8)
+    looks = clock.looks
+    for step in range(2, 102):
+        progress.step(step, 8)
+    assert clock.looks - looks == 100
+
+
+@pytest.mark.parametrize("nothing", [{"out": None}, {"out": io.StringIO(), "interval_s": None}])
+def test_no_output_or_no_interval_prints_nothing(nothing: dict[str, object]) -> None:
+    clock = Clock()
+    progress = Progress(clock=clock, **nothing)  # type: ignore[arg-type]  # the two cases have other keys
+    for step in range(1, 100):
+        progress.step(step, 8)
+        clock.at += 10
+    progress.clear()
+    assert nothing["out"] is None or nothing["out"].getvalue() == ""  # type: ignore[attr-defined]  # a StringIO
+
+
+def test_a_terminal_gets_one_line_that_is_drawn_anew_and_cleared() -> None:
+    out, clock = Terminal(), Clock()
+    progress = Progress(out, total_steps=10, columns=lambda: 30, clock=clock)
+    progress.clear()  # nothing is drawn yet
+    for step in range(1, 11):
+        progress.step(step, 8, 1.0)
+        clock.at += 0.1
+    drawn = out.getvalue()
+    assert "\n" not in drawn
+    texts = [text.removesuffix("\x1b[K") for text in drawn.split("\r")[1:]]
+    assert [text.partition("step ")[2] for text in texts] == ["3", "5", "7", "9"]
+    assert all(len(text) <= 29 for text in texts)
+    progress.clear()
+    progress.clear()
+    assert out.getvalue() == drawn + "\r\x1b[K"
+
+
+def test_an_output_that_is_gone_ends_the_lines_and_not_the_training() -> None:
+    clock = Clock()
+    progress = Progress(Broken(), interval_s=1, clock=clock)
+    for step in range(1, 10):
+        progress.step(step, 8)
+        clock.at += 1
+    looks = clock.looks
+    progress.step(10, 8)
+    assert clock.looks == looks + 1
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("", 30.0), ("5", 5.0), ("0.5", 0.5), ("off", None)])
+def test_the_interval_is_settable(text: str, seconds: float | None) -> None:
+    assert read_seconds({"HPCDDP_PROGRESS": text}, "HPCDDP_PROGRESS", 30.0) == seconds
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "often"])
+def test_an_interval_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(RequestError, match="no number of seconds above 0"):
+        read_seconds({"HPCDDP_PROGRESS": text}, "HPCDDP_PROGRESS", 30.0)

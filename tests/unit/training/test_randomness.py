@@ -1,0 +1,214 @@
+"""What a sample draws depends on (seed, epoch, sample) only, and a sample that draws nothing is not seeded for it."""
+
+from __future__ import annotations
+
+import random
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, Dataset
+
+from hpcddp.training.data import generators, randomness
+from hpcddp.training.data.randomness import SeededSamples, kept_generators, seed_generators
+
+SEED = 3
+DRAWS: dict[str, Callable[[], Any]] = {
+    "python": random.random,
+    "python's normal": lambda: random.gauss(0, 1),
+    "numpy": lambda: float(np.random.rand()),
+    "numpy's normal": lambda: float(np.random.randn()),
+    "torch": lambda: float(torch.rand(1)),
+    "torch's normal": lambda: float(torch.randn(1)),
+    "many of python's": lambda: [random.getrandbits(32) for _ in range(624)],
+    "many of numpy's": lambda: np.random.bytes(4 * 624),
+}
+
+
+class Programs(Dataset):
+    """Sample i makes the draws that programs[i] names; none for an empty program."""
+
+    def __init__(self, programs: list[list[str]]) -> None:
+        self.programs = programs
+
+    def __len__(self) -> int:
+        return len(self.programs)
+
+    def __getitem__(self, index: int) -> list[Any]:
+        return [index, *(DRAWS[name]() for name in self.programs[index])]
+
+
+def _alone(data: Programs, epoch: int, index: int) -> list[Any]:
+    """The sample by the definition: right after the generators were seeded from its key."""
+    with kept_generators():
+        seed_generators("sample", SEED, epoch, index)
+        return data[index]
+
+
+def _states() -> list[Any]:
+    """By the generators' own functions."""
+    numpys = np.random.get_state()
+    return [random.getstate(), numpys[1].tolist(), numpys[2:], torch.get_rng_state().tolist()]
+
+
+names = st.sampled_from(sorted(DRAWS))
+# most samples of a data set that draws rarely draw nothing
+programs = st.lists(st.one_of(st.just([]), st.just([]), st.lists(names, max_size=3)), min_size=1, max_size=12)
+
+
+@given(programs, st.data())
+def test_a_sample_draws_what_its_key_gives_in_any_batch_order_and_worker_and_whatever_was_drawn_elsewhere(
+    programs: list[list[str]], data: st.DataObject
+) -> None:
+    dataset = Programs(programs)
+    workers = [SeededSamples(dataset, SEED) for _ in range(2)]  # of any ranks: they know nothing of each other
+    for _ in range(data.draw(st.integers(1, 4), "batches")):
+        epoch = data.draw(st.integers(0, 1), "epoch")
+        batch = data.draw(st.lists(st.integers(0, len(programs) - 1), min_size=1, max_size=6), "batch")
+        for name in data.draw(st.lists(names, max_size=2), "draws of the loop"):
+            DRAWS[name]()
+        before = _states()
+        samples = data.draw(st.sampled_from(workers), "worker").__getitems__([(epoch, i) for i in batch])
+        assert samples == [_alone(dataset, epoch, i) for i in batch]
+        assert _states() == before
+
+
+def test_a_batch_without_draws_is_read_once_and_not_seeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    class Plain(Programs):
+        def __getitem__(self, index: int) -> list[Any]:
+            asked.append(index)
+            return super().__getitem__(index)
+
+    monkeypatch.setattr(randomness, "seed_generators", lambda *_: pytest.fail("seeded"))
+    samples = SeededSamples(Plain([[]] * 9), SEED)
+    for epoch in range(2):
+        assert samples.__getitems__([(epoch, i) for i in range(9)]) == [[i] for i in range(9)]
+    assert asked == [*range(9)] * 2
+
+
+def test_of_a_data_set_that_draws_only_the_first_sample_is_read_twice() -> None:
+    asked = []
+
+    class Asked(Programs):
+        def __getitem__(self, index: int) -> list[Any]:
+            asked.append(index)
+            return super().__getitem__(index)
+
+    samples = SeededSamples(Asked([["torch"]] * 5), SEED)
+    samples.__getitems__([(0, i) for i in range(5)])
+    samples.__getitems__([(0, i) for i in range(3)])
+    assert asked == [0, 0, 1, 2, 3, 4, 0, 1, 2]
+
+
+@pytest.mark.parametrize("after", [[], ["torch"]], ids=["draws nothing", "drew"])
+def test_an_error_of_a_sample_passes_and_leaves_the_generators_as_they_were(after: list[str]) -> None:
+    class Broken(Programs):
+        def __getitem__(self, index: int) -> list[Any]:
+            super().__getitem__(index)
+            raise OSError("no such image")
+
+    before = _states()
+    with pytest.raises(OSError, match="no such image"):
+        SeededSamples(Broken([after]), SEED).__getitems__([(0, 0)])
+    assert _states() == before
+
+
+def test_the_seed_that_a_sample_reads_without_drawing_is_the_same_in_any_process_and_order() -> None:
+    """As in `torch.Generator().manual_seed(torch.initial_seed() + index)`."""
+
+    class ReadsSeed(Programs):
+        def __getitem__(self, index: int) -> list[Any]:
+            return [index, torch.initial_seed()]
+
+    data = ReadsSeed([[]] * 6)
+
+    def read(workers: int) -> list[list[Any]]:
+        torch.rand(1)
+        draws = [[(epoch, i) for i in part] for epoch in range(2) for part in ((0, 1, 2), (3, 4, 5))]
+        loader = DataLoader(SeededSamples(data, SEED), batch_sampler=draws, num_workers=workers, collate_fn=list)
+        return [sample for batch in loader for sample in batch]
+
+    expected = read(0)
+    assert len({seed for _, seed in expected}) == 2  # one for each epoch
+    assert read(2) == expected
+    torch.manual_seed(5)
+    assert read(0) == expected
+
+
+def test_a_data_set_that_reads_several_samples_at_once_is_asked_so() -> None:
+    class AtOnce(Programs):
+        def __getitems__(self, indices: list[int]) -> list[Any]:
+            return [("at once", i) for i in indices]
+
+    samples = SeededSamples(AtOnce([[]] * 4), SEED)
+    assert samples.__getitems__([(0, i) for i in range(4)]) == [("at once", i) for i in range(4)]
+
+
+def test_the_states_are_read_from_memory_as_the_generators_functions_give_them() -> None:
+    for draw in [None, *DRAWS.values()]:
+        if draw is not None:
+            draw()
+        states = generators.read_states()
+        _, (*words, place), kept = random.getstate()
+        assert states.python == struct.pack("625I", place, *words)
+        assert states.kept_normal == kept
+        _, words, place, has_normal, _ = np.random.get_state()
+        assert (
+            isinstance(states.numpy, tuple) if has_normal else states.numpy == words.tobytes() + struct.pack("i", place)
+        )
+
+
+@given(st.lists(names, max_size=3), st.lists(names, max_size=3))
+def test_states_can_be_put_back_also_where_they_cannot_be_read_from_memory(first: list[str], then: list[str]) -> None:
+    for readable in (True, False):
+        with pytest.MonkeyPatch.context() as patch:
+            if not readable:
+                patch.setattr(generators, "_python_address", lambda: None)
+                patch.setattr(generators, "_read_numpy_bytes", lambda: None)
+            for name in first:
+                DRAWS[name]()
+            expected = _states()
+            with kept_generators():
+                for name in then:
+                    DRAWS[name]()
+            assert _states() == expected
+
+
+def test_without_memory_access_a_sample_draws_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = Programs([[], ["numpy's normal"], ["python"], []])
+    monkeypatch.setattr(generators, "_python_address", lambda: None)
+    monkeypatch.setattr(generators, "_read_numpy_bytes", lambda: None)
+    for batches in ([[0], [3, 2], [1]], [[3, 0, 1, 2]]):
+        samples = SeededSamples(data, SEED)
+        for batch in batches:
+            assert samples.__getitems__([(0, i) for i in batch]) == [_alone(data, 0, i) for i in batch]
+
+
+@pytest.mark.slow
+def test_a_sample_that_is_the_first_to_import_numpy_draws_what_its_key_gives() -> None:
+    program = """
+import sys
+for name in [n for n in sys.modules if n.partition('.')[0] == 'numpy']:
+    del sys.modules[name]
+sys.modules['numpy'] = None                       # torch does without
+import torch
+del sys.modules['numpy']
+from hpcddp.training.data.randomness import SeededSamples
+assert 'numpy' not in sys.modules
+class Late(torch.utils.data.Dataset):
+    def __getitem__(self, index):
+        import numpy as np
+        return np.random.rand()
+first = SeededSamples(Late(), 1).__getitems__([(0, 1), (0, 2)])
+assert first == SeededSamples(Late(), 1).__getitems__([(0, 1), (0, 2)]), first
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

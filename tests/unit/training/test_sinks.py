@@ -1,0 +1,170 @@
+"""The numbers of `rt.log` in TensorBoard, MLflow and W&B.
+
+TensorBoard is the real one. For MLflow and W&B there are stand-ins with the calls that hpcddp makes; they show that a
+run is found again and what it is given, not that the services take it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hpcddp.errors import RequestError
+from hpcddp.training import sinks
+from hpcddp.training.sinks import SinkRequest, Sinks, choose_sinks
+
+
+def test_nothing_is_opened_unless_asked_for() -> None:
+    assert choose_sinks(None, {}) == ()
+    assert choose_sinks([], {"HPCDDP_LOG_TO": "tensorboard"}) == ()
+
+
+def test_the_argument_goes_before_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sinks, "find_spec", lambda name: SimpleNamespace(name=name))
+    assert choose_sinks(None, {"HPCDDP_LOG_TO": "mlflow, wandb,mlflow"}) == ("mlflow", "wandb")
+    assert choose_sinks(["wandb"], {"HPCDDP_LOG_TO": "mlflow"}) == ("wandb",)
+    assert choose_sinks("wandb", {}) == ("wandb",)
+
+
+def test_an_unknown_sink_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(RequestError) as caught:
+        choose_sinks(None, {"HPCDDP_LOG_TO": "tensorbord"})
+    assert str(caught.value).splitlines() == [
+        "HPCDDP_LOG_TO: 'tensorbord' is unknown (did you mean 'tensorboard'?)",
+        "hint: one of tensorboard, mlflow, wandb",
+    ]
+
+
+def test_a_sink_that_is_not_installed_is_refused_with_the_line_for_pip(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sinks, "find_spec", lambda name: None)
+    with pytest.raises(RequestError) as caught:
+        choose_sinks(["mlflow"], {})
+    assert str(caught.value).splitlines() == [
+        f"log_to: mlflow was asked for, but mlflow is not installed for {sys.executable}",
+        f"hint: {sys.executable} -m pip install mlflow",
+    ]
+
+
+TENSORBOARD = """
+import sys, warnings
+warnings.simplefilter("ignore")  # TensorBoard's own
+from hpcddp.training.sinks import SinkRequest, Sinks
+for first, last in ((0, 4), (2, 5)):  # the second attempt resumes from step 2
+    opened = Sinks(["tensorboard"], SinkRequest(sys.argv[1], first))
+    for step in range(first + 1, last + 1):
+        opened.write(step, {"score": step + first / 10})
+    opened.close("unfinished")
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+events = EventAccumulator(sys.argv[1] + "/tensorboard")
+events.Reload()
+print(*(f"{e.step}:{e.value:.1f}" for e in events.Scalars("score")))
+"""
+
+
+@pytest.mark.slow
+def test_a_resumed_run_is_one_curve_in_tensorboard(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    done = subprocess.run([sys.executable, "-c", TENSORBOARD, tmp_path], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["1:1.0", "2:2.0", "3:3.2", "4:4.2", "5:5.2"], done.stderr
+
+
+class StandIn:
+    """Notes each call, and answers `search_runs` with the runs that were started."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.known: dict[str, str] = {}
+
+    def search_runs(self, filter_string: str, max_results: int, output_format: str) -> list[Any]:
+        assert (max_results, output_format) == (1, "list")
+        return [
+            SimpleNamespace(info=SimpleNamespace(run_id=run))
+            for tag, run in self.known.items()
+            if filter_string == f"tags.hpcddp_run = '{tag}'"
+        ]
+
+    def start_run(self, run_id: str | None = None, run_name: str = "", tags: dict[str, str] | None = None) -> None:
+        if tags is not None:
+            self.known[tags["hpcddp_run"]] = f"id of {run_name}"
+        self.calls.append(("start", run_id or run_name))
+
+    def log_metrics(self, numbers: dict[str, float], step: int) -> None:
+        self.calls.append(("log", step, numbers))
+
+    def end_run(self, status: str) -> None:
+        self.calls.append(("end", status))
+
+    def init(self, **given: Any) -> StandIn:
+        self.calls.append(("init", given))
+        return self
+
+    def log(self, numbers: dict[str, float]) -> None:
+        self.calls.append(("log", numbers))
+
+    def finish(self, exit_code: int) -> None:
+        self.calls.append(("finish", exit_code))
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
+    module = StandIn()
+    monkeypatch.setitem(sys.modules, "mlflow", module)
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    return module
+
+
+def test_a_resumed_run_is_the_same_run_in_mlflow_and_another_is_not(stand_in: StandIn, tmp_path: Path) -> None:
+    for folder, status in (("a", "unfinished"), ("a", "finished"), ("b", "failed")):
+        opened = Sinks(["mlflow"], SinkRequest(str(tmp_path / folder), 0))
+        opened.write(3, {"score": 1.5})
+        opened.close(status)
+    assert stand_in.calls[::3] == [("start", "a"), ("start", "id of a"), ("start", "b")]
+    assert stand_in.calls[1::3] == [("log", 3, {"score": 1.5})] * 3
+    assert stand_in.calls[2::3] == [("end", "KILLED"), ("end", "FINISHED"), ("end", "FAILED")]
+
+
+def test_a_resumed_run_has_the_same_id_in_wandb_and_another_has_not(stand_in: StandIn, tmp_path: Path) -> None:
+    for folder in ("a", "a/", "b"):
+        opened = Sinks(["wandb"], SinkRequest(f"{tmp_path}/{folder}", 0))
+        opened.write(3, {"score": 1.5})
+        opened.close("finished")
+    inits = [call[1] for call in stand_in.calls if call[0] == "init"]
+    assert [given["name"] for given in inits] == ["a", "a", "b"]
+    assert all(given["resume"] == "allow" for given in inits)
+    assert inits[0]["id"] == inits[1]["id"] != inits[2]["id"]
+    assert stand_in.calls[1:3] == [("log", {"score": 1.5, "step": 3}), ("finish", 0)]
+
+
+def test_a_sink_that_fails_is_named_once_and_the_others_go_on(
+    stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(numbers: dict[str, float], step: int) -> None:
+        raise ConnectionError("no route to host\nand more")
+
+    monkeypatch.setattr(stand_in, "log_metrics", refuse, raising=False)
+    opened = Sinks(["mlflow", "wandb"], SinkRequest(str(tmp_path), 0))
+    for step in (1, 2):
+        opened.write(step, {"score": 1.0})
+    opened.close("finished")
+    assert capsys.readouterr().err == (
+        "hpcddp: warning: mlflow failed and gets no more numbers (ConnectionError: no route to host)\n"
+    )
+    assert [call for call in stand_in.calls if call[0] == "log"] == [("log", {"score": 1.0, "step": n}) for n in (1, 2)]
+
+
+def test_the_other_ranks_open_nothing(stand_in: StandIn) -> None:
+    opened = Sinks(["mlflow", "wandb"], None)
+    opened.write(1, {"score": 1.0})
+    opened.close("finished")
+    assert stand_in.calls == []
+
+
+def test_the_page_lists_every_sink(repo: Path) -> None:
+    page = (repo / "docs/metrics.md").read_text(encoding="utf-8")
+    assert all(f"| `{name}` | `pip install {kind.package}` |" in page for name, kind in sinks._KINDS.items())

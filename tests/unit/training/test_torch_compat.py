@@ -1,0 +1,162 @@
+"""What is private to torch or depends on its version works with the version that is installed.
+
+`make test-all` runs this file with the oldest supported torch and with the newest.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import socket
+import struct
+from collections import OrderedDict
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from hpcddp.training import torch_compat
+
+pytestmark = pytest.mark.torch_compat
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    """A process group of one rank."""
+    dist.init_process_group("gloo", store=torch_compat.HashStore(), rank=0, world_size=1)
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("version", "works"),
+    [("2.5.1", True), ("2.6.0+cu124", False), ("2.7.0", False), ("2.7.1", True), ("2.15.0+cu132", True)],
+)
+def test_device_id_is_left_out_where_torch_is_faulty(version: str, works: bool) -> None:
+    assert torch_compat.takes_device_id(version) is works
+
+
+def test_every_batch_norm_layer_is_of_the_one_class() -> None:
+    layers = (nn.BatchNorm1d(2), nn.BatchNorm2d(2), nn.BatchNorm3d(2), nn.SyncBatchNorm(2), nn.LazyBatchNorm1d())
+    assert all(isinstance(layer, torch_compat.BatchNorm) for layer in layers)
+    assert not isinstance(nn.LayerNorm(2), torch_compat.BatchNorm)
+
+
+def test_the_option_of_ddp_switches_the_broadcast_of_buffers_off(group: None) -> None:
+    model = nn.BatchNorm1d(2)
+    assert not DistributedDataParallel(model, **torch_compat.NO_BUFFER_BROADCAST).will_sync_module_buffers()
+    assert DistributedDataParallel(model).will_sync_module_buffers(), "torch's default"
+
+
+def test_an_optimizer_tells_that_it_has_a_scheduler() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))])
+    assert not torch_compat.has_scheduler(optimizer)
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    assert torch_compat.has_scheduler(optimizer)
+
+
+def test_a_store_answers_the_greeting_and_a_silent_program_is_an_error() -> None:
+    store = torch_compat.host_tcp_store(0, 1, timedelta(minutes=10))
+    with socket.create_connection(("localhost", store.port), timeout=60) as connection:
+        assert torch_compat.greet_store(connection) == struct.pack("=I", os.getpid()), "the pong"
+    with socket.create_server(("", 0)) as silent:
+        port = silent.getsockname()[1]
+        with socket.create_connection(("localhost", port), timeout=0.01) as connection, pytest.raises(TimeoutError):
+            torch_compat.greet_store(connection)
+
+
+def test_a_second_connection_is_to_the_same_store_with_the_same_prefix() -> None:
+    first = torch_compat.PrefixStore("a", torch_compat.host_tcp_store(0, 1, timedelta(minutes=10)))
+    first.set("key", "value")
+    assert torch_compat.second_connection(first).get("key") == b"value"
+
+
+def test_a_store_takes_over_an_open_socket_or_gets_its_port() -> None:
+    listener = socket.create_server(("", 0))
+    port = listener.getsockname()[1]
+    limit = timedelta(minutes=10)
+    store = torch_compat.host_tcp_store(port, 1, limit, listener)
+    assert store.port == port
+    store.set("key", "value")
+    assert torch_compat.TCPStore("localhost", port, 1, False, limit, wait_for_workers=False).get("key") == b"value"
+    assert listener.fileno() == -1, "this process has given the socket up"
+    with pytest.raises(dist.DistNetworkError, match="EADDRINUSE"):
+        torch_compat.host_tcp_store(port, 1, limit)
+
+
+def test_an_aborted_group_is_gone(group: None) -> None:
+    torch_compat.abort_process_group()
+    assert not dist.is_initialized()
+
+
+def test_released_wrappers_hold_no_group_and_their_module_still_computes(group: None) -> None:
+    """Wrappers of the user, and the deep copy of one that AveragedModel makes."""
+    wrapper = DistributedDataParallel(nn.Linear(2, 1))
+    averaged = copy.deepcopy(wrapper)
+    hidden = {"models": [DistributedDataParallel(nn.Linear(2, 1))]}
+    wrappers = [wrapper, averaged, hidden["models"][0]]
+    assert all("reducer" in one.__dict__ for one in wrappers)
+    torch_compat.release_wrappers()
+    for one in wrappers:
+        assert not {"reducer", "logger", "process_group"} & one.__dict__.keys()
+        assert one.module(torch.ones(1, 2)).shape == (1, 1)
+
+
+def test_lists_of_tensors_are_added_in_place() -> None:
+    sums, values = [torch.ones(2), torch.ones(1, 3)], [torch.full((2,), 2.0), torch.ones(1, 3)]
+    places = [tensor.data_ptr() for tensor in sums]
+    torch_compat.add_to_each(sums, values)
+    torch_compat.add_to_each(sums, 0.5)
+    assert [tensor.tolist() for tensor in sums] == [[3.5, 3.5], [[2.5, 2.5, 2.5]]]
+    assert [tensor.data_ptr() for tensor in sums] == places
+
+
+def test_magnitudes_are_the_largest_of_each_tensor_and_keep_infinities() -> None:
+    tensors = [torch.tensor([1.0, -3.0]), torch.tensor([[0.5]]), torch.tensor([float("-inf"), 1.0])]
+    assert torch_compat.largest_magnitudes(tensors).tolist() == [3.0, 0.5, float("inf")]
+    assert torch_compat.largest_magnitudes(tensors).dtype == torch.float64
+
+
+def test_a_copied_state_without_the_count_of_an_old_batch_norm_is_taken_for_an_old_one() -> None:
+    """`num_batches_tracked` came with version 2 of BatchNorm's state; a state without versions may lack it too."""
+    model = nn.BatchNorm1d(2)
+    state = model.state_dict()
+    state.pop("num_batches_tracked")
+    renamed = OrderedDict(state)
+    model.load_state_dict(renamed)
+    torch_compat.copy_layer_versions(state, renamed)
+    with pytest.raises(RuntimeError, match="num_batches_tracked"):
+        model.load_state_dict(renamed)
+    torch_compat.copy_layer_versions({}, renamed)
+
+
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")  # torch 2.6 warns of its own code
+def test_a_checkpoint_beside_the_training_is_a_plain_future(group: None, tmp_path: Path) -> None:
+    """`async_save` returns another type since torch 2.9."""
+    from hpcddp.training.checkpoint import sharded
+
+    ranks = dist.new_group(backend="gloo")
+    sharded.start_writing(tmp_path, {"weights": torch.arange(4.0)}, ranks).result(timeout=600)
+    room = {"weights": torch.zeros(4)}
+    sharded.read_tensors(tmp_path, room)
+    assert room["weights"].tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_each_change_in_place_of_a_gradient_is_seen() -> None:
+    weight = torch.nn.Parameter(torch.ones(3))
+    (weight * 2).sum().backward()
+    seen = [torch_compat.version_of(weight.grad)]
+    for change in (
+        lambda: (weight * 2).sum().backward(),
+        lambda: torch.nn.utils.clip_grad_norm_([weight], 1.0),
+        lambda: weight.grad.zero_(),
+    ):
+        change()
+        seen.append(torch_compat.version_of(weight.grad))
+    assert seen == sorted(set(seen))

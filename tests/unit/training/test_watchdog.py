@@ -1,0 +1,76 @@
+"""Where the ranks stand once none gets on."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hpcddp.training.watchdog import Stand, find_stand, format_stands, name_ranks
+
+RunRanks = Callable[..., Any]
+
+
+def test_a_collective_that_one_rank_calls_alone_is_named_with_its_line_and_nothing_is_ended(
+    run_ranks: RunRanks, tmp_path: Path
+) -> None:
+    body = "watchdog_bodies:call_a_collective_on_one_rank_only"
+    outcome = run_ranks(body, 2, str(tmp_path), env={"HPCDDP_WATCHDOG": "0.4"}).check()
+    for name in ("first", "second"):
+        first, *lines, last = (tmp_path / name).read_text().splitlines()
+        assert first == "no progress for 0.4 s. The ranks stand at:"
+        assert sorted(line.partition("watchdog_bodies.py:")[0] for line in lines) == ["  rank 0  ", "  rank 1  "]
+        waiting = next(line for line in lines if "rank 0" in line)
+        assert waiting.endswith(", in _call: total = rt.sum(1) (in all_reduce)")
+        assert "nothing is ended" in last
+        assert [(tmp_path / f"{name}-{rank}").read_text() for rank in (0, 1)] == ["2", "2"]
+    assert "hpcddp: no progress" in outcome.outputs[0]
+
+
+def test_a_stand_is_the_innermost_line_of_the_users_own_code() -> None:
+    stands = []
+
+    def key(_: object) -> int:
+        stands.append(find_stand(sys._getframe(), 61.0))
+        return 0
+
+    sorted([1], key=key)
+    [stand] = stands
+    assert stand.line.startswith("test_watchdog.py:")
+    assert stand.line.endswith("in key: stands.append(find_stand(sys._getframe(), 61.0))")
+    assert (stand.inside, stand.seconds) == ("", 61.0)
+
+
+def test_what_the_users_line_has_called_is_named() -> None:
+    import json
+
+    stands = []
+
+    class Odd(dict[str, int]):
+        def items(self) -> Any:
+            frame = sys._getframe().f_back
+            assert frame is not None
+            stands.append(find_stand(frame, 1.0))
+            return super().items()
+
+    json.dumps(Odd(a=1), indent=1)
+    assert stands[0].inside == "_iterencode_dict"
+    assert stands[0].line.endswith(": json.dumps(Odd(a=1), indent=1)")
+
+
+def test_ranks_at_one_line_stand_together_and_the_silent_are_named() -> None:
+    there = Stand("train.py:41, in main: dist.barrier()", "barrier", 61.0)
+    stands = {0: Stand("train.py:37, in main: x.sum()", "", 0.0), 1: there, 2: there, 4: there}
+    assert format_stands(stands, 6, 60.0).splitlines() == [
+        "no progress for 60 s. The ranks stand at:",
+        "  ranks 1-2, 4  train.py:41, in main: dist.barrier() (in barrier)",
+        "  ranks 3, 5  no answer",
+        "  rank 0  train.py:37, in main: x.sum(); it gets on",
+        "  nothing is ended; a collective that some ranks never call ends at torch's own timeout",
+    ]
+
+
+def test_ranks_are_named_by_spans() -> None:
+    assert name_ranks([3]) == "rank 3"
+    assert name_ranks([5, 0, 1, 2, 6, 9]) == "ranks 0-2, 5-6, 9"

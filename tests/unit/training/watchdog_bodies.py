@@ -1,0 +1,37 @@
+"""What the ranks of test_watchdog.py run."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import hpcddp
+from hpcddp.training.rendezvous.group import Group
+from hpcddp.training.report import Report
+
+
+def call_a_collective_on_one_rank_only(folder: str) -> None:
+    """In two runtimes of one group: rank 0 sums, rank 1 waits until rank 0 has said where both stand; then it sums too,
+    and both get on."""
+    say = Report.say
+    with hpcddp.init() as group:
+        for name in ("first", "second"):
+            _call(Path(folder, name), group)
+            Report.say = say  # type: ignore[method-assign]  # to hear the next
+
+
+def _call(said: Path, group: Group) -> None:
+    say = Report.say
+
+    def say_and_note(report: Report, text: str) -> None:
+        say(report, text)
+        if "(in all_reduce)" in text:  # a busy machine may stand elsewhere, too
+            said.write_text(text)
+
+    Report.say = say_and_note  # type: ignore[method-assign]  # to hear it
+    with hpcddp.runtime(8, group=group) as rt:
+        if not rt.is_main:
+            while not said.exists():
+                time.sleep(0.01)
+        total = rt.sum(1)
+        Path(f"{said}-{group.rank}").write_text(str(total))
