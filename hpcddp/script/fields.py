@@ -84,8 +84,8 @@ def read_modules(value: object, where: str) -> tuple[str, ...]:
     words = read_words(value, where)
     if any("," in word for word in words):
         names = [name for word in words for name in word.split(",") if name]
-        in_set = f"--set 'modules={' '.join(names)}'"
-        hint = in_set if where.startswith("--set ") else assign(where, f"[{', '.join(names)}]")
+        in_set = f"--set 'modules={' '.join(names) or 'NAME'}'"
+        hint = in_set if where.startswith("--set ") else assign(where, f"[{', '.join(names) or 'NAME'}]")
         raise RequestError(f"{where} has a comma in {' '.join(words)!r}: blanks separate modules", hint)
     return words
 

@@ -26,14 +26,9 @@ class States(NamedTuple):
 
     python: Any
     kept_normal: float | None  # random.gauss() makes two numbers and keeps one
-    numpy: Any  # None where numpy is not imported; bytes only if it keeps no normal number
+    numpy: Any  # None where numpy is not imported
     torch: Tensor
     cuda: tuple[int, int] | None  # seed and offset of the current device; None where CUDA is not initialised
-
-    @property
-    def keeps_normals(self) -> bool:
-        """Whether a draw from Python's or numpy's generator may leave its state as it is."""
-        return self.kept_normal is not None or (isinstance(self.numpy, tuple) and bool(self.numpy[3]))
 
 
 def read_states() -> States:
@@ -79,7 +74,6 @@ def seed_numpy(number: int) -> None:
     """Seed numpy's generator, where numpy is imported, with the lower 32 bits, which is numpy's limit."""
     if (np := sys.modules.get("numpy")) is not None:  # an import statement would take a microsecond
         np.random.seed(number & 0xFFFFFFFF)
-        _NUMPY.without_normal = _read_numpy_bytes()
 
 
 # ---- Python's
@@ -111,30 +105,25 @@ def _python_address() -> int | None:
 
 
 class _Numpy:
-    """What is known of numpy's generator."""
+    """Where the state of numpy's generator lies; None where that is not known."""
 
-    bit_generator: Any = None
-    address: int | None = None  # of its words and the place
-    without_normal: bytes | None = None  # a state that was seen, or made, without a normal number that is kept
+    bit_generator: Any = None  # whose addresses these are
+    words: int | None = None  # and, after them, the place
+    normal: int | None = None  # the normal number that it keeps, and, before it, whether it keeps one
 
 
 _NUMPY = _Numpy()
 
 
 def _read_numpy() -> Any:
-    """Bytes if it keeps no normal number, which those do not show."""
     if "numpy" not in sys.modules:
         return None
     found = _read_numpy_bytes()
-    if found is not None and found == _NUMPY.without_normal:
+    if found is not None:
         return found
     import numpy as np
 
-    state: Any = np.random.get_state()
-    if found is None or state[3]:
-        return state
-    _NUMPY.without_normal = found
-    return found
+    return np.random.get_state()
 
 
 def _is_numpy_at(before: Any) -> bool:
@@ -155,31 +144,46 @@ def _restore_numpy(before: Any) -> None:
 
     if isinstance(before, bytes):
         words = np.frombuffer(before, np.uint32, _WORDS)
-        np.random.set_state(("MT19937", words, struct.unpack_from("i", before, 4 * _WORDS)[0], 0, 0.0))
-    else:
-        np.random.set_state(before)
+        before = "MT19937", words, *_PLACE_AND_NORMAL.unpack_from(before, 4 * _WORDS)
+    np.random.set_state(before)
+
+
+_PLACE_AND_NORMAL = struct.Struct("=iid")
 
 
 def _read_numpy_bytes() -> bytes | None:
-    """Its words and the place; None where they cannot be read."""
+    """Its words, the place, whether it keeps a normal number, and that; None where they cannot be read."""
     find = getattr(sys.modules["numpy"].random, "get_bit_generator", None)  # numpy 1.24
     if find is None:
         return None
     bit_generator = find()
     if bit_generator is not _NUMPY.bit_generator:
-        _NUMPY.bit_generator, _NUMPY.address = bit_generator, _numpy_address(bit_generator)
-    return None if _NUMPY.address is None else ctypes.string_at(_NUMPY.address, _BYTES)
+        _find_numpy(bit_generator)
+    if _NUMPY.words is None or _NUMPY.normal is None:
+        return None
+    kept = ctypes.string_at(_NUMPY.normal - 8, 4) + ctypes.string_at(_NUMPY.normal, 8)
+    return ctypes.string_at(_NUMPY.words, _BYTES) + kept
 
 
-def _numpy_address(bit_generator: Any) -> int | None:
+def _find_numpy(bit_generator: Any) -> None:
+    """Set the addresses. That of the normal number is found in a generator of the same type that keeps a known one."""
     import numpy as np
 
+    _NUMPY.bit_generator, _NUMPY.words, _NUMPY.normal = bit_generator, None, None
     if not isinstance(bit_generator, np.random.MT19937):
-        return None
-    address = int(bit_generator.ctypes.state_address)
-    state: Any = np.random.get_state()
-    expected = state[1].astype(np.uint32).tobytes() + struct.pack("i", state[2])
-    return address if ctypes.string_at(address, _BYTES) == expected else None
+        return
+    known, other = 1.2345678901234e-5, np.random.RandomState(0)
+    state: Any = other.get_state()
+    other.set_state((*state[:3], 1, known))
+    size = type(other).__basicsize__
+    offset = ctypes.string_at(id(other), size).find(struct.pack("=iid", 1, 0, known)) + 8
+    generator = getattr(np.random.random, "__self__", None)  # the one that the module's functions draw from
+    if offset < 8 or type(generator) is not type(other):
+        return
+    _NUMPY.words, _NUMPY.normal = int(bit_generator.ctypes.state_address), id(generator) + offset
+    state = np.random.get_state()
+    if _read_numpy_bytes() != state[1].astype(np.uint32).tobytes() + _PLACE_AND_NORMAL.pack(*state[2:]):
+        _NUMPY.words = _NUMPY.normal = None
 
 
 # ---- CUDA's

@@ -68,7 +68,7 @@ class SeededSamples(Dataset[object]):
     def _read(self, draws: list[tuple[int, int]]) -> list[object]:
         before = read_states()
         try:
-            samples = None if self._draws or before.keeps_normals else self._read_unseeded(draws, before)
+            samples = None if self._draws else self._read_unseeded(draws, before)
             return self._read_seeded(draws) if samples is None else samples
         finally:
             restore(before)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
@@ -161,12 +161,15 @@ def test_the_states_are_read_from_memory_as_the_generators_functions_give_them()
         _, (*words, place), kept = random.getstate()
         assert states.python == struct.pack("625I", place, *words)
         assert states.kept_normal == kept
-        _, words, place, has_normal, _ = np.random.get_state()
-        assert (
-            isinstance(states.numpy, tuple) if has_normal else states.numpy == words.tobytes() + struct.pack("i", place)
-        )
+        _, words, *place_and_normal = np.random.get_state()
+        assert states.numpy == words.tobytes() + struct.pack("=iid", *place_and_normal)
 
 
+NORMAL = "numpy's normal"  # made in pairs: its words and place are the same after one, which leaves another, and two
+
+
+@example([NORMAL], [NORMAL])
+@example([NORMAL, NORMAL], [])
 @given(st.lists(names, max_size=3), st.lists(names, max_size=3))
 def test_states_can_be_put_back_also_where_they_cannot_be_read_from_memory(first: list[str], then: list[str]) -> None:
     for readable in (True, False):
@@ -181,6 +184,22 @@ def test_states_can_be_put_back_also_where_they_cannot_be_read_from_memory(first
                 for name in then:
                     DRAWS[name]()
             assert _states() == expected
+
+
+def test_a_state_that_keeps_a_normal_number_is_none_that_keeps_none() -> None:
+    np.random.seed(5)
+    DRAWS[NORMAL]()
+    keeps_one = _states()
+    with kept_generators():
+        DRAWS[NORMAL]()
+        with kept_generators():  # reads the state that keeps none
+            DRAWS[NORMAL]()
+        np.random.seed(5)
+        DRAWS[NORMAL]()
+        with kept_generators():
+            DRAWS["numpy"]()
+        assert _states() == keeps_one
+    assert _states() == keeps_one
 
 
 def test_without_memory_access_a_sample_draws_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
