@@ -60,7 +60,7 @@ def _is_known(name: str, value: object) -> bool:
     if name in {"step", "epoch"}:
         return isinstance(value, int) and not isinstance(value, bool)
     if name == "exact":
-        return value is None or isinstance(value, dict)
+        return value is None or (isinstance(value, dict) and isinstance(value.get("deviations", []), list))
     return isinstance(value, str) or (name == "weights_sha256" and value is None)
 
 

@@ -13,7 +13,7 @@ from hpcddp.batchplan import BatchPlan, plan_batch
 from hpcddp.errors import RequestError
 from hpcddp.runs.jsonfile import write_object
 from hpcddp.training.checkpoint.checkpointer import Checkpointer
-from hpcddp.training.checkpoint.fingerprint import describe_dataset
+from hpcddp.training.checkpoint.fingerprint import describe_dataset, draw_samples
 from hpcddp.training.checkpoint.position import move_to
 from hpcddp.training.checkpoint.same_data import check_same_data
 from hpcddp.training.checkpoint.tracked import unwrap
@@ -152,7 +152,9 @@ class Preparation:
             data, num_workers=num_workers, collate_fn=collate_fn, shuffle=shuffle, choose=self._choose_workers
         )
         print_warning(warn_of_workers(how.reading.num_workers), is_first=self.group.is_first)
-        warning = check_same_data(how.dataset, self.layout, how.reading.num_workers)
+        keeps = self.folder is not None and self.group.is_first
+        samples = draw_samples(how.dataset, how.reading.num_workers) if keeps or self.layout.world_size > 1 else []
+        warning = check_same_data(how.dataset, self.layout, samples, how.reading.num_workers)
         print_warning(warning, is_first=self.group.is_first)
         plan = self._make_plan(how.batch_size) if self._plan is None else self._plan
         sampler = make_sampler(
@@ -163,8 +165,8 @@ class Preparation:
         weighing = Weighing(self._gradients.averaged_over, self.layout, self.device, count)
         waits = InputWait(self._loop.record.note_input, lambda share: self._say_starving(share, how.reading))
         self._loader = TrainingLoader(how.dataset, sampler, self.device, weighing, how.reading, self._loop, waits)
-        if self.folder is not None and self.group.is_first:
-            write_object(self.folder.data, describe_dataset(how.dataset, how.reading.num_workers))
+        if self.folder is not None and keeps:
+            write_object(self.folder.data, describe_dataset(how.dataset, samples))
         return self._loader
 
     def evaluation_loader(

@@ -38,21 +38,28 @@ def describe_objects(objects: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {name: _describe(thing) for name, thing in objects.items()}
 
 
-def describe_dataset(dataset: Dataset[Any], num_workers: int = 0) -> dict[str, Any]:
-    """What a data set is, cheaply: `type`, `samples` (how many), and `sha256` of the first, the middle and the last.
+def draw_samples(dataset: Dataset[Any], num_workers: int = 0) -> list[Any]:
+    """The first, the middle and the last sample, which stand for the data; of a stream the first one.
 
     They are drawn as in training (random transforms under one fixed key, in a loader process if training has any), and
     no generator outside moves.
     """
-    digest = hashlib.sha256()
-    if isinstance(dataset, IterableDataset):  # of a stream the first one only
-        for sample in Stream(dataset, 0, 0).read(1):
-            _add_value(digest, sample)
-        samples = len(dataset) if hasattr(dataset, "__len__") else None
-        return {"type": _name_type(dataset), "samples": samples, "sha256": digest.hexdigest()}
+    if isinstance(dataset, IterableDataset):
+        return list(Stream(dataset, 0, 0).read(1))
     length = len(dataset)  # type: ignore[arg-type]  # torch's Dataset declares no __len__; map-style ones have it
-    for sample in _draw_three(dataset, length, num_workers):
+    if not length:
+        return []
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]  # torch does not annotate it
+    with kept_generators(), torch.random.fork_rng(devices=devices):
+        return list(_draw(dataset, sorted({0, length // 2, length - 1}), num_workers))
+
+
+def describe_dataset(dataset: Dataset[Any], samples: list[Any]) -> dict[str, Any]:
+    """What a data set is: `type`, `samples` (how many), and `sha256` of those that `draw_samples` drew."""
+    digest = hashlib.sha256()
+    for sample in samples:
         _add_value(digest, sample)
+    length = len(dataset) if hasattr(dataset, "__len__") else None
     return {"type": _name_type(dataset), "samples": length, "sha256": digest.hexdigest()}
 
 
@@ -65,15 +72,14 @@ def hash_choice(dataset: Dataset[Any]) -> str:
     return digest.hexdigest()
 
 
-def outline_samples(dataset: Dataset[Any], num_workers: int = 0) -> tuple[str, list[float]]:
-    """(SHA-256, means) of data with an index: of the same three samples, what is alike on other hardware too.
+def outline_samples(samples: list[Any]) -> tuple[str, list[float]]:
+    """(SHA-256, means): what is alike in these samples on other hardware too.
 
     The numbers of float tensors, which rounding changes, are not in the SHA-256: each tensor gives the mean of its
     numbers and of their magnitudes.
     """
-    length = len(dataset)  # type: ignore[arg-type]  # torch's Dataset declares no __len__; map-style ones have it
     digest, means = hashlib.sha256(), list[float]()
-    for sample in _draw_three(dataset, length, num_workers) if length else ():
+    for sample in samples:
         _add_value(digest, _without_floats(sample, means))
     return digest.hexdigest(), means
 
@@ -86,12 +92,6 @@ def _without_floats(value: Any, means: list[float]) -> Any:
     if isinstance(value, Mapping):
         return {key: _without_floats(item, means) for key, item in value.items()}
     return [_without_floats(item, means) for item in value] if isinstance(value, list | tuple) else value
-
-
-def _draw_three(dataset: Dataset[Any], length: int, num_workers: int) -> Iterator[Any]:
-    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]  # torch does not annotate it
-    with kept_generators(), torch.random.fork_rng(devices=devices):
-        yield from _draw(dataset, sorted({0, length // 2, length - 1}), num_workers)
 
 
 def _describe(thing: Any) -> dict[str, Any]:

@@ -9,16 +9,16 @@ import torch.distributed as dist
 from torch.utils.data import Dataset, IterableDataset
 
 from hpcddp.errors import RequestError
-from hpcddp.training.checkpoint.fingerprint import describe_dataset, hash_choice, outline_samples
+from hpcddp.training.checkpoint.fingerprint import describe_dataset, draw_samples, hash_choice, outline_samples
 from hpcddp.training.parallel.layout import Layout
 
 _ROUNDING = 1e-3  # of a tensor's mean: other hardware rounds otherwise, other samples differ by more
 _HINT = "give every rank the whole data set in one order, not divided by rank: the runtime deals the samples"
 
 
-def check_same_data(dataset: Dataset[Any], layout: Layout, num_workers: int = 0) -> str | None:
+def check_same_data(dataset: Dataset[Any], layout: Layout, samples: list[Any], num_workers: int = 0) -> str | None:
     """RequestError, on every rank, if the ranks' data sets differ in length or are other parts of a data set, or if
-    their streams differ in the first sample.
+    their streams differ in the first sample. `samples`: what `draw_samples` drew.
 
     A collective. Returns a warning if the first, middle or last samples differ: the files were listed in another order,
     or the data are random numbers that were not seeded. A data set that gives another sample when it is asked again
@@ -28,26 +28,27 @@ def check_same_data(dataset: Dataset[Any], layout: Layout, num_workers: int = 0)
         return None
     kind = type(dataset).__name__
     if isinstance(dataset, IterableDataset):
-        other = _find_other(_gather(describe_dataset(dataset), layout))
+        other = _find_other(_gather(describe_dataset(dataset, samples), layout))
         if other is not None:
             raise RequestError(
                 f"rank {other} gets another stream of this {kind}: its first sample is not that of rank 0", _HINT
             )
         return None
-    lengths = _gather(len(dataset), layout)  # type: ignore[arg-type]  # torch's Dataset declares no __len__; map-style ones have it
+    facts = _gather((len(dataset), hash_choice(dataset)), layout)  # type: ignore[arg-type]  # torch's Dataset declares no __len__; map-style ones have it
+    lengths = [length for length, _ in facts]
     other = _find_other(lengths)
     if other is not None:
         raise RequestError(
             f"rank {other} gets {lengths[other]} samples of this {kind}: rank 0 gets {lengths[0]}", _HINT
         )
-    other = _find_other(_gather(hash_choice(dataset), layout))
+    other = _find_other(facts)
     if other is not None:
         raise RequestError(f"rank {other} gets other samples of this {kind} than rank 0", _HINT)
-    outlines = _gather(outline_samples(dataset, num_workers), layout)
+    outlines = _gather(outline_samples(samples), layout)
     other = next((rank for rank, outline in enumerate(outlines) if not _is_alike(outline, outlines[0])), None)
     if other is None:
         return None
-    again = _gather(outline_samples(dataset, num_workers), layout)
+    again = _gather(outline_samples(draw_samples(dataset, num_workers)), layout)
     if not all(_is_alike(*both) for both in zip(again, outlines, strict=True)):
         return None
     return (

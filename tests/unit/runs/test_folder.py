@@ -101,6 +101,7 @@ def test_a_file_that_holds_no_state_is_an_error_that_says_what_to_do(tmp_path: P
         ("attempt", 41),
         ("weights_sha256", 7),
         ("exact", [1]),
+        ("exact", {"method": "tree", "deviations": 7}),
     ],
 )
 def test_a_state_with_a_wrong_value_is_never_guessed_at(tmp_path: Path, name: str, value: object) -> None:

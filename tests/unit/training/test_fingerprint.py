@@ -18,7 +18,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from hpcddp.training.checkpoint import fingerprint
-from hpcddp.training.checkpoint.fingerprint import describe_dataset, describe_objects, hash_states
+from hpcddp.training.checkpoint.fingerprint import describe_dataset, describe_objects, draw_samples, hash_states
 
 
 def small_model() -> nn.Module:
@@ -158,16 +158,20 @@ class Wobbly(Dataset):
         return {"x": torch.full((2,), index + self.offset), "drawn": drawn, "name": f"image {index}", "none": None}
 
 
+def _describe(data: Dataset, num_workers: int = 0) -> dict[str, object]:
+    return describe_dataset(data, draw_samples(data, num_workers))
+
+
 def test_a_data_set_is_described_by_three_samples_however_it_is_asked() -> None:
     data = Wobbly()
-    described = describe_dataset(data)
+    described = _describe(data)
     assert described["type"].endswith(".Wobbly")
     assert described["samples"] == 9
     assert list(dict.fromkeys(data.asked)) == [0, 4, 8]  # the first twice: it draws
     random.seed(9)
     torch.manual_seed(9)
-    assert describe_dataset(data) == described
-    assert describe_dataset(data, num_workers=2) == described
+    assert _describe(data) == described
+    assert _describe(data, num_workers=2) == described
 
 
 def test_describing_a_data_set_moves_no_generator() -> None:
@@ -175,7 +179,7 @@ def test_describing_a_data_set_moves_no_generator() -> None:
         return [random.getstate(), torch.get_rng_state().tolist(), np.random.get_state()[1].tolist()]
 
     before = draw()
-    describe_dataset(Wobbly())
+    _describe(Wobbly())
     assert draw() == before
 
 
@@ -185,7 +189,7 @@ def test_describing_a_data_set_moves_no_generator() -> None:
     ids=["other values", "fewer", "a part"],
 )
 def test_other_data_are_described_otherwise(other: Dataset) -> None:
-    assert describe_dataset(other) != describe_dataset(Wobbly())
+    assert _describe(other) != _describe(Wobbly())
 
 
 class Holds(Dataset):
@@ -214,12 +218,12 @@ class Holds(Dataset):
     ],
 )
 def test_samples_of_any_make_are_told_apart(one: object, other: object) -> None:
-    assert describe_dataset(Holds(one)) == describe_dataset(Holds(copy.deepcopy(one)))
-    assert describe_dataset(Holds(one)) != describe_dataset(Holds(other))
+    assert _describe(Holds(one)) == _describe(Holds(copy.deepcopy(one)))
+    assert _describe(Holds(one)) != _describe(Holds(other))
 
 
 def test_a_data_set_of_one_sample_has_a_description() -> None:
-    assert describe_dataset(TensorDataset(torch.zeros(1, 2)))["samples"] == 1
+    assert _describe(TensorDataset(torch.zeros(1, 2)))["samples"] == 1
 
 
 def test_objects_are_described_by_type_size_and_settings_that_json_can_hold() -> None:
