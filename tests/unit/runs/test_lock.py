@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 from hpcddp.runs.folder import RunFolder, find_holder
 from hpcddp.runs.holder import Holder, describe_process, find_machine, start_time
 from hpcddp.runs.lock import HeldError, is_held_by, read_holders, release_run, take_run
+from tests.killing import kill_at_operation
 
 MACHINE, HOST = find_machine(), os.uname().nodename
 NO_PROCESS = 2**22 + 1  # above the kernel's highest number
@@ -189,26 +189,6 @@ def _contend(run: RunFolder, go: tuple[int, int], came: tuple[int, int]) -> int:
     return pid
 
 
-_OPERATIONS = {"open", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "fsync"}
-
-
-def _kill_at_operation(nth: int) -> None:
-    """From now on count this process's file operations; before the nth (from 0) it gets SIGKILL."""
-    operations = itertools.count()
-    flush = os.fsync
-
-    def before(event: str, _arguments: object) -> None:
-        if event in _OPERATIONS and next(operations) == nth:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def counted(descriptor: int) -> None:
-        before("fsync", descriptor)
-        flush(descriptor)
-
-    sys.addaudithook(before)
-    os.fsync = counted  # it has no audit event
-
-
 def _take_and_release(run: RunFolder) -> None:
     mine = here(f"local-{os.getpid()}", os.getpid())
     take_run(run, mine, ask_nobody)
@@ -232,7 +212,7 @@ def _kills_that_lock_out(run: RunFolder, take: Callable[[RunFolder], None]) -> t
     for kills in itertools.count():
         pid = os.fork()
         if pid == 0:
-            _kill_at_operation(kills)
+            kill_at_operation(kills)
             take(run)
             os._exit(0)
         _, status = os.waitpid(pid, 0)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
-import os
 import random
 import resource
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +21,7 @@ import hpcddp.training.runtime
 from hpcddp.errors import RequestError
 from hpcddp.training.gradient.buffers import average_buffers
 from hpcddp.training.rendezvous.group import Group
+from tests.killing import kill_at_operation
 
 SAMPLES, FEATURES, CLASSES = 23, 5, 3
 
@@ -126,26 +124,6 @@ def _plain(state: Any) -> Any:
     if isinstance(state, dict):
         return {str(key).replace("module.module.", "module."): _plain(value) for key, value in state.items()}
     return [_plain(value) for value in state] if isinstance(state, list | tuple) else state
-
-
-_OPERATIONS = {"open", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "fsync"}
-
-
-def kill_at_operation(nth: int) -> None:
-    """From now on count this process's file operations; before the nth (from 0) it gets SIGKILL."""
-    operations = itertools.count()
-    flush = os.fsync
-
-    def before(event: str, _arguments: object) -> None:
-        if event in _OPERATIONS and next(operations) == nth:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def counted(descriptor: int) -> None:
-        before("fsync", descriptor)
-        flush(descriptor)
-
-    sys.addaudithook(before)
-    os.fsync = counted  # it has no audit event
 
 
 def train_until_killed(argument: dict[str, Any]) -> None:
