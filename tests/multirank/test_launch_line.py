@@ -11,8 +11,15 @@ from hpcddp.ranks.launchers import LAUNCHERS
 
 pytestmark = pytest.mark.multirank
 
-# Stands in for ssh to hosts that are all this machine: [options] HOST COMMAND …
-AGENT = '#!/bin/sh\nwhile [ "${1#-}" != "$1" ]; do shift; done\nshift\nexec sh -c "$*"\n'
+# Stands in for ssh to hosts that are all this machine: [options] HOST COMMAND … Each host has a folder of its own for
+# temporary files: two daemons of Open MPI 4 in one session directory end each other (in 11 runs of 100).
+AGENT = """#!/bin/sh
+while [ "${1#-}" != "$1" ]; do shift; done
+export TMPDIR="$0.$1"
+mkdir -p "$TMPDIR"
+shift
+exec sh -c "$*"
+"""
 AGENT_OPTIONS = {
     "openmpi": ("--mca", "plm_rsh_agent"),
     "mpich": ("-launcher-exec",),
