@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import inspect
 import os
+import pickle
 import socket
 import struct
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -140,3 +142,26 @@ def copy_layer_versions(state: dict[str, Any], copy: dict[str, Any]) -> None:
     """
     if hasattr(state, "_metadata"):
         copy._metadata = state._metadata  # type: ignore[attr-defined]  # an attribute that torch adds to the dict
+
+
+def load_metadata(path: Path) -> Any:
+    """The `.metadata` of a checkpoint of torch.distributed.checkpoint, also of one that a newer torch wrote.
+
+    Since 2.15 a tensor's properties end with its strides, which an older torch does not take. The tensors' own files
+    have them too.
+    """
+    from torch.distributed.checkpoint.metadata import TensorProperties
+
+    known = len(TensorProperties().__getstate__())  # type: ignore[no-untyped-call]  # torch does not annotate it
+
+    class Properties(TensorProperties):
+        def __setstate__(self, state: tuple[Any, ...]) -> None:
+            super().__setstate__(state[:known])  # type: ignore[no-untyped-call]  # torch does not annotate it
+
+    class Unpickler(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> Any:
+            found = super().find_class(module, name)
+            return Properties if found is TensorProperties else found
+
+    with path.open("rb") as file:
+        return Unpickler(file).load()

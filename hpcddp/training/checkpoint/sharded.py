@@ -16,10 +16,13 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
+from hpcddp.errors import RequestError
 from hpcddp.training.checkpoint.manifest import INDEX
+from hpcddp.training.torch_compat import load_metadata
 
 
 def write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -35,8 +38,28 @@ def start_writing(folder: Path, tensors: Mapping[str, Tensor], ranks: Any) -> Fu
 
 
 def read_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Fill the given tensors, sharded or not, in place. A collective on the default group."""
-    load(dict(tensors), storage_reader=FileSystemReader(folder))
+    """Fill the given tensors, sharded or not, in place. A collective on the default group.
+
+    RequestError, on every rank, if one cannot read its part.
+    """
+    try:
+        load(dict(tensors), storage_reader=_Reader(folder))
+    except CheckpointException as error:
+        raise RequestError(
+            f"checkpoint {folder} could not be read with torch {torch.__version__}: {describe_cause(error)}",
+            "if another torch wrote it, use that one: versions.json in the folder of its attempt names it",
+        ) from error
+
+
+class _Reader(FileSystemReader):
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        if kwargs.get("rank") is not None:  # one for each rank, which hpcddp does not write
+            return super().read_metadata(*args, **kwargs)
+        metadata: Metadata = load_metadata(Path(self.path, INDEX))
+        if metadata.storage_meta is None:
+            metadata.storage_meta = StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
 
 
 def list_own(folder: Path, rank: int) -> list[Path]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import os
+import pickle
 import socket
 import struct
 from collections import OrderedDict
@@ -20,6 +21,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from hpcddp.errors import RequestError
 from hpcddp.training import torch_compat
 
 pytestmark = pytest.mark.torch_compat
@@ -146,6 +148,33 @@ def test_a_checkpoint_beside_the_training_is_a_plain_future(group: None, tmp_pat
     room = {"weights": torch.zeros(4)}
     sharded.read_tensors(tmp_path, room)
     assert room["weights"].tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")  # torch 2.6 warns of its own code
+def test_a_checkpoint_in_parts_of_torch_2_15_is_read(group: None) -> None:
+    """Its `.metadata` tells more of each tensor than that of an older torch."""
+    from hpcddp.training.checkpoint import sharded
+
+    runs = Path(__file__).parents[2] / "captures" / "runs-0.1"
+    whole = torch.load(runs / "single/checkpoints/step-00000004/state.pt")["model"]
+    room = {f'["model", "{name}"]': torch.zeros_like(tensor) for name, tensor in whole.items()}
+    sharded.read_tensors(runs / "sharded/checkpoints/step-00000004", room)
+    for name, tensor in whole.items():
+        torch.testing.assert_close(room[f'["model", "{name}"]'], tensor)
+
+
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")  # torch 2.6 warns of its own code
+def test_a_checkpoint_in_parts_that_this_torch_cannot_read_is_refused_in_two_lines(group: None, tmp_path: Path) -> None:
+    from hpcddp.training.checkpoint import sharded
+
+    sharded.write_tensors(tmp_path, {"weights": torch.arange(4.0)})
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(Path).replace(b"pathlib", b"futures"))
+    with pytest.raises(RequestError) as refused:
+        sharded.read_tensors(tmp_path, {"weights": torch.zeros(4)})
+    message, hint = str(refused.value).split("\n")
+    assert message.startswith(f"checkpoint {tmp_path} could not be read with torch {torch.__version__}: rank 0")
+    assert "futures" in message
+    assert hint.startswith("hint: if another torch wrote it, use that one")
 
 
 def test_each_change_in_place_of_a_gradient_is_seen() -> None:
