@@ -129,8 +129,8 @@ def _refuse_inside_a_rank(env: Mapping[str, str]) -> None:
     inside = [c for c in find_candidates(env) if (c.size or 1) > 1]
     if inside:
         # Of nested launchers the innermost one made this rank. A launcher may set another row's variables as well.
-        echoed = {"env"}.union(*(c.row.speaks for c in inside))
-        inner = max(inside, key=lambda c: (c.key not in echoed, c.row.depth))
+        echoed = set[str]().union(*(c.row.speaks for c in inside))
+        inner = max(inside, key=lambda c: (not c.row.by_hand and c.key not in echoed, c.row.depth))
         raise LaunchError(
             f"this process is a rank already ({inner.describe()}); each of them would start a launcher of its own",
             "use `hpcddp exec -- command` inside a rank, or `hpcddp launch` outside the launcher",

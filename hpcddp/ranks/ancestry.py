@@ -22,10 +22,12 @@ def gather_evidence(env: Mapping[str, str]) -> Evidence:
     """What /proc and PMI_FD show about this very process."""
     chain = parents()
     evidence = weigh(chain, pmi_socket_is_open(env))
-    if "srun" not in evidence.nearest:
-        return evidence
-    daemon = next(pid for pid, name in chain if name in LAUNCHERS["srun"].programs)
-    return evidence._replace(slurm_shell=_slurm_shell(daemon))
+    for key in evidence.nearest:
+        row = LAUNCHERS[key]
+        daemon = next(pid for pid, name in chain if name in row.programs)
+        if row.step is not None and row.step.find_shell(daemon):
+            return evidence._replace(shell_of=key)
+    return evidence
 
 
 def weigh(chain: list[tuple[int, str]], pmi_open: bool | None) -> Evidence:
@@ -39,19 +41,6 @@ def weigh(chain: list[tuple[int, str]], pmi_open: bool | None) -> Evidence:
             nearest, parent = keys, f"{name}, pid {pid}"
         seen |= keys
     return Evidence(nearest, parent, frozenset(seen), pmi_open)
-
-
-def _slurm_shell(daemon: int) -> str:
-    """`4711.batch` where this slurmstepd runs a shell and no task of a step; else, and where its title is hidden, "".
-
-    It names itself `slurmstepd: [4711.batch]`, `[4711.interactive]`, and for tasks `[4711.0]` (seen with Slurm 22.05).
-    """
-    try:
-        with open(f"/proc/{daemon}/cmdline", encoding="utf-8", errors="replace") as file:
-            step = file.read().partition("[")[2].partition("]")[0]
-    except OSError:
-        return ""
-    return step if step.rpartition(".")[2] in {"batch", "interactive", "extern"} else ""
 
 
 def launcher_pid() -> int | None:

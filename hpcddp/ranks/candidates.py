@@ -9,10 +9,10 @@ from __future__ import annotations
 from hpcddp.errors import LaunchError
 from hpcddp.ranks.apinfo import read_apinfo
 from hpcddp.ranks.launcher import Launcher, is_present
-from hpcddp.ranks.launchers import FIRST_OWN_STEP, LAUNCHERS
+from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.ranks.rankinfo import NUMBERS
 from hpcddp.record import TYPE_CHECKING, Record
-from hpcddp.schedulers.nodelist import expand_counts, expand_nodelist
+from hpcddp.schedulers.nodelist import expand_counts
 from hpcddp.units import format_count, read_number, shorten, wrong_number
 
 if TYPE_CHECKING:
@@ -40,49 +40,15 @@ class Candidate(Record):
 
 def find_candidates(env: Mapping[str, str]) -> list[Candidate]:
     """Every launcher whose row stands in `env`. LaunchError on half a row or a value that is no number."""
-    return [read_row(key, env) for key, row in LAUNCHERS.items() if stands(key, row, env)]
+    return [read_row(key, env) for key, row in LAUNCHERS.items() if stands(row, env)]
 
 
-def stands(key: str, row: Launcher, env: Mapping[str, str]) -> bool:
-    """Whether this row is to be read. Slurm leaves its variables in shells too, where they say nothing about a rank."""
-    if not is_present(row, env):
+def stands(row: Launcher, env: Mapping[str, str]) -> bool:
+    """Whether this row is to be read."""
+    if not is_present(row, env) or (row.step is not None and not row.step.is_task(env)):
         return False
-    if key == "srun":
-        return in_slurm_step(env)
-    # RANK or WORLD_SIZE alone is something to compare a launcher's row with, no row of its own.
-    return key != "env" or ("RANK" in env and "WORLD_SIZE" in env)
-
-
-def in_slurm_step(env: Mapping[str, str]) -> bool:
-    """Whether Slurm started this process as a task of a step.
-
-    Not so in a batch script (no step id; -5 from Slurm 26.05; or another job's, if it was submitted from a task), in an
-    interactive step (4294967290), and in salloc's older shell: a step of one task that was told to keep the job's
-    SLURM_NTASKS (`srun --preserve-env --pty`). Sources: Slurm src/common/env.c, slurm_protocol_defs.h.
-    """
-    step = env.get("SLURM_STEP_ID", "")
-    number = read_number(step)
-    if number is None or number >= FIRST_OWN_STEP:
-        return False
-    if env.get("SLURM_STEP_NUM_TASKS") == "1" and (read_number(env.get("SLURM_NTASKS", "1")) or 1) > 1:
-        return False
-    return not _is_inherited_step(env)
-
-
-def _is_inherited_step(env: Mapping[str, str]) -> bool:
-    """Whether the step is another job's, from a task of which this batch script was submitted.
-
-    The script's own SLURM_PROCID, SLURM_NODEID and SLURM_GTIDS are 0, and its job's nodes are its own; only the step's
-    variables are left from before. So the step shows more ranks on this node, or nodes that are not the job's.
-    """
-    if not env.get("SLURM_PROCID") == env.get("SLURM_NODEID") == env.get("SLURM_GTIDS") == "0":
-        return False
-    if env.get("SLURM_STEP_TASKS_PER_NODE", "1").partition(",")[0].partition("(")[0] != "1":
-        return True
-    step, job = env.get("SLURM_STEP_NODELIST", ""), env.get("SLURM_JOB_NODELIST", "")
-    if not step or not job or step == job:
-        return False
-    return not set(expand_nodelist(step, "SLURM_STEP_NODELIST")) <= set(expand_nodelist(job, "SLURM_JOB_NODELIST"))
+    # a rank or a size alone, set by hand, is something to compare a launcher's row with
+    return not row.by_hand or (row.rank in env and row.world_size in env)
 
 
 def read_row(key: str, env: Mapping[str, str]) -> Candidate:
@@ -121,14 +87,14 @@ def _refuse_half_pair(
 
 def _parse(row: Launcher, number: str, variable: str, env: Mapping[str, str]) -> int:
     text = env[variable]
-    if variable.endswith("TASKS_PER_NODE"):  # Slurm: a run-length list for all nodes; ours is entry SLURM_NODEID
+    if variable == row.local_world_size and row.step is not None:  # a run-length list for all nodes
         counts = expand_counts(text, variable)
         node = read_number(env.get(row.node_rank, ""))
         if node is None or node >= len(counts):
             raise LaunchError(
                 f"{row.node_rank}={env.get(row.node_rank)} is none of the {format_count(len(counts), 'node')}"
                 f" of {variable}={text}",
-                "start the program with srun; if these are leftovers of another step, unset SLURM_STEP_ID",
+                f"start the program with {row.name}; if these are leftovers of another step, unset {row.marks[0]}",
             )
         return counts[node]
     value = read_number(text)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from hpcddp.errors import LaunchError
 from hpcddp.record import TYPE_CHECKING
-from hpcddp.schedulers.nodelist import expand_counts, expand_nodelist, holds, same_host
+from hpcddp.schedulers.nodelist import holds
+from hpcddp.schedulers.registry import all_schedulers
 from hpcddp.units import read_number, shorten
 
 if TYPE_CHECKING:
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
     from hpcddp.ranks.allocation import Allocation
     from hpcddp.ranks.candidates import Candidate
+    from hpcddp.ranks.launcher import Launcher
 
 # (smaller, larger, whether they may be equal)
 _BOUNDS = (
@@ -39,7 +41,7 @@ def check_bounds(chosen: Candidate) -> None:
     for small, large, may_equal in _BOUNDS:
         a, b = chosen.numbers[small], chosen.numbers[large]
         if a is not None and b is not None and not (a < b or (may_equal and a == b)):
-            raise _contradiction(chosen, small, f"{chosen.source[large]} says {large} {b}")
+            raise contradiction(chosen, small, f"{chosen.source[large]} says {large} {b}")
 
 
 def check_echoes(chosen: Candidate, env: Mapping[str, str]) -> None:
@@ -47,7 +49,7 @@ def check_echoes(chosen: Candidate, env: Mapping[str, str]) -> None:
     for number, variable in chosen.row.echoes:
         value, text = chosen.numbers[number], env.get(variable, "")
         if value is not None and read_number(text) not in (None, value):
-            raise _contradiction(chosen, number, f"{variable}={text}")
+            raise contradiction(chosen, number, f"{variable}={text}")
 
 
 def check_torch_variables(chosen: Candidate, env: Mapping[str, str]) -> None:
@@ -71,43 +73,24 @@ def check_agent_store(env: Mapping[str, str]) -> None:
         )
 
 
-def check_slurm_step(chosen: Candidate, env: Mapping[str, str], hostname: str | None) -> None:
-    """LaunchError if the step's own variables disagree: tasks, nodes, or the place of this host among them."""
-    counts = expand_counts(env["SLURM_STEP_TASKS_PER_NODE"], "SLURM_STEP_TASKS_PER_NODE")
-    if sum(counts) != chosen.size:
-        raise _contradiction(chosen, "world_size", f"SLURM_STEP_TASKS_PER_NODE adds up to {sum(counts)}")
-    if len(counts) != chosen.numbers["num_nodes"]:
-        raise _contradiction(chosen, "num_nodes", f"SLURM_STEP_TASKS_PER_NODE is for {len(counts)}")
-    nodelist = env.get("SLURM_STEP_NODELIST", "")
-    hosts = expand_nodelist(nodelist, "SLURM_STEP_NODELIST") if nodelist else []
-    if not hosts:
-        return
-    if len(hosts) != len(counts):
-        raise _contradiction(chosen, "num_nodes", f"SLURM_STEP_NODELIST={shorten(nodelist)} holds {len(hosts)}")
-    mine = hosts[int(env["SLURM_NODEID"])]
-    if hostname is None or same_host(hostname, mine):
-        return
-    # Slurm may know a host by another name than its own; then its daemon says that name, and ours cannot be compared.
-    daemon = env.get("SLURMD_NODENAME", "")
-    if any(same_host(hostname, host) for host in hosts) or not any(same_host(daemon, host) for host in hosts):
-        raise LaunchError(
-            f"this host is {hostname}, but SLURM_NODEID={env['SLURM_NODEID']} is {mine} in "
-            f"SLURM_STEP_NODELIST={shorten(nodelist)}",
-            "start the program with srun; the SLURM_ variables here are another host's",
-        )
-
-
 def check_host(chosen: Candidate, env: Mapping[str, str], hostname: str | None, allocation: Allocation) -> None:
     """LaunchError if the allocation holds this host under none of the names that launcher and scheduler know it by."""
     if hostname is None or not allocation.hosts:
         return
     hosts = [host for host, _ in allocation.hosts]
-    if not holds(hosts, (hostname, *(env.get(name, "") for name in (*chosen.row.host, "SLURMD_NODENAME")))):
+    if not holds(hosts, own_names(chosen.row, env, hostname)):
         raise LaunchError(
             f"this host is {hostname}, but {allocation.source} does not hold it: {shorten(','.join(hosts))}",
             "start the ranks on the hosts of the allocation, or unset the scheduler's variables if they are others'",
         )
 
 
-def _contradiction(chosen: Candidate, number: str, other: str) -> LaunchError:
+def own_names(row: Launcher, env: Mapping[str, str], hostname: str) -> tuple[str, ...]:
+    """This host's names: its own, and those by which its launcher and its scheduler know it."""
+    variables = (*row.host, *(scheduler.variables.host for scheduler in all_schedulers()))
+    return (hostname, *(env.get(name, "") for name in variables))
+
+
+def contradiction(chosen: Candidate, number: str, other: str) -> LaunchError:
+    """The error for two places that say one number differently."""
     return LaunchError(f"{chosen.source[number]} says {number} {chosen.numbers[number]}, but {other}", _LEFTOVER)

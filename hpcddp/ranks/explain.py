@@ -6,7 +6,7 @@ Shows the values of the variables that rows are made of, and no others: an envir
 from __future__ import annotations
 
 from hpcddp.errors import LaunchError
-from hpcddp.ranks.candidates import in_slurm_step, read_row, stands
+from hpcddp.ranks.candidates import read_row, stands
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.ranks.rankinfo import NUMBERS
 from hpcddp.ranks.rendezvous import find_rendezvous
@@ -45,8 +45,8 @@ def explain(
     try:
         place = find_rank(env, hostname=hostname, nodefile=nodefile, live=live)
     except LaunchError as error:
-        return Explanation([*_read_all(env), *_shell_of_slurm(env)], (), error)
-    findings = _of_rank(place) + _shell_of_slurm(env)
+        return Explanation([*_read_all(env), *_of_shell(env)], (), error)
+    findings = _of_rank(place) + _of_shell(env)
     info = place.info()
     if info is None:
         return Explanation(findings, (), None)
@@ -83,7 +83,7 @@ def _read_all(env: Mapping[str, str]) -> list[Finding]:
     """Every row as it stands, after an error."""
     findings = []
     for key, row in LAUNCHERS.items():
-        if not stands(key, row, env):
+        if not stands(row, env):
             continue
         try:
             candidate = read_row(key, env)
@@ -111,13 +111,14 @@ def _read_strays(env: Mapping[str, str]) -> list[Finding]:
     return list(strays.values())
 
 
-def _shell_of_slurm(env: Mapping[str, str]) -> list[Finding]:
-    """Slurm's rank variables in a shell, which look like rank 0 of N."""
-    if "SLURM_PROCID" not in env or in_slurm_step(env):
-        return []
-    why = f"not a task of a step (SLURM_STEP_ID is {env.get('SLURM_STEP_ID', 'not set')})"
-    pairs = (("rank", "SLURM_PROCID"), ("world_size", "SLURM_NTASKS"), ("local_rank", "SLURM_LOCALID"))
-    return [Finding("srun", k, env[v], v, "rejected", why) for k, v in pairs if v in env]
+def _of_shell(env: Mapping[str, str]) -> list[Finding]:
+    """A launcher's rank variables in a shell, which look like rank 0 of N."""
+    findings = []
+    for row in LAUNCHERS.values():
+        if row.step is not None and row.rank in env and not row.step.is_task(env):
+            why = f"not a task of a step ({row.marks[0]} is {env.get(row.marks[0], 'not set')})"
+            findings += [Finding(row.name, k, env[v], v, "rejected", why) for k, v in row.step.in_shell if v in env]
+    return findings
 
 
 def format_explanation(explanation: Explanation) -> str:

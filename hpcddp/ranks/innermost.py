@@ -10,6 +10,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from hpcddp.errors import LaunchError
+from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.units import read_number
 
@@ -34,7 +35,7 @@ class Evidence(Record):
     parent: str = ""  # that parent, for people: "prterun, pid 4711"
     seen: frozenset[str] = frozenset()  # keys of the rows that any parent can have set
     pmi_open: bool | None = None  # whether PMI_FD is an open socket
-    slurm_shell: str = ""  # "4711.batch": Slurm started this process, or a parent, as a shell and not as a task
+    shell_of: str = ""  # key of the row whose daemon started this process, or a parent, as a shell and not as a task
 
 
 NO_EVIDENCE = Evidence()
@@ -49,8 +50,9 @@ def choose(candidates: list[Candidate], env: Mapping[str, str], evidence: Eviden
     inner, why = left[0], "the only launcher here"
     if len(left) > 1:
         inner, why = _by_evidence(left, evidence) or _by_command(left, env) or _by_rule(left, env)
-    if inner.row.programs_seen and "srun" in evidence.nearest and inner.key not in evidence.seen:
-        row = inner.row
+    row = inner.row
+    in_step = any(LAUNCHERS[key].step is not None for key in evidence.nearest)
+    if row.programs_seen and in_step and inner.key not in evidence.seen:
         numbers = filter(None, (row.rank, row.world_size, row.local_rank, row.local_world_size))
         raise LaunchError(
             f"{inner.describe()} is a leftover of another launch: this process was started by {evidence.parent}",
@@ -64,18 +66,15 @@ def choose(candidates: list[Candidate], env: Mapping[str, str], evidence: Eviden
 
 
 def without_leftovers(candidates: list[Candidate], env: Mapping[str, str], evidence: Evidence) -> list[Candidate]:
-    """`candidates` without what a Slurm job inherits when it is submitted from inside a step of another job.
+    """`candidates` without what a job inherits when it is submitted from inside a step of another job.
 
-    Its batch shell then has the other step's SLURM_STEP_* and PMI variables, and looks like a task by them.
+    Its batch shell then has the other step's variables, and those of PMI, and looks like a task by them.
     """
-    if not evidence.slurm_shell:
+    if not evidence.shell_of:
         return candidates
-    stale = {"srun"}
-    if evidence.pmi_open is False:
-        stale.add("pmi")
-    if _pmix_is_slurms(env):
-        stale.add("pmix")
-    return [c for c in candidates if c.key not in stale]
+    step = LAUNCHERS[evidence.shell_of].step
+    stale = {"pmi": evidence.pmi_open is False, "pmix": step is not None and step.serves_pmix(env)}
+    return [c for c in candidates if c.key != evidence.shell_of and not stale.get(c.row.protocol)]
 
 
 def _merge(candidates: list[Candidate]) -> tuple[list[Candidate], list[Verdict]]:
@@ -91,9 +90,9 @@ def _merge(candidates: list[Candidate]) -> tuple[list[Candidate], list[Verdict]]
         for other in [c for c in left if c.key in speaker.row.speaks]:
             if other.numbers["rank"] == speaker.numbers["rank"] and other.size in (None, speaker.size):
                 drop(other, f"the same launch: {speaker.row.name} sets these too")
-    for other in [c for c in left if c.key in {"pmix", "env"}]:
-        if len(left) > 1:  # what `env` says is compared with the chosen launcher by `consistency`
-            drop(other, "a launcher has said more" if other.key == "pmix" else "a launcher has said it itself")
+    for other in [c for c in left if c.row.yields]:
+        if len(left) > 1:  # what was set by hand is compared with the chosen launcher by `consistency`
+            drop(other, other.row.yields)
     return left, verdicts
 
 
@@ -102,6 +101,7 @@ def _by_evidence(left: list[Candidate], evidence: Evidence) -> tuple[Candidate, 
     if len(near) == 1:
         return near[0], f"its program is the nearest parent ({evidence.parent})"
     pmi = [c for c in left if c.row.pmi_socket]
+    # a launcher that speaks the protocol too may have opened the socket
     if evidence.pmi_open is True and len(pmi) == 1 and not any("pmi" in c.row.speaks for c in left):
         return pmi[0], "its PMI socket is open"
     if evidence.pmi_open is False and len(left) - len(pmi) == 1:
@@ -126,8 +126,8 @@ def _by_rule(left: list[Candidate], env: Mapping[str, str]) -> tuple[Candidate, 
     depths = sorted({c.row.depth for c in left}, reverse=True)
     levels = [_one_of_a_kind([c for c in left if c.row.depth == depth]) for depth in depths]
     for inner, outer in pairwise(levels):
-        if inner.row.daemon_variables and outer.key == "srun" and _pmix_is_slurms(env):
-            return outer, "PMIX_NAMESPACE is srun's, so srun came after mpirun"
+        if inner.row.daemon_variables and outer.row.step is not None and outer.row.step.serves_pmix(env):
+            return outer, f"PMIX_NAMESPACE is {outer.row.name}'s, so {outer.row.name} came after mpirun"
         if not _could_start(outer, inner, env):
             _refuse_singletons(inner, outer, env)
             raise _undecided(inner, outer)
@@ -148,7 +148,7 @@ def _could_start(outer: Candidate, inner: Candidate, env: Mapping[str, str]) -> 
         return True
     if inner.row.is_agent:  # its agents are the outer launcher's ranks
         return inner.numbers["num_nodes"] in (None, outer.size)
-    if outer.key == "srun" and "SLURM_PTY_PORT" in env:  # a person's shell in a step, and mpirun typed there
+    if outer.row.step is not None and outer.row.step.is_shell_in_task(env):  # and mpirun was typed there
         return True
     if _daemon_number(inner, env) == 0:  # mpirun itself, not a daemon of it, is an outer task
         return False
@@ -165,10 +165,6 @@ def _refuse_singletons(inner: Candidate, outer: Candidate, env: Mapping[str, str
         f"{outer.size} processes were started ({outer.describe()}), but each is alone ({inner.describe()})",
         f"start the program once, with one launcher; if 1 process is what you want: HPCDDP_LAUNCHER={inner.row.name}",
     )
-
-
-def _pmix_is_slurms(env: Mapping[str, str]) -> bool:
-    return env.get("PMIX_NAMESPACE", "").startswith("slurm.pmix.")
 
 
 def _daemon_number(inner: Candidate, env: Mapping[str, str]) -> int | None:

@@ -7,7 +7,9 @@ from hpcddp.record import TYPE_CHECKING, Record
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from hpcddp.ranks.candidates import Candidate
     from hpcddp.ranks.launch_line import LaunchRequest, Words
+    from hpcddp.ranks.rankinfo import RankInfo
 
 _NO_CONTAINERS: Mapping[str, Callable[[str, str], tuple[Words, ...]]] = {}
 
@@ -19,6 +21,27 @@ RESOURCE_MANAGER, MPI, AGENT = 0, 1, 2
 
 def _nothing(_env: Mapping[str, str]) -> str:
     return ""
+
+
+class Step(Record):
+    """What is to be known of a launcher whose variables the scheduler sets in shells as well, where they say nothing
+    about a rank: its launches are steps of a job, which may be smaller than the job. Pure functions of an environment.
+    """
+
+    #: Whether this process is a task of a step.
+    is_task: Callable[[Mapping[str, str]], bool]
+    #: Whether this is a person's shell in a task, in which a launcher can be typed.
+    is_shell_in_task: Callable[[Mapping[str, str]], bool]
+    #: Whether the PMIx variables are this launcher's.
+    serves_pmix: Callable[[Mapping[str, str]], bool]
+    #: LaunchError if the step's variables disagree with each other or with this host's name.
+    check: Callable[[Candidate, Mapping[str, str], str | None], None]
+    #: (host, source) of rank 0; None where the step does not say it.
+    find_rank_0: Callable[[Mapping[str, str], RankInfo], tuple[str | None, str]]
+    #: From the process id of its daemon to the id of the shell that this runs; "" for a task.
+    find_shell: Callable[[int], str]
+    #: In a shell: number and the variable that looks like it.
+    in_shell: tuple[tuple[str, str], ...]
 
 
 class Launcher(Record):
@@ -43,6 +66,14 @@ class Launcher(Record):
     optional: tuple[str, ...] = ()
     #: Variables with which the launcher says a number again: (number, variable). They must agree.
     echoes: tuple[tuple[str, str], ...] = ()
+    #: For a protocol that many launchers speak, its name: alone, the row is what is left of an unknown launcher.
+    protocol: str = ""
+    #: Whether people set these variables by hand, so that they need not be from a launcher.
+    by_hand: bool = False
+    #: Why the row says nothing beside another one; "" where it does.
+    yields: str = ""
+    #: For a launcher whose variables stand in shells as well.
+    step: Step | None = None
     #: Keys of rows whose variables this launcher sets as well; they are the same launch if rank and size agree.
     speaks: tuple[str, ...] = ()
     #: Names in /proc/<pid>/comm of the process that starts the ranks.

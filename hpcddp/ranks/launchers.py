@@ -10,6 +10,7 @@ from __future__ import annotations
 from hpcddp.ranks.launch_line import FromShell, host_words, program_word
 from hpcddp.ranks.launcher import AGENT, MPI, RESOURCE_MANAGER, Launcher
 from hpcddp.ranks.mpi_launchers import HYDRA, MPI_LAUNCHERS
+from hpcddp.ranks.slurm_step import FIRST_OWN_STEP, SLURM_STEP
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.units import read_number
 
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from hpcddp.ranks.launch_line import LaunchRequest, Words
-
-
-FIRST_OWN_STEP = 0xFFFFFFF0  # ids from here on are Slurm's own: batch (…fb), extern (…fc), interactive (…fa)
 
 
 def _pals_line(job: LaunchRequest) -> Iterator[Words]:
@@ -110,7 +108,8 @@ LAUNCHERS: dict[str, Launcher] = {
         RESOURCE_MANAGER,
         *("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
         *("SLURM_NODEID", "SLURM_STEP_NUM_NODES"),
-        marks=("SLURM_STEP_ID",),  # and its value is a real step's: see candidates.py
+        marks=("SLURM_STEP_ID",),
+        step=SLURM_STEP,
         speaks=("pmi", "pmix", "pals"),
         programs=("slurmstepd",),
         launch_id=("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
@@ -203,6 +202,7 @@ LAUNCHERS: dict[str, Launcher] = {
         excluded_by=(*HYDRA, "PALS_RANKID"),
         prefixes=("PMI_",),
         own_prefixes=("PMI_",),
+        protocol="pmi",
         pmi_socket=True,
         command="mpiexec -n {n}",
     ),
@@ -213,6 +213,9 @@ LAUNCHERS: dict[str, Launcher] = {
         marks=("PMIX_RANK",),
         prefixes=("PMIX_",),
         own_prefixes=("PMIX_",),
+        protocol="pmix",
+        yields="a launcher has said more",
+        without_size="use srun, mpirun, or `prterun --personality ompi`, which also set the world size",
         command="mpirun -np {n}",
     ),
     "env": Launcher(
@@ -223,6 +226,8 @@ LAUNCHERS: dict[str, Launcher] = {
         excluded_by=("TORCHELASTIC_RUN_ID",),
         prefixes=("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_"),
         optional=("local_rank", "local_world_size", "node_rank", "num_nodes"),
+        by_hand=True,
+        yields="a launcher has said it itself",
         rank_0_anywhere=True,
     ),
 }

@@ -10,11 +10,12 @@ from __future__ import annotations
 from hpcddp.errors import LaunchError
 from hpcddp.ranks.allocation import find_allocation
 from hpcddp.ranks.apinfo import read_apinfo
+from hpcddp.ranks.consistency import own_names
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.ranks.ports import DEFAULT_EPHEMERAL, ephemeral_range, port_candidates
 from hpcddp.ranks.reach import INTERFACE, SUFFIX, reached_as
 from hpcddp.record import TYPE_CHECKING, Record
-from hpcddp.schedulers.nodelist import expand_nodelist, holds, is_address, is_alias, is_loopback
+from hpcddp.schedulers.nodelist import holds, is_address, is_alias, is_loopback
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.units import read_number, shorten
 
@@ -109,38 +110,16 @@ def _find_address(
 
 def _where_rank_0_is(env: Mapping[str, str], info: RankInfo) -> tuple[str | None, str, bool]:
     """Rank 0's host where the launcher says it, the source, and whether that settles it (if only to: unknown)."""
-    if info.launcher == "srun":
-        host, because = _slurm_host_of_rank_0(env, info)
+    row = LAUNCHERS.get(info.launcher)
+    if row is not None and row.step is not None:
+        host, because = row.step.find_rank_0(env, info)
         return host, because, True
-    variable = LAUNCHERS[info.launcher].layout_file if info.launcher in LAUNCHERS else ""
+    variable = row.layout_file if row is not None else ""
     if env.get(variable):
         layout = read_apinfo(env[variable])
         if layout is not None and layout.node_of:
             return layout.hosts[layout.node_of[0]], f"{variable} ({env[variable]})", True
     return None, "", False
-
-
-def _slurm_host_of_rank_0(env: Mapping[str, str], info: RankInfo) -> tuple[str | None, str]:
-    """The step's first host if rank 0 is there. With --distribution=arbitrary it may be anywhere: SLURM_GTIDS lists
-    this node's.
-
-    All ranks must come to one answer: with arbitrary placement over more than two nodes most cannot know, so all say
-    None.
-    """
-    nodelist = env.get("SLURM_STEP_NODELIST", "")
-    hosts = expand_nodelist(nodelist, "SLURM_STEP_NODELIST") if nodelist else []
-    node = info.node_rank
-    if node is None or node >= len(hosts):
-        return None, ""
-    ranks_here = env.get("SLURM_GTIDS", "").split(",")
-    zero_here = info.rank == 0 or "0" in ranks_here
-    told = zero_here or len(ranks_here) == info.local_world_size
-    by_hand = env.get("SLURM_DISTRIBUTION", "").startswith("arbitrary") or (told and zero_here != (node == 0))
-    if not by_hand:
-        return hosts[0], "SLURM_STEP_NODELIST (first host)"
-    if len(hosts) > 2 or not told:
-        return None, ""
-    return hosts[node if zero_here else 1 - node], "SLURM_STEP_NODELIST (by SLURM_GTIDS)"
 
 
 def _fault_of(
@@ -172,7 +151,7 @@ def _is_elsewhere(address: str, env: Mapping[str, str], info: RankInfo, hostname
     if info.rank != 0 or hostname is None or is_address(address) or is_loopback(address) or _sets_master(info):
         return False
     row = LAUNCHERS[info.launcher]
-    return not holds((address,), (hostname, *(env.get(name, "") for name in (*row.host, "SLURMD_NODENAME"))))
+    return not holds((address,), own_names(row, env, hostname))
 
 
 def _sets_master(info: RankInfo) -> bool:

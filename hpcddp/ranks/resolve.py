@@ -99,8 +99,8 @@ def find_rank(
         verdicts = choose(found, env, evidence)
     chosen = next(v.candidate for v in verdicts if v.chosen)
     _check(chosen, env, pinned=bool(pin))
-    if chosen.key == "srun":  # a step may be smaller than its job, so the step's hosts count
-        consistency.check_slurm_step(chosen, env, hostname)
+    if chosen.row.step is not None:  # a step may be smaller than its job, so the step's hosts count
+        chosen.row.step.check(chosen, env, hostname)
     else:
         _check_allocation(chosen, env, hostname, look(), pinned=bool(pin))
     numbers, source = _derive(chosen)
@@ -114,16 +114,17 @@ def _evidence(env: Mapping[str, str]) -> Evidence:
 
 
 def _check(chosen: Candidate, env: Mapping[str, str], *, pinned: bool) -> None:
-    if chosen.key == "pmix":
+    row = chosen.row
+    if row.protocol and not row.world_size:
         raise LaunchError(
-            f"PMIX_RANK={env['PMIX_RANK']} shows that a launcher started this process, but nothing says of how many",
-            "use srun, mpirun, or `prterun --personality ompi`, which also set the world size",
+            f"{row.rank}={env[row.rank]} shows that a launcher started this process, but nothing says of how many",
+            row.without_size,
         )
     consistency.check_bounds(chosen)
     consistency.check_echoes(chosen, env)
     if not pinned:
         consistency.check_agent_store(env)
-        if chosen.row.rank != "RANK":  # else they are the row's own
+        if row.rank != "RANK":  # else they are the row's own
             consistency.check_torch_variables(chosen, env)
 
 
@@ -133,10 +134,12 @@ def _check_allocation(
     if allocation is None:
         return
     consistency.check_host(chosen, env, hostname, allocation)
-    if chosen.key == "env" and chosen.size == 1 and (allocation.slots or 0) > 1 and not pinned:
+    row = chosen.row
+    if row.by_hand and chosen.size == 1 and (allocation.slots or 0) > 1 and not pinned:
         raise LaunchError(
-            f"WORLD_SIZE=1, but {allocation.source} has {allocation.slots} slots and no launcher started this process",
-            f"{command(allocation, env)}; if 1 process is what you want: HPCDDP_LAUNCHER=env",
+            f"{row.world_size}=1, but {allocation.source} has {allocation.slots} slots and no launcher started this"
+            " process",
+            f"{command(allocation, env)}; if 1 process is what you want: HPCDDP_LAUNCHER={row.name}",
         )
 
 
@@ -147,13 +150,13 @@ def _pinned(pin: str, env: Mapping[str, str]) -> Candidate:
             f"one of: {' '.join(LAUNCHER_NAMES)}",
         )
     for key, row in LAUNCHERS.items():
-        if row.name == pin and stands(key, row, env):
+        if row.name == pin and stands(row, env):
             return read_row(key, env)
     row = LAUNCHERS[pin]
-    found = [r.name for key, r in LAUNCHERS.items() if key != "pmix" and stands(key, r, env)]
+    found = [r.name for r in LAUNCHERS.values() if r.name in LAUNCHER_NAMES and stands(r, env)]
     why = f"there is no {row.rank} of its own (found: {', '.join(found) or 'no launcher'})"
-    if pin == "srun" and row.rank in env:
-        why = f"this is not a task of a Slurm step (SLURM_STEP_ID is {env.get('SLURM_STEP_ID', 'not set')})"
+    if row.step is not None and row.rank in env:
+        why = f"this is not a task of a step ({row.marks[0]} is {env.get(row.marks[0], 'not set')})"
     raise LaunchError(f"HPCDDP_LAUNCHER={pin}, but {why}", f"unset HPCDDP_LAUNCHER, or start the program with {pin}")
 
 
@@ -162,8 +165,8 @@ def _refuse_stray(env: Mapping[str, str]) -> None:
     for row in LAUNCHERS.values():
         own = (row.rank, row.world_size, row.local_rank, row.local_world_size)
         names = [n for n in (own if row.stray is None else row.stray) if n]
-        if row.name == "env" and (read_number(env.get("LOCAL_RANK", "")) or 0) < 1:
-            names = names[:2]  # people export LOCAL_RANK=0 for a single process; no single process has another
+        if row.by_hand and (read_number(env.get(row.local_rank, "")) or 0) < 1:
+            names = names[:2]  # people export a local rank of 0 for a single process; no single process has another
         there = [name for name in names if name in env]
         if there:
             raise LaunchError(

@@ -55,6 +55,7 @@ class Variables(Record):
     restarts: str = ""  # whether, or how often, the job has started before
     array_index: tuple[str, ...] = ()  # a job's index in its array, by the names that releases give it
     folder: str = ""  # the folder that the job was submitted from
+    host: str = ""  # this node's name, as the scheduler knows it
     hostfile: str = ""  # in the job script, the name of the launcher's host file
     hostfile_alone: bool = True  # whether a job of one node has it
     cpus: str = ""  # the job's CPUs on this node

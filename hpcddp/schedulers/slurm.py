@@ -143,6 +143,7 @@ SCHEDULER = Scheduler(
         restarts="SLURM_RESTART_COUNT",
         array_index=("SLURM_ARRAY_TASK_ID",),
         folder="SLURM_SUBMIT_DIR",
+        host="SLURMD_NODENAME",
         cpus="SLURM_CPUS_ON_NODE",
         end="SLURM_JOB_END_TIME",
     ),
