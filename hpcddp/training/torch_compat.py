@@ -104,13 +104,24 @@ def greet_store(connection: socket.socket) -> bytes:
     return connection.recv(4)
 
 
+def destroy_process_group() -> None:
+    """`torch.distributed.destroy_process_group`, which with torch 2.6 may hang: it joins gloo's threads while it holds
+    the interpreter's lock, which they want for the last tensor of a collective. The backends' own end does not hold it.
+    """
+    groups: list[Any] = list(dist.distributed_c10d._world.pg_map)
+    backends = [group._get_backend(device) for group in groups for device in group._device_types]
+    dist.destroy_process_group()
+    del groups  # the last reference to each backend is now in the list
+    backends.clear()
+
+
 def abort_process_group() -> None:
     """Destroy the default group after an error, without waiting for NCCL kernels that cannot end."""
     abort = getattr(dist.distributed_c10d, "_abort_process_group", None)
     if abort is not None and dist.get_backend() == "nccl":
         abort()
     else:
-        dist.destroy_process_group()
+        destroy_process_group()
 
 
 def release_wrappers() -> None:

@@ -15,7 +15,7 @@ from torch.distributed import DistNetworkError, DistStoreError
 from hpcddp.training.rendezvous.failure import Failure
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.rendezvous.roll_call import wait_until
-from hpcddp.training.torch_compat import abort_process_group, release_wrappers
+from hpcddp.training.torch_compat import abort_process_group, destroy_process_group, release_wrappers
 
 _SIGN_OFF_TIMEOUT_S = 60.0
 _FAILED_SIGN_OFF_TIMEOUT_S = 3.0  # some ranks may never come
@@ -27,7 +27,7 @@ def leave(group: Group) -> None:
     if group.world_size > 1:
         dist.barrier()
         _sign_off(group, _SIGN_OFF_TIMEOUT_S)
-    dist.destroy_process_group()
+    destroy_process_group()
 
 
 def claim_failure(group: Group, error: BaseException) -> Failure:

@@ -19,6 +19,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from hpcddp.training.checkpoint import fingerprint
 from hpcddp.training.checkpoint.fingerprint import describe_dataset, describe_objects, draw_samples, hash_states
+from hpcddp.training.torch_compat import destroy_process_group
 
 
 def small_model() -> nn.Module:
@@ -31,7 +32,7 @@ def alone() -> Iterator[None]:
     """A process group of one, which DDP wants."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
-    dist.destroy_process_group()
+    destroy_process_group()
 
 
 def test_the_stream_is_a_header_and_the_bytes_of_each_tensor_in_the_order_of_names() -> None:

@@ -10,6 +10,8 @@ import os
 import pickle
 import socket
 import struct
+import subprocess
+import sys
 from collections import OrderedDict
 from collections.abc import Iterator
 from datetime import timedelta
@@ -33,7 +35,7 @@ def group() -> Iterator[None]:
     dist.init_process_group("gloo", store=torch_compat.HashStore(), rank=0, world_size=1)
     yield
     if dist.is_initialized():
-        dist.destroy_process_group()
+        torch_compat.destroy_process_group()
 
 
 @pytest.mark.parametrize(
@@ -175,6 +177,21 @@ def test_a_checkpoint_in_parts_that_this_torch_cannot_read_is_refused_in_two_lin
     assert message.startswith(f"checkpoint {tmp_path} could not be read with torch {torch.__version__}: rank 0")
     assert "futures" in message
     assert hint.startswith("hint: if another torch wrote it, use that one")
+
+
+@pytest.mark.slow
+def test_a_group_ends_right_after_a_collective_on_a_tensor_that_nobody_else_has() -> None:
+    """With torch 2.6 one of some hundred such groups waited for ever."""
+    program = """
+import torch
+import torch.distributed as dist
+from hpcddp.training import torch_compat
+for _ in range(700):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.all_reduce(torch.zeros(3))
+    torch_compat.destroy_process_group()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=600)
 
 
 def test_each_change_in_place_of_a_gradient_is_seen() -> None:
