@@ -94,7 +94,8 @@ def run(args: argparse.Namespace, env: MutableMapping[str, str]) -> None:
             train_score = train_epoch(rt, model, loader, optimizer, scheduler, amp, last_step)
             seconds, samples = time.monotonic() - epoch_began, loader.sampler.consumed - consumed
             test = evaluate(rt, model, held_out, amp)
-            report_epoch(rt, epoch, train_score, test, samples / seconds, float(scheduler.get_last_lr()[0]))
+            speed = samples / seconds
+            report_epoch(rt, epoch, train_score if samples else None, test, speed, float(scheduler.get_last_lr()[0]))
             rt.summary.update(describe(rt, what, test.accuracy))
         if test is None:  # nothing was left to train
             rt.summary.update(describe(rt, what, evaluate(rt, model, held_out, amp).accuracy))
@@ -158,23 +159,18 @@ def mean(sums: torch.Tensor) -> Score:
 
 
 def report_epoch(
-    rt: Runtime, epoch: int, train: Score, test: Score, samples_per_s: float, learning_rate: float
+    rt: Runtime, epoch: int, train: Score | None, test: Score, samples_per_s: float, learning_rate: float
 ) -> None:
-    """One line for people and one for metrics.jsonl, on rank 0."""
+    """One line for people and one for metrics.jsonl, on rank 0. `train`: None if an attempt before had all batches."""
     if not rt.group.is_first:
         return
-    rt.print(f"epoch {epoch}: loss {train.loss:.4f}  test accuracy {test.accuracy:.2%}  {samples_per_s:,.0f} samples/s")
-    rt.metrics.write(
-        "epoch",
-        step=rt.steps,
-        epoch=epoch,
-        loss=train.loss,
-        acc=train.accuracy,
-        test_loss=test.loss,
-        test_acc=test.accuracy,
-        samples_per_s=round(samples_per_s, 1),
-        lr=learning_rate,
-    )
+    score = f"test accuracy {test.accuracy:.2%}"
+    numbers = {"test_loss": test.loss, "test_acc": test.accuracy, "lr": learning_rate}
+    if train is not None:
+        score = f"loss {train.loss:.4f}  {score}  {samples_per_s:,.0f} samples/s"
+        numbers |= {"loss": train.loss, "acc": train.accuracy, "samples_per_s": round(samples_per_s, 1)}
+    rt.print(f"epoch {epoch}: {score}")
+    rt.metrics.write("epoch", step=rt.steps, epoch=epoch, **numbers)
 
 
 def make_optimizer(args: argparse.Namespace, model: nn.Module, peak: float) -> Optimizer:

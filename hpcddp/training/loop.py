@@ -36,7 +36,10 @@ class Loop:
         count_step: Callable[[MicroBatch], None],
         is_stopping: Callable[[], bool],
     ) -> None:
-        self.steps = 0  # optimizer steps since the start of the run, over all attempts
+        self.steps = 0  # optimizer steps since the start of the run, over all attempts, of global batches that are over
+        self.open_epoch: int | None = None  # the epoch of rt.epochs that the loop is in, or was left in
+        self.epoch_is_read = False  # whether all batches of the open epoch came in an attempt before
+        self._epoch_outside: int | None = None  # that of a loop over the loader outside of rt.epochs
         self.models: list[nn.Module] = []  # that have all their parameters on this rank
         self.calls = ForwardCalls()
         self.gate = StepGate(self)
@@ -61,9 +64,21 @@ class Loop:
         """Whether the loop is to end after this step."""
         return self._is_stopping()
 
-    def loop_starts(self) -> None:
+    @property
+    def steps_made(self) -> int:
+        """As `steps`, with that of the global batch that the loop is at, once an optimizer has stepped."""
+        return self.steps + (self._micro is not None and self._micro.last and self.gate.acted)
+
+    def loop_starts(self, epoch: int) -> None:
         """The loop over an epoch's batches starts, at the first batch or where a resumed run continues."""
         self.settle()
+        if self.open_epoch is None:
+            if self._epoch_outside not in (None, epoch):
+                raise RequestError(
+                    "a second epoch began outside of rt.epochs(): a resumed run would not know how many are left",
+                    "for epoch in rt.epochs(10): for x, y in loader: …",
+                )
+            self._epoch_outside = epoch
         self._pace.step_began()
         self.seed_between()
 
@@ -130,10 +145,10 @@ class Loop:
         self.micro_batch_ends()
         if self._micro is None:
             return
-        if self._micro.last:
+        if self._micro.last and (self.gate.acted or self.backwards != self._backwards_before_step):
             self.step_ends()
             self.seed_between()
-        else:  # half a global batch makes no step
+        else:  # half a global batch makes no step, nor does one that was only looked at
             self._micro = None
             for seen in self.gate.optimizers:
                 seen.clear()

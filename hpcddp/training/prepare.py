@@ -32,6 +32,7 @@ from hpcddp.training.parallel.strategy import check_strategy, has_whole_gradient
 from hpcddp.training.remarks import describe_starving, print_warning, warn_of_workers
 from hpcddp.training.report import Report
 from hpcddp.training.setup import RunSetup
+from hpcddp.training.torch_compat import note_steps
 
 
 class Preparation:
@@ -213,6 +214,9 @@ class Preparation:
         self._position = self._checkpointer.track(objects, batch)
         if self._position is not None:
             self._loop.steps = self._position["step"]
+            self._loop.open_epoch = self._position.get("open_epoch")
+            for optimizer in self._loop.gate.optimizers:
+                note_steps(optimizer.optimizer)
             if self._loader is not None:
                 move_to(self._position, self._loader.sampler)
         self._report.start(str(self.plan), self._position["step"] if self._position is not None else None)

@@ -105,16 +105,20 @@ class Runtime(Saving):
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs that are left of `count`. Leaving the inner loop early skips the rest of its epoch.
 
-        If the run has to stop before its end, the `with` body is left from here or from the loop over the loader.
+        If the run has to stop before its end, the `with` body is left from here or from the loop over the loader. An
+        epoch that a stop left after its last step is given again, without batches: what follows them is still to do.
         """
-        sampler = self._need_loader().sampler
-        print_warning(find_empty_ranks(self._loop.models, self.plan, sampler.length), is_first=self.is_main)
-        while sampler.epoch < count and not self._is_ending:
-            epoch = sampler.epoch
-            self._report.expect(self.steps, count - epoch, sampler.length, sampler.place, self.plan.global_batch)
+        sampler, loop = self._need_loader().sampler, self._loop
+        print_warning(find_empty_ranks(loop.models, self.plan, sampler.length), is_first=self.is_main)
+        loop.epoch_is_read = loop.open_epoch is not None and loop.open_epoch < sampler.epoch
+        while (epoch := sampler.epoch - loop.epoch_is_read) < count and not self._is_ending:
+            loop.open_epoch = epoch
+            left = count - sampler.epoch
+            self._report.expect(self.steps, left, sampler.length, sampler.place, self.plan.global_batch)
             seed_generators("epoch", self.seed, epoch)
             yield epoch
-            self._loop.settle()
+            loop.settle()
+            loop.open_epoch, loop.epoch_is_read = None, False
             self._report.clear()
             self._watch.pace.epoch_ended()
             if not self.stopping:
@@ -230,9 +234,10 @@ class Runtime(Saving):
     def log(self, **numbers: float | Tensor) -> None:
         """Write numbers, or tensors of one element, to metrics.jsonl and where `log_to` says.
 
-        Those of rank 0 count: sum them over the ranks first. To read a tensor waits for its device.
+        Their step is the last that an optimizer has made. Those of rank 0 count: sum them over the ranks first. To read
+        a tensor waits for its device.
         """
-        self._report.log(self.steps, numbers)
+        self._report.log(self._loop.steps_made, numbers)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """The user's model inside of what `prepare` made of it."""

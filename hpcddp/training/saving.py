@@ -22,7 +22,10 @@ class Saving(Preparation):
 
     @property
     def steps(self) -> int:
-        """Optimizer steps since the start of the run, over all attempts."""
+        """Optimizer steps since the start of the run, over all attempts.
+
+        In the loop over the loader: of the global batches before this one, also after its `optimizer.step()`.
+        """
         return self._loop.steps
 
     def save(self) -> None:
@@ -35,7 +38,7 @@ class Saving(Preparation):
         elif self._checkpointer.is_due(self.steps):
             self._check_state()
             self._average_buffers()
-            position = describe_position(self.steps, self._need_loader().sampler)
+            position = describe_position(self.steps, self._need_loader().sampler, self._loop.open_epoch)
             self._checkpointer.save(position, {"plan": self.plan.describe()}, self.stop_reason)
 
     def _check_state(self) -> None:

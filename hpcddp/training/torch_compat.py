@@ -55,6 +55,11 @@ def has_scheduler(optimizer: Optimizer) -> bool:
     return hasattr(optimizer.step, "_wrapped_by_lr_sched")
 
 
+def note_steps(optimizer: Optimizer) -> None:
+    """The optimizer has stepped, in an attempt before: its scheduler does not warn if it steps before it does again."""
+    optimizer._opt_called = True  # type: ignore[attr-defined]  # torch sets it in the step that it wraps
+
+
 def takes_device_id(version: str = torch.__version__) -> bool:
     """Whether `init_process_group(device_id=…)` works; it is faulty in 2.6.0 <= torch < 2.7.1 (pytorch#153960)."""
     numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:3] if part.isdigit())

@@ -7,9 +7,17 @@ from hpcddp.training.data.sampler import GlobalBatchSampler
 from hpcddp.training.data.stream_sampler import StreamSampler
 
 
-def describe_position(step: int, sampler: GlobalBatchSampler | StreamSampler) -> dict[str, int]:
-    """The position after `step` optimizer steps."""
+def describe_position(
+    step: int, sampler: GlobalBatchSampler | StreamSampler, open_epoch: int | None = None
+) -> dict[str, int]:
+    """The position after `step` optimizer steps. `open_epoch`: the one that the loop is in.
+
+    If all its samples are consumed, what the loop does after them, such as evaluation and the scheduler's step, is
+    still to come.
+    """
     position = {"step": step, "epoch": sampler.epoch, "consumed": sampler.consumed, "seed": sampler.seed}
+    if open_epoch is not None:
+        position["open_epoch"] = open_epoch
     return position | ({"samples": sampler.length} if sampler.length is not None else {})
 
 

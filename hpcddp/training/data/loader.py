@@ -26,8 +26,12 @@ class Listener(Protocol):
     def stopping(self) -> bool:
         """Whether the loop is to end after this step."""
 
-    def loop_starts(self) -> None:
-        """The loop over the rest of an epoch starts."""
+    @property
+    def epoch_is_read(self) -> bool:
+        """Whether there are no batches for this loop, since all of its epoch came in an attempt before."""
+
+    def loop_starts(self, epoch: int) -> None:
+        """The loop over the rest of this epoch starts."""
 
     def micro_batch_starts(self, micro: MicroBatch, weight: Weight, nth_pass: int) -> None:
         """The loop gets this micro batch now, in its nth pass (from 0) over the global batch."""
@@ -113,7 +117,9 @@ class TrainingLoader:
 
     def __iter__(self) -> Iterator[Any]:
         listener = self._listener
-        listener.loop_starts()
+        listener.loop_starts(self.sampler.epoch)
+        if listener.epoch_is_read:
+            return
         weighed = self.weighing.over(self._loaded())
         for micro, weight, content in move_all(weighed, self._copies, ahead=self._ahead):
             listener.micro_batch_starts(micro, weight, 0)
@@ -138,7 +144,9 @@ class TrainingLoader:
                 for x, y in step:
                     optimizer_g.zero_grad(); rt.backward(loss_of_g(x)); optimizer_g.step()
         """
-        self._listener.loop_starts()
+        self._listener.loop_starts(self.sampler.epoch)
+        if self._listener.epoch_is_read:
+            return
         for parts in self.weighing.steps(self._loaded()):
             yield Step(parts, self._device, self._listener)
             self._listener.step_ends()

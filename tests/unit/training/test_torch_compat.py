@@ -12,6 +12,7 @@ import socket
 import struct
 import subprocess
 import sys
+import warnings
 from collections import OrderedDict
 from collections.abc import Iterator
 from datetime import timedelta
@@ -63,6 +64,15 @@ def test_an_optimizer_tells_that_it_has_a_scheduler() -> None:
     assert not torch_compat.has_scheduler(optimizer)
     torch.optim.lr_scheduler.StepLR(optimizer, 1)
     assert torch_compat.has_scheduler(optimizer)
+
+
+def test_the_scheduler_of_an_optimizer_that_has_stepped_before_may_step_first() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))])
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    torch_compat.note_steps(optimizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scheduler.step()
 
 
 def test_a_store_answers_the_greeting_and_a_silent_program_is_an_error() -> None:

@@ -1,0 +1,173 @@
+"""What a loop does after the batches of an epoch is done once, also where an attempt ends right before it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import hpcddp
+from hpcddp.errors import RequestError
+
+STEPS = 4  # of an epoch
+SAMPLES = 5 * STEPS
+
+
+class CrashError(Exception):
+    """Ends an attempt."""
+
+
+class Samples(IterableDataset):
+    """The same samples as a stream, with or without a length."""
+
+    def __iter__(self) -> Iterable:
+        return iter(make_data())
+
+
+class CountedSamples(Samples):
+    def __len__(self) -> int:
+        return SAMPLES
+
+
+def make_data() -> TensorDataset:
+    generator = torch.Generator().manual_seed(7)
+    return TensorDataset(torch.randn(SAMPLES, 3, generator=generator), torch.arange(SAMPLES) % 2)
+
+
+KINDS: dict[str, Callable] = {"indexed": make_data, "stream": Samples, "counted stream": CountedSamples}
+
+
+def train(run_dir: Path, data: object, stop_at: int = 0, crash_at: int = 0, save_every: int | None = None) -> list:
+    """One attempt; stops or crashes in the step of this number. Returns what it did after the batches of each epoch."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    after = []
+    with hpcddp.runtime(run_dir=str(run_dir), save_every=save_every, keep=9) as rt:
+        loader = DataLoader(data, batch_size=5)
+        model, optimizer, scheduler, loader = rt.prepare(model, optimizer, scheduler, loader)
+        for epoch in rt.epochs(3):
+            for x, y in loader:
+                optimizer.zero_grad()
+                rt.backward(cross_entropy(model(x), y))
+                if rt.steps + 1 == crash_at:
+                    raise CrashError
+                optimizer.step()
+                if rt.steps + 1 == stop_at:
+                    rt.stop("a test")
+            after.append((epoch, scheduler.get_last_lr()[0], float(torch.rand(()))))
+            scheduler.step()
+    return after
+
+
+def _end(run_dir: Path) -> tuple[str, int, str]:
+    state = json.loads((run_dir / "state.json").read_text())
+    return state["status"], state["step"], state["weights_sha256"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "stop_at"),
+    [("indexed", n) for n in (STEPS - 1, STEPS, 3 * STEPS)] + [("stream", STEPS), ("counted stream", 2 * STEPS)],
+)
+def test_a_run_that_stopped_at_the_last_step_of_an_epoch_goes_on_with_what_follows_its_batches(
+    tmp_path: Path, kind: str, stop_at: int
+) -> None:
+    undisturbed = train(tmp_path / "whole", KINDS[kind]())
+    first = train(tmp_path / "run", KINDS[kind](), stop_at=stop_at)
+    assert len(first) == (stop_at - 1) // STEPS
+    assert _end(tmp_path / "run")[:2] == ("unfinished", stop_at)
+    assert first + train(tmp_path / "run", KINDS[kind]()) == undisturbed
+    assert _end(tmp_path / "run") == _end(tmp_path / "whole") == ("finished", 3 * STEPS, _end(tmp_path / "whole")[2])
+
+
+@pytest.mark.parametrize("save_every", [2, STEPS, 2 * STEPS])
+def test_a_run_that_crashed_goes_on_where_its_checkpoint_was_made(tmp_path: Path, save_every: int) -> None:
+    undisturbed = train(tmp_path / "whole", make_data())
+    with pytest.raises(CrashError):
+        train(tmp_path / "run", make_data(), crash_at=2 * STEPS + 2, save_every=save_every)
+    again = train(tmp_path / "run", make_data(), save_every=save_every)
+    assert again == undisturbed[-len(again) :]
+    assert len(again) == 2
+    assert _end(tmp_path / "run") == _end(tmp_path / "whole")
+
+
+def _range(rt, loader, step):
+    for _ in range(2):
+        for batch in loader:
+            step(batch)
+
+
+def _chunks(rt, loader, step):
+    for _ in range(2):
+        for batch in itertools.islice(loader, 2):
+            step(batch)
+
+
+def _peek(rt, loader, step):
+    next(iter(loader))
+    for _ in rt.epochs(1):
+        for batch in loader:
+            step(batch)
+
+
+def _break(rt, loader, step):
+    for _ in rt.epochs(2):
+        for n, batch in enumerate(loader):
+            if n == 2:
+                break
+            step(batch)
+
+
+def _run(loop: Callable) -> list[int]:
+    seen = []
+    model = nn.Linear(3, 2)
+    with hpcddp.runtime() as rt:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer, loader = rt.prepare(model, optimizer, DataLoader(make_data(), batch_size=5))
+
+        def step(batch: list) -> None:
+            seen.append(rt.steps)
+            rt.backward(cross_entropy(model(batch[0]), batch[1]))
+            rt.step(optimizer)
+
+        loop(rt, loader, step)
+    return [*seen, rt.steps]
+
+
+@pytest.mark.parametrize(
+    ("loop", "steps"),
+    [(_chunks, [0, 1, 2, 3, 4]), (_peek, [0, 1, 2, 3, 4]), (_break, [0, 1, 2, 3, 4])],
+)
+def test_a_batch_that_was_only_looked_at_makes_no_step(loop: Callable, steps: list[int]) -> None:
+    assert _run(loop) == steps
+
+
+def test_a_second_epoch_outside_of_rt_epochs_is_refused() -> None:
+    with pytest.raises(RequestError, match=r"a second epoch began outside of rt\.epochs\(\).*\nhint: for epoch in"):
+        _run(_range)
+
+
+def test_what_is_logged_after_a_step_stands_beside_it(tmp_path: Path) -> None:
+    model = nn.Linear(3, 2)
+    with hpcddp.runtime(run_dir=str(tmp_path)) as rt:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer, loader = rt.prepare(model, optimizer, DataLoader(make_data(), batch_size=5))
+        for _ in rt.epochs(1):
+            for x, y in loader:
+                loss = cross_entropy(model(x), y)
+                rt.log(before=loss)
+                optimizer.zero_grad()
+                rt.backward(loss)
+                optimizer.step()
+                rt.log(mine=loss)
+    logged = {row["step"]: row["mine"] for row in hpcddp.load(tmp_path, kind="log") if "mine" in row}
+    assert logged == pytest.approx({row["step"]: row["loss"] for row in hpcddp.load(tmp_path)})
+    assert [row["step"] for row in hpcddp.load(tmp_path, kind="log") if "before" in row] == [0, 1, 2, 3]
