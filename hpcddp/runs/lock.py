@@ -57,6 +57,17 @@ def is_held_by(run: RunFolder, attempt: str) -> bool:
     return holder is not None and holder.attempt == attempt
 
 
+def check_not_taken(run: RunFolder, attempt: str) -> None:
+    """HeldError if another attempt has taken the run from this one: its script was killed, and its ranks lived on."""
+    _, path = find_holder(run)
+    holder = read_holder(path) if path is not None else None
+    if holder is not None and holder.attempt != attempt:
+        raise HeldError(
+            f"run {show_path(run.path)} was taken by {holder} from attempt {attempt}, which writes no more",
+            f"end what is left of attempt {attempt}; the run goes on in the other one",
+        )
+
+
 def find_live_holder(run: RunFolder, mine: Holder, ask: Ask) -> Holder | None:
     """Who holds the run, or may; None if it is free."""
     _, path = find_holder(run)

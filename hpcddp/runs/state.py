@@ -8,6 +8,7 @@ from typing import Any
 from hpcddp.record import Record
 from hpcddp.runs.folder import AttemptFolder, RunFolder
 from hpcddp.runs.jsonfile import DamagedFileError, UnreadableFileError, read_object, write_object
+from hpcddp.runs.lock import check_not_taken
 from hpcddp.runs.opening import check_run_folder
 
 _STATUSES = ("unfinished", "finished", "failed")
@@ -70,7 +71,8 @@ def _damaged(run: RunFolder, message: str) -> DamagedFileError:
 
 
 def write_state(attempt: AttemptFolder, status: str, *, step: int, epoch: int, reason: str, **more: Any) -> None:
-    """Replace `state.json`. `more`: State's other fields."""
+    """Replace `state.json`. `more`: State's other fields. HeldError if another attempt has taken the run."""
+    check_not_taken(attempt.run, attempt.name)
     replace_state(attempt.run, State(status, step, epoch, reason, attempt.name, **more))
 
 

@@ -10,6 +10,7 @@ from hpcddp.batchplan import BatchPlan
 from hpcddp.errors import HpcddpError
 from hpcddp.runs.folder import choose_attempt
 from hpcddp.runs.jsonfile import NewerFileError, write_object
+from hpcddp.runs.lock import HeldError
 from hpcddp.runs.metrics import MetricsFile
 from hpcddp.runs.opening import open_attempt, read_planned_batch
 from hpcddp.runs.state import write_state
@@ -82,7 +83,8 @@ def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iter
                 if not isinstance(error, HpcddpError):  # the caller prints those
                     print(f"hpcddp: {first}", file=sys.stderr, flush=True)
                 if folder is not None and not isinstance(error, NewerFileError):  # a newer hpcddp's state stays
-                    write_state(folder, "failed", step=rt.steps, epoch=rt.epoch, reason=str(first))
+                    with suppress(HeldError):  # and so does that of the attempt that has the run now
+                        write_state(folder, "failed", step=rt.steps, epoch=rt.epoch, reason=str(first))
             raise
 
 

@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hpcddp.runs.best import MODES, Best, read_best, write_best
+from hpcddp.runs.lock import check_not_taken
 from hpcddp.runs.state import write_state
 from hpcddp.training.checkpoint.best import is_better
 from hpcddp.training.checkpoint.files import name_step
@@ -105,10 +106,12 @@ class Checkpointer:
         return self._folder is not None and self._tracked is not None and self._saved_at != step
 
     def save(self, position: dict[str, int], facts: dict[str, Any], stop_reason: str | None) -> None:
-        """Write a checkpoint, once the one before is complete."""
+        """Write a checkpoint, once the one before is complete. HeldError if another attempt has taken the run."""
         if self._writer is None or self._tracked is None:
             return
         self.poll(stop_reason, wait=True)
+        if self._folder is not None and self._group.is_first:
+            check_not_taken(self._folder.run, self._folder.name)
         self._watch.pace.save_began()
         self._saved_at = position["step"]
         exact = {"exact": self._provenance._asdict()} if self._provenance is not None else {}

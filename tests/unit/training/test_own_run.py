@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
+import hpcddp
 from hpcddp.errors import HpcddpError
 from hpcddp.runs.folder import RunFolder, choose_attempt
 from hpcddp.runs.holder import describe_process
 from hpcddp.runs.lock import HeldError, is_held_by, take_run
-from hpcddp.runs.state import write_state
+from hpcddp.runs.state import read_state, write_state
 from hpcddp.training import own_run
 from hpcddp.training.options import RuntimeOptions
 from hpcddp.training.own_run import open_run
@@ -90,3 +92,34 @@ def test_a_run_that_another_process_holds_is_refused_by_rank_0_and_reported_by_i
     assert isinstance(other, PeerFailedError)
     env = {"HPCDDP_RUN_DIR": run.path, "HPCDDP_ATTEMPT": "42"}  # an environment that no job script made
     assert isinstance(open_on_two_ranks(tmp_path, monkeypatch, env)[0], HeldError)
+
+
+def _lose_the_run(run: RunFolder, error: Exception | None) -> None:
+    """Another attempt takes the run after the first step, and ends."""
+    model = torch.nn.Linear(2, 2)
+    data = DataLoader(TensorDataset(torch.ones(6, 2)), batch_size=2)
+    with hpcddp.runtime(run_dir=run.path, save_every=1) as rt:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer, loader = rt.prepare(model, optimizer, data)
+        for _ in rt.epochs(1):
+            for (x,) in loader:
+                rt.backward(model(x).sum())
+                rt.step(optimizer)
+                if rt.steps == 1:
+                    mine = rt.folder.name
+                    take_run(run, describe_process("other", os.getpid(), {}, ()), lambda *_: None, before=mine)
+                    write_state(run.attempt("other"), "finished", step=7, epoch=1, reason="it went on")
+                    if error is not None:
+                        raise error
+
+
+@pytest.mark.parametrize("error", [None, ValueError("of the loop")], ids=["saves", "fails"])
+def test_an_attempt_whose_run_was_taken_writes_nothing_more(tmp_path: Path, error: ValueError | None) -> None:
+    """Its script was killed, and the ranks lived on: another attempt resumed the run meanwhile."""
+    run = RunFolder(str(tmp_path))
+    told = "was taken by attempt other on" if error is None else "of the loop"
+    with pytest.raises(HeldError if error is None else ValueError, match=told):
+        _lose_the_run(run, error)
+    assert read_state(run).reason == "it went on"
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"]
+    assert is_held_by(run, "other")
