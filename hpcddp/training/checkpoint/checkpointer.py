@@ -6,6 +6,7 @@ import hashlib
 import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from hpcddp.errors import LaunchError
 from hpcddp.runs.best import MODES, Best, read_best, write_best
 from hpcddp.runs.lock import check_not_taken
 from hpcddp.runs.state import write_state
@@ -206,7 +208,7 @@ def guess_save_s(folder: Path, tracked: Tracked) -> float:
 
 
 def _probe(path: Path) -> float:
-    """Seconds to write, flush and hash a few megabytes."""
+    """Seconds to write, flush and hash a few megabytes. LaunchError if they cannot be written."""
     content = os.urandom(_PROBE_BYTES)  # some file systems store zeros for nothing
     started = time.monotonic()
     try:
@@ -215,5 +217,11 @@ def _probe(path: Path) -> float:
             os.fsync(file.fileno())
         hashlib.sha256(content).digest()
         return time.monotonic() - started
+    except OSError as error:
+        raise LaunchError(
+            f"the run folder {path.parent} cannot be written: {(error.strerror or str(error)).lower()}",
+            "make room there, or choose another run folder",
+        ) from error
     finally:
-        path.unlink(missing_ok=True)
+        with suppress(OSError):
+            path.unlink(missing_ok=True)

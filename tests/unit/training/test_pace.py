@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
+from hpcddp.errors import LaunchError
 from hpcddp.training.checkpoint.checkpointer import guess_save_s
 from hpcddp.training.checkpoint.tracked import Tracked
 from hpcddp.training.pace import Pace
@@ -146,3 +149,15 @@ def test_a_first_save_is_guessed_from_the_bytes_that_it_will_have(
     model(torch.ones(1, 1024)).sum().backward()
     optimizer.step()
     assert guess_save_s(tmp_path, Tracked({"model": model, "optimizer": optimizer})) == expected
+
+
+def test_a_disk_that_is_full_at_the_first_guess_is_told_in_two_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(LaunchError, match=rf"{tmp_path} cannot be written: no space left on device\nhint: make room"):
+        guess_save_s(tmp_path, Tracked({"model": torch.nn.Linear(2, 2)}))
+    assert list(tmp_path.iterdir()) == []
