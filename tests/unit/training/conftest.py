@@ -56,6 +56,7 @@ class Listening:
     """A training loader with a loop that only listens: gives each batch with what was said about it."""
 
     stopping = False
+    epoch_is_read = False
 
     def __init__(self, make: Callable[[Listening], TrainingLoader]) -> None:
         self._loader = make(self)
@@ -66,7 +67,7 @@ class Listening:
             micro, weight = self._now
             yield Heard(x, y, weight, micro.samples, micro.total, micro.last)
 
-    def loop_starts(self) -> None: ...
+    def loop_starts(self, epoch: int) -> None: ...
 
     def micro_batch_starts(self, micro: MicroBatch, weight: Weight, nth_pass: int) -> None:
         assert nth_pass == 0
