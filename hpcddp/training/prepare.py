@@ -29,7 +29,7 @@ from hpcddp.training.loop import Loop, check_optimizers_of
 from hpcddp.training.parallel.sameness import SameWeights
 from hpcddp.training.parallel.sharded import Blocks
 from hpcddp.training.parallel.strategy import check_strategy, has_whole_gradients
-from hpcddp.training.remarks import describe_starving, print_warning, warn_of_workers
+from hpcddp.training.remarks import describe_share, describe_starving, print_warning, warn_of_order, warn_of_workers
 from hpcddp.training.report import Report
 from hpcddp.training.setup import RunSetup
 from hpcddp.training.torch_compat import note_steps
@@ -96,6 +96,7 @@ class Preparation:
                 prepared[n] = self.loader(thing)
             elif isinstance(thing, DataLoader):
                 prepared[n] = self.evaluation_loader(thing)
+                print_warning(warn_of_order(thing), is_first=self.group.is_first)
         for n, thing in enumerate(objects):
             if is_trained(thing) and id(thing) not in self._models:
                 prepared[n] = self.wrap(thing)
@@ -157,6 +158,9 @@ class Preparation:
         samples = draw_samples(how.dataset, how.reading.num_workers) if keeps or self.layout.world_size > 1 else []
         warning = check_same_data(how.dataset, self.layout, samples, how.reading.num_workers)
         print_warning(warning, is_first=self.group.is_first)
+        if how.is_share and how.batch_size is not None and self._batch is None and self.layout.data_size > 1:
+            warning = describe_share(how.batch_size, self.layout.data_size)
+            print_warning(warning, is_first=self.group.is_first)
         plan = self._make_plan(how.batch_size) if self._plan is None else self._plan
         sampler = make_sampler(
             how.dataset, plan, self.layout.data_rank, seed=self.seed, shuffle=how.shuffle, drop_last=how.drop_last

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from torch import nn
+from torch.utils.data import DataLoader, RandomSampler
 
 from hpcddp.batchplan import BatchPlan
 from hpcddp.checks.check import Machine
@@ -27,6 +29,26 @@ def describe_starving(share: float, num_workers: int, cpus: int) -> str:
     return (
         f"{found} on {format_count(cpus, 'CPU')}; ask for more with --cpus-per-rank and set num_workers to one less,"
         " or make a sample cheaper to read"
+    )
+
+
+def describe_share(batch_size: int, ranks: int) -> str:
+    """A warning that the `batch_size` of a DataLoader with a DistributedSampler is that of all ranks together."""
+    return (
+        f"batch_size={batch_size} of a DataLoader with a DistributedSampler is the global batch here, over all"
+        f" {ranks} ranks\nhint: hpcddp.runtime({batch_size * ranks}) for {batch_size} per rank, as in plain DDP, or"
+        f" hpcddp.runtime({batch_size})"
+    )
+
+
+def warn_of_order(evaluation: DataLoader[Any]) -> str | None:
+    """A warning that a DataLoader which shuffles is taken as evaluation data, or None."""
+    if not isinstance(evaluation.sampler, RandomSampler):
+        return None
+    return (
+        "a DataLoader after the first has shuffle=True: it is taken as evaluation data, in the same order in each"
+        " epoch\nhint: shuffle=False for evaluation; to train on both, one DataLoader over"
+        " torch.utils.data.StackDataset(first, second)"
     )
 
 

@@ -23,6 +23,7 @@ from torch.utils.data import (
 from hpcddp.errors import RequestError
 
 _MOST_WORKERS = 8  # chosen by itself: each keeps batches and a copy of the interpreter in memory
+_CHOOSE = "take shuffle=True or shuffle=False; choose or weigh samples in the data set, as torch.utils.data.Subset does"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,7 @@ class Source:
     shuffle: bool
     drop_last: bool
     reading: Reading
+    is_share: bool = False  # batch_size is that of one rank: the DataLoader has a DistributedSampler
 
 
 def read_how(
@@ -96,11 +98,18 @@ def read_how(
     twice = [name for name, value in given.items() if value is not None]
     if twice:
         raise RequestError(f"{', '.join(twice)} came with a DataLoader", f"DataLoader(…, {twice[0]}=…)")
+    if type(data).__iter__ is not DataLoader.__iter__:
+        raise RequestError(
+            f"{type(data).__name__} has an __iter__ of its own, which would not be called: the runtime reads the data"
+            " set itself",
+            "a plain DataLoader(dataset, …); change samples in the data set or in collate_fn",
+        )
     if data.drop_last and isinstance(data.dataset, IterableDataset):
         raise RequestError(
             "drop_last does not go with a stream, whose end nobody knows", "DataLoader(…, drop_last=False)"
         )
-    return Source(data.dataset, _take_batch_size(data), _takes_shuffle(data), data.drop_last, _take_reading(data))
+    size, shuffle, is_share = _take_batch_size(data), _takes_shuffle(data), isinstance(data.sampler, DistributedSampler)
+    return Source(data.dataset, size, shuffle, data.drop_last, _take_reading(data), is_share)
 
 
 def _take_reading(loader: DataLoader[Any]) -> Reading:
@@ -134,12 +143,22 @@ def _takes_shuffle(loader: DataLoader[Any]) -> bool:
         return False
     sampler = loader.sampler
     if type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(sampler.data_source):
-        return True
-    if type(sampler) is SequentialSampler:
-        return False
-    if isinstance(sampler, DistributedSampler):
-        return sampler.shuffle  # which samples a rank sees is the runtime's affair
-    raise RequestError(
-        f"the DataLoader has a sampler of its own, {type(sampler).__name__}, and the runtime deals the samples",
-        "take shuffle=True or shuffle=False; choose or weigh samples in the data set, as torch.utils.data.Subset does",
-    )
+        shuffle, chosen = True, len(sampler.data_source)
+    elif type(sampler) is SequentialSampler:
+        shuffle, chosen = False, len(sampler.data_source)
+    elif isinstance(sampler, DistributedSampler) and type(sampler).__iter__ is DistributedSampler.__iter__:
+        # which samples a rank sees is the runtime's affair
+        shuffle, chosen = sampler.shuffle, len(sampler.dataset)  # type: ignore[arg-type]  # as below
+    else:
+        raise RequestError(
+            f"the DataLoader has a sampler of its own, {type(sampler).__name__}, and the runtime deals the samples",
+            _CHOOSE,
+        )
+    samples = len(loader.dataset)  # type: ignore[arg-type]  # torch's Dataset declares no __len__; map-style ones have it
+    if chosen != samples:
+        raise RequestError(
+            f"the DataLoader has a {type(sampler).__name__} of {chosen} samples, and its data set has {samples}: the"
+            " runtime would deal all of them",
+            _CHOOSE,
+        )
+    return shuffle

@@ -147,6 +147,16 @@ MISTAKES: dict[str, tuple[Changes, str]] = {
         [("batch_size=8, shuffle=True)\nwith", "batch_sampler=BatchSampler(RandomSampler(data), 8, True))\nwith")],
         "batch",
     ),
+    "a distributed sampler with an order of its own": (
+        [
+            (
+                "rank = int",
+                "class Few(DistributedSampler):\n    def __iter__(self):\n        return iter([0, 1])\n\n\nrank = int",
+            ),
+            ("shuffle=True)\nwith", "sampler=Few(data, 2, rank))\nwith"),
+        ],
+        "a sampler of its own, Few",
+    ),
     "a data set divided by rank": (
         [("DataLoader(data, ", "DataLoader(torch.utils.data.Subset(data, range(rank, 24, 3)), ")],
         "rank 1 gets other samples of this Subset",
@@ -224,6 +234,18 @@ def test_random_data_that_are_others_on_each_rank_are_said(run_ranks: RunRanks, 
     outcome = run_ranks("test_mistake_scripts:run_script", 2, str(script)).check()
     assert "hpcddp: warning: rank 1 gets other samples of this TensorDataset than rank 0" in outcome.outputs[0]
     assert "hint: sort what is listed from files" in outcome.outputs[0]
+
+
+@pytest.mark.slow
+def test_the_batch_size_beside_a_distributed_sampler_is_said_to_be_that_of_all_ranks(
+    run_ranks: RunRanks, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    spread = RIGHT.replace(LOADER, "loader = DataLoader(data, 8, sampler=DistributedSampler(data, 2, rank))\n")
+    for text, said in ((spread, True), (spread.replace("runtime()", "runtime(8)"), False)):
+        script.write_text(text)
+        outcome = run_ranks("test_mistake_scripts:run_script", 2, str(script)).check()
+        assert ("is the global batch here, over all 2 ranks\nhint: hpcddp.runtime(16)" in outcome.outputs[0]) is said
 
 
 def test_there_are_mistakes_enough() -> None:

@@ -1,0 +1,111 @@
+"""A DataLoader is taken over only if the runtime reads the samples that it would have read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+)
+
+import hpcddp
+from hpcddp.errors import RequestError
+from hpcddp.training.data.reading import read_how
+
+DATA = TensorDataset(torch.arange(24.0)[:, None])
+
+
+class FirstThree(DistributedSampler[Any]):
+    def __iter__(self) -> Iterator[int]:
+        return iter([0, 1, 2] * 8)
+
+
+class NextEpoch(DistributedSampler[Any]):
+    """Chooses as its base class does."""
+
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch + 1)
+
+
+class Scaled(DataLoader[Any]):
+    def __iter__(self) -> Any:
+        return ([2 * x for x in batch] for batch in super().__iter__())
+
+
+class Named(DataLoader[Any]):
+    """Reads as torch's."""
+
+    name = "train"
+
+
+class Rows(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(24))
+
+
+def spread(data: Any) -> DistributedSampler[Any]:
+    return DistributedSampler(data, num_replicas=2, rank=0)
+
+
+@pytest.mark.parametrize(
+    ("loader", "message"),
+    [
+        (DataLoader(DATA, 8, sampler=FirstThree(DATA, num_replicas=2, rank=0)), "a sampler of its own, FirstThree"),
+        (
+            DataLoader(DATA, 8, sampler=SequentialSampler(range(12))),
+            "SequentialSampler of 12 samples, and its data set has 24",
+        ),
+        (DataLoader(DATA, 8, sampler=RandomSampler(range(12))), "RandomSampler of 12 samples, and its data set has 24"),
+        (DataLoader(DATA, 8, sampler=spread(range(12))), "DistributedSampler of 12 samples, and its data set has 24"),
+        (Scaled(DATA, 8), "Scaled has an __iter__ of its own"),
+        (Scaled(Rows(), 8), "Scaled has an __iter__ of its own"),
+    ],
+    ids=["distributed", "in order", "at random", "distributed over others", "loader", "loader of a stream"],
+)
+def test_what_chooses_or_changes_the_samples_itself_is_refused(loader: DataLoader[Any], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        read_how(loader)
+
+
+@pytest.mark.parametrize(
+    ("loader", "shuffle", "is_share"),
+    [
+        (DataLoader(DATA, 8), False, False),
+        (DataLoader(DATA, 8, shuffle=True), True, False),
+        (DataLoader(DATA, 8, sampler=SequentialSampler(range(24))), False, False),
+        (DataLoader(DATA, 8, sampler=spread(DATA)), True, True),
+        (DataLoader(DATA, 8, sampler=NextEpoch(DATA, num_replicas=2, rank=1, shuffle=False)), False, True),
+        (Named(DATA, 8, shuffle=True), True, False),
+        (Named(Rows(), 8), False, False),
+    ],
+    ids=["in order", "shuffled", "a range", "distributed", "a subclass", "a loader's subclass", "a stream"],
+)
+def test_what_chooses_them_as_torch_does_is_taken_over(loader: DataLoader[Any], shuffle: bool, is_share: bool) -> None:
+    how = read_how(loader)
+    assert (how.batch_size, how.shuffle, how.is_share) == (8, shuffle, is_share)
+
+
+def test_a_shuffled_loader_after_the_first_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    for shuffle in (False, True):
+        with hpcddp.runtime() as rt:
+            rt.prepare(DataLoader(DATA, 8, shuffle=True), DataLoader(DATA, 8, shuffle=shuffle))
+            rt.evaluation_loader(DATA, 8)
+        said = capsys.readouterr().err
+        assert ("a DataLoader after the first has shuffle=True" in said) is shuffle
+        assert ("hint: shuffle=False" in said) is shuffle
+
+
+def test_one_rank_does_not_ask_whose_the_batch_size_of_a_distributed_sampler_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with hpcddp.runtime() as rt:
+        rt.prepare(DataLoader(DATA, 8, sampler=DistributedSampler(DATA, num_replicas=1, rank=0)))
+    assert "DistributedSampler" not in capsys.readouterr().err
