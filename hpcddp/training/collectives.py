@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral, Real
 from typing import Any, TypeVar
 
 import torch
@@ -11,33 +12,42 @@ from torch import Tensor
 from hpcddp.errors import RequestError
 from hpcddp.training.parallel.layout import Layout
 
+_WIDE = (torch.int64, torch.float64, torch.complex128)
 Number = TypeVar("Number", int, float, Tensor)
 Thing = TypeVar("Thing")
 
 
 def sum_over_data_ranks(value: Number, layout: Layout, device: torch.device) -> Number:
-    """The sum over the data ranks, in float64: of an int an int, of a float a float, of a tensor one of its shape.
+    """The sum over the data ranks: of whole numbers and truth values in int64, of others in float64 or complex128.
 
-    A tensor of whole numbers keeps its type, any other becomes float64. Waits for the device.
+    Of a number a number (a NumPy number is one), of a tensor one of its shape. Waits for the device.
     """
     if isinstance(value, Tensor):
-        wide = value.dtype if not (value.is_floating_point() or value.dtype == torch.bool) else torch.float64
-        total = value.detach().to(device, torch.int64 if value.dtype == torch.bool else wide, copy=True)
-        if layout.data_size > 1:
-            dist.all_reduce(total, group=layout.data_group)
-        return total
-    if isinstance(value, int):
-        return int(_sum_one(value, torch.int64, layout, device))
-    if isinstance(value, float):
-        return float(_sum_one(value, torch.float64, layout, device))
-    raise RequestError(f"a {type(value).__name__} cannot be summed", "rt.sum(number), or rt.sum(tensor)")
+        return _sum(value.detach(), layout, device)
+    if isinstance(value, Integral):
+        one = torch.tensor(int(value), dtype=torch.int64)
+    elif isinstance(value, Real):
+        one = torch.tensor(float(value), dtype=torch.float64)
+    else:
+        raise RequestError(f"a {type(value).__name__} cannot be summed", "rt.sum(number), or rt.sum(tensor)")
+    return _sum(one, layout, device).item()
 
 
-def _sum_one(value: float, dtype: torch.dtype, layout: Layout, device: torch.device) -> float:
-    one = torch.tensor(value, dtype=dtype, device=device)
+def _sum(mine: Tensor, layout: Layout, device: torch.device) -> Tensor:
+    """In the widest type of all ranks': a rank that had no sample gives the 0 that its loop began with."""
+    wide = _WIDE.index(torch.int64)
+    if mine.is_complex():
+        wide = _WIDE.index(torch.complex128)
+    elif mine.is_floating_point():
+        wide = _WIDE.index(torch.float64)
     if layout.data_size > 1:
-        dist.all_reduce(one, group=layout.data_group)
-    return one.item()
+        widest = torch.tensor(wide, device=device)
+        dist.all_reduce(widest, dist.ReduceOp.MAX, group=layout.data_group)
+        wide = int(widest)
+    total = mine.to(device, _WIDE[wide], copy=True)
+    if layout.data_size > 1:
+        dist.all_reduce(torch.view_as_real(total) if total.is_complex() else total, group=layout.data_group)
+    return total
 
 
 def gather_rows(rows: Tensor, layout: Layout, device: torch.device) -> Tensor:
@@ -45,6 +55,8 @@ def gather_rows(rows: Tensor, layout: Layout, device: torch.device) -> Tensor:
 
     RequestError if the ranks' tensors differ in more than their number of rows.
     """
+    if not isinstance(rows, Tensor):
+        raise RequestError(f"a {type(rows).__name__} has no rows to gather", "rt.gather(torch.as_tensor(rows))")
     mine = rows.detach().to(device)
     if mine.dim() == 0:
         raise RequestError("a single number has no rows to gather", "rt.sum(number), or rt.gather(numbers.reshape(1))")
@@ -59,8 +71,13 @@ def gather_rows(rows: Tensor, layout: Layout, device: torch.device) -> Tensor:
     padded = mine.new_zeros((most, *mine.shape[1:]))
     padded[: mine.shape[0]] = mine
     parts = [torch.empty_like(padded) for _ in kinds]
-    dist.all_gather(parts, padded, group=layout.data_group)
+    # as bytes: gloo does not take every type
+    dist.all_gather([_as_bytes(part) for part in parts], _as_bytes(padded), group=layout.data_group)
     return torch.cat([part[: kind[0]] for part, kind in zip(parts, kinds, strict=True)])
+
+
+def _as_bytes(rows: Tensor) -> Tensor:
+    return rows.view(-1).view(torch.uint8)
 
 
 def broadcast(thing: Thing, layout: Layout, device: torch.device) -> Thing:

@@ -26,6 +26,7 @@ from hpcddp.training.gradient.buffers import average_buffers
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.kinds import check_objects, check_unwrapped, is_trained, name_objects
 from hpcddp.training.loop import Loop, check_optimizers_of
+from hpcddp.training.parallel.replicated import spread_weights
 from hpcddp.training.parallel.sameness import SameWeights
 from hpcddp.training.parallel.sharded import Blocks
 from hpcddp.training.parallel.strategy import check_strategy, has_whole_gradients
@@ -83,7 +84,8 @@ class Preparation:
 
             model, optimizer, loader, test = rt.prepare(model, optimizer, loader, test)
 
-        A model comes back on this rank's device and distributed over the ranks (`wrap` has more options). The first
+        A model comes back on this rank's device and distributed over the ranks (`wrap` has more options); one that is
+        not trained comes back with rank 0's weights. The first
         DataLoader is the training data, the others are for evaluation. Its batch_size is the largest micro batch of a
         rank, and the global batch if neither `hpcddp.runtime` nor the job plan gave one. The rest is saved in
         checkpoints, as `model`, `model_2`, `optimizer`, … by kind and order; whatever has a `state_dict()` and
@@ -102,6 +104,8 @@ class Preparation:
                 prepared[n] = self.wrap(thing)
             elif isinstance(thing, nn.Module):
                 prepared[n] = thing.to(self.device)
+                if id(thing) not in self._models:  # no wrapper gives every rank the weights of rank 0
+                    spread_weights(thing, self.device, self.layout)
         tracked = [new for old, new in zip(objects, prepared, strict=True) if not isinstance(old, DataLoader)]
         if tracked:
             self.track(**name_objects(tracked))

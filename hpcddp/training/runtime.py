@@ -206,7 +206,8 @@ class Runtime(Saving):
     # ---- for all ranks together: call these on every rank
 
     def sum(self, value: collectives.Number) -> collectives.Number:
-        """The sum over the data ranks, in float64: of a number a number, of a tensor one of its shape.
+        """The sum over the data ranks, in float64, whole numbers in int64: of a number a number, of a tensor one of its
+        shape.
 
         Waits for the device: once per epoch, not per step.
         """

@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
 from hpcddp.errors import RequestError
 from hpcddp.training.parallel.layout import Layout
+from hpcddp.training.parallel.replicated import spread_weights
 from hpcddp.training.rendezvous.group import Group
 
 Blocks = type[nn.Module] | tuple[type[nn.Module], ...]
@@ -60,7 +60,7 @@ def shard_model(
 
     mesh = make_mesh(group, layout, strategy)
     before = [weakref.ref(parameter) for parameter in model.parameters()]
-    _spread(model, group.device, layout)
+    spread_weights(model, group.device, layout)
     units = [module for module in model.modules() if blocks is not None and isinstance(module, blocks)]
     if blocks is not None and not units:
         kinds = blocks if isinstance(blocks, tuple) else (blocks,)
@@ -114,13 +114,3 @@ def check_optimizers(objects: dict[str, Any], replaced: Iterable[weakref.ref[nn.
                 f"{name} was made before rt.wrap(), which gave the model other parameters: it would train nothing",
                 "make the optimizer after rt.wrap(model, strategy=…)",
             )
-
-
-@torch.no_grad()
-def _spread(model: nn.Module, device: torch.device, layout: Layout) -> None:
-    """The weights of data rank 0 on every data rank, as DDP does it; a model on torch's device "meta" has none."""
-    for tensor in [*model.parameters(), *model.buffers()]:
-        if not tensor.is_meta:
-            there = tensor.detach().to(device)
-            dist.broadcast(there, src=layout.data_ranks[0], group=layout.data_group)
-            tensor.copy_(there)
