@@ -25,6 +25,8 @@ def check_objects(objects: Sequence[Any]) -> None:
             "rt.prepare() was given nothing", "model, optimizer, loader = rt.prepare(model, optimizer, …)"
         )
     for thing in objects:
+        if isinstance(thing, nn.Module):
+            check_made(thing)
         if isinstance(thing, Dataset):
             raise RequestError(
                 f"rt.prepare was given a data set, {type(thing).__name__}",
@@ -45,6 +47,35 @@ def check_unwrapped(model: nn.Module) -> None:
         raise RequestError(
             f"the model is in {type(model).__name__} already, and the runtime distributes it", "give it the plain model"
         )
+    check_made(model)
+
+
+def check_made(model: nn.Module) -> None:
+    """RequestError for a model with lazy layers that have no weights yet."""
+    for name, layer in model.named_modules():
+        tensors = [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
+        if any(isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer) for tensor in tensors):
+            raise RequestError(
+                f"{name or 'the model'}, a {type(layer).__name__}, has no weights before its first forward pass",
+                "model(next(iter(loader))[0]) once, then make the optimizer, then rt.prepare",
+            )
+
+
+def check_apart(model: nn.Module, others: Sequence[nn.Module]) -> None:
+    """RequestError for a model that has a trained parameter in common with one of the others.
+
+    DDP allows each parameter in one model: two would both average its gradient.
+    """
+    taken = {id(p): other for other in others for p in other.parameters() if p.requires_grad}
+    for name, parameter in model.named_parameters():
+        if id(parameter) in taken:
+            other = taken[id(parameter)]
+            other = other.module if isinstance(other, DistributedDataParallel) else other
+            raise RequestError(
+                f"{name} of this {type(model).__name__} is in another prepared model too, a {type(other).__name__}:"
+                " the ranks average the gradient of a parameter for one model only",
+                "one nn.Module that holds both and calls them in its forward: both = rt.prepare(both, …)",
+            )
 
 
 def is_trained(thing: Any) -> bool:

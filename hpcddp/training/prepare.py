@@ -24,7 +24,7 @@ from hpcddp.training.data.waiting import InputWait
 from hpcddp.training.data.weighing import Count, Weighing
 from hpcddp.training.gradient.buffers import average_buffers
 from hpcddp.training.gradient.gradients import Gradients
-from hpcddp.training.kinds import check_objects, check_unwrapped, is_trained, name_objects
+from hpcddp.training.kinds import check_apart, check_objects, check_unwrapped, is_trained, name_objects
 from hpcddp.training.loop import Loop, check_optimizers_of
 from hpcddp.training.parallel.replicated import spread_weights
 from hpcddp.training.parallel.sameness import SameWeights
@@ -85,11 +85,11 @@ class Preparation:
             model, optimizer, loader, test = rt.prepare(model, optimizer, loader, test)
 
         A model comes back on this rank's device and distributed over the ranks (`wrap` has more options); one that is
-        not trained comes back with rank 0's weights. The first
-        DataLoader is the training data, the others are for evaluation. Its batch_size is the largest micro batch of a
-        rank, and the global batch if neither `hpcddp.runtime` nor the job plan gave one. The rest is saved in
-        checkpoints, as `model`, `model_2`, `optimizer`, … by kind and order; whatever has a `state_dict()` and
-        `load_state_dict()` can be. Resumes from the newest checkpoint. A collective: call it once, on every rank.
+        not trained comes back with rank 0's weights. The first DataLoader is the training data, the others are for
+        evaluation. Its batch_size is the largest micro batch of a rank, and the global batch if neither
+        `hpcddp.runtime` nor the job plan gave one. The rest is saved in checkpoints, as `model`, `model_2`,
+        `optimizer`, … by kind and order; whatever has a `state_dict()` and `load_state_dict()` can be. Resumes from the
+        newest checkpoint. A collective: call it once, on every rank.
         """
         check_objects(objects)
         prepared = list(objects)
@@ -122,6 +122,7 @@ class Preparation:
         they are averaged before an evaluation and a checkpoint.
         """
         check_unwrapped(model)
+        check_apart(model, list(self._models.values()))
         check_strategy(
             strategy, blocks, exact=self._options.exactness is not None, noise=self._options.noise_every is not None
         )

@@ -232,12 +232,17 @@ class Runtime(Saving):
             self._report.clear()
             print(*words, **{"flush": True} | options)
 
-    def log(self, **numbers: float | Tensor) -> None:
+    def log(self, *unnamed: object, **numbers: float | Tensor) -> None:
         """Write numbers, or tensors of one element, to metrics.jsonl and where `log_to` says.
 
         Their step is the last that an optimizer has made. Those of rank 0 count: sum them over the ranks first. To read
         a tensor waits for its device.
         """
+        if unnamed:
+            raise RequestError(
+                f"rt.log was given a {type(unnamed[0]).__name__} without a name",
+                "rt.log(loss=0.5), or rt.log(**numbers)",
+            )
         self._report.log(self._loop.steps_made, numbers)
 
     def unwrap(self, model: nn.Module) -> nn.Module:

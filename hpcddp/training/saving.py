@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 from hpcddp.errors import RequestError
 from hpcddp.training.checkpoint.position import describe_position
@@ -71,7 +72,7 @@ class Saving(Preparation):
     def save_model(self, path: str | Path, model: nn.Module | None = None) -> None:
         """Write the whole weights of a model (None: the only one) to a file that `torch.load` reads anywhere.
 
-        Rank 0 writes it, as a whole.
+        Rank 0 writes it, as a whole. Of an AveragedModel the averaged weights are written, under the model's own names.
         """
         if model is None:
             if len(self._models) != 1:
@@ -81,4 +82,6 @@ class Saving(Preparation):
                 )
             [model] = self._models.values()
         self._average_buffers()
+        if isinstance(model, AveragedModel):
+            model = model.module
         write_whole(unwrap(model), Path(path), self.group)

@@ -109,6 +109,12 @@ def greet_store(connection: socket.socket) -> bytes:
     return connection.recv(4)
 
 
+def all_gather_flat(whole: Tensor, part: Tensor, group: dist.ProcessGroup | None) -> None:
+    """Put the ranks' `part` (n,) one after the other into `whole` (ranks * n,). torch 2.14 renamed the function."""
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    gather(whole, part, group=group)
+
+
 def destroy_process_group() -> None:
     """`torch.distributed.destroy_process_group`, which with torch 2.6 may hang: it joins gloo's threads while it holds
     the interpreter's lock, which they want for the last tensor of a collective. The backends' own end does not hold it.

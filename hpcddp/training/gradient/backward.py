@@ -27,6 +27,7 @@ def run_backward(
     Returns the loss's weight, None if nothing counts. `models` have all their parameters on this rank. Without any (a
     sharded model) a mean over nothing is refused, because its NaN would reach the gradients.
     """
+    _check_loss(loss, summed=summed)
     counts = weight.counted > 0
     if not counts and micro.samples and not models and not summed:
         raise RequestError(
@@ -39,6 +40,17 @@ def run_backward(
         weighted = loss if whole else loss * factor
         (scaler.scale(weighted) if scaler is not None else weighted).backward()  # type: ignore[no-untyped-call]  # torch does not annotate it
     return factor if counts else None
+
+
+def _check_loss(loss: object, *, summed: bool) -> None:
+    """RequestError for what no backward pass can start from."""
+    if not isinstance(loss, Tensor):
+        raise RequestError(f"rt.backward was given a {type(loss).__name__}", "rt.backward(loss_fn(model(x), y))")
+    if loss.numel() != 1:
+        raise RequestError(
+            f"the loss has shape {tuple(loss.shape)}, and a backward pass starts from one number",
+            "rt.backward(loss.sum(), summed=True)" if summed else "rt.backward(loss.mean())",
+        )
 
 
 @contextmanager

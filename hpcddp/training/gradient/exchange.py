@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hpcddp.training.parallel.layout import Layout
+from hpcddp.training.torch_compat import all_gather_flat
 
 
 def fold_pairs(rows: Tensor) -> Tensor:
@@ -58,7 +59,7 @@ class Exchange:
         if mine < chunk:
             part = torch.nn.functional.pad(part, (0, chunk - mine))
         whole = flat if even else flat.new_empty(chunk * self.data_size)
-        dist.all_gather_into_tensor(whole, part, group=self._group)
+        all_gather_flat(whole, part, self._group)
         return whole[:size].to(device)
 
     def largest(self, values: Tensor) -> Tensor:

@@ -200,6 +200,17 @@ MISTAKES: dict[str, tuple[Changes, str]] = {
         "does not require grad",
     ),
     "the step behind the loop": ([(STEP + NEXT, "        optimizer.step()\n")], "went by without optimizer.step()"),
+    "a loss that is no single number": (
+        [("cross_entropy(net(x), y)", "cross_entropy(net(x), y, reduction='none')")],
+        "hint: rt.backward(loss.mean())",
+    ),
+    "two models with a layer in common": (
+        [
+            ("    net, optimizer", "    net, other, optimizer"),
+            ("rt.prepare(model,", "rt.prepare(model, nn.Sequential(model[0], nn.Linear(8, 1)),"),
+        ],
+        "0.weight of this Sequential is in another prepared model too",
+    ),
     "no batch size": ([("batch_size=8, shuffle=True", "batch_size=None")], "batch_size"),
     "prepared twice": ([(PREPARE, PREPARE + PREPARE)], "already"),
 }

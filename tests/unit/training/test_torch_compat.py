@@ -104,6 +104,14 @@ def test_a_store_takes_over_an_open_socket_or_gets_its_port() -> None:
         torch_compat.host_tcp_store(port, 1, limit)
 
 
+def test_vectors_are_gathered_without_a_warning(group: None) -> None:
+    whole = torch.zeros(3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch_compat.all_gather_flat(whole, torch.arange(3.0), None)
+    assert whole.tolist() == [0, 1, 2]
+
+
 def test_an_aborted_group_is_gone(group: None) -> None:
     torch_compat.abort_process_group()
     assert not dist.is_initialized()

@@ -1,0 +1,102 @@
+"""What rt.prepare, rt.backward, rt.log and rt.save_model refuse in two lines, and what they take."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import DataLoader, TensorDataset
+
+import hpcddp
+from hpcddp.errors import RequestError
+
+RunRanks = Callable[..., Any]
+DATA = TensorDataset(torch.randn(12, 4, generator=torch.Generator().manual_seed(7)), torch.arange(12) % 3)
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+
+
+def test_two_models_with_a_trained_parameter_in_common_are_refused() -> None:
+    body = nn.Linear(4, 5)
+    first, second = nn.Sequential(body, nn.Linear(5, 3)), nn.Sequential(body, nn.Linear(5, 1))
+    with hpcddp.runtime(4) as rt, pytest.raises(RequestError, match=r"0\.weight of this Sequential is in another"):
+        rt.prepare(first, second)
+    body.requires_grad_(False)
+    with hpcddp.runtime(4) as rt:
+        rt.prepare(first, second)
+
+
+@pytest.mark.parametrize("make", [lambda model: model, AveragedModel], ids=["trained", "averaged"])
+def test_a_layer_without_weights_yet_is_refused(make: Callable[[nn.Module], nn.Module]) -> None:
+    model = nn.Sequential(nn.Linear(4, 5), nn.LazyLinear(3))
+    with hpcddp.runtime(4) as rt, pytest.raises(RequestError, match="1, a LazyLinear, has no weights before its first"):
+        rt.prepare(make(model))
+    model(torch.zeros(1, 4))
+    with hpcddp.runtime(4) as rt:
+        rt.prepare(make(model))
+
+
+@pytest.mark.parametrize(
+    ("loss", "options", "message"),
+    [
+        (lambda loss: loss, {}, r"shape \(4,\), .*\nhint: rt\.backward\(loss\.mean\(\)\)"),
+        (lambda loss: loss, {"summed": True}, r"shape \(4,\), .*\nhint: rt\.backward\(loss\.sum\(\), summed=True\)"),
+        (lambda loss: loss.mean().item(), {}, "rt.backward was given a float"),
+        (lambda loss: loss.mean().reshape(1), {}, None),
+    ],
+    ids=["vector", "summed vector", "float", "one number"],
+)
+def test_a_backward_pass_starts_from_one_number(
+    loss: Callable[[Any], Any], options: dict[str, Any], message: str | None
+) -> None:
+    def run() -> None:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with hpcddp.runtime() as rt:
+            model, optimizer, loader = rt.prepare(model, optimizer, DataLoader(DATA, 4))
+            for _ in rt.epochs(1):
+                for x, y in loader:
+                    rt.backward(loss(cross_entropy(model(x), y, reduction="none")), **options)
+                    rt.step(optimizer)
+
+    if message is None:
+        run()
+        return
+    with pytest.raises(RequestError, match=message):
+        run()
+
+
+def test_numbers_are_logged_by_name() -> None:
+    with hpcddp.runtime(4) as rt, pytest.raises(RequestError, match=r"a dict without a name\nhint: rt\.log\(loss"):
+        rt.log({"loss": 0.5})
+
+
+def save_averaged_models(folder: str) -> None:
+    """Made before rt.prepare and after it."""
+    before = make_model()
+    averages = [AveragedModel(before)]
+    with hpcddp.runtime(4) as rt:
+        model, averages[0] = rt.prepare(before, averages[0])
+        averages.append(AveragedModel(model))
+        for nth, average in enumerate(averages):
+            rt.save_model(Path(folder, f"{nth}.pt"), average)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_averaged_weights_are_saved_for_the_plain_model(ranks: int, run_ranks: RunRanks, tmp_path: Path) -> None:
+    run_ranks("test_refusals:save_averaged_models", ranks, str(tmp_path)).check()
+    for nth in range(2):
+        plain = make_model()
+        expected = copy.deepcopy(plain.state_dict())
+        plain.load_state_dict(torch.load(tmp_path / f"{nth}.pt", weights_only=True))
+        assert all(torch.equal(value, expected[name]) for name, value in plain.state_dict().items())
