@@ -15,7 +15,7 @@ from hpcddp.runs.jsonfile import write_object
 from hpcddp.training.checkpoint.checkpointer import Checkpointer
 from hpcddp.training.checkpoint.fingerprint import describe_dataset, draw_samples
 from hpcddp.training.checkpoint.position import move_to
-from hpcddp.training.checkpoint.same_data import check_same_data
+from hpcddp.training.checkpoint.same_data import check_same_data, describe_other_data, outline_data
 from hpcddp.training.checkpoint.tracked import unwrap
 from hpcddp.training.data.evaluation import EvaluationLoader
 from hpcddp.training.data.loader import TrainingLoader, make_sampler
@@ -67,6 +67,8 @@ class Preparation:
         self._models: dict[int, nn.Module] = {}  # as the loop uses them, by id
         self._loader: TrainingLoader | None = None
         self._position: dict[str, int] | None = None  # of the newest checkpoint
+        self._outline: dict[str, Any] | None = None  # of the training data
+        self._say_other_data: Callable[[], None] = lambda: None
 
     @property
     def exact(self) -> bool:
@@ -177,6 +179,9 @@ class Preparation:
         self._loader = TrainingLoader(how.dataset, sampler, self.device, weighing, how.reading, self._loop, waits)
         if self.folder is not None and keeps:
             write_object(self.folder.data, describe_dataset(how.dataset, samples))
+            self._outline = outline_data(samples)
+            self._say_other_data = lambda: self._compare_data(how.dataset, how.reading.num_workers)
+        self._say_other_data()
         return self._loader
 
     def evaluation_loader(
@@ -228,6 +233,7 @@ class Preparation:
                 note_steps(optimizer.optimizer)
             if self._loader is not None:
                 move_to(self._position, self._loader.sampler)
+        self._say_other_data()
         self._report.start(str(self.plan), self._position["step"] if self._position is not None else None)
 
     def _make_plan(self, batch_size: int | None) -> BatchPlan:
@@ -247,6 +253,14 @@ class Preparation:
         self._loop.record.noise.check(plan)
         self._planned(plan)
         return plan
+
+    def _compare_data(self, dataset: Dataset[Any], num_workers: int) -> None:
+        """Say it if a checkpoint was loaded and was trained with other data; on rank 0."""
+        old, new = self._checkpointer.old_data, self._outline
+        if self._position is not None and old is not None and new is not None:
+            other = describe_other_data(old, new, dataset, num_workers, self._position["step"])
+            if other is not None:
+                self._report.say(other)
 
     def _choose_workers(self, dataset: Dataset[Any]) -> int:
         return choose_workers(dataset, self.group.cpus, self.device)

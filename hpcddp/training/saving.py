@@ -40,7 +40,8 @@ class Saving(Preparation):
             self._check_state()
             self._average_buffers()
             position = describe_position(self.steps, self._need_loader().sampler, self._loop.open_epoch)
-            self._checkpointer.save(position, {"plan": self.plan.describe()}, self.stop_reason)
+            facts = {"plan": self.plan.describe()} | ({"data": self._outline} if self._outline else {})
+            self._checkpointer.save(position, facts, self.stop_reason)
 
     def _check_state(self) -> None:
         """RequestError, on every rank, for a state that is not worth a checkpoint."""

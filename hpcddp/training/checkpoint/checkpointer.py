@@ -50,6 +50,7 @@ class Checkpointer:
 
     def __init__(self, setup: RunSetup, watch: StopWatch) -> None:
         options, group = setup.options, setup.group
+        self.old_data: dict[str, Any] | None = None  # that the checkpoint was trained with, if one was loaded
         self._tracked: Tracked | None = None
         self._group = group
         self._folder = folder = setup.folder
@@ -85,6 +86,7 @@ class Checkpointer:
         if position is not None:
             self._saved_at = position["step"]
             manifest = read_manifest(name_step(Path(self._folder.run.checkpoints), position["step"]))
+            self.old_data = manifest.get("data")
             self._settle_settings(objects, manifest, position["step"])
             if self._provenance is not None:
                 self._provenance = self._continue(self._provenance, position["step"], manifest)

@@ -30,7 +30,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def _find_fault(manifest: dict[str, Any]) -> str | None:
-    """What is wrong with it, or None. `settings` is absent in those of hpcddp 0.1, `exact` in a run that is not."""
+    """What is wrong with it, or None. `settings` and `data` are absent in those of hpcddp 0.1, `exact` in a run that is
+    not.
+    """
     files, form = manifest.get("files"), manifest.get("form")
     if not isinstance(files, dict) or not all(_has(about, bytes=int, sha256=str) for about in files.values()):
         return "does not give the size and SHA-256 of its files"
@@ -42,6 +44,9 @@ def _find_fault(manifest: dict[str, Any]) -> str | None:
     settings = manifest.get("settings", {})
     if not isinstance(settings, dict) or not all(isinstance(values, dict) for values in settings.values()):
         return "does not give the settings of each object"
+    data = manifest.get("data", {"sha256": "", "means": []})
+    if not _has(data, sha256=str, means=list) or not all(isinstance(mean, int | float) for mean in data["means"]):
+        return "does not give the hash and the means of the data's samples"
     kinds: dict[str, type] = {"method": str, "slices": int, "global_batch": int, "conditions": dict, "deviations": list}
     if "exact" in manifest and not _has(manifest["exact"], **kinds):
         return f"does not give what an exact run needs: {', '.join(Provenance._fields)}"

@@ -1,4 +1,7 @@
-"""Whether all ranks read the same data. The runtime deals the samples, so data that are divided already lose most."""
+"""Whether all ranks, and all attempts of a run, read the same data.
+
+The runtime deals the samples, so data that are divided already lose most.
+"""
 
 from __future__ import annotations
 
@@ -54,6 +57,31 @@ def check_same_data(dataset: Dataset[Any], layout: Layout, samples: list[Any], n
     return (
         f"rank {other} gets other samples of this {kind} than rank 0, where they were compared: the first, the middle"
         " and the last one\nhint: sort what is listed from files, or torch.manual_seed(0) before random data are made"
+    )
+
+
+def outline_data(samples: list[Any]) -> dict[str, Any]:
+    """What a checkpoint's manifest says of the training data. `samples`: what `draw_samples` drew."""
+    digest, means = outline_samples(samples)
+    return {"sha256": digest, "means": means}
+
+
+def describe_other_data(
+    old: dict[str, Any], new: dict[str, Any], dataset: Dataset[Any], num_workers: int, step: int
+) -> str | None:
+    """A line that the `new` outline is not the `old` one, of the checkpoint of this step; None if it is.
+
+    A data set that gives another sample when it is asked again is not compared.
+    """
+    mine = new["sha256"], new["means"]
+    if _is_alike(mine, (old["sha256"], old["means"])):
+        return None
+    if not _is_alike(outline_samples(draw_samples(dataset, num_workers)), mine):
+        return None
+    which = "its first sample" if isinstance(dataset, IterableDataset) else "its first, middle or last sample"
+    return (
+        f"resumed at step {step}: this {type(dataset).__name__} is not the checkpoint's data, {which} is another; the"
+        " script's is in force"
     )
 
 

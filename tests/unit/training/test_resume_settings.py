@@ -3,30 +3,45 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import mse_loss
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import hpcddp
 from hpcddp.errors import RequestError
 
 
 def attempt(
-    folder: Path, *, steps: int, lr: float = 0.1, gamma: float = 0.5, decay: float = 0.0, batch: int = 4, **options: Any
+    folder: Path,
+    *,
+    steps: int,
+    lr: float = 0.1,
+    gamma: float = 0.5,
+    decay: float = 0.0,
+    batch: int = 4,
+    data: Any = None,
+    loader_first: bool = True,
+    **options: Any,
 ) -> tuple[torch.optim.Optimizer, Any]:
     """Train to this step of one epoch and stop."""
     torch.manual_seed(0)
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, weight_decay=decay)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma)
-    data = TensorDataset(torch.ones(40, 2), torch.ones(40, 1))
+    data = TensorDataset(torch.ones(40, 2), torch.ones(40, 1)) if data is None else data
     with hpcddp.runtime(run_dir=str(folder), resume=folder.name if folder.exists() else True, **options) as rt:
-        *_, loader = rt.prepare(model, optimizer, scheduler, DataLoader(data, batch_size=batch))
+        if loader_first:
+            *_, loader = rt.prepare(model, optimizer, scheduler, DataLoader(data, batch_size=batch))
+        else:
+            model = rt.wrap(model)
+            rt.track(model=model, optimizer=optimizer, scheduler=scheduler)
+            loader = rt.loader(DataLoader(data, batch_size=batch))
         found = optimizer.param_groups[0]["lr"]
         for _ in rt.epochs(1):
             for x, y in loader:
@@ -84,3 +99,39 @@ def test_an_exact_attempt_of_a_run_that_was_not_says_that_the_run_is_not_exact(t
     assert "warning: the run is not exact: steps 1 to 2 were not exact" in capfd.readouterr().err
     state = json.loads((tmp_path / "run" / "state.json").read_text())
     assert state["exact"]["deviations"] == ["steps 1 to 2 were not exact"]
+
+
+class Rows(Dataset[Any]):
+    """Of ones, and of random numbers of its own if there is noise."""
+
+    def __init__(self, noise: float = 0.0, factor: float = 1.0) -> None:
+        self._noise, self._factor = noise, factor
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        drawn = self._noise * random.SystemRandom().random() + 0.1 * float(torch.rand(()))
+        return torch.full((2,), self._factor + drawn), torch.ones(1)
+
+
+@pytest.mark.parametrize("loader_first", [True, False])
+def test_other_data_of_the_same_length_are_named(tmp_path: Path, capfd: Any, loader_first: bool) -> None:
+    attempt(tmp_path / "run", steps=2, data=Rows())
+    options: dict[str, Any] = {"loader_first": loader_first, "global_batch": 4}
+    told = []
+    for steps, factor in ((3, 2.0), (4, 2.0), (5, 2.0 + 1e-6)):
+        capfd.readouterr()
+        attempt(tmp_path / "run", steps=steps, data=Rows(factor=factor), **options)
+        told.append([line for line in capfd.readouterr().err.splitlines() if "resumed at" in line])
+    assert told[0] == [
+        "hpcddp: resumed at step 2: this Rows is not the checkpoint's data, its first, middle or last sample is"
+        " another; the script's is in force"
+    ]
+    assert told[1:] == [[], []], "the same data, and data that were rounded in another way"
+
+
+def test_data_that_are_drawn_anew_each_time_are_not_compared(tmp_path: Path, capfd: Any) -> None:
+    for steps in (2, 3):
+        attempt(tmp_path / "run", steps=steps, data=Rows(noise=1.0))
+    assert "resumed at" not in capfd.readouterr().err
