@@ -135,6 +135,7 @@ def runtime(
     """
     from hpcddp.training.opening import open_runtime
     from hpcddp.training.options import RuntimeOptions
+    from hpcddp.training.with_body import UnopenedRuntime
 
     options = RuntimeOptions(
         global_batch=global_batch,
@@ -155,4 +156,4 @@ def runtime(
         noise_every=noise_every,
         log_to=log_to,
     )
-    return open_runtime(os.environ, options)
+    return UnopenedRuntime(open_runtime(os.environ, options))

@@ -32,6 +32,7 @@ from hpcddp.training.sinks import choose_sinks
 from hpcddp.training.stopping import SignalFlag, StopTraining, StopWatch, read_deadline
 from hpcddp.training.versions import list_numerics, list_versions
 from hpcddp.training.watchdog import DEFAULT_STALL_S, Watchdog
+from hpcddp.training.with_body import explained
 
 
 @contextmanager
@@ -73,7 +74,7 @@ def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iter
         if stall_s is not None and group.world_size > 1:
             stack.enter_context(Watchdog(group, stall_s, lambda: watch.pace.batches, report.say).watching())
         try:
-            with suppress(StopTraining):
+            with suppress(StopTraining), explained(lambda: rt.steps):
                 yield rt
             rt.finish()
         except BaseException as error:

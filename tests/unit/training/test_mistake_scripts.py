@@ -211,6 +211,26 @@ MISTAKES: dict[str, tuple[Changes, str]] = {
         ],
         "0.weight of this Sequential is in another prepared model too",
     ),
+    "an exit in the loop": (
+        [(NEXT, NEXT + "            raise SystemExit(0)\n")],
+        "left the `with` body by sys.exit() after step 0, and the run is not finished",
+    ),
+    "a method of the model inside": (
+        [
+            (
+                "model = nn.Seq",
+                "class Net(nn.Sequential):\n    def loss(self, x, y):\n        return LOSS\n\n\nmodel = nn.Seq",
+            ),
+            ("nn.Sequential(nn.Linear", "Net(nn.Linear"),
+            ("cross_entropy(net(x), y)", "net.loss(x, y)"),
+            ("LOSS", "cross_entropy(self(x), y)"),
+        ],
+        "has no attribute 'loss': the Net inside it has\nhint: rt.unwrap(model).loss",
+    ),
+    "a layer of the model inside": (
+        [(PREPARE, PREPARE + "    print(net[0].weight)\n")],
+        "object is not subscriptable)\nhint: rt.unwrap(model)",
+    ),
     "no batch size": ([("batch_size=8, shuffle=True", "batch_size=None")], "batch_size"),
     "prepared twice": ([(PREPARE, PREPARE + PREPARE)], "already"),
 }

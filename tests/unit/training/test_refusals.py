@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -74,6 +76,31 @@ def test_a_backward_pass_starts_from_one_number(
         return
     with pytest.raises(RequestError, match=message):
         run()
+
+
+def test_a_runtime_that_no_with_has_opened_says_so() -> None:
+    unopened = hpcddp.runtime(4)
+    with pytest.raises(RequestError, match=r"rt\.prepare was used, and no `with` .*\nhint: with hpcddp\.runtime"):
+        unopened.prepare(make_model())
+    assert not hasattr(unopened, "shape")
+    with unopened as rt:
+        rt.prepare(make_model())
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"), [(0, RequestError), (None, RequestError), (1, SystemExit), ("no", SystemExit)]
+)
+def test_an_exit_inside_the_body_is_no_success(code: Any, kind: type[BaseException], tmp_path: Path) -> None:
+    def run() -> None:
+        with hpcddp.runtime(run_dir=str(tmp_path)) as rt:
+            rt.prepare(DataLoader(DATA, 4))
+            sys.exit(code)
+
+    with pytest.raises(kind) as caught:
+        run()
+    assert json.loads((tmp_path / "state.json").read_text())["status"] == "failed"
+    if kind is RequestError:
+        assert "by sys.exit() after step 0, and the run is not finished\nhint: rt.finish_early" in str(caught.value)
 
 
 def test_numbers_are_logged_by_name() -> None:

@@ -1,0 +1,67 @@
+"""The `with` body of a runtime: what is used without it, and what ends it, in two lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from types import TracebackType
+from typing import Any
+
+from torch.nn.parallel import DistributedDataParallel
+
+from hpcddp.errors import RequestError
+from hpcddp.training.runtime import Runtime
+
+
+class UnopenedRuntime(AbstractContextManager[Runtime]):
+    """What `hpcddp.runtime(…)` gives: `with` opens it."""
+
+    def __init__(self, opened: AbstractContextManager[Runtime]) -> None:
+        self._opened = opened
+
+    def __enter__(self) -> Runtime:
+        return self._opened.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return self._opened.__exit__(kind, error, trace)
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("_") and hasattr(Runtime, name):
+            raise RequestError(
+                f"rt.{name} was used, and no `with` has opened the runtime", "with hpcddp.runtime(…) as rt: …"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+
+
+@contextmanager
+def explained(steps: Callable[[], int]) -> Iterator[None]:
+    """Around the body. RequestError for an exit that looks like success, and for what only the model inside DDP has."""
+    try:
+        yield
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            raise
+        raise RequestError(
+            f"the script left the `with` body by sys.exit() after step {steps()}, and the run is not finished",
+            'rt.finish_early("reason") or rt.stop("reason") in the loop; sys.exit() after the body',
+        ) from error
+    except AttributeError as error:
+        model, name = error.obj, error.name
+        if not isinstance(model, DistributedDataParallel) or name is None or not hasattr(model.module, name):
+            raise
+        raise _only_inside(
+            f"has no attribute {name!r}: the {type(model.module).__name__} inside it has", f".{name}"
+        ) from error
+    except TypeError as error:  # of model[0], len(model)
+        if f"{DistributedDataParallel.__name__!r} object" not in str(error):
+            raise
+        raise _only_inside(f"cannot do all that the model inside it can ({error})", "") from error
+
+
+def _only_inside(what: str, name: str) -> RequestError:
+    return RequestError(
+        f"on several ranks the model of rt.prepare is in a DistributedDataParallel, which {what}",
+        f"rt.unwrap(model){name}; what computes the loss belongs into the model's forward",
+    )
