@@ -35,6 +35,7 @@ CAPTIONS = {
     "errors": "the two-line error, exit codes",
     "record": "named tuples that start fast",
     "training.opening": "opens and closes a run",
+    "training.with_body": "the body: what opens it, what ends it",
     "training.runtime": "rt: what a training script calls",
     "training.own_run": "the run that no job script chose",
     "training.saving": "checkpoints, the best one, weights, when asked",
