@@ -43,6 +43,8 @@ CAPTIONS = {
     "training.prepare": "takes over models, data, optimizers",
     "training.loop": "the micro batch and step that the loop is at",
     "training.gate": "optimizers act once per global batch",
+    "training.replaced": "another method for one of torch's objects",
+    "training.scaled": "a gradient scaler for backward and step alike",
     "training.collectives": "numbers and rows of all data ranks",
     "training.kinds": "kinds of objects, and their names in a checkpoint",
     "training.steps": "the record of each optimizer step",

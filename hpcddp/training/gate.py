@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import MethodType
 from typing import Any, Protocol
 
 from torch import nn
@@ -21,6 +20,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hpcddp.errors import RequestError
+from hpcddp.training.replaced import replace, replace_in_class
+from hpcddp.training.scaled import ScaledGradients
 from hpcddp.training.torch_compat import has_scheduler, version_of
 
 
@@ -56,7 +57,8 @@ class StepGate:
 
     def __init__(self, loop: LoopView) -> None:
         self.optimizers: list[SeenOptimizer] = []
-        self.scalers: list[GradScaler] = []
+        self.scaled = ScaledGradients()
+        self.scaling = False  # a scaler steps an optimizer, now
         self.asked = False  # for a step in this micro batch
         self.acted = False  # some optimizer in this global batch
         self.acts = False  # an optimizer, now
@@ -73,16 +75,17 @@ class StepGate:
         if isinstance(thing, Optimizer):
             seen = SeenOptimizer(thing, self, self._loop)
             self.optimizers.append(seen)
-            _replace(thing, "step", seen.step)
-            _replace(thing, "zero_grad", seen.zero_grad)
+            replace(thing, "step", seen.step)
+            replace(thing, "zero_grad", seen.zero_grad)
         elif isinstance(thing, LRScheduler):
             self._schedulers.append(thing)
-            _replace_in_class(thing, "step", self._if_last)
+            replace_in_class(thing, "step", self._if_last)
         elif isinstance(thing, GradScaler):
-            self.scalers.append(thing)
-            _replace(thing, "unscale_", self._unscale)
-            _replace(thing, "step", self._step_scaled)
-            _replace(thing, "update", self._if_last)
+            self.scaled.scalers.append(thing)
+            replace(thing, "scale", self.scaled.scale)
+            replace(thing, "unscale_", functools.partial(self._unscale, thing))
+            replace(thing, "step", functools.partial(self._step_scaled, thing))
+            replace(thing, "update", self._if_last)
 
     def find(self, optimizer: Optimizer) -> SeenOptimizer | None:
         return next((seen for seen in self.optimizers if seen.optimizer is optimizer), None)
@@ -123,22 +126,41 @@ class StepGate:
     def _if_last(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return original(*args, **kwargs) if self._loop.acts else None
 
-    def _unscale(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _unscale(
+        self, scaler: GradScaler, original: Callable[..., Any], optimizer: Optimizer, *args: Any, **kwargs: Any
+    ) -> Any:
         if not self._loop.acts:
             return None
+        self._check_scaled(scaler)
         self._loop.collect()
-        return original(*args, **kwargs)
+        seen = self.find(optimizer)
+        if seen is not None:
+            seen.unscaled_at = self._loop.backwards
+        return original(optimizer, *args, **kwargs)
 
-    def _step_scaled(self, original: Callable[..., Any], optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+    def _step_scaled(
+        self, scaler: GradScaler, original: Callable[..., Any], optimizer: Optimizer, *args: Any, **kwargs: Any
+    ) -> Any:
         self.asked = True
         if not self._loop.acts:
             return None
+        self._check_scaled(scaler)
         self._loop.collect()
-        result = original(optimizer, *args, **kwargs)
         seen = self.find(optimizer)
+        if seen is not None:
+            seen.check_cleared()
+        self.scaling = True
+        try:
+            result = original(optimizer, *args, **kwargs)
+        finally:
+            self.scaling = False
         if seen is not None:
             seen.note_step()  # the scaler leaves a step out if a gradient is infinite
         return result
+
+    def _check_scaled(self, scaler: GradScaler) -> None:
+        if self._loop.inside:
+            self.scaled.check_step_of(scaler, self._loop.backwards_before_pass)
 
 
 class SeenOptimizer:
@@ -151,10 +173,19 @@ class SeenOptimizer:
         self._stepped_at = -1  # backward passes before its last step
         self._zeroed = True  # since then
         self._stepped_with: tuple[nn.Parameter, int] | None = None  # a parameter, and the version of its gradient
+        self.unscaled_at = -1  # backward passes before a scaler unscaled its gradients
+        self._cleared_at = -1  # backward passes before its gradients were cleared between backward and step
+        self._left: tuple[int, int] | None = None  # the first gradient that this left
         self.clear: Callable[[], None] = optimizer.zero_grad
 
     def step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._gate.asked = True
+        if self._loop.inside and any(map(callable, (*args, *kwargs.values()))):
+            raise RequestError(
+                "optimizer.step(closure) is not supported: it evaluates one batch, perhaps several times, and a step"
+                " here is that of the global batch",
+                "rt.backward(loss); optimizer.step(), with an optimizer that needs no closure",
+            )
         if not self._loop.acts:
             return None
         self._loop.collect()
@@ -168,6 +199,13 @@ class SeenOptimizer:
             raise RequestError(
                 "optimizer.step() came with the gradients of the step before still in the sum",
                 "optimizer.zero_grad() in each step",
+            )
+        self.check_cleared()
+        scaled = self._gate.scaled.are_scaled(self._loop.backwards) and self.unscaled_at != self._loop.backwards
+        if self._loop.inside and scaled and not self._gate.scaling:
+            raise RequestError(
+                "optimizer.step() came with gradients which rt.backward(loss, scaler=scaler) has scaled",
+                "rt.step(optimizer, scaler=scaler), or scaler.step(optimizer); scaler.update()",
             )
         self._gate.acts = True
         try:
@@ -192,6 +230,16 @@ class SeenOptimizer:
             return
         self._zeroed = True
         original(*args, **kwargs)
+        if self._loop.inside and self._loop.backwards > max(began, self._stepped_at):  # between backward and step
+            self._cleared_at, self._left = self._loop.backwards, self._first_gradient()
+
+    def check_cleared(self) -> None:
+        """RequestError if its gradients were cleared after the last backward pass, and nothing else was put there."""
+        if self._loop.inside and self._cleared_at == self._loop.backwards and self._left == self._first_gradient():
+            raise RequestError(
+                "optimizer.step() came after the gradients of rt.backward(loss) were cleared",
+                "optimizer.zero_grad() before rt.backward(loss), or after optimizer.step()",
+            )
 
     def look(self) -> None:
         """Note that the gradients were cleared or set to zero by other means, such as `model.zero_grad()`.
@@ -201,6 +249,11 @@ class SeenOptimizer:
         if not self._zeroed and self._stepped_with is not None:
             parameter, version = self._stepped_with
             self._zeroed = parameter.grad is None or version_of(parameter.grad) != version
+
+    def _first_gradient(self) -> tuple[int, int] | None:
+        """The first gradient that there is, and its version."""
+        gradient = next((p.grad for p in self._parameters() if p.grad is not None), None)
+        return None if gradient is None else (id(gradient), version_of(gradient))
 
     def _parameters(self) -> Iterator[nn.Parameter]:
         return (parameter for group in self.optimizer.param_groups for parameter in group["params"])
@@ -229,26 +282,3 @@ def step_all(
         scheduler.step()
     for optimizer in optimizers:
         optimizer.zero_grad()
-
-
-def _replace_in_class(thing: Any, name: str, method: Callable[..., Any]) -> None:
-    """The same by a class of its own with the same name, for a scheduler: its state is all that the instance holds."""
-    cls = type(thing)
-    original = getattr(cls, name)
-
-    @functools.wraps(original)
-    def replaced(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return method(functools.partial(original, self), *args, **kwargs)
-
-    thing.__class__ = type(cls.__name__, (cls,), {name: replaced, "__module__": cls.__module__})
-
-
-def _replace(thing: Any, name: str, method: Callable[..., Any]) -> None:
-    """The instance's method `name` becomes `method(original, ...)`; it stays a method, which schedulers wrap again."""
-    original = getattr(thing, name)
-
-    @functools.wraps(original)
-    def replaced(_self: Any, *args: Any, **kwargs: Any) -> Any:
-        return method(original, *args, **kwargs)
-
-    setattr(thing, name, MethodType(replaced, thing))

@@ -55,7 +55,7 @@ class Loop:
         self._open: ExitStack | None = None
         self._collected = self._stepped = False
         self._backwards_before_step = 0
-        self._marks: list[tuple[Tensor, int]] = []
+        self._marks: list[tuple[nn.Parameter, Tensor, int]] = []
 
     # ---- what the loader says
 
@@ -91,6 +91,7 @@ class Loop:
         self.count_batch()
         if micro.nth == 0:
             self.backwards_before_pass = self.backwards
+            self._marks = []
             if nth_pass == 0:
                 self._backwards_before_step = self.backwards
                 self.gate.acted = self.gate.reached = False
@@ -193,8 +194,9 @@ class Loop:
                 "rt.backward(loss) came after optimizer.step() in one batch, and an exact run takes gradients once",
                 "for step in loader.steps(): one pass `for x in step: …` for each optimizer",
             )
-        if scaler is not None and scaler.is_enabled() and scaler not in self.gate.scalers:
-            raise RequestError("the gradient scaler was not prepared", "scaler = rt.prepare(scaler)")
+        self.gate.scaled.check_prepared(scaler)
+        self.gate.scaled.check_loss(loss)
+        self._check_marks()
         if self.backwards == self.backwards_before_pass:
             for seen in self.gate.optimizers:
                 seen.look()
@@ -203,8 +205,8 @@ class Loop:
         with self.calls.checked():
             factor = run_backward(loss, micro, weight, self.models, summed=summed, scaler=scaler)
         self.backwards += 1
-        if self.accumulates and not micro.last:
-            self._marks = _mark(self.gate)
+        self.gate.scaled.note_backward(scaler, self.backwards)
+        self._marks = _mark(self.gate) if self.accumulates and not micro.last else []
         if factor is not None:
             self.record.add_loss(loss.detach(), factor, self._gradients.slot(micro))
 
@@ -213,24 +215,29 @@ class Loop:
         if self._collected or self._open is None or self._micro is None or self._weight is None:
             return
         self._collected = True
-        marks, self._marks = self._marks, []
-        if any(version_of(gradient) != version for gradient, version in marks):
-            raise RequestError(
-                "gradients were changed between two micro batches of one step, by clipping or loss.backward()",
-                "if rt.is_last_micro_batch: clip; and rt.backward(loss) in place of loss.backward()",
-            )
+        self._check_marks()
+        if not self._gradients.adds_up_in_place:  # each micro batch's are taken away
+            self._marks = []
         self._gradients.collect(self._micro)
         self.record.noise.collect(self._micro, self._weight, self.steps)
 
+    def _check_marks(self) -> None:
+        if any(p.grad is not gradient or version_of(gradient) != version for p, gradient, version in self._marks):
+            raise RequestError(
+                "gradients were changed between two micro batches of one step, by clipping, loss.backward(),"
+                " model.zero_grad() or p.grad = None",
+                "optimizer.zero_grad(); rt.backward(loss); if rt.is_last_micro_batch: clip; optimizer.step()",
+            )
 
-def _mark(gate: StepGate) -> list[tuple[Tensor, int]]:
-    """One gradient of each optimizer with its version, which each change in place raises."""
+
+def _mark(gate: StepGate) -> list[tuple[nn.Parameter, Tensor, int]]:
+    """Of each optimizer one parameter, its gradient, and that one's version, which each change in place raises."""
     marks = []
     for seen in gate.optimizers:
-        gradients = (p.grad for group in seen.optimizer.param_groups for p in group["params"] if p.grad is not None)
-        gradient = next(gradients, None)
-        if gradient is not None and type(gradient) is Tensor:
-            marks.append((gradient, version_of(gradient)))
+        groups = seen.optimizer.param_groups
+        parameter = next((p for group in groups for p in group["params"] if p.grad is not None), None)
+        if parameter is not None and type(parameter.grad) is Tensor:
+            marks.append((parameter, parameter.grad, version_of(parameter.grad)))
     return marks
 
 

@@ -149,6 +149,7 @@ class Runtime(Saving):
         """
         if not optimizers:
             raise RequestError("rt.step() got no optimizer", "rt.step(optimizer)")
+        self._loop.gate.scaled.check_prepared(scaler)
         if not self.is_last_micro_batch:
             self._loop.gate.asked = True
             return False

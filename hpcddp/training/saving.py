@@ -47,7 +47,11 @@ class Saving(Preparation):
         """RequestError, on every rank, for a state that is not worth a checkpoint."""
         self._same.check(self.steps)
         loss = self._loop.record.loss
-        if loss is not None and not math.isfinite(loss) and not any(s.is_enabled() for s in self._loop.gate.scalers):
+        if (
+            loss is not None
+            and not math.isfinite(loss)
+            and not any(s.is_enabled() for s in self._loop.gate.scaled.scalers)
+        ):
             raise RequestError(
                 f"the loss of the run is {loss} by step {self.steps}. No checkpoint is written of that",
                 "continue from the checkpoint before with a smaller learning rate, or bound each step:"
