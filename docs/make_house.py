@@ -43,6 +43,7 @@ CAPTIONS = {
     "training.prepare": "takes over models, data, optimizers",
     "training.loop": "the micro batch and step that the loop is at",
     "training.gate": "optimizers act once per global batch",
+    "training.parameters": "which parameters a run trains",
     "training.replaced": "another method for one of torch's objects",
     "training.scaled": "a gradient scaler for backward and step alike",
     "training.collectives": "numbers and rows of all data ranks",

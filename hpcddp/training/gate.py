@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hpcddp.errors import RequestError
+from hpcddp.training.parameters import KnownParameters
 from hpcddp.training.replaced import replace, replace_in_class
 from hpcddp.training.scaled import ScaledGradients
 from hpcddp.training.torch_compat import has_scheduler, version_of
@@ -58,6 +59,7 @@ class StepGate:
     def __init__(self, loop: LoopView) -> None:
         self.optimizers: list[SeenOptimizer] = []
         self.scaled = ScaledGradients()
+        self.known: KnownParameters | None = None  # as soon as all objects are taken
         self.scaling = False  # a scaler steps an optimizer, now
         self.asked = False  # for a step in this micro batch
         self.acted = False  # some optimizer in this global batch
@@ -173,6 +175,8 @@ class SeenOptimizer:
         self._stepped_at = -1  # backward passes before its last step
         self._zeroed = True  # since then
         self._stepped_with: tuple[nn.Parameter, int] | None = None  # a parameter, and the version of its gradient
+        self._held = -1  # parameters, when they were looked at last
+        self._frozen: list[nn.Parameter] = []  # of these, those that cannot be trained
         self.unscaled_at = -1  # backward passes before a scaler unscaled its gradients
         self._cleared_at = -1  # backward passes before its gradients were cleared between backward and step
         self._left: tuple[int, int] | None = None  # the first gradient that this left
@@ -207,6 +211,7 @@ class SeenOptimizer:
                 "optimizer.step() came with gradients which rt.backward(loss, scaler=scaler) has scaled",
                 "rt.step(optimizer, scaler=scaler), or scaler.step(optimizer); scaler.update()",
             )
+        self._check_parameters()
         self._gate.acts = True
         try:
             result = original(*args, **kwargs)
@@ -214,6 +219,14 @@ class SeenOptimizer:
             self._gate.acts = False
         self.note_step()
         return result
+
+    def _check_parameters(self) -> None:
+        """RequestError for parameters that came, or were unfrozen, after `rt.prepare`."""
+        known, held = self._gate.known, sum(len(group["params"]) for group in self.optimizer.param_groups)
+        if known is not None and held != self._held:
+            self._held, self._frozen = held, known.find_frozen(self.optimizer)
+        if known is not None and self._frozen:
+            known.check_frozen(self._frozen)
 
     def note_step(self) -> None:
         """It has stepped."""

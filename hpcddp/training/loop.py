@@ -218,6 +218,8 @@ class Loop:
         self._check_marks()
         if not self._gradients.adds_up_in_place:  # each micro batch's are taken away
             self._marks = []
+        if self._micro.last:
+            self.calls.check_averaged()
         self._gradients.collect(self._micro)
         self.record.noise.collect(self._micro, self._weight, self.steps)
 

@@ -30,6 +30,7 @@ from hpcddp.training.parallel.replicated import spread_weights
 from hpcddp.training.parallel.sameness import SameWeights
 from hpcddp.training.parallel.sharded import Blocks
 from hpcddp.training.parallel.strategy import check_strategy, has_whole_gradients
+from hpcddp.training.parameters import KnownParameters
 from hpcddp.training.remarks import describe_share, describe_starving, print_warning, warn_of_order, warn_of_workers
 from hpcddp.training.report import Report
 from hpcddp.training.setup import RunSetup
@@ -223,6 +224,8 @@ class Preparation:
         for thing in objects.values():
             self._loop.gate.take(thing)
         check_optimizers_of(list(self._models.values()), self._loop.gate)
+        fixed = self.layout.data_size > 1 or self._options.exactness is not None
+        self._loop.gate.known = KnownParameters([unwrap(model) for model in self._models.values()], fixed=fixed)
         self._until_end.enter_context(self._loop.gate.guarding(list(self._models.values())))
         batch = self.plan.global_batch if self._options.exactness or self._plan is not None else None
         self._position = self._checkpointer.track(objects, batch)

@@ -60,6 +60,15 @@ def note_steps(optimizer: Optimizer) -> None:
     optimizer._opt_called = True  # type: ignore[attr-defined]  # torch sets it in the step that it wraps
 
 
+def has_averaged(model: DistributedDataParallel) -> bool:
+    """Whether all gradients of the passes so far were averaged. Not so if a parameter has none, which DDP waits for."""
+    try:
+        model._check_reducer_finalized()  # type: ignore[no-untyped-call]  # torch does not annotate it
+    except RuntimeError:
+        return False
+    return True
+
+
 def takes_device_id(version: str = torch.__version__) -> bool:
     """Whether `init_process_group(device_id=…)` works; it is faulty in 2.6.0 <= torch < 2.7.1 (pytorch#153960)."""
     numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:3] if part.isdigit())

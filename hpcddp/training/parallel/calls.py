@@ -1,4 +1,7 @@
-"""Whether the loop calls the DDP model itself: only then DDP averages the gradients of the backward pass."""
+"""Whether the loop calls the DDP model itself, before each backward pass, and uses all of it.
+
+Only then DDP averages the gradients.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcddp.errors import RequestError
-from hpcddp.training.torch_compat import version_of
+from hpcddp.training.torch_compat import has_averaged, version_of
 
 
 class ForwardCalls:
@@ -20,27 +23,67 @@ class ForwardCalls:
     def __init__(self) -> None:
         self._called: set[int] = set()
         self._watched: list[DistributedDataParallel] = []
+        self._firsts: list[nn.Parameter] = []  # one parameter of each
+        self._spent: set[int] = set()  # those whose gradients were averaged since their last call
 
     def watch(self, model: nn.Module) -> None:
         """From now on its calls are noted, if it is a DDP model."""
         if not isinstance(model, DistributedDataParallel):
             return
-        called = self._called
+        called, spent = self._called, self._spent
 
         def note(module: nn.Module, _inputs: Any) -> None:  # no method: deep copies of the model would copy its object
             if torch.is_grad_enabled():
                 called.add(id(module))
+                spent.discard(id(module))
 
         model.register_forward_pre_hook(note)
         self._watched.append(model)
+        self._firsts.append(next(p for p in model.parameters() if p.requires_grad))
 
     def start(self) -> None:
         """A micro batch starts."""
         self._called.clear()
+        self._spent.clear()
 
     @contextmanager
     def checked(self) -> Iterator[None]:
-        """Around a backward pass. RequestError if it reaches a model that was not called, but the module inside it."""
+        """Around a backward pass. RequestError if it reaches a model that was not called, but the module inside it, or
+        that was not called since the backward pass before."""
+        before = [_mark_one(parameter) for parameter in self._firsts]
+        with self._checked_inside():
+            yield
+        for model, parameter, mark in zip(self._watched, self._firsts, before, strict=True):
+            if not self._meets(model) or _mark_one(parameter) == mark:
+                continue
+            if id(model) in self._spent:
+                raise RequestError(
+                    f"rt.backward(loss) reached the {type(model.module).__name__} again since its last call: the ranks'"
+                    " gradients would not be averaged",
+                    "rt.backward(a + b), or each rt.backward right after its own model(x)",
+                )
+            if has_averaged(model):
+                self._spent.add(id(model))
+
+    def check_averaged(self) -> None:
+        """After the last backward pass of a step. RequestError if a model has parameters that it did not reach."""
+        for model in self._watched:
+            if not self._meets(model) or has_averaged(model):
+                continue
+            trained = [(name, p) for name, p in model.module.named_parameters() if p.requires_grad]
+            unused = next((f"{name} has no gradient" for name, p in trained if p.grad is None), "one was left out")
+            raise RequestError(
+                f"rt.backward(loss) did not reach all parameters of the {type(model.module).__name__}: {unused}, so the"
+                " ranks' gradients were not averaged",
+                "model = rt.wrap(model, find_unused_parameters=True), then rt.prepare(model, optimizer, loader)",
+            )
+
+    def _meets(self, model: DistributedDataParallel) -> bool:
+        """Whether the ranks average its gradients in this micro batch."""
+        return id(model) in self._called and model.require_backward_grad_sync
+
+    @contextmanager
+    def _checked_inside(self) -> Iterator[None]:
         if len(self._called) >= len(self._watched):
             yield
             return
@@ -53,8 +96,14 @@ class ForwardCalls:
                 raise RequestError(
                     f"rt.backward(loss) reached the {kind}, but not through the model that rt.prepare returned: the"
                     " ranks' gradients would not be averaged",
-                    "model = rt.prepare(model), then call model(x): not model.module, rt.unwrap(model) or the old one",
+                    "model, optimizer, loader = rt.prepare(model, optimizer, loader), then call model(x): not"
+                    " model.module, rt.unwrap(model) or the old one",
                 )
+
+
+def _mark_one(parameter: nn.Parameter) -> tuple[int, int] | None:
+    """A value that becomes another one with each change of the parameter's gradient."""
+    return None if parameter.grad is None else (id(parameter.grad), version_of(parameter.grad))
 
 
 def _mark(model: nn.Module) -> list[int | None]:

@@ -148,6 +148,82 @@ def a_compiled_copy_of_the_bare_model_called(open_: Opened, _rank: int) -> None:
         train(rt, torch.compile(rt.unwrap(model), backend="eager"), optimizer, loader)
 
 
+# ---- gradients that DDP does not average
+
+
+def two_forwards_then_two_backwards(open_: Opened, _rank: int) -> None:
+    with open_() as rt:
+        model, optimizer, loader = prepared(rt)
+        for _ in rt.epochs(1):
+            for x, y in loader:
+                optimizer.zero_grad()
+                first, second = cross_entropy(model(x), y), model(2 * x).square().mean()
+                rt.backward(first)
+                rt.backward(second)
+                optimizer.step()
+
+
+class TwoHeads(nn.Module):
+    """Two layers; the second one is used on request."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.first, self.second = nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor, *, both: bool = False) -> Any:
+        return (self.first(x), self.second(x)) if both else self.first(x)
+
+
+def an_unused_layer(open_: Opened, _rank: int, **options: Any) -> None:
+    with open_(**options) as rt:
+        model = TwoHeads()
+        train(rt, *rt.prepare(model, sgd(model), DataLoader(make_data(), batch_size=4)))
+
+
+def an_unused_layer_with_accumulation(open_: Opened, rank: int) -> None:
+    an_unused_layer(open_, rank, max_micro_batch=1)
+
+
+def an_unused_layer_in_an_exact_run(open_: Opened, rank: int) -> None:
+    an_unused_layer(open_, rank, exact=True, slices=2)
+
+
+def a_layer_unfrozen_after_prepare(open_: Opened, _rank: int) -> None:
+    with open_() as rt:
+        model = make_model()
+        model[0].requires_grad_(False)
+        net, optimizer, loader = rt.prepare(model, sgd(model), DataLoader(make_data(), batch_size=4))
+        for epoch in rt.epochs(4):
+            model[0].requires_grad_(epoch > 0)
+            for x, y in loader:
+                assert rt.steps <= 3, "found late"
+                optimizer.zero_grad()
+                rt.backward(cross_entropy(net(x), y))
+                optimizer.step()
+
+
+def a_group_added_after_prepare(open_: Opened, _rank: int) -> None:
+    with open_() as rt:
+        model, optimizer, loader = prepared(rt)
+        shift = nn.Parameter(torch.zeros(3))
+        for epoch in rt.epochs(2):
+            if epoch == 1:
+                optimizer.add_param_group({"params": [shift]})
+            for x, y in loader:
+                optimizer.zero_grad()
+                rt.backward(cross_entropy(model(x) + shift, y))
+                optimizer.step()
+
+
+def a_layer_added_after_prepare(open_: Opened, _rank: int) -> None:
+    with open_() as rt:
+        model, optimizer, loader = prepared(rt)
+        rt.unwrap(model).append(nn.Linear(3, 3))
+        optimizer.add_param_group({"params": list(rt.unwrap(model)[3].parameters())})
+        train(rt, model, optimizer, loader)
+
+
 # ---- data that every rank does not get alike
 
 
@@ -212,6 +288,29 @@ def right_loops(open_: Opened, rank: int) -> None:
             model = make_model()
             noisy = Noisy(rank, draws=draws)
             train(rt, *rt.prepare(model, sgd(model), DataLoader(noisy, batch_size=4)))
+    for options in ({}, {"max_micro_batch": 1}):
+        with open_(**options) as rt:  # one loss is one backward pass, and so are losses of layers that share nothing
+            model = TwoHeads()
+            net, optimizer, loader = rt.prepare(model, sgd(model), DataLoader(make_data(), batch_size=4))
+            for _ in rt.epochs(2):
+                for x, y in loader:
+                    optimizer.zero_grad(set_to_none=False)
+                    rt.backward(sum(cross_entropy(out, y) for out in (*net(x, both=True), *net(-x, both=True))))
+                    for out in net(x, both=True):
+                        rt.backward(cross_entropy(out, y))
+                    optimizer.step()
+    for options in ({}, {"max_micro_batch": 1}, {"exact": True, "slices": 2}):
+        with open_(**options) as rt:
+            model = TwoHeads()
+            optimizer = sgd(model)
+            net = rt.wrap(model, find_unused_parameters=True)
+            train(rt, *rt.prepare(net, optimizer, DataLoader(make_data(), batch_size=4)), epochs=2)
+    with open_() as rt:  # frozen to the end, and a group of what the model had from the start
+        model = make_model()
+        model[0].requires_grad_(False)
+        net, optimizer, loader = rt.prepare(model, sgd(model[0]), DataLoader(make_data(), batch_size=4))
+        optimizer.add_param_group({"params": list(model[2].parameters())})
+        train(rt, net, optimizer, loader, epochs=2)
     with open_() as rt:
         g, d = nn.Linear(4, 4), nn.Linear(4, 1)
         g, d, of_g, of_d, loader = rt.prepare(g, d, sgd(g), sgd(d), DataLoader(make_data(), batch_size=4))

@@ -164,6 +164,30 @@ def test_a_scaler_acts_once_per_global_batch_and_leaves_a_step_with_infinite_gra
     assert final(True, overflow_at=3)[1] == 4.0 * 2 / 2
 
 
+def test_a_layer_may_be_unfrozen_on_one_rank_and_not_in_an_exact_run() -> None:
+    def final(rt: Any, model: Any) -> list[Tensor]:
+        optimizer, loader = torch.optim.SGD(model.parameters(), lr=0.05), DataLoader(make_data(), batch_size=6)
+        net, _, loader = rt.prepare(model, optimizer, loader) if rt else (model, optimizer, loader)
+        for epoch in rt.epochs(2) if rt else range(2):
+            model[0].requires_grad_(epoch > 0)
+            for x, y in loader:
+                optimizer.zero_grad()
+                loss = cross_entropy(net(x), y)
+                rt.backward(loss) if rt else loss.backward()
+                optimizer.step()
+        return weights_of(model)
+
+    def in_a_run(**options: Any) -> list[Tensor]:
+        with hpcddp.runtime(**options) as rt:
+            model = make_model()
+            model[0].requires_grad_(False)
+            return final(rt, model)
+
+    assert deviation(in_a_run(max_micro_batch=2), final(None, make_model())) < 1e-12
+    with pytest.raises(RequestError, match=r"0\.weight of Sequential requires a gradient, and did not at rt\.prepare"):
+        in_a_run(exact=True, slices=3)
+
+
 class Gan:
     """Two models whose losses use both."""
 
@@ -306,6 +330,13 @@ def dropped_before_the_step(rt: Any, model: nn.Module, optimizer: Any, x: Tensor
     optimizer.step()
 
 
+def another_group(rt: Any, model: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
+    shift = nn.Parameter(torch.zeros(CLASSES, dtype=torch.float64))
+    optimizer.add_param_group({"params": [shift]})
+    rt.backward(cross_entropy(model(x) + shift, y))
+    rt.step(optimizer)
+
+
 def closure(rt: Any, model: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
     def evaluate() -> Tensor:
         optimizer.zero_grad()
@@ -351,6 +382,7 @@ SPLIT = {"max_micro_batch": 2}
         (set_to_zero, SPLIT, "changed between two micro batches"),
         (zeroed_before_the_step, {}, "the gradients of rt.backward.loss. were cleared"),
         (dropped_before_the_step, {}, "the gradients of rt.backward.loss. were cleared"),
+        (another_group, {}, "1 of the parameters of a SGD were in no prepared model at rt.prepare"),
         (closure, {}, "optimizer.step.closure. is not supported"),
         (closure, SPLIT, "optimizer.step.closure. is not supported"),
         (turns_in_one_micro_batch, SPLIT, "after optimizer.step.. in one micro batch"),

@@ -17,6 +17,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -45,6 +46,17 @@ def group() -> Iterator[None]:
 )
 def test_device_id_is_left_out_where_torch_is_faulty(version: str, works: bool) -> None:
     assert torch_compat.takes_device_id(version) is works
+
+
+@pytest.mark.parametrize(
+    ("options", "averaged"), [({}, False), ({"find_unused_parameters": True}, True), ({"static_graph": True}, True)]
+)
+def test_a_parameter_without_a_gradient_keeps_ddp_from_averaging(group: None, options: Any, averaged: bool) -> None:
+    model = DistributedDataParallel(nn.ModuleDict({"used": nn.Linear(2, 1), "unused": nn.Linear(2, 1)}), **options)
+    model.module.forward = model.module["used"].forward
+    assert torch_compat.has_averaged(model)
+    model(torch.ones(1, 2)).sum().backward()
+    assert torch_compat.has_averaged(model) is averaged
 
 
 def test_every_batch_norm_layer_is_of_the_one_class() -> None:
