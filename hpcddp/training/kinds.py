@@ -22,7 +22,7 @@ def check_objects(objects: Sequence[Any]) -> None:
     """RequestError for objects that a run cannot take over."""
     if not objects:
         raise RequestError(
-            "rt.prepare() was given nothing", "model, optimizer, loader = rt.prepare(model, optimizer, …)"
+            "rt.prepare() was given nothing", "model, optimizer, loader = rt.prepare(model, optimizer, loader)"
         )
     for thing in objects:
         if isinstance(thing, nn.Module):

@@ -123,7 +123,8 @@ class Loop:
             raise RequestError("a global batch went by without rt.backward(loss)", _LOOP)
         if not self.gate.optimizers:
             raise RequestError(
-                "this run has no optimizer: none was prepared", "model, optimizer, loader = rt.prepare(model, …)"
+                "this run has no optimizer: none was prepared",
+                "model, optimizer, loader = rt.prepare(model, optimizer, loader)",
             )
         if not self.gate.acted:
             raise RequestError("a global batch went by without optimizer.step()", _LOOP)

@@ -219,7 +219,16 @@ class Preparation:
         a global batch only. A collective: call it once, on every rank.
         """
         if self._checkpointer.models() or self._loop.gate.optimizers:
-            raise RequestError("this runtime tracks its objects already", "give all of them in one call")
+            raise RequestError(
+                "this runtime tracks its objects already",
+                "model, optimizer, loader = rt.prepare(model, optimizer, loader): all of them in one call",
+            )
+        if self._plan is None and self._batch is None:
+            raise RequestError(
+                "no global batch was given, and no DataLoader that says it",
+                "model, optimizer, loader = rt.prepare(model, optimizer, loader): all of them in one call; or"
+                " hpcddp.runtime(global_batch=256)",
+            )
         self._gradients.check(objects)
         for thing in objects.values():
             self._loop.gate.take(thing)

@@ -156,15 +156,23 @@ class Runtime(Saving):
         step_all(optimizers, scheduler, clip_norm, scaler)
         return True
 
-    def train_step(self, step: Step, loss_of: Callable[[Any], Tensor], *, summed: bool = False) -> Tensor:
+    def train_step(
+        self,
+        step: Step,
+        loss_of: Callable[[Any], Tensor],
+        *,
+        summed: bool = False,
+        scaler: GradScaler | None = None,
+    ) -> Tensor:
         """One pass over a `step` of `loader.steps()`: `rt.backward(loss_of(batch))` for each micro batch.
 
-        Returns this rank's losses, detached, one per micro batch: (micro batches,). The optimizer's step follows it.
+        Returns this rank's losses, detached, one per micro batch: (micro batches,). The optimizer's step follows it,
+        with the same `scaler` if one was given.
         """
         losses = []
         for batch in step:
             loss = loss_of(batch)
-            self.backward(loss, summed=summed)
+            self.backward(loss, summed=summed, scaler=scaler)
             losses.append(loss.detach())
         return stack(losses)
 

@@ -188,6 +188,24 @@ def test_a_layer_may_be_unfrozen_on_one_rank_and_not_in_an_exact_run() -> None:
         in_a_run(exact=True, slices=3)
 
 
+def test_train_step_takes_the_scaler_that_steps() -> None:
+    def final(**scaling: Any) -> list[Tensor]:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        with hpcddp.runtime(max_micro_batch=2) as rt:
+            net, optimizer, _, loader = rt.prepare(
+                model, optimizer, scaling.get("scaler", make_model()), DataLoader(make_data(), batch_size=6)
+            )
+            for _ in rt.epochs(1):
+                for step in loader.steps():
+                    rt.train_step(step, lambda batch: cross_entropy(net(batch[0]), batch[1]), **scaling)
+                    rt.step(optimizer, **scaling)
+            assert rt.steps == 4
+        return weights_of(model)
+
+    assert deviation(final(scaler=torch.amp.GradScaler("cpu", init_scale=4.0)), final()) < 1e-12
+
+
 class Gan:
     """Two models whose losses use both."""
 
@@ -496,7 +514,7 @@ class Endless(IterableDataset):
 
 def prepare_wrongly(what: str) -> None:
     data, model = make_data(), make_model()
-    with hpcddp.runtime(global_batch=None if what in ("no batch", "wrap first") else 4) as rt:
+    with hpcddp.runtime(global_batch=None if what in ("no batch", "one by one") else 4) as rt:
         if what == "weighted":
             rt.prepare(DataLoader(data, batch_size=4, sampler=WeightedRandomSampler([1.0] * SAMPLES, SAMPLES)))
         elif what == "replacement":
@@ -522,6 +540,8 @@ def prepare_wrongly(what: str) -> None:
         elif what == "twice":
             rt.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
             rt.prepare(make_model())
+        elif what == "one by one":
+            rt.prepare(model)
         elif what == "no loader":
             rt.prepare(model)
             next(iter(rt.epochs(1)))
@@ -550,7 +570,11 @@ def prepare_wrongly(what: str) -> None:
         ("nothing", "was given nothing"),
         ("parallel", "in DataParallel already"),
         ("foreign", "4 of the parameters of a SGD belong to no prepared model"),
-        ("twice", "tracks its objects already"),
+        ("twice", r"(?s)tracks its objects already.*rt.prepare\(model, optimizer, loader\): all of them in one call"),
+        (
+            "one by one",
+            r"(?s)no global batch was given.*rt.prepare\(model, optimizer, loader\): all of them in one call",
+        ),
         ("no loader", "no training loader yet"),
         ("no batch", "no global batch was given"),
         ("workers twice", "num_workers came with a DataLoader"),
