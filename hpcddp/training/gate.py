@@ -192,6 +192,7 @@ class SeenOptimizer:
             )
         if not self._loop.acts:
             return None
+        self._check_parameters()
         self._loop.collect()
         used = max(self._stepped_at, self._loop.backwards_before_pass)
         if self._loop.inside and self._loop.backwards == used:
@@ -211,7 +212,6 @@ class SeenOptimizer:
                 "optimizer.step() came with gradients which rt.backward(loss, scaler=scaler) has scaled",
                 "rt.step(optimizer, scaler=scaler), or scaler.step(optimizer); scaler.update()",
             )
-        self._check_parameters()
         self._gate.acts = True
         try:
             result = original(*args, **kwargs)

@@ -225,7 +225,8 @@ class Loop:
         self.record.noise.collect(self._micro, self._weight, self.steps)
 
     def _check_marks(self) -> None:
-        if any(p.grad is not gradient or version_of(gradient) != version for p, gradient, version in self._marks):
+        # None, and not another tensor: DDP puts one there when it lays its buckets out anew
+        if any(p.grad is None or version_of(gradient) != version for p, gradient, version in self._marks):
             raise RequestError(
                 "gradients were changed between two micro batches of one step, by clipping, loss.backward(),"
                 " model.zero_grad() or p.grad = None",

@@ -311,6 +311,22 @@ def right_loops(open_: Opened, rank: int) -> None:
         net, optimizer, loader = rt.prepare(model, sgd(model[0]), DataLoader(make_data(), batch_size=4))
         optimizer.add_param_group({"params": list(model[2].parameters())})
         train(rt, net, optimizer, loader, epochs=2)
+    with open_(max_micro_batch=1) as rt:  # DDP lays its buckets out anew at the first call after their first use
+        g, d, scaler = nn.Linear(4, 4), nn.Linear(4, 1), torch.amp.GradScaler("cpu", init_scale=8.0)
+        g, d, of_g, of_d, scaler, loader = rt.prepare(
+            g, d, sgd(g), sgd(d), scaler, DataLoader(make_data(), batch_size=4)
+        )
+        for _ in rt.epochs(2):
+            for step in loader.steps():
+                for x, _ in step:
+                    of_d.zero_grad()
+                    rt.backward((d(x) - d(g(x).detach())).square().mean(), scaler=scaler)
+                    scaler.step(of_d)
+                for x, _ in step:
+                    of_g.zero_grad()
+                    rt.backward(d(g(x)).square().mean(), scaler=scaler)
+                    scaler.step(of_g)
+                scaler.update()
     with open_() as rt:
         g, d = nn.Linear(4, 4), nn.Linear(4, 1)
         g, d, of_g, of_d, loader = rt.prepare(g, d, sgd(g), sgd(d), DataLoader(make_data(), batch_size=4))
