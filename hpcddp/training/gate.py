@@ -1,4 +1,4 @@
-"""Optimizers, schedulers and gradient scalers of a run act once per pass over a global batch: at its last micro batch.
+"""What acts once per pass over a global batch, at its last micro batch: optimizers, schedulers, scalers, averages.
 
 The loop keeps its own calls, such as `optimizer.step()`. In the micro batches before the last one they do nothing. The
 objects stay torch's; only the named methods of these instances are replaced, as torch's learning rate schedulers
@@ -18,6 +18,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.swa_utils import AveragedModel
 
 from hpcddp.errors import RequestError
 from hpcddp.training.parameters import KnownParameters
@@ -70,7 +71,7 @@ class StepGate:
         self._taken: set[int] = set()
 
     def take(self, thing: Any) -> None:
-        """From now on this object acts at the last micro batch only. Other objects than the three kinds stay alone."""
+        """From now on this object acts at the last micro batch only. Objects of other kinds stay alone."""
         if id(thing) in self._taken:
             return
         self._taken.add(id(thing))
@@ -82,6 +83,8 @@ class StepGate:
         elif isinstance(thing, LRScheduler):
             self._schedulers.append(thing)
             replace_in_class(thing, "step", self._if_last)
+        elif isinstance(thing, AveragedModel):
+            replace_in_class(thing, "update_parameters", self._if_last)
         elif isinstance(thing, GradScaler):
             self.scaled.scalers.append(thing)
             replace(thing, "scale", self.scaled.scale)

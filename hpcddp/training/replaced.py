@@ -20,7 +20,7 @@ def replace(thing: Any, name: str, method: Callable[..., Any]) -> None:
 
 
 def replace_in_class(thing: Any, name: str, method: Callable[..., Any]) -> None:
-    """The same by a class of its own with the same name, for a scheduler: its state is all that the instance holds."""
+    """The same by a class of its own with the same name, where all that the instance holds is its state."""
     cls = type(thing)
     original = getattr(cls, name)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import (
     DataLoader,
     IterableDataset,
@@ -204,6 +206,35 @@ def test_train_step_takes_the_scaler_that_steps() -> None:
         return weights_of(model)
 
     assert deviation(final(scaler=torch.amp.GradScaler("cpu", init_scale=4.0)), final()) < 1e-12
+
+
+@pytest.mark.parametrize("options", [{}, {"max_micro_batch": 2}, {"exact": True, "slices": 3}], ids=str)
+def test_a_prepared_average_of_the_weights_is_updated_once_per_global_batch(options: dict[str, Any]) -> None:
+    def make() -> tuple[Any, Any, Any]:
+        model = make_model()
+        ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+        return model, torch.optim.SGD(model.parameters(), lr=0.05), ema
+
+    model, optimizer, ema = make()
+    with hpcddp.runtime(**options) as rt:
+        net, _, averaged, loader = rt.prepare(model, optimizer, ema, DataLoader(make_data(), batch_size=6))
+        for _ in rt.epochs(1):
+            for x, y in loader:
+                optimizer.zero_grad()
+                rt.backward(cross_entropy(net(x), y))
+                optimizer.step()
+                ema.update_parameters(rt.unwrap(net))
+    assert averaged is ema
+    assert isinstance(ema, AveragedModel)
+    assert int(ema.n_averaged) == 4
+    plain, optimizer, expected = make()
+    for x, y in DataLoader(make_data(), batch_size=6):
+        optimizer.zero_grad()
+        cross_entropy(plain(x), y).backward()
+        optimizer.step()
+        expected.update_parameters(plain)
+    assert deviation(weights_of(ema), weights_of(expected)) < 1e-12
+    assert deviation(weights_of(copy.deepcopy(ema)), weights_of(expected)) < 1e-12
 
 
 class Gan:
