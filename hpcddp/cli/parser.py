@@ -66,7 +66,21 @@ class VerbParser(argparse.ArgumentParser):
         found, left = self.parse_known_args(words)
         if left:
             raise self._refuse_left_over(found, left)
+        self._refuse_empty(found)
         return found
+
+    def _refuse_empty(self, found: argparse.Namespace) -> None:
+        """RequestError for a value that is the empty word, which `--nodes "$NODES"` gives where NODES is not set: left
+        to the verb, it would be taken for an option that nobody gave."""
+        for action in self._actions:
+            value = getattr(found, action.dest, None)
+            if action.nargs == 0 or (value != "" and not (isinstance(value, list) and "" in value)):
+                continue
+            if action.option_strings:
+                option = action.option_strings[-1]
+                hint = f"{option} {action.metavar}, or leave out {option}"
+                raise RequestError(f"{option} has no value: the word after it is empty", hint)
+            raise RequestError(f"{self.prog}: {action.metavar} is an empty word", self.example.splitlines()[0])
 
     def _refuse_left_over(self, found: argparse.Namespace, left: list[str]) -> RequestError:
         if left[0].startswith("-"):

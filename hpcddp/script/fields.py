@@ -25,7 +25,9 @@ def read_text(value: object, where: str) -> str:
         raise RequestError(
             f"{where} is a {_kind(value)}, not a plain value", f"write it on one line: {assign(where, 'VALUE')}"
         )
-    if not value or "\n" in value:
+    if not value:
+        raise RequestError(f"{where} has no value", f"{assign(where, 'VALUE')}, or leave it out")
+    if "\n" in value:
         raise RequestError(
             f"{where} {value!r} is not one line of text", f"write it on one line: {assign(where, 'VALUE')}"
         )

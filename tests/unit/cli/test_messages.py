@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import shlex
 import subprocess
 import sys
 
@@ -22,7 +23,7 @@ def typed(tmp_path, monkeypatch, capsys):
     (tmp_path / "train.py").write_text("print('trained')\n")
 
     def type_in(line: str) -> tuple[int, str, str]:
-        status = main(line.split())
+        status = main(shlex.split(line))
         *_, message, hint = capsys.readouterr().err.splitlines()
         return status, message.removeprefix("hpcddp: "), hint.removeprefix("hint: ")
 
@@ -84,6 +85,65 @@ def typed(tmp_path, monkeypatch, capsys):
 )  # fmt: skip
 def test_a_mistake_is_answered_with_what_to_type(typed, line, message, hint):
     assert typed(line) == (2, message, hint)
+
+
+EMPTY = {
+    "render --site ''": ("--site", "S"),
+    "render --nodes '' -- python train.py": ("--nodes", "N"),
+    "render --nodes= -- python train.py": ("--nodes", "N"),
+    "layout --walltime '' --nodes 2 -- python train.py": ("--walltime", "TIME"),
+    "render --queue '' -- python train.py": ("--queue", "Q"),
+    "render --diff '' -- python train.py": ("--diff", "SITE2"),
+    "launch --name '' -- python train.py": ("--name", "X"),
+    "launch --resume '' -- python train.py": ("--resume", "RUN"),
+    "lint --site '' job.sh": ("--site", "S"),
+    "train --resume ''": ("--resume", "RUN"),
+    "state runs/train --chain ''": ("--chain", "N"),
+    "env --from ''": ("--from", "FILE"),
+}
+
+
+@pytest.mark.parametrize("line", EMPTY)
+def test_an_option_with_an_empty_value_is_refused_as_an_unset_variable_gives_it(line, typed):
+    option, metavar = EMPTY[line]
+    message = f"{option} has no value: the word after it is empty"
+    assert typed(line) == (2, message, f"{option} {metavar}, or leave out {option}")
+
+
+@pytest.mark.parametrize(
+    ("line", "message", "hint"),
+    [
+        ("render ''", "hpcddp render: JOB.yaml is an empty word",
+         "hpcddp render --site abci3 --account GROUP --nodes 4 --walltime 2h -- python train.py | qsub"),
+        ("compare runs/one ''", "hpcddp compare: RUN is an empty word", "hpcddp compare runs/one runs/two"),
+        ("state ''", "hpcddp state: RUN_DIR is an empty word", "hpcddp state runs/train"),
+        ("lint ''", "hpcddp lint: FILE is an empty word", "hpcddp lint --site abci3 job.sh train.py"),
+        ("render --set nodes= -- python train.py", "--set nodes has no value", "--set nodes=VALUE, or leave it out"),
+        ("render --set venv= -- python train.py", "--set venv has no value", "--set venv=VALUE, or leave it out"),
+        ("render --set fresh= -- python train.py", "--set fresh has no value", "--set fresh=VALUE, or leave it out"),
+        ("render --site generic-gridengine --set pe= -- python train.py", "--set pe has no value",
+         "--set pe=VALUE, or leave it out"),
+        ("render --set nods= -- python train.py", "unknown key 'nods' (--set nods) (did you mean 'nodes'?)", None),
+    ],
+)  # fmt: skip
+def test_an_empty_word_for_a_file_or_a_key_is_refused(line, message, hint, typed):
+    status, said, typable = typed(line)
+    assert (status, said) == (2, message)
+    assert hint in (typable, None)
+
+
+def test_a_list_and_variables_are_emptied_by_set_and_a_file_may_leave_values_empty(typed, tmp_path, capsys):
+    (tmp_path / "hpcddp.yaml").write_text(
+        "site: local\nnodes:\nmodules: [cuda]\nenv: {A: b}\ncommand: python train.py\n"
+    )
+    assert main(["render"]) == 0
+    filled = capsys.readouterr().out
+    assert main(["render", "--set", "modules=", "--set", "env="]) == 0
+    emptied = capsys.readouterr().out
+    assert "module load cuda" in filled
+    assert "A=b" in filled
+    assert "module load cuda" not in emptied
+    assert "A=b" not in emptied
 
 
 def test_version_has_a_short_form(capsys):
