@@ -74,6 +74,8 @@ def _refused_walltime(text: str, where: str) -> RequestError:
     """What is wrong with it: two readings, too large a field, or no duration at all."""
     fields = [read_number(field) for field in text.split(":")]
     if len(fields) == 1 and fields[0] is not None:
+        if fields[0] == 0:
+            return RequestError(f"{where} {text!r} is no time at all", example(where, _WALLTIME_EXAMPLE))
         minutes, seconds = assign(where, f"{text}m"), assign(where, f"{text}s")
         return RequestError(
             f"{where} {text!r} has no unit: sbatch would take minutes, qsub seconds", f"{minutes}, or {seconds}"

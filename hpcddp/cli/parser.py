@@ -63,11 +63,21 @@ class VerbParser(argparse.ArgumentParser):
 
     def read_words(self, words: Sequence[str]) -> argparse.Namespace:
         """`parse_args`, with an error that says more of words that are left over: a command without its `--`."""
+        self._refuse_value_of_flag(words)
         found, left = self.parse_known_args(words)
         if left:
             raise self._refuse_left_over(found, left)
         self._refuse_empty(found)
         return found
+
+    def _refuse_value_of_flag(self, words: Sequence[str]) -> None:
+        """RequestError for `--check=foo`; `--check=live` is an option by that name."""
+        for word in words:
+            option, equals, value = word.partition("=")
+            action = self._option_string_actions.get(option)
+            if equals and action is not None and action.nargs == 0 and word not in self._option_string_actions:
+                known = [option, *(name for name in self._option_string_actions if name.startswith(f"{option}="))]
+                raise RequestError(f"{self.prog}: {option} takes no value, got {value!r}", ", or ".join(known))
 
     def _refuse_empty(self, found: argparse.Namespace) -> None:
         """RequestError for a value that is the empty word, which `--nodes "$NODES"` gives where NODES is not set: left
@@ -80,7 +90,7 @@ class VerbParser(argparse.ArgumentParser):
                 option = action.option_strings[-1]
                 hint = f"{option} {action.metavar}, or leave out {option}"
                 raise RequestError(f"{option} has no value: the word after it is empty", hint)
-            raise RequestError(f"{self.prog}: {action.metavar} is an empty word", self.example.splitlines()[0])
+            raise RequestError(f"{self.prog}: {action.metavar} is an empty word", self._first_example)
 
     def _refuse_left_over(self, found: argparse.Namespace, left: list[str]) -> RequestError:
         if left[0].startswith("-"):
@@ -101,7 +111,12 @@ class VerbParser(argparse.ArgumentParser):
         return RequestError(f"{self.prog}: there is no -- before the command {command}", f"put it there: -- {command}")
 
     def error(self, message: str) -> None:  # type: ignore[override]  # argparse says NoReturn; raising is not returning
-        raise RequestError(f"{self.prog}: {message}", f"{self.prog} --help")
+        lacks_word = message.startswith("the following arguments are required")
+        raise RequestError(f"{self.prog}: {message}", self._first_example if lacks_word else f"{self.prog} --help")
+
+    @property
+    def _first_example(self) -> str:
+        return self.example.splitlines()[0]
 
 
 def _formatter(prog: str) -> argparse.HelpFormatter:

@@ -89,14 +89,16 @@ def read_plan(args: argparse.Namespace, env: Mapping[str, str]) -> JobPlan:
 
 def read_asked(args: argparse.Namespace) -> tuple[dict[str, tuple[object, str]], str | None]:
     """Every value asked for with its source, options over job file; and the job file."""
+    for item in args.set:
+        if "=" not in item:
+            value = "VALUE" if args.job is None or os.path.exists(args.job) else args.job  # `--set nodes 4`
+            raise RequestError(f"--set {item!r} has no value", f"--set {item}={value}")
     path = _job_file(args)
     asked: dict[str, tuple[object, str]] = {}
     if path:
         asked = {key: (value, f"{key} in {path}") for key, value in load_yaml(path)[0].items()}
     for item in args.set:
-        key, equals, value = item.partition("=")
-        if not equals:
-            raise RequestError(f"--set {item!r} has no value", "--set KEY=VALUE")
+        key, _, value = item.partition("=")
         asked[key] = (value, f"--set {key}")
     for option, (key, _, _) in _OPTIONS.items():
         if getattr(args, key) is not None:

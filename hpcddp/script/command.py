@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Iterator
 from itertools import pairwise
 
 from hpcddp.errors import RequestError
 from hpcddp.ranks.launch_commands import started_by
 from hpcddp.ranks.launchers import LAUNCHERS
+from hpcddp.runs.command import identify_command
 from hpcddp.schedulers.registry import scripted_schedulers
 from hpcddp.script.site import Site
 from hpcddp.script.spec import JobSpec
 
+_SHELLS = {"bash", "dash", "ksh", "sh", "zsh"}
+_ANSWERS = {"-V", "-VV", "--version", "-h", "-?", "--help", "--help-env", "--help-xoptions", "--help-all"}  # of python
 _TRAINER = ("-m", "hpcddp.trainer.train")
 # Set by the script, the launchers and hpcddp exec: a job's own value would be lost, or would break the ranks.
 _OWN = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_PORT"}
@@ -21,6 +26,7 @@ _OWN_PREFIXES = ("HPCDDP_", *(prefix for row in LAUNCHERS.values() for prefix in
 def plan_command(spec: JobSpec) -> tuple[str, ...]:
     """The words that each rank runs. The reference trainer gets the global batch as an argument."""
     command = spec.command or ()
+    _refuse_nothing(command)
     # Under a launcher that starts one process per rank, a second one would make N times N of them.
     inner = started_by(command) or next((name for i in range(1, len(command)) if (name := _module(command[i:]))), None)
     if inner:
@@ -40,6 +46,21 @@ def plan_variables(spec: JobSpec, site: Site) -> tuple[tuple[str, str], ...]:
         if name in _OWN or name.startswith((*_OWN_PREFIXES, *_scheduler_prefixes())) or instead:
             raise RequestError(f"env {name} is set by the job script itself", instead or f"leave {name} out of env")
     return tuple({**site.env, **(spec.env or {})}.items())
+
+
+def _refuse_nothing(command: tuple[str, ...]) -> None:
+    """RequestError for a command that is no program, or an interpreter that would read its program from the ranks'
+    empty standard input, and end with 0."""
+    if not command:
+        return
+    if not command[0].strip():
+        raise RequestError(f"the command begins with an empty word, {command[0]!r}", "-- python train.py")
+    program = os.path.basename(command[0])
+    known = identify_command(command)
+    if known in (("python",), ("python", "-")) and not _ANSWERS & {*command}:
+        raise RequestError(f"the command is {shlex.join(command)}, without a program for it", "-- python train.py")
+    if program in _SHELLS and known[1:] in ((), ("-",)):
+        raise RequestError(f"the command is {shlex.join(command)}, without a script for it", f"-- {program} train.sh")
 
 
 def _module(words: tuple[str, ...]) -> str | None:

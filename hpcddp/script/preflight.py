@@ -47,13 +47,13 @@ def check_plan(plan: JobPlan, here: Here) -> list[str]:
     script = _script(plan.command)
     remarks += workdir
     if not workdir:
-        remarks += _check_path("the command's script", script, folder, here)
-        for path in plan.spec.pythonpath or ():
-            remarks += _check_path("pythonpath", path, folder, here)
         if not _PYTHON.fullmatch(plan.command[0]):
             from hpcddp.script.program import check_program  # python is what most commands start with
 
             remarks += check_program(plan.command[0], folder, plan.python, here)
+        remarks += _check_path("the command's script", script, folder, here)
+        for path in plan.spec.pythonpath or ():
+            remarks += _check_path("pythonpath", path, folder, here)
     remarks += _check_path("venv", plan.spec.venv, folder, here)
     if plan.spec.venv is None or here.exists(plan.spec.venv):
         remarks += _check_path("python", plan.python, folder, here)

@@ -79,6 +79,29 @@ def typed(tmp_path, monkeypatch, capsys):
          "--walltime '10:00' is either minutes:seconds or hours:minutes", "--walltime 10m, or --walltime 10h"),
         ("render --nodes 99999999999999999999 -- python train.py", "--nodes '99999999999999999999' is too large",
          "--nodes 4"),
+        ("render --site local -- ''", "the command begins with an empty word, ''", "-- python train.py"),
+        ("launch --here --dry-run -- ' ' x", "the command begins with an empty word, ' '", "-- python train.py"),
+        ("render --site local -- python", "the command is python, without a program for it", "-- python train.py"),
+        ("render --site local -- /usr/bin/python3 -u -", "the command is /usr/bin/python3 -u -, without a program for it",
+         "-- python train.py"),
+        ("render --site local -- bash", "the command is bash, without a script for it", "-- bash train.sh"),
+        ("render --site local -- 'python train.py'", "the command is one word, 'python train.py': its blanks are quoted",
+         "-- python train.py"),
+        ("render --site local -- './train.py --lr 1'",
+         "the command is one word, './train.py --lr 1': its blanks are quoted", "-- ./train.py --lr 1"),
+        ("render --walltime 0 -- python train.py", "--walltime '0' is no time at all", "--walltime 1:30:00"),
+        ("render --walltime 0s -- python train.py", "--walltime '0s' is no time at all", "--walltime 1:30:00"),
+        ("render --set nodes 4 -- python train.py", "--set 'nodes' has no value", "--set nodes=4"),
+        ("render --set nodes -- python train.py", "--set 'nodes' has no value", "--set nodes=VALUE"),
+        ("compare runs/one", "hpcddp compare: the following arguments are required: RUN",
+         "hpcddp compare runs/one runs/two"),
+        ("lint", "hpcddp lint: the following arguments are required: FILE",
+         "hpcddp lint --site abci3 job.sh train.py"),
+        ("completion", "hpcddp completion: the following arguments are required: SHELL",
+         'eval "$(hpcddp completion bash)"'),
+        ("render --check=foo -- python train.py", "hpcddp render: --check takes no value, got 'foo'",
+         "--check, or --check=live"),
+        ("sites --json=yes", "hpcddp sites: --json takes no value, got 'yes'", "--json"),
         ("render --demo -- python train.py", "--demo brings its own job file and command, but 'python' was given",
          "leave out one"),
     ],
@@ -144,6 +167,13 @@ def test_a_list_and_variables_are_emptied_by_set_and_a_file_may_leave_values_emp
     assert "A=b" in filled
     assert "module load cuda" not in emptied
     assert "A=b" not in emptied
+
+
+@pytest.mark.parametrize(
+    "command", ["python -V", "python -c pass", "python -m train", "bash -c true", "bash -l train.sh"]
+)
+def test_an_interpreter_that_has_something_to_do_is_a_command(command, typed):
+    assert main(["render", "--site", "local", "--no-check", "--", *command.split()]) == 0
 
 
 def test_version_has_a_short_form(capsys):
