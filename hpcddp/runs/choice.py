@@ -31,6 +31,15 @@ if TYPE_CHECKING:
     from hpcddp.runs.chain import Link
 
 
+class Words(Record):
+    """What a person writes to ask for a run, for messages: options, or arguments of `hpcddp.runtime`."""
+
+    fresh: str = "--fresh"
+    resume: str = "--resume"
+    named: str = "--resume {}"  # to resume the run of that name
+    own: str = "--fresh, or --name X"  # for a run of its own, where another job holds this one
+
+
 class Asked(Record):
     """What is asked for. `base`: the folder of the first run of this name. `command`: empty if it is not known."""
 
@@ -38,6 +47,7 @@ class Asked(Record):
     command: tuple[str, ...] = ()
     fresh: bool = False
     resume: str | None = None  # a run's name, or its path
+    words: Words = Words()
 
     def of_index(self, index: str) -> Asked:
         """The same for one index of a job array."""
@@ -85,12 +95,12 @@ def choose_run(asked: Asked, origin: Origin) -> RunChoice:
         if before is not None or _began_in(run, origin):
             return RunChoice(run, False, "", "", before.attempt if before is not None else None)
     if asked.resume is not None:
-        return RunChoice(_named_run(asked, asked.resume, runs), False, ", as --resume asks", "")
+        return RunChoice(_named_run(asked, asked.resume, runs), False, f", as {asked.words.resume} asks", "")
     same = next((run for run in reversed(runs) if _is_same(find_command(run), asked.command)), None)
     if same is not None and not asked.fresh:
         state = read_state(same)
         if state is None or state.status != "finished":
-            return RunChoice(same, False, "", " (a new run instead: --fresh)")
+            return RunChoice(same, False, "", f" (a new run instead: {asked.words.fresh})")
     last = max((number for number, run in there), default=0) if runs else 0
     new = RunFolder(asked.base if last == 0 else f"{asked.base}-{last + 1}")
     return RunChoice(new, True, *_why_new(asked, same, runs))
@@ -143,7 +153,8 @@ def _named_run(asked: Asked, name: str, runs: Sequence[RunFolder]) -> RunFolder:
     path = os.path.normpath(os.path.join(os.getcwd(), path)) if os.path.isabs(asked.base) else path
     if not is_run(RunFolder(path)):
         known = ", ".join(os.path.basename(run.path) for run in runs)
-        raise RequestError(f"--resume {name}: there is no run {path}", f"one of: {known}" if known else "leave it out")
+        hint = f"one of: {known}" if known else "leave it out"
+        raise RequestError(f"{asked.words.named.format(name)}: there is no run {path}", hint)
     return RunFolder(path)
 
 
@@ -152,9 +163,9 @@ def _why_new(asked: Asked, same: RunFolder | None, runs: Sequence[RunFolder]) ->
     if not runs:
         return "", ""
     old = os.path.basename((same or runs[-1]).path)
-    to_resume = f" (to resume that one: --resume {old})"
+    to_resume = f" (to resume that one: {asked.words.named.format(old)})"
     if asked.fresh:
-        return ", as --fresh asks", to_resume.replace("that one", old)
+        return f", as {asked.words.fresh} asks", to_resume.replace("that one", old)
     if same is not None:
         return f", since {old} is finished", to_resume
     command = shlex.join(find_command(runs[-1]) or ())

@@ -28,10 +28,13 @@ class HeldError(LaunchError):
     """Another attempt holds the run, or may."""
 
 
-def take_run(run: RunFolder, mine: Holder, ask: Ask, before: str | None = None) -> None:
+def take_run(
+    run: RunFolder, mine: Holder, ask: Ask, before: str | None = None, own: str = "--fresh, or --name X"
+) -> None:
     """Hold the run. HeldError if another attempt does, with who it is; LaunchError if the folder cannot be written.
 
-    `before`: the attempt that queued this one. It has ended, or this one would not run.
+    `before`: the attempt that queued this one. It has ended, or this one would not run. `own`: what a person writes for
+    a run of its own.
     """
     try:
         for _ in range(_TRIES):
@@ -39,7 +42,8 @@ def take_run(run: RunFolder, mine: Holder, ask: Ask, before: str | None = None) 
             if path is not None and not os.path.exists(_end(path)):
                 holder = read_holder(path)
                 if holder is None or (holder.attempt != before and not has_ended(holder, mine, ask)):
-                    raise _held(run, path, holder, holder is not None and has_ended(holder, mine, ask) is False)
+                    surely = holder is not None and has_ended(holder, mine, ask) is False
+                    raise _held(run, path, holder, surely, f"a run of its own: {own}")
             if _create(run, number + 1, mine):
                 return
     except OSError as error:
@@ -47,7 +51,7 @@ def take_run(run: RunFolder, mine: Holder, ask: Ask, before: str | None = None) 
             f"the run folder {run.path} cannot be written: {(error.strerror or str(error)).lower()}",
             "choose one that every node can write: --run-dir, or run_dir in the job file",
         ) from error
-    raise LaunchError(f"other jobs take {run.path} all the time", "a run of its own: --fresh")
+    raise LaunchError(f"other jobs take {run.path} all the time", f"a run of its own: {own}")
 
 
 def is_held_by(run: RunFolder, attempt: str) -> bool:
@@ -130,8 +134,7 @@ def _end(path: str) -> str:
     return os.path.join(path, "ended")
 
 
-def _held(run: RunFolder, path: str, holder: Holder | None, surely: bool) -> HeldError:
-    other = "a run of its own: --fresh, or --name X"
+def _held(run: RunFolder, path: str, holder: Holder | None, surely: bool, other: str) -> HeldError:
     if surely:
         return HeldError(
             f"run {show_path(run.path)} is in use by {holder}; two jobs cannot write one run",

@@ -57,7 +57,7 @@ def start_run(asked: Asked, attempt: str, env: Mapping[str, str], *, process: in
         choice = choose_run(asked, Origin(attempt, *find_job(env), by_hand=by_hand))
         check_attempt(choice.run.attempt(attempt))
         try:
-            take_run(choice.run, mine, ask, choice.before)
+            take_run(choice.run, mine, ask, choice.before, asked.words.own)
         except HeldError:
             if choice.is_new and left:
                 continue  # another job began this run first

@@ -69,6 +69,7 @@ def run(args: argparse.Namespace, env: MutableMapping[str, str]) -> None:
         exact=args.exact or False,
         slices=args.slices,
         noise_every=args.noise_every,
+        by_options=True,
     )
     with open_runtime(env, options) as rt:
         peak = plan_rate(args.lr or DEFAULT_RATES[args.optimizer], args.optimizer, args.lr_rule, args.base_batch, batch)

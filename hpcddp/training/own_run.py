@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from hpcddp.errors import HpcddpError
-from hpcddp.runs.choice import Asked
+from hpcddp.runs.choice import Asked, Words
 from hpcddp.runs.command import identify_command
 from hpcddp.runs.folder import AttemptFolder, RunFolder
 from hpcddp.runs.lock import is_held_by, release_run
@@ -20,6 +20,8 @@ from hpcddp.training.rendezvous.failure import Failure, PeerFailedError
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.rendezvous.shutdown import claim_failure
 
+_OF_OPTIONS = Words(own="--fresh, or --run-dir DIR")  # `hpcddp train` has these
+_OF_ARGUMENTS = Words("resume=False", "resume", 'resume="{}"', "resume=False, or another run_dir")
 _openings = itertools.count()  # a group may see several runtimes
 
 
@@ -66,7 +68,8 @@ def _start(folder: AttemptFolder, env: Mapping[str, str], options: RuntimeOption
         hold_run(folder, env, command, process=os.getpid())
         return folder, True
     resume = options.resume if isinstance(options.resume, str) else None
-    asked = Asked(folder.run.path, command, options.resume is False, resume)
+    words = _OF_OPTIONS if options.by_options else _OF_ARGUMENTS
+    asked = Asked(folder.run.path, command, options.resume is False, resume, words)
     choice = start_run(asked, folder.name, env, process=os.getpid(), by_hand=True)
     print(f"hpcddp: {choice}", file=sys.stderr, flush=True)
     return choice.run.attempt(folder.name), True
