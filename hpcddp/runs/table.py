@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from hpcddp.errors import RequestError, nearest
@@ -16,7 +17,9 @@ def read_table(run: str, kind: str = "step") -> list[dict[str, Any]]:
     A step that was made again counts as it was made last. See `read_run` for errors; RequestError for another kind.
     """
     if kind not in KINDS:
-        raise RequestError(f"kind {kind!r} is unknown{nearest(kind, list(KINDS))}", f"one of {', '.join(KINDS)}")
+        raise RequestError(f"kind {kind!r} is unknown{nearest(str(kind), list(KINDS))}", f"one of {', '.join(KINDS)}")
+    if not isinstance(run, (str, os.PathLike)):
+        raise RequestError(f"run {run!r} is not the path of a run folder", 'hpcddp.load("runs/train")')
     return _rows(read_run(run), kind)
 
 

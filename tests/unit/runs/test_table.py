@@ -79,3 +79,12 @@ def test_tab_completion_shows_the_api_and_loads_nothing() -> None:
     done = subprocess.run([sys.executable, "-c", text, *names], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == f"{sorted(names)} False"
     assert set(names) == set(hpcddp.__all__)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [((None,), "run None is not the path of a run folder"), (("x", None), "kind None is unknown")],
+)
+def test_what_is_no_text_is_refused_in_two_lines(arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        hpcddp.load(*arguments)

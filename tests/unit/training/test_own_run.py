@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -140,3 +142,38 @@ def test_an_attempt_whose_run_was_taken_writes_nothing_more(tmp_path: Path, erro
     assert read_state(run).reason == "it went on"
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"]
     assert is_held_by(run, "other")
+
+
+SCRIPT = """import hpcddp
+with hpcddp.runtime(global_batch=4, run_dir="own"):
+    raise ZeroDivisionError
+"""
+
+
+def start_script(folder: Path, **more: str) -> tuple[int, str]:
+    """Exit status and stderr of a user's script that opens a runtime."""
+    (folder / "own.py").write_text(SCRIPT)
+    env = {"PATH": os.environ["PATH"], "HOME": str(folder), **more}
+    done = subprocess.run([sys.executable, "own.py"], cwd=folder, env=env, capture_output=True, text=True, check=False)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("seconds", ["0", "abc", "nan"])
+def test_a_variable_that_is_wrong_ends_a_script_in_two_lines(seconds: str, tmp_path: Path) -> None:
+    assert start_script(tmp_path, HPCDDP_PROGRESS=seconds) == (
+        2,
+        f"hpcddp: HPCDDP_PROGRESS is '{seconds}', which is no number of seconds above 0\n"
+        "hint: HPCDDP_PROGRESS=30, or off\n",
+    )
+
+
+def test_a_held_run_ends_a_script_in_two_lines_and_its_own_errors_keep_their_traceback(tmp_path: Path) -> None:
+    status, told = start_script(tmp_path)
+    assert (status, told.splitlines()[-1].endswith("ZeroDivisionError")) == (1, True)
+    assert "Traceback" in told
+    run = RunFolder(str(tmp_path / "own"))
+    take_run(run, describe_process("41", os.getppid(), {}, ()), lambda _scheduler, _job: None)
+    status, told = start_script(tmp_path)
+    first, second = told.splitlines()
+    assert (status, first.startswith(f"hpcddp: run {run.path} is in use by attempt 41")) == (4, True)
+    assert second == "hint: wait for its end, or a run of its own: resume=False, or another run_dir"
