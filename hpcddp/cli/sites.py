@@ -16,6 +16,7 @@ from hpcddp.cli.request import on_path
 from hpcddp.cli.streams import tell
 from hpcddp.errors import RequestError, SchedulerError, nearest
 from hpcddp.script.find_site import Choice, config_folder, open_site, site_files
+from hpcddp.script.folders import find_folder
 from hpcddp.script.site import Site
 from hpcddp.script.site_file import load_site
 from hpcddp.script.site_text import site_record, site_rows, site_summary
@@ -84,6 +85,11 @@ def _write_start(name: str, file: str | None, env: Mapping[str, str]) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name, re.ASCII):
         raise RequestError(f"{name!r} is no name for a site", "letters, digits and _ . -")
     path = file or os.path.join(config_folder(env), "sites", f"{name}.yaml")
+    shipped = os.path.join(find_folder("templates"), "sites", f"{name}.yaml")
+    if not file and os.path.exists(shipped):  # the file would take the place of the shipped one, without its facts
+        mine = f"hpcddp sites new my-{name}"
+        copy = f"mkdir -p {os.path.dirname(path)}; cp {shipped} {path}"
+        raise RequestError(f"hpcddp has a site {name} already, {shipped}", f"{mine}; or, to change that one: {copy}")
     if os.path.exists(path):
         raise RequestError(f"{path} is there already", f"edit it, or: hpcddp sites new {name} --file ANOTHER.yaml")
     try:

@@ -40,6 +40,19 @@ def test_partitions_are_read_with_their_largest_node():
     ]
 
 
+def test_a_new_site_takes_the_name_of_no_shipped_one_but_a_copy_may(run, tmp_path):
+    env = {"HOME": str(tmp_path), "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
+    done = run(["hpcddp", "sites", "new", "abci3"], env=env)
+    assert (done.returncode, done.stdout) == (2, "")
+    first, second = done.stderr.splitlines()
+    assert first.startswith("hpcddp: hpcddp has a site abci3 already, ")
+    own, _, copy = second.removeprefix("hint: ").partition("; or, to change that one: ")
+    assert own == "hpcddp sites new my-abci3"
+    assert run(["bash", "-c", copy], env=env).returncode == 0
+    assert open_site(Choice("abci3", "test"), env).file == f"{tmp_path}/.config/hpcddp/sites/abci3.yaml"
+    assert run(["hpcddp", "sites", "new", "abci3", "--file", f"{tmp_path}/abci3.yaml"], env=env).returncode == 0
+
+
 @pytest.mark.parametrize("scheduler", ["slurm", "pbs"])
 @pytest.mark.parametrize("queues", [[], [QueueFound("gpu", 4, 64, 502, 4, "a100", "24:00:00"), QueueFound("x")]])
 def test_a_start_is_a_site_that_loads(scheduler, queues, tmp_path):
