@@ -66,7 +66,7 @@ class VerbParser(argparse.ArgumentParser):
         self._refuse_value_of_flag(words)
         found, left = self.parse_known_args(words)
         if left:
-            raise self._refuse_left_over(found, left)
+            raise self._refuse_left_over(found, left, words)
         self._refuse_empty(found)
         return found
 
@@ -92,16 +92,9 @@ class VerbParser(argparse.ArgumentParser):
                 raise RequestError(f"{option} has no value: the word after it is empty", hint)
             raise RequestError(f"{self.prog}: {action.metavar} is an empty word", self._first_example)
 
-    def _refuse_left_over(self, found: argparse.Namespace, left: list[str]) -> RequestError:
+    def _refuse_left_over(self, found: argparse.Namespace, left: list[str], words: Sequence[str]) -> RequestError:
         if left[0].startswith("-"):
-            option = left[0].partition("=")[0]
-            if option in self.elsewhere:
-                why = self.elsewhere[option]
-                return RequestError(f"{self.prog} has no option {option}: {why}", f"leave out {option}")
-            from hpcddp.errors import nearest
-
-            guess = nearest(option, list(self._option_string_actions))
-            return RequestError(f"{self.prog} has no option {option}{guess}", f"{self.prog} --help")
+            return self._refuse_option(left[0], words)
         if not self.takes_command:
             return RequestError(f"{self.prog} takes no further word, got {left[0]!r}", f"{self.prog} --help")
         import shlex
@@ -109,6 +102,36 @@ class VerbParser(argparse.ArgumentParser):
         positional = (getattr(found, action.dest) for action in self._get_positional_actions())
         command = shlex.join([*filter(None, positional), *left])
         return RequestError(f"{self.prog}: there is no -- before the command {command}", f"put it there: -- {command}")
+
+    def _refuse_option(self, word: str, words: Sequence[str]) -> RequestError:
+        """What to type instead of an option that this verb does not have, by its meaning or else by its spelling."""
+        option, _, value = word.partition("=")
+        meant = None
+        if "--nodes" in self.elsewhere or "--nodes" in self._option_string_actions:  # a verb that makes a job
+            from hpcddp.cli.meant import find_meant
+
+            after = words[words.index(word) + 1 :][:1]
+            meant = find_meant(option, value or "".join(one for one in after if not one.startswith("-")))
+        same = meant.split()[0] if meant else option
+        if why := self.elsewhere.get(option) or self.elsewhere.get(same):
+            return RequestError(f"{self.prog} has no option {option}: {why}", f"leave out {option}")
+        if meant and same in self._option_string_actions:
+            return RequestError(f"{self.prog} has no option {option}; it is called {same} here", meant)
+        from hpcddp.errors import nearest
+
+        guess = nearest(option, list(self._option_string_actions))
+        return RequestError(f"{self.prog} has no option {option}{guess}", f"{self.prog} --help")
+
+    def _check_value(self, action: argparse.Action, value: object) -> None:
+        """argparse's, with the choice that was meant."""
+        known = [str(choice) for choice in action.choices or ()]
+        if known and value not in known:
+            from hpcddp.errors import find_nearest
+
+            name = action.option_strings[-1] if action.option_strings else self.prog
+            guess = find_nearest(str(value), known)
+            hint = f"{name} {guess}" if guess else f"{name} with one of {', '.join(known)}"
+            raise RequestError(f"{name} {value!r} is not known", hint)
 
     def error(self, message: str) -> None:  # type: ignore[override]  # argparse says NoReturn; raising is not returning
         lacks_word = message.startswith("the following arguments are required")

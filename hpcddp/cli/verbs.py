@@ -5,6 +5,9 @@ No verb that does its work loads this.
 
 from __future__ import annotations
 
+import re
+import shlex
+
 from hpcddp.cli.main import VERBS
 from hpcddp.errors import RequestError, nearest
 
@@ -45,6 +48,8 @@ def unknown_verb(argv: list[str]) -> RequestError:
         return RequestError(f"{word!r} stands before the verb", f"hpcddp {verb} {word} …, or hpcddp --help")
     if word.endswith((".yaml", ".yml")):
         return RequestError(f"there is no verb before {word!r}", f"hpcddp render {word}")
+    if len(argv) > 1 and re.fullmatch(r"(.*/)?python[\d.]*", word):
+        return RequestError(f"there is no verb before {word!r}", f"hpcddp launch -- {shlex.join(argv)}")
     if word.endswith(".py"):
         return RequestError(f"there is no verb before {word!r}", f"hpcddp launch -- python {word}")
     from hpcddp.ranks.launch_commands import PROGRAMS

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import shlex
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
 
 from hpcddp.cli.main import main
+from hpcddp.cli.meant import _MEANT
+from hpcddp.script.spec import KEYS
 
 
 @pytest.fixture
@@ -102,12 +106,54 @@ def typed(tmp_path, monkeypatch, capsys):
         ("render --check=foo -- python train.py", "hpcddp render: --check takes no value, got 'foo'",
          "--check, or --check=live"),
         ("sites --json=yes", "hpcddp sites: --json takes no value, got 'yes'", "--json"),
+        ("launch --partition x -- python train.py",
+         "hpcddp launch has no option --partition: nodes, queue and account are the allocation's",
+         "leave out --partition"),
+        ("train --dataset digit", "--dataset 'digit' is not known", "--dataset digits"),
+        ("train --optimizer zzz", "--optimizer 'zzz' is not known", "--optimizer with one of sgd, adamw"),
+        ("completion bsh", "hpcddp completion 'bsh' is not known", "hpcddp completion bash"),
+        ("python train.py --lr 1", "there is no verb before 'python'", "hpcddp launch -- python train.py --lr 1"),
         ("render --demo -- python train.py", "--demo brings its own job file and command, but 'python' was given",
          "leave out one"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_answered_with_what_to_type(typed, line, message, hint):
     assert typed(line) == (2, message, hint)
+
+
+MEANT = {
+    "--partition x": ("--queue", "--queue x"),
+    "--partition=x": ("--queue", "--queue x"),
+    "-p x": ("--queue", "--queue x"),
+    "--project x": ("--account", "--account x"),
+    "--time 1:00:00": ("--walltime", "--walltime 1:00:00"),
+    "--ntasks 8": ("--nodes", "--nodes N --ranks-per-node R"),
+    "--ntasks-per-node 8": ("--ranks-per-node", "--ranks-per-node 8"),
+    "--gpus 8": ("--gpus-per-node", "--gpus-per-node G"),
+    "-N 2": ("--nodes", "--nodes N (Slurm's -N), or --name X (that of PBS)"),
+    "--array 1-10": ("--set", "--set array=1-10"),
+    "--output out.txt": ("--set", "--set output=out.txt"),
+    "--venv /opt/env": ("--set", "--set venv=/opt/env"),
+    "--mem 4": ("--set", "--set mem_gb=512"),
+    "--exclusive": ("--set", "--set exclusive=true"),
+}
+
+
+@pytest.mark.parametrize("words", MEANT)
+def test_an_option_of_a_scheduler_is_answered_with_the_one_that_means_it(words, typed):
+    name, hint = MEANT[words]
+    option = words.partition(" ")[0].partition("=")[0]
+    message = f"hpcddp render has no option {option}; it is called {name} here"
+    assert typed(f"render {words} -- python train.py") == (2, message, hint)
+
+
+def test_each_option_that_is_meant_is_one():
+    options = import_module("hpcddp.cli.render").build_parser()._option_string_actions
+    assert not set(_MEANT) & set(options)
+    for typable in _MEANT.values():
+        assert {word for word in typable.split() if word.startswith("--")} <= set(options)
+        for key in re.findall(r"--set (\w+)=", typable):
+            assert key in KEYS
 
 
 EMPTY = {

@@ -175,5 +175,5 @@ def test_a_held_run_ends_a_script_in_two_lines_and_its_own_errors_keep_their_tra
     take_run(run, describe_process("41", os.getppid(), {}, ()), lambda _scheduler, _job: None)
     status, told = start_script(tmp_path)
     first, second = told.splitlines()
-    assert (status, first.startswith(f"hpcddp: run {run.path} is in use by attempt 41")) == (4, True)
+    assert (status, first.startswith("hpcddp: run own is in use by attempt 41")) == (4, True)
     assert second == "hint: wait for its end, or a run of its own: resume=False, or another run_dir"
