@@ -12,7 +12,7 @@ from hpcddp.errors import RequestError
 _MOST_DIGITS = 18  # 64 bits; Python itself refuses to read thousands of digits, with a traceback
 #: Every form of a walltime, as a regular expression for Python's `re` and JSON Schema. Each has one reading.
 WALLTIME_PATTERN = (
-    r"(\d{1,9}:[0-5]?\d:[0-5]?\d|\d{1,9}-\d\d?:[0-5]?\d:[0-5]?\d"
+    r"(\d{1,9}:[0-5]?\d:[0-5]?\d|\d{1,9}-\d\d?(:[0-5]?\d){0,2}"
     r"|(?=\d)(\d{1,9}d)?(\d{1,9}h)?(\d{1,9}m)?(\d{1,9}s)?)"
 )
 _FORMS = "1:30:00 (hours:minutes:seconds), 90m, 1h30m or 2-00:00:00"
@@ -48,7 +48,7 @@ def example(where: str, usual: str = "4") -> str:
 
 
 def parse_walltime(text: str, where: str = "walltime") -> int:
-    """Seconds of `H:M:S`, `D-H:M:S`, or of numbers with the units d, h, m and s, largest first: `90m`, `1d12h`.
+    """Seconds of `H:M:S`, `D-H`, `D-H:M`, `D-H:M:S`, or of numbers with units, largest first: `90m`, `1d12h`.
 
     `where` names the source in errors: `--walltime`, `walltime in job.yaml`. Hours may exceed 24; minutes and seconds
     behind a colon stay below 60. Two fields and a bare number are refused, and both readings are given.
@@ -58,9 +58,9 @@ def parse_walltime(text: str, where: str = "walltime") -> int:
     text = text.strip()
     if not re.fullmatch(WALLTIME_PATTERN, text, re.ASCII):
         raise _refused_walltime(text, where)
-    if ":" in text:
+    if ":" in text or "-" in text:
         days, _, clock = text.rpartition("-")
-        hours, minutes, seconds = map(int, clock.split(":"))
+        hours, minutes, seconds = map(int, [*clock.split(":"), "0", "0"][:3])
         total = int(days or 0) * 86400 + hours * 3600 + minutes * 60 + seconds
     else:
         sizes = {"d": 86400, "h": 3600, "m": 60, "s": 1}
@@ -74,11 +74,10 @@ def _refused_walltime(text: str, where: str) -> RequestError:
     """What is wrong with it: two readings, too large a field, or no duration at all."""
     fields = [read_number(field) for field in text.split(":")]
     if len(fields) == 1 and fields[0] is not None:
-        if fields[0] == 0:
-            return RequestError(f"{where} {text!r} is no time at all", example(where, _WALLTIME_EXAMPLE))
-        minutes, seconds = assign(where, f"{text}m"), assign(where, f"{text}s")
+        both = f"{assign(where, f'{text}m')}, or {assign(where, f'{text}s')}"
         return RequestError(
-            f"{where} {text!r} has no unit: sbatch would take minutes, qsub seconds", f"{minutes}, or {seconds}"
+            f"{where} {text!r} has no unit: sbatch would take minutes, qsub seconds",
+            both if fields[0] else example(where, _WALLTIME_EXAMPLE),  # 0m would be refused as well
         )
     if len(fields) == 2 and None not in fields:
         first, second = fields
