@@ -65,6 +65,9 @@ class VerbParser(argparse.ArgumentParser):
         """`parse_args`, with an error that says more of words that are left over: a command without its `--`."""
         self._refuse_value_of_flag(words)
         found, left = self.parse_known_args(words)
+        if left and len(self._get_positional_actions()) > 1:
+            # options between two words (`sites show --json abci3`): argparse gives each optional word its turn at once
+            found, left = self.parse_known_intermixed_args(words)
         if left:
             raise self._refuse_left_over(found, left, words)
         self._refuse_empty(found)
@@ -116,7 +119,8 @@ class VerbParser(argparse.ArgumentParser):
         if why := self.elsewhere.get(option) or self.elsewhere.get(same):
             return RequestError(f"{self.prog} has no option {option}: {why}", f"leave out {option}")
         if meant and same in self._option_string_actions:
-            return RequestError(f"{self.prog} has no option {option}; it is called {same} here", meant)
+            name = "a key of the job file" if same == "--set" else f"called {same}"
+            return RequestError(f"{self.prog} has no option {option}; it is {name} here", meant)
         from hpcddp.errors import nearest
 
         guess = nearest(option, list(self._option_string_actions))

@@ -93,7 +93,8 @@ def typed(tmp_path, monkeypatch, capsys):
          "the command is one word, 'python train.py': its blanks are quoted", "-- python train.py"),
         ("render --site local -- './train.py --lr 1'",
          "the command is one word, './train.py --lr 1': its blanks are quoted", "-- ./train.py --lr 1"),
-        ("render --walltime 0 -- python train.py", "--walltime '0' is no time at all", "--walltime 1:30:00"),
+        ("render --walltime 0 -- python train.py",
+         "--walltime '0' has no unit: sbatch would take minutes, qsub seconds", "--walltime 1:30:00"),
         ("render --walltime 0s -- python train.py", "--walltime '0s' is no time at all", "--walltime 1:30:00"),
         ("render --set nodes 4 -- python train.py", "--set 'nodes' has no value", "--set nodes=4"),
         ("render --set nodes -- python train.py", "--set 'nodes' has no value", "--set nodes=VALUE"),
@@ -143,7 +144,8 @@ MEANT = {
 def test_an_option_of_a_scheduler_is_answered_with_the_one_that_means_it(words, typed):
     name, hint = MEANT[words]
     option = words.partition(" ")[0].partition("=")[0]
-    message = f"hpcddp render has no option {option}; it is called {name} here"
+    called = "a key of the job file" if name == "--set" else f"called {name}"
+    message = f"hpcddp render has no option {option}; it is {called} here"
     assert typed(f"render {words} -- python train.py") == (2, message, hint)
 
 
@@ -220,6 +222,13 @@ def test_a_list_and_variables_are_emptied_by_set_and_a_file_may_leave_values_emp
 )
 def test_an_interpreter_that_has_something_to_do_is_a_command(command, typed):
     assert main(["render", "--site", "local", "--no-check", "--", *command.split()]) == 0
+
+
+def test_an_option_may_stand_between_the_words_of_sites(typed, capsys):
+    printed = [(main(["sites", *words.split()]), capsys.readouterr().out) for words in
+               ("--json show abci3", "show --json abci3", "show abci3 --json")]  # fmt: skip
+    assert printed[0][0] == 0
+    assert printed == [printed[0]] * 3
 
 
 def test_version_has_a_short_form(capsys):
