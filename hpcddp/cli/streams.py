@@ -30,7 +30,8 @@ def write_help(text: str) -> None:
         from hpcddp.cli.refusal import no_job
 
         text = no_job() + text
-    sys.stdout.write(text)
+    encoding = sys.stdout.encoding or "utf-8"  # PYTHONIOENCODING=latin-1 has no "…"; a job script is never changed so
+    sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
 
 
 def refuse_on_pipe() -> None:
