@@ -8,13 +8,19 @@ from contextlib import suppress
 from hpcddp.errors import LaunchError, RequestError
 from hpcddp.runs.best import read_best
 from hpcddp.runs.folder import MANIFEST, AttemptFolder, RunFolder, list_checkpoints
-from hpcddp.runs.jsonfile import DamagedFileError, read_object, write_object
+from hpcddp.runs.jsonfile import DamagedFileError, UnreadableFileError, read_object, write_object
 from hpcddp.runs.metrics import check_metrics
 
 
 def check_run_folder(run: RunFolder) -> None:
     """NewerFileError if a newer hpcddp made the folder. One without `run.json` is hpcddp 0.1's."""
-    read_object(run.about)
+    try:
+        read_object(run.about)
+    except UnreadableFileError:
+        raise
+    except DamagedFileError as error:  # it says the version of the layout, and nothing else
+        hint = f"look at it: head {run.about}; then restore it, or remove it: the next attempt writes it again"
+        raise DamagedFileError(error.message, hint) from error
 
 
 def check_attempt(attempt: AttemptFolder) -> None:

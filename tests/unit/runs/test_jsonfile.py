@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from hpcddp.runs import jsonfile
+from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.jsonfile import SCHEMAS, DamagedFileError, NewerFileError, read_object, write_object
+from hpcddp.runs.opening import check_run_folder, open_attempt
 
 
 @pytest.mark.parametrize("durable", [False, True])
@@ -62,3 +64,13 @@ def test_a_newer_version_is_refused_with_the_two_versions_and_what_to_do(tmp_pat
     told = rf"{name} was written by a newer hpcddp: its schema version is {SCHEMAS[name] + 1}, .*\nhint: upgrade hpcddp"
     with pytest.raises(NewerFileError, match=told):
         read_object(str(path))
+
+
+def test_a_damaged_run_json_is_restored_or_removed_as_its_hint_says(tmp_path: Path) -> None:
+    run = RunFolder(str(tmp_path))
+    Path(run.about).write_text("{")
+    with pytest.raises(DamagedFileError, match="then restore it, or remove it: the next attempt writes it again"):
+        check_run_folder(run)
+    Path(run.about).unlink()
+    open_attempt(run.attempt("41"))
+    assert read_object(run.about) == {}
