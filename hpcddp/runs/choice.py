@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from contextlib import suppress
 
 from hpcddp.errors import RequestError
 from hpcddp.record import TYPE_CHECKING, Record
@@ -137,6 +138,15 @@ def _is_same(known: Sequence[str] | None, asked: tuple[str, ...]) -> bool:
     return not known or not asked or tuple(known) == asked
 
 
+def _is_left(run: RunFolder, command: tuple[str, ...]) -> bool:
+    """Whether an older run of this command was not finished."""
+    with suppress(DamagedFileError):
+        if _is_same(find_command(run), command):
+            state = read_state(run)
+            return state is None or state.status != "finished"
+    return False
+
+
 def _find_before(run: RunFolder, origin: Origin) -> Link | None:
     return find_before(run.attempt(origin.attempt)) if origin.job and not origin.by_hand else None
 
@@ -167,6 +177,10 @@ def _why_new(asked: Asked, same: RunFolder | None, runs: Sequence[RunFolder]) ->
     if asked.fresh:
         return f", as {asked.words.fresh} asks", to_resume.replace("that one", old)
     if same is not None:
+        left = next((run for run in reversed(runs) if run is not same and _is_left(run, asked.command)), None)
+        if left is not None:
+            name = os.path.basename(left.path)
+            to_resume = f" ({name} is not: {asked.words.named.format(name)})"
         return f", since {old} is finished", to_resume
     command = shlex.join(find_command(runs[-1]) or ())
     return f", since {old} was started with another command, {command}", to_resume

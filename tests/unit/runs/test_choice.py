@@ -52,6 +52,12 @@ def test_the_first_run_of_a_name_is_new(train: Train) -> None:
     assert str(choice).endswith("runs/train: new")
 
 
+def test_an_older_run_that_is_not_finished_is_named_beside_a_finished_one(train: Train) -> None:
+    train("failed")
+    train("finished", fresh=True)
+    assert str(train()).endswith("train-3: new, since train-2 is finished (train is not: --resume train)")
+
+
 @pytest.mark.parametrize("status", ["unfinished", "failed", ""])
 def test_the_same_command_resumes_a_run_that_is_not_finished(train: Train, status: str) -> None:
     train(status)
