@@ -62,7 +62,7 @@ def check_made(model: nn.Module) -> None:
 
 
 def check_apart(model: nn.Module, others: Sequence[nn.Module]) -> None:
-    """RequestError for a model that has a trained parameter in common with one of the others.
+    """RequestError for a model that is one of the others, or has a trained parameter in common with one.
 
     DDP allows each parameter in one model: two would both average its gradient.
     """
@@ -71,6 +71,11 @@ def check_apart(model: nn.Module, others: Sequence[nn.Module]) -> None:
         if id(parameter) in taken:
             other = taken[id(parameter)]
             other = other.module if isinstance(other, DistributedDataParallel) else other
+            if other is model:
+                raise RequestError(
+                    f"this {type(model).__name__} was prepared already",
+                    "model, optimizer, loader = rt.prepare(model, optimizer, loader): all of them in one call",
+                )
             raise RequestError(
                 f"{name} of this {type(model).__name__} is in another prepared model too, a {type(other).__name__}:"
                 " the ranks average the gradient of a parameter for one model only",
