@@ -266,6 +266,13 @@ class SeenOptimizer:
             parameter, version = self._stepped_with
             self._zeroed = parameter.grad is None or version_of(parameter.grad) != version
 
+    def note_backward(self) -> None:
+        """A backward pass has changed the gradients: that did not clear those of the step before."""
+        if not self._zeroed and self._stepped_with is not None:
+            parameter, _ = self._stepped_with
+            if parameter.grad is not None:
+                self._stepped_with = parameter, version_of(parameter.grad)
+
     def _first_gradient(self) -> tuple[int, int] | None:
         """The first gradient that there is, and its version."""
         gradient = next((p.grad for p in self._parameters() if p.grad is not None), None)

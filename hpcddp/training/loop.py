@@ -198,14 +198,15 @@ class Loop:
         self.gate.scaled.check_prepared(scaler)
         self.gate.scaled.check_loss(loss)
         self._check_marks()
-        if self.backwards == self.backwards_before_pass:
-            for seen in self.gate.optimizers:
-                seen.look()
+        for seen in self.gate.optimizers:
+            seen.look()
         if self._collected:
             self.record.noise.void()
         with self.calls.checked():
             factor = run_backward(loss, micro, weight, self.models, summed=summed, scaler=scaler)
         self.backwards += 1
+        for seen in self.gate.optimizers:
+            seen.note_backward()
         self.gate.scaled.note_backward(scaler, self.backwards)
         self._marks = _mark(self.gate) if self.accumulates and not micro.last else []
         if factor is not None:

@@ -117,14 +117,17 @@ class Runtime(Saving):
             self._report.expect(self.steps, left, sampler.length, sampler.place, self.plan.global_batch)
             seed_generators("epoch", self.seed, epoch)
             yield epoch
+            left_at_a_stop = self.stopping
+            self._body_has_ended = True  # if the loop left its batches by `break`, the step before is counted only now
             loop.settle()
+            self._body_has_ended = False
             loop.open_epoch, loop.epoch_is_read = None, False
             self._report.clear()
             self._watch.pace.epoch_ended()
-            if not self.stopping:
+            if not left_at_a_stop:
                 sampler.end_epoch(epoch)
-                if self._options.save_every is None:
-                    self.save()
+                if self._options.save_every is None or self._save_asked:
+                    self._save_now()
         self._leave_if_stopping()
 
     def backward(self, loss: Tensor, *, summed: bool = False, scaler: GradScaler | None = None) -> None:
@@ -194,9 +197,11 @@ class Runtime(Saving):
         self.stop_reason = self.stop_reason or stop
         self._same.check_first(self.steps)
         every = self._options.save_every
-        if self._save_asked or self._is_ending or (every is not None and self.steps % every == 0):
-            self._save_asked = False
-            self.save()
+        self._save_asked |= self._is_ending or (every is not None and self.steps % every == 0)
+        if self._body_has_ended:
+            return
+        if self._save_asked:
+            self._save_now()
         self._checkpointer.poll(self.stop_reason, wait=self._is_ending)
         self._leave_if_stopping()
 
@@ -269,7 +274,7 @@ class Runtime(Saving):
         if self._loader is not None:
             self._loader.close()
         self._check_state()
-        self.save()
+        self._save_now()
         self.weights_sha256 = self._checkpointer.finish(
             self.stop_reason, step=self.steps, epoch=self.epoch, finished=self._finish_reason
         )

@@ -20,6 +20,7 @@ class Saving(Preparation):
 
     stop_reason: str | None = None  # is set on all ranks at the same step
     _save_asked = False
+    _body_has_ended = False  # of the epoch that the loop is in
 
     @property
     def steps(self) -> int:
@@ -32,16 +33,23 @@ class Saving(Preparation):
     def save(self) -> None:
         """Write a checkpoint of this step, unless there is one or nothing is tracked or there is no run folder.
 
-        Inside the loop over the loader it is written when the step is over.
+        Inside the loop over the loader it is written when the step is over, and after it, in the body of `rt.epochs`,
+        when that is: a resumed run goes on after it.
         """
-        if self._loop.inside:
+        if self._loop.inside or self._loop.open_epoch is not None:
             self._save_asked = True
-        elif self._checkpointer.is_due(self.steps):
+        else:
+            self._save_now()
+
+    def _save_now(self) -> None:
+        self._save_asked = False
+        if self._checkpointer.is_due(self.steps):
             self._check_state()
             self._average_buffers()
             position = describe_position(self.steps, self._need_loader().sampler, self._loop.open_epoch)
             facts = {"plan": self.plan.describe()} | ({"data": self._outline} if self._outline else {})
             self._checkpointer.save(position, facts, self.stop_reason)
+        self._checkpointer.name_best(self.stop_reason)
 
     def _check_state(self) -> None:
         """RequestError, on every rank, for a state that is not worth a checkpoint."""
@@ -70,8 +78,8 @@ class Saving(Preparation):
             )
         is_best = self._checkpointer.is_best(float(value), mode)
         if is_best:
+            self._checkpointer.propose_best(float(value), mode, self.steps)
             self.save()
-            self._checkpointer.name_best(float(value), mode, self.steps, self.stop_reason)
         return is_best
 
     def save_model(self, path: str | Path, model: nn.Module | None = None) -> None:

@@ -66,6 +66,7 @@ class Checkpointer:
         self._saved: Saved | None = None  # the newest one of this attempt
         self._weights_sha256: str | None = None
         self._best: Best | None = None  # of this attempt
+        self._best_is_named = True  # in its file
 
     @property
     def deviations(self) -> tuple[str, ...]:
@@ -131,15 +132,23 @@ class Checkpointer:
             dist.broadcast_object_list(answer, src=0, device=self._group.device)
         return answer[0]
 
-    def name_best(self, value: float, mode: str, step: int, stop_reason: str | None) -> None:
-        """The checkpoint of this step, once it is complete, is the best one."""
+    def propose_best(self, value: float, mode: str, step: int) -> None:
+        """The checkpoint of this step is the best one as soon as it is written."""
+        self._best, self._best_is_named = Best(value, mode, step), False
+
+    def name_best(self, stop_reason: str | None) -> None:
+        """Write which checkpoint is the best one, once it is complete, if one was proposed."""
+        if self._best is None or self._best_is_named:
+            return
         self.poll(stop_reason, wait=True)
-        self._best = Best(value, mode, step)
+        self._best_is_named = True
         if self._folder is not None and self._group.is_first:
             write_best(self._folder.run.checkpoints, self._best)
 
     def _read_best(self) -> Best | None:
-        return read_best(self._folder.run.checkpoints) if self._folder is not None else self._best
+        if self._folder is None or not self._best_is_named:
+            return self._best
+        return read_best(self._folder.run.checkpoints)
 
     def poll(self, stop_reason: str | None, *, wait: bool) -> None:
         """Note a checkpoint that was written beside the training. LaunchError if that failed."""

@@ -53,6 +53,11 @@ def _check_loss(loss: object, *, summed: bool) -> None:
         )
 
 
+def _zeros(gradient: Tensor | None) -> Tensor | None:
+    """DDP passes None for a parameter that was not used (find_unused_parameters)."""
+    return None if gradient is None else torch.zeros_like(gradient)
+
+
 @contextmanager
 def zeroed_gradients(models: Sequence[nn.Module]) -> Iterator[None]:
     """Backward passes in the body give zero gradients for the models' parameters.
@@ -62,6 +67,6 @@ def zeroed_gradients(models: Sequence[nn.Module]) -> Iterator[None]:
     """
     with ExitStack() as stack:
         for parameter in {p for model in models for p in model.parameters() if p.requires_grad}:
-            hook = parameter.register_hook(torch.zeros_like)  # type: ignore[no-untyped-call]  # torch does not annotate it
+            hook = parameter.register_hook(_zeros)  # type: ignore[no-untyped-call]  # torch does not annotate it
             stack.callback(hook.remove)
         yield

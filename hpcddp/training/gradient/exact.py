@@ -54,6 +54,9 @@ class ExactGradients:
         exchange = Exchange(layout, ranks, through_cpu=on_cpu and group.device.type == "cuda")
         self._sum = make_sum(method, exchange, slices)
         self._buffers = SliceBuffers(make_sum(method, exchange, slices), slices)
+        self._is_last = True  # whether this is the last slice of the step
+        self._summed: set[int] = set()  # places that DDP has passed on in this step
+        self._in_buckets = False  # whether DDP has laid this slice's gradients into its buckets
         self._failure: BaseException | None = None
         self._thread = ThreadPoolExecutor(1) if on_cpu and several else None
         self._stream: Any = None if on_cpu else torch.cuda.Stream(group.device)  # type: ignore[no-untyped-call]  # torch does not annotate it
@@ -97,9 +100,11 @@ class ExactGradients:
     @contextmanager
     def micro(self, micro: MicroBatch) -> Iterator[None]:
         """Around forward and backward of one slice."""
+        self._is_last, self._in_buckets = micro.last, False
         if micro.nth == 0:
             self._sum.clear()
             self._used.clear()
+            self._summed.clear()
             self._buffers.begin_step()
             for parameter in self._parameters:
                 parameter.grad = None
@@ -138,6 +143,8 @@ class ExactGradients:
                 self._used.add(place)
             taken.append(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
             parameter.grad = None
+        if self._in_buckets:  # the next slice's may come into the same memory
+            taken = [gradient.clone() for gradient in taken]
         self._drop_signs_of_zero(taken)
         return taken
 
@@ -162,10 +169,26 @@ class ExactGradients:
             self._sum.total(places, gradients, gradients[0])
 
     def _sum_bucket(self, bucket: Any) -> torch.futures.Future[Tensor]:
-        """DDP's communication hook (torch.distributed.GradBucket): the last slice's gradients of some parameters."""
+        """DDP's communication hook (torch.distributed.GradBucket): the last slice's gradients of some parameters.
+
+        An earlier slice's come too if the model was called between the steps and nothing went backward from there, as
+        in an evaluation without `torch.no_grad()`: DDP waits for that still. They are not summed.
+        """
         flat = bucket.buffer()
         parameters = bucket.parameters()
         places = [self._places[parameter] for parameter in parameters]
+        if not self._is_last or not self._summed.isdisjoint(places):
+            self._in_buckets = True
+            if self._is_last:
+                self._failure = RequestError(
+                    "rt.backward(loss) reached a model twice in one batch, and an exact run on several ranks takes its"
+                    " gradients once",
+                    "rt.backward(a + b)",
+                )
+            same: torch.futures.Future[Tensor] = torch.futures.Future()
+            same.set_result(flat)
+            return same
+        self._summed.update(places)
         parts = torch.split(flat, [parameter.numel() for parameter in parameters])
         views = [_lay_out(part, parameter) for part, parameter in zip(parts, parameters, strict=True)]
         self._drop_signs_of_zero(views)

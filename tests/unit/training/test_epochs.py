@@ -44,8 +44,17 @@ def make_data() -> TensorDataset:
 KINDS: dict[str, Callable] = {"indexed": make_data, "stream": Samples, "counted stream": CountedSamples}
 
 
-def train(run_dir: Path, data: object, stop_at: int = 0, crash_at: int = 0, save_every: int | None = None) -> list:
-    """One attempt; stops or crashes in the step of this number. Returns what it did after the batches of each epoch."""
+def train(
+    run_dir: Path,
+    data: object,
+    stop_at: int = 0,
+    crash_at: int = 0,
+    save_every: int | None = None,
+    best: bool = False,
+    most: int = 0,
+) -> list:
+    """One attempt; stops or crashes in the step of this number. Returns what it did after the batches of each epoch, of
+    which it takes `most` if that is not 0."""
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -63,8 +72,13 @@ def train(run_dir: Path, data: object, stop_at: int = 0, crash_at: int = 0, save
                 optimizer.step()
                 if rt.steps + 1 == stop_at:
                     rt.stop("a test")
+                if most and rt.steps % most + 1 == most:
+                    break
             after.append((epoch, scheduler.get_last_lr()[0], float(torch.rand(()))))
             scheduler.step()
+            if best:
+                rt.save_best(epoch)
+                assert not rt.save_best(epoch)
     return after
 
 
@@ -124,6 +138,25 @@ def _break(rt, loader, step):
             if n == 2:
                 break
             step(batch)
+
+
+@pytest.mark.parametrize("save_every", [None, 100])
+def test_a_checkpoint_that_the_body_asks_for_is_made_at_its_end(tmp_path: Path, save_every: int | None) -> None:
+    undisturbed = train(tmp_path / "whole", make_data(), best=True)
+    with pytest.raises(CrashError):
+        train(tmp_path / "run", make_data(), crash_at=2 * STEPS + 2, save_every=save_every, best=True)
+    assert json.loads((tmp_path / "run/checkpoints/best.json").read_text())["step"] == 2 * STEPS
+    assert train(tmp_path / "run", make_data(), save_every=save_every, best=True) == undisturbed[2:]
+    assert _end(tmp_path / "run") == _end(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_loop_that_takes_a_part_of_each_epoch_resumes_after_it(tmp_path: Path, kind: str) -> None:
+    undisturbed = train(tmp_path / "whole", KINDS[kind](), most=3)
+    with pytest.raises(CrashError):
+        train(tmp_path / "run", KINDS[kind](), crash_at=3 + 2, save_every=3, most=3)
+    assert train(tmp_path / "run", KINDS[kind](), save_every=3, most=3) == undisturbed[1:]
+    assert _end(tmp_path / "run") == _end(tmp_path / "whole")
 
 
 def _run(loop: Callable) -> list[int]:

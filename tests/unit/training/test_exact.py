@@ -146,3 +146,22 @@ def test_a_contrary_workspace_is_refused(run_ranks: RunRanks, tmp_path: Path) ->
     outcome = run_ranks("exact_bodies:train", 1, argument, env={"CUBLAS_WORKSPACE_CONFIG": ":0:0"})
     assert outcome.statuses == [1]
     assert "CUBLAS_WORKSPACE_CONFIG=':0:0' lets cuBLAS add in any order" in outcome.outputs[0]
+
+
+@pytest.mark.parametrize("extra", ["evaluate", "metric"])
+def test_a_call_of_the_model_that_nothing_goes_backward_from_changes_no_bit(
+    run_ranks: RunRanks, tmp_path: Path, extra: str
+) -> None:
+    weights = []
+    for world_size in (1, 2):
+        run_ranks("exact_forward_bodies:train", world_size, {"extra": extra, "out": str(tmp_path / "out")}).check()
+        weights.append(json.loads((tmp_path / "out").read_text()))
+    assert weights[0] == weights[1]
+
+
+def test_two_backward_passes_through_one_model_are_refused_on_several_ranks(
+    run_ranks: RunRanks, tmp_path: Path
+) -> None:
+    outcome = run_ranks("exact_forward_bodies:train", 2, {"extra": "twice", "out": str(tmp_path / "out")})
+    assert 0 not in outcome.statuses
+    assert "reached a model twice in one batch" in "".join(outcome.outputs)
