@@ -117,17 +117,15 @@ class Runtime(Saving):
             self._report.expect(self.steps, left, sampler.length, sampler.place, self.plan.global_batch)
             seed_generators("epoch", self.seed, epoch)
             yield epoch
-            left_at_a_stop = self.stopping
             self._body_has_ended = True  # if the loop left its batches by `break`, the step before is counted only now
             loop.settle()
             self._body_has_ended = False
             loop.open_epoch, loop.epoch_is_read = None, False
             self._report.clear()
             self._watch.pace.epoch_ended()
-            if not left_at_a_stop:
-                sampler.end_epoch(epoch)
-                if self._options.save_every is None or self._save_asked:
-                    self._save_now()
+            sampler.end_epoch(epoch)
+            if self._options.save_every is None or self._save_asked:
+                self._save_now()
         self._leave_if_stopping()
 
     def backward(self, loss: Tensor, *, summed: bool = False, scaler: GradScaler | None = None) -> None:

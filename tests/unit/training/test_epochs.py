@@ -159,6 +159,13 @@ def test_a_loop_that_takes_a_part_of_each_epoch_resumes_after_it(tmp_path: Path,
     assert _end(tmp_path / "run") == _end(tmp_path / "whole")
 
 
+def test_a_body_that_has_ended_is_not_done_again_after_a_stop(tmp_path: Path) -> None:
+    undisturbed = train(tmp_path / "whole", make_data(), most=3)
+    first = train(tmp_path / "run", make_data(), stop_at=3, most=3)
+    assert first + train(tmp_path / "run", make_data(), most=3) == undisturbed
+    assert _end(tmp_path / "run") == _end(tmp_path / "whole")
+
+
 def _run(loop: Callable) -> list[int]:
     seen = []
     model = nn.Linear(3, 2)
