@@ -54,6 +54,7 @@ def plain_directives(site: str, **asked: str) -> dict[str, str]:
 
 @sites
 @briefly
+@example(word="word", value="value", name="name", folder=",")
 @given(word=texts, value=texts, name=filled, folder=filled)
 def test_no_text_changes_what_the_scheduler_reads(site, word, value, name, folder):
     paths = {"pythonpath": [folder], "workdir": folder, "run_dir": folder, "venv": f"/{folder}", "modules": [folder]}
@@ -61,7 +62,7 @@ def test_no_text_changes_what_the_scheduler_reads(site, word, value, name, folde
     try:
         odd = directives(site, command=["prog", word], env={"ODD": value}, name=name, **paths)
     except RequestError:
-        assert "\n" in name + folder
+        assert "\n" in name + folder or "," in folder  # a module's name has none
         return
     key = "--job-name" if site == "generic-slurm" else "-N"
     assert odd.pop(key)
