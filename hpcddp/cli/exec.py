@@ -112,22 +112,29 @@ def _become(command: list[str], env: dict[str, str], info: RankInfo, hostname: s
     try:
         os.execvpe(command[0], command, env)
     except OSError as error:
-        raise _refuse(command, env, info, hostname, job_output, error) from error
+        _refuse(command, env, info, hostname, job_output, error)
 
 
 def _refuse(
     command: list[str], env: dict[str, str], info: RankInfo, hostname: str, job_output: int, error: OSError
-) -> LaunchError:
-    """The error that the command cannot run; of all ranks one prints it to the job's output."""
-    from hpcddp.runs.failure import claim_first_failure
+) -> NoReturn:
+    """Say that the command cannot run, and end; of all ranks one says it on the job's output."""
+    from hpcddp.cli.streams import tell
+    from hpcddp.runs import failure
 
-    is_first = claim_first_failure(env)
+    is_first = failure.claim_first_failure(env)
     if is_first or info.rank == 0:  # rank 0 has no log of its own
         os.dup2(job_output if is_first else os.open(os.devnull, os.O_WRONLY), 2)
-    return LaunchError(
+    refusal = LaunchError(
         f"rank {info.rank} on {hostname} cannot run {command[0]!r}: {error.strerror}",
         "check the command's spelling, and that it is on PATH on every node",
     )
+    tell(str(refusal))
+    if is_first:
+        failure.note_reported(env)
+    else:
+        failure.wait_for_report(env)
+    raise SystemExit(refusal.exit_code)
 
 
 def _run_beside(
@@ -145,7 +152,7 @@ def _run_beside(
     try:
         program = watch.start_program(command, env, stderr.entry if stderr else None)
     except OSError as error:
-        raise _refuse(command, env, info, hostname, job_output, error) from error
+        _refuse(command, env, info, hostname, job_output, error)
     if stderr:
         stderr.start()
     status = watch.wait_for(program)
@@ -162,6 +169,9 @@ def _run_beside(
             path = None if log is None or failure.is_as_rank_0(env, lines) else log.path
             end = failure.describe_end(status)
             watch.report(failure.format_failure(info.rank, hostname, end, lines, path), job_output)
+            failure.note_reported(env)
+        else:
+            failure.wait_for_report(env)
     watch.end_alike(status)
 
 

@@ -16,6 +16,8 @@ _READ = 16384  # bytes of the end of a log
 _MOST_LINES = 14
 _WITHOUT_TRACEBACK = 6
 _RANK_0_S = 0.5
+_REPORT_S = 5.0
+_REPORTED = b"reported\n"
 _TRACEBACK = "Traceback (most recent call last)"
 
 
@@ -35,6 +37,26 @@ def claim_first_failure(env: Mapping[str, str]) -> bool:
     return True
 
 
+def note_reported(env: Mapping[str, str]) -> None:
+    """The rank with the claim has written its report: for the others that fail, which wait for it."""
+    attempt = find_attempt(env)
+    if attempt is not None:
+        with suppress(OSError), open(attempt.first_failure(env.get("HPCDDP_DEADLINE", "")), "wb") as file:
+            file.write(_REPORTED)
+
+
+def wait_for_report(env: Mapping[str, str]) -> bool:
+    """Another rank has the claim: wait a moment for its report; whether it is written.
+
+    A launcher kills all ranks as soon as one has ended, the rank that still has to report among them.
+    """
+    attempt = find_attempt(env)
+    if attempt is None:
+        return True
+    path = attempt.first_failure(env.get("HPCDDP_DEADLINE", ""))
+    return _wait_for(path, _REPORTED, _REPORT_S) is not None
+
+
 def note_rank_0(env: Mapping[str, str], lines: list[str]) -> None:
     """Rank 0 failed with these lines, which are on the job's output: for a rank that fails with the same ones."""
     path = _rank_0_path(env)
@@ -51,14 +73,20 @@ def is_as_rank_0(env: Mapping[str, str], lines: list[str]) -> bool:
     path = _rank_0_path(env)
     if path is None or not lines:
         return False
-    deadline = time.monotonic() + _RANK_0_S
+    found = _wait_for(path, b"\n", _RANK_0_S)
+    return found is not None and found.decode(errors="replace") == lines[-1] + "\n"
+
+
+def _wait_for(path: str, end: bytes, limit: float) -> bytes | None:
+    """What the file holds, once it ends so; None if it does not within the limit (seconds)."""
+    deadline = time.monotonic() + limit
     while True:
-        with suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+        with suppress(OSError), open(path, "rb") as file:
             found = file.read()
-            if found.endswith("\n"):
-                return found == lines[-1] + "\n"
+            if found.endswith(end):
+                return found
         if time.monotonic() > deadline:
-            return False
+            return None
         time.sleep(0.02)
 
 

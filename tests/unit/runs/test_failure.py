@@ -15,7 +15,9 @@ from hpcddp.runs.failure import (
     format_failure,
     is_as_rank_0,
     note_rank_0,
+    note_reported,
     read_end,
+    wait_for_report,
 )
 
 TRACEBACK = """\
@@ -57,6 +59,30 @@ def test_a_job_that_was_queued_again_reports_again(env: dict[str, str]) -> None:
         "first-failure-1795303600",
         "first-failure",
     }
+
+
+def test_a_rank_that_fails_too_stays_until_the_failure_is_reported(env: dict[str, str]) -> None:
+    assert claim_first_failure(env)
+    events: list[str] = []
+
+    def fail_too() -> None:
+        assert not claim_first_failure(env)
+        assert wait_for_report(env)
+        events.append("ended")
+
+    other = threading.Thread(target=fail_too)
+    other.start()
+    events.append("reported")
+    note_reported(env)
+    other.join()
+    assert events == ["reported", "ended"]
+
+
+def test_a_rank_that_fails_too_does_not_stay_for_ever(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpcddp.runs.failure._REPORT_S", 0.0)
+    assert claim_first_failure(env)
+    assert not wait_for_report(env)
+    assert wait_for_report({})
 
 
 def test_outside_of_an_attempt_each_rank_reports() -> None:
