@@ -20,6 +20,7 @@ class Pace:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.steps_shared = 1  # that the ranks agree on at once
         self.batches = 0  # that the loops over all loaders were given
         self._clock = clock
         self._step_s: deque[float] = deque(maxlen=_REMEMBERED_STEPS)
@@ -82,11 +83,15 @@ class Pace:
     def needed_s(self, steps_left: int) -> float:
         """Seconds for a safe end if one more step is made; `steps_left` are left of this epoch.
 
-        Ranks agree one step late, so that two more steps have to fit, and the end of the epoch if it is reached in
-        them; then what is still being written, and one more save.
+        Ranks agree one step late, so that two more steps have to fit, or twice the short ones that share an exchange;
+        the end of the epoch if it is reached in them; then what is still being written, and one more save.
         """
         epoch_end_s = self._epoch_end_s if steps_left <= 1 else 0.0
-        return 2 * self.slow_step_s() + epoch_end_s + _SAVE_ALLOWANCE * self._saves_s() + _MARGIN_S
+        shared_s = 2 * (self.steps_shared - 1) * self._mean_step_s()
+        return 2 * self.slow_step_s() + shared_s + epoch_end_s + _SAVE_ALLOWANCE * self._saves_s() + _MARGIN_S
+
+    def _mean_step_s(self) -> float:
+        return sum(self._step_s) / len(self._step_s) if self._step_s else 0.0
 
     def _saves_s(self) -> float:
         if self._save_began is None:

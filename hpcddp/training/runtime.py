@@ -185,12 +185,14 @@ class Runtime(Saving):
         self._watch.pace.step_ended(last=left == 0)
         stop = self._record.end_step(
             loader.weighing,
-            self._watch.flags(left),
+            lambda: self._watch.flags(left),
             samples=micro.total,
+            agree=left <= 1,  # before the end of the epoch, which may take long
             step=self.steps,
             epoch=epoch,
             lr=self._checkpointer.learning_rate(),
         )
+        self._watch.pace.steps_shared = self._record.steps_shared
         self._report.step(self.steps, micro.total, self._record.loss)
         self.stop_reason = self.stop_reason or stop
         self._same.check_first(self.steps)

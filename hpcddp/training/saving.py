@@ -44,6 +44,8 @@ class Saving(Preparation):
     def _save_now(self) -> None:
         self._save_asked = False
         if self._checkpointer.is_due(self.steps):
+            stop = self._loop.record.catch_up(self._need_loader().weighing)
+            self.stop_reason = self.stop_reason or stop
             self._check_state()
             self._average_buffers()
             position = describe_position(self.steps, self._need_loader().sampler, self._loop.open_epoch)

@@ -1,7 +1,8 @@
-"""The record of each optimizer step: its loss and other sums over the ranks, written one step late."""
+"""The record of each optimizer step: its loss and other sums over the ranks, written one exchange late."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -10,7 +11,7 @@ from hpcddp.runs.metrics import MetricsFile
 from hpcddp.training.data.weighing import Weighing
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.gradient.noise import NoiseMeter
-from hpcddp.training.gradient.step_sum import StepResult, StepSum
+from hpcddp.training.gradient.step_sum import Exchanged, StepSum
 from hpcddp.training.setup import RunSetup
 
 
@@ -21,31 +22,57 @@ class StepRecord:
         self.noise = NoiseMeter(setup.options.noise_every, setup.group.is_first, gradients.averaged_over)
         self._gradients = gradients
         self._metrics = metrics
-        self.loss: float | None = None  # of the newest step whose sums are known, which is one step late
+        self.loss: float | None = None  # of the newest step whose sums are known
         self._sums = StepSum(setup.layout, setup.group.device, gradients.slots)
 
     def add_loss(self, loss: Tensor, weight: float | Tensor, slot: int) -> None:
         """The loss of one micro batch, and the weight that its backward pass had."""
         self._sums.add_loss(loss, weight / self._gradients.averaged_over, slot)
 
-    def end_step(self, weighing: Weighing, flags: tuple[str, ...], *, samples: int, **notes: Any) -> str | None:
-        """Start this step's sums and write the step before; returns the reason to stop that a rank had in it."""
+    @property
+    def steps_shared(self) -> int:
+        """How many steps the ranks now agree on at once."""
+        return self._sums.steps_shared
+
+    def end_step(
+        self,
+        weighing: Weighing,
+        flags: Callable[[], tuple[str, ...]],
+        *,
+        samples: int,
+        agree: bool,
+        **notes: Any,
+    ) -> str | None:
+        """Start this step's sums, if it is time or `agree` asks for it, and write the steps before; returns the reason
+        to stop that a rank had in them."""
         more = self.noise.take(notes["step"] - 1) | weighing.take()
-        return self._write(self._sums.exchange(samples, flags, more, **notes), weighing)
+        is_time = self._sums.add_step(samples, more, **notes)
+        return self._write(self._sums.exchange(flags()), weighing) if is_time or agree else None
 
     def note_input(self, numbers: dict[str, Any]) -> None:
         """How long this rank waited for its input in a loop over the loader."""
         self._metrics.write("input", **numbers)
 
-    def finish(self, weighing: Weighing | None) -> str | None:
-        """Write the last step; returns the reason to stop that a rank had in it."""
-        return self._write(self._sums.drain(), weighing)
-
-    def _write(self, result: StepResult | None, weighing: Weighing | None) -> str | None:
-        """The result is the same on every rank; rank 0 has a file to write it to."""
-        if result is None or weighing is None:
+    def catch_up(self, weighing: Weighing | None) -> str | None:
+        """Write the steps that still wait for an exchange, if any: a checkpoint does not come before its steps."""
+        if not self._sums.has_waiting:
             return None
-        self.loss = result.numbers["loss"]
-        more = self.noise.learn(result.sums) | weighing.learn(result.sums)
-        self._metrics.write("step", **result.numbers | more)
-        return result.stop
+        before = self._write(self._sums.exchange(()), weighing)
+        now = self._write(self._sums.drain(), weighing)
+        return before or now
+
+    def finish(self, weighing: Weighing | None) -> str | None:
+        """Write the last steps; returns the reason to stop that a rank had in them."""
+        before = self.catch_up(weighing)
+        now = self._write(self._sums.drain(), weighing)
+        return before or now
+
+    def _write(self, exchanged: Exchanged, weighing: Weighing | None) -> str | None:
+        """The results are the same on every rank; rank 0 has a file to write them to."""
+        if weighing is None:
+            return None
+        for result in exchanged.steps:
+            self.loss = result.numbers["loss"]
+            more = self.noise.learn(result.sums, result.samples) | weighing.learn(result.sums)
+            self._metrics.write("step", **result.numbers | more)
+        return exchanged.stop

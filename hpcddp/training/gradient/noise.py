@@ -42,7 +42,6 @@ class NoiseMeter:
         self._squares: list[Tensor] = []  # of this rank's micro batches: their terms of A
         self._total_square: Tensor | None = None  # B
         self._void = False
-        self._samples = 0  # of the global batch that was measured
         self._noise = self._signal = 0.0  # running sums, apart: the mean of ratios would be far off
         self.scale: float | None = None  # samples; None: not known (yet)
 
@@ -76,11 +75,9 @@ class NoiseMeter:
             # weight = W n / N, so the gradient that came is W (n_i / N) g_i
             self._squares.append(_sum_squares(self._norms.values()) / (weight.mean * self._averaged_over))
             self._norms.clear()
-        if micro.last:
-            self._samples = micro.total
-            if self._is_first:  # the same on every rank
-                grads = [_norm(p.grad) for p in self._parameters if p.grad is not None]
-                self._total_square = _sum_squares(grads) if grads else None
+        if micro.last and self._is_first:  # the same on every rank
+            grads = [_norm(p.grad) for p in self._parameters if p.grad is not None]
+            self._total_square = _sum_squares(grads) if grads else None
 
     def void(self) -> None:
         """This step cannot be measured: a backward pass came after its gradients were collected."""
@@ -106,11 +103,12 @@ class NoiseMeter:
             "square": total if total is not None else 0.0,
         }
 
-    def learn(self, sums: Mapping[str, float]) -> dict[str, float | None]:
-        """Takes the sums over the data ranks, if this step was measured; returns the entries for metrics.jsonl."""
+    def learn(self, sums: Mapping[str, float], samples: int) -> dict[str, float | None]:
+        """Takes the sums over the data ranks of a step over so many `samples`, if it was measured; returns the entries
+        for metrics.jsonl."""
         if "pieces" not in sums or not sums["pieces"] >= 2:
             return {}
-        noise, signal = split_square(sums["squares"], sums["square"], sums["pieces"], self._samples)
+        noise, signal = split_square(sums["squares"], sums["square"], sums["pieces"], samples)
         if not abs(noise) + abs(signal) < float("inf"):  # a diverged step says nothing
             return {"noise_scale": None}
         self._noise = _KEPT * self._noise + noise

@@ -1,10 +1,13 @@
-"""The one small sum over the ranks per step: the loss, and whether a rank has to stop. No rank waits for it."""
+"""The small sums over the ranks of each step: the loss, and whether a rank has to stop. No rank waits for them.
+
+Short steps share an exchange: on a CPU one costs half a millisecond, as much as such a step.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -14,35 +17,62 @@ from hpcddp.training.gradient.reduction import LaggedSum
 from hpcddp.training.parallel.layout import Layout
 from hpcddp.training.stopping import STOP_FLAGS
 
+_MOST_STEPS = 8  # that share an exchange
+_SHARED_S = 0.05  # how long they may take together
+_SETTLING = 50  # steps of an attempt that have one each: they are not all alike, and a short run keeps its exact steps
+
 
 class StepResult(NamedTuple):
-    """The sums of a step: `numbers` of `exchange` with the global loss; `stop` is a reason to stop, or None."""
+    """The sums of a step: `numbers` of `add_step` with the global loss."""
 
     numbers: dict[str, Any]
-    stop: str | None
+    samples: int
     sums: dict[str, float]  # of `more`
 
 
+class Exchanged(NamedTuple):
+    """What an exchange brought: the steps that it was for, and a reason to stop that a rank had, or None."""
+
+    steps: list[StepResult]
+    stop: str | None
+
+
+class _Pending(NamedTuple):
+    """A step whose sums are not known yet: its notes, its samples, and the names of its numbers after the losses."""
+
+    notes: dict[str, Any]
+    samples: int
+    names: tuple[str, ...]
+
+
 class StepSum:
-    """Collects a step's loss on the device and exchanges it with the stop flags.
+    """Collects the steps' losses on the device and exchanges them with the stop flags.
 
     All ranks take part, so that a signal to any of them stops all; of the ranks with one data rank, only the first adds
     its loss. With several `slots`, each filled by one data rank only, the loss does not depend on the order of the sum.
     On a CPU the numbers stay Python's own, since a tensor operation takes longer than all of this.
     """
 
-    def __init__(self, layout: Layout, device: torch.device, slots: int = 1) -> None:
+    def __init__(
+        self, layout: Layout, device: torch.device, slots: int = 1, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.steps_shared = 1  # that the next exchange is for: rank 0 measures, and its number comes with each exchange
         self._sum = LaggedSum(layout.world_size)
         self._alone: list[float] | None = None  # the numbers that were pushed, of a single rank on a CPU
         self._is_alone = layout.world_size == 1 and device.type == "cpu"
         self._is_counted = layout.is_counted
+        self._is_first = layout.rank == 0
         self._device = device
         self._slots = slots
+        self._clock = clock
         self._host_loss = [0.0] * slots
         self._loss = torch.zeros(slots, dtype=torch.float64, device=device)
-        self._notes: dict[str, Any] = {}
-        self._names: tuple[str, ...] = ()
-        self._last_time = time.monotonic()
+        self._numbers: list[float] = []  # of the steps that wait for an exchange, on a CPU
+        self._tensors: list[Tensor] = []  # the same on a GPU
+        self._waiting: list[_Pending] = []
+        self._pushed: list[_Pending] = []
+        self._steps = 0
+        self._last_time = self._last_push = clock()
 
     def add_loss(self, loss: Tensor, part: float | Tensor, slot: int = 0) -> None:
         """Add a micro batch's loss by its part of the global batch; stays on the device."""
@@ -53,59 +83,84 @@ class StepSum:
         else:
             self._loss[slot].add_(loss, alpha=part)
 
-    def exchange(
-        self, samples: int, flags: tuple[str, ...], more: Mapping[str, Tensor | float] | None = None, **notes: Any
-    ) -> StepResult | None:
-        """Start this step's sums, and return the result of the step before.
+    def add_step(self, samples: int, more: Mapping[str, Tensor | float] | None = None, **notes: Any) -> bool:
+        """A step is over; whether it is time for an `exchange`, which is so on all ranks at the same step.
 
         `more` is summed over the data ranks too: the same names on every rank. `notes` are kept with the result.
         """
-        before = self.drain()
         more = more or {}
-        self._names = tuple(more)
-        votes = [float(flag in flags) for flag in STOP_FLAGS]
         if self._device.type == "cpu":
-            self._push_host(votes, [float(value) for value in more.values()])
+            self._add_host([float(value) for value in more.values()])
         else:
-            self._push_device(votes, list(more.values()))
-        now = time.monotonic()
-        self._notes = {**notes, "samples_per_s": round(samples / max(now - self._last_time, 1e-9), 1)}
+            self._add_device(list(more.values()))
+        now = self._clock()
+        notes["samples_per_s"] = round(samples / max(now - self._last_time, 1e-9), 1)
         self._last_time = now
+        self._steps += 1
+        self._waiting.append(_Pending(notes, samples, tuple(more)))
+        return len(self._waiting) >= self.steps_shared
+
+    def exchange(self, flags: tuple[str, ...]) -> Exchanged:
+        """Start the sums of the steps that wait for it, and return the exchange before."""
+        before = self.drain()
+        more_shared = self._propose() - 1 if self._is_first else 0
+        votes = [*(float(flag in flags) for flag in STOP_FLAGS), float(more_shared)]
+        if self._is_alone:
+            self._alone = [*self._numbers, *votes]
+        elif self._device.type == "cpu":
+            self._sum.push(torch.tensor([*self._numbers, *votes], dtype=torch.float64))
+        else:
+            self._sum.push(torch.cat((*self._tensors, self._to_device(votes))))
+        self._numbers, self._tensors = [], []
+        self._pushed, self._waiting = self._waiting, []
         return before
 
-    def _push_host(self, votes: list[float], also: list[float]) -> None:
-        loss, self._host_loss = self._host_loss, [0.0] * self._slots
-        if not self._is_counted:
-            loss, also = [0.0] * self._slots, [0.0] * len(also)
-        if self._is_alone:
-            self._alone = [*loss, *votes, *also]
-        else:
-            self._sum.push(torch.tensor([*loss, *votes, *also], dtype=torch.float64))
+    @property
+    def has_waiting(self) -> bool:
+        """Whether steps wait for an exchange; the same on every rank."""
+        return bool(self._waiting)
 
-    def _push_device(self, votes: list[float], more: list[Tensor | float]) -> None:
-        also = [torch.as_tensor(value, dtype=torch.float64, device=self._device).reshape(1) for value in more]
-        loss = self._loss
-        if not self._is_counted:
-            loss, also = torch.zeros_like(loss), [torch.zeros_like(one) for one in also]
-        self._sum.push(torch.cat((loss, self._to_device(votes), *also)))
-        self._loss.zero_()
-
-    def _to_device(self, votes: list[float]) -> Tensor:
-        """Zeros are made there; others, which come once in a run, are copied."""
-        if any(votes):
-            return torch.tensor(votes, dtype=torch.float64, device=self._device)
-        return torch.zeros(len(votes), dtype=torch.float64, device=self._device)
-
-    def drain(self) -> StepResult | None:
-        """The sums that were started last, if any; waits for them."""
+    def drain(self) -> Exchanged:
+        """What was started last, if anything; waits for it."""
         alone, self._alone = self._alone, None
         numbers = self._sum.pull() if alone is None else alone
         if numbers is None:
-            return None
-        losses, others = numbers[: self._slots], numbers[self._slots :]
-        votes, sums = others[: len(STOP_FLAGS)], others[len(STOP_FLAGS) :]
-        stop = next((flag for flag, count in zip(STOP_FLAGS, votes, strict=True) if count), None)
-        return StepResult({**self._notes, "loss": _add_up(losses)}, stop, dict(zip(self._names, sums, strict=True)))
+            return Exchanged([], None)
+        steps = []
+        for pending in self._pushed:
+            losses, rest = numbers[: self._slots], numbers[self._slots :]
+            sums, numbers = rest[: len(pending.names)], rest[len(pending.names) :]
+            named = dict(zip(pending.names, sums, strict=True))
+            steps.append(StepResult({**pending.notes, "loss": _add_up(losses)}, pending.samples, named))
+        self._pushed = []
+        *votes, more_shared = numbers
+        self.steps_shared = 1 + int(more_shared)
+        return Exchanged(steps, next((flag for flag, n in zip(STOP_FLAGS, votes, strict=True) if n), None))
+
+    def _propose(self) -> int:
+        """How many steps the exchange after the next one is to be for."""
+        now, steps = self._clock(), len(self._waiting)
+        took, self._last_push = now - self._last_push, now
+        if self._is_alone or self._steps < _SETTLING:
+            return 1
+        return max(1, min(_MOST_STEPS, int(_SHARED_S * steps / max(took, 1e-9))))
+
+    def _add_host(self, also: list[float]) -> None:
+        loss, self._host_loss = self._host_loss, [0.0] * self._slots
+        self._numbers += [*loss, *also] if self._is_counted else [0.0] * (len(loss) + len(also))
+
+    def _add_device(self, more: list[Tensor | float]) -> None:
+        also = [torch.as_tensor(value, dtype=torch.float64, device=self._device).reshape(1) for value in more]
+        numbers = torch.cat((self._loss, *also))  # a copy
+        self._tensors.append(numbers if self._is_counted else torch.zeros_like(numbers))
+        self._loss.zero_()
+
+    def _to_device(self, votes: list[float]) -> Tensor:
+        """Zeros are made there; others are copied, and the host does not wait for that."""
+        if any(votes):
+            pinned = torch.tensor(votes, dtype=torch.float64, pin_memory=self._device.type == "cuda")
+            return pinned.to(self._device, non_blocking=True)
+        return torch.zeros(len(votes), dtype=torch.float64, device=self._device)
 
 
 def _add_up(losses: list[float]) -> float:

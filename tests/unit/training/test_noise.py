@@ -74,7 +74,7 @@ def test_a_second_backward_pass_over_the_same_parameters_makes_the_step_unmeasur
                 model(torch.ones(1, 2)).sum().backward()
             meter.collect(_micro(last), half, step)
         sums = {name: float(value) for name, value in meter.take(step).items()}
-        assert ("noise_scale" in meter.learn(sums)) is (passes == 1)
+        assert ("noise_scale" in meter.learn(sums, 8)) is (passes == 1)
 
 
 def test_nothing_is_hooked_on_steps_that_are_not_measured() -> None:
