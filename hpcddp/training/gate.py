@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from torch import nn
 from torch.amp import GradScaler
@@ -21,37 +21,12 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.optim.swa_utils import AveragedModel
 
 from hpcddp.errors import RequestError
+from hpcddp.training.loop_view import LoopView
+from hpcddp.training.own_gradients import OwnGradients
 from hpcddp.training.parameters import KnownParameters
 from hpcddp.training.replaced import replace, replace_in_class
 from hpcddp.training.scaled import ScaledGradients
-from hpcddp.training.torch_compat import has_scheduler, version_of
-
-
-class LoopView(Protocol):
-    """What the gate sees of the training loop: where it is in its global batch."""
-
-    @property
-    def inside(self) -> bool:
-        """Whether the loop has taken a batch and its step has not ended."""
-
-    @property
-    def acts(self) -> bool:
-        """Whether this is the last micro batch of a pass, or no micro batch at all."""
-
-    @property
-    def accumulates(self) -> bool:
-        """Whether the pass over this global batch has several micro batches, and the loop is in one of them."""
-
-    @property
-    def backwards(self) -> int:
-        """Backward passes since the start of the attempt."""
-
-    @property
-    def backwards_before_pass(self) -> int:
-        """The same when this pass over the global batch began."""
-
-    def collect(self) -> None:
-        """Make the gradient of the global batch, if that was not done yet."""
+from hpcddp.training.torch_compat import has_scheduler
 
 
 class StepGate:
@@ -140,7 +115,7 @@ class StepGate:
         self._loop.collect()
         seen = self.find(optimizer)
         if seen is not None:
-            seen.unscaled_at = self._loop.backwards
+            seen.gradients.unscaled_at = self._loop.backwards
         return original(optimizer, *args, **kwargs)
 
     def _step_scaled(
@@ -153,7 +128,7 @@ class StepGate:
         self._loop.collect()
         seen = self.find(optimizer)
         if seen is not None:
-            seen.check_cleared()
+            seen.gradients.check_cleared()
         self.scaling = True
         try:
             result = original(optimizer, *args, **kwargs)
@@ -169,21 +144,16 @@ class StepGate:
 
 
 class SeenOptimizer:
-    """One optimizer, and what it has done."""
+    """One optimizer: its `step` and `zero_grad`."""
 
     def __init__(self, optimizer: Optimizer, gate: StepGate, loop: LoopView) -> None:
         self.optimizer = optimizer
+        self.gradients = OwnGradients(optimizer, loop)
+        self.clear: Callable[[], None] = optimizer.zero_grad
         self._gate = gate
         self._loop = loop
-        self._stepped_at = -1  # backward passes before its last step
-        self._zeroed = True  # since then
-        self._stepped_with: tuple[nn.Parameter, int] | None = None  # a parameter, and the version of its gradient
         self._held = -1  # parameters, when they were looked at last
         self._frozen: list[nn.Parameter] = []  # of these, those that cannot be trained
-        self.unscaled_at = -1  # backward passes before a scaler unscaled its gradients
-        self._cleared_at = -1  # backward passes before its gradients were cleared between backward and step
-        self._left: tuple[int, int] | None = None  # the first gradient that this left
-        self.clear: Callable[[], None] = optimizer.zero_grad
 
     def step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._gate.asked = True
@@ -197,19 +167,9 @@ class SeenOptimizer:
             return None
         self._check_parameters()
         self._loop.collect()
-        used = max(self._stepped_at, self._loop.backwards_before_pass)
-        if self._loop.inside and self._loop.backwards == used:
-            raise RequestError(
-                "optimizer.step() came without a new rt.backward(loss) since its last one",
-                "rt.backward(loss) in place of loss.backward(), then optimizer.step() once",
-            )
-        if self._loop.inside and not self._zeroed:
-            raise RequestError(
-                "optimizer.step() came with the gradients of the step before still in the sum",
-                "optimizer.zero_grad() in each step",
-            )
-        self.check_cleared()
-        scaled = self._gate.scaled.are_scaled(self._loop.backwards) and self.unscaled_at != self._loop.backwards
+        self.gradients.check_step()
+        unscaled = self.gradients.unscaled_at == self._loop.backwards
+        scaled = self._gate.scaled.are_scaled(self._loop.backwards) and not unscaled
         if self._loop.inside and scaled and not self._gate.scaling:
             raise RequestError(
                 "optimizer.step() came with gradients which rt.backward(loss, scaler=scaler) has scaled",
@@ -233,53 +193,15 @@ class SeenOptimizer:
 
     def note_step(self) -> None:
         """It has stepped."""
-        self._stepped_at = self._loop.backwards
-        self._zeroed = False
-        self._stepped_with = next(((p, version_of(p.grad)) for p in self._parameters() if p.grad is not None), None)
+        self.gradients.note_step()
         self._gate.acted = True
-        self._gate.reached |= self._stepped_with is not None
+        self._gate.reached |= self.gradients.stepped_with_some
 
     def zero_grad(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """Acts unless that would drop what earlier micro batches of this pass brought."""
-        began = self._loop.backwards_before_pass
-        if self._loop.accumulates and self._loop.backwards > began and self._stepped_at <= began:
-            return
-        self._zeroed = True
-        original(*args, **kwargs)
-        if self._loop.inside and self._loop.backwards > max(began, self._stepped_at):  # between backward and step
-            self._cleared_at, self._left = self._loop.backwards, self._first_gradient()
-
-    def check_cleared(self) -> None:
-        """RequestError if its gradients were cleared after the last backward pass, and nothing else was put there."""
-        if self._loop.inside and self._cleared_at == self._loop.backwards and self._left == self._first_gradient():
-            raise RequestError(
-                "optimizer.step() came after the gradients of rt.backward(loss) were cleared",
-                "optimizer.zero_grad() before rt.backward(loss), or after optimizer.step()",
-            )
-
-    def look(self) -> None:
-        """Note that the gradients were cleared or set to zero by other means, such as `model.zero_grad()`.
-
-        What it reads costs nothing: a gradient's version changes with each change in place.
-        """
-        if not self._zeroed and self._stepped_with is not None:
-            parameter, version = self._stepped_with
-            self._zeroed = parameter.grad is None or version_of(parameter.grad) != version
-
-    def note_backward(self) -> None:
-        """A backward pass has changed the gradients: that did not clear those of the step before."""
-        if not self._zeroed and self._stepped_with is not None:
-            parameter, _ = self._stepped_with
-            if parameter.grad is not None:
-                self._stepped_with = parameter, version_of(parameter.grad)
-
-    def _first_gradient(self) -> tuple[int, int] | None:
-        """The first gradient that there is, and its version."""
-        gradient = next((p.grad for p in self._parameters() if p.grad is not None), None)
-        return None if gradient is None else (id(gradient), version_of(gradient))
-
-    def _parameters(self) -> Iterator[nn.Parameter]:
-        return (parameter for group in self.optimizer.param_groups for parameter in group["params"])
+        if not self.gradients.are_partial():
+            original(*args, **kwargs)
+            self.gradients.note_cleared()
 
 
 def step_all(

@@ -16,10 +16,10 @@ from hpcddp.training.data.weighing import Weight
 from hpcddp.training.gate import StepGate
 from hpcddp.training.gradient.backward import run_backward
 from hpcddp.training.gradient.gradients import Gradients
+from hpcddp.training.marks import Mark
 from hpcddp.training.pace import Pace
 from hpcddp.training.parallel.calls import ForwardCalls
 from hpcddp.training.steps import StepRecord
-from hpcddp.training.torch_compat import version_of
 
 _LOOP = "for x, y in loader: … rt.backward(loss_fn(model(x), y)); optimizer.step()"
 
@@ -55,7 +55,7 @@ class Loop:
         self._open: ExitStack | None = None
         self._collected = self._stepped = False
         self._backwards_before_step = 0
-        self._marks: list[tuple[nn.Parameter, Tensor, int]] = []
+        self._marks: list[Mark] = []
 
     # ---- what the loader says
 
@@ -134,7 +134,7 @@ class Loop:
             self._stepped = True
             self.gate.check_schedulers()
         for seen in self.gate.optimizers:
-            seen.look()
+            seen.gradients.look()
         self.steps += 1
         self._count_step(micro)
 
@@ -199,14 +199,14 @@ class Loop:
         self.gate.scaled.check_loss(loss)
         self._check_marks()
         for seen in self.gate.optimizers:
-            seen.look()
+            seen.gradients.look()
         if self._collected:
             self.record.noise.void()
         with self.calls.checked():
             factor = run_backward(loss, micro, weight, self.models, summed=summed, scaler=scaler)
         self.backwards += 1
         for seen in self.gate.optimizers:
-            seen.note_backward()
+            seen.gradients.note_backward()
         self.gate.scaled.note_backward(scaler, self.backwards)
         self._marks = _mark(self.gate) if self.accumulates and not micro.last else []
         if factor is not None:
@@ -226,8 +226,7 @@ class Loop:
         self.record.noise.collect(self._micro, self._weight, self.steps)
 
     def _check_marks(self) -> None:
-        # None, and not another tensor: DDP puts one there when it lays its buckets out anew
-        if any(p.grad is None or version_of(gradient) != version for p, gradient, version in self._marks):
+        if any(mark.was_changed() for mark in self._marks):
             raise RequestError(
                 "gradients were changed between two micro batches of one step, by clipping, loss.backward(),"
                 " model.zero_grad() or p.grad = None",
@@ -235,15 +234,11 @@ class Loop:
             )
 
 
-def _mark(gate: StepGate) -> list[tuple[nn.Parameter, Tensor, int]]:
-    """Of each optimizer one parameter, its gradient, and that one's version, which each change in place raises."""
-    marks = []
-    for seen in gate.optimizers:
-        groups = seen.optimizer.param_groups
-        parameter = next((p for group in groups for p in group["params"] if p.grad is not None), None)
-        if parameter is not None and type(parameter.grad) is Tensor:
-            marks.append((parameter, parameter.grad, version_of(parameter.grad)))
-    return marks
+def _mark(gate: StepGate) -> list[Mark]:
+    """Of each optimizer one gradient. That of a sharded model is no plain tensor, and summed elsewhere until the last
+    micro batch."""
+    marks = (seen.gradients.mark() for seen in gate.optimizers)
+    return [mark for mark in marks if mark is not None and type(mark.parameter.grad) is Tensor]
 
 
 def check_optimizers_of(models: Sequence[nn.Module], gate: StepGate) -> None:

@@ -14,7 +14,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcddp.errors import RequestError
-from hpcddp.training.torch_compat import has_averaged, version_of
+from hpcddp.training.marks import Mark
+from hpcddp.training.torch_compat import has_averaged
 
 
 class ForwardCalls:
@@ -50,11 +51,14 @@ class ForwardCalls:
     def checked(self) -> Iterator[None]:
         """Around a backward pass. RequestError if it reaches a model that was not called, but the module inside it, or
         that was not called since the backward pass before."""
-        before = [_mark_one(parameter) for parameter in self._firsts]
+        if not self._watched:
+            yield
+            return
+        before = [Mark(parameter) for parameter in self._firsts]
         with self._checked_inside():
             yield
-        for model, parameter, mark in zip(self._watched, self._firsts, before, strict=True):
-            if not self._meets(model) or _mark_one(parameter) == mark:
+        for model, mark in zip(self._watched, before, strict=True):
+            if not self._meets(model) or mark.holds():
                 continue
             if id(model) in self._spent:
                 raise RequestError(
@@ -88,10 +92,10 @@ class ForwardCalls:
             yield
             return
         missing = [model for model in self._watched if id(model) not in self._called]
-        before = [_mark(model) for model in missing]
+        before = [[Mark(p) for p in model.parameters() if p.requires_grad] for model in missing]
         yield
         for model, marks in zip(missing, before, strict=True):
-            if _mark(model) != marks:
+            if not all(mark.holds() for mark in marks):
                 kind = type(model.module).__name__
                 raise RequestError(
                     f"rt.backward(loss) reached the {kind}, but not through the model that rt.prepare returned: the"
@@ -99,13 +103,3 @@ class ForwardCalls:
                     "model, optimizer, loader = rt.prepare(model, optimizer, loader), then call model(x): not"
                     " model.module, rt.unwrap(model) or the old one",
                 )
-
-
-def _mark_one(parameter: nn.Parameter) -> tuple[int, int] | None:
-    """A value that becomes another one with each change of the parameter's gradient."""
-    return None if parameter.grad is None else (id(parameter.grad), version_of(parameter.grad))
-
-
-def _mark(model: nn.Module) -> list[int | None]:
-    """Of each parameter's gradient a number that each change in place raises."""
-    return [None if p.grad is None else version_of(p.grad) for p in model.parameters() if p.requires_grad]

@@ -1,0 +1,93 @@
+"""What became of one optimizer's gradients since its last step: whether it may step on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+from torch.optim import Optimizer
+
+from hpcddp.errors import RequestError
+from hpcddp.training.loop_view import LoopView
+from hpcddp.training.marks import Mark, mark_first
+
+
+class OwnGradients:
+    """The gradients of one optimizer's parameters."""
+
+    def __init__(self, optimizer: Optimizer, loop: LoopView) -> None:
+        self._optimizer = optimizer
+        self._loop = loop
+        self._stepped_at = -1  # backward passes before its last step
+        self._stepped_with: Mark | None = None  # one that it stepped on, until they are cleared
+        self._cleared_at = -1  # backward passes before they were cleared between backward and step
+        self._left: list[Mark] = []  # what this left
+        self.unscaled_at = -1  # backward passes before a scaler unscaled them
+
+    @property
+    def stepped_with_some(self) -> bool:
+        """Whether a gradient reached the last step."""
+        return self._stepped_with is not None
+
+    @property
+    def parameters(self) -> Iterator[nn.Parameter]:
+        return (parameter for group in self._optimizer.param_groups for parameter in group["params"])
+
+    def mark(self) -> Mark | None:
+        """Of the first of them; None if there is none."""
+        return mark_first(self.parameters)
+
+    def look(self) -> None:
+        """Note that they were cleared or set to zero by other means, such as `model.zero_grad()`."""
+        if self._stepped_with is not None and not self._stepped_with.holds():
+            self._stepped_with = None
+
+    def note_backward(self) -> None:
+        """A backward pass has changed them: that did not clear those of the step before."""
+        if self._stepped_with is not None and self._stepped_with.parameter.grad is not None:
+            self._stepped_with = Mark(self._stepped_with.parameter)
+
+    def note_step(self) -> None:
+        """The optimizer has stepped on them."""
+        self._stepped_at = self._loop.backwards
+        self._stepped_with = self.mark()
+
+    def are_partial(self) -> bool:
+        """Whether they hold what earlier micro batches of this pass brought, so that clearing them would drop that."""
+        began = self._loop.backwards_before_pass
+        return self._loop.accumulates and self._loop.backwards > began and self._stepped_at <= began
+
+    def note_cleared(self) -> None:
+        """The optimizer's `zero_grad()` has cleared them."""
+        self._stepped_with = None
+        if self._loop.inside and self._loop.backwards > self._used:  # between backward and step
+            self._cleared_at, self._left = self._loop.backwards, [Mark(p) for p in self.parameters]
+
+    @property
+    def _used(self) -> int:
+        """The newest backward pass that the next step in this pass over the global batch is too late for."""
+        return max(self._stepped_at, self._loop.backwards_before_pass)
+
+    def check_step(self) -> None:
+        """RequestError if the optimizer cannot step on them."""
+        if not self._loop.inside:
+            return
+        if self._loop.backwards == self._used:
+            raise RequestError(
+                "optimizer.step() came without a new rt.backward(loss) since its last one",
+                "rt.backward(loss) in place of loss.backward(), then optimizer.step() once",
+            )
+        if self._stepped_with is not None:
+            raise RequestError(
+                "optimizer.step() came with the gradients of the step before still in the sum",
+                "optimizer.zero_grad() in each step",
+            )
+        self.check_cleared()
+
+    def check_cleared(self) -> None:
+        """RequestError if they were cleared after the last backward pass, and nothing else was put there."""
+        if self._loop.inside and self._cleared_at == self._loop.backwards and all(mark.holds() for mark in self._left):
+            raise RequestError(
+                "optimizer.step() came after the gradients of rt.backward(loss) were cleared",
+                "optimizer.zero_grad() before rt.backward(loss), or after optimizer.step()",
+            )
