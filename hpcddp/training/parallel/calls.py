@@ -17,6 +17,8 @@ from hpcddp.errors import RequestError
 from hpcddp.training.marks import Mark
 from hpcddp.training.torch_compat import has_averaged
 
+_SEARCH = "find_unused_parameters=True"
+
 
 class ForwardCalls:
     """Notes which DDP models were called in a micro batch."""
@@ -24,7 +26,7 @@ class ForwardCalls:
     def __init__(self) -> None:
         self._called: set[int] = set()
         self._watched: list[DistributedDataParallel] = []
-        self._firsts: list[nn.Parameter] = []  # one parameter of each
+        self._trained: list[list[tuple[str, nn.Parameter]]] = []  # the parameters of each that DDP waits for
         self._spent: set[int] = set()  # those whose gradients were averaged since their last call
 
     def watch(self, model: nn.Module) -> None:
@@ -40,7 +42,7 @@ class ForwardCalls:
 
         model.register_forward_pre_hook(note)
         self._watched.append(model)
-        self._firsts.append(next(p for p in model.parameters() if p.requires_grad))
+        self._trained.append([(name, p) for name, p in model.module.named_parameters() if p.requires_grad])
 
     def start(self) -> None:
         """A micro batch starts."""
@@ -54,7 +56,7 @@ class ForwardCalls:
         if not self._watched:
             yield
             return
-        before = [Mark(parameter) for parameter in self._firsts]
+        before = [Mark(trained[0][1]) for trained in self._trained]
         with self._checked_inside():
             yield
         for model, mark in zip(self._watched, before, strict=True):
@@ -71,15 +73,23 @@ class ForwardCalls:
 
     def check_averaged(self) -> None:
         """After the last backward pass of a step. RequestError if a model has parameters that it did not reach."""
-        for model in self._watched:
+        for model, trained in zip(self._watched, self._trained, strict=True):
             if not self._meets(model) or has_averaged(model):
                 continue
-            trained = [(name, p) for name, p in model.module.named_parameters() if p.requires_grad]
+            kind = type(model.module).__name__
+            frozen = next((name for name, p in trained if not p.requires_grad), None)
+            if frozen is not None:
+                raise RequestError(
+                    f"{frozen} of {kind} requires no gradient, and did at rt.prepare: the ranks' gradients were not"
+                    " averaged",
+                    f"model = rt.wrap(model, {_SEARCH}), then rt.prepare(model, optimizer, loader); or"
+                    " requires_grad_(False) before it, to freeze from the start",
+                )
             unused = next((f"{name} has no gradient" for name, p in trained if p.grad is None), "one was left out")
             raise RequestError(
-                f"rt.backward(loss) did not reach all parameters of the {type(model.module).__name__}: {unused}, so the"
-                " ranks' gradients were not averaged",
-                "model = rt.wrap(model, find_unused_parameters=True), then rt.prepare(model, optimizer, loader)",
+                f"rt.backward(loss) did not reach all parameters of the {kind}: {unused}, so the ranks' gradients were"
+                " not averaged",
+                f"model = rt.wrap(model, {_SEARCH}), then rt.prepare(model, optimizer, loader)",
             )
 
     def _meets(self, model: DistributedDataParallel) -> bool:
