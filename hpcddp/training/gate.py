@@ -8,8 +8,7 @@ replace `optimizer.step`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
@@ -17,16 +16,18 @@ from torch.amp import GradScaler
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.optim.swa_utils import AveragedModel
 
 from hpcddp.errors import RequestError
 from hpcddp.training.loop_view import LoopView
+from hpcddp.training.nested import find_outer, keep_groups_shared
 from hpcddp.training.own_gradients import OwnGradients
 from hpcddp.training.parameters import KnownParameters
 from hpcddp.training.replaced import replace, replace_in_class
 from hpcddp.training.scaled import ScaledGradients
-from hpcddp.training.torch_compat import has_scheduler
+from hpcddp.training.torch_compat import note_steps
+
+_EITHER = "if norm.isfinite(): optimizer.step(); else: rt.skip_step(), or rt.skip_step(optimizer) for one of several"
 
 
 class StepGate:
@@ -41,7 +42,10 @@ class StepGate:
         self.acted = False  # some optimizer in this global batch
         self.acts = False  # an optimizer, now
         self.reached = False  # some gradient an optimizer that acted in this global batch
-        self._schedulers: list[LRScheduler] = []
+        self.stepped: set[int] = set()  # optimizers that have stepped in this global batch, by id
+        self.skipped: set[int] = set()  # those whose step was left out on purpose
+        self.scale_read_at = -1  # backward passes before the script asked a scaler for its scale
+        self.schedulers: list[LRScheduler] = []
         self._loop = loop
         self._taken: set[int] = set()
 
@@ -51,12 +55,15 @@ class StepGate:
             return
         self._taken.add(id(thing))
         if isinstance(thing, Optimizer):
+            for other in self.optimizers:
+                if other.optimizer.param_groups is thing.param_groups:
+                    keep_groups_shared(thing, other.optimizer)
             seen = SeenOptimizer(thing, self, self._loop)
             self.optimizers.append(seen)
             replace(thing, "step", seen.step)
             replace(thing, "zero_grad", seen.zero_grad)
         elif isinstance(thing, LRScheduler):
-            self._schedulers.append(thing)
+            self.schedulers.append(thing)
             replace_in_class(thing, "step", self._if_last)
         elif isinstance(thing, AveragedModel):
             replace_in_class(thing, "update_parameters", self._if_last)
@@ -66,54 +73,69 @@ class StepGate:
             replace(thing, "unscale_", functools.partial(self._unscale, thing))
             replace(thing, "step", functools.partial(self._step_scaled, thing))
             replace(thing, "update", self._if_last)
+            replace(thing, "get_scale", self._get_scale)
+
+    def batch_starts(self) -> None:
+        """The loop gets the first micro batch of a global batch."""
+        self.acted = self.reached = False
+        self.stepped.clear()
+        self.skipped.clear()
+
+    def backward_starts(self, *, scaled: bool) -> None:
+        """A backward pass comes, with a gradient scaler or without."""
+        for seen in self.optimizers:
+            seen.gradients.look()
+            if scaled and len(self.optimizers) > 1:
+                seen.gradients.expect_scaled()
+
+    def backward_ends(self, *, scaled: bool) -> None:
+        """It is over, and counted."""
+        for seen in self.optimizers:
+            seen.gradients.note_backward()
+            if scaled:
+                seen.gradients.note_scaled()
+
+    def skip(self, optimizers: Sequence[Optimizer]) -> bool:
+        """Leave the step of these optimizers out, or of all. Acts as a step does; returns whether it did."""
+        found = [self._need(optimizer) for optimizer in optimizers] or self.optimizers
+        self.asked = True
+        if not self._loop.acts:
+            return False
+        for seen in found:
+            seen.check_not_stepped()
+        self._loop.collect()
+        for seen in found:
+            seen.skip()
+        return True
+
+    def _need(self, optimizer: Optimizer) -> SeenOptimizer:
+        seen = self.find(optimizer)
+        if seen is None:
+            raise RequestError(
+                f"rt.skip_step was given a {type(optimizer).__name__} that was not prepared",
+                "model, optimizer, loader = rt.prepare(model, optimizer, loader), then rt.skip_step(optimizer)",
+            )
+        return seen
 
     def find(self, optimizer: Optimizer) -> SeenOptimizer | None:
         return next((seen for seen in self.optimizers if seen.optimizer is optimizer), None)
 
-    @contextmanager
-    def guarding(self, models: Sequence[nn.Module]) -> Iterator[None]:
-        """Meanwhile RequestError if an optimizer that was not taken steps parameters of these models in the loop.
-
-        It would step in each micro batch, and its state would be in no checkpoint.
-        """
-        known = {id(parameter) for model in models for parameter in model.parameters()}
-
-        def look(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
-            if self.acts or not self._loop.inside:  # one that steps another inside, such as ZeRO's
-                return
-            if any(id(parameter) in known for group in optimizer.param_groups for parameter in group["params"]):
-                raise RequestError(
-                    f"this {type(optimizer).__name__} steps a prepared model, and was not prepared itself",
-                    "model, optimizer, loader = rt.prepare(model, optimizer, loader), with all optimizers",
-                )
-
-        handle = register_optimizer_step_pre_hook(look)
-        try:
-            yield
-        finally:
-            handle.remove()
-
-    def check_schedulers(self) -> None:
-        """RequestError if an optimizer's scheduler was not taken: a resumed run would begin its schedule anew."""
-        for seen in self.optimizers:
-            taken = any(scheduler.optimizer is seen.optimizer for scheduler in self._schedulers)
-            if has_scheduler(seen.optimizer) and not taken:
-                raise RequestError(
-                    f"the {type(seen.optimizer).__name__} has a scheduler that was not prepared",
-                    "model, optimizer, scheduler, loader = rt.prepare(model, optimizer, scheduler, loader)",
-                )
-
     def _if_last(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return original(*args, **kwargs) if self._loop.acts else None
+
+    def _get_scale(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self.scale_read_at = self._loop.backwards
+        return original(*args, **kwargs)
 
     def _unscale(
         self, scaler: GradScaler, original: Callable[..., Any], optimizer: Optimizer, *args: Any, **kwargs: Any
     ) -> Any:
         if not self._loop.acts:
             return None
-        self._check_scaled(scaler)
-        self._loop.collect()
         seen = self.find(optimizer)
+        if seen is not None:
+            seen.check_scaled(scaler)
+        self._loop.collect()
         if seen is not None:
             seen.gradients.unscaled_at = self._loop.backwards
         return original(optimizer, *args, **kwargs)
@@ -124,11 +146,10 @@ class StepGate:
         self.asked = True
         if not self._loop.acts:
             return None
-        self._check_scaled(scaler)
-        self._loop.collect()
         seen = self.find(optimizer)
         if seen is not None:
-            seen.gradients.check_cleared()
+            seen.check_scaled(scaler)
+        self._loop.collect()
         self.scaling = True
         try:
             result = original(optimizer, *args, **kwargs)
@@ -137,10 +158,6 @@ class StepGate:
         if seen is not None:
             seen.note_step()  # the scaler leaves a step out if a gradient is infinite
         return result
-
-    def _check_scaled(self, scaler: GradScaler) -> None:
-        if self._loop.inside:
-            self.scaled.check_step_of(scaler, self._loop.backwards_before_pass)
 
 
 class SeenOptimizer:
@@ -163,14 +180,15 @@ class SeenOptimizer:
                 " here is that of the global batch",
                 "rt.backward(loss); optimizer.step(), with an optimizer that needs no closure",
             )
+        if self._loop.accumulates and not self._gate.acts:
+            self._check_outer()
         if not self._loop.acts:
             return None
         self._check_parameters()
         self._loop.collect()
+        self._check_not_skipped()
         self.gradients.check_step()
-        unscaled = self.gradients.unscaled_at == self._loop.backwards
-        scaled = self._gate.scaled.are_scaled(self._loop.backwards) and not unscaled
-        if self._loop.inside and scaled and not self._gate.scaling:
+        if self._loop.inside and not self._gate.scaling and self.gradients.are_scaled(self._gate.scale_read_at):
             raise RequestError(
                 "optimizer.step() came with gradients which rt.backward(loss, scaler=scaler) has scaled",
                 "rt.step(optimizer, scaler=scaler), or scaler.step(optimizer); scaler.update()",
@@ -183,6 +201,16 @@ class SeenOptimizer:
         self.note_step()
         return result
 
+    def _check_outer(self) -> None:
+        """RequestError if this belongs to another optimizer, such as one for SAM, which acts between its steps."""
+        outer = find_outer(self.optimizer, [seen.optimizer for seen in self._gate.optimizers])
+        if outer is not None:
+            raise RequestError(
+                f"the {outer[0]} has this {type(self.optimizer).__name__} step, and a global batch has several micro"
+                f" batches here: what the {outer[0]} does before would be done in each of them",
+                "hpcddp.runtime(max_micro_batch=N), where N samples are a rank's whole share of the global batch",
+            )
+
     def _check_parameters(self) -> None:
         """RequestError for parameters that came, or were unfrozen, after `rt.prepare`."""
         known, held = self._gate.known, sum(len(group["params"]) for group in self.optimizer.param_groups)
@@ -191,8 +219,36 @@ class SeenOptimizer:
         if known is not None and self._frozen:
             known.check_frozen(self._frozen)
 
+    def check_scaled(self, scaler: GradScaler) -> None:
+        """RequestError if it cannot step with this scaler."""
+        self._check_not_skipped()
+        self.gradients.check_cleared()
+        if scaler.is_enabled():
+            self.gradients.check_scaled()
+
+    def check_not_stepped(self) -> None:
+        """RequestError if it has stepped in this global batch."""
+        if id(self) in self._gate.stepped:
+            raise RequestError(f"rt.skip_step() came after the {type(self.optimizer).__name__} had stepped", _EITHER)
+
+    def _check_not_skipped(self) -> None:
+        if id(self) in self._gate.skipped:
+            raise RequestError("optimizer.step() came after rt.skip_step() in one global batch", _EITHER)
+
+    def skip(self) -> None:
+        """Leave this step out: the gradients are dropped, and the batch counts."""
+        self._note_done()
+        self._gate.skipped.add(id(self))
+        note_steps(self.optimizer)  # a scheduler may step, as after a step that a gradient scaler leaves out
+        self.clear()
+        self.gradients.note_cleared()
+
     def note_step(self) -> None:
         """It has stepped."""
+        self._note_done()
+        self._gate.stepped.add(id(self))
+
+    def _note_done(self) -> None:
         self.gradients.note_step()
         self._gate.acted = True
         self._gate.reached |= self.gradients.stepped_with_some

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.amp import GradScaler
+from torch.optim import Optimizer
 
 from hpcddp.errors import RequestError
 from hpcddp.training.data.randomness import seed_generators
@@ -20,6 +21,7 @@ from hpcddp.training.marks import Mark
 from hpcddp.training.pace import Pace
 from hpcddp.training.parallel.calls import ForwardCalls
 from hpcddp.training.steps import StepRecord
+from hpcddp.training.unprepared import check_schedulers
 
 _LOOP = "for x, y in loader: … rt.backward(loss_fn(model(x), y)); optimizer.step()"
 
@@ -43,6 +45,7 @@ class Loop:
         self.models: list[nn.Module] = []  # that have all their parameters on this rank
         self.calls = ForwardCalls()
         self.gate = StepGate(self)
+        self.skipped_step: int | None = None  # the last that rt.skip_step left out, counted from 1
         self.backwards = self.backwards_before_pass = 0
         self._seed = seed
         self._gradients = gradients
@@ -94,7 +97,7 @@ class Loop:
             self._marks = []
             if nth_pass == 0:
                 self._backwards_before_step = self.backwards
-                self.gate.acted = self.gate.reached = False
+                self.gate.batch_starts()
         self._micro, self._weight = micro, weight
         self._collected = self.gate.asked = False
         self.calls.start()
@@ -120,19 +123,27 @@ class Loop:
                 "for step in loader.steps(): for x in step: …",
             )
         if self.backwards == self._backwards_before_step:
-            raise RequestError("a global batch went by without rt.backward(loss)", _LOOP)
+            raise RequestError(
+                "a global batch went by without rt.backward(loss)",
+                f"{_LOOP}. To read the data without training: model, optimizer, loader, reading = rt.prepare(model,"
+                " optimizer, loader, DataLoader(dataset, 256)); for x, y in reading: …",
+            )
         if not self.gate.optimizers:
             raise RequestError(
                 "this run has no optimizer: none was prepared",
                 "model, optimizer, loader = rt.prepare(model, optimizer, loader)",
             )
         if not self.gate.acted:
-            raise RequestError("a global batch went by without optimizer.step()", _LOOP)
+            raise RequestError(
+                "a global batch went by without optimizer.step()",
+                f"{_LOOP}. To accumulate K batches: hpcddp.runtime(global_batch=K * {micro.total}), and a step for each"
+                " batch of the loader. To leave a step out: rt.skip_step()",
+            )
         if not self.gate.reached:
             raise RequestError("rt.backward(loss) brought no gradient to any optimizer of this run", _LOOP)
         if not self._stepped:
             self._stepped = True
-            self.gate.check_schedulers()
+            check_schedulers(self.gate)
         for seen in self.gate.optimizers:
             seen.gradients.look()
         self.steps += 1
@@ -198,19 +209,26 @@ class Loop:
         self.gate.scaled.check_prepared(scaler)
         self.gate.scaled.check_loss(loss)
         self._check_marks()
-        for seen in self.gate.optimizers:
-            seen.gradients.look()
+        scaled = scaler is not None and scaler.is_enabled()
+        self.gate.backward_starts(scaled=scaled)
         if self._collected:
             self.record.noise.void()
         with self.calls.checked():
             factor = run_backward(loss, micro, weight, self.models, summed=summed, scaler=scaler)
         self.backwards += 1
-        for seen in self.gate.optimizers:
-            seen.gradients.note_backward()
-        self.gate.scaled.note_backward(scaler, self.backwards)
+        self.gate.backward_ends(scaled=scaled)
         self._marks = _mark(self.gate) if self.accumulates and not micro.last else []
         if factor is not None:
             self.record.add_loss(loss.detach(), factor, self._gradients.slot(micro))
+
+    def skip(self, optimizers: Sequence[Optimizer]) -> bool:
+        """See `Runtime.skip_step`."""
+        _ = self.micro  # RequestError outside of the loop over the loader
+        if not self.gate.skip(optimizers):
+            return False
+        self.skipped_step = self.steps + 1
+        self.record.noise.void()
+        return True
 
     def collect(self) -> None:
         """Make the gradient of the global batch, or note that of this micro batch, if that was not done yet."""

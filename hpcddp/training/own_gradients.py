@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hpcddp.errors import RequestError
@@ -22,6 +22,9 @@ class OwnGradients:
         self._stepped_with: Mark | None = None  # one that it stepped on, until they are cleared
         self._cleared_at = -1  # backward passes before they were cleared between backward and step
         self._left: list[Mark] = []  # what this left
+        self._before: list[Mark] | None = None  # before a scaled backward pass, where it may reach others only
+        self._scaled_at = -1  # backward passes before and with the last scaled one that reached them
+        self._scaled_with: Mark | None = None  # one that this brought
         self.unscaled_at = -1  # backward passes before a scaler unscaled them
 
     @property
@@ -41,11 +44,23 @@ class OwnGradients:
         """Note that they were cleared or set to zero by other means, such as `model.zero_grad()`."""
         if self._stepped_with is not None and not self._stepped_with.holds():
             self._stepped_with = None
+        if self._scaled_with is not None and self._scaled_with.parameter.grad is None and not self._loop.accumulates:
+            self._scaled_at, self._scaled_with = -1, None
 
     def note_backward(self) -> None:
         """A backward pass has changed them: that did not clear those of the step before."""
         if self._stepped_with is not None and self._stepped_with.parameter.grad is not None:
             self._stepped_with = Mark(self._stepped_with.parameter)
+
+    def expect_scaled(self) -> None:
+        """A scaled backward pass comes that may reach other optimizers only: these gradients are marked before it."""
+        self._before = [Mark(parameter) for parameter in self.parameters]
+
+    def note_scaled(self) -> None:
+        """The last backward pass was a scaled one."""
+        before, self._before = self._before, None
+        if before is None or any(map(_may_be_other, before)):
+            self._scaled_at, self._scaled_with = self._loop.backwards, self.mark()
 
     def note_step(self) -> None:
         """The optimizer has stepped on them."""
@@ -59,7 +74,8 @@ class OwnGradients:
 
     def note_cleared(self) -> None:
         """The optimizer's `zero_grad()` has cleared them."""
-        self._stepped_with = None
+        self._stepped_with = self._scaled_with = None
+        self._scaled_at = -1
         if self._loop.inside and self._loop.backwards > self._used:  # between backward and step
             self._cleared_at, self._left = self._loop.backwards, [Mark(p) for p in self.parameters]
 
@@ -84,6 +100,26 @@ class OwnGradients:
             )
         self.check_cleared()
 
+    def are_scaled(self, scale_read_at: int) -> bool:
+        """Whether a backward pass has scaled them, and nothing has unscaled them since.
+
+        A script that unscales them itself reads the scale, after so many backward passes, and changes them.
+        """
+        if self._scaled_at <= max(self._used, self.unscaled_at):
+            return False
+        unchanged = self._scaled_with is None or self._scaled_with.holds()
+        return unchanged or scale_read_at < self._scaled_at
+
+    def check_scaled(self) -> None:
+        """RequestError if a scaler is to unscale them, or step on them, and no backward pass of this pass over the
+        global batch has scaled them."""
+        if self._loop.inside and self._scaled_at <= self._loop.backwards_before_pass:
+            raise RequestError(
+                f"a gradient scaler was given to the step of a {type(self._optimizer).__name__}, but there was no"
+                " rt.backward(loss, scaler=scaler) before it",
+                "rt.backward(loss, scaler=scaler)",
+            )
+
     def check_cleared(self) -> None:
         """RequestError if they were cleared after the last backward pass, and nothing else was put there."""
         if self._loop.inside and self._cleared_at == self._loop.backwards and all(mark.holds() for mark in self._left):
@@ -91,3 +127,9 @@ class OwnGradients:
                 "optimizer.step() came after the gradients of rt.backward(loss) were cleared",
                 "optimizer.zero_grad() before rt.backward(loss), or after optimizer.step()",
             )
+
+
+def _may_be_other(mark: Mark) -> bool:
+    """Whether the gradient may be another one by now. That of a sharded model does not say."""
+    gradient = mark.parameter.grad
+    return not mark.holds() or (gradient is not None and type(gradient) is not Tensor)

@@ -35,6 +35,7 @@ from hpcddp.training.remarks import describe_share, describe_starving, print_war
 from hpcddp.training.report import Report
 from hpcddp.training.setup import RunSetup
 from hpcddp.training.torch_compat import note_steps
+from hpcddp.training.unprepared import guarding
 
 
 class Preparation:
@@ -235,7 +236,7 @@ class Preparation:
         check_optimizers_of(list(self._models.values()), self._loop.gate)
         fixed = self.layout.data_size > 1 or self._options.exactness is not None
         self._loop.gate.known = KnownParameters([unwrap(model) for model in self._models.values()], fixed=fixed)
-        self._until_end.enter_context(self._loop.gate.guarding(list(self._models.values())))
+        self._until_end.enter_context(guarding(self._loop.gate, self._loop, list(self._models.values())))
         batch = self.plan.global_batch if self._options.exactness or self._plan is not None else None
         self._position = self._checkpointer.track(objects, batch)
         if self._position is not None:

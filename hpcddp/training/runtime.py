@@ -157,6 +157,15 @@ class Runtime(Saving):
         step_all(optimizers, scheduler, clip_norm, scaler)
         return True
 
+    def skip_step(self, *optimizers: Optimizer) -> bool:
+        """In place of `optimizer.step()`, leave this step out, as where the norm of the gradients is not finite. None:
+        all optimizers of the run.
+
+        The global batch counts as one whose step a gradient scaler leaves out, and its gradients are cleared. Acts at
+        the last micro batch of the global batch; returns whether it did. Call it on every rank at the same step.
+        """
+        return self._loop.skip(optimizers)
+
     def train_step(
         self,
         step: Step,

@@ -56,11 +56,12 @@ class Saving(Preparation):
     def _check_state(self) -> None:
         """RequestError, on every rank, for a state that is not worth a checkpoint."""
         self._same.check(self.steps)
-        loss = self._loop.record.loss
+        loss, skipped = self._loop.record.loss, self._loop.skipped_step
         if (
             loss is not None
             and not math.isfinite(loss)
             and not any(s.is_enabled() for s in self._loop.gate.scaled.scalers)
+            and (skipped is None or skipped < self.steps - 1)  # the loss may be that of the step before
         ):
             raise RequestError(
                 f"the loss of the run is {loss} by step {self.steps}. No checkpoint is written of that",

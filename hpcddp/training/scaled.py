@@ -17,7 +17,6 @@ class ScaledGradients:
 
     def __init__(self) -> None:
         self.scalers: list[GradScaler] = []
-        self._at = -1  # backward passes before and with the last scaled one
         self._last: weakref.ref[Tensor] | None = None  # what `scaler.scale` returned last
 
     def scale(self, original: Callable[..., Any], outputs: Any) -> Any:
@@ -40,23 +39,5 @@ class ScaledGradients:
         if self._last is not None and self._last() is loss:
             raise RequestError(
                 "rt.backward was given a loss that scaler.scale(loss) has scaled: it would be recorded so",
-                "rt.backward(loss, scaler=scaler)",
-            )
-
-    def note_backward(self, scaler: GradScaler | None, backwards: int) -> None:
-        """The backward pass of this number is over."""
-        if scaler is not None and scaler.is_enabled():
-            self._at = backwards
-
-    def are_scaled(self, backwards: int) -> bool:
-        """Whether the last backward pass, which has this number, was scaled."""
-        return self._at == backwards
-
-    def check_step_of(self, scaler: GradScaler, since: int) -> None:
-        """RequestError if the scaler is to unscale gradients, or step on them, and no backward pass after this number
-        was scaled."""
-        if scaler.is_enabled() and self._at <= since:
-            raise RequestError(
-                "a gradient scaler was given to the step, but there was no rt.backward(loss, scaler=scaler) before it",
                 "rt.backward(loss, scaler=scaler)",
             )

@@ -114,6 +114,37 @@ def weights_that_are_no_numbers(open_: Opened, _rank: int) -> None:
                 optimizer.step()
 
 
+def a_first_step_skipped_on_one_rank(open_: Opened, rank: int) -> None:
+    skip_on_one_rank(open_, rank, 0)
+
+
+def a_late_step_skipped_on_one_rank(open_: Opened, rank: int) -> None:
+    skip_on_one_rank(open_, rank, 3)
+
+
+def skip_on_one_rank(open_: Opened, rank: int, at: int) -> None:
+    with open_() as rt:
+        model, optimizer, loader = prepared(rt)
+        for _ in rt.epochs(2):
+            for x, y in loader:
+                rt.backward(cross_entropy(model(x), y))
+                if rank == 1 and rt.steps == at:
+                    rt.skip_step()
+                else:
+                    rt.step(optimizer)
+
+
+def accumulation_by_hand(open_: Opened, _rank: int) -> None:
+    with open_() as rt:
+        model, optimizer, loader = prepared(rt)
+        for _ in rt.epochs(1):
+            for n, (x, y) in enumerate(loader):
+                rt.backward(cross_entropy(model(x), y) / 2)
+                if (n + 1) % 2 == 0:
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+
 # ---- the bare model
 
 
@@ -201,6 +232,29 @@ def a_layer_unfrozen_after_prepare(open_: Opened, _rank: int) -> None:
                 optimizer.zero_grad()
                 rt.backward(cross_entropy(net(x), y))
                 optimizer.step()
+
+
+def a_layer_frozen_after_prepare(open_: Opened, _rank: int, **options: Any) -> None:
+    with open_(**options) as rt:
+        model = make_model()
+        net, optimizer, loader = rt.prepare(model, sgd(model), DataLoader(make_data(), batch_size=4))
+        freeze_later(rt, model, net, optimizer, loader)
+
+
+def a_layer_frozen_after_prepare_in_an_exact_run(open_: Opened, rank: int) -> None:
+    a_layer_frozen_after_prepare(open_, rank, exact=True, slices=2)
+
+
+def freeze_later(rt: Any, model: nn.Module, net: nn.Module, optimizer: Any, loader: Any) -> None:
+    """From the second epoch on the first layer stays as it is."""
+    for epoch in rt.epochs(3):
+        model[0].requires_grad_(epoch < 1)
+        frozen = model[0].weight.detach().clone()
+        for x, y in loader:
+            optimizer.zero_grad()
+            rt.backward(cross_entropy(net(x), y))
+            optimizer.step()
+        assert torch.equal(frozen, model[0].weight) is (epoch > 0)
 
 
 def a_group_added_after_prepare(open_: Opened, _rank: int) -> None:
@@ -305,6 +359,22 @@ def right_loops(open_: Opened, rank: int) -> None:
             optimizer = sgd(model)
             net = rt.wrap(model, find_unused_parameters=True)
             train(rt, *rt.prepare(net, optimizer, DataLoader(make_data(), batch_size=4)), epochs=2)
+    for options in ({}, {"max_micro_batch": 1}, {"exact": True, "slices": 2}):
+        with open_(**options) as rt:  # frozen later
+            model = make_model()
+            optimizer = sgd(model, momentum=0.9)
+            net = rt.wrap(model, find_unused_parameters=True)
+            freeze_later(rt, model, *rt.prepare(net, optimizer, DataLoader(make_data(), batch_size=4)))
+    with open_() as rt:  # all ranks skip a step
+        model, optimizer, loader = prepared(rt)
+        for _ in rt.epochs(1):
+            for x, y in loader:
+                rt.backward(cross_entropy(model(x), y))
+                if nn.utils.clip_grad_norm_(model.parameters(), 1.0) < 1.0 and rt.steps:
+                    optimizer.step()
+                else:
+                    rt.skip_step()
+                optimizer.zero_grad()
     with open_() as rt:  # frozen to the end, and a group of what the model had from the start
         model = make_model()
         model[0].requires_grad_(False)

@@ -19,6 +19,9 @@ ON_TWO_RANKS = {
     "gradients_clipped_on_one_rank": "after step 1 the weights of rank 1",
     "weights_changed_on_one_rank_late": "after step 6 the weights of rank 1 are not those of rank 0: 0.weight",
     "weights_that_are_no_numbers": "after step 6 the weights are no numbers any more: 0.weight of Sequential has NaN",
+    "a_first_step_skipped_on_one_rank": "after step 1 the weights of rank 1 are not those of rank 0",
+    "a_late_step_skipped_on_one_rank": "after step 6 the weights of rank 1 are not those of rank 0",  # at the end
+    "accumulation_by_hand": "went by without optimizer.step()",
     "the_old_model_called": "reached the Sequential, but not through the model that rt.prepare returned",
     "the_module_inside_called": "reached the Sequential, but not through the model that rt.prepare returned",
     "the_bare_model_called_with_accumulation": "but not through the model that rt.prepare returned",
@@ -28,6 +31,8 @@ ON_TWO_RANKS = {
     "an_unused_layer_with_accumulation": "did not reach all parameters of the TwoHeads: second.weight has no gradient",
     "an_unused_layer_in_an_exact_run": "did not reach all parameters of the TwoHeads: second.weight has no gradient",
     "a_layer_unfrozen_after_prepare": "0.weight of Sequential requires a gradient, and did not at rt.prepare",
+    "a_layer_frozen_after_prepare": "0.weight of Sequential requires no gradient, and did at rt.prepare",
+    "a_layer_frozen_after_prepare_in_an_exact_run": "0.weight of Sequential requires no gradient, and did at",
     "a_group_added_after_prepare": "1 of the parameters of a SGD were in no prepared model at rt.prepare",
     "a_layer_added_after_prepare": "2 of the parameters of a SGD were in no prepared model at rt.prepare",
     "a_stream_that_splits_itself_by_rank": "rank 1 gets another stream of this Numbers: its first sample is not that",

@@ -103,6 +103,38 @@ def test_a_shuffled_loader_after_the_first_is_said(capsys: pytest.CaptureFixture
         assert ("hint: shuffle=False" in said) is shuffle
 
 
+def test_the_training_data_are_read_without_training_through_a_second_dataloader() -> None:
+    model = torch.nn.Linear(1, 1)
+    with hpcddp.runtime() as rt:
+        prepared = rt.prepare(
+            model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(DATA, 8, shuffle=True), DataLoader(DATA, 8)
+        )
+        model, optimizer, loader, reading = prepared
+        mean = rt.sum(sum(float(x.sum()) for (x,) in reading)) / rt.sum(sum(len(x) for (x,) in reading))
+        assert mean == 11.5
+        for _ in rt.epochs(2):
+            for (x,) in loader:
+                optimizer.zero_grad()
+                rt.backward(model(x / 24 - mean / 24).square().mean())
+                optimizer.step()
+            assert sum(len(x) for (x,) in reading) == 24
+        assert rt.steps == 6
+
+
+def test_to_read_them_through_the_training_loader_is_refused_with_the_way_that_works() -> None:
+    model = torch.nn.Linear(1, 1)
+    hint = r"\nhint: .* rt.prepare\(model, optimizer, loader, DataLoader\(dataset, 256\)\); for x, y in reading: …"
+
+    def read() -> None:
+        with hpcddp.runtime() as rt:
+            *_, loader = rt.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(DATA, 8))
+            sum(float(x.sum()) for (x,) in loader)
+
+    with pytest.raises(RequestError) as error:
+        read()
+    error.match(r"a global batch went by without rt.backward\(loss\)" + hint)
+
+
 def test_one_rank_does_not_ask_whose_the_batch_size_of_a_distributed_sampler_is(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -1,0 +1,54 @@
+"""Optimizers and schedulers that step in a run and were not prepared: their state would be in no checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from hpcddp.errors import RequestError
+from hpcddp.training.gate import StepGate
+from hpcddp.training.loop_view import LoopView
+from hpcddp.training.nested import find_outer
+from hpcddp.training.torch_compat import has_scheduler
+
+
+@contextmanager
+def guarding(gate: StepGate, loop: LoopView, models: Sequence[nn.Module]) -> Iterator[None]:
+    """Meanwhile RequestError if an optimizer that was not taken steps parameters of these models in the loop.
+
+    It would step in each micro batch.
+    """
+    known = {id(parameter) for model in models for parameter in model.parameters()}
+
+    def look(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
+        if gate.acts or not loop.inside:  # one that steps another inside, such as ZeRO's
+            return
+        if any(id(parameter) in known for group in optimizer.param_groups for parameter in group["params"]):
+            outer = find_outer(optimizer, [seen.optimizer for seen in gate.optimizers])
+            raise RequestError(
+                f"this {type(optimizer).__name__} steps a prepared model, and was not prepared itself",
+                f"model, optimizer, inner, loader = rt.prepare(model, optimizer, optimizer.{outer[1]}, loader)"
+                if outer is not None
+                else "model, optimizer, loader = rt.prepare(model, optimizer, loader), with all optimizers",
+            )
+
+    handle = register_optimizer_step_pre_hook(look)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def check_schedulers(gate: StepGate) -> None:
+    """RequestError if an optimizer's scheduler was not taken: a resumed run would begin its schedule anew."""
+    for seen in gate.optimizers:
+        taken = any(scheduler.optimizer is seen.optimizer for scheduler in gate.schedulers)
+        if has_scheduler(seen.optimizer) and not taken:
+            raise RequestError(
+                f"the {type(seen.optimizer).__name__} has a scheduler that was not prepared",
+                "model, optimizer, scheduler, loader = rt.prepare(model, optimizer, scheduler, loader)",
+            )

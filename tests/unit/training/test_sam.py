@@ -1,0 +1,104 @@
+"""An optimizer that makes another one step, as for sharpness-aware minimization (SAM): both are prepared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+import hpcddp
+from hpcddp.errors import RequestError
+
+
+class Sam(torch.optim.Optimizer):
+    """As published: https://github.com/davda54/sam."""
+
+    def __init__(self, params: Any, **options: Any) -> None:
+        super().__init__(params, {"rho": 0.05} | options)
+        self.base_optimizer = torch.optim.SGD(self.param_groups, **options)
+        self.param_groups = self.base_optimizer.param_groups
+
+    @torch.no_grad()
+    def first_step(self) -> None:
+        held = [p for group in self.param_groups for p in group["params"]]
+        norm = torch.stack([p.grad.norm() for p in held]).norm()
+        for p in held:
+            self.state[p]["moved"] = 0.05 / norm * p.grad
+            p.add_(self.state[p]["moved"])
+        self.zero_grad()
+
+    @torch.no_grad()
+    def second_step(self) -> None:
+        for p in (p for group in self.param_groups for p in group["params"]):
+            p.sub_(self.state[p]["moved"])
+        self.base_optimizer.step()
+        self.zero_grad()
+
+    def step(self) -> None:
+        raise NotImplementedError("first_step, second_step")
+
+
+def make_parts() -> tuple[nn.Module, Sam, TensorDataset]:
+    torch.manual_seed(3)
+    model = nn.Linear(4, 3, dtype=torch.float64)
+    return (
+        model,
+        Sam(model.parameters(), lr=0.1, momentum=0.9),
+        TensorDataset(torch.randn(24, 4, dtype=torch.float64), torch.arange(24) % 3),
+    )
+
+
+def train(*, both: bool = True, folder: Path | None = None, stop_at: int | None = None, **options: Any) -> nn.Module:
+    model, optimizer, data = make_parts()
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer.base_optimizer, 2)
+    objects = [optimizer, optimizer.base_optimizer] if both else [optimizer]
+    with hpcddp.runtime(run_dir=folder, **options) as rt:
+        net, *_, loader = rt.prepare(model, *objects, scheduler, DataLoader(data, batch_size=6))
+        for _ in rt.epochs(2):
+            for x, y in loader:
+                rt.backward(cross_entropy(net(x), y))
+                optimizer.first_step()
+                rt.backward(cross_entropy(net(x), y))
+                optimizer.second_step()
+                scheduler.step()
+                if rt.steps + 1 == stop_at:
+                    rt.stop("a test")
+        assert optimizer.param_groups is optimizer.base_optimizer.param_groups
+    return model
+
+
+def test_sam_gives_the_weights_of_plain_torch_also_after_a_resume(tmp_path: Path) -> None:
+    model, optimizer, data = make_parts()
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer.base_optimizer, 2)
+    for _ in range(2):
+        for x, y in DataLoader(data, batch_size=6):
+            cross_entropy(model(x), y).backward()
+            optimizer.first_step()
+            cross_entropy(model(x), y).backward()
+            optimizer.second_step()
+            scheduler.step()
+    train(folder=tmp_path, stop_at=3)
+    for found in (train(), train(folder=tmp_path)):
+        assert torch.allclose(found.weight, model.weight, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"both": False},
+            r"this SGD steps.*\nhint: .*prepare\(model, optimizer, optimizer.base_optimizer, loader\)",
+        ),
+        ({"max_micro_batch": 2}, r"the Sam has this SGD step, and .* several micro batches"),
+    ],
+    ids=["the inner one is not prepared", "several micro batches"],
+)
+def test_sam_whose_inner_optimizer_would_step_unseen_or_too_often_is_refused(options: Any, message: str) -> None:
+    with pytest.raises(RequestError) as error:
+        train(**options)
+    error.match(message)
