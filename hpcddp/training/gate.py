@@ -178,7 +178,10 @@ class SeenOptimizer:
             raise RequestError(
                 "optimizer.step(closure) is not supported: it evaluates one batch, perhaps several times, and a step"
                 " here is that of the global batch",
-                "rt.backward(loss); optimizer.step(), with an optimizer that needs no closure",
+                "rt.backward(loss); optimizer.first_step(zero_grad=True); rt.backward(loss_fn(model(x), y));"
+                " optimizer.second_step(zero_grad=True)"
+                if hasattr(self.optimizer, "second_step")
+                else "rt.backward(loss); optimizer.step(), with an optimizer that needs no closure",
             )
         if self._loop.accumulates and not self._gate.acts:
             self._check_outer()

@@ -39,8 +39,10 @@ class Sam(torch.optim.Optimizer):
         self.base_optimizer.step()
         self.zero_grad()
 
-    def step(self) -> None:
-        raise NotImplementedError("first_step, second_step")
+    def step(self, closure: Any) -> None:
+        self.first_step()
+        closure()
+        self.second_step()
 
 
 def make_parts() -> tuple[nn.Module, Sam, TensorDataset]:
@@ -102,3 +104,19 @@ def test_sam_whose_inner_optimizer_would_step_unseen_or_too_often_is_refused(opt
     with pytest.raises(RequestError) as error:
         train(**options)
     error.match(message)
+
+
+def test_sam_with_a_closure_is_refused_with_the_calls_that_need_none() -> None:
+    model, optimizer, data = make_parts()
+
+    def run() -> None:
+        with hpcddp.runtime() as rt:
+            *_, loader = rt.prepare(model, optimizer, optimizer.base_optimizer, DataLoader(data, batch_size=6))
+            for _ in loader:
+                optimizer.step(lambda: None)
+
+    with pytest.raises(RequestError, match=r"\(closure\) is not supported") as error:
+        run()
+    error.match(
+        r"optimizer.first_step\(zero_grad=True\); rt.backward\(loss_fn\(model\(x\), y\)\); optimizer.second_step"
+    )
