@@ -74,7 +74,7 @@ def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iter
         if stall_s is not None and group.world_size > 1:
             stack.enter_context(Watchdog(group, stall_s, lambda: watch.pace.batches, report.say).watching())
         try:
-            with suppress(StopTraining), explained(lambda: rt.steps):
+            with suppress(StopTraining), explained(rt):
                 yield rt
             rt.finish()
         except BaseException as error:

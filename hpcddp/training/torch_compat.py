@@ -22,14 +22,15 @@ from torch.distributed import (  # type: ignore[attr-defined]  # torch re-export
 )
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-__all__ = ["BatchNorm", "HashStore", "PrefixStore", "Store", "TCPStore", "rendezvous"]
+__all__ = ["HashStore", "NormWithStatistics", "PrefixStore", "Store", "TCPStore", "rendezvous"]
 
-#: The class of all BatchNorm layers, SyncBatchNorm included. Torch has no public name for it.
-BatchNorm = _BatchNorm
+#: The class of all layers that may keep running statistics: BatchNorm, SyncBatchNorm, InstanceNorm. Torch has no public
+#: name for it.
+NormWithStatistics = _NormBase
 
 # torch 2.15 renamed the option
 _DDP_OPTIONS = inspect.signature(DistributedDataParallel.__init__).parameters

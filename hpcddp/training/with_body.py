@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any
@@ -11,6 +11,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hpcddp.errors import RequestError
 from hpcddp.training.runtime import Runtime
+from hpcddp.units import format_count
+
+_SINGLE = "Expected more than 1 value per channel when training"  # torch's BatchNorm
 
 
 class UnopenedRuntime(AbstractContextManager[Runtime]):
@@ -36,15 +39,16 @@ class UnopenedRuntime(AbstractContextManager[Runtime]):
 
 
 @contextmanager
-def explained(steps: Callable[[], int]) -> Iterator[None]:
-    """Around the body. RequestError for an exit that looks like success, and for what only the model inside DDP has."""
+def explained(rt: Runtime) -> Iterator[None]:
+    """Around the body. RequestError for an exit that looks like success, for what only the model inside DDP has, and
+    for BatchNorm's refusal of a single sample."""
     try:
         yield
     except SystemExit as error:
         if error.code not in (None, 0):
             raise
         raise RequestError(
-            f"the script left the `with` body by sys.exit() after step {steps()}, and the run is not finished",
+            f"the script left the `with` body by sys.exit() after step {rt.steps}, and the run is not finished",
             'rt.finish_early("reason") or rt.stop("reason") in the loop; sys.exit() after the body',
         ) from error
     except AttributeError as error:
@@ -58,6 +62,35 @@ def explained(steps: Callable[[], int]) -> Iterator[None]:
         if f"{DistributedDataParallel.__name__!r} object" not in str(error):
             raise
         raise _only_inside(f"cannot do all that the model inside it can ({error})", "") from error
+    except ValueError as error:
+        if not str(error).startswith(_SINGLE):
+            raise
+        refused = _explain_single(rt)
+        if refused is None:
+            raise
+        raise refused from error
+
+
+def _explain_single(rt: Runtime) -> RequestError | None:
+    """What BatchNorm's refusal of a single sample comes from; None if it is not known."""
+    try:
+        samples = rt.micro_batch_samples
+    except RequestError:  # outside of the loop over the training loader
+        return RequestError(
+            "BatchNorm got a single sample outside of the training loop, and the model is in training mode there",
+            "model.eval() before the evaluation, model.train() after it",
+        )
+    if samples > 1:
+        return None
+    always = any(piece.samples == 1 for piece in rt.plan.pieces(rt.layout.data_rank))
+    whose = "a micro batch" if always else "a micro batch of the epoch's last, smaller global batch"
+    return RequestError(
+        f"BatchNorm takes its statistics over a micro batch and needs two samples: {whose} has"
+        f" {format_count(samples, 'sample')} on rank {rt.group.rank}, in step {rt.steps + 1}",
+        "a larger global batch or max_micro_batch, fewer ranks or slices, or GroupNorm in place of BatchNorm"
+        if always
+        else "DataLoader(data, drop_last=True), another global batch, or GroupNorm in place of BatchNorm",
+    )
 
 
 def _only_inside(what: str, name: str) -> RequestError:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from hpcddp.training.parallel.layout import Layout
-from hpcddp.training.torch_compat import BatchNorm
+from hpcddp.training.torch_compat import NormWithStatistics
 
 
 def average_buffers(model: nn.Module, layout: Layout) -> None:
@@ -41,14 +41,14 @@ def average_buffers(model: nn.Module, layout: Layout) -> None:
 
 @contextmanager
 def frozen_statistics(model: nn.Module) -> Iterator[None]:
-    """BatchNorm layers use and keep their running statistics, for a micro batch that does not count.
+    """BatchNorm and InstanceNorm layers use and keep their running statistics, for a micro batch that does not count.
 
     SyncBatchNorm is left as it is: in training it waits for all ranks, so that one rank alone cannot skip it.
     """
     layers = [
         layer
         for layer in model.modules()
-        if isinstance(layer, BatchNorm) and not isinstance(layer, nn.SyncBatchNorm) and layer.training
+        if isinstance(layer, NormWithStatistics) and not isinstance(layer, nn.SyncBatchNorm) and layer.training
     ]
     for layer in layers:
         layer.eval()

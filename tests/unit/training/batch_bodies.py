@@ -170,12 +170,14 @@ def train_stream(argument: dict[str, Any]) -> None:
 
 
 def train_normalised(argument: dict[str, Any]) -> None:
-    """BatchNorm, and a last global batch of one sample; each rank writes its statistics and gradients of each step."""
+    """InstanceNorm, BatchNorm, and a last global batch of one sample; each rank writes statistics and gradients of each
+    step."""
     x = torch.arange(8, dtype=torch.float64).reshape(4, 1, 2) * torch.tensor([1.0, -2.0])
     data = TensorDataset(x.repeat(1, 3, 1), torch.zeros(4))  # three vectors a sample, for the statistics of one
     with hpcddp.runtime(3, seed=5) as rt:
         torch.manual_seed(3)
-        inner = nn.Sequential(nn.Flatten(0, 1), nn.BatchNorm1d(2), nn.Linear(2, 1)).double()
+        each = nn.InstanceNorm1d(3, track_running_stats=True)
+        inner = nn.Sequential(each, nn.Flatten(0, 1), nn.BatchNorm1d(2), nn.Linear(2, 1)).double()
         model = rt.wrap(inner)
         loader = rt.loader(data, shuffle=False)
         optimizer = rt.prepare(torch.optim.SGD(model.parameters(), lr=0.0))
@@ -183,9 +185,10 @@ def train_normalised(argument: dict[str, Any]) -> None:
             for x, _ in loader:
                 loss = (model(x) - 1).square().mean()
                 counts = rt.micro_batch_samples > 0
-                own = torch.autograd.grad(loss, inner[2].weight, retain_graph=True)[0] if counts else None
+                own = torch.autograd.grad(loss, inner[3].weight, retain_graph=True)[0] if counts else None
                 rt.backward(loss)
-                state = {"mean": inner[1].running_mean, "gradient": inner[2].weight.grad, "own": own}
+                mean = torch.cat((each.running_mean, inner[2].running_mean))
+                state = {"mean": mean, "gradient": inner[3].weight.grad, "own": own}
                 torch.save(state, f"{argument['folder']}/{rt.group.rank}-{rt.steps + 1}")
                 optimizer.step()
                 model.zero_grad()

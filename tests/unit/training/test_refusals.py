@@ -103,6 +103,48 @@ def test_an_exit_inside_the_body_is_no_success(code: Any, kind: type[BaseExcepti
         assert "by sys.exit() after step 0, and the run is not finished\nhint: rt.finish_early" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("samples", "options", "message"),
+    [
+        (13, {}, r"smaller global batch has 1 sample on rank 0, in step 4\nhint: DataLoader\(data, drop_last=True\)"),
+        (
+            12,
+            {"max_micro_batch": 1},
+            r"a micro batch has 1 sample on rank 0, in step 1\nhint: a larger global batch or",
+        ),
+        (12, {"exact": True, "slices": 4}, "hint: a larger global batch or max_micro_batch, fewer ranks or slices"),
+        (12, {}, "outside of the training loop.*\nhint: model.eval"),
+        (14, {}, None),
+    ],
+    ids=["last batch", "accumulation", "slices", "evaluation", "two left"],
+)
+def test_batch_norm_over_a_single_sample_is_explained(
+    samples: int, options: dict[str, Any], message: str | None
+) -> None:
+    data = TensorDataset(torch.randn(samples, 4), torch.arange(samples) % 3)
+
+    def run(model: nn.Module, *, drop_last: bool = False) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with hpcddp.runtime(4, **options) as rt:
+            model, optimizer, loader = rt.prepare(model, optimizer, DataLoader(data, 4, drop_last=drop_last))
+            for _ in rt.epochs(1):
+                for x, y in loader:
+                    rt.backward(cross_entropy(model(x), y))
+                    rt.step(optimizer)
+                if message is not None:
+                    model(x[:1])
+
+    if message is None:
+        run(make_model())
+        return
+    with pytest.raises(RequestError, match=message):
+        run(make_model())
+    if samples == 13:  # what the hint names helps
+        with pytest.raises(RequestError, match="outside"):
+            run(make_model(), drop_last=True)
+        run(nn.Sequential(nn.Linear(4, 6), nn.GroupNorm(2, 6), nn.Linear(6, 3)))
+
+
 def test_numbers_are_logged_by_name() -> None:
     with hpcddp.runtime(4) as rt, pytest.raises(RequestError, match=r"a dict without a name\nhint: rt\.log\(loss"):
         rt.log({"loss": 0.5})

@@ -59,10 +59,11 @@ def test_a_parameter_without_a_gradient_keeps_ddp_from_averaging(group: None, op
     assert torch_compat.has_averaged(model) is averaged
 
 
-def test_every_batch_norm_layer_is_of_the_one_class() -> None:
-    layers = (nn.BatchNorm1d(2), nn.BatchNorm2d(2), nn.BatchNorm3d(2), nn.SyncBatchNorm(2), nn.LazyBatchNorm1d())
-    assert all(isinstance(layer, torch_compat.BatchNorm) for layer in layers)
-    assert not isinstance(nn.LayerNorm(2), torch_compat.BatchNorm)
+def test_every_layer_with_running_statistics_is_of_the_one_class() -> None:
+    batch = (nn.BatchNorm1d(2), nn.BatchNorm2d(2), nn.BatchNorm3d(2), nn.SyncBatchNorm(2), nn.LazyBatchNorm1d())
+    each = (nn.InstanceNorm1d(2), nn.InstanceNorm2d(2), nn.LazyInstanceNorm2d())
+    assert all(isinstance(layer, torch_compat.NormWithStatistics) for layer in (*batch, *each))
+    assert not isinstance(nn.LayerNorm(2), torch_compat.NormWithStatistics)
 
 
 def test_the_option_of_ddp_switches_the_broadcast_of_buffers_off(group: None) -> None:
