@@ -32,6 +32,7 @@ CAPTIONS = {
     "schedulers": "one module per scheduler: words, commands, parsers",
     "batchplan": "the arithmetic of the global batch",
     "units": "durations and counts as text",
+    "uncaught": "an error that a script does not catch",
     "errors": "the two-line error, exit codes",
     "record": "named tuples that start fast",
     "training.opening": "opens and closes a run",

@@ -7,21 +7,16 @@ An edge: the process's environment is read here and passed on.
 from __future__ import annotations
 
 import os
-import sys
-from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hpcddp.errors import HpcddpError
+from hpcddp.uncaught import Opening, two_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from types import TracebackType
+    from collections.abc import Mapping, Sequence
 
     from hpcddp.training.rendezvous.group import Group
     from hpcddp.training.runtime import Runtime
-
-
-_T = TypeVar("_T")
 
 
 class RankEnvironment(NamedTuple):
@@ -48,8 +43,9 @@ def env() -> RankEnvironment:
     from hpcddp.ranks.resolve import resolve
 
     hostname = os.uname().nodename
-    info = resolve(os.environ, hostname=hostname, live=True)
-    found = find_rendezvous(os.environ, info, hostname=hostname, live=True)
+    with two_lines():
+        info = resolve(os.environ, hostname=hostname, live=True)
+        found = find_rendezvous(os.environ, info, hostname=hostname, live=True)
     source = {**info.source, **found.source}
     return RankEnvironment(*info[:-1], master_addr=found.master_addr, master_port=found.master_port, source=source)
 
@@ -63,7 +59,8 @@ def load(run: str, kind: str = "step") -> list[dict[str, Any]]:
     """
     from hpcddp.runs.table import read_table
 
-    return read_table(run, kind)
+    with two_lines():
+        return read_table(run, kind)
 
 
 def init(
@@ -85,7 +82,7 @@ def init(
     """
     from hpcddp.training.rendezvous.process_group import open_group
 
-    return _Opening(
+    return Opening(
         open_group(
             os.environ,
             backend=backend,
@@ -165,39 +162,4 @@ def runtime(
         noise_every=noise_every,
         log_to=log_to,
     )
-    return UnopenedRuntime(_Opening(open_runtime(os.environ, options)))
-
-
-class _Opening(AbstractContextManager[_T]):
-    """`inner`, whose HpcddpErrors before the `with` body are printed in two lines if the script does not catch them:
-    they are about how the script was started, and a line of the script explains none. In the body one does."""
-
-    def __init__(self, inner: AbstractContextManager[_T]) -> None:
-        self._inner = inner
-
-    def __enter__(self) -> _T:
-        with _two_lines():
-            return self._inner.__enter__()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        return self._inner.__exit__(kind, error, trace)
-
-
-@contextmanager
-def _two_lines() -> Iterator[None]:
-    """If this very HpcddpError ends the process, its two lines are printed and its exit status is left."""
-    try:
-        yield
-    except HpcddpError as error:
-        mine, usual = error, sys.excepthook
-
-        def report(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
-            if value is mine:
-                print(f"hpcddp: {value}", file=sys.stderr, flush=True)
-                sys.exit(mine.exit_code)
-            usual(kind, value, trace)
-
-        sys.excepthook = report
-        raise
+    return UnopenedRuntime(open_runtime(os.environ, options))

@@ -3,32 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-from types import TracebackType
+from contextlib import contextmanager
 from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcddp.errors import RequestError
 from hpcddp.training.runtime import Runtime
+from hpcddp.uncaught import Opening
 from hpcddp.units import format_count
 
 _SINGLE = "Expected more than 1 value per channel when training"  # torch's BatchNorm
 
 
-class UnopenedRuntime(AbstractContextManager[Runtime]):
+class UnopenedRuntime(Opening[Runtime]):
     """What `hpcddp.runtime(…)` gives: `with` opens it."""
-
-    def __init__(self, opened: AbstractContextManager[Runtime]) -> None:
-        self._opened = opened
-
-    def __enter__(self) -> Runtime:
-        return self._opened.__enter__()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        return self._opened.__exit__(kind, error, trace)
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("_") and hasattr(Runtime, name):

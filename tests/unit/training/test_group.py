@@ -128,3 +128,23 @@ def test_env_imports_no_torch() -> None:
     code = "import hpcddp, sys; p = hpcddp.env(); print(p.launcher, p.rank, p.world_size, 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PATH": ""})
     assert done.stdout == "none 0 1 False\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "env", "expected"),
+    [
+        ("hpcddp.env()", {"RANK": "5", "WORLD_SIZE": "2"}, (4, "hpcddp: ")),
+        ("hpcddp.env()", {"SLURM_PROCID": "abc", "SLURM_STEP_NUM_TASKS": "2"}, (4, "hpcddp: ")),
+        ("hpcddp.load('no-such-run')", {}, (2, "hpcddp: ")),
+    ],
+    ids=["rank 5 of 2", "a word for a number", "no run"],
+)
+def test_an_uncaught_mistake_ends_a_script_in_two_lines(
+    code: str, env: dict[str, str], expected: tuple[int, str]
+) -> None:
+    caught = f"import hpcddp, hpcddp.errors\ntry: {code}\nexcept hpcddp.errors.HpcddpError: pass\n1 / 0"
+    for program, found in ((f"import hpcddp; {code}", expected), (caught, (1, "Traceback"))):
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=env)
+        first, second, *more = done.stderr.splitlines()
+        assert (done.returncode, first.startswith(found[1])) == (found[0], True), done.stderr
+        assert found[0] == 1 or (second.startswith("hint: ") and not more)
