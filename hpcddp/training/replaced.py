@@ -20,7 +20,10 @@ def replace(thing: Any, name: str, method: Callable[..., Any]) -> None:
 
 
 def replace_in_class(thing: Any, name: str, method: Callable[..., Any]) -> None:
-    """The same by a class of its own with the same name, where all that the instance holds is its state."""
+    """The same by a class of its own with the same name, where all that the instance holds is its state.
+
+    Pickled and copied, it is of its former class: no module has the new one.
+    """
     cls = type(thing)
     original = getattr(cls, name)
 
@@ -28,4 +31,14 @@ def replace_in_class(thing: Any, name: str, method: Callable[..., Any]) -> None:
     def replaced(self: Any, *args: Any, **kwargs: Any) -> Any:
         return method(functools.partial(original, self), *args, **kwargs)
 
-    thing.__class__ = type(cls.__name__, (cls,), {name: replaced, "__module__": cls.__module__})
+    former = getattr(cls, "_former_class", cls)
+
+    def reduce(self: Any, _protocol: int) -> Any:
+        made: Any = object.__reduce_ex__(self, 1)  # later protocols insist on the object's class
+        function, arguments, *state = made
+        return function, tuple(former if part is type(self) else part for part in arguments), *state
+
+    methods = {name: replaced, "_former_class": former, "__module__": cls.__module__}
+    if (former.__reduce_ex__, former.__reduce__) == (object.__reduce_ex__, object.__reduce__):  # no way of its own
+        methods["__reduce_ex__"] = reduce
+    thing.__class__ = type(cls.__name__, (cls,), methods)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pickle import PicklingError
 from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcddp.errors import RequestError
+from hpcddp.training.parallel.calls import ForwardCalls
 from hpcddp.training.runtime import Runtime
 from hpcddp.uncaught import Opening
 from hpcddp.units import format_count
@@ -29,8 +31,8 @@ class UnopenedRuntime(Opening[Runtime]):
 
 @contextmanager
 def explained(rt: Runtime) -> Iterator[None]:
-    """Around the body. RequestError for an exit that looks like success, for what only the model inside DDP has, and
-    for BatchNorm's refusal of a single sample."""
+    """Around the body. RequestError for an exit that looks like success, for what only the model inside DDP has or can,
+    and for BatchNorm's refusal of a single sample."""
     try:
         yield
     except SystemExit as error:
@@ -40,7 +42,14 @@ def explained(rt: Runtime) -> Iterator[None]:
             f"the script left the `with` body by sys.exit() after step {rt.steps}, and the run is not finished",
             'rt.finish_early("reason") or rt.stop("reason") in the loop; sys.exit() after the body',
         ) from error
-    except AttributeError as error:
+    except (AttributeError, PicklingError) as error:
+        if ForwardCalls.watch.__qualname__ in str(error):  # the hook that it puts into the model
+            raise RequestError(
+                "on several ranks the model of rt.prepare is in a DistributedDataParallel, which cannot be pickled",
+                "rt.save_model(path, model), or torch.save(rt.unwrap(model), path) under if rt.is_main:",
+            ) from error
+        if not isinstance(error, AttributeError):
+            raise
         model, name = error.obj, error.name
         if not isinstance(model, DistributedDataParallel) or name is None or not hasattr(model.module, name):
             raise

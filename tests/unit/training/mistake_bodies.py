@@ -5,6 +5,7 @@ The ranks of one group make one mistake after the other. Each has a runtime of i
 
 from __future__ import annotations
 
+import io
 import json
 import random
 from collections.abc import Callable, Iterator
@@ -177,6 +178,13 @@ def a_compiled_copy_of_the_bare_model_called(open_: Opened, _rank: int) -> None:
     with open_() as rt:
         model, optimizer, loader = prepared(rt)
         train(rt, torch.compile(rt.unwrap(model), backend="eager"), optimizer, loader)
+
+
+def the_model_pickled(open_: Opened, _rank: int) -> None:
+    with open_() as rt:
+        model, _, _ = prepared(rt)
+        torch.save(rt.unwrap(model), io.BytesIO())
+        torch.save(model, io.BytesIO())
 
 
 # ---- gradients that DDP does not average

@@ -26,6 +26,7 @@ ON_TWO_RANKS = {
     "the_module_inside_called": "reached the Sequential, but not through the model that rt.prepare returned",
     "the_bare_model_called_with_accumulation": "but not through the model that rt.prepare returned",
     "the_bare_model_called_in_an_exact_run": "but not through the model that rt.prepare returned",
+    "the_model_pickled": "which cannot be pickled\nhint: rt.save_model(path, model), or torch.save(rt.unwrap(model)",
     "two_forwards_then_two_backwards": "rt.backward(loss) reached the Sequential again since its last call",
     "an_unused_layer": "did not reach all parameters of the TwoHeads: second.weight has no gradient",
     "an_unused_layer_with_accumulation": "did not reach all parameters of the TwoHeads: second.weight has no gradient",

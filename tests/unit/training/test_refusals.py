@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
 import sys
 from collections.abc import Callable
@@ -148,6 +149,23 @@ def test_batch_norm_over_a_single_sample_is_explained(
 def test_numbers_are_logged_by_name() -> None:
     with hpcddp.runtime(4) as rt, pytest.raises(RequestError, match=r"a dict without a name\nhint: rt\.log\(loss"):
         rt.log({"loss": 0.5})
+
+
+def test_averaged_weights_and_schedulers_can_be_pickled_and_copied() -> None:
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    both = [scheduler, AveragedModel(model)]
+    for _ in range(2):
+        with hpcddp.runtime(4) as rt:
+            model, optimizer, *both = rt.prepare(model, optimizer, *both)
+    for thing in both:
+        file = io.BytesIO()
+        torch.save(thing, file)
+        file.seek(0)
+        for again in (torch.load(file, weights_only=False), copy.deepcopy(thing)):
+            assert type(again) in (torch.optim.lr_scheduler.StepLR, AveragedModel)
+            assert again.state_dict().keys() == thing.state_dict().keys()
 
 
 def save_averaged_models(folder: str) -> None:
