@@ -15,7 +15,7 @@ from hpcddp.runs.jsonfile import write_object
 from hpcddp.training.checkpoint.checkpointer import Checkpointer
 from hpcddp.training.checkpoint.fingerprint import describe_dataset, draw_samples
 from hpcddp.training.checkpoint.position import move_to
-from hpcddp.training.checkpoint.same_data import check_same_data, describe_other_data, outline_data
+from hpcddp.training.checkpoint.same_data import check_same_data, describe_other_data, outline_data, warn_of_passes
 from hpcddp.training.checkpoint.tracked import unwrap
 from hpcddp.training.data.evaluation import EvaluationLoader
 from hpcddp.training.data.loader import TrainingLoader, make_sampler
@@ -166,6 +166,8 @@ class Preparation:
         keeps = self.folder is not None and self.group.is_first
         samples = draw_samples(how.dataset, how.reading.num_workers) if keeps or self.layout.world_size > 1 else []
         warning = check_same_data(how.dataset, self.layout, samples, how.reading.num_workers)
+        print_warning(warning, is_first=self.group.is_first)
+        warning = warn_of_passes(how.dataset, how.reading.num_workers)
         print_warning(warning, is_first=self.group.is_first)
         if how.is_share and how.batch_size is not None and self._batch is None and self.layout.data_size > 1:
             warning = describe_share(how.batch_size, self.layout.data_size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -18,6 +19,8 @@ from hpcddp.training.data.randomness import SeededSamples, kept_generators
 from hpcddp.training.data.stream import Stream
 
 _PIECE = 1 << 24  # elements: what is copied from a device at once
+_COMPARED = 8  # samples of a stream: the first alone may be the same by chance
+_ROUNDING = 1e-3  # of a tensor's mean: other hardware rounds otherwise, other samples differ by more
 
 
 def hash_states(objects: Mapping[str, nn.Module]) -> str:
@@ -54,6 +57,29 @@ def draw_samples(dataset: Dataset[Any], num_workers: int = 0) -> list[Any]:
         return list(_draw(dataset, sorted({0, length // 2, length - 1}), num_workers))
 
 
+def repeats_itself(stream: IterableDataset[Any], num_workers: int = 0) -> bool:
+    """Whether two passes over a stream, for one epoch and one seed, begin alike. Passes run where training's do."""
+    loader: DataLoader[Any] = DataLoader(
+        _Beginning(stream),
+        batch_size=None,
+        num_workers=min(num_workers, 1),
+        collate_fn=_as_it_is,
+        generator=torch.Generator(),
+    )
+    first, second = (outline_samples(list(loader)) for _ in range(2))
+    return is_alike(first, second)
+
+
+class _Beginning(IterableDataset[Any]):
+    """The first samples of a pass."""
+
+    def __init__(self, stream: IterableDataset[Any]) -> None:
+        self._stream = stream
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(Stream(self._stream, 0, 0).read(_COMPARED))
+
+
 def describe_dataset(dataset: Dataset[Any], samples: list[Any]) -> dict[str, Any]:
     """What a data set is: `type`, `samples` (how many), and `sha256` of those that `draw_samples` drew."""
     digest = hashlib.sha256()
@@ -82,6 +108,17 @@ def outline_samples(samples: list[Any]) -> tuple[str, list[float]]:
     for sample in samples:
         _add_value(digest, _without_floats(sample, means))
     return digest.hexdigest(), means
+
+
+def is_alike(one: tuple[str, list[float]], other: tuple[str, list[float]]) -> bool:
+    """Whether two outlines are of the same samples, but for the rounding of their floats. NaN is like NaN."""
+    if one[0] != other[0] or len(one[1]) != len(other[1]):
+        return False
+    magnitudes = (abs(one[1][n | 1]) for n in range(len(one[1])))  # of a tensor's numbers, beside the mean of those
+    return all(
+        a == b or (a != a and b != b) or math.isclose(a, b, rel_tol=_ROUNDING, abs_tol=_ROUNDING * size)
+        for a, b, size in zip(one[1], other[1], magnitudes, strict=True)
+    )
 
 
 def _without_floats(value: Any, means: list[float]) -> Any:
@@ -142,6 +179,10 @@ def _draw(dataset: Dataset[Any], indices: list[int], num_workers: int) -> Iterat
         generator=torch.Generator(),
     )
     yield from loader
+
+
+def _as_it_is(sample: Any) -> Any:
+    return sample
 
 
 def _only(samples: list[Any]) -> Any:

@@ -5,17 +5,22 @@ The runtime deals the samples, so data that are divided already lose most.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch.distributed as dist
 from torch.utils.data import Dataset, IterableDataset
 
 from hpcddp.errors import RequestError
-from hpcddp.training.checkpoint.fingerprint import describe_dataset, draw_samples, hash_choice, outline_samples
+from hpcddp.training.checkpoint.fingerprint import (
+    describe_dataset,
+    draw_samples,
+    hash_choice,
+    is_alike,
+    outline_samples,
+    repeats_itself,
+)
 from hpcddp.training.parallel.layout import Layout
 
-_ROUNDING = 1e-3  # of a tensor's mean: other hardware rounds otherwise, other samples differ by more
 _HINT = "give every rank the whole data set in one order, not divided by rank: the runtime deals the samples"
 
 
@@ -48,15 +53,29 @@ def check_same_data(dataset: Dataset[Any], layout: Layout, samples: list[Any], n
     if other is not None:
         raise RequestError(f"rank {other} gets other samples of this {kind} than rank 0", _HINT)
     outlines = _gather(outline_samples(samples), layout)
-    other = next((rank for rank, outline in enumerate(outlines) if not _is_alike(outline, outlines[0])), None)
+    other = next((rank for rank, outline in enumerate(outlines) if not is_alike(outline, outlines[0])), None)
     if other is None:
         return None
     again = _gather(outline_samples(draw_samples(dataset, num_workers)), layout)
-    if not all(_is_alike(*both) for both in zip(again, outlines, strict=True)):
+    if not all(is_alike(*both) for both in zip(again, outlines, strict=True)):
         return None
     return (
         f"rank {other} gets other samples of this {kind} than rank 0, where they were compared: the first, the middle"
         " and the last one\nhint: sort what is listed from files, or torch.manual_seed(0) before random data are made"
+    )
+
+
+def warn_of_passes(dataset: Dataset[Any], num_workers: int = 0) -> str | None:
+    """A warning that a stream's order depends on more than epoch and seed, or None.
+
+    Call it on all ranks: each pass moves what such a stream remembers.
+    """
+    if not isinstance(dataset, IterableDataset) or repeats_itself(dataset, num_workers):
+        return None
+    return (
+        f"two passes over this {type(dataset).__name__} for one epoch begin with different samples: a resumed run would"
+        " see some samples of its epoch twice and others never\nhint: in __iter__ shuffle a copy of the list, with"
+        " random, torch or numpy themselves, which the runtime seeds, and no generator of its own"
     )
 
 
@@ -74,9 +93,9 @@ def describe_other_data(
     A data set that gives another sample when it is asked again is not compared.
     """
     mine = new["sha256"], new["means"]
-    if _is_alike(mine, (old["sha256"], old["means"])):
+    if is_alike(mine, (old["sha256"], old["means"])):
         return None
-    if not _is_alike(outline_samples(draw_samples(dataset, num_workers)), mine):
+    if not is_alike(outline_samples(draw_samples(dataset, num_workers)), mine):
         return None
     which = "its first sample" if isinstance(dataset, IterableDataset) else "its first, middle or last sample"
     return (
@@ -94,14 +113,3 @@ def _gather(mine: Any, layout: Layout) -> list[Any]:
 def _find_other(facts: list[Any]) -> int | None:
     """The first rank whose fact is not that of rank 0."""
     return next((rank for rank, fact in enumerate(facts) if fact != facts[0]), None)
-
-
-def _is_alike(one: tuple[str, list[float]], other: tuple[str, list[float]]) -> bool:
-    """Whether two outlines are of the same samples, but for the rounding of their floats. NaN is like NaN."""
-    if one[0] != other[0] or len(one[1]) != len(other[1]):
-        return False
-    magnitudes = (abs(one[1][n | 1]) for n in range(len(one[1])))  # of a tensor's numbers, beside the mean of those
-    return all(
-        a == b or (a != a and b != b) or math.isclose(a, b, rel_tol=_ROUNDING, abs_tol=_ROUNDING * size)
-        for a, b, size in zip(one[1], other[1], magnitudes, strict=True)
-    )
