@@ -52,6 +52,7 @@ class Runtime(Saving):
         self.metrics = metrics
         self.weights_sha256: str | None = None  # of the tracked models at the end, on rank 0
         self._finish_reason: str | None = None
+        self._left: str | None = None  # the epoch of `epochs` that the loop is in
         self._watch, self._record = watch, record
 
     # ---- what is so
@@ -106,17 +107,20 @@ class Runtime(Saving):
         """The epochs that are left of `count`. Leaving the inner loop early skips the rest of its epoch.
 
         If the run has to stop before its end, the `with` body is left from here or from the loop over the loader. An
-        epoch that a stop left after its last step is given again, without batches: what follows them is still to do.
+        epoch that a stop left after its last step is given again, without batches: what follows them is still to do. A
+        loop that `break` or `return` leaves has finished early; `stop` leaves it unfinished.
         """
         sampler, loop = self._need_loader().sampler, self._loop
         print_warning(find_empty_ranks(loop.models, self.plan, sampler.length), is_first=self.is_main)
         loop.epoch_is_read = loop.open_epoch is not None and loop.open_epoch < sampler.epoch
         while (epoch := sampler.epoch - loop.epoch_is_read) < count and not self._is_ending:
             loop.open_epoch = epoch
+            self._left = f"the loop left epoch {epoch + 1} of {count}"
             left = count - sampler.epoch
             self._report.expect(self.steps, left, sampler.length, sampler.place, self.plan.global_batch)
             seed_generators("epoch", self.seed, epoch)
             yield epoch
+            self._left = None
             self._body_has_ended = True  # if the loop left its batches by `break`, the step before is counted only now
             loop.settle()
             self._body_has_ended = False
@@ -284,6 +288,7 @@ class Runtime(Saving):
             self._loader.close()
         self._check_state()
         self._save_now()
+        self._finish_reason = self._finish_reason or self._left  # by `break` or `return`
         self.weights_sha256 = self._checkpointer.finish(
             self.stop_reason, step=self.steps, epoch=self.epoch, finished=self._finish_reason
         )
