@@ -124,6 +124,8 @@ class Runtime(Saving):
             self._body_has_ended = True  # if the loop left its batches by `break`, the step before is counted only now
             loop.settle()
             self._body_has_ended = False
+            wishes = self.stop_reason, self._finish_reason  # of this rank, perhaps of no other
+            self.stop_reason, self._finish_reason = collectives.find_first(wishes, self.layout)
             loop.open_epoch, loop.epoch_is_read = None, False
             self._report.clear()
             self._watch.pace.epoch_ended()
@@ -223,11 +225,14 @@ class Runtime(Saving):
             raise StopTraining
 
     def stop(self, reason: str) -> None:
-        """Leave the `with` body after this step; a later attempt resumes it. Call it on every rank at the same step."""
+        """Leave the `with` body after this step; a later attempt resumes it.
+
+        Call it on every rank at the same step. After the batches of an epoch one rank is enough.
+        """
         self.stop_reason = self.stop_reason or reason
 
     def finish_early(self, reason: str) -> None:
-        """End the loop after this step; the run is finished. Call it on every rank at the same step."""
+        """End the loop after this step; the run is finished. Called as `stop` is."""
         self._finish_reason = self._finish_reason or reason
 
     # ---- for all ranks together: call these on every rank

@@ -421,6 +421,24 @@ def right_loops(open_: Opened, rank: int) -> None:
                     of_g.step()
 
 
+def wishes_of_one_rank(open_: Opened, rank: int) -> None:
+    """After the batches of an epoch one rank's wish ends the loop of all, as of rank 0, which has the accuracy."""
+    for nth, how in enumerate(("stop", "finish_early")):
+        epochs = []
+        with open_() as rt:
+            model, optimizer, loader = prepared(rt)
+            for epoch in rt.epochs(3):
+                epochs.append(epoch)
+                for x, y in loader:
+                    optimizer.zero_grad()
+                    rt.backward(cross_entropy(model(x), y))
+                    optimizer.step()
+                if rank == nth:
+                    getattr(rt, how)("good enough")
+        assert (epochs, rt.steps) == ([0], 3)
+        assert rt.stop_reason == ("good enough" if how == "stop" else None)
+
+
 def make_mistakes(argument: list[Any]) -> None:
     """[folder, names]: each rank writes what became of each mistake: the error's two lines, or that there was none."""
     folder, names = argument

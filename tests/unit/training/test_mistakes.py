@@ -44,10 +44,11 @@ ON_TWO_RANKS = {
 
 
 def test_no_mistake_of_two_ranks_goes_unsaid(run_ranks: RunRanks, tmp_path: Path) -> None:
-    names = [*ON_TWO_RANKS, "right_loops"]
+    right = ("right_loops", "wishes_of_one_rank")
+    names = [*ON_TWO_RANKS, *right]
     run_ranks("mistake_bodies:make_mistakes", 2, [str(tmp_path), names]).check()
     for rank in range(2):
         said = json.loads((tmp_path / f"{rank}.json").read_text())
-        assert said.pop("right_loops") == "nothing was said"
+        assert [said.pop(name) for name in right] == ["nothing was said"] * 2
         for name, words in ON_TWO_RANKS.items():
             assert words in said[name], (rank, name, said[name])
