@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hpcddp.errors import RequestError
 from hpcddp.training.parallel.layout import Layout
+from hpcddp.training.parallel.spread import as_bytes
 
 _WIDE = (torch.int64, torch.float64, torch.complex128)
 Number = TypeVar("Number", int, float, Tensor)
@@ -72,13 +73,8 @@ def gather_rows(rows: Tensor, layout: Layout, device: torch.device) -> Tensor:
     padded = mine.new_zeros((most, *mine.shape[1:]))
     padded[: mine.shape[0]] = mine
     parts = [torch.empty_like(padded) for _ in kinds]
-    # as bytes: gloo does not take every type
-    dist.all_gather([_as_bytes(part) for part in parts], _as_bytes(padded), group=layout.data_group)
+    dist.all_gather([as_bytes(part) for part in parts], as_bytes(padded), group=layout.data_group)
     return torch.cat([part[: kind[0]] for part, kind in zip(parts, kinds, strict=True)])
-
-
-def _as_bytes(rows: Tensor) -> Tensor:
-    return rows.view(-1).view(torch.uint8)
 
 
 def broadcast(thing: Thing, layout: Layout, device: torch.device) -> Thing:

@@ -26,9 +26,9 @@ from hpcddp.training.gradient.buffers import average_buffers
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.kinds import check_apart, check_objects, check_unwrapped, is_trained, name_objects
 from hpcddp.training.loop import Loop, check_optimizers_of
-from hpcddp.training.parallel.replicated import spread_weights
 from hpcddp.training.parallel.sameness import SameWeights
 from hpcddp.training.parallel.sharded import Blocks
+from hpcddp.training.parallel.spread import spread_weights
 from hpcddp.training.parallel.strategy import check_strategy, has_whole_gradients
 from hpcddp.training.parameters import KnownParameters
 from hpcddp.training.remarks import describe_share, describe_starving, print_warning, warn_of_order, warn_of_workers

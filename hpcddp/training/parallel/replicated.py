@@ -6,8 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcddp.training.parallel.layout import Layout
@@ -39,20 +38,3 @@ class ReplicatedModel:
     def passes(self, *, exchange: bool) -> AbstractContextManager[None]:
         """See `ParallelModel`."""
         return nullcontext() if exchange else self._wrapper.no_sync()
-
-
-@torch.no_grad()
-def spread_weights(model: nn.Module, device: torch.device, layout: Layout) -> None:
-    """The weights and buffers of data rank 0 on every data rank, as DDP does it for what is trained. A collective.
-
-    A model on torch's device "meta" has none; a DTensor is divided already.
-    """
-    if layout.data_size == 1:
-        return
-    for tensor in [*model.parameters(), *model.buffers()]:
-        if tensor.is_meta or type(tensor.detach()) is not Tensor or not tensor.numel():
-            continue
-        there = tensor.detach().to(device).contiguous()
-        # as bytes: gloo does not take every type
-        dist.broadcast(there.view(-1).view(torch.uint8), src=layout.data_ranks[0], group=layout.data_group)
-        tensor.copy_(there)

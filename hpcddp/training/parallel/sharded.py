@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from hpcddp.errors import RequestError
 from hpcddp.training.parallel.layout import Layout
-from hpcddp.training.parallel.replicated import spread_weights
+from hpcddp.training.parallel.spread import spread_weights
 from hpcddp.training.rendezvous.group import Group
 
 Blocks = type[nn.Module] | tuple[type[nn.Module], ...]
