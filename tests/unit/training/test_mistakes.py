@@ -1,6 +1,6 @@
 """Mistakes that would train wrongly: none of them passes without an error that says what is so.
 
-Those that one rank can make are in test_loop.py.
+Those that one rank can make are in test_loop_refusals.py.
 """
 
 from __future__ import annotations

@@ -1,0 +1,55 @@
+"""Numbers, rows, objects and weights of all ranks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy
+import pytest
+
+import hpcddp
+from hpcddp.errors import RequestError
+
+RunRanks = Callable[..., Any]
+
+
+def test_numbers_rows_and_objects_of_all_ranks(run_ranks: RunRanks, loop_bodies: ModuleType, tmp_path: Path) -> None:
+    run_ranks("loop_bodies:meet_in_numbers", 3, str(tmp_path)).check()
+    for rank in range(3):
+        found = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert found == {
+            "int": 6,
+            "float": 1.5,
+            "numpy": [3, 1.5],
+            "mixed": [1.0, 1.0],
+            "small": [300, 300, 300],
+            "truth": [3, 2],
+            "complex": "3j",
+            "vector": [3.0, 6.0],
+            "rows": [[0.0], [1.0], [1.0], [2.0], [2.0], [2.0]],
+            "kinds": [[0, 1, 0], [False, True, False]],
+            "nothing": [0, 2],
+            "told": "rank 0",
+            "evaluated": list(range(7)),
+            "batches": 2,
+        }
+
+
+def test_models_that_are_not_trained_start_alike_on_every_rank(
+    run_ranks: RunRanks, loop_bodies: ModuleType, tmp_path: Path
+) -> None:
+    run_ranks("loop_bodies:prepare_models_that_are_not_trained", 2, str(tmp_path)).check()
+    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    assert found[0] == found[1]
+    assert found[0]["teacher.mask"] == "[True, False]"
+    assert found[0]["same"] == "True"
+
+
+@pytest.mark.parametrize("rows", [[1, 2], 7, numpy.zeros(2)], ids=str)
+def test_what_is_no_tensor_has_no_rows_to_gather(rows: Any) -> None:
+    with hpcddp.runtime(4) as rt, pytest.raises(RequestError, match=r"has no rows to gather\nhint: rt\.gather"):
+        rt.gather(rows)
