@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import sys
 from collections.abc import Iterable, Mapping
 
 from hpcddp.cli.completion_scripts import FILES, Choice, VerbChoices, format_bash, format_fish, format_zsh
 from hpcddp.cli.main import VERBS
 from hpcddp.cli.parser import VerbParser
+from hpcddp.cli.streams import write_exactly
 from hpcddp.ranks.launchers import JOB_LAUNCHERS
 from hpcddp.script.find_site import site_files
 
@@ -33,7 +33,7 @@ def build_parser() -> VerbParser:
 
 def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     """Prints the script."""
-    sys.stdout.write(_SHELLS[args.shell](describe_verbs(tuple(site_files(env)))))
+    write_exactly(_SHELLS[args.shell](describe_verbs(tuple(site_files(env)))))
     return 0
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.request import listed, on_path, this_process
-from hpcddp.cli.streams import tell
+from hpcddp.cli.streams import exact_bytes, tell, write_exactly
 from hpcddp.errors import LaunchError, RequestError
 from hpcddp.ranks.allocation import Allocation, find_allocation
 from hpcddp.ranks.candidates import find_candidates
@@ -115,13 +115,13 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         tell(remark)
     script = render_script(plan)
     if args.dry_run:
-        sys.stdout.write(script)
+        write_exactly(script)
         return 0
     size = f"{format_count(plan.world_size, 'rank')} on {format_count(plan.nodes, 'node')}"
     tell(f"{size}, by {plan.launcher}")
     # an allocation may see several launches, each an attempt of its own
     own = {"HPCDDP_LAUNCH": str(os.getpid())} if allocation is not None else {}
-    os.execvpe("bash", ["bash", "-c", script, "hpcddp-launch"], {**env, **own})
+    os.execvpe("bash", ["bash", "-c", exact_bytes(script), "hpcddp-launch"], {**env, **own})
     raise AssertionError("exec returned")  # it does not: it replaces this process or raises
 
 
@@ -226,8 +226,8 @@ def _search(program: str, site: Site, env: Mapping[str, str], row: Launcher) -> 
 
 def _launcher_of(mpirun: str) -> tuple[str | None, str]:
     """Whose mpirun this is, by its own word, and that word."""
-    answer = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=30, check=False)
-    said = answer.stdout or answer.stderr
+    answer = subprocess.run([mpirun, "--version"], capture_output=True, timeout=30, check=False)
+    said = (answer.stdout or answer.stderr).decode(errors="replace")
     return launcher_of_version(said), said.partition("\n")[0]
 
 

@@ -9,7 +9,14 @@ import errno
 import os
 import sys
 
-from hpcddp.cli.streams import forget_output, open_missing_streams, refuse_on_pipe, tell, write_help
+from hpcddp.cli.streams import (
+    forget_output,
+    open_missing_streams,
+    refuse_on_pipe,
+    tell,
+    write_help,
+    write_in_any_encoding,
+)
 from hpcddp.errors import HpcddpError, RequestError
 
 # verb -> what it does. The module is hpcddp.cli.<verb>.
@@ -83,6 +90,7 @@ def main(argv: list[str] | None = None) -> int:
 
             gc.disable()
     has_output = open_missing_streams()
+    write_in_any_encoding()
     if argv[:1] == ["render"]:
         import signal
 
@@ -110,6 +118,11 @@ def main(argv: list[str] | None = None) -> int:
             raise
         forget_output()
         tell(f"the output cannot be written: {(error.strerror or '').lower()}\nhint: df -h .")
+        return RequestError.exit_code
+    except UnicodeEncodeError as error:  # of a path: the streams take every character
+        _refuse_if_piped_as_job(argv)
+        what = f"{error.object!r} cannot be the name of a file here: Python's encoding is {error.encoding}"
+        tell(f"{what}\nhint: export PYTHONUTF8=1")
         return RequestError.exit_code
     except SystemExit:
         raise

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.request import read_plan, request_parser
-from hpcddp.cli.streams import tell
+from hpcddp.cli.streams import tell, write_exactly
 from hpcddp.errors import RequestError
 from hpcddp.script.plan import JobPlan
 from hpcddp.script.render import render_script
@@ -58,9 +58,9 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         _check_plan(plan, env)
         _check_run(plan)
     if args.explain:
-        text = _explained(plan, args.json)
+        sys.stdout.write(_explained(plan, args.json))
     elif args.diff:
-        text = _compared(args, plan, env)
+        sys.stdout.write(_compared(args, plan, env))
     else:
         text = render_script(plan)
         if args.check != "no":
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
             from hpcddp.script.interactive import interactive_command
 
             _tell([f"for a shell on these nodes: {interactive_command(plan.site.scheduler, text)}"])
-    sys.stdout.write(text)
+        write_exactly(text)
     return 0
 
 

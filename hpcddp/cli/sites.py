@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.request import on_path
-from hpcddp.cli.streams import tell
+from hpcddp.cli.streams import tell, write_exactly
 from hpcddp.errors import RequestError, SchedulerError, nearest
 from hpcddp.script.find_site import Choice, config_folder, open_site, site_files
 from hpcddp.script.folders import find_folder
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         site = open_site(Choice(args.name, "hpcddp sites show"), env)
         sys.stdout.write(_json(site_record(site)) if args.json else _format_site(site))
     elif args.action == "new" and args.name:
-        print(_write_start(args.name, args.file, env))
+        write_exactly(_write_start(args.name, args.file, env) + "\n")
     elif args.action == "schema":
         from hpcddp.script.schema import site_schema
 

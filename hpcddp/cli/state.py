@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 
 from hpcddp.cli.parser import VerbParser
+from hpcddp.cli.streams import write_exactly
 from hpcddp.errors import HpcddpError, LaunchError, RequestError
 from hpcddp.runs.chain import is_unfinished, start_attempt
 from hpcddp.runs.folder import AttemptFolder, RunFolder, find_attempt
@@ -133,7 +134,7 @@ def _begin(args: argparse.Namespace, base: str, most: int | None, env: Mapping[s
     print(f"hpcddp: {choice}", file=sys.stderr)
     attempt = choice.run.attempt(name)
     if most is None:
-        print(choice.run.path)
+        write_exactly(f"{choice.run.path}\n")
         return 0
     return _start(attempt, most, f"{choice.run.path}\n", lambda: release_run(attempt.run, name))
 
@@ -150,5 +151,5 @@ def _start(attempt: AttemptFolder, most: int, before: str = "", ends: Callable[[
         print(f"hpcddp: the chain ends here: {decision.reason}", file=sys.stderr)
         return 1 if decision.is_failure else 0
     print(f"hpcddp: attempt {link.turn} of at most {most}, from step {link.step}", file=sys.stderr)
-    print(f"{before}{left}")
+    write_exactly(f"{before}{left}\n")
     return 0

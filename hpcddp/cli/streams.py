@@ -1,7 +1,9 @@
-"""What the command line says on stderr, and standard streams that are closed, full, or no longer read."""
+"""What the command line says on stderr, and standard streams that are closed, full, no longer read, or that have an
+encoding without some of the characters."""
 
 from __future__ import annotations
 
+import codecs
 import os
 import stat
 import sys
@@ -30,8 +32,7 @@ def write_help(text: str) -> None:
         from hpcddp.cli.refusal import no_job
 
         text = no_job() + text
-    encoding = sys.stdout.encoding or "utf-8"  # PYTHONIOENCODING=latin-1 has no "…"; a job script is never changed so
-    sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+    sys.stdout.write(text)
 
 
 def refuse_on_pipe() -> None:
@@ -50,6 +51,42 @@ def refuse_on_pipe() -> None:
 def forget_output() -> None:
     """Python flushes what is left at its exit, and would complain once more."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _spell(error: UnicodeError) -> tuple[str | bytes, int]:
+    """How a character is written for people in an encoding that lacks it. Nothing is lost: `?` would say nothing."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    character = error.object[error.start]
+    if "\udc80" <= character <= "\udcff":  # a byte of a file's name that is no text
+        return character.encode("utf-8", "surrogateescape"), error.start + 1
+    return "..." if character == "…" else ascii(character)[1:-1], error.start + 1
+
+
+def _keep_bytes(error: UnicodeError) -> tuple[bytes, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return error.object[error.start : error.end].encode("utf-8", "surrogateescape"), error.end
+
+
+def write_in_any_encoding() -> None:
+    """Whatever a verb says to people can be written, in ASCII as well (PYTHONIOENCODING, LC_ALL=C)."""
+    codecs.register_error("hpcddp.spell", _spell)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # not where a caller of `main` has put another one
+            stream.reconfigure(errors="hpcddp.spell")
+
+
+def exact_bytes(text: str) -> bytes:
+    """A text for programs: names in the bytes that the file system has for them, what it cannot have in UTF-8."""
+    codecs.register_error("hpcddp.bytes", _keep_bytes)
+    return text.encode(sys.getfilesystemencoding(), "hpcddp.bytes")
+
+
+def write_exactly(text: str) -> None:
+    """What a program reads on stdout, a job script or a path: the encoding of a terminal changes nothing in it."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(exact_bytes(text))
 
 
 def open_missing_streams() -> bool:

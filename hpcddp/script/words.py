@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,9 @@ def quote_word(text: str) -> str:
     if _PLAIN(text):
         return text
     if _UNCARRIED(text):
-        raise RequestError(f"{text!r} holds a character that no program argument can carry", "leave the character out")
+        # where Python's own encoding is ASCII (LC_ALL=C with PYTHONUTF8=0), it takes every other character for broken
+        hint = "leave the character out" if sys.getfilesystemencoding() == "utf-8" else "export PYTHONUTF8=1"
+        raise RequestError(f"{text!r} holds a character that no program argument can carry", hint)
     if _CONTROL.search(text):
         escaped = "".join(_NAMED.get(c) or (f"\\{ord(c):03o}" if _CONTROL.match(c) else c) for c in text)
         return f"$'{escaped}'"

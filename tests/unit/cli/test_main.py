@@ -35,14 +35,6 @@ def test_every_verb_has_its_own_help(verb: str) -> None:
     assert f"hpcddp {verb}" in said.stdout
 
 
-@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
-@pytest.mark.parametrize("words", [["--help"], ["exec", "--help"]], ids=" ".join)
-def test_help_is_printed_in_an_encoding_that_lacks_a_character_of_it(encoding: str, words: list[str]) -> None:
-    said = hpcddp(*words, env=os.environ | {"PYTHONIOENCODING": encoding})
-    assert (said.returncode, said.stderr) == (0, "")
-    assert "MASTER_ADDR" in said.stdout or "WORLD_SIZE" in said.stdout
-
-
 def test_a_misspelt_verb_is_answered_with_the_nearest_in_two_lines() -> None:
     said = hpcddp("rendr")
     assert said.returncode == 2
