@@ -121,7 +121,8 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     tell(f"{size}, by {plan.launcher}")
     # an allocation may see several launches, each an attempt of its own
     own = {"HPCDDP_LAUNCH": str(os.getpid())} if allocation is not None else {}
-    os.execvpe("bash", ["bash", "-c", exact_bytes(script), "hpcddp-launch"], {**env, **own})
+    argv: list[str | bytes] = ["bash", "-c", exact_bytes(script), "hpcddp-launch"]
+    os.execvpe("bash", argv, {**env, **own})
     raise AssertionError("exec returned")  # it does not: it replaces this process or raises
 
 

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Callable, Mapping
 
 from hpcddp.cli.parser import VerbParser
-from hpcddp.cli.streams import write_exactly
+from hpcddp.cli.streams import tell, write_exactly
 from hpcddp.errors import HpcddpError, LaunchError, RequestError
 from hpcddp.runs.chain import is_unfinished, start_attempt
 from hpcddp.runs.folder import AttemptFolder, RunFolder, find_attempt
@@ -73,7 +72,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     if args.unfinished or args.end:
         if state is None or not is_unfinished(state, env.get("HPCDDP_ATTEMPT")):
             return 1
-        print(f"hpcddp: unfinished: step {state.step} ({state.reason})", file=sys.stderr)
+        tell(f"unfinished: step {state.step} ({state.reason})")
         return 0
     if state is None:
         raise _no_state(run_dir)
@@ -131,7 +130,7 @@ def _begin(args: argparse.Namespace, base: str, most: int | None, env: Mapping[s
     name = find_own_attempt(env, base).name
     process = parse_count(args.process or str(os.getppid()), "--process")
     choice = start_run(asked, name, env, process=process, by_hand="HPCDDP_LAUNCH" in env)
-    print(f"hpcddp: {choice}", file=sys.stderr)
+    tell(f"{choice}")
     attempt = choice.run.attempt(name)
     if most is None:
         write_exactly(f"{choice.run.path}\n")
@@ -148,8 +147,8 @@ def _start(attempt: AttemptFolder, most: int, before: str = "", ends: Callable[[
         raise
     if not decision.starts:
         ends()
-        print(f"hpcddp: the chain ends here: {decision.reason}", file=sys.stderr)
+        tell(f"the chain ends here: {decision.reason}")
         return 1 if decision.is_failure else 0
-    print(f"hpcddp: attempt {link.turn} of at most {most}, from step {link.step}", file=sys.stderr)
+    tell(f"attempt {link.turn} of at most {most}, from step {link.step}")
     write_exactly(f"{before}{left}\n")
     return 0

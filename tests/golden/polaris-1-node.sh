@@ -74,25 +74,27 @@ HPCDDP_PLAN
 
 # What signals come here go on as SIGUSR1: pals lives on, and gives it to all ranks, which save and stop.
 trap 'came=yes; kill -USR1 "$launched" || true' TERM USR1 USR2 INT
+trap '' HUP # a closed terminal sends it to every process: the launcher and the ranks ignore it, and hear of it from here
 exec 3> >(trap '' TERM USR1 USR2 INT && exec tee -a "$attempt/logs/job.log") # what the ranks print, here and there
 tee=$!
 "$launcher" -n 4 --ppn 4 --depth 16 --cpu-bind depth \
     "$HPCDDP_PYTHON" -m hpcddp exec -- \
     python train.py < /dev/null >&3 2>&1 3>&- &
 launched=$!
+trap 'came=yes; kill -USR1 "$launched" || true' HUP
 exec 3>&-
 while :; do # a signal ends the wait, not the launcher
     came=
     status=0
     wait "$launched" || status=$?
     if [ -z "$came" ]; then break; fi
-    echo "hpcddp: SIG$(kill -l "$status") came and went on as SIGUSR1" >&2
+    echo "hpcddp: SIG$(kill -l "$status") came and went on as SIGUSR1" >&2 || true # the terminal may be gone
 done
-trap '' TERM USR1 USR2 INT # a few lines are left
+trap '' HUP TERM USR1 USR2 INT # a few lines are left
 wait "$tee" 2> /dev/null || true
 
 if [ "$status" -ne 0 ]; then
-    echo "hpcddp: the launcher ended with status $status; the ranks' logs are in $attempt/logs" >&2
+    echo "hpcddp: the launcher ended with status $status; the ranks' logs are in $attempt/logs" >&2 || true
 fi
 trap - EXIT
 if state --end && [ "$status" -eq 0 ]; then

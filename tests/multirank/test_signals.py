@@ -53,6 +53,7 @@ def assert_saved(folder, reason: str) -> None:
         pytest.param("mpich", ["USR2", "TERM"], marks=SLOW),
         pytest.param("openmpi5", ["USR1", "USR2", "TERM", "TERM", "INT"], marks=SLOW),
         pytest.param("openmpi4", ["TERM"], marks=SLOW),
+        pytest.param("openmpi5", ["HUP"], marks=SLOW),
         pytest.param("impi", ["TERM", "USR2"], marks=SLOW),
     ],
 )
@@ -76,16 +77,17 @@ wait $job
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("signal", ["TERM", "HUP"])
 @pytest.mark.parametrize("name", ["mpich", "impi"])
-def test_hydras_ranks_save_when_every_process_of_the_job_is_told_to_end(name, run, programs, repo, tmp_path):
+def test_hydras_ranks_save_when_every_process_of_the_job_is_told_to_end(name, signal, run, programs, repo, tmp_path):
     flavour = find_flavour(name, repo)
-    done = stopped(run, programs, tmp_path, flavour, flavour.launcher, "TERM", line=_SIGNAL_ALL)
+    done = stopped(run, programs, tmp_path, flavour, flavour.launcher, signal, line=_SIGNAL_ALL)
     assert done.returncode == 85, done.stdout + done.stderr
     assert_saved(tmp_path, json.loads((tmp_path / "runs/two/state.json").read_text())["reason"])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("signal", ["TERM", "INT"])
+@pytest.mark.parametrize("signal", ["TERM", "INT", "HUP"])
 def test_under_open_mpi_that_leaves_the_last_checkpoint_and_no_process(signal, run, programs, openmpi5, tmp_path):
     done = stopped(run, programs, tmp_path, openmpi5, "openmpi", signal, line=_SIGNAL_ALL)
     assert done.returncode == 1, done.stdout + done.stderr
@@ -95,10 +97,11 @@ def test_under_open_mpi_that_leaves_the_last_checkpoint_and_no_process(signal, r
 
 
 @pytest.mark.slow
-def test_torchrun_gives_its_ranks_time_to_save_although_it_fails(run, programs, tmp_path):
-    done = stopped(run, programs, tmp_path, None, "torchrun", "TERM")
+@pytest.mark.parametrize("signal", ["TERM", "HUP"])
+def test_torchrun_gives_its_ranks_time_to_save_although_it_fails(signal, run, programs, tmp_path):
+    done = stopped(run, programs, tmp_path, None, "torchrun", signal)
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "hpcddp: SIGTERM came and went on as SIGTERM" in done.stderr
+    assert f"hpcddp: SIG{signal} came and went on as SIGTERM" in done.stderr
     assert_saved(tmp_path, "SIGTERM")
 
 

@@ -125,3 +125,21 @@ def test_the_attempt_keeps_a_copy_of_the_script_where_there_is_a_file(node: Stub
     (node.folder / "job.sh").write_text(text)
     assert node.run("bash job.sh").returncode == 0
     assert (node.folder / "runs/x/attempts/77/script.sh").read_text() == text
+
+
+# A launcher that is told when its terminal is closed: every process gets HUP. The script may not yet wait for its launcher.
+_CLOSED = """\
+#!/bin/bash
+trap 'touch told' USR1
+kill -HUP $$
+until [ -e told ]; do kill -HUP $PPID; sleep 0.05; done
+exit 7
+"""
+
+
+def test_a_hangup_of_all_reaches_the_launcher_as_the_signal_that_it_survives(node: StubbedNode):
+    """Also where the terminal is gone, and nothing can be printed: the script waits for the launcher's own end."""
+    (node.folder / "bin/mpiexec.hydra").write_text(_CLOSED)
+    text = script("local", node.planned_by, name="x", launcher="intelmpi")
+    assert node.run(f"exec 2> /dev/full\n{text}").returncode == 7
+    assert (node.folder / "told").exists()
