@@ -105,7 +105,8 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         if getattr(args, key) is not None:
             asked[key] = (getattr(args, key), f"--{key.replace('_', '-')}")
     if args.walltime is None:
-        asked["walltime"] = ("168:00:00", "the default of hpcddp launch")
+        if site.walltime_s is None:
+            asked["walltime"] = ("168:00:00", "the default of hpcddp launch")
         if allocation is not None and find_scheduler(allocation.scheduler).variables.end not in env:
             tell("the end of this allocation is not known; --walltime TIME gives it")
     plan = plan_job(read_spec(asked), site, this_process())

@@ -12,7 +12,7 @@ export OMP_NUM_THREADS=1
 
 HPCDDP_RUN_DIR="$PWD"/runs/train
 HPCDDP_ATTEMPT=local-$(date +%Y%m%dT%H%M%S)-$$
-HPCDDP_DEADLINE=$(($(date +%s) - SECONDS + 604800))
+HPCDDP_DEADLINE= # nothing ends a job here
 HPCDDP_LOG_RANKS=1 # every rank but the first writes into a file of its own
 HPCDDP_ATTEMPT+=${HPCDDP_LAUNCH:+-$HPCDDP_LAUNCH} # in one job, hpcddp launch may start several
 export HPCDDP_PYTHON HPCDDP_RUN_DIR HPCDDP_ATTEMPT HPCDDP_DEADLINE HPCDDP_LOG_RANKS

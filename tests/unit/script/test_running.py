@@ -89,6 +89,12 @@ def test_slurms_own_end_time_is_the_deadline_where_it_is_known(node: StubbedNode
     assert node.environment["HPCDDP_DEADLINE"] == "1900000000"
 
 
+def test_this_machine_has_a_deadline_only_where_one_was_asked_for(node: StubbedNode):
+    """Nothing ends a job here: the progress line would show a walltime that nobody gave."""
+    assert node.run(script("local", node.planned_by)).returncode == 0
+    assert node.environment["HPCDDP_DEADLINE"] == ""
+
+
 def test_the_nodefiles_first_host_is_the_candidate_for_master_addr(node: StubbedNode):
     assert node.run(script("generic-pbs", node.planned_by)).returncode == 0
     assert node.environment["MASTER_ADDR"] == "node001.hpc.test"
@@ -127,7 +133,7 @@ def test_the_attempt_keeps_a_copy_of_the_script_where_there_is_a_file(node: Stub
     assert (node.folder / "runs/x/attempts/77/script.sh").read_text() == text
 
 
-# A launcher that is told when its terminal is closed: every process gets HUP. The script may not yet wait for its launcher.
+# A launcher that is told when its terminal is closed: every process gets HUP. The script may not wait for it yet.
 _CLOSED = """\
 #!/bin/bash
 trap 'touch told' USR1
