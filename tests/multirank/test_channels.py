@@ -47,14 +47,16 @@ def test_a_rank_that_fails_after_the_exchange_is_the_jobs_status(name, run, prog
     assert done.returncode != 0
 
 
-@pytest.mark.parametrize("name", ["mpich", pytest.param("impi", marks=SLOW)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mpich", "impi"])
 def test_mpi_may_be_initialised_after_the_exchange(name, run, programs, repo):
     done, seen = meet(run, find_flavour(name, repo), programs, "pmi", "mpi-after")
     assert done.returncode == 0, done.stderr
     assert sorted(s["mpi"] for s in seen) == [[0, 2], [1, 2]]
 
 
-@pytest.mark.parametrize("channel", [pytest.param("file", marks=SLOW), "mpi4py"])
+@pytest.mark.slow
+@pytest.mark.parametrize("channel", ["file", "mpi4py"])
 def test_a_file_or_mpi_tells_it_where_asked_for(openmpi5, channel, run, programs, tmp_path):
     done, seen = meet(run, openmpi5, programs, channel, "ends-late", HPCDDP_RUN_DIR=str(tmp_path))
     assert done.returncode == 0, done.stderr

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 pytestmark = pytest.mark.multirank
+SLOW = pytest.mark.slow
 RENDER = ["hpcddp", "render", "--site", "local", "--nodes", "1", "--ranks-per-node", "2", "--name", "two"]
 
 
@@ -63,8 +64,14 @@ def test_torchrun_can_be_asked_for(run, programs, tmp_path):
         assert report["hpcddp"]["rank"] == report["exported"]["rank"] == rank
 
 
-@pytest.mark.parametrize("status", [0, 3])
-@pytest.mark.parametrize("reader", ["bash", "set -o pipefail; bash | tee log", "cat > job.sh; bash job.sh 2>&1"])
+@pytest.mark.parametrize("status", [pytest.param(0, marks=SLOW), 3])
+@pytest.mark.parametrize(
+    "reader",
+    [
+        "bash",
+        *(pytest.param(r, marks=SLOW) for r in ("set -o pipefail; bash | tee log", "cat > job.sh; bash job.sh 2>&1")),
+    ],
+)
 def test_the_scripts_status_is_the_commands(script, openmpi5, status, reader, run, tmp_path):
     done = run(["bash", "-c", reader], stdin=script("sh", "-c", f"exit {status}"), cwd=tmp_path, env=openmpi5.env)
     assert done.returncode == status, done.stdout + done.stderr

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.multirank
 
 # what a person or a scheduler does: start the job, and signal its shell alone when both ranks have trained a little
 _SIGNAL = """\
-bash job.sh &
+env --default-signal=HUP bash job.sh &
 job=$!
 until [ -e here-0 ] && [ -e here-1 ] || ! kill -0 $job; do sleep 0.1; done
 for signal in SIGNALS; do kill -$signal $job; sleep 0.01; done
@@ -46,10 +46,11 @@ def assert_saved(folder, reason: str) -> None:
     assert (folder / f"runs/two/checkpoints/step-{state['step']:08d}/manifest.json").exists()
 
 
+# In short: unit/script/test_running.py (the script's part) and test_staged_and_warned.py (a signal through mpirun).
 @pytest.mark.parametrize(
     ("name", "signals"),
     [
-        ("openmpi5", ["TERM"]),
+        pytest.param("openmpi5", ["TERM"], marks=SLOW),
         pytest.param("mpich", ["USR2", "TERM"], marks=SLOW),
         pytest.param("openmpi5", ["USR1", "USR2", "TERM", "TERM", "INT"], marks=SLOW),
         pytest.param("openmpi4", ["TERM"], marks=SLOW),
@@ -68,7 +69,7 @@ def test_what_signals_come_to_the_script_stop_the_ranks_in_peace(name, signals, 
 
 # what PBS does: SIGTERM to every process of the job's session (and the launchers' own handling of it)
 _SIGNAL_ALL = """\
-setsid bash job.sh &
+setsid env --default-signal=HUP bash job.sh &
 job=$!
 until [ -e here-0 ] && [ -e here-1 ] || ! kill -0 $job; do sleep 0.1; done
 kill -SIGNAL $(ps -o pid= -s $job)

@@ -94,7 +94,7 @@ def test_one_templates_compiled_form_is_not_used_for_another(templates):
 
 
 @settings(
-    max_examples=settings.default.max_examples * 3 // 10,
+    max_examples=settings.default.max_examples // 10,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(data=st.data())

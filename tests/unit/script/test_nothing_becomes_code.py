@@ -31,7 +31,13 @@ def directives(text: str) -> list[str]:
     return [line for line in text.splitlines() if re.match(r"\s*#(PBS|SBATCH|BSUB|\$)", line)]
 
 
-@pytest.mark.parametrize("site", SITES)
+# Those of the other sites differ in their directives, which the next test reads.
+SHORT = {"local", "generic-slurm"}
+
+
+@pytest.mark.parametrize(
+    "site", [pytest.param(site, marks=[] if site in SHORT else pytest.mark.slow) for site in SITES]
+)
 @quickly
 @given(arguments=st.lists(texts, min_size=1, max_size=5), value=texts)
 def test_arguments_and_variables_reach_the_program_byte_for_byte(site, node: StubbedNode, arguments, value):

@@ -133,19 +133,23 @@ def test_the_attempt_keeps_a_copy_of_the_script_where_there_is_a_file(node: Stub
     assert (node.folder / "runs/x/attempts/77/script.sh").read_text() == text
 
 
-# A launcher that is told when its terminal is closed: every process gets HUP. The script may not wait for it yet.
-_CLOSED = """\
+# A launcher that sends its script a signal, and waits to be told of it. The script may not wait for its launcher yet.
+# When a terminal is closed, every process gets HUP.
+_SIGNALLED = """\
 #!/bin/bash
 trap 'touch told' USR1
 kill -HUP $$
-until [ -e told ]; do kill -HUP $PPID; sleep 0.05; done
+until [ -e told ]; do kill -SIGNAL $PPID; sleep 0.05; done
 exit 7
 """
 
 
-def test_a_hangup_of_all_reaches_the_launcher_as_the_signal_that_it_survives(node: StubbedNode):
+@pytest.mark.parametrize("signal", ["HUP", "TERM", "INT", "USR1", "USR2"])
+def test_a_signal_to_the_script_reaches_the_launcher_as_the_one_that_it_survives(signal, node: StubbedNode):
     """Also where the terminal is gone, and nothing can be printed: the script waits for the launcher's own end."""
-    (node.folder / "bin/mpiexec.hydra").write_text(_CLOSED)
+    (node.folder / "bin/mpiexec.hydra").write_text(_SIGNALLED.replace("SIGNAL", signal))
     text = script("local", node.planned_by, name="x", launcher="intelmpi")
-    assert node.run(f"exec 2> /dev/full\n{text}").returncode == 7
+    (node.folder / "job.sh").write_text(text)
+    # tests that run in the background, or under nohup, inherit ignored signals, for which bash sets no trap
+    assert node.run("exec env --default-signal bash job.sh 2> /dev/full").returncode == 7
     assert (node.folder / "told").exists()

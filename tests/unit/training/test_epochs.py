@@ -17,6 +17,7 @@ import hpcddp
 from hpcddp.errors import RequestError
 
 STEPS = 4  # of an epoch
+SLOW = pytest.mark.slow
 SAMPLES = 5 * STEPS
 
 
@@ -89,7 +90,12 @@ def _end(run_dir: Path) -> tuple[str, int, str]:
 
 @pytest.mark.parametrize(
     ("kind", "stop_at"),
-    [("indexed", n) for n in (STEPS - 1, STEPS, 3 * STEPS)] + [("stream", STEPS), ("counted stream", 2 * STEPS)],
+    [
+        ("indexed", STEPS),
+        ("stream", STEPS),
+        *(pytest.param("indexed", n, marks=SLOW) for n in (STEPS - 1, 3 * STEPS)),
+        pytest.param("counted stream", 2 * STEPS, marks=SLOW),
+    ],
 )
 def test_a_run_that_stopped_at_the_last_step_of_an_epoch_goes_on_with_what_follows_its_batches(
     tmp_path: Path, kind: str, stop_at: int
@@ -102,7 +108,7 @@ def test_a_run_that_stopped_at_the_last_step_of_an_epoch_goes_on_with_what_follo
     assert _end(tmp_path / "run") == _end(tmp_path / "whole") == ("finished", 3 * STEPS, _end(tmp_path / "whole")[2])
 
 
-@pytest.mark.parametrize("save_every", [2, STEPS, 2 * STEPS])
+@pytest.mark.parametrize("save_every", [STEPS, *(pytest.param(n, marks=SLOW) for n in (2, 2 * STEPS))])
 def test_a_run_that_crashed_goes_on_where_its_checkpoint_was_made(tmp_path: Path, save_every: int) -> None:
     undisturbed = train(tmp_path / "whole", make_data())
     with pytest.raises(CrashError):
@@ -140,7 +146,7 @@ def _break(rt, loader, step):
             step(batch)
 
 
-@pytest.mark.parametrize("save_every", [None, 100])
+@pytest.mark.parametrize("save_every", [None, pytest.param(100, marks=SLOW)])
 def test_a_checkpoint_that_the_body_asks_for_is_made_at_its_end(tmp_path: Path, save_every: int | None) -> None:
     undisturbed = train(tmp_path / "whole", make_data(), best=True)
     with pytest.raises(CrashError):
@@ -150,7 +156,7 @@ def test_a_checkpoint_that_the_body_asks_for_is_made_at_its_end(tmp_path: Path, 
     assert _end(tmp_path / "run") == _end(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[] if kind == "stream" else SLOW) for kind in KINDS])
 def test_a_loop_that_takes_a_part_of_each_epoch_resumes_after_it(tmp_path: Path, kind: str) -> None:
     undisturbed = train(tmp_path / "whole", KINDS[kind](), most=3)
     with pytest.raises(CrashError):

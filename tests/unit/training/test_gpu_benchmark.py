@@ -13,6 +13,7 @@ import pytest
 SCRIPT = Path(__file__).parents[3] / "benchmarks/gpu.py"
 
 
+@pytest.mark.slow
 def test_without_a_gpu_it_says_so_in_two_lines_and_exits_2() -> None:
     env = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run([sys.executable, SCRIPT], env=env, capture_output=True, text=True, check=False)

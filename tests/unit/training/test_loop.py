@@ -91,8 +91,20 @@ def train(body: Body, **options: Any) -> list[Tensor]:
     return weights_of(model)
 
 
-@pytest.mark.parametrize("options", [{}, {"max_micro_batch": 2}, {"exact": "integer", "slices": 3}], ids=str)
-@pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
+def cases() -> list[object]:
+    """Every body under all options; the short tests have all options for two of them, and none for the others."""
+    short = (own_calls_zeroing_first, one_call)
+    options: list[dict[str, Any]] = [{}, {"max_micro_batch": 2}, {"exact": "integer", "slices": 3}]
+    return [
+        pytest.param(
+            body, some, id=f"{body.__name__}-{some}", marks=[pytest.mark.slow] if some and body not in short else []
+        )
+        for body in BODIES
+        for some in options
+    ]
+
+
+@pytest.mark.parametrize(("body", "options"), cases())
 def test_the_loops_own_calls_give_the_weights_of_plain_torch(body: Body, options: dict[str, Any]) -> None:
     assert deviation(train(body, **options), reference()) < 1e-12
 

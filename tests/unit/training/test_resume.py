@@ -54,6 +54,7 @@ def test_a_chain_on_two_three_and_one_ranks_gives_the_losses_of_one_undisturbed_
     assert max(float((a - b).abs().max()) for a, b in zip(last, expected, strict=True)) < 1e-12
 
 
+@pytest.mark.slow  # in short: test_sampler.py and test_exact.py have such a chain, too
 def test_every_sample_is_seen_once_by_a_chain_on_four_two_and_three_ranks(run_ranks: RunRanks, tmp_path: Path) -> None:
     whole, chain = tmp_path / "whole", tmp_path / "chain"
     common = {"global_batch": 5, "epochs": 3}

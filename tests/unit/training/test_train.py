@@ -152,6 +152,7 @@ def test_help_needs_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.slow
 def test_weights_that_are_no_numbers_end_the_run_and_are_not_saved(run_ranks: RunRanks, tmp_path: Path) -> None:
     options = [*SMALL, "--dataset", "fake", "--run-dir", str(tmp_path), "--lr", "1e30", "--epochs", "2"]
     outcome = run_ranks("train_reference", 2, options)
