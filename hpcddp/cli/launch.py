@@ -36,6 +36,7 @@ Run a command on every rank of the allocation this shell is in (qsub -I, salloc,
 
 The exit status is the launcher's, which is the command's."""
 _OF_ALLOCATION = "nodes, queue and account are the allocation's"
+_PATIENCE_S = 60
 
 
 class Room(NamedTuple):
@@ -228,7 +229,11 @@ def _search(program: str, site: Site, env: Mapping[str, str], row: Launcher) -> 
 
 def _launcher_of(mpirun: str) -> tuple[str | None, str]:
     """Whose mpirun this is, by its own word, and that word."""
-    answer = subprocess.run([mpirun, "--version"], capture_output=True, timeout=30, check=False)
+    try:
+        answer = subprocess.run([mpirun, "--version"], capture_output=True, timeout=_PATIENCE_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        what = f"{mpirun} --version has not answered in {_PATIENCE_S} s"
+        raise LaunchError(what, f"try it by hand: {mpirun} --version") from error
     said = (answer.stdout or answer.stderr).decode(errors="replace")
     return launcher_of_version(said), said.partition("\n")[0]
 

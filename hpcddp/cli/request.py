@@ -153,7 +153,7 @@ def _version_of(env: Mapping[str, str], program: str) -> str:
 
     try:
         answer = subprocess.run(
-            [on_path(program, env) or program, "--version"], capture_output=True, timeout=10, check=False
+            [on_path(program, env) or program, "--version"], capture_output=True, timeout=60, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""

@@ -94,8 +94,10 @@ def test_a_store_answers_the_greeting_and_a_silent_program_is_an_error() -> None
         assert torch_compat.greet_store(connection) == struct.pack("=I", os.getpid()), "the pong"
     with socket.create_server(("", 0)) as silent:
         port = silent.getsockname()[1]
-        with socket.create_connection(("localhost", port), timeout=0.01) as connection, pytest.raises(TimeoutError):
-            torch_compat.greet_store(connection)
+        with socket.create_connection(("localhost", port), timeout=60) as connection:
+            connection.settimeout(0.01)  # nobody answers, however long it waits
+            with pytest.raises(TimeoutError):
+                torch_compat.greet_store(connection)
 
 
 def test_a_second_connection_is_to_the_same_store_with_the_same_prefix() -> None:
