@@ -14,14 +14,14 @@ from hpcddp.errors import RequestError
 from hpcddp.training.data.randomness import seed_generators
 from hpcddp.training.data.sampler import MicroBatch
 from hpcddp.training.data.weighing import Weight
-from hpcddp.training.gate import StepGate
+from hpcddp.training.gate.step_gate import StepGate
+from hpcddp.training.gate.unprepared import check_schedulers
 from hpcddp.training.gradient.backward import run_backward
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.marks import Mark
 from hpcddp.training.pace import Pace
 from hpcddp.training.parallel.calls import ForwardCalls
 from hpcddp.training.steps import StepRecord
-from hpcddp.training.unprepared import check_schedulers
 
 _LOOP = "for x, y in loader: … rt.backward(loss_fn(model(x), y)); optimizer.step()"
 

@@ -22,6 +22,8 @@ from hpcddp.training.data.loader import TrainingLoader, make_sampler
 from hpcddp.training.data.reading import Reading, choose_workers, read_how
 from hpcddp.training.data.waiting import InputWait
 from hpcddp.training.data.weighing import Count, Weighing
+from hpcddp.training.gate.parameters import KnownParameters
+from hpcddp.training.gate.unprepared import guarding
 from hpcddp.training.gradient.buffers import average_buffers
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.kinds import check_apart, check_objects, check_unwrapped, is_trained, name_objects
@@ -30,12 +32,10 @@ from hpcddp.training.parallel.sameness import SameWeights
 from hpcddp.training.parallel.sharded import Blocks
 from hpcddp.training.parallel.spread import spread_weights
 from hpcddp.training.parallel.strategy import check_strategy, has_whole_gradients
-from hpcddp.training.parameters import KnownParameters
 from hpcddp.training.remarks import describe_share, describe_starving, print_warning, warn_of_order, warn_of_workers
 from hpcddp.training.report import Report
 from hpcddp.training.setup import RunSetup
 from hpcddp.training.torch_compat import note_steps
-from hpcddp.training.unprepared import guarding
 
 
 class Preparation:

@@ -20,7 +20,7 @@ from hpcddp.training.checkpoint.tracked import unwrap
 from hpcddp.training.data.loader import Step
 from hpcddp.training.data.randomness import seed_generators
 from hpcddp.training.data.sampler import MicroBatch
-from hpcddp.training.gate import step_all
+from hpcddp.training.gate.step_gate import step_all
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.gradient.noise import describe_noise
 from hpcddp.training.loop import Loop

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hpcddp.errors import RequestError
-from hpcddp.training.loop_view import LoopView
+from hpcddp.training.gate.loop_view import LoopView
 from hpcddp.training.marks import Mark, mark_first
 
 
@@ -18,6 +18,7 @@ class OwnGradients:
     def __init__(self, optimizer: Optimizer, loop: LoopView) -> None:
         self._optimizer = optimizer
         self._loop = loop
+        self._by_size: list[nn.Parameter] = []  # the parameters, the smallest first
         self._stepped_at = -1  # backward passes before its last step
         self._stepped_with: Mark | None = None  # one that it stepped on, until they are cleared
         self._cleared_at = -1  # backward passes before they were cleared between backward and step
@@ -37,8 +38,10 @@ class OwnGradients:
         return (parameter for group in self._optimizer.param_groups for parameter in group["params"])
 
     def mark(self) -> Mark | None:
-        """Of the first of them; None if there is none."""
-        return mark_first(self.parameters)
+        """Of the smallest that there is, since a mark keeps it from being freed; None without any."""
+        if len(self._by_size) != sum(len(group["params"]) for group in self._optimizer.param_groups):
+            self._by_size = sorted(self.parameters, key=nn.Parameter.numel)
+        return mark_first(self._by_size)
 
     def look(self) -> None:
         """Note that they were cleared or set to zero by other means, such as `model.zero_grad()`."""

@@ -10,9 +10,9 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hpcddp.errors import RequestError
-from hpcddp.training.gate import StepGate
-from hpcddp.training.loop_view import LoopView
-from hpcddp.training.nested import find_outer
+from hpcddp.training.gate.loop_view import LoopView
+from hpcddp.training.gate.nested import find_outer
+from hpcddp.training.gate.step_gate import StepGate
 from hpcddp.training.torch_compat import has_scheduler
 
 

@@ -19,12 +19,12 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
 from hpcddp.errors import RequestError
-from hpcddp.training.loop_view import LoopView
-from hpcddp.training.nested import find_outer, keep_groups_shared
-from hpcddp.training.own_gradients import OwnGradients
-from hpcddp.training.parameters import KnownParameters
-from hpcddp.training.replaced import replace, replace_in_class
-from hpcddp.training.scaled import ScaledGradients
+from hpcddp.training.gate.loop_view import LoopView
+from hpcddp.training.gate.nested import find_outer, keep_groups_shared
+from hpcddp.training.gate.own_gradients import OwnGradients
+from hpcddp.training.gate.parameters import KnownParameters
+from hpcddp.training.gate.replaced import replace, replace_in_class
+from hpcddp.training.gate.scaled import ScaledGradients
 from hpcddp.training.torch_compat import note_steps
 
 _EITHER = "if norm.isfinite(): optimizer.step(); else: rt.skip_step(), or rt.skip_step(optimizer) for one of several"
