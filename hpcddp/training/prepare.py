@@ -110,6 +110,7 @@ class Preparation:
                 prepared[n] = thing.to(self.device)
                 if id(thing) not in self._models:  # no wrapper gives every rank the weights of rank 0
                     spread_weights(thing, self.device, self.layout)
+                    self._gradients.take_along(thing)
         tracked = [new for old, new in zip(objects, prepared, strict=True) if not isinstance(old, DataLoader)]
         if tracked:
             self.track(**name_objects(tracked))

@@ -43,6 +43,7 @@ class ExactGradients:
         self._device = group.device
         self._layout = layout
         self._models: list[nn.Module] = []
+        self._untrained: list[nn.Module] = []
         self._parameters: list[nn.Parameter] = []
         self._places: dict[nn.Parameter, int] = {}
         self._used: set[int] = set()  # by an earlier slice of this step
@@ -83,6 +84,10 @@ class ExactGradients:
                 self._parameters.append(parameter)
         self._buffers.watch(model)
         return wrapped
+
+    def take_along(self, model: nn.Module) -> None:
+        self._untrained.append(model)
+        self._buffers.watch(model, statistics_only=True)
 
     def check(self, objects: dict[str, Any]) -> None:
         """Any object will do: wrapping replaces no parameter."""
@@ -131,7 +136,8 @@ class ExactGradients:
             for model in self._models:
                 if isinstance(model, DistributedDataParallel) and not micro.last:
                     stack.enter_context(model.no_sync())
-                if micro.samples == 0:
+            if micro.samples == 0:
+                for model in (*self._models, *self._untrained):
                     stack.enter_context(frozen_statistics(model))
             yield
 

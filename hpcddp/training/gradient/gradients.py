@@ -36,6 +36,9 @@ class Gradients(Protocol):
     def wrap(self, model: nn.Module, strategy: str, blocks: Blocks | None, options: dict[str, Any]) -> nn.Module:
         """The model on this rank's device, as the training loop is to use it."""
 
+    def take_along(self, model: nn.Module) -> None:
+        """A prepared model that is not trained, such as a teacher: its running statistics follow the same rules."""
+
     def check(self, objects: dict[str, Any]) -> None:
         """RequestError for tracked objects that do not belong to the wrapped models."""
 

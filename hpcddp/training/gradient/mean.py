@@ -27,6 +27,7 @@ class MeanGradients:
         self._group = group
         self._layout = layout
         self._models: list[ParallelModel] = []
+        self._untrained: list[nn.Module] = []
 
     @property
     def averaged_over(self) -> int:
@@ -43,6 +44,9 @@ class MeanGradients:
         self._models.append(split_model(model, self._group, self._layout, strategy, blocks, options))
         return self._models[-1].module
 
+    def take_along(self, model: nn.Module) -> None:
+        self._untrained.append(model)
+
     def check(self, objects: dict[str, Any]) -> None:
         for model in self._models:
             check_optimizers(objects, model.replaced)
@@ -58,8 +62,9 @@ class MeanGradients:
         with ExitStack() as stack:
             for model in self._models:
                 stack.enter_context(model.passes(exchange=micro.last))
-                if micro.samples == 0:
-                    stack.enter_context(frozen_statistics(model.module))
+            if micro.samples == 0:
+                for module in (*(model.module for model in self._models), *self._untrained):
+                    stack.enter_context(frozen_statistics(module))
             yield
 
     def collect(self, _micro: MicroBatch) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from hpcddp.training.data.sampler import MicroBatch
 from hpcddp.training.gradient.slice_sum import IntegerSum, TreeSum
+from hpcddp.training.torch_compat import NormWithStatistics
 
 
 class SliceBuffers:
@@ -23,9 +24,11 @@ class SliceBuffers:
         self._buffers: list[Tensor] = []
         self._start: list[Tensor] = []
 
-    def watch(self, model: nn.Module) -> None:
-        """Take a model's buffers in; flags (bool) are left alone."""
-        self._buffers += [buffer for buffer in model.buffers() if buffer.dtype != torch.bool and buffer.numel()]
+    def watch(self, model: nn.Module, *, statistics_only: bool = False) -> None:
+        """Take a model's buffers in, or only those with running statistics; flags (bool) are left alone."""
+        layers = [m for m in model.modules() if isinstance(m, NormWithStatistics)] if statistics_only else [model]
+        buffers = dict.fromkeys(buffer for layer in layers for buffer in layer.buffers())
+        self._buffers += [buffer for buffer in buffers if buffer.dtype != torch.bool and buffer.numel()]
 
     def begin_step(self) -> None:
         self._changes.clear()

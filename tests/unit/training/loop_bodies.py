@@ -81,3 +81,21 @@ def share_exchanges(folder: str) -> None:
         written += sums.drain().steps
     found = [[one.numbers["step"], one.numbers["loss"], one.samples, one.sums] for one in written]
     Path(folder, f"{group.rank}.json").write_text(json.dumps({"found": found, "agreed": agreed, "stopped": stopped}))
+
+
+def learn_from_a_teacher(folder: str) -> None:
+    """The teacher is in training mode, and keeps running statistics. The last global batch leaves ranks without
+    samples. Rank 0 writes the statistics."""
+    torch.manual_seed(3)
+    student = nn.Linear(4, 3).double()
+    teacher = nn.Sequential(nn.Linear(4, 12), nn.Unflatten(1, (3, 2, 2)), nn.BatchNorm2d(3)).double()
+    teacher.requires_grad_(False)
+    data = TensorDataset(torch.randn(9, 4, dtype=torch.float64))
+    with hpcddp.runtime(global_batch=4, exact="integer", slices=4) as rt:
+        optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+        student, teacher, optimizer, loader = rt.prepare(student, teacher, optimizer, DataLoader(data, 4))
+        for _ in rt.epochs(2):
+            for (x,) in loader:
+                rt.backward((student(x) - teacher(x).mean((2, 3))).square().mean())
+                rt.step(optimizer)
+    Path(folder, f"{rt.group.world_size}.{rt.group.rank}.json").write_text(json.dumps(teacher[2].running_mean.tolist()))

@@ -53,3 +53,11 @@ def test_models_that_are_not_trained_start_alike_on_every_rank(
 def test_what_is_no_tensor_has_no_rows_to_gather(rows: Any) -> None:
     with hpcddp.runtime(4) as rt, pytest.raises(RequestError, match=r"has no rows to gather\nhint: rt\.gather"):
         rt.gather(rows)
+
+
+def test_a_teachers_running_statistics_are_exact_too(run_ranks: RunRanks, tmp_path: Path) -> None:
+    for ranks in (1, 3):
+        run_ranks("loop_bodies:learn_from_a_teacher", ranks, str(tmp_path)).check()
+    one, *several = [json.loads((tmp_path / f"{place}.json").read_text()) for place in ("1.0", "3.0", "3.1", "3.2")]
+    assert several == [one] * 3
+    assert one != [0.0] * 3
