@@ -147,29 +147,28 @@ class JobSpec(Record):
 def read_spec(asked: Mapping[str, tuple[object, str]], site_keys: Iterable[str] = ()) -> JobSpec:
     """A spec from raw values with their sources: key -> (value, "--nodes" or "nodes in job.yaml").
 
-    An empty value in a file is not asked. That of an option goes to its key's reader: `--set modules=` is an empty
-    list, and `--set "nodes=$NODES"` with a variable that is not set must not become the default. A key `env.NAME` sets
-    one variable; `site_keys` are the words that only the job's site asks for. Raises RequestError for an unknown key or
-    a value that is not of its key's form.
+    An empty value goes to its key's reader, from an option as from a file: `modules=` is an empty list, and
+    `nodes: $NODES` with a variable that is not set must not become the default. A key `env.NAME` sets one variable;
+    `site_keys` are the words that only the job's site asks for. Raises RequestError for an unknown key or a value that
+    is not of its key's form.
     """
     values: dict[str, Any] = {}
     env: dict[str, str] = {}
     own: dict[str, str] = {}
     site_keys = tuple(site_keys)
-    given = {key: (value, where) for key, (value, where) in asked.items() if value != "" or where.startswith("--")}
     for key, (value, where) in asked.items():
         if key.startswith("env."):
             env.update(read_variables({key[4:]: value}, where))
         elif key not in KEYS and key not in site_keys:
             known = [*KEYS, *site_keys]
             raise RequestError(f"unknown key {key!r} ({where}){nearest(key, known)}", f"known keys: {', '.join(known)}")
-        elif key in given and key in site_keys:
+        elif key in site_keys:
             own[key] = read_text(value, where)
-        elif key in given:
+        else:
             values[_FIELDS.get(key, key)] = KEYS[key](value, where)
     if env:
         values["env"] = {**values.get("env", {}), **env}
-    sources = {key: where for key, (_, where) in given.items()}
+    sources = {key: where for key, (_, where) in asked.items()}
     return JobSpec(**values, variables=own or None, sources=sources)
 
 

@@ -203,10 +203,15 @@ def test_an_empty_word_for_a_file_or_a_key_is_refused(line, message, hint, typed
     assert hint in (typable, None)
 
 
-def test_a_list_and_variables_are_emptied_by_set_and_a_file_may_leave_values_empty(typed, tmp_path, capsys):
-    (tmp_path / "hpcddp.yaml").write_text(
-        "site: local\nnodes:\nmodules: [cuda]\nenv: {A: b}\ncommand: python train.py\n"
-    )
+@pytest.mark.parametrize("key", ["site", "nodes", "walltime", "global_batch", "name", "fresh"])
+def test_a_key_that_a_job_file_leaves_empty_is_refused_as_an_unset_variable_gives_it(key, typed, tmp_path):
+    (tmp_path / "hpcddp.yaml").write_text(f"command: python train.py\n{key}:\n")
+    message, hint = f"{key} in hpcddp.yaml has no value", f"{key}: VALUE, or leave it out"
+    assert typed("render") == typed("layout") == (2, message, hint)
+
+
+def test_a_list_and_variables_are_emptied_by_set(typed, tmp_path, capsys):
+    (tmp_path / "hpcddp.yaml").write_text("site: local\nmodules: [cuda]\nenv: {A: b}\ncommand: python train.py\n")
     assert main(["render"]) == 0
     filled = capsys.readouterr().out
     assert main(["render", "--set", "modules=", "--set", "env="]) == 0

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from hpcddp.errors import RequestError, SiteError
+from hpcddp.script.fields import read_modules, read_variables, read_words
 from hpcddp.script.find_site import (
     Choice,
     asked_site,
@@ -17,7 +18,8 @@ from hpcddp.script.find_site import (
 )
 from hpcddp.script.loading import load_yaml, parse_yaml
 from hpcddp.script.site_file import FIELDS, load_site
-from hpcddp.script.spec import read_spec, spec_items
+from hpcddp.script.spec import KEYS, read_spec, spec_items
+from hpcddp.units import assign
 
 
 def test_plain_values_are_the_text_that_stands_in_the_file():
@@ -98,7 +100,19 @@ def test_a_commands_text_is_split_like_a_shell_line():
 def test_no_words_at_all_can_be_asked_for():
     assert read_spec({"modules": ("[]", "--set modules")}).modules == ()
     assert read_spec({"modules": ([], "modules in job.yaml")}).modules == ()
-    assert read_spec({"modules": ("", "modules in job.yaml")}).modules is None
+
+
+@pytest.mark.parametrize("where", ["KEY in job.yaml", "--set KEY"])
+@pytest.mark.parametrize("key", KEYS)
+def test_an_empty_value_empties_a_list_or_variables_and_is_refused_for_every_other_key(key, where):
+    where = where.replace("KEY", key)
+    if KEYS[key] in {read_words, read_modules, read_variables}:
+        assert not getattr(read_spec({key: ("", where)}), key)
+        return
+    with pytest.raises(RequestError) as error:
+        read_spec({key: ("", where)})
+    assert error.value.message == f"{where} has no value"
+    assert error.value.hint == f"{assign(where, 'VALUE')}, or leave it out"
 
 
 def test_single_variables_are_added_to_the_job_files():
