@@ -10,7 +10,7 @@ from hpcddp.errors import SiteError, nearest
 from hpcddp.record import Record
 from hpcddp.schedulers.registry import scripted_schedulers, submit_commands
 from hpcddp.script.folders import find_folder
-from hpcddp.script.loading import load_yaml, parse_yaml
+from hpcddp.script.loading import load_text, load_yaml, parse_yaml
 from hpcddp.script.site import Site
 from hpcddp.script.site_file import load_site
 
@@ -37,19 +37,37 @@ def asked_site(option: str | None, in_job_file: str | None, job_file: str, env: 
     if in_job_file:
         return Choice(in_job_file, f"site in {job_file}")
     config = os.path.join(config_folder(env), "config.yaml")
-    if os.path.isfile(config):
-        site = load_yaml(config, SiteError)[0].get("site")
-        if site:
-            return Choice(str(site), f"site in {config}")
-    return None
+    if not is_own(config, env):
+        return None
+    asked, _ = load_yaml(config, SiteError)
+    unknown = next((key for key in asked if key != "site"), None)
+    if unknown is not None:
+        what = f"unknown key {unknown!r} in {config}{nearest(unknown, ['site'])}"
+        raise SiteError(what, "its only key is site: NAME")
+    site = asked.get("site")
+    if site is not None and (not site or not isinstance(site, str)):
+        raise SiteError(f"site in {config} has no value", "site: NAME, or leave it out")
+    return Choice(site, f"site in {config}") if site else None
+
+
+def is_own(path: str, env: Mapping[str, str]) -> bool:
+    """Whether the user has this in the own folder. SiteError where that cannot be seen: a choice would be ignored."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as e:
+        if not os.path.lexists(config_folder(env)):  # HOME is somebody else's
+            return False
+        raise SiteError(f"{path} cannot be read: {e.strerror}", f"check the folders above it: namei -l {path}") from e
+    return True
 
 
 def site_of_host(hostname: str, env: Mapping[str, str]) -> Choice | None:
     """The site whose file has a `hostname:` pattern that matches the whole of this machine's name."""
     for name, path in site_files(env).items():
-        with open(path, encoding="utf-8", errors="replace") as file:
-            # Only its line is parsed: whole profiles would cost every render of a user who names no site.
-            line = re.search(r"^hostname:.*$", file.read(), re.MULTILINE)
+        # Only its line is parsed: whole profiles would cost every render of a user who names no site.
+        line = re.search(r"^hostname:.*$", load_text(path, SiteError), re.MULTILINE)
         if line and re.fullmatch(str(parse_yaml(line[0], path, SiteError)["hostname"]), hostname):
             return Choice(name, f"this host is {hostname}")
     return None
@@ -79,8 +97,13 @@ def site_of_scheduler(on_path: Callable[[str], bool], version_of: Callable[[str]
 def site_files(env: Mapping[str, str]) -> dict[str, str]:
     """Name -> path of every known profile, sorted; the user's own win over the shipped ones."""
     found: dict[str, str] = {}
-    for folder in (os.path.join(find_folder("templates"), "sites"), os.path.join(config_folder(env), "sites")):
-        for file in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
+    own = os.path.join(config_folder(env), "sites")
+    for folder in (os.path.join(find_folder("templates"), "sites"), *([own] if is_own(own, env) else [])):
+        try:
+            files = os.listdir(folder)
+        except OSError as e:
+            raise SiteError(f"{folder} cannot be read: {e.strerror}", f"ls -ld {folder}") from e
+        for file in files:
             if file.endswith(".yaml") and os.path.isfile(os.path.join(folder, file)):
                 found[file.removesuffix(".yaml")] = os.path.join(folder, file)
     return dict(sorted(found.items()))
@@ -91,10 +114,12 @@ def open_site(choice: Choice, env: Mapping[str, str]) -> Site:
     named = choice.site
     if "/" in named or named.endswith((".yaml", ".yml")):
         return load_site(os.path.splitext(os.path.basename(named))[0], named)
-    for folder in (os.path.join(config_folder(env), "sites"), os.path.join(find_folder("templates"), "sites")):
-        path = os.path.join(folder, f"{named}.yaml")
-        if os.path.isfile(path):
-            return load_site(named, path)
+    own = os.path.join(config_folder(env), "sites", f"{named}.yaml")
+    shipped = os.path.join(find_folder("templates"), "sites", f"{named}.yaml")
+    if is_own(own, env):
+        return load_site(named, own)
+    if os.path.isfile(shipped):
+        return load_site(named, shipped)
     known = list(site_files(env))
     raise SiteError(
         f"site {named!r} is not known ({choice.reason}){nearest(named, known)}",

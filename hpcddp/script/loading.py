@@ -32,14 +32,19 @@ class _Loader(_Base):  # type: ignore[misc]  # the C loader is there or not
 
 def load_yaml(path: str, error: type[HpcddpError] = RequestError) -> tuple[dict[str, Any], str]:
     """The mapping in a YAML file, and the file's text. Raises `error` when it cannot be read or is no mapping."""
+    text = load_text(path, error)
+    return parse_yaml(text, path, error), text
+
+
+def load_text(path: str, error: type[HpcddpError] = RequestError) -> str:
+    """The text of a file. Raises `error` when it cannot be read."""
     try:
         with open(path, encoding="utf-8") as file:
-            text = file.read()
+            return file.read()
     except OSError as e:
         raise error(f"{path} cannot be read: {e.strerror}", f"check the path: ls -l {path}") from e
     except UnicodeDecodeError as e:
         raise error(f"{path} is not UTF-8 text (byte {e.start})", f"check the file: file {path}") from e
-    return parse_yaml(text, path, error), text
 
 
 def parse_yaml(text: str, where: str, error: type[HpcddpError] = RequestError) -> dict[str, Any]:

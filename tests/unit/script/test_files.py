@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
 import pytest
 
@@ -205,6 +206,41 @@ def test_what_the_user_said_is_taken_in_order(tmp_path):
     assert asked_site(None, "c", "job.yaml", config) == Choice("c", "site in job.yaml")
     assert asked_site(None, None, "", config) == Choice("d", f"site in {tmp_path}/hpcddp/config.yaml")
     assert asked_site(None, None, "", {"HOME": str(tmp_path)}) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("stie: abci3\n", r"unknown key 'stie' in .* \(did you mean 'site'\?\)\nhint: its only key is site: NAME"),
+        ("site: abci3\nnodes: 4\n", "unknown key 'nodes' in"),
+        ("site:\n", "site in .* has no value"),
+        ("site: [abci3]\n", "site in .* has no value"),
+    ],
+)
+def test_a_config_file_that_does_not_choose_a_site_is_refused_and_not_ignored(text, words, tmp_path):
+    (tmp_path / "hpcddp").mkdir()
+    (tmp_path / "hpcddp/config.yaml").write_text(text)
+    with pytest.raises(SiteError, match=words):
+        asked_site(None, None, "", {"XDG_CONFIG_HOME": str(tmp_path)})
+
+
+@pytest.mark.parametrize("loop", ["hpcddp", "hpcddp/config.yaml", "hpcddp/sites"])
+def test_an_own_folder_that_cannot_be_read_is_refused_and_not_ignored(loop, tmp_path):
+    """A link to itself: root may read a folder without permissions."""
+    (tmp_path / loop).parent.mkdir(exist_ok=True)
+    (tmp_path / loop).symlink_to(tmp_path / loop)
+    env = {"XDG_CONFIG_HOME": str(tmp_path)}
+    look = site_files if loop.endswith("sites") else partial(asked_site, None, None, "")
+    with pytest.raises(SiteError, match=r"cannot be read: .*\nhint: check the folders above it: namei -l /"):
+        look(env)
+    assert asked_site("abci3", None, "", env)
+
+
+def test_a_home_that_cannot_be_looked_into_says_nothing(tmp_path):
+    (tmp_path / "home").symlink_to(tmp_path / "home")
+    env = {"HOME": str(tmp_path / "home")}
+    assert asked_site(None, None, "", env) is None
+    assert open_site(Choice("abci3", "--site"), env).name == "abci3"
 
 
 def test_a_site_is_found_by_the_whole_of_the_hosts_name():
