@@ -109,13 +109,18 @@ class VerbParser(argparse.ArgumentParser):
     def _refuse_option(self, word: str, words: Sequence[str]) -> RequestError:
         """What to type instead of an option that this verb does not have, by its meaning or else by its spelling."""
         option, _, value = word.partition("=")
-        meant = None
+        meant, given = None, value
         if "--nodes" in self.elsewhere or "--nodes" in self._option_string_actions:  # a verb that makes a job
             from hpcddp.cli.meant import find_meant
 
             after = words[words.index(word) + 1 :][:1]
-            meant = find_meant(option, value or "".join(one for one in after if not one.startswith("-")))
+            given = value or "".join(one for one in after if not one.startswith("-"))
+            meant = find_meant(option, given)
         same = meant.split()[0] if meant else option
+        of_node = "--ranks-per-node"
+        if meant and same in self.elsewhere and of_node in meant and of_node in self._option_string_actions:
+            what = f"{self.prog} has no option {option}: it is the ranks of each node here; {self.elsewhere[same]}"
+            return RequestError(what, f"{of_node} {given or 'R'}")
         if why := self.elsewhere.get(option) or self.elsewhere.get(same):
             return RequestError(f"{self.prog} has no option {option}: {why}", f"leave out {option}")
         if meant and same in self._option_string_actions:

@@ -17,7 +17,7 @@ def read_environment(path: str) -> dict[str, str]:
     text = data.decode("utf-8", "surrogateescape")
     env = _parse_exact(text, path) if "\0" in text else _parse_lines(text, path)
     if not env:
-        raise RequestError(f"{path} holds no variable", f"record it with: env -0 > {path}")
+        raise RequestError(f"{path} holds no variable", _recorded_anew(path))
     return env
 
 
@@ -27,9 +27,7 @@ def _parse_exact(text: str, path: str) -> dict[str, str]:
         name, equals, value = entry.partition("=")
         if equals and name.isprintable() and name:
             if env.get(name, value) != value:
-                raise RequestError(
-                    f"{path} has {name} twice, with different values", f"record it with: env -0 > {path}"
-                )
+                raise RequestError(f"{path} has {name} twice, with different values", _recorded_anew(path))
             env[name] = value
         elif entry.strip():
             raise _no_environment(entry, path)
@@ -51,7 +49,7 @@ def _parse_lines(text: str, path: str) -> dict[str, str]:
             if env.get(before, after) != after:
                 raise RequestError(
                     f"{path} has {before} twice: one of the two may be a line of another variable's value",
-                    f"record it with: env -0 > {path}",
+                    _recorded_anew(path),
                 )
             name, env[before] = before, after
             in_function = (
@@ -67,6 +65,11 @@ def _parse_lines(text: str, path: str) -> dict[str, str]:
     return env
 
 
+def _recorded_anew(path: str) -> str:
+    """Not into this file, which may be no record at all."""
+    return f"record it in another file: env -0 > {path}.new"
+
+
 def _is_name(text: str) -> bool:
     return text.isidentifier() or (text.startswith("BASH_FUNC_") and not any(c.isspace() for c in text))
 
@@ -75,5 +78,5 @@ def _no_environment(line: str, path: str) -> RequestError:
     # The line itself is not shown: it may be a secret.
     return RequestError(
         f"{path} is not an environment: a line of {len(line)} characters has no NAME=",
-        f"record it with: env -0 > {path}",
+        _recorded_anew(path),
     )

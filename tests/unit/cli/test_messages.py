@@ -64,6 +64,20 @@ def typed(tmp_path, monkeypatch, capsys):
             "hpcddp launch has no option --nodes: nodes, queue and account are the allocation's",
             "leave out --nodes",
         ),
+        (
+            "launch --here -np 2 -- python train.py",
+            "hpcddp launch has no option -np: it is the ranks of each node here; nodes, queue and account are the"
+            " allocation's",
+            "--ranks-per-node 2",
+        ),
+        (
+            "launch --ntasks=8 -- python train.py",
+            "hpcddp launch has no option --ntasks: it is the ranks of each node here; nodes, queue and account are the"
+            " allocation's",
+            "--ranks-per-node 8",
+        ),
+        ("env --from train.py", "train.py is not an environment: a line of 16 characters has no NAME=",
+         "record it in another file: env -0 > train.py.new"),
         ("env --jsno", "hpcddp env has no option --jsno (did you mean '--json'?)", "hpcddp env --help"),
         ("sites show", "hpcddp sites show needs a site's name", "hpcddp sites show NAME"),
         ("sites shwo", "hpcddp sites does not know 'shwo' (did you mean 'show'?)", "hpcddp sites show NAME"),

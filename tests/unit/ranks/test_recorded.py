@@ -34,7 +34,7 @@ def test_variables_inside_an_exported_function_are_not_the_environments() -> Non
 def test_a_name_that_comes_twice_with_two_values_is_refused() -> None:
     with pytest.raises(RequestError, match="PMI_RANK twice") as error:
         _parse_lines("PMI_RANK=1\nNOTE=see\nPMI_RANK=2\n", "f")
-    assert error.value.hint == "record it with: env -0 > f"
+    assert error.value.hint == "record it in another file: env -0 > f.new"
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n", b"no environment\n", b"\0\0", b'{"a": 1}\n'])
