@@ -115,7 +115,13 @@ def main(argv: list[str] | None = None) -> int:
     except OSError as error:
         _refuse_if_piped_as_job(argv)
         if error.errno not in _NO_ROOM:
-            raise
+            from hpcddp.cli.paths import explain_path
+
+            of_path = explain_path(error)
+            if of_path is None:
+                raise
+            tell(str(of_path))
+            return of_path.exit_code
         forget_output()
         tell(f"the output cannot be written: {(error.strerror or '').lower()}\nhint: df -h .")
         return RequestError.exit_code

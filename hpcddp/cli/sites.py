@@ -33,6 +33,7 @@ hpcddp sites new NAME    a start for a site of your own, with what this machine'
 hpcddp sites schema      the keys of a site's file as JSON Schema, for editors"""
 _USAGE = "hpcddp sites [--json] [show NAME | new NAME [--file PATH] | schema]"
 _ACTIONS = ("show", "new")  # which take a name
+_LONGEST = 200  # of a file's name most systems take 255 bytes
 
 
 def build_parser() -> VerbParser:
@@ -92,15 +93,22 @@ def _write_start(name: str, file: str | None, env: Mapping[str, str]) -> str:
         raise RequestError(f"hpcddp has a site {name} already, {shipped}", f"{mine}; or, to change that one: {copy}")
     if os.path.exists(path):
         raise RequestError(f"{path} is there already", f"edit it, or: hpcddp sites new {name} --file ANOTHER.yaml")
+    folder = os.path.dirname(os.path.abspath(path))
+    if file and not os.path.isdir(folder):
+        raise RequestError(f"the folder {folder} of --file does not exist", f"mkdir -p {folder}")
     try:
         scheduler, queues, asked = _survey(env)
     except SchedulerError as e:  # an empty form is still a start
         tell(e.message)
         scheduler, queues, asked = _unknown(), [], ""
     text = format_start(name, scheduler, time.strftime("%Y-%m-%d"), queues, asked)
-    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-    with open(path, "w", encoding="utf-8") as made:
-        made.write(text)
+    try:
+        os.makedirs(folder, exist_ok=True)
+        with open(path, "w", encoding="utf-8") as made:
+            made.write(text)
+    except OSError as e:
+        another = f"hpcddp sites new {name if len(name) < _LONGEST else 'NAME'} --file ANOTHER.yaml"
+        raise RequestError(f"{path} cannot be written: {(e.strerror or '').lower()}", another) from e
     load_site(name, path)  # what was found has to be a site
     return path
 
