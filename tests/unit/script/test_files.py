@@ -49,6 +49,13 @@ def test_what_is_no_mapping_of_keys_is_refused(text, words):
         parse_yaml(text, "job.yaml")
 
 
+@pytest.mark.parametrize("depth", [900, 3000, 200_000])
+@pytest.mark.parametrize(("begin", "end"), [("[", "]"), ("[", ""), ("{a: ", "}")])
+def test_levels_without_end_are_refused_and_end_no_process(depth, begin, end):
+    with pytest.raises(RequestError, match=r"job.yaml (has lists or mappings inside each other|line \d is not YAML)"):
+        parse_yaml(f"a: {begin * depth}{end * depth}", "job.yaml")
+
+
 def test_an_empty_file_asks_for_nothing():
     assert parse_yaml("# nothing\n", "x") == {}
 
