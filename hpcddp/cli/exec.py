@@ -83,8 +83,10 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
 def run_command(command: list[str], env: Mapping[str, str]) -> int:
     """Replace this process by the command, with this rank's variables set, or run it beside this process.
 
-    Does not return.
+    Does not return. RequestError for an empty word, which an unset variable gives.
     """
+    if not command[0].strip():
+        raise RequestError(f"the command begins with an empty word, {command[0]!r}", "hpcddp exec -- python train.py")
     from hpcddp.ranks.reach import require_resolved
     from hpcddp.ranks.rendezvous import find_rendezvous, is_enough
     from hpcddp.ranks.resolve import resolve

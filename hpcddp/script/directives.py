@@ -47,11 +47,29 @@ def plan_directives(
     lines = (*site.directives, *own, *reserved, *further, *wanted)
     for text in lines:
         if not _LINE(text):
+            whole = _joined_words(wanted, spec.sources.get("directives", "")) if text in wanted else ""
             raise RequestError(
                 f"directive {text!r} is not one option that a directive can carry",
-                "one option per item: '-v USE_SSH=1' or '--constraint=gpu'; no blanks, quotes, # or \\ in values",
+                whole
+                or "one option per item: '-v USE_SSH=1' or '--constraint=gpu'; no blanks, quotes, # or \\ in values",
             )
     return _joined(lines, find_scheduler(site.scheduler).directives.joined)
+
+
+def _joined_words(words: Iterable[str], where: str) -> str:
+    """What to type where blanks have split options from their values; "" if that is not what is wrong."""
+    options: list[str] = []
+    for word in words:
+        if word.startswith("-") or not options:
+            options.append(word)
+        else:
+            options[-1] += f" {word}"
+    if not all(map(_LINE, options)):
+        return ""
+    quoted = [f"'{option}'" for option in options]
+    return (
+        f'--set "directives={" ".join(quoted)}"' if where.startswith("--set") else f"directives: [{', '.join(quoted)}]"
+    )
 
 
 def _check_wanted(spec: JobSpec, site: Site, wanted: Iterable[str]) -> None:

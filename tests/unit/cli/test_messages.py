@@ -99,6 +99,8 @@ def typed(tmp_path, monkeypatch, capsys):
          "--nodes 4"),
         ("render --site local -- ''", "the command begins with an empty word, ''", "-- python train.py"),
         ("launch --here --dry-run -- ' ' x", "the command begins with an empty word, ' '", "-- python train.py"),
+        ("exec -- ''", "the command begins with an empty word, ''", "hpcddp exec -- python train.py"),
+        ("exec -- ' ' x", "the command begins with an empty word, ' '", "hpcddp exec -- python train.py"),
         ("render --site local -- python", "the command is python, without a program for it", "-- python train.py"),
         ("render --site local -- /usr/bin/python3 -u -",
          "the command is /usr/bin/python3 -u -, without a program for it", "-- python train.py"),

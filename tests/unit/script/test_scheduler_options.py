@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
+import shlex
 
 import pytest
 
 from hpcddp.errors import RequestError, SiteError
+from hpcddp.script.find_site import Choice, open_site
 from hpcddp.script.interactive import interactive_command
+from hpcddp.script.loading import parse_yaml
+from hpcddp.script.plan import JobPlan, plan_job
+from hpcddp.script.spec import read_spec
 
-from .conftest import plan, script
+from .conftest import PLANNED_BY, plan, script
 
 ASPIRE = {"gpus_per_node": "4", "cpus_per_rank": "8", "launcher": "mpich"}
 
@@ -184,3 +189,27 @@ def test_the_same_nodes_can_be_had_for_a_shell(site, command):
 def test_this_machine_needs_no_interactive_job():
     with pytest.raises(RequestError, match="no interactive jobs"):
         interactive_command("local", script("local"))
+
+
+@pytest.mark.parametrize(
+    ("option", "in_file"),
+    [
+        ("-v USE_SSH=1", "['-v USE_SSH=1']"),
+        ("-v USE_SSH=1 -W umask=022 -V", "['-v USE_SSH=1', '-W umask=022', '-V']"),
+    ],
+)
+def test_directives_that_blanks_have_split_are_answered_with_words_that_can_be_typed(option, in_file):
+    site = open_site(Choice("generic-pbs", "test"), {})
+
+    def planned(value: object, where: str) -> JobPlan:
+        asked = {"gpus_per_node": "2", "cpus_per_rank": "8", "walltime": "1:00:00", "command": ["true"]}
+        asked_with = {key: (text, "test") for key, text in asked.items()} | {"directives": (value, where)}
+        return plan_job(read_spec(asked_with), site, PLANNED_BY)
+
+    with pytest.raises(RequestError) as error:
+        planned(option, "--set directives")
+    _, _, typed = shlex.split(error.value.hint)[1].partition("=")
+    with pytest.raises(RequestError, match=re.escape(f"hint: directives: {in_file}") + "$"):
+        planned(option, "directives in job.yaml")
+    of_file = parse_yaml(f"directives: {in_file}", "job.yaml")["directives"]
+    assert planned(typed, "--set directives").directives == planned(of_file, "job.yaml").directives != ()
