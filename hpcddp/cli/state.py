@@ -48,6 +48,7 @@ def build_parser() -> VerbParser:
     begin = parser.add_argument_group("the start of an attempt")
     begin.add_argument("--begin", action="store_true", help="choose and take the attempt's run; print its folder")
     begin.add_argument("--process", metavar="PID", help="the process that lives as long as the attempt")
+    begin.add_argument("--container", action="store_true", help="this is a container, which may hide that process")
     begin.add_argument("--fresh", action="store_true", help="begin a new run")
     begin.add_argument("--resume", metavar="RUN", help="resume this run")
     return parser
@@ -96,7 +97,7 @@ def _refuse_alone(args: argparse.Namespace) -> None:
         raise RequestError("--begin asks for something else than --json, --unfinished and --end", "leave out one")
     if args.chain is not None and (args.json or args.unfinished or args.end):
         raise RequestError("--chain goes with --begin, or alone", "leave out the other option")
-    of_begin = [name for name in ("fresh", "resume", "process", "command") if getattr(args, name)]
+    of_begin = [name for name in ("fresh", "resume", "process", "container", "command") if getattr(args, name)]
     if of_begin and not args.begin:
         what = "a command" if of_begin[0] == "command" else f"--{of_begin[0]}"
         raise RequestError(f"{what} goes with --begin", "hpcddp state runs/NAME")
@@ -129,7 +130,8 @@ def _begin(args: argparse.Namespace, base: str, most: int | None, env: Mapping[s
     asked = Asked(base, identify_command(args.command), args.fresh, args.resume)
     name = find_own_attempt(env, base).name
     process = parse_count(args.process or str(os.getppid()), "--process")
-    choice = start_run(asked, name, env, process=process, by_hand="HPCDDP_LAUNCH" in env)
+    by_hand = "HPCDDP_LAUNCH" in env
+    choice = start_run(asked, name, env, process=process, by_hand=by_hand, is_seen=not args.container)
     tell(f"{choice}")
     attempt = choice.run.attempt(name)
     if most is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from functools import partial
 
+from hpcddp.errors import LaunchError
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.runs.choice import Origin, choose_run
 from hpcddp.runs.holder import describe_process, find_index, find_job
@@ -42,16 +43,30 @@ def hold_run(attempt: AttemptFolder, env: Mapping[str, str], command: tuple[str,
     take_run(attempt.run, describe_process(attempt.name, process, env, command), partial(ask_job_state, env=env))
 
 
-def start_run(asked: Asked, attempt: str, env: Mapping[str, str], *, process: int, by_hand: bool = False) -> RunChoice:
-    """Choose the run of this attempt, and hold it. `process`: what lives as long as the attempt, on this host.
+def start_run(
+    asked: Asked,
+    attempt: str,
+    env: Mapping[str, str],
+    *,
+    process: int,
+    by_hand: bool = False,
+    is_seen: bool = True,
+) -> RunChoice:
+    """Choose the run of this attempt, and hold it. `process`: what lives as long as the attempt, on this host; not
+    `is_seen`: a container may hide it from here.
 
     RequestError or NewerFileError of `choose_run`; HeldError if another job holds the run; LaunchError if the folder
-    cannot be written.
+    cannot be written, or the process has ended.
     """
     from hpcddp.schedulers.run import ask_job_state
 
     asked = asked.of_index(find_index(env))
     mine = describe_process(attempt, process, env, asked.command, by_hand=by_hand)
+    if is_seen and mine.machine and not mine.started:  # nobody would release the run, nor see that its holder is gone
+        raise LaunchError(
+            f"the job script of attempt {attempt} (process {process}) was ended before its run began; nothing was lost",
+            "start or submit the script again",
+        )
     ask = partial(ask_job_state, env=env)
     for left in reversed(range(_TRIES)):
         choice = choose_run(asked, Origin(attempt, *find_job(env), by_hand=by_hand))

@@ -36,7 +36,7 @@ srun --nodes=1 --ntasks=1 --ntasks-per-node=1 \
 
 mkdir -p "${HPCDDP_RUN_DIR%/*}" # the container sees it
 # The run: an unfinished one of this command is resumed, else a new one begins. No other job writes it until this one ends.
-run=$(state "$HPCDDP_RUN_DIR" --begin --process $$ --chain 7 -- \
+run=$(state "$HPCDDP_RUN_DIR" --begin --process $$ --container --chain 7 -- \
     python train.py) || exit # it says why
 if [ -z "$run" ]; then exit 0; fi # nothing is left to do
 left=${run##*$'\n'}

@@ -42,7 +42,7 @@ state() { # how far the run is, by the state.json that its ranks write
 
 mkdir -p "${HPCDDP_RUN_DIR%/*}" # the container sees it
 # The run: an unfinished one of this command is resumed, else a new one begins. No other job writes it until this one ends.
-run=$(state "$HPCDDP_RUN_DIR" --begin --process $$ -- \
+run=$(state "$HPCDDP_RUN_DIR" --begin --process $$ --container -- \
     python train.py) || exit # it says why
 HPCDDP_RUN_DIR=${run%%$'\n'*}
 trap 'state --end || true' EXIT

@@ -114,6 +114,18 @@ def test_a_second_attempt_is_refused_while_the_first_one_lives(tmp_path, capsys,
     assert capsys.readouterr().out == f"{base}-2\n"
 
 
+def test_a_script_that_was_ended_while_its_attempt_began_takes_no_run(tmp_path, capsys, monkeypatch):
+    base, gone = tmp_path / "train", 2**22 + 1  # above the kernel's highest number
+    assert begin(base, "41", monkeypatch, process=gone) == 4
+    told = f"the job script of attempt 41 (process {gone}) was ended before its run began; nothing was lost"
+    assert capsys.readouterr() == ("", f"hpcddp: {told}\nhint: start or submit the script again\n")
+    assert not base.exists()
+    assert begin(base, "42", monkeypatch, "--container", process=gone) == 0  # which may hide a script that lives
+    assert capsys.readouterr().out == f"{base}\n"
+    assert begin(base, "43", monkeypatch) == 4
+    assert "cannot be found out on this host" in capsys.readouterr().err
+
+
 @pytest.fixture
 def chain(tmp_path, monkeypatch):
     """hpcddp 0.1's run of two attempts, and this is the job that the second one queued."""

@@ -130,7 +130,7 @@ def test_a_job_of_a_chain_stays_in_the_run_of_the_job_that_queued_it(train: Trai
 def test_each_index_of_an_array_has_runs_of_its_own(tmp_path: Path, variable: str, job: str) -> None:
     asked = Asked(str(tmp_path / "train"), COMMAND)
     runs = [
-        start_run(asked, f"12-{index}", {variable: index, job: f"12[{index}]"}, process=2**22 + 1).run.path
+        start_run(asked, f"12-{index}", {variable: index, job: f"12[{index}]"}, process=os.getpid()).run.path
         for index in ("1", "2", "12")
     ]
     assert runs == [f"{tmp_path}/train.{index}" for index in ("1", "2", "12")]
