@@ -25,7 +25,7 @@ from hpcddp.ranks.launcher import Launcher
 from hpcddp.ranks.launchers import JOB_LAUNCHERS, LAUNCHERS, launchers_under
 from hpcddp.schedulers.registry import find_scheduler, scripted_schedulers, submit_commands
 from hpcddp.script.find_site import Choice, open_site
-from hpcddp.script.plan import plan_job
+from hpcddp.script.plan import plan_job, remark_name
 from hpcddp.script.render import render_script
 from hpcddp.script.site import Account, Site
 from hpcddp.script.spec import read_spec
@@ -111,6 +111,8 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         if allocation is not None and find_scheduler(allocation.scheduler).variables.end not in env:
             tell("the end of this allocation is not known; --walltime TIME gives it")
     plan = plan_job(read_spec(asked), site, this_process())
+    if (remark := remark_name(plan)) is not None:
+        tell(remark)
     _refuse_another_dialect(plan.outer_launcher, plan.outer_program, site, env)
     outer = LAUNCHERS.get(plan.outer_launcher)
     if outer is not None and (remark := outer.call_remark(env)):

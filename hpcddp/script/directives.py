@@ -7,6 +7,7 @@ sbatch drops backslashes and takes `#` for a comment; qsub joins lines that end 
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Iterable, Mapping
 
 from hpcddp.errors import RequestError
@@ -111,9 +112,14 @@ def job_name(text: str, limit: int) -> str:
 
     OpenPBS 23.06 takes any of them in first place (measured); a letter is for older releases.
 
-    Other characters become `_`; the caller says so when the result differs.
+    Other characters become `_`. A name that lost characters ends in a mark of the whole text: runs are named after
+    jobs, and two names should not share a run. The caller says so when the result differs.
     """
     name = re.sub(r"[^A-Za-z0-9_.+-]", "_", text)
+    is_whole = name == text
     if not re.match(r"[A-Za-z]", name):
         name = f"job{name}" if name[:1] in "_.+-" else f"job_{name}"
-    return name[:limit]
+    if is_whole and len(name) <= limit:
+        return name
+    mark = f"_{zlib.crc32(text.encode(errors='surrogatepass')) & 0xFFFFFF:06x}"
+    return f"{name[: limit - len(mark)]}{mark}"

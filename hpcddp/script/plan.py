@@ -24,7 +24,7 @@ from hpcddp.script.sources import plan_sources
 from hpcddp.script.spec import JobSpec
 from hpcddp.units import format_count, format_walltime
 
-__all__ = ["JobPlan", "PlannedBy", "plan_job"]
+__all__ = ["JobPlan", "PlannedBy", "plan_job", "remark_name"]
 
 
 def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
@@ -43,9 +43,7 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
     if spec.stage_in and not (spec.stage_dir or site.staging.folder):
         raise SiteError(f"site {site.name} does not name a node's own disk", "--set stage_dir=/local/scratch")
     command = plan_command(spec)
-    asked_name = spec.name or name_command(command)
-    limits = scheduler.directives.name_limits
-    name = job_name(asked_name, limits.get(site.size) or limits.get("") or LONGEST_NAME)
+    name = job_name(spec.name or name_command(command), _name_limit(site))
     launcher, outer_launcher = plan_launcher(spec, site, shape.nodes)
     container = plan_container(spec, site, queue, shape.gpus_per_node)
     if container.launcher:
@@ -101,7 +99,7 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
         remarks=account_remarks,
     )
     check_asked(plan.asked_run)
-    return plan._replace(remarks=(*_remarks(plan, asked_name), *account_remarks), sources=plan_sources(plan))
+    return plan._replace(remarks=(*_remarks(plan), *account_remarks), sources=plan_sources(plan))
 
 
 def _plan_chunk(site: Site, words: Mapping[str, str], options: SchedulerOptions) -> tuple[str, ...]:
@@ -123,9 +121,23 @@ def _remark_batch(plan: JobPlan, global_batch: int) -> str:
     return f"{told}; evenly on {' or '.join(even)} {'node' if even == ['1'] else 'nodes'}" if even else told
 
 
-def _remarks(plan: JobPlan, asked_name: str) -> list[str]:
+def remark_name(plan: JobPlan) -> str | None:
+    """What became of the name that was asked for, or of the script's, if it is another one."""
+    asked, limit = plan.spec.name or name_command(plan.command), _name_limit(plan.site)
+    if plan.name == asked:
+        return None
+    rule = f"a letter, then letters, digits and _ . + -, at most {limit} in all"
+    return f"job name {asked!r} becomes {plan.name!r}: schedulers take {rule}"
+
+
+def _name_limit(site: Site) -> int:
+    limits = find_scheduler(site.scheduler).directives.name_limits
+    return limits.get(site.size) or limits.get("") or LONGEST_NAME
+
+
+def _remarks(plan: JobPlan) -> list[str]:
     """What a person should know of the decision. Raises RequestError for a warning signal that cannot come."""
-    remarks = []
+    remarks: list[str] = []
     scheduler = find_scheduler(plan.site.scheduler)
     signal_s = plan.options.signal_s
     if signal_s >= plan.walltime_s:
@@ -135,10 +147,7 @@ def _remarks(plan: JobPlan, asked_name: str) -> list[str]:
             f"signal: {plan.launcher} ends at the first SIGUSR1 and takes its ranks with it",
             f"leave out --launcher {plan.launcher}",
         )
-    if plan.name != asked_name and plan.spec.name:
-        remarks.append(
-            f"job name {asked_name!r} becomes {plan.name!r}: schedulers take a letter, then letters, digits and _ . + -"
-        )
+    remarks += filter(None, [remark_name(plan)])
     if plan.ranks_per_node > plan.gpus_per_node > 0:
         gpus = format_count(plan.gpus_per_node, "GPU")
         remarks.append(f"{plan.ranks_per_node} ranks share {gpus} on each node; NCCL wants one each")

@@ -64,6 +64,12 @@ def test_uneven_slots_are_refused_with_both_counts(tmp_path: Path) -> None:
     assert "1 to 2 slots per host" in said.stderr
 
 
+def test_a_name_that_schedulers_do_not_take_is_another_and_said(tmp_path: Path) -> None:
+    said = launch(tmp_path, "--here", "--dry-run", "--launcher", "torchrun", "--name", "a b", "--", "true")
+    name = said.stderr.partition("job name 'a b' becomes '")[2].partition("'")[0]
+    assert f"/runs/{name}\n" in said.stdout
+
+
 def test_a_slurm_allocation_gets_srun(tmp_path: Path) -> None:
     said = launch(
         *(tmp_path, "--dry-run", "--", "true"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from hpcddp.errors import RequestError, SiteError
@@ -99,10 +101,21 @@ def test_node_hours_bound_the_walltime_of_large_jobs():
         check_limits(site, "debug", 4, 1801)
 
 
-def test_a_changed_job_name_is_said():
-    job = plan("abci3", name="my job")
-    assert job.name == "my_job"
-    assert any("'my job' becomes 'my_job'" in remark for remark in job.remarks)
+def test_a_changed_job_name_is_said_and_stays_apart_from_others():
+    """Runs are named after jobs: two names that lose other characters must not share one."""
+    asked = ["a b", "a/b", "a_b", "実験一", "実験二", "x" * 231, "x" * 232]
+    jobs = {name: plan("abci3", name=name) for name in asked}
+    assert len({job.run_dir for job in jobs.values()}) == len(asked)
+    assert jobs["a_b"].name == "a_b"
+    assert re.fullmatch("a_b_[0-9a-f]{6}", jobs["a b"].name)
+    assert any(f"'a b' becomes {jobs['a b'].name!r}" in remark for remark in jobs["a b"].remarks)
+    assert not any("becomes" in remark for remark in jobs["a_b"].remarks)
+
+
+def test_a_changed_name_of_a_script_is_said():
+    job = plan("local", command=["python", "2.py"])
+    assert job.name == "job_2"
+    assert any("job name '2' becomes 'job_2'" in remark for remark in job.remarks)
 
 
 def test_a_job_without_a_name_is_called_after_its_script():
