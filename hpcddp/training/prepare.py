@@ -64,7 +64,7 @@ class Preparation:
         self._plan: BatchPlan | None = None
         self._gradients = gradients
         self._loop = loop
-        self._same = SameWeights(loop.models, setup.layout)
+        self._same = SameWeights(loop.models, setup.layout, setup.group.device, self._list_untrained)
         self._checkpointer = checkpointer
         self._models: dict[int, nn.Module] = {}  # as the loop uses them, by id
         self._loader: TrainingLoader | None = None
@@ -291,6 +291,11 @@ class Preparation:
             models = [unwrap(model) for model in (*self._models.values(), *self._checkpointer.models())]
             for model in dict.fromkeys(models):
                 average_buffers(model, self.layout)
+
+    def _list_untrained(self) -> list[nn.Module]:
+        """The models of this run that no rank trains: averaged weights, teachers."""
+        trained = {id(unwrap(model)) for model in self._models.values()}
+        return [model for model in self._checkpointer.models() if id(model) not in trained]
 
     def _need_loader(self) -> TrainingLoader:
         if self._loader is None:

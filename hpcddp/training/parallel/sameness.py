@@ -6,8 +6,8 @@ that follows is lost, and a checkpoint would take the place of the last good one
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -25,11 +25,19 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 class SameWeights:
     """When weights are looked at: before checkpoints, at the end, and, as for the ranks' being alike, after the first
-    steps of an attempt."""
+    steps of an attempt. `others` are models that are prepared and not trained, such as averages and teachers."""
 
-    def __init__(self, models: Sequence[nn.Module], layout: Layout) -> None:
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        layout: Layout,
+        device: torch.device,
+        others: Callable[[], Sequence[nn.Module]] = tuple,
+    ) -> None:
         self._models = models  # may still get more
+        self._others = others
         self._layout = layout
+        self._device = device
         self._first = 0
         self._checked_at: int | None = None
 
@@ -37,14 +45,17 @@ class SameWeights:
         """After each step: compares in the first ones only. See `check_same_weights`."""
         if self._first < _CHECKED_FIRST:
             self._first += 1
-            check_same_weights(self._models, self._layout, step)
+            self._compare(step)
 
     def check(self, step: int) -> None:
         """See `check_numbers` and `check_same_weights`. Nothing if that was done at this step."""
         if self._checked_at != step:
             self._checked_at = step
             check_numbers(self._models, self._layout, step)
-            check_same_weights(self._models, self._layout, step)
+            self._compare(step)
+
+    def _compare(self, step: int) -> None:
+        check_same_weights(_list_weights(self._models, self._others()), self._layout, self._device, step)
 
 
 def check_numbers(models: Sequence[nn.Module], layout: Layout, step: int) -> None:
@@ -77,29 +88,47 @@ def _local(parameter: nn.Parameter) -> Tensor:
     return tensor.detach()
 
 
-def check_same_weights(models: Sequence[nn.Module], layout: Layout, step: int) -> None:
-    """RequestError, on every rank, if a parameter of these replicated models differs between data ranks.
+class _Weight(NamedTuple):
+    """A parameter that is whole on this rank."""
+
+    name: str
+    tensor: Tensor
+    is_trained: bool  # by an optimizer of the run
+
+
+def _list_weights(models: Sequence[nn.Module], others: Sequence[nn.Module]) -> list[_Weight]:
+    """Each parameter once, though a model holds those of another: as one of a trained model, if it is."""
+    found: dict[int, _Weight] = {}
+    for model, is_trained in (*((model, True) for model in models), *((model, False) for model in others)):
+        for name, parameter in model.named_parameters():
+            weight = _Weight(f"{name} of {type(model).__name__}", parameter.detach(), is_trained)
+            if _is_comparable(parameter):
+                found.setdefault(id(parameter), weight)
+    return list(found.values())
+
+
+def _is_comparable(parameter: nn.Parameter) -> bool:
+    """Not so where a rank has a part only, a DTensor, or no numbers at all."""
+    is_plain = type(parameter.data) is Tensor and parameter.layout is torch.strided
+    return is_plain and not parameter.is_meta and parameter.element_size() in _INTEGERS
+
+
+def check_same_weights(weights: Sequence[_Weight], layout: Layout, device: torch.device, step: int) -> None:
+    """RequestError, on every rank, if one of these parameters differs between data ranks.
 
     A collective: one sum of bits per parameter, and one small exchange. Only if that shows a difference, the numbers
     themselves are compared: they may differ by the rounding of `step` steps.
     """
-    named = [
-        (f"{name} of {type(model).__name__}", parameter.detach())
-        for model in models
-        for name, parameter in model.named_parameters()
-        if type(parameter.data) is Tensor and parameter.element_size() in _INTEGERS and not parameter.is_meta
-    ]
-    if layout.data_size == 1 or not named:
+    if layout.data_size == 1 or not weights:
         return
-    sums = torch.stack([_sum_bits(tensor) for _, tensor in named])
+    sums = torch.stack([_sum_bits(weight.tensor).to(device) for weight in weights])
     both = torch.cat((sums, -sums))
     dist.all_reduce(both, dist.ReduceOp.MAX, group=layout.data_group)
     largest, smallest = both[: len(sums)], -both[len(sums) :]
     for place in (largest != smallest).nonzero().flatten().tolist():
-        name, tensor = named[place]
-        apart = _measure(tensor, layout, step)
+        apart = _measure(weights[place].tensor.to(device), layout, step)
         if apart is not None:
-            raise _differ(name, apart, sums[place], layout, step)
+            raise _differ(weights[place], apart, sums[place], layout, step)
 
 
 def _sum_bits(tensor: Tensor) -> Tensor:
@@ -118,14 +147,20 @@ def _measure(tensor: Tensor, layout: Layout, step: int) -> float | None:
     return apart if apart > _ROUNDINGS * step * unit * float(both.abs().max()) else None
 
 
-def _differ(name: str, apart: float, mine: Tensor, layout: Layout, step: int) -> RequestError:
+def _differ(weight: _Weight, apart: float, mine: Tensor, layout: Layout, step: int) -> RequestError:
     found: list[Any] = [None] * layout.data_size
     dist.all_gather_object(found, int(mine), group=layout.data_group)
     ranks = [rank for rank, sums in zip(layout.data_ranks, found, strict=True) if sums != found[0]]
     words = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:8]))}{', …' if len(ranks) > 8 else ''}"
+    others = f"after step {step} the weights of {words} are not those of rank {layout.data_ranks[0]}"
+    if not weight.is_trained:
+        return RequestError(
+            f"{others}: {weight.name}, which is prepared and not trained, differs by up to {apart:.2g}",
+            "call what changes it on every rank, not under `if rt.is_main:`: ema.update_parameters(model),"
+            " load_state_dict(…)",
+        )
     return RequestError(
-        f"after step {step} the weights of {words} are not those of rank {layout.data_ranks[0]}: {name} differs by up"
-        f" to {apart:.2g}",
+        f"{others}: {weight.name} differs by up to {apart:.2g}",
         "call the model that rt.prepare returned, give the optimizer its parameters, and change weights on every rank"
         " alike",
     )

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 import hpcddp
@@ -103,6 +104,47 @@ def weights_changed_on_one_rank_late(open_: Opened, rank: int) -> None:
                 optimizer.step()
             if epoch == 1 and rank == 0:
                 nn.init.zeros_(rt.unwrap(model)[0].weight)
+
+
+def train_with_average(open_: Opened, average: nn.Module, update: Callable[[Any, nn.Module, nn.Module], None]) -> None:
+    with open_() as rt:
+        model = make_model()
+        model, average, optimizer, loader = rt.prepare(
+            model, average, sgd(model), DataLoader(make_data(), batch_size=4)
+        )
+        for _ in rt.epochs(1):
+            for x, y in loader:
+                optimizer.zero_grad()
+                rt.backward(cross_entropy(model(x), y))
+                optimizer.step()
+                update(rt, average, model)
+
+
+def an_average_updated_on_one_rank(open_: Opened, _rank: int) -> None:
+    def update(rt: Any, average: Any, model: nn.Module) -> None:
+        if rt.is_main:
+            average.update_parameters(rt.unwrap(model))
+
+    train_with_average(open_, AveragedModel(make_model()), update)
+
+
+def an_average_by_hand_updated_on_one_rank(open_: Opened, _rank: int) -> None:
+    def update(rt: Any, average: nn.Module, model: nn.Module) -> None:
+        if rt.is_main:
+            with torch.no_grad():
+                for p, q in zip(average.parameters(), model.parameters(), strict=True):
+                    p.lerp_(q, 0.5)
+
+    train_with_average(open_, make_model().requires_grad_(False), update)
+
+
+def a_teacher_loaded_on_one_rank(open_: Opened, rank: int) -> None:
+    with open_() as rt:
+        model, teacher = make_model(), make_model(seed=4).requires_grad_(False)
+        model, teacher, *others = rt.prepare(model, teacher, sgd(model), DataLoader(make_data(), batch_size=4))
+        if rank == 0:
+            teacher.load_state_dict(make_model(seed=9).state_dict())
+        train(rt, model, *others)
 
 
 def weights_that_are_no_numbers(open_: Opened, _rank: int) -> None:
@@ -383,6 +425,14 @@ def right_loops(open_: Opened, rank: int) -> None:
                 else:
                     rt.skip_step()
                 optimizer.zero_grad()
+    train_with_average(
+        open_, AveragedModel(make_model()), lambda rt, average, model: average.update_parameters(rt.unwrap(model))
+    )
+    with open_() as rt:  # a teacher that holds a frozen layer of the model
+        model = make_model()
+        teacher = nn.Sequential(model[0].requires_grad_(False))
+        net, _, optimizer, loader = rt.prepare(model, teacher, sgd(model[2]), DataLoader(make_data(), batch_size=4))
+        train(rt, net, optimizer, loader)
     with open_() as rt:  # frozen to the end, and a group of what the model had from the start
         model = make_model()
         model[0].requires_grad_(False)

@@ -21,6 +21,10 @@ ON_TWO_RANKS = {
     "weights_that_are_no_numbers": "after step 6 the weights are no numbers any more: 0.weight of Sequential has NaN",
     "a_first_step_skipped_on_one_rank": "after step 1 the weights of rank 1 are not those of rank 0",
     "a_late_step_skipped_on_one_rank": "after step 6 the weights of rank 1 are not those of rank 0",  # at the end
+    "an_average_updated_on_one_rank": "module.0.weight of AveragedModel, which is prepared and not trained, differs by",
+    "an_average_by_hand_updated_on_one_rank": "after step 1 the weights of rank 1 are not those of rank 0: 0.weight of"
+    " Sequential, which is prepared and not trained, differs by",
+    "a_teacher_loaded_on_one_rank": "hint: call what changes it on every rank, not under `if rt.is_main:`",
     "accumulation_by_hand": "went by without optimizer.step()",
     "the_old_model_called": "reached the Sequential, but not through the model that rt.prepare returned",
     "the_module_inside_called": "reached the Sequential, but not through the model that rt.prepare returned",
