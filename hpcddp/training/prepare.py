@@ -153,8 +153,8 @@ class Preparation:
         Of a DataLoader its data set, batch_size (the largest micro batch), workers, collate_fn, shuffle, drop_last and
         memory pinning are taken over. For a data set the arguments say them; None means torch's collate function,
         shuffled, and on a GPU up to 8 workers, as the rank's CPUs allow (0 for tensors in memory). `count(batch)`
-        returns how many parts (tokens, pixels) of a micro batch count, on the host; None: its samples. An
-        IterableDataset has its own order.
+        returns how many parts (tokens, pixels) of a micro batch count, or their weights' sum, on the host; None: its
+        samples. An IterableDataset has its own order.
         """
         if self._loader is not None:
             raise RequestError(
@@ -179,7 +179,7 @@ class Preparation:
         )
         if self._position is not None:
             move_to(self._position, sampler)
-        weighing = Weighing(self._gradients.averaged_over, self.layout, self.device, count)
+        weighing = Weighing(self._gradients.averaged_over, self.layout, self.device, count, self._gradients.slots)
         waits = InputWait(self._loop.record.note_input, lambda share: self._say_starving(share, how.reading))
         self._loader = TrainingLoader(how.dataset, sampler, self.device, weighing, how.reading, self._loop, waits)
         if self.folder is not None and keeps:

@@ -1,11 +1,13 @@
 """How much each micro batch weighs in the mean over the global batch.
 
 A micro batch weighs by its samples, or by what the caller counts in them: tokens that are not padding, pixels that have
-a label. Those counts are in the data, so the data ranks sum them once per step, before its first backward pass.
+a label, the sum of class weights. Those counts are in the data, so the data ranks sum them once per step, before its
+first backward pass.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -19,7 +21,7 @@ from hpcddp.training.data.sampler import MicroBatch
 from hpcddp.training.parallel.layout import Layout
 from hpcddp.units import format_count
 
-Count = Callable[[Any], int]
+Count = Callable[[Any], float]
 
 
 class Loaded(NamedTuple):
@@ -32,12 +34,12 @@ class Loaded(NamedTuple):
 class Weight(NamedTuple):
     """Factors for the loss of one micro batch. They are tensors where the host would have to wait for the number."""
 
-    counted: int  # samples, or what the caller counts; 0 in a micro batch that only keeps the ranks in step
+    counted: float  # samples, or what the caller counts; 0 in a micro batch that only keeps the ranks in step
     mean: float | Tensor  # of a loss that is a mean over the counted ones
     each: float | Tensor  # of a loss that is a sum over them
 
 
-def weigh(count: int, total: int | Tensor, averaged_over: int) -> Any:
+def weigh(count: float, total: float | Tensor, averaged_over: int) -> Any:
     """W * n / N: the mean loss over n samples times this, averaged over W data ranks, is its part of the mean over N.
 
     It holds for any split: uneven shares, accumulation, the last partial global batch. Where gradients are summed and
@@ -49,15 +51,24 @@ def weigh(count: int, total: int | Tensor, averaged_over: int) -> Any:
 class Weighing:
     """Gives micro batches their weights. With `count` it reads all micro batches of a step first.
 
-    `averaged_over` is the number that the sum of all gradients is divided by later.
+    `averaged_over` is the number that the sum of all gradients is divided by later. With several `slots`, one for each
+    slice of the global batch, a sum of counts that are no whole numbers does not depend on the number of ranks.
     """
 
-    def __init__(self, averaged_over: int, layout: Layout, device: torch.device, count: Count | None = None) -> None:
+    def __init__(
+        self,
+        averaged_over: int,
+        layout: Layout,
+        device: torch.device,
+        count: Count | None = None,
+        slots: int = 1,
+    ) -> None:
         self.count = count
+        self._slots = slots
         self._averaged_over = averaged_over
         self._layout = layout
         self._device = device
-        self._counted = 0  # on this rank, in the step that the loop is at
+        self._counted = 0.0  # on this rank, in the step that the loop is at
         self._warned = False
 
     def over(self, loaded: Iterator[Loaded]) -> Iterator[tuple[Loaded, Weight]]:
@@ -73,8 +84,8 @@ class Weighing:
             step.append(one)
             if one.micro.last:
                 counts = [_count_parts(self.count, part) for part in step]
-                self._counted = sum(counts)
-                total = self._add_up(self._counted)
+                self._counted = math.fsum(counts)
+                total = self._add_up([part.micro.slice or 0 for part in step], counts)
                 for part, n in zip(step, counts, strict=True):
                     yield part, Weight(n, *(weigh(k, total, self._averaged_over) for k in (n, 1)))
                 step = []
@@ -90,7 +101,7 @@ class Weighing:
 
     def take(self) -> dict[str, float]:
         """The numbers of this step to be summed over the data ranks."""
-        return {"counted": float(self._counted)} if self.count is not None else {}
+        return {"counted": self._counted} if self.count is not None else {}
 
     def learn(self, sums: Mapping[str, float]) -> dict[str, float | None]:
         """Takes the sums over the data ranks; returns the entries for metrics.jsonl."""
@@ -103,27 +114,36 @@ class Weighing:
         self._warned = True
         return {"counted": 0.0, "loss": None}  # a mean over nothing
 
-    def _add_up(self, mine: int) -> int | Tensor:
-        """Over all data ranks, and at least 1: in a global batch without a counted part every weight is then 0.
+    def _add_up(self, slots: list[int], counts: list[float]) -> float | Tensor:
+        """Over all data ranks; 1 in place of 0, so that every weight is 0 in a global batch without a counted part.
 
-        On a GPU it stays there: waiting for the number would mean waiting for the step before.
+        In float64, where whole numbers are exact up to 2^53. On a GPU it stays there: waiting for the number would mean
+        waiting for the step before.
         """
-        if self._layout.data_size == 1:
-            return max(mine, 1)
-        total = torch.tensor(mine, dtype=torch.int64, device=self._device)
-        dist.all_reduce(total, group=self._layout.data_group)
-        # float64: integers are exact up to 2^53
-        return total.clamp_(min=1).double() if total.is_cuda else max(int(total), 1)
+        on_device = self._device.type != "cpu" and (self._layout.data_size > 1 or self._slots > 1)
+        mine = [0.0] * self._slots
+        for slot, count in zip(slots, counts, strict=True):
+            mine[slot if self._slots > 1 else 0] += count
+        if self._layout.data_size == 1 and not on_device:
+            return math.fsum(counts) or 1.0
+        sums = torch.tensor(mine, dtype=torch.float64, device=self._device)
+        if self._layout.data_size > 1:
+            dist.all_reduce(sums, group=self._layout.data_group)
+        if not on_device:
+            return math.fsum(sums.tolist()) or 1.0
+        total = sums.sum()
+        return total.masked_fill_(total == 0, 1.0)
 
 
-def _count_parts(count: Count, loaded: Loaded) -> int:
+def _count_parts(count: Count, loaded: Loaded) -> float:
     """What counts in a micro batch: nothing in one that only keeps the ranks in step."""
     if loaded.micro.samples == 0:
-        return 0
-    parts = int(count(loaded.content))
-    if parts < 0:
+        return 0.0
+    parts = float(count(loaded.content))
+    if not 0 <= parts < math.inf:
         raise RequestError(
-            f"count= gave {parts} for a micro batch of {format_count(loaded.micro.samples, 'sample')}",
-            "return how many parts count, such as: lambda batch: int((batch[1] != -100).sum())",
+            f"count= gave {parts:g} for a micro batch of {format_count(loaded.micro.samples, 'sample')}",
+            "return how many parts count, such as: lambda batch: int((batch[1] != -100).sum()); or the sum of their"
+            " weights, of which none is negative",
         )
     return parts

@@ -62,7 +62,8 @@ def train_tokens(arguments: list[dict[str, Any]]) -> None:
         loss_of = {"mean": masked_mean, "sum": summed, "by samples": by_samples}[argument["loss"]]
         with hpcddp.runtime(argument["global_batch"], seed=5, **argument.get("options", {})) as rt:
             model = rt.wrap(token_model())
-            count = None if argument["loss"] == "by samples" else count_tokens
+            scale = argument.get("scale", 1)  # of what counts: the mean is the same
+            count = None if argument["loss"] == "by samples" else lambda batch, scale=scale: scale * count_tokens(batch)
             loader = rt.loader(ragged_data(), count=count, num_workers=argument.get("workers", 0))
             optimizer = rt.prepare(torch.optim.AdamW(model.parameters(), lr=0.05))
             for _epoch in rt.epochs(2):

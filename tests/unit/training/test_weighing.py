@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -26,6 +27,7 @@ CASES: dict[str, dict[str, Any]] = {
     "accumulated": {"global_batch": 10, "loss": "mean", "options": {"max_micro_batch": 2}},
     "summed": {"global_batch": 10, "loss": "sum", "options": {"max_micro_batch": 2}, "workers": 1},
     "exact": {"global_batch": 10, "loss": "mean", "options": {"exact": "integer", "slices": 8}},
+    "by weights": {"global_batch": 10, "loss": "mean", "scale": 0.003},  # together less than 1
 }
 
 
@@ -86,9 +88,20 @@ def test_a_global_batch_without_any_counted_part_is_told_and_has_no_loss(capsys:
     assert capsys.readouterr().err.count("a global batch had no part that counts; its gradient is zero") == 1
 
 
-def test_a_negative_count_is_refused() -> None:
-    with pytest.raises(RequestError, match="count= gave -1"):
-        list(Weighing(1, ALONE, CPU, count=lambda batch: -1).over(_step(1)))
+@pytest.mark.parametrize("count", [-1, -0.5, math.nan, math.inf])
+def test_a_count_that_is_negative_or_no_number_is_refused(count: float) -> None:
+    with pytest.raises(RequestError, match=f"count= gave {count} for a micro batch of 1 sample"):
+        list(Weighing(1, ALONE, CPU, count=lambda batch: count).over(_step(1)))
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+def test_a_count_may_be_a_sum_of_weights(slots: int) -> None:
+    counts = iter([torch.tensor(0.1), 0.2, 0.3])
+    weighing = Weighing(1, ALONE, CPU, count=lambda batch: next(counts), slots=slots)
+    step = [loaded._replace(micro=loaded.micro._replace(slice=n)) for n, loaded in enumerate(_step(3, 2, 1))]
+    weights = [weight for _, weight in weighing.over(iter(step))]
+    assert [weight.mean for weight in weights] == pytest.approx([1 / 6, 1 / 3, 1 / 2])
+    assert weighing.learn(weighing.take()) == {"counted": pytest.approx(0.6)}
 
 
 def test_nan_never_reaches_gradients_that_count_for_nothing() -> None:
