@@ -27,6 +27,7 @@ from hpcddp.training.rendezvous.process_group import open_group, settle_network
 from hpcddp.training.rendezvous.shutdown import claim_failure
 from hpcddp.training.report import Report
 from hpcddp.training.runtime import Runtime
+from hpcddp.training.same_options import check_same_options
 from hpcddp.training.setup import RunSetup
 from hpcddp.training.sinks import choose_sinks
 from hpcddp.training.stopping import SignalFlag, StopTraining, StopWatch, read_deadline
@@ -53,6 +54,7 @@ def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iter
             group = stack.enter_context(
                 open_group(env, backend=options.backend, timeout_s=options.timeout_s, rendezvous=options.rendezvous)
             )
+        check_same_options(options, batch, folder, group)  # before a run is begun
         folder = stack.enter_context(open_run(folder, group, env, options))
         layout = open_layout(group.rank, group.world_size, options.model_mesh)
         setup = RunSetup(options, group, layout, batch, folder)

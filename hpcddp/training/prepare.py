@@ -166,10 +166,11 @@ class Preparation:
         print_warning(warn_of_workers(how.reading.num_workers), is_first=self.group.is_first)
         keeps = self.folder is not None and self.group.is_first
         samples = draw_samples(how.dataset, how.reading.num_workers) if keeps or self.layout.world_size > 1 else []
-        warning = check_same_data(how.dataset, self.layout, samples, how.reading.num_workers)
+        sized = self._batch is None or (self._options.max_micro_batch is None and self._options.exactness is None)
+        told = how.list_common(sized=sized)
+        warning = check_same_data(how.dataset, self.layout, samples, how.reading.num_workers, told)
         print_warning(warning, is_first=self.group.is_first)
-        warning = warn_of_passes(how.dataset, how.reading.num_workers)
-        print_warning(warning, is_first=self.group.is_first)
+        print_warning(warn_of_passes(how.dataset, how.reading.num_workers), is_first=self.group.is_first)
         if how.is_share and how.batch_size is not None and self._batch is None and self.layout.data_size > 1:
             warning = describe_share(how.batch_size, self.layout.data_size)
             print_warning(warning, is_first=self.group.is_first)

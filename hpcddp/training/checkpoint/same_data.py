@@ -5,6 +5,7 @@ The runtime deals the samples, so data that are divided already lose most.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch.distributed as dist
@@ -20,13 +21,22 @@ from hpcddp.training.checkpoint.fingerprint import (
     repeats_itself,
 )
 from hpcddp.training.parallel.layout import Layout
+from hpcddp.training.same_options import refuse_others
 
+_CALL = "DataLoader(…, {})"
 _HINT = "give every rank the whole data set in one order, not divided by rank: the runtime deals the samples"
 
 
-def check_same_data(dataset: Dataset[Any], layout: Layout, samples: list[Any], num_workers: int = 0) -> str | None:
+def check_same_data(
+    dataset: Dataset[Any],
+    layout: Layout,
+    samples: list[Any],
+    num_workers: int = 0,
+    options: Mapping[str, Any] | None = None,
+) -> str | None:
     """RequestError, on every rank, if the ranks' data sets differ in length or are other parts of a data set, or if
-    their streams differ in the first sample. `samples`: what `draw_samples` drew.
+    their streams differ in the first sample, or if a rank's DataLoader has other `options`. `samples`: what
+    `draw_samples` drew.
 
     A collective. Returns a warning if the first, middle or last samples differ: the files were listed in another order,
     or the data are random numbers that were not seeded. A data set that gives another sample when it is asked again
@@ -36,19 +46,22 @@ def check_same_data(dataset: Dataset[Any], layout: Layout, samples: list[Any], n
         return None
     kind = type(dataset).__name__
     if isinstance(dataset, IterableDataset):
-        other = _find_other(_gather(describe_dataset(dataset, samples), layout))
+        streams = _gather((options or {}, describe_dataset(dataset, samples)), layout)
+        refuse_others([theirs for theirs, _ in streams], _CALL)
+        other = _find_other(streams)
         if other is not None:
             raise RequestError(
                 f"rank {other} gets another stream of this {kind}: its first sample is not that of rank 0", _HINT
             )
         return None
-    facts = _gather((len(dataset), hash_choice(dataset)), layout)  # type: ignore[arg-type]  # torch's Dataset declares no __len__; map-style ones have it
-    lengths = [length for length, _ in facts]
+    facts = _gather((options or {}, len(dataset), hash_choice(dataset)), layout)  # type: ignore[arg-type]  # torch's Dataset declares no __len__; map-style ones have it
+    lengths = [length for _, length, _ in facts]
     other = _find_other(lengths)
     if other is not None:
         raise RequestError(
             f"rank {other} gets {lengths[other]} samples of this {kind}: rank 0 gets {lengths[0]}", _HINT
         )
+    refuse_others([theirs for theirs, *_ in facts], _CALL)
     other = _find_other(facts)
     if other is not None:
         raise RequestError(f"rank {other} gets other samples of this {kind} than rank 0", _HINT)

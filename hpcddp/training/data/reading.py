@@ -73,6 +73,11 @@ class Source:
     reading: Reading
     is_share: bool = False  # batch_size is that of one rank: the DataLoader has a DistributedSampler
 
+    def list_common(self, *, sized: bool) -> dict[str, Any]:
+        """What has to be the same on every rank, by its name in a DataLoader. `sized`: batch_size is made use of."""
+        size = {"batch_size": self.batch_size} if sized else {}
+        return {"shuffle": self.shuffle, "drop_last": self.drop_last, **size}
+
 
 def read_how(
     data: Dataset[Any] | DataLoader[Any],

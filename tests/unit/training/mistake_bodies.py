@@ -471,6 +471,85 @@ def right_loops(open_: Opened, rank: int) -> None:
                     of_g.step()
 
 
+# ---- options that differ between the ranks
+
+
+def _opened_with(open_: Opened, **options: Any) -> None:
+    with open_(**options) as rt:
+        train(rt, *prepared(rt))
+
+
+def a_seed_of_its_own_on_each_rank(open_: Opened, rank: int) -> None:
+    _opened_with(open_, seed=42 + rank)
+
+
+def another_global_batch_on_one_rank(open_: Opened, rank: int) -> None:
+    _opened_with(open_, global_batch=4 + rank)
+
+
+def another_micro_batch_on_one_rank(open_: Opened, rank: int) -> None:
+    _opened_with(open_, max_micro_batch=2 if rank == 0 else None)
+
+
+def exact_on_one_rank(open_: Opened, rank: int) -> None:
+    _opened_with(open_, exact=rank == 0)
+
+
+def other_slices_on_one_rank(open_: Opened, rank: int) -> None:
+    _opened_with(open_, exact=True, slices=8 if rank == 0 else 4)
+
+
+def another_save_every_on_one_rank(open_: Opened, rank: int) -> None:
+    _opened_with(open_, save_every=2 if rank == 0 else None)
+
+
+def a_run_folder_on_one_rank(open_: Opened, rank: int) -> None:
+    _opened_with(open_, run_dir="never-made" if rank == 0 else None)
+
+
+def a_new_run_on_one_rank(open_: Opened, rank: int) -> None:
+    _opened_with(open_, resume=rank == 0)
+
+
+def the_noise_measured_on_one_rank(open_: Opened, rank: int) -> None:
+    _opened_with(open_, noise_every=1 if rank == 0 else None)
+
+
+def _loaded_with(open_: Opened, data: Any = None, **options: Any) -> None:
+    model = make_model()
+    with open_() as rt:
+        loader = DataLoader(make_data(14) if data is None else data, **{"batch_size": 4} | options)
+        train(rt, *rt.prepare(model, sgd(model), loader))
+
+
+def shuffled_on_one_rank(open_: Opened, rank: int) -> None:
+    _loaded_with(open_, shuffle=rank == 0)
+
+
+def cut_on_one_rank(open_: Opened, rank: int) -> None:
+    _loaded_with(open_, drop_last=rank == 1)
+
+
+def another_batch_size_on_one_rank(open_: Opened, rank: int) -> None:
+    _loaded_with(open_, batch_size=4 + 2 * rank)
+
+
+class Rows(IterableDataset):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(make_data())
+
+
+def another_batch_size_of_a_stream_on_one_rank(open_: Opened, rank: int) -> None:
+    _loaded_with(open_, Rows(), batch_size=4 + 2 * rank)
+
+
+def options_that_one_rank_may_have_otherwise(open_: Opened, rank: int) -> None:
+    """Those that only rank 0 uses; and a batch_size that says nothing, beside both numbers that it would say."""
+    model = make_model()
+    with open_(keep=2 + rank, log_to=[], global_batch=4, max_micro_batch=2, timeout_s=60.0 + rank) as rt:
+        train(rt, *rt.prepare(model, sgd(model), DataLoader(make_data(), batch_size=4 + 2 * rank, num_workers=rank)))
+
+
 def wishes_of_one_rank(open_: Opened, rank: int) -> None:
     """After the batches of an epoch one rank's wish ends the loop of all, as of rank 0, which has the accuracy."""
     for nth, how in enumerate(("stop", "finish_early")):

@@ -44,15 +44,32 @@ ON_TWO_RANKS = {
     "a_data_set_that_is_cut_by_rank": "rank 1 gets 12 samples of this TensorDataset: rank 0 gets 11",
     "a_data_set_of_other_samples_by_rank": "rank 1 gets other samples of this Subset than rank 0",
     "a_compiled_copy_of_the_bare_model_called": "but not through the model that rt.prepare returned",
+    "a_seed_of_its_own_on_each_rank": (
+        "different options: seed=42 on rank 0, seed=43 on rank 1\nhint: hpcddp.runtime(…, seed=42) on every rank"
+    ),
+    "another_global_batch_on_one_rank": "global_batch=4 on rank 0, global_batch=5 on rank 1",
+    "another_micro_batch_on_one_rank": "max_micro_batch=2 on rank 0, max_micro_batch=None on rank 1",
+    "exact_on_one_rank": "exact='tree' on rank 0, exact=False on rank 1",
+    "other_slices_on_one_rank": "slices=8 on rank 0, slices=4 on rank 1",
+    "another_save_every_on_one_rank": "save_every=2 on rank 0, save_every=None on rank 1",
+    "a_run_folder_on_one_rank": "run_dir=None on rank 1",
+    "a_new_run_on_one_rank": "resume=True on rank 0, resume=False on rank 1",
+    "the_noise_measured_on_one_rank": "noise_every=1 on rank 0, noise_every=None on rank 1",
+    "shuffled_on_one_rank": (
+        "different options: shuffle=True on rank 0, shuffle=False on rank 1\nhint: DataLoader(…, shuffle=True) on every"
+    ),
+    "cut_on_one_rank": "drop_last=False on rank 0, drop_last=True on rank 1",
+    "another_batch_size_on_one_rank": "batch_size=4 on rank 0, batch_size=6 on rank 1",
+    "another_batch_size_of_a_stream_on_one_rank": "batch_size=4 on rank 0, batch_size=6 on rank 1",
 }
 
 
 def test_no_mistake_of_two_ranks_goes_unsaid(run_ranks: RunRanks, tmp_path: Path) -> None:
-    right = ("right_loops", "wishes_of_one_rank")
+    right = ("right_loops", "wishes_of_one_rank", "options_that_one_rank_may_have_otherwise")
     names = [*ON_TWO_RANKS, *right]
     run_ranks("mistake_bodies:make_mistakes", 2, [str(tmp_path), names]).check()
     for rank in range(2):
         said = json.loads((tmp_path / f"{rank}.json").read_text())
-        assert [said.pop(name) for name in right] == ["nothing was said"] * 2
+        assert [said.pop(name) for name in right] == ["nothing was said"] * 3
         for name, words in ON_TWO_RANKS.items():
             assert words in said[name], (rank, name, said[name])
