@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable, Iterator
 
-from hpcddp.lint import header_rules, python_rules, run_rules, size_rules
+from hpcddp.lint import header_rules, python_data_rules, python_model_rules, python_rules, run_rules, size_rules
 from hpcddp.lint.finding import Rule, Said
+from hpcddp.lint.training_script import TrainingScript
 
 # id, whether it is wrong as it stands, what finds it
 RULES = (
@@ -40,9 +40,24 @@ RULES = (
     Rule("A4", True, size_rules.first_nodes_only),
     Rule("A5", False, run_rules.fixed_port),
 )
-PYTHON_RULES: tuple[tuple[str, bool, Callable[[ast.AST], Iterator[Said]]], ...] = (
-    ("A3", True, python_rules.device_modulo),
+PYTHON_RULES: tuple[tuple[str, bool, Callable[[TrainingScript], Iterator[Said]]], ...] = (
+    ("A3", False, python_rules.device_modulo),
+    ("A5", False, python_rules.fixed_port),
     ("A6", True, python_rules.data_parallel),
-    ("A7", False, python_rules.item_in_loop),
-    ("A8", False, python_rules.no_workers),
+    ("A7", False, python_model_rules.item_in_loop),
+    ("A8", False, python_data_rules.no_workers),
+    ("A9", False, python_rules.fixed_address),
+    ("A10", False, python_rules.global_rank_as_device),
+    ("A11", True, python_data_rules.no_set_epoch),
+    ("A12", True, python_data_rules.shuffle_beside_sampler),
+    ("A13", False, python_data_rules.never_shuffled),
+    ("A14", False, python_data_rules.whole_data_on_each_rank),
+    ("A15", False, python_model_rules.no_rank_check),
+    ("A16", False, python_data_rules.mean_of_means),
+    ("A17", True, python_model_rules.optimizer_before_sharding),
+    ("A18", True, python_model_rules.bare_model_called),
+    ("A19", False, python_model_rules.no_destroy),
+    ("A20", False, python_rules.starts_processes),
+    ("A21", False, python_model_rules.no_map_location),
+    ("A22", True, python_model_rules.collective_on_some_ranks),
 )

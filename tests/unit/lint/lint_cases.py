@@ -224,13 +224,3 @@ SITE_CASES = {
     "M34": ("abci3", f"{PBS}#$ -l rt_F=1\n", 4),
     "M4": ("generic-pbs", f"{PBS}#PBS -l select=2:ncpus=4\n", 4),
 }
-
-PYTHON_CASES = {
-    "A3": ("torch.cuda.set_device(rank % torch.cuda.device_count())", "torch.cuda.set_device(local_rank)"),
-    "A6": ("model = torch.nn.DataParallel(model)", "model = DistributedDataParallel(model, device_ids=[0])"),
-    "A7": (
-        "for x in data:\n    loss = f(x)\n    loss.backward()\n    total += loss.item()",
-        "for i, x in data:\n    loss = f(x)\n    loss.backward()\n    if i % 100 == 0:\n        print(loss.item())",
-    ),
-    "A8": ("DataLoader(data, batch_size=4)", "DataLoader(data, batch_size=4, num_workers=2)\nDataLoader(data, **o)"),
-}

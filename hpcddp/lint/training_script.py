@@ -1,0 +1,236 @@
+"""A training script as the rules look at it: its calls, what its names hold, and where each line stands."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from hpcddp.lint.expression import assigned, dotted, is_constant, keyword, last_word, parameters, word_of, words
+
+# A condition with such a word chooses among ranks. A word too many here only costs a finding.
+_RANK = re.compile(
+    r"rank|master|primary|is_?main|main_?proc|process_?(index|id)|proc_?id|is_?(chief|root|leader|first)|global_?zero"
+    r"|should_save",
+    re.IGNORECASE,
+)
+_DEVICE = re.compile(r"(gpu|device|worker)(_?id|_?no)?$", re.IGNORECASE)
+_GPU = re.compile(r"cuda|gpu|^device$|^xpu$|nccl|accelerator", re.IGNORECASE)
+COMPARED = "=="  # the target of what is not kept but compared
+_STEP_ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+# These split the data, wrap the model and save from one rank themselves.
+_FRAMEWORKS = {
+    *("hpcddp", "accelerate", "lightning", "pytorch_lightning", "lightning_fabric", "composer", "ray", "ignite"),
+    *("fastai", "mmcv", "mmengine", "catalyst", "horovod", "torch_xla"),
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Place:
+    """Where a line stands: the nearest block around it (`node`, its `branch`), then the blocks around that."""
+
+    node: ast.AST
+    branch: str  # body, orelse, handlers; after: behind `if …: return`
+    up: Place | None
+    function: ast.AST | None
+    loop: ast.AST | None
+    owner: str  # the outermost class or function around it
+
+    def outward(self) -> Iterator[Place]:
+        """This block and those around it, in the same function. Up to 200: thousands of `elif` cost no more."""
+        place: Place | None = self
+        for _ in range(200):
+            if place is None or place.function is not self.function:
+                return
+            yield place
+            place = place.up
+
+    def conditions(self) -> Iterator[ast.expr]:
+        """The tests of `if` that the line depends on, in the same function."""
+        return (p.node.test for p in self.outward() if isinstance(p.node, (ast.If, ast.IfExp)))
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingScript:
+    """`calls` by the last word of the function; `values` by function (None: the file) and name."""
+
+    nodes: list[ast.AST] = field(default_factory=list)
+    places: dict[ast.AST, Place] = field(default_factory=dict)
+    calls: dict[str, list[ast.Call]] = field(default_factory=dict)
+    values: dict[tuple[ast.AST | None, str], list[ast.expr]] = field(default_factory=dict)
+    targets: dict[ast.expr, str] = field(default_factory=dict)
+    uses: dict[str, list[ast.expr]] = field(default_factory=dict)
+    modules: set[str] = field(default_factory=set)
+    by_rank: set[str] = field(default_factory=set)
+    some_ranks: dict[Place, bool] = field(default_factory=dict)
+    reached: set[ast.AST | None] = field(default_factory=set)
+
+    def find_calls(self, *names: str) -> Iterator[ast.Call]:
+        """Every call of a function whose last word is one of these."""
+        for name in names:
+            yield from self.calls.get(name, ())
+
+    def has(self, *names: str) -> bool:
+        """Whether a function of such a name is called."""
+        return any(name in self.calls for name in names)
+
+    def has_framework(self) -> bool:
+        """Whether something other than the script deals with ranks."""
+        trainer = "transformers" in self.modules and any(name.endswith("Trainer") for name in self.calls)
+        return trainer or bool(self.modules & _FRAMEWORKS)
+
+    def wraps_ddp(self) -> bool:
+        """Whether a model is wrapped here."""
+        return self.has("DistributedDataParallel", "DDP")
+
+    def has_gpu(self) -> bool:
+        """Whether the script asks for a device at all."""
+        backends = [_backend(call) for call in self.find_calls("init_process_group")]
+        if any(is_constant(backend, "gloo") for backend in backends):
+            return False
+        nccl = any("nccl" in words(backend) for backend in backends if backend is not None)
+        return nccl or any(_GPU.search(name) for name in self.uses) or self.has_framework()
+
+    def is_distributed(self) -> bool:
+        """Whether the script itself joins ranks, without a framework."""
+        return not self.has_framework() and (self.has("init_process_group") or self.wraps_ddp())
+
+    def held(self, node: ast.AST, name: str) -> list[ast.expr]:
+        """What a name is set to where a line sees it, up to 20 times; nothing for a parameter."""
+        function = self.places[node].function
+        if function is not None and name in parameters(function):
+            return []
+        return (self.values.get((function, name)) or self.values.get((None, name)) or [])[:20]
+
+    def chooses_ranks(self, test: ast.AST) -> bool:
+        """Whether a condition may hold on some ranks only: by a word, a `gpu == 0`, or a name set from one of these."""
+        for node in ast.walk(test):
+            if isinstance(node, ast.Compare) and _DEVICE.search(last_word(node.left)):
+                return True
+            if isinstance(node, (ast.Name, ast.Attribute)) and last_word(node) in self.by_rank:
+                return True
+            if _RANK.search(word_of(node)):
+                return True
+        return False
+
+    def on_some_ranks(self, node: ast.AST) -> bool:
+        """Whether a line stands under such a condition in its function."""
+        place: Place | None = self.places[node]
+        passed: list[Place] = []
+        while place is not None and place not in self.some_ranks:  # each block is asked once: time stays linear
+            passed.append(place)
+            place = place.up if place.up and place.up.function is place.function else None
+        under = place is not None and self.some_ranks[place]
+        for inner in reversed(passed):
+            under = under or (isinstance(inner.node, ast.If) and self.chooses_ranks(inner.node.test))
+            self.some_ranks[inner] = under
+        return under
+
+    def on_every_rank(self, node: ast.AST) -> bool:
+        """Whether a line is surely reached on every rank, through the calls of this file."""
+        return self.places[node].function in self.reached and not self.on_some_ranks(node)
+
+
+def read_training_script(tree: ast.Module) -> TrainingScript:
+    """Everything that the rules ask for, in one pass over the tree."""
+    script = TrainingScript()
+    todo: list[tuple[ast.AST, Place]] = [(tree, Place(tree, "body", None, None, None, ""))]
+    while todo:
+        node, place = todo.pop()
+        script.nodes.append(node)
+        script.places[node] = place
+        _note(script, node, place)
+        todo += reversed(list(_children(node, place)))
+    _note_names_by_rank(script)
+    _note_reached(script)
+    return script
+
+
+def _children(node: ast.AST, place: Place) -> Iterator[tuple[ast.AST, Place]]:
+    for name, value in ast.iter_fields(node):
+        if isinstance(value, ast.AST):
+            body = isinstance(node, ast.Lambda) and name == "body"
+            yield value, Place(node, "body", place, node, None, place.owner) if body else place
+        elif isinstance(value, list):
+            inner = _inside(node, name, place)
+            for child in value:
+                if isinstance(child, ast.AST):
+                    yield child, inner
+                if isinstance(child, ast.If) and not child.orelse and _leaves(child.body[-1]):
+                    inner = Place(child, "after", inner, inner.function, inner.loop, inner.owner)
+
+
+def _inside(node: ast.AST, name: str, place: Place) -> Place:
+    """The block that a list of statements is: the body of a function, an `else`; otherwise the one around it."""
+    if name not in {"body", "orelse", "handlers", "finalbody"} or isinstance(node, ast.Module):
+        return place
+    owner = place.owner or getattr(node, "name", None) or ""
+    if isinstance(node, _FUNCTIONS):
+        return Place(node, name, place, node, None, owner)
+    loop = node if isinstance(node, _LOOPS) and name == "body" else place.loop
+    return Place(node, name, place, place.function, loop, owner)
+
+
+def _leaves(statement: ast.stmt) -> bool:
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        return last_word(statement.value.func) in {"exit", "_exit"}
+    return isinstance(statement, _STEP_ENDS)
+
+
+def _note(script: TrainingScript, node: ast.AST, place: Place) -> None:
+    if isinstance(node, ast.Call):
+        script.calls.setdefault(last_word(node.func), []).append(node)
+    elif isinstance(node, ast.Import):
+        script.modules.update(alias.name.split(".")[0] for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        script.modules.add(node.module.split(".")[0])
+    elif isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load):
+        script.uses.setdefault(last_word(node), []).append(node)
+    if isinstance(node, ast.Compare):
+        script.targets[node.left] = COMPARED
+    for target, value in assigned(node):
+        script.values.setdefault((place.function, dotted(target)), []).append(value)
+        script.targets[value] = last_word(target)
+
+
+def _note_names_by_rank(script: TrainingScript) -> None:
+    """`save = rank == 0`, a saver that only rank 0 makes: a condition on such a name chooses ranks."""
+    pairs = [(node, last_word(target), value) for node in script.nodes for target, value in assigned(node)]
+    empty = {name for _, name, value in pairs if isinstance(value, ast.Constant) and not value.value}
+    for _ in range(2):  # main = rank == 0; save = main and …
+        for node, name, value in pairs:
+            answer = isinstance(value, (ast.Compare, ast.BoolOp, ast.UnaryOp, ast.Call)) and script.chooses_ranks(
+                value.func if isinstance(value, ast.Call) else value
+            )
+            if name and (answer or (name in empty and script.on_some_ranks(node))):
+                script.by_rank.add(name)
+        script.some_ranks.clear()
+
+
+def _note_reached(script: TrainingScript) -> None:
+    """The functions that every rank enters: used somewhere that every rank reaches, and nowhere on some ranks only."""
+    functions: dict[str, list[ast.AST]] = {}
+    for node in script.nodes:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            functions.setdefault(node.name, []).append(node)
+    enters: dict[ast.AST | None, list[ast.AST]] = {}
+    for name, bodies in functions.items():
+        uses = script.uses.get(name, [])
+        if not any(script.on_some_ranks(use) for use in uses):
+            for use in uses:
+                enters.setdefault(script.places[use].function, []).extend(bodies)
+    spawned = [last_word(call.args[0]) for call in script.find_calls("spawn", "start_processes") if call.args]
+    todo: list[ast.AST | None] = [body for name in spawned for body in functions.get(name, [])]
+    todo = todo if spawned else [None]  # what calls spawn is one process, and no rank
+    while todo:
+        function = todo.pop()
+        if function not in script.reached:
+            script.reached.add(function)
+            todo += enters.get(function, [])
+
+
+def _backend(call: ast.Call) -> ast.expr | None:
+    return call.args[0] if call.args else keyword(call, "backend")

@@ -1,0 +1,289 @@
+"""Rule -> training scripts in which it finds its mistake (with the line), and scripts near them that are right."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Cases(NamedTuple):
+    bad: list[tuple[int, str]]
+    good: list[str]
+
+
+def loop(body: str, before: str = "", after: str = "") -> str:
+    """A training loop over epochs and steps; `body` is in each step, from the third line behind `before` on."""
+    text = "".join(f"        {line}\n" for line in body.splitlines())
+    return f"{before}for epoch in range(9):\n    for x, y in loader:\n{text}{after}"
+
+
+INIT = "import torch, torch.distributed as dist\ndist.init_process_group('nccl')\nrank = dist.get_rank()\n"
+END = "dist.destroy_process_group()\n"
+STEP = "loss = criterion(model(x.cuda()), y)\nloss.backward()\n"
+DDP = f"{INIT}model = DistributedDataParallel(net)\n"
+EVALUATE = """\
+@torch.no_grad()
+def evaluate(model, loader):
+    total = 0
+    for x, y in loader:
+        loss = criterion(model(x), y)
+        total += loss.item()
+    return total / len(loader)
+"""
+IMAGES = """\
+class Photos(Dataset):
+    def __getitem__(self, i):
+        return transform(Image.open(self.files[i]))
+
+data = Photos()
+"""
+
+CASES = {
+    "A3": Cases(
+        [
+            (1, "torch.cuda.set_device(rank % torch.cuda.device_count())"),
+            (2, "n = torch.cuda.device_count()\ndevice = dist.get_rank() % n"),
+            (1, "gpu = int(os.environ['SLURM_PROCID']) % args.gpus_per_node"),
+        ],
+        [
+            "torch.cuda.set_device(local_rank % torch.cuda.device_count())",
+            "if rank % torch.cuda.device_count() == 0:\n    save()",
+            "print('rank %d' % torch.cuda.device_count())",
+            "share = rank % 3",
+            "def main(rank):\n    torch.cuda.set_device(rank % torch.cuda.device_count())\nmp.spawn(main)",
+        ],
+    ),
+    "A5": Cases(
+        [
+            (1, "os.environ['MASTER_PORT'] = '12355'"),
+            (2, "port = 29500\nos.environ['MASTER_PORT'] = str(port)"),
+            (1, "dist.init_process_group('nccl', init_method='tcp://node1:23456', rank=r, world_size=n)"),
+        ],
+        [
+            "os.environ.setdefault('MASTER_PORT', '29500')",
+            "if 'MASTER_PORT' not in os.environ:\n    os.environ['MASTER_PORT'] = '29500'",
+            "os.environ['MASTER_PORT'] = str(free_port())",
+            "parser.add_argument('--url', default='tcp://localhost:23456')",
+            "dist.init_process_group('gloo', init_method='tcp://localhost:23456', rank=0, world_size=1)",
+        ],
+    ),
+    "A6": Cases(
+        [(1, "model = torch.nn.DataParallel(model)"), (1, "model = nn.DataParallel(model, device_ids=[0, 1])")],
+        [
+            "model = DistributedDataParallel(model, device_ids=[0])",
+            "model = DDP(model) if several else nn.DataParallel(model)",
+            "assert not isinstance(model, nn.DataParallel)",
+        ],
+    ),
+    "A7": Cases(
+        [
+            (5, loop(f"{STEP}total += loss.item()")),
+            (5, loop(f"{STEP}losses.append(float(loss))")),
+            (5, loop(f"{STEP}print(f'step {{i}}: {{loss}}')")),
+            (6, loop("with autocast():\n    loss = model(x.cuda())\naccelerator.backward(loss)\nlog(loss.item())")),
+        ],
+        [
+            loop(f"{STEP}if step % 100 == 0:\n    print(loss.item())"),
+            loop(STEP, after="    print(loss.item())\n"),  # once in each epoch
+            loop(f"{STEP}total += loss.detach()"),
+            "for epoch in range(200):\n    loss = f(graph.to(device))\n    loss.backward()\n    print(loss.item())",
+            "for x in test:\n    total += criterion(model(x.cuda()), y).item()",
+            "for x in data:\n    loss = f(x)\n    loss.backward()\n    total += loss.item()",  # no GPU anywhere
+        ],
+    ),
+    "A8": Cases(
+        [
+            (1, "DataLoader(ImageFolder(path), batch_size=64)"),
+            (6, f"{IMAGES}DataLoader(data, batch_size=64)"),
+            (6, f"{IMAGES}DataLoader(data, batch_size=64, num_workers=0)"),
+        ],
+        [
+            f"{IMAGES}DataLoader(data, batch_size=64, num_workers=8)",
+            f"{IMAGES}DataLoader(data, **options)",
+            f"{IMAGES}DataLoader(data, 64, True, None, None, 8)",
+            f"{IMAGES}DataLoader(TensorDataset(x, y), batch_size=64)",
+            "DataLoader(data, batch_size=64)",
+        ],
+    ),
+    "A9": Cases(
+        [
+            (1, "os.environ['MASTER_ADDR'] = 'localhost'"),
+            (2, "def setup(rank):\n    os.environ['MASTER_ADDR'] = '10.0.0.7'"),
+            (1, "dist.init_process_group('nccl', init_method=f'tcp://127.0.0.1:{port}', rank=r, world_size=n)"),
+        ],
+        [
+            "os.environ.setdefault('MASTER_ADDR', 'localhost')",
+            "os.environ['MASTER_ADDR'] = first_host()",
+            "if world_size == 1:\n    os.environ['MASTER_ADDR'] = 'localhost'",
+            "dist.init_process_group('nccl', init_method='env://')",
+            "try:\n    a = os.environ['MASTER_ADDR']\nexcept KeyError:\n    os.environ['MASTER_ADDR'] = 'localhost'",
+        ],
+    ),
+    "A10": Cases(
+        [
+            (2, "rank = dist.get_rank()\ntorch.cuda.set_device(rank)"),
+            (2, "rank = int(os.environ['RANK'])\ndevice = torch.device('cuda', rank)"),
+            (1, "torch.cuda.set_device(torch.distributed.get_rank())"),
+            (2, "rank = dist.get_rank()\nmodel.to(f'cuda:{rank}')"),
+        ],
+        [
+            "rank = int(os.environ['LOCAL_RANK'])\ntorch.cuda.set_device(rank)",
+            "def main(rank, world_size):\n    torch.cuda.set_device(rank)",
+            "rank = dist.get_rank()\nif one:\n    rank = local\ntorch.cuda.set_device(rank)",
+            "def main(i):\n    rank = dist.get_rank()\n    torch.cuda.set_device(rank)\nspawn(main)",
+        ],
+    ),
+    "A11": Cases(
+        [
+            (1, loop(STEP, "sampler = DistributedSampler(data)\n")),
+            (1, loop(STEP, "loader = DataLoader(data, sampler=DistributedSampler(data, shuffle=True))\n")),
+        ],
+        [
+            loop(STEP, "sampler = DistributedSampler(data)\n", "    sampler.set_epoch(epoch)\n"),
+            loop(STEP, "test_sampler = DistributedSampler(data)\n"),
+            loop(STEP, "sampler = DistributedSampler(data, shuffle=False)\n"),
+            loop(STEP, "import accelerate\nsampler = DistributedSampler(data)\n"),
+            "sampler = DistributedSampler(data)\nfor x in loader:\n    model(x).backward()",  # one epoch
+            "sampler = DistributedSampler(data)",  # the loop is elsewhere
+        ],
+    ),
+    "A12": Cases(
+        [
+            (1, "DataLoader(data, sampler=DistributedSampler(data), shuffle=True)"),
+            (2, "s = RandomSampler(data)\nDataLoader(data, sampler=s, shuffle=True)"),
+        ],
+        [
+            "DataLoader(data, sampler=DistributedSampler(data), shuffle=False)",
+            "s = DistributedSampler(data) if several else None\nDataLoader(data, sampler=s, shuffle=s is None)",
+            "s = None\nDataLoader(data, sampler=s, shuffle=True)",
+            "def make(data, s):\n    return DataLoader(data, sampler=s, shuffle=True)",
+        ],
+    ),
+    "A13": Cases(
+        [(1, loop(STEP, "s = DistributedSampler(train_set, shuffle=False)\n", "    s.set_epoch(epoch)\n"))],
+        [
+            loop(STEP, "s = DistributedSampler(test_set, shuffle=False)\n"),
+            loop(STEP, "s = DistributedSampler(train_set)\n", "    s.set_epoch(epoch)\n"),
+            "s = DistributedSampler(train_set, shuffle=False)\nfor x in loader:\n    evaluate(x)",
+        ],
+    ),
+    "A14": Cases(
+        [(6, loop(STEP, f"{DDP}data = MNIST('d')\nloader = DataLoader(data, 64, shuffle=True)\n", END))],
+        [
+            loop(
+                STEP,
+                f"{DDP}data = MNIST('d')\nloader = DataLoader(data, sampler=DistributedSampler(data))\n",
+                f"    loader.sampler.set_epoch(epoch)\n{END}",
+            ),
+            loop(STEP, f"{DDP}data = FakeData()\nloader = DataLoader(data, 64, shuffle=True)\n", END),
+            loop(STEP, f"{DDP}data = Subset(all, mine)\nloader = DataLoader(data, 64, shuffle=True)\n", END),
+            loop(STEP, f"{DDP}test = MNIST('d')\ntest_loader = DataLoader(test, 64, shuffle=True)\n", END),
+            loop(STEP, "data = MNIST('d')\nloader = DataLoader(data, 64, shuffle=True)\n"),
+        ],
+    ),
+    "A15": Cases(
+        [
+            (9, loop(STEP, DDP, f"    torch.save(model.state_dict(), 'last.pt')\n{END}")),
+            (6, loop(STEP, f"{DDP}def save(state):\n    torch.save(state, 'c.pt')\n", f"    save(state)\n{END}")),
+        ],
+        [
+            loop(STEP, DDP, f"    if rank == 0:\n        torch.save(model.state_dict(), 'last.pt')\n{END}"),
+            loop(
+                STEP,
+                f"{DDP}def save(state):\n    torch.save(state, 'c.pt')\n",
+                f"    if rank == 0:\n        save(state)\n{END}",
+            ),
+            f"{DDP}def save(state):\n    if rank != 0:\n        return\n    torch.save(state, 'c.pt')\nsave(state)",
+            f"{DDP}main = rank == 0\nif main and best:\n    torch.save(model.state_dict(), 'best.pt')",
+            f"{DDP}path = f'state-{{rank}}.pt'\ntorch.save(model.state_dict(), path)",
+            f"{DDP}log = None\nif rank == 0:\n    log = Log()\nif log:\n    torch.save(model.state_dict(), 'c')",
+            "torch.save(model.state_dict(), 'last.pt')",
+            f"{DDP}def save(state):\n    torch.save(state, 'c.pt')",  # who calls it is not seen
+        ],
+    ),
+    "A16": Cases(
+        [
+            (6, EVALUATE),
+            (6, EVALUATE.replace("total += loss.item()", "total += loss").replace("return total /", "total /=")),
+        ],
+        [
+            EVALUATE.replace("loss.item()", "loss.item() * len(x)").replace("len(loader)", "len(loader.dataset)"),
+            EVALUATE.replace("criterion(model(x), y)", "F.cross_entropy(model(x), y, reduction='sum')"),
+            EVALUATE + "loader = DataLoader(data, 64, drop_last=True)\n",
+            EVALUATE.replace("@torch.no_grad()\n", ""),
+        ],
+    ),
+    "A17": Cases(
+        [
+            (1, "opt = torch.optim.AdamW(model.parameters())\nmodel = FSDP(model)"),
+            (2, "def main():\n    opt = SGD(model.parameters(), lr=1)\n    fully_shard(model)"),
+        ],
+        [
+            "opt = torch.optim.AdamW(model.parameters())\nmodel = DistributedDataParallel(model)",
+            "model = FSDP(model)\nopt = torch.optim.AdamW(model.parameters())",
+            "fully_shard(model)\nopt = torch.optim.AdamW(model.parameters())",
+            "opt = torch.optim.AdamW(head.parameters())\nmodel = FSDP(model)",
+            "opt = AdamW(model.parameters())\nmodel = FSDP(model, use_orig_params=True)",
+        ],
+    ),
+    "A18": Cases(
+        [(7, loop("loss = net(x)\nloss.backward()", DDP, END))],
+        [
+            loop("loss = model(x)\nloss.backward()", DDP, END),
+            loop("loss = model(x)\nloss.backward()\nwith torch.no_grad():\n    net(x)", DDP, END),
+            loop("loss = net(x)\nloss.backward()", f"{DDP}net = model\n", END),
+            loop("loss = model(x)\nloss.backward()", DDP, f"net(x)\n{END}"),
+        ],
+    ),
+    "A19": Cases(
+        [(2, loop(STEP, INIT))],
+        [
+            loop(STEP, INIT, END),
+            loop(STEP, INIT, "cleanup()\n"),
+            INIT,  # the loop is elsewhere
+            "def f():\n    dist.init_process_group('nccl')\ndef g():\n    for x in loader:\n        x.backward()",
+            loop(STEP, INIT.replace("nccl", "gloo")),
+            loop(STEP, f"import lightning\n{INIT}"),
+        ],
+    ),
+    "A20": Cases(
+        [
+            (2, "if __name__ == '__main__':\n    mp.spawn(main, nprocs=torch.cuda.device_count())"),
+            (1, "torch.multiprocessing.spawn(main, nprocs=4)"),
+            (1, "notebook_launcher(main, num_processes=4)"),
+            (1, "subprocess.run(['torchrun', '--nproc-per-node', '4', 'train.py'])"),
+        ],
+        [
+            "if args.multiprocessing_distributed:\n    mp.spawn(main, nprocs=4)\nelse:\n    main(0)",
+            "engine.spawn(enemy)",
+            "subprocess.run(['nvidia-smi'])",
+            "logging.info('start me with torchrun')",
+        ],
+    ),
+    "A21": Cases(
+        [(5, f"{DDP}state = torch.load('checkpoint.pt')\nmodel.load_state_dict(state)")],
+        [
+            f"{DDP}state = torch.load('checkpoint.pt', map_location='cpu')",
+            f"{DDP}if rank == 0:\n    state = torch.load('checkpoint.pt')",
+            f"{DDP}if args.gpu is None:\n    state = torch.load('checkpoint.pt')",
+            f"{DDP}images = torch.load('images.pt')",
+            "state = torch.load('checkpoint.pt').cuda()",
+            f"{DDP.replace('nccl', 'gloo')}state = torch.load('checkpoint.pt')",
+        ],
+    ),
+    "A22": Cases(
+        [
+            (5, f"{INIT}if rank == 0:\n    dist.barrier()"),
+            (6, f"{INIT}if dist.get_rank() == 0 and verbose:\n    x = f()\n    dist.all_reduce(x)"),
+            (7, f"{INIT}def f(x):\n    if rank != 0:\n        return\n    dist.broadcast(x, 0)"),
+        ],
+        [
+            f"{INIT}if rank == 0:\n    f()\ndist.barrier()",
+            f"{INIT}if rank == 0:\n    f()\n    dist.barrier()\nelse:\n    dist.barrier()",
+            f"{INIT}if rank != 0:\n    dist.barrier()\nf()\nif rank == 0:\n    dist.barrier()",
+            f"{INIT}if rank != -1:\n    dist.barrier()",
+            f"{INIT}if rank == 0:\n    dist.send(x, 1)",
+            f"{INIT}if rank == 0:\n    dist.barrier(group=first_two)",
+            f"{INIT}if rank == 0:\n    functools.reduce(f, x)",
+        ],
+    ),
+}
