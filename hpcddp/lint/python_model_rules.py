@@ -120,13 +120,18 @@ def no_map_location(script: TrainingScript) -> Iterator[Said]:
     """A21: a checkpoint of GPU 0, loaded by every rank."""
     if not script.is_distributed() or not script.has_gpu():
         return
+    states = {call.args[0] for call in script.find_calls("load_state_dict") if call.args}
     for call in script.find_calls("load"):
         if dotted(call.func) != "torch.load" or len(call.args) != 1 or may_have(call, "map_location"):
             continue
         names = [*words(call.args[0]), script.targets.get(call, "")]
         choice = [word for test in script.places[call].conditions() for word in words(test)]
         elsewhere = any(re.search(r"gpu|device|cuda|cpu|distributed|eval|test", word, re.IGNORECASE) for word in choice)
-        if any(_CHECKPOINT.search(n) for n in names) and not elsewhere and script.on_every_rank(call):
+        if (
+            (call in states or any(_CHECKPOINT.search(n) for n in names))
+            and not elsewhere
+            and script.on_every_rank(call)
+        ):
             what = "torch.load without map_location: every rank loads onto the GPU that saved it, GPU 0 of its node"
             yield Said(call.lineno, what, 'torch.load(path, map_location="cpu")')
 

@@ -260,7 +260,10 @@ CASES = {
         ],
     ),
     "A21": Cases(
-        [(5, f"{DDP}state = torch.load('checkpoint.pt')\nmodel.load_state_dict(state)")],
+        [
+            (5, f"{DDP}state = torch.load('checkpoint.pt')\nmodel.load_state_dict(state)"),
+            (5, f"{DDP}model.load_state_dict(torch.load(path))"),
+        ],
         [
             f"{DDP}state = torch.load('checkpoint.pt', map_location='cpu')",
             f"{DDP}if rank == 0:\n    state = torch.load('checkpoint.pt')",
