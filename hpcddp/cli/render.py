@@ -77,7 +77,7 @@ def _check_plan(plan: JobPlan, env: Mapping[str, str]) -> None:
     from hpcddp.script.preflight import Here, check_plan
 
     path = tuple(filter(None, env.get("PATH", "").split(":")))
-    here = Here(os.getcwd(), os.path.exists, _can_run, _start_of, _names, path)
+    here = Here(os.getcwd(), _exists, _can_run, _start_of, _names, path)
     _tell(check_plan(plan, here))
 
 
@@ -88,6 +88,12 @@ def _check_run(plan: JobPlan) -> None:
     base = os.path.join(os.getcwd(), plan.spec.workdir or "", plan.run_dir)
     if not plan.options.array:
         _tell(list(filter(None, [foresee_run(plan.asked_run._replace(base=base))])))
+
+
+def _exists(path: str) -> bool:
+    """UnicodeEncodeError for a name that Python cannot encode, with an answer of its own: it would be "not there"."""
+    os.fsencode(path)
+    return os.path.exists(path)
 
 
 def _can_run(path: str) -> bool:
@@ -113,7 +119,7 @@ def _names(folder: str) -> list[str]:
 def _check_script(plan: JobPlan, text: str, live: bool, env: Mapping[str, str]) -> None:
     from hpcddp.script.preflight import Here, check_output
 
-    _tell(check_output(plan.site.scheduler, text, Here(os.getcwd(), os.path.exists)))
+    _tell(check_output(plan.site.scheduler, text, Here(os.getcwd(), _exists)))
     if live:
         from hpcddp.schedulers.run import ask_scheduler
 

@@ -33,6 +33,7 @@ def build_parser() -> VerbParser:
         takes_command=True,
         also={1: "with --unfinished and --end: it is not unfinished; with --chain: the chain ends here"},
     )
+    parser.command_with = "begin"
     parser.usage = "hpcddp state [RUN_DIR] [--json | --unfinished | --chain N | --begin … -- command | --end]"
     parser.add_argument("run_dir", nargs="?", metavar="RUN_DIR", help="the run folder ($HPCDDP_RUN_DIR)")
     questions = parser.add_argument_group("what is asked")

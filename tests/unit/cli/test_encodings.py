@@ -130,12 +130,18 @@ def test_a_script_is_the_same_whatever_the_terminals_encoding(tmp_path):
 
 
 IN_WORDS = ["--site", "local", "--", "true", "ç.py"]
-IN_A_FILE = ["job.yaml"]
+IN_A_FILE = {
+    "site.yaml": "command: [true]\nsite: ./ç.yaml\n",
+    "script.yaml": "command: python ç.py\nsite: local\n",
+    "folder.yaml": "command: [true]\nsite: local\npythonpath: [.ç]\n",
+}
 
 
-@pytest.mark.parametrize("words", [IN_WORDS, IN_A_FILE], ids=["option", "job file"])
+@pytest.mark.parametrize("words", [IN_WORDS, *([file] for file in IN_A_FILE)], ids=["option", *IN_A_FILE])
 def test_where_python_itself_knows_only_ascii_a_job_that_needs_more_is_refused(words, tmp_path):
-    (tmp_path / "job.yaml").write_text("command: [true]\nsite: ./ç.yaml\n")
+    (tmp_path / "ç.py").touch()
+    for file, text in IN_A_FILE.items():
+        (tmp_path / file).write_text(text)
     done = start(["render", *words], tmp_path, PYTHONUTF8="0", LC_ALL="C")
     assert done.returncode == 2
     assert done.stdout.decode() == refusal()
