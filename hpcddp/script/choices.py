@@ -37,8 +37,9 @@ def plan_account(spec: JobSpec, site: Site) -> tuple[str, str, tuple[str, ...]]:
     account = directive_word(spec.account, "account")
     if rule.pattern and not re.fullmatch(rule.pattern, account):
         raise RequestError(
-            f"account {account!r} is none of site {site.name} ({site.source(rule.source)})",
-            f"an account matches {rule.pattern}",
+            f"account {account!r} is none of site {site.name}: an account matches {rule.pattern}"
+            f" ({site.source(rule.source)})",
+            f"--account {rule.example or 'NAME'}",
         )
     if rule.command_line:
         submit = " ".join(find_scheduler(site.scheduler).commands.submit)

@@ -30,9 +30,18 @@ def list_missing(spec: JobSpec, site: Site, cpus_known: bool) -> list[Missing]:
 def _missing(spec: JobSpec, site: Site, cpus_known: bool) -> Iterator[Missing]:
     queue = site.queues.get(spec.queue or site.queue, Queue())
     if spec.account is None and site.account.required:
-        yield Missing(f"an account ({site.source(site.account.source)})", "--account", "NAME", False)
+        yield Missing(
+            f"an account ({site.source(site.account.source)})", "--account", site.account.example or "NAME", False
+        )
     if not (spec.queue or site.queue) and site.queues:
         yield Missing(f"a queue (one of {', '.join(site.queues)})", "--queue", next(iter(site.queues)), False)
+    rules = () if spec.reservation else queue.limits
+    least = min((rule.nodes[0] if rule.nodes else 1 for rule in rules), default=1)
+    if spec.nodes is None and least > 1:
+        name = spec.queue or site.queue
+        yield Missing(
+            f"nodes ({least} at least in queue {name}; {site.source(queue.source)})", "--nodes", f"{least}", False
+        )
     gpus = queue.gpus if spec.gpus_per_node is None else spec.gpus_per_node
     if gpus is None:
         yield Missing("GPUs per node (0 for none)", "--gpus-per-node", "4", True)

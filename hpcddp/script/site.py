@@ -56,11 +56,13 @@ class Queue(Record):
 
 class Account(Record):
     """Whether a job needs an account, the option that carries it ("": the scheduler's; none: it takes none), what a
-    valid one looks like. `command_line`: a script cannot carry it. `without`: what happens to a job that has none."""
+    valid one looks like, and one. `command_line`: a script cannot carry it. `without`: what happens to a job that has
+    none."""
 
     required: bool = False
     option: str = ""
     pattern: str = ""
+    example: str = ""
     command_line: bool = False
     without: str = ""
     source: str = ""

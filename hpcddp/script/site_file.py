@@ -115,6 +115,7 @@ ACCOUNT: dict[str, Reader] = {
     "required": read_flag,
     "option": read_choice("-P", "-A", "-W group_list", "--account", "-g", "none"),
     "pattern": read_text,
+    "example": read_text,
     "command_line": read_flag,
     "without": read_text,
     "source": read_text,

@@ -14,6 +14,7 @@ import pytest
 
 from hpcddp.cli.main import main
 from hpcddp.cli.meant import _MEANT
+from hpcddp.script.find_site import site_files
 from hpcddp.script.spec import KEYS
 
 
@@ -291,6 +292,15 @@ EVERYTHING = {
     "perlmutter": "--account NAME --walltime 1:00:00 -- python train.py",
     "generic-gridengine": "--gpus-per-node 4 --cpus-per-rank 8 --walltime 1:00:00 --set pe=mpi -- python train.py",
 }
+
+
+@pytest.mark.parametrize("site", site_files({}))
+def test_the_hint_of_a_request_for_nothing_can_be_typed_on_every_site(site, typed, capsys):
+    status, message, hint = typed(f"render --site {site}")
+    if message == "the request has no command":
+        hint = "-- python train.py"
+    assert status in {2, 3}
+    assert main(["render", "--site", site, *hint.split()]) == 0, capsys.readouterr().err
 
 
 @pytest.mark.parametrize("site", EVERYTHING)
