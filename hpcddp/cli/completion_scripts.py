@@ -57,6 +57,8 @@ def format_bash(verbs: list[VerbChoices]) -> str:
 _hpcddp() {{
   local cur=${{COMP_WORDS[COMP_CWORD]}} prev=${{COMP_WORDS[COMP_CWORD - 1]}} verb=${{COMP_WORDS[1]}} words= i
   COMPREPLY=()
+  if [[ $cur == = ]]; then cur= # bash takes --site=ab for three words
+  elif [[ $prev == = ]]; then prev=${{COMP_WORDS[COMP_CWORD - 2]}}; fi
   for ((i = 2; i < COMP_CWORD; i++)); do
     if [[ ${{COMP_WORDS[i]}} == -- ]]; then # behind it comes a command
       if ((i + 1 == COMP_CWORD)); then mapfile -t COMPREPLY < <(compgen -c -- "$cur" | sort -u); fi

@@ -87,7 +87,8 @@ def test_a_shell_completes_verbs_options_and_values(shell, line, offered, not_of
 
 
 @pytest.mark.parametrize(("typed", "becomes"), [("hpcddp ren", "render"), ("hpcddp render --expl", "--explain"),
-                                                ("hpcddp lint tra", "train.py")])  # fmt: skip
+                                                ("hpcddp lint tra", "train.py"),
+                                                ("hpcddp render --site=abc", "abci3")])  # fmt: skip
 def test_the_tab_key_completes_in_a_terminal(shell, typed, becomes):
     """An interactive shell on a pseudo-terminal, whose user types a line, a tab and `#`, and reads the line."""
     name, script = shell
@@ -96,6 +97,8 @@ def test_the_tab_key_completes_in_a_terminal(shell, typed, becomes):
         "zsh": ["zsh", "-f", "-i"],
         "fish": ["fish", "--no-config", "-i"],
     }[name]
+    if name == "zsh" and "=" in typed:
+        pytest.skip("the script for zsh completes the value of an option as a word of its own")
     if name == "fish":
         pytest.skip("fish asks its terminal for more than a pseudo-terminal answers; complete -C is its own completion")
     setup = "autoload -Uz compinit; compinit -u -D\n" if name == "zsh" else "bind 'set enable-bracketed-paste off'\n"
