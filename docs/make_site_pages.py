@@ -46,10 +46,7 @@ def pages() -> dict[str, str]:
 
 def page_of(site: Site) -> str:
     """The site's page in docs/sites, in Markdown."""
-    queue = site.queues.get(site.queue, Queue())
-    smallest = min((r.nodes[0] for r in queue.limits if r.nodes), default=1)
-    nodes = [("--nodes", str(smallest))] if smallest > 1 else []
-    asked = " ".join(f"{option} {value}" for option, value in [*_examples(site), *nodes])
+    asked = " ".join(f"{option} {value}" for option, value in _examples(site))
     request = f"--site {site.name} {asked}".rstrip()
     basis = {
         "documented": "the site's own documentation",

@@ -31,6 +31,8 @@ def build_parser() -> VerbParser:
         example="hpcddp layout --site abci3 --account GROUP --nodes 4 -- python train.py",
         exits=(2, 3),
     )
+    for option in ("--check", "--no-check", "--interactive", "--explain", "--diff"):
+        parser.elsewhere[option] = "it is one of hpcddp render"
     printed = parser.add_argument_group("what is printed")
     printed.add_argument("--json", action="store_true", help="every rank as one JSON object, with the plan")
     return parser

@@ -39,6 +39,9 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 
 def _run(argv: list[str]) -> int:
+    if len(argv) > 1 and argv[0] in {"-h", "--help", "-V", "--version"}:
+        hint = f"hpcddp help {argv[1]}" if argv[1] in VERBS else f"hpcddp {argv[0]}"
+        raise RequestError(f"hpcddp {argv[0]} takes no further word, got {argv[1]!r}", hint)
     if not argv or argv[0] in {"-h", "--help"}:
         from hpcddp.cli.verbs import format_verbs
 

@@ -53,6 +53,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     """The script is whole before its first byte is printed: half a script would be a job."""
     if args.json and not (args.explain or args.diff):
         raise RequestError("--json goes with --explain or --diff: a job script is text", "hpcddp layout --json …")
+    _refuse_unused(args)
     plan = read_plan(args, env)
     if args.check != "no":
         _check_plan(plan, env)
@@ -71,6 +72,16 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
             _tell([f"for a shell on these nodes: {interactive_command(plan.site.scheduler, text)}"])
         write_exactly(text)
     return 0
+
+
+def _refuse_unused(args: argparse.Namespace) -> None:
+    """RequestError for what would be dropped without a word, or taken for something else."""
+    shown = "--explain" if args.explain else "--diff" if args.diff else ""
+    of_script = "--interactive" if args.interactive else "--check=live" if args.check == "live" else ""
+    if shown and of_script:
+        raise RequestError(f"{of_script} goes with a job script, and {shown} prints none", f"leave out {of_script}")
+    if args.job in {"live", "here"} and not os.path.exists(args.job):
+        raise RequestError(f"{args.job} is no job file; the value of --check stands behind =", "--check=live")
 
 
 def _check_plan(plan: JobPlan, env: Mapping[str, str]) -> None:

@@ -49,6 +49,7 @@ def build_parser() -> VerbParser:
 
 def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     """Prints a table, one site, or a schema; `new` writes a file and prints its name."""
+    _refuse_unused(args)
     if args.action is None:
         known = [load_site(name, path) for name, path in site_files(env).items()]
         sys.stdout.write(_json({"sites": [site_summary(site) for site in known]}) if args.json else _format_list(known))
@@ -64,6 +65,16 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     else:
         raise _unknown_action(args.action, env)
     return 0
+
+
+def _refuse_unused(args: argparse.Namespace) -> None:
+    """RequestError for what the action would drop without a word."""
+    if args.file is not None and args.action != "new":
+        raise RequestError("--file goes with hpcddp sites new", f"hpcddp sites new NAME --file {args.file}")
+    if args.json and args.action == "new":
+        raise RequestError("hpcddp sites new prints the path of its file, and no JSON", "leave out --json")
+    if args.action == "schema" and args.name is not None:
+        raise RequestError(f"hpcddp sites schema takes no further word, got {args.name!r}", "hpcddp sites schema")
 
 
 def _json(value: object) -> str:

@@ -8,11 +8,14 @@ import os
 import stat
 import sys
 
+# They would move a terminal's cursor, or change its colours.
+_CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), 127) if chr(code) not in "\n\t"}
 _BOLD, _CYAN, _PLAIN = "\x1b[1m", "\x1b[36m", "\x1b[0m"
 
 
 def tell(text: str) -> None:
     """`hpcddp: text` on stderr. If nobody listens, the exit status has to say it."""
+    text = text.translate(_CONTROL)
     try:
         sys.stderr.write(f"{_painted('hpcddp:', _BOLD)} {text}\n".replace("\nhint:", f"\n{_painted('hint:', _CYAN)}"))
         sys.stderr.flush()

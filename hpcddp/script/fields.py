@@ -27,6 +27,7 @@ def read_text(value: object, where: str) -> str:
         )
     if not value:
         raise RequestError(f"{where} has no value", f"{assign(where, 'VALUE')}, or leave it out")
+    _refuse_nul(value, where)
     if "\n" in value:
         raise RequestError(
             f"{where} {value!r} is not one line of text", f"write it on one line: {assign(where, 'VALUE')}"
@@ -68,6 +69,7 @@ def read_words(value: object, where: str) -> tuple[str, ...]:
     if value == "[]":
         return ()
     if isinstance(value, str):
+        _refuse_nul(value, where)
         import shlex
 
         try:
@@ -78,6 +80,8 @@ def read_words(value: object, where: str) -> tuple[str, ...]:
             ) from e
     if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
         raise RequestError(f"{where} is not a list of words", "write it as a list: [a, b]")
+    for word in value:
+        _refuse_nul(word, where)
     return tuple(value)
 
 
@@ -109,6 +113,7 @@ def read_variables(value: object, where: str) -> dict[str, str]:
             raise RequestError(f"{where}: {name!r} is not a variable's name", "use letters, digits and _")
         if not isinstance(text, str):
             raise RequestError(f"{where}: {name} is a {_kind(text)}, not text", f"write {name}: VALUE")
+        _refuse_nul(text, where)
     return dict(value)
 
 
@@ -142,6 +147,12 @@ def read_mapping(value: object, readers: Mapping[str, Reader], where: str) -> di
                 f"unknown key {key!r} in {where}{nearest(key, list(readers))}", f"known keys: {', '.join(readers)}"
             )
     return {key: readers[key](v, f"{key} in {where}") for key, v in value.items() if v != ""}
+
+
+def _refuse_nul(text: str, where: str) -> None:
+    if "\0" in text:
+        what = f"{where} {text!r} holds a NUL character, which no path and no argument can carry"
+        raise RequestError(what, "leave the character out")
 
 
 def _kind(value: object) -> str:

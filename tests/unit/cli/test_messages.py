@@ -83,6 +83,21 @@ def typed(tmp_path, monkeypatch, capsys):
         ("state runs/x x", "hpcddp state takes no further word, got 'x'", "hpcddp state --help"),
         ("state runs/x --begin python x", "hpcddp state: there is no -- before the command python x",
          "put it there: -- python x"),
+        ("sites --file x", "--file goes with hpcddp sites new", "hpcddp sites new NAME --file x"),
+        ("sites show abci3 --file x", "--file goes with hpcddp sites new", "hpcddp sites new NAME --file x"),
+        ("sites new zz --json", "hpcddp sites new prints the path of its file, and no JSON", "leave out --json"),
+        ("sites schema x", "hpcddp sites schema takes no further word, got 'x'", "hpcddp sites schema"),
+        ("-V x", "hpcddp -V takes no further word, got 'x'", "hpcddp -V"),
+        ("--help render", "hpcddp --help takes no further word, got 'render'", "hpcddp help render"),
+        ("render --site local --explain --interactive -- true",
+         "--interactive goes with a job script, and --explain prints none", "leave out --interactive"),
+        ("render --site local --diff abci3 --check=live -- true",
+         "--check=live goes with a job script, and --diff prints none", "leave out --check=live"),
+        ("render --check live -- true", "live is no job file; the value of --check stands behind =", "--check=live"),
+        ("layout --check -- true", "hpcddp layout has no option --check: it is one of hpcddp render",
+         "leave out --check"),
+        ("render --site generic-slurm --gpus-per-node 1 --cpus-per-rank 8 --walltime 1h --set array=1-1000000000"
+         " -- true", "array '1-1000000000' has a number above 999999999", "--set array=0-9"),
         ("sites show", "hpcddp sites show needs a site's name", "hpcddp sites show NAME"),
         ("sites shwo", "hpcddp sites does not know 'shwo' (did you mean 'show'?)", "hpcddp sites show NAME"),
         ("sites abci3", "hpcddp sites does not know 'abci3'", "hpcddp sites show abci3"),
@@ -228,6 +243,22 @@ def test_a_key_that_a_job_file_leaves_empty_is_refused_as_an_unset_variable_give
     (tmp_path / "hpcddp.yaml").write_text(f"command: python train.py\n{key}:\n")
     message, hint = f"{key} in hpcddp.yaml has no value", f"{key}: VALUE, or leave it out"
     assert typed("render") == typed("layout") == (2, message, hint)
+
+
+@pytest.mark.parametrize(
+    "line", ['command: "a\\0b"', 'command: [true, "a\\0b"]', 'name: "a\\0b"', 'env: {A: "a\\0b"}', 'venv: "a\\0b"']
+)
+def test_a_nul_character_of_a_job_file_is_refused_and_none_is_printed(line, typed, tmp_path, capsys):
+    (tmp_path / "hpcddp.yaml").write_text(f"site: local\n{line}\n")
+    assert main(["render"]) == 2
+    message, hint = capsys.readouterr().err.splitlines()
+    assert message.startswith(f"hpcddp: {line.partition(':')[0]} in hpcddp.yaml 'a\\x00b' holds a NUL")
+    assert hint == "hint: leave the character out"
+
+
+def test_no_control_character_reaches_a_terminal(typed, capsys):
+    assert main(["state", "a\x1b[31m\x07b"]) == 2
+    assert capsys.readouterr().err.startswith("hpcddp: there is no run folder a\\x1b[31m\\x07b\n")
 
 
 def test_a_list_and_variables_are_emptied_by_set(typed, tmp_path, capsys):
