@@ -23,7 +23,7 @@ from hpcddp.runs.chain import find_before
 from hpcddp.runs.command import identify_command
 from hpcddp.runs.folder import RunFolder, list_checkpoints, list_runs, show_path, step_of
 from hpcddp.runs.jsonfile import DamagedFileError, read_object
-from hpcddp.runs.lock import read_holders
+from hpcddp.runs.lock import find_owner, read_holders
 from hpcddp.runs.state import read_state
 
 if TYPE_CHECKING:
@@ -122,10 +122,10 @@ def is_run(run: RunFolder) -> bool:
 
 
 def find_command(run: RunFolder) -> tuple[str, ...] | None:
-    """What the run was last started with; None if nothing says so. hpcddp 0.1 left it in the job plan alone."""
-    holders = read_holders(run)
-    if holders:
-        return holders[-1].command
+    """The command that the run belongs to; None if nothing says so. hpcddp 0.1 left it in the job plan alone."""
+    owner = find_owner(run)
+    if owner is not None:
+        return owner.command
     try:
         words = (read_object(run.plan) or {}).get("command")
     except DamagedFileError:

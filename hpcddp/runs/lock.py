@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from hpcddp.errors import LaunchError
 from hpcddp.record import TYPE_CHECKING
-from hpcddp.runs.folder import RunFolder, find_holder, list_holders, name_holder, show_path
+from hpcddp.runs.folder import RunFolder, find_holder, list_checkpoints, list_holders, name_holder, show_path
 from hpcddp.runs.holder import Holder, has_ended
 from hpcddp.runs.jsonfile import DamagedFileError, read_object, write_object
 
@@ -92,6 +92,34 @@ def release_run(run: RunFolder, attempt: str) -> None:
             pass
 
 
+def note_loaded(run: RunFolder, attempt: str) -> None:
+    """This attempt goes on from the run's checkpoint, or begins the run: it belongs to the attempt's command now."""
+    _, path = find_holder(run)
+    holder = read_holder(path) if path is not None else None
+    if path is not None and holder is not None and holder.attempt == attempt:
+        with suppress(OSError), open(_loaded(path), "w", encoding="ascii"):
+            pass
+
+
+def find_owner(run: RunFolder) -> Holder | None:
+    """The holder whose command the run belongs to; None if no holder can be read.
+
+    `--resume` lets in any command. The run becomes its own once it has loaded the checkpoint, if there is one.
+    """
+    owner = None
+    for path in list_holders(run):
+        holder = read_holder(path)
+        if holder is not None and (
+            owner is None
+            or not owner.command
+            or os.path.exists(_loaded(path))
+            or holder.command == owner.command
+            or not list_checkpoints(run.checkpoints)
+        ):
+            owner = holder
+    return owner
+
+
 def read_holders(run: RunFolder) -> list[Holder]:
     """Every holder that can be read, the first one first."""
     return [holder for path in list_holders(run) if (holder := read_holder(path)) is not None]
@@ -132,6 +160,10 @@ def _create(run: RunFolder, number: int, mine: Holder) -> bool:
 
 def _end(path: str) -> str:
     return os.path.join(path, "ended")
+
+
+def _loaded(path: str) -> str:
+    return os.path.join(path, "loaded")
 
 
 def _held(run: RunFolder, path: str, holder: Holder | None, surely: bool, other: str) -> HeldError:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
+from contextlib import suppress
 from typing import Any
 
 from hpcddp.record import Record
-from hpcddp.runs.folder import AttemptFolder, RunFolder
+from hpcddp.runs.folder import MANIFEST, AttemptFolder, RunFolder, list_checkpoints, step_of
 from hpcddp.runs.jsonfile import DamagedFileError, UnreadableFileError, read_object, write_object
 from hpcddp.runs.lock import check_not_taken
 from hpcddp.runs.opening import check_run_folder
@@ -74,6 +76,30 @@ def write_state(attempt: AttemptFolder, status: str, *, step: int, epoch: int, r
     """Replace `state.json`. `more`: State's other fields. HeldError if another attempt has taken the run."""
     check_not_taken(attempt.run, attempt.name)
     replace_state(attempt.run, State(status, step, epoch, reason, attempt.name, **more))
+
+
+def write_failure(attempt: AttemptFolder, reason: str, *, step: int, epoch: int) -> None:
+    """Replace `state.json` by `failed`. HeldError if another attempt has taken the run.
+
+    An attempt that failed at step 0 of a run with checkpoints has loaded none: the run is where the newest one is, and
+    one that was finished stays so. So does a state that cannot be read.
+    """
+    if step == 0 and (saved := list_checkpoints(attempt.run.checkpoints)):
+        with suppress(DamagedFileError):
+            state = read_state(attempt.run)
+            if state is None or state.status != "finished":
+                step, epoch = step_of(saved[-1]), _epoch_of(saved[-1])
+                write_state(attempt, "failed", step=step, epoch=epoch, reason=reason)
+        return
+    write_state(attempt, "failed", step=step, epoch=epoch, reason=reason)
+
+
+def _epoch_of(checkpoint: str) -> int:
+    """0 if its manifest does not say it."""
+    with suppress(DamagedFileError):
+        epoch = (read_object(os.path.join(checkpoint, MANIFEST)) or {}).get("epoch")
+        return epoch if isinstance(epoch, int) else 0
+    return 0
 
 
 def replace_state(run: RunFolder, state: State) -> None:

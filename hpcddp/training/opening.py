@@ -13,7 +13,7 @@ from hpcddp.runs.jsonfile import NewerFileError, write_object
 from hpcddp.runs.lock import HeldError
 from hpcddp.runs.metrics import MetricsFile
 from hpcddp.runs.opening import open_attempt, read_planned_batch
-from hpcddp.runs.state import write_state
+from hpcddp.runs.state import write_failure
 from hpcddp.training.data.randomness import seed_generators
 from hpcddp.training.gradient.exact import ExactGradients
 from hpcddp.training.gradient.exactness import check_alike, deterministic_kernels
@@ -87,7 +87,7 @@ def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iter
                     print(f"hpcddp: {first}", file=sys.stderr, flush=True)
                 if folder is not None and not isinstance(error, NewerFileError):  # a newer hpcddp's state stays
                     with suppress(HeldError):  # and so does that of the attempt that has the run now
-                        write_state(folder, "failed", step=rt.steps, epoch=rt.epoch, reason=str(first))
+                        write_failure(folder, str(first), step=rt.steps, epoch=rt.epoch)
             raise
 
 

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from hpcddp.batchplan import BatchPlan, plan_batch
 from hpcddp.errors import RequestError
 from hpcddp.runs.jsonfile import write_object
+from hpcddp.runs.lock import note_loaded
 from hpcddp.training.checkpoint.checkpointer import Checkpointer
 from hpcddp.training.checkpoint.fingerprint import describe_dataset, draw_samples
 from hpcddp.training.checkpoint.position import move_to
@@ -250,6 +251,8 @@ class Preparation:
                 note_steps(optimizer.optimizer)
             if self._loader is not None:
                 move_to(self._position, self._loader.sampler)
+        if self.folder is not None and self.group.is_first:
+            note_loaded(self.folder.run, self.folder.name)
         self._say_other_data()
         self._report.start(str(self.plan), self._position["step"] if self._position is not None else None)
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from hpcddp.errors import HpcddpError, RequestError
-from hpcddp.runs.choice import Asked, Origin, RunChoice, choose_run
+from hpcddp.runs.choice import Asked, Origin, RunChoice, choose_run, find_command
 from hpcddp.runs.command import identify_command
 from hpcddp.runs.folder import RunFolder
-from hpcddp.runs.lock import release_run
+from hpcddp.runs.lock import note_loaded, release_run
 from hpcddp.runs.start import foresee_run, start_run
 from hpcddp.runs.state import write_state
 
@@ -28,11 +28,15 @@ def train(tmp_path: Path) -> Train:
     """Starts an attempt and ends it with this status ("": it writes no state); returns the choice."""
     number = itertools.count()
 
-    def start(status: str = "", *, command: tuple[str, ...] = COMMAND, job: str = "", **asked: object) -> RunChoice:
+    def start(
+        status: str = "", *, command: tuple[str, ...] = COMMAND, job: str = "", loads: bool = False, **asked: object
+    ) -> RunChoice:
         env = {"SLURM_JOB_ID": job} if job else {}
         attempt = job or f"local-{next(number)}"
         wanted = Asked(str(tmp_path / "runs" / "train"), command, **asked)  # type: ignore[arg-type]  # as given
         choice = start_run(wanted, attempt, env, process=os.getpid())
+        if loads:
+            note_loaded(choice.run, attempt)
         release_run(choice.run, attempt)
         if status:
             write_state(choice.run.attempt(attempt), status, step=4, epoch=0, reason="as told")
@@ -90,6 +94,15 @@ def test_resume_names_a_run_whatever_its_command_and_state(train: Train, tmp_pat
     assert (named(choice), str(choice).endswith("resumed from step 4, as --resume asks")) == ("train", True)
     assert named(train(resume=str(tmp_path / "runs" / "train"))) == "train"
     assert named(train(command=OTHER, resume="train")) == "train"
+
+
+def test_a_run_goes_over_to_the_command_of_a_resume_once_that_has_loaded_its_checkpoint(train: Train) -> None:
+    train("unfinished")
+    assert named(train(command=OTHER, resume="train")) == "train"  # and ended before it loaded anything
+    assert [named(train(command=OTHER)), named(train())] == ["train-2", "train"]
+    run = train("unfinished", command=OTHER, resume="train", loads=True).run
+    assert find_command(run) == OTHER
+    assert named(train()) == "train-3"
 
 
 def test_fresh_begins_a_new_run_although_one_could_be_resumed(train: Train) -> None:

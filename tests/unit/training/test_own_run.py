@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hpcddp
 from hpcddp.errors import HpcddpError
+from hpcddp.runs.choice import find_command
 from hpcddp.runs.folder import RunFolder, choose_attempt
 from hpcddp.runs.holder import describe_process
 from hpcddp.runs.lock import HeldError, is_held_by, take_run
@@ -142,6 +143,41 @@ def test_an_attempt_whose_run_was_taken_writes_nothing_more(tmp_path: Path, erro
     assert read_state(run).reason == "it went on"
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"]
     assert is_held_by(run, "other")
+
+
+def _train(width: int, **options: object) -> None:
+    model, data = torch.nn.Linear(2, width), DataLoader(TensorDataset(torch.ones(6, 2)), batch_size=2)
+    with hpcddp.runtime(save_every=1, **options) as rt:  # type: ignore[arg-type]  # as given
+        model, optimizer, loader = rt.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), data)
+        for _ in rt.epochs(2):
+            for (x,) in loader:
+                rt.backward(model(x).sum())
+                rt.step(optimizer)
+                if rt.steps == 4:
+                    rt.stop("far enough")
+
+
+def test_a_resume_that_does_not_fit_leaves_the_run_to_its_command_and_at_its_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, other, run = ["python", "a.py"], ["python", "b.py"], RunFolder(str(tmp_path / "a"))
+    monkeypatch.setattr(sys, "orig_argv", mine)
+    _train(2, run_dir=run.path)
+    stopped = read_state(run)
+    monkeypatch.setattr(sys, "orig_argv", other)
+    with pytest.raises(HpcddpError, match="does not fit"):
+        _train(3, run_dir=run.path, resume="a")
+    failed = read_state(run)
+    assert (failed.status, failed.step, failed.epoch) == ("failed", stopped.step, stopped.epoch)
+    assert stopped.step > 3
+    assert find_command(run) == tuple(mine)
+    _train(2, run_dir=run.path, resume="a")
+    assert find_command(run) == tuple(other)
+    assert read_state(run).status == "finished"
+    monkeypatch.setattr(sys, "orig_argv", mine)
+    with pytest.raises(HpcddpError, match="does not fit"):
+        _train(3, run_dir=run.path, resume="a")
+    assert (read_state(run).status, find_command(run)) == ("finished", tuple(other))
 
 
 SCRIPT = """import hpcddp
