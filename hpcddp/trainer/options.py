@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import math
 
 from hpcddp.batchplan import EXACT_METHODS, LEARNING_RATE_RULES
 from hpcddp.errors import RequestError
 from hpcddp.training.rendezvous.store_address import CHANNELS
-from hpcddp.units import parse_count
+from hpcddp.units import parse_count, read_number
 
 DATASETS = ("digits", "mnist", "cifar10", "imagefolder", "fake")
 DEFAULT_GLOBAL_BATCH = 64
@@ -24,7 +25,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     data.add_argument("--image-size", type=_count, metavar="PIXELS", help="side of the images as the model sees them")
     data.add_argument("--model", default="resnet18", metavar="NAME", help="any torchvision classification model")
-    data.add_argument("--workers", type=int, default=0, metavar="N", help="loader processes per rank (default 0)")
+    data.add_argument("--workers", type=_whole, default=0, metavar="N", help="loader processes per rank (default 0)")
 
     batch = parser.add_argument_group("training")
     batch.add_argument(
@@ -40,7 +41,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     batch.add_argument("--optimizer", choices=("sgd", "adamw"), default="sgd", help="default: sgd, with momentum 0.9")
     batch.add_argument(
-        "--lr", type=float, metavar="X", help="peak learning rate (default 0.05 for sgd, 0.001 for adamw)"
+        "--lr", type=_positive, metavar="X", help="peak learning rate (default 0.05 for sgd, 0.001 for adamw)"
     )
     batch.add_argument(
         "--lr-rule",
@@ -52,8 +53,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     batch.add_argument(
         "--noise-every", type=_count, metavar="STEPS", help="measure the gradient noise scale every so many steps"
     )
-    batch.add_argument("--weight-decay", type=float, default=5e-4, metavar="X", help="default 0.0005")
-    batch.add_argument("--seed", type=int, default=0, metavar="N", help="of weights, order, augmentation (default 0)")
+    batch.add_argument("--weight-decay", type=_finite, default=5e-4, metavar="X", help="default 0.0005")
+    batch.add_argument("--seed", type=_seed, default=0, metavar="N", help="of weights, order, augmentation (default 0)")
     batch.add_argument(
         "--amp", choices=("bf16", "none"), help="autocast (default: bf16 on a GPU that has it, else none)"
     )
@@ -104,6 +105,40 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     run.add_argument("--backend", choices=("nccl", "gloo"), help="default: nccl on GPUs, else gloo")
     run.add_argument("--rendezvous", choices=CHANNELS, default="auto", help="how the ranks learn where rank 0 is")
+
+
+def _number(text: str) -> float:
+    """NaN for what is no number."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def _positive(text: str) -> float:
+    if not 0 < (number := _number(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return number
+
+
+def _finite(text: str) -> float:
+    if not 0 <= (number := _number(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
+    return number
+
+
+def _whole(text: str) -> int:
+    number = read_number(text)
+    if number is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 on")
+    return number
+
+
+def _seed(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from error
 
 
 def _count(text: str) -> int:

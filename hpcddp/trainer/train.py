@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import MutableMapping
 from dataclasses import dataclass
+from functools import cache
 
 from hpcddp.trainer.libraries import find_missing_library
 
@@ -29,15 +30,16 @@ from hpcddp.errors import HpcddpError
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.jsonfile import write_object
 from hpcddp.runs.opening import read_planned_batch
-from hpcddp.trainer.images import load_images
-from hpcddp.trainer.learning_rate import DEFAULT_RATES, plan_rate
-from hpcddp.trainer.models import make_model
+from hpcddp.trainer.images import Images, load_images
+from hpcddp.trainer.learning_rate import DEFAULT_RATES, PeakRate, plan_rate
+from hpcddp.trainer.models import check_model, make_model
 from hpcddp.trainer.options import DEFAULT_GLOBAL_BATCH, add_options
 from hpcddp.trainer.summary import describe
 from hpcddp.training.data.evaluation import EvaluationLoader
 from hpcddp.training.data.loader import TrainingLoader
 from hpcddp.training.opening import open_runtime
 from hpcddp.training.options import RuntimeOptions
+from hpcddp.training.parallel.strategy import check_strategy
 from hpcddp.training.rendezvous.failure import PeerFailedError
 from hpcddp.training.runtime import Runtime
 
@@ -71,10 +73,18 @@ def run(args: argparse.Namespace, env: MutableMapping[str, str]) -> None:
         noise_every=args.noise_every,
         by_options=True,
     )
-    with open_runtime(env, options) as rt:
-        peak = plan_rate(args.lr or DEFAULT_RATES[args.optimizer], args.optimizer, args.lr_rule, args.base_batch, batch)
+
+    @cache
+    def read_input() -> tuple[PeakRate, Images]:
+        check_model(args.model)
+        check_strategy(args.strategy, None, exact=bool(args.exact), noise=args.noise_every is not None)
+        rate = args.lr or DEFAULT_RATES[args.optimizer]
+        peak = plan_rate(rate, args.optimizer, args.lr_rule, args.base_batch, batch)
+        return peak, load_images(args.dataset, args.data_dir, args.image_size)
+
+    with open_runtime(env, options, read_input) as rt:
+        peak, images = read_input()
         record_options(rt, args)
-        images = load_images(args.dataset, args.data_dir, args.image_size)
         model = rt.wrap(make_model(args.model, images.classes, images.side), args.strategy)
         loader = rt.loader(images.train, num_workers=args.workers)
         held_out = rt.evaluation_loader(images.test, 256, num_workers=args.workers)

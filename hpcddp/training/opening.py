@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager, suppress
 
 from hpcddp.batchplan import BatchPlan
@@ -37,8 +37,13 @@ from hpcddp.training.with_body import explained
 
 
 @contextmanager
-def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iterator[Runtime]:
-    """See `hpcddp.runtime`, which calls this with the process's environment."""
+def open_runtime(
+    env: MutableMapping[str, str], options: RuntimeOptions, check: Callable[[], object] | None = None
+) -> Iterator[Runtime]:
+    """See `hpcddp.runtime`, which calls this with the process's environment.
+
+    `check`: raises for what is wrong with the program's own input, on every rank, before a run begins.
+    """
     folder = choose_attempt(env, options.run_dir)
     batch = options.global_batch
     if batch is None and folder is not None:
@@ -55,6 +60,8 @@ def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iter
                 open_group(env, backend=options.backend, timeout_s=options.timeout_s, rendezvous=options.rendezvous)
             )
         check_same_options(options, batch, folder, group)  # before a run is begun
+        if check is not None:
+            check()
         folder = stack.enter_context(open_run(folder, group, env, options))
         layout = open_layout(group.rank, group.world_size, options.model_mesh)
         setup = RunSetup(options, group, layout, batch, folder)

@@ -13,12 +13,13 @@ import pytest
 import torch
 from PIL import Image
 
+from hpcddp.cli.train import build_parser
 from hpcddp.errors import RequestError
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.opening import read_planned_batch
 from hpcddp.trainer.images import load_images
 from hpcddp.trainer.models import make_model
-from hpcddp.trainer.train import warm_up_and_cosine
+from hpcddp.trainer.train import main, warm_up_and_cosine
 
 RunRanks = Callable[..., Any]
 SMALL = ["--model", "shufflenet_v2_x0_5", "--global-batch", "100", "--epochs", "1"]
@@ -91,13 +92,50 @@ def test_an_image_folder_has_the_same_classes_in_both_parts(tmp_path: Path) -> N
 
 
 def test_a_wrong_option_is_told_once_and_ends_all_ranks(run_ranks: RunRanks, tmp_path: Path) -> None:
-    outcome = run_ranks("train_reference", 2, ["--dataset", "fake", "--model", "resnet81", "--run-dir", str(tmp_path)])
+    run = tmp_path / "run"
+    outcome = run_ranks("train_reference", 2, ["--dataset", "fake", "--model", "resnet81", "--run-dir", str(run)])
     assert 2 in outcome.statuses
     assert 0 not in outcome.statuses
     told = "".join(outcome.outputs)
     assert told.count("is no classification model") == 1
     assert "did you mean 'resnet18'" in told
     assert "Traceback" not in told
+    assert not run.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--dataset", "mnist"], "--dataset mnist needs a folder"),
+        (["--lr-rule", "linear"], "--lr-rule linear needs the global batch"),
+        (["--strategy", "fsdp", "--exact"], "fsdp"),
+    ],
+)
+def test_what_is_refused_begins_no_run(
+    options: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(options, {}) == 2
+    assert told in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "told"),
+    [
+        ("--lr", "x", "'x' is not a number above 0"),
+        ("--lr", "nan", "'nan' is not a number above 0"),
+        ("--lr", "inf", "'inf' is not a number above 0"),
+        ("--lr", "-1", "'-1' is not a number above 0"),
+        ("--lr", "0", "'0' is not a number above 0"),
+        ("--workers", "-1", "'-1' is not a whole number from 0 on"),
+        ("--weight-decay", "nan", "'nan' is not a number from 0 on"),
+        ("--seed", "1.5", "'1.5' is not a whole number"),
+    ],
+)
+def test_a_number_that_no_training_takes_is_refused(option: str, value: str, told: str) -> None:
+    with pytest.raises(RequestError, match=f"argument {option}: {told}"):
+        build_parser().parse_args([option, value])
 
 
 def test_a_missing_data_folder_is_an_error_and_nothing_is_downloaded(tmp_path: Path) -> None:
