@@ -21,7 +21,7 @@ from hpcddp.errors import RequestError
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.chain import find_before
 from hpcddp.runs.command import identify_command
-from hpcddp.runs.folder import RunFolder, list_checkpoints, list_runs, show_path, step_of
+from hpcddp.runs.folder import RunFolder, list_checkpoints, list_run_folders, list_runs, show_path, step_of
 from hpcddp.runs.jsonfile import DamagedFileError, read_object
 from hpcddp.runs.lock import find_owner, read_holders
 from hpcddp.runs.state import read_state
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hpcddp.runs.chain import Link
+
+_SHOWN_RUNS = 12
 
 
 class Words(Record):
@@ -162,8 +164,10 @@ def _named_run(asked: Asked, name: str, runs: Sequence[RunFolder]) -> RunFolder:
     path = name if "/" in name else os.path.join(os.path.dirname(asked.base), name)
     path = os.path.normpath(os.path.join(os.getcwd(), path)) if os.path.isabs(asked.base) else path
     if not is_run(RunFolder(path)):
-        known = ", ".join(os.path.basename(run.path) for run in runs)
-        hint = f"one of: {known}" if known else "leave it out"
+        beside = [run.path for run in runs] or list_run_folders(os.path.dirname(asked.base) or ".")
+        known = [os.path.basename(path) for path in beside]
+        more = f", … ({len(known)} in all)" if len(known) > _SHOWN_RUNS else ""
+        hint = f"one of: {', '.join(known[:_SHOWN_RUNS])}{more}" if known else f"leave out {asked.words.resume}"
         raise RequestError(f"{asked.words.named.format(name)}: there is no run {path}", hint)
     return RunFolder(path)
 

@@ -119,6 +119,17 @@ def test_contradicting_and_wrong_names_are_refused_in_two_lines(train: Train) ->
         train(resume="tarin")
 
 
+def test_the_hint_for_a_run_that_is_not_there_lists_those_beside_it(train: Train, tmp_path: Path) -> None:
+    with pytest.raises(RequestError) as error:
+        train(resume="nosuch")
+    assert error.value.hint == "leave out --resume"
+    for name in ("digits", "mnist"):
+        (tmp_path / "runs" / name / "attempts").mkdir(parents=True)
+    with pytest.raises(RequestError) as error:
+        train(resume="nosuch")
+    assert error.value.hint == "one of: digits, mnist"
+
+
 def test_a_job_that_is_started_again_stays_in_its_run(train: Train) -> None:
     train("unfinished")
     assert named(train("finished", job="41", fresh=True)) == "train-2"
