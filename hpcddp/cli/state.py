@@ -14,7 +14,7 @@ from hpcddp.cli.streams import tell, write_exactly
 from hpcddp.errors import HpcddpError, LaunchError, RequestError
 from hpcddp.runs.chain import is_unfinished, start_attempt
 from hpcddp.runs.folder import AttemptFolder, RunFolder, find_attempt
-from hpcddp.runs.state import read_state
+from hpcddp.runs.state import correct_killed, read_state
 from hpcddp.units import parse_count
 
 _DESCRIPTION = """\
@@ -70,7 +70,10 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         from hpcddp.runs.lock import release_run
 
         release_run(RunFolder(run_dir), find_own_attempt(env, run_dir).name)
-    state = read_state(RunFolder(run_dir))
+    folder = RunFolder(run_dir)
+    state = read_state(folder)
+    if state is not None:
+        state = correct_killed(folder, state, lambda: _is_held(folder))
     if args.unfinished or args.end:
         if state is None or not is_unfinished(state, env.get("HPCDDP_ATTEMPT")):
             return 1
@@ -91,6 +94,15 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
             deviations = state.exact.get("deviations") or ["no deviations"]
             print(f"  exact    {state.exact.get('method')}; {'; '.join(map(str, deviations))}")
     return 0
+
+
+def _is_held(run: RunFolder) -> bool:
+    """Whether an attempt holds the run, or may: hpcddp 0.1 did not say who does."""
+    from hpcddp.runs.holder import describe_process
+    from hpcddp.runs.lock import find_live_holder, read_holders
+
+    mine = describe_process("", os.getpid(), {}, ())
+    return not read_holders(run) or find_live_holder(run, mine, lambda _scheduler, _job: None) is not None
 
 
 def _refuse_alone(args: argparse.Namespace) -> None:

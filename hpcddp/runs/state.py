@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -15,6 +16,7 @@ from hpcddp.runs.opening import check_run_folder
 
 _STATUSES = ("unfinished", "finished", "failed")
 _UNFINISHED_OF_SCHEMA_1 = "continue"
+_NOT_ENDED = "the attempt has not ended"
 
 
 class State(Record):
@@ -76,6 +78,24 @@ def write_state(attempt: AttemptFolder, status: str, *, step: int, epoch: int, r
     """Replace `state.json`. `more`: State's other fields. HeldError if another attempt has taken the run."""
     check_not_taken(attempt.run, attempt.name)
     replace_state(attempt.run, State(status, step, epoch, reason, attempt.name, **more))
+
+
+def note_checkpoint(step: int) -> str:
+    """The reason of a state that is written with a checkpoint."""
+    return f"checkpoint at step {step}; {_NOT_ENDED}"
+
+
+def correct_killed(run: RunFolder, state: State, is_held: Callable[[], bool]) -> State:
+    """The state of an attempt that was killed, and so could not write that it has ended: where the run resumes.
+
+    `is_held`: whether an attempt holds the run, or may.
+    """
+    if not state.reason.endswith(_NOT_ENDED) or is_held():
+        return state
+    saved = list_checkpoints(run.checkpoints)
+    if saved and step_of(saved[-1]) > state.step:  # it was killed between the checkpoint and the state
+        state = state._replace(step=step_of(saved[-1]), epoch=_epoch_of(saved[-1]))
+    return state._replace(reason=f"checkpoint at step {state.step}; the attempt has ended since")
 
 
 def write_failure(attempt: AttemptFolder, reason: str, *, step: int, epoch: int) -> None:

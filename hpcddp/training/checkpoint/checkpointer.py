@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from hpcddp.errors import LaunchError
 from hpcddp.runs.best import MODES, Best, read_best, write_best
 from hpcddp.runs.lock import check_not_taken
-from hpcddp.runs.state import write_state
+from hpcddp.runs.state import note_checkpoint, write_state
 from hpcddp.training.checkpoint.best import is_better
 from hpcddp.training.checkpoint.files import name_step
 from hpcddp.training.checkpoint.manifest import read_manifest
@@ -204,7 +204,7 @@ class Checkpointer:
             self._saved = saved
             self._watch.pace.save_ended(saved.seconds)
             step, epoch = saved.position["step"], saved.position["epoch"]
-            reason = stop_reason or f"checkpoint at step {step}; the attempt has not ended"
+            reason = stop_reason or note_checkpoint(step)
             self.write_state("unfinished", reason, step=step, epoch=epoch)
 
 

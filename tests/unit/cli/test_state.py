@@ -12,7 +12,7 @@ import pytest
 from hpcddp.cli.main import main
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.lock import is_held_by
-from hpcddp.runs.state import write_state
+from hpcddp.runs.state import note_checkpoint, write_state
 
 
 @pytest.fixture
@@ -124,6 +124,24 @@ def test_a_script_that_was_ended_while_its_attempt_began_takes_no_run(tmp_path, 
     assert capsys.readouterr().out == f"{base}\n"
     assert begin(base, "43", monkeypatch) == 4
     assert "cannot be found out on this host" in capsys.readouterr().err
+
+
+def test_of_an_attempt_that_was_killed_the_checkpoint_that_is_resumed_is_told(tmp_path, capsys, monkeypatch):
+    base, run = tmp_path / "train", RunFolder(str(tmp_path / "train"))
+    assert begin(base, "41", monkeypatch) == 0
+    write_state(run.attempt("41"), "unfinished", step=30, epoch=3, reason=note_checkpoint(30))
+    (base / "checkpoints/step-00000032").mkdir(parents=True)
+    (base / "checkpoints/step-00000032/manifest.json").write_text('{"epoch": 4}')
+    capsys.readouterr()
+    assert main(["state", str(base)]) == 0
+    assert capsys.readouterr().out.startswith(
+        "unfinished at step 30 (checkpoint at step 30; the attempt has not ended)"
+    )
+    assert main(["state", str(base), "--end"]) == 0
+    told = "checkpoint at step 32; the attempt has ended since"
+    assert capsys.readouterr().err == f"hpcddp: unfinished: step 32 ({told})\n"
+    assert main(["state", str(base)]) == 0
+    assert capsys.readouterr().out == f"unfinished at step 32 ({told}), attempt 41\n  epoch    4\n"
 
 
 @pytest.fixture
