@@ -20,7 +20,7 @@ from hpcddp.training.gradient.exactness import check_alike, deterministic_kernel
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.gradient.mean import MeanGradients
 from hpcddp.training.options import RuntimeOptions
-from hpcddp.training.own_run import open_run
+from hpcddp.training.own_run import choose_hints, open_run
 from hpcddp.training.parallel.layout import open_layout
 from hpcddp.training.progress import DEFAULT_INTERVAL_S, read_seconds
 from hpcddp.training.rendezvous.process_group import open_group, settle_network
@@ -64,7 +64,7 @@ def open_runtime(
             check()
         folder = stack.enter_context(open_run(folder, group, env, options))
         layout = open_layout(group.rank, group.world_size, options.model_mesh)
-        setup = RunSetup(options, group, layout, batch, folder)
+        setup = RunSetup(options, group, layout, batch, folder, choose_hints(folder, env, options))
         gradients = stack.enter_context(_open_gradients(env, setup))
         seed_generators("start", options.seed)  # the same on every rank, so that all build the same model
         if folder is not None and group.is_first:

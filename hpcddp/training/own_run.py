@@ -19,6 +19,7 @@ from hpcddp.training.options import RuntimeOptions
 from hpcddp.training.rendezvous.failure import Failure, PeerFailedError
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.rendezvous.shutdown import claim_failure
+from hpcddp.training.setup import Hints
 
 _OF_OPTIONS = Words(own="--fresh, or --run-dir DIR")  # `hpcddp train` has these
 _OF_ARGUMENTS = Words("resume=False", "resume", 'resume="{}"', "resume=False, or another run_dir")
@@ -58,17 +59,33 @@ def open_run(
             release_run(attempt.run, attempt.name)
 
 
+def choose_hints(folder: AttemptFolder | None, env: Mapping[str, str], options: RuntimeOptions) -> Hints:
+    """A job's run is chosen by the job's options, also if its script calls `hpcddp.runtime` itself."""
+    of_script = folder is not None and _is_of_script(folder, env)
+    words = Words() if of_script else _choose_words(options)
+    return Hints(f"begin a new run: {words.fresh}", "--seed {}" if options.by_options else Hints().seed)
+
+
+def _choose_words(options: RuntimeOptions) -> Words:
+    return _OF_OPTIONS if options.by_options else _OF_ARGUMENTS
+
+
+def _is_of_script(folder: AttemptFolder, env: Mapping[str, str]) -> bool:
+    """Whether the job script chose this run."""
+    of_script = os.path.join(os.getcwd(), env.get("HPCDDP_RUN_DIR", ""))
+    return bool(env.get("HPCDDP_ATTEMPT")) and folder.run.path == of_script
+
+
 def _start(folder: AttemptFolder, env: Mapping[str, str], options: RuntimeOptions) -> tuple[AttemptFolder, bool]:
     """The attempt, and whether this process holds its run."""
     command = identify_command(sys.orig_argv)
-    of_script = os.path.join(os.getcwd(), env.get("HPCDDP_RUN_DIR", ""))
-    if env.get("HPCDDP_ATTEMPT") and folder.run.path == of_script:
+    if _is_of_script(folder, env):
         if is_held_by(folder.run, folder.name):
             return folder, False
         hold_run(folder, env, command, process=os.getpid())
         return folder, True
     resume = options.resume if isinstance(options.resume, str) else None
-    words = _OF_OPTIONS if options.by_options else _OF_ARGUMENTS
+    words = _choose_words(options)
     asked = Asked(folder.run.path, command, options.resume is False, resume, words)
     choice = start_run(asked, folder.name, env, process=os.getpid(), by_hand=True)
     print(f"hpcddp: {choice}", file=sys.stderr, flush=True)

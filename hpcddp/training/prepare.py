@@ -58,6 +58,7 @@ class Preparation:
         self.folder = setup.folder
         self.device = setup.group.device
         self._options = setup.options
+        self._hints = setup.hints
         self._batch = setup.global_batch
         self._report = report
         self._planned = planned
@@ -180,7 +181,7 @@ class Preparation:
             how.dataset, plan, self.layout.data_rank, seed=self.seed, shuffle=how.shuffle, drop_last=how.drop_last
         )
         if self._position is not None:
-            move_to(self._position, sampler)
+            move_to(self._position, sampler, self._hints)
         weighing = Weighing(self._gradients.averaged_over, self.layout, self.device, count, self._gradients.slots)
         waits = InputWait(self._loop.record.note_input, lambda share: self._say_starving(share, how.reading))
         self._loader = TrainingLoader(how.dataset, sampler, self.device, weighing, how.reading, self._loop, waits)
@@ -250,7 +251,7 @@ class Preparation:
             for optimizer in self._loop.gate.optimizers:
                 note_steps(optimizer.optimizer)
             if self._loader is not None:
-                move_to(self._position, self._loader.sampler)
+                move_to(self._position, self._loader.sampler, self._hints)
         if self.folder is not None and self.group.is_first:
             note_loaded(self.folder.run, self.folder.name)
         self._say_other_data()

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from hpcddp.runs.folder import AttemptFolder
 from hpcddp.training.options import RuntimeOptions
 from hpcddp.training.parallel.layout import Layout
 from hpcddp.training.rendezvous.group import Group
+
+
+class Hints(NamedTuple):
+    """What a person types, for the second line of an error: options of a command, or arguments of `hpcddp.runtime`."""
+
+    anew: str = "begin a new run: resume=False"
+    seed: str = "hpcddp.runtime(…, seed={})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,3 +27,4 @@ class RunSetup:
     layout: Layout
     global_batch: int | None  # of the caller, or of the job plan; None: the training loader says it
     folder: AttemptFolder | None  # None: nothing is written
+    hints: Hints

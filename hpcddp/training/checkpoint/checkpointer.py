@@ -60,6 +60,7 @@ class Checkpointer:
         self._exactness = options.exactness
         self._override = options.override
         self._seed = options.seed
+        self._anew = setup.hints.anew
         self._settings: Settings = {}
         self._writer = Writer(group, Path(folder.run.checkpoints), options.checkpoint, options.keep) if folder else None
         self._saved_at: int | None = None  # step of the newest checkpoint, begun or there
@@ -83,7 +84,8 @@ class Checkpointer:
         if self._folder is None:
             return None
         make_outline(self._tracked.capture())  # an object that could not be read back is refused before hours of work
-        position = resume(self._group, Path(self._folder.run.checkpoints), self._tracked) if self._resume else None
+        checkpoints, anew = Path(self._folder.run.checkpoints), self._anew
+        position = resume(self._group, checkpoints, self._tracked, anew) if self._resume else None
         if position is not None:
             self._saved_at = position["step"]
             manifest = read_manifest(name_step(Path(self._folder.run.checkpoints), position["step"]))
@@ -192,7 +194,7 @@ class Checkpointer:
 
     def _continue(self, provenance: Provenance, step: int, manifest: dict[str, Any]) -> Provenance:
         """For an exact run that resumes from its checkpoint of this step; rank 0 warns of differences."""
-        continued = continue_provenance(provenance, manifest, step)
+        continued = continue_provenance(provenance, manifest, step, self._anew)
         if self._group.is_first:
             for deviation in continued.deviations:
                 words = "is no longer" if "exact" in manifest else "is not"

@@ -22,6 +22,7 @@ from hpcddp.runs import folder as folders
 from hpcddp.runs.folder import MANIFEST
 from hpcddp.runs.jsonfile import DamagedFileError, write_object
 from hpcddp.training.checkpoint.manifest import STATE, read_manifest
+from hpcddp.training.setup import Hints
 
 
 def name_step(folder: Path, step: int) -> Path:
@@ -90,14 +91,14 @@ def set_aside(path: Path) -> None:
     path.rename(path.with_name(f"{path.name}.damaged-{os.getpid()}"))
 
 
-def read_checkpoint(path: Path) -> dict[str, Any]:
+def read_checkpoint(path: Path, anew: str = Hints().anew) -> dict[str, Any]:
     """The state, on the CPU; of a sharded checkpoint its outline. Nothing but tensors and plain values is unpickled."""
     try:
         state: dict[str, Any] = torch.load(path / STATE, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise RequestError(
             f"checkpoint {path} holds more than tensors and plain values: {error}",
-            "give rt.track() only objects whose state_dict() is tensors and plain values, and begin a new run: --fresh",
+            f"give rt.prepare only objects whose state_dict() is tensors and plain values, and {anew}",
         ) from error
     return state
 

@@ -30,8 +30,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def _find_fault(manifest: dict[str, Any]) -> str | None:
-    """What is wrong with it, or None. `settings` and `data` are absent in those of hpcddp 0.1, `exact` in a run that is
-    not.
+    """What is wrong with it, or None. `settings`, `data` and `parameter_groups` are absent in those of hpcddp 0.1,
+    `exact` in a run that is not.
     """
     files, form = manifest.get("files"), manifest.get("form")
     if not isinstance(files, dict) or not all(_has(about, bytes=int, sha256=str) for about in files.values()):
@@ -44,6 +44,12 @@ def _find_fault(manifest: dict[str, Any]) -> str | None:
     settings = manifest.get("settings", {})
     if not isinstance(settings, dict) or not all(isinstance(values, dict) for values in settings.values()):
         return "does not give the settings of each object"
+    objects = manifest.get("objects", {})
+    if not isinstance(objects, dict) or not all(isinstance(about, dict) for about in objects.values()):
+        return "does not describe each of the objects"
+    groups = manifest.get("parameter_groups", {})
+    if not isinstance(groups, dict) or not all(map(_are_groups, groups.values())):
+        return "does not give the count and the SHA-256 of the parameters of each parameter_groups entry"
     data = manifest.get("data", {"sha256": "", "means": []})
     if not _has(data, sha256=str, means=list) or not all(isinstance(mean, int | float) for mean in data["means"]):
         return "does not give the hash and the means of the data's samples"
@@ -51,6 +57,10 @@ def _find_fault(manifest: dict[str, Any]) -> str | None:
     if "exact" in manifest and not _has(manifest["exact"], **kinds):
         return f"does not give what an exact run needs: {', '.join(Provenance._fields)}"
     return None
+
+
+def _are_groups(groups: Any) -> bool:
+    return isinstance(groups, list) and all(_has(group, parameters=int, sha256=str) for group in groups)
 
 
 def _has(about: Any, **kinds: type) -> bool:

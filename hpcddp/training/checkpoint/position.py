@@ -5,6 +5,7 @@ from __future__ import annotations
 from hpcddp.errors import RequestError
 from hpcddp.training.data.sampler import GlobalBatchSampler
 from hpcddp.training.data.stream_sampler import StreamSampler
+from hpcddp.training.setup import Hints
 
 
 def describe_position(
@@ -18,25 +19,47 @@ def describe_position(
     position = {"step": step, "epoch": sampler.epoch, "consumed": sampler.consumed, "seed": sampler.seed}
     if open_epoch is not None:
         position["open_epoch"] = open_epoch
-    return position | ({"samples": sampler.length} if sampler.length is not None else {})
+    if isinstance(sampler, GlobalBatchSampler):
+        position |= {"samples": sampler.length, "shuffle": sampler.shuffle}
+    return position
 
 
-def move_to(position: dict[str, int], sampler: GlobalBatchSampler | StreamSampler) -> None:
-    """Continue at this position. RequestError if another seed or another data set gave the samples of its epoch."""
-    check_position(position, seed=sampler.seed, length=sampler.length)
+def move_to(position: dict[str, int], sampler: GlobalBatchSampler | StreamSampler, hints: Hints) -> None:
+    """Continue at this position. RequestError if another seed, another data set or another `shuffle` gave the samples
+    of its epoch.
+    """
+    shuffle = sampler.shuffle if isinstance(sampler, GlobalBatchSampler) else None
+    check_position(position, seed=sampler.seed, length=sampler.length, shuffle=shuffle, hints=hints)
     sampler.consumed = position["consumed"]
 
 
-def check_position(position: dict[str, int], *, seed: int, length: int | None) -> None:
-    """RequestError if another seed or a data set of another length gave the samples of a checkpoint's epoch."""
+def check_position(
+    position: dict[str, int],
+    *,
+    seed: int,
+    length: int | None,
+    shuffle: bool | None = None,
+    hints: Hints = Hints(),  # noqa: B008  # a NamedTuple of words
+) -> None:
+    """RequestError if another seed, a data set of another length or another `shuffle` gave the samples of a
+    checkpoint's epoch. Checkpoints of hpcddp 0.1 do not say `shuffle`.
+    """
     samples = position.get("samples", length)
     if samples != length:
         raise RequestError(
             f"the data set has {length} samples, the checkpoint's run had {samples}",
-            "resume with the same data, or begin a new run: --fresh",
+            f"resume with the same data, or {hints.anew}",
         )
-    if position.get("seed", seed) != seed and (length is None or position["consumed"] % length):
+    if length is not None and position["consumed"] % length == 0:
+        return
+    if position.get("seed", seed) != seed:
         raise RequestError(
             f"seed {seed} orders the rest of this epoch differently from the checkpoint's seed {position['seed']}",
-            f"seed={position['seed']} (--seed {position['seed']}), or another run folder",
+            f"{hints.seed.format(position['seed'])}, or {hints.anew}",
+        )
+    ordered = bool(position.get("shuffle", shuffle))
+    if shuffle is not None and ordered != shuffle:
+        raise RequestError(
+            f"shuffle={shuffle} orders the rest of this epoch differently from the checkpoint's shuffle={ordered}",
+            f"DataLoader(…, shuffle={ordered}), or {hints.anew}",
         )

@@ -27,7 +27,7 @@ def make_provenance(exactness: Exactness, global_batch: int, device: torch.devic
     return Provenance(exactness.method, exactness.slices, global_batch, list_conditions(device), ())
 
 
-def continue_provenance(mine: Provenance, manifest: Mapping[str, Any], step: int) -> Provenance:
+def continue_provenance(mine: Provenance, manifest: Mapping[str, Any], step: int, anew: str) -> Provenance:
     """The provenance of this attempt, which resumes from a checkpoint with this manifest.
 
     RequestError if the method, the slices or the global batch differ, which the user chose. A difference in hardware
@@ -42,7 +42,7 @@ def continue_provenance(mine: Provenance, manifest: Mapping[str, Any], step: int
             raise RequestError(
                 f"this exact run has {words} {getattr(mine, name)}, its checkpoint of step {step} has"
                 f" {getattr(theirs, name)}: it would not be the same training",
-                f"resume with {words} {getattr(theirs, name)}, or begin a new run: --fresh",
+                f"resume with {words} {getattr(theirs, name)}, or {anew}",
             )
     new = [f"after step {step}, {words}" for words in name_differences(theirs.conditions, mine.conditions)]
     return mine._replace(deviations=(*theirs.deviations, *new))

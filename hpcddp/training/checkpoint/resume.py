@@ -12,25 +12,28 @@ from torch import Tensor
 from hpcddp.errors import RequestError
 from hpcddp.training.checkpoint.files import find_fault, list_checkpoints, read_checkpoint, set_aside
 from hpcddp.training.checkpoint.manifest import read_manifest
+from hpcddp.training.checkpoint.same_objects import check_same_classes, check_same_groups
 from hpcddp.training.checkpoint.state_tree import list_tensors, map_tensors, split_like, write_key
 from hpcddp.training.checkpoint.tracked import FindLike, Tracked
 from hpcddp.training.rendezvous.group import Group
 
-_ANEW = "begin a new run: --fresh"
 
+def resume(group: Group, folder: Path, tracked: Tracked, anew: str) -> dict[str, int] | None:
+    """Load the newest checkpoint that verifies, the same one on every rank; returns its position. A collective.
 
-def resume(group: Group, folder: Path, tracked: Tracked) -> dict[str, int] | None:
-    """Load the newest checkpoint that verifies, the same one on every rank; returns its position. A collective."""
+    RequestError if the run's objects are not those of the checkpoint. `anew`: how to begin a new run, for the hint.
+    """
     path = choose_newest(group, folder)
     if path is None:
         return None
-    tree = read_checkpoint(path)
+    tree, manifest = read_checkpoint(path, anew), read_manifest(path)
     absent = sorted(tracked.objects.keys() - tree.keys())
     if absent:
         raise RequestError(
             f"checkpoint {path} has no {', '.join(absent)}, only {', '.join(sorted(tree))}",
-            f"track the objects of the first run, or {_ANEW}",
+            f"track the objects of the first run, or {anew}",
         )
+    check_same_classes(manifest, tracked.objects, f"checkpoint {path}", anew)
     position: dict[str, int] = tree["position"]
     tree = {name: tree[name] for name in tracked.objects}
     find_like = tracked.find_splits()
@@ -40,7 +43,10 @@ def resume(group: Group, folder: Path, tracked: Tracked) -> dict[str, int] | Non
         tree = map_tensors(tree, lambda key, tensor: numbers.get(key, tensor))
     else:
         tree = map_tensors(tree, lambda key, whole: split_like(whole, find_like(key, whole.shape)))
-    tracked.restore(tree, f"checkpoint {path}", f"take the model and options of the first run, or {_ANEW}")
+    source, hint = f"checkpoint {path}", f"take the model and options of the first run, or {anew}"
+    tracked.restore_models(tree, source, hint)
+    check_same_groups(manifest, tracked.groups, source, anew)  # after the models: a changed one is named as itself
+    tracked.restore_others(tree, source, hint)
     return position
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.optim import Optimizer
 
 from hpcddp.errors import RequestError
 from hpcddp.training.checkpoint.fingerprint import hash_states
+from hpcddp.training.checkpoint.same_objects import describe_groups
 from hpcddp.training.checkpoint.state_tree import is_split, load_module_state, module_state
 from hpcddp.training.torch_compat import uncompiled
 from hpcddp.units import shorten
@@ -38,6 +40,8 @@ class Tracked:
         self.objects = {
             name: unwrap(thing) if isinstance(thing, nn.Module) else thing for name, thing in objects.items()
         }
+        # now: in a forward pass a sharded model has other parameters
+        self.groups = describe_groups(self.objects)
 
     def models(self) -> list[nn.Module]:
         return [thing for thing in self.objects.values() if isinstance(thing, nn.Module)]
@@ -91,18 +95,27 @@ class Tracked:
 
         return find
 
-    def restore(self, tree: dict[str, Any], source: str, hint: str) -> None:
-        """Load every object's state. RequestError, which names the `source`, if one does not fit."""
+    def restore_models(self, tree: dict[str, Any], source: str, hint: str) -> None:
+        """Load every model's state. RequestError, which names the `source`, if one does not fit."""
         for name, thing in self.objects.items():
-            try:
-                if isinstance(thing, nn.Module):
+            if isinstance(thing, nn.Module):
+                with _fitting(f"{source} does not fit {name} ({type(thing).__name__})", hint):
                     load_module_state(thing, tree[name])
-                else:
+
+    def restore_others(self, tree: dict[str, Any], source: str, hint: str) -> None:
+        """The same for every other object."""
+        for name, thing in self.objects.items():
+            if not isinstance(thing, nn.Module):
+                with _fitting(f"{source} does not fit {name} ({type(thing).__name__})", hint):
                     thing.load_state_dict(tree[name])
-            except (RuntimeError, ValueError, KeyError, TypeError) as error:  # torch's words for: another shape
-                raise RequestError(
-                    f"{source} does not fit {name} ({type(thing).__name__}): {_first_words(error)}", hint
-                ) from error
+
+
+@contextmanager
+def _fitting(what: str, hint: str) -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, ValueError, KeyError, TypeError) as error:  # torch's words for: another shape
+        raise RequestError(f"{what}: {_first_words(error)}", hint) from error
 
 
 def _first_words(error: Exception) -> str:

@@ -70,6 +70,7 @@ class Writer:
             # not while training waits for an asynchronous one
             digest = tracked.hash_weights() if form != "async" else None
             facts = {**position, "form": form, **facts, "objects": describe_objects(tracked.objects), **list_versions()}
+            facts |= {"parameter_groups": tracked.groups}
             facts |= {"weights_sha256": digest} if digest else {}
         partial = self._begin(position["step"])
         if partial is None:

@@ -94,6 +94,10 @@ _EXACT = {"method": "tree", "slices": 2, "global_batch": 8, "conditions": {}, "d
         ({"exact": {"method": "tree"}}, "exact"),
         ({"exact": _EXACT | {"deviations": None}}, "exact"),
         ({"exact": _EXACT | {"conditions": None}}, "exact"),
+        ({"objects": [1]}, "objects"),
+        ({"objects": {"optimizer": "Adam"}}, "objects"),
+        ({"parameter_groups": {"optimizer": [1]}}, "parameter_groups"),
+        ({"parameter_groups": {"optimizer": [{"parameters": 4}]}}, "parameter_groups"),
         ({"form": None}, "form"),
         ({"form": "sharded"}, r"lists no .metadata"),
         ({"files": None}, "files"),
@@ -123,6 +127,7 @@ def test_a_manifest_with_what_a_later_hpcddp_added_to_it_is_whole(tmp_path: Path
     path = _write(tmp_path, 1)
     manifest = json.loads((path / "manifest.json").read_text())
     more = {"exact": _EXACT | {"later": 1}, "settings": {"later": {}}, "later": [1]}
+    more |= {"parameter_groups": {"optimizer": [{"parameters": 1, "sha256": "", "later": 1}]}}
     (path / "manifest.json").write_text(json.dumps(manifest | more))
     assert choose_newest(ALONE, tmp_path) == path
 

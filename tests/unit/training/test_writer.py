@@ -112,6 +112,11 @@ def test_other_data_and_in_an_epoch_another_seed_are_refused() -> None:
     check_position({**position, "consumed": 40}, seed=2, length=20)
     with pytest.raises(RequestError, match="seed 2 orders the rest of this epoch differently"):
         check_position(position, seed=2, length=20)
+    check_position({**position, "shuffle": True}, seed=1, length=20, shuffle=True)
+    check_position({**position, "consumed": 40, "shuffle": True}, seed=1, length=20, shuffle=False)
+    check_position(position, seed=1, length=20, shuffle=False)  # of hpcddp 0.1
+    with pytest.raises(RequestError, match="shuffle=False orders the rest of this epoch differently"):
+        check_position({**position, "shuffle": True}, seed=1, length=20, shuffle=False)
     with pytest.raises(RequestError, match="the data set has 21 samples, the checkpoint's run had 20"):
         check_position(position, seed=1, length=21)
 

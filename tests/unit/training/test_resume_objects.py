@@ -1,0 +1,178 @@
+"""Resumed with other objects than the checkpoint's: refused, where torch would give a state to the wrong one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+from torch.optim import SGD, Adagrad, Adam, AdamW, RAdam, RMSprop
+from torch.optim.lr_scheduler import ExponentialLR, LinearLR
+from torch.utils.data import DataLoader, TensorDataset
+
+import hpcddp
+from hpcddp.errors import RequestError
+from hpcddp.runs.folder import choose_attempt
+from hpcddp.training.options import RuntimeOptions
+from hpcddp.training.own_run import choose_hints
+
+Objects = tuple[list[nn.Module], list[Any]]  # models, and what else rt.prepare is given
+Make = Callable[[], Objects]
+
+
+class Net(nn.Module):
+    """Layers that can be declared in another order."""
+
+    def __init__(self, order: str = "fg") -> None:
+        super().__init__()
+        for name in order:
+            self.add_module(name, nn.Linear(2, 2))
+
+    def forward(self, x: Any) -> Any:
+        return self.g(torch.tanh(self.f(x)))
+
+
+def adam(model: nn.Module) -> Any:
+    return Adam(model.parameters(), lr=0.1)
+
+
+def plain(optimizer: Any = Adam, order: str = "fg") -> Objects:
+    model = Net(order)
+    return [model], [optimizer(model.parameters(), lr=0.1)]
+
+
+def reordered() -> Objects:
+    model = Net()
+    return [model], [Adam([*model.g.parameters(), *model.f.parameters()], lr=0.1)]
+
+
+def grouped(*kinds: int) -> Objects:
+    """Weights and biases in a group each, in this order."""
+    model = Net()
+    return [model], [Adam([{"params": [p for p in model.parameters() if p.dim() == kind]} for kind in kinds], lr=0.1)]
+
+
+def fewer() -> Objects:
+    model = Net()
+    return [model], [Adam(model.f.parameters(), lr=0.1)]
+
+
+def two(*, swap_optimizers: bool = False, swap_models: bool = False) -> Objects:
+    models: list[nn.Module] = [Net(), Net()]
+    optimizers = [adam(model) for model in models]
+    return models[:: -1 if swap_models else 1], optimizers[:: -1 if swap_optimizers else 1]
+
+
+def scheduled(scheduler: Any) -> Objects:
+    models, others = plain()
+    return models, [*others, scheduler(others[0])]
+
+
+def attempt(folder: Path, make: Make, *, stop: int = 3, shuffle: bool = True, seed: int = 0) -> None:
+    """Train to this step, of 4 in an epoch, and stop."""
+    torch.manual_seed(0)
+    models, others = make()
+    loader = DataLoader(TensorDataset(torch.ones(8, 2), torch.ones(8, 2)), batch_size=2, shuffle=shuffle)
+    resume = folder.name if folder.exists() else True
+    with hpcddp.runtime(run_dir=str(folder), resume=resume, seed=seed) as rt:
+        prepared = rt.prepare(*models, *others, loader)
+        for _ in rt.epochs(2):
+            for x, y in prepared[-1]:
+                rt.backward(sum((mse_loss(model(x), y) for model in prepared[: len(models)]), torch.zeros(())))
+                for thing in prepared[len(models) : -1]:
+                    thing.step()
+                for thing in prepared[len(models) : -1]:
+                    getattr(thing, "zero_grad", lambda: None)()
+                if rt.steps == stop - 1:
+                    rt.stop("the test")
+
+
+ORDER = "optimizer for other parameters: it has as many now, but others or in another order. It would be given to the"
+REFUSED: dict[str, tuple[Make, Make, str]] = {
+    "parameters in another order": (plain, reordered, ORDER),
+    "layers declared in another order": (plain, lambda: plain(order="gf"), ORDER),
+    "two optimizers swapped": (two, lambda: two(swap_optimizers=True), ORDER),
+    "two models swapped": (two, lambda: two(swap_models=True), ORDER),
+    "groups swapped": (
+        lambda: grouped(2, 1),
+        lambda: grouped(1, 2),
+        "other parameters: its parameter group 0 has as many now, but others",
+    ),
+    "a group more": (plain, lambda: grouped(2, 1), "other parameters: it had 1 parameter group, and has 2 now"),
+    "fewer parameters": (plain, fewer, "other parameters: it had 4 parameters, and has 2 now"),
+    "SGD after Adam": (
+        plain,
+        lambda: plain(SGD),
+        "the state of optimizer as that of a Adam, and optimizer is a SGD now\nhint: resume with Adam, or begin a new",
+    ),
+    "RMSprop after Adagrad": (lambda: plain(Adagrad), lambda: plain(RMSprop), "a Adagrad, and optimizer is a RMSprop"),
+    "RAdam after Adam": (plain, lambda: plain(RAdam), "a Adam, and optimizer is a RAdam now"),
+    "another scheduler": (
+        lambda: scheduled(lambda optimizer: ExponentialLR(optimizer, 0.9)),
+        lambda: scheduled(LinearLR),
+        "a ExponentialLR, and scheduler is a LinearLR now",
+    ),
+}
+
+
+# one of each kind; the others are long tests
+FAST = ("parameters in another order", "two models swapped", "groups swapped", "SGD after Adam", "another scheduler")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in REFUSED]
+)
+def test_objects_that_would_get_a_state_of_others_are_refused(tmp_path: Path, name: str) -> None:
+    before, after, words = REFUSED[name]
+    attempt(tmp_path / "run", before)
+    with pytest.raises(RequestError) as refused:
+        attempt(tmp_path / "run", after, stop=6)
+    assert words in str(refused.value)
+    assert str(refused.value).endswith("or begin a new run: resume=False")
+    if name == FAST[0]:
+        attempt(tmp_path / "run", before, stop=4)  # the run is as it was
+
+
+def test_adam_and_adamw_read_each_others_state(tmp_path: Path) -> None:
+    for stop, optimizer in ((2, Adam), (3, AdamW), (4, Adam)):
+        attempt(tmp_path / "run", lambda optimizer=optimizer: plain(optimizer), stop=stop)
+
+
+def test_a_checkpoint_that_does_not_say_which_parameters_it_has_is_accepted(tmp_path: Path) -> None:
+    attempt(tmp_path / "run", plain)
+    [manifest] = tmp_path.glob("run/checkpoints/*/manifest.json")
+    facts = json.loads(manifest.read_text())
+    assert [group["parameters"] for group in facts.pop("parameter_groups")["optimizer"]] == [4]
+    manifest.write_text(json.dumps(facts))
+    attempt(tmp_path / "run", reordered, stop=4)
+
+
+@pytest.mark.parametrize("changed", [{"shuffle": False}, pytest.param({"seed": 1}, marks=pytest.mark.slow)])
+def test_another_order_of_the_samples_is_refused_inside_of_an_epoch_only(
+    tmp_path: Path, changed: dict[str, Any]
+) -> None:
+    attempt(tmp_path / "run", plain)
+    hint = r"hint: (DataLoader\(…, shuffle=True\)|hpcddp\.runtime\(…, seed=0\)), or begin a new run: resume=False"
+    with pytest.raises(RequestError, match=rf"orders the rest of this epoch differently .*\n{hint}"):
+        attempt(tmp_path / "run", plain, stop=6, **changed)
+    attempt(tmp_path / "run", plain, stop=4)
+    attempt(tmp_path / "run", plain, stop=6, **changed)
+
+
+def test_a_hint_has_the_words_of_how_the_run_was_started(tmp_path: Path) -> None:
+    run = str(tmp_path / "train")
+    job = {"HPCDDP_RUN_DIR": run, "HPCDDP_ATTEMPT": "41"}
+    fresh, argument = "begin a new run: --fresh", "hpcddp.runtime(…, seed={})"
+    for env, by_options, words in (
+        ({}, False, ("begin a new run: resume=False", argument)),
+        ({}, True, (fresh, "--seed {}")),
+        (job, False, (fresh, argument)),
+        (job, True, (fresh, "--seed {}")),
+    ):
+        options = RuntimeOptions(run_dir=run, by_options=by_options)
+        assert choose_hints(choose_attempt(env, run), env, options) == words
