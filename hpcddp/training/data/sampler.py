@@ -63,6 +63,16 @@ def _list_parts(plan: BatchPlan, data_rank: int, total: int) -> list[MicroBatch]
     return [MicroBatch(piece.start, piece.samples, total, nth, nth == last, piece.slice) for nth, piece in pieces]
 
 
+def check_epoch(epoch: int, now: int, place: int) -> None:
+    """RequestError for an epoch that is not the one of the next sample. After the last sample of an epoch that one may
+    still be meant."""
+    if epoch != now and (place or epoch != now - 1):
+        raise RequestError(
+            f"loader.sampler.set_epoch({epoch}) came in epoch {now}, and the samples follow the run's own epochs",
+            "leave the call out, or for epoch in rt.epochs(10): loader.sampler.set_epoch(epoch)",
+        )
+
+
 class GlobalBatchSampler(Sampler[list[int]]):
     """A batch sampler for one data rank. `consumed` is its whole state; only `advance`, after a step, changes it.
 
@@ -125,6 +135,10 @@ class GlobalBatchSampler(Sampler[list[int]]):
     def end_epoch(self, epoch: int) -> None:
         """The loop over this epoch's batches is over, at its end or before: the rest of it counts as consumed."""
         self.consumed = (epoch + 1) * self.length
+
+    def set_epoch(self, epoch: int) -> None:
+        """Nothing: the order follows the epoch by itself. For scripts that know it of torch's DistributedSampler."""
+        check_epoch(epoch, self.epoch, self.place)
 
     def micro_batches(self) -> Iterator[MicroBatch]:
         """The rest of the current epoch, as counts and places."""

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from hpcddp.batchplan import BatchPlan
 from hpcddp.errors import RequestError
 from hpcddp.training.data.reading import Reading
+from hpcddp.training.data.sampler import check_epoch
 from hpcddp.training.data.stream import RankSteps, Start, Stream
 from hpcddp.training.data.weighing import Loaded
 from hpcddp.units import format_count
@@ -87,6 +88,10 @@ class StreamSampler:
                 length += passed
         self._consumed = self._began + length
         self._next_epoch(length)
+
+    def set_epoch(self, epoch: int) -> None:
+        """As of `GlobalBatchSampler`."""
+        check_epoch(epoch, self.epoch, self.place)
 
     def saw_end(self, epoch: int, length: int) -> None:
         """The stream of this epoch has ended."""

@@ -127,3 +127,18 @@ def test_a_step_beyond_the_end_of_the_epoch_is_refused() -> None:
 def test_an_empty_data_set_is_refused() -> None:
     with pytest.raises(RequestError, match="empty"):
         GlobalBatchSampler(0, plan_batch(10, 1), 0)
+
+
+def test_set_epoch_is_taken_for_the_epoch_that_the_run_is_in_only() -> None:
+    sampler = GlobalBatchSampler(20, plan_batch(10, 1), 0)
+    sampler.set_epoch(0)
+    sampler.advance(10)
+    sampler.set_epoch(0)
+    sampler.advance(10)
+    sampler.set_epoch(0)  # the batches of epoch 0 are over, and its body is not
+    sampler.set_epoch(1)
+    sampler.advance(10)
+    for epoch in (0, 2):
+        with pytest.raises(RequestError, match=rf"loader\.sampler\.set_epoch\({epoch}\) came in epoch 1"):
+            sampler.set_epoch(epoch)
+    assert sampler.consumed == 30
