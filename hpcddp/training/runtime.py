@@ -287,7 +287,7 @@ class Runtime(Saving):
         """The body has ended without an error: last numbers, last checkpoint, state.json. `open_runtime` calls it."""
         with suppress(StopTraining):
             self._loop.settle()
-        stop = self._record.finish(self._loader.weighing if self._loader is not None else None)
+        stop = self._record.catch_up(self._loader.weighing if self._loader is not None else None)
         self.stop_reason = self.stop_reason or stop
         if self._loader is not None:
             self._loader.close()

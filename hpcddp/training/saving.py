@@ -61,7 +61,7 @@ class Saving(Preparation):
             loss is not None
             and not math.isfinite(loss)
             and not any(s.is_enabled() for s in self._loop.gate.scaled.scalers)
-            and (skipped is None or skipped < self.steps - 1)  # the loss may be that of the step before
+            and skipped != self.steps
         ):
             raise RequestError(
                 f"the loss of the run is {loss} by step {self.steps}. No checkpoint is written of that",

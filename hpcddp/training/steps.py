@@ -54,16 +54,9 @@ class StepRecord:
         self._metrics.write("input", **numbers)
 
     def catch_up(self, weighing: Weighing | None) -> str | None:
-        """Write the steps that still wait for an exchange, if any: a checkpoint does not come before its steps."""
-        if not self._sums.has_waiting:
-            return None
-        before = self._write(self._sums.exchange(()), weighing)
-        now = self._write(self._sums.drain(), weighing)
-        return before or now
-
-    def finish(self, weighing: Weighing | None) -> str | None:
-        """Write the last steps; returns the reason to stop that a rank had in them."""
-        before = self.catch_up(weighing)
+        """Write the steps so far: a checkpoint does not come before its steps. Returns the reason to stop that a rank
+        had in them. Waits for the last exchange; call it on every rank at the same step."""
+        before = self._write(self._sums.exchange(()), weighing) if self._sums.has_waiting else None
         now = self._write(self._sums.drain(), weighing)
         return before or now
 

@@ -118,3 +118,18 @@ def test_a_run_that_is_stopped_between_two_epochs_leaves_the_body_before_the_nex
             rt.stop("enough for now")
         pytest.fail("this is not reached")
     assert rt.steps == 4
+
+
+def test_before_a_checkpoint_the_lines_of_all_its_steps_are_there(tmp_path: Path) -> None:
+    model = make_model()
+    with hpcddp.runtime(run_dir=str(tmp_path)) as rt:
+        _, optimizer, loader = rt.prepare(
+            model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(make_data(), batch_size=6)
+        )
+        for epoch in rt.epochs(2):
+            [metrics] = tmp_path.glob("attempts/*/metrics.jsonl")
+            lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+            assert [line["step"] for line in lines if line["kind"] == "step"] == [*range(1, 1 + 4 * epoch)]
+            for x, y in loader:
+                rt.backward(cross_entropy(model(x), y))
+                rt.step(optimizer)
