@@ -216,6 +216,8 @@ class Preparation:
             meets_in_forward=lambda: self._gradients.meets_in_forward,
             starts=self._average_buffers,
             gives=self._loop.count_batch,
+            begins=self._same.evaluations.begin,
+            goes_on=self._same.evaluations.go_on,
         )
 
     def track(self, **objects: Any) -> None:

@@ -291,7 +291,7 @@ class Runtime(Saving):
         self.stop_reason = self.stop_reason or stop
         if self._loader is not None:
             self._loader.close()
-        self._check_state()
+        self._check_state(at_end=True)
         self._save_now()
         self._finish_reason = self._finish_reason or self._left  # by `break` or `return`
         self.weights_sha256 = self._checkpointer.finish(

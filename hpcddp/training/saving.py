@@ -53,9 +53,9 @@ class Saving(Preparation):
             self._checkpointer.save(position, facts, self.stop_reason)
         self._checkpointer.name_best(self.stop_reason)
 
-    def _check_state(self) -> None:
+    def _check_state(self, *, at_end: bool = False) -> None:
         """RequestError, on every rank, for a state that is not worth a checkpoint."""
-        self._same.check(self.steps)
+        self._same.check(self.steps, at_end=at_end)
         loss, skipped = self._loop.record.loss, self._loop.skipped_step
         if (
             loss is not None

@@ -35,8 +35,11 @@ class EvaluationLoader:
         meets_in_forward: Callable[[], bool] = lambda: False,
         starts: Callable[[], None] = lambda: None,
         gives: Callable[[], None] = lambda: None,
+        begins: Callable[[], None] = lambda: None,
+        goes_on: Callable[[], None] = lambda: None,
     ) -> None:
-        """`starts` is called when a loop begins, `gives` for each batch."""
+        """`starts` is called when a loop begins, `gives` for each batch. Where all ranks have the same number of
+        batches, `begins` is called too, and `goes_on` when the loop is done with its first batch."""
         if batch_size < 1:
             raise RequestError(f"batch_size {batch_size} is not a count of 1 or more", "batch_size=256")
         self.dataset = dataset
@@ -53,6 +56,7 @@ class EvaluationLoader:
         self._device = device
         self._starts = starts
         self._gives = gives
+        self._begins, self._goes_on = begins, goes_on
         self._meets_in_forward = meets_in_forward
         self._batches = len(batches)
         self._loader: DataLoader[Any] = DataLoader(
@@ -69,7 +73,11 @@ class EvaluationLoader:
                 " less, and a sharded model needs all ranks in each forward pass",
                 f"batch_size={self.batch_size + 1}, or more samples than ranks",
             )
+        if not self._uneven:
+            self._begins()
         self._starts()
-        for loaded in self._loader:
+        for nth, loaded in enumerate(self._loader):
             self._gives()
             yield move(loaded, self._device)
+            if nth == 0 and not self._uneven:
+                self._goes_on()

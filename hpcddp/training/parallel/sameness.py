@@ -1,4 +1,4 @@
-"""Whether the weights are numbers, and the same on all data ranks.
+"""Whether the weights are numbers, and the same on all data ranks, and whether these evaluate together.
 
 Where they are not the same, the training is wrong, and nothing else shows it. Where one is NaN or infinite, each step
 that follows is lost, and a checkpoint would take the place of the last good one.
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from hpcddp.errors import RequestError
 from hpcddp.training.parallel.layout import Layout
+from hpcddp.units import format_count
 
 _CHECKED_FIRST = 2  # steps of an attempt; a model that the ranks train each on its own differs after one
 # Other hardware or another number of threads may round each step otherwise: by so many units in the last place of the
@@ -40,22 +41,44 @@ class SameWeights:
         self._device = device
         self._first = 0
         self._checked_at: int | None = None
+        self.evaluations = EvaluationLoops()
 
     def check_first(self, step: int) -> None:
-        """After each step: compares in the first ones only. See `check_same_weights`."""
+        """After each step: compares in the first ones only. See `check_alike`."""
         if self._first < _CHECKED_FIRST:
             self._first += 1
             self._compare(step)
 
-    def check(self, step: int) -> None:
-        """See `check_numbers` and `check_same_weights`. Nothing if that was done at this step."""
+    def check(self, step: int, *, at_end: bool = False) -> None:
+        """See `check_numbers`, `check_alike` and `EvaluationLoops`. Nothing if that was done at this step; at
+        the end of the run there may have been evaluations since then."""
         if self._checked_at != step:
             self._checked_at = step
             check_numbers(self._models, self._layout, step)
             self._compare(step)
+        elif at_end:
+            check_alike([], self.evaluations, self._layout, self._device, step)
 
     def _compare(self, step: int) -> None:
-        check_same_weights(_list_weights(self._models, self._others()), self._layout, self._device, step)
+        weights = _list_weights(self._models, self._others())
+        check_alike(weights, self.evaluations, self._layout, self._device, step)
+
+
+class EvaluationLoops:
+    """How many loops over evaluation data this rank began, and how many went on after their first batch.
+
+    An evaluation ran on some ranks only if one rank has gone on in more loops than another has begun. Else it may be
+    that rank 0 looked at a first batch, or that one rank's numbers made it `break`.
+    """
+
+    def __init__(self) -> None:
+        self.begun = self.gone_on = 0
+
+    def begin(self) -> None:
+        self.begun += 1
+
+    def go_on(self) -> None:
+        self.gone_on += 1
 
 
 def check_numbers(models: Sequence[nn.Module], layout: Layout, step: int) -> None:
@@ -113,22 +136,33 @@ def _is_comparable(parameter: nn.Parameter) -> bool:
     return is_plain and not parameter.is_meta and parameter.element_size() in _INTEGERS
 
 
-def check_same_weights(weights: Sequence[_Weight], layout: Layout, device: torch.device, step: int) -> None:
-    """RequestError, on every rank, if one of these parameters differs between data ranks.
+def check_alike(
+    weights: Sequence[_Weight], evaluations: EvaluationLoops, layout: Layout, device: torch.device, step: int
+) -> None:
+    """RequestError, on every rank, if one of these parameters or the evaluations differ between data ranks.
 
     A collective: one sum of bits per parameter, and one small exchange. Only if that shows a difference, the numbers
     themselves are compared: they may differ by the rounding of `step` steps.
     """
-    if layout.data_size == 1 or not weights:
+    if layout.data_size == 1:
         return
-    sums = torch.stack([_sum_bits(weight.tensor).to(device) for weight in weights])
+    loops = torch.tensor([evaluations.begun, evaluations.gone_on], device=device)
+    sums = torch.stack([*loops, *(_sum_bits(weight.tensor).to(device) for weight in weights)])
     both = torch.cat((sums, -sums))
     dist.all_reduce(both, dist.ReduceOp.MAX, group=layout.data_group)
     largest, smallest = both[: len(sums)], -both[len(sums) :]
-    for place in (largest != smallest).nonzero().flatten().tolist():
-        apart = _measure(weights[place].tensor.to(device), layout, step)
+    differ = (largest != smallest).tolist()
+    most, least = int(largest[1]), int(smallest[0])
+    if most > least:
+        raise RequestError(
+            f"an evaluation ran on some ranks only, and each rank sees its share of the data: by step {step} one rank"
+            f" went {format_count(most, 'time')} over evaluation data, and another {least}",
+            "evaluate on every rank, rt.sum(…) or rt.gather(…) the results, then `if rt.is_main:` or rt.print(…)",
+        )
+    for weight, mine, differs in zip(weights, sums[2:], differ[2:], strict=True):
+        apart = _measure(weight.tensor.to(device), layout, step) if differs else None
         if apart is not None:
-            raise _differ(weights[place], apart, sums[place], layout, step)
+            raise _differ(weight, apart, mine, layout, step)
 
 
 def _sum_bits(tensor: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -186,6 +187,30 @@ def accumulation_by_hand(open_: Opened, _rank: int) -> None:
                 if (n + 1) % 2 == 0:
                     optimizer.step()
                     optimizer.zero_grad()
+
+
+# ---- an evaluation on some ranks
+
+
+def prepared_with_test(rt: Any) -> tuple[nn.Module, torch.optim.Optimizer, Any, Any]:
+    model = make_model()
+    test = DataLoader(make_data(), batch_size=3)
+    taken: tuple[nn.Module, torch.optim.Optimizer, Any, Any] = rt.prepare(
+        model, sgd(model), DataLoader(make_data(), batch_size=4), test
+    )
+    return taken
+
+
+def an_evaluation_on_one_rank(open_: Opened, rank: int, **options: Any) -> None:
+    with open_(**options) as rt:
+        model, optimizer, loader, test = prepared_with_test(rt)
+        train(rt, model, optimizer, loader)
+        if rank == 0:
+            assert sum(len(x) for x, _ in test) == 6
+
+
+def an_evaluation_on_one_rank_after_the_last_checkpoint(open_: Opened, rank: int) -> None:
+    an_evaluation_on_one_rank(open_, rank, run_dir="evaluated")
 
 
 # ---- the bare model
@@ -433,6 +458,20 @@ def right_loops(open_: Opened, rank: int) -> None:
         teacher = nn.Sequential(model[0].requires_grad_(False))
         net, _, optimizer, loader = rt.prepare(model, teacher, sgd(model[2]), DataLoader(make_data(), batch_size=4))
         train(rt, net, optimizer, loader)
+    with open_() as rt:  # evaluations that are left, and a look at one batch
+        model, optimizer, loader, test = prepared_with_test(rt)
+        for _ in rt.epochs(2):
+            if rt.is_main:
+                next(iter(test))
+            for x, y in loader:
+                rt.backward(cross_entropy(model(x), y))
+                rt.step(optimizer)
+            for n, _ in enumerate(test):
+                rt.save()
+                if n == 1 or rank == 1:
+                    break
+        for _ in test:
+            rt.save()
     with open_() as rt:  # frozen to the end, and a group of what the model had from the start
         model = make_model()
         model[0].requires_grad_(False)
@@ -571,6 +610,7 @@ def wishes_of_one_rank(open_: Opened, rank: int) -> None:
 def make_mistakes(argument: list[Any]) -> None:
     """[folder, names]: each rank writes what became of each mistake: the error's two lines, or that there was none."""
     folder, names = argument
+    os.chdir(folder)
     said: dict[str, str] = {}
     with hpcddp.init() as group:
 

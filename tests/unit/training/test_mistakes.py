@@ -25,6 +25,8 @@ ON_TWO_RANKS = {
     "an_average_by_hand_updated_on_one_rank": "after step 1 the weights of rank 1 are not those of rank 0: 0.weight of"
     " Sequential, which is prepared and not trained, differs by",
     "a_teacher_loaded_on_one_rank": "hint: call what changes it on every rank, not under `if rt.is_main:`",
+    "an_evaluation_on_one_rank": "by step 3 one rank went 1 time over evaluation data, and another 0\nhint: evaluate",
+    "an_evaluation_on_one_rank_after_the_last_checkpoint": "an evaluation ran on some ranks only, and each rank sees",
     "accumulation_by_hand": "went by without optimizer.step()",
     "the_old_model_called": "reached the Sequential, but not through the model that rt.prepare returned",
     "the_module_inside_called": "reached the Sequential, but not through the model that rt.prepare returned",
