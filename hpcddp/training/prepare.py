@@ -25,7 +25,7 @@ from hpcddp.training.data.waiting import InputWait
 from hpcddp.training.data.weighing import Count, Weighing
 from hpcddp.training.gate.parameters import KnownParameters
 from hpcddp.training.gate.unprepared import guarding
-from hpcddp.training.gradient.buffers import average_buffers
+from hpcddp.training.gradient.buffers import BufferMeans
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.kinds import check_apart, check_objects, check_unwrapped, is_trained, name_objects
 from hpcddp.training.loop import Loop, check_optimizers_of
@@ -67,6 +67,7 @@ class Preparation:
         self._gradients = gradients
         self._loop = loop
         self._same = SameWeights(loop.models, setup.layout, setup.group.device, self._list_untrained)
+        self._buffers = BufferMeans(setup.layout)
         self._checkpointer = checkpointer
         self._models: dict[int, nn.Module] = {}  # as the loop uses them, by id
         self._loader: TrainingLoader | None = None
@@ -293,11 +294,9 @@ class Preparation:
         print_warning(warning, is_first=self.group.is_first)
 
     def _average_buffers(self) -> None:
-        """Average BatchNorm's running statistics over the data ranks."""
+        """Average BatchNorm's running statistics, and other buffers, over the data ranks."""
         if self._gradients.buffers_differ:
-            models = [unwrap(model) for model in (*self._models.values(), *self._checkpointer.models())]
-            for model in dict.fromkeys(models):
-                average_buffers(model, self.layout)
+            self._buffers.average(unwrap(model) for model in (*self._models.values(), *self._checkpointer.models()))
 
     def _list_untrained(self) -> list[nn.Module]:
         """The models of this run that no rank trains: averaged weights, teachers."""

@@ -1,13 +1,14 @@
-"""BatchNorm's running statistics, which differ between data ranks as long as DDP does not broadcast them.
+"""Buffers, such as BatchNorm's running statistics, which differ between data ranks: DDP does not broadcast them.
 
 Training does not use them. They are averaged only where they are read: before an evaluation and in a checkpoint. A
 running mean is linear in its input, so the mean over the ranks equals that of one process over all samples. (Variances
-lack the spread between ranks, as in every DDP without SyncBatchNorm.)
+lack the spread between ranks, as in every DDP without SyncBatchNorm.) For other numbers a mean may be wrong, as for a
+queue of vectors of length 1; that is said.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -15,28 +16,57 @@ import torch.distributed as dist
 from torch import nn
 
 from hpcddp.training.parallel.layout import Layout
+from hpcddp.training.remarks import print_warning
 from hpcddp.training.torch_compat import NormWithStatistics
 
 
-def average_buffers(model: nn.Module, layout: Layout) -> None:
+class BufferMeans:
+    """Averages the buffers of a run's models, and says once that one is averaged which may not be meant to be."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._has_said = False
+
+    def average(self, models: Iterable[nn.Module]) -> None:
+        """See `average_buffers`."""
+        for model in dict.fromkeys(models):
+            name = average_buffers(model, self._layout)
+            if name is not None and not self._has_said:
+                self._has_said = True
+                warning = (
+                    f"the buffer {name} of {type(model).__name__} is not the same on all ranks: before an evaluation"
+                    " and in a checkpoint it becomes their mean, which is meant for running statistics\nhint: fill it"
+                    " on every rank with the same numbers: rt.gather(rows) first, or rt.broadcast(it)"
+                )
+                print_warning(warning, is_first=self._layout.rank == 0)
+
+
+def average_buffers(model: nn.Module, layout: Layout) -> str | None:
     """Average floating-point buffers over the data ranks, in place; the others are the same on all of them.
 
     The difference from data rank 0 is averaged, so that a number that is the same everywhere stays the same to the last
-    bit. A collective.
+    bit. A collective. Returns the name of the first one that differed, if there is any beside the running statistics of
+    torch's own layers.
     """
     if layout.data_size == 1:
-        return
-    buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+        return None
+    named = [(name, buffer) for name, buffer in model.named_buffers() if buffer.is_floating_point()]
+    buffers = [buffer for _, buffer in named]
     if not buffers:
-        return
+        return None
     flat = torch.cat([buffer.detach().reshape(-1).double() for buffer in buffers])
     first = flat.clone()
     dist.broadcast(first, src=layout.data_ranks[0], group=layout.data_group)
     apart = torch.where(flat == first, 0.0, flat - first)  # infinities, as in masks, are equal but have no difference
     dist.all_reduce(apart, group=layout.data_group)
     flat = torch.where(apart == 0, first, first + apart / layout.data_size)
-    for buffer, part in zip(buffers, torch.split(flat, [buffer.numel() for buffer in buffers]), strict=True):
+    sizes = [buffer.numel() for buffer in buffers]
+    for buffer, part in zip(buffers, torch.split(flat, sizes), strict=True):
         buffer.copy_(part.view_as(buffer))
+    layers = [layer for layer in model.modules() if isinstance(layer, NormWithStatistics)]
+    statistics = {id(buffer) for layer in layers for buffer in layer.buffers()}
+    differ = zip(named, torch.split(apart != 0, sizes), strict=True)
+    return next((name for (name, buffer), part in differ if id(buffer) not in statistics and part.any()), None)
 
 
 @contextmanager

@@ -589,6 +589,36 @@ def options_that_one_rank_may_have_otherwise(open_: Opened, rank: int) -> None:
         train(rt, *rt.prepare(model, sgd(model), DataLoader(make_data(), batch_size=4 + 2 * rank, num_workers=rank)))
 
 
+class Queue(nn.Sequential):
+    """Keeps what it has seen in a buffer, on each rank something else."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(4, 3), nn.BatchNorm1d(3))
+        self.register_buffer("alike", torch.zeros(2))
+        self.register_buffer("queue", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.queue.copy_(x[0])
+        out: Tensor = super().forward(x)
+        return out
+
+
+def a_queue_in_a_buffer(open_: Opened, _rank: int) -> None:
+    with open_() as rt:
+        model = Queue()
+        model, optimizer, loader, test = rt.prepare(
+            model, sgd(model), DataLoader(make_data(), batch_size=4), DataLoader(make_data(), batch_size=3)
+        )
+        for _ in rt.epochs(2):
+            for x, y in loader:
+                optimizer.zero_grad()
+                rt.backward(cross_entropy(model(x), y))
+                optimizer.step()
+            for _ in test:
+                pass
+
+
 def wishes_of_one_rank(open_: Opened, rank: int) -> None:
     """After the batches of an epoch one rank's wish ends the loop of all, as of rank 0, which has the accuracy."""
     for nth, how in enumerate(("stop", "finish_early")):
