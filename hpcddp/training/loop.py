@@ -57,7 +57,7 @@ class Loop:
         self._weight: Weight | None = None
         self._open: ExitStack | None = None
         self._collected = self._stepped = False
-        self._backwards_before_step = 0
+        self._backwards_before_step = self._backwards_before_micro = 0
         self._marks: list[Mark] = []
 
     # ---- what the loader says
@@ -98,6 +98,7 @@ class Loop:
             if nth_pass == 0:
                 self._backwards_before_step = self.backwards
                 self.gate.batch_starts()
+        self._backwards_before_micro = self.backwards
         self._micro, self._weight = micro, weight
         self._collected = self.gate.asked = False
         self.calls.start()
@@ -109,6 +110,10 @@ class Loop:
 
     def micro_batch_ends(self) -> None:
         """The loop has done what it does with the micro batch."""
+        self._check_none_passed_over()
+        self._close_micro_batch()
+
+    def _close_micro_batch(self) -> None:
         if self._open is not None:
             self.collect()
             self._open.close()
@@ -155,7 +160,7 @@ class Loop:
 
     def settle(self) -> None:
         """The loop was left, perhaps in the middle: end what is still open."""
-        self.micro_batch_ends()
+        self._close_micro_batch()
         if self._micro is None:
             return
         if self._micro.last and (self.gate.acted or self.backwards != self._backwards_before_step):
@@ -174,6 +179,11 @@ class Loop:
         if self._micro is None:
             raise RequestError("no batch was taken from the training loader yet", _LOOP)
         return self._micro
+
+    @property
+    def has_backward(self) -> bool:
+        """Whether a backward pass was made in this micro batch."""
+        return self.backwards > self._backwards_before_micro
 
     @property
     def inside(self) -> bool:
@@ -234,14 +244,28 @@ class Loop:
         """Make the gradient of the global batch, or note that of this micro batch, if that was not done yet."""
         if self._collected or self._open is None or self._micro is None or self._weight is None:
             return
+        if self._micro.last:
+            self._check_none_passed_over()
         self._collected = True
         self._check_marks()
         if not self._gradients.adds_up_in_place:  # each micro batch's are taken away
             self._marks = []
-        if self._micro.last:
+        if self._micro.last and self.backwards > self._backwards_before_step:
             self.calls.check_averaged()
         self._gradients.collect(self._micro)
         self.record.noise.collect(self._micro, self._weight, self.steps)
+
+    def _check_none_passed_over(self) -> None:
+        """RequestError if some micro batches of this pass had a backward pass by now, and others had none."""
+        micro = self._micro
+        had_before = self._backwards_before_micro > self.backwards_before_pass
+        if micro is not None and micro.nth > 0 and self.has_backward != had_before:
+            raise RequestError(
+                f"{micro.nth if self.has_backward else 1} of the {micro.nth + 1} micro batches so far of this pass over"
+                " the global batch had no rt.backward(loss): their samples would count without a gradient",
+                "rt.backward(loss) in each micro batch; to leave the whole step out: rt.backward(loss), then"
+                " rt.skip_step() at its last micro batch",
+            )
 
     def _check_marks(self) -> None:
         if any(mark.was_changed() for mark in self._marks):

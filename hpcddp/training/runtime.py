@@ -83,9 +83,10 @@ class Runtime(Saving):
 
         True in each batch of the loader if a rank's share of the global batch fits through one forward pass.
         """
-        if self._loop.micro.last:
+        micro = self._loop.micro
+        if micro.last and self._loop.has_backward:  # not so where the loop asks before its backward pass
             self._loop.collect()
-        return self._loop.micro.last
+        return micro.last
 
     @property
     def micro_batch_samples(self) -> int:

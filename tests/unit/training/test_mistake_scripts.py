@@ -87,6 +87,17 @@ MISTAKES: dict[str, tuple[Changes, str]] = {
         [(BACKWARD, "            rt.backward(loss)\n            cross_entropy(net(x), y).backward()\n"), SPLIT],
         "changed between two micro batches",
     ),
+    "a micro batch is passed over": (
+        [
+            (
+                BACKWARD,
+                "            if not batches.sampler.place and not rt.is_last_micro_batch:\n                continue\n"
+                + BACKWARD,
+            ),
+            SPLIT,
+        ],
+        "1 of the 2 micro batches so far of this pass over the global batch had no rt.backward(loss)",
+    ),
     "two turns in a micro batch": (
         [(NEXT, ZERO + "            rt.backward(cross_entropy(net(x), y))\n" + STEP), SPLIT],
         "after optimizer.step() in one micro batch",
