@@ -233,7 +233,11 @@ class Loop:
 
     def skip(self, optimizers: Sequence[Optimizer]) -> bool:
         """See `Runtime.skip_step`."""
-        _ = self.micro  # RequestError outside of the loop over the loader
+        if self.micro.last and self.backwards == self._backwards_before_step:
+            raise RequestError(
+                "rt.skip_step() came without rt.backward(loss) in this global batch",
+                "rt.backward(loss) in each micro batch, on all ranks, then rt.skip_step()",
+            )
         if not self.gate.skip(optimizers):
             return False
         self.skipped_step = self.steps + 1

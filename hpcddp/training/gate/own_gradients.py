@@ -24,7 +24,7 @@ class OwnGradients:
         self._cleared_at = -1  # backward passes before they were cleared between backward and step
         self._left: list[Mark] = []  # what this left
         self._before: list[Mark] | None = None  # before a scaled backward pass, where it may reach others only
-        self._scaled_at = -1  # backward passes before and with the last scaled one that reached them
+        self.scaled_at = -1  # backward passes before and with the last scaled one that reached them
         self._scaled_with: Mark | None = None  # one that this brought
         self.unscaled_at = -1  # backward passes before a scaler unscaled them
 
@@ -32,6 +32,11 @@ class OwnGradients:
     def stepped_with_some(self) -> bool:
         """Whether a gradient reached the last step."""
         return self._stepped_with is not None
+
+    @property
+    def were_stepped_on(self) -> bool:
+        """Whether no backward pass came since the last step."""
+        return self._stepped_at == self._loop.backwards
 
     @property
     def parameters(self) -> Iterator[nn.Parameter]:
@@ -48,7 +53,7 @@ class OwnGradients:
         if self._stepped_with is not None and not self._stepped_with.holds():
             self._stepped_with = None
         if self._scaled_with is not None and self._scaled_with.parameter.grad is None and not self._loop.accumulates:
-            self._scaled_at, self._scaled_with = -1, None
+            self.scaled_at, self._scaled_with = -1, None
 
     def note_backward(self) -> None:
         """A backward pass has changed them: that did not clear those of the step before."""
@@ -63,7 +68,7 @@ class OwnGradients:
         """The last backward pass was a scaled one."""
         before, self._before = self._before, None
         if before is None or any(map(_may_be_other, before)):
-            self._scaled_at, self._scaled_with = self._loop.backwards, self.mark()
+            self.scaled_at, self._scaled_with = self._loop.backwards, self.mark()
 
     def note_step(self) -> None:
         """The optimizer has stepped on them."""
@@ -78,7 +83,7 @@ class OwnGradients:
     def note_cleared(self) -> None:
         """The optimizer's `zero_grad()` has cleared them."""
         self._stepped_with = self._scaled_with = None
-        self._scaled_at = -1
+        self.scaled_at = -1
         if self._loop.inside and self._loop.backwards > self._used:  # between backward and step
             self._cleared_at, self._left = self._loop.backwards, [Mark(p) for p in self.parameters]
 
@@ -108,15 +113,15 @@ class OwnGradients:
 
         A script that unscales them itself reads the scale, after so many backward passes, and changes them.
         """
-        if self._scaled_at <= max(self._used, self.unscaled_at):
+        if self.scaled_at <= max(self._used, self.unscaled_at):
             return False
         unchanged = self._scaled_with is None or self._scaled_with.holds()
-        return unchanged or scale_read_at < self._scaled_at
+        return unchanged or scale_read_at < self.scaled_at
 
     def check_scaled(self) -> None:
         """RequestError if a scaler is to unscale them, or step on them, and no backward pass of this pass over the
         global batch has scaled them."""
-        if self._loop.inside and self._scaled_at <= self._loop.backwards_before_pass:
+        if self._loop.inside and self.scaled_at <= self._loop.backwards_before_pass:
             raise RequestError(
                 f"a gradient scaler was given to the step of a {type(self._optimizer).__name__}, but there was no"
                 " rt.backward(loss, scaler=scaler) before it",

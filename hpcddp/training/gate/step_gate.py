@@ -72,7 +72,7 @@ class StepGate:
             replace(thing, "scale", self.scaled.scale)
             replace(thing, "unscale_", functools.partial(self._unscale, thing))
             replace(thing, "step", functools.partial(self._step_scaled, thing))
-            replace(thing, "update", self._if_last)
+            replace(thing, "update", functools.partial(self._update, thing))
             replace(thing, "get_scale", self._get_scale)
 
     def batch_starts(self) -> None:
@@ -127,6 +127,13 @@ class StepGate:
         self.scale_read_at = self._loop.backwards
         return original(*args, **kwargs)
 
+    def _update(self, scaler: GradScaler, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if not self._loop.acts:
+            return None
+        result = original(*args, **kwargs)
+        self.scaled.note_update(scaler, self._loop.backwards)
+        return result
+
     def _unscale(
         self, scaler: GradScaler, original: Callable[..., Any], optimizer: Optimizer, *args: Any, **kwargs: Any
     ) -> Any:
@@ -138,6 +145,7 @@ class StepGate:
         self._loop.collect()
         if seen is not None:
             seen.gradients.unscaled_at = self._loop.backwards
+            self.scaled.note_use(scaler, optimizer, self._loop.backwards)
         return original(optimizer, *args, **kwargs)
 
     def _step_scaled(
@@ -157,6 +165,8 @@ class StepGate:
             self.scaling = False
         if seen is not None:
             seen.note_step()  # the scaler leaves a step out if a gradient is infinite
+            note_steps(optimizer)  # so its scheduler may step before it does, which torch warns of
+            self.scaled.note_use(scaler, optimizer, self._loop.backwards)
         return result
 
 
@@ -228,6 +238,8 @@ class SeenOptimizer:
         self.gradients.check_cleared()
         if scaler.is_enabled():
             self.gradients.check_scaled()
+            if self._loop.inside and not self.gradients.were_stepped_on:
+                self._gate.scaled.check_updates(scaler, self.optimizer, self.gradients.scaled_at)
 
     def check_not_stepped(self) -> None:
         """RequestError if it has stepped in this global batch."""

@@ -98,6 +98,10 @@ MISTAKES: dict[str, tuple[Changes, str]] = {
         ],
         "1 of the 2 micro batches so far of this pass over the global batch had no rt.backward(loss)",
     ),
+    "a step is skipped before its backward pass": (
+        [(BACKWARD, "            rt.skip_step()\n            continue\n" + BACKWARD)],
+        "rt.skip_step() came without rt.backward(loss) in this global batch",
+    ),
     "two turns in a micro batch": (
         [(NEXT, ZERO + "            rt.backward(cross_entropy(net(x), y))\n" + STEP), SPLIT],
         "after optimizer.step() in one micro batch",

@@ -158,9 +158,21 @@ def skip_of_another(rt: Any, model: nn.Module, optimizer: Any, scheduler: Any, l
     rt.skip_step(torch.optim.SGD(model.parameters(), lr=0.1))
 
 
+def skip_before_backward(rt: Any, model: nn.Module, optimizer: Any, scheduler: Any, loss: Tensor) -> None:
+    if rt.steps == BAD:
+        rt.skip_step()
+    else:
+        rt.backward(loss)
+        rt.step(optimizer)
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [
+        (
+            skip_before_backward,
+            r"rt.skip_step\(\) came without rt.backward.*\nhint: rt.backward\(loss\) .* then rt.skip_step",
+        ),
         (
             step_then_skip,
             r"rt.skip_step\(\) came after the SGD had stepped\nhint: if norm.isfinite\(\): optimizer.step",
