@@ -281,10 +281,10 @@ class Loop:
 
 
 def _mark(gate: StepGate) -> list[Mark]:
-    """Of each optimizer one gradient. That of a sharded model is no plain tensor, and summed elsewhere until the last
+    """Of each optimizer some gradients. That of a sharded model is no plain tensor, and summed elsewhere until the last
     micro batch."""
-    marks = (seen.gradients.mark() for seen in gate.optimizers)
-    return [mark for mark in marks if mark is not None and type(mark.parameter.grad) is Tensor]
+    marks = (mark for seen in gate.optimizers for mark in seen.gradients.mark())
+    return [mark for mark in marks if type(mark.parameter.grad) is Tensor]
 
 
 def check_optimizers_of(models: Sequence[nn.Module], gate: StepGate) -> None:

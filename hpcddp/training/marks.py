@@ -5,41 +5,53 @@ No number of it is read, so this costs nothing: a gradient's version changes wit
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from torch import nn
+from torch.utils.weak import TensorWeakRef
 
 from hpcddp.training.torch_compat import version_of
 
+SPREAD = 16  # parameters of an optimizer that are marked: a mark costs about 1 µs
+
 
 class Mark:
-    """The gradient that a parameter has now, if any, and its version."""
+    """The gradient that a parameter has now, if any, and its version. It does not keep the gradient's memory alive."""
 
     __slots__ = ("_gradient", "_version", "parameter")
 
     def __init__(self, parameter: nn.Parameter) -> None:
         gradient = parameter.grad
         self.parameter = parameter
-        self._gradient = gradient  # itself, not its id, which another one may get
+        # no id, which another one may get
+        self._gradient = None if gradient is None else TensorWeakRef(gradient)
         self._version = 0 if gradient is None else version_of(gradient)
 
     def holds(self) -> bool:
         """Whether the parameter has this gradient still, unchanged."""
-        gradient = self._gradient
-        return self.parameter.grad is gradient and (gradient is None or version_of(gradient) == self._version)
+        gradient, marked = self.parameter.grad, self._gradient
+        if gradient is None or marked is None:
+            return gradient is None and marked is None
+        return marked() is gradient and version_of(gradient) == self._version
 
     def was_changed(self) -> bool:
         """Whether the parameter has no gradient any more, or this one was changed in place.
 
         Another tensor is no change: DDP puts one there when it lays its buckets out anew.
         """
-        gradient = self._gradient
-        return gradient is not None and (self.parameter.grad is None or version_of(gradient) != self._version)
+        gradient, marked = self.parameter.grad, self._gradient
+        if gradient is None or marked is None:
+            return marked is not None
+        return marked() is gradient and version_of(gradient) != self._version
 
 
-def mark_first(parameters: Iterable[nn.Parameter]) -> Mark | None:
-    """Of the first parameter that has a gradient; None if there is none."""
-    for parameter in parameters:
-        if parameter.grad is not None:
-            return Mark(parameter)
-    return None
+def spread(parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+    """Up to `SPREAD` of them, evenly over the sequence, with the first and the last."""
+    if len(parameters) <= SPREAD:
+        return list(parameters)
+    return [parameters[nth * (len(parameters) - 1) // (SPREAD - 1)] for nth in range(SPREAD)]
+
+
+def mark_all(parameters: Iterable[nn.Parameter]) -> list[Mark]:
+    """Of those that have a gradient."""
+    return [Mark(parameter) for parameter in parameters if parameter.grad is not None]

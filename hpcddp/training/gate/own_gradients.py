@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from hpcddp.errors import RequestError
 from hpcddp.training.gate.loop_view import LoopView
-from hpcddp.training.marks import Mark, mark_first
+from hpcddp.training.marks import Mark, mark_all, spread
 
 
 class OwnGradients:
@@ -18,20 +18,17 @@ class OwnGradients:
     def __init__(self, optimizer: Optimizer, loop: LoopView) -> None:
         self._optimizer = optimizer
         self._loop = loop
-        self._by_size: list[nn.Parameter] = []  # the parameters, the smallest first
+        self._chosen: list[nn.Parameter] = []  # the parameters that are marked
+        self._held = -1  # parameters, when they were chosen
         self._stepped_at = -1  # backward passes before its last step
-        self._stepped_with: Mark | None = None  # one that it stepped on, until they are cleared
+        self._stepped_with: list[Mark] = []  # some that it stepped on, until they are cleared
+        self.stepped_with_some = False  # whether a gradient reached the last step
         self._cleared_at = -1  # backward passes before they were cleared between backward and step
         self._left: list[Mark] = []  # what this left
         self._before: list[Mark] | None = None  # before a scaled backward pass, where it may reach others only
         self.scaled_at = -1  # backward passes before and with the last scaled one that reached them
-        self._scaled_with: Mark | None = None  # one that this brought
+        self._scaled_with: list[Mark] = []  # some that this brought
         self.unscaled_at = -1  # backward passes before a scaler unscaled them
-
-    @property
-    def stepped_with_some(self) -> bool:
-        """Whether a gradient reached the last step."""
-        return self._stepped_with is not None
 
     @property
     def were_stepped_on(self) -> bool:
@@ -42,23 +39,24 @@ class OwnGradients:
     def parameters(self) -> Iterator[nn.Parameter]:
         return (parameter for group in self._optimizer.param_groups for parameter in group["params"])
 
-    def mark(self) -> Mark | None:
-        """Of the smallest that there is, since a mark keeps it from being freed; None without any."""
-        if len(self._by_size) != sum(len(group["params"]) for group in self._optimizer.param_groups):
-            self._by_size = sorted(self.parameters, key=nn.Parameter.numel)
-        return mark_first(self._by_size)
+    def mark(self) -> list[Mark]:
+        """Some of those that there are, spread over the parameters."""
+        held = sum(len(group["params"]) for group in self._optimizer.param_groups)
+        marks = mark_all(self._chosen) if held == self._held else []
+        if not marks:
+            self._chosen, self._held = spread([p for p in self.parameters if p.grad is not None]), held
+            marks = mark_all(self._chosen)
+        return marks
 
     def look(self) -> None:
         """Note that they were cleared or set to zero by other means, such as `model.zero_grad()`."""
-        if self._stepped_with is not None and not self._stepped_with.holds():
-            self._stepped_with = None
-        if self._scaled_with is not None and self._scaled_with.parameter.grad is None and not self._loop.accumulates:
-            self.scaled_at, self._scaled_with = -1, None
+        self._stepped_with = [mark for mark in self._stepped_with if mark.holds()]
+        if self._scaled_with and self._scaled_with[0].parameter.grad is None and not self._loop.accumulates:
+            self.scaled_at, self._scaled_with = -1, []
 
     def note_backward(self) -> None:
         """A backward pass has changed them: that did not clear those of the step before."""
-        if self._stepped_with is not None and self._stepped_with.parameter.grad is not None:
-            self._stepped_with = Mark(self._stepped_with.parameter)
+        self._stepped_with = mark_all(mark.parameter for mark in self._stepped_with)
 
     def expect_scaled(self) -> None:
         """A scaled backward pass comes that may reach other optimizers only: these gradients are marked before it."""
@@ -74,6 +72,7 @@ class OwnGradients:
         """The optimizer has stepped on them."""
         self._stepped_at = self._loop.backwards
         self._stepped_with = self.mark()
+        self.stepped_with_some = bool(self._stepped_with)
 
     def are_partial(self) -> bool:
         """Whether they hold what earlier micro batches of this pass brought, so that clearing them would drop that."""
@@ -82,7 +81,7 @@ class OwnGradients:
 
     def note_cleared(self) -> None:
         """The optimizer's `zero_grad()` has cleared them."""
-        self._stepped_with = self._scaled_with = None
+        self._stepped_with, self._scaled_with = [], []
         self.scaled_at = -1
         if self._loop.inside and self._loop.backwards > self._used:  # between backward and step
             self._cleared_at, self._left = self._loop.backwards, [Mark(p) for p in self.parameters]
@@ -101,7 +100,7 @@ class OwnGradients:
                 "optimizer.step() came without a new rt.backward(loss) since its last one",
                 "rt.backward(loss) in place of loss.backward(), then optimizer.step() once",
             )
-        if self._stepped_with is not None:
+        if self._stepped_with:
             raise RequestError(
                 "optimizer.step() came with the gradients of the step before still in the sum",
                 "optimizer.zero_grad() in each step",
@@ -115,7 +114,7 @@ class OwnGradients:
         """
         if self.scaled_at <= max(self._used, self.unscaled_at):
             return False
-        unchanged = self._scaled_with is None or self._scaled_with.holds()
+        unchanged = not self._scaled_with or self._scaled_with[0].holds()
         return unchanged or scale_read_at < self.scaled_at
 
     def check_scaled(self) -> None:

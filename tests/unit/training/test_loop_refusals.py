@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -55,6 +56,22 @@ def clipped_too_early(rt: Any, model: nn.Module, optimizer: Any, x: Tensor, y: T
 def both_backwards(rt: Any, model: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
     rt.backward(cross_entropy(model(x), y))
     cross_entropy(model(x), y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def cleared_in_part(rt: Any, model: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
+    layers = list(model.children())
+    for parameter in layers[-1 if rt.steps else 0].parameters():
+        parameter.grad = None
+    rt.backward(cross_entropy(model(x), y))
+    optimizer.step()
+
+
+def clipped_in_part(rt: Any, model: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
+    rt.backward(cross_entropy(model(x), y))
+    layers = list(model.children())
+    nn.utils.clip_grad_norm_(layers[rt.steps - 1].parameters(), 0.1)
     optimizer.step()
     optimizer.zero_grad()
 
@@ -139,6 +156,8 @@ SPLIT = {"max_micro_batch": 2}
         (two_steps, SPLIT, "without a new rt.backward"),
         (never_zeroed, {}, "the gradients of the step before"),
         (never_zeroed, SPLIT, "the gradients of the step before"),
+        (cleared_in_part, {}, "the gradients of the step before"),
+        (clipped_in_part, SPLIT, "changed between two micro batches"),
         (clipped_too_early, SPLIT, "changed between two micro batches"),
         (both_backwards, SPLIT, "changed between two micro batches"),
         (zeroed_by_the_model, SPLIT, "changed between two micro batches"),
@@ -171,6 +190,23 @@ def test_what_would_train_wrongly_is_refused_where_it_happens(body: Body, option
 
     with pytest.raises(RequestError, match=message):
         run()
+
+
+def test_gradients_that_are_cleared_before_the_forward_pass_are_freed_by_then() -> None:
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    freed = []
+    with hpcddp.runtime() as rt:
+        wrapped, optimizer, loader = rt.prepare(model, optimizer, DataLoader(make_data(), batch_size=6))
+        before: list[weakref.ref[Tensor]] = []
+        for _ in rt.epochs(1):
+            for x, y in loader:
+                model.zero_grad()
+                freed.append([gradient() is None for gradient in before])
+                rt.backward(cross_entropy(wrapped(x), y))
+                optimizer.step()
+                before = [weakref.ref(p.grad) for p in model.parameters() if p.grad is not None]
+    assert freed == [[], *[[True] * 4] * 3]
 
 
 def scaled_and_stepped_without(rt: Any, model: nn.Module, optimizer: Any, scaler: Any, loss: Tensor) -> None:

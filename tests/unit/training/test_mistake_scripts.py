@@ -79,6 +79,14 @@ MISTAKES: dict[str, tuple[Changes, str]] = {
     ),
     "two steps": ([(STEP, STEP + STEP)], "without a new rt.backward(loss)"),
     "the gradients are never cleared": ([(ZERO, "")], "the gradients of the step before"),
+    "the gradients of one layer are never cleared": (
+        [(ZERO, "            model[0].zero_grad()\n")],
+        "the gradients of the step before",
+    ),
+    "one layer clipped in each micro batch": (
+        [(BACKWARD, BACKWARD + "            nn.utils.clip_grad_norm_(model[2].parameters(), 0.1)\n"), SPLIT],
+        "changed between two micro batches",
+    ),
     "clipped in each micro batch": (
         [(BACKWARD, BACKWARD + "            nn.utils.clip_grad_norm_(net.parameters(), 0.1)\n"), SPLIT],
         "changed between two micro batches",
