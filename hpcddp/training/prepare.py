@@ -14,9 +14,15 @@ from hpcddp.errors import RequestError
 from hpcddp.runs.jsonfile import write_object
 from hpcddp.runs.lock import note_loaded
 from hpcddp.training.checkpoint.checkpointer import Checkpointer
-from hpcddp.training.checkpoint.fingerprint import describe_dataset, draw_samples
+from hpcddp.training.checkpoint.fingerprint import describe_dataset, draw_and_repeat
 from hpcddp.training.checkpoint.position import move_to
-from hpcddp.training.checkpoint.same_data import check_same_data, describe_other_data, outline_data, warn_of_passes
+from hpcddp.training.checkpoint.same_data import (
+    check_same_data,
+    describe_other_data,
+    outline_data,
+    warn_of_own_draws,
+    warn_of_passes,
+)
 from hpcddp.training.checkpoint.tracked import unwrap
 from hpcddp.training.data.evaluation import EvaluationLoader
 from hpcddp.training.data.loader import TrainingLoader, make_sampler
@@ -168,7 +174,9 @@ class Preparation:
         )
         print_warning(warn_of_workers(how.reading.num_workers), is_first=self.group.is_first)
         keeps = self.folder is not None and self.group.is_first
-        samples = draw_samples(how.dataset, how.reading.num_workers) if keeps or self.layout.world_size > 1 else []
+        is_read = keeps or self.layout.world_size > 1
+        samples, repeated = draw_and_repeat(how.dataset, how.reading.num_workers) if is_read else ([], [])
+        print_warning(warn_of_own_draws(how.dataset, samples, repeated), is_first=self.group.is_first)
         sized = self._batch is None or (self._options.max_micro_batch is None and self._options.exactness is None)
         told = how.list_common(sized=sized)
         warning = check_same_data(how.dataset, self.layout, samples, how.reading.num_workers, told)

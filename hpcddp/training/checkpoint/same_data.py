@@ -92,6 +92,18 @@ def warn_of_passes(dataset: Dataset[Any], num_workers: int = 0) -> str | None:
     )
 
 
+def warn_of_own_draws(dataset: Dataset[Any], samples: list[Any], repeated: list[Any]) -> str | None:
+    """A warning that the first sample was another one when it was `repeated`, or None. See `draw_and_repeat`."""
+    if is_alike(outline_samples(samples[: len(repeated)]), outline_samples(repeated)):
+        return None
+    return (
+        f"the first sample of this {type(dataset).__name__} is another one when it is read again with the same seed:"
+        " it draws from a random generator of its own, and the results depend on the number of ranks and loader"
+        " processes\nhint: in __getitem__ draw from the global generator of torch, numpy or random, which the runtime"
+        " seeds for each sample"
+    )
+
+
 def outline_data(samples: list[Any]) -> dict[str, Any]:
     """What a checkpoint's manifest says of the training data. `samples`: what `draw_samples` drew."""
     digest, means = outline_samples(samples)

@@ -7,6 +7,7 @@ import hashlib
 import json
 import random
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,14 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from hpcddp.training.checkpoint import fingerprint
-from hpcddp.training.checkpoint.fingerprint import describe_dataset, describe_objects, draw_samples, hash_states
+from hpcddp.training.checkpoint.fingerprint import (
+    describe_dataset,
+    describe_objects,
+    draw_and_repeat,
+    draw_samples,
+    hash_states,
+)
+from hpcddp.training.checkpoint.same_data import warn_of_own_draws
 from hpcddp.training.torch_compat import destroy_process_group
 
 
@@ -236,3 +244,26 @@ def test_objects_are_described_by_type_size_and_settings_that_json_can_hold() ->
     assert settings["type"] == "AdamW"
     assert settings["betas"] == [0.8, 0.9]
     assert not settings.keys() & {"params", "lr"}
+
+
+class OwnDraws(Dataset[Any]):
+    """Adds noise to its samples: from a generator of its own, or from torch's."""
+
+    def __init__(self, generator: torch.Generator | None) -> None:
+        self.generator = generator
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return index + torch.randn(3, generator=self.generator)
+
+
+def test_a_data_set_with_a_generator_of_its_own_is_said() -> None:
+    for data in (OwnDraws(None), TensorDataset(torch.arange(4.0)), TensorDataset(torch.zeros(0))):
+        assert warn_of_own_draws(data, *draw_and_repeat(data)) is None
+    own = OwnDraws(torch.Generator().manual_seed(3))
+    said = warn_of_own_draws(own, *draw_and_repeat(own))
+    assert said is not None
+    assert "the first sample of this OwnDraws is another one when it is read again with the same seed" in said
+    assert "\nhint: in __getitem__ draw from the global generator" in said
