@@ -45,6 +45,9 @@ def build_parser() -> VerbParser:
     # what the scripts of hpcddp 0.1 type; a chain of them may be queued
     asked.add_argument("--continues", dest="unfinished", action="store_true", help=argparse.SUPPRESS)
     asked.add_argument("--end", action="store_true", help="as --unfinished, and this attempt leaves the run to others")
+    questions.add_argument(
+        "--signal", metavar="SIG", help="with --end: what came to the script and went on to the ranks"
+    )
     questions.add_argument("--chain", metavar="N", help="print how many of N attempts are left; with 1 if it ends here")
     begin = parser.add_argument_group("the start of an attempt")
     begin.add_argument("--begin", action="store_true", help="choose and take the attempt's run; print its folder")
@@ -69,7 +72,10 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     if args.end:
         from hpcddp.runs.lock import release_run
 
-        release_run(RunFolder(run_dir), find_own_attempt(env, run_dir).name)
+        attempt = find_own_attempt(env, run_dir)
+        release_run(RunFolder(run_dir), attempt.name)
+        if args.signal:
+            _end_by_signal(attempt, args.signal)
     folder = RunFolder(run_dir)
     state = read_state(folder)
     if state is not None:
@@ -96,6 +102,17 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     return 0
 
 
+def _end_by_signal(attempt: AttemptFolder, signal: str) -> None:
+    """The launcher may have handed on another signal: the state names the one that was sent, or nobody caught it."""
+    from hpcddp.runs.state import name_signal
+
+    if not name_signal(attempt, signal) and not os.path.exists(attempt.metrics):
+        tell(
+            f"{signal} came before the ranks had opened hpcddp.runtime(), which catches it: no step was made, and"
+            " nothing of the run is lost (a program without hpcddp.runtime() has to catch it itself)"
+        )
+
+
 def _is_held(run: RunFolder) -> bool:
     """Whether an attempt holds the run, or may: hpcddp 0.1 did not say who does."""
     from hpcddp.runs.holder import describe_process
@@ -110,6 +127,8 @@ def _refuse_alone(args: argparse.Namespace) -> None:
         raise RequestError("--begin asks for something else than --json, --unfinished and --end", "leave out one")
     if args.chain is not None and (args.json or args.unfinished or args.end):
         raise RequestError("--chain goes with --begin, or alone", "leave out the other option")
+    if args.signal and not args.end:
+        raise RequestError("--signal goes with --end", "leave out --signal")
     of_begin = [name for name in ("fresh", "resume", "process", "container", "command") if getattr(args, name)]
     if of_begin and not args.begin:
         what = "a command" if of_begin[0] == "command" else f"--{of_begin[0]}"

@@ -132,7 +132,7 @@ def choose_lines(text: str) -> list[str]:
 def format_failure(rank: int, host: str, end: str, lines: list[str], log: str | None) -> str:
     """The report. `log` is the file with the rank's output; None: what it wrote is on the job's own output already."""
     if log is None:
-        return f"hpcddp: rank {rank} on {host} {end}; the error is above\n"
+        return f"hpcddp: rank {rank} on {host} {end}{'; the error is above' if lines else ' and wrote no error'}\n"
     if not lines:
         return f"hpcddp: rank {rank} on {host} {end} and wrote nothing; its log is {log}\n"
     shown = "".join(f"    {line}\n" for line in lines)

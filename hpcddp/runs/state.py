@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -96,6 +97,18 @@ def correct_killed(run: RunFolder, state: State, is_held: Callable[[], bool]) ->
     if saved and step_of(saved[-1]) > state.step:  # it was killed between the checkpoint and the state
         state = state._replace(step=step_of(saved[-1]), epoch=_epoch_of(saved[-1]))
     return state._replace(reason=f"checkpoint at step {state.step}; the attempt has ended since")
+
+
+def name_signal(attempt: AttemptFolder, signal: str) -> bool:
+    """Whether the attempt stopped by a signal, as it wrote. Then `signal` is the reason: what was sent to the script,
+    which the launcher may have handed on as another one."""
+    state = read_state(attempt.run)
+    if state is None or state.attempt != attempt.name or not re.fullmatch("SIG[A-Z0-9]+", state.reason):
+        return False
+    if state.reason != signal:
+        with suppress(OSError):
+            replace_state(attempt.run, state._replace(reason=signal))
+    return True
 
 
 def write_failure(attempt: AttemptFolder, reason: str, *, step: int, epoch: int) -> None:

@@ -68,12 +68,14 @@ tee=$!
 launched=$!
 trap 'came=yes; kill -USR1 "$launched" || true' HUP
 exec 3>&-
+signal=
 while :; do # a signal ends the wait, not the launcher
     came=
     status=0
     wait "$launched" || status=$?
     if [ -z "$came" ]; then break; fi
-    echo "hpcddp: SIG$(kill -l "$status") came and went on as SIGUSR1" >&2 || true # the terminal may be gone
+    signal=SIG$(kill -l "$status")
+    echo "hpcddp: $signal came and went on as SIGUSR1" >&2 || true # the terminal may be gone
 done
 trap '' HUP TERM USR1 USR2 INT # a few lines are left
 wait "$tee" 2> /dev/null || true
@@ -82,7 +84,7 @@ if [ "$status" -ne 0 ]; then
     echo "hpcddp: the launcher ended with status $status; the ranks' logs are in $attempt/logs" >&2 || true
 fi
 trap - EXIT
-if state --end && [ "$status" -eq 0 ]; then
+if state --end ${signal:+--signal $signal} && [ "$status" -eq 0 ]; then
     status=85 # submit this script again, and the run goes on
 fi
 exit "$status"

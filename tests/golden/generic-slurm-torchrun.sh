@@ -71,12 +71,14 @@ srun --nodes=3 --ntasks=3 --ntasks-per-node=1 \
 launched=$!
 trap 'came=yes' HUP
 exec 3>&-
+signal=
 while :; do # a signal ends the wait, not the launcher
     came=
     status=0
     wait "$launched" || status=$?
     if [ -z "$came" ]; then break; fi
-    echo "hpcddp: SIG$(kill -l "$status") came and went no further" >&2 || true # the terminal may be gone
+    signal=SIG$(kill -l "$status")
+    echo "hpcddp: $signal came and went no further" >&2 || true # the terminal may be gone
 done
 trap '' HUP TERM USR1 USR2 INT # a few lines are left
 wait "$tee" 2> /dev/null || true

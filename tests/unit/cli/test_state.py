@@ -12,7 +12,7 @@ import pytest
 from hpcddp.cli.main import main
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.lock import is_held_by
-from hpcddp.runs.state import note_checkpoint, write_state
+from hpcddp.runs.state import note_checkpoint, read_state, write_state
 
 
 @pytest.fixture
@@ -142,6 +142,27 @@ def test_of_an_attempt_that_was_killed_the_checkpoint_that_is_resumed_is_told(tm
     assert capsys.readouterr().err == f"hpcddp: unfinished: step 32 ({told})\n"
     assert main(["state", str(base)]) == 0
     assert capsys.readouterr().out == f"unfinished at step 32 ({told}), attempt 41\n  epoch    4\n"
+
+
+def test_the_signal_that_came_to_the_script_is_the_reason_and_one_that_nobody_caught_is_told(
+    tmp_path, capsys, monkeypatch
+):
+    base, run = tmp_path / "train", RunFolder(str(tmp_path / "train"))
+    assert begin(base, "41", monkeypatch) == 0
+    capsys.readouterr()
+    assert main(["state", str(base), "--end", "--signal", "SIGTERM"]) == 1
+    told = "SIGTERM came before the ranks had opened hpcddp.runtime(), which catches it: no step was made, and"
+    assert capsys.readouterr().err.startswith(f"hpcddp: {told}")
+    write_state(run.attempt("41"), "unfinished", step=30, epoch=3, reason="SIGUSR1")
+    assert main(["state", str(base), "--end", "--signal", "SIGTERM"]) == 0
+    assert capsys.readouterr().err == "hpcddp: unfinished: step 30 (SIGTERM)\n"
+    assert read_state(run).reason == "SIGTERM"
+    write_state(run.attempt("41"), "unfinished", step=30, epoch=3, reason="deadline")
+    run_metrics = Path(run.attempt("41").metrics)
+    run_metrics.parent.mkdir(parents=True)
+    run_metrics.touch()
+    assert main(["state", str(base), "--end", "--signal", "SIGTERM"]) == 0
+    assert capsys.readouterr().err == "hpcddp: unfinished: step 30 (deadline)\n"
 
 
 @pytest.fixture

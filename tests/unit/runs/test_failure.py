@@ -149,6 +149,7 @@ def test_the_report_names_rank_host_and_log() -> None:
     assert (
         format_failure(3, "n2", "ended", [], "log") == "hpcddp: rank 3 on n2 ended and wrote nothing; its log is log\n"
     )
+    assert format_failure(0, "n1", "ended", [], None) == "hpcddp: rank 0 on n1 ended and wrote no error\n"
     assert format_failure(0, "n1", "ended", ["a"], None) == "hpcddp: rank 0 on n1 ended; the error is above\n"
 
 
