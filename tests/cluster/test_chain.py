@@ -135,7 +135,7 @@ def test_a_signal_to_the_batch_shell_stops_the_ranks_in_peace(cluster: Cluster, 
     cluster.wait(job, cwd=shared)
     assert "ExitCode=85:0" in cluster.ok(["scontrol", "show", "job", job], cwd=shared)
     state = state_of(shared)
-    assert (state["status"], state["reason"]) == ("unfinished", "SIGUSR1")
+    assert (state["status"], state["reason"]) == ("unfinished", f"SIG{signal}")
     assert {(shared / f"steps-{rank}").read_text() for rank in (0, 1)} == {str(state["step"])}
 
 

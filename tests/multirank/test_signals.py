@@ -64,7 +64,9 @@ def test_what_signals_come_to_the_script_stop_the_ranks_in_peace(name, signals, 
     assert done.returncode == 85, done.stdout + done.stderr
     assert f"hpcddp: SIG{signals[0]} came and went on as SIGUSR1" in done.stderr
     assert "hpcddp: unfinished: step " in done.stderr
-    assert_saved(tmp_path, "SIGUSR1")
+    reason = json.loads((tmp_path / "runs/two/state.json").read_text())["reason"]
+    assert reason in {f"SIG{signal}" for signal in signals}  # of several, one that came
+    assert_saved(tmp_path, reason)
 
 
 # what PBS does: SIGTERM to every process of the job's session (and the launchers' own handling of it)
