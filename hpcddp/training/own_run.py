@@ -18,11 +18,13 @@ from hpcddp.runs.start import hold_run, start_run
 from hpcddp.training.options import RuntimeOptions
 from hpcddp.training.rendezvous.failure import Failure, PeerFailedError
 from hpcddp.training.rendezvous.group import Group
+from hpcddp.training.rendezvous.roll_call import wait_until
 from hpcddp.training.rendezvous.shutdown import claim_failure
 from hpcddp.training.setup import Hints
 
 _OF_OPTIONS = Words(own="--fresh, or --run-dir DIR")  # `hpcddp train` has these
 _OF_ARGUMENTS = Words("resume=False", "resume", 'resume="{}"', "resume=False, or another run_dir")
+_ALL_READ_S = 60.0
 _openings = itertools.count()  # a group may see several runtimes
 
 
@@ -42,6 +44,7 @@ def open_run(
     if not group.is_first:
         told = json.loads(group.store.get(key))
         if told["error"]:
+            group.store.add(f"{key}-read", 1)
             raise PeerFailedError(Failure(0, group.members[0].host, told["error"]))
         yield RunFolder(told["run"]).attempt(told["attempt"])
         return
@@ -50,6 +53,8 @@ def open_run(
     except HpcddpError as error:
         claim_failure(group, error)
         group.store.set(key, json.dumps({"error": str(error)}))
+        # the store ends with this process: a rank that is late would see nothing but a broken connection
+        wait_until(lambda: group.store.add(f"{key}-read", 0) >= group.world_size - 1, _ALL_READ_S)
         raise
     group.store.set(key, json.dumps({"error": "", "run": attempt.run.path, "attempt": attempt.name}))
     try:
