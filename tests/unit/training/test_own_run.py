@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -65,23 +66,17 @@ def open_on_two_ranks(
 
 def test_rank_0_stays_until_the_other_ranks_know_why_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own_run, "_openings", itertools.repeat(0))
+    waits_for: list[Callable[[], bool]] = []
+    monkeypatch.setattr(own_run, "wait_until", lambda is_so, _timeout_s: waits_for.append(is_so))
     (tmp_path / "file").touch()
-    asked = RuntimeOptions(run_dir=str(tmp_path / "file/run"))
-    store, events = HashStore(), []
-
-    def first() -> None:
-        with pytest.raises(HpcddpError), open_run(choose_attempt({}, asked.run_dir), group_of(0, store), {}, asked):
-            pass
-        events.append("left")
-
-    rank_0 = threading.Thread(target=first)
-    rank_0.start()
-    store.get("run-0")  # its error is there
-    events.append("read")
+    asked, store = RuntimeOptions(run_dir=str(tmp_path / "file/run")), HashStore()
+    with pytest.raises(HpcddpError), open_run(choose_attempt({}, asked.run_dir), group_of(0, store), {}, asked):
+        pass
+    (all_know,) = waits_for
+    assert not all_know()
     with pytest.raises(PeerFailedError), open_run(choose_attempt({}, asked.run_dir), group_of(1, store), {}, asked):
         pass
-    rank_0.join()
-    assert events == ["read", "left"]
+    assert all_know()
 
 
 def test_a_finished_script_that_is_started_again_begins_a_run_of_its_own_on_every_rank(
