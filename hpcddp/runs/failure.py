@@ -60,9 +60,9 @@ def wait_for_report(env: Mapping[str, str]) -> bool:
 def note_rank_0(env: Mapping[str, str], lines: list[str]) -> None:
     """Rank 0 failed with these lines, which are on the job's output: for a rank that fails with the same ones."""
     path = _rank_0_path(env)
-    if path is not None and lines:
+    if path is not None:
         with suppress(OSError), open(path, "w", encoding="utf-8", errors="replace") as file:
-            file.write(lines[-1] + "\n")
+            file.write("".join(lines[-1:]) + "\n")  # also if there is none: another rank waits for it
 
 
 def is_as_rank_0(env: Mapping[str, str], lines: list[str]) -> bool:

@@ -48,5 +48,7 @@ def test_files_are_staged_the_ranks_are_warned_and_their_status_is_kept(run, tmp
     path = f"{tmp_path}/bin:{Path(sys.executable).parent}:/usr/bin:/bin"
     job = run(["bash"], stdin=done.stdout, cwd=tmp_path, env={"PATH": path})
     assert job.returncode == 5, job.stdout + job.stderr
-    logs = [path.read_text() for path in tmp_path.glob("runs/train/attempts/*/logs/*.log")]
-    assert sum(text.count("the data") for text in logs) == 2
+    (of_rank_0,) = tmp_path.glob("runs/train/attempts/*/logs/job.log")
+    (of_rank_1,) = tmp_path.glob("runs/train/attempts/*/logs/rank-0001.*.log")
+    assert "the data" in of_rank_0.read_text().splitlines()  # a line of its own: the report of rank 1 is indented
+    assert of_rank_1.read_text().splitlines() == ["the data"]

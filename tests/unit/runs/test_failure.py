@@ -158,3 +158,6 @@ def test_a_rank_that_fails_as_rank_0_does_not_repeat_its_text(env: dict[str, str
     assert is_as_rank_0(env, ["other frames", "ValueError: bad"])
     assert not is_as_rank_0(env, ["ValueError: other"])
     assert not is_as_rank_0(env, [])
+    note_rank_0(env, [])
+    assert not is_as_rank_0(env, ["ValueError: bad"])
+    assert Path(env["HPCDDP_RUN_DIR"], "attempts/7/first-failure.rank-0").read_text() == "\n"

@@ -181,7 +181,7 @@ def test_its_scripts_are_rendered_for_one_node_and_for_three(moon):
     three = moon("render", *ASKED, *words, "--set", "array=0-3", "--set", "directives=--soft", "--", "true")
     assert three.returncode == 0, three.stderr
     assert directives(three.stdout) == [
-        "#MOON --name=a-very-lo",
+        "#MOON --name=a-_47f340",
         "#MOON --nodes=3:4",
         "#MOON --time=01:00:00",
         "#MOON --payer=luna",
@@ -306,7 +306,7 @@ def partial(run, repo, tmp_path_factory):
 def test_a_row_with_a_name_limit_for_one_size_only_has_the_common_limit_for_the_others(partial):
     done = partial("render", *ASKED, "--name", "n" * 300, "--", "true")
     assert done.returncode == 0, done.stderr
-    assert directives(done.stdout)[0] == f"#MOON --name={'n' * 230}"
+    assert directives(done.stdout)[0] == f"#MOON --name={'n' * 223}_37cd99"
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,7 @@ def test_steps_that_were_made_again_after_a_kill_count_as_made_again(
     assert (status, facts["verdict"], facts["unrecorded_steps"]) == (0, "same", [[], []])
 
 
+@pytest.mark.slow
 def test_a_plain_run_on_two_ranks_differs_and_the_ranks_are_named(train: Train, compare: Compare) -> None:
     status, facts, text = compare(train("first"), train("two", ranks=2))
     assert (status, facts["first_difference"]["step"]) == (1, 1)

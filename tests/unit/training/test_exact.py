@@ -58,6 +58,7 @@ def test_integers_give_one_result_on_any_number_of_ranks(
     assert results(world_size, cases) == results(1, cases)
 
 
+@pytest.mark.slow
 def test_what_depends_on_the_ranks_is_seen(results: Callable[..., dict[str, Any]]) -> None:
     """Negative controls: dropout keyed by rank, and plain DDP."""
     controls: dict[str, Options] = {"rank-keyed dropout": {"rank_keyed": True}, "plain": {"exact": False}}
@@ -65,6 +66,7 @@ def test_what_depends_on_the_ranks_is_seen(results: Callable[..., dict[str, Any]
     assert {name: one[name]["weights"] == two[name]["weights"] for name in controls} == dict.fromkeys(controls, False)
 
 
+@pytest.mark.slow
 def test_a_padded_sampler_is_seen(results: Callable[..., dict[str, Any]]) -> None:
     """Negative control: samples repeated until the ranks have equally many, as torch's DistributedSampler does."""
     common = {"in_order": True, "epochs": 1}
@@ -118,6 +120,7 @@ def test_going_on_with_other_sums_is_refused(run_ranks: RunRanks, tmp_path: Path
     assert f"this exact run has {words}, its checkpoint of step 2 has" in outcome.outputs[0]
 
 
+@pytest.mark.slow
 def test_going_on_with_other_hardware_is_said_and_recorded(run_ranks: RunRanks, tmp_path: Path) -> None:
     run_ranks("exact_bodies:train", 1, {"run_dir": str(tmp_path), "attempt": "a", "stop_at": 2}).check()
     (manifest,) = tmp_path.glob("checkpoints/*/manifest.json")

@@ -41,7 +41,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("world_size", [1, 2, 3, *(pytest.param(size, marks=pytest.mark.slow) for size in (4, 8))])
 def test_any_split_gives_the_weights_of_one_process(
     run_ranks: RunRanks, bodies: ModuleType, tmp_path: Path, world_size: int
 ) -> None:
@@ -55,6 +55,7 @@ def test_any_split_gives_the_weights_of_one_process(
     )
 
 
+@pytest.mark.slow
 def test_the_mean_of_means_is_not_the_mean(run_ranks: RunRanks, bodies: ModuleType, tmp_path: Path) -> None:
     """Negative control: the measure above sees the mistake that it is for."""
     out = tmp_path / "trajectory.pt"
@@ -63,6 +64,7 @@ def test_the_mean_of_means_is_not_the_mean(run_ranks: RunRanks, bodies: ModuleTy
     assert _deviation(bodies, out, argument) > 1e-4
 
 
+@pytest.mark.slow
 def test_a_padded_sampler_gives_other_weights(run_ranks: RunRanks, bodies: ModuleType, tmp_path: Path) -> None:
     """Negative control, with torch's own DistributedSampler: equal shares, the last one by a repetition."""
     argument = {"global_batch": 9, "out": str(tmp_path / "trajectory.pt")}  # 23 = 9 + 9 + 5, and 5 + 1 on 3 ranks

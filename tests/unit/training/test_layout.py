@@ -66,6 +66,7 @@ def _apart(ours: Any, theirs: Any) -> float:
     return max((_apart(mine, yours) for mine, yours in zip(ours, theirs, strict=True)), default=0.0)
 
 
+@pytest.mark.slow
 def test_ranks_with_one_data_rank_see_the_same_samples_and_all_see_each_once(run_ranks: RunRanks, folder: Path) -> None:
     for name, ranks in _train(run_ranks, folder, "two by two").items():
         assert ranks[0]["seen"] == ranks[1]["seen"], name

@@ -218,6 +218,7 @@ def test_a_variable_that_is_wrong_ends_a_script_in_two_lines(tmp_path: Path) -> 
     )
 
 
+@pytest.mark.slow
 def test_a_held_run_ends_a_script_in_two_lines_and_its_own_errors_keep_their_traceback(tmp_path: Path) -> None:
     status, told = start_script(tmp_path)
     assert (status, told.splitlines()[-1].endswith("ZeroDivisionError")) == (1, True)

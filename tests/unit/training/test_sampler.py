@@ -25,6 +25,7 @@ def chains(draw: st.DrawFn) -> tuple[int, int, list[tuple[int, int, int]]]:
     return length, global_batch, segments
 
 
+@pytest.mark.slow
 @given(chains())
 def test_a_chain_of_runs_on_changing_world_sizes_sees_every_sample_once_per_epoch(
     chain: tuple[int, int, list[tuple[int, int, int]]],

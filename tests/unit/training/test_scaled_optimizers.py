@@ -54,7 +54,9 @@ def train_two(order: str, first: str, second: str, **options: Any) -> list[torch
     return [parameter.detach().clone() for model in models for parameter in model.parameters()]
 
 
-@pytest.mark.parametrize("options", MODES, ids=str)
+@pytest.mark.parametrize(
+    "options", [MODES[0], *(pytest.param(mode, marks=pytest.mark.slow) for mode in MODES[1:])], ids=str
+)
 def test_one_of_two_optimizers_may_step_without_the_scaler(options: dict[str, Any]) -> None:
     found = [
         train_two(order, *how, **options)

@@ -98,6 +98,7 @@ def _steps(loader: Listening) -> Iterator[list[Any]]:
             step = []
 
 
+@pytest.mark.slow
 @given(
     kind=st.sampled_from(sorted(KINDS)),
     length=st.integers(1, 60),

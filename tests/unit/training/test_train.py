@@ -44,6 +44,7 @@ def test_two_ranks_train_the_digits_and_leave_everything_in_the_run_folder(run_r
     assert len(versions["ranks"]) == 2
 
 
+@pytest.mark.slow
 def test_a_limited_run_resumes_where_it_stopped(run_ranks: RunRanks, tmp_path: Path) -> None:
     options = [*SMALL, "--dataset", "fake", "--run-dir", str(tmp_path), "--limit-steps", "2"]
     first = run_ranks("train_reference", 2, options).check()
@@ -54,6 +55,7 @@ def test_a_limited_run_resumes_where_it_stopped(run_ranks: RunRanks, tmp_path: P
     assert (state["status"], state["step"], state["epoch"]) == ("unfinished", 4, 0)
 
 
+@pytest.mark.slow
 def test_another_model_than_the_checkpoints_is_told_once_and_changes_nothing(
     run_ranks: RunRanks, tmp_path: Path
 ) -> None:
