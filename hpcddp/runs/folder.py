@@ -1,4 +1,4 @@
-"""The paths of a run folder. Every file of a run is named here and nowhere else.
+"""The paths of a run folder. A file that only one module reads and writes is named there, such as a holder's.
 
 `hpcddp exec` imports this in every rank, so it needs no more of the standard library than `os`, and paths are plain
 strings.

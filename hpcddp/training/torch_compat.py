@@ -32,7 +32,7 @@ __all__ = ["HashStore", "NormWithStatistics", "PrefixStore", "Store", "TCPStore"
 #: name for it.
 NormWithStatistics = _NormBase
 
-# torch 2.15 renamed the option
+# torch has renamed the option: 2.14 has the new name, 2.6 the old one
 _DDP_OPTIONS = inspect.signature(DistributedDataParallel.__init__).parameters
 #: DDP's option that switches the broadcast of buffers at each forward pass off.
 NO_BUFFER_BROADCAST: dict[str, Any] = {

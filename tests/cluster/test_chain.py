@@ -72,8 +72,8 @@ def test_a_run_goes_on_over_walltimes_that_are_too_short_for_it(cluster: Cluster
     ]
     assert hosts == [{"node2"}, {"node3"}]  # on other nodes than before
     for name, _ in ends[:-1]:
-        # Slurm wrote the start and the end by two looks at its clock
-        assert abs(deadline_of(attempts / name) - end_of_walltime(cluster, shared, name)) <= 2
+        # Slurm wrote the start and the end by two looks at its clock; a minute would be another walltime
+        assert abs(deadline_of(attempts / name) - end_of_walltime(cluster, shared, name)) <= 30
     steps = [json.loads(line)["step"] for name, _ in ends[:-1] for line in _metrics(attempts / name)]
     assert steps == list(range(1, 21))  # none twice, none left out
 
