@@ -22,7 +22,7 @@ from hpcddp.ranks.candidates import find_candidates
 from hpcddp.ranks.device import visible_devices
 from hpcddp.ranks.launch_commands import launcher_of_version
 from hpcddp.ranks.launcher import Launcher
-from hpcddp.ranks.launchers import JOB_LAUNCHERS, LAUNCHERS, launchers_under
+from hpcddp.ranks.launchers import AGENTS, JOB_LAUNCHERS, LAUNCHERS, launchers_under
 from hpcddp.schedulers.registry import find_scheduler, scripted_schedulers, submit_commands
 from hpcddp.script.find_site import Choice, open_site
 from hpcddp.script.plan import plan_job, remark_name
@@ -203,14 +203,14 @@ def _count_gpus(env: Mapping[str, str], devices: str = "/dev") -> int:
 
 
 def _launcher(site: Site, env: Mapping[str, str]) -> str:
-    """The scheduler's own launcher; else whatever mpirun is on PATH, by its own word; else an agent (torchrun)."""
+    """The scheduler's own launcher; else whatever mpirun is on PATH, by its own word; else an agent."""
     known = launchers_under(site.scheduler)
     if LAUNCHERS[known[0]].of_scheduler:
         return site.launcher.name
     rows = [LAUNCHERS[name] for name in known]
     mpirun = next((path for row in rows if (path := _search(row.program, site, env, row))), None)
     if mpirun is None:
-        return next(name for name in JOB_LAUNCHERS if LAUNCHERS[name].is_agent)
+        return AGENTS[0]
     launcher, answer = _launcher_of(mpirun)
     if launcher is None:
         told = [name for name in known if LAUNCHERS[name].version_words]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpcddp.ranks.launchers import LAUNCHERS
+from hpcddp.ranks.launchers import AGENTS, LAUNCHERS
 from hpcddp.record import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -21,6 +21,13 @@ def started_by(words: Sequence[str]) -> str | None:
     program = words[0].rsplit("/", 1)[-1] if words else ""
     pair = " ".join((program, *words[1:2]))
     return program if program in COMMANDS else pair if pair in COMMANDS else None
+
+
+def ask_for(command: str) -> str:
+    """What to type instead of a command that starts its ranks with this launcher command."""
+    agent = next((name for name in AGENTS if command in LAUNCHERS[name].commands), "")
+    told = f" (and --launcher {agent} if {agent} shall start it)" if agent else ""
+    return f"give the training script itself: -- python train.py{told}"
 
 
 def launcher_of_version(answer: str) -> str | None:

@@ -127,6 +127,8 @@ class Launcher(Record):
     #: The signal that it survives and passes on to all ranks (seen with each; for PALS it is the manual's word). An
     #: agent: the signal after which its ranks get time to save, if the script itself starts the agent.
     passes_on: str = ""
+    #: Seconds that it leaves its ranks after that signal; 0: it waits for them.
+    grace_s: int = 0
     #: Variables that the script has to export for it, beside those of the job.
     settings: tuple[tuple[str, str], ...] = ()
     #: From what is to be started to the words of the command, grouped as the script's lines are. Pure.

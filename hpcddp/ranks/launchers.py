@@ -153,6 +153,7 @@ LAUNCHERS: dict[str, Launcher] = {
         line=_torchrun_line,
         # TERM: its ranks get it, and 30 seconds. It ends at every other signal, before its ranks.
         passes_on="TERM",
+        grace_s=30,
     ),
     "flux": Launcher(
         "flux",
@@ -236,6 +237,8 @@ LAUNCHERS: dict[str, Launcher] = {
 LAUNCHER_NAMES = (*dict.fromkeys(row.name for key, row in LAUNCHERS.items() if key != "pmix"), "none")
 #: What a job file may ask for.
 JOB_LAUNCHERS = tuple(key for key, row in LAUNCHERS.items() if row.program)
+#: Those of them that start the ranks of one node each.
+AGENTS = tuple(key for key in JOB_LAUNCHERS if LAUNCHERS[key].is_agent)
 
 
 def launchers_under(scheduler: str) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from hpcddp.errors import RequestError
-from hpcddp.ranks.launch_commands import started_by
+from hpcddp.ranks.launch_commands import ask_for, started_by
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.runs.command import identify_command
 from hpcddp.schedulers.registry import scripted_schedulers
@@ -32,7 +32,7 @@ def plan_command(spec: JobSpec) -> tuple[str, ...]:
     if inner:
         raise RequestError(
             f"the command starts its own ranks with {inner}, under a launcher that makes one per rank already",
-            "give the training script itself: -- python train.py (and --launcher torchrun if torchrun shall start it)",
+            ask_for(inner),
         )
     if spec.global_batch and _follows(command, *_TRAINER) and "--global-batch" not in command:
         return (*command, "--global-batch", str(spec.global_batch))

@@ -90,7 +90,7 @@ class JobPlan(Record):
 
     @property
     def agents(self) -> bool:
-        """Whether agents make the ranks (torchrun), so that the outer launcher starts one process per node."""
+        """Whether agents make the ranks, so that the outer launcher starts one process per node."""
         return LAUNCHERS[self.launcher].is_agent
 
     @property
@@ -171,9 +171,19 @@ class JobPlan(Record):
         return (self.outer or LAUNCHERS[self.launcher]).passes_on
 
     @property
+    def grace_s(self) -> int:
+        """Seconds that the ranks have after that signal; 0: as many as they need."""
+        return (self.outer or LAUNCHERS[self.launcher]).grace_s
+
+    @property
     def outer_template(self) -> str:
         """The partial that prints the outer launcher's command."""
         return f"launchers/{self.outer_launcher}.j2"
+
+    @property
+    def agent_template(self) -> str:
+        """The partial that prints the agent's command."""
+        return f"launchers/{self.launcher}.j2"
 
     @property
     def queue_word(self) -> str:

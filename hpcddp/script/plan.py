@@ -156,8 +156,8 @@ def _remarks(plan: JobPlan) -> list[str]:
         remarks.append(f"{one_gpu} shows each rank one GPU, which can keep them from copying GPU to GPU")
     if plan.global_batch:
         remarks.append(_remark_batch(plan, plan.global_batch))
-    if plan.agents and plan.site.launcher.torchrun:
-        remarks.append(f"{plan.launcher}: {plan.site.launcher.torchrun}")
+    if plan.launcher in plan.site.launcher.agents:
+        remarks.append(f"{plan.launcher}: {plan.site.launcher.agents[plan.launcher]}")
     if plan.options.chain and plan.options.output and scheduler.directives.overwrites_output:
         remarks.append(f"each attempt of the chain writes {plan.options.output} anew; attempts/ID/logs/job.log stay")
     if plan.options.array:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 
 from hpcddp.errors import RequestError
-from hpcddp.ranks.launch_commands import COMMANDS, started_by
+from hpcddp.ranks.launch_commands import COMMANDS, ask_for, started_by
 from hpcddp.record import Record
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.script.plan import JobPlan
@@ -140,7 +140,7 @@ def _check_inner_launcher(command: tuple[str, ...]) -> Iterator[str]:
         if name:
             raise RequestError(
                 f"the command starts its own ranks with {name}, and each of the job's ranks would do so",
-                "give the training script itself: -- python train.py (--launcher torchrun has torchrun start it)",
+                ask_for(name),
             )
         inner = _INNER.search(word)
         if inner and command[i - 1 : i] in {("-c",), ("-lc",)}:

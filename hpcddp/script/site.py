@@ -93,14 +93,15 @@ class Modules(Record):
 
 class SiteLauncher(Record):
     """The site's launcher (none: the guide names none), its further options, and the variables set by modules that
-    remote ranks need. `bind` is how it binds CPUs; `bind_full` instead, where each GPU of a whole node has its rank."""
+    remote ranks need. `bind` is how it binds CPUs; `bind_full` instead, where each GPU of a whole node has its rank.
+    `agents`: what the site says of an agent, by its name."""
 
     name: str = ""
     options: tuple[str, ...] = ()
     forward: tuple[str, ...] = ()
     bind: str = ""
     bind_full: str = ""
-    torchrun: str = ""
+    agents: Mapping[str, str] = _NONE
     source: str = ""
 
 

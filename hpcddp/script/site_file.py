@@ -6,11 +6,12 @@ The tables below are the whole schema; `hpcddp sites schema` exports them for ed
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from hpcddp.errors import RequestError, SiteError
+from hpcddp.ranks.launchers import AGENTS
 from hpcddp.schedulers.registry import find_scheduler, scheduler_names, scripted_schedulers
 from hpcddp.script.fields import (
     Reader,
@@ -61,9 +62,14 @@ def read_scheduler(value: object, where: str) -> str:
     return read_known(tuple(row.name for row in scripted_schedulers()), value, where)
 
 
-def read_block(make: type[Any], readers: Mapping[str, Reader], value: object, where: str) -> Any:
+def read_block(make: Callable[..., Any], readers: Mapping[str, Reader], value: object, where: str) -> Any:
     """A nested mapping as one frozen value."""
     return make(**{FIELDS.get(k, k): v for k, v in read_mapping(value, readers, where).items()})
+
+
+def _make_launcher(**fields: Any) -> SiteLauncher:
+    agents = {name: fields.pop(name) for name in AGENTS if name in fields}
+    return SiteLauncher(**fields, agents=agents)
 
 
 def read_limits(value: object, where: str) -> tuple[Limit, ...]:
@@ -143,7 +149,7 @@ LAUNCHER: dict[str, Reader] = {
     "forward": read_words,
     "bind": read_text,
     "bind_full": read_text,
-    "torchrun": read_text,
+    **dict.fromkeys(AGENTS, read_text),
     "source": read_text,
 }
 CONTAINER: dict[str, Reader] = {
@@ -176,7 +182,7 @@ SITE: dict[str, Reader] = {
     "rejects": read_words,
     "directives": read_words,
     "modules": partial(read_block, Modules, MODULES),
-    "launcher": partial(read_block, SiteLauncher, LAUNCHER),
+    "launcher": partial(read_block, _make_launcher, LAUNCHER),
     "gpu_order": read_words,
     "rendezvous": partial(
         read_block, SiteRendezvous, {"suffix": read_text, "interface": read_text, "source": read_text}

@@ -60,9 +60,9 @@ cat > "$HPCDDP_RUN_DIR/plan.json" << 'HPCDDP_PLAN'
 {"schema": 1, "name": "train", "site": "abci3", "scheduler": "pbs", "launcher": "torchrun", "nodes": 3, "ranks_per_node": 8, "world_size": 24, "gpus_per_node": 8, "cpus_per_rank": 24, "threads_per_rank": 12, "walltime_s": 3600, "queue": "rt_HF", "account": "gabc12345", "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}
 HPCDDP_PLAN
 
-# torchrun survives no signal: what comes here goes no further, and the ranks stop by their deadline.
+# A signal that comes here is not passed on: torchrun would end before its ranks have saved. They stop by their deadline.
 trap 'came=yes' TERM USR1 USR2 INT
-trap '' HUP # a closed terminal sends it to every process: the launcher and the ranks ignore it, and hear of it from here
+trap '' HUP # a closed terminal sends it to every process: the launcher and the ranks ignore it, this shell does not
 exec 3> >(trap '' TERM USR1 USR2 INT && exec tee -a "$attempt/logs/job.log") # what the ranks print, here and there
 tee=$!
 "$launcher" -np 3 \
@@ -87,7 +87,7 @@ while :; do # a signal ends the wait, not the launcher
     wait "$launched" || status=$?
     if [ -z "$came" ]; then break; fi
     signal=SIG$(kill -l "$status")
-    echo "hpcddp: $signal came and went no further" >&2 || true # the terminal may be gone
+    echo "hpcddp: $signal came and was not passed on" >&2 || true # the terminal may be gone
 done
 trap '' HUP TERM USR1 USR2 INT # a few lines are left
 wait "$tee" 2> /dev/null || true
@@ -97,6 +97,6 @@ if [ "$status" -ne 0 ]; then
 fi
 trap - EXIT
 if state --end && [ "$status" -eq 0 ]; then
-    status=85 # submit this script again, and the run goes on
+    status=85 # unfinished: submit this script again to resume the run
 fi
 exit "$status"

@@ -78,9 +78,9 @@ if [ "$left" -gt 0 ]; then
     fi
 fi
 
-# What signals come here go on as SIGUSR1: srun lives on, and gives it to all ranks, which save and stop.
+# A signal that comes here reaches srun as SIGUSR1, and from there all ranks: they save and stop.
 trap 'came=yes; kill -USR1 "$launched" || true' TERM USR1 USR2 INT
-trap '' HUP # a closed terminal sends it to every process: the launcher and the ranks ignore it, and hear of it from here
+trap '' HUP # a closed terminal sends it to every process: the launcher and the ranks ignore it, this shell does not
 exec 3> >(trap '' TERM USR1 USR2 INT && exec tee -a "$attempt/logs/job.log") # what the ranks print, here and there
 tee=$!
 srun --nodes=3 --ntasks=12 --ntasks-per-node=4 \
@@ -99,7 +99,7 @@ while :; do # a signal ends the wait, not the launcher
     wait "$launched" || status=$?
     if [ -z "$came" ]; then break; fi
     signal=SIG$(kill -l "$status")
-    echo "hpcddp: $signal came and went on as SIGUSR1" >&2 || true # the terminal may be gone
+    echo "hpcddp: $signal came and was passed on as SIGUSR1" >&2 || true # the terminal may be gone
 done
 trap '' HUP TERM USR1 USR2 INT # a few lines are left
 wait "$tee" 2> /dev/null || true
@@ -109,7 +109,7 @@ if [ "$status" -ne 0 ]; then
 fi
 trap - EXIT
 if state --end ${signal:+--signal $signal}; then
-    if [ -z "$next" ] && [ "$status" -eq 0 ]; then status=85; fi # nobody goes on by himself
+    if [ -z "$next" ] && [ "$status" -eq 0 ]; then status=85; fi # unfinished, and no next attempt is queued
 elif [ -n "$next" ]; then
     "${cancel[@]}" "$next" || echo "hpcddp: $next is still queued; it will see that nothing is left to do" >&2
 fi

@@ -53,9 +53,9 @@ cat > "$HPCDDP_RUN_DIR/plan.json" << 'HPCDDP_PLAN'
 {"schema": 1, "name": "train", "site": "marenostrum5-acc", "scheduler": "slurm", "launcher": "srun", "nodes": 1, "ranks_per_node": 4, "world_size": 4, "gpus_per_node": 4, "cpus_per_rank": 20, "threads_per_rank": 20, "walltime_s": 8405, "queue": "acc_ehpc", "account": "abc123", "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}
 HPCDDP_PLAN
 
-# What signals come here go on as SIGUSR1: srun lives on, and gives it to all ranks, which save and stop.
+# A signal that comes here reaches srun as SIGUSR1, and from there all ranks: they save and stop.
 trap 'came=yes; kill -USR1 "$launched" || true' TERM USR1 USR2 INT
-trap '' HUP # a closed terminal sends it to every process: the launcher and the ranks ignore it, and hear of it from here
+trap '' HUP # a closed terminal sends it to every process: the launcher and the ranks ignore it, this shell does not
 exec 3> >(trap '' TERM USR1 USR2 INT && exec tee -a "$attempt/logs/job.log") # what the ranks print, here and there
 tee=$!
 srun --nodes=1 --ntasks=4 --ntasks-per-node=4 \
@@ -72,7 +72,7 @@ while :; do # a signal ends the wait, not the launcher
     wait "$launched" || status=$?
     if [ -z "$came" ]; then break; fi
     signal=SIG$(kill -l "$status")
-    echo "hpcddp: $signal came and went on as SIGUSR1" >&2 || true # the terminal may be gone
+    echo "hpcddp: $signal came and was passed on as SIGUSR1" >&2 || true # the terminal may be gone
 done
 trap '' HUP TERM USR1 USR2 INT # a few lines are left
 wait "$tee" 2> /dev/null || true
@@ -82,6 +82,6 @@ if [ "$status" -ne 0 ]; then
 fi
 trap - EXIT
 if state --end ${signal:+--signal $signal} && [ "$status" -eq 0 ]; then
-    status=85 # submit this script again, and the run goes on
+    status=85 # unfinished: submit this script again to resume the run
 fi
 exit "$status"

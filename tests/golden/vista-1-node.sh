@@ -54,9 +54,9 @@ cat > "$HPCDDP_RUN_DIR/plan.json" << 'HPCDDP_PLAN'
 {"schema": 1, "name": "train", "site": "vista", "scheduler": "slurm", "launcher": "openmpi", "nodes": 1, "ranks_per_node": 1, "world_size": 1, "gpus_per_node": 1, "cpus_per_rank": 72, "threads_per_rank": 72, "walltime_s": 8405, "queue": "gh", "account": null, "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}
 HPCDDP_PLAN
 
-# What signals come here go on as SIGUSR1: openmpi lives on, and gives it to all ranks, which save and stop.
+# A signal that comes here reaches openmpi as SIGUSR1, and from there all ranks: they save and stop.
 trap 'came=yes; kill -USR1 "$launched" || true' TERM USR1 USR2 INT
-trap '' HUP # a closed terminal sends it to every process: the launcher and the ranks ignore it, and hear of it from here
+trap '' HUP # a closed terminal sends it to every process: the launcher and the ranks ignore it, this shell does not
 exec 3> >(trap '' TERM USR1 USR2 INT && exec tee -a "$attempt/logs/job.log") # what the ranks print, here and there
 tee=$!
 "$launcher" -np 1 \
@@ -76,7 +76,7 @@ while :; do # a signal ends the wait, not the launcher
     wait "$launched" || status=$?
     if [ -z "$came" ]; then break; fi
     signal=SIG$(kill -l "$status")
-    echo "hpcddp: $signal came and went on as SIGUSR1" >&2 || true # the terminal may be gone
+    echo "hpcddp: $signal came and was passed on as SIGUSR1" >&2 || true # the terminal may be gone
 done
 trap '' HUP TERM USR1 USR2 INT # a few lines are left
 wait "$tee" 2> /dev/null || true
@@ -86,6 +86,6 @@ if [ "$status" -ne 0 ]; then
 fi
 trap - EXIT
 if state --end ${signal:+--signal $signal} && [ "$status" -eq 0 ]; then
-    status=85 # submit this script again, and the run goes on
+    status=85 # unfinished: submit this script again to resume the run
 fi
 exit "$status"

@@ -62,7 +62,7 @@ def test_what_signals_come_to_the_script_stop_the_ranks_in_peace(name, signals, 
     flavour = find_flavour(name, repo)
     done = stopped(run, programs, tmp_path, flavour, flavour.launcher, *signals)
     assert done.returncode == 85, done.stdout + done.stderr
-    assert f"hpcddp: SIG{signals[0]} came and went on as SIGUSR1" in done.stderr
+    assert f"hpcddp: SIG{signals[0]} came and was passed on as SIGUSR1" in done.stderr
     assert "hpcddp: unfinished: step " in done.stderr
     reason = json.loads((tmp_path / "runs/two/state.json").read_text())["reason"]
     assert reason in {f"SIG{signal}" for signal in signals}  # of several, one that came
@@ -104,7 +104,7 @@ def test_under_open_mpi_that_leaves_the_last_checkpoint_and_no_process(signal, r
 def test_torchrun_gives_its_ranks_time_to_save_although_it_fails(signal, run, programs, tmp_path):
     done = stopped(run, programs, tmp_path, None, "torchrun", signal)
     assert done.returncode == 1, done.stdout + done.stderr
-    assert f"hpcddp: SIG{signal} came and went on as SIGTERM" in done.stderr
+    assert f"hpcddp: SIG{signal} came and was passed on as SIGTERM" in done.stderr
     assert_saved(tmp_path, "SIGTERM")
 
 

@@ -29,6 +29,33 @@ ROW = (
         passes_on="USR1",
 """
 )
+# An agent, which starts the ranks of one node as torchrun does, and does not exist.
+BEFORE_AGENT = '    "flux": Launcher(\n'
+AGENT = """\
+    "orbit": Launcher(
+        "orbit",
+        AGENT,
+        *("ORBIT_RANK", "ORBIT_SIZE", "ORBIT_LOCAL_RANK", "ORBIT_LOCAL_SIZE", "ORBIT_NODE"),
+        marks=("ORBIT_RANK", "ORBIT_SIZE"),
+        prefixes=("ORBIT_",),
+        rank_0_anywhere=True,
+        command="orbit --each {n}",
+        commands=("orbit",),
+        program="orbit",
+        line=lambda job: [
+            ("orbit", f"--each={job.ranks_per_node}"),
+            (FromShell("$rendezvous", before="--meet="),) if job.nodes > 1 else (),
+        ],
+        passes_on="USR2",
+        grace_s=7,
+    ),
+"""
+AGENT_PARTIAL = """\
+# orbit starts the ranks of its node
+{% for words in job.agent_line %}
+    {{ words | line }} \\
+{% endfor %}
+"""
 PARTIAL = '{% include "launchers/line.j2" %}\n'
 # Made up from flux-environment(7), for this test alone: a real launcher needs a recorded one.
 CAPTURE = {
@@ -44,7 +71,7 @@ CAPTURE = {
 
 
 class Checkout:
-    """A copy of the project in which flux is a launcher of job scripts."""
+    """A copy of the project in which flux is a launcher of job scripts, and so is the agent orbit."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -52,7 +79,9 @@ class Checkout:
             shutil.copytree(REPO / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
         rows = folder / "hpcddp/ranks/launchers.py"
         assert rows.read_text().count(KNOWN) == 1
-        rows.write_text(rows.read_text().replace(KNOWN, ROW))
+        assert rows.read_text().count(BEFORE_AGENT) == 1
+        rows.write_text(rows.read_text().replace(KNOWN, ROW).replace(BEFORE_AGENT, AGENT + BEFORE_AGENT))
+        (folder / "templates/launchers/orbit.j2").write_text(AGENT_PARTIAL)
         (folder / "templates/launchers/flux.j2").write_text(PARTIAL)
         (folder / "capture.json").write_text(json.dumps(CAPTURE))
         (folder / "bin").mkdir()
@@ -71,10 +100,12 @@ class Checkout:
             check=False,
         )
 
-    def plan(self, verb: str, *argv: str) -> subprocess.CompletedProcess[str]:
-        """A verb that plans two nodes of four ranks, started by flux."""
-        size = ("--nodes", "2", "--ranks-per-node", "4", "--gpus-per-node", "0", "--cpus-per-rank", "8")
-        site = ("--site", "generic-slurm", "--walltime", "1:00:00", "--launcher", "flux")
+    def plan(
+        self, verb: str, *argv: str, launcher: str = "flux", nodes: int = 2, site: str = "generic-slurm"
+    ) -> subprocess.CompletedProcess[str]:
+        """A verb that plans nodes of four ranks, started by the launcher."""
+        size = ("--nodes", str(nodes), "--ranks-per-node", "4", "--gpus-per-node", "0", "--cpus-per-rank", "8")
+        site = ("--site", site, "--walltime", "1:00:00", "--launcher", launcher)
         return self.run(verb, *site, *size, *argv)
 
 
@@ -91,7 +122,7 @@ def test_render_prints_its_line_and_explain_says_where_the_numbers_came_from(che
     script = checkout.plan("render", "--", "true")
     assert '"$launcher" run --nodes=2 --ntasks=8 \\\n    --cores-per-task=8 \\\n' in script.stdout, script.stderr
     assert "launcher=$(type -P flux)" in script.stdout
-    assert "flux lives on, and gives it to all ranks" in script.stdout
+    assert "reaches flux as SIGUSR1, and from there all ranks: they save and stop." in script.stdout
     line = next(x for x in checkout.plan("render", "--explain", "--", "true").stdout.splitlines() if "--ntasks=8" in x)
     assert "| --nodes; --ranks-per-node" in line
 
@@ -120,3 +151,39 @@ def test_launch_finds_it_on_path_by_its_version_and_takes_it_for_no_other(checko
     os.symlink(checkout.folder / "bin/flux", other / "mpiexec.hydra")
     refused = checkout.run(*here, "--launcher", "intelmpi", "--", "true", PATH=f"{other}:/usr/bin:/bin")
     assert "mpiexec.hydra belongs to flux" in refused.stderr
+
+
+def test_an_agent_is_printed_by_its_own_partial_and_its_signals_are_its_rows(checkout: Checkout) -> None:
+    two = checkout.plan("render", "--", "true", launcher="orbit")
+    line = '# orbit starts the ranks of its node\n    orbit --each=4 \\\n    --meet="$rendezvous" \\\n'
+    assert line + '    "$HPCDDP_PYTHON" -m hpcddp exec -- \\\n' in two.stdout, two.stderr
+    assert "srun --nodes=2 --ntasks=2 --ntasks-per-node=1" in two.stdout
+    assert "is not passed on: orbit would end before its ranks have saved" in two.stdout
+    one = checkout.plan("render", "--", "true", launcher="orbit", nodes=1, site="generic-pbs")
+    assert "reaches orbit as SIGUSR2, and from there all ranks: they save and stop within 7 seconds." in one.stdout
+    assert 'kill -USR2 "$launched"' in one.stdout
+    for script in (one.stdout, two.stdout):
+        assert "torch" not in script.partition("HPCDDP_JOB")[0] + script.rpartition("HPCDDP_PLAN")[2]
+
+
+def test_layout_and_env_know_an_agents_ranks_and_its_command_inside_a_rank_is_refused(checkout: Checkout) -> None:
+    layout = json.loads(checkout.plan("layout", "--json", "--", "true", launcher="orbit").stdout)
+    fifth = layout["ranks"][5]["environment"]
+    assert {name: fifth[name] for name in ("ORBIT_RANK", "ORBIT_SIZE", "ORBIT_NODE")} == {
+        "ORBIT_RANK": "5",
+        "ORBIT_SIZE": "8",
+        "ORBIT_NODE": "1",
+    }
+    assert json.loads(checkout.run("env", "--json", **fifth).stdout)["launcher"] == "orbit"
+    refused = checkout.plan("render", "--", "orbit", "--each", "4", "python", "x.py")
+    assert (refused.returncode, "(and --launcher orbit if orbit shall start it)" in refused.stderr) == (2, True)
+
+
+def test_a_site_says_something_of_one_agent_and_not_of_another(checkout: Checkout) -> None:
+    site = (checkout.folder / "templates/sites/generic-pbs.yaml").read_text()
+    assert "launcher:" in site
+    told = site.replace("launcher: {", "launcher: {orbit: it burns up here, ")
+    assert told != site
+    (checkout.folder / "templates/sites/low.yaml").write_text(told)
+    said = [checkout.plan("render", "--", "true", launcher=name, site="low").stderr for name in ("orbit", "torchrun")]
+    assert ["orbit: it burns up here" in text for text in said] == [True, False]

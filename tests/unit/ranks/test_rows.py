@@ -157,7 +157,6 @@ def test_no_file_names_two_launchers_or_two_schedulers_but_rows_and_lint(path: P
     assert len(named_in(path, schedulers)) < 2
 
 
-SITE_FILE = PACKAGE / "script/site_file.py"  # `torchrun` is a key of a site's file
 OF_ENVIRONMENTS = PACKAGE / "ranks"  # the room that finds out which launcher's variables an environment has
 
 
@@ -167,7 +166,7 @@ def test_outside_of_ranks_schedulers_and_lint_no_file_names_one_launcher_or_sche
     own = {*JOB_LAUNCHERS, *(name for row in LAUNCHERS.values() for name in row.containers)}
     named = {}
     for path in FILES:
-        if path not in {VERBS, SITE_FILE} and path.parent not in {OF_ENVIRONMENTS, PACKAGE / "schedulers"}:
+        if path != VERBS and path.parent not in {OF_ENVIRONMENTS, PACKAGE / "schedulers"}:
             named[str(path.relative_to(PACKAGE))] = named_in(path, rows) | (constants(path) & own)
     assert {path: found for path, found in named.items() if found} == {}
 
