@@ -39,13 +39,11 @@ def env() -> RankEnvironment:
 
     Raises LaunchError if the environment contradicts itself.
     """
-    from hpcddp.ranks.rendezvous import find_rendezvous
-    from hpcddp.ranks.resolve import resolve
+    from hpcddp.ranks.launch import Launch
 
-    hostname = os.uname().nodename
+    launch = Launch(os.environ, os.uname().nodename)
     with two_lines():
-        info = resolve(os.environ, hostname=hostname, live=True)
-        found = find_rendezvous(os.environ, info, hostname=hostname, live=True)
+        info, found = launch.info, launch.rendezvous
     source = {**info.source, **found.source}
     return RankEnvironment(*info[:-1], master_addr=found.master_addr, master_port=found.master_port, source=source)
 

@@ -1,4 +1,4 @@
-"""`hpcddp env`: this process's found_rank among the ranks, and how it is known."""
+"""`hpcddp env`: this process's place among the ranks, and how it is known."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import os
 import sys
 
 from hpcddp.cli.parser import VerbParser
+from hpcddp.ranks.launch import Launch
 from hpcddp.ranks.rankinfo import NUMBERS
-from hpcddp.ranks.rendezvous import Rendezvous, find_rendezvous
-from hpcddp.ranks.resolve import find_rank
+from hpcddp.ranks.rendezvous import Rendezvous
 from hpcddp.record import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def build_parser() -> VerbParser:
 
 
 def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
-    """Print the found_rank. LaunchError (4) if this is no rank, or if the environment contradicts itself."""
+    """Print the place. LaunchError (4) if this is no rank, or if the environment contradicts itself."""
     live = args.recorded is None
     hostname = args.hostname
     if live:
@@ -66,14 +66,13 @@ def look(
     env: Mapping[str, str], hostname: str | None, nodefile: str | None, *, live: bool
 ) -> tuple[dict[str, int | str | None], dict[str, str], tuple[RankInfo | None, Rendezvous]]:
     """The printed values by name, the source of each, and the rank and rendezvous that they came from."""
-    found_rank = find_rank(env, hostname=hostname, nodefile=nodefile, live=live)
-    info = found_rank.info()
-    rendezvous = Rendezvous(None, None, {})
-    if info is not None:
-        rendezvous = find_rendezvous(env, info, hostname=hostname, nodefile=nodefile, live=live, strict=False)
-    values = {"launcher": found_rank.launcher, **{number: found_rank.numbers[number] for number in NUMBERS}}
+    launch = Launch(env, hostname, nodefile, live=live, strict=False)
+    place = launch.place
+    info = place.info()
+    rendezvous = Rendezvous(None, None, {}) if info is None else launch.rendezvous
+    values = {"launcher": place.launcher, **{number: place.numbers[number] for number in NUMBERS}}
     values |= {"master_addr": rendezvous.master_addr, "master_port": rendezvous.master_port}
-    return values, {**found_rank.source, **rendezvous.source}, (info, rendezvous)
+    return values, {**place.source, **rendezvous.source}, (info, rendezvous)
 
 
 def _print_table(values: Mapping[str, int | str | None], source: Mapping[str, str], remarks: tuple[str, ...]) -> None:

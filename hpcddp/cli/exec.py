@@ -8,7 +8,6 @@ whose ranks write to logs it stays beside the command, to report the first rank 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 
 from hpcddp.errors import LaunchError, RequestError
 from hpcddp.ranks.launchers import LAUNCHERS
@@ -18,9 +17,11 @@ from hpcddp.runs.folder import RunFolder, find_attempt
 TYPE_CHECKING = False  # typing costs a quarter of this verb's time; mypy knows the name
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Mapping
     from typing import NoReturn
 
     from hpcddp.cli.parser import VerbParser
+    from hpcddp.ranks.launch import Launch
     from hpcddp.ranks.rankinfo import RankInfo
     from hpcddp.ranks.rendezvous import Rendezvous
 
@@ -87,15 +88,15 @@ def run_command(command: list[str], env: Mapping[str, str]) -> int:
     """
     if not command[0].strip():
         raise RequestError(f"the command begins with an empty word, {command[0]!r}", "hpcddp exec -- python train.py")
+    from hpcddp.ranks.launch import Launch
     from hpcddp.ranks.reach import require_resolved
-    from hpcddp.ranks.rendezvous import find_rendezvous, is_enough
-    from hpcddp.ranks.resolve import resolve
+    from hpcddp.ranks.rendezvous import is_enough
 
     hostname = os.uname().nodename
-    info = resolve(env, hostname=hostname, live=True)
-    rendezvous = find_rendezvous(env, info, hostname=hostname, live=True)
+    launch = Launch(env, hostname)
+    info, rendezvous = launch.info, launch.rendezvous
     if info.world_size > 1 and not is_enough(rendezvous, env, info):
-        rendezvous = _ask_run_folder(env, info, hostname) or rendezvous
+        rendezvous = _ask_run_folder(launch, hostname) or rendezvous
     if info.world_size > 1 and rendezvous.master_addr is not None:
         require_resolved(rendezvous.master_addr, rendezvous.source["master_addr"], hostname)
     exported = dict(env) | torch_variables(info, rendezvous)
@@ -124,18 +125,14 @@ def _refuse(
     from hpcddp.cli.streams import tell
     from hpcddp.runs import failure
 
-    is_first = failure.claim_first_failure(env)
-    if is_first or info.rank == 0:  # rank 0 has no log of its own
-        os.dup2(job_output if is_first else os.open(os.devnull, os.O_WRONLY), 2)
     refusal = LaunchError(
         f"rank {info.rank} on {hostname} cannot run {command[0]!r}: {error.strerror}",
         "check the command's spelling, and that it is on PATH on every node",
     )
-    tell(str(refusal))
-    if is_first:
-        failure.note_reported(env)
-    else:
-        failure.wait_for_report(env)
+    with failure.first_failure(env) as is_first:
+        if is_first or info.rank == 0:  # rank 0 has no log of its own
+            os.dup2(job_output if is_first else os.open(os.devnull, os.O_WRONLY), 2)
+        tell(str(refusal))
     raise SystemExit(refusal.exit_code)
 
 
@@ -167,35 +164,33 @@ def _run_beside(
         lines = failure.choose_lines(text)
         if info.rank == 0:
             failure.note_rank_0(env, lines)
-        if failure.claim_first_failure(env):
-            path = None if log is None or failure.is_as_rank_0(env, lines) else log.path
-            end = failure.describe_end(status)
-            watch.report(failure.format_failure(info.rank, hostname, end, lines, path), job_output)
-            failure.note_reported(env)
-        else:
-            failure.wait_for_report(env)
+        with failure.first_failure(env) as is_first:
+            if is_first:
+                path = None if log is None or failure.is_as_rank_0(env, lines) else log.path
+                end = failure.describe_end(status)
+                watch.report(failure.format_failure(info.rank, hostname, end, lines, path), job_output)
     watch.end_alike(status)
 
 
-def _ask_run_folder(env: Mapping[str, str], info: RankInfo, hostname: str) -> Rendezvous | None:
+def _ask_run_folder(launch: Launch, hostname: str) -> Rendezvous | None:
     """The rendezvous through a file in the run folder, the only channel that a process may use and then become another:
     PMI and MPI would wait for a `finalize` that nobody sends. None without a run folder or a key for the launch.
     """
     from hpcddp.ranks import sharedfile
     from hpcddp.ranks.ports import ephemeral_range, port_candidates
     from hpcddp.ranks.reach import own_address
-    from hpcddp.ranks.rendezvous import Rendezvous, launch_key
+    from hpcddp.ranks.rendezvous import Rendezvous
     from hpcddp.runs.opening import check_run_folder
 
-    key, _ = launch_key(env, info, live=True)
-    run_dir = env.get("HPCDDP_RUN_DIR", "")
+    info, (key, _) = launch.info, launch.local_key
+    run_dir = launch.env.get("HPCDDP_RUN_DIR", "")
     ports = port_candidates(key, ephemeral=ephemeral_range()) if key else ()
     if not run_dir or not ports:
         return None
     folder = RunFolder(run_dir).rendezvous
     if info.rank == 0:
         check_run_folder(RunFolder(run_dir))
-        address = "127.0.0.1" if info.local_world_size == info.world_size else own_address(env, hostname)
+        address = "127.0.0.1" if info.local_world_size == info.world_size else own_address(launch.env, hostname)
         # In order: the next launch of the same attempt gets the same port, so that an old file misleads nobody.
         port = next((port for port in ports if _is_free(port)), ports[0])
         sharedfile.publish_address(folder, key, address, port)

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from hpcddp.errors import LaunchError
 from hpcddp.ranks.candidates import read_row, stands
+from hpcddp.ranks.launch import Launch
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.ranks.rankinfo import NUMBERS
-from hpcddp.ranks.rendezvous import find_rendezvous
-from hpcddp.ranks.resolve import find_rank
 from hpcddp.record import TYPE_CHECKING, Record
 
 if TYPE_CHECKING:
@@ -42,16 +41,16 @@ def explain(
     env: Mapping[str, str], *, hostname: str | None = None, nodefile: str | None = None, live: bool = False
 ) -> Explanation:
     """How `resolve` and `find_rendezvous` come to their answer. Raises nothing that they raise: that is in `error`."""
+    launch = Launch(env, hostname, nodefile, live=live, strict=False)
     try:
-        place = find_rank(env, hostname=hostname, nodefile=nodefile, live=live)
+        place = launch.place
     except LaunchError as error:
         return Explanation([*_read_all(env), *_of_shell(env)], (), error)
     findings = _of_rank(place) + _of_shell(env)
-    info = place.info()
-    if info is None:
+    if place.info() is None:
         return Explanation(findings, (), None)
     try:
-        rendezvous = find_rendezvous(env, info, hostname=hostname, nodefile=nodefile, live=live, strict=False)
+        rendezvous = launch.rendezvous
     except LaunchError as error:
         return Explanation(findings, (), error)
     for number, value in (("master_addr", rendezvous.master_addr), ("master_port", rendezvous.master_port)):

@@ -1,39 +1,68 @@
-"""The launch of this process: its place, its allocation, the key of the launch and rank 0's address, each read once."""
+"""The launch of a process: its place, its allocation, the key of the launch and rank 0's address, each read once."""
 
 from __future__ import annotations
 
-from functools import cached_property
-
 from hpcddp.ranks.allocation import find_allocation
 from hpcddp.ranks.rendezvous import find_rendezvous, launch_key, parent_key
-from hpcddp.ranks.resolve import resolve
+from hpcddp.ranks.resolve import find_rank, require_info
 from hpcddp.record import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from functools import cached_property
 
     from hpcddp.ranks.allocation import Allocation
     from hpcddp.ranks.rankinfo import RankInfo
     from hpcddp.ranks.rendezvous import Rendezvous
+    from hpcddp.ranks.resolve import FoundRank
+else:
+
+    class cached_property:  # noqa: N801  # the name of functools', whose import takes longer than all that is read here
+        """A property that is read once."""
+
+        def __init__(self, read):
+            self.read = read
+
+        def __get__(self, launch, _owner):
+            value = launch.__dict__[self.read.__name__] = self.read(launch)
+            return value
 
 
 class Launch:
-    """What the environment of this very process tells. Each property is read when it is first used, and kept.
+    """What an environment tells of its launch. Each property is read when it is first used, and kept.
 
-    LaunchError from a property if the environment contradicts itself.
+    `hostname` is this host's name if known. `nodefile` stands in for the file that the scheduler's variables name. With
+    `live` the environment is this process's own, so that its parents and sockets tell as well. `strict`: see
+    `find_rendezvous`. LaunchError from a property if the environment contradicts itself.
     """
 
-    def __init__(self, env: Mapping[str, str], hostname: str) -> None:
+    def __init__(
+        self,
+        env: Mapping[str, str],
+        hostname: str | None,
+        nodefile: str | None = None,
+        *,
+        live: bool = True,
+        strict: bool = True,
+    ) -> None:
         self.env = env
         self.hostname = hostname
+        self.nodefile = nodefile
+        self.live = live
+        self.strict = strict
 
     @cached_property
     def allocation(self) -> Allocation | None:
-        return find_allocation(self.env, live=True)
+        return find_allocation(self.env, self.nodefile, live=self.live)
+
+    @cached_property
+    def place(self) -> FoundRank:
+        """Without insisting on a world size."""
+        return find_rank(self.env, hostname=self.hostname, live=self.live, allocation=lambda: self.allocation)
 
     @cached_property
     def info(self) -> RankInfo:
-        return resolve(self.env, live=True, allocation=lambda: self.allocation)
+        return require_info(self.place)
 
     @cached_property
     def key(self) -> tuple[str, str]:
@@ -43,7 +72,7 @@ class Launch:
     @cached_property
     def local_key(self) -> tuple[str, str]:
         """As `key`; without one, the process that started the ranks, if all of them are on this node."""
-        return self.key if self.key[0] else parent_key(self.info)
+        return self.key if self.key[0] or not self.live else parent_key(self.info)
 
     @cached_property
     def rendezvous(self) -> Rendezvous:
@@ -51,7 +80,8 @@ class Launch:
             self.env,
             self.info,
             hostname=self.hostname,
-            live=True,
+            live=self.live,
+            strict=self.strict,
             allocation=lambda: self.allocation,
             key=lambda: self.local_key,
         )

@@ -61,7 +61,11 @@ def resolve(
     With `live` the environment must be this process's own: its parents and its PMI socket then serve as evidence.
     `allocation` returns what `find_allocation` would find, for callers that have read it.
     """
-    place = find_rank(env, hostname=hostname, nodefile=nodefile, live=live, allocation=allocation)
+    return require_info(find_rank(env, hostname=hostname, nodefile=nodefile, live=live, allocation=allocation))
+
+
+def require_info(place: FoundRank) -> RankInfo:
+    """The place as RankInfo. LaunchError if the world size is not told."""
     info = place.info()
     if info is None:
         raise LaunchError(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.runs.folder import find_attempt
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 _READ = 16384  # bytes of the end of a log
 _MOST_LINES = 14
@@ -21,40 +21,40 @@ _REPORTED = b"reported\n"
 _TRACEBACK = "Traceback (most recent call last)"
 
 
-def claim_first_failure(env: Mapping[str, str]) -> bool:
-    """Whether this rank is the first of the attempt to fail, and reports it; True outside of an attempt.
+@contextmanager
+def first_failure(env: Mapping[str, str]) -> Iterator[bool]:
+    """Whether this rank is the first of the attempt to fail, and reports it in the body; True outside of an attempt.
 
-    It need not be rank 0: a launcher kills rank 0 as soon as another rank has failed.
+    It need not be rank 0: a launcher kills rank 0 as soon as another rank has failed. The others wait at the end of the
+    body, a moment at most, until the report is written: a launcher kills all ranks as soon as one has ended, the rank
+    that still has to report among them.
     """
+    path = _claim_path(env)
+    is_first = path is None or _claim(path)
+    yield is_first
+    if path is None:
+        return
+    if is_first:
+        with suppress(OSError), open(path, "wb") as file:
+            file.write(_REPORTED)
+    else:
+        _wait_for(path, _REPORTED, _REPORT_S)
+
+
+def _claim_path(env: Mapping[str, str]) -> str | None:
+    """The file that the first rank to fail makes; None outside of an attempt."""
     attempt = find_attempt(env)
-    if attempt is None:
-        return True
+    # a job that was queued again starts in the same attempt, with another deadline
+    return None if attempt is None else attempt.first_failure(env.get("HPCDDP_DEADLINE", ""))
+
+
+def _claim(path: str) -> bool:
+    """Whether this rank made the file."""
     try:
-        # a job that was queued again starts in the same attempt, with another deadline
-        os.close(os.open(attempt.first_failure(env.get("HPCDDP_DEADLINE", "")), os.O_CREAT | os.O_EXCL, 0o644))
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o644))
     except OSError:
         return False
     return True
-
-
-def note_reported(env: Mapping[str, str]) -> None:
-    """The rank with the claim has written its report: for the others that fail, which wait for it."""
-    attempt = find_attempt(env)
-    if attempt is not None:
-        with suppress(OSError), open(attempt.first_failure(env.get("HPCDDP_DEADLINE", "")), "wb") as file:
-            file.write(_REPORTED)
-
-
-def wait_for_report(env: Mapping[str, str]) -> bool:
-    """Another rank has the claim: wait a moment for its report; whether it is written.
-
-    A launcher kills all ranks as soon as one has ended, the rank that still has to report among them.
-    """
-    attempt = find_attempt(env)
-    if attempt is None:
-        return True
-    path = attempt.first_failure(env.get("HPCDDP_DEADLINE", ""))
-    return _wait_for(path, _REPORTED, _REPORT_S) is not None
 
 
 def note_rank_0(env: Mapping[str, str], lines: list[str]) -> None:
@@ -91,8 +91,8 @@ def _wait_for(path: str, end: bytes, limit: float) -> bytes | None:
 
 
 def _rank_0_path(env: Mapping[str, str]) -> str | None:
-    attempt = find_attempt(env)
-    return None if attempt is None else attempt.first_failure(env.get("HPCDDP_DEADLINE", "")) + ".rank-0"
+    path = _claim_path(env)
+    return None if path is None else path + ".rank-0"
 
 
 def describe_end(status: int) -> str:

@@ -64,7 +64,7 @@ def agree_on_store_address(launch: Launch, channel: str, opening: str, timeout_s
     folder = env.get("HPCDDP_RUN_DIR", "")
     enough = is_enough(found, env, info) or channel == "env" or not (folder and key)
     if channel != "file" and enough and found.master_addr is not None and found.master_port is not None:
-        require_resolved(found.master_addr, found.source["master_addr"], launch.hostname)
+        require_resolved(found.master_addr, found.source["master_addr"], socket.gethostname())
         return StoreAddress(found.master_addr, _choose_ports(found.master_port, key, opening), None, "env")
     if channel != "env" and folder and key:
         return _over_file(env, RunFolder(folder), f"{key} {opening}", info, timeout_s)

@@ -10,14 +10,12 @@ import pytest
 
 from hpcddp.runs.failure import (
     choose_lines,
-    claim_first_failure,
     describe_end,
+    first_failure,
     format_failure,
     is_as_rank_0,
     note_rank_0,
-    note_reported,
     read_end,
-    wait_for_report,
 )
 
 TRACEBACK = """\
@@ -41,9 +39,14 @@ def env(tmp_path: Path) -> dict[str, str]:
     return {"HPCDDP_RUN_DIR": str(tmp_path), "HPCDDP_ATTEMPT": "7"}
 
 
+def is_first(env: dict[str, str]) -> bool:
+    with first_failure(env) as first:
+        return first
+
+
 def test_one_of_all_ranks_reports_its_failure(env: dict[str, str]) -> None:
     claims: list[bool] = []
-    ranks = [threading.Thread(target=lambda: claims.append(claim_first_failure(env))) for _ in range(8)]
+    ranks = [threading.Thread(target=lambda: claims.append(is_first(env))) for _ in range(8)]
     for rank in ranks:
         rank.start()
     for rank in ranks:
@@ -53,7 +56,7 @@ def test_one_of_all_ranks_reports_its_failure(env: dict[str, str]) -> None:
 
 def test_a_job_that_was_queued_again_reports_again(env: dict[str, str]) -> None:
     starts = [env | {"HPCDDP_DEADLINE": text} for text in ("1795300000", "1795300000", "1795303600", "../x", "../y")]
-    assert [claim_first_failure(start) for start in starts] == [True, False, True, True, False]
+    assert [is_first(start) for start in starts] == [True, False, True, True, False]
     assert {path.name for path in Path(env["HPCDDP_RUN_DIR"], "attempts", "7").iterdir()} == {
         "first-failure-1795300000",
         "first-failure-1795303600",
@@ -62,32 +65,31 @@ def test_a_job_that_was_queued_again_reports_again(env: dict[str, str]) -> None:
 
 
 def test_a_rank_that_fails_too_stays_until_the_failure_is_reported(env: dict[str, str]) -> None:
-    assert claim_first_failure(env)
     events: list[str] = []
 
     def fail_too() -> None:
-        assert not claim_first_failure(env)
-        assert wait_for_report(env)
+        assert not is_first(env)
         events.append("ended")
 
     other = threading.Thread(target=fail_too)
-    other.start()
-    events.append("reported")
-    note_reported(env)
+    with first_failure(env) as first:
+        assert first
+        other.start()
+        events.append("reported")
     other.join()
     assert events == ["reported", "ended"]
 
 
 def test_a_rank_that_fails_too_does_not_stay_for_ever(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hpcddp.runs.failure._REPORT_S", 0.0)
-    assert claim_first_failure(env)
-    assert not wait_for_report(env)
-    assert wait_for_report({})
+    with first_failure(env) as first:
+        assert first
+        assert not is_first(env)  # and does not wait for the report that is still to be written
 
 
 def test_outside_of_an_attempt_each_rank_reports() -> None:
-    assert claim_first_failure({})
-    assert claim_first_failure({})
+    assert is_first({})
+    assert is_first({})
 
 
 def test_the_last_traceback_says_what_happened() -> None:
