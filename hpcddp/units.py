@@ -76,7 +76,7 @@ def _refused_walltime(text: str, where: str) -> RequestError:
     if len(fields) == 1 and fields[0] is not None:
         both = f"{assign(where, f'{text}m')}, or {assign(where, f'{text}s')}"
         return RequestError(
-            f"{where} {text!r} has no unit: sbatch would take minutes, qsub seconds",
+            f"{where} {text!r} has no unit: some schedulers take minutes, others seconds",
             both if fields[0] else example(where, _WALLTIME_EXAMPLE),  # 0m would be refused as well
         )
     if len(fields) == 2 and None not in fields:

@@ -34,7 +34,7 @@ def run_checks(env: Mapping[str, str], info: RankInfo, rendezvous: Rendezvous, m
 
 
 def check_agents_per_node(env: Mapping[str, str], info: RankInfo) -> Check | None:
-    """An agent (torchrun) starts all ranks of a node by itself: one agent per node, not one per task."""
+    """An agent starts all ranks of a node by itself: one agent per node, not one per task."""
     row = LAUNCHERS.get(info.launcher)
     if row is None or not row.is_agent:
         return None
@@ -147,7 +147,8 @@ def check_workers(workers: int, machine: Machine) -> Check | None:
         return None
     loaders = format_count(workers, "loader process")
     message = f"{loaders} and the rank itself share {format_count(machine.cpus, 'CPU')}"
-    remedy = "give each rank more (--cpus-per-rank; Open MPI: --bind-to none), or use fewer workers"
+    unbound = "".join(f"; {row.name}: {row.unbound}" for row in LAUNCHERS.values() if row.unbound)
+    remedy = f"give each rank more (--cpus-per-rank{unbound}), or use fewer workers"
     return Check("loader processes", message, remedy)
 
 

@@ -162,7 +162,7 @@ def _site(named: str | None, allocation: Allocation | None, env: Mapping[str, st
         if not own or not scheduler.fits_allocation:
             raise LaunchError(
                 f"hpcddp launch cannot start ranks in an allocation of {scheduler.title}",
-                "start the ranks yourself: mpirun -np N hpcddp exec -- command",
+                f"start the ranks yourself: {scheduler.launch_line(allocation.slots, env)} hpcddp exec -- command",
             )
     site = open_site(Choice(named, "--site") if named else Choice(own, "the allocation"), env)
     if allocation is not None and site.scheduler != allocation.scheduler:

@@ -18,5 +18,5 @@ def refusal() -> str:
 
 def no_job() -> str:
     """The first lines of a text for people that goes into a pipe or a file. In `less` they can be read past."""
-    why = "exit 2  # the lines above keep qsub and sbatch from taking this text for a job, and this line bash"
+    why = "exit 2  # the lines above keep schedulers from taking this text for a job, and this line bash"
     return f"{refused_lines('hpcddp-this-is-no-job-script')}{why}\n\n"

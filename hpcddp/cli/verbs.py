@@ -24,7 +24,7 @@ EXITS = {
 _MEANT = {
     **dict.fromkeys(("show", "info", "describe"), "hpcddp sites show NAME"),
     **dict.fromkeys(("list", "ls", "site", "clusters"), "hpcddp sites"),
-    **dict.fromkeys(("submit", "queue", "qsub", "sbatch"), "hpcddp render --nodes 4 -- python train.py | qsub"),
+    **dict.fromkeys(("submit", "queue"), "hpcddp render --nodes 4 -- python train.py | qsub"),
     **dict.fromkeys(("run", "start"), "hpcddp launch -- python train.py"),
     **dict.fromkeys(("generate", "template", "script"), "hpcddp render --nodes 4 -- python train.py > job.sh"),
     **dict.fromkeys(("check", "validate", "verify"), "hpcddp lint job.sh"),
@@ -53,8 +53,10 @@ def unknown_verb(argv: list[str]) -> RequestError:
     if word.endswith(".py"):
         return RequestError(f"there is no verb before {word!r}", f"hpcddp launch -- python {word}")
     from hpcddp.ranks.launch_commands import PROGRAMS
+    from hpcddp.schedulers.registry import scripted_schedulers
 
-    meant = "hpcddp launch -- python train.py" if word in PROGRAMS else _MEANT.get(word.lower())
+    same = "submit" if any(word in row.commands.submit for row in scripted_schedulers()) else word.lower()
+    meant = "hpcddp launch -- python train.py" if word in PROGRAMS else _MEANT.get(same)
     guess = "" if meant else nearest(word, list(VERBS))
     return RequestError(f"{word!r} is not a verb of hpcddp{guess}", meant or "hpcddp --help")
 

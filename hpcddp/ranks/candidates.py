@@ -60,15 +60,14 @@ def read_row(key: str, env: Mapping[str, str]) -> Candidate:
         found = [v for v in dict.fromkeys((*variables.values(), *row.marks)) if v in env]
         raise LaunchError(
             f"half a row from {row.name}: {_shown(found, env)}, but {' and '.join(missing)} not set",
-            f"start the program with `{row.command.format(n='N') or row.name}`, "
-            f"or unset {' '.join(found)} if it is a leftover",
+            f"start the program with `{_command(row)}`, or unset {' '.join(found)} if it is a leftover",
         )
     source = {number: v for number, v in variables.items() if v in env}
     numbers: dict[str, int | None] = dict.fromkeys(NUMBERS)
     numbers |= {number: _parse(row, number, v, env) for number, v in source.items()}
     _refuse_half_pair(row, numbers, source, env)
     if row.layout_file:
-        _read_layout(row.layout_file, numbers, source, env)
+        _read_layout(row, numbers, source, env)
     return Candidate(key, row, numbers, source)
 
 
@@ -81,7 +80,7 @@ def _refuse_half_pair(
         there, missing = pair if numbers[pair[1]] is None else pair[::-1]
         raise LaunchError(
             f"half a row from {row.name}: {_shown([source[there]], env)}, but {getattr(row, missing)} not set",
-            f"start the program with `mpiexec -n N`, or unset {source[there]} if it is a leftover",
+            f"start the program with `{_command(row)}`, or unset {source[there]} if it is a leftover",
         )
 
 
@@ -106,8 +105,9 @@ def _parse(row: Launcher, number: str, variable: str, env: Mapping[str, str]) ->
     return value
 
 
-def _read_layout(variable: str, numbers: dict[str, int | None], source: dict[str, str], env: Mapping[str, str]) -> None:
-    """World size, nodes and local size from the file that this variable names, where it can be read."""
+def _read_layout(row: Launcher, numbers: dict[str, int | None], source: dict[str, str], env: Mapping[str, str]) -> None:
+    """World size, nodes and local size from the file that the launcher writes, where it can be read."""
+    variable = row.layout_file
     path, rank = env.get(variable, ""), numbers["rank"]
     info = read_apinfo(path) if path else None
     if info is None or rank is None or rank >= len(info.node_of):
@@ -126,8 +126,13 @@ def _read_layout(variable: str, numbers: dict[str, int | None], source: dict[str
         elif numbers[number] != value:
             raise LaunchError(
                 f"{source[number]}={numbers[number]}, but {variable} ({path}) says {number} {value}",
-                "start the program with mpiexec; one of the two is a leftover of another launch",
+                f"start the program with `{_command(row)}`; one of the two is a leftover of another launch",
             )
+
+
+def _command(row: Launcher) -> str:
+    """What to type to get this launcher's ranks. A row of a special form has its launcher's."""
+    return (row.command or LAUNCHERS[row.name].command).format(n="N") or row.name
 
 
 def _shown(variables: list[str], env: Mapping[str, str]) -> str:

@@ -9,7 +9,7 @@ from hpcddp.schedulers.registry import all_schedulers
 from hpcddp.units import read_number, shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from hpcddp.ranks.allocation import Allocation
     from hpcddp.ranks.candidates import Candidate
@@ -63,14 +63,15 @@ def check_torch_variables(chosen: Candidate, env: Mapping[str, str]) -> None:
             )
 
 
-def check_agent_store(env: Mapping[str, str]) -> None:
-    """LaunchError if torch would wait for a torchrun that is not there: all ranks clients, and nobody serves."""
-    value = env.get("TORCHELASTIC_USE_AGENT_STORE", "")
-    if value.lower() in {"true", "1"} and "TORCHELASTIC_RUN_ID" not in env:
-        raise LaunchError(
-            f"TORCHELASTIC_USE_AGENT_STORE={value}, but no torchrun started this process: nobody would serve the store",
-            "unset TORCHELASTIC_USE_AGENT_STORE",
-        )
+def check_agent_store(env: Mapping[str, str], rows: Iterable[Launcher]) -> None:
+    """LaunchError if torch would wait for an agent that is not there: all ranks clients, and nobody serves."""
+    for row in rows:
+        value = env.get(row.agent_store, "")
+        if value.lower() in {"true", "1"} and not any(mark in env for mark in row.marks):
+            raise LaunchError(
+                f"{row.agent_store}={value}, but no {row.name} started this process: nobody would serve the store",
+                f"unset {row.agent_store}",
+            )
 
 
 def check_host(chosen: Candidate, env: Mapping[str, str], hostname: str | None, allocation: Allocation) -> None:

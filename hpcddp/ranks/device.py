@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from hpcddp.errors import LaunchError
 from hpcddp.record import TYPE_CHECKING
+from hpcddp.schedulers.registry import all_schedulers
 from hpcddp.units import format_count
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def choose_device_index(visible: int, local_rank: int | None, local_world_size: 
     if local_rank is None or local_world_size is None:
         raise LaunchError(
             f"{visible} devices are visible, but the launcher does not say which rank of its node this is",
-            "show each rank one device (Slurm: --gpus-per-task=1), or use a launcher that sets a local rank",
+            f"show each rank one device{_option()}, or use a launcher that sets a local rank",
         )
     if local_world_size > visible:
         raise LaunchError(
@@ -62,3 +63,9 @@ def choose_device_index(visible: int, local_rank: int | None, local_world_size: 
             f"use --ranks-per-node {visible}, or ask for more; backend='gloo' lets ranks share a device",
         )
     return local_rank
+
+
+def _option() -> str:
+    """The schedulers' options for that."""
+    told = [f"{row.title}: {row.one_gpu.option}=1" for row in all_schedulers() if row.one_gpu.option]
+    return f" ({', '.join(told)})" if told else ""

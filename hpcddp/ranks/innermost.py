@@ -127,7 +127,7 @@ def _by_rule(left: list[Candidate], env: Mapping[str, str]) -> tuple[Candidate, 
     levels = [_one_of_a_kind([c for c in left if c.row.depth == depth]) for depth in depths]
     for inner, outer in pairwise(levels):
         if inner.row.daemon_variables and outer.row.step is not None and outer.row.step.serves_pmix(env):
-            return outer, f"PMIX_NAMESPACE is {outer.row.name}'s, so {outer.row.name} came after mpirun"
+            return outer, f"PMIX_NAMESPACE is {outer.row.name}'s, so {outer.row.name} came after {inner.row.name}"
         if not _could_start(outer, inner, env):
             _refuse_singletons(inner, outer, env)
             raise _undecided(inner, outer)

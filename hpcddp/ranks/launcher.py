@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from hpcddp.ranks.launch_line import LaunchRequest, Words
     from hpcddp.ranks.rankinfo import RankInfo
 
+_NO_OPTIONS: Mapping[str, str] = {}
 _NO_CONTAINERS: Mapping[str, Callable[[str, str], tuple[Words, ...]]] = {}
 
 # Who starts processes inside whom. A launcher of a higher depth is found inside one of a lower depth: mpirun starts
@@ -114,6 +115,10 @@ class Launcher(Record):
     command: str = ""
     #: All commands that start ranks with it; of two words where the first alone does not.
     commands: tuple[str, ...] = ()
+    #: An option of its command -> hpcddp's, for people who type theirs (cli/meant.py).
+    typed: Mapping[str, str] = _NO_OPTIONS
+    #: Its option that binds no rank to CPUs, if it does bind them.
+    unbound: str = ""
     #: Words by which its `--version` is recognised.
     version_words: tuple[str, ...] = ()
     #: The program that a job script calls; "" where no script can use this launcher.

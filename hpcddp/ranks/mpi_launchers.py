@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 
 HYDRA = ("MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 _HYDRA_PROGRAMS = ("hydra_pmi_proxy", "hydra_bstrap_pr", "mpiexec.hydra", "pmi_proxy")
+_HYDRA_TYPED = {
+    **dict.fromkeys(("-n", "-np"), "--nodes N --ranks-per-node R"),
+    **dict.fromkeys(("-ppn", "--ppn"), "--ranks-per-node"),
+}
 # Set by Intel's hydra itself. I_MPI_HYDRA_BOOTSTRAP and the like are set by users and modules, so they prove nothing.
 _INTEL = ("I_MPI_HYDRA_UUID", "HYDRA_BSTRAP_LOCALHOST", "HYDRA_BSTRAP_NODE_ID", "I_MPI_INFO_NP", "I_MPI_INFO_LCPU")
 
@@ -75,6 +79,8 @@ MPI_LAUNCHERS: dict[str, Launcher] = {
         ),
         command="mpirun -np {n}",
         commands=("mpirun", "mpiexec", "orterun", "prterun"),
+        typed=dict.fromkeys(("-n", "-np", "--np"), "--nodes N --ranks-per-node R"),
+        unbound="--bind-to none",
         version_words=("Open MPI", "OpenRTE", "PRRTE"),  # OpenRTE: what Open MPI 4's mpiexec says
         program="mpirun",
         line=_openmpi_line,
@@ -96,6 +102,7 @@ MPI_LAUNCHERS: dict[str, Launcher] = {
         without_size="start without -pmi-port",
         command="mpiexec -n {n}",
         commands=("mpirun", "mpiexec", "mpiexec.hydra"),
+        typed=_HYDRA_TYPED,
         version_words=("HYDRA",),
         program="mpiexec",
         line=lambda job: _hydra_line(job, "-f", counts=True),
@@ -116,6 +123,7 @@ MPI_LAUNCHERS: dict[str, Launcher] = {
         programs_seen=True,
         command="mpiexec -n {n}",
         commands=("mpirun", "mpiexec", "mpiexec.hydra"),
+        typed=_HYDRA_TYPED,
         version_words=("Intel(R) MPI",),
         program="mpiexec.hydra",  # its mpirun is a script that dies of any signal, and leaves the ranks
         line=lambda job: _hydra_line(job, "-machinefile", counts=False),

@@ -127,7 +127,7 @@ def _check(chosen: Candidate, env: Mapping[str, str], *, pinned: bool) -> None:
     consistency.check_bounds(chosen)
     consistency.check_echoes(chosen, env)
     if not pinned:
-        consistency.check_agent_store(env)
+        consistency.check_agent_store(env, LAUNCHERS.values())
         if row.rank != "RANK":  # else they are the row's own
             consistency.check_torch_variables(chosen, env)
 

@@ -44,7 +44,10 @@ def plan_deletion(scheduler: Scheduler, answer: Answer) -> list[str]:
         return []
     job = answer.stdout.strip()
     if not re.fullmatch(commands.queued, job):
-        raise SchedulerError(f"{program} answered {job!r}, which is no job id", "look for a held job: qstat -u $USER")
+        raise SchedulerError(
+            f"{program} answered {job!r}, which is no job id",
+            f"look for the held job, and delete it: {' '.join(commands.cancel)} JOB",
+        )
     return [*commands.cancel, job]
 
 

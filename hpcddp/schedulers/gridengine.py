@@ -50,6 +50,13 @@ SCHEDULER = Scheduler(
             "requeue": "-r",
             "chain": "-hold_jid",
         },
+        typed={
+            "-q": "--queue",
+            **dict.fromkeys(("-A", "-P", "-g"), "--account"),
+            "-N": "--name",
+            "-l": "--nodes N --walltime TIME",
+            "-o": "--set output=",
+        },
         account="-A",
         printed=r"-[NrjgA]\b|-cwd\b|-pe\b|-l *h_rt\b",
         outputs=("-o", "-e"),

@@ -93,6 +93,14 @@ SCHEDULER = Scheduler(
             "requeue": "-r",
             "chain": "-W depend",
         },
+        typed={
+            "-q": "--queue",
+            **dict.fromkeys(("-A", "-P"), "--account"),
+            "-N": "--name",
+            "-J": "--set array=",
+            "-l": "--nodes N --walltime TIME",
+            "-o": "--set output=",
+        },
         account="-A",
         # PBS keeps the first of two `-l`, and the last of other options, without a word.
         printed=r"-[NqPArj]|-l *(select|place|walltime|nodes|ncpus|mpiprocs|ngpus)\b",

@@ -24,6 +24,7 @@ class Directives(Record):
     prefix: str = ""
     refused: str = ""  # a first line, with a word in place of {}, for which its submit command refuses any text
     options: Mapping[str, str] = _NOTHING  # job-file key -> the option that carries it
+    typed: Mapping[str, str] = _NOTHING  # an option of its commands -> ours, for people who type theirs (cli/meant.py)
     account: str = "none"  # the option that carries the account where the site does not say otherwise
     printed: str = ""  # pattern of the options that the template prints, so that no job may add them
     attached: bool = False  # whether `-ofile` means `-o file`

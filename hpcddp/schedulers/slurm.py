@@ -122,6 +122,22 @@ SCHEDULER = Scheduler(
             "requeue": "--requeue",
             "chain": "--dependency",
         },
+        typed={
+            **dict.fromkeys(("--partition", "-p", "--qos", "-q"), "--queue"),
+            "-A": "--account",
+            **dict.fromkeys(("--time", "-t"), "--walltime"),
+            **dict.fromkeys(("--job-name", "-J"), "--name"),
+            "-N": "--nodes",
+            **dict.fromkeys(("--ntasks-per-node", "--tasks-per-node"), "--ranks-per-node"),
+            **dict.fromkeys(("--ntasks", "-n"), "--nodes N --ranks-per-node R"),
+            **dict.fromkeys(("--gpus", "-G", "--gres"), "--gpus-per-node G"),
+            **dict.fromkeys(("--cpus-per-task", "-c"), "--cpus-per-rank"),
+            "--mem": "--set mem_gb=512",
+            "-o": "--set output=",
+            "-a": "--set array=",
+            "-d": "--set dependency=",
+            "-C": "--set constraint=",
+        },
         account="--account",
         # Slurm keeps the last of two, without a word.
         printed=r"-[NnJptAc]|"

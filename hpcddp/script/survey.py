@@ -29,7 +29,7 @@ def format_start(name: str, scheduler: str, date: str, queues: Iterable[QueueFou
         "# account: {required: true, source: jobs}    # option: -P, where it is not the scheduler's usual one",
         "# walltime: 1:00:00                          # if a job says none",
         *_queue_lines(list(queues)),
-        "# modules: {load: [cuda, openmpi], source: jobs}",
+        "# modules: {load: [cuda, mpi], source: jobs}",
         f"launcher: {{name: {launchers_under(scheduler)[0]}}}",
         "# env: {NCCL_SOCKET_IFNAME: ib0}",
         "# All keys: docs/sites.md. Leave out what you do not know: hpcddp asks for it.",

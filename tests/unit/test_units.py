@@ -71,7 +71,7 @@ def test_two_fields_are_asked_about_in_a_form_that_can_be_typed(where: str, hint
 
 
 def test_a_bare_number_is_asked_about() -> None:
-    with pytest.raises(RequestError, match="'90' has no unit: sbatch would take minutes, qsub seconds") as refused:
+    with pytest.raises(RequestError, match="'90' has no unit: some schedulers take minutes, others seconds") as refused:
         parse_walltime("90", "--walltime")
     assert refused.value.hint == "--walltime 90m, or --walltime 90s"
 

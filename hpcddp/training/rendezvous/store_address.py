@@ -101,9 +101,10 @@ def _over_pmi(launch: Launch, opening: str, timeout_s: float) -> StoreAddress:
     env, info = launch.env, launch.info
     client = pmi.connect(env, timeout_s)
     if client is None:
+        serving = " or ".join(dict.fromkeys(row.name for row in LAUNCHERS.values() if row.pmi_socket and row.program))
         raise LaunchError(
             f"launcher {info.launcher} gives this process no PMI socket (PMI_FD is unset or closed)",
-            "start the ranks with mpiexec of MPICH or Intel MPI, or leave out rendezvous='pmi'",
+            f"start the ranks with the launcher {serving}, or leave out rendezvous='pmi'",
         )
     # Rank 0 needs the name of another host to find out which of its own addresses that host can reach.
     client.put(f"{opening}-host-{info.rank}", socket.gethostname())

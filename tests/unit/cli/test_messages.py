@@ -13,7 +13,7 @@ from importlib import import_module
 import pytest
 
 from hpcddp.cli.main import main
-from hpcddp.cli.meant import _MEANT
+from hpcddp.cli.meant import each_table
 from hpcddp.script.find_site import site_files
 from hpcddp.script.spec import KEYS
 
@@ -129,7 +129,7 @@ def typed(tmp_path, monkeypatch, capsys):
         ("render --site local -- './train.py --lr 1'",
          "the command is one word, './train.py --lr 1': its blanks are quoted", "-- ./train.py --lr 1"),
         ("render --walltime 0 -- python train.py",
-         "--walltime '0' has no unit: sbatch would take minutes, qsub seconds", "--walltime 1:30:00"),
+         "--walltime '0' has no unit: some schedulers take minutes, others seconds", "--walltime 1:30:00"),
         ("render --walltime 0s -- python train.py", "--walltime '0s' is no time at all", "--walltime 1:30:00"),
         ("render --set nodes 4 -- python train.py", "--set 'nodes' has no value", "--set nodes=4"),
         ("render --set nodes -- python train.py", "--set 'nodes' has no value", "--set nodes=VALUE"),
@@ -166,7 +166,7 @@ MEANT = {
     "--ntasks 8": ("--nodes", "--nodes N --ranks-per-node R"),
     "--ntasks-per-node 8": ("--ranks-per-node", "--ranks-per-node 8"),
     "--gpus 8": ("--gpus-per-node", "--gpus-per-node G"),
-    "-N 2": ("--nodes", "--nodes N (Slurm's -N), or --name X (that of PBS)"),
+    "-N 2": ("--nodes", "--nodes 2 (Slurm), or --name 2 (PBS, Grid Engine)"),
     "--array 1-10": ("--set", "--set array=1-10"),
     "--output out.txt": ("--set", "--set output=out.txt"),
     "--venv /opt/env": ("--set", "--set venv=/opt/env"),
@@ -186,8 +186,9 @@ def test_an_option_of_a_scheduler_is_answered_with_the_one_that_means_it(words, 
 
 def test_each_option_that_is_meant_is_one():
     options = import_module("hpcddp.cli.render").build_parser()._option_string_actions
-    assert not set(_MEANT) & set(options)
-    for typable in _MEANT.values():
+    tables = [typed for _, typed in each_table()]
+    assert not {option for typed in tables for option in typed} & set(options)
+    for typable in (typable for typed in tables for typable in typed.values()):
         assert {word for word in typable.split() if word.startswith("--")} <= set(options)
         for key in re.findall(r"--set (\w+)=", typable):
             assert key in KEYS

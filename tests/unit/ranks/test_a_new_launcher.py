@@ -41,6 +41,7 @@ AGENT = """\
         rank_0_anywhere=True,
         command="orbit --each {n}",
         commands=("orbit",),
+        typed={"--each": "--ranks-per-node"},
         program="orbit",
         line=lambda job: [
             ("orbit", f"--each={job.ranks_per_node}"),
@@ -175,6 +176,8 @@ def test_layout_and_env_know_an_agents_ranks_and_its_command_inside_a_rank_is_re
         "ORBIT_NODE": "1",
     }
     assert json.loads(checkout.run("env", "--json", **fifth).stdout)["launcher"] == "orbit"
+    typed = checkout.plan("render", "--each", "4", "--", "true")
+    assert "hint: --ranks-per-node 4" in typed.stderr
     refused = checkout.plan("render", "--", "orbit", "--each", "4", "python", "x.py")
     assert (refused.returncode, "(and --launcher orbit if orbit shall start it)" in refused.stderr) == (2, True)
 

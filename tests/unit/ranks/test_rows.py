@@ -14,7 +14,7 @@ from hpcddp.ranks.launchers import JOB_LAUNCHERS, LAUNCHER_NAMES, LAUNCHERS
 from hpcddp.ranks.predict import predict_environment
 from hpcddp.ranks.rankinfo import NUMBERS
 from hpcddp.ranks.resolve import find_rank, resolve
-from hpcddp.schedulers.registry import all_schedulers
+from hpcddp.schedulers.registry import SHARED, all_schedulers
 
 from .captured import env_of
 
@@ -126,7 +126,9 @@ def test_half_a_row_of_pjm_is_an_error_and_its_job_script_is_no_rank() -> None:
 
 PACKAGE = Path(hpcddp.__file__).parent
 LAUNCHER_ROWS = {PACKAGE / "ranks/launchers.py", PACKAGE / "ranks/mpi_launchers.py"}
-VERBS = PACKAGE / "cli/verbs.py"  # what people type instead of a verb: `hpcddp srun`, `hpcddp sbatch`
+# Help shows well-known commands as examples; nothing depends on them. pmi.py asks an MPI library which one it is.
+SHOWN = {PACKAGE / f"cli/{verb}.py" for verb in ("exec", "launch", "lint", "main", "render", "request", "verbs")}
+SHOWN |= {PACKAGE / "ranks/pmi.py"}
 
 
 def constants(path: Path) -> set[str]:
@@ -151,8 +153,7 @@ def test_no_file_names_two_launchers_or_two_schedulers_but_rows_and_lint(path: P
     launchers = {key: row.prefixes for key, row in LAUNCHERS.items() if key not in {"env", "pmi", "pmix"}}
     launchers = {key: prefixes for key, prefixes in launchers.items() if prefixes}
     schedulers = {row.name: row.variables.prefixes for row in all_schedulers() if not row.this_machine}
-    if path != VERBS:
-        assert len(constants(path) & set(JOB_LAUNCHERS)) < 2
+    assert len(constants(path) & set(JOB_LAUNCHERS)) < 2
     assert len(named_in(path, launchers)) < 2
     assert len(named_in(path, schedulers)) < 2
 
@@ -166,9 +167,56 @@ def test_outside_of_ranks_schedulers_and_lint_no_file_names_one_launcher_or_sche
     own = {*JOB_LAUNCHERS, *(name for row in LAUNCHERS.values() for name in row.containers)}
     named = {}
     for path in FILES:
-        if path != VERBS and path.parent not in {OF_ENVIRONMENTS, PACKAGE / "schedulers"}:
+        if path.parent not in {OF_ENVIRONMENTS, PACKAGE / "schedulers"}:
             named[str(path.relative_to(PACKAGE))] = named_in(path, rows) | (constants(path) & own)
     assert {path: found for path, found in named.items() if found} == {}
+
+
+def programs_and_titles() -> set[str]:
+    """The words by which a text for people names a scheduler or a launcher."""
+    found: set[str] = set()
+    for row in all_schedulers():
+        said = row.commands
+        commands = (said.submit, said.cancel, said.interactive, said.question, said.state, *said.survey)
+        found |= {row.title, *(command[0] for command in commands if command)} if not row.this_machine else set()
+    for launcher in LAUNCHERS.values():
+        found |= {launcher.program, *launcher.commands, *launcher.version_words} - {""}
+    return found
+
+
+def texts(path: Path) -> str:
+    """All strings of a file but the docstrings."""
+    tree = ast.parse(path.read_text())
+    holders = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    bodies = [node.body[0] for node in ast.walk(tree) if isinstance(node, holders) and node.body]
+    docs = {id(first.value) for first in bodies if isinstance(first, ast.Expr)}
+    constants = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in docs)
+    return "\n".join(node.value for node in constants if isinstance(node.value, str))
+
+
+def named_to_people(text: str) -> set[str]:
+    return {word for word in programs_and_titles() if re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", text)}
+
+
+OF_ROWS = {*(PACKAGE / "schedulers").iterdir(), PACKAGE / "ranks/slurm_step.py"}
+
+
+def test_errors_and_hints_take_the_names_of_programs_from_the_rows() -> None:
+    found = {str(p.relative_to(PACKAGE)): named_to_people(texts(p)) for p in FILES if p not in SHOWN | OF_ROWS}
+    assert {path: words for path, words in found.items() if words} == {}
+
+
+def test_what_schedulers_share_names_no_program() -> None:
+    shared = {name: named_to_people(texts(PACKAGE / f"schedulers/{name}.py")) for name in SHARED}
+    assert {name: words for name, words in shared.items() if words} == {"row": {"mpirun"}}  # where no row says it
+
+
+def test_a_text_that_names_a_program_or_a_title_is_found(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text(
+        '"""Of qsub."""\n\ndef f(x):\n    """Of sbatch."""\n    return f"try {x}: mpirun -n 2"\n'
+    )
+    assert named_to_people(texts(tmp_path / "one.py")) == {"mpirun"}
+    assert named_to_people("ask Grid Engine's qstat, not /x/qsub-like") == {"Grid Engine", "qstat"}
 
 
 def test_a_file_that_names_two_rows_by_their_variables_is_found(tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ SCHEDULER = Scheduler(
             "output": "--out", "array": "--each", "chain": "--after", "dependency": "--after", "mail": "--tell",
             "signal": "--warn",
         },
+        typed={"--payer": "--account", "-N": "--queue"},
         account="--payer",
         printed=r"--(name|nodes|time|payer)\\b",
         outputs=("--out",),
@@ -229,6 +230,15 @@ def test_layout_explain_diff_and_the_interactive_form_know_it(moon):
     assert "#SBATCH --nodes=1" in moon("render", *ASKED, "--diff", "generic-slurm", "--", "true").stdout
     shell = moon("render", *ASKED, "--set", "output=x", "--interactive", "--", "true")
     assert "mshell --now --name=true --nodes=1:4 --time=01:00:00\n" in shell.stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [("--payer", "--account luna"), ("-N", "--nodes luna (Slurm), or --name luna (PBS, Grid Engine), or --queue luna")],
+)
+def test_its_options_are_answered_with_those_of_hpcddp(moon, typed, hint):
+    done = moon("render", *ASKED, typed, "luna", "--", "true")
+    assert (done.returncode, f"hint: {hint}" in done.stderr) == (2, True), done.stderr
 
 
 def test_its_output_folder_is_looked_for(moon):
