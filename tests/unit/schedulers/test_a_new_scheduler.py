@@ -4,150 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
-from hpcddp.schedulers.registry import SHARED, all_schedulers, find_scheduler, scheduler_names
-
-MODULE = '''"""Moonshot, which does not exist."""
-
-from __future__ import annotations
-
-from hpcddp.schedulers.allocation import Allocation, read_named_file
-from hpcddp.schedulers.row import Commands, Directives, QueueFound, Scheduler, Variables
-
-
-def find_job(env, nodefile):
-    if "MOON_JOB" not in env:
-        return None
-    hosts, source = read_named_file(env, "MOON_HOSTS", nodefile)
-    return Allocation("moonshot", env["MOON_JOB"], hosts, source)
-
-
-def parse_queues(text):
-    return [QueueFound(name, int(nodes)) for name, nodes in map(str.split, text.splitlines())]
-
-
-SCHEDULER = Scheduler(
-    name="moonshot",
-    title="Moonshot",
-    generic_site="generic-moonshot",
-    directives=Directives(
-        prefix="#MOON",
-        refused="#MOON {}",
-        options={
-            "output": "--out", "array": "--each", "chain": "--after", "dependency": "--after", "mail": "--tell",
-            "signal": "--warn",
-        },
-        typed={"--payer": "--account", "-N": "--queue"},
-        account="--payer",
-        printed=r"--(name|nodes|time|payer)\\b",
-        outputs=("--out",),
-        mail={"begin": "launch", "end": "landing", "fail": "crash"},
-        mail_separator="+",
-        batch_only=r"--out\\b",
-        name_limits={"": 9},
-    ),
-    variables=Variables(
-        prefixes=("MOON_",), job_id="MOON_JOB", hostfile="MOON_HOSTS", cpus="MOON_CPUS", end="MOON_LANDING"
-    ),
-    commands=Commands(
-        submit=("msub",),
-        cancel=("mdel",),
-        interactive=("mshell", "--now"),
-        question=("msub", "--ask"),
-        survey=(("mqueues",),),
-        parse_survey=parse_queues,
-        site_lines=("env: {MOON_PHASE: full}",),
-    ),
-    find_job=find_job,
-)
-'''
-
-BARE_MODULE = '''"""Moonshot with next to nothing said of it."""
-
-from hpcddp.schedulers.row import Scheduler
-
-SCHEDULER = Scheduler(name="moonshot", title="Moonshot", generic_site="generic-moonshot")
-'''
-
-PARTIAL_MODULE = '''"""Moonshot with half of what can be said of it."""
-
-from hpcddp.schedulers.row import Commands, Directives, Scheduler
-
-SCHEDULER = Scheduler(
-    name="moonshot",
-    title="Moonshot",
-    generic_site="generic-moonshot",
-    directives=Directives(prefix="#MOON", options={"mail": "--tell"}, name_limits={"nodes": 15}),
-    commands=Commands(submit=("msub",)),
-)
-'''
-
-TEMPLATE = """\
-{% extends "base.sh.j2" %}
-{% block directives %}
-#MOON --name={{ job.name }}
-#MOON --nodes={{ job.nodes }}:{{ job.processes_per_node }}
-#MOON --time={{ job.walltime }}
-{% if job.account %}
-#MOON --payer={{ job.account }}
-{% endif %}
-{% if job.options.output %}
-#MOON --out={{ job.options.output }}
-{% endif %}
-{% if job.options.mail %}
-#MOON --tell={{ job.options.mail }}
-{% endif %}
-{% if job.options.array %}
-#MOON --each={{ job.options.array }}
-{% endif %}
-{% for directive in job.directives %}
-#MOON {{ directive }}
-{% endfor %}
-{% endblock %}
-{% block attempt %}
-HPCDDP_ATTEMPT=$MOON_JOB
-HPCDDP_DEADLINE=${MOON_LANDING:-$(($(date +%s) - SECONDS + {{ job.walltime_s }}))}
-{% endblock %}
-{% block queue_next %}
-    from=$PWD
-    follow=(msub "--after=$MOON_JOB" "$attempt/script.sh")
-    cancel=(mdel)
-{% endblock %}
-{% block first_host %}
-read -r MASTER_ADDR _ < "$MOON_HOSTS"
-{% endblock %}
-"""
-
-SITE = """\
-# https://moon.example.org/
-schema: 1
-summary: any Moonshot; options say what a node has
-scheduler: moonshot
-standing: generic
-verified: 2026-11-21
-launcher: {name: openmpi}
-"""
-ASKED = ["--site", "generic-moonshot", "--gpus-per-node", "4", "--cpus-per-rank", "8", "--walltime", "1:00:00"]
-
-
-def checkout(repo: Path, folder: Path, module: str) -> Path:
-    """A copy of the checkout with the three files of the new scheduler, and nothing else changed."""
-    for name in ("hpcddp", "templates", "jobs", "docs/sites"):
-        shutil.copytree(repo / name, folder / name)
-    shutil.copy(repo / "docs/make_site_pages.py", folder / "docs")
-    for name, text in (
-        ("hpcddp/schedulers/moonshot.py", module),
-        ("templates/moonshot.sh.j2", TEMPLATE),
-        ("templates/sites/generic-moonshot.yaml", SITE),
-    ):
-        assert not (folder / name).exists()
-        (folder / name).write_text(text)
-    return folder
+from .moonshot import ASKED, BARE_MODULE, MODULE, PARTIAL_MODULE, TEMPLATE, checkout, write_program
 
 
 @pytest.fixture(scope="module")
@@ -162,12 +24,6 @@ def moon(run, repo, tmp_path_factory):
         return run([sys.executable, "-m", "hpcddp", *words], cwd=folder, env=env)
 
     return hpcddp
-
-
-def write_program(folder: Path, name: str, body: str) -> Path:
-    (folder / name).write_text(f"#!/bin/sh\n{body}\n")
-    (folder / name).chmod(0o755)
-    return folder
 
 
 def directives(script: str) -> list[str]:
@@ -346,49 +202,10 @@ def test_mail_without_known_events_is_refused_by_the_schedulers_title(partial):
     assert "hpcddp does not know for which events Moonshot sends mail\nhint: leave out mail" in done.stderr
 
 
-@pytest.mark.parametrize("name", scheduler_names())
-def test_every_module_is_a_scheduler_of_its_name_that_can_be_loaded_alone(name, run):
-    row = find_scheduler(name)
-    assert row.name == name
-    program = f"import sys, hpcddp.schedulers.{name}; print(*(n for n in sys.modules if n.startswith('hpcddp.sched')))"
-    loaded = {module.rpartition(".")[2] for module in run([sys.executable, "-c", program]).stdout.split()}
-    assert loaded - {"schedulers"} <= SHARED | {name}
-
-
-def test_a_scheduler_with_scripts_has_its_template_and_its_generic_site(repo):
-    for row in all_schedulers():
-        assert (repo / f"templates/{row.name}.sh.j2").exists() == bool(row.generic_site)
-        assert not row.generic_site or (repo / f"templates/sites/{row.generic_site}.yaml").exists()
-
-
-def test_a_row_that_takes_chains_has_a_template_that_queues_the_next_attempt(repo):
-    for row in (row for row in all_schedulers() if "chain" in row.directives.options):
-        text = (repo / f"templates/{row.name}.sh.j2").read_text()
-        block = re.search(r"{% block queue_next %}(.*?){% endblock %}", text, re.DOTALL)
-        assert block, row.name
-        assert re.search(r"^ *follow=\(\S", block[1], re.MULTILINE), row.name
-
-
-def test_a_row_names_the_variables_that_its_template_reads(repo):
-    for row in (row for row in all_schedulers() if row.generic_site):
-        text = (repo / f"templates/{row.name}.sh.j2").read_text()
-        said = row.variables
-        for name in filter(None, (said.job_id, said.restarts, said.folder, said.end)):
-            assert f"{name}" in text, (row.name, name)
-        for word in {w for option in row.directives.options.values() for w in option.split() if w.startswith("--")}:
-            assert f"{row.directives.prefix} {word}" in text, (row.name, word)
-        assert not row.commands.cancel or f"cancel=({row.commands.cancel[0]})" in text
-
-
-def test_states_are_told_in_words_that_all_schedulers_share():
-    words = {"queued", "held", "running", "suspended", "exiting", "finished", "failed", "cancelled", "moved"}
-    for row in all_schedulers():
-        assert set(row.states.values()) <= words
-        assert not row.commands.submit or {"queued", "running"} <= set(row.states.values())
-
-
-def test_the_states_that_pbs_was_seen_to_say_are_in_its_row(repo):
-    texts = [path.read_text() for path in (repo / "tests/captures/pbs").glob("*.json")]
-    said = {state for text in texts for state in re.findall(r"\bjob_state\W+([A-Z])\b", text)}
-    assert {"B", "F", "H"} <= said
-    assert said <= find_scheduler("pbs").states.keys()
+def test_what_became_of_its_job_is_asked(run, repo, tmp_path):
+    folder = checkout(repo, tmp_path / "moon", MODULE)
+    programs = write_program(tmp_path, "mstat", '[ "$1" = 7 ] && echo landed || echo "no such flight" >&2')
+    program = 'from hpcddp.schedulers.run import ask_job_state as a; print(*(a("moonshot", job, E) for job in "78"))'
+    env = {"PYTHONPATH": str(folder), "PATH": "/nonexistent"}
+    line = [sys.executable, "-c", f"E = {{'PATH': {str(programs)!r}}}; {program}"]
+    assert run(line, cwd=folder, env=env).stdout == "finished gone\n"

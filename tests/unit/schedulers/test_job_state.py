@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp.schedulers.registry import all_schedulers, find_scheduler
+from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import Answer
 from hpcddp.schedulers.run import ask_job_state
 
@@ -54,10 +54,3 @@ def test_pbs_was_recorded_to_say_that_it_knows_no_such_job(repo: Path) -> None:
     parse = find_scheduler("pbs").commands.parse_state
     assert "Unknown Job Id" in said
     assert parse(Answer(153, "", said)) == "gone"
-
-
-def test_every_scheduler_with_jobs_of_ours_can_be_asked_and_says_an_arrays_index() -> None:
-    for row in all_schedulers():
-        if row.commands.submit:
-            assert "{}" in row.commands.state
-            assert row.variables.array_index

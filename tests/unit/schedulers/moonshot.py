@@ -1,0 +1,182 @@
+"""A scheduler that does not exist: its three files, and a checkout that has them."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from pathlib import Path
+
+from hpcddp.schedulers.row import Scheduler
+
+MODULE = '''"""Moonshot, which does not exist."""
+
+from __future__ import annotations
+
+from hpcddp.schedulers.allocation import Allocation, read_named_file
+from hpcddp.schedulers.row import Commands, Directives, QueueFound, Scheduler, Signal, Variables
+
+
+def find_job(env, nodefile):
+    if "MOON_JOB" not in env:
+        return None
+    hosts, source = read_named_file(env, "MOON_HOSTS", nodefile)
+    return Allocation("moonshot", env["MOON_JOB"], hosts, source)
+
+
+def parse_state(answer):
+    return "gone" if "no such flight" in answer.stderr else answer.stdout.strip() or None
+
+
+def parse_queues(text):
+    return [QueueFound(name, int(nodes)) for name, nodes in map(str.split, text.splitlines())]
+
+
+SCHEDULER = Scheduler(
+    name="moonshot",
+    title="Moonshot",
+    generic_site="generic-moonshot",
+    directives=Directives(
+        prefix="#MOON",
+        refused="#MOON {}",
+        options={
+            "output": "--out", "array": "--each", "chain": "--after", "dependency": "--after", "mail": "--tell",
+            "signal": "--warn",
+        },
+        typed={"--payer": "--account", "-N": "--queue"},
+        account="--payer",
+        printed=r"--(name|nodes|time|payer)\\b",
+        outputs=("--out",),
+        mail={"begin": "launch", "end": "landing", "fail": "crash"},
+        mail_separator="+",
+        batch_only=r"--out\\b",
+        name_limits={"": 9},
+    ),
+    variables=Variables(
+        prefixes=("MOON_",), job_id="MOON_JOB", hostfile="MOON_HOSTS", cpus="MOON_CPUS", end="MOON_LANDING",
+        array_index=("MOON_CRATER",), restarts="MOON_RELAUNCH", folder="MOON_PAD",
+    ),
+    commands=Commands(
+        submit=("msub",),
+        cancel=("mdel",),
+        interactive=("mshell", "--now"),
+        question=("msub", "--ask"),
+        state=("mstat", "{}"),
+        parse_state=parse_state,
+        survey=(("mqueues",),),
+        parse_survey=parse_queues,
+        site_lines=("env: {MOON_PHASE: full}",),
+    ),
+    states={"waiting": "queued", "aloft": "running", "landed": "finished"},
+    signals=(Signal("TERM", "mdel", "the engine is cut off"),),
+    find_job=find_job,
+)
+'''
+
+BARE_MODULE = '''"""Moonshot with next to nothing said of it."""
+
+from hpcddp.schedulers.row import Scheduler
+
+SCHEDULER = Scheduler(name="moonshot", title="Moonshot", generic_site="generic-moonshot")
+'''
+
+PARTIAL_MODULE = '''"""Moonshot with half of what can be said of it."""
+
+from hpcddp.schedulers.row import Commands, Directives, Scheduler
+
+SCHEDULER = Scheduler(
+    name="moonshot",
+    title="Moonshot",
+    generic_site="generic-moonshot",
+    directives=Directives(prefix="#MOON", options={"mail": "--tell"}, name_limits={"nodes": 15}),
+    commands=Commands(submit=("msub",)),
+)
+'''
+
+TEMPLATE = """\
+{% extends "base.sh.j2" %}
+{% block directives %}
+#MOON --name={{ job.name }}
+#MOON --nodes={{ job.nodes }}:{{ job.processes_per_node }}
+#MOON --time={{ job.walltime }}
+{% if job.account %}
+#MOON --payer={{ job.account }}
+{% endif %}
+{% if job.options.output %}
+#MOON --out={{ job.options.output }}
+{% endif %}
+{% if job.options.mail %}
+#MOON --tell={{ job.options.mail }}
+{% endif %}
+{% if job.options.array %}
+#MOON --each={{ job.options.array }}
+{% endif %}
+{% if job.options.dependency %}
+#MOON --after={{ job.options.dependency }}
+{% endif %}
+{% if job.options.signal_s and not job.warn_after_s %}
+#MOON --warn={{ job.options.signal_s }}
+{% endif %}
+{% for directive in job.directives %}
+#MOON {{ directive }}
+{% endfor %}
+{% endblock %}
+{% block folder %}
+cd "${MOON_PAD:-.}" || exit
+{% endblock %}
+{% block attempt %}
+HPCDDP_ATTEMPT=$MOON_JOB${MOON_CRATER:+-$MOON_CRATER}${MOON_RELAUNCH:+-r$MOON_RELAUNCH}
+HPCDDP_DEADLINE=${MOON_LANDING:-$(($(date +%s) - SECONDS + {{ job.walltime_s }}))}
+{% endblock %}
+{% block queue_next %}
+    from=$MOON_PAD
+    follow=(msub "--after=$MOON_JOB" "$attempt/script.sh")
+    cancel=(mdel)
+{% endblock %}
+{% block first_host %}
+read -r MASTER_ADDR _ < "$MOON_HOSTS"
+{% endblock %}
+"""
+
+SITE = """\
+# https://moon.example.org/
+schema: 1
+summary: any Moonshot; options say what a node has
+scheduler: moonshot
+standing: generic
+verified: 2026-11-21
+launcher: {name: openmpi}
+"""
+ASKED = ["--site", "generic-moonshot", "--gpus-per-node", "4", "--cpus-per-rank", "8", "--walltime", "1:00:00"]
+
+
+def checkout(repo: Path, folder: Path, module: str) -> Path:
+    """A copy of the checkout with the three files of the new scheduler, and nothing else changed."""
+    for name in ("hpcddp", "templates", "jobs", "docs/sites"):
+        shutil.copytree(repo / name, folder / name)
+    shutil.copy(repo / "docs/make_site_pages.py", folder / "docs")
+    for name, text in (
+        ("hpcddp/schedulers/moonshot.py", module),
+        ("templates/moonshot.sh.j2", TEMPLATE),
+        ("templates/sites/generic-moonshot.yaml", SITE),
+    ):
+        assert not (folder / name).exists()
+        (folder / name).write_text(text)
+    return folder
+
+
+def write_program(folder: Path, name: str, body: str) -> Path:
+    (folder / name).write_text(f"#!/bin/sh\n{body}\n")
+    (folder / name).chmod(0o755)
+    return folder
+
+
+def made_up(folder: Path) -> Scheduler:
+    """The row of the scheduler that does not exist."""
+    (folder / "moonshot.py").write_text(MODULE)
+    spec = importlib.util.spec_from_file_location("moonshot", folder / "moonshot.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    row: Scheduler = module.SCHEDULER
+    return row
