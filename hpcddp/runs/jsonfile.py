@@ -92,7 +92,7 @@ def check_schema(path: str, content: Mapping[str, Any]) -> None:
     """NewerFileError if the content says a newer version than this hpcddp knows of such a file."""
     known = SCHEMAS[os.path.basename(path)]
     schema = content.get("schema", 1)
-    if not isinstance(schema, int) or schema < 1:
+    if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
         raise DamagedFileError(f"{path}: schema {schema!r} is no version number", f"look at it: head {path}")
     if schema > known:
         raise NewerFileError(

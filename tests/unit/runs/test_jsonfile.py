@@ -46,7 +46,7 @@ def test_no_file_is_none_and_a_file_without_a_version_is_version_1(tmp_path: Pat
 @pytest.mark.parametrize(
     "content",
     [
-        *("", "{", "[]", "3", "\0", "\xff", '{"schema": "1"}', '{"schema": null}', '{"schema": 0}'),
+        *("", "{", "[]", "3", "\0", "\xff", '{"schema": "1"}', '{"schema": null}', '{"schema": 0}', '{"schema": true}'),
         pytest.param("[" * 200_000, id="deep"),
     ],
 )
