@@ -107,6 +107,7 @@ def find_owner(run: RunFolder) -> Holder | None:
     `--resume` lets in any command. The run becomes its own once it has loaded the checkpoint, if there is one.
     """
     owner = None
+    has_checkpoint = bool(list_checkpoints(run.checkpoints))
     for path in list_holders(run):
         holder = read_holder(path)
         if holder is not None and (
@@ -114,7 +115,7 @@ def find_owner(run: RunFolder) -> Holder | None:
             or not owner.command
             or os.path.exists(_loaded(path))
             or holder.command == owner.command
-            or not list_checkpoints(run.checkpoints)
+            or not has_checkpoint
         ):
             owner = holder
     return owner

@@ -17,7 +17,7 @@ from hpcddp.runs.opening import check_run_folder
 
 _STATUSES = ("unfinished", "finished", "failed")
 _UNFINISHED_OF_SCHEMA_1 = "continue"
-_NOT_ENDED = "the attempt has not ended"
+_NOT_ENDED = "the attempt has not ended"  # in a state without `ended`, as hpcddp 0.1 wrote it, only this says so
 
 
 class State(Record):
@@ -30,6 +30,7 @@ class State(Record):
     attempt: str
     weights_sha256: str | None = None  # of the tracked models after this step
     exact: dict[str, Any] | None = None  # of an exact run: its method, and why it is not exact any more
+    ended: bool = True  # whether the attempt had ended, or was about to
 
     def __str__(self) -> str:
         return f"{self.status} at step {self.step} ({self.reason}), attempt {self.attempt}"
@@ -50,6 +51,7 @@ def read_state(run: RunFolder) -> State | None:
         raise _damaged(run, error.message) from error
     if content is None:
         return None
+    content.setdefault("ended", not str(content.get("reason")).endswith(_NOT_ENDED))
     if content.get("status") == _UNFINISHED_OF_SCHEMA_1:
         content["status"] = "unfinished"
     known: dict[str, Any] = {name: content.get(name) for name in State._fields}
@@ -65,6 +67,8 @@ def _is_known(name: str, value: object) -> bool:
         return value in _STATUSES
     if name in {"step", "epoch"}:
         return isinstance(value, int) and not isinstance(value, bool)
+    if name == "ended":
+        return isinstance(value, bool)
     if name == "exact":
         return value is None or (isinstance(value, dict) and isinstance(value.get("deviations", []), list))
     return isinstance(value, str) or (name == "weights_sha256" and value is None)
@@ -81,9 +85,10 @@ def write_state(attempt: AttemptFolder, status: str, *, step: int, epoch: int, r
     replace_state(attempt.run, State(status, step, epoch, reason, attempt.name, **more))
 
 
-def note_checkpoint(step: int) -> str:
-    """The reason of a state that is written with a checkpoint."""
-    return f"checkpoint at step {step}; {_NOT_ENDED}"
+def note_checkpoint(attempt: AttemptFolder, *, step: int, epoch: int) -> None:
+    """Replace `state.json`: this checkpoint is there, and the attempt trains on. HeldError as `write_state`."""
+    reason = f"checkpoint at step {step}; {_NOT_ENDED}"
+    write_state(attempt, "unfinished", step=step, epoch=epoch, reason=reason, ended=False)
 
 
 def correct_killed(run: RunFolder, state: State, is_held: Callable[[], bool]) -> State:
@@ -91,12 +96,12 @@ def correct_killed(run: RunFolder, state: State, is_held: Callable[[], bool]) ->
 
     `is_held`: whether an attempt holds the run, or may.
     """
-    if not state.reason.endswith(_NOT_ENDED) or is_held():
+    if state.ended or is_held():
         return state
     saved = list_checkpoints(run.checkpoints)
     if saved and step_of(saved[-1]) > state.step:  # it was killed between the checkpoint and the state
         state = state._replace(step=step_of(saved[-1]), epoch=_epoch_of(saved[-1]))
-    return state._replace(reason=f"checkpoint at step {state.step}; the attempt has ended since")
+    return state._replace(reason=f"checkpoint at step {state.step}; the attempt has ended since", ended=True)
 
 
 def name_signal(attempt: AttemptFolder, signal: str) -> bool:

@@ -206,8 +206,10 @@ class Checkpointer:
             self._saved = saved
             self._watch.pace.save_ended(saved.seconds)
             step, epoch = saved.position["step"], saved.position["epoch"]
-            reason = stop_reason or note_checkpoint(step)
-            self.write_state("unfinished", reason, step=step, epoch=epoch)
+            if stop_reason is not None:
+                self.write_state("unfinished", stop_reason, step=step, epoch=epoch)
+            elif self._folder is not None and self._group.is_first:
+                note_checkpoint(self._folder, step=step, epoch=epoch)
 
 
 def guess_save_s(folder: Path, tracked: Tracked) -> float:

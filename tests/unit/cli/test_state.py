@@ -29,7 +29,7 @@ def test_people_and_programs_are_told_the_same(stopped, capsys):
     assert capsys.readouterr().out == "unfinished at step 210 (deadline), attempt 41\n  epoch    3\n"
     assert main(["state", "--json", str(stopped)]) == 0
     told = {"status": "unfinished", "step": 210, "epoch": 3, "reason": "deadline", "attempt": "41"}
-    assert json.loads(capsys.readouterr().out) == {**told, "weights_sha256": None, "exact": None}
+    assert json.loads(capsys.readouterr().out) == {**told, "weights_sha256": None, "exact": None, "ended": True}
 
 
 def test_a_script_is_told_by_the_status_whether_its_attempt_is_unfinished(stopped, capsys, monkeypatch):
@@ -129,7 +129,7 @@ def test_a_script_that_was_ended_while_its_attempt_began_takes_no_run(tmp_path, 
 def test_of_an_attempt_that_was_killed_the_checkpoint_that_is_resumed_is_told(tmp_path, capsys, monkeypatch):
     base, run = tmp_path / "train", RunFolder(str(tmp_path / "train"))
     assert begin(base, "41", monkeypatch) == 0
-    write_state(run.attempt("41"), "unfinished", step=30, epoch=3, reason=note_checkpoint(30))
+    note_checkpoint(run.attempt("41"), step=30, epoch=3)
     (base / "checkpoints/step-00000032").mkdir(parents=True)
     (base / "checkpoints/step-00000032/manifest.json").write_text('{"epoch": 4}')
     capsys.readouterr()
