@@ -10,6 +10,7 @@ import argparse
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -24,6 +25,7 @@ from hpcddp.ranks.launch_commands import launcher_of_version
 from hpcddp.ranks.launcher import Launcher
 from hpcddp.ranks.launchers import AGENTS, JOB_LAUNCHERS, LAUNCHERS, launchers_under
 from hpcddp.schedulers.registry import find_scheduler, scripted_schedulers, submit_commands
+from hpcddp.schedulers.run import ask_job_end
 from hpcddp.script.find_site import Choice, open_site
 from hpcddp.script.plan import plan_job, remark_name
 from hpcddp.script.render import render_script
@@ -72,7 +74,7 @@ def build_parser() -> VerbParser:
     of_run.add_argument("--name", metavar="X", help="the run's name, and its folder's below runs/ (the command's)")
     of_run.add_argument("--fresh", action="store_true", help="begin a new run, although one could be resumed")
     of_run.add_argument("--resume", metavar="RUN", help="resume this run, whatever its command and state")
-    of_run.add_argument("--walltime", metavar="TIME", help="time left in the allocation, for a checkpoint in time")
+    of_run.add_argument("--walltime", metavar="TIME", help="time left in the allocation (what the scheduler says)")
     of_run.add_argument("--global-batch", metavar="B", help="samples per optimizer step, over all ranks")
     return parser
 
@@ -106,9 +108,13 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         if getattr(args, key) is not None:
             asked[key] = (getattr(args, key), f"--{key.replace('_', '-')}")
     if args.walltime is None:
-        if site.walltime_s is None:
+        given = allocation is None or find_scheduler(allocation.scheduler).variables.end in env  # the script reads it
+        left = None if given or allocation is None else _time_left(allocation, env)
+        if left is not None:
+            asked["walltime"] = (f"{left}s", "what is left of the allocation")
+        elif site.walltime_s is None:
             asked["walltime"] = ("168:00:00", "the default of hpcddp launch")
-        if allocation is not None and find_scheduler(allocation.scheduler).variables.end not in env:
+        if not given and left is None:
             tell("the end of this allocation is not known; --walltime TIME gives it")
     plan = plan_job(read_spec(asked), site, this_process())
     if (remark := remark_name(plan)) is not None:
@@ -154,7 +160,8 @@ def _refuse_beside_a_scheduler(env: Mapping[str, str]) -> None:
 
 
 def _site(named: str | None, allocation: Allocation | None, env: Mapping[str, str]) -> Site:
-    """The site of the options, else the generic one of the allocation's scheduler. Nothing is queued: no account."""
+    """The site of the options, else the generic one of the allocation's scheduler. Nothing is queued: it needs no
+    account, and the queues' limits are not about it."""
     own = next(row.generic_site for row in scripted_schedulers() if row.this_machine)
     if allocation is not None:
         scheduler = find_scheduler(allocation.scheduler)
@@ -169,7 +176,8 @@ def _site(named: str | None, allocation: Allocation | None, env: Mapping[str, st
         raise RequestError(
             f"site {site.name} has {site.scheduler}, but this allocation is of {allocation.scheduler}", f"--site {own}"
         )
-    return site._replace(account=Account())
+    queues = {name: queue._replace(limits=()) for name, queue in site.queues.items()}
+    return site._replace(account=Account(), queues=queues)
 
 
 def _room(allocation: Allocation | None, env: Mapping[str, str]) -> Room:
@@ -190,6 +198,13 @@ def _room(allocation: Allocation | None, env: Mapping[str, str]) -> Room:
         )
     cpus = read_number(env.get(find_scheduler(allocation.scheduler).variables.cpus, "")) or cpus
     return Room(len(allocation.hosts), counts.pop(), cpus, gpus)
+
+
+def _time_left(allocation: Allocation, env: Mapping[str, str]) -> int | None:
+    """Seconds, by the scheduler's word; None where it does not say."""
+    end = ask_job_end(allocation.scheduler, allocation.job_id, env) if allocation.job_id else None
+    left = None if end is None else end - int(time.time())
+    return left if left is not None and left > 0 else None
 
 
 def _count_gpus(env: Mapping[str, str], devices: str = "/dev") -> int:

@@ -70,6 +70,23 @@ def parse_state(answer: Answer) -> str | None:
     return "gone" if re.search("Unknown Job", answer.stderr, re.IGNORECASE) else None
 
 
+def parse_end(answer: Answer) -> int | None:
+    """When the job ends: `stime = Sat Nov 21 01:12:37 2026`, in this host's time, and the walltime that it has."""
+    import re
+    import time
+
+    started = re.search(r"^ *stime = (.+)$", answer.stdout, re.MULTILINE)
+    limit = re.search(r"^ *Resource_List\.walltime = (\d+):(\d+):(\d+)$", answer.stdout, re.MULTILINE)
+    if not started or not limit:
+        return None
+    hours, minutes, seconds = map(int, limit.groups())
+    try:
+        since = time.mktime(time.strptime(started[1], "%a %b %d %H:%M:%S %Y"))
+    except ValueError:
+        return None
+    return int(since) + hours * 3600 + minutes * 60 + seconds
+
+
 SCHEDULER = Scheduler(
     name="pbs",
     title="PBS",
@@ -134,6 +151,7 @@ SCHEDULER = Scheduler(
         queued=r"\d+(\[\])?\.\S+",
         state=("qstat", "-x", "-f", "{}"),  # -x: also a job that has ended
         parse_state=parse_state,
+        parse_end=parse_end,
         survey=(("qstat", "-Q", "-f", "-F", "json"), ("pbsnodes", "-a", "-F", "json")),
         parse_survey=parse_queues,
         site_lines=("chunk: [ncpus, ngpus]      # what a chunk of select has to name", "placement: scatter"),

@@ -104,6 +104,10 @@ def _no_state(_answer: Answer) -> str | None:
     return None
 
 
+def _no_end(_answer: Answer) -> int | None:
+    return None
+
+
 class Commands(Record):
     """What is typed on a login node, and what the answers mean."""
 
@@ -117,6 +121,7 @@ class Commands(Record):
     describe: Callable[[Answer], str] = _nothing_more  # what the answer says beside yes
     state: tuple[str, ...] = ()  # asks for the state of one job, whose id goes in place of {}
     parse_state: Callable[[Answer], str | None] = _no_state  # -> its own word, "gone" for no such job, None: no answer
+    parse_end: Callable[[Answer], int | None] = _no_end  # the same answer -> the job's end, as `end` of Variables
     survey: tuple[tuple[str, ...], ...] = ()  # commands that list queues and nodes
     parse_survey: Callable[..., list[QueueFound]] = _no_queues  # their outputs -> the queues
     site_lines: tuple[str, ...] = ()  # what a new site's file needs beside the queues

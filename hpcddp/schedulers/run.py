@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from hpcddp.errors import SchedulerError
 from hpcddp.schedulers.commands import check_deleted, describe_answer, plan_deletion, plan_question
 from hpcddp.schedulers.registry import find_scheduler
-from hpcddp.schedulers.row import Answer
+from hpcddp.schedulers.row import Answer, Scheduler
 
 _TIMEOUT_S = 60
 
@@ -35,14 +35,25 @@ def ask_job_state(name: str, job: str, env: Mapping[str, str]) -> str | None:
     """What became of a job: one of the words that all schedulers share, `gone` if its scheduler does not know it (any
     more); None if that cannot be found out here."""
     scheduler = find_scheduler(name)
+    answer = _ask_about(scheduler, job, env)
+    said = None if answer is None else scheduler.commands.parse_state(answer)
+    return said if said in {None, "gone"} else scheduler.states.get(said or "")
+
+
+def ask_job_end(name: str, job: str, env: Mapping[str, str]) -> int | None:
+    """When a job ends, in seconds since 1970; None if its scheduler does not say it here."""
+    scheduler = find_scheduler(name)
+    answer = _ask_about(scheduler, job, env)
+    return None if answer is None else scheduler.commands.parse_end(answer)
+
+
+def _ask_about(scheduler: Scheduler, job: str, env: Mapping[str, str]) -> Answer | None:
+    """What the scheduler's command says of a job; None if there is no such command, or if it does not answer."""
     question = [word.replace("{}", job) for word in scheduler.commands.state]
-    if not question:
-        return None
     try:
-        said = scheduler.commands.parse_state(run_program(question, env))
+        return run_program(question, env) if question else None
     except SchedulerError:
         return None
-    return said if said in {None, "gone"} else scheduler.states.get(said or "")
 
 
 def ask_scheduler(name: str, script: str, env: Mapping[str, str]) -> str:

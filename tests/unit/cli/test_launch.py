@@ -1,8 +1,10 @@
 """`hpcddp launch`: the script it makes for what is here. Real launches are in tests/multirank."""
 
 import os
+import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -174,3 +176,26 @@ def test_srun_from_inside_a_step_is_told_of_overlap(tmp_path: Path, shell: dict[
     said = launch(tmp_path, "--launcher", "srun", "--dry-run", "--", "true", **(SALLOC | shell))
     assert said.returncode == 0, said.stderr
     assert ("export SLURM_OVERLAP=1, which is srun --overlap" in said.stderr) == told
+
+
+def test_what_is_left_of_a_pbs_job_is_the_walltime(tmp_path: Path) -> None:
+    started = time.time() - 1800
+    said = time.strftime("%a %b %d %H:%M:%S %Y", time.localtime(started))
+    (tmp_path / "qstat").write_text(
+        "#!/bin/sh\n[ \"$*\" = '-x -f 47.pbs1' ] || exit 1\necho 'Job Id: 47.pbs1'\necho '    job_state = R'\n"
+        f"echo '    Resource_List.walltime = 02:00:00'\necho '    stime = {said}'\n"
+    )
+    (tmp_path / "qstat").chmod(0o755)
+    line = ("--dry-run", "--launcher", "openmpi", "--", "true")
+    done = launch(tmp_path, *line, **pbs_job(tmp_path, "a.x"), PATH=f"{tmp_path}:{_PATH}")
+    assert "the end of this allocation is not known" not in done.stderr
+    (found,) = re.findall(r"^#PBS -l walltime=01:(\d\d):\d\d$", done.stdout, re.MULTILINE)
+    assert int(found) <= 30
+    asked = launch(tmp_path, "--walltime", "1h", *line, **pbs_job(tmp_path, "a.x"), PATH=f"{tmp_path}:{_PATH}")
+    assert "#PBS -l walltime=01:00:00" in asked.stdout
+
+
+def test_the_limits_of_a_sites_queues_are_not_about_an_allocation_that_is_there(tmp_path: Path) -> None:
+    line = ("--site", "polaris", "--walltime", "2m", "--dry-run", "--", "true")
+    done = launch(tmp_path, *line, **pbs_job(tmp_path, "a.x"))
+    assert done.returncode == 0, done.stderr

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import Answer
-from hpcddp.schedulers.run import ask_job_state
+from hpcddp.schedulers.run import ask_job_end, ask_job_state
 
 SLURM_GONE = "slurm_load_jobs error: Invalid job id specified\n"
 SGE_GONE = "Following jobs do not exist: \n41\n"
@@ -54,3 +55,25 @@ def test_pbs_was_recorded_to_say_that_it_knows_no_such_job(repo: Path) -> None:
     parse = find_scheduler("pbs").commands.parse_state
     assert "Unknown Job Id" in said
     assert parse(Answer(153, "", said)) == "gone"
+
+
+PBS_RUNS = """\
+Job Id: 41.pbs1
+    job_state = R
+    Resource_List.walltime = 30:00:10
+    stime = Sat Nov 21 02:00:39 2026
+"""
+
+
+def test_the_end_of_a_pbs_job_is_its_start_and_its_walltime() -> None:
+    parse = find_scheduler("pbs").commands.parse_end
+    began = time.mktime((2026, 11, 21, 2, 0, 39, 0, 0, -1))
+    assert parse(Answer(0, PBS_RUNS, "")) == began + 30 * 3600 + 10
+    for line in PBS_RUNS.splitlines()[2:]:
+        assert parse(Answer(0, PBS_RUNS.replace(line, ""), "")) is None
+    assert parse(Answer(0, PBS_RUNS.replace("Sat Nov", "Sam. nov."), "")) is None
+
+
+def test_an_end_that_cannot_be_asked_is_not_known() -> None:
+    assert ask_job_end("pbs", "41", {"PATH": "/nowhere"}) is None
+    assert ask_job_end("lsf", "41", {}) is None
