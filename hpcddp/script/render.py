@@ -64,7 +64,7 @@ def render_pieces(
         if block:
             raise SiteError(
                 f"templates/{template} has no block {block[1]}, and this job needs it",
-                f"write the block in templates/{template}, as templates/slurm.sh.j2 does",
+                f"write the block in templates/{template}, as the templates of other schedulers do",
             ) from e
         raise SiteError(f"template {getattr(e, 'name', None) or template}: {e.message}", "install hpcddp again") from e
 

@@ -187,7 +187,7 @@ def test_a_template_without_a_block_that_the_job_needs_is_an_error_that_names_it
     assert done.returncode == 3
     assert done.stderr.splitlines()[-2:] == [
         f"hpcddp: templates/moonshot.sh.j2 has no block {block}, and this job needs it",
-        "hint: write the block in templates/moonshot.sh.j2, as templates/slurm.sh.j2 does",
+        "hint: write the block in templates/moonshot.sh.j2, as the templates of other schedulers do",
     ]
 
 
