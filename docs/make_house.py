@@ -42,6 +42,8 @@ CAPTIONS = {
     "training.saving": "checkpoints, the best one, weights, when asked",
     "training.report": "what rank 0 says of a run, and its numbers",
     "training.prepare": "takes over models, data, optimizers",
+    "training.all_ranks": "sums and rows of all ranks; what rank 0 says",
+    "training.data_facts": "what a run warns of, and records, of its data",
     "training.loop": "the micro batch and step that the loop is at",
     "training.gate": "optimizers act once per global batch",
     "training.marks": "a gradient at one moment",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any
 
 from torch import Tensor, nn
 from torch.amp import GradScaler
@@ -285,16 +284,3 @@ def _mark(gate: StepGate) -> list[Mark]:
     micro batch."""
     marks = (mark for seen in gate.optimizers for mark in seen.gradients.mark())
     return [mark for mark in marks if type(mark.parameter.grad) is Tensor]
-
-
-def check_optimizers_of(models: Sequence[nn.Module], gate: StepGate) -> None:
-    """RequestError for an optimizer that would step parameters of no model of the run."""
-    known = {id(parameter) for model in models for parameter in model.parameters()}
-    for seen in gate.optimizers:
-        groups: list[dict[str, Any]] = seen.optimizer.param_groups
-        foreign = sum(id(p) not in known for group in groups for p in group["params"])
-        if foreign:
-            raise RequestError(
-                f"{foreign} of the parameters of a {type(seen.optimizer).__name__} belong to no prepared model",
-                "give rt.prepare every model that is trained, and make the optimizer from their parameters",
-            )

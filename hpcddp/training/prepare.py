@@ -11,41 +11,34 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from hpcddp.batchplan import BatchPlan, plan_batch
 from hpcddp.errors import RequestError
-from hpcddp.runs.jsonfile import write_object
 from hpcddp.runs.lock import note_loaded
+from hpcddp.training.all_ranks import AllRanks
 from hpcddp.training.checkpoint.checkpointer import Checkpointer
-from hpcddp.training.checkpoint.fingerprint import describe_dataset, draw_and_repeat
 from hpcddp.training.checkpoint.position import move_to
-from hpcddp.training.checkpoint.same_data import (
-    check_same_data,
-    describe_other_data,
-    outline_data,
-    warn_of_own_draws,
-    warn_of_passes,
-)
 from hpcddp.training.checkpoint.tracked import unwrap
 from hpcddp.training.data.evaluation import EvaluationLoader
 from hpcddp.training.data.loader import TrainingLoader, make_sampler
 from hpcddp.training.data.reading import Reading, choose_workers, read_how
 from hpcddp.training.data.waiting import InputWait
 from hpcddp.training.data.weighing import Count, Weighing
+from hpcddp.training.data_facts import DataFacts
 from hpcddp.training.gate.parameters import KnownParameters
-from hpcddp.training.gate.unprepared import guarding
+from hpcddp.training.gate.unprepared import check_optimizers_of, guarding
 from hpcddp.training.gradient.buffers import BufferMeans
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.kinds import check_apart, check_objects, check_unwrapped, is_trained, name_objects
-from hpcddp.training.loop import Loop, check_optimizers_of
+from hpcddp.training.loop import Loop
 from hpcddp.training.parallel.sameness import SameWeights
 from hpcddp.training.parallel.sharded import Blocks
 from hpcddp.training.parallel.spread import spread_weights
 from hpcddp.training.parallel.strategy import check_strategy, has_whole_gradients
-from hpcddp.training.remarks import describe_share, describe_starving, print_warning, warn_of_order, warn_of_workers
+from hpcddp.training.remarks import describe_starving, print_warning, warn_of_order
 from hpcddp.training.report import Report
 from hpcddp.training.setup import RunSetup
 from hpcddp.training.torch_compat import note_steps
 
 
-class Preparation:
+class Preparation(AllRanks):
     """The first half of a `Runtime`: what comes before the loop."""
 
     def __init__(
@@ -58,28 +51,23 @@ class Preparation:
         planned: Callable[[BatchPlan], None],
         until_end: ExitStack,
     ) -> None:
-        self.group = setup.group
-        self.layout = setup.layout
+        super().__init__(setup, loop, report)
         self.seed = setup.options.seed
         self.folder = setup.folder
-        self.device = setup.group.device
         self._options = setup.options
         self._hints = setup.hints
         self._batch = setup.global_batch
-        self._report = report
         self._planned = planned
         self._until_end = until_end  # is closed when the body of the runtime ends
         self._plan: BatchPlan | None = None
         self._gradients = gradients
-        self._loop = loop
         self._same = SameWeights(loop.models, setup.layout, setup.group.device, self._list_untrained)
         self._buffers = BufferMeans(setup.layout)
         self._checkpointer = checkpointer
         self._models: dict[int, nn.Module] = {}  # as the loop uses them, by id
         self._loader: TrainingLoader | None = None
         self._position: dict[str, int] | None = None  # of the newest checkpoint
-        self._outline: dict[str, Any] | None = None  # of the training data
-        self._say_other_data: Callable[[], None] = lambda: None
+        self._facts = DataFacts(setup)
 
     @property
     def exact(self) -> bool:
@@ -172,19 +160,7 @@ class Preparation:
         how = read_how(
             data, num_workers=num_workers, collate_fn=collate_fn, shuffle=shuffle, choose=self._choose_workers
         )
-        print_warning(warn_of_workers(how.reading.num_workers), is_first=self.group.is_first)
-        keeps = self.folder is not None and self.group.is_first
-        is_read = keeps or self.layout.world_size > 1
-        samples, repeated = draw_and_repeat(how.dataset, how.reading.num_workers) if is_read else ([], [])
-        print_warning(warn_of_own_draws(how.dataset, samples, repeated), is_first=self.group.is_first)
-        sized = self._batch is None or (self._options.max_micro_batch is None and self._options.exactness is None)
-        told = how.list_common(sized=sized)
-        warning = check_same_data(how.dataset, self.layout, samples, how.reading.num_workers, told)
-        print_warning(warning, is_first=self.group.is_first)
-        print_warning(warn_of_passes(how.dataset, how.reading.num_workers), is_first=self.group.is_first)
-        if how.is_share and how.batch_size is not None and self._batch is None and self.layout.data_size > 1:
-            warning = describe_share(how.batch_size, self.layout.data_size)
-            print_warning(warning, is_first=self.group.is_first)
+        self._facts.look_at(how)
         plan = self._make_plan(how.batch_size) if self._plan is None else self._plan
         sampler = make_sampler(
             how.dataset, plan, self.layout.data_rank, seed=self.seed, shuffle=how.shuffle, drop_last=how.drop_last
@@ -194,11 +170,8 @@ class Preparation:
         weighing = Weighing(self._gradients.averaged_over, self.layout, self.device, count, self._gradients.slots)
         waits = InputWait(self._loop.record.note_input, lambda share: self._say_starving(share, how.reading))
         self._loader = TrainingLoader(how.dataset, sampler, self.device, weighing, how.reading, self._loop, waits)
-        if self.folder is not None and keeps:
-            write_object(self.folder.data, describe_dataset(how.dataset, samples))
-            self._outline = outline_data(samples)
-            self._say_other_data = lambda: self._compare_data(how.dataset, how.reading.num_workers)
-        self._say_other_data()
+        self._facts.record()
+        self._compare_data()
         return self._loader
 
     def evaluation_loader(
@@ -265,7 +238,7 @@ class Preparation:
                 move_to(self._position, self._loader.sampler, self._hints)
         if self.folder is not None and self.group.is_first:
             note_loaded(self.folder.run, self.folder.name)
-        self._say_other_data()
+        self._compare_data()
         self._report.start(str(self.plan), self._position["step"] if self._position is not None else None)
 
     def _make_plan(self, batch_size: int | None) -> BatchPlan:
@@ -286,11 +259,10 @@ class Preparation:
         self._planned(plan)
         return plan
 
-    def _compare_data(self, dataset: Dataset[Any], num_workers: int) -> None:
-        """Say it if a checkpoint was loaded and was trained with other data; on rank 0."""
-        old, new = self._checkpointer.old_data, self._outline
-        if self._position is not None and old is not None and new is not None:
-            other = describe_other_data(old, new, dataset, num_workers, self._position["step"])
+    def _compare_data(self) -> None:
+        """Say it if a checkpoint was loaded and was trained with other data."""
+        if self._position is not None:
+            other = self._facts.describe_other(self._checkpointer.old_data, self._position["step"])
             if other is not None:
                 self._report.say(other)
 

@@ -14,9 +14,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from hpcddp.batchplan import BatchPlan
 from hpcddp.errors import RequestError
 from hpcddp.runs.metrics import MetricsFile
-from hpcddp.training import collectives
 from hpcddp.training.checkpoint.checkpointer import Checkpointer
 from hpcddp.training.checkpoint.tracked import unwrap
+from hpcddp.training.collectives import find_first
 from hpcddp.training.data.loader import Step
 from hpcddp.training.data.randomness import seed_generators
 from hpcddp.training.data.sampler import MicroBatch
@@ -58,11 +58,6 @@ class Runtime(Saving):
     # ---- what is so
 
     @property
-    def is_main(self) -> bool:
-        """Whether this is rank 0, which prints and writes."""
-        return self.group.is_first
-
-    @property
     def epoch(self) -> int:
         """The epoch that the next step belongs to, from 0."""
         return self._loader.sampler.epoch if self._loader is not None else 0
@@ -97,11 +92,6 @@ class Runtime(Saving):
     def _is_ending(self) -> bool:
         return self.stopping or self._finish_reason is not None
 
-    @property
-    def summary(self) -> dict[str, str]:
-        """Lines, name to text, that the summary at the end has besides the runtime's own; those of rank 0 are shown."""
-        return self._report.more
-
     # ---- the loop
 
     def epochs(self, count: int) -> Iterator[int]:
@@ -126,7 +116,7 @@ class Runtime(Saving):
             loop.settle()
             self._body_has_ended = False
             wishes = self.stop_reason, self._finish_reason  # of this rank, perhaps of no other
-            self.stop_reason, self._finish_reason = collectives.find_first(wishes, self.layout)
+            self.stop_reason, self._finish_reason = find_first(wishes, self.layout)
             loop.open_epoch, loop.epoch_is_read = None, False
             self._report.clear()
             self._watch.pace.epoch_ended()
@@ -235,48 +225,6 @@ class Runtime(Saving):
     def finish_early(self, reason: str) -> None:
         """End the loop after this step; the run is finished. Called as `stop` is."""
         self._finish_reason = self._finish_reason or reason
-
-    # ---- for all ranks together: call these on every rank
-
-    def sum(self, value: collectives.Number) -> collectives.Number:
-        """The sum over the data ranks, in float64, whole numbers in int64: of a number a number, of a tensor one of its
-        shape.
-
-        Waits for the device: once per epoch, not per step.
-        """
-        return collectives.sum_over_data_ranks(value, self.layout, self.device)
-
-    def gather(self, rows: Tensor) -> Tensor:
-        """The rows of all data ranks, one below the other: all outputs of an evaluation in the order of its data.
-
-        (n, …) on each rank gives (sum of n, …) on every rank; n may differ.
-        """
-        return collectives.gather_rows(rows, self.layout, self.device)
-
-    def broadcast(self, thing: collectives.Thing) -> collectives.Thing:
-        """Rank 0's object, on every rank."""
-        return collectives.broadcast(thing, self.layout, self.device)
-
-    # ---- on rank 0 only: call these on every rank all the same
-
-    def print(self, *words: Any, **options: Any) -> None:
-        """As `print`, on rank 0 only."""
-        if self.is_main:
-            self._report.clear()
-            print(*words, **{"flush": True} | options)
-
-    def log(self, *unnamed: object, **numbers: float | Tensor) -> None:
-        """Write numbers, or tensors of one element, to metrics.jsonl and where `log_to` says.
-
-        Their step is the last that an optimizer has made. Those of rank 0 count: sum them over the ranks first. To read
-        a tensor waits for its device.
-        """
-        if unnamed:
-            raise RequestError(
-                f"rt.log was given a {type(unnamed[0]).__name__} without a name",
-                "rt.log(loss=0.5), or rt.log(**numbers)",
-            )
-        self._report.log(self._loop.steps_made, numbers)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """The user's model inside of what `prepare` made of it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -51,4 +52,17 @@ def check_schedulers(gate: StepGate) -> None:
             raise RequestError(
                 f"the {type(seen.optimizer).__name__} has a scheduler that was not prepared",
                 "model, optimizer, scheduler, loader = rt.prepare(model, optimizer, scheduler, loader)",
+            )
+
+
+def check_optimizers_of(models: Sequence[nn.Module], gate: StepGate) -> None:
+    """RequestError for an optimizer that would step parameters of no model of the run."""
+    known = {id(parameter) for model in models for parameter in model.parameters()}
+    for seen in gate.optimizers:
+        groups: list[dict[str, Any]] = seen.optimizer.param_groups
+        foreign = sum(id(p) not in known for group in groups for p in group["params"])
+        if foreign:
+            raise RequestError(
+                f"{foreign} of the parameters of a {type(seen.optimizer).__name__} belong to no prepared model",
+                "give rt.prepare every model that is trained, and make the optimizer from their parameters",
             )

@@ -1,0 +1,76 @@
+"""What a training loop does across its ranks: sums, gathered rows, and what rank 0 says and records for all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from hpcddp.errors import RequestError
+from hpcddp.training import collectives
+from hpcddp.training.loop import Loop
+from hpcddp.training.report import Report
+from hpcddp.training.setup import RunSetup
+
+
+class AllRanks:
+    """The part of a `Runtime` that is for all ranks together. Call its methods on every rank."""
+
+    def __init__(self, setup: RunSetup, loop: Loop, report: Report) -> None:
+        self.group = setup.group
+        self.layout = setup.layout
+        self.device = setup.group.device
+        self._loop = loop
+        self._report = report
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which prints and writes."""
+        return self.group.is_first
+
+    @property
+    def summary(self) -> dict[str, str]:
+        """Lines, name to text, that the summary at the end has besides the runtime's own; those of rank 0 are shown."""
+        return self._report.more
+
+    # ---- for all ranks together: call these on every rank
+
+    def sum(self, value: collectives.Number) -> collectives.Number:
+        """The sum over the data ranks, in float64, whole numbers in int64: of a number a number, of a tensor one of its
+        shape.
+
+        Waits for the device: once per epoch, not per step.
+        """
+        return collectives.sum_over_data_ranks(value, self.layout, self.device)
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """The rows of all data ranks, one below the other: all outputs of an evaluation in the order of its data.
+
+        (n, …) on each rank gives (sum of n, …) on every rank; n may differ.
+        """
+        return collectives.gather_rows(rows, self.layout, self.device)
+
+    def broadcast(self, thing: collectives.Thing) -> collectives.Thing:
+        """Rank 0's object, on every rank."""
+        return collectives.broadcast(thing, self.layout, self.device)
+
+    # ---- on rank 0 only: call these on every rank all the same
+
+    def print(self, *words: Any, **options: Any) -> None:
+        """As `print`, on rank 0 only."""
+        if self.is_main:
+            self._report.clear()
+            print(*words, **{"flush": True} | options)
+
+    def log(self, *unnamed: object, **numbers: float | Tensor) -> None:
+        """Write numbers, or tensors of one element, to metrics.jsonl and where `log_to` says.
+
+        Their step is the last that an optimizer has made. Those of rank 0 count: sum them over the ranks first. To read
+        a tensor waits for its device.
+        """
+        if unnamed:
+            raise RequestError(
+                f"rt.log was given a {type(unnamed[0]).__name__} without a name",
+                "rt.log(loss=0.5), or rt.log(**numbers)",
+            )
+        self._report.log(self._loop.steps_made, numbers)
