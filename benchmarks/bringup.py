@@ -122,9 +122,9 @@ def main() -> int:
         cpu = statistics.median(one[name].cpu_s for one in rounds)
         cpu_ratio = statistics.median(one[name].cpu_s / one[HAND].cpu_s for one in rounds)
         missed += ratio > TARGET
-        verdict = "" if name == HAND else f"  {'ok' if ratio <= TARGET else 'MISSED'} (target {TARGET})"
+        outcome = "" if name == HAND else f"  {'ok' if ratio <= TARGET else 'MISSED'} (target {TARGET})"
         shown = "".join(f"{number:14.3f}" for number in (*parts, ends[-1], ratio, least, cpu, cpu_ratio))
-        print(f"{name:16}{shown}{verdict}")
+        print(f"{name:16}{shown}{outcome}")
     return 1 if args.check and missed else 0
 
 

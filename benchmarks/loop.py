@@ -190,11 +190,11 @@ def show(size: int, measured: dict[str, list[list[float]]]) -> bool:
                 statistics.median(mine / hand for mine, hand in pairs),
             ]
         ms, over, ratio, cpu_ms, cpu_over, cpu_ratio = numbers
-        verdict = ""
+        outcome = ""
         if name == OURS and size <= 2:
             missed = over > TARGET_MS
-            verdict = f"  {'MISSED' if missed else 'ok'} (target {TARGET_MS} ms over)"
-        print(f"{name:12}{ms:9.3f}{over:14.3f}{ratio:8.2f}{cpu_ms:10.3f}{cpu_over:14.3f}{cpu_ratio:8.2f}{verdict}")
+            outcome = f"  {'MISSED' if missed else 'ok'} (target {TARGET_MS} ms over)"
+        print(f"{name:12}{ms:9.3f}{over:14.3f}{ratio:8.2f}{cpu_ms:10.3f}{cpu_over:14.3f}{cpu_ratio:8.2f}{outcome}")
     return missed
 
 

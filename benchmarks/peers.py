@@ -196,8 +196,8 @@ def main() -> int:
         ratio = median[ours] / median[other]
         quietest = min(one[ours] for one in rounds) / min(one[other] for one in rounds)
         missed += ratio > most
-        verdict = "ok" if ratio <= most else "MISSED"
-        print(f"{what}: {ratio:.2f}, of the fastest rounds {quietest:.2f} (target {most})  {verdict}")
+        outcome = "ok" if ratio <= most else "MISSED"
+        print(f"{what}: {ratio:.2f}, of the fastest rounds {quietest:.2f} (target {most})  {outcome}")
     return 1 if options.check and missed else 0
 
 

@@ -111,17 +111,17 @@ def main() -> int:
     for name, base, target in TARGETS:
         ratio, quietest = median[name] / median[base], least[name] / least[base]
         missed += ratio > target
-        verdict = "ok" if ratio <= target else "MISSED"
+        outcome = "ok" if ratio <= target else "MISSED"
         measured = f"{name:16}{median[name]:8.1f}{base:>18}{median[base]:8.1f}{ratio:8.2f}{quietest:10.2f}"
-        print(f"{measured}{target:8.2f}  {verdict}")
+        print(f"{measured}{target:8.2f}  {outcome}")
     ours, bare = calls["hpcddp render"], calls["bare render"]
     if ours is None or bare is None:
         print("\nfile-system calls: not counted, there is no strace (apt-get install strace)")
     else:
-        verdict = "ok" if ours - bare <= MORE_FILE_CALLS else "MISSED"
+        outcome = "ok" if ours - bare <= MORE_FILE_CALLS else "MISSED"
         missed += ours - bare > MORE_FILE_CALLS
         print(
-            f"\nfile-system calls: render {ours}, bare {bare}, {ours - bare} more (target {MORE_FILE_CALLS})  {verdict}"
+            f"\nfile-system calls: render {ours}, bare {bare}, {ours - bare} more (target {MORE_FILE_CALLS})  {outcome}"
         )
     return 1 if options.check and missed else 0
 

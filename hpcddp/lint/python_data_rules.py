@@ -23,8 +23,8 @@ _GIVEN = {"sampler", "batch_sampler", None}
 
 def no_workers(script: TrainingScript) -> Iterator[Said]:
     """A8: images from disk, loaded in the training process. Data in memory is slower with workers: nothing is said."""
-    reads = {script.places[call].owner for call in script.find_calls(*_DISK_READS)}
-    reads |= {script.places[c].owner for c in script.find_calls("open") if re.search(r"Image\.open$", dotted(c.func))}
+    reads = {script.blocks[call].owner for call in script.find_calls(*_DISK_READS)}
+    reads |= {script.blocks[c].owner for c in script.find_calls("open") if re.search(r"Image\.open$", dotted(c.func))}
     for call in script.find_calls("DataLoader"):
         number = call.args[5] if len(call.args) > 5 else keyword(call, "num_workers")
         if is_constant(number, 0) or (number is None and not may_have(call, "num_workers")):
@@ -41,7 +41,7 @@ def no_set_epoch(script: TrainingScript) -> Iterator[Said]:
     if script.has_framework() or "set_epoch" in script.uses or not _step_loops(script, epochs=True):
         return
     for call in script.find_calls(_SAMPLER):
-        again = script.places[call].loop or _is_called_in_loop(script, call)  # a new sampler each time, of other data
+        again = script.blocks[call].loop or _is_called_in_loop(script, call)  # a new sampler each time, of other data
         if not again and not _is_for_test(script, call) and not is_constant(_shuffle(call), False):
             what = "set_epoch is never called: DistributedSampler gives the same order in every epoch"
             yield Said(call.lineno, what, "sampler.set_epoch(epoch) at the start of each epoch; rt.epochs() does it")
@@ -99,7 +99,7 @@ def mean_of_means(script: TrainingScript) -> Iterator[Said]:
             continue
         for node in loop.body:
             name = dotted(node.target) if isinstance(node, ast.AugAssign) and _is_mean(script, node) else ""
-            if name and (script.places[loop].function, name, loader) in divided:
+            if name and (script.blocks[loop].function, name, loader) in divided:
                 what = f"{name} / len({loader}) is a mean of batch means: the last batch is smaller and counts as much"
                 yield Said(
                     node.lineno, what, f"{name} += loss.item() * len(batch), divided by the samples of all ranks"
@@ -112,9 +112,9 @@ def _shuffle(call: ast.Call) -> ast.expr | None:
 
 def _is_for_test(script: TrainingScript, call: ast.Call) -> bool:
     """Whether a sampler is for data that is not trained on, by the names around it."""
-    place = script.places[call]
-    around = [*words(call), *(getattr(p.node, "name", "") for p in place.outward())]
-    around += [script.targets.get(call, ""), *(word for test in place.conditions() for word in words(test))]
+    block = script.blocks[call]
+    around = [*words(call), *(getattr(b.node, "name", "") for b in block.outward())]
+    around += [script.targets.get(call, ""), *(word for test in block.conditions() for word in words(test))]
     return any(_TEST.search(word) for word in around)
 
 
@@ -138,12 +138,12 @@ def _is_made_up(script: TrainingScript, call: ast.Call) -> bool:
 
 def _step_loops(script: TrainingScript, epochs: bool) -> list[ast.AST]:
     """The innermost loops around a backward pass; with `epochs` those that another loop, or a call in one, repeats."""
-    found = dict.fromkeys(script.places[call].loop for call in script.find_calls("backward"))
+    found = dict.fromkeys(script.blocks[call].loop for call in script.find_calls("backward"))
     return [loop for loop in found if loop and (not epochs or _is_repeated(script, loop))]
 
 
 def _is_repeated(script: TrainingScript, loop: ast.AST) -> bool:
-    outer = script.places[loop]
+    outer = script.blocks[loop]
     if outer.loop is not None:
         return True
     return _is_called_in_loop(script, loop)
@@ -151,24 +151,24 @@ def _is_repeated(script: TrainingScript, loop: ast.AST) -> bool:
 
 def _is_called_in_loop(script: TrainingScript, node: ast.AST) -> bool:
     """Whether the function around a line is called in a loop, or by a function that is, or by one that calls that."""
-    functions = {script.places[node].function}
+    functions = {script.blocks[node].function}
     for _ in range(3):
         uses = [use for f in functions for use in script.uses.get(getattr(f, "name", ""), [])]
         uses = [
             use for use in uses if isinstance(use, ast.Name) or dotted(use).startswith("self.")
         ]  # not model.train()
-        if any(script.places[use].loop is not None for use in uses):
+        if any(script.blocks[use].loop is not None for use in uses):
             return True
-        functions = {script.places[use].function for use in uses} - {None}
+        functions = {script.blocks[use].function for use in uses} - {None}
     return False
 
 
 def _is_evaluation(script: TrainingScript, loop: ast.For) -> bool:
     """Whether a loop stands under no_grad."""
-    place = script.places[loop]
+    block = script.blocks[loop]
     quiet = {"no_grad", "inference_mode"}
-    items = [item.context_expr for p in place.outward() if isinstance(p.node, ast.With) for item in p.node.items]
-    decorators = getattr(place.function, "decorator_list", [])
+    items = [item.context_expr for b in block.outward() if isinstance(b.node, ast.With) for item in b.node.items]
+    decorators = getattr(block.function, "decorator_list", [])
     inner = [i.context_expr for n in loop.body if isinstance(n, ast.With) for i in n.items]
     return any(quiet & set(words(node)) for node in (*items, *decorators, *inner))
 
@@ -207,4 +207,4 @@ def _divisions(script: TrainingScript) -> Iterator[tuple[ast.AST | None, str, st
         else:
             continue
         if isinstance(right, ast.Call) and last_word(right.func) == "len" and len(right.args) == 1:
-            yield script.places[node].function, dotted(left), dotted(right.args[0])
+            yield script.blocks[node].function, dotted(left), dotted(right.args[0])

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from hpcddp.lint.expression import dotted, is_constant, keyword, last_word, may_have, words
 from hpcddp.lint.finding import Said
-from hpcddp.lint.training_script import Place, TrainingScript
+from hpcddp.lint.training_script import CodeBlock, TrainingScript
 
 _WRAPPERS = ("DistributedDataParallel", "DDP")
 _SHARDERS = ("FullyShardedDataParallel", "FSDP", "fully_shard")
@@ -28,7 +28,7 @@ def item_in_loop(script: TrainingScript) -> Iterator[Said]:
         return
     losses: dict[ast.AST, set[str]] = {}
     for call in script.find_calls("backward"):
-        loop = script.places[call].loop
+        loop = script.blocks[call].loop
         epochs = isinstance(loop, ast.For) and any(
             "epoch" in word.lower() for word in words(loop.target)
         )  # all data at once
@@ -41,7 +41,7 @@ def item_in_loop(script: TrainingScript) -> Iterator[Said]:
             losses.setdefault(loop, set()).update(filter(None, map(dotted, of)))
     for name, calls in script.calls.items():
         for call in calls if name in {"item", "float", "print"} else ():
-            loop = script.places[call].loop
+            loop = script.blocks[call].loop
             loss = losses.get(loop) if loop is not None else None
             if loss and loop is not None and _is_each_step(script, call, loop) and (said := _reads(call, loss)):
                 yield Said(call.lineno, f"{said} in every step waits for the GPU in every step",
@@ -72,11 +72,11 @@ def optimizer_before_sharding(script: TrainingScript) -> Iterator[Said]:
             first = call.args[0] if call.args else keyword(call, "params")
             if isinstance(first, ast.Call) and last_word(first.func) == "parameters":
                 of = dotted(first.func.value) if isinstance(first.func, ast.Attribute) else ""
-                made.setdefault((script.places[call].function, of), call.lineno)
+                made.setdefault((script.blocks[call].function, of), call.lineno)
     for call in script.find_calls(*_SHARDERS):
         name = dotted(call.args[0]) if call.args else ""
-        line = made.get((script.places[call].function, name), call.lineno) if name else call.lineno
-        if line < call.lineno and not script.places[call].loop and not may_have(call, "use_orig_params"):
+        line = made.get((script.blocks[call].function, name), call.lineno) if name else call.lineno
+        if line < call.lineno and not script.blocks[call].loop and not may_have(call, "use_orig_params"):
             what = f"the optimizer holds the parameters of {name} before {last_word(call.func)}: they are never trained"
             yield Said(line, what, f"the optimizer behind {last_word(call.func)}, over the wrapped model's parameters")
 
@@ -87,28 +87,28 @@ def bare_model_called(script: TrainingScript) -> Iterator[Said]:
     for call in script.find_calls(*_WRAPPERS):
         inner, outer = dotted(call.args[0]) if call.args else "", script.targets.get(call, "")
         if inner and outer and inner.split(".")[-1] != outer:
-            wrapped[script.places[call].function, inner] = outer, call.lineno
-    steps = {script.places[call].loop for call in script.find_calls("backward")} - {None}
+            wrapped[script.blocks[call].function, inner] = outer, call.lineno
+    steps = {script.blocks[call].loop for call in script.find_calls("backward")} - {None}
     for (function, inner), (outer, line) in wrapped.items():
         for call in script.find_calls(inner.rsplit(".", 1)[-1]):
-            place = script.places[call]
-            same = dotted(call.func) == inner and place.function is function and call.lineno > line
+            block = script.blocks[call]
+            same = dotted(call.func) == inner and block.function is function and call.lineno > line
             again = [v for v in script.held(call, inner) if v.lineno > line]
-            if same and not again and place.loop in steps and not _is_quiet(place):
+            if same and not again and block.loop in steps and not _is_quiet(block):
                 what = f"{inner}(…) in a training step, where {outer} is the wrapped model: gradients are not averaged"
                 yield Said(call.lineno, what, f"{outer}(…)")
 
 
 def no_destroy(script: TrainingScript) -> Iterator[Said]:
     """A19: a process group that is never shut down."""
-    in_loop = any(script.places[call].loop is not None for call in script.find_calls("backward"))
+    in_loop = any(script.blocks[call].loop is not None for call in script.find_calls("backward"))
     if script.has_framework() or not in_loop or "deepspeed" in script.modules:
         return
     if any(_CLEANS_UP.search(name) for name in script.calls):
         return
     for call in script.find_calls("init_process_group"):
         backend = call.args[0] if call.args else keyword(call, "backend")
-        elsewhere = script.places[call].function not in script.reached  # a file that calls it may call the other
+        elsewhere = script.blocks[call].function not in script.reached  # a file that calls it may call the other
         if elsewhere or is_constant(backend, "gloo"):
             continue
         what = "destroy_process_group is never called: NCCL warns at the end, and resources may leak"
@@ -125,7 +125,7 @@ def no_map_location(script: TrainingScript) -> Iterator[Said]:
         if dotted(call.func) != "torch.load" or len(call.args) != 1 or may_have(call, "map_location"):
             continue
         names = [*words(call.args[0]), script.targets.get(call, "")]
-        choice = [word for test in script.places[call].conditions() for word in words(test)]
+        choice = [word for test in script.blocks[call].conditions() for word in words(test)]
         elsewhere = any(re.search(r"gpu|device|cuda|cpu|distributed|eval|test", word, re.IGNORECASE) for word in choice)
         if (
             (call in states or any(_CHECKPOINT.search(n) for n in names))
@@ -144,12 +144,12 @@ def collective_on_some_ranks(script: TrainingScript) -> Iterator[Said]:
             ast.AST | None, set[tuple[ast.AST, str]]
         ] = {}  # if rank != 0: barrier(); …; if rank == 0: barrier()
         for call in calls:
-            for place in script.places[call].outward():
-                if isinstance(place.node, ast.If) and script.chooses_ranks(place.node.test):
-                    branches.setdefault(place.function, set()).add((place.node, place.branch))
+            for block in script.blocks[call].outward():
+                if isinstance(block.node, ast.If) and script.chooses_ranks(block.node.test):
+                    branches.setdefault(block.function, set()).add((block.node, block.branch))
         for call in calls:
-            chosen = any(_chooses(place) for place in script.places[call].outward())
-            if not chosen or len(branches[script.places[call].function]) > 1:
+            chosen = any(_chooses(block) for block in script.blocks[call].outward())
+            if not chosen or len(branches[script.blocks[call].function]) > 1:
                 continue
             if not may_have(call, "group") and not may_have(call, "async_op"):
                 what = f"{name} on some ranks only: they wait for the others, which never come"
@@ -173,27 +173,27 @@ def _printed(call: ast.Call) -> list[ast.expr]:
 
 def _is_each_step(script: TrainingScript, call: ast.Call, loop: ast.AST) -> bool:
     """Whether nothing inside the loop decides about a line but the rank."""
-    for place in script.places[call].outward():
-        if place.node is loop:
-            return place.branch == "body"
-        if isinstance(place.node, (ast.If, ast.IfExp, ast.ExceptHandler)):
+    for block in script.blocks[call].outward():
+        if block.node is loop:
+            return block.branch == "body"
+        if isinstance(block.node, (ast.If, ast.IfExp, ast.ExceptHandler)):
             return False
     return False
 
 
-def _is_quiet(place: Place) -> bool:
-    items = [i.context_expr for p in place.outward() if isinstance(p.node, ast.With) for i in p.node.items]
+def _is_quiet(block: CodeBlock) -> bool:
+    items = [i.context_expr for b in block.outward() if isinstance(b.node, ast.With) for i in b.node.items]
     return any({"no_grad", "inference_mode"} & set(words(item)) for item in items)
 
 
-def _chooses(place: Place) -> bool:
+def _chooses(block: CodeBlock) -> bool:
     """`if rank == 0:` and its like: surely some ranks, but not all. `rank != -1` asks whether there are any."""
-    node = place.node
-    if not isinstance(node, ast.If) or place.branch not in {"body", "after"}:
+    node = block.node
+    if not isinstance(node, ast.If) or block.branch not in {"body", "after"}:
         return False
     test = node.test
     parts = test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]
-    if isinstance(test, ast.BoolOp) and place.branch == "after":
+    if isinstance(test, ast.BoolOp) and block.branch == "after":
         return False
     return any(_is_rank_choice(part) for part in parts)
 

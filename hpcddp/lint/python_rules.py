@@ -106,7 +106,7 @@ def _strings(call: ast.Call) -> Iterator[ast.Constant]:
 
 def _is_optional(script: TrainingScript, node: ast.AST) -> bool:
     """Whether a line stands under a condition that is more than the number of GPUs or `__name__`."""
-    names = [word for test in script.places[node].conditions() for word in words(test)]
+    names = [word for test in script.blocks[node].conditions() for word in words(test)]
     return any(
         not re.search(r"__name__|__main__|world_size|gpu|device_count|cuda|is_available|torch|nprocs", w) for w in names
     )
@@ -118,15 +118,15 @@ def _addresses(script: TrainingScript) -> Iterator[tuple[int, str, str]]:
     if any(name == "WORLD_SIZE" and _literal(script, value) == "1" for _, name, value in variables):
         return  # a rendezvous of one
     for node, name, value in variables:
-        place = script.places[node]
-        if name in {"MASTER_ADDR", "MASTER_PORT"} and not any(_is_choice(p.node) for p in place.outward()):
+        block = script.blocks[node]
+        if name in {"MASTER_ADDR", "MASTER_PORT"} and not any(_is_choice(b.node) for b in block.outward()):
             literal = _literal(script, value)
             host = literal if name == "MASTER_ADDR" else ""
             yield value.lineno, host, literal if name == "MASTER_PORT" else ""
     for call in script.find_calls("init_process_group"):
         method, size = keyword(call, "init_method"), keyword(call, "world_size")
         url = _URL.match(_beginning(script, method)) if method is not None and not is_constant(size, 1) else None
-        if url and method is not None and not any(_is_choice(p.node) for p in script.places[call].outward()):
+        if url and method is not None and not any(_is_choice(b.node) for b in script.blocks[call].outward()):
             yield method.lineno, url["host"], url["port"] or ""
 
 

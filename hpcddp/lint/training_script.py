@@ -29,28 +29,28 @@ _FRAMEWORKS = {
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Place:
+class CodeBlock:
     """Where a line stands: the nearest block around it (`node`, its `branch`), then the blocks around that."""
 
     node: ast.AST
     branch: str  # body, orelse, handlers; after: behind `if …: return`
-    up: Place | None
+    up: CodeBlock | None
     function: ast.AST | None
     loop: ast.AST | None
     owner: str  # the outermost class or function around it
 
-    def outward(self) -> Iterator[Place]:
+    def outward(self) -> Iterator[CodeBlock]:
         """This block and those around it, in the same function. Up to 200: thousands of `elif` cost no more."""
-        place: Place | None = self
+        block: CodeBlock | None = self
         for _ in range(200):
-            if place is None or place.function is not self.function:
+            if block is None or block.function is not self.function:
                 return
-            yield place
-            place = place.up
+            yield block
+            block = block.up
 
     def conditions(self) -> Iterator[ast.expr]:
         """The tests of `if` that the line depends on, in the same function."""
-        return (p.node.test for p in self.outward() if isinstance(p.node, (ast.If, ast.IfExp)))
+        return (b.node.test for b in self.outward() if isinstance(b.node, (ast.If, ast.IfExp)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +58,14 @@ class TrainingScript:
     """`calls` by the last word of the function; `values` by function (None: the file) and name."""
 
     nodes: list[ast.AST] = field(default_factory=list)
-    places: dict[ast.AST, Place] = field(default_factory=dict)
+    blocks: dict[ast.AST, CodeBlock] = field(default_factory=dict)
     calls: dict[str, list[ast.Call]] = field(default_factory=dict)
     values: dict[tuple[ast.AST | None, str], list[ast.expr]] = field(default_factory=dict)
     targets: dict[ast.expr, str] = field(default_factory=dict)
     uses: dict[str, list[ast.expr]] = field(default_factory=dict)
     modules: set[str] = field(default_factory=set)
     by_rank: set[str] = field(default_factory=set)
-    some_ranks: dict[Place, bool] = field(default_factory=dict)
+    some_ranks: dict[CodeBlock, bool] = field(default_factory=dict)
     reached: set[ast.AST | None] = field(default_factory=set)
 
     def find_calls(self, *names: str) -> Iterator[ast.Call]:
@@ -100,7 +100,7 @@ class TrainingScript:
 
     def held(self, node: ast.AST, name: str) -> list[ast.expr]:
         """What a name is set to where a line sees it, up to 20 times; nothing for a parameter."""
-        function = self.places[node].function
+        function = self.blocks[node].function
         if function is not None and name in parameters(function):
             return []
         return (self.values.get((function, name)) or self.values.get((None, name)) or [])[:20]
@@ -118,12 +118,12 @@ class TrainingScript:
 
     def on_some_ranks(self, node: ast.AST) -> bool:
         """Whether a line stands under such a condition in its function."""
-        place: Place | None = self.places[node]
-        passed: list[Place] = []
-        while place is not None and place not in self.some_ranks:  # each block is asked once: time stays linear
-            passed.append(place)
-            place = place.up if place.up and place.up.function is place.function else None
-        under = place is not None and self.some_ranks[place]
+        block: CodeBlock | None = self.blocks[node]
+        passed: list[CodeBlock] = []
+        while block is not None and block not in self.some_ranks:  # each block is asked once: time stays linear
+            passed.append(block)
+            block = block.up if block.up and block.up.function is block.function else None
+        under = block is not None and self.some_ranks[block]
         for inner in reversed(passed):
             under = under or (isinstance(inner.node, ast.If) and self.chooses_ranks(inner.node.test))
             self.some_ranks[inner] = under
@@ -131,47 +131,47 @@ class TrainingScript:
 
     def on_every_rank(self, node: ast.AST) -> bool:
         """Whether a line is surely reached on every rank, through the calls of this file."""
-        return self.places[node].function in self.reached and not self.on_some_ranks(node)
+        return self.blocks[node].function in self.reached and not self.on_some_ranks(node)
 
 
 def read_training_script(tree: ast.Module) -> TrainingScript:
     """Everything that the rules ask for, in one pass over the tree."""
     script = TrainingScript()
-    todo: list[tuple[ast.AST, Place]] = [(tree, Place(tree, "body", None, None, None, ""))]
+    todo: list[tuple[ast.AST, CodeBlock]] = [(tree, CodeBlock(tree, "body", None, None, None, ""))]
     while todo:
-        node, place = todo.pop()
+        node, block = todo.pop()
         script.nodes.append(node)
-        script.places[node] = place
-        _note(script, node, place)
-        todo += reversed(list(_children(node, place)))
+        script.blocks[node] = block
+        _note(script, node, block)
+        todo += reversed(list(_children(node, block)))
     _note_names_by_rank(script)
     _note_reached(script)
     return script
 
 
-def _children(node: ast.AST, place: Place) -> Iterator[tuple[ast.AST, Place]]:
+def _children(node: ast.AST, block: CodeBlock) -> Iterator[tuple[ast.AST, CodeBlock]]:
     for name, value in ast.iter_fields(node):
         if isinstance(value, ast.AST):
             body = isinstance(node, ast.Lambda) and name == "body"
-            yield value, Place(node, "body", place, node, None, place.owner) if body else place
+            yield value, CodeBlock(node, "body", block, node, None, block.owner) if body else block
         elif isinstance(value, list):
-            inner = _inside(node, name, place)
+            inner = _inside(node, name, block)
             for child in value:
                 if isinstance(child, ast.AST):
                     yield child, inner
                 if isinstance(child, ast.If) and not child.orelse and _leaves(child.body[-1]):
-                    inner = Place(child, "after", inner, inner.function, inner.loop, inner.owner)
+                    inner = CodeBlock(child, "after", inner, inner.function, inner.loop, inner.owner)
 
 
-def _inside(node: ast.AST, name: str, place: Place) -> Place:
+def _inside(node: ast.AST, name: str, block: CodeBlock) -> CodeBlock:
     """The block that a list of statements is: the body of a function, an `else`; otherwise the one around it."""
     if name not in {"body", "orelse", "handlers", "finalbody"} or isinstance(node, ast.Module):
-        return place
-    owner = place.owner or getattr(node, "name", None) or ""
+        return block
+    owner = block.owner or getattr(node, "name", None) or ""
     if isinstance(node, _FUNCTIONS):
-        return Place(node, name, place, node, None, owner)
-    loop = node if isinstance(node, _LOOPS) and name == "body" else place.loop
-    return Place(node, name, place, place.function, loop, owner)
+        return CodeBlock(node, name, block, node, None, owner)
+    loop = node if isinstance(node, _LOOPS) and name == "body" else block.loop
+    return CodeBlock(node, name, block, block.function, loop, owner)
 
 
 def _leaves(statement: ast.stmt) -> bool:
@@ -180,7 +180,7 @@ def _leaves(statement: ast.stmt) -> bool:
     return isinstance(statement, _STEP_ENDS)
 
 
-def _note(script: TrainingScript, node: ast.AST, place: Place) -> None:
+def _note(script: TrainingScript, node: ast.AST, block: CodeBlock) -> None:
     if isinstance(node, ast.Call):
         script.calls.setdefault(last_word(node.func), []).append(node)
     elif isinstance(node, ast.Import):
@@ -192,7 +192,7 @@ def _note(script: TrainingScript, node: ast.AST, place: Place) -> None:
     if isinstance(node, ast.Compare):
         script.targets[node.left] = COMPARED
     for target, value in assigned(node):
-        script.values.setdefault((place.function, dotted(target)), []).append(value)
+        script.values.setdefault((block.function, dotted(target)), []).append(value)
         script.targets[value] = last_word(target)
 
 
@@ -221,7 +221,7 @@ def _note_reached(script: TrainingScript) -> None:
         uses = script.uses.get(name, [])
         if not any(script.on_some_ranks(use) for use in uses):
             for use in uses:
-                enters.setdefault(script.places[use].function, []).extend(bodies)
+                enters.setdefault(script.blocks[use].function, []).extend(bodies)
     spawned = [last_word(call.args[0]) for call in script.find_calls("spawn", "start_processes") if call.args]
     todo: list[ast.AST | None] = [body for name in spawned for body in functions.get(name, [])]
     todo = todo if spawned else [None]  # what calls spawn is one process, and no rank

@@ -25,7 +25,7 @@ class Finding(Record):
     number: str
     value: int | str | None
     source: str
-    verdict: str  # chosen, rejected or undecided
+    status: str  # chosen, rejected or undecided
     why: str
 
 
@@ -61,16 +61,16 @@ def explain(
 
 def _of_rank(place: FoundRank) -> list[Finding]:
     findings = []
-    for verdict in place.verdicts:
-        numbers, source = verdict.candidate.numbers, verdict.candidate.source
-        if verdict.chosen:  # with what was concluded from it
+    for one in place.judged:
+        numbers, source = one.candidate.numbers, one.candidate.source
+        if one.chosen:  # with what was concluded from it
             numbers, source = place.numbers, place.source
-        word = "chosen" if verdict.chosen else "rejected"
+        word = "chosen" if one.chosen else "rejected"
         for number in NUMBERS:
             if numbers[number] is not None:
-                name = verdict.candidate.row.name
-                findings.append(Finding(name, number, numbers[number], source[number], word, verdict.why))
-    if not place.verdicts:
+                name = one.candidate.row.name
+                findings.append(Finding(name, number, numbers[number], source[number], word, one.why))
+    if not place.judged:
         findings = [
             Finding("none", number, place.numbers[number], place.source[number], "chosen", "a single process")
             for number in NUMBERS

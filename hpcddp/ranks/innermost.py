@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hpcddp.ranks.candidates import Candidate
 
 
-class Verdict(Record):
+class JudgedCandidate(Record):
     """What became of one candidate, and why. For `hpcddp env --explain`."""
 
     candidate: Candidate
@@ -41,12 +41,14 @@ class Evidence(Record):
 NO_EVIDENCE = Evidence()
 
 
-def choose(candidates: list[Candidate], env: Mapping[str, str], evidence: Evidence = NO_EVIDENCE) -> list[Verdict]:
-    """A verdict on each candidate; exactly one is chosen.
+def choose(
+    candidates: list[Candidate], env: Mapping[str, str], evidence: Evidence = NO_EVIDENCE
+) -> list[JudgedCandidate]:
+    """Each candidate, judged; exactly one is chosen.
 
     LaunchError if nothing decides, if N processes would each be alone, or if the row is a leftover of a launch outside.
     """
-    left, verdicts = _merge(candidates)
+    left, judged = _merge(candidates)
     inner, why = left[0], "the only launcher here"
     if len(left) > 1:
         inner, why = _by_evidence(left, evidence) or _by_command(left, env) or _by_rule(left, env)
@@ -61,8 +63,8 @@ def choose(candidates: list[Candidate], env: Mapping[str, str], evidence: Eviden
     for other in left:
         if other is not inner:
             _refuse_singletons(inner, other, env)
-            verdicts.append(Verdict(other, False, f"outside: {inner.row.name} was started inside it"))
-    return [Verdict(inner, True, why), *verdicts]
+            judged.append(JudgedCandidate(other, False, f"outside: {inner.row.name} was started inside it"))
+    return [JudgedCandidate(inner, True, why), *judged]
 
 
 def without_leftovers(candidates: list[Candidate], env: Mapping[str, str], evidence: Evidence) -> list[Candidate]:
@@ -77,14 +79,14 @@ def without_leftovers(candidates: list[Candidate], env: Mapping[str, str], evide
     return [c for c in candidates if c.key != evidence.shell_of and not stale.get(c.row.protocol)]
 
 
-def _merge(candidates: list[Candidate]) -> tuple[list[Candidate], list[Verdict]]:
+def _merge(candidates: list[Candidate]) -> tuple[list[Candidate], list[JudgedCandidate]]:
     """Drop the rows that another launcher sets as well, and the bare protocol rows next to a whole launcher."""
     left = list(candidates)
-    verdicts = []
+    judged = []
 
     def drop(other: Candidate, why: str) -> None:
         left.remove(other)
-        verdicts.append(Verdict(other, False, why))
+        judged.append(JudgedCandidate(other, False, why))
 
     for speaker in candidates:
         for other in [c for c in left if c.key in speaker.row.speaks]:
@@ -93,7 +95,7 @@ def _merge(candidates: list[Candidate]) -> tuple[list[Candidate], list[Verdict]]
     for other in [c for c in left if c.row.yields]:
         if len(left) > 1:  # what was set by hand is compared with the chosen launcher by `consistency`
             drop(other, other.row.yields)
-    return left, verdicts
+    return left, judged
 
 
 def _by_evidence(left: list[Candidate], evidence: Evidence) -> tuple[Candidate, str] | None:

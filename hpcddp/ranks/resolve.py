@@ -11,7 +11,7 @@ from hpcddp.errors import LaunchError, nearest
 from hpcddp.ranks import consistency
 from hpcddp.ranks.allocation import Allocation, find_allocation
 from hpcddp.ranks.candidates import find_candidates, read_row, stands
-from hpcddp.ranks.innermost import NO_EVIDENCE, Verdict, choose, without_leftovers
+from hpcddp.ranks.innermost import NO_EVIDENCE, JudgedCandidate, choose, without_leftovers
 from hpcddp.ranks.launchers import LAUNCHER_NAMES, LAUNCHERS
 from hpcddp.ranks.rankinfo import NUMBERS, RankInfo
 from hpcddp.record import TYPE_CHECKING, Record
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 
 class FoundRank(Record):
-    """Where a process stands, as far as its environment tells. No verdicts: a single process without a launcher.
+    """Where a process stands, as far as its environment tells.
 
+    `judged` has every launcher that was considered: none for a single process without one.
     `numbers` may lack the world size (PALS without its file, `mpiexec -pmi-port`): `resolve` insists on it, `hpcddp
     env` does not.
     """
@@ -36,7 +37,7 @@ class FoundRank(Record):
     launcher: str
     numbers: Mapping[str, int | None]
     source: Mapping[str, str]
-    verdicts: list[Verdict]
+    judged: list[JudgedCandidate]
 
     def info(self) -> RankInfo | None:
         """As RankInfo; None if rank or world size is not told."""
@@ -89,7 +90,7 @@ def find_rank(
     if pin == "none":
         return _single("HPCDDP_LAUNCHER=none")
     if pin:
-        verdicts = [Verdict(_pinned(pin, env), True, f"HPCDDP_LAUNCHER={pin}")]
+        judged = [JudgedCandidate(_pinned(pin, env), True, f"HPCDDP_LAUNCHER={pin}")]
     else:
         found = find_candidates(env)
         evidence = _evidence(env) if live and found else NO_EVIDENCE
@@ -100,15 +101,15 @@ def find_rank(
                 raise not_launched(given, env)
             _refuse_stray(env)
             return _single("no launcher and no allocation in the environment")
-        verdicts = choose(found, env, evidence)
-    chosen = next(v.candidate for v in verdicts if v.chosen)
+        judged = choose(found, env, evidence)
+    chosen = next(v.candidate for v in judged if v.chosen)
     _check(chosen, env, pinned=bool(pin))
     if chosen.row.step is not None:  # a step may be smaller than its job, so the step's hosts count
         chosen.row.step.check(chosen, env, hostname)
     else:
         _check_allocation(chosen, env, hostname, look(), pinned=bool(pin))
     numbers, source = _derive(chosen)
-    return FoundRank(chosen.row.name, numbers, source, verdicts)
+    return FoundRank(chosen.row.name, numbers, source, judged)
 
 
 def _evidence(env: Mapping[str, str]) -> Evidence:

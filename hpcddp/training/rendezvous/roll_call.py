@@ -42,30 +42,30 @@ def call_roll(store: Store, me: Member, world_size: int, timeout_s: float) -> tu
     """
     claims = store.add(f"claim/{me.rank}", 1)
     if claims > 1:
-        _give_verdict(store, f"rank {me.rank} exists {claims} times; one of them is process {me.pid} on {me.host}")
+        _tell_outcome(store, f"rank {me.rank} exists {claims} times; one of them is process {me.pid} on {me.host}")
     store.set(f"member/{me.rank}", json.dumps(me))
     keys = [f"member/{rank}" for rank in range(world_size)]
     if me.rank == 0:
-        if wait_until(lambda: store.check(keys) or store.check(["verdict"]), timeout_s, world_size):
-            _give_verdict(store, _GOOD)
+        if wait_until(lambda: store.check(keys) or store.check(["outcome"]), timeout_s, world_size):
+            _tell_outcome(store, _GOOD)
         else:
             missing = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
             shown = ", ".join(missing[:8]) + (", …" if len(missing) > 8 else "")
-            _give_verdict(
+            _tell_outcome(
                 store, f"{len(missing)} of {world_size} ranks did not arrive in {timeout_s:.0f} s: rank {shown}"
             )
     try:
-        if not wait_until(lambda: store.check(["verdict"]), timeout_s + 30, world_size):
+        if not wait_until(lambda: store.check(["outcome"]), timeout_s + 30, world_size):
             raise LaunchError("rank 0 did not say whether all ranks arrived", "look into the log of rank 0")
-        verdict = store.get("verdict").decode()
+        outcome = store.get("outcome").decode()
     except DistNetworkError as error:
         raise LaunchError(
             f"rank 0 left before all ranks had arrived: {error}", "look into the log of rank 0"
         ) from error
-    if verdict != _GOOD and me.rank == 0:
-        raise LaunchError(verdict, _SILENT_HINT)
-    if verdict != _GOOD:
-        raise PeerFailedError(Failure(0, "the first node", verdict))
+    if outcome != _GOOD and me.rank == 0:
+        raise LaunchError(outcome, _SILENT_HINT)
+    if outcome != _GOOD:
+        raise PeerFailedError(Failure(0, "the first node", outcome))
     return tuple(_parse_member(record) for record in store.multi_get(keys))
 
 
@@ -85,9 +85,9 @@ def wait_until(is_so: Callable[[], bool], timeout_s: float, askers: int | None =
     return True
 
 
-def _give_verdict(store: Store, text: str) -> None:
-    """The first verdict stays."""
-    store.compare_set("verdict", "", text)
+def _tell_outcome(store: Store, text: str) -> None:
+    """The first outcome stays."""
+    store.compare_set("outcome", "", text)
 
 
 def _parse_member(record: bytes) -> Member:

@@ -1,4 +1,4 @@
-"""The directive parsers agree with real schedulers: recorded verdicts of OpenPBS, and rules run on a real sbatch."""
+"""The directive parsers agree with real schedulers: recorded answers of OpenPBS, and rules run on a real sbatch."""
 
 from __future__ import annotations
 

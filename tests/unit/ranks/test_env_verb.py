@@ -66,7 +66,7 @@ def test_explain_shows_chosen_and_rejected_and_why(tmp_path: Path, capsys: pytes
     path = record(tmp_path / "env", env_of("ranks/slurm-22.05-mpirun-mpich5", 3))
     assert main(["env", "--explain", "--json", "--from", path]) == 0
     findings = json.loads(capsys.readouterr().out)["findings"]
-    ranks = {f["launcher"]: (f["value"], f["verdict"]) for f in findings if f["number"] == "rank"}
+    ranks = {f["launcher"]: (f["value"], f["status"]) for f in findings if f["number"] == "rank"}
     assert ranks == {"mpich": (3, "chosen"), "srun": (1, "rejected")}
     assert main(["env", "--explain", "--from", path]) == 0
     assert "outside: mpich was started inside it" in capsys.readouterr().out

@@ -109,8 +109,8 @@ def test_the_command_that_open_mpi_started_tells_that_a_launcher_is_inside() -> 
 )
 def test_the_nearest_launcher_among_the_parents_counts(chain: list[str], launcher: str) -> None:
     evidence = weigh([(9 + i, name) for i, name in enumerate(chain)], None)
-    verdicts = choose(find_candidates(OPENMPI | world("mpich", [3], 1)), {}, evidence)
-    assert next(v for v in verdicts if v.chosen).candidate.row.name == launcher
+    judged = choose(find_candidates(OPENMPI | world("mpich", [3], 1)), {}, evidence)
+    assert next(v for v in judged if v.chosen).candidate.row.name == launcher
 
 
 def test_an_open_pmi_socket_shows_hydra_and_a_dead_one_the_other() -> None:
@@ -130,8 +130,8 @@ def test_a_row_whose_program_is_nowhere_among_the_parents_is_a_leftover() -> Non
 
 def test_rejected_candidates_say_why() -> None:
     place = find_rank(DAEMON_ON_NODE2 | HYDRA)
-    assert [(v.candidate.key, v.chosen) for v in place.verdicts] == [("mpich", True), ("srun", False)]
-    assert place.verdicts[1].why == "outside: mpich was started inside it"
+    assert [(v.candidate.key, v.chosen) for v in place.judged] == [("mpich", True), ("srun", False)]
+    assert place.judged[1].why == "outside: mpich was started inside it"
 
 
 def test_a_process_sees_its_own_parents() -> None:

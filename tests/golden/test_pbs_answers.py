@@ -1,6 +1,6 @@
 """PBS directives of the goldens against what a real OpenPBS 23.06 said to hundreds of others (tests/captures/pbs).
 
-RULES are the forms that hpcddp prints. Each is held to the recorded verdicts: what a rule takes, the server took.
+RULES are the forms that hpcddp prints. Each is held to the recorded answers: what a rule takes, the server took.
 """
 
 from __future__ import annotations
