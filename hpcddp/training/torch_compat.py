@@ -1,4 +1,7 @@
-"""All that is private to torch or depends on its version. Each has a test, run with the supported versions."""
+"""All that is private to torch or depends on its version. Each has a test, run with the supported versions.
+
+One text is elsewhere, because `hpcddp exec` needs it without torch: `ranks/lookup_warning.py`. Its test is with these.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import os
 import pickle
 import socket
 import struct
+from concurrent.futures import Future
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -174,6 +178,17 @@ def copy_layer_versions(state: dict[str, Any], copy: dict[str, Any]) -> None:
     """
     if hasattr(state, "_metadata"):
         copy._metadata = state._metadata  # type: ignore[attr-defined]  # an attribute that torch adds to the dict
+
+
+def end_of_saving(answer: Any) -> Future[Any]:
+    """The future that is done when all is written, from what `async_save` returns: itself up to torch 2.8."""
+    return answer if isinstance(answer, Future) else answer.upload_completion
+
+
+def is_failed_write(error: BaseException) -> bool:
+    """Whether `torch.save` could not write to its file, as on a full disk. It may end with an error of its own then, of
+    this file of torch's source, in place of the OSError."""
+    return isinstance(error, RuntimeError) and "inline_container.cc" in str(error)
 
 
 def load_metadata(path: Path) -> Any:

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
 from hpcddp.errors import RequestError
 from hpcddp.training.checkpoint.manifest import INDEX
-from hpcddp.training.torch_compat import load_metadata
+from hpcddp.training.torch_compat import end_of_saving, is_failed_write, load_metadata
 
 
 def write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -32,9 +32,7 @@ def write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 
 def start_writing(folder: Path, tensors: Mapping[str, Tensor], ranks: Any) -> Future[Any]:
     """Copy the tensors and return; a thread writes the copy. `ranks` is a gloo group for this purpose only."""
-    answer = async_save(dict(tensors), storage_writer=FileSystemWriter(folder), process_group=ranks)
-    # a plain future up to torch 2.8 and for stagers that block
-    return answer if isinstance(answer, Future) else answer.upload_completion
+    return end_of_saving(async_save(dict(tensors), storage_writer=FileSystemWriter(folder), process_group=ranks))
 
 
 def read_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -75,7 +73,7 @@ def make_room(shape: torch.Size, dtype: torch.dtype, like: Any) -> Tensor:
 def is_about_files(error: BaseException) -> bool:
     """Whether writing failed, on this rank or another; False when a rank is gone, and for Ctrl-C."""
     causes = [cause for cause, _ in error.failures.values()] if isinstance(error, CheckpointException) else [error]
-    return any(isinstance(cause, OSError) or "PytorchStreamWriter" in str(cause) for cause in causes)
+    return any(isinstance(cause, OSError) or is_failed_write(cause) for cause in causes)
 
 
 def describe_cause(error: BaseException) -> str:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+import mmap
 import os
 import pickle
 import socket
@@ -23,9 +24,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcddp.errors import RequestError
+from hpcddp.ranks.lookup_warning import LOOKUP_WARNING
 from hpcddp.training import torch_compat
 
 pytestmark = pytest.mark.torch_compat
@@ -210,6 +213,33 @@ def test_a_checkpoint_in_parts_that_this_torch_cannot_read_is_refused_in_two_lin
     assert message.startswith(f"checkpoint {tmp_path} could not be read with torch {torch.__version__}: rank 0")
     assert "futures" in message
     assert hint.startswith("hint: if another torch wrote it, use that one")
+
+
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")  # torch 2.6 warns of its own code
+@pytest.mark.parametrize("size", [4, 60000])  # of the larger one, torch does not pass the OSError on
+def test_a_checkpoint_in_parts_that_cannot_be_written_is_an_error_with_files(
+    group: None, tmp_path: Path, size: int
+) -> None:
+    from hpcddp.training.checkpoint import sharded
+
+    (tmp_path / "__0_0.distcp").symlink_to("/dev/full")
+    with pytest.raises(CheckpointException) as failed:
+        sharded.write_tensors(tmp_path, {"weights": torch.zeros(size)})
+    assert sharded.is_about_files(failed.value)
+
+
+@pytest.mark.parametrize("size", [4, 60000])
+def test_a_file_of_torch_that_cannot_be_written_is_an_error_with_files(size: int) -> None:
+    with pytest.raises((OSError, RuntimeError)) as failed, open("/dev/full", "wb", buffering=0) as file:
+        torch.save(torch.zeros(size), file)
+    assert isinstance(failed.value, OSError) or torch_compat.is_failed_write(failed.value)
+    assert not torch_compat.is_failed_write(RuntimeError("Connection closed by peer"))
+
+
+def test_torch_has_the_warning_that_is_taken_out_of_what_ranks_print() -> None:
+    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+        assert text.find(LOOKUP_WARNING.removeprefix(b"[c10d] ")) > 0
 
 
 @pytest.mark.slow
