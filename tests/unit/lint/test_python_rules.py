@@ -126,7 +126,7 @@ def test_no_text_of_the_words_of_scripts_ends_in_a_traceback(text):
     lint_or_refuse(text)
 
 
-@settings(max_examples=50)
+@settings(max_examples=settings.default.max_examples // 2)
 @given(st.sampled_from([text for _, _, text in BAD]), st.data())
 def test_no_part_of_a_script_ends_in_a_traceback(text, data):
     lines = text.splitlines()
