@@ -13,50 +13,39 @@ from torch.utils.data import DataLoader
 import hpcddp
 from hpcddp.errors import RequestError
 
-from .toy_loop import deviation, make_data, make_model, weights_of
+from .toy_loop import deviation, make_data, make_model, prepare_toy, weights_of
 
 
 def test_a_loop_that_is_left_in_the_middle_of_a_global_batch_leaves_no_gradient_behind() -> None:
-    model = make_model()
     with hpcddp.runtime(max_micro_batch=2) as rt:
-        _, optimizer, loader = rt.prepare(
-            model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(make_data(), batch_size=6)
-        )
+        toy = prepare_toy(rt)
         for epoch in rt.epochs(2):
-            assert all(parameter.grad is None for parameter in model.parameters())
-            for n, (x, y) in enumerate(loader):
-                rt.backward(cross_entropy(model(x), y))
-                rt.step(optimizer)
+            assert all(parameter.grad is None for parameter in toy.model.parameters())
+            for n, (x, y) in enumerate(toy.loader):
+                toy.step(rt, x, y)
                 if epoch == 0 and n == 3:
                     break
         assert rt.steps == 1 + 4
 
 
 def test_a_loop_that_is_left_after_a_step_counts_it() -> None:
-    model = make_model()
     with hpcddp.runtime() as rt:
-        _, optimizer, loader = rt.prepare(
-            model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(make_data(), batch_size=6)
-        )
+        toy = prepare_toy(rt)
         for _ in rt.epochs(1):
-            for x, y in loader:
-                rt.backward(cross_entropy(model(x), y))
-                rt.step(optimizer)
+            for x, y in toy.loader:
+                toy.step(rt, x, y)
                 break
         assert rt.steps == 1
 
 
 @pytest.mark.parametrize(("how", "status"), [("finish_early", "finished"), ("stop", "unfinished")])
 def test_what_follows_the_loop_runs_if_the_run_is_finished(tmp_path: Path, how: str, status: str) -> None:
-    model, after = make_model(), []
+    after = []
     with hpcddp.runtime(run_dir=str(tmp_path / "run")) as rt:
-        _, optimizer, loader = rt.prepare(
-            model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(make_data(), batch_size=6)
-        )
+        toy = prepare_toy(rt)
         for epoch in rt.epochs(3):
-            for x, y in loader:
-                rt.backward(cross_entropy(model(x), y))
-                rt.step(optimizer)
+            for x, y in toy.loader:
+                toy.step(rt, x, y)
                 rt.log(doubled=2 * rt.steps)
                 if rt.steps == 1:
                     getattr(rt, how)("good enough")
@@ -76,7 +65,7 @@ def test_what_follows_the_loop_runs_if_the_run_is_finished(tmp_path: Path, how: 
     assert after == [0]
     plain = make_model()
     plain.load_state_dict(torch.load(tmp_path / "weights" / "model.pt", weights_only=True))
-    assert deviation(weights_of(plain), weights_of(model)) == 0
+    assert deviation(weights_of(plain), weights_of(toy.model)) == 0
 
 
 def lose_the_weights_in_step_4(run_dir: str, stop: str | None) -> None:
@@ -106,30 +95,22 @@ def test_weights_that_are_no_numbers_do_not_take_the_place_of_a_good_checkpoint(
 
 
 def test_a_run_that_is_stopped_between_two_epochs_leaves_the_body_before_the_next_one() -> None:
-    model = make_model()
     with hpcddp.runtime() as rt:
-        _, optimizer, loader = rt.prepare(
-            model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(make_data(), batch_size=6)
-        )
+        toy = prepare_toy(rt)
         for _ in rt.epochs(3):
-            for x, y in loader:
-                rt.backward(cross_entropy(model(x), y))
-                rt.step(optimizer)
+            for x, y in toy.loader:
+                toy.step(rt, x, y)
             rt.stop("enough for now")
         pytest.fail("this is not reached")
     assert rt.steps == 4
 
 
 def test_before_a_checkpoint_the_lines_of_all_its_steps_are_there(tmp_path: Path) -> None:
-    model = make_model()
     with hpcddp.runtime(run_dir=str(tmp_path)) as rt:
-        _, optimizer, loader = rt.prepare(
-            model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(make_data(), batch_size=6)
-        )
+        toy = prepare_toy(rt)
         for epoch in rt.epochs(2):
             [metrics] = tmp_path.glob("attempts/*/metrics.jsonl")
             lines = [json.loads(line) for line in metrics.read_text().splitlines()]
             assert [line["step"] for line in lines if line["kind"] == "step"] == [*range(1, 1 + 4 * epoch)]
-            for x, y in loader:
-                rt.backward(cross_entropy(model(x), y))
-                rt.step(optimizer)
+            for x, y in toy.loader:
+                toy.step(rt, x, y)

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+from hpcddp.training.data.loader import TrainingLoader
+from hpcddp.training.runtime import Runtime
 
 SAMPLES, FEATURES, CLASSES = 20, 4, 3
 
@@ -18,6 +24,25 @@ def make_data() -> TensorDataset:
 def make_model() -> nn.Module:
     torch.manual_seed(3)
     return nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, CLASSES)).double()
+
+
+class Toy(NamedTuple):
+    """What `rt.prepare` gave: a loop over `loader` has four steps per epoch."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    loader: TrainingLoader
+
+    def step(self, rt: Runtime, x: Tensor, y: Tensor) -> None:
+        """What a loop does with a batch."""
+        rt.backward(cross_entropy(self.model(x), y))
+        rt.step(self.optimizer)
+
+
+def prepare_toy(rt: Runtime) -> Toy:
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return Toy(*rt.prepare(model, optimizer, DataLoader(make_data(), batch_size=6)))
 
 
 def weights_of(model: nn.Module) -> list[Tensor]:
