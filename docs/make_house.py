@@ -48,6 +48,7 @@ CAPTIONS = {
     "training.gate": "optimizers act once per global batch",
     "training.marks": "a gradient at one moment",
     "training.collectives": "numbers and rows of all data ranks",
+    "training.meeting": "what one rank asks of all; ranks that go different ways",
     "training.same_options": "whether all ranks were given the same options",
     "training.kinds": "kinds of objects, and their names in a checkpoint",
     "training.steps": "the record of each optimizer step",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
@@ -83,11 +82,3 @@ def broadcast(thing: Thing, layout: Layout, device: torch.device) -> Thing:
     if layout.world_size > 1:
         dist.broadcast_object_list(things, src=0, device=device)
     return things[0]
-
-
-def find_first(mine: Sequence[str | None], layout: Layout) -> list[str | None]:
-    """At each place the text of the first rank that has one."""
-    everyones: list[Any] = [mine] * layout.world_size
-    if layout.world_size > 1:
-        dist.all_gather_object(everyones, mine)
-    return [next(filter(None, texts), None) for texts in zip(*everyones, strict=True)]

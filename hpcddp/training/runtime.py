@@ -16,7 +16,6 @@ from hpcddp.errors import RequestError
 from hpcddp.runs.metrics import MetricsFile
 from hpcddp.training.checkpoint.checkpointer import Checkpointer
 from hpcddp.training.checkpoint.tracked import unwrap
-from hpcddp.training.collectives import find_first
 from hpcddp.training.data.loader import Step
 from hpcddp.training.data.randomness import seed_generators
 from hpcddp.training.data.sampler import MicroBatch
@@ -24,12 +23,13 @@ from hpcddp.training.gate.step_gate import step_all
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.gradient.noise import describe_noise
 from hpcddp.training.loop import Loop
+from hpcddp.training.meeting import Meeting
 from hpcddp.training.remarks import find_empty_ranks, print_warning
 from hpcddp.training.report import Report
 from hpcddp.training.saving import Saving
 from hpcddp.training.setup import RunSetup
 from hpcddp.training.steps import StepRecord
-from hpcddp.training.stopping import StopTraining, StopWatch
+from hpcddp.training.stopping import FINISH, STOP, StopTraining, StopWatch
 from hpcddp.training.summary import Summary
 
 
@@ -51,8 +51,7 @@ class Runtime(Saving):
         super().__init__(setup, gradients, loop, Checkpointer(setup, watch), report, planned, until_end)
         self.metrics = metrics
         self.weights_sha256: str | None = None  # of the tracked models at the end, on rank 0
-        self._finish_reason: str | None = None
-        self._left: str | None = None  # the epoch of `epochs` that the loop is in
+        self._meeting = Meeting(setup.group)
         self._watch, self._record = watch, record
 
     # ---- what is so
@@ -103,6 +102,7 @@ class Runtime(Saving):
         """
         sampler, loop = self._need_loader().sampler, self._loop
         print_warning(find_empty_ranks(loop.models, self.plan, sampler.length), is_first=self.is_main)
+        self._meet("began the loop over rt.epochs()")
         loop.epoch_is_read = loop.open_epoch is not None and loop.open_epoch < sampler.epoch
         while (epoch := sampler.epoch - loop.epoch_is_read) < count and not self._is_ending:
             loop.open_epoch = epoch
@@ -110,13 +110,16 @@ class Runtime(Saving):
             left = count - sampler.epoch
             self._report.expect(self.steps, left, sampler.length, sampler.place, self.plan.global_batch)
             seed_generators("epoch", self.seed, epoch)
-            yield epoch
-            self._left = None
+            try:
+                yield epoch
+            except GeneratorExit:
+                self._loop_was_left = True
+                raise
             self._body_has_ended = True  # if the loop left its batches by `break`, the step before is counted only now
             loop.settle()
             self._body_has_ended = False
-            wishes = self.stop_reason, self._finish_reason  # of this rank, perhaps of no other
-            self.stop_reason, self._finish_reason = find_first(wishes, self.layout)
+            self._meet(f"ended epoch {epoch + 1} of {count}")
+            self._left = None
             loop.open_epoch, loop.epoch_is_read = None, False
             self._report.clear()
             self._watch.pace.epoch_ended()
@@ -191,7 +194,7 @@ class Runtime(Saving):
         self._watch.pace.step_ended(last=left == 0)
         stop = self._record.end_step(
             loader.weighing,
-            lambda: self._watch.flags(left),
+            lambda: self._watch.flags(left) + self._meeting.flags,
             samples=micro.total,
             agree=left <= 1,  # before the end of the epoch, which may take long
             step=self.steps,
@@ -201,6 +204,8 @@ class Runtime(Saving):
         self._watch.pace.steps_shared = self._record.steps_shared
         self._report.step(self.steps, micro.total, self._record.loss)
         self.stop_reason = self.stop_reason or stop
+        if not self._body_has_ended and self._meeting.is_due(self.steps, self._record.sums, self._record.exchanged):
+            self._meet(f"ended step {self.steps}")
         self._same.check_first(self.steps)
         every = self._options.save_every
         self._save_asked |= self._is_ending or (every is not None and self.steps % every == 0)
@@ -218,13 +223,14 @@ class Runtime(Saving):
     def stop(self, reason: str) -> None:
         """Leave the `with` body after this step; a later attempt resumes it.
 
-        Call it on every rank at the same step. After the batches of an epoch one rank is enough.
+        One rank is enough. Inside a step the others hear of it a step later (of steps that take less than 25 ms up to
+        16 steps later), and all stop there; if every rank calls it at the same step, all stop after that step.
         """
-        self.stop_reason = self.stop_reason or reason
+        self._ask(STOP, reason)
 
     def finish_early(self, reason: str) -> None:
         """End the loop after this step; the run is finished. Called as `stop` is."""
-        self._finish_reason = self._finish_reason or reason
+        self._ask(FINISH, reason)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """The user's model inside of what `prepare` made of it."""
@@ -236,6 +242,7 @@ class Runtime(Saving):
         """The body has ended without an error: last numbers, last checkpoint, state.json. `open_runtime` calls it."""
         with suppress(StopTraining):
             self._loop.settle()
+        self._meet("ended the `with` body")
         stop = self._record.catch_up(self._loader.weighing if self._loader is not None else None)
         self.stop_reason = self.stop_reason or stop
         if self._loader is not None:

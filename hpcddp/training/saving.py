@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
@@ -12,7 +13,9 @@ from hpcddp.errors import RequestError
 from hpcddp.training.checkpoint.position import describe_position
 from hpcddp.training.checkpoint.tracked import unwrap
 from hpcddp.training.checkpoint.whole_model import write_whole
+from hpcddp.training.meeting import Meeting
 from hpcddp.training.prepare import Preparation
+from hpcddp.training.stopping import FINISH, SAVE, STOP
 
 
 class Saving(Preparation):
@@ -21,6 +24,10 @@ class Saving(Preparation):
     stop_reason: str | None = None  # is set on all ranks at the same step
     _save_asked = False
     _body_has_ended = False  # of the epoch that the loop is in
+    _finish_reason: str | None = None
+    _left: str | None = None  # the epoch of `epochs` that the loop is in
+    _meeting: Meeting
+    _loop_was_left = False  # by `break` or `return`
 
     @property
     def steps(self) -> int:
@@ -36,10 +43,31 @@ class Saving(Preparation):
         Inside the loop over the loader it is written when the step is over, and after it, in the body of `rt.epochs`,
         when that is: a resumed run goes on after it.
         """
-        if self._loop.inside or self._loop.open_epoch is not None:
-            self._save_asked = True
-        else:
+        if not self._loop.inside and self._loop.open_epoch is None:
+            self._meet("called rt.save()")
             self._save_now()
+        else:
+            self._ask(SAVE, "rt.save()")
+
+    def _ask(self, wish: str, reason: str) -> None:
+        """Of all ranks: one that is alone has its wish at once."""
+        self._meeting.ask(wish, reason)
+        if self.group.world_size == 1:
+            self._meet("asked")
+
+    def _meet(self, place: str, mine: Any = None) -> Any:
+        """A collective, which grants what any rank has asked for; returns what rank 0 has as `mine`.
+
+        RequestError, on every rank, if other ranks meet from another place.
+        """
+        if self._loop_was_left:
+            place = "left the loop over rt.epochs() by break or return"
+            self._loop_was_left = False
+        granted, answer = self._meeting.meet(place, mine)
+        self.stop_reason = self.stop_reason or granted.get(STOP)
+        self._finish_reason = self._finish_reason or granted.get(FINISH)
+        self._save_asked |= SAVE in granted
+        return answer
 
     def _save_now(self) -> None:
         self._save_asked = False
@@ -69,6 +97,11 @@ class Saving(Preparation):
                 " rt.step(optimizer, clip_norm=1.0)",
             )
 
+    def _meet_after_break(self) -> None:
+        """Before any collective behind a loop that was left: the other ranks may be in it still."""
+        if self._loop_was_left:
+            self._meet("left the loop")
+
     def save_best(self, value: float | Tensor, mode: str = "max") -> bool:
         """Keep a checkpoint of this step, beside the newest ones, if `value` is the largest of the run so far.
 
@@ -79,7 +112,7 @@ class Saving(Preparation):
             raise RequestError(
                 "rt.save_best(value) came inside the loop over the loader", "call it after the loop, once per epoch"
             )
-        is_best = self._checkpointer.is_best(float(value), mode)
+        is_best = bool(self._meet("called rt.save_best(value)", self._checkpointer.is_best(float(value), mode)))
         if is_best:
             self._checkpointer.propose_best(float(value), mode, self.steps)
             self.save()
@@ -97,6 +130,7 @@ class Saving(Preparation):
                     "rt.save_model(path, model)",
                 )
             [model] = self._models.values()
+        self._meet("called rt.save_model(path)")
         self._average_buffers()
         if isinstance(model, AveragedModel):
             model = model.module

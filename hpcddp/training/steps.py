@@ -23,16 +23,17 @@ class StepRecord:
         self._gradients = gradients
         self._metrics = metrics
         self.loss: float | None = None  # of the newest step whose sums are known
-        self._sums = StepSum(setup.layout, setup.group.device, gradients.slots)
+        self.exchanged = False  # whether the last step's flags are on their way
+        self.sums = StepSum(setup.layout, setup.group.device, gradients.slots)
 
     def add_loss(self, loss: Tensor, weight: float | Tensor, slot: int) -> None:
         """The loss of one micro batch, and the weight that its backward pass had."""
-        self._sums.add_loss(loss, weight / self._gradients.averaged_over, slot)
+        self.sums.add_loss(loss, weight / self._gradients.averaged_over, slot)
 
     @property
     def steps_shared(self) -> int:
         """How many steps the ranks now agree on at once."""
-        return self._sums.steps_shared
+        return self.sums.steps_shared
 
     def end_step(
         self,
@@ -46,8 +47,9 @@ class StepRecord:
         """Start this step's sums, if it is time or `agree` asks for it, and write the steps before; returns the reason
         to stop that a rank had in them."""
         more = self.noise.take(notes["step"] - 1) | weighing.take()
-        is_time = self._sums.add_step(samples, more, **notes)
-        return self._write(self._sums.exchange(flags()), weighing) if is_time or agree else None
+        is_time = self.sums.add_step(samples, more, **notes)
+        self.exchanged = is_time or agree
+        return self._write(self.sums.exchange(flags()), weighing) if self.exchanged else None
 
     def note_input(self, numbers: dict[str, Any]) -> None:
         """How long this rank waited for its input in a loop over the loader."""
@@ -56,8 +58,8 @@ class StepRecord:
     def catch_up(self, weighing: Weighing | None) -> str | None:
         """Write the steps so far: a checkpoint does not come before its steps. Returns the reason to stop that a rank
         had in them. Waits for the last exchange; call it on every rank at the same step."""
-        before = self._write(self._sums.exchange(()), weighing) if self._sums.has_waiting else None
-        now = self._write(self._sums.drain(), weighing)
+        before = self._write(self.sums.exchange(()), weighing) if self.sums.has_waiting else None
+        now = self._write(self.sums.drain(), weighing)
         return before or now
 
     def _write(self, exchanged: Exchanged, weighing: Weighing | None) -> str | None:

@@ -21,6 +21,9 @@ STOP_FLAGS = (
     *(number.name for number in STOP_SIGNALS),
 )  # reasons, in the order in which ranks exchange them
 
+STOP, FINISH, SAVE = "asks to stop", "asks to finish", "asks to save"
+WISHES = (STOP, FINISH, SAVE)  # what one rank may ask of all
+
 
 class StopTraining(BaseException):
     """Takes a run that has to stop before its end out of the body of `hpcddp.runtime()`, after its checkpoint.

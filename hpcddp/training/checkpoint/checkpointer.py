@@ -10,7 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
@@ -127,12 +126,8 @@ class Checkpointer:
         self._watch.pace.training_resumed()
 
     def is_best(self, value: float, mode: str) -> bool:
-        """Whether rank 0's `value` beats the best one of the run so far. The same on every rank: a collective."""
-        better = is_better(value, mode, self._read_best()) if self._group.is_first or mode not in MODES else False
-        answer = [better]
-        if self._group.world_size > 1:
-            dist.broadcast_object_list(answer, src=0, device=self._group.device)
-        return answer[0]
+        """Whether rank 0's `value` beats the best one of the run so far; what rank 0 says holds for all."""
+        return is_better(value, mode, self._read_best()) if self._group.is_first or mode not in MODES else False
 
     def propose_best(self, value: float, mode: str, step: int) -> None:
         """The checkpoint of this step is the best one as soon as it is written."""

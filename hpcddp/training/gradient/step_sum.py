@@ -15,10 +15,11 @@ from torch import Tensor
 
 from hpcddp.training.gradient.reduction import LaggedSum
 from hpcddp.training.parallel.layout import Layout
-from hpcddp.training.stopping import STOP_FLAGS
+from hpcddp.training.stopping import STOP_FLAGS, WISHES
 
 _MOST_STEPS = 8  # that share an exchange
 _SHARED_S = 0.05  # how long they may take together
+_FLAGS = STOP_FLAGS + WISHES
 _SETTLING = 50  # steps of an attempt that have one each: they are not all alike, and a short run keeps its exact steps
 
 
@@ -34,7 +35,7 @@ class Exchanged(NamedTuple):
     """What an exchange brought: the steps that it was for, and a reason to stop that a rank had, or None."""
 
     steps: list[StepResult]
-    stop: str | None
+    stop: str | None = None
 
 
 class _Pending(NamedTuple):
@@ -59,6 +60,8 @@ class StepSum:
         self.steps_shared = 1  # that the next exchange is for: rank 0 measures, and its number comes with each exchange
         self._sum = LaggedSum(layout.world_size)
         self._alone: list[float] | None = None  # the numbers that were pushed, of a single rank on a CPU
+        self._early: list[float] | None = None  # those that `peek` has waited for
+        self._is_heard = False  # whether a rank had a wish in an exchange that was drained
         self._is_alone = layout.world_size == 1 and device.type == "cpu"
         self._is_counted = layout.is_counted
         self._is_first = layout.rank == 0
@@ -104,7 +107,7 @@ class StepSum:
         """Start the sums of the steps that wait for it, and return the exchange before."""
         before = self.drain()
         more_shared = self._propose() - 1 if self._is_first else 0
-        votes = [*(float(flag in flags) for flag in STOP_FLAGS), float(more_shared)]
+        votes = [*(float(flag in flags) for flag in _FLAGS), float(more_shared)]
         if self._is_alone:
             self._alone = [*self._numbers, *votes]
         elif self._device.type == "cpu":
@@ -122,10 +125,9 @@ class StepSum:
 
     def drain(self) -> Exchanged:
         """What was started last, if anything; waits for it."""
-        alone, self._alone = self._alone, None
-        numbers = self._sum.pull() if alone is None else alone
+        numbers, self._early = self._pull(), None
         if numbers is None:
-            return Exchanged([], None)
+            return Exchanged([])
         steps = []
         for pending in self._pushed:
             losses, rest = numbers[: self._slots], numbers[self._slots :]
@@ -135,7 +137,26 @@ class StepSum:
         self._pushed = []
         *votes, more_shared = numbers
         self.steps_shared = 1 + int(more_shared)
-        return Exchanged(steps, next((flag for flag, n in zip(STOP_FLAGS, votes, strict=True) if n), None))
+        flags = {flag: int(n) for flag, n in zip(_FLAGS, votes, strict=True)}
+        self._is_heard |= any(flags[wish] for wish in WISHES)
+        return Exchanged(steps, next((flag for flag in STOP_FLAGS if flags[flag]), None))
+
+    def peek(self) -> dict[str, int]:
+        """How many ranks had each of WISHES in the exchange under way; waits for it. A rank may do so alone."""
+        self._early = self._pull()
+        votes = self._early[-1 - len(_FLAGS) : -1] if self._early is not None else [0.0] * len(_FLAGS)
+        return {flag: int(n) for flag, n in zip(_FLAGS, votes, strict=True) if flag in WISHES}
+
+    def take_heard(self) -> bool:
+        """Whether, since this was asked last, all ranks have heard of a wish of one. The same on every rank."""
+        heard, self._is_heard = self._is_heard, False
+        return heard
+
+    def _pull(self) -> list[float] | None:
+        if self._early is not None:
+            return self._early
+        alone, self._alone = self._alone, None
+        return self._sum.pull() if alone is None else alone
 
     def _propose(self) -> int:
         """How many steps the exchange after the next one is to be for."""

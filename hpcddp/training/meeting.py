@@ -1,0 +1,92 @@
+"""Places where all ranks meet, and what one of them may ask of all: to stop, to finish early, to save.
+
+A rank that asks inside a step raises a flag in the step's sums. If all ranks ask at one step, it is granted at this
+step; else at the step where all of them have heard of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch.distributed as dist
+
+from hpcddp.errors import RequestError
+from hpcddp.training.gradient.step_sum import StepSum
+from hpcddp.training.rendezvous.group import Group
+from hpcddp.training.rendezvous.roll_call import wait_until
+from hpcddp.training.watchdog import name_ranks
+
+_TOGETHER_S = 5.0  # ranks that ask at one step arrive within it: the sums of the step before have just met
+_HINT = (
+    "call it on every rank alike, as by if rt.broadcast(is_enough): break. rt.finish_early(reason), rt.stop(reason) and"
+    " rt.save() may be called on one rank in the loop"
+)
+
+_runtimes = itertools.count()  # one group may have several, one after the other
+
+
+class Meeting:
+    """This rank's wishes, and the ranks' meetings."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._wishes: dict[str, str] = {}
+        self._is_new = False  # whether one came since the last step
+        self._name = f"wishes-{next(_runtimes)}"
+
+    def ask(self, wish: str, reason: str) -> None:
+        """Ask all ranks for one of WISHES. The first reason stays."""
+        self._wishes.setdefault(wish, reason)
+        self._is_new = True
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """What goes with a step's sums."""
+        return tuple(self._wishes)
+
+    def meet(self, place: str, mine: Any) -> tuple[dict[str, str], Any]:
+        """A collective: the wishes of all ranks, and what rank 0 has as `mine`.
+
+        RequestError, on every rank, if they meet from different places of the script.
+        """
+        wishes, self._wishes, self._is_new = self._wishes, {}, False
+        everyones: list[Any] = [(place, wishes, mine)] * self._group.world_size
+        if self._group.world_size > 1:
+            dist.all_gather_object(everyones, (place, wishes, mine))
+        places = [theirs[0] for theirs in everyones]
+        if len(set(places)) > 1:
+            raise RequestError(_describe_places(places), _HINT)
+        granted: dict[str, str] = {}
+        for _, theirs, _ in everyones:
+            granted = theirs | granted
+        return granted, everyones[0][2]
+
+    def is_due(self, step: int, sums: StepSum, exchanged: bool) -> bool:
+        """After a step: whether all ranks have to meet now. The same on every rank.
+
+        `exchanged`: whether the ranks' flags of this step are on their way.
+        """
+        if sums.take_heard():
+            return True
+        is_new, self._is_new = self._is_new, False
+        if exchanged:
+            return bool(self._wishes) and self._group.world_size in sums.peek().values()
+        return is_new and self._all_ask(step)
+
+    def _all_ask(self, step: int) -> bool:
+        """Whether all ranks ask after this step, of which there is no exchange. Waits for them; not for ever, because
+        those that do not ask train on, and wait for this one."""
+        store, key, everyone = self._group.store, f"{self._name}-{step}", self._group.world_size
+        store.add(key, 1)
+        all_ask = wait_until(lambda: store.add(key, 0) == everyone, _TOGETHER_S, everyone)
+        store.compare_set(f"{key}-all", "", "yes" if all_ask else "no")  # the first word holds
+        return bool(store.get(f"{key}-all") == b"yes")
+
+
+def _describe_places(places: Sequence[str]) -> str:
+    ranks_at = {place: [rank for rank, theirs in enumerate(places) if theirs == place] for place in places}
+    return "the ranks went different ways: " + ", ".join(
+        f"{name_ranks(ranks)} {place}" for place, ranks in ranks_at.items()
+    )

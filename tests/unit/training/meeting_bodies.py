@@ -1,0 +1,59 @@
+"""What the ranks of the tests of meetings run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+import hpcddp
+from hpcddp.training import meeting
+
+meeting._TOGETHER_S = 0.1
+
+
+def _call(rt: Any, what: str) -> None:
+    if what == "save":
+        rt.save()
+    elif what == "save_best":
+        rt.save_best(1.0)
+    elif what == "save_model":
+        rt.save_model(f"{rt.folder.run.path}/model.pt")
+    else:
+        getattr(rt, what)("because")
+
+
+def call_on_ranks(argument: list[Any]) -> None:
+    """`what` in this step, after this epoch ("epoch"), or after the loop ("after") on these ranks."""
+    folder, what, where, ranks, sharing = argument
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 2).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(24, 4, dtype=torch.float64), torch.randint(2, (24,)))
+    with hpcddp.runtime(run_dir=f"{folder}/run", save_every=5, keep=100) as rt:
+        mine = rt.group.rank in ranks
+        model, optimizer, loader = rt.prepare(model, optimizer, DataLoader(data, batch_size=2))
+        if sharing:
+            rt._record.sums.steps_shared = 4
+            rt._record.sums._propose = lambda: 4
+        for epoch in rt.epochs(2):
+            for x, y in loader:
+                optimizer.zero_grad()
+                rt.backward(cross_entropy(model(x), y))
+                optimizer.step()
+                if rt.steps == where and mine:
+                    _call(rt, what)
+            if where == "epoch" and epoch == 0 and mine:
+                if what == "break":
+                    break
+                _call(rt, what)
+        if where == "after" and mine:
+            _call(rt, what)
+        if where == "epoch" and what == "break" and 0 in ranks:
+            rt.sum(1)
+    found = [rt.steps, rt.stop_reason, None if rt.stopping else rt._finish_reason]
+    Path(folder, f"{rt.group.rank}.json").write_text(json.dumps(found))
