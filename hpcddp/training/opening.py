@@ -30,7 +30,7 @@ from hpcddp.training.runtime import Runtime
 from hpcddp.training.same_options import check_same_options
 from hpcddp.training.setup import RunSetup
 from hpcddp.training.sinks import choose_sinks
-from hpcddp.training.stopping import SignalFlag, StopTraining, StopWatch, read_deadline
+from hpcddp.training.stopping import STOP_FLAGS, SignalFlag, StopTraining, StopWatch, read_deadline
 from hpcddp.training.versions import list_numerics, list_versions
 from hpcddp.training.watchdog import DEFAULT_STALL_S, Watchdog
 from hpcddp.training.with_body import explained
@@ -86,6 +86,8 @@ def open_runtime(
             with suppress(StopTraining), explained(rt):
                 yield rt
             rt.finish()
+            if rt.stop_reason in STOP_FLAGS:
+                signals.obey()
         except BaseException as error:
             report.fail()
             first = claim_failure(group, error)

@@ -37,9 +37,18 @@ class SignalFlag:
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
+        self._is_obeyed = False
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self.received = signal.Signals(number)  # no output, no file, no collective: the main thread may hold any lock
+
+    def obey(self) -> None:
+        """The run stops in time: until this process ends, signals that come again are ignored.
+
+        The signal of another rank may reach this one later. Python ends without its handlers, and the default action
+        would kill a process that has saved; what is ignored stays so to the last.
+        """
+        self._is_obeyed = True
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -52,6 +61,8 @@ class SignalFlag:
             yield
         finally:
             for number, previous in before.items():
+                if self._is_obeyed:
+                    previous = signal.SIG_IGN
                 signal.signal(number, previous if previous is not None else signal.SIG_DFL)
 
 

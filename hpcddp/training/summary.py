@@ -45,7 +45,9 @@ class Summary(NamedTuple):
 def format_summary(summary: Summary, more: tuple[tuple[str, str], ...] = ()) -> str:
     """The closing text, one fact a line. `more` are lines (name, text) of the caller, before the last ones."""
     s = summary
-    status = f"unfinished ({s.stop_reason})" if s.stop_reason else "finished"
+    # the launcher may have handed on another signal than the one that was sent, which state.json names at the job's end
+    reason = "a signal" if (s.stop_reason or "").startswith("SIG") else s.stop_reason
+    status = f"unfinished ({reason})" if reason else "finished"
     if s.finish_reason and not s.stop_reason:
         status += f" early ({s.finish_reason})"
     epochs = f", epoch {s.epochs}" if s.epochs is not None else ""

@@ -69,6 +69,8 @@ def train_toy(argument: dict[str, Any]) -> None:
                     trajectory.append((rt.steps + 1, [p.detach().clone() for p in model.parameters()]))
     if rt.group.is_first and "out" in argument:
         torch.save({"trajectory": trajectory, "reason": rt.stop_reason}, argument["out"])
+    if rt.stop_reason == "SIGUSR1":  # a launcher's signal may reach a rank that has ended by another's
+        os.kill(os.getpid(), signal.SIGUSR1)
 
 
 def _misbehave(argument: dict[str, Any], rt: Any) -> None:

@@ -53,6 +53,11 @@ def test_an_unfinished_run_says_why_and_how_it_goes_on() -> None:
     ]
 
 
+def test_a_run_that_a_signal_stopped_does_not_say_which_since_the_launcher_may_have_changed_it() -> None:
+    text = format_summary(Summary(3, "train", stop_reason="SIGUSR1"))
+    assert text == "train: unfinished (a signal) after step 3"
+
+
 def test_a_run_that_finished_early_says_why() -> None:
     assert (
         format_summary(Summary(3, "train", finish_reason="no gain")) == "train: finished early (no gain) after step 3"
