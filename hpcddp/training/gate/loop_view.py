@@ -21,6 +21,10 @@ class LoopView(Protocol):
         """Whether the pass over this global batch has several micro batches, and the loop is in one of them."""
 
     @property
+    def has_backward(self) -> bool:
+        """Whether a backward pass was made in this micro batch."""
+
+    @property
     def backwards(self) -> int:
         """Backward passes since the start of the attempt."""
 

@@ -146,6 +146,8 @@ class SeenOptimizer:
 
     def zero_grad(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """Acts unless that would drop what earlier micro batches of this pass brought."""
-        if not self.gradients.are_partial():
-            original(*args, **kwargs)
-            self.gradients.note_cleared()
+        if self.gradients.are_partial():
+            self.gradients.note_kept()
+            return
+        original(*args, **kwargs)
+        self.gradients.note_cleared()

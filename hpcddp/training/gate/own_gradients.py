@@ -29,6 +29,8 @@ class OwnGradients:
         self.scaled_at = -1  # backward passes before and with the last scaled one that reached them
         self._scaled_with: list[Mark] = []  # some that this brought
         self.unscaled_at = -1  # backward passes before a scaler unscaled them
+        self._at_start: list[Mark] | None = None  # some before this micro batch, where it may reach others only
+        self._kept_at = -1  # backward passes before a `zero_grad()` of this micro batch that left them as they were
 
     @property
     def were_stepped_on(self) -> bool:
@@ -53,6 +55,31 @@ class OwnGradients:
         self._stepped_with = [mark for mark in self._stepped_with if mark.holds()]
         if self._scaled_with and self._scaled_with[0].parameter.grad is None and not self._loop.accumulates:
             self.scaled_at, self._scaled_with = -1, []
+
+    def expect_backward(self, *, alone: bool) -> None:
+        """A backward pass comes. `alone`: the run has no other optimizer, so that each of them reaches these.
+
+        RequestError if it is the second in one of several micro batches, and they were to be cleared before it.
+        """
+        self.look()
+        if not self._loop.accumulates:
+            return
+        if not self._loop.has_backward:
+            self._at_start = None if alone else [Mark(parameter) for parameter in spread(list(self.parameters))]
+        elif self._kept_at == self._loop.backwards:
+            raise RequestError(
+                "optimizer.zero_grad() came between two rt.backward(loss) of one micro batch, and a global batch has"
+                " several here: the gradients of the first would stay in the sum, with those of the micro batches"
+                " before",
+                "for step in loader.steps(): one pass `for x in step: …` for each optimizer; or"
+                " hpcddp.runtime(max_micro_batch=N), where N samples are a rank's whole share of the global batch",
+            )
+
+    def note_kept(self) -> None:
+        """The optimizer's `zero_grad()` has left them as they were."""
+        before = self._at_start
+        if self._loop.has_backward and (before is None or not all(mark.holds() for mark in before)):
+            self._kept_at = self._loop.backwards
 
     def note_backward(self) -> None:
         """A backward pass has changed them: that did not clear those of the step before."""

@@ -63,7 +63,7 @@ class StepGate(OptimizerSteps):
     def backward_starts(self, *, scaled: bool) -> None:
         """A backward pass comes, with a gradient scaler or without."""
         for seen in self.optimizers:
-            seen.gradients.look()
+            seen.gradients.expect_backward(alone=len(self.optimizers) == 1)
             if scaled and len(self.optimizers) > 1:
                 seen.gradients.expect_scaled()
 
