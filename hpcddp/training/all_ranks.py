@@ -9,6 +9,7 @@ from torch import Tensor
 from hpcddp.errors import RequestError
 from hpcddp.training import collectives
 from hpcddp.training.loop import Loop
+from hpcddp.training.meeting import Meeting
 from hpcddp.training.report import Report
 from hpcddp.training.setup import RunSetup
 
@@ -22,6 +23,7 @@ class AllRanks:
         self.device = setup.group.device
         self._loop = loop
         self._report = report
+        self._meeting = Meeting(setup.group)
 
     @property
     def is_main(self) -> bool:

@@ -16,6 +16,7 @@ from hpcddp.errors import RequestError
 from hpcddp.training.gradient.step_sum import StepSum
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.rendezvous.roll_call import wait_until
+from hpcddp.training.same_options import refuse_others
 from hpcddp.training.watchdog import name_ranks
 
 _TOGETHER_S = 5.0  # ranks that ask at one step arrive within it: the sums of the step before have just met
@@ -33,6 +34,7 @@ class Meeting:
     def __init__(self, group: Group) -> None:
         self._group = group
         self._wishes: dict[str, str] = {}
+        self._evaluations: list[dict[str, Any]] = []  # the options of the evaluation loaders since the last meeting
         self._is_new = False  # whether one came since the last step
         self._name = f"wishes-{next(_runtimes)}"
 
@@ -40,6 +42,10 @@ class Meeting:
         """Ask all ranks for one of WISHES. The first reason stays."""
         self._wishes.setdefault(wish, reason)
         self._is_new = True
+
+    def note_evaluation(self, **options: Any) -> None:
+        """This rank has made an evaluation loader, with options that have to be the same on every rank."""
+        self._evaluations.append(options)
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -52,15 +58,18 @@ class Meeting:
         RequestError, on every rank, if they meet from different places of the script.
         """
         wishes, self._wishes, self._is_new = self._wishes, {}, False
-        everyones: list[Any] = [(place, wishes, mine)] * self._group.world_size
+        evaluations, self._evaluations = self._evaluations, []
+        everyones: list[Any] = [(place, wishes, mine, evaluations)] * self._group.world_size
         if self._group.world_size > 1:
-            dist.all_gather_object(everyones, (place, wishes, mine))
+            dist.all_gather_object(everyones, everyones[0])
         places = [theirs[0] for theirs in everyones]
         if len(set(places)) > 1:
             raise RequestError(_describe_places(places), _HINT)
         granted: dict[str, str] = {}
-        for _, theirs, _ in everyones:
+        for _, theirs, _, _ in everyones:
             granted = theirs | granted
+        for options in zip(*(theirs[3] for theirs in everyones), strict=False):  # one rank may have one more, to look
+            refuse_others(options, "evaluation data: the same DataLoader(…, {}), over the whole data set,")
         return granted, everyones[0][2]
 
     def is_due(self, step: int, sums: StepSum, exchanged: bool) -> bool:

@@ -15,6 +15,7 @@ from hpcddp.runs.lock import note_loaded
 from hpcddp.training.all_ranks import AllRanks
 from hpcddp.training.checkpoint.checkpointer import Checkpointer
 from hpcddp.training.checkpoint.position import move_to
+from hpcddp.training.checkpoint.same_data import outline_evaluation
 from hpcddp.training.checkpoint.tracked import unwrap
 from hpcddp.training.data.evaluation import EvaluationLoader
 from hpcddp.training.data.loader import TrainingLoader, make_sampler
@@ -189,6 +190,7 @@ class Preparation(AllRanks):
         size = how.batch_size if batch_size is None else batch_size
         if size is None:
             raise RequestError("rt.evaluation_loader got no batch_size", "rt.evaluation_loader(dataset, 256)")
+        self._meeting.note_evaluation(**outline_evaluation(how.dataset, size))
         return EvaluationLoader(
             how.dataset,
             size,

@@ -23,7 +23,6 @@ from hpcddp.training.gate.step_gate import step_all
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.gradient.noise import describe_noise
 from hpcddp.training.loop import Loop
-from hpcddp.training.meeting import Meeting
 from hpcddp.training.remarks import find_empty_ranks, print_warning
 from hpcddp.training.report import Report
 from hpcddp.training.saving import Saving
@@ -51,7 +50,6 @@ class Runtime(Saving):
         super().__init__(setup, gradients, loop, Checkpointer(setup, watch), report, planned, until_end)
         self.metrics = metrics
         self.weights_sha256: str | None = None  # of the tracked models at the end, on rank 0
-        self._meeting = Meeting(setup.group)
         self._watch, self._record = watch, record
 
     # ---- what is so

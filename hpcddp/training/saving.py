@@ -13,7 +13,6 @@ from hpcddp.errors import RequestError
 from hpcddp.training.checkpoint.position import describe_position
 from hpcddp.training.checkpoint.tracked import unwrap
 from hpcddp.training.checkpoint.whole_model import write_whole
-from hpcddp.training.meeting import Meeting
 from hpcddp.training.prepare import Preparation
 from hpcddp.training.stopping import FINISH, SAVE, STOP
 
@@ -26,7 +25,6 @@ class Saving(Preparation):
     _body_has_ended = False  # of the epoch that the loop is in
     _finish_reason: str | None = None
     _left: str | None = None  # the epoch of `epochs` that the loop is in
-    _meeting: Meeting
     _loop_was_left = False  # by `break` or `return`
 
     @property

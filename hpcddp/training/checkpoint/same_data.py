@@ -27,6 +27,12 @@ _CALL = "DataLoader(…, {})"
 _HINT = "give every rank the whole data set in one order, not divided by rank: the runtime deals the samples"
 
 
+def outline_evaluation(dataset: Dataset[Any], batch_size: int) -> dict[str, Any]:
+    """What of evaluation data has to be the same on every rank."""
+    samples: int = len(dataset)  # type: ignore[arg-type]  # as in check_same_data
+    return {"batch_size": batch_size, "samples": samples, "subset": hash_choice(dataset)[:12]}
+
+
 def check_same_data(
     dataset: Dataset[Any],
     layout: Layout,

@@ -573,6 +573,25 @@ def another_batch_size_on_one_rank(open_: Opened, rank: int) -> None:
     _loaded_with(open_, batch_size=4 + 2 * rank)
 
 
+def _evaluated_with(open_: Opened, data: Any, batch_size: int = 4) -> None:
+    model = make_model()
+    with open_() as rt:
+        *objects, _ = rt.prepare(model, sgd(model), DataLoader(make_data(), 4), DataLoader(data, batch_size))
+        train(rt, *objects)
+
+
+def another_batch_size_of_evaluation_on_one_rank(open_: Opened, rank: int) -> None:
+    _evaluated_with(open_, make_data(), 4 + 2 * rank)
+
+
+def evaluation_data_that_are_cut_by_rank(open_: Opened, rank: int) -> None:
+    _evaluated_with(open_, make_data(7 + rank))
+
+
+def evaluation_data_of_other_samples_by_rank(open_: Opened, rank: int) -> None:
+    _evaluated_with(open_, Subset(make_data(), [rank, 2 + rank, 4 + rank]))
+
+
 class Rows(IterableDataset):
     def __iter__(self) -> Iterator[Any]:
         return iter(make_data())

@@ -62,6 +62,11 @@ ON_TWO_RANKS = {
     ),
     "cut_on_one_rank": "drop_last=False on rank 0, drop_last=True on rank 1",
     "another_batch_size_on_one_rank": "batch_size=4 on rank 0, batch_size=6 on rank 1",
+    "another_batch_size_of_evaluation_on_one_rank": (
+        "batch_size=4 on rank 0, batch_size=6 on rank 1\nhint: evaluation data: the same DataLoader(…, batch_size=4)"
+    ),
+    "evaluation_data_that_are_cut_by_rank": "samples=7 on rank 0, samples=8 on rank 1",
+    "evaluation_data_of_other_samples_by_rank": "different options: subset='",
     "another_batch_size_of_a_stream_on_one_rank": "batch_size=4 on rank 0, batch_size=6 on rank 1",
 }
 
