@@ -19,7 +19,7 @@ from hpcddp.training.rendezvous.roll_call import wait_until
 from hpcddp.training.same_options import refuse_others
 from hpcddp.training.watchdog import name_ranks
 
-_TOGETHER_S = 5.0  # ranks that ask at one step arrive within it: the sums of the step before have just met
+_TOGETHER_S = 20.0  # ranks that ask at one step arrive within it: the sums of the step before have just met
 _HINT = (
     "call it on every rank alike, as by if rt.broadcast(is_enough): break. rt.finish_early(reason), rt.stop(reason) and"
     " rt.save() may be called on one rank in the loop"

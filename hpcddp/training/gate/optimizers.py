@@ -147,7 +147,8 @@ class SeenOptimizer:
     def zero_grad(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """Acts unless that would drop what earlier micro batches of this pass brought."""
         if self.gradients.are_partial():
-            self.gradients.note_kept()
+            if not any(find_outer(seen.optimizer, [self.optimizer]) for seen in self._steps.optimizers):
+                self.gradients.note_kept()  # of the others the step of the inner one says what is wrong
             return
         original(*args, **kwargs)
         self.gradients.note_cleared()

@@ -13,8 +13,6 @@ from torch.utils.data import DataLoader, TensorDataset
 import hpcddp
 from hpcddp.training import meeting
 
-meeting._TOGETHER_S = 0.1
-
 
 def _call(rt: Any, what: str) -> None:
     if what == "save":
@@ -30,6 +28,7 @@ def _call(rt: Any, what: str) -> None:
 def call_on_ranks(argument: list[Any]) -> None:
     """`what` in this step, after this epoch ("epoch"), or after the loop ("after") on these ranks."""
     folder, what, where, ranks, sharing = argument
+    meeting._TOGETHER_S = 600.0 if len(ranks) == 2 else 0.1  # nobody else will ask
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 2).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
