@@ -150,12 +150,13 @@ def free_ports() -> Iterator[Callable[[int], tuple[int, ...]]]:
 
 
 @pytest.fixture
-def run_ranks(_server: subprocess.Popen[str], tmp_path: Path) -> RunRanks:
+def run_ranks(_server: subprocess.Popen[str], tmp_path: Path, request: pytest.FixtureRequest) -> RunRanks:
     """run_ranks("function of bodies.py", world_size, argument): start the ranks, wait for all of them.
 
     "module:function" takes it from another module of this folder.
     """
     groups = itertools.count()
+    whole_end = request.node.get_closest_marker("slow") is not None
 
     def run(
         function: str,
@@ -168,7 +169,7 @@ def run_ranks(_server: subprocess.Popen[str], tmp_path: Path) -> RunRanks:
         folder = tmp_path / f"outputs-{next(groups)}"
         folder.mkdir()
         with _free_port() as port:
-            request = {
+            asked = {
                 "function": function if ":" in function else f"bodies:{function}",
                 "world_size": world_size,
                 "argument": argument,
@@ -176,8 +177,9 @@ def run_ranks(_server: subprocess.Popen[str], tmp_path: Path) -> RunRanks:
                 "env_of_rank": env_of_rank or {},
                 "port": port,
                 "folder": str(folder),
+                "whole_end": whole_end,
             }
-            _server.stdin.write(json.dumps(request) + "\n")
+            _server.stdin.write(json.dumps(asked) + "\n")
             _server.stdin.flush()
             answer = json.loads(_server.stdout.readline())
         return Outcome(answer["statuses"], answer["outputs"])
