@@ -15,22 +15,33 @@ class Option(NamedTuple):
     value: str
     line: int
 
+    @property
+    def text(self) -> str:
+        """It as a message shows it: `-p 5000`, `-l mem=4gb`; a value that is hard to see in quotes."""
+        plain = self.value and " " not in self.value and not self.value.endswith(":")
+        return f"{self.name}{'=' if ' ' in self.name else ' '}{self.value if plain else repr(self.value)}"
+
 
 class Refusal(NamedTuple):
-    """Why the scheduler refuses the whole script, and at which line."""
+    """Why the scheduler refuses the whole script, at which line, and what to write."""
 
     line: int
     why: str
+    instead: str = "one option per line, no comment behind it"
 
 
 class Directives(NamedTuple):
-    """One scheduler's reading of a script; `unread` are lines that look like directives and are none to it."""
+    """One scheduler's reading of a script; `unread` are lines that look like directives and are none to it.
+
+    `torque`: a script for Torque's qsub, whose values are not PBS's.
+    """
 
     scheduler: str
     options: tuple[Option, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     unread: tuple[int, ...] = ()
     command_line: int = 0
+    torque: bool = False
 
     def all(self, *names: str) -> list[Option]:
         """Every option of these names, in the order of the script."""
@@ -48,6 +59,10 @@ class UnmatchedError(ValueError):
     """A quote that opens and does not close."""
 
 
+class ListError(ValueError):
+    """The value of an option is a list, and is not written like one."""
+
+
 def numbered(text: str) -> list[tuple[int, str]]:
     """Lines with their numbers. Only a line feed ends a line here: schedulers know no other end."""
     return list(enumerate(text.split("\n"), 1))
@@ -62,7 +77,7 @@ def split_options(words: Words, takes_value: Callable[[str], bool | None]) -> It
     while rest:
         word = rest.pop(0)
         if word == "--":
-            yield from (("?", left) for left in rest)
+            yield from (("?", left) for left in rest or [word])
             return
         if not word.startswith("-") or word == "-":
             yield "?", word

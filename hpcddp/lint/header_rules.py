@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from hpcddp.errors import HpcddpError
 from hpcddp.lint.directive import numbered
 from hpcddp.lint.finding import Said
+from hpcddp.lint.pbs_resources import is_time, refused_resources, unknown_resources
+from hpcddp.lint.pbs_values import refused_values
 from hpcddp.lint.script import PREFIXES, Script
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.script.limits import check_limits
-from hpcddp.units import parse_walltime
+from hpcddp.units import format_count, parse_walltime
 
 # Options that mean something when they stand several times.
 _SEVERAL = {"-v", "-l", "-W depend", "-hard", "-soft", "-m", "-M", "--dependency", "--switches"}
@@ -23,8 +25,23 @@ _PBS_RESERVATION = re.compile(r"[RSM]\d+")
 def refused(script: Script) -> Iterator[Said]:
     """What the scheduler's own parser refuses."""
     command = find_scheduler(script.scheduler).commands.submit[0]
-    for line, why in script.directives.refusals:
-        yield Said(line, f"{command} refuses the script: {why}", "one option per line, no comment behind it")
+    for line, why, instead in script.directives.refusals:
+        yield Said(line, f"{command} refuses the script: {why}", instead)
+
+
+def refused_value(script: Script) -> Iterator[Said]:
+    """D2: a value that PBS's client or server refuses, whatever the site is. Torque's rules are not known here."""
+    found = script.directives
+    if found.scheduler == "pbs" and not found.torque:
+        for line, why, instead in (*refused_values(found.options), *refused_resources(found.options)):
+            yield Said(line, f"qsub refuses the script: {why}", instead)
+
+
+def unknown_resource(script: Script) -> Iterator[Said]:
+    """D3: a resource that only a site can have added."""
+    if script.scheduler == "pbs" and not script.directives.torque:
+        for line, why, instead in unknown_resources(script.directives.options):
+            yield Said(line, why, instead)
 
 
 def not_read(script: Script) -> Iterator[Said]:
@@ -111,15 +128,20 @@ def walltime(script: Script) -> Iterator[Said]:
     ours = "hours:minutes:seconds, such as 12:00:00"
     if slurm and re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}|infinite|unlimited", value, re.IGNORECASE):
         if len(fields) == 2 and "-" not in value:
-            yield Said(option.line, f"{value} is {int(fields[0])} minutes {int(fields[1])} seconds", ours)
-    elif not slurm and re.fullmatch(r"\s*\d*(:\d+){0,2}(\.\d+)?", value):
+            read = f"{format_count(int(fields[0]), 'minute')} {format_count(int(fields[1]), 'second')}"
+            yield Said(option.line, f"{value} is {read}", ours)
+    elif not slurm and is_time(value):
         if len(fields) == 2:
-            yield Said(option.line, f"{value} is {fields[0]} minutes {fields[1]} seconds, not hours", ours)
+            read = f"{format_count(int(fields[0]), 'minute')} {format_count(int(fields[1] or 0), 'second')}"
+            yield Said(option.line, f"{value} is {read}, not hours", ours)
         elif script.scheduler == "pbs" and not value.strip():
             yield Said(option.line, "an empty walltime is none: the queue's default or its maximum holds", ours)
     else:
         many = " with four fields" if len(fields) == 4 else ""
-        yield Said(option.line, f"{value!r} is no run time{many}: {script.scheduler} refuses it or misreads it", ours)
+        what = f"{value!r} is no run time{many}: {script.scheduler} refuses it or misreads it"
+        if script.scheduler == "pbs":
+            what = f"qsub refuses the script: {option.text}: no run time{many}"
+        yield Said(option.line, what, ours)
 
 
 def no_name(script: Script) -> Iterator[Said]:

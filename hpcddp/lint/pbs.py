@@ -6,18 +6,30 @@ Checked against what a real OpenPBS 23.06 accepted, refused and recorded (tests/
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import partial
 
-from hpcddp.lint.directive import Directives, Option, Refusal, UnmatchedError, Words, numbered, split_options
+from hpcddp.lint.directive import Directives, ListError, Option, Refusal, UnmatchedError, Words, numbered, split_options
+from hpcddp.lint.pbs_lists import chunks, split_attributes, split_resources
+from hpcddp.lint.pbs_values import lost_quotes
+
+__all__ = ["chunks", "is_torque", "read_pbs", "split_pbs"]
 
 # GETOPT_ARGS of qsub: a letter, with a colon if it takes a value
 _LETTERS = "a:A:c:C:e:fhIj:J:k:l:m:M:N:o:p:q:r:R:S:u:v:VW:XzP:"
-_TORQUE = "t:d:D:w:F:n"  # Torque's own, taken for good where a script asks for `-l nodes=`, as Torque's do
+_TORQUE = "t:d:D:w:F:n"  # Torque's own
+_INSTEAD_OF_TORQUES = {"-t": "#PBS -J FIRST-LAST", "-d": "cd FOLDER below", "-w": "cd FOLDER below"}
 _PREFIX = "#PBS"
 
 
-def read_pbs(text: str) -> Directives:
-    """What qsub takes from a script."""
+def is_torque(text: str) -> bool:
+    """Whether a script is for Torque, as far as it shows: by variables that PBS does not set, or by our own remark."""
+    ours = r"^# Made by hpcddp \S+ for site generic-torque\b"
+    return bool(re.search(rf"\$\{{?PBS_(NUM_PPN|NUM_NODES|ARRAYID|NP|GPUFILE|VNODENUM)\b|{ours}", text, re.MULTILINE))
+
+
+def read_pbs(text: str, torque: bool = False) -> Directives:
+    """What qsub takes from a script; `torque`: Torque's qsub, which has more options."""
     for number, line in numbered(text):
         if line.endswith("\r") and text.count("\n") >= number:
             return Directives("pbs", refusals=(Refusal(number, "script contains cr, lf"),))
@@ -26,8 +38,6 @@ def read_pbs(text: str) -> Directives:
     unread: list[int] = []
     command_line = 0
     lines = numbered(text)
-    letters = _LETTERS + (_TORQUE if re.search(r"^\s*#PBS.*-l\s*nodes=", text, re.MULTILINE) else "")
-    takes_value = partial(_takes_value, letters)
     at = 0
     while at < len(lines):
         number, line = lines[at]
@@ -42,16 +52,40 @@ def read_pbs(text: str) -> Directives:
         while wanted.rstrip().endswith("\\") and at < len(lines):  # the next line is joined on, its #PBS included
             wanted = wanted.rstrip()[:-1] + lines[at][1]
             at += 1
-        try:
-            found = list(split_options(split_pbs(wanted), takes_value))
-        except UnmatchedError as e:
-            refusals.append(Refusal(number, str(e)))
+        for found in _read_directive(wanted, number, _LETTERS + _TORQUE if torque else _LETTERS):
+            if isinstance(found, Option):
+                options.append(found)
+            else:
+                refusals.append(found)
+    return Directives("pbs", tuple(options), tuple(refusals), tuple(unread), command_line, torque)
+
+
+def _read_directive(wanted: str, line: int, letters: str) -> Iterator[Option | Refusal]:
+    """The options of one directive, and why qsub refuses it."""
+    try:
+        found = list(split_options(split_pbs(wanted), partial(_takes_value, letters)))
+    except UnmatchedError as e:
+        yield Refusal(line, str(e))
+        return
+    unknown = [name for name, value in found if value is None]
+    stray = " ".join(value for name, value in found if name == "?" and value)
+    if "--" in unknown:
+        what = f"directive error: {wanted.strip()!r}: an option of qsub has one letter"
+        yield Refusal(line, what, "such as -l walltime=1:00:00")
+        return
+    if unknown:
+        what = f"directive error: {wanted.strip()!r}: PBS has no option {unknown[0]}"
+        yield Refusal(line, what, _INSTEAD_OF_TORQUES.get(unknown[0], "PBS's own options: man qsub"))
+    elif stray:
+        yield Refusal(line, f"directive error: {wanted.strip()!r}: {stray!r} belongs to no option")
+    yield from lost_quotes(wanted, line)
+    for name, value in found:
+        if value is None or name == "?":
             continue
-        stray = [value if name == "?" else name for name, value in found if name == "?" or value is None]
-        if stray:
-            refusals.append(Refusal(number, f"directive error: {' '.join(map(str, stray))}"))
-        options += [o for name, value in found if value is not None for o in _options(name, value, number)]
-    return Directives("pbs", tuple(options), tuple(refusals), tuple(unread), command_line)
+        try:
+            yield from _options(name, value, line)
+        except ListError as e:
+            yield Refusal(line, f"illegal {name} value: {e}", "NAME=VALUE, several with commas, without blanks")
 
 
 def split_pbs(text: str) -> Words:
@@ -89,22 +123,10 @@ def _takes_value(letters: str, letter: str) -> bool | None:
     return None if at < 0 else letters[at + 1 : at + 2] == ":"
 
 
-def _options(name: str, value: str, line: int) -> list[Option]:
-    """`-l a=1,b=2` and `-W a=1,b=2` as one option per resource or attribute."""
-    if name not in {"-l", "-W"}:
-        return [Option(name, value, line)]
-    pieces = re.split(r",(?=\s*\w+(?:=|$|,))", value) if name == "-l" else re.split(r",(?=\w+=)", value)
-    return [Option(f"{name} {key.strip()}", given, line) for key, _, given in (p.partition("=") for p in pieces)]
-
-
-def chunks(select: str) -> list[tuple[int, dict[str, str]]]:
-    """`2:ncpus=8:mpiprocs=4+1:ncpus=2` as counts and resources; [] if it is not of that form."""
-    found: list[tuple[int, dict[str, str]]] = []
-    for chunk in select.split("+"):
-        first, *rest = chunk.split(":")
-        if "=" in first:
-            first, rest = "1", [first, *rest]
-        if not first.isdecimal() or not all(re.fullmatch(r"\w+=[^=]+", r) for r in rest):
-            return []
-        found.append((int(first), dict(r.split("=") for r in rest)))
-    return found
+def _options(name: str, value: str, line: int) -> Iterator[Option]:
+    """`-l a=1,b=2` and `-W a=1,b=2` as one option per resource or attribute. Raises ListError."""
+    if name in {"-l", "-W"}:
+        for key, given in split_resources(value) if name == "-l" else split_attributes(value):
+            yield Option(f"{name} {key}", given, line)
+    else:
+        yield Option(name, value, line)

@@ -11,6 +11,8 @@ from hpcddp.lint.training_script import TrainingScript
 # id, whether it is wrong as it stands, what finds it
 RULES = (
     Rule("D1", True, header_rules.refused),
+    Rule("D2", True, header_rules.refused_value),
+    Rule("D3", False, header_rules.unknown_resource),
     Rule("M1", True, size_rules.no_mpiprocs),
     Rule("M2", True, run_rules.lines_are_no_nodes),
     Rule("M3", True, size_rules.no_ompthreads),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hpcddp.lint.directive import Directives
 from hpcddp.lint.gridengine import read_gridengine
 from hpcddp.lint.launches import Launch, find_launches
-from hpcddp.lint.pbs import read_pbs
+from hpcddp.lint.pbs import is_torque, read_pbs
 from hpcddp.lint.request import Request, read_request
 from hpcddp.lint.shell import Command, read_commands
 from hpcddp.lint.slurm import read_slurm
@@ -64,7 +64,10 @@ class Script:
 def read_script(text: str, site: Site | None, folder_exists: Callable[[str], bool]) -> Script:
     """The script for the site's scheduler; without a site, for the one whose directives it has."""
     scheduler = site.scheduler if site and site.scheduler in READERS else guess_scheduler(text)
-    directives = READERS[scheduler](text)
+    if scheduler == "pbs":
+        directives = read_pbs(text, torque=site.size == "nodes" if site else is_torque(text))
+    else:
+        directives = READERS[scheduler](text)
     commands = tuple(read_commands(text))
     values = _plain_values(commands)
     launches = tuple(find_launches(commands, values))
