@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-PBS = "#!/bin/bash\n#PBS -N x\n#PBS -r n\n"
+from .value_cases import PBS, VALUE_CASES
+
 SLURM = "#!/bin/bash\n#SBATCH --job-name=x --no-requeue\n"
 TWO = "#PBS -l select=2:ncpus=8:mpiprocs=4:ompthreads=2 -l place=scatter\n"
 TASKS = "#SBATCH --nodes=2 --ntasks-per-node=4\n"
@@ -11,121 +12,11 @@ RUN = "mpirun -np 8 --map-by ppr:4:node -x MASTER_ADDR -hostfile $PBS_NODEFILE p
 
 # rule: (bad, good, line of the mistake in each bad one)
 CASES: dict[str, tuple[list[str], list[str], int]] = {
+    **VALUE_CASES,
     "D1": (
         [f"{PBS}#PBS -l select=2 # two nodes\n", f"{PBS}#PBS -l 'select=2\n", f"{SLURM}#SBATCH -n 2 two\n"],
         [f"{PBS}#PBS -l select=1\n", f"{SLURM[:-1]} # a note\n"],
         0,
-    ),
-    "D2": (
-        [
-            f"{PBS}#PBS -{option}\n"
-            for option in (
-                "N my/job",
-                "j both",
-                "k d",
-                "m abef",
-                "M a@b@c",
-                "p high",
-                "r maybe",
-                "R x",
-                "c bogus",
-                "a 2500",
-                "J 3-1",
-                "P a/b",
-                "q a-queue-of-a-long-name",
-                "S '/bin/bash -l'",
-                "u a,b",
-                "o a_b:c",
-                "e ''",
-                "I",
-                "X",
-                "m j",
-                "v A=1,2,3",
-                "v A=b,,C=d",
-                "W depend=afterwhat:1",
-                "W depend=afterok:$JOB",
-                "W group_list=a,b",
-                "W sandbox=x",
-                "W stagein=x",
-                "W umask=rwx",
-                "W block=maybe",
-                "W x=PARTITION:a",
-                "l select=0",
-                "l select=2:ncpus=1:ncpus=1",
-                "l select=2:walltime=60",
-                "l select=2:ncpus=-1",
-                "l select=1:ncpus=:mem=1gb",
-                "l select=1:ncpu=4",
-                "l select=2:ppn=4",
-                "l procs=4",
-                "l place=scatter",
-                "l select=1,place=scatter:pack",
-                "l select=1,nodes=2",
-                "l select=1:ncpus=1,ngpus=8",
-                "l mem=1.5gb",
-                "l cput=1d",
-                "l ncpus=",
-                "l soft_walltime=60",
-                "l a.b=1",
-                "l nodes=0:ppn=2",
-                "l nodes=2:ppn=4,ncpus=9",
-                "l nodes=2:4",
-                "l Walltime=soon",
-            )
-        ],
-        [
-            f"{PBS}#PBS -{option}\n"
-            for option in (
-                "N 9a.b_c+d-e",
-                "j n",
-                "k oed",
-                "k n",
-                "m bea",
-                "M a@b.org,c",
-                "p -1024",
-                "r y -J 1-3%2",
-                "r y -J 0-9:3 -m abj",
-                "R oe",
-                "c c=10",
-                "a 0101",
-                "P 'a b'",
-                "P ''",
-                "q a@b",
-                "q R1234",
-                "S /bin/bash",
-                "S /bin/sh@a,/bin/bash",
-                "o host-1.org:/a/b",
-                "o /a:b",
-                "o 'a b'",
-                "v A=1,HOME,B='x y'",
-                "v A=1,",
-                "h",
-                "V",
-                "W depend=afterok:1:2.pbs1,afterany:3[].pbs1@x",
-                "W depend=on:2",
-                "W group_list=a",
-                "W Umask=022",
-                "W block=true,umask=077",
-                "W stagein=a@h:b,c@h:d",
-                "W project=x",
-                "l select=2:ncpus=8:mem=4GB+1:host=a:NCPUS=2",
-                "l select=ncpus=2,place=vscatter:excl:group=rack",
-                "l walltime=1:2:3,mem=4,ncpus=2",
-                "l nodes=2:ppn=4,ncpus=8",
-                "l nodes=a-b.c:ppn=2+2:ppn=1#excl",
-                "l wd",
-                "l select=1 -l mem=1gb\necho $PBS_NUM_PPN",
-                "l nodes=1:ppn=2:gpus=1 -t 1-4\necho ${PBS_ARRAYID}",
-                "p 10\n#PBS -l mem=1gb -l mem=x",
-                "N a/b\n#PBS -N ab",
-            )
-        ],
-        4,
-    ),
-    "D3": (
-        [f"{PBS}#PBS -l select=1:foo=1\n", f"{PBS}#PBS -l foo=1\n", f"{PBS}#PBS -l nodes=2:fast:ppn=4\n"],
-        [f"{PBS}#PBS -l select=1:ngpus=8:gpu_type=a -l filesystems=home\n", f"{PBS}#PBS -l nodes=fast:ppn=2\n"],
-        4,
     ),
     "M1": (
         [
