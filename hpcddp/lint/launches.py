@@ -114,6 +114,14 @@ def torchrun_option(words: Iterable[str], name: str) -> str | None:
     return None
 
 
+def trains(words: tuple[str, ...]) -> bool:
+    """Whether a command is a Python script run as it stands, and not a question such as `python -c` or `-m pip`."""
+    if not words or not re.fullmatch(r"(.*/)?python[\d.]*", words[0]):
+        return False
+    first = next((w for w in words[1:] if not w.startswith("-") or w in {"-c", "-m"}), "")
+    return first.endswith(".py")
+
+
 def _expand(word: str, values: Mapping[str, str]) -> str:
     plain = re.fullmatch(r"\$\{?(\w+)\}?", word)
     return values.get(plain[1], word) if plain else word

@@ -40,7 +40,9 @@ RULES = (
     Rule("A2", True, run_rules.nobody_sets_it),
     Rule("A3", True, run_rules.rank_modulo),
     Rule("A4", True, size_rules.first_nodes_only),
+    Rule("A4", False, size_rules.rank_per_slot),
     Rule("A5", False, run_rules.fixed_port),
+    Rule("A23", True, run_rules.tee_hides_status),
 )
 PYTHON_RULES: tuple[tuple[str, bool, Callable[[TrainingScript], Iterator[Said]]], ...] = (
     ("A3", False, python_rules.device_modulo),

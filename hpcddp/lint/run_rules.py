@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from hpcddp.lint.finding import Said
-from hpcddp.lint.launches import torchrun_words
+from hpcddp.lint.launches import torchrun_words, trains
 from hpcddp.lint.script import Script
 
 _NODE_COUNT = re.compile(r"node|host|machine", re.IGNORECASE)
@@ -170,6 +170,23 @@ def fixed_port(script: Script) -> Iterator[Said]:
         yield Said(
             line, f"{text} is the same in every job: two on one node collide", f"a port of the job's own; {_OURS}"
         )
+
+
+def tee_hides_status(script: Script) -> Iterator[Said]:
+    """A23: a pipe ends with its last command's status, and tee's is 0."""
+    sets = [c.line for c in script.commands if c.program in {"set", "shopt"} and "pipefail" in c.words]
+    first_line = script.text.partition("\n")[0]
+    if "PIPESTATUS" in script.code or "pipefail" in first_line:
+        return
+    starts = {launch.command for launch in script.launches if launch.started}
+    for command in script.commands:
+        training = command in starts or torchrun_words(command.words) or trains(command.words)
+        if "tee" in command.into and training and not any(line <= command.line for line in sets):
+            yield Said(
+                command.line,
+                f"{command.program} … | tee ends with tee's status: a failure of {command.program} is hidden",
+                "set -o pipefail before it",
+            )
 
 
 def _lines(script: Script) -> list[tuple[int, str]]:

@@ -16,13 +16,14 @@ _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\+?=)(.*)", re.DOTALL)
 
 class Command(NamedTuple):
     """A simple command; `text` is as it stands. `nested`: it stands in the text that another command hands to a shell,
-    and so runs wherever that one puts it."""
+    and so runs wherever that one puts it. `into`: the programs behind its pipe."""
 
     line: int
     words: tuple[str, ...]
     sets: tuple[tuple[str, str], ...]
     text: str
     nested: bool = False
+    into: tuple[str, ...] = ()
 
     @property
     def program(self) -> str:
@@ -48,6 +49,7 @@ class _Reader:
         self.word: str | None = None
         self.start = 0
         self.documents: list[str] = []
+        self.pipeline: list[int] = []  # the commands whose output goes into the one that is being read
 
     def read(self) -> list[Command]:
         text = self.text
@@ -70,6 +72,12 @@ class _Reader:
                 self.at += 1
             elif c in "\n;&|()":
                 self._end_command()
+                if (
+                    c == "|"
+                    and "|" not in (text[self.at - 1 : self.at], text[self.at + 1 : self.at + 2])
+                    and self.found
+                ):
+                    self.pipeline.append(len(self.found) - 1)
                 self.at += 1
                 if c == "\n":
                     self._skip_documents()
@@ -175,6 +183,10 @@ class _Reader:
         text = self.text[self.start : self.at].strip()
         line = self._line(self.start)
         self.found.append(Command(line, tuple(words), tuple(sets), text, self.nested))
+        for at in self.pipeline:
+            self.found[at] = self.found[at]._replace(into=(*self.found[at].into, self.found[-1].program))
+        if self.text[self.at : self.at + 1] != "|":
+            self.pipeline = []
         for flag, script in pairwise(words):
             if re.fullmatch(r"-[a-z]*c", flag) and any(w.rsplit("/", 1)[-1] in {"bash", "sh"} for w in words):
                 self.found += read_commands(script, line, nested=True)

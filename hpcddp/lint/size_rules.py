@@ -6,9 +6,13 @@ import re
 from collections.abc import Iterator
 
 from hpcddp.lint.finding import Said
-from hpcddp.lint.launches import REACHES, Launch, count, per_node, torchrun_option, torchrun_words
+from hpcddp.lint.launches import REACHES, Launch, count, per_node, torchrun_option, torchrun_words, trains
 from hpcddp.lint.pbs import chunks
 from hpcddp.lint.script import Script
+
+# Options of mpirun that say how many processes, or how many on each node.
+_COUNTS = ("-np", "--np", "-n", "--n", "-c", "-npernode", "--npernode", "-N", "-ppn", "--ppn", "-perhost", "--map-by",
+           "-map-by", "-pernode", "--pernode", "-H", "-host", "--host")  # fmt: skip
 
 
 def no_mpiprocs(script: Script) -> Iterator[Said]:
@@ -88,6 +92,24 @@ def first_nodes_only(script: Script) -> Iterator[Said]:
             )
 
 
+def rank_per_slot(script: Script) -> Iterator[Said]:
+    """A4: mpirun without a count starts a rank for each line of the nodefile: with `mpiprocs=192`, 192 on each node."""
+    slots, gpus = script.request.slots, script.request.gpus_per_node or script.queue.gpus
+    most = gpus or 16  # no node that is known has more
+    if script.scheduler != "pbs" or not slots or slots <= most:
+        return
+    for launch in _mpi(script):
+        counted = launch.has(*_COUNTS) or _other_hostfile(launch)
+        if not counted and (torchrun_words(launch.started) or any(trains(launch.started[i:]) for i in range(3))):
+            has = f"and the node {gpus} GPUs" if gpus else "more than a node has GPUs"
+            yield Said(
+                launch.command.line,
+                f"{launch.launcher} without -np starts a rank for each line of the nodefile: {slots} on each node"
+                f" (mpiprocs={slots}), {has}",
+                f"mpiprocs={gpus or 'GPUS'}, and -np RANKS --map-by ppr:{gpus or 'GPUS'}:node",
+            )
+
+
 def idle_nodes(script: Script) -> Iterator[Said]:
     """M10: several nodes, and nothing that starts processes on the others."""
     size = script.request.size
@@ -95,7 +117,7 @@ def idle_nodes(script: Script) -> Iterator[Said]:
         return
     for command in script.commands:
         torchrun = torchrun_words(command.words)
-        if not torchrun and not _trains(command.words):
+        if not torchrun and not trains(command.words):
             continue
         what = "torchrun" if torchrun else command.program
         yield Said(
@@ -170,11 +192,3 @@ def _reaches(script: Script) -> bool:
     return any(w.rsplit("/", 1)[-1] in REACHES for c in script.commands for w in c.words) or bool(
         re.search(r"^\$", "\n".join(c.words[0] for c in script.commands if c.words), re.MULTILINE)
     )
-
-
-def _trains(words: tuple[str, ...]) -> bool:
-    """Whether a command is a Python script run as it stands, and not a question such as `python -c` or `-m pip`."""
-    if not words or not re.fullmatch(r"(.*/)?python[\d.]*", words[0]):
-        return False
-    first = next((w for w in words[1:] if not w.startswith("-") or w in {"-c", "-m"}), "")
-    return first.endswith(".py")

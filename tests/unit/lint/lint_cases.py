@@ -9,6 +9,7 @@ TWO = "#PBS -l select=2:ncpus=8:mpiprocs=4:ompthreads=2 -l place=scatter\n"
 TASKS = "#SBATCH --nodes=2 --ntasks-per-node=4\n"
 ADDR = "export MASTER_ADDR=$(head -n 1 $PBS_NODEFILE)\n"
 RUN = "mpirun -np 8 --map-by ppr:4:node -x MASTER_ADDR -hostfile $PBS_NODEFILE python train.py\n"
+FULL = f"{PBS}#PBS -l select=4:mpiprocs=192:ompthreads=1 -q rt_HF\n{ADDR}"
 
 # rule: (bad, good, line of the mistake in each bad one)
 CASES: dict[str, tuple[list[str], list[str], int]] = {
@@ -197,14 +198,17 @@ CASES: dict[str, tuple[list[str], list[str], int]] = {
     ),
     "A4": (
         [
-            f"{PBS}#PBS -l select=4:mpiprocs=192:ompthreads=1 -q rt_HF\n"
-            f"{ADDR}mpirun -np 32 -x MASTER_ADDR -hostfile $PBS_NODEFILE python train.py\n"
+            f"{FULL}mpirun -np 32 -x MASTER_ADDR -hostfile $PBS_NODEFILE python train.py\n",
+            f"{FULL}mpirun -x MASTER_ADDR -hostfile $PBS_NODEFILE python train.py\n",
+            f"{FULL}mpirun env A=1 python3 -u train.py\n",
         ],
         [
-            f"{PBS}#PBS -l select=4:mpiprocs=8:ompthreads=12 -q rt_HF\n"
-            f"{ADDR}mpirun -np 32 -x MASTER_ADDR -hostfile $PBS_NODEFILE python train.py\n",
-            f"{PBS}#PBS -l select=4:mpiprocs=192:ompthreads=1 -q rt_HF\n"
-            f"{ADDR}mpirun -np 32 --map-by ppr:8:node -x MASTER_ADDR python train.py\n",
+            f"{FULL.replace('192', '8')}mpirun -np 32 -x MASTER_ADDR -hostfile $PBS_NODEFILE python train.py\n",
+            f"{FULL.replace('192', '8')}mpirun -x MASTER_ADDR -hostfile $PBS_NODEFILE python train.py\n",
+            f"{FULL}mpirun -np 32 --map-by ppr:8:node -x MASTER_ADDR python train.py\n",
+            f"{FULL}mpirun -npernode 8 -hostfile $PBS_NODEFILE python train.py\n",
+            f"{FULL}mpirun -hostfile hosts python train.py\n",
+            f"{FULL}mpirun -hostfile $PBS_NODEFILE ./hello\n",
         ],
         6,
     ),
@@ -215,6 +219,24 @@ CASES: dict[str, tuple[list[str], list[str], int]] = {
             f"{SLURM}torchrun --master_port 29500 train.py\n",
         ],
         [f"{SLURM}export MASTER_PORT=$((12000 + SLURM_JOB_ID % 20000))\ntorchrun --master_port=0 train.py\n"],
+        3,
+    ),
+    "A23": (
+        [
+            f"{SLURM}srun python train.py 2>&1 | tee log\n",
+            f"{SLURM}srun python train.py |& ts | tee -a log\nset -o pipefail\n",
+            f"{SLURM}python -u train.py --lr 1 | tee log || exit 1\n",
+            f"{SLURM}( srun --ntasks 8 torchrun train.py ) | tee log\n",
+            f"{SLURM}if true; then srun python train.py | tee $(date).log; fi\n",
+        ],
+        [
+            f"{SLURM}set -euo pipefail\nsrun python train.py 2>&1 | tee log\n",
+            f"{SLURM}srun python train.py 2>&1 | tee log\nexit ${{PIPESTATUS[0]}}\n",
+            f"{SLURM}srun python train.py > log || echo no | tee other\n",
+            f"{SLURM}srun python train.py\necho done | tee log\nhostname | tee log\n",
+            f"{SLURM}srun python train.py > >(tee log)\n",
+            "#!/bin/bash -o pipefail\nsrun python train.py | tee log\n",
+        ],
         3,
     ),
 }
