@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from hpcddp.cli.parser import VerbParser
 from hpcddp.errors import RequestError
 from hpcddp.lint.check import lint_python, lint_script
-from hpcddp.lint.equivalent import equivalent
+from hpcddp.lint.equivalent import SameJob, same_job, same_job_where_the_queue_is
 from hpcddp.lint.finding import Finding
-from hpcddp.lint.script import read_script
-from hpcddp.script.find_site import Choice, open_site
+from hpcddp.lint.script import Script, read_script
+from hpcddp.script.find_site import Choice, open_site, site_files
+from hpcddp.script.site import Site
 
 _DESCRIPTION = """\
 Find known mistakes in job scripts for PBS, Slurm or Grid Engine, and in training scripts (.py). Nothing is run.
@@ -40,7 +41,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     """Prints the findings. 1 if there are any."""
     site = open_site(Choice(args.site, "--site"), env) if args.site else None
     findings: list[Finding] = []
-    renders: list[tuple[str, list[str]]] = []
+    renders: list[SameJob] = []
     for file in args.files:
         text = _read(file)
         if file.endswith(".py"):
@@ -49,26 +50,42 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         script = read_script(text, site, os.path.isdir)
         found = lint_script(file, script)
         if found:
-            # without --site, the scheduler's generic one: its file says what has to be given
-            renders.append(equivalent(script, site or open_site(Choice(f"generic-{script.scheduler}", "lint"), env)))
+            renders.append(choose_same_job(script, site, env))
         findings += found
     if args.json:
-        same = [{"command": line, "examples": examples} for line, examples in renders if line]
+        same = [
+            {"command": one.line, "examples": list(one.examples), "refused": list(one.refused)}
+            for one in renders
+            if one.line
+        ]
         print(json.dumps({"findings": [finding._asdict() for finding in findings], "same_job": same}, indent=1))
     else:
         sys.stdout.write(format_findings(findings, renders))
     return 1 if findings else 0
 
 
-def format_findings(findings: list[Finding], renders: list[tuple[str, list[str]]]) -> str:
+def format_findings(findings: list[Finding], renders: list[SameJob]) -> str:
     """Two lines each, then the request that renders the same job."""
     text = "".join(
         f"{f.file}:{f.line}: {f.rule} {f.kind}: {f.what}\n    hpcddp writes: {f.instead}\n" for f in findings
     )
-    for line, examples in renders:
-        text += f"the same job: {line}\n" if line else ""
-        text += f"    the script does not say these, change them: {', '.join(examples)}\n" if examples else ""
+    for one in renders:
+        if one.queue:
+            text += (
+                f"queue {one.queue} is site {one.site}'s: hpcddp lint --site {one.site} checks that site's rules, too\n"
+            )
+        text += f"the same job: {one.line}\n" if one.line else ""
+        text += "".join(f"    not taken over, since site {one.site} refuses it: {what}\n" for what in one.refused)
+        text += f"    the script does not say these, change them: {', '.join(one.examples)}\n" if one.examples else ""
     return text
+
+
+def choose_same_job(script: Script, site: Site | None, env: Mapping[str, str]) -> SameJob:
+    """Without --site, for the only known site that has the script's queue; else for the scheduler's generic one, whose
+    file says what has to be given."""
+    at_queue = None if site else same_job_where_the_queue_is(script, site_files(env))
+    generic = "generic-torque" if script.directives.torque else f"generic-{script.scheduler}"
+    return at_queue or same_job(script, site or open_site(Choice(generic, "lint"), env))
 
 
 def _read(file: str) -> str:

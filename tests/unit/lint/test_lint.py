@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpcddp.cli.lint import choose_same_job, format_findings
+from hpcddp.cli.request import read_plan, request_parser
 from hpcddp.lint.check import lint_script
-from hpcddp.lint.equivalent import equivalent
+from hpcddp.lint.equivalent import equivalent, same_job
 from hpcddp.lint.rules import PYTHON_RULES, RULES
 from hpcddp.lint.script import read_script
 from hpcddp.lint.shell import read_commands
@@ -162,6 +164,49 @@ def test_the_line_for_the_same_job_renders_and_names_its_examples(text, options,
     assert note.removeprefix("    the script does not say these, change them: ").startswith(examples)
     done = hpcddp(*shlex.split(line.removeprefix("the same job: hpcddp ")))
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "first", "line", "last"),
+    [
+        (
+            "#PBS -q rt_HF -l select=4:mpiprocs=8\n",
+            "queue rt_HF is site abci3's",
+            "--site abci3 --nodes 4 --queue rt_HF --account NAME --",
+            "the script does not say these, change them: --account NAME",
+        ),
+        (
+            "#PBS -q rt_HG -l select=4 -P a\n",
+            "queue rt_HG is site abci3's",
+            "--site abci3 --queue rt_HG --account a --",
+            "not taken over, since site abci3 refuses it: --nodes 4 (queue rt_HG of site abci3 takes 1 node",
+        ),
+        ("#SBATCH --qos acc_ehpc -A x -t 1:0:0\n", "queue acc_ehpc is site marenostrum5-acc's", "--queue acc_ehpc", ""),
+        ("#$ -l node_f=4\n", "queue node_f is site tsubame4's", "--site tsubame4 --nodes 4 --queue node_f", ""),
+        ("#PBS -q gpuvolta\n", "queue gpuvolta is site gadi's", "--set storage=", "--account NAME"),
+        ("#PBS -q prod\n", "", "--site generic-pbs --queue prod", ""),  # two known sites have it
+        ("#PBS -q normal\n", "", "--site generic-pbs --queue normal", ""),  # and so have many others
+        ("#SBATCH -p rt_HF\n", "", "--site generic-slurm --queue rt_HF", ""),
+    ],
+)
+def test_a_queue_that_one_known_site_has_names_the_site(text, first, line, last):
+    script = read_script(f"#!/bin/bash\n{text}mpirun python a.py\n", None, lambda path: True)
+    printed = format_findings([], [choose_same_job(script, None, {})])
+    assert printed.startswith(first or "the same job: ")
+    assert line in printed
+    assert last in printed.splitlines()[-1]
+    options = re.search(r"^the same job: hpcddp render (.*) -- python a.py$", printed, re.MULTILINE)[1]
+    args = request_parser("render", "", example="", exits=()).parse_args(shlex.split(options))
+    args.command = ["python", "a.py"]
+    assert read_plan(args, {}).command
+
+
+def test_what_the_named_site_refuses_is_not_in_the_line():
+    text = "#!/bin/bash\n#PBS -q rt_HF -l select=200:mpiprocs=8 -l walltime=900:00:00\nmpirun python a.py\n"
+    site = open_site(Choice("abci3", ""), {})
+    same = same_job(read_script(text, site, lambda path: True), site)
+    assert same.line == "hpcddp render --site abci3 --queue rt_HF --account NAME --walltime 1:00:00 -- python a.py"
+    assert [what.partition(" (")[0] for what in same.refused] == ["--nodes 200", "--walltime 900:00:00"]
 
 
 def test_what_cannot_be_read_is_the_users_error(hpcddp, tmp_path):
