@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from hpcddp.cli.parser import VerbParser
 from hpcddp.errors import RequestError
-from hpcddp.lint.check import lint_python, lint_script
+from hpcddp.lint.check import lint_python, lint_script, refuse_no_text
 from hpcddp.lint.equivalent import SameJob, same_job, same_job_where_the_queue_is
 from hpcddp.lint.finding import Finding
 from hpcddp.lint.script import Script, read_script
@@ -44,6 +44,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     renders: list[SameJob] = []
     for file in args.files:
         text = _read(file)
+        refuse_no_text(file, text)  # before it is read as a script
         if file.endswith(".py"):
             findings += lint_python(file, text)
             continue

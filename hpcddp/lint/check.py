@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import warnings
 from collections.abc import Iterable
 
@@ -11,19 +12,20 @@ from hpcddp.lint.finding import Finding, Said
 from hpcddp.lint.rules import PYTHON_RULES, RULES
 from hpcddp.lint.script import Script
 from hpcddp.lint.training_script import read_training_script
+from hpcddp.script.words import quote_words
 
 _KINDS = {True: "mistake", False: "warning"}
 
 
 def lint_script(file: str, script: Script) -> list[Finding]:
     """Every mistake of a job script, by line."""
-    _refuse_no_text(file, script.text)
+    refuse_no_text(file, script.text)
     return _sorted(_finding(file, r.id, r.certain, said) for r in RULES for said in r.check(script))
 
 
 def lint_python(file: str, text: str) -> list[Finding]:
     """Every mistake of a training script, by line. Raises RequestError if it is no Python."""
-    _refuse_no_text(file, text)
+    refuse_no_text(file, text)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python's remarks about "\\d"
@@ -36,14 +38,18 @@ def lint_python(file: str, text: str) -> list[Finding]:
     return _sorted(_finding(file, id_, certain, said) for id_, certain, check in PYTHON_RULES for said in check(script))
 
 
-def _refuse_no_text(file: str, text: str) -> None:
+def refuse_no_text(file: str, text: str) -> None:
     """Refuses what is no script: "nothing was found" would look like a good result."""
     if not text.strip():
-        raise RequestError(f"{file} is empty", f"check the path: ls -l {file}")
-    if "\0" in text:
-        raise RequestError(f"{file} is a binary file, not a script", f"see what it is: file {file}")
-    if text.lstrip().startswith("{") and '"nbformat"' in text:
-        raise RequestError(f"{file} is a notebook, not a script", f"jupyter nbconvert --to script {file}")
+        raise RequestError(f"{file} is empty", f"check the path: ls -l {quote_words([file])}")
+    # no line of text begins with such a byte; further on, a script may have bytes of another encoding
+    if "\0" in text or re.match(r"[\x01-\x08\x0e-\x1f\x7f\udc80-\udcff]", text):
+        raise RequestError(f"{file} is a binary file, not a script", f"see what it is: file {quote_words([file])}")
+    if file.endswith(".ipynb") or (text.lstrip("\ufeff \t\r\n").startswith("{") and '"nbformat"' in text):
+        name = quote_words([file.removesuffix(".ipynb")])
+        hint = f"jupyter nbconvert --to script {quote_words([file])}"
+        hint += f" && hpcddp lint {name}.py" if file.endswith(".ipynb") else ""
+        raise RequestError(f"{file} is a notebook, not a script", hint)
 
 
 def _finding(file: str, rule: str, certain: bool, said: Said) -> Finding:

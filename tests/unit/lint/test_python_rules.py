@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpcddp.cli.main import main
 from hpcddp.errors import RequestError
 from hpcddp.lint.check import lint_python, lint_script
 from hpcddp.lint.rules import PYTHON_RULES
@@ -100,6 +101,26 @@ def test_what_is_no_training_script_is_refused_in_two_lines(text, what):
 def test_what_is_no_job_script_is_refused_too(text):
     with pytest.raises(RequestError, match=r"is empty|is a binary file|is a notebook"):
         lint_script("job.sh", read_script(text, None, lambda path: True))
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "error"),
+    [
+        (
+            "a b.ipynb",
+            b"{",
+            "notebook, not a script\nhint: jupyter nbconvert --to script 'a b.ipynb' && hpcddp lint 'a b'.py",
+        ),
+        ("job.sh", b"\x1f\x8b\x08\x01packed", "binary file, not a script\nhint: see what it is: file job.sh"),
+        ("t.py", b"\x89PNG\r\n", "binary file, not a script\nhint: see what it is: file t.py"),
+        ("job.sh", b"#!/bin/bash\n" + bytes(9), "binary file, not a script\nhint: see what it is: file job.sh"),
+    ],
+)
+def test_a_file_that_no_rule_is_for_is_refused_by_name(name, data, error, tmp_path, monkeypatch, capsys):
+    (tmp_path / name).write_bytes(data)
+    monkeypatch.chdir(tmp_path)
+    assert main(["lint", name]) == 2
+    assert capsys.readouterr().err == f"hpcddp: {name} is a {error}\n"
 
 
 def test_a_file_may_name_its_encoding():
