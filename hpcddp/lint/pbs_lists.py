@@ -13,6 +13,7 @@ Pairs = list[tuple[str, str]]
 
 _RESOURCE = r"[A-Za-z][\w-]*=(?:[^:+'\"]|'[^']*'|\"[^\"]*\")*"
 _CHUNK = re.compile(rf"(\d+)(?::({_RESOURCE}(?::{_RESOURCE})*))?|({_RESOURCE}(?::{_RESOURCE})*)", re.ASCII)
+_UNFINISHED = re.compile(r"(^|[:+])([A-Za-z][\w-]*=)?$", re.ASCII)
 _WORD = re.compile(r"\s*([^\s=,][^\s=]*)\s*=\s*", re.ASCII)
 
 
@@ -44,20 +45,18 @@ def _resource_value(text: str, at: int) -> tuple[str, int]:
     """A value and where it ends: at a comma or a blank outside quotes. Quotes are taken off."""
     while text[at : at + 1].isspace():
         at += 1
-    value, quote = "", ""
+    value, quote, open_ = "", "", False
     while at < len(text):
         c = text[at]
         if not c.isascii() or c == "&":
             raise ListError(f"-l {text}: {c!r} may not stand there")
-        if quote:
-            quote, c = ("", "") if c == quote else (quote, c)
-        elif c in "'\"":
-            quote, c = c, ""
-        elif c == "," or c.isspace():
+        if c in "'\"" and c == (quote or c):  # a quote of the other kind is a letter
+            quote, open_, c = c, not open_, ""
+        elif not open_ and (c == "," or c.isspace()):
             break
         value += c
         at += 1
-    if quote:
+    if open_:
         raise ListError(f"-l {text}: no closing {quote}")
     return value, at
 
@@ -68,7 +67,7 @@ def split_attributes(text: str) -> Pairs:
     A value goes up to the last comma before the next `=`.
     """
     found: Pairs = []
-    rest = text.strip()
+    rest = text.lstrip()
     if not rest:
         raise ListError("-W without a value")
     while rest:
@@ -76,15 +75,19 @@ def split_attributes(text: str) -> Pairs:
         if not named:
             raise ListError(f"-W {text}: not NAME=VALUE")
         rest = rest[named.end() :]
-        start = rest.find(rest[0], 1) if rest[:1] in {"'", '"'} else 0
-        if start < 0:
-            raise ListError(f"-W {text}: no closing {rest[0]}")
-        equals = rest.find("=", start)
+        if rest[:1] in {"'", '"'}:
+            end = rest.find(rest[0], 1)
+            if end < 0:
+                raise ListError(f"-W {text}: no closing {rest[0]}")
+            rest = f"{rest[1:end]} {rest[end + 1 :]}"
+        else:
+            end = 1
+        equals = rest.find("=", end - 1)
         comma = rest.rfind(",", 0, equals) if equals >= 0 else len(rest)
         if comma < 0 or (equals < 0 and rest.rstrip().endswith(",")):
             raise ListError(f"-W {text}: a comma stands between two NAME=VALUE, and nowhere else")
-        found.append((named[1], rest[:comma].strip().strip("'\"")))
-        rest = rest[comma + 1 :].strip()
+        found.append((named[1], rest[:comma].rstrip() if equals >= 0 else rest))
+        rest = rest[comma + 1 :].lstrip()
     return found
 
 
@@ -94,7 +97,7 @@ def split_select(text: str) -> list[tuple[int, Pairs]]:
     at = 0
     while True:
         chunk = _CHUNK.match(text, at)
-        if not chunk or text[chunk.end() : chunk.end() + 1] not in {"", "+"} or text.endswith(("=", ":")):
+        if not chunk or text[chunk.end() : chunk.end() + 1] not in {"", "+"} or _UNFINISHED.search(text):
             return []
         resources = chunk[2] or chunk[3] or ""
         found.append(

@@ -160,6 +160,10 @@ def _refused_place(option: Option) -> Iterator[Refusal]:
 def _refused_nodes(option: Option, ncpus: Option | None) -> Iterator[Refusal]:
     """nodes=N:ppn=P or nodes=HOST:ppn=P, several with +; Torque's other words are refused."""
     total, exact = 0, False
+    for word in option.value.split("#")[1:]:
+        if not re.fullmatch(r"[A-Za-z][\w.=-]*|\d+[A-Za-z0-9]*", word, re.ASCII):
+            yield _refusal(option, f"{word!r} behind # is no word", "#excl or #shared")
+            return
     for count, host, words in _node_parts(option.value):
         factors = {"ppn": 1, "cpp": 1}
         for word in host + words:

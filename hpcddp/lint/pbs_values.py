@@ -62,7 +62,7 @@ def _is_dependency(value: str) -> bool:
     """A job is its number; of an array with []; with .SERVER and @SERVER."""
     server = r"[!-\"$-9;-?A-~]+"
     job = rf":[RSM]?\d{{1,12}}(\[\])?(\.{server})?(@{server})?"
-    kinds = rf"((after|before)(ok|notok|any)?|syncwith|runone)({job})+|(on|synccount)(:[^:]+)+"
+    kinds = rf"((after|before)(ok|notok|any)?|syncwith|runone)({job})+:?|(on|synccount)(:[^:]+)+:?"
     return all(re.fullmatch(kinds, item.strip(), re.ASCII) for item in value.split(","))
 
 
@@ -96,7 +96,7 @@ RULES: dict[str, ValueRule] = {
     "-j": ValueRule({"oe", "eo", "n"}.__contains__, "oe, eo or n", "oe"),
     "-J": ValueRule(_is_range, "FIRST-LAST[:STEP][%AT_ONCE], at least two indices", "1-2"),
     "-k": ValueRule(_is_kept, "letters of o and e, or n; d only beside them", "oe"),
-    "-m": ValueRule(matches("n|[abej]*[abe][abej]*"), "n, or letters of a, b, e (j with -J)", "abe"),
+    "-m": ValueRule(matches("n|[abe]|[abej]{2,}"), "n, or letters of a, b, e (j with -J)", "abe"),
     "-M": ValueRule(_users(one_per_host=False), "USER[@HOST], several with commas", "me@example.org"),
     "-N": ValueRule(re.compile(r"[A-Za-z0-9._+-]{1,230}").fullmatch, "1 to 230 letters, digits and . _ + -", "train"),
     "-o": _PATH,

@@ -7,9 +7,15 @@ import shlex
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hpcddp.lint.check import lint_script
+from hpcddp.lint.directive import ListError, Option
 from hpcddp.lint.finding import Finding
+from hpcddp.lint.pbs_lists import split_attributes, split_resources, split_select
+from hpcddp.lint.pbs_resources import refused_resources
+from hpcddp.lint.pbs_values import refused_values
 from hpcddp.lint.script import read_script
 
 CAPTURES = Path(__file__).parents[2] / "captures"
@@ -66,3 +72,46 @@ def test_an_options_value_is_refused_where_a_live_qsub_refused_it(what, text, re
 
 def test_enough_recorded_values_are_compared():
     assert len(directives()) >= 100
+
+
+PARSERS = json.loads((CAPTURES / "pbs/parsers.json").read_text())["functions"]
+OPTIONS = {"date": "-a", "range": "-J", "mail": "-M", "user": "-u", "shell": "-S", "depend": "-W depend", "prio": "-p",
+           "stage": "-W stagein", "keep": "-k", "points": "-m", "check": "-c"}  # fmt: skip
+RESOURCES = {"select": "select", "nodes": "nodes", "time": "cput", "size": "pmem", "long": "nice", "count": "ncpus"}
+
+
+def taken(what: str, value: str) -> bool:
+    option = Option(OPTIONS.get(what) or f"-l {RESOURCES[what]}", value, 1)
+    array = [Option("-J", "1-2", 1)] * (what == "points")
+    return not [*refused_values([*array, option]), *refused_resources([option])]
+
+
+@pytest.mark.parametrize("what", [*OPTIONS, *RESOURCES])
+def test_a_value_is_taken_where_openpbs_own_function_takes_it(what):
+    if what != "select":  # whose function does not look at the names and values in it
+        assert [value for value in PARSERS[what]["accepted"] if not taken(what, value)] == []
+    assert [value for value in PARSERS[what]["refused"] if taken(what, value)] == []
+    assert len(PARSERS[what]["accepted"]) + len(PARSERS[what]["refused"]) >= 30
+
+
+@pytest.mark.parametrize(("what", "split"), [("reslist", split_resources), ("attrs", split_attributes)])
+def test_a_list_is_split_as_openpbs_own_function_splits_it(what, split):
+    for value, parts in PARSERS[what]["accepted"]:
+        assert split(value) == [tuple(part) for part in parts], value
+    for value in PARSERS[what]["refused"]:
+        with pytest.raises(ListError):
+            split(value)
+
+
+def test_a_select_has_chunks_where_openpbs_own_function_takes_it():
+    assert [value for value in PARSERS["select"]["accepted"] if not split_select(value)] == []
+
+
+WORDS = st.sampled_from(
+    [*"abcehIjJklmMNopPqrRSuvVWXz", *" =,:+#'\"@%/-\\&", "select=", "nodes=", "place=", "depend=", "9" * 5000]
+)
+
+
+@given(st.lists(WORDS | st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12).map("".join))
+def test_no_directive_stops_the_reader(text):
+    lint(f"#!/bin/bash\n#PBS -{text}\nmpirun python train.py | tee log\n")
