@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 Words = tuple[str, ...]
+UNIX_LINES = r"line ends of Unix: sed -i 's/\r$//' FILE"
 
 
 class Option(NamedTuple):

@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from hpcddp.errors import HpcddpError
 from hpcddp.lint.directive import numbered
 from hpcddp.lint.finding import Said
-from hpcddp.lint.pbs_resources import is_time, refused_resources, unknown_resources
+from hpcddp.lint.pbs_resources import foreign_names, is_time, refused_resources, unknown_names
 from hpcddp.lint.pbs_values import refused_values
 from hpcddp.lint.script import PREFIXES, Script
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.script.limits import check_limits
+from hpcddp.script.site import Site
 from hpcddp.units import format_count, parse_walltime
 
 # Options that mean something when they stand several times.
@@ -31,17 +32,25 @@ def refused(script: Script) -> Iterator[Said]:
 
 def refused_value(script: Script) -> Iterator[Said]:
     """D2: a value that PBS's client or server refuses, whatever the site is. Torque's rules are not known here."""
-    found = script.directives
-    if found.scheduler == "pbs" and not found.torque:
-        for line, why, instead in (*refused_values(found.options), *refused_resources(found.options)):
+    found, added = script.directives.options, _added_resources(script.site)
+    if script.scheduler == "pbs" and not script.directives.torque:
+        for line, why, instead in (*refused_values(found), *refused_resources(found), *foreign_names(found, added)):
             yield Said(line, f"qsub refuses the script: {why}", instead)
 
 
 def unknown_resource(script: Script) -> Iterator[Said]:
     """D3: a resource that only a site can have added."""
     if script.scheduler == "pbs" and not script.directives.torque:
-        for line, why, instead in unknown_resources(script.directives.options):
+        for line, why, instead in unknown_names(script.directives.options, _added_resources(script.site)):
             yield Said(line, why, instead)
+
+
+def _added_resources(site: Site | None) -> set[str]:
+    """The names in the site's file."""
+    if site is None:
+        return set()
+    texts = [*site.chunk, *site.directives, *(t for v in site.variables.values() for t in (v.chunk, v.directive))]
+    return set(re.findall(r"[A-Za-z][\w-]*", " ".join(texts), re.ASCII))
 
 
 def not_read(script: Script) -> Iterator[Said]:

@@ -9,7 +9,17 @@ import re
 from collections.abc import Iterator
 from functools import partial
 
-from hpcddp.lint.directive import Directives, ListError, Option, Refusal, UnmatchedError, Words, numbered, split_options
+from hpcddp.lint.directive import (
+    UNIX_LINES,
+    Directives,
+    ListError,
+    Option,
+    Refusal,
+    UnmatchedError,
+    Words,
+    numbered,
+    split_options,
+)
 from hpcddp.lint.pbs_lists import chunks, split_attributes, split_resources
 from hpcddp.lint.pbs_values import lost_quotes
 
@@ -32,7 +42,7 @@ def read_pbs(text: str, torque: bool = False) -> Directives:
     """What qsub takes from a script; `torque`: Torque's qsub, which has more options."""
     for number, line in numbered(text):
         if line.endswith("\r") and text.count("\n") >= number:
-            return Directives("pbs", refusals=(Refusal(number, "script contains cr, lf"),))
+            return Directives("pbs", refusals=(Refusal(number, "script contains cr, lf", UNIX_LINES),))
     options: list[Option] = []
     refusals: list[Refusal] = []
     unread: list[int] = []
@@ -77,7 +87,12 @@ def _read_directive(wanted: str, line: int, letters: str) -> Iterator[Option | R
         what = f"directive error: {wanted.strip()!r}: PBS has no option {unknown[0]}"
         yield Refusal(line, what, _INSTEAD_OF_TORQUES.get(unknown[0], "PBS's own options: man qsub"))
     elif stray:
-        yield Refusal(line, f"directive error: {wanted.strip()!r}: {stray!r} belongs to no option")
+        what = f"directive error: {wanted.strip()!r}: {stray!r} belongs to no option"
+        bare = next((value for name, value in found if name == "-l" and value and "=" not in value), "")
+        if bare:
+            yield Refusal(line, what, f"#PBS -l {bare}={stray}")
+            return
+        yield Refusal(line, what)
     yield from lost_quotes(wanted, line)
     for name, value in found:
         if value is None or name == "?":

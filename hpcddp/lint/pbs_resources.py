@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from hpcddp.lint.directive import Option, Refusal
 from hpcddp.lint.pbs_lists import Pairs, split_select
@@ -72,24 +72,38 @@ def refused_resources(options: Sequence[Option]) -> Iterator[Refusal]:
             yield from _refused_nodes(option, first.get("ncpus"))
         else:
             yield from _refused_value(option, name, option.value)
-            yield from _refused_name(option, name)
     yield from _refused_beside_select({name.lower(): option for name, option in first.items()})
 
 
-def unknown_resources(options: Sequence[Option]) -> Iterator[Refusal]:
-    """Names that PBS does not have of its own: refused unless the site has added them."""
+def foreign_names(options: Sequence[Option], added: Collection[str]) -> Iterator[Refusal]:
+    """Names of another scheduler, and misspelt ones. `added`: names that the site has added."""
+    for option, name in _names(options, added):
+        if right := _meant(name):
+            instead = f"{right}; on Torque: hpcddp lint --site generic-torque"
+            yield _refusal(option, f"PBS has no resource {name}", instead)
+
+
+def unknown_names(options: Sequence[Option], added: Collection[str]) -> Iterator[Refusal]:
+    """Other names that PBS does not have of its own: refused unless the site has added them."""
+    for option, name in _names(options, added):
+        if not _meant(name):
+            what = f"PBS has no resource {name} of its own: qsub refuses it unless this site has added it"
+            yield _refusal(option, what, "a name from the site's guide: hpcddp sites show NAME")
+
+
+def _names(options: Sequence[Option], added: Collection[str]) -> Iterator[tuple[Option, str]]:
+    """Every name of a resource that PBS does not have, and that no known site and not this one has added."""
     for option in options:
         if option.name.startswith("-l "):
             names = [option.name[3:]]
             if names == ["select"]:
-                names = list(dict.fromkeys(name for _, chunk in split_select(option.value) for name, _ in chunk))
+                names = [name for _, chunk in split_select(option.value) for name, _ in chunk]
             elif names == ["nodes"]:  # each word is a resource that has to be true
                 names = [word for _, _, words in _node_parts(option.value) for word in words if "=" not in word]
-            for name in names:
+            for name in dict.fromkeys(names):
                 valid = re.fullmatch(r"[A-Za-z][\w-]*", name, re.ASCII)
-                if valid and name.lower() not in _KNOWN | _ADDED and not _meant(name):
-                    what = f"PBS has no resource {name} of its own: qsub refuses it unless this site has added it"
-                    yield _refusal(option, what, "a name from the site's guide: hpcddp sites show NAME")
+                if valid and name not in added and name.lower() not in _KNOWN | _ADDED:
+                    yield option, name
 
 
 def is_time(value: str) -> bool:
@@ -104,19 +118,10 @@ def _refused_value(option: Option, name: str, value: str) -> Iterator[Refusal]:
         yield Refusal(option.line, f"{where}{name}={value}: {name} takes {rule.words}", f"{name}={rule.example}")
 
 
-def _refused_name(option: Option, name: str) -> Iterator[Refusal]:
-    right = _meant(name)
-    if right:
-        yield _refusal(option, f"PBS has no resource {name}", f"{right}; on Torque: hpcddp lint --site generic-torque")
-
-
 def _meant(name: str) -> str:
     """PBS's name for a word of another scheduler, or for a misspelt one; "" where the site may have added it."""
-    lower = name.lower()
-    if lower in _KNOWN | _ADDED:
-        return ""
-    near = difflib.get_close_matches(lower, sorted(_KNOWN | {"ngpus"}), 1, cutoff=0.85)
-    return _FOREIGN.get(lower) or next(iter(near), "")
+    near = difflib.get_close_matches(name.lower(), sorted(_KNOWN | {"ngpus"}), 1, cutoff=0.85)
+    return _FOREIGN.get(name.lower()) or next(iter(near), "")
 
 
 def _refused_select(option: Option) -> Iterator[Refusal]:
@@ -142,7 +147,6 @@ def _refused_chunk(option: Option, resources: Pairs) -> Iterator[Refusal]:
             yield _refusal(option, f"{name} has no value", f"{name}={_TYPES[lower].example}")
         else:
             yield from _refused_value(option, name, value.strip("'\""))
-            yield from _refused_name(option, name)
 
 
 def _refused_place(option: Option) -> Iterator[Refusal]:

@@ -5,7 +5,7 @@ Checked against a real sbatch 22.05, which also parses #PBS lines unless `#SBATC
 
 from __future__ import annotations
 
-from hpcddp.lint.directive import Directives, Option, Refusal, UnmatchedError, Words, numbered
+from hpcddp.lint.directive import UNIX_LINES, Directives, Option, Refusal, UnmatchedError, Words, numbered
 
 SHORT = {
     "A": "account", "a": "array", "b": "begin", "C": "constraint", "c": "cpus-per-task", "D": "chdir",
@@ -29,10 +29,12 @@ def read_slurm(text: str) -> Directives:
     """What sbatch takes from a script. Options that it does not know are left to it: plugins add some."""
     lines = numbered(text)
     if not text.startswith("#!"):
-        return Directives("slurm", refusals=(Refusal(1, "a batch script must begin with #!"),))
+        return Directives(
+            "slurm", refusals=(Refusal(1, "a batch script must begin with #!", "#!/bin/bash as the first line"),)
+        )
     for number, line in lines:
         if line.endswith("\r") and text.count("\n") >= number:
-            return Directives("slurm", refusals=(Refusal(number, "batch script contains DOS line breaks"),))
+            return Directives("slurm", refusals=(Refusal(number, "batch script contains DOS line breaks", UNIX_LINES),))
     words: list[tuple[str, int]] = []  # of all lines: an option at a line's end takes its value from the next one
     refusals: list[Refusal] = []
     unread: list[int] = []
