@@ -21,7 +21,7 @@ from hpcddp.lint.directive import (
     split_options,
 )
 from hpcddp.lint.pbs_lists import chunks, split_attributes, split_resources
-from hpcddp.lint.pbs_values import lost_quotes
+from hpcddp.lint.pbs_values import ON_TORQUE, lost_quotes
 
 __all__ = ["chunks", "is_torque", "read_pbs", "split_pbs"]
 
@@ -85,7 +85,7 @@ def _read_directive(wanted: str, line: int, letters: str) -> Iterator[Option | R
         return
     if unknown:
         what = f"directive error: {wanted.strip()!r}: PBS has no option {unknown[0]}"
-        yield Refusal(line, what, _INSTEAD_OF_TORQUES.get(unknown[0], "PBS's own options: man qsub"))
+        yield Refusal(line, what, f"{_INSTEAD_OF_TORQUES.get(unknown[0], 'an option of PBS: man qsub')}; {ON_TORQUE}")
     elif stray:
         what = f"directive error: {wanted.strip()!r}: {stray!r} belongs to no option"
         bare = next((value for name, value in found if name == "-l" and value and "=" not in value), "")

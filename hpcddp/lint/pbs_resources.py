@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from hpcddp.lint.directive import Option, Refusal
 from hpcddp.lint.pbs_lists import Pairs, split_select
-from hpcddp.lint.pbs_values import ValueRule, matches
+from hpcddp.lint.pbs_values import ON_TORQUE, ValueRule, matches
 
 _TIME = ValueRule(
     matches(r"(\d{1,18}(:\d{1,18}){0,2}(\.\d*)?|\d{1,18}(:\d{1,18})?:)?"),
@@ -45,9 +45,9 @@ _FOREIGN = {"ppn": "ncpus and mpiprocs", "procs": "select=…:mpiprocs", "mppwid
             "ntasks": "mpiprocs", "gpus": "ngpus", "gpu": "ngpus", "ngpu": "ngpus", "cpus": "ncpus", "cores": "ncpus",
             "threads": "ompthreads", "memory": "mem", "time": "walltime", "h_rt": "walltime"}  # fmt: skip
 # Names that sites are known to add; see templates/sites.
-_ADDED = {"bigmem", "cluster", "cpu_model", "cpu_type", "cputype", "feature", "features", "filesystems", "gpu_mem",
-          "gpu_model", "gpu_type", "gputype", "interconnect", "jobfs", "job_priority", "model", "ngpus", "os",
-          "scratch", "scratch_local", "scratch_shm", "scratch_ssd", "singularity_fakeroot", "storage", "system",
+_ADDED = {"bigmem", "cluster", "cpu_model", "cpu_type", "cputype", "debug", "feature", "features", "filesystems",
+          "gpu_mem", "gpu_model", "gpu_type", "gputype", "interconnect", "jobfs", "job_priority", "model", "ngpus",
+          "os", "scratch", "scratch_local", "scratch_shm", "scratch_ssd", "singularity_fakeroot", "storage", "system",
           "wd"}  # fmt: skip
 _PLACES = ({"free", "pack", "scatter", "vscatter"}, {"excl", "exclhost", "shared"})
 
@@ -79,7 +79,7 @@ def foreign_names(options: Sequence[Option], added: Collection[str]) -> Iterator
     """Names of another scheduler, and misspelt ones. `added`: names that the site has added."""
     for option, name in _names(options, added):
         if right := _meant(name):
-            instead = f"{right}; on Torque: hpcddp lint --site generic-torque"
+            instead = f"{right}; {ON_TORQUE}"
             yield _refusal(option, f"PBS has no resource {name}", instead)
 
 
@@ -174,7 +174,7 @@ def _refused_nodes(option: Option, ncpus: Option | None) -> Iterator[Refusal]:
             key, equals, number = word.lower().partition("=")
             good = r"ppn=0*[1-9]\d{0,8}|(cpp|ncpus)=\d{1,9}" if equals else r"[A-Za-z][\w.-]*|\d+[A-Za-z][A-Za-z0-9]*"
             if not re.fullmatch(good, word, re.ASCII | re.IGNORECASE):
-                instead = "select=N:ncpus=…:mpiprocs=P:ngpus=…; on Torque: hpcddp lint --site generic-torque"
+                instead = f"select=N:ncpus=…:mpiprocs=P:ngpus=…; {ON_TORQUE}"
                 yield _refusal(option, f"{word!r}: nodes takes N or a host, and ppn=P", instead)
                 return
             if equals:

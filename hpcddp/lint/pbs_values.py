@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from hpcddp.lint.directive import Option, Refusal
 
+ON_TORQUE = "on Torque: hpcddp lint --site generic-torque"
 _LETTER = r"[!-\"$-+\--?A-~]"  # printable, without blank, comma, # and @
 
 
@@ -140,7 +141,9 @@ def refused_values(options: Sequence[Option]) -> Iterator[Refusal]:
         rule = RULES.get(f"-W {option.name[3:].lower()}" if attribute else option.name)
         if attribute and rule is None and option.name[3:].lower() not in _OTHER_ATTRIBUTES:
             known = ", ".join(name[3:] for name in RULES if name.startswith("-W "))
-            yield Refusal(option.line, f"{option.text}: no attribute that a user may set", f"one of {known}")
+            yield Refusal(
+                option.line, f"{option.text}: no attribute that a user may set", f"one of {known}; {ON_TORQUE}"
+            )
         if rule and not rule.fits(option.value) and (option.name != "-N" or option is last_name):
             example = option._replace(value=rule.example).text
             yield Refusal(option.line, f"{option.text}: {option.name} takes {rule.words}", f"#PBS {example}")
