@@ -97,13 +97,19 @@ def test_a_directives_value_is_read_as_it_was_written_or_refused(site, key, valu
 @sites
 @briefly
 @given(option=st.sampled_from(["-l x=", "-v A=", "-m ", "-W a="]), word=words)
+@example(option="-W a=", word="=")
 def test_a_raw_directive_is_one_option_or_refused(site, option, word):
     value = f"--comment={word}" if site == "generic-slurm" else option + word
     plain = plain_directives(site)
     try:
-        odd = directives(site, directives=[value])
+        text = script(site, **{**READERS[site][1], "directives": [value]})
     except RequestError:
         return
+    refusals = READERS[site][0](text).refusals
+    if refusals:  # by the scheduler's own parser, which then queues nothing
+        assert all(value in refusal.why for refusal in refusals)
+        return
+    odd = directives(site, directives=[value])
     assert {name: odd[name] for name in plain} == plain
     assert len(odd) <= len(plain) + 1 + value.count(",")  # -l a=1,b=2 are two resources
 
