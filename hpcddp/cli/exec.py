@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import NoReturn
 
+    from hpcddp.cli.handed_on import ExecOptions
     from hpcddp.cli.parser import VerbParser
     from hpcddp.ranks.launch import Launch
     from hpcddp.ranks.rankinfo import RankInfo
@@ -44,7 +45,13 @@ def build_parser() -> VerbParser:
         exits=(2, 4),
         takes_command=True,
     )
-    parser.usage = "hpcddp exec -- command [argument ...]"
+    parser.usage = "hpcddp exec [options] -- command [argument ...]"
+    batch = parser.add_argument_group("placeholders in the command")
+    batch.add_argument("--global-batch", metavar="B", help="for {global_batch}, {per_rank_batch}, {micro_batch}")
+    batch.add_argument("--max-micro-batch", metavar="M", help="for {micro_batch} and {accumulation}")
+    own = parser.add_argument_group("a command that makes the ranks of a node itself, started once per node")
+    own.add_argument("--nodes", metavar="N", help="nodes of the launch")
+    own.add_argument("--ranks-per-node", metavar="R", help="ranks that the command makes on each of them")
     return parser
 
 
@@ -78,28 +85,34 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     """See `run_command`; RequestError without a command."""
     if not args.command:
         raise RequestError("there is no command to run", "hpcddp exec -- python train.py")
-    return run_command(args.command, env)
+    from hpcddp.cli.handed_on import read_options
+
+    return run_command(args.command, env, read_options(args))
 
 
-def run_command(command: list[str], env: Mapping[str, str]) -> int:
+def run_command(command: list[str], env: Mapping[str, str], options: ExecOptions | None = None) -> int:
     """Replace this process by the command, with this rank's variables set, or run it beside this process.
 
     Does not return. RequestError for an empty word, which an unset variable gives.
     """
     if not command[0].strip():
         raise RequestError(f"the command begins with an empty word, {command[0]!r}", "hpcddp exec -- python train.py")
+    from hpcddp.cli import handed_on
     from hpcddp.ranks.launch import Launch
     from hpcddp.ranks.reach import require_resolved
     from hpcddp.ranks.rendezvous import is_enough
 
     hostname = os.uname().nodename
-    launch = Launch(env, hostname)
+    options = options or handed_on.NO_OPTIONS
+    launch = Launch(handed_on.launch_environment(env, options), hostname)
     info, rendezvous = launch.info, launch.rendezvous
     if info.world_size > 1 and not is_enough(rendezvous, env, info):
         rendezvous = _ask_run_folder(launch, hostname) or rendezvous
     if info.world_size > 1 and rendezvous.master_addr is not None:
         require_resolved(rendezvous.master_addr, rendezvous.source["master_addr"], hostname)
     exported = dict(env) | torch_variables(info, rendezvous)
+    exported |= handed_on.further_variables(exported, launch, options)
+    command = handed_on.fill_command(command, exported, info, options)
     # Left by an outer launcher, it would turn every rank into a client of a store that nobody serves.
     for row in LAUNCHERS.values():
         if row.name != info.launcher:

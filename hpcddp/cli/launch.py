@@ -16,21 +16,23 @@ from typing import NamedTuple
 
 from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.request import listed, on_path, this_process
+from hpcddp.cli.spawning import see_spawn
 from hpcddp.cli.streams import exact_bytes, tell, write_exactly
 from hpcddp.errors import LaunchError, RequestError
 from hpcddp.ranks.allocation import Allocation, find_allocation
 from hpcddp.ranks.candidates import find_candidates
-from hpcddp.ranks.device import visible_devices
+from hpcddp.ranks.device import count_gpus
 from hpcddp.ranks.launch_commands import launcher_of_version
 from hpcddp.ranks.launcher import Launcher
 from hpcddp.ranks.launchers import AGENTS, JOB_LAUNCHERS, LAUNCHERS, launchers_under
 from hpcddp.schedulers.registry import find_scheduler, scripted_schedulers, submit_commands
 from hpcddp.schedulers.run import ask_job_end
 from hpcddp.script.find_site import Choice, open_site
+from hpcddp.script.own_ranks import plan_own_ranks
 from hpcddp.script.plan import plan_job, remark_name
 from hpcddp.script.render import render_script
 from hpcddp.script.site import Account, Site
-from hpcddp.script.spec import read_spec
+from hpcddp.script.spec import JobSpec, read_spec
 from hpcddp.units import format_count, parse_count, read_number
 
 _DESCRIPTION = """\
@@ -98,7 +100,6 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         "ranks_per_node": (str(ranks), "--ranks-per-node"),
         "gpus_per_node": (str(room.gpus), "the visible devices"),
         "cpus_per_node": (str(max(room.cpus, ranks)), "this machine"),
-        "launcher": (args.launcher or _launcher(site, env), "--launcher"),
         "workdir": (os.getcwd(), "the folder of this shell"),
         "command": (args.command, "the command after --"),
     }
@@ -116,7 +117,9 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
             asked["walltime"] = ("168:00:00", "the default of hpcddp launch")
         if not given and left is None:
             tell("the end of this allocation is not known; --walltime TIME gives it")
-    plan = plan_job(read_spec(asked), site, this_process())
+    if args.launcher:
+        asked["launcher"] = (args.launcher, "--launcher")
+    plan = plan_job(_with_launcher(see_spawn(read_spec(asked)), site, env), site, this_process())
     if (remark := remark_name(plan)) is not None:
         tell(remark)
     _refuse_another_dialect(plan.outer_launcher, plan.outer_program, site, env)
@@ -128,7 +131,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         write_exactly(script)
         return 0
     size = f"{format_count(plan.world_size, 'rank')} on {format_count(plan.nodes, 'node')}"
-    tell(f"{size}, by {plan.launcher}")
+    tell(f"{size}, by {plan.makes_ranks}")
     # an allocation may see several launches, each an attempt of its own
     own = {"HPCDDP_LAUNCH": str(os.getpid())} if allocation is not None else {}
     argv: list[str | bytes] = ["bash", "-c", exact_bytes(script), "hpcddp-launch"]
@@ -181,7 +184,7 @@ def _site(named: str | None, allocation: Allocation | None, env: Mapping[str, st
 
 
 def _room(allocation: Allocation | None, env: Mapping[str, str]) -> Room:
-    gpus = _count_gpus(env)
+    gpus = count_gpus(env)
     cpus = len(os.sched_getaffinity(0))
     if allocation is None:
         return Room(1, 1, cpus, gpus)
@@ -207,14 +210,12 @@ def _time_left(allocation: Allocation, env: Mapping[str, str]) -> int | None:
     return left if left is not None and left > 0 else None
 
 
-def _count_gpus(env: Mapping[str, str], devices: str = "/dev") -> int:
-    """Those that the scheduler's mask shows; without a mask, NVIDIA's that this machine has."""
-    for mask in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"):
-        visible = visible_devices(env, mask)
-        if visible is not None:
-            return len(visible)
-    names = os.listdir(devices)
-    return sum(name.startswith("nvidia") and read_number(name.removeprefix("nvidia")) is not None for name in names)
+def _with_launcher(spec: JobSpec, site: Site, env: Mapping[str, str]) -> JobSpec:
+    """The spec with a launcher, if none is asked for. A command that makes the ranks needs none on one node."""
+    if spec.launcher:
+        return spec
+    found = _launcher(site, env)
+    return spec if LAUNCHERS[found].is_agent and plan_own_ranks(spec)[1] else spec._replace(launcher=found)
 
 
 def _launcher(site: Site, env: Mapping[str, str]) -> str:

@@ -12,8 +12,8 @@ from hpcddp.cli.request import read_plan, request_parser
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.ranks.predict import predict_environment
 from hpcddp.ranks.rankinfo import NUMBERS
+from hpcddp.script.jobplan import SOME_COMMAND, JobPlan
 from hpcddp.script.layout import Place, plan_layout, plan_place
-from hpcddp.script.plan import JobPlan
 from hpcddp.script.record import plan_record
 from hpcddp.units import format_count
 
@@ -67,15 +67,20 @@ def format_layout(plan: JobPlan) -> str:
         [
             f"{plan.name} on {plan.site.name}: {plan.nodes} x {plan.ranks_per_node} ="
             f" {format_count(plan.world_size, 'rank')}"
-            f" for {plan.walltime}, {plan.cpus_per_rank} {unit} each, started by {plan.launcher}",
+            f" for {plan.walltime}, {plan.cpus_per_rank} {unit} each, started by {plan.makes_ranks}",
             "",
             *lines,
-            "",
-            f"{plan.launcher} will tell rank {last.rank}:",
-            *(f"  {name}={value}" for name, value in _variables(plan, last).items()),
-            "",
+            *_told(plan, last),
         ]
     )
+
+
+def _told(plan: JobPlan, place: Place) -> list[str]:
+    """What a rank will be told; nothing where an unknown command makes the ranks."""
+    if plan.own_ranks == SOME_COMMAND:
+        return [""]
+    variables = (f"  {name}={value}" for name, value in _variables(plan, place).items())
+    return ["", f"{plan.makes_ranks} will tell rank {place.rank}:", *variables, ""]
 
 
 def _shown(plan: JobPlan) -> list[int]:

@@ -10,6 +10,7 @@ from functools import partial
 
 from hpcddp import __version__
 from hpcddp.cli.parser import VerbParser
+from hpcddp.cli.spawning import see_spawn
 from hpcddp.cli.streams import tell
 from hpcddp.errors import RequestError
 from hpcddp.ranks.launchers import JOB_LAUNCHERS
@@ -81,7 +82,7 @@ def read_plan(args: argparse.Namespace, env: Mapping[str, str]) -> JobPlan:
     site = open_site(choice, env)
     if os.path.basename(choice.site) != site.name:  # a file: job.yaml has to lead to it again, from any folder
         asked["site"] = (os.path.abspath(choice.site), choice.reason)
-    plan = plan_job(read_spec(asked, site.variables), site, this_process())
+    plan = plan_job(see_spawn(read_spec(asked, site.variables)), site, this_process())
     for remark in (f"site {site.name} ({choice.reason})", *plan.remarks):
         tell(remark)
     return plan

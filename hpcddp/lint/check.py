@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from hpcddp.errors import RequestError
 from hpcddp.lint.finding import Finding, Said
+from hpcddp.lint.python_rules import find_spawning
 from hpcddp.lint.rules import PYTHON_RULES, RULES
 from hpcddp.lint.script import Script
 from hpcddp.lint.training_script import read_training_script
@@ -36,6 +37,17 @@ def lint_python(file: str, text: str) -> list[Finding]:
     except (RecursionError, MemoryError) as e:
         raise RequestError(f"{file} is nested too deeply to be read", f"python -m py_compile {file}") from e
     return _sorted(_finding(file, id_, certain, said) for id_, certain, check in PYTHON_RULES for said in check(script))
+
+
+def find_spawning_line(text: bytes) -> int:
+    """Where a training script starts a node's ranks itself, whatever its options (A20); 0 for nowhere, or no Python."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            calls = list(find_spawning(read_training_script(ast.parse(text))))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return 0
+    return min((call.lineno for call in calls), default=0)
 
 
 def refuse_no_text(file: str, text: str) -> None:

@@ -76,6 +76,18 @@ def global_rank_as_device(script: TrainingScript) -> Iterator[Said]:
 
 def starts_processes(script: TrainingScript) -> Iterator[Said]:
     """A20: a script that starts its ranks itself."""
+    for call in find_spawning(script):
+        what = f"{last_word(call.func)} starts a node's ranks: too many where a launcher starts one per GPU already"
+        yield Said(call.lineno, what, "one launcher: mpirun, srun or torchrun, and the rank from its environment")
+    for call in script.find_calls("run", "call", "check_call", "Popen", "system", "execvp"):
+        text = " ".join(str(node.value) for node in _strings(call))
+        if _LAUNCHERS.search(text) and re.match(r"subprocess\.|os\.|Popen", dotted(call.func)):
+            what = "the script calls a launcher: too many processes where a launcher starts one per GPU already"
+            yield Said(call.lineno, what, "one launcher, in the job script")
+
+
+def find_spawning(script: TrainingScript) -> Iterator[ast.Call]:
+    """The calls that start a node's ranks, under no option."""
     mp = [
         call
         for call in script.find_calls("spawn")
@@ -83,13 +95,7 @@ def starts_processes(script: TrainingScript) -> Iterator[Said]:
     ]
     for call in [*mp, *script.find_calls("notebook_launcher", "debug_launcher", "elastic_launch")]:
         if not _is_optional(script, call):
-            what = f"{last_word(call.func)} starts a node's ranks: too many where a launcher starts one per GPU already"
-            yield Said(call.lineno, what, "one launcher: mpirun, srun or torchrun, and the rank from its environment")
-    for call in script.find_calls("run", "call", "check_call", "Popen", "system", "execvp"):
-        text = " ".join(str(node.value) for node in _strings(call))
-        if _LAUNCHERS.search(text) and re.match(r"subprocess\.|os\.|Popen", dotted(call.func)):
-            what = "the script calls a launcher: too many processes where a launcher starts one per GPU already"
-            yield Said(call.lineno, what, "one launcher, in the job script")
+            yield call
 
 
 def is_text(node: ast.AST) -> bool:

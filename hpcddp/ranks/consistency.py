@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hpcddp.errors import LaunchError
+from hpcddp.ranks.launcher import shows
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.schedulers.nodelist import holds
 from hpcddp.schedulers.registry import all_schedulers
@@ -67,7 +68,7 @@ def check_agent_store(env: Mapping[str, str], rows: Iterable[Launcher]) -> None:
     """LaunchError if torch would wait for an agent that is not there: all ranks clients, and nobody serves."""
     for row in rows:
         value = env.get(row.agent_store, "")
-        if value.lower() in {"true", "1"} and not any(mark in env for mark in row.marks):
+        if value.lower() in {"true", "1"} and not any(shows(env, mark) for mark in row.marks):
             raise LaunchError(
                 f"{row.agent_store}={value}, but no {row.name} started this process: nobody would serve the store",
                 f"unset {row.agent_store}",

@@ -5,13 +5,20 @@ A local rank is not a device index: a scheduler may show each rank one GPU, and 
 
 from __future__ import annotations
 
+import os
+
 from hpcddp.errors import LaunchError
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.schedulers.registry import all_schedulers
-from hpcddp.units import format_count
+from hpcddp.units import format_count, read_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+_MASKS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+# How their device files are called: NVIDIA's, AMD's, Intel's and other GPUs', Windows' GPUs under Linux, TPUs, Intel's
+# Gaudi, Huawei's Ascend, AWS's Trainium.
+_ACCELERATORS = ("nvidia", "kfd", "renderD", "dxg", "accel", "habana", "hl", "davinci", "neuron")
 
 
 def visible_devices(env: Mapping[str, str], mask: str = "CUDA_VISIBLE_DEVICES") -> tuple[str, ...] | None:
@@ -34,6 +41,31 @@ def visible_devices(env: Mapping[str, str], mask: str = "CUDA_VISIBLE_DEVICES") 
             )
         entries.append(entry)
     return tuple(entries)
+
+
+def count_gpus(env: Mapping[str, str], devices: str = "/dev") -> int:
+    """Those that the scheduler's mask shows; without a mask, NVIDIA's that this machine has."""
+    for mask in _MASKS:
+        visible = visible_devices(env, mask)
+        if visible is not None:
+            return len(visible)
+    names = os.listdir(devices)
+    return sum(name.startswith("nvidia") and read_number(name.removeprefix("nvidia")) is not None for name in names)
+
+
+def has_no_accelerator(env: Mapping[str, str], devices: str = "/dev") -> bool:
+    """Whether a program could find no GPU or other accelerator here: the mask hides all, or the machine has none."""
+    if any(env.get(mask, "all").strip() in {"", "-1", "NoDevFiles"} for mask in _MASKS):
+        return True
+    names = {*os.listdir(devices), *(_list(os.path.join(devices, "dri")))}
+    return not any(name.startswith(_ACCELERATORS) for name in names)
+
+
+def _list(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
 
 
 def label_devices(count: int, env: Mapping[str, str]) -> tuple[str, ...]:

@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 from hpcddp.ranks.launchers import AGENTS, LAUNCHERS
-from hpcddp.record import TYPE_CHECKING
+from hpcddp.record import TYPE_CHECKING, Record
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+
+
+class AgentCommand(Record):
+    """A command that makes the ranks of one node: its options for which hpcddp has others, and those with which agents
+    are told where they meet."""
+
+    command: str
+    typed: Mapping[str, str]
+    meeting: tuple[str, ...]
+
 
 # What starts ranks as well and has no row: no rank's variables of it were ever recorded.
 _FOREIGN = ("aprun", "ibrun", "deepspeed", "accelerate launch")
+# One of them is an agent: it calls torchrun's code, which reads PET_* where its own options say nothing.
+_ACCELERATE = AgentCommand(
+    "accelerate launch",
+    {"--num-processes": "--ranks-per-node", "--num-machines": "--nodes"},
+    ("--machine-rank", "--main-process-ip", "--main-process-port"),
+)
 #: Commands that start one process per rank; of two words where the first alone does not.
 COMMANDS = frozenset((*(command for row in LAUNCHERS.values() for command in row.commands), *_FOREIGN))
 #: Their programs.
@@ -21,6 +37,21 @@ def started_by(words: Sequence[str]) -> str | None:
     program = words[0].rsplit("/", 1)[-1] if words else ""
     pair = " ".join((program, *words[1:2]))
     return program if program in COMMANDS else pair if pair in COMMANDS else None
+
+
+def find_agent(words: Sequence[str]) -> tuple[int, AgentCommand] | None:
+    """The agent that a command starts, and where it stands: behind an interpreter, `env` or `numactl`, before the
+    training script."""
+    for i, word in enumerate(words):
+        if word.endswith(".py"):
+            return None
+        name = started_by(words[i:])
+        if name == _ACCELERATE.command:
+            return i, _ACCELERATE
+        row = next((LAUNCHERS[agent] for agent in AGENTS if name in LAUNCHERS[agent].commands), None)
+        if name and row:
+            return i, AgentCommand(name, row.typed, row.meeting)
+    return None
 
 
 def ask_for(command: str) -> str:

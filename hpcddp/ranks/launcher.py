@@ -18,6 +18,8 @@ _NO_CONTAINERS: Mapping[str, Callable[[str, str], tuple[Words, ...]]] = {}
 # its daemons with srun, srun or mpirun starts torchrun's agents. The other way round exists, but only evidence can
 # show it.
 RESOURCE_MANAGER, MPI, AGENT = 0, 1, 2
+# How a mark's value begins that `hpcddp exec` set, for programs that look for it: it shows no launcher.
+HANDED_ON = "hpcddp-"
 
 
 def _nothing(_env: Mapping[str, str]) -> str:
@@ -117,6 +119,8 @@ class Launcher(Record):
     commands: tuple[str, ...] = ()
     #: An option of its command -> hpcddp's, for people who type theirs (cli/meant.py).
     typed: Mapping[str, str] = _NO_OPTIONS
+    #: Options with which its agents are told where they meet: they are what one of several nodes must not be given.
+    meeting: tuple[str, ...] = ()
     #: Its option that binds no rank to CPUs, if it does bind them.
     unbound: str = ""
     #: Words by which its `--version` is recognised.
@@ -158,8 +162,13 @@ class Launcher(Record):
         return self.depth == AGENT and bool(self.program)
 
 
+def shows(env: Mapping[str, str], mark: str) -> bool:
+    """Whether a launcher set this variable; `hpcddp exec` sets some for programs that look for them."""
+    return mark in env and not env[mark].startswith(HANDED_ON)
+
+
 def is_present(row: Launcher, env: Mapping[str, str]) -> bool:
     """Whether this launcher left its row in the environment (complete or not)."""
-    if not any(mark in env for mark in row.marks) or any(name in env for name in row.excluded_by):
+    if not any(shows(env, mark) for mark in row.marks) or any(shows(env, name) for name in row.excluded_by):
         return False
     return not row.identity or any(name in env for name in row.identity)

@@ -151,6 +151,7 @@ LAUNCHERS: dict[str, Launcher] = {
         command="torchrun --nproc-per-node={n}",
         typed={"--nnodes": "--nodes", "--nproc-per-node": "--ranks-per-node"},
         commands=("torchrun", "-m torch.distributed.run", "-m torch.distributed.launch"),
+        meeting=("--standalone", "--rdzv-endpoint", "--node-rank", "--master-addr", "--master-port"),
         program="torchrun",
         line=_torchrun_line,
         # TERM: its ranks get it, and 30 seconds. It ends at every other signal, before its ranks.

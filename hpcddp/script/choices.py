@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from hpcddp.errors import RequestError, nearest
-from hpcddp.ranks.launchers import JOB_LAUNCHERS, LAUNCHERS, launchers_under
+from hpcddp.ranks.launchers import AGENTS, LAUNCHERS, launchers_under
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.script.directives import directive_word
 from hpcddp.script.site import Site
@@ -47,18 +47,22 @@ def plan_account(spec: JobSpec, site: Site) -> tuple[str, str, tuple[str, ...]]:
     return account, option, ()
 
 
-def plan_launcher(spec: JobSpec, site: Site, nodes: int) -> tuple[str, str]:
-    """The launcher that makes the ranks, and the outer one, which the script calls ("" for an agent on one node)."""
+def plan_launcher(spec: JobSpec, site: Site, nodes: int, *, by_command: bool = False) -> tuple[str, str]:
+    """The launcher that makes the ranks, and the outer one, which the script calls ("" for an agent on one node).
+
+    `by_command`: the command makes the ranks, as an agent does.
+    """
     known = launchers_under(site.scheduler)
     launcher = spec.launcher or site.launcher.name
+    if by_command and launcher in known:
+        return AGENTS[0], "" if nodes == 1 else launcher
     if LAUNCHERS[launcher].is_agent:
         own = site.launcher.name
         return launcher, "" if nodes == 1 else own if own in known else known[0]
     if launcher not in known:
-        agents = [name for name in JOB_LAUNCHERS if LAUNCHERS[name].is_agent]
         raise RequestError(
             f"launcher {launcher} does not work on site {site.name}, whose scheduler is {site.scheduler}",
-            f"--launcher one of {', '.join((*known, *agents))}",
+            f"--launcher one of {', '.join((*known, *AGENTS))}",
         )
     return launcher, launcher
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Iterator
 from itertools import pairwise
 
 from hpcddp.errors import RequestError
-from hpcddp.ranks.launch_commands import ask_for, started_by
+from hpcddp.ranks.launch_commands import ask_for, find_agent, started_by
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.runs.command import identify_command
 from hpcddp.schedulers.registry import scripted_schedulers
@@ -27,9 +28,10 @@ def plan_command(spec: JobSpec) -> tuple[str, ...]:
     """The words that each rank runs. The reference trainer gets the global batch as an argument."""
     command = spec.command or ()
     _refuse_nothing(command)
-    # Under a launcher that starts one process per rank, a second one would make N times N of them.
+    # Under a launcher that starts one process per rank, a second one would make N times N of them. An agent is started
+    # once per node.
     inner = started_by(command) or next((name for i in range(1, len(command)) if (name := _module(command[i:]))), None)
-    if inner:
+    if inner and not find_agent(command):
         raise RequestError(
             f"the command starts its own ranks with {inner}, under a launcher that makes one per rank already",
             ask_for(inner),
@@ -37,6 +39,22 @@ def plan_command(spec: JobSpec) -> tuple[str, ...]:
     if spec.global_batch and _follows(command, *_TRAINER) and "--global-batch" not in command:
         return (*command, "--global-batch", str(spec.global_batch))
     return command
+
+
+def find_script(command: tuple[str, ...]) -> str | None:
+    """The file that the command runs: what python or a shell is given first, or a program with its path."""
+    program = command[0]
+    if not re.fullmatch(r"(.*/)?(python[\d.]*|bash|sh)", program):
+        return program if "/" in program else None
+    words = iter(command[1:])
+    for word in words:
+        if word in {"-c", "-m"}:
+            return None
+        if word in {"-W", "-X", "-o"}:
+            next(words, None)
+        elif not word.startswith("-"):
+            return word
+    return None
 
 
 def plan_variables(spec: JobSpec, site: Site) -> tuple[tuple[str, str], ...]:

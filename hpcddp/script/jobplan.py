@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
+from hpcddp.placeholders import OF_BATCH, find_placeholders
 from hpcddp.ranks.launch_line import LaunchRequest
 from hpcddp.ranks.launcher import Launcher
 from hpcddp.ranks.launchers import LAUNCHERS
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from hpcddp.ranks.launch_line import Words
 
 
+#: `JobPlan.own_ranks` of a command that makes ranks and is no known agent.
+SOME_COMMAND = "the command"
+
+
 class PlannedBy(Record):
     """The process that plans, as far as its script needs it. `cpus` are this machine's: the node of the local site."""
 
@@ -36,7 +41,8 @@ class PlannedBy(Record):
 class JobPlan(Record):
     """One decided job. Templates print these values as they stand; `remarks` are for stderr.
 
-    `sources`: job-file key -> where its value came from.
+    `own_ranks`: what makes the ranks of each node, if the command itself does. `sources`: job-file key -> where its
+    value came from.
     """
 
     site: Site
@@ -71,6 +77,7 @@ class JobPlan(Record):
     bind: str
     directives: tuple[str, ...]
     remarks: tuple[str, ...]
+    own_ranks: str = ""
     sources: Mapping[str, str] = MappingProxyType({})
 
     @property
@@ -92,6 +99,21 @@ class JobPlan(Record):
     def agents(self) -> bool:
         """Whether agents make the ranks, so that the outer launcher starts one process per node."""
         return LAUNCHERS[self.launcher].is_agent
+
+    @property
+    def makes_ranks(self) -> str:
+        """What makes the ranks, for people: the launcher, or the command itself."""
+        return self.own_ranks or self.launcher
+
+    @property
+    def exec_options(self) -> tuple[str, ...]:
+        """The options of `hpcddp exec`: what only the plan knows."""
+        options = ["--nodes", str(self.nodes), "--ranks-per-node", str(self.ranks_per_node)] if self.own_ranks else []
+        if self.global_batch and not set(OF_BATCH).isdisjoint(find_placeholders(self.command)):
+            options += ["--global-batch", str(self.global_batch)]
+            if self.spec.max_micro_batch:
+                options += ["--max-micro-batch", str(self.spec.max_micro_batch)]
+        return tuple(options)
 
     @property
     def outer(self) -> Launcher | None:
@@ -128,7 +150,7 @@ class JobPlan(Record):
     def agent_line(self) -> Iterator[Words]:
         """The agent's command up to the ranks' command, in the same form; nothing where no agents make the ranks."""
         row = LAUNCHERS[self.launcher]
-        if row.is_agent and row.line:
+        if row.is_agent and row.line and not self.own_ranks:
             yield from filter(None, row.line(self._as_request()))
 
     def _as_request(self) -> LaunchRequest:
@@ -166,7 +188,7 @@ class JobPlan(Record):
 
         An agent that another launcher started gets no signal that leaves its ranks time.
         """
-        if self.agents and self.outer:
+        if (self.agents and self.outer) or self.own_ranks == SOME_COMMAND:
             return ""
         return (self.outer or LAUNCHERS[self.launcher]).passes_on
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hpcddp.errors import RequestError, SiteError
+from hpcddp.placeholders import OF_RANK, batch_numbers, find_placeholders
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.runs.choice import check_asked
 from hpcddp.runs.command import name_command
@@ -17,6 +18,7 @@ from hpcddp.script.directives import job_name, plan_directives
 from hpcddp.script.jobplan import JobPlan, PlannedBy
 from hpcddp.script.limits import check_limits
 from hpcddp.script.missing import check_complete, known
+from hpcddp.script.own_ranks import plan_own_ranks
 from hpcddp.script.scheduler_options import SchedulerOptions, plan_scheduler_options
 from hpcddp.script.shape import plan_shape
 from hpcddp.script.site import Queue, Site
@@ -33,6 +35,7 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
     Raises RequestError for what the site does not take or no script could carry, SiteError for a fact that is missing.
     """
     scheduler = find_scheduler(site.scheduler)
+    spec, own_ranks = plan_own_ranks(spec)
     check_complete(spec, site, cpus_known=scheduler.this_machine)
     queue_name = plan_queue(spec, site)
     queue = site.queues.get(queue_name, Queue())
@@ -44,7 +47,7 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
         raise SiteError(f"site {site.name} does not name a node's own disk", "--set stage_dir=/local/scratch")
     command = plan_command(spec)
     name = job_name(spec.name or name_command(command), _name_limit(site))
-    launcher, outer_launcher = plan_launcher(spec, site, shape.nodes)
+    launcher, outer_launcher = plan_launcher(spec, site, shape.nodes, by_command=bool(own_ranks))
     container = plan_container(spec, site, queue, shape.gpus_per_node)
     if container.launcher:
         outer_launcher = outer_launcher or container.launcher
@@ -83,11 +86,12 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
         launcher=launcher,
         outer_launcher=outer_launcher,
         modules=site.modules.load if spec.modules is None else spec.modules,
-        env=plan_variables(spec, site),
+        env=(*plan_variables(spec, site), *((("HPCDDP_INDEPENDENT", "1"),) if spec.independent else ())),
         pythonpath=(*(spec.pythonpath or ()), *filter(None, [planned_by.source_root])),
         python=plan_python(spec, planned_by.python),
         run_dir=run_dir,
         global_batch=spec.global_batch,
+        own_ranks=own_ranks,
         command=command,
         words=words,
         chunk=_plan_chunk(site, words, options),
@@ -99,7 +103,19 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
         remarks=account_remarks,
     )
     check_asked(plan.asked_run)
+    check_placeholders(plan)
     return plan._replace(remarks=(*_remarks(plan), *account_remarks), sources=plan_sources(plan))
+
+
+def check_placeholders(plan: JobPlan) -> None:
+    """RequestError for a placeholder of the command that no rank could fill."""
+    batch_numbers(plan.command, plan.world_size, plan.global_batch, plan.spec.max_micro_batch)
+    own = [name for name in find_placeholders(plan.command) if name in OF_RANK]
+    if plan.own_ranks and own:
+        raise RequestError(
+            f"{{{own[0]}}} in the command: {plan.own_ranks} makes the ranks, and the command runs once per node",
+            "leave it out",
+        )
 
 
 def _plan_chunk(site: Site, words: Mapping[str, str], options: SchedulerOptions) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from hpcddp.errors import RequestError
 from hpcddp.ranks.launch_commands import COMMANDS, ask_for, started_by
 from hpcddp.record import Record
 from hpcddp.schedulers.registry import find_scheduler
+from hpcddp.script.command import find_script
 from hpcddp.script.plan import JobPlan
 from hpcddp.units import format_count
 
@@ -39,12 +40,12 @@ class Here(Record):
 
 def check_plan(plan: JobPlan, here: Here) -> list[str]:
     """Remarks on what may be wrong. Raises RequestError for what clearly is."""
-    remarks = [*_check_inner_launcher(plan.command), *_check_cpus(plan)]
+    remarks = [*_check_inner_launcher(plan), *_check_cpus(plan)]
     if plan.spec.container:
         return remarks  # its paths are not this machine's
     folder = os.path.join(here.folder, plan.spec.workdir) if plan.spec.workdir else here.folder
     workdir = list(_check_path("workdir", plan.spec.workdir, here.folder, here))
-    script = _script(plan.command)
+    script = find_script(plan.command)
     remarks += workdir
     if not workdir:
         if not _PYTHON.fullmatch(plan.command[0]):
@@ -115,29 +116,14 @@ def _clearly_wrong(path: str, here: Here) -> bool:
     return here.exists(os.path.dirname(path.rstrip("/"))) and not path.startswith(_NODE_LOCAL)
 
 
-def _script(command: tuple[str, ...]) -> str | None:
-    """The file that the command runs: what python or a shell is given first, or a program with its path."""
-    program = command[0]
-    if not re.fullmatch(r"(.*/)?(python[\d.]*|bash|sh)", program):
-        return program if "/" in program else None
-    words = iter(command[1:])
-    for word in words:
-        if word in {"-c", "-m"}:
-            return None
-        if word in {"-W", "-X", "-o"}:
-            next(words, None)
-        elif not word.startswith("-"):
-            return word
-    return None
-
-
-def _check_inner_launcher(command: tuple[str, ...]) -> Iterator[str]:
+def _check_inner_launcher(plan: JobPlan) -> Iterator[str]:
     """A second launcher behind `env`, `numactl` or a shell: every rank would start ranks."""
+    command = plan.command
     for i, word in enumerate(command):
         if word.endswith(".py") and " " not in word:
             return
         name = started_by(command[i:])
-        if name:
+        if name and not plan.own_ranks:
             raise RequestError(
                 f"the command starts its own ranks with {name}, and each of the job's ranks would do so",
                 ask_for(name),

@@ -41,6 +41,7 @@ KEYS: dict[str, Reader] = {
     "site": read_text,
     "name": read_text,
     "nodes": read_count,
+    "ranks": read_choice("each", "node"),
     "ranks_per_node": read_count,
     "gpus_per_node": read_number,
     "cpus_per_node": read_count,
@@ -50,7 +51,9 @@ KEYS: dict[str, Reader] = {
     "queue": read_text,
     "account": read_text,
     "launcher": read_launcher,
+    "independent": read_flag,
     "global_batch": read_count,
+    "max_micro_batch": read_count,
     "modules": read_modules,
     "env": read_variables,
     "pythonpath": read_words,
@@ -95,6 +98,7 @@ class JobSpec(Record):
     site: str | None = None
     name: str | None = None
     nodes: int | None = None
+    ranks: str | None = None
     ranks_per_node: int | None = None
     gpus_per_node: int | None = None
     cpus_per_node: int | None = None
@@ -104,7 +108,9 @@ class JobSpec(Record):
     queue: str | None = None
     account: str | None = None
     launcher: str | None = None
+    independent: bool | None = None
     global_batch: int | None = None
+    max_micro_batch: int | None = None
     modules: tuple[str, ...] | None = None
     env: Mapping[str, str] | None = None
     pythonpath: tuple[str, ...] | None = None

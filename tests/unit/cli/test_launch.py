@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp.cli.launch import _count_gpus
+from hpcddp.ranks.device import count_gpus
 from hpcddp.ranks.predict import predict_environment
 
 _PATH = "/usr/bin:/bin"
@@ -98,7 +98,7 @@ def test_a_count_of_cpus_that_is_no_number_is_this_machines(tmp_path: Path, coun
 def test_gpus_are_those_of_the_mask_else_the_machines(tmp_path: Path, mask: dict[str, str], count: int) -> None:
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "null"):
         (tmp_path / name).touch()
-    assert _count_gpus(mask, str(tmp_path)) == count
+    assert count_gpus(mask, str(tmp_path)) == count
 
 
 def test_a_rank_does_not_launch_again(tmp_path: Path) -> None:

@@ -1,0 +1,95 @@
+"""What `hpcddp exec` hands on to the command beside torch's own variables: variables, and values for placeholders."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from hpcddp import guard
+from hpcddp.errors import LaunchError, RequestError
+from hpcddp.record import Record
+
+TYPE_CHECKING = False  # see cli/exec.py
+if TYPE_CHECKING:
+    import argparse
+
+    from hpcddp.ranks.launch import Launch
+    from hpcddp.ranks.rankinfo import RankInfo
+
+
+class ExecOptions(Record):
+    """What the options of `hpcddp exec` say: for placeholders the batch; `nodes` and `ranks_per_node` where the command
+    makes the ranks of a node itself, else 0."""
+
+    nodes: int = 0
+    ranks_per_node: int = 0
+    global_batch: int | None = None
+    max_micro_batch: int | None = None
+
+
+NO_OPTIONS = ExecOptions()
+
+
+def read_options(args: argparse.Namespace) -> ExecOptions:
+    """The options as numbers. RequestError for one that is none, or for half of a pair."""
+    from hpcddp.units import parse_count
+
+    texts = {name: getattr(args, name) for name in ExecOptions._fields}
+    given = {name: parse_count(text, f"--{name.replace('_', '-')}") for name, text in texts.items() if text is not None}
+    if ("nodes" in given) != ("ranks_per_node" in given):
+        raise RequestError("--nodes and --ranks-per-node belong together", "--nodes N --ranks-per-node R")
+    return ExecOptions(**given)
+
+
+def launch_environment(env: Mapping[str, str], options: ExecOptions) -> Mapping[str, str]:
+    """The environment that says which rank this process is. A job of one node, whose command makes the ranks, has no
+    launcher: its script starts the command."""
+    return {**env, "HPCDDP_LAUNCHER": "none"} if options.nodes == 1 else env
+
+
+def further_variables(env: Mapping[str, str], launch: Launch, options: ExecOptions) -> dict[str, str]:
+    """What frameworks read, or the agent of this node, and the guard against ranks that never meet."""
+    from hpcddp.ranks.frameworks import agent_variables, framework_variables
+
+    info = launch.info
+    if options.nodes:
+        _check_one_per_node(info, options.nodes)
+        return agent_variables(env, info, options.nodes, options.ranks_per_node) | _guard(env)
+    if info.world_size == 1:
+        return {}
+    from hpcddp.ranks.device import count_gpus, has_no_accelerator
+
+    gpus = count_gpus(env)
+    return framework_variables(env, launch, gpus=gpus, cpu_only=has_no_accelerator(env)) | _guard(env)
+
+
+def _guard(env: Mapping[str, str]) -> dict[str, str]:
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (*guard.__path__, env.get("PYTHONPATH", ""))))}
+
+
+def _check_one_per_node(info: RankInfo, nodes: int) -> None:
+    if info.world_size != nodes or info.local_world_size not in (None, 1):
+        raise LaunchError(
+            f"the command makes the ranks of each of {nodes} nodes, but {info.launcher} started it {info.world_size}"
+            f" times ({info.local_world_size or '?'} on this node)",
+            "start it once per node, or use a script of `hpcddp render`",
+        )
+
+
+def fill_command(command: list[str], env: Mapping[str, str], info: RankInfo, options: ExecOptions) -> list[str]:
+    """The command with this rank's values for its placeholders."""
+    if not any("{" in word for word in command):
+        return command
+    from hpcddp.placeholders import batch_numbers, fill_placeholders
+
+    world_size = options.nodes * options.ranks_per_node or info.world_size
+    values: dict[str, object] = {
+        "rank": None if options.nodes else info.rank,
+        "local_rank": None if options.nodes else info.local_rank,
+        "world_size": world_size,
+        "local_world_size": options.ranks_per_node or info.local_world_size,
+        "node_rank": env.get("GROUP_RANK"),
+        "run_dir": env.get("HPCDDP_RUN_DIR"),
+    }
+    batch = batch_numbers(command, world_size, options.global_batch, options.max_micro_batch)
+    return fill_placeholders(command, values | batch)

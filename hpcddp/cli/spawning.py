@@ -1,0 +1,51 @@
+"""A training script that starts a node's ranks itself (mp.spawn, notebook_launcher) is started once per node."""
+
+from __future__ import annotations
+
+import os
+from types import MappingProxyType
+
+from hpcddp.cli.streams import tell
+from hpcddp.errors import RequestError
+from hpcddp.ranks.launch_commands import find_agent
+from hpcddp.script.command import find_script
+from hpcddp.script.spec import JobSpec
+
+_CALLS = (b"spawn(", b"notebook_launcher(")
+_MOST_BYTES = 2**20
+
+
+def see_spawn(spec: JobSpec) -> JobSpec:
+    """The spec with `ranks: node` if the command's script calls such a function, as its file on this machine says.
+
+    RequestError on several nodes: the script gives its ranks the numbers of one node.
+    """
+    if spec.ranks is not None or not spec.command or find_agent(spec.command):
+        return spec
+    path = find_script(spec.command)
+    line = _spawning_line(os.path.join(spec.workdir or "", path)) if path and path.endswith(".py") else 0
+    if not line:
+        return spec
+    what = f"{path}:{line} starts a node's ranks itself"
+    if (spec.nodes or 1) > 1:
+        raise RequestError(
+            f"{what}, and numbers them from 0 on each of {spec.nodes} nodes",
+            "leave that to the launcher (hpcddp lint says how), or count from int(os.environ['NODE_RANK']) * ranks,"
+            " with the world of all nodes and MASTER_ADDR as it is set, and say --set ranks=node",
+        )
+    tell(f"{what}: the job starts it once (ranks: node); --set ranks=each starts it in each rank")
+    return spec._replace(ranks="node", sources=MappingProxyType({**spec.sources, "ranks": f"{path}:{line}"}))
+
+
+def _spawning_line(path: str) -> int:
+    """The line of the file that starts ranks in any case; 0 for none, or for a file that cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            text = file.read(_MOST_BYTES)
+    except (OSError, ValueError):
+        return 0
+    if not any(call in text for call in _CALLS):
+        return 0
+    from hpcddp.lint.check import find_spawning_line  # parses the file: only for the few that may call it
+
+    return find_spawning_line(text)

@@ -1,0 +1,4 @@
+"""What Python runs at its start in every rank that `hpcddp exec` starts: ranks that train alone are found.
+
+The folder is put on PYTHONPATH. Standard library only, and nothing of hpcddp: the rank's Python may be another one.
+"""

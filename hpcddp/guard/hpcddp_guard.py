@@ -1,0 +1,92 @@
+"""The first optimizer step of a rank of W without a process group of W ranks ends the rank with two lines.
+
+W ranks that never met train W copies of one model, and end with 0: Accelerate, Lightning and HF's Trainer do where they
+find no GPU, and so does a script that starts processes itself.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
+
+_WATCHED = "torch.optim.optimizer"
+_NO_GROUPS = {"horovod.torch", "torch_xla"}  # they sum gradients without torch's process groups
+
+
+def check(world_size: int) -> None:
+    """End this process with status 4 unless it has a process group of `world_size` ranks that has been used."""
+    alone = _how_alone(world_size)
+    if not alone:
+        return
+    what = f"rank {os.environ.get('RANK', '?')} of {world_size} takes an optimizer step with {alone}"
+    hint = "init_process_group() and DDP before training (Accelerate and HF Trainer on CPUs: ACCELERATE_USE_CPU=true);"
+    own = "where ranks are to train alone: independent: true in the job file, or export HPCDDP_INDEPENDENT=1"
+    sys.stdout.flush()
+    sys.stderr.write(f"hpcddp: {what}: each rank trains a whole copy of its own\nhint: {hint} {own}\n")
+    sys.stderr.flush()
+    raise SystemExit(4)
+
+
+def _how_alone(world_size: int) -> str:
+    """What is wrong with this rank's process groups; "" for nothing, or if it cannot be told."""
+    if not _NO_GROUPS.isdisjoint(sys.modules):
+        return ""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return "no process group"
+    size = distributed.get_world_size()
+    if size != world_size:
+        return f"a process group of {size}"
+    try:  # torch's own count of a group's collectives, which not every backend has
+        groups = distributed.distributed_c10d._world.pg_map  # the list has no public name
+        used = any(group._get_sequence_number_for_group() for group in groups)  # nor has the count
+    except (AttributeError, RuntimeError):
+        return ""
+    return "" if used else "a process group in which nothing was ever sent"
+
+
+class _Watch:
+    """Finds torch's optimizers when they are imported, and asks them to call `check` at the first step."""
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
+
+    def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> ModuleSpec | None:
+        if name != _WATCHED:
+            return None
+        from importlib.util import find_spec
+
+        sys.meta_path.remove(self)
+        spec = find_spec(name)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def load_and_watch(module: ModuleType) -> None:
+                load(module)
+                self._watch(module)
+
+            spec.loader.exec_module = load_and_watch  # type: ignore[method-assign]  # the loader is this module's own
+        return spec
+
+    def _watch(self, module: ModuleType) -> None:
+        if not hasattr(module, "register_optimizer_step_pre_hook"):  # torch 1 has no such hook
+            return
+
+        def at_first_step(*_: Any) -> None:
+            handle.remove()
+            check(self.world_size)
+
+        handle = module.register_optimizer_step_pre_hook(at_first_step)
+
+
+def start() -> None:
+    """Watch for torch's optimizers, where this is a rank of several and nobody said that they train alone."""
+    size = os.environ.get("WORLD_SIZE", "")
+    if size.isdigit() and int(size) > 1 and os.environ.get("HPCDDP_INDEPENDENT", "") in ("", "0"):
+        sys.meta_path.insert(0, _Watch(int(size)))

@@ -1,0 +1,75 @@
+"""What training frameworks read of a launch beside torch's own variables, so that their scripts run unchanged.
+
+docs/frameworks.md says which framework reads which. Seen with accelerate 1.15, transformers 5.23, lightning 2.6,
+deepspeed 0.19 and composer 0.32.
+"""
+
+from __future__ import annotations
+
+from hpcddp.ranks.launcher import HANDED_ON
+from hpcddp.record import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hpcddp.ranks.launch import Launch
+    from hpcddp.ranks.rankinfo import RankInfo
+
+
+def framework_variables(env: Mapping[str, str], launch: Launch, *, gpus: int, cpu_only: bool) -> dict[str, str]:
+    """Variables for the program of this rank of several; none that `env` has.
+
+    `gpus` is the number of GPUs that the rank sees; `cpu_only`: it has no accelerator of any kind.
+    """
+    found: dict[str, str] = {}
+    info, node_rank = launch.info, _node_rank(launch)
+    if node_rank is not None:
+        # torchrun's name of it, and the one that Composer insists on
+        found |= {"GROUP_RANK": str(node_rank), "NODE_RANK": str(node_rank)}
+    # Lightning then takes the place of this rank from RANK and WORLD_SIZE. Without it, it looks for Slurm's variables,
+    # which mpirun's ranks share, and for mpi4py, which would call MPI_Init.
+    found["TORCHELASTIC_RUN_ID"] = HANDED_ON + (env.get("HPCDDP_ATTEMPT", "") or "exec")
+    found |= _lightning_size(info, gpus)
+    if cpu_only:
+        found["ACCELERATE_USE_CPU"] = "true"  # else Accelerate and HF's Trainer train W copies, without a word
+    return {name: value for name, value in found.items() if name not in env}
+
+
+def agent_variables(env: Mapping[str, str], info: RankInfo, nodes: int, ranks_per_node: int) -> dict[str, str]:
+    """What torchrun and all that calls its code read where their options say nothing: the agents meet at rank 0's
+    address, which `env` has."""
+    node = "0" if nodes == 1 else str(info.rank)
+    found = {
+        "PET_NNODES": str(nodes),
+        "PET_NODE_RANK": node,
+        "PET_NPROC_PER_NODE": str(ranks_per_node),
+        "PET_MASTER_ADDR": env["MASTER_ADDR"],
+        "PET_MASTER_PORT": env["MASTER_PORT"],
+        "NODE_RANK": node,
+        "GROUP_RANK": node,
+    }
+    return {name: value for name, value in found.items() if name not in env}
+
+
+def _node_rank(launch: Launch) -> int | None:
+    """The node's number, by the launcher, else by the job's list of hosts where the launch uses all of them."""
+    info = launch.info
+    if info.node_rank is not None or info.local_world_size is None or launch.allocation is None or not launch.hostname:
+        return info.node_rank
+    hosts = [host.partition(".")[0] for host, _ in launch.allocation.hosts or ()]
+    own = launch.hostname.partition(".")[0]
+    if hosts.count(own) == 1 and info.local_world_size * len(hosts) == info.world_size:
+        return hosts.index(own)
+    return None
+
+
+def _lightning_size(info: RankInfo, gpus: int) -> dict[str, str]:
+    """Lightning's world is devices x nodes, which its Trainer does not take from the environment otherwise. Nothing
+    where nodes have different numbers of ranks, or where ranks share a GPU."""
+    local = info.local_world_size
+    if local is None or info.world_size % local or 0 < gpus < local:
+        return {}
+    nodes = info.world_size // local
+    if info.num_nodes not in (None, nodes):
+        return {}
+    return {"PL_TRAINER_NUM_NODES": str(nodes), "PL_TRAINER_DEVICES": str(local)}

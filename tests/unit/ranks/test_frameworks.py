@@ -1,0 +1,90 @@
+"""What frameworks are handed beside torch's variables, and that the resolver does not take it for a launcher's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpcddp.ranks.device import has_no_accelerator
+from hpcddp.ranks.frameworks import agent_variables, framework_variables
+from hpcddp.ranks.launch import Launch
+from hpcddp.ranks.resolve import resolve
+
+
+def openmpi(rank: int, size: int, local_size: int, **more: str) -> dict[str, str]:
+    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+    values = (rank, size, rank % local_size, local_size)
+    return {f"OMPI_COMM_WORLD_{n}": str(v) for n, v in zip(names, values, strict=True)} | more
+
+
+def handed(env: dict[str, str], hostname: str = "a", gpus: int = 0, *, cpu_only: bool = False) -> dict[str, str]:
+    return framework_variables(env, Launch(env, hostname, live=False), gpus=gpus, cpu_only=cpu_only)
+
+
+def test_lightning_gets_the_size_of_the_launch() -> None:
+    found = handed(openmpi(3, 4, 2))
+    assert (found["PL_TRAINER_NUM_NODES"], found["PL_TRAINER_DEVICES"]) == ("2", "2")
+
+
+@pytest.mark.parametrize(("size", "local", "gpus"), [(5, 2, 0), (4, 4, 2)])
+def test_no_size_where_nodes_differ_or_ranks_share_a_gpu(size: int, local: int, gpus: int) -> None:
+    assert not [name for name in handed(openmpi(1, size, local), gpus=gpus) if name.startswith("PL_")]
+
+
+def test_what_the_user_set_stays() -> None:
+    own = {"PL_TRAINER_DEVICES": "1", "ACCELERATE_USE_CPU": "false", "TORCHELASTIC_RUN_ID": "hpcddp-mine"}
+    assert handed(openmpi(1, 4, 2, **own), cpu_only=True).keys().isdisjoint(own)
+
+
+@pytest.mark.parametrize("cpu_only", [True, False])
+def test_accelerate_uses_the_cpu_only_where_there_is_nothing_else(cpu_only: bool) -> None:
+    assert ("ACCELERATE_USE_CPU" in handed(openmpi(1, 4, 2), cpu_only=cpu_only)) is cpu_only
+
+
+def test_the_nodes_number_is_that_of_its_host_in_the_job(tmp_path: Path) -> None:
+    hosts = tmp_path / "nodes"
+    hosts.write_text("a\nb\nc\n")
+    job = {"PBS_JOBID": "1.server", "PBS_NODEFILE": str(hosts)}
+    assert handed(openmpi(5, 6, 2, **job), "c.cluster")["NODE_RANK"] == "2"
+    assert "NODE_RANK" not in handed(openmpi(3, 4, 2, **job), "c"), "the launch does not use all hosts"
+    assert "NODE_RANK" not in handed(openmpi(3, 4, 2), "c"), "no job says which hosts there are"
+
+
+def test_a_rank_with_all_of_it_is_still_its_launchers() -> None:
+    env = openmpi(3, 4, 2)
+    torch = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    inside = env | torch | handed(env, cpu_only=True)
+    assert inside["TORCHELASTIC_RUN_ID"].startswith("hpcddp-")
+    assert (resolve(inside).launcher, resolve(inside).rank) == ("openmpi", 3)
+    plain = {name: value for name, value in inside.items() if not name.startswith("OMPI_")}
+    assert (resolve(plain).launcher, resolve(plain).rank) == ("env", 3)
+
+
+def test_an_agent_gets_its_node_and_where_all_meet() -> None:
+    env = {"MASTER_ADDR": "a", "MASTER_PORT": "12345", "PET_NNODES": "7"}
+    found = agent_variables(env, resolve(openmpi(1, 2, 1)), 2, 8)
+    assert "PET_NNODES" not in found, "the user's own"
+    assert found["PET_NODE_RANK"] == found["NODE_RANK"] == found["GROUP_RANK"] == "1"
+    assert (found["PET_NPROC_PER_NODE"], found["PET_MASTER_ADDR"], found["PET_MASTER_PORT"]) == ("8", "a", "12345")
+
+
+@pytest.mark.parametrize(
+    ("names", "env", "none"),
+    [
+        ([], {}, True),
+        (["nvidiactl"], {}, False),
+        (["kfd"], {}, False),
+        (["dri/renderD128"], {}, False),
+        (["dri/card0"], {}, True),  # a screen's
+        (["nvidia0"], {"CUDA_VISIBLE_DEVICES": ""}, True),
+        (["nvidia0"], {"CUDA_VISIBLE_DEVICES": "0"}, False),
+    ],
+)
+def test_a_machine_without_accelerators_has_no_device_of_one(
+    tmp_path: Path, names: list[str], env: dict[str, str], none: bool
+) -> None:
+    for name in ("null", *names):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert has_no_accelerator(env, str(tmp_path)) is none

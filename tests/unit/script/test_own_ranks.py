@@ -1,0 +1,68 @@
+"""Commands that make their ranks themselves run once per node, and cannot disagree with the request."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpcddp.errors import RequestError
+from hpcddp.script.own_ranks import plan_own_ranks
+from hpcddp.script.spec import JobSpec
+
+
+def spec(command: str, **more: object) -> JobSpec:
+    return JobSpec(command=tuple(command.split()), **more)  # type: ignore[arg-type]  # what each test gives
+
+
+@pytest.mark.parametrize(
+    ("command", "maker"),
+    [
+        ("torchrun train.py", "torchrun"),
+        ("/opt/env/bin/torchrun --nproc_per_node=4 train.py", "torchrun"),
+        ("python -m torch.distributed.run train.py", "-m torch.distributed.run"),
+        ("python3 -u -m torch.distributed.launch train.py", "-m torch.distributed.launch"),
+        ("env A=1 accelerate launch --config_file c.yaml train.py", "accelerate launch"),
+        ("python main.py --multiprocessing-distributed --dist-url env:// --world-size -1 --rank -1", "the command"),
+        ("python train.py", ""),
+        ("python train.py torchrun", ""),
+    ],
+)
+def test_the_command_says_it(command: str, maker: str) -> None:
+    assert plan_own_ranks(spec(command))[1] == maker
+
+
+def test_the_job_file_says_it_else() -> None:
+    assert plan_own_ranks(spec("python train.py", ranks="node"))[1] == "the command"
+    assert plan_own_ranks(spec("torchrun train.py", ranks="each"))[1] == ""
+
+
+@pytest.mark.parametrize("option", ["--nproc-per-node 4", "--nproc_per_node=4"])
+def test_the_ranks_per_node_are_the_commands(option: str) -> None:
+    assert plan_own_ranks(spec(f"torchrun {option} train.py --nproc-per-node 9"))[0].ranks_per_node == 4
+    assert plan_own_ranks(spec("torchrun --nproc-per-node gpu train.py"))[0].ranks_per_node is None
+
+
+def test_accelerates_processes_are_those_of_a_node() -> None:
+    assert plan_own_ranks(spec("accelerate launch --num_processes 4 train.py"))[0].ranks_per_node == 4
+
+
+@pytest.mark.parametrize(
+    ("command", "more", "what"),
+    [
+        ("torchrun --nproc-per-node 4 train.py", {"ranks_per_node": 8}, "but 8 ranks per node are asked for"),
+        ("torchrun --nnodes 4 train.py", {"nodes": 2}, "but the job has 2"),
+        ("torchrun --nnodes 4 train.py", {}, "but the job has 1"),
+        ("torchrun --standalone train.py", {"nodes": 2}, "torchrun --standalone on several nodes"),
+        ("torchrun --rdzv_endpoint=localhost:1 train.py", {"nodes": 2}, "--rdzv-endpoint on several nodes"),
+        ("accelerate launch --machine_rank 0 t.py", {"nodes": 2}, "--machine-rank on several nodes"),
+        ("torchrun train.py", {"launcher": "torchrun"}, "launcher torchrun would start it once per rank"),
+        ("python train.py", {"launcher": "torchrun", "ranks": "node"}, "the command makes the ranks"),
+    ],
+)
+def test_what_contradicts_the_request_is_refused(command: str, more: dict[str, object], what: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        plan_own_ranks(spec(command, **more))
+    assert what in caught.value.message
+
+
+def test_on_one_node_an_agent_may_stand_alone() -> None:
+    assert plan_own_ranks(spec("torchrun --standalone train.py"))[1] == "torchrun"

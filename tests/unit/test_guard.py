@@ -1,0 +1,97 @@
+"""Ranks that train without ever meeting end with an error. The guard starts with Python, in front of what it hides."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcddp import guard
+
+GUARD = next(iter(guard.__path__))
+RANK = {"RANK": "0", "WORLD_SIZE": "2", "PYTHONPATH": GUARD}
+TRAIN = """\
+import sys, torch, torch.distributed as dist
+model = torch.nn.Linear(1, 1)
+how = sys.argv[1]
+if how != "alone":
+    dist.init_process_group("gloo")
+if how == "ddp":
+    model = torch.nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model(torch.ones(1, 1)).sum().backward()
+if how == "by hand":
+    for p in model.parameters():
+        dist.all_reduce(p.grad)
+optimizer.step()
+print("trained")
+"""
+
+
+def python(folder: Path, code: str, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    clean = {"PATH": os.environ["PATH"], "HOME": str(folder)}
+    argv = [sys.executable, "-c", code, *words]
+    return subprocess.run(argv, capture_output=True, text=True, cwd=folder, env=clean | RANK | env, check=False)
+
+
+def watched(folder: Path, **env: str) -> bool:
+    done = python(folder, "import sys; print(any('_Watch' in str(f) for f in sys.meta_path))", **env)
+    assert done.returncode == 0, done.stderr
+    return done.stdout == "True\n"
+
+
+def test_only_a_rank_of_several_that_should_meet_is_watched(tmp_path: Path) -> None:
+    assert watched(tmp_path)
+    assert not watched(tmp_path, WORLD_SIZE="1")
+    assert not watched(tmp_path, WORLD_SIZE="")
+    assert not watched(tmp_path, HPCDDP_INDEPENDENT="1")
+
+
+def test_the_sitecustomize_that_it_hides_runs_as_before(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("found = 'hidden'\n")
+    code = "import sitecustomize, sys; print(sitecustomize.found, sys.path.count(sys.argv[1]))"
+    done = python(tmp_path, code, GUARD, PYTHONPATH=f"{GUARD}:{tmp_path}")
+    assert (done.stdout, done.stderr) == ("hidden 0\n", "")
+
+
+def test_an_error_in_the_hidden_one_is_said_as_python_says_it(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import no_such_module\n")
+    done = python(tmp_path, "print('ran')", PYTHONPATH=f"{GUARD}:{tmp_path}")
+    assert done.stdout == "ran\n"
+    assert "no_such_module" in done.stderr
+
+
+def test_a_rank_of_two_that_trains_alone_ends(tmp_path: Path) -> None:
+    done = python(tmp_path, TRAIN, "alone")
+    assert done.returncode == 4
+    assert done.stdout == ""
+    assert done.stderr.startswith("hpcddp: rank 0 of 2 takes an optimizer step with no process group: each rank trains")
+    assert "hint: init_process_group()" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.torch_compat
+@pytest.mark.parametrize(
+    ("how", "status"), [("group", 4), ("ddp", 0), ("by hand", 0)], ids=["never used", "DDP", "summed by hand"]
+)
+def test_two_ranks_may_step_if_something_passed_between_them(tmp_path: Path, how: str, status: int) -> None:
+    env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+    env |= RANK | {"MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+    argv = [sys.executable, "-c", TRAIN, how]
+    ranks = [subprocess.Popen(argv, env=env | {"RANK": r}, stdout=-1, stderr=-1, text=True, cwd=tmp_path) for r in "01"]
+    for rank in ranks:
+        out, err = rank.communicate()
+        assert rank.returncode == status, err
+        assert out == ("" if status else "trained\n")
+        assert ("a process group in which nothing was ever sent" in err) is bool(status)
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

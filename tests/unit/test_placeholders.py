@@ -1,0 +1,67 @@
+"""Placeholders in a command: what they stand for, and that a wrong global batch is refused."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcddp.errors import RequestError
+from hpcddp.placeholders import OF_BATCH, batch_numbers, fill_placeholders, find_placeholders
+
+BATCH = ["python", "train.py", "--micro={micro_batch}", "--steps", "{accumulation}"]
+
+
+def test_known_names_are_filled_and_others_are_the_programs() -> None:
+    command = ["python", "t.py", "--name={run_dir}/x-{rank}", "{epoch}", "{}", '{"lr": 1}', "{{rank}}"]
+    filled = fill_placeholders(command, {"rank": 3, "run_dir": "runs/t"})
+    assert filled == ["python", "t.py", "--name=runs/t/x-3", "{epoch}", "{}", '{"lr": 1}', "{3}"]
+
+
+def test_a_misspelt_name_is_refused() -> None:
+    with pytest.raises(RequestError, match=r"\{world_sise\} in the command is no placeholder") as caught:
+        find_placeholders(["{world_sise}"])
+    assert "{world_size}" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["local_rank", "run_dir"])
+def test_a_value_that_nothing_says_is_an_error(name: str) -> None:
+    with pytest.raises(RequestError, match="the launcher does not say it"):
+        fill_placeholders([f"{{{name}}}"], {"local_rank": None})
+
+
+@given(st.integers(1, 64), st.integers(1, 64), st.integers(1, 40))
+def test_the_numbers_multiply_to_the_global_batch(world: int, share: int, most: int) -> None:
+    found = batch_numbers([*BATCH, "{global_batch}"], world, world * share, most)
+    assert found["micro_batch"] * found["accumulation"] * world == found["global_batch"] == world * share
+    assert found["micro_batch"] <= most
+    assert found["per_rank_batch"] == share
+
+
+def test_only_what_the_command_uses_is_asked_for() -> None:
+    assert batch_numbers(["python", "{world_size}"], 3, None, None) == {}
+    assert batch_numbers(["{global_batch}"], 3, 100, None) == {"global_batch": 100}
+
+
+@pytest.mark.parametrize(
+    ("word", "global_batch", "most", "what", "hint"),
+    [
+        ("{per_rank_batch}", None, None, "there is no global batch", "--global-batch"),
+        ("{per_rank_batch}", 100, None, "not the same share for each of 8 ranks", "--global-batch 96 or 104"),
+        ("{per_rank_batch}", 3, None, "not the same share", "--global-batch 8 or"),
+        ("{per_rank_batch}", 64, 4, "more than max_micro_batch allows", "{micro_batch} and {accumulation}"),
+        ("{per_rank_batch} {accumulation}", 64, 4, "it would count 2x", "{micro_batch} beside {accumulation}"),
+        ("{micro_batch}", 64, 4, "not {accumulation}, which is 2", "{accumulation}"),
+    ],
+)
+def test_what_would_train_on_another_global_batch_is_refused(
+    word: str, global_batch: int | None, most: int | None, what: str, hint: str
+) -> None:
+    with pytest.raises(RequestError) as caught:
+        batch_numbers(word.split(), 8, global_batch, most)
+    assert what in caught.value.message
+    assert hint in caught.value.hint
+
+
+def test_every_name_of_the_batch_has_a_number() -> None:
+    assert set(batch_numbers([f"{{{name}}}" for name in OF_BATCH], 2, 8, None)) == set(OF_BATCH)
