@@ -215,7 +215,7 @@ def _with_launcher(spec: JobSpec, site: Site, env: Mapping[str, str]) -> JobSpec
     if spec.launcher:
         return spec
     found = _launcher(site, env)
-    return spec if LAUNCHERS[found].is_agent and plan_own_ranks(spec)[1] else spec._replace(launcher=found)
+    return spec if LAUNCHERS[found].is_agent and plan_own_ranks(spec)[1].maker else spec._replace(launcher=found)
 
 
 def _launcher(site: Site, env: Mapping[str, str]) -> str:

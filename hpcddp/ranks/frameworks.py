@@ -7,6 +7,7 @@ deepspeed 0.19 and composer 0.32.
 from __future__ import annotations
 
 from hpcddp.ranks.launcher import HANDED_ON
+from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.record import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -36,18 +37,17 @@ def framework_variables(env: Mapping[str, str], launch: Launch, *, gpus: int, cp
 
 
 def agent_variables(env: Mapping[str, str], info: RankInfo, nodes: int, ranks_per_node: int) -> dict[str, str]:
-    """What torchrun and all that calls its code read where their options say nothing: the agents meet at rank 0's
-    address, which `env` has."""
+    """What agents read where their options say nothing: they meet at rank 0's address, which `env` has."""
     node = "0" if nodes == 1 else str(info.rank)
-    found = {
-        "PET_NNODES": str(nodes),
-        "PET_NODE_RANK": node,
-        "PET_NPROC_PER_NODE": str(ranks_per_node),
-        "PET_MASTER_ADDR": env["MASTER_ADDR"],
-        "PET_MASTER_PORT": env["MASTER_PORT"],
-        "NODE_RANK": node,
-        "GROUP_RANK": node,
+    values = {
+        "nodes": str(nodes),
+        "node_rank": node,
+        "ranks_per_node": str(ranks_per_node),
+        "master_addr": env["MASTER_ADDR"],
+        "master_port": env["MASTER_PORT"],
     }
+    found = {name: values[what] for row in LAUNCHERS.values() for name, what in row.reads.items()}
+    found |= {"NODE_RANK": node, "GROUP_RANK": node}
     return {name: value for name, value in found.items() if name not in env}
 
 

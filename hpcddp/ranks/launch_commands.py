@@ -10,10 +10,11 @@ if TYPE_CHECKING:
 
 
 class AgentCommand(Record):
-    """A command that makes the ranks of one node: its options for which hpcddp has others, and those with which agents
-    are told where they meet."""
+    """A command that makes the ranks of one node: the row of its ranks, its options for which hpcddp has others, and
+    those with which agents are told where they meet."""
 
     command: str
+    agent: str
     typed: Mapping[str, str]
     meeting: tuple[str, ...]
 
@@ -23,6 +24,7 @@ _FOREIGN = ("aprun", "ibrun", "deepspeed", "accelerate launch")
 # One of them is an agent: it calls torchrun's code, which reads PET_* where its own options say nothing.
 _ACCELERATE = AgentCommand(
     "accelerate launch",
+    next(name for name in AGENTS if LAUNCHERS[name].reads),
     {"--num-processes": "--ranks-per-node", "--num-machines": "--nodes"},
     ("--machine-rank", "--main-process-ip", "--main-process-port"),
 )
@@ -49,8 +51,8 @@ def find_agent(words: Sequence[str]) -> tuple[int, AgentCommand] | None:
         if name == _ACCELERATE.command:
             return i, _ACCELERATE
         row = next((LAUNCHERS[agent] for agent in AGENTS if name in LAUNCHERS[agent].commands), None)
-        if name and row:
-            return i, AgentCommand(name, row.typed, row.meeting)
+        if name and row and row.reads:
+            return i, AgentCommand(name, row.name, row.typed, row.meeting)
     return None
 
 

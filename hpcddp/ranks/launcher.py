@@ -119,7 +119,9 @@ class Launcher(Record):
     commands: tuple[str, ...] = ()
     #: An option of its command -> hpcddp's, for people who type theirs (cli/meant.py).
     typed: Mapping[str, str] = _NO_OPTIONS
-    #: Options with which its agents are told where they meet: they are what one of several nodes must not be given.
+    #: An agent that can be the command of a job: what it reads where its options say nothing, variable -> what it holds.
+    reads: Mapping[str, str] = _NO_OPTIONS
+    #: Options with which such agents are told where they meet: they are what one of several nodes must not be given.
     meeting: tuple[str, ...] = ()
     #: Its option that binds no rank to CPUs, if it does bind them.
     unbound: str = ""

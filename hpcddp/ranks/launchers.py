@@ -151,6 +151,13 @@ LAUNCHERS: dict[str, Launcher] = {
         command="torchrun --nproc-per-node={n}",
         typed={"--nnodes": "--nodes", "--nproc-per-node": "--ranks-per-node"},
         commands=("torchrun", "-m torch.distributed.run", "-m torch.distributed.launch"),
+        reads={
+            "PET_NNODES": "nodes",
+            "PET_NODE_RANK": "node_rank",
+            "PET_NPROC_PER_NODE": "ranks_per_node",
+            "PET_MASTER_ADDR": "master_addr",
+            "PET_MASTER_PORT": "master_port",
+        },
         meeting=("--standalone", "--rdzv-endpoint", "--node-rank", "--master-addr", "--master-port"),
         program="torchrun",
         line=_torchrun_line,

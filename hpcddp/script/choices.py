@@ -47,15 +47,15 @@ def plan_account(spec: JobSpec, site: Site) -> tuple[str, str, tuple[str, ...]]:
     return account, option, ()
 
 
-def plan_launcher(spec: JobSpec, site: Site, nodes: int, *, by_command: bool = False) -> tuple[str, str]:
+def plan_launcher(spec: JobSpec, site: Site, nodes: int, by_command: str = "") -> tuple[str, str]:
     """The launcher that makes the ranks, and the outer one, which the script calls ("" for an agent on one node).
 
-    `by_command`: the command makes the ranks, as an agent does.
+    `by_command`: the agent as which the command makes the ranks.
     """
     known = launchers_under(site.scheduler)
     launcher = spec.launcher or site.launcher.name
     if by_command and launcher in known:
-        return AGENTS[0], "" if nodes == 1 else launcher
+        return by_command, "" if nodes == 1 else launcher
     if LAUNCHERS[launcher].is_agent:
         own = site.launcher.name
         return launcher, "" if nodes == 1 else own if own in known else known[0]

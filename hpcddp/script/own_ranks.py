@@ -6,22 +6,31 @@ from collections.abc import Mapping, Sequence
 
 from hpcddp.errors import RequestError
 from hpcddp.ranks.launch_commands import AgentCommand, find_agent
-from hpcddp.ranks.launchers import LAUNCHERS
+from hpcddp.ranks.launchers import AGENTS, LAUNCHERS
+from hpcddp.record import Record
 from hpcddp.script.jobplan import SOME_COMMAND
 from hpcddp.script.spec import JobSpec
 
 _SPAWNS = "--multiprocessing-distributed"  # of pytorch/examples' imagenet and its many copies
 
 
-def plan_own_ranks(spec: JobSpec) -> tuple[JobSpec, str]:
-    """The spec with the ranks per node that the command itself names, and which command makes the ranks; "" for none.
+class OwnRanks(Record):
+    """What makes the ranks of each node, and the row of the launcher that they are told their place by; "" for both if
+    the command makes none."""
+
+    maker: str = ""
+    agent: str = ""
+
+
+def plan_own_ranks(spec: JobSpec) -> tuple[JobSpec, OwnRanks]:
+    """The spec with the ranks per node that the command itself names, and what makes the ranks.
 
     RequestError if the command cannot be one of several, or contradicts the spec.
     """
     command = spec.command or ()
     found = find_agent(command)
     if spec.ranks == "each" or (found is None and spec.ranks is None and _SPAWNS not in command):
-        return spec, ""
+        return spec, OwnRanks()
     if spec.launcher and LAUNCHERS[spec.launcher].is_agent:
         what = found[1].command if found else SOME_COMMAND
         raise RequestError(
@@ -29,7 +38,7 @@ def plan_own_ranks(spec: JobSpec) -> tuple[JobSpec, str]:
             f"leave out --launcher {spec.launcher}",
         )
     if found is None:
-        return spec, SOME_COMMAND
+        return spec, OwnRanks(SOME_COMMAND, AGENTS[0])
     at, agent = found
     given = _options(command[at:])
     if (spec.nodes or 1) > 1:
@@ -45,7 +54,7 @@ def plan_own_ranks(spec: JobSpec) -> tuple[JobSpec, str]:
                     f"leave out {option}, or the other",
                 )
             spec = spec._replace(ranks_per_node=int(value))
-    return spec, agent.command
+    return spec, OwnRanks(agent.command, agent.agent)
 
 
 def _options(words: Sequence[str]) -> Mapping[str, str]:

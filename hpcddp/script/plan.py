@@ -47,7 +47,7 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
         raise SiteError(f"site {site.name} does not name a node's own disk", "--set stage_dir=/local/scratch")
     command = plan_command(spec)
     name = job_name(spec.name or name_command(command), _name_limit(site))
-    launcher, outer_launcher = plan_launcher(spec, site, shape.nodes, by_command=bool(own_ranks))
+    launcher, outer_launcher = plan_launcher(spec, site, shape.nodes, own_ranks.agent)
     container = plan_container(spec, site, queue, shape.gpus_per_node)
     if container.launcher:
         outer_launcher = outer_launcher or container.launcher
@@ -91,7 +91,7 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
         python=plan_python(spec, planned_by.python),
         run_dir=run_dir,
         global_batch=spec.global_batch,
-        own_ranks=own_ranks,
+        own_ranks=own_ranks.maker,
         command=command,
         words=words,
         chunk=_plan_chunk(site, words, options),

@@ -1,5 +1,5 @@
 #!/bin/bash
-#PBS -N train
+#PBS -N torch.distributed.run
 #PBS -P gabc12345
 #PBS -q rt_HF
 #PBS -l select=3:mpiprocs=4:ompthreads=24
@@ -24,7 +24,7 @@ HPCDDP_PYTHON=/opt/env/bin/python
 export PATH="${HPCDDP_PYTHON%/*}:$PATH"
 export OMP_NUM_THREADS=24
 
-HPCDDP_RUN_DIR="$PWD"/runs/train
+HPCDDP_RUN_DIR="$PWD"/runs/torch.distributed.run
 HPCDDP_ATTEMPT=${PBS_JOBID//]/} # 12[3].pbs1, one job of an array, becomes 12-3.pbs1
 HPCDDP_ATTEMPT=${HPCDDP_ATTEMPT//[/-}
 HPCDDP_DEADLINE=$(($(date +%s) - SECONDS + 3600))
@@ -40,7 +40,7 @@ state() { # how far the run is, by the state.json that its ranks write
 
 # The run: an unfinished one of this command is resumed, else a new one begins. No other job writes it until this one ends.
 run=$(state "$HPCDDP_RUN_DIR" --begin --process $$ -- \
-    torchrun --nproc-per-node 4 train.py --batch '{per_rank_batch}') || exit # it says why
+    python -m torch.distributed.run --nproc-per-node 4 train.py --batch '{per_rank_batch}') || exit # it says why
 HPCDDP_RUN_DIR=${run%%$'\n'*}
 trap 'state --end || true' EXIT
 
@@ -53,13 +53,13 @@ nodes: 3
 ranks_per_node: 4
 account: "gabc12345"
 global_batch: 96
-command: ["torchrun", "--nproc-per-node", "4", "train.py", "--batch", "{per_rank_batch}"]
+command: ["python", "-m", "torch.distributed.run", "--nproc-per-node", "4", "train.py", "--batch", "{per_rank_batch}"]
 HPCDDP_JOB
 cat > "$HPCDDP_RUN_DIR/plan.json" << 'HPCDDP_PLAN'
-{"schema": 1, "name": "train", "site": "abci3", "scheduler": "pbs", "launcher": "torchrun", "nodes": 3, "ranks_per_node": 4, "world_size": 12, "gpus_per_node": 8, "cpus_per_rank": 48, "threads_per_rank": 24, "walltime_s": 3600, "queue": "rt_HF", "account": "gabc12345", "global_batch": 96, "command": ["torchrun", "--nproc-per-node", "4", "train.py", "--batch", "{per_rank_batch}"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}
+{"schema": 1, "name": "torch.distributed.run", "site": "abci3", "scheduler": "pbs", "launcher": "torchrun", "nodes": 3, "ranks_per_node": 4, "world_size": 12, "gpus_per_node": 8, "cpus_per_rank": 48, "threads_per_rank": 24, "walltime_s": 3600, "queue": "rt_HF", "account": "gabc12345", "global_batch": 96, "command": ["python", "-m", "torch.distributed.run", "--nproc-per-node", "4", "train.py", "--batch", "{per_rank_batch}"], "run_dir": "runs/torch.distributed.run", "created_by": "hpcddp render job.yaml"}
 HPCDDP_PLAN
 
-# A signal that comes here is not passed on: torchrun would end before its ranks have saved. They stop by their deadline.
+# A signal that comes here is not passed on: -m torch.distributed.run would end before its ranks have saved. They stop by their deadline.
 trap 'came=yes' TERM USR1 USR2 INT
 trap '' HUP # a closed terminal sends it to every process: the launcher and the ranks ignore it, this shell does not
 exec 3> >(trap '' TERM USR1 USR2 INT && exec tee -a "$attempt/logs/job.log") # what the ranks print, here and there
@@ -73,7 +73,7 @@ tee=$!
     ${UCX_MAX_RNDV_RAILS:+-x UCX_MAX_RNDV_RAILS} \
     ${UCX_MAX_EAGER_RAILS:+-x UCX_MAX_EAGER_RAILS} \
     "$HPCDDP_PYTHON" -m hpcddp exec --nodes 3 --ranks-per-node 4 --global-batch 96 -- \
-    torchrun --nproc-per-node 4 train.py --batch '{per_rank_batch}' < /dev/null >&3 2>&1 3>&- &
+    python -m torch.distributed.run --nproc-per-node 4 train.py --batch '{per_rank_batch}' < /dev/null >&3 2>&1 3>&- &
 launched=$!
 trap 'came=yes' HUP
 exec 3>&-

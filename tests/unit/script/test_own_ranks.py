@@ -27,12 +27,12 @@ def spec(command: str, **more: object) -> JobSpec:
     ],
 )
 def test_the_command_says_it(command: str, maker: str) -> None:
-    assert plan_own_ranks(spec(command))[1] == maker
+    assert plan_own_ranks(spec(command))[1].maker == maker
 
 
 def test_the_job_file_says_it_else() -> None:
-    assert plan_own_ranks(spec("python train.py", ranks="node"))[1] == "the command"
-    assert plan_own_ranks(spec("torchrun train.py", ranks="each"))[1] == ""
+    assert plan_own_ranks(spec("python train.py", ranks="node"))[1].maker == "the command"
+    assert plan_own_ranks(spec("torchrun train.py", ranks="each"))[1].maker == ""
 
 
 @pytest.mark.parametrize("option", ["--nproc-per-node 4", "--nproc_per_node=4"])
@@ -65,4 +65,4 @@ def test_what_contradicts_the_request_is_refused(command: str, more: dict[str, o
 
 
 def test_on_one_node_an_agent_may_stand_alone() -> None:
-    assert plan_own_ranks(spec("torchrun --standalone train.py"))[1] == "torchrun"
+    assert plan_own_ranks(spec("torchrun --standalone train.py"))[1].maker == "torchrun"
