@@ -56,6 +56,7 @@ class _Watch:
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
+        self._has_looked = False
 
     def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> ModuleSpec | None:
         if name != _WATCHED:
@@ -78,11 +79,12 @@ class _Watch:
         if not hasattr(module, "register_optimizer_step_pre_hook"):  # torch 1 has no such hook
             return
 
-        def at_first_step(*_: Any) -> None:
-            handle.remove()
-            check(self.world_size)
+        def at_first_step(*_: Any) -> None:  # torch goes through its hooks, and none may leave meanwhile
+            if not self._has_looked:
+                self._has_looked = True
+                check(self.world_size)
 
-        handle = module.register_optimizer_step_pre_hook(at_first_step)
+        module.register_optimizer_step_pre_hook(at_first_step)
 
 
 def start() -> None:

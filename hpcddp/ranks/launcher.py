@@ -119,7 +119,7 @@ class Launcher(Record):
     commands: tuple[str, ...] = ()
     #: An option of its command -> hpcddp's, for people who type theirs (cli/meant.py).
     typed: Mapping[str, str] = _NO_OPTIONS
-    #: An agent that can be the command of a job: what it reads where its options say nothing, variable -> what it holds.
+    #: An agent that can be the command of a job: what it reads beside its options, variable -> what it holds.
     reads: Mapping[str, str] = _NO_OPTIONS
     #: Options with which such agents are told where they meet: they are what one of several nodes must not be given.
     meeting: tuple[str, ...] = ()
