@@ -81,7 +81,7 @@ test-cluster: $(STAMP) $(MPI_STAMPS) ## as root on Debian 12: what needs several
 	$(PYTEST) tests/cluster $(CLUSTERS) -m 'cluster and not slow'
 
 # Everything, in parts that can be run one by one.
-ALL_PARTS := test-all-properties test-all-training test-all-slow test-all-pythons test-all-torch test-all-root
+ALL_PARTS := test-all-properties test-all-training test-all-slow test-all-pythons test-all-torch test-all-frameworks test-all-root
 .PHONY: test-all $(ALL_PARTS)
 test-all: test $(ALL_PARTS) ## make test and all that follows: under an hour
 test-all-properties: $(STAMP) ## every property with ten times as many examples, drawn at random
@@ -95,6 +95,8 @@ test-all-pythons: $(STAMP) ## all of the login node's side on every Python of th
 test-all-torch: .torch-oldest/.installed ## what depends on torch's version, on the oldest that is supported and on .venv's
 	@set -x; tests=$$(grep -rl 'mark[.]torch_compat' tests --include='test_*.py'); \
 	.torch-oldest/bin/python -m pytest -m torch_compat $$tests; $(PYTEST) -m torch_compat $$tests
+test-all-frameworks: .frameworks/.installed ## scripts of Accelerate, HF Trainer, Lightning and DeepSpeed, unchanged
+	.frameworks/bin/python -m pytest tests/frameworks
 test-all-root: $(STAMP) $(MPI_STAMPS) ## as root on Debian 12: test-cluster, and the long tests of the cluster
 	@if $(CAN_CLUSTER); then set -x; tests/cluster/cluster install; $(PYTEST) tests/cluster $(CLUSTERS) -m cluster; \
 	else echo "left out: it needs Debian 12, and root that may make namespaces"; fi
@@ -104,6 +106,15 @@ TORCH_OLDEST := $(shell sed -n 's/^train = .*"torch>=\([0-9.]*\)".*/\1/p' pyproj
 .torch-oldest/.installed: pyproject.toml
 	@test -x .torch-oldest/bin/pip || $(PYTHON) -m venv .torch-oldest
 	.torch-oldest/bin/pip install --quiet --editable . 'torch==$(TORCH_OLDEST).*' numpy 'pytest>=8.2' 'hypothesis>=6.100'
+	@touch $@
+
+# The frameworks beside .venv, whose torch they use.
+.frameworks/.installed: $(STAMP)
+	@test -x .frameworks/bin/pip || $(BIN)/python -m venv .frameworks
+	@for own in .frameworks/lib/python*/site-packages; do for its in $(CURDIR)/.venv/lib/python*/site-packages; do \
+	  echo "import site; site.addsitedir('$$its')" > "$$own/venv.pth"; done; done
+	.frameworks/bin/pip install --quiet accelerate transformers lightning deepspeed
+	@ln -sf $(CURDIR)/$(BIN)/torchrun .frameworks/bin/torchrun
 	@touch $@
 
 # A part of the long tests that changes from day to day, for CI.
@@ -126,5 +137,5 @@ peers: $(STAMP) ## what a script costs here and in other tools, which come into 
 
 .PHONY: clean
 clean: ## remove everything that make and the tests made, but no runs/
-	rm -rf .venv .mpi .peers .pythons .torch-oldest .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist build
+	rm -rf .venv .mpi .peers .pythons .torch-oldest .frameworks .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist build
 	find . -name __pycache__ -prune -exec rm -rf {} +
