@@ -97,7 +97,7 @@ test-all-torch: .torch-oldest/.installed ## what depends on torch's version, on 
 	.torch-oldest/bin/python -m pytest -m torch_compat $$tests; $(PYTEST) -m torch_compat $$tests
 test-all-frameworks: .frameworks/.installed ## scripts of Accelerate, HF Trainer, Lightning and DeepSpeed, unchanged
 	.frameworks/bin/python -m pytest tests/frameworks
-test-all-root: $(STAMP) $(MPI_STAMPS) ## as root on Debian 12: test-cluster, and the long tests of the cluster
+test-all-root: $(STAMP) $(MPI_STAMPS) .frameworks/.installed ## as root on Debian 12: test-cluster, and the long tests of the cluster
 	@if $(CAN_CLUSTER); then set -x; tests/cluster/cluster install; $(PYTEST) tests/cluster $(CLUSTERS) -m cluster; \
 	else echo "left out: it needs Debian 12, and root that may make namespaces"; fi
 
