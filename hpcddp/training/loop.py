@@ -167,8 +167,20 @@ class Loop:
             self.seed_between()
         else:  # half a global batch makes no step, nor does one that was only looked at
             self._micro = None
-            for seen in self.gate.optimizers:
-                seen.clear()
+            self._clear()
+
+    def let_go(self) -> None:
+        """The `with` body has ended, perhaps by an exception in the middle of a global batch."""
+        is_partial, self._micro, opened, self._open = self._micro is not None, None, self._open, None
+        self.gate.let_go()
+        if opened is not None:
+            opened.close()
+        if is_partial:
+            self._clear()
+
+    def _clear(self) -> None:
+        for seen in self.gate.optimizers:
+            seen.clear()
 
     # ---- what the loop does
 

@@ -223,6 +223,7 @@ class Preparation(AllRanks):
                 " hpcddp.runtime(global_batch=256)",
             )
         self._gradients.check(objects)
+        self._until_end.callback(self._loop.let_go)
         for thing in objects.values():
             self._loop.gate.take(thing)
         check_optimizers_of(list(self._models.values()), self._loop.gate)

@@ -32,6 +32,7 @@ class StepGate(OptimizerSteps):
         self.schedulers: list[LRScheduler] = []
         self._loop = loop
         self._taken: set[int] = set()
+        self._undo: list[Callable[[], None]] = []  # what was done to the objects
 
     def take(self, thing: Any) -> None:
         """From now on this object acts at the last micro batch only. Objects of other kinds stay alone."""
@@ -44,21 +45,32 @@ class StepGate(OptimizerSteps):
                     keep_groups_shared(thing, other.optimizer)
             seen = SeenOptimizer(thing, self, self._loop)
             self.optimizers.append(seen)
-            replace(thing, "step", seen.step)
-            replace(thing, "zero_grad", seen.zero_grad)
+            self._replace(thing, "step", seen.step)
+            self._replace(thing, "zero_grad", seen.zero_grad)
         elif isinstance(thing, LRScheduler):
             self.schedulers.append(thing)
-            replace_in_class(thing, "step", self._if_last)
+            self._replace_in_class(thing, "step", self._if_last)
         elif isinstance(thing, AveragedModel):
-            replace_in_class(thing, "update_parameters", self._if_last)
+            self._replace_in_class(thing, "update_parameters", self._if_last)
         elif isinstance(thing, GradScaler):
             self.scaled.scalers.append(thing)
             seen_scaler = SeenScaler(thing, self, self._loop)
-            replace(thing, "scale", self.scaled.scale)
-            replace(thing, "unscale_", seen_scaler.unscale)
-            replace(thing, "step", seen_scaler.step)
-            replace(thing, "update", seen_scaler.update)
-            replace(thing, "get_scale", seen_scaler.get_scale)
+            self._replace(thing, "scale", self.scaled.scale)
+            self._replace(thing, "unscale_", seen_scaler.unscale)
+            self._replace(thing, "step", seen_scaler.step)
+            self._replace(thing, "update", seen_scaler.update)
+            self._replace(thing, "get_scale", seen_scaler.get_scale)
+
+    def let_go(self) -> None:
+        """The run is over, however it ended: the objects act as they did before."""
+        while self._undo:
+            self._undo.pop()()
+
+    def _replace(self, thing: Any, name: str, method: Callable[..., Any]) -> None:
+        self._undo.append(replace(thing, name, method))
+
+    def _replace_in_class(self, thing: Any, name: str, method: Callable[..., Any]) -> None:
+        self._undo.append(replace_in_class(thing, name, method))
 
     def backward_starts(self, *, scaled: bool) -> None:
         """A backward pass comes, with a gradient scaler or without."""
