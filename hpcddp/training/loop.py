@@ -13,16 +13,18 @@ from hpcddp.errors import RequestError
 from hpcddp.training.data.randomness import seed_generators
 from hpcddp.training.data.sampler import MicroBatch
 from hpcddp.training.data.weighing import Weight
+from hpcddp.training.gate.between import GradientsBetween
+from hpcddp.training.gate.dropped import DroppedBatches
 from hpcddp.training.gate.step_gate import StepGate
+from hpcddp.training.gate.step_made import LOOP, check_step
 from hpcddp.training.gate.unprepared import check_schedulers
 from hpcddp.training.gradient.backward import run_backward
 from hpcddp.training.gradient.gradients import Gradients
-from hpcddp.training.marks import Mark
 from hpcddp.training.pace import Pace
 from hpcddp.training.parallel.calls import ForwardCalls
 from hpcddp.training.steps import StepRecord
 
-_LOOP = "for x, y in loader: … rt.backward(loss_fn(model(x), y)); optimizer.step()"
+_READ_STEPS = 2  # steps of an attempt in which marked gradients are read
 
 
 class Loop:
@@ -36,6 +38,7 @@ class Loop:
         pace: Pace,
         count_step: Callable[[MicroBatch], None],
         is_stopping: Callable[[], bool],
+        dropped: DroppedBatches,
     ) -> None:
         self.steps = 0  # optimizer steps since the start of the run, over all attempts, of global batches that are over
         self.open_epoch: int | None = None  # the epoch of rt.epochs that the loop is in, or was left in
@@ -55,9 +58,12 @@ class Loop:
         self._micro: MicroBatch | None = None
         self._weight: Weight | None = None
         self._open: ExitStack | None = None
-        self._collected = self._stepped = False
+        self._collected = False
         self._backwards_before_step = self._backwards_before_micro = 0
-        self._marks: list[Mark] = []
+        self._between = GradientsBetween(self.gate)
+        self._dropped = dropped
+        self._ended = 0  # steps of this attempt
+        self._left_at = -1  # backward passes before the loop over the batches was left
 
     # ---- what the loader says
 
@@ -93,11 +99,11 @@ class Loop:
         self.count_batch()
         if micro.nth == 0:
             self.backwards_before_pass = self.backwards
-            self._marks = []
+            self._between.forget()
             if nth_pass == 0:
                 self._backwards_before_step = self.backwards
                 self.gate.batch_starts()
-        self._backwards_before_micro = self.backwards
+        self._backwards_before_micro, self._left_at = self.backwards, -1
         self._micro, self._weight = micro, weight
         self._collected = self.gate.asked = False
         self.calls.start()
@@ -106,6 +112,11 @@ class Loop:
         self._open = ExitStack()
         self.record.noise.start(weight, self.steps)
         self._open.enter_context(self._gradients.micro(micro))
+
+    def loop_left(self, micro: MicroBatch) -> None:
+        """The loop was left in this micro batch; or `next(iter(loader))` has taken it, and it is still to be used."""
+        if micro is self._micro:
+            self._left_at = self.backwards
 
     def micro_batch_ends(self) -> None:
         """The loop has done what it does with the micro batch."""
@@ -126,27 +137,9 @@ class Loop:
                 "the loop left a global batch before its last micro batch",
                 "for step in loader.steps(): for x in step: …",
             )
-        if self.backwards == self._backwards_before_step:
-            raise RequestError(
-                "a global batch went by without rt.backward(loss)",
-                f"{_LOOP}. To read the data without training: model, optimizer, loader, reading = rt.prepare(model,"
-                " optimizer, loader, DataLoader(dataset, 256)); for x, y in reading: …",
-            )
-        if not self.gate.optimizers:
-            raise RequestError(
-                "this run has no optimizer: none was prepared",
-                "model, optimizer, loader = rt.prepare(model, optimizer, loader)",
-            )
-        if not self.gate.acted:
-            raise RequestError(
-                "a global batch went by without optimizer.step()",
-                f"{_LOOP}. To accumulate K batches: hpcddp.runtime(global_batch=K * {micro.total}), and a step for each"
-                " batch of the loader. To leave a step out: rt.skip_step()",
-            )
-        if not self.gate.reached:
-            raise RequestError("rt.backward(loss) brought no gradient to any optimizer of this run", _LOOP)
-        if not self._stepped:
-            self._stepped = True
+        check_step(self.gate, micro.total, had_backward=self.backwards > self._backwards_before_step)
+        self._ended += 1
+        if self._ended == 1:
             check_schedulers(self.gate)
         for seen in self.gate.optimizers:
             seen.gradients.look()
@@ -159,15 +152,25 @@ class Loop:
 
     def settle(self) -> None:
         """The loop was left, perhaps in the middle: end what is still open."""
+        is_unused = self.is_left and self.accumulates and not (self.has_backward or self.gate.acted)
+        if is_unused and self._open is not None:
+            self._open.close()
+            self._open = None
         self._close_micro_batch()
         if self._micro is None:
             return
-        if self._micro.last and (self.gate.acted or self.backwards != self._backwards_before_step):
+        if self._micro.last and not is_unused and (self.gate.acted or self.backwards != self._backwards_before_step):
             self.step_ends()
             self.seed_between()
         else:  # half a global batch makes no step, nor does one that was only looked at
             self._micro = None
             self._clear()
+            if self.backwards != self._backwards_before_step:
+                self._dropped.note(self._ended)
+
+    def check_trained(self) -> None:
+        """At the end of the body. RequestError if backward passes were made, and no step."""
+        self._dropped.check_trained(self._ended)
 
     def let_go(self) -> None:
         """The `with` body has ended, perhaps by an exception in the middle of a global batch."""
@@ -188,7 +191,7 @@ class Loop:
     def micro(self) -> MicroBatch:
         """The micro batch that the loop is at. RequestError outside of the loop over the loader."""
         if self._micro is None:
-            raise RequestError("no batch was taken from the training loader yet", _LOOP)
+            raise RequestError("no batch was taken from the training loader yet", LOOP)
         return self._micro
 
     @property
@@ -207,6 +210,11 @@ class Loop:
         return self._micro is None or self._micro.last
 
     @property
+    def is_left(self) -> bool:
+        """Whether the loop over the batches was left, and no backward pass came since."""
+        return self._left_at == self.backwards
+
+    @property
     def accumulates(self) -> bool:
         """Whether the pass has several micro batches, and the loop is in one of them."""
         return self._open is not None and self._micro is not None and not (self._micro.last and self._micro.nth == 0)
@@ -215,7 +223,7 @@ class Loop:
         """See `Runtime.backward`."""
         micro, weight = self.micro, self._weight
         if self._open is None or weight is None:
-            raise RequestError("rt.backward(loss) came after the loop had left its batch", _LOOP)
+            raise RequestError("rt.backward(loss) came after the loop had left its batch", LOOP)
         if self.accumulates and self.gate.asked:
             raise RequestError(
                 "rt.backward(loss) came after optimizer.step() in one micro batch, but the optimizer steps once per"
@@ -229,7 +237,7 @@ class Loop:
             )
         self.gate.scaled.check_prepared(scaler)
         self.gate.scaled.check_loss(loss)
-        self._check_marks()
+        self._between.check()
         scaled = scaler is not None and scaler.is_enabled()
         self.gate.backward_starts(scaled=scaled)
         if self._collected:
@@ -238,7 +246,9 @@ class Loop:
             factor = run_backward(loss, micro, weight, self.models, summed=summed, scaler=scaler)
         self.backwards += 1
         self.gate.backward_ends(scaled=scaled)
-        self._marks = _mark(self.gate) if self.accumulates and not micro.last else []
+        self._between.forget()
+        if self.accumulates and not micro.last:
+            self._between.mark(are_alone=not self.calls.watched, read=self._ended < _READ_STEPS)
         if factor is not None:
             self.record.add_loss(loss.detach(), factor, self._gradients.slot(micro))
 
@@ -262,9 +272,9 @@ class Loop:
         if self._micro.last:
             self._check_none_passed_over()
         self._collected = True
-        self._check_marks()
+        self._between.check()
         if not self._gradients.adds_up_in_place:  # each micro batch's are taken away
-            self._marks = []
+            self._between.forget()
         if self._micro.last and self.backwards > self._backwards_before_step:
             self.calls.check_averaged()
         self._gradients.collect(self._micro)
@@ -281,18 +291,3 @@ class Loop:
                 "rt.backward(loss) in each micro batch; to leave the whole step out: rt.backward(loss), then"
                 " rt.skip_step() at its last micro batch",
             )
-
-    def _check_marks(self) -> None:
-        if any(mark.was_changed() for mark in self._marks):
-            raise RequestError(
-                "gradients were changed between two micro batches of one step, by clipping, loss.backward(),"
-                " model.zero_grad() or p.grad = None",
-                "optimizer.zero_grad(); rt.backward(loss); if rt.is_last_micro_batch: clip; optimizer.step()",
-            )
-
-
-def _mark(gate: StepGate) -> list[Mark]:
-    """Of each optimizer some gradients. That of a sharded model is no plain tensor, and summed elsewhere until the last
-    micro batch."""
-    marks = (mark for seen in gate.optimizers for mark in seen.gradients.mark())
-    return [mark for mark in marks if type(mark.parameter.grad) is Tensor]

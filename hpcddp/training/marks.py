@@ -1,17 +1,20 @@
 """A parameter's gradient at one moment, to see later what became of it.
 
-No number of it is read, so this costs nothing: a gradient's version changes with each change in place.
+No number of it is read, so a mark costs nothing: a gradient's version changes with each change in place. Only what
+`p.grad.data` changes it does not tell, for which `sum_bits` is there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.utils.weak import TensorWeakRef
 
 from hpcddp.training.torch_compat import version_of
 
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 SPREAD = 16  # parameters of an optimizer that are marked: a mark costs about 1 µs
 
 
@@ -55,3 +58,9 @@ def spread(parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
 def mark_all(parameters: Iterable[nn.Parameter]) -> list[Mark]:
     """Of those that have a gradient."""
     return [Mark(parameter) for parameter in parameters if parameter.grad is not None]
+
+
+def sum_bits(tensor: Tensor) -> Tensor:
+    """A whole number that any other numbers would change; the order of the sum does not. Complex ones count as real."""
+    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    return real.detach().view(INTEGERS[real.element_size()]).sum(dtype=torch.int64)

@@ -19,6 +19,7 @@ from hpcddp.training.checkpoint.tracked import unwrap
 from hpcddp.training.data.loader import Step
 from hpcddp.training.data.randomness import seed_generators
 from hpcddp.training.data.sampler import MicroBatch
+from hpcddp.training.gate.dropped import DroppedBatches
 from hpcddp.training.gate.step_gate import step_all
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.gradient.noise import describe_noise
@@ -46,7 +47,10 @@ class Runtime(Saving):
         until_end: ExitStack,
     ) -> None:
         record = StepRecord(setup, gradients, metrics)
-        loop = Loop(setup.options.seed, gradients, record, watch.pace, self._count_step, lambda: self._is_ending)
+        dropped = DroppedBatches(is_first=setup.group.is_first)
+        loop = Loop(
+            setup.options.seed, gradients, record, watch.pace, self._count_step, lambda: self._is_ending, dropped
+        )
         super().__init__(setup, gradients, loop, Checkpointer(setup, watch), report, planned, until_end)
         self.metrics = metrics
         self.weights_sha256: str | None = None  # of the tracked models at the end, on rank 0
@@ -240,6 +244,7 @@ class Runtime(Saving):
         """The body has ended without an error: last numbers, last checkpoint, state.json. `open_runtime` calls it."""
         with suppress(StopTraining):
             self._loop.settle()
+        self._loop.check_trained()
         self._meet("ended the `with` body")
         stop = self._record.catch_up(self._loader.weighing if self._loader is not None else None)
         self.stop_reason = self.stop_reason or stop

@@ -36,6 +36,9 @@ class Listener(Protocol):
     def micro_batch_starts(self, micro: MicroBatch, weight: Weight, nth_pass: int) -> None:
         """The loop gets this micro batch now, in its nth pass (from 0) over the global batch."""
 
+    def loop_left(self, micro: MicroBatch) -> None:
+        """The loop was left in this micro batch, or has taken it and no other."""
+
     def micro_batch_ends(self) -> None:
         """The loop has come back for more."""
 
@@ -123,7 +126,11 @@ class TrainingLoader:
         weighed = self.weighing.over(self._loaded())
         for micro, weight, content in move_all(weighed, self._copies, ahead=self._ahead):
             listener.micro_batch_starts(micro, weight, 0)
-            yield content
+            try:
+                yield content
+            except GeneratorExit:
+                listener.loop_left(micro)
+                raise
             listener.micro_batch_ends()
             if micro.last:
                 listener.step_ends()
@@ -180,5 +187,9 @@ class Step:
         nth_pass, self._passes = self._passes, self._passes + 1
         for loaded, weight in self._parts:
             self._listener.micro_batch_starts(loaded.micro, weight, nth_pass)
-            yield move(loaded.content, self._device)
+            try:
+                yield move(loaded.content, self._device)
+            except GeneratorExit:
+                self._listener.loop_left(loaded.micro)
+                raise
             self._listener.micro_batch_ends()

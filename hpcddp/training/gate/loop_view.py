@@ -17,6 +17,10 @@ class LoopView(Protocol):
         """Whether this is the last micro batch of a pass, or no micro batch at all."""
 
     @property
+    def is_left(self) -> bool:
+        """Whether the loop over the batches was left, and no backward pass came since."""
+
+    @property
     def accumulates(self) -> bool:
         """Whether the pass over this global batch has several micro batches, and the loop is in one of them."""
 

@@ -109,7 +109,7 @@ class StepGate(OptimizerSteps):
         return seen
 
     def _if_last(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return original(*args, **kwargs) if self._loop.acts else None
+        return original(*args, **kwargs) if self._loop.acts or self._loop.is_left else None
 
 
 def step_all(

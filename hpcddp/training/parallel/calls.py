@@ -44,6 +44,11 @@ class ForwardCalls:
         self._watched.append(model)
         self._trained.append([(name, p) for name, p in model.module.named_parameters() if p.requires_grad])
 
+    @property
+    def watched(self) -> int:
+        """How many DDP models there are."""
+        return len(self._watched)
+
     def start(self) -> None:
         """A micro batch starts."""
         self._called.clear()

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hpcddp.errors import RequestError
+from hpcddp.training.marks import INTEGERS, sum_bits
 from hpcddp.training.parallel.layout import Layout
 from hpcddp.units import format_count
 
@@ -21,7 +22,6 @@ _CHECKED_FIRST = 2  # steps of an attempt; a model that the ranks train each on 
 # Other hardware or another number of threads may round each step otherwise: by so many units in the last place of the
 # largest weight, in each step. A mistake moves the weights by more.
 _ROUNDINGS = 4
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class SameWeights:
@@ -133,7 +133,7 @@ def _list_weights(models: Sequence[nn.Module], others: Sequence[nn.Module]) -> l
 def _is_comparable(parameter: nn.Parameter) -> bool:
     """Not so where a rank has a part only, a DTensor, or no numbers at all."""
     is_plain = type(parameter.data) is Tensor and parameter.layout is torch.strided
-    return is_plain and not parameter.is_meta and parameter.element_size() in _INTEGERS
+    return is_plain and not parameter.is_meta and parameter.element_size() in INTEGERS
 
 
 def check_alike(
@@ -147,7 +147,7 @@ def check_alike(
     if layout.data_size == 1:
         return
     loops = torch.tensor([evaluations.begun, evaluations.gone_on], device=device)
-    sums = torch.stack([*loops, *(_sum_bits(weight.tensor).to(device) for weight in weights)])
+    sums = torch.stack([*loops, *(sum_bits(weight.tensor).to(device) for weight in weights)])
     both = torch.cat((sums, -sums))
     dist.all_reduce(both, dist.ReduceOp.MAX, group=layout.data_group)
     largest, smallest = both[: len(sums)], -both[len(sums) :]
@@ -163,11 +163,6 @@ def check_alike(
         apart = _measure(weight.tensor.to(device), layout, step) if differs else None
         if apart is not None:
             raise _differ(weight, apart, mine, layout, step)
-
-
-def _sum_bits(tensor: Tensor) -> Tensor:
-    """A whole number that any other weights would change; the order of the sum does not."""
-    return tensor.view(_INTEGERS[tensor.element_size()]).sum(dtype=torch.int64)
 
 
 def _measure(tensor: Tensor, layout: Layout, step: int) -> float | None:
