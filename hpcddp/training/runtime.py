@@ -154,7 +154,7 @@ class Runtime(Saving):
             raise RequestError("rt.step() got no optimizer", "rt.step(optimizer)")
         self._loop.gate.scaled.check_prepared(scaler)
         if not self.is_last_micro_batch:
-            self._loop.gate.asked = True
+            self._loop.gate.note_early(optimizers, scheduler)
             return False
         step_all(optimizers, scheduler, clip_norm, scaler)
         return True

@@ -10,6 +10,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from hpcddp.errors import RequestError
+from hpcddp.training.gate.asked import AskedSteps
 from hpcddp.training.gate.loop_view import LoopView
 from hpcddp.training.gate.nested import find_outer
 from hpcddp.training.gate.own_gradients import OwnGradients
@@ -32,6 +33,7 @@ class OptimizerSteps:
         self.acted = False  # some optimizer in this global batch
         self.acts = False  # an optimizer, now
         self.reached = False  # some gradient an optimizer that acted in this global batch
+        self.calls = AskedSteps()
         self.stepped: set[int] = set()  # optimizers that have stepped in this global batch, by id
         self.skipped: set[int] = set()  # those whose step was left out on purpose
         self.scale_read_at = -1  # backward passes before the script asked a scaler for its scale
@@ -39,6 +41,7 @@ class OptimizerSteps:
     def batch_starts(self) -> None:
         """The loop gets the first micro batch of a global batch."""
         self.acted = self.reached = False
+        self.calls.start()
         self.stepped.clear()
         self.skipped.clear()
 
@@ -72,6 +75,7 @@ class SeenOptimizer:
         if self._loop.accumulates and not self._steps.acts:
             self._check_outer()
         if not self._loop.acts:
+            self.note_early()
             return None
         self._check_parameters()
         self._loop.collect()
@@ -89,6 +93,10 @@ class SeenOptimizer:
             self._steps.acts = False
         self.note_step()
         return result
+
+    def note_early(self) -> None:
+        """Its step was asked for before the last micro batch."""
+        self._steps.calls.note_early(self.optimizer, "step", is_optimizer=True)
 
     def _check_outer(self) -> None:
         """RequestError if this belongs to another optimizer, such as one for SAM, which acts between its steps."""
@@ -141,6 +149,7 @@ class SeenOptimizer:
 
     def _note_done(self) -> None:
         self.gradients.note_step()
+        self._steps.calls.note_acted(self.optimizer)
         self._steps.acted = True
         self._steps.reached |= self.gradients.stepped_with_some
 

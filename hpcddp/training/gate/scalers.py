@@ -33,6 +33,7 @@ class SeenScaler:
     def step(self, original: Callable[..., Any], optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
         self._steps.asked = True
         if not self._loop.acts:
+            self._steps.calls.note_early(optimizer, "step", is_optimizer=True)
             return None
         seen = self._find_ready(optimizer)
         self._steps.scaling = True

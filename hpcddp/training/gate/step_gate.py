@@ -8,6 +8,7 @@ replace `optimizer.step`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from torch.amp import GradScaler
@@ -49,9 +50,10 @@ class StepGate(OptimizerSteps):
             self._replace(thing, "zero_grad", seen.zero_grad)
         elif isinstance(thing, LRScheduler):
             self.schedulers.append(thing)
-            self._replace_in_class(thing, "step", self._if_last)
+            self._replace_in_class(thing, "step", partial(self._if_last, thing, "step"))
         elif isinstance(thing, AveragedModel):
-            self._replace_in_class(thing, "update_parameters", self._if_last)
+            act = partial(self._if_last, thing, "update_parameters")
+            self._replace_in_class(thing, "update_parameters", act)
         elif isinstance(thing, GradScaler):
             self.scaled.scalers.append(thing)
             seen_scaler = SeenScaler(thing, self, self._loop)
@@ -108,8 +110,28 @@ class StepGate(OptimizerSteps):
             )
         return seen
 
-    def _if_last(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return original(*args, **kwargs) if self._loop.acts or self._loop.is_left else None
+    def note_early(self, optimizers: Sequence[Optimizer], scheduler: LRScheduler | None) -> None:
+        """`rt.step` was called for these before the last micro batch."""
+        self.asked = True
+        for optimizer in optimizers:
+            self.calls.note_early(optimizer, "step", is_optimizer=True)
+        if scheduler is not None:
+            self.calls.note_early(scheduler, "step")
+
+    def check_calls(self) -> None:
+        """The global batch is over. RequestError for a call that was made in other micro batches only.
+
+        A scheduler and an average may follow a step that was left out: on purpose, or by a gradient scaler.
+        """
+        may_skip = bool(self.skipped) or any(scaler.is_enabled() for scaler in self.scaled.scalers)
+        self.calls.check(optimizers_only=may_skip)
+
+    def _if_last(self, thing: object, name: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if not (self._loop.acts or self._loop.is_left):
+            self.calls.note_early(thing, name)
+            return None
+        self.calls.note_acted(thing)
+        return original(*args, **kwargs)
 
 
 def step_all(

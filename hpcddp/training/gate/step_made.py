@@ -29,3 +29,4 @@ def check_step(gate: StepGate, total: int, *, had_backward: bool) -> None:
         )
     if not gate.reached:
         raise RequestError("rt.backward(loss) brought no gradient to any optimizer of this run", LOOP)
+    gate.check_calls()
