@@ -37,6 +37,13 @@ class Mark:
             return gradient is None and marked is None
         return marked() is gradient and version_of(gradient) == self._version
 
+    def is_there(self) -> bool:
+        """Whether the parameter has this gradient still, perhaps changed in place, and it is not all zeros."""
+        gradient, marked = self.parameter.grad, self._gradient
+        if gradient is None or marked is None or marked() is not gradient:
+            return False
+        return bool((gradient.coalesce().values() if gradient.is_sparse else gradient).any())
+
     def was_changed(self) -> bool:
         """Whether the parameter has no gradient any more, or this one was changed in place.
 

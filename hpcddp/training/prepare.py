@@ -23,6 +23,7 @@ from hpcddp.training.data.reading import Reading, choose_workers, read_how
 from hpcddp.training.data.waiting import InputWait
 from hpcddp.training.data.weighing import Count, Weighing
 from hpcddp.training.data_facts import DataFacts
+from hpcddp.training.gate.beside import watching
 from hpcddp.training.gate.parameters import KnownParameters
 from hpcddp.training.gate.unprepared import check_optimizers_of, guarding
 from hpcddp.training.gradient.buffers import BufferMeans
@@ -230,6 +231,7 @@ class Preparation(AllRanks):
         fixed = self.layout.data_size > 1 or self._options.exactness is not None
         self._loop.gate.known = KnownParameters([unwrap(model) for model in self._models.values()], fixed=fixed)
         self._until_end.enter_context(guarding(self._loop.gate, self._loop, list(self._models.values())))
+        self._until_end.enter_context(watching(self._loop.gate))
         batch = self.plan.global_batch if self._options.exactness or self._plan is not None else None
         self._position = self._checkpointer.track(objects, batch)
         if self._position is not None:

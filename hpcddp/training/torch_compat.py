@@ -5,13 +5,16 @@ One text is elsewhere, because `hpcddp exec` needs it without torch: `ranks/look
 
 from __future__ import annotations
 
+import functools
 import gc
 import inspect
 import os
 import pickle
 import socket
 import struct
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -53,6 +56,26 @@ def uncompiled(model: nn.Module) -> nn.Module:
 def version_of(tensor: Tensor) -> int:
     """A number that each change in place raises."""
     return tensor._version
+
+
+@contextmanager
+def around_backward(around: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    """Meanwhile each backward pass, by `loss.backward()` too, runs inside of what `around` gives. Torch has no hook for
+    it: `Tensor.backward` calls this function of its module."""
+    original, is_over = torch.autograd.backward, False
+
+    @functools.wraps(original)
+    def backward(*args: Any, **kwargs: Any) -> None:
+        with nullcontext() if is_over else around():
+            original(*args, **kwargs)
+
+    torch.autograd.backward = backward
+    try:
+        yield
+    finally:
+        is_over = True
+        if torch.autograd.backward is backward:
+            torch.autograd.backward = original
 
 
 def has_scheduler(optimizer: Optimizer) -> bool:

@@ -78,6 +78,7 @@ class SeenOptimizer:
             self.note_early()
             return None
         self._check_parameters()
+        self.gradients.check_beside()
         self._loop.collect()
         self._check_not_skipped()
         self.gradients.check_step()
@@ -119,6 +120,7 @@ class SeenOptimizer:
     def check_scaled(self, scaler: GradScaler) -> None:
         """RequestError if it cannot step with this scaler."""
         self._check_not_skipped()
+        self.gradients.check_beside()
         self.gradients.check_cleared()
         if scaler.is_enabled():
             self.gradients.check_scaled()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -30,6 +30,7 @@ class OwnGradients:
         self._scaled_with: list[Mark] = []  # some that this brought
         self.unscaled_at = -1  # backward passes before a scaler unscaled them
         self._at_start: list[Mark] | None = None  # some before this micro batch, where it may reach others only
+        self._beside: list[Mark] = []  # some that `loss.backward()` brought, until they are cleared
         self._kept_at = -1  # backward passes before a `zero_grad()` of this micro batch that left them as they were
 
     @property
@@ -62,6 +63,7 @@ class OwnGradients:
         RequestError if it is the second in one of several micro batches, and they were to be cleared before it.
         """
         self.look()
+        self._beside = [mark for mark in self._beside if mark.is_there()]  # reads them, if there are any
         if not self._loop.accumulates:
             return
         if not self._loop.has_backward:
@@ -84,6 +86,20 @@ class OwnGradients:
     def note_backward(self) -> None:
         """A backward pass has changed them: that did not clear those of the step before."""
         self._stepped_with = mark_all(mark.parameter for mark in self._stepped_with)
+
+    def note_beside(self, parameters: Sequence[nn.Parameter]) -> None:
+        """A backward pass that was not `rt.backward` has brought their gradients."""
+        self._beside += [Mark(parameter) for parameter in spread(parameters) if type(parameter.grad) is Tensor]
+
+    def check_beside(self) -> None:
+        """RequestError if the optimizer is to step on gradients that `loss.backward()` brought beside `rt.backward`."""
+        if self._loop.inside and self._loop.backwards > self._used and any(mark.is_there() for mark in self._beside):
+            raise RequestError(
+                f"the {type(self._optimizer).__name__} is to step on gradients that loss.backward() brought: they are"
+                " not weighted and averaged as those of rt.backward(loss)",
+                "rt.backward(loss) in place of each loss.backward(); optimizer.zero_grad() after one that only looks at"
+                " gradients",
+            )
 
     def expect_scaled(self) -> None:
         """A scaled backward pass comes that may reach other optimizers only: these gradients are marked before it."""
@@ -108,7 +124,7 @@ class OwnGradients:
 
     def note_cleared(self) -> None:
         """The optimizer's `zero_grad()` has cleared them."""
-        self._stepped_with, self._scaled_with = [], []
+        self._stepped_with, self._scaled_with, self._beside = [], [], []
         self.scaled_at = -1
         if self._loop.inside and self._loop.backwards > self._used:  # between backward and step
             self._cleared_at, self._left = self._loop.backwards, [Mark(p) for p in self.parameters]

@@ -32,6 +32,7 @@ class StepGate(OptimizerSteps):
         super().__init__()
         self.schedulers: list[LRScheduler] = []
         self._loop = loop
+        self.is_in_backward = False  # that of `rt.backward`
         self._taken: set[int] = set()
         self._undo: list[Callable[[], None]] = []  # what was done to the objects
 
@@ -76,6 +77,7 @@ class StepGate(OptimizerSteps):
 
     def backward_starts(self, *, scaled: bool) -> None:
         """A backward pass comes, with a gradient scaler or without."""
+        self.is_in_backward = True
         for seen in self.optimizers:
             seen.gradients.expect_backward(alone=len(self.optimizers) == 1)
             if scaled and len(self.optimizers) > 1:
@@ -83,6 +85,7 @@ class StepGate(OptimizerSteps):
 
     def backward_ends(self, *, scaled: bool) -> None:
         """It is over, and counted."""
+        self.is_in_backward = False
         for seen in self.optimizers:
             seen.gradients.note_backward()
             if scaled:

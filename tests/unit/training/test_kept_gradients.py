@@ -22,7 +22,7 @@ def test_gradients_that_are_to_be_cleared_between_two_backward_passes_do_not_sta
     model = make_model()
     before = weights_of(model)
     refused = pytest.raises(RequestError, match=r"zero_grad\(\) came between two rt\.backward\(loss\) of one micro")
-    with hpcddp.runtime(6, max_micro_batch=micro_batch) as rt, nullcontext() if micro_batch is None else refused:
+    with nullcontext() if micro_batch is None else refused, hpcddp.runtime(6, max_micro_batch=micro_batch) as rt:
         model, optimizer, loader = rt.prepare(
             model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(make_data(), batch_size=6)
         )
@@ -39,7 +39,7 @@ def test_gradients_that_are_to_be_cleared_between_two_backward_passes_do_not_sta
 def test_another_optimizer_may_clear_gradients_that_this_micro_batch_did_not_reach(detached: bool) -> None:
     first, second = make_model(), torch.nn.Linear(3, 3).double()
     refused = pytest.raises(RequestError, match=r"zero_grad\(\) came between two rt\.backward\(loss\) of one micro")
-    with hpcddp.runtime(6, max_micro_batch=3) as rt, nullcontext() if detached else refused:
+    with nullcontext() if detached else refused, hpcddp.runtime(6, max_micro_batch=3) as rt:
         first, second, of_first, of_second, loader = rt.prepare(
             first,
             second,

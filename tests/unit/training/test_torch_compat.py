@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import mmap
 import os
@@ -269,3 +270,23 @@ def test_each_change_in_place_of_a_gradient_is_seen() -> None:
         change()
         seen.append(torch_compat.version_of(weight.grad))
     assert seen == sorted(set(seen))
+
+
+def test_each_backward_pass_runs_inside_of_what_is_put_around_it_and_none_after_that() -> None:
+    seen: list[str] = []
+
+    @contextlib.contextmanager
+    def around() -> Iterator[None]:
+        seen.append("before")
+        yield
+        seen.append("after")
+
+    weight, original = nn.Parameter(torch.ones(2)), torch.autograd.backward
+    with torch_compat.around_backward(around):
+        weight.sum().backward()
+        torch.autograd.backward(weight.sum())
+    assert torch.autograd.backward is original
+    weight.sum().backward()
+    assert seen == ["before", "after"] * 2
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [3, 3]
