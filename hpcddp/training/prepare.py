@@ -149,11 +149,12 @@ class Preparation(AllRanks):
     ) -> TrainingLoader:
         """The training data: this rank's micro batches of each global batch, on the device. `prepare` calls it.
 
-        Of a DataLoader its data set, batch_size (the largest micro batch), workers, collate_fn, shuffle, drop_last and
-        memory pinning are taken over. For a data set the arguments say them; None means torch's collate function,
-        shuffled, and on a GPU up to 8 workers, as the rank's CPUs allow (0 for tensors in memory). `count(batch)`
-        returns how many parts (tokens, pixels) of a micro batch count, or their weights' sum, on the host; None: its
-        samples. An IterableDataset has its own order.
+        Of a DataLoader its data set, batch_size (the largest micro batch), workers, persistent_workers, collate_fn,
+        shuffle, drop_last and memory pinning are taken over. For a data set the arguments say them; None means torch's
+        collate function, shuffled, and on a GPU up to 8 workers, as the rank's CPUs allow (0 for tensors in memory).
+        Those stay from epoch to epoch, and see no later change of the data set. `count(batch)` returns how many parts
+        (tokens, pixels) of a micro batch count, or their weights' sum, on the host; None: its samples. An
+        IterableDataset has its own order.
         """
         if self._loader is not None:
             raise RequestError(

@@ -67,7 +67,7 @@ def read_samples(
     loader: DataLoader[Any] = DataLoader(
         SeededSamples(dataset, sampler.seed),
         batch_sampler=_Draws(sampler),
-        persistent_workers=reading.num_workers > 0,
+        persistent_workers=reading.num_workers > 0 and reading.keeps_workers,
         generator=torch.Generator(),  # an iterator draws a seed: not from the generator of the user's loop
         **reading.options(device),
     )

@@ -33,6 +33,7 @@ class Reading:
     num_workers: int = 0
     collate_fn: Callable[[list[Any]], Any] | None = None
     pin_memory: bool | None = None  # None: where there is a GPU
+    keeps_workers: bool = True  # those of the training data, from epoch to epoch: they see no later change of the data
     more: dict[str, Any] = field(default_factory=dict)  # further arguments of DataLoader
 
     def options(self, device: torch.device) -> dict[str, Any]:
@@ -127,7 +128,7 @@ def _take_reading(loader: DataLoader[Any]) -> Reading:
     }
     if workers:
         more["prefetch_factor"] = loader.prefetch_factor
-    return Reading(loader.num_workers, loader.collate_fn, loader.pin_memory, more)
+    return Reading(loader.num_workers, loader.collate_fn, loader.pin_memory, loader.persistent_workers, more)
 
 
 def _take_batch_size(loader: DataLoader[Any]) -> int:

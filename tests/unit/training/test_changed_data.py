@@ -1,0 +1,52 @@
+"""Data that the loop changes while it trains on them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+import hpcddp
+
+
+class Growing(Dataset[Any]):
+    """`samples` numbers, which are all `scale`."""
+
+    def __init__(self) -> None:
+        self.samples, self.scale = 4, 1.0
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((1,), self.scale)
+
+
+def train(data: Any, change: Any, epochs: int = 2) -> list[list[float]]:
+    """Calls `change(epoch)` before each epoch; returns the samples of each."""
+    seen = []
+    model = torch.nn.Linear(1, 1)
+    with hpcddp.runtime() as rt:
+        model, optimizer, loader = rt.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), data)
+        for epoch in rt.epochs(epochs):
+            change(epoch)
+            seen.append([])
+            for x in loader:
+                seen[-1] += x[:, 0].tolist()
+                optimizer.zero_grad()
+                rt.backward(model(x).mean())
+                optimizer.step()
+    return seen
+
+
+@pytest.mark.parametrize(("stay", "second"), [(False, 2.0), (True, 1.0)])
+def test_workers_stay_from_epoch_to_epoch_only_where_the_dataloader_says_so(stay: bool, second: float) -> None:
+    data = Growing()
+
+    def change(epoch: int) -> None:
+        data.scale = 1.0 + epoch
+
+    loader = DataLoader(data, batch_size=2, num_workers=1, persistent_workers=stay)
+    assert train(loader, change) == [[1.0] * 4, [second] * 4]
