@@ -79,7 +79,6 @@ class Loop:
 
     def loop_starts(self, epoch: int) -> None:
         """The loop over an epoch's batches starts, at the first batch or where a resumed run continues."""
-        self.settle()
         if self.open_epoch is None:
             if self._epoch_outside not in (None, epoch):
                 raise RequestError(

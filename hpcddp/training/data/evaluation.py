@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 from hpcddp.batchplan import split_evenly
 from hpcddp.errors import RequestError
 from hpcddp.training.data.move import move
-from hpcddp.training.data.reading import Reading
+from hpcddp.training.data.reading import Reading, check_length
 from hpcddp.training.parallel.layout import Layout
 from hpcddp.units import format_count
 
@@ -67,6 +67,7 @@ class EvaluationLoader:
         return self._batches
 
     def __iter__(self) -> Iterator[Any]:
+        check_length(self.dataset, self.samples)
         if self._uneven and self._meets_in_forward():
             raise RequestError(
                 f"{format_count(self.samples, 'sample')} in batches of {self.batch_size} leave some ranks one batch"

@@ -12,7 +12,7 @@ from hpcddp.batchplan import BatchPlan
 from hpcddp.training.data.ahead import move_all, open_copies
 from hpcddp.training.data.move import move
 from hpcddp.training.data.randomness import SeededSamples
-from hpcddp.training.data.reading import Reading
+from hpcddp.training.data.reading import Reading, check_length
 from hpcddp.training.data.sampler import GlobalBatchSampler, MicroBatch
 from hpcddp.training.data.stream_sampler import StreamSampler, read_stream
 from hpcddp.training.data.waiting import InputWait
@@ -29,6 +29,9 @@ class Listener(Protocol):
     @property
     def epoch_is_read(self) -> bool:
         """Whether there are no batches for this loop, since all of its epoch came in an attempt before."""
+
+    def settle(self) -> None:
+        """The loop before is over, if there was one, perhaps since it was left."""
 
     def loop_starts(self, epoch: int) -> None:
         """The loop over the rest of this epoch starts."""
@@ -120,7 +123,7 @@ class TrainingLoader:
 
     def __iter__(self) -> Iterator[Any]:
         listener = self._listener
-        listener.loop_starts(self.sampler.epoch)
+        self._start()
         if listener.epoch_is_read:
             return
         weighed = self.weighing.over(self._loaded())
@@ -151,7 +154,7 @@ class TrainingLoader:
                 for x, y in step:
                     optimizer_g.zero_grad(); rt.backward(loss_of_g(x)); optimizer_g.step()
         """
-        self._listener.loop_starts(self.sampler.epoch)
+        self._start()
         if self._listener.epoch_is_read:
             return
         for parts in self.weighing.steps(self._loaded()):
@@ -160,6 +163,13 @@ class TrainingLoader:
             self._listener.seed_between()
             if self._listener.stopping:
                 return
+
+    def _start(self) -> None:
+        """A loop starts. RequestError if the data set has another length than when the sampler was made."""
+        self._listener.settle()  # its step counts, and may be the last of its epoch
+        if isinstance(self.sampler, GlobalBatchSampler):
+            check_length(self.dataset, self.sampler.samples)
+        self._listener.loop_starts(self.sampler.epoch)
 
     def _loaded(self) -> Iterator[Loaded]:
         return self._waits.over(self._read(), self.sampler.epoch)

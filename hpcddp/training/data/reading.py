@@ -118,6 +118,18 @@ def read_how(
     return Source(data.dataset, size, shuffle, data.drop_last, _take_reading(data), is_share)
 
 
+def check_length(dataset: Dataset[Any], samples: int) -> None:
+    """RequestError if the data set has not so many samples, as it had when its loader was made."""
+    now = len(dataset)  # type: ignore[arg-type]  # torch's Dataset declares no __len__; map-style ones have it
+    if now != samples:
+        raise RequestError(
+            f"this {type(dataset).__name__} has {now} samples now, and had {samples} when its loader was made: the"
+            " runtime would go on with those",
+            "give it its last length from the start; or after each change begin a new run: with hpcddp.runtime(…) as"
+            " rt: model, optimizer, loader = rt.prepare(…)",
+        )
+
+
 def _take_reading(loader: DataLoader[Any]) -> Reading:
     """What of an existing DataLoader says how it reads."""
     workers = loader.num_workers > 0

@@ -67,6 +67,8 @@ class Listening:
             micro, weight = self._now
             yield Heard(x, y, weight, micro.samples, micro.total, micro.last)
 
+    def settle(self) -> None: ...
+
     def loop_starts(self, epoch: int) -> None: ...
 
     def micro_batch_starts(self, micro: MicroBatch, weight: Weight, nth_pass: int) -> None:

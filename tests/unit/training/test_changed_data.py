@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import hpcddp
+from hpcddp.errors import RequestError
 
 
 class Growing(Dataset[Any]):
@@ -50,3 +51,25 @@ def test_workers_stay_from_epoch_to_epoch_only_where_the_dataloader_says_so(stay
 
     loader = DataLoader(data, batch_size=2, num_workers=1, persistent_workers=stay)
     assert train(loader, change) == [[1.0] * 4, [second] * 4]
+
+
+@pytest.mark.parametrize("samples", [3, 6])
+def test_a_data_set_that_has_another_length_in_a_later_epoch_is_refused(samples: int) -> None:
+    data = Growing()
+
+    def change(epoch: int) -> None:
+        data.samples = samples if epoch else 4
+
+    with pytest.raises(RequestError) as error:
+        train(DataLoader(data, batch_size=2), change)
+    error.match(rf"this Growing has {samples} samples now, and had 4 when its loader was made[\s\S]*\nhint: .* new run")
+
+
+def test_evaluation_data_that_have_grown_are_refused() -> None:
+    data = Growing()
+    with hpcddp.runtime() as rt:
+        loader = rt.evaluation_loader(data, 2)
+        assert len(list(loader)) == 2
+        data.samples = 6
+        with pytest.raises(RequestError, match="this Growing has 6 samples now, and had 4 when"):
+            list(loader)
