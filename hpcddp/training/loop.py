@@ -13,6 +13,7 @@ from hpcddp.errors import RequestError
 from hpcddp.training.data.randomness import seed_generators
 from hpcddp.training.data.sampler import MicroBatch
 from hpcddp.training.data.weighing import Weight
+from hpcddp.training.epoch_loops import EpochLoops
 from hpcddp.training.gate.between import GradientsBetween
 from hpcddp.training.gate.dropped import DroppedBatches
 from hpcddp.training.gate.step_gate import StepGate
@@ -43,7 +44,7 @@ class Loop:
         self.steps = 0  # optimizer steps since the start of the run, over all attempts, of global batches that are over
         self.open_epoch: int | None = None  # the epoch of rt.epochs that the loop is in, or was left in
         self.epoch_is_read = False  # whether all batches of the open epoch came in an attempt before
-        self._epoch_outside: int | None = None  # that of a loop over the loader outside of rt.epochs
+        self.epochs = EpochLoops()
         self.models: list[nn.Module] = []  # that have all their parameters on this rank
         self.calls = ForwardCalls()
         self.gate = StepGate(self)
@@ -79,13 +80,7 @@ class Loop:
 
     def loop_starts(self, epoch: int) -> None:
         """The loop over an epoch's batches starts, at the first batch or where a resumed run continues."""
-        if self.open_epoch is None:
-            if self._epoch_outside not in (None, epoch):
-                raise RequestError(
-                    "a second epoch began outside of rt.epochs(): a resumed run would not know how many are left",
-                    "for epoch in rt.epochs(10): for x, y in loader: …",
-                )
-            self._epoch_outside = epoch
+        self.epochs.check_loop(epoch, is_open=self.open_epoch is not None, is_read=self.epoch_is_read)
         self._pace.step_began()
         self.seed_between()
 

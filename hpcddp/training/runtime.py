@@ -96,18 +96,21 @@ class Runtime(Saving):
     # ---- the loop
 
     def epochs(self, count: int) -> Iterator[int]:
-        """The epochs that are left of `count`. Leaving the inner loop early skips the rest of its epoch.
+        """The epochs that are left of `count`, which counts from the start of the run: two more after `rt.epochs(3)`
+        are `rt.epochs(5)`. Leaving the inner loop early skips the rest of its epoch.
 
         If the run has to stop before its end, the `with` body is left from here or from the loop over the loader. An
         epoch that a stop left after its last step is given again, without batches: what follows them is still to do. A
         loop that `break` or `return` leaves has finished early; `stop` leaves it unfinished.
         """
         sampler, loop = self._need_loader().sampler, self._loop
+        if not self._is_ending:
+            loop.epochs.check_count(count, sampler.epoch)
         print_warning(find_empty_ranks(loop.models, self.plan, sampler.length), is_first=self.is_main)
         self._meet("began the loop over rt.epochs()")
         loop.epoch_is_read = loop.open_epoch is not None and loop.open_epoch < sampler.epoch
         while (epoch := sampler.epoch - loop.epoch_is_read) < count and not self._is_ending:
-            loop.open_epoch = epoch
+            loop.open_epoch = loop.epochs.body = epoch
             self._left = f"the loop left epoch {epoch + 1} of {count}"
             left = count - sampler.epoch
             self._report.expect(self.steps, left, sampler.length, sampler.place, self.plan.global_batch)
@@ -117,6 +120,8 @@ class Runtime(Saving):
             except GeneratorExit:
                 self._loop_was_left = True
                 raise
+            finally:
+                loop.epochs.body = None
             self._body_has_ended = True  # if the loop left its batches by `break`, the step before is counted only now
             loop.settle()
             self._body_has_ended = False

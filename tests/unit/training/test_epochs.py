@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -14,7 +13,6 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import hpcddp
-from hpcddp.errors import RequestError
 
 STEPS = 4  # of an epoch
 SLOW = pytest.mark.slow
@@ -119,33 +117,6 @@ def test_a_run_that_crashed_goes_on_where_its_checkpoint_was_made(tmp_path: Path
     assert _end(tmp_path / "run") == _end(tmp_path / "whole")
 
 
-def _range(rt, loader, step):
-    for _ in range(2):
-        for batch in loader:
-            step(batch)
-
-
-def _chunks(rt, loader, step):
-    for _ in range(2):
-        for batch in itertools.islice(loader, 2):
-            step(batch)
-
-
-def _peek(rt, loader, step):
-    next(iter(loader))
-    for _ in rt.epochs(1):
-        for batch in loader:
-            step(batch)
-
-
-def _break(rt, loader, step):
-    for _ in rt.epochs(2):
-        for n, batch in enumerate(loader):
-            if n == 2:
-                break
-            step(batch)
-
-
 @pytest.mark.parametrize("save_every", [None, pytest.param(100, marks=SLOW)])
 def test_a_checkpoint_that_the_body_asks_for_is_made_at_its_end(tmp_path: Path, save_every: int | None) -> None:
     undisturbed = train(tmp_path / "whole", make_data(), best=True)
@@ -170,35 +141,6 @@ def test_a_body_that_has_ended_is_not_done_again_after_a_stop(tmp_path: Path) ->
     first = train(tmp_path / "run", make_data(), stop_at=3, most=3)
     assert first + train(tmp_path / "run", make_data(), most=3) == undisturbed
     assert _end(tmp_path / "run") == _end(tmp_path / "whole")
-
-
-def _run(loop: Callable) -> list[int]:
-    seen = []
-    model = nn.Linear(3, 2)
-    with hpcddp.runtime() as rt:
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        model, optimizer, loader = rt.prepare(model, optimizer, DataLoader(make_data(), batch_size=5))
-
-        def step(batch: list) -> None:
-            seen.append(rt.steps)
-            rt.backward(cross_entropy(model(batch[0]), batch[1]))
-            rt.step(optimizer)
-
-        loop(rt, loader, step)
-    return [*seen, rt.steps]
-
-
-@pytest.mark.parametrize(
-    ("loop", "steps"),
-    [(_chunks, [0, 1, 2, 3, 4]), (_peek, [0, 1, 2, 3, 4]), (_break, [0, 1, 2, 3, 4])],
-)
-def test_a_batch_that_was_only_looked_at_makes_no_step(loop: Callable, steps: list[int]) -> None:
-    assert _run(loop) == steps
-
-
-def test_a_second_epoch_outside_of_rt_epochs_is_refused() -> None:
-    with pytest.raises(RequestError, match=r"a second epoch began outside of rt\.epochs\(\).*\nhint: for epoch in"):
-        _run(_range)
 
 
 def test_what_is_logged_after_a_step_stands_beside_it(tmp_path: Path) -> None:
