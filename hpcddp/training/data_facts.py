@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch.utils.data import IterableDataset
+
 from hpcddp.runs.jsonfile import write_object
 from hpcddp.training.checkpoint.fingerprint import describe_dataset, draw_and_repeat
 from hpcddp.training.checkpoint.same_data import (
@@ -14,6 +16,7 @@ from hpcddp.training.checkpoint.same_data import (
     warn_of_passes,
 )
 from hpcddp.training.data.reading import Source
+from hpcddp.training.data.stream import check_passes
 from hpcddp.training.remarks import describe_share, print_warning, warn_of_workers
 from hpcddp.training.setup import RunSetup
 
@@ -28,9 +31,12 @@ class DataFacts:
         self._samples: list[Any] = []  # some of them, drawn, until they are recorded
 
     def look_at(self, source: Source) -> None:
-        """Warn of what would go wrong with this data. RequestError if the ranks have different data."""
+        """Warn of what would go wrong with this data. RequestError if the ranks have different data, and for a stream
+        that can be gone through once only."""
         setup, options, layout = self._setup, self._setup.options, self._setup.layout
         dataset, workers = source.dataset, source.reading.num_workers
+        if isinstance(dataset, IterableDataset):
+            check_passes(dataset)
         self._warn(warn_of_workers(workers))
         is_read = self._keeps or layout.world_size > 1
         self._source = source

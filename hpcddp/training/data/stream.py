@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from hpcddp.batchplan import BatchPlan
+from hpcddp.errors import RequestError
 from hpcddp.training.data.randomness import kept_generators, seed_generators
 from hpcddp.training.data.sampler import MicroBatch
 
@@ -35,8 +36,8 @@ class Stream:
             set_epoch(epoch)
         with kept_generators():
             seed_generators("stream", seed, epoch)
-            self._source = iter(dataset)
-        self._skip: Callable[[int], int] | None = getattr(self._source, "skip", None)
+            self.source = iter(dataset)
+        self._skip: Callable[[int], int] | None = getattr(self.source, "skip", None)
 
     @property
     def can_skip(self) -> bool:
@@ -60,11 +61,26 @@ class Stream:
             with kept_generators():
                 seed_generators(*self._key, self._number)
                 try:
-                    sample = next(self._source)
+                    sample = next(self.source)
                 except StopIteration:
                     return
             self._number += 1
             yield sample
+
+
+def check_passes(dataset: IterableDataset[Any]) -> None:
+    """RequestError for a stream that can be gone through once only: each pass gets the same iterator, which goes on
+    where the one before has ended.
+
+    One of the script's own class may start anew in its `__iter__`; Python's do not.
+    """
+    first = Stream(dataset, 0, 0).source
+    if type(first).__module__ in ("builtins", "itertools") and first is Stream(dataset, 0, 0).source:
+        raise RequestError(
+            f"the __iter__ of this {type(dataset).__name__} returns the same {type(first).__name__} again, and each"
+            " epoch is a pass from the first sample",
+            "make a new iterator in __iter__: def __iter__(self): for row in open(self.path): yield parse(row)",
+        )
 
 
 class Start(NamedTuple):

@@ -1,12 +1,14 @@
-"""Data that the loop changes while it trains on them."""
+"""Data that do not stay as they are while a run trains on them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import hpcddp
 from hpcddp.errors import RequestError
@@ -73,3 +75,47 @@ def test_evaluation_data_that_have_grown_are_refused() -> None:
         data.samples = 6
         with pytest.raises(RequestError, match="this Growing has 6 samples now, and had 4 when"):
             list(loader)
+
+
+class Given(IterableDataset[Any]):
+    """The iterator that `give` returns in each pass."""
+
+    def __init__(self, give: Callable[[], Iterator[Any]]) -> None:
+        self._give = give
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._give()
+
+
+class Rewound(IterableDataset[Any]):
+    """Its own iterator, from the start again in each pass."""
+
+    def __iter__(self) -> Rewound:
+        self._next = 0
+        return self
+
+    def __next__(self) -> torch.Tensor:
+        if self._next == 4:
+            raise StopIteration
+        self._next += 1
+        return torch.ones(1)
+
+
+ROWS = [torch.ones(1)] * 4
+
+
+@pytest.mark.parametrize(
+    ("rows", "kind"), [((row for row in ROWS), "generator"), (map(abs, ROWS), "map"), (islice(ROWS, 4), "islice")]
+)
+def test_a_stream_that_can_be_gone_through_once_only_is_refused(rows: Iterator[Any], kind: str) -> None:
+    with pytest.raises(RequestError) as error:
+        train(DataLoader(Given(lambda: rows), batch_size=2), lambda _: None)
+    error.match(
+        rf"the __iter__ of this Given returns the same {kind} again[\s\S]*\nhint: make a new iterator in __iter"
+    )
+
+
+@pytest.mark.parametrize("data", [Given(lambda: (row for row in ROWS)), Given(lambda: iter(ROWS)), Rewound()])
+def test_a_stream_that_begins_anew_in_each_epoch_is_right(data: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(DataLoader(data, batch_size=2), lambda _: None) == [[1.0] * 4] * 2
+    assert "warning" not in capsys.readouterr().err
