@@ -179,6 +179,12 @@ class Loop:
         for seen in self.gate.optimizers:
             seen.clear()
 
+    def close(self) -> None:
+        """The body has ended, also by an exception: what is done around a micro batch is undone."""
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
     # ---- what the loop does
 
     @property

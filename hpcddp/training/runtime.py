@@ -55,6 +55,7 @@ class Runtime(Saving):
         self.metrics = metrics
         self.weights_sha256: str | None = None  # of the tracked models at the end, on rank 0
         self._watch, self._record = watch, record
+        until_end.callback(loop.close)
 
     # ---- what is so
 

@@ -71,19 +71,46 @@ def average_buffers(model: nn.Module, layout: Layout) -> str | None:
 
 @contextmanager
 def frozen_statistics(model: nn.Module) -> Iterator[None]:
-    """BatchNorm and InstanceNorm layers use and keep their running statistics, for a micro batch that does not count.
+    """BatchNorm and InstanceNorm layers use and keep their running statistics, for a micro batch that does not count,
+    also after `model.train()` in the body, which takes effect behind it.
 
     SyncBatchNorm is left as it is: in training it waits for all ranks, so that one rank alone cannot skip it.
     """
     layers = [
         layer
         for layer in model.modules()
-        if isinstance(layer, NormWithStatistics) and not isinstance(layer, nn.SyncBatchNorm) and layer.training
+        if isinstance(layer, NormWithStatistics) and not isinstance(layer, nn.SyncBatchNorm)
     ]
+    modes: dict[nn.Module, bool] = {layer: layer.training for layer in layers}
     for layer in layers:
         layer.eval()
     try:
-        yield
+        with _held(modes):
+            yield
     finally:
         for layer in layers:
-            layer.train()
+            layer.train(modes[layer])
+
+
+@contextmanager
+def _held(modes: dict[nn.Module, bool]) -> Iterator[None]:
+    """`train` and `eval` of these layers note the mode and do nothing else.
+
+    Their class gets the method that does so: one of the layers' own would go into copies of the model.
+    """
+    usual, own = NormWithStatistics.train, vars(NormWithStatistics).get("train")
+
+    def note(layer: nn.Module, mode: bool = True) -> nn.Module:
+        if layer not in modes:
+            return usual(layer, mode)
+        modes[layer] = mode
+        return layer
+
+    NormWithStatistics.train = note  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        if own is None:
+            del NormWithStatistics.train
+        else:
+            NormWithStatistics.train = own  # type: ignore[method-assign]

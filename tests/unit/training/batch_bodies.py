@@ -184,6 +184,7 @@ def train_normalised(argument: dict[str, Any]) -> None:
         optimizer = rt.prepare(torch.optim.SGD(model.parameters(), lr=0.0))
         for _epoch in rt.epochs(1):
             for x, _ in loader:
+                model.train()
                 loss = (model(x) - 1).square().mean()
                 counts = rt.micro_batch_samples > 0
                 own = torch.autograd.grad(loss, inner[3].weight, retain_graph=True)[0] if counts else None

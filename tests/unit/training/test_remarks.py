@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -10,7 +11,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
+import hpcddp
 from hpcddp.batchplan import plan_batch
 from hpcddp.training.gradient.buffers import frozen_statistics
 from hpcddp.training.remarks import find_empty_ranks
@@ -37,6 +40,53 @@ def test_layers_that_meet_other_ranks_are_not_frozen() -> None:
     with frozen_statistics(model):
         assert [layer.training for layer in model] == [False, True]
     assert [layer.training for layer in model] == [True, True]
+
+
+class Frozen(nn.BatchNorm1d):
+    """Never in training mode."""
+
+    def train(self, mode: bool = True) -> Frozen:
+        return super().train(False)
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_statistics_stay_frozen_where_the_loop_calls_train_and_its_last_call_counts_afterwards(mode: bool) -> None:
+    model, other = nn.Sequential(nn.BatchNorm1d(2), Frozen(2)), nn.BatchNorm1d(2)
+    method = vars(type(other)).get("train")
+    model.train(not mode)
+    with frozen_statistics(model), frozen_statistics(nn.InstanceNorm1d(2)):
+        model.train(mode)
+        assert [layer.training for layer in (model, *model)] == [mode, False, False]
+        copied = copy.deepcopy(model).train()
+        assert [layer.training for layer in copied] == [True, False]
+        assert not other.eval().training
+        model(torch.randn(1, 2))
+    assert [layer.training for layer in model] == [mode, False]
+    assert not model[0].running_mean.any()
+    assert vars(type(other)).get("train") is method
+    assert model.train()[0].training
+
+
+def test_a_body_that_ends_by_an_exception_leaves_nothing_frozen() -> None:
+    data = TensorDataset(torch.randn(4, 2, 3), torch.zeros(4))
+    model = nn.Sequential(nn.BatchNorm1d(2), nn.Flatten(), nn.Linear(6, 1))
+
+    def train() -> None:
+        with hpcddp.runtime(exact=True, slices=3) as rt:
+            prepared = rt.prepare(model, torch.optim.SGD(model.parameters(), lr=0.0), DataLoader(data, batch_size=3))
+            for x, _ in prepared[2]:
+                prepared[1].zero_grad()
+                rt.backward(model(x).mean())
+                prepared[1].step()
+                if rt.micro_batch_samples == 0:
+                    model.train()
+                    assert not model[0].training
+                    raise KeyError
+
+    with pytest.raises(KeyError):
+        train()
+    assert model[0].training
+    assert not model.eval()[0].training
 
 
 @pytest.mark.parametrize(
