@@ -64,6 +64,7 @@ CAPTIONS = {
     "training.rendezvous": "ranks find each other: process group",
     "training.stopping": "signals, the deadline",
     "training.epoch_loops": "which loops over the data may come",
+    "training.leaving": "how a loop is left",
     "training.remarks": "warnings of rank 0 before the loop",
     "training.summary": "what rank 0 prints at the start and the end",
     "training.progress": "a bar on a terminal, a line per interval in a log",

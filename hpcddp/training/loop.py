@@ -21,6 +21,7 @@ from hpcddp.training.gate.step_made import LOOP, check_step
 from hpcddp.training.gate.unprepared import check_schedulers
 from hpcddp.training.gradient.backward import run_backward
 from hpcddp.training.gradient.gradients import Gradients
+from hpcddp.training.leaving import CaughtErrors
 from hpcddp.training.pace import Pace
 from hpcddp.training.parallel.calls import ForwardCalls
 from hpcddp.training.steps import StepRecord
@@ -45,6 +46,7 @@ class Loop:
         self.open_epoch: int | None = None  # the epoch of rt.epochs that the loop is in, or was left in
         self.epoch_is_read = False  # whether all batches of the open epoch came in an attempt before
         self.epochs = EpochLoops()
+        self.caught = CaughtErrors(lambda: self.inside or self.epochs.body is not None)
         self.models: list[nn.Module] = []  # that have all their parameters on this rank
         self.calls = ForwardCalls()
         self.gate = StepGate(self)
@@ -80,6 +82,7 @@ class Loop:
 
     def loop_starts(self, epoch: int) -> None:
         """The loop over an epoch's batches starts, at the first batch or where a resumed run continues."""
+        self.caught.check()
         self.epochs.check_loop(epoch, is_open=self.open_epoch is not None, is_read=self.epoch_is_read)
         self._pace.step_began()
         self.seed_between()

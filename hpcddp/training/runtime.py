@@ -23,6 +23,7 @@ from hpcddp.training.gate.dropped import DroppedBatches
 from hpcddp.training.gate.step_gate import step_all
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.gradient.noise import describe_noise
+from hpcddp.training.leaving import is_left_by_exception
 from hpcddp.training.loop import Loop
 from hpcddp.training.remarks import find_empty_ranks, print_warning
 from hpcddp.training.report import Report
@@ -56,6 +57,7 @@ class Runtime(Saving):
         self.weights_sha256: str | None = None  # of the tracked models at the end, on rank 0
         self._watch, self._record = watch, record
         until_end.callback(loop.close)
+        until_end.enter_context(loop.caught.noted())
 
     # ---- what is so
 
@@ -102,7 +104,7 @@ class Runtime(Saving):
 
         If the run has to stop before its end, the `with` body is left from here or from the loop over the loader. An
         epoch that a stop left after its last step is given again, without batches: what follows them is still to do. A
-        loop that `break` or `return` leaves has finished early; `stop` leaves it unfinished.
+        loop that `break` or `return` leaves has finished early; `stop` or an exception leaves it unfinished.
         """
         sampler, loop = self._need_loader().sampler, self._loop
         if not self._is_ending:
@@ -112,6 +114,7 @@ class Runtime(Saving):
         loop.epoch_is_read = loop.open_epoch is not None and loop.open_epoch < sampler.epoch
         while (epoch := sampler.epoch - loop.epoch_is_read) < count and not self._is_ending:
             loop.open_epoch = loop.epochs.body = epoch
+            self._broken_off = None
             self._left = f"the loop left epoch {epoch + 1} of {count}"
             left = count - sampler.epoch
             self._report.expect(self.steps, left, sampler.length, sampler.place, self.plan.global_batch)
@@ -120,9 +123,12 @@ class Runtime(Saving):
                 yield epoch
             except GeneratorExit:
                 self._loop_was_left = True
+                if is_left_by_exception():
+                    self._broken_off = "inside a step" if loop.inside else "between steps"
                 raise
             finally:
                 loop.epochs.body = None
+            loop.caught.check()
             self._body_has_ended = True  # if the loop left its batches by `break`, the step before is counted only now
             loop.settle()
             self._body_has_ended = False
@@ -248,16 +254,23 @@ class Runtime(Saving):
 
     def finish(self) -> None:
         """The body has ended without an error: last numbers, last checkpoint, state.json. `open_runtime` calls it."""
+        self._loop.caught.check()
+        whole = self._broken_off != "inside a step"  # else an optimizer may have moved some of the weights
         with suppress(StopTraining):
-            self._loop.settle()
-        self._loop.check_trained()
+            if whole:
+                self._loop.settle()
+        if whole:
+            self._loop.check_trained()
         self._meet("ended the `with` body")
         stop = self._record.catch_up(self._loader.weighing if self._loader is not None else None)
         self.stop_reason = self.stop_reason or stop
         if self._loader is not None:
             self._loader.close()
         self._check_state(at_end=True)
-        self._save_now()
+        if self._broken_off and self._left and not self._finish_reason:
+            self.stop_reason = self.stop_reason or f"{self._left} by an exception"
+        if whole:
+            self._save_now()
         self._finish_reason = self._finish_reason or self._left  # by `break` or `return`
         self.weights_sha256 = self._checkpointer.finish(
             self.stop_reason, step=self.steps, epoch=self.epoch, finished=self._finish_reason

@@ -26,6 +26,7 @@ class Saving(Preparation):
     _finish_reason: str | None = None
     _left: str | None = None  # the epoch of `epochs` that the loop is in
     _loop_was_left = False  # by `break` or `return`
+    _broken_off: str | None = None  # where an exception left it
 
     @property
     def steps(self) -> int:
@@ -59,7 +60,8 @@ class Saving(Preparation):
         RequestError, on every rank, if other ranks meet from another place.
         """
         if self._loop_was_left:
-            place = "left the loop over rt.epochs() by break or return"
+            how = f"an exception {self._broken_off}" if self._broken_off else "break or return"
+            place = f"left the loop over rt.epochs() by {how}"
             self._loop_was_left = False
         granted, answer = self._meeting.meet(place, mine)
         self.stop_reason = self.stop_reason or granted.get(STOP)
