@@ -55,6 +55,7 @@ class Loop:
         self._seed = seed
         self._gradients = gradients
         self.record = record
+        self.begins: Callable[[], None] = lambda: None  # is called before a loop outside of rt.epochs
         self._pace = pace
         self._count_step = count_step
         self._is_stopping = is_stopping
@@ -83,6 +84,8 @@ class Loop:
     def loop_starts(self, epoch: int) -> None:
         """The loop over an epoch's batches starts, at the first batch or where a resumed run continues."""
         self.caught.check()
+        if self.open_epoch is None:
+            self.begins()
         self.epochs.check_loop(epoch, is_open=self.open_epoch is not None, is_read=self.epoch_is_read)
         self._pace.step_began()
         self.seed_between()

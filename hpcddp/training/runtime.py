@@ -49,10 +49,12 @@ class Runtime(Saving):
     ) -> None:
         record = StepRecord(setup, gradients, metrics)
         dropped = DroppedBatches(is_first=setup.group.is_first)
+        checkpointer = Checkpointer(setup, watch)
         loop = Loop(
             setup.options.seed, gradients, record, watch.pace, self._count_step, lambda: self._is_ending, dropped
         )
-        super().__init__(setup, gradients, loop, Checkpointer(setup, watch), report, planned, until_end)
+        super().__init__(setup, gradients, loop, checkpointer, report, planned, until_end)
+        loop.begins = checkpointer.check_untouched
         self.metrics = metrics
         self.weights_sha256: str | None = None  # of the tracked models at the end, on rank 0
         self._watch, self._record = watch, record
@@ -110,6 +112,7 @@ class Runtime(Saving):
         if not self._is_ending:
             loop.epochs.check_count(count, sampler.epoch)
         print_warning(find_empty_ranks(loop.models, self.plan, sampler.length), is_first=self.is_main)
+        self._checkpointer.check_untouched()
         self._meet("began the loop over rt.epochs()")
         loop.epoch_is_read = loop.open_epoch is not None and loop.open_epoch < sampler.epoch
         while (epoch := sampler.epoch - loop.epoch_is_read) < count and not self._is_ending:

@@ -33,6 +33,7 @@ from hpcddp.training.checkpoint.settings import (
 )
 from hpcddp.training.checkpoint.state_tree import list_tensors, make_outline
 from hpcddp.training.checkpoint.tracked import Tracked
+from hpcddp.training.checkpoint.untouched import LoadedState
 from hpcddp.training.checkpoint.writer import Saved, Writer
 from hpcddp.training.setup import RunSetup
 from hpcddp.training.stopping import StopWatch
@@ -51,6 +52,7 @@ class Checkpointer:
         options, group = setup.options, setup.group
         self.old_data: dict[str, Any] | None = None  # that the checkpoint was trained with, if one was loaded
         self._tracked: Tracked | None = None
+        self._loaded: LoadedState | None = None  # until the loop begins
         self._group = group
         self._folder = folder = setup.folder
         self._watch = watch
@@ -90,6 +92,7 @@ class Checkpointer:
             manifest = read_manifest(name_step(Path(self._folder.run.checkpoints), position["step"]))
             self.old_data = manifest.get("data")
             self._settle_settings(objects, manifest, position["step"])
+            self._loaded = LoadedState(self._tracked.objects, position["step"])
             if self._provenance is not None:
                 self._provenance = self._continue(self._provenance, position["step"], manifest)
         if self._watch.deadline is not None and self._group.is_first:
@@ -98,6 +101,12 @@ class Checkpointer:
                 guess_save_s(Path(self._folder.run.path), self._tracked) if known is None else known
             )
         return position
+
+    def check_untouched(self) -> None:
+        """The loop begins: RequestError if what was loaded has changed since. Looks the first time only."""
+        loaded, self._loaded = self._loaded, None
+        if loaded is not None:
+            loaded.check()
 
     def models(self) -> list[nn.Module]:
         """The tracked models."""

@@ -125,15 +125,15 @@ def _list_weights(models: Sequence[nn.Module], others: Sequence[nn.Module]) -> l
     for model, is_trained in (*((model, True) for model in models), *((model, False) for model in others)):
         for name, parameter in model.named_parameters():
             weight = _Weight(f"{name} of {type(model).__name__}", parameter.detach(), is_trained)
-            if _is_comparable(parameter):
+            if is_whole(parameter):
                 found.setdefault(id(parameter), weight)
     return list(found.values())
 
 
-def _is_comparable(parameter: nn.Parameter) -> bool:
+def is_whole(tensor: Tensor) -> bool:
     """Not so where a rank has a part only, a DTensor, or no numbers at all."""
-    is_plain = type(parameter.data) is Tensor and parameter.layout is torch.strided
-    return is_plain and not parameter.is_meta and parameter.element_size() in INTEGERS
+    is_plain = type(tensor.data) is Tensor and tensor.layout is torch.strided
+    return is_plain and not tensor.is_meta and tensor.element_size() in INTEGERS
 
 
 def check_alike(
