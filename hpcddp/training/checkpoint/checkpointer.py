@@ -26,6 +26,7 @@ from hpcddp.training.checkpoint.settings import (
     RUN,
     Settings,
     describe_changes,
+    describe_gone,
     list_changes,
     merge,
     override,
@@ -187,13 +188,14 @@ class Checkpointer:
             write_state(self._folder, status, step=step, epoch=epoch, reason=reason, **more)
 
     def _settle_settings(self, objects: dict[str, Any], manifest: dict[str, Any], step: int) -> None:
-        """The objects have the checkpoint's settings now: override those that the user said, and name all changes."""
+        """The objects have the checkpoint's settings now: override those that the user said, and name all changes,
+        and the objects that are gone."""
         old = manifest.get("settings", {})
         changes = list_changes(old, self._settings)
         left = override(objects, changes, self._override)
         self._settings = merge(old, self._settings, left)
         if self._group.is_first:
-            for line in describe_changes(changes, left, step):
+            for line in (*describe_gone(manifest, objects, step), *describe_changes(changes, left, step)):
                 print(f"hpcddp: {line}", file=sys.stderr, flush=True)
 
     def _continue(self, provenance: Provenance, step: int, manifest: dict[str, Any]) -> Provenance:

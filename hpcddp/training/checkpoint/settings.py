@@ -122,6 +122,16 @@ def describe_changes(changes: Sequence[Change], left: Sequence[Change], step: in
             yield words + f"the checkpoint's {change.old} is in force{more}"
 
 
+def describe_gone(manifest: Mapping[str, Any], objects: Mapping[str, Any], step: int) -> Iterator[str]:
+    """One line for each object of a checkpoint that the script does not track any more."""
+    for name, described in manifest.get("objects", {}).items():
+        if name not in objects:
+            yield (
+                f"resumed at step {step}: the checkpoint has {name} ({described['type']}), which rt.prepare was not"
+                " given now; it is not resumed, and the next checkpoints are without it"
+            )
+
+
 def _can(change: Change) -> bool:
     return change.thing.startswith("optimizer")
 

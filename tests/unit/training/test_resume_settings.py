@@ -27,17 +27,19 @@ def attempt(
     batch: int = 4,
     data: Any = None,
     loader_first: bool = True,
+    schedule: bool = True,
     **options: Any,
 ) -> tuple[torch.optim.Optimizer, Any]:
     """Train to this step of one epoch and stop."""
     torch.manual_seed(0)
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, weight_decay=decay)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma) if schedule else None
     data = TensorDataset(torch.ones(40, 2), torch.ones(40, 1)) if data is None else data
     with hpcddp.runtime(run_dir=str(folder), resume=folder.name if folder.exists() else True, **options) as rt:
         if loader_first:
-            *_, loader = rt.prepare(model, optimizer, scheduler, DataLoader(data, batch_size=batch))
+            others = (scheduler,) if schedule else ()
+            *_, loader = rt.prepare(model, optimizer, *others, DataLoader(data, batch_size=batch))
         else:
             model = rt.wrap(model)
             rt.track(model=model, optimizer=optimizer, scheduler=scheduler)
@@ -48,10 +50,19 @@ def attempt(
                 optimizer.zero_grad()
                 rt.backward(mse_loss(model(x), y))
                 optimizer.step()
-                scheduler.step()
+                if scheduler is not None:
+                    scheduler.step()
                 if rt.steps == steps - 1:
                     rt.stop("the test")
     return optimizer, found
+
+
+def test_what_is_not_prepared_any_more_is_named(tmp_path: Path, capfd: Any) -> None:
+    attempt(tmp_path / "run", steps=2)
+    capfd.readouterr()
+    attempt(tmp_path / "run", steps=3, schedule=False)
+    line = "hpcddp: resumed at step 2: the checkpoint has scheduler (StepLR), which rt.prepare was not given now;"
+    assert line in capfd.readouterr().err
 
 
 def test_changed_settings_are_named_and_the_checkpoints_are_in_force(tmp_path: Path, capfd: Any) -> None:
