@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
@@ -21,11 +22,16 @@ Thing = TypeVar("Thing")
 def sum_over_data_ranks(value: Number, layout: Layout, device: torch.device) -> Number:
     """The sum over the data ranks: of whole numbers and truth values in int64, of others in float64 or complex128.
 
-    Of a number a number (a NumPy number is one), of a tensor one of its shape. Waits for the device.
+    Of a number a number (a NumPy number is one), of a tensor one of its shape. RequestError if the ranks' shapes
+    differ. Waits for the device.
     """
     if isinstance(value, Tensor):
         return _sum(value.detach(), layout, device)
     if isinstance(value, Integral):
+        if abs(int(value)) >= 2**63 // layout.data_size:
+            raise RequestError(
+                f"rt.sum({value}) does not fit: whole numbers are summed in 64 bits", "rt.sum(float(number))"
+            )
         one = torch.tensor(int(value), dtype=torch.int64)
     elif isinstance(value, Real):
         one = torch.tensor(float(value), dtype=torch.float64)
@@ -42,13 +48,27 @@ def _sum(mine: Tensor, layout: Layout, device: torch.device) -> Tensor:
     elif mine.is_floating_point():
         wide = _WIDE.index(torch.float64)
     if layout.data_size > 1:
-        widest = torch.tensor(wide, device=device)
-        dist.all_reduce(widest, dist.ReduceOp.MAX, group=layout.data_group)
-        wide = int(widest)
+        shape = zlib.crc32(repr(tuple(mine.shape)).encode()) if mine.numel() != 1 else 0
+        most = torch.tensor([wide, shape, -shape], device=device)
+        dist.all_reduce(most, dist.ReduceOp.MAX, group=layout.data_group)
+        wide, largest, smallest = int(most[0]), int(most[1]), -int(most[2])
+        if largest != smallest:
+            raise _differ_in_shape(mine, layout)
     total = mine.to(device, _WIDE[wide], copy=True)
     if layout.data_size > 1:
         dist.all_reduce(torch.view_as_real(total) if total.is_complex() else total, group=layout.data_group)
     return total
+
+
+def _differ_in_shape(mine: Tensor, layout: Layout) -> RequestError:
+    shapes: list[Any] = [None] * layout.data_size
+    dist.all_gather_object(shapes, tuple(mine.shape), group=layout.data_group)
+    other = next(rank for rank, shape in enumerate(shapes) if shape != shapes[0])
+    return RequestError(
+        f"rt.sum got another shape on each rank: {shapes[0]} on rank {layout.data_ranks[0]}, {shapes[other]} on rank"
+        f" {layout.data_ranks[other]}",
+        "sum tensors of one shape, as of torch.bincount(x, minlength=classes); for rows of any number: rt.gather(rows)",
+    )
 
 
 def gather_rows(rows: Tensor, layout: Layout, device: torch.device) -> Tensor:

@@ -51,17 +51,29 @@ class SameWeights:
 
     def check(self, step: int, *, at_end: bool = False) -> None:
         """See `check_numbers`, `check_alike` and `EvaluationLoops`. Nothing if that was done at this step; at
-        the end of the run there may have been evaluations since then."""
-        if self._checked_at != step:
-            self._checked_at = step
+        the end of the run there may have been evaluations since then, and changes of the weights."""
+        is_new = self._checked_at != step
+        self._checked_at = step
+        if is_new:
             check_numbers(self._models, self._layout, step)
+        if at_end:
+            self._compare_at_end(step)
+        elif is_new:
             self._compare(step)
-        elif at_end:
-            check_alike([], self.evaluations, self._layout, self._device, step)
 
     def _compare(self, step: int) -> None:
         weights = _list_weights(self._models, self._others())
         check_alike(weights, self.evaluations, self._layout, self._device, step)
+
+    def _compare_at_end(self, step: int) -> None:
+        """Behind the last checkpoint rank 0 may make its model another one, to export it: that one has no like."""
+        weights = _list_weights(self._models, self._others()) if self._layout.data_size > 1 else []
+        forms: list[Any] = [[(name, str(tensor.dtype), tuple(tensor.shape)) for name, tensor, _ in weights]]
+        if self._layout.data_size > 1:
+            mine, forms = forms[0], [None] * self._layout.data_size
+            dist.all_gather_object(forms, mine, group=self._layout.data_group)
+        are_alike = all(form == forms[0] for form in forms)
+        check_alike(weights if are_alike else [], self.evaluations, self._layout, self._device, step)
 
 
 class EvaluationLoops:
