@@ -52,6 +52,7 @@ CAPTIONS = {
     "training.collectives": "numbers and rows of all data ranks",
     "training.meeting": "what one rank asks of all; ranks that go different ways",
     "training.same_options": "whether all ranks were given the same options",
+    "training.arguments": "what a script's arguments may be",
     "training.kinds": "kinds of objects, and their names in a checkpoint",
     "training.steps": "the record of each optimizer step",
     "training.checkpoint": "writing, reading, resume",

@@ -137,27 +137,29 @@ def runtime(
     numbers of `rt.log` go besides metrics.jsonl: "tensorboard", "mlflow", "wandb"; None: HPCDDP_LOG_TO. The other
     arguments are those of `init`.
     """
+    from hpcddp.training.arguments import read_optional, read_seconds, read_whole
     from hpcddp.training.opening import open_runtime
     from hpcddp.training.options import RuntimeOptions
     from hpcddp.training.with_body import UnopenedRuntime
 
-    options = RuntimeOptions(
-        global_batch=global_batch,
-        seed=seed,
-        max_micro_batch=max_micro_batch,
-        run_dir=run_dir,
-        resume=resume,
-        override=(override,) if isinstance(override, str) else tuple(override),
-        save_every=save_every,
-        keep=keep,
-        checkpoint=checkpoint,
-        group=group,
-        backend=backend,
-        timeout_s=timeout_s,
-        rendezvous=rendezvous,
-        exact=exact,
-        slices=slices,
-        noise_every=noise_every,
-        log_to=log_to,
-    )
+    with two_lines():
+        options = RuntimeOptions(
+            global_batch=read_optional(global_batch, "hpcddp.runtime(global_batch={})"),
+            seed=read_whole(seed, "hpcddp.runtime(…, seed={})", least=0),
+            max_micro_batch=read_optional(max_micro_batch, "hpcddp.runtime(…, max_micro_batch={})"),
+            run_dir=run_dir,
+            resume=resume,
+            override=(override,) if isinstance(override, str) else tuple(override),
+            save_every=read_optional(save_every, "hpcddp.runtime(…, save_every={})"),
+            keep=read_whole(keep, "hpcddp.runtime(…, keep={})"),
+            checkpoint=checkpoint,
+            group=group,
+            backend=backend,
+            timeout_s=read_seconds(timeout_s, "hpcddp.runtime(…, timeout_s={})"),
+            rendezvous=rendezvous,
+            exact=exact,
+            slices=read_optional(slices, "hpcddp.runtime(…, slices={})"),
+            noise_every=read_optional(noise_every, "hpcddp.runtime(…, noise_every={})"),
+            log_to=log_to,
+        )
     return UnopenedRuntime(open_runtime(os.environ, options))

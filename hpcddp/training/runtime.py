@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from hpcddp.batchplan import BatchPlan
 from hpcddp.errors import RequestError
 from hpcddp.runs.metrics import MetricsFile
+from hpcddp.training.arguments import read_epochs
 from hpcddp.training.checkpoint.checkpointer import Checkpointer
 from hpcddp.training.checkpoint.tracked import unwrap
 from hpcddp.training.data.loader import Step
@@ -108,7 +109,7 @@ class Runtime(Saving):
         epoch that a stop left after its last step is given again, without batches: what follows them is still to do. A
         loop that `break` or `return` leaves has finished early; `stop` or an exception leaves it unfinished.
         """
-        sampler, loop = self._need_loader().sampler, self._loop
+        count, sampler, loop = read_epochs(count), self._need_loader().sampler, self._loop
         if not self._is_ending:
             loop.epochs.check_count(count, sampler.epoch)
         print_warning(find_empty_ranks(loop.models, self.plan, sampler.length), is_first=self.is_main)

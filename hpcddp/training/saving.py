@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from hpcddp.errors import RequestError
+from hpcddp.training.arguments import read_path, read_value
 from hpcddp.training.checkpoint.position import describe_position
 from hpcddp.training.checkpoint.tracked import unwrap
 from hpcddp.training.checkpoint.whole_model import write_whole
@@ -112,9 +113,10 @@ class Saving(Preparation):
             raise RequestError(
                 "rt.save_best(value) came inside the loop over the loader", "call it after the loop, once per epoch"
             )
-        is_best = bool(self._meet("called rt.save_best(value)", self._checkpointer.is_best(float(value), mode)))
+        number = read_value(value, "rt.save_best({})")
+        is_best = bool(self._meet("called rt.save_best(value)", self._checkpointer.is_best(number, mode)))
         if is_best:
-            self._checkpointer.propose_best(float(value), mode, self.steps)
+            self._checkpointer.propose_best(number, mode, self.steps)
             self.save()
         return is_best
 
@@ -123,6 +125,7 @@ class Saving(Preparation):
 
         Rank 0 writes it, as a whole. Of an AveragedModel the averaged weights are written, under the model's own names.
         """
+        file = read_path(path, "rt.save_model({})")
         if model is None:
             if len(self._models) != 1:
                 raise RequestError(
@@ -134,4 +137,4 @@ class Saving(Preparation):
         self._average_buffers()
         if isinstance(model, AveragedModel):
             model = model.module
-        write_whole(unwrap(model), Path(path), self.group)
+        write_whole(unwrap(model), file, self.group)

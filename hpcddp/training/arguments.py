@@ -1,0 +1,79 @@
+"""Reads the arguments that a script gives: what cannot be meant is refused at once, by its name, in two lines."""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+from numbers import Real
+from pathlib import Path
+from typing import Any, cast
+
+from hpcddp.errors import RequestError
+
+
+def read_whole(value: Any, call: str, *, least: int = 1) -> int:
+    """A whole number of `least` or more; one of numpy's is one. `call`: where it is given, with {} in its place."""
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or number < least:
+        raise RequestError(
+            f"{call.format(repr(value))}: {_say(value)} is not a whole number of {least} or more",
+            call.format(_guess(value, least)),
+        )
+    return number
+
+
+def read_optional(value: Any, call: str, *, least: int = 1) -> int | None:
+    """The same, or None."""
+    return None if value is None else read_whole(value, call, least=least)
+
+
+def read_epochs(count: Any) -> int:
+    """Of `rt.epochs`: a whole number; infinity passes, where the loop has an end of its own."""
+    if isinstance(count, float) and count == math.inf:
+        return cast(int, count)
+    return read_whole(count, "rt.epochs({})", least=0)
+
+
+def read_seconds(value: Any, call: str) -> float | None:
+    """A number above 0, or None."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, Real) or not float(value) > 0:
+        raise RequestError(f"{call.format(repr(value))}: {_say(value)} is no number of seconds", call.format("1800"))
+    return float(value)
+
+
+def read_value(value: Any, call: str) -> float:
+    """A number, or a tensor or array of one element."""
+    try:
+        if isinstance(value, str | bytes):
+            raise TypeError
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):  # torch's word for more elements
+        shape = tuple(getattr(value, "shape", ()))
+        what = f"a {type(value).__name__} of shape {shape}" if shape else _say(value)
+        raise RequestError(f"{call.format('value')}: {what} is not one number", call.format("accuracy")) from None
+
+
+def read_path(value: Any, call: str) -> Path:
+    """A path, as text or as a Path."""
+    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
+        raise RequestError(f"{call.format(repr(value))}: {_say(value)} is no path", call.format('"model.pt"'))
+    return Path(value)
+
+
+def _say(value: Any) -> str:
+    return repr(value) if isinstance(value, int | float | None) else f"{value!r}, a {type(value).__name__},"
+
+
+def _guess(value: Any, least: int) -> int:
+    """What was meant, for the hint: '8' and 8.0 are 8."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    return max(math.ceil(number), least) if math.isfinite(number) and number >= 0 else max(least, 1)

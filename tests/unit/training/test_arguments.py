@@ -1,0 +1,92 @@
+"""An argument that cannot be meant ends a script in two lines, by its name; what can be meant is taken."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import hpcddp
+from hpcddp.errors import RequestError
+from hpcddp.training.arguments import read_epochs, read_optional, read_path, read_seconds, read_value, read_whole
+
+
+@pytest.mark.parametrize(
+    ("given", "says", "hint"),
+    [
+        ({"global_batch": "8"}, "global_batch='8'): '8', a str, is not a whole number of 1 or more", "global_batch=8)"),
+        ({"global_batch": 8.0}, "global_batch=8.0): 8.0 is not a whole number of 1 or more", "global_batch=8)"),
+        ({"global_batch": True}, "global_batch=True)", "global_batch=1)"),
+        ({"max_micro_batch": 0}, "max_micro_batch=0): 0 is not a whole number of 1 or more", "max_micro_batch=1)"),
+        ({"save_every": 0}, "save_every=0): 0 is not", "save_every=1)"),
+        ({"save_every": 0.5}, "save_every=0.5): 0.5 is not", "save_every=1)"),
+        ({"seed": "a"}, "seed='a'): 'a', a str, is not a whole number of 0 or more", "seed=1)"),
+        ({"seed": None}, "seed=None): None is not", "seed=1)"),
+        ({"seed": -1}, "seed=-1): -1 is not a whole number of 0 or more", "seed=1)"),
+        ({"keep": 0}, "keep=0): 0 is not", "keep=1)"),
+        ({"noise_every": 0}, "noise_every=0): 0 is not", "noise_every=1)"),
+        ({"timeout_s": "60"}, "timeout_s='60'): '60', a str, is no number of seconds", "timeout_s=1800)"),
+        ({"exact": True, "slices": "8"}, "slices='8')", "slices=8)"),
+    ],
+    ids=str,
+)
+def test_an_argument_of_the_runtime_is_read_before_anything_begins(given: dict[str, Any], says: str, hint: str) -> None:
+    with pytest.raises(RequestError) as told:
+        hpcddp.runtime(**given)
+    assert says in told.value.message
+    assert told.value.hint.startswith("hpcddp.runtime(")
+    assert told.value.hint.endswith(hint)
+
+
+@pytest.mark.parametrize(
+    ("read", "says"),
+    [
+        (
+            lambda: read_epochs("3"),
+            "rt.epochs('3'): '3', a str, is not a whole number of 0 or more\nhint: rt.epochs(3)",
+        ),
+        (lambda: read_epochs(None), "rt.epochs(None): None is not a whole number"),
+        (lambda: read_epochs(2.5), "rt.epochs(2.5): 2.5 is not a whole number of 0 or more\nhint: rt.epochs(3)"),
+        (lambda: read_epochs(-1), "rt.epochs(-1)"),
+        (
+            lambda: read_value("x", "rt.save_best({})"),
+            "rt.save_best(value): 'x', a str, is not one number\nhint: rt.sa",
+        ),
+        (lambda: read_value(torch.ones(2), "f({})"), "f(value): a Tensor of shape (2,) is not one number"),
+        (
+            lambda: read_path(None, "rt.save_model({})"),
+            'rt.save_model(None): None is no path\nhint: rt.save_model("mod',
+        ),
+    ],
+)
+def test_an_argument_of_a_method_is_read_alike(read: Callable[[], Any], says: str) -> None:
+    with pytest.raises(RequestError) as told:
+        read()
+    assert says in str(told.value)
+
+
+def test_what_can_be_meant_is_taken() -> None:
+    assert [read_whole(value, "{}") for value in (8, numpy.int64(8), torch.tensor(8))] == [8] * 3
+    assert (read_optional(None, "{}"), read_whole(0, "{}", least=0), read_epochs(float("inf"))) == (
+        None,
+        0,
+        float("inf"),
+    )
+    assert [read_value(value, "{}") for value in (1, numpy.float32(1), torch.ones(1), numpy.array(1.0))] == [1.0] * 4
+    assert (read_path("a/b", "{}"), read_path(Path("a"), "{}")) == (Path("a/b"), Path("a"))
+    assert (read_seconds(None, "{}"), read_seconds(60, "{}")) == (None, 60.0)
+
+
+def test_the_methods_read_their_arguments() -> None:
+    model, data = torch.nn.Linear(2, 1), DataLoader(TensorDataset(torch.ones(4, 2)), batch_size=2)
+    with hpcddp.runtime() as rt:
+        rt.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), data)
+        for method, value in itertools.product(("epochs", "save_best", "save_model"), ("", None, [])):
+            with pytest.raises(RequestError, match=rf"^rt\.{method}\("):
+                list(getattr(rt, method)(value))
