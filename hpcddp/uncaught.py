@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, TypeVar
@@ -35,16 +36,31 @@ def two_lines() -> Iterator[None]:
 
 class Opening(AbstractContextManager[_T]):
     """`inner` with `two_lines` up to the `with` body: until there an error is about how the script was started. In the
-    body a line of the script explains it."""
+    body a line of the script explains it.
+
+    A process that the body has forked off leaves `inner` to the one that entered it: a run ends once.
+    """
 
     def __init__(self, inner: AbstractContextManager[_T]) -> None:
         self._inner = inner
+        self._process = 0
 
     def __enter__(self) -> _T:
+        self._process = os.getpid()
         with two_lines():
             return self._inner.__enter__()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
+        if os.getpid() != self._process:
+            _keep_for_ever(self._inner)
+            return None
         return self._inner.__exit__(kind, error, trace)
+
+
+def _keep_for_ever(thing: object) -> None:
+    """Python would leave a generator that nothing holds any more, and so end what it opened."""
+    import ctypes
+
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
