@@ -20,7 +20,7 @@ def describe_position(
     if open_epoch is not None:
         position["open_epoch"] = open_epoch
     if isinstance(sampler, GlobalBatchSampler):
-        position |= {"samples": sampler.length, "shuffle": sampler.shuffle}
+        position |= {"samples": sampler.length, "of_samples": sampler.samples, "shuffle": sampler.shuffle}
     return position
 
 
@@ -28,9 +28,14 @@ def move_to(position: dict[str, int], sampler: GlobalBatchSampler | StreamSample
     """Continue at this position. RequestError if another seed, another data set or another `shuffle` gave the samples
     of its epoch.
     """
-    shuffle = sampler.shuffle if isinstance(sampler, GlobalBatchSampler) else None
-    check_position(position, seed=sampler.seed, length=sampler.length, shuffle=shuffle, hints=hints)
-    sampler.consumed = position["consumed"]
+    if not isinstance(sampler, GlobalBatchSampler):
+        check_position(position, seed=sampler.seed, length=sampler.length, hints=hints)
+        sampler.consumed = position["consumed"]
+        return
+    seed, length, samples = sampler.seed, sampler.length, sampler.samples
+    check_position(position, seed=seed, length=length, samples=samples, shuffle=sampler.shuffle, hints=hints)
+    epoch, place = divmod(position["consumed"], position.get("samples", length))
+    sampler.consumed = epoch * length + min(place, length)
 
 
 def check_position(
@@ -38,19 +43,22 @@ def check_position(
     *,
     seed: int,
     length: int | None,
+    samples: int | None = None,
     shuffle: bool | None = None,
     hints: Hints = Hints(),  # noqa: B008  # a NamedTuple of words
 ) -> None:
     """RequestError if another seed, a data set of another length or another `shuffle` gave the samples of a
-    checkpoint's epoch. Checkpoints of hpcddp 0.1 do not say `shuffle`.
+    checkpoint's epoch. Checkpoints of hpcddp 0.1 do not say `shuffle`, and older ones not the `samples` of the data
+    set, of which an epoch with drop_last has only `length`: another global batch has another length.
     """
-    samples = position.get("samples", length)
-    if samples != length:
+    old_length = position.get("samples", length)
+    old, new = (position["of_samples"], samples) if samples and "of_samples" in position else (old_length, length)
+    if old != new:
         raise RequestError(
-            f"the data set has {length} samples, the checkpoint's run had {samples}",
+            f"the data set has {new} samples, the checkpoint's run had {old}",
             f"resume with the same data, or {hints.anew}",
         )
-    if length is not None and position["consumed"] % length == 0:
+    if old_length is not None and position["consumed"] % old_length == 0:
         return
     if position.get("seed", seed) != seed:
         raise RequestError(

@@ -11,11 +11,14 @@ from typing import Any
 import pytest
 import torch
 
+from hpcddp.batchplan import plan_batch
 from hpcddp.errors import RequestError
 from hpcddp.training.checkpoint.files import find_fault, list_checkpoints
 from hpcddp.training.checkpoint.manifest import read_manifest
-from hpcddp.training.checkpoint.position import check_position
+from hpcddp.training.checkpoint.position import check_position, describe_position, move_to
 from hpcddp.training.checkpoint.state_tree import make_outline
+from hpcddp.training.data.sampler import GlobalBatchSampler
+from hpcddp.training.setup import Hints
 
 RunRanks = Callable[..., Any]
 BODY = "checkpoint_bodies:train"
@@ -119,6 +122,36 @@ def test_other_data_and_in_an_epoch_another_seed_are_refused() -> None:
         check_position({**position, "shuffle": True}, seed=1, length=20, shuffle=False)
     with pytest.raises(RequestError, match="the data set has 21 samples, the checkpoint's run had 20"):
         check_position(position, seed=1, length=21)
+
+
+def test_another_global_batch_or_drop_last_of_the_same_data_goes_on_at_the_same_sample() -> None:
+    def sampler(batch: int, *, samples: int = 22, drop_last: bool = True) -> GlobalBatchSampler:
+        return GlobalBatchSampler(samples, plan_batch(batch, 1), 0, drop_last=drop_last)
+
+    old = sampler(6)  # 18 of the 22 samples in each epoch
+    order = [sample for batch in sampler(6, drop_last=False) for sample in batch]
+    old.advance(12)
+    position = describe_position(2, old)
+    for new, left in (
+        (sampler(10), order[12:20]),
+        (sampler(6, drop_last=False), order[12:]),
+        (sampler(11), order[12:]),
+    ):
+        move_to(position, new, Hints())
+        assert (new.epoch, [sample for batch in new for sample in batch]) == (0, left)
+    short = sampler(12)  # has 12 in an epoch: this one is over
+    move_to(position, short, Hints())
+    assert (short.epoch, short.place) == (1, 0)
+    old.end_epoch(0)
+    new = sampler(10)
+    move_to(describe_position(3, old), new, Hints())
+    assert (new.epoch, new.place) == (1, 0)
+    with pytest.raises(RequestError, match="the data set has 21 samples, the checkpoint's run had 22"):
+        move_to(position, sampler(6, samples=21), Hints())
+    older = {name: value for name, value in position.items() if name != "of_samples"}
+    move_to(older, sampler(6), Hints())
+    with pytest.raises(RequestError, match="the data set has 20 samples, the checkpoint's run had 18"):
+        move_to(older, sampler(10), Hints())
 
 
 @pytest.mark.slow
