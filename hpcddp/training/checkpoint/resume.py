@@ -12,7 +12,7 @@ from torch import Tensor
 from hpcddp.errors import RequestError
 from hpcddp.training.checkpoint.files import find_fault, list_checkpoints, read_checkpoint, set_aside
 from hpcddp.training.checkpoint.manifest import read_manifest
-from hpcddp.training.checkpoint.same_objects import check_same_classes, check_same_groups
+from hpcddp.training.checkpoint.same_objects import check_added_groups, check_same_classes, check_same_groups
 from hpcddp.training.checkpoint.state_tree import list_tensors, map_tensors, split_like, write_key
 from hpcddp.training.checkpoint.tracked import FindLike, Tracked
 from hpcddp.training.rendezvous.group import Group
@@ -46,6 +46,7 @@ def resume(group: Group, folder: Path, tracked: Tracked, anew: str) -> dict[str,
     source, hint = f"checkpoint {path}", f"take the model and options of the first run, or {anew}"
     tracked.restore_models(tree, source, hint)
     check_same_groups(manifest, tracked.groups, source, anew)  # after the models: a changed one is named as itself
+    check_added_groups(tree, tracked.objects, source)
     tracked.restore_others(tree, source, hint)
     return position
 

@@ -73,6 +73,22 @@ def check_same_groups(manifest: Mapping[str, Any], groups: Groups, source: str, 
             )
 
 
+def check_added_groups(tree: Mapping[str, Any], objects: Mapping[str, Any], source: str) -> None:
+    """RequestError for an optimizer that got a parameter group after rt.prepare, and has not got it yet this time.
+
+    Call it after `check_same_groups`: at rt.prepare its groups were those of now.
+    """
+    for name, thing in objects.items():
+        if isinstance(thing, Optimizer):
+            old, new = len(tree[name].get("param_groups", ())), len(thing.param_groups)
+            if old > new:
+                raise RequestError(
+                    f"{source} has {format_count(old, 'parameter group')} of {name}, and the script has given it {new}"
+                    " by rt.prepare: the rest was added later, and a resume loads all of them there",
+                    "optimizer.add_param_group({…}) before rt.prepare, with lr=0.0 until its turn comes",
+                )
+
+
 def _say_other(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> str:
     if len(old) != len(new):
         return f"it had {format_count(len(old), 'parameter group')}, and has {len(new)} now"

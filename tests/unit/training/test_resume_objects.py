@@ -176,3 +176,25 @@ def test_a_hint_has_the_words_of_how_the_run_was_started(tmp_path: Path) -> None
     ):
         options = RuntimeOptions(run_dir=run, by_options=by_options)
         assert choose_hints(choose_attempt(env, run), env, options) == words
+
+
+def test_a_group_that_was_added_in_the_loop_has_to_come_before_prepare(tmp_path: Path) -> None:
+    def late() -> Objects:
+        models, others = fewer()
+        add = {"params": list(models[0].g.parameters())}
+        step = others[0].step
+
+        def step_of_two(*arguments: Any) -> Any:
+            if len(others[0].param_groups) == 1:
+                others[0].add_param_group(add)
+            return step(*arguments)
+
+        others[0].step = step_of_two
+        return models, others
+
+    attempt(tmp_path / "run", late)
+    with pytest.raises(
+        RequestError, match="has 2 parameter groups of optimizer, and the script has given it 1 by"
+    ) as told:
+        attempt(tmp_path / "run", late)
+    assert told.value.hint.startswith("optimizer.add_param_group({…}) before rt.prepare")
