@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from hpcddp.errors import HpcddpError
 
+STORE_IS_GONE = ""  # rank 0, which hosts it, has ended: it may have failed first, or only heard it before this rank
+
 
 class Failure(NamedTuple):
     """The first failure of a run, as the rank that had it wrote it to the store."""
@@ -15,6 +17,8 @@ class Failure(NamedTuple):
     what: str
 
     def __str__(self) -> str:
+        if self.what == STORE_IS_GONE:
+            return f"a rank failed, and rank {self.rank} on {self.host} ended before this one could hear which"
         return f"rank {self.rank} on {self.host} failed: {self.what}"
 
 
@@ -22,4 +26,5 @@ class PeerFailedError(HpcddpError):
     """This rank is well, but another one failed and took the process group with it."""
 
     def __init__(self, failure: Failure) -> None:
-        super().__init__(str(failure), f"the log of rank {failure.rank} has the whole story")
+        what = "says which failed first" if failure.what == STORE_IS_GONE else "has the whole story"
+        super().__init__(str(failure), f"the log of rank {failure.rank} {what}")

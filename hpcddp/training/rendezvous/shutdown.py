@@ -12,7 +12,7 @@ import json
 import torch.distributed as dist
 from torch.distributed import DistNetworkError, DistStoreError
 
-from hpcddp.training.rendezvous.failure import Failure
+from hpcddp.training.rendezvous.failure import STORE_IS_GONE, Failure
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.rendezvous.roll_call import wait_until
 from hpcddp.training.torch_compat import abort_process_group, destroy_process_group, release_wrappers
@@ -37,7 +37,7 @@ def claim_failure(group: Group, error: BaseException) -> Failure:
         group.store.compare_set("failure", "", json.dumps(mine))
         return Failure(*json.loads(group.store.get("failure")))
     except (DistNetworkError, DistStoreError):
-        return Failure(0, group.members[0].host, "it ended without a message") if group.rank else mine
+        return Failure(0, group.members[0].host, STORE_IS_GONE) if group.rank else mine
 
 
 def leave_after_failure(group: Group) -> None:

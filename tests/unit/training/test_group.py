@@ -8,14 +8,22 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.distributed import TCPStore
 
 from hpcddp.errors import LaunchError
 from hpcddp.training.rendezvous.device import name_shared
+from hpcddp.training.rendezvous.failure import PeerFailedError
+from hpcddp.training.rendezvous.group import Group
+from hpcddp.training.rendezvous.roll_call import Member
+from hpcddp.training.rendezvous.shutdown import claim_failure
 from hpcddp.training.rendezvous.store import host_store, reach_store
+from hpcddp.training.torch_compat import host_tcp_store
 
 RunRanks = Callable[..., Any]
 
@@ -148,3 +156,15 @@ def test_an_uncaught_mistake_ends_a_script_in_two_lines(
         first, second, *more = done.stderr.splitlines()
         assert (done.returncode, first.startswith(found[1])) == (found[0], True), done.stderr
         assert found[0] == 1 or (second.startswith("hint: ") and not more)
+
+
+def test_a_rank_that_finds_the_store_gone_accuses_nobody(free_ports: FreePorts) -> None:
+    (port,) = free_ports(1)
+    host = host_tcp_store(port, 2, timedelta(seconds=60))
+    store = TCPStore("localhost", port, 2, False, timedelta(seconds=60))
+    members = tuple(Member(rank, "node1", 1, rank, "0", ()) for rank in range(2))
+    group = Group(1, 2, "openmpi", "gloo", torch.device("cpu"), members, store)
+    del host
+    told = PeerFailedError(claim_failure(group, ValueError("a connection broke")))
+    assert told.message == "a rank failed, and rank 0 on node1 ended before this one could hear which"
+    assert told.hint == "the log of rank 0 says which failed first"
