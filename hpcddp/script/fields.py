@@ -85,6 +85,19 @@ def read_words(value: object, where: str) -> tuple[str, ...]:
     return tuple(value)
 
 
+def read_command(value: object, where: str) -> tuple[str, ...]:
+    """A list of words; or text that is split like a shell line, with any operator of the shell's in quotes."""
+    if isinstance(value, str):
+        plain = re.sub(r"""\\.|'[^']*'|"(\\.|[^"\\])*\"""", "_", value, flags=re.DOTALL)
+        found = next((word for word in plain.split() if re.search(r"^[|&;<>]|^\d+[<>]|[|&;<>]$", word)), None)
+        if found is not None:
+            raise RequestError(
+                f"{where} has {found!r}, and no shell reads it: the program would get it as an argument",
+                f"{assign(where, 'bash -c')} '…' for a shell's line; or quotes around it, as a word of the command",
+            )
+    return read_words(value, where)
+
+
 def read_modules(value: object, where: str) -> tuple[str, ...]:
     """Names of modules. A comma is none of a name's letters: it would be one module that nobody has."""
     words = read_words(value, where)

@@ -23,6 +23,7 @@ _FORMS: dict[Reader, dict[str, Any]] = {
     fields.read_walltime: _WALLTIME,
     fields.read_flag: {"type": "boolean"},
     fields.read_words: _LIST,
+    fields.read_command: _LIST,
     fields.read_modules: _LIST,
     fields.read_lines: _LIST,
     fields.read_variables: {"type": ["object", "null"], "additionalProperties": _TEXT},

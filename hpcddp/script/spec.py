@@ -12,6 +12,7 @@ from hpcddp.record import Record
 from hpcddp.script.fields import (
     Reader,
     read_choice,
+    read_command,
     read_count,
     read_flag,
     read_modules,
@@ -84,7 +85,7 @@ KEYS: dict[str, Reader] = {
     "signal": read_walltime,
     "chain": read_count,
     "directives": read_words,
-    "command": read_words,
+    "command": read_command,
 }
 _FIELDS = {"walltime": "walltime_s", "signal": "signal_s"}
 

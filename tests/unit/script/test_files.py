@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from hpcddp.errors import RequestError, SiteError
-from hpcddp.script.fields import read_modules, read_variables, read_words
+from hpcddp.script.fields import read_command, read_modules, read_variables, read_words
 from hpcddp.script.find_site import (
     Choice,
     asked_site,
@@ -96,6 +96,20 @@ def test_a_job_files_values_are_checked_and_their_source_named(key, value, words
     assert "job.yaml" in str(error.value) or key in str(error.value)
 
 
+@pytest.mark.parametrize("word", ["|", "&&", ";", ">", "<", "2>&1", ">out", "data;", "&"])
+def test_an_operator_of_the_shells_in_a_commands_text_stands_in_quotes(word):
+    with pytest.raises(RequestError, match=rf"has '{re.escape(word)}', and no shell .*\nhint: command: bash -c"):
+        read_spec({"command": (f"python train.py 'a b' {word} more", "command in job.yaml")})
+    for text in (
+        f"python train.py '{word}' more",
+        f'python train.py "a {word} b"',
+        r"python \> x",
+        "python a|b c&d=1 x>5",
+    ):
+        read_spec({"command": (text, "command in job.yaml")})
+    assert read_spec({"command": (["python", word], "the command after --")}).command == ("python", word)
+
+
 def test_a_commands_text_is_split_like_a_shell_line():
     assert read_spec({"command": ("python train.py --note 'a b'", "x")}).command == (
         "python",
@@ -114,7 +128,7 @@ def test_no_words_at_all_can_be_asked_for():
 @pytest.mark.parametrize("key", KEYS)
 def test_an_empty_value_empties_a_list_or_variables_and_is_refused_for_every_other_key(key, where):
     where = where.replace("KEY", key)
-    if KEYS[key] in {read_words, read_modules, read_variables}:
+    if KEYS[key] in {read_words, read_command, read_modules, read_variables}:
         assert not getattr(read_spec({key: ("", where)}), key)
         return
     with pytest.raises(RequestError) as error:
