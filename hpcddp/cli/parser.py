@@ -66,6 +66,7 @@ class VerbParser(argparse.ArgumentParser):
     def read_words(self, words: Sequence[str]) -> argparse.Namespace:
         """`parse_args`, with an error that says more of words that are left over: a command without its `--`."""
         self._refuse_value_of_flag(words)
+        self._look_at_values(words)
         found, left = self.parse_known_args(words)
         if left and len(self._get_positional_actions()) > 1:
             # options between two words (`sites show --json abci3`): argparse gives each optional word its turn at once
@@ -83,6 +84,26 @@ class VerbParser(argparse.ArgumentParser):
             if equals and action is not None and action.nargs == 0 and word not in self._option_string_actions:
                 known = [option, *(name for name in self._option_string_actions if name.startswith(f"{option}="))]
                 raise RequestError(f"{self.prog}: {option} takes no value, got {value!r}", ", or ".join(known))
+
+    def _look_at_values(self, words: Sequence[str]) -> None:
+        """RequestError for an option that is given twice with different values, as for a key of a job file; and for a
+        value that argparse would take for an option."""
+        given: dict[str, str] = {}
+        rest = iter(words)
+        for word in rest:
+            option, equals, value = word.partition("=")
+            action = self._option_string_actions.get(option)
+            if action is None or action.nargs is not None:  # a flag
+                continue
+            value = value if equals else next(rest, "")
+            if not equals and value[:1] == "-" and value[1:2].isdigit() and not value[1:].replace(".", "", 1).isdigit():
+                raise RequestError(f"{self.prog}: {option} {value} begins with a dash", f"{option} {action.metavar}")
+            if isinstance(action.default, list):  # each adds one
+                continue
+            before = given.setdefault(action.dest, value)
+            if before != value:
+                what = f"{self.prog}: {option} stands twice: {option} {before} and {option} {value}"
+                raise RequestError(what, f"leave out one of them, as {option} {before}")
 
     def _refuse_empty(self, found: argparse.Namespace) -> None:
         """RequestError for a value that is the empty word, which `--nodes "$NODES"` gives where NODES is not set: left
@@ -111,6 +132,8 @@ class VerbParser(argparse.ArgumentParser):
     def _refuse_option(self, word: str, words: Sequence[str]) -> RequestError:
         """What to type instead of an option that this verb does not have, by its meaning or else by its spelling."""
         option, _, value = word.partition("=")
+        if option[:1] == "-" and option[1:2].isalpha() and option[2:].isdigit():  # -n2
+            option, value = option[:2], option[2:]
         meant, given = None, value
         if "--nodes" in self.elsewhere or "--nodes" in self._option_string_actions:  # a verb that makes a job
             from hpcddp.cli.meant import find_meant

@@ -100,15 +100,23 @@ def read_asked(args: argparse.Namespace) -> tuple[dict[str, tuple[object, str]],
         asked = {key: (value, f"{key} in {path}") for key, value in load_yaml(path)[0].items()}
     for item in args.set:
         key, _, value = item.partition("=")
-        asked[key] = (value, f"--set {key}")
+        asked[key] = (_once(asked, key, value, f"--set {key}={value}"), f"--set {key}")
     for option, (key, _, _) in _OPTIONS.items():
         if getattr(args, key) is not None:
-            asked[key] = (getattr(args, key), option)
+            asked[key] = (_once(asked, key, getattr(args, key), f"{option} {getattr(args, key)}"), option)
     if args.fresh:
         asked["fresh"] = ("true", "--fresh")
     if args.command:
         asked["command"] = (args.command, "the command after --")
     return asked, path
+
+
+def _once(asked: Mapping[str, tuple[object, str]], key: str, value: str, typed: str) -> str:
+    """The value. RequestError if the command line has another one for this key by now."""
+    other, source = asked.get(key, (value, ""))
+    if source.startswith("--") and other != value:
+        raise RequestError(f"{key} is given twice: {source}={other} and {typed}", "leave out one of them")
+    return value
 
 
 def _job_file(args: argparse.Namespace) -> str | None:
