@@ -13,6 +13,11 @@ class EpochLoops:
         self._outside: int | None = None  # that of a loop over the loader outside of rt.epochs
         self._most: int | None = None  # epochs that rt.epochs was asked for
 
+    @property
+    def are_new(self) -> bool:
+        """Whether no rt.epochs has begun in this attempt."""
+        return self._most is None
+
     def check_count(self, count: int, over: int) -> None:
         """`rt.epochs(count)` begins after `over` epochs. RequestError if the one before leaves it none."""
         if self._most is not None and count <= min(over, self._most):

@@ -110,12 +110,14 @@ class Runtime(Saving):
         loop that `break` or `return` leaves has finished early; `stop` or an exception leaves it unfinished.
         """
         count, sampler, loop = read_epochs(count), self._need_loader().sampler, self._loop
+        loop.settle()  # of a loop before, which was left in a step
+        is_first = loop.epochs.are_new
         if not self._is_ending:
             loop.epochs.check_count(count, sampler.epoch)
         print_warning(find_empty_ranks(loop.models, self.plan, sampler.length), is_first=self.is_main)
         self._checkpointer.check_untouched()
         self._meet("began the loop over rt.epochs()")
-        loop.epoch_is_read = loop.open_epoch is not None and loop.open_epoch < sampler.epoch
+        loop.epoch_is_read = is_first and loop.open_epoch is not None and loop.open_epoch < sampler.epoch
         while (epoch := sampler.epoch - loop.epoch_is_read) < count and not self._is_ending:
             loop.open_epoch = loop.epochs.body = epoch
             self._broken_off = None

@@ -140,6 +140,17 @@ def _again_after_a_break(rt, loader, step):
                 break
 
 
+def _again_after_a_break_at_the_last_batch(rt, loader, step):
+    for most in (1, 2):
+        for n, _ in enumerate(rt.epochs(3)):
+            for m, batch in enumerate(loader):
+                step(batch)
+                if m == STEPS - 1:
+                    break
+            if n + 1 == most:
+                break
+
+
 def _again_after_the_end(rt, loader, step):
     for _ in range(2):
         for _ in rt.epochs(2):
@@ -153,6 +164,7 @@ def _again_after_the_end(rt, loader, step):
     [
         (lambda *args: _epochs_twice(*args, second=3), 3 * STEPS),
         (_again_after_a_break, 2 * STEPS),
+        (_again_after_a_break_at_the_last_batch, 3 * STEPS),
         (_again_after_the_end, STEPS),
     ],
 )

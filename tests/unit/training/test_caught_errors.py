@@ -91,6 +91,15 @@ def test_a_loop_that_an_exception_leaves_is_to_be_resumed(
     assert max(tmp_path.glob("run/checkpoints/step-*")).name == f"step-{saved:08d}"
 
 
+def test_a_run_that_an_exception_has_left_ends_as_an_undisturbed_one(tmp_path: Path) -> None:
+    def train(rt: Any, toy: Any) -> None:
+        _caught_outside(rt, toy, at=-1)
+
+    states = [run(tmp_path / name, loop) for name, loop in (("a", train), ("b", _caught_outside), ("b", train))]
+    assert [state["status"] for state in states] == ["finished", "unfinished", "finished"]
+    assert states[2]["weights_sha256"] == states[0]["weights_sha256"] != states[1]["weights_sha256"]
+
+
 def _train_wrongly(rt, toy, x, y):
     toy.optimizer.zero_grad()
     cross_entropy(toy.model(x), y).backward()
