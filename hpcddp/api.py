@@ -78,8 +78,14 @@ def init(
     group is gone, and DDP wrappers cannot be used any more: use `model.module`. Raises LaunchError if the environment
     contradicts itself, ranks are missing or doubled, or two would share a GPU.
     """
+    from hpcddp.training.arguments import check_choice, read_seconds
     from hpcddp.training.rendezvous.process_group import open_group
+    from hpcddp.training.rendezvous.store_address import CHANNELS
 
+    with two_lines():
+        timeout_s = read_seconds(timeout_s, "hpcddp.init(timeout_s={})")
+        read_seconds(arrival_timeout_s, "hpcddp.init(arrival_timeout_s={})")
+        check_choice(rendezvous, CHANNELS, "hpcddp.init(rendezvous={})")
     return Opening(
         open_group(
             os.environ,
@@ -137,29 +143,37 @@ def runtime(
     numbers of `rt.log` go besides metrics.jsonl: "tensorboard", "mlflow", "wandb"; None: HPCDDP_LOG_TO. The other
     arguments are those of `init`.
     """
-    from hpcddp.training.arguments import read_optional, read_seconds, read_whole
+    from hpcddp.training.arguments import check_choice, check_kind, read_names, read_optional, read_seconds, read_whole
     from hpcddp.training.opening import open_runtime
     from hpcddp.training.options import RuntimeOptions
+    from hpcddp.training.rendezvous.group import Group
+    from hpcddp.training.rendezvous.store_address import CHANNELS
     from hpcddp.training.with_body import UnopenedRuntime
 
+    call = "hpcddp.runtime(…, {})".format
     with two_lines():
+        check_kind(run_dir, str | os.PathLike | None, call("run_dir={}"), "path", '"runs/train"')
+        check_kind(resume, bool | str, call("resume={}"), "truth value or name of a run", "True")
+        check_kind(group, Group | None, call("group={}"), "group of hpcddp.init()", "group")
+        check_kind(backend, str | None, call("backend={}"), "name of a backend", '"gloo"')
+        check_choice(rendezvous, CHANNELS, call("rendezvous={}"))
         options = RuntimeOptions(
             global_batch=read_optional(global_batch, "hpcddp.runtime(global_batch={})"),
-            seed=read_whole(seed, "hpcddp.runtime(…, seed={})", least=0),
-            max_micro_batch=read_optional(max_micro_batch, "hpcddp.runtime(…, max_micro_batch={})"),
+            seed=read_whole(seed, call("seed={}"), least=0),
+            max_micro_batch=read_optional(max_micro_batch, call("max_micro_batch={}")),
             run_dir=run_dir,
             resume=resume,
-            override=(override,) if isinstance(override, str) else tuple(override),
-            save_every=read_optional(save_every, "hpcddp.runtime(…, save_every={})"),
-            keep=read_whole(keep, "hpcddp.runtime(…, keep={})"),
+            override=read_names(override, call("override={}"), '["lr"]'),
+            save_every=read_optional(save_every, call("save_every={}")),
+            keep=read_whole(keep, call("keep={}")),
             checkpoint=checkpoint,
             group=group,
             backend=backend,
-            timeout_s=read_seconds(timeout_s, "hpcddp.runtime(…, timeout_s={})"),
+            timeout_s=read_seconds(timeout_s, call("timeout_s={}")),
             rendezvous=rendezvous,
             exact=exact,
-            slices=read_optional(slices, "hpcddp.runtime(…, slices={})"),
-            noise_every=read_optional(noise_every, "hpcddp.runtime(…, noise_every={})"),
-            log_to=log_to,
+            slices=read_optional(slices, call("slices={}")),
+            noise_every=read_optional(noise_every, call("noise_every={}")),
+            log_to=None if log_to is None else read_names(log_to, call("log_to={}"), '["tensorboard"]'),
         )
     return UnopenedRuntime(open_runtime(os.environ, options))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import operator
 import os
+from collections.abc import Sequence, Set
 from numbers import Real
 from pathlib import Path
+from types import UnionType
 from typing import Any, cast
 
 from hpcddp.errors import RequestError
@@ -42,7 +44,7 @@ def read_seconds(value: Any, call: str) -> float | None:
     """A number above 0, or None."""
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, Real) or not float(value) > 0:
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < math.inf:
         raise RequestError(f"{call.format(repr(value))}: {_say(value)} is no number of seconds", call.format("1800"))
     return float(value)
 
@@ -59,11 +61,37 @@ def read_value(value: Any, call: str) -> float:
         raise RequestError(f"{call.format('value')}: {what} is not one number", call.format("accuracy")) from None
 
 
+def check_norm(value: Any, call: str) -> None:
+    """RequestError for a largest norm of gradients that is no number above 0; infinity clips nothing."""
+    if value is not None and (isinstance(value, bool | str) or not float(value) > 0):
+        raise RequestError(f"{call.format(repr(value))}: {_say(value)} is no number above 0", call.format("1.0"))
+
+
 def read_path(value: Any, call: str) -> Path:
     """A path, as text or as a Path."""
     if not isinstance(value, str | os.PathLike) or not os.fspath(value):
         raise RequestError(f"{call.format(repr(value))}: {_say(value)} is no path", call.format('"model.pt"'))
     return Path(value)
+
+
+def check_kind(value: Any, kinds: type | UnionType, call: str, what: str, example: str) -> None:
+    """RequestError for a value of another class. `what` it should be, and how it is written: the `example`."""
+    if not isinstance(value, kinds):
+        raise RequestError(f"{call.format(repr(value))}: {_say(value)} is no {what}", call.format(example))
+
+
+def check_choice(value: Any, known: Sequence[str], call: str) -> None:
+    """RequestError for none of these words."""
+    if value not in known:
+        raise RequestError(f"{call.format(repr(value))}: there is no such one", f"one of {', '.join(known)}")
+
+
+def read_names(value: Any, call: str, example: str) -> tuple[str, ...]:
+    """A name, or several."""
+    names = (value,) if isinstance(value, str) else value
+    if not isinstance(names, Sequence | Set) or not all(isinstance(name, str) for name in names):
+        raise RequestError(f"{call.format(repr(value))}: {_say(value)} is no list of names", call.format(example))
+    return tuple(names)
 
 
 def _say(value: Any) -> str:

@@ -13,6 +13,7 @@ from hpcddp.batchplan import BatchPlan, plan_batch
 from hpcddp.errors import RequestError
 from hpcddp.runs.lock import note_loaded
 from hpcddp.training.all_ranks import AllRanks
+from hpcddp.training.arguments import read_whole
 from hpcddp.training.checkpoint.checkpointer import Checkpointer
 from hpcddp.training.checkpoint.position import move_to
 from hpcddp.training.checkpoint.same_data import outline_evaluation
@@ -192,6 +193,7 @@ class Preparation(AllRanks):
         size = how.batch_size if batch_size is None else batch_size
         if size is None:
             raise RequestError("rt.evaluation_loader got no batch_size", "rt.evaluation_loader(dataset, 256)")
+        size = read_whole(size, "rt.evaluation_loader(dataset, {})")
         self._meeting.note_evaluation(**outline_evaluation(how.dataset, size))
         return EvaluationLoader(
             how.dataset,

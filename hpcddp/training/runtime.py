@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from hpcddp.batchplan import BatchPlan
 from hpcddp.errors import RequestError
 from hpcddp.runs.metrics import MetricsFile
-from hpcddp.training.arguments import read_epochs
+from hpcddp.training.arguments import check_norm, read_epochs
 from hpcddp.training.checkpoint.checkpointer import Checkpointer
 from hpcddp.training.checkpoint.tracked import unwrap
 from hpcddp.training.data.loader import Step
@@ -170,6 +170,7 @@ class Runtime(Saving):
         """
         if not optimizers:
             raise RequestError("rt.step() got no optimizer", "rt.step(optimizer)")
+        check_norm(clip_norm, "rt.step(optimizer, clip_norm={})")
         self._loop.gate.scaled.check_prepared(scaler)
         if not self.is_last_micro_batch:
             self._loop.gate.note_early(optimizers, scheduler)

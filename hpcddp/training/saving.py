@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from hpcddp.errors import RequestError
-from hpcddp.training.arguments import read_path, read_value
+from hpcddp.training.arguments import check_kind, read_path, read_value
 from hpcddp.training.checkpoint.position import describe_position
 from hpcddp.training.checkpoint.tracked import unwrap
 from hpcddp.training.checkpoint.whole_model import write_whole
@@ -51,6 +51,9 @@ class Saving(Preparation):
 
     def _ask(self, wish: str, reason: str) -> None:
         """Of all ranks: one that is alone has its wish at once."""
+        check_kind(
+            reason, str, f"rt.{'stop' if wish == STOP else 'finish_early'}({{}})", "reason", '"the loss is small"'
+        )
         self._meeting.ask(wish, reason)
         if self.group.world_size == 1:
             self._meet("asked")
@@ -133,6 +136,7 @@ class Saving(Preparation):
                     "rt.save_model(path, model)",
                 )
             [model] = self._models.values()
+        check_kind(model, nn.Module, "rt.save_model(path, {})", "model", "model")
         self._meet("called rt.save_model(path)")
         self._average_buffers()
         if isinstance(model, AveragedModel):

@@ -14,7 +14,15 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hpcddp
 from hpcddp.errors import RequestError
-from hpcddp.training.arguments import read_epochs, read_optional, read_path, read_seconds, read_value, read_whole
+from hpcddp.training.arguments import (
+    check_norm,
+    read_epochs,
+    read_optional,
+    read_path,
+    read_seconds,
+    read_value,
+    read_whole,
+)
 
 
 @pytest.mark.parametrize(
@@ -32,6 +40,13 @@ from hpcddp.training.arguments import read_epochs, read_optional, read_path, rea
         ({"keep": 0}, "keep=0): 0 is not", "keep=1)"),
         ({"noise_every": 0}, "noise_every=0): 0 is not", "noise_every=1)"),
         ({"timeout_s": "60"}, "timeout_s='60'): '60', a str, is no number of seconds", "timeout_s=1800)"),
+        ({"timeout_s": float("inf")}, "timeout_s=inf): inf is no number of seconds", "timeout_s=1800)"),
+        ({"run_dir": 3}, "run_dir=3): 3 is no path", 'run_dir="runs/train")'),
+        ({"resume": None}, "resume=None): None is no truth value or name of a run", "resume=True)"),
+        ({"override": 3}, "override=3): 3 is no list of names", 'override=["lr"])'),
+        ({"log_to": [3]}, "log_to=[3]): [3], a list, is no list of names", 'log_to=["tensorboard"])'),
+        ({"group": 3}, "group=3): 3 is no group of hpcddp.init()", "group=group)"),
+        ({"backend": 3}, "backend=3): 3 is no name of a backend", 'backend="gloo")'),
         ({"exact": True, "slices": "8"}, "slices='8')", "slices=8)"),
     ],
     ids=str,
@@ -53,6 +68,8 @@ def test_an_argument_of_the_runtime_is_read_before_anything_begins(given: dict[s
         ),
         (lambda: read_epochs(None), "rt.epochs(None): None is not a whole number"),
         (lambda: read_epochs(2.5), "rt.epochs(2.5): 2.5 is not a whole number of 0 or more\nhint: rt.epochs(3)"),
+        (lambda: check_norm(-1, "f({})"), "f(-1): -1 is no number above 0\nhint: f(1.0)"),
+        (lambda: check_norm("1", "f({})"), "f('1'): '1', a str, is no number above 0\nhint: f(1.0)"),
         (lambda: read_epochs(-1), "rt.epochs(-1)"),
         (
             lambda: read_value("x", "rt.save_best({})"),
@@ -69,6 +86,14 @@ def test_an_argument_of_a_method_is_read_alike(read: Callable[[], Any], says: st
     with pytest.raises(RequestError) as told:
         read()
     assert says in str(told.value)
+
+
+def test_the_arguments_of_init_are_read_alike() -> None:
+    with pytest.raises(RequestError, match=r"^hpcddp\.init\(timeout_s=-1\): -1 is no number of seconds"):
+        hpcddp.init(timeout_s=-1)
+    for call in (hpcddp.init, hpcddp.runtime):
+        with pytest.raises(RequestError, match=r"rendezvous='x'\): there is no such one\nhint: one of auto, env, pmi"):
+            call(rendezvous="x")
 
 
 def test_what_can_be_meant_is_taken() -> None:
@@ -90,3 +115,9 @@ def test_the_methods_read_their_arguments() -> None:
         for method, value in itertools.product(("epochs", "save_best", "save_model"), ("", None, [])):
             with pytest.raises(RequestError, match=rf"^rt\.{method}\("):
                 list(getattr(rt, method)(value))
+        with pytest.raises(RequestError, match=r"^rt\.stop\(None\): None is no reason\nhint: rt\.stop\("):
+            rt.stop(None)
+        with pytest.raises(RequestError, match=r"^rt\.save_model\(path, 3\): 3 is no model"):
+            rt.save_model("model.pt", 3)
+        with pytest.raises(RequestError, match=r"^rt\.evaluation_loader\(dataset, '2'\): '2', a str, is not a whole"):
+            rt.evaluation_loader(data, "2")
