@@ -54,6 +54,7 @@ class Runtime(Saving):
         loop = Loop(
             setup.options.seed, gradients, record, watch.pace, self._count_step, lambda: self._is_ending, dropped
         )
+        loop.gate.is_first = setup.group.is_first
         super().__init__(setup, gradients, loop, checkpointer, report, planned, until_end)
         loop.begins = checkpointer.check_untouched
         self.metrics = metrics

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from torch.amp import GradScaler
+from torch.nn import Module
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -21,6 +22,7 @@ from hpcddp.errors import RequestError
 from hpcddp.training.gate.loop_view import LoopView
 from hpcddp.training.gate.nested import keep_groups_shared
 from hpcddp.training.gate.optimizers import OptimizerSteps, SeenOptimizer
+from hpcddp.training.gate.own_steps import watch_steps
 from hpcddp.training.gate.replaced import replace, replace_in_class
 from hpcddp.training.gate.scalers import SeenScaler
 
@@ -33,6 +35,7 @@ class StepGate(OptimizerSteps):
         self.schedulers: list[LRScheduler] = []
         self._loop = loop
         self.is_in_backward = False  # that of `rt.backward`
+        self.is_first = True  # whether this rank prints warnings
         self._taken: set[int] = set()
         self._undo: list[Callable[[], None]] = []  # what was done to the objects
 
@@ -63,6 +66,8 @@ class StepGate(OptimizerSteps):
             self._replace(thing, "step", seen_scaler.step)
             self._replace(thing, "update", seen_scaler.update)
             self._replace(thing, "get_scale", seen_scaler.get_scale)
+        elif not isinstance(thing, Module) and callable(getattr(type(thing), "step", None)):
+            self._undo.append(watch_steps(thing, self._loop, is_first=self.is_first))
 
     def let_go(self) -> None:
         """The run is over, however it ended: the objects act as they did before."""
