@@ -282,7 +282,7 @@ class Loop:
         if not self._gradients.adds_up_in_place:  # each micro batch's are taken away
             self._between.forget()
         if self._micro.last and self.backwards > self._backwards_before_step:
-            self.calls.check_averaged()
+            self.calls.check_averaged(is_early=self._ended < _READ_STEPS)
         self._gradients.collect(self._micro)
         self.record.noise.collect(self._micro, self._weight, self.steps)
 

@@ -22,8 +22,8 @@ def watch_steps(thing: object, loop: LoopView, *, is_first: bool) -> Callable[[]
             has_warned = True
             print_warning(
                 f"{kind}.step() is called in each micro batch, and a global batch has several here: only an"
-                f" Optimizer, an LRScheduler and an AveragedModel wait for the last one\nhint: if rt.is_last_micro_batch: …"
-                f" around the step of the {kind}",
+                " Optimizer, an LRScheduler and an AveragedModel wait for the last one\nhint: if"
+                f" rt.is_last_micro_batch: … around the step of the {kind}",
                 is_first=is_first,
             )
         return original(*args, **kwargs)

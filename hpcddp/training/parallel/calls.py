@@ -5,7 +5,7 @@ Only then DDP averages the gradients.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,21 +27,26 @@ class ForwardCalls:
         self._called: set[int] = set()
         self._watched: list[DistributedDataParallel] = []
         self._trained: list[list[tuple[str, nn.Parameter]]] = []  # the parameters of each that DDP waits for
+        self._held: list[set[int]] = []  # the ids of all parameters of each
+        self._silent: set[int] = set()  # those called in `no_sync()` last
+        self._unshared: set[int] = set()  # those whose last backward pass averaged nothing because of that
         self._spent: set[int] = set()  # those whose gradients were averaged since their last call
 
     def watch(self, model: nn.Module) -> None:
         """From now on its calls are noted, if it is a DDP model."""
         if not isinstance(model, DistributedDataParallel):
             return
-        called, spent = self._called, self._spent
+        called, spent, silent = self._called, self._spent, self._silent
 
         def note(module: nn.Module, _inputs: Any) -> None:  # no method: deep copies of the model would copy its object
             if torch.is_grad_enabled():
                 called.add(id(module))
                 spent.discard(id(module))
+                (silent.discard if module.require_backward_grad_sync else silent.add)(id(module))
 
         model.register_forward_pre_hook(note)
         self._watched.append(model)
+        self._held.append({id(parameter) for parameter in model.module.parameters()})
         self._trained.append([(name, p) for name, p in model.module.named_parameters() if p.requires_grad])
 
     @property
@@ -53,6 +58,8 @@ class ForwardCalls:
         """A micro batch starts."""
         self._called.clear()
         self._spent.clear()
+        self._silent.clear()
+        self._unshared.clear()
 
     @contextmanager
     def checked(self) -> Iterator[None]:
@@ -65,7 +72,11 @@ class ForwardCalls:
         with self._checked_inside():
             yield
         for model, mark in zip(self._watched, before, strict=True):
-            if not self._meets(model) or mark.holds():
+            if mark.holds():
+                continue
+            is_silent = id(model) in self._called and (id(model) in self._silent or not self._meets(model))
+            (self._unshared.add if is_silent else self._unshared.discard)(id(model))
+            if not self._meets(model):
                 continue
             if id(model) in self._spent:
                 raise RequestError(
@@ -76,10 +87,22 @@ class ForwardCalls:
             if has_averaged(model):
                 self._spent.add(id(model))
 
-    def check_averaged(self) -> None:
-        """After the last backward pass of a step. RequestError if a model has parameters that it did not reach."""
-        for model, trained in zip(self._watched, self._trained, strict=True):
-            if not self._meets(model) or has_averaged(model):
+    def check_averaged(self, *, is_early: bool) -> None:
+        """After the last backward pass of a step. RequestError if a model has parameters that it did not reach, or, in
+        the first steps of an attempt, whose layers were replaced."""
+        if self._unshared and len(self._watched) == 1:  # of several, one may be called so on purpose
+            raise RequestError(
+                "the model was called in model.no_sync(), or rt.backward(loss) came in it: the ranks' gradients were"
+                " not averaged",
+                "leave model.no_sync() out: the ranks average once per global batch, at its last micro batch",
+            )
+        for model, trained, held in zip(self._watched, self._trained, self._held, strict=True):
+            if not self._meets(model):
+                continue
+            averaged = has_averaged(model)
+            if is_early or not averaged:
+                _check_replaced(model.module, trained, held)
+            if averaged:
                 continue
             kind = type(model.module).__name__
             frozen = next((name for name, p in trained if not p.requires_grad), None)
@@ -118,3 +141,16 @@ class ForwardCalls:
                     "model, optimizer, loader = rt.prepare(model, optimizer, loader), then call model(x): not"
                     " model.module, rt.unwrap(model) or the old one",
                 )
+
+
+def _check_replaced(model: nn.Module, trained: Sequence[tuple[str, nn.Parameter]], held: set[int]) -> None:
+    """RequestError if the model has other parameters in place of some that it held when it was wrapped."""
+    now = {id(parameter) for parameter in model.parameters()}
+    gone = next((name for name, parameter in trained if id(parameter) not in now), None)
+    if gone is not None and not now <= held:
+        raise RequestError(
+            f"{gone} of the {type(model).__name__} was replaced after rt.prepare: the ranks' gradients of what came in"
+            " its place would not be averaged",
+            "change the layers of the model first, then make the optimizer from its parameters, then"
+            " rt.prepare(model, optimizer, loader)",
+        )

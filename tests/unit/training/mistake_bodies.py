@@ -295,6 +295,52 @@ def an_unused_layer_in_an_exact_run(open_: Opened, rank: int) -> None:
     an_unused_layer(open_, rank, exact=True, slices=2)
 
 
+def a_layer_replaced_after_prepare(open_: Opened, _rank: int, **options: Any) -> None:
+    with open_() as rt:
+        model = make_model()
+        net, optimizer, loader = rt.prepare(
+            rt.wrap(model, **options), sgd(model), DataLoader(make_data(), batch_size=4)
+        )
+        model[2] = nn.Linear(5, 3)
+        train(rt, net, optimizer, loader)
+
+
+def a_layer_replaced_where_some_may_be_unused(open_: Opened, rank: int) -> None:
+    a_layer_replaced_after_prepare(open_, rank, find_unused_parameters=True)
+
+
+def a_backward_pass_without_exchange(open_: Opened, _rank: int) -> None:
+    with open_() as rt:
+        model, optimizer, loader = prepared(rt)
+        for x, y in loader:
+            with model.no_sync():
+                rt.backward(cross_entropy(model(x), y))
+                optimizer.step()
+
+
+def a_forward_pass_without_exchange(open_: Opened, _rank: int) -> None:
+    with open_() as rt:
+        model, optimizer, loader = prepared(rt)
+        for x, y in loader:
+            with model.no_sync():
+                loss = cross_entropy(model(x), y)
+            rt.backward(loss)
+            optimizer.step()
+
+
+def passes_without_exchange_that_are_right(open_: Opened, _rank: int) -> None:
+    """The next backward pass averages the gradients of both."""
+    with open_() as rt:
+        model, optimizer, loader = prepared(rt)
+        for _ in rt.epochs(1):
+            for x, y in loader:
+                optimizer.zero_grad()
+                with model.no_sync():
+                    rt.backward(cross_entropy(model(x), y))
+                rt.backward(cross_entropy(model(-x), y))
+                optimizer.step()
+
+
 def a_layer_unfrozen_after_prepare(open_: Opened, _rank: int) -> None:
     with open_() as rt:
         model = make_model()

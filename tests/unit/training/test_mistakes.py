@@ -37,6 +37,10 @@ ON_TWO_RANKS = {
     "an_unused_layer": "did not reach all parameters of the TwoHeads: second.weight has no gradient",
     "an_unused_layer_with_accumulation": "did not reach all parameters of the TwoHeads: second.weight has no gradient",
     "an_unused_layer_in_an_exact_run": "did not reach all parameters of the TwoHeads: second.weight has no gradient",
+    "a_layer_replaced_after_prepare": "2.weight of the Sequential was replaced after rt.prepare",
+    "a_layer_replaced_where_some_may_be_unused": "2.weight of the Sequential was replaced after rt.prepare",
+    "a_backward_pass_without_exchange": "was called in model.no_sync(), or rt.backward(loss) came in it: the ranks'",
+    "a_forward_pass_without_exchange": "was called in model.no_sync(), or rt.backward(loss) came in it: the ranks'",
     "a_layer_unfrozen_after_prepare": "0.weight of Sequential requires a gradient, and did not at rt.prepare",
     "a_layer_frozen_after_prepare": "0.weight of Sequential requires no gradient, and did at rt.prepare",
     "a_layer_frozen_after_prepare_in_an_exact_run": "0.weight of Sequential requires no gradient, and did at",
@@ -76,6 +80,7 @@ def test_no_mistake_of_two_ranks_goes_unsaid(run_ranks: RunRanks, tmp_path: Path
         "right_loops",
         "wishes_of_one_rank",
         "a_queue_in_a_buffer",
+        "passes_without_exchange_that_are_right",
         "options_that_one_rank_may_have_otherwise",
     )
     names = [*ON_TWO_RANKS, *right]
