@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from hpcddp.errors import RequestError, find_nearest
+from hpcddp.errors import RequestError
 from hpcddp.record import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,35 +17,58 @@ if TYPE_CHECKING:
 OF_RANK = ("rank", "local_rank")
 OF_LAUNCH = (*OF_RANK, "world_size", "local_world_size", "node_rank", "run_dir")
 OF_BATCH = ("global_batch", "per_rank_batch", "micro_batch", "accumulation")
-_FORM = re.compile(r"\{([a-z]+(?:_[a-z]+)*)\}")
+_KNOWN = (*OF_LAUNCH, *OF_BATCH)
+_WITHOUT = {
+    **dict.fromkeys(OF_BATCH, ("there is no global batch", "--global-batch B")),
+    "run_dir": ("HPCDDP_RUN_DIR is not set", "export HPCDDP_RUN_DIR=runs/train, or use a script of `hpcddp render`"),
+}
+_FORM = re.compile(r"(?<![{$])\{([a-z]+(?:_[a-z]+)*)\}(?!\})")  # ${name} is the shell's
+_ESCAPED = re.compile(r"(?<![{$])\{\{([a-z_]+)\}\}(?!\})")
+_INTERPRETER = re.compile(r"(.*/)?(python[\d.]*|bash|sh|dash|ksh|zsh)")
+_ALIKE = 0.85  # {world_sise} is meant to be one, {micro_batch_size} need not be
 
 
 def find_placeholders(command: Sequence[str]) -> tuple[str, ...]:
-    """The names that stand in a command, each once. RequestError for one that nearly is one; others are the program's
-    own."""
-    found = dict.fromkeys(name for word in command if "{" in word for name in _FORM.findall(word))
-    known = (*OF_LAUNCH, *OF_BATCH)
-    for name in found:
-        near = "" if name in known or "_" not in name else find_nearest(name, list(known))
+    """The names that stand in a command, each once. RequestError for one that is misspelt; others are the program's
+    own, and so is all of a text for a shell or Python behind `-c`."""
+    code = _find_code(command)
+    words = (word for i, word in enumerate(command) if "{" in word and i != code)
+    found = dict.fromkeys(name for word in words for name in _FORM.findall(word))
+    for name in found.keys() - _KNOWN:
+        from difflib import get_close_matches  # only for a name that is none of ours
+
+        near = get_close_matches(name, _KNOWN, n=1, cutoff=_ALIKE) if "_" in name else []
         if near:
-            raise RequestError(f"{{{name}}} in the command is no placeholder", f"{{{near}}}; all: {_shown(known)}")
-    return tuple(name for name in found if name in known)
+            hint = f"{{{near[0]}}}; for the program's own: {{{{{name}}}}}; all: {_shown(_KNOWN)}"
+            raise RequestError(f"{{{name}}} in the command is no placeholder", hint)
+    return tuple(name for name in found if name in _KNOWN)
 
 
 def fill_placeholders(command: Sequence[str], values: Mapping[str, object]) -> list[str]:
-    """The command with every placeholder's value. RequestError for one whose value is None or is missing."""
-
-    def value(name: str) -> str:
+    """The command with every placeholder's value, and `{name}` for `{{name}}`. RequestError for one without a value."""
+    names, code = find_placeholders(command), _find_code(command)
+    for name in names:
         if values.get(name) is None:
-            told = "the launcher does not say it" if name in OF_LAUNCH else "there is no global batch"
-            hint = "leave it out" if name in OF_LAUNCH else "--global-batch B"
+            told, hint = _WITHOUT.get(name, ("the launcher does not say it", "leave it out"))
             raise RequestError(f"{{{name}}} in the command: {told}", hint)
-        return str(values[name])
 
-    names = find_placeholders(command)
-    return (
-        [_FORM.sub(lambda m: value(m[1]) if m[1] in names else m[0], word) for word in command] if names else [*command]
-    )
+    def fill(word: str) -> str:
+        filled = _FORM.sub(lambda m: str(values[m[1]]) if m[1] in names else m[0], word)
+        return _ESCAPED.sub(lambda m: f"{{{m[1]}}}" if m[1] in _KNOWN else m[0], filled)
+
+    return [word if i == code else fill(word) for i, word in enumerate(command)]
+
+
+def _find_code(command: Sequence[str]) -> int | None:
+    """Where a command has its program's text, behind `bash -c` or `python -c`: variables in it may have our names."""
+    is_interpreted = False
+    for i, word in enumerate(command):
+        if is_interpreted and re.fullmatch("-[a-z]*c", word):
+            return i + 1
+        if is_interpreted and not word.startswith("-"):
+            return None
+        is_interpreted = is_interpreted or _INTERPRETER.fullmatch(word) is not None
+    return None
 
 
 def batch_numbers(
@@ -65,11 +88,11 @@ def batch_numbers(
         return {"global_batch": global_batch}
     share, rest = divmod(global_batch, world_size)
     if rest:
+        near = " or ".join(str(n) for n in (global_batch - rest, global_batch - rest + world_size) if n)
         raise RequestError(
             f"a global batch of {global_batch} is not the same share for each of {world_size} ranks, and the program"
             f" would not weight them ({_shown(names)} in the command)",
-            f"--global-batch {global_batch - rest or world_size} or {global_batch - rest + world_size};"
-            " hpcddp.runtime in the script makes uneven shares exact",
+            f"--global-batch {near}; hpcddp.runtime in the script makes uneven shares exact",
         )
     passes = next(n for n in range(1, share + 1) if share % n == 0 and share // n <= (max_micro_batch or share))
     _refuse_half(names, share, passes)

@@ -111,7 +111,7 @@ def run_command(command: list[str], env: Mapping[str, str], options: ExecOptions
     if info.world_size > 1 and rendezvous.master_addr is not None:
         require_resolved(rendezvous.master_addr, rendezvous.source["master_addr"], hostname)
     exported = dict(env) | torch_variables(info, rendezvous)
-    exported |= handed_on.further_variables(exported, launch, options)
+    exported |= handed_on.further_variables(command, exported, launch, options)
     command = handed_on.fill_command(command, exported, info, options)
     # Left by an outer launcher, it would turn every rank into a client of a store that nobody serves.
     for row in LAUNCHERS.values():

@@ -47,14 +47,20 @@ def launch_environment(env: Mapping[str, str], options: ExecOptions) -> Mapping[
     return {**env, "HPCDDP_LAUNCHER": "none"} if options.nodes == 1 else env
 
 
-def further_variables(env: Mapping[str, str], launch: Launch, options: ExecOptions) -> dict[str, str]:
+def further_variables(
+    command: list[str], env: Mapping[str, str], launch: Launch, options: ExecOptions
+) -> dict[str, str]:
     """What frameworks read, or the agent of this node, and the guard against ranks that never meet."""
     from hpcddp.ranks.frameworks import agent_variables, framework_variables
 
     info = launch.info
     if options.nodes:
         _check_one_per_node(info, options.nodes)
-        return agent_variables(env, info, options.nodes, options.ranks_per_node) | _guard(env)
+        from hpcddp.ranks.launch_commands import find_agent
+
+        # WORLD_SIZE counts nodes here; the ranks that an agent makes get one of their own
+        watched = _guard(env) if find_agent(command) else {}
+        return agent_variables(env, info, options.nodes, options.ranks_per_node) | watched
     if info.world_size == 1:
         return {}
     from hpcddp.ranks.device import count_gpus, has_no_accelerator

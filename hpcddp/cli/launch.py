@@ -97,7 +97,6 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         ranks = parse_count(args.ranks_per_node, "--ranks-per-node")
     asked: dict[str, tuple[object, str]] = {
         "nodes": (str(room.nodes), "the allocation"),
-        "ranks_per_node": (str(ranks), "--ranks-per-node"),
         "gpus_per_node": (str(room.gpus), "the visible devices"),
         "cpus_per_node": (str(max(room.cpus, ranks)), "this machine"),
         "workdir": (os.getcwd(), "the folder of this shell"),
@@ -117,9 +116,13 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
             asked["walltime"] = ("168:00:00", "the default of hpcddp launch")
         if not given and left is None:
             tell("the end of this allocation is not known; --walltime TIME gives it")
+    if args.ranks_per_node is not None:
+        asked["ranks_per_node"] = (str(ranks), "--ranks-per-node")
     if args.launcher:
         asked["launcher"] = (args.launcher, "--launcher")
-    plan = plan_job(_with_launcher(see_spawn(read_spec(asked)), site, env), site, this_process())
+    spec = see_spawn(read_spec(asked))
+    ranks = plan_own_ranks(spec)[0].ranks_per_node or ranks
+    plan = plan_job(_with_launcher(spec._replace(ranks_per_node=ranks), site, env), site, this_process())
     if (remark := remark_name(plan)) is not None:
         tell(remark)
     _refuse_another_dialect(plan.outer_launcher, plan.outer_program, site, env)

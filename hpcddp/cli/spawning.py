@@ -12,6 +12,7 @@ from hpcddp.script.command import find_script
 from hpcddp.script.spec import JobSpec
 
 _CALLS = (b"spawn(", b"notebook_launcher(")
+_RANKS = (b'"RANK"', b"'RANK'", b'"LOCAL_RANK"', b"'LOCAL_RANK'", b"env://")  # the script can be a rank, too
 _MOST_BYTES = 2**20
 
 
@@ -31,20 +32,22 @@ def see_spawn(spec: JobSpec) -> JobSpec:
         raise RequestError(
             f"{what}, and numbers them from 0 on each of {spec.nodes} nodes",
             "leave that to the launcher (hpcddp lint says how), or count from int(os.environ['NODE_RANK']) * ranks,"
-            " with the world of all nodes and MASTER_ADDR as it is set, and say --set ranks=node",
+            " with the world of all nodes and MASTER_ADDR as it is set, and say --set ranks=node; for actors"
+            " that are no ranks: --set ranks=each",
         )
     tell(f"{what}: the job starts it once (ranks: node); --set ranks=each starts it in each rank")
     return spec._replace(ranks="node", sources=MappingProxyType({**spec.sources, "ranks": f"{path}:{line}"}))
 
 
 def _spawning_line(path: str) -> int:
-    """The line of the file that starts ranks in any case; 0 for none, or for a file that cannot be read."""
+    """The line of the file that starts ranks in any case; 0 for none, for a file that cannot be read, and for one that
+    reads its rank."""
     try:
         with open(path, "rb") as file:
             text = file.read(_MOST_BYTES)
     except (OSError, ValueError):
         return 0
-    if not any(call in text for call in _CALLS):
+    if not any(call in text for call in _CALLS) or any(word in text for word in _RANKS):
         return 0
     from hpcddp.lint.check import find_spawning_line  # parses the file: only for the few that may call it
 

@@ -16,12 +16,14 @@ if TYPE_CHECKING:
     from typing import Any
 
 _WATCHED = "torch.optim.optimizer"
-_NO_GROUPS = {"horovod.torch", "torch_xla"}  # they sum gradients without torch's process groups
+_NO_GROUPS = {"horovod.torch", "torch_xla", "mpi4py.MPI"}  # they sum gradients without torch's process groups
+_UNUSED_AT = 64  # steps after which something must have been sent: local SGD trains some steps alone
+_GUARDED = "HPCDDP_GUARDED"
 
 
-def check(world_size: int) -> None:
-    """End this process with status 4 unless it has a process group of `world_size` ranks that has been used."""
-    alone = _how_alone(world_size)
+def check(world_size: int, step: int) -> None:
+    """End this process with status 4 unless it has a process group of `world_size` ranks, which is used by and by."""
+    alone = _how_alone(world_size, step)
     if not alone:
         return
     what = f"rank {os.environ.get('RANK', '?')} of {world_size} takes an optimizer step with {alone}"
@@ -30,25 +32,28 @@ def check(world_size: int) -> None:
     sys.stdout.flush()
     sys.stderr.write(f"hpcddp: {what}: each rank trains a whole copy of its own\nhint: {hint} {own}\n")
     sys.stderr.flush()
-    raise SystemExit(4)
+    os._exit(4)  # an exception could be caught, and would end a thread only
 
 
-def _how_alone(world_size: int) -> str:
+def _how_alone(world_size: int, step: int) -> str:
     """What is wrong with this rank's process groups; "" for nothing, or if it cannot be told."""
     if not _NO_GROUPS.isdisjoint(sys.modules):
         return ""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return "no process group"
+        rpc = getattr(sys.modules.get("torch.distributed.rpc"), "_is_current_rpc_agent_set", bool)
+        return "" if rpc() else "no process group"
     size = distributed.get_world_size()
     if size != world_size:
         return f"a process group of {size}"
+    if step == 1:
+        return ""
     try:  # torch's own count of a group's collectives, which not every backend has
         groups = distributed.distributed_c10d._world.pg_map  # the list has no public name
         used = any(group._get_sequence_number_for_group() for group in groups)  # nor has the count
     except (AttributeError, RuntimeError):
         return ""
-    return "" if used else "a process group in which nothing was ever sent"
+    return "" if used else f"a process group in which nothing was sent in {step} steps"
 
 
 class _Watch:
@@ -56,7 +61,7 @@ class _Watch:
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
-        self._has_looked = False
+        self._steps = 0
 
     def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> ModuleSpec | None:
         if name != _WATCHED:
@@ -78,17 +83,28 @@ class _Watch:
     def _watch(self, module: ModuleType) -> None:
         if not hasattr(module, "register_optimizer_step_pre_hook"):  # torch 1 has no such hook
             return
+        torch = module.torch
 
-        def at_first_step(*_: Any) -> None:  # torch goes through its hooks, and none may leave meanwhile
-            if not self._has_looked:
-                self._has_looked = True
-                check(self.world_size)
+        def at_step(*_: Any) -> None:  # torch goes through its hooks, and none may leave meanwhile
+            is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", bool)
+            if self._steps >= _UNUSED_AT or is_compiling():  # a compiled step has no place for this
+                return
+            self._steps += 1
+            if self._steps in (1, _UNUSED_AT):
+                check(self.world_size, self._steps)
 
-        module.register_optimizer_step_pre_hook(at_first_step)
+        module.register_optimizer_step_pre_hook(at_step)
 
 
 def start() -> None:
-    """Watch for torch's optimizers, where this is a rank of several and nobody said that they train alone."""
+    """Watch for torch's optimizers, where this is a rank of several and nobody said that they train alone.
+
+    Only the first Python of a rank: actors and probes that it starts may train alone. An agent is no rank.
+    """
     size = os.environ.get("WORLD_SIZE", "")
-    if size.isdigit() and int(size) > 1 and os.environ.get("HPCDDP_INDEPENDENT", "") in ("", "0"):
+    is_agent = "PET_NNODES" in os.environ and "TORCHELASTIC_RUN_ID" not in os.environ
+    if is_agent or not size.isdigit() or int(size) < 2 or os.environ.get(_GUARDED):
+        return
+    if os.environ.get("HPCDDP_INDEPENDENT", "").lower() in ("", "0", "false", "no"):
+        os.environ[_GUARDED] = "1"
         sys.meta_path.insert(0, _Watch(int(size)))

@@ -17,16 +17,30 @@ class AgentCommand(Record):
     agent: str
     typed: Mapping[str, str]
     meeting: tuple[str, ...]
+    flags: tuple[str, ...]
 
 
 # What starts ranks as well and has no row: no rank's variables of it were ever recorded.
-_FOREIGN = ("aprun", "ibrun", "deepspeed", "accelerate launch")
+_ACCELERATES = ("accelerate launch", "accelerate-launch", "-m accelerate.commands.launch")
+_FOREIGN = ("aprun", "ibrun", "deepspeed", *_ACCELERATES)
 # One of them is an agent: it calls torchrun's code, which reads PET_* where its own options say nothing.
 _ACCELERATE = AgentCommand(
     "accelerate launch",
     next(name for name in AGENTS if LAUNCHERS[name].reads),
-    {"--num-processes": "--ranks-per-node", "--num-machines": "--nodes"},
-    ("--machine-rank", "--main-process-ip", "--main-process-port"),
+    {"--num-processes": "--ranks-per-node"},
+    ("--num-machines", "--machine-rank", "--main-process-ip", "--rdzv-backend", "--rdzv-conf"),
+    (
+        "-m",
+        "--module",
+        "--no-python",
+        "--multi-gpu",
+        "--cpu",
+        "--use-fsdp",
+        "--use-deepspeed",
+        "--debug",
+        "-q",
+        "--quiet",
+    ),
 )
 #: Commands that start one process per rank; of two words where the first alone does not.
 COMMANDS = frozenset((*(command for row in LAUNCHERS.values() for command in row.commands), *_FOREIGN))
@@ -48,11 +62,11 @@ def find_agent(words: Sequence[str]) -> tuple[int, AgentCommand] | None:
         if word.endswith(".py"):
             return None
         name = started_by(words[i:])
-        if name == _ACCELERATE.command:
-            return i, _ACCELERATE
+        if name in _ACCELERATES:
+            return i, _ACCELERATE._replace(command=name)
         row = next((LAUNCHERS[agent] for agent in AGENTS if name in LAUNCHERS[agent].commands), None)
         if name and row and row.reads:
-            return i, AgentCommand(name, row.name, row.typed, row.meeting)
+            return i, AgentCommand(name, row.name, row.typed, row.meeting, row.flags)
     return None
 
 

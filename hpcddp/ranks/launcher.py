@@ -123,6 +123,8 @@ class Launcher(Record):
     reads: Mapping[str, str] = _NO_OPTIONS
     #: Options with which such agents are told where they meet: they are what one of several nodes must not be given.
     meeting: tuple[str, ...] = ()
+    #: Its options that no value follows.
+    flags: tuple[str, ...] = ()
     #: Its option that binds no rank to CPUs, if it does bind them.
     unbound: str = ""
     #: Words by which its `--version` is recognised.

@@ -158,7 +158,11 @@ LAUNCHERS: dict[str, Launcher] = {
             "PET_MASTER_ADDR": "master_addr",
             "PET_MASTER_PORT": "master_port",
         },
-        meeting=("--standalone", "--rdzv-endpoint", "--node-rank", "--master-addr", "--master-port"),
+        meeting=(
+            *("--standalone", "--rdzv-endpoint", "--rdzv-backend", "--rdzv-conf", "--rdzv-id"),
+            *("--node-rank", "--master-addr", "--master-port"),
+        ),
+        flags=("--standalone", "--no-python", "-m", "--module", "--run-path", "--use-env", "--virtual-local-rank"),
         program="torchrun",
         line=_torchrun_line,
         # TERM: its ranks get it, and 30 seconds. It ends at every other signal, before its ranks.

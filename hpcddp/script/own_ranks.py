@@ -11,7 +11,7 @@ from hpcddp.record import Record
 from hpcddp.script.jobplan import SOME_COMMAND
 from hpcddp.script.spec import JobSpec
 
-_SPAWNS = "--multiprocessing-distributed"  # of pytorch/examples' imagenet and its many copies
+_SPAWNS = "multiprocessing-distributed"  # of pytorch/examples' imagenet and its many copies
 
 
 class OwnRanks(Record):
@@ -29,7 +29,7 @@ def plan_own_ranks(spec: JobSpec) -> tuple[JobSpec, OwnRanks]:
     """
     command = spec.command or ()
     found = find_agent(command)
-    if spec.ranks == "each" or (found is None and spec.ranks is None and _SPAWNS not in command):
+    if spec.ranks == "each" or (found is None and spec.ranks is None and not _has_option(command)):
         return spec, OwnRanks()
     if spec.launcher and LAUNCHERS[spec.launcher].is_agent:
         what = found[1].command if found else SOME_COMMAND
@@ -40,32 +40,36 @@ def plan_own_ranks(spec: JobSpec) -> tuple[JobSpec, OwnRanks]:
     if found is None:
         return spec, OwnRanks(SOME_COMMAND, AGENTS[0])
     at, agent = found
-    given = _options(command[at:])
+    given = _options(command[at + len(agent.command.split()) :], agent)
     if (spec.nodes or 1) > 1:
         _refuse_meeting(agent, given)
     for option, ours in agent.typed.items():
-        value = given.get(option, "")
-        if value.isdecimal() and ours == "--nodes":
-            _check_nodes(spec.nodes or 1, int(value), f"{agent.command} {option} {value}")
-        elif value.isdecimal() and ours == "--ranks-per-node":
-            if spec.ranks_per_node not in (None, int(value)):
-                raise RequestError(
-                    f"{agent.command} {option} {value}, but {spec.ranks_per_node} ranks per node are asked for",
-                    f"leave out {option}, or the other",
-                )
-            spec = spec._replace(ranks_per_node=int(value))
+        if option not in given:
+            continue
+        said, value = f"{agent.command} {option} {given[option]}", given[option]
+        if ours == "--nodes" and value != str(spec.nodes or 1):
+            raise RequestError(f"{said}, but the job has {spec.nodes or 1}", f"--nodes N, and leave out {option}")
+        if ours == "--ranks-per-node":
+            spec = _with_ranks(spec, option, value, said)
     return spec, OwnRanks(agent.command, agent.agent)
 
 
-def _options(words: Sequence[str]) -> Mapping[str, str]:
-    """The long options up to the training script, with `-` for `_`, and their values."""
+def _has_option(command: Sequence[str]) -> bool:
+    return any(word.partition("=")[0].lstrip("-").replace("_", "-") == _SPAWNS for word in command if word[:2] == "--")
+
+
+def _options(words: Sequence[str], agent: AgentCommand) -> Mapping[str, str]:
+    """The agent's own options, in full and with `-` for `_`, and their values; those of its program follow them."""
+    known = (*agent.typed, *agent.meeting, *agent.flags)
     given: dict[str, str] = {}
-    for i, word in enumerate(words):
-        if word.endswith(".py"):
-            break
-        if word.startswith("--"):
-            name, equals, value = word.partition("=")
-            given[name.replace("_", "-")] = value if equals else next(iter(words[i + 1 : i + 2]), "")
+    words = list(words)
+    while words and words[0].startswith("-"):
+        name, equals, value = words.pop(0).partition("=")
+        name = name.replace("_", "-")
+        name = next((full for full in known if full == name or (full.startswith(name) and len(name) > 4)), name)
+        if not equals and name not in agent.flags and words and not words[0].endswith(".py"):
+            value = words.pop(0)
+        given[name] = value
     return given
 
 
@@ -81,6 +85,11 @@ def _refuse_meeting(agent: AgentCommand, given: Mapping[str, str]) -> None:
             )
 
 
-def _check_nodes(nodes: int, value: int, said: str) -> None:
-    if value != nodes:
-        raise RequestError(f"{said}, but the job has {nodes}", f"--nodes {value}, or leave it out of the command")
+def _with_ranks(spec: JobSpec, option: str, value: str, said: str) -> JobSpec:
+    if not value.isdecimal() or int(value) < 1:
+        raise RequestError(f"{said}: the job has to know the number", f"leave out {option}, or {option} 4")
+    if spec.ranks_per_node not in (None, int(value)):
+        raise RequestError(
+            f"{said}, but {spec.ranks_per_node} ranks per node are asked for", f"leave out {option}, or the other"
+        )
+    return spec._replace(ranks_per_node=int(value))

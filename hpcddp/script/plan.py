@@ -130,7 +130,7 @@ def _remark_batch(plan: JobPlan, global_batch: int) -> str:
     """The split; where it is uneven, the numbers of nodes near by with an even one."""
     from hpcddp.batchplan import list_even_splits, plan_batch  # most requests name no global batch
 
-    told = f"global batch {plan_batch(global_batch, plan.world_size)}"
+    told = f"global batch {plan_batch(global_batch, plan.world_size, plan.spec.max_micro_batch)}"
     if global_batch % plan.world_size == 0:
         return told
     even = [str(n // plan.ranks_per_node) for n in list_even_splits(global_batch, plan.world_size, plan.ranks_per_node)]

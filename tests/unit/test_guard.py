@@ -28,7 +28,8 @@ model(torch.ones(1, 1)).sum().backward()
 if how == "by hand":
     for p in model.parameters():
         dist.all_reduce(p.grad)
-optimizer.step()
+for _ in range(int(sys.argv[2])):
+    optimizer.step()
 print("trained")
 """
 
@@ -67,28 +68,60 @@ def test_an_error_in_the_hidden_one_is_said_as_python_says_it(tmp_path: Path) ->
 
 
 def test_a_rank_of_two_that_trains_alone_ends(tmp_path: Path) -> None:
-    done = python(tmp_path, TRAIN, "alone")
+    done = python(tmp_path, TRAIN, "alone", "1")
     assert done.returncode == 4
     assert done.stdout == ""
     assert done.stderr.startswith("hpcddp: rank 0 of 2 takes an optimizer step with no process group: each rank trains")
     assert "hint: init_process_group()" in done.stderr
 
 
+def test_what_a_rank_starts_is_not_watched(tmp_path: Path) -> None:
+    child = "import sys; print(any('_Watch' in str(f) for f in sys.meta_path))"
+    done = python(tmp_path, f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}], check=True)")
+    assert (done.stdout, done.stderr) == ("False\n", "")
+
+
+@pytest.mark.parametrize(
+    ("more", "is_watched"),
+    [({}, False), ({"TORCHELASTIC_RUN_ID": "none"}, True)],
+    ids=["the agent", "its rank"],
+)
+def test_an_agent_is_no_rank(tmp_path: Path, more: dict[str, str], is_watched: bool) -> None:
+    assert watched(tmp_path, PET_NNODES="2", **more) is is_watched
+
+
+def test_the_end_cannot_be_caught(tmp_path: Path) -> None:
+    body = "\n".join(f"    {line}" for line in TRAIN.splitlines())
+    done = python(tmp_path, f"try:\n{body}\nexcept BaseException:\n    print('caught')\n", "alone", "1")
+    assert (done.returncode, done.stdout) == (4, "")
+
+
+@pytest.mark.slow
+@pytest.mark.torch_compat
+def test_a_compiled_step_is_left_alone(tmp_path: Path) -> None:
+    compiled = "step = torch.compile(lambda: optimizer.step(), backend='eager')"
+    code = TRAIN.replace("    optimizer.step()", "    step()").replace("for _ in", f"{compiled}\nfor _ in")
+    done = python(tmp_path, code, "alone", "2")
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.torch_compat
 @pytest.mark.parametrize(
-    ("how", "status"), [("group", 4), ("ddp", 0), ("by hand", 0)], ids=["never used", "DDP", "summed by hand"]
+    ("how", "steps", "status"),
+    [("group", 64, 4), ("group", 63, 0), ("ddp", 64, 0), ("by hand", 64, 0)],
+    ids=["never used", "local steps", "DDP", "summed by hand"],
 )
-def test_two_ranks_may_step_if_something_passed_between_them(tmp_path: Path, how: str, status: int) -> None:
+def test_two_ranks_may_step_if_something_passes_between_them(tmp_path: Path, how: str, steps: int, status: int) -> None:
     env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
     env |= RANK | {"MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
-    argv = [sys.executable, "-c", TRAIN, how]
+    argv = [sys.executable, "-c", TRAIN, how, str(steps)]
     ranks = [subprocess.Popen(argv, env=env | {"RANK": r}, stdout=-1, stderr=-1, text=True, cwd=tmp_path) for r in "01"]
     for rank in ranks:
         out, err = rank.communicate()
         assert rank.returncode == status, err
         assert out == ("" if status else "trained\n")
-        assert ("a process group in which nothing was ever sent" in err) is bool(status)
+        assert ("a process group in which nothing was sent in 64 steps" in err) is bool(status)
 
 
 def free_port() -> int:

@@ -15,7 +15,26 @@ BATCH = ["python", "train.py", "--micro={micro_batch}", "--steps", "{accumulatio
 def test_known_names_are_filled_and_others_are_the_programs() -> None:
     command = ["python", "t.py", "--name={run_dir}/x-{rank}", "{epoch}", "{}", '{"lr": 1}', "{{rank}}"]
     filled = fill_placeholders(command, {"rank": 3, "run_dir": "runs/t"})
-    assert filled == ["python", "t.py", "--name=runs/t/x-3", "{epoch}", "{}", '{"lr": 1}', "{3}"]
+    assert filled == ["python", "t.py", "--name=runs/t/x-3", "{epoch}", "{}", '{"lr": 1}', "{rank}"]
+
+
+@pytest.mark.parametrize(
+    ("command", "code"), [(["bash", "-c", "echo ${rank} {rank}"], 2), (["python3", "-u", "-c", "f'{rank}'"], 3)]
+)
+def test_the_text_of_a_program_is_not_filled(command: list[str], code: int) -> None:
+    assert find_placeholders([*command, "{run_dir}"]) == ("run_dir",)
+    filled = fill_placeholders([*command, "{run_dir}"], {"run_dir": "runs/t"})
+    assert (filled[code], filled[-1]) == (command[code], "runs/t")
+
+
+def test_a_programs_own_c_is_an_option_like_others() -> None:
+    assert find_placeholders(["python", "t.py", "-c", "{rank}"]) == ("rank",)
+    assert find_placeholders(["t.sh", "${rank}"]) == ()
+
+
+@pytest.mark.parametrize("name", ["micro_batch_size", "node_name"])
+def test_a_name_that_only_resembles_one_is_the_programs(name: str) -> None:
+    assert find_placeholders([f"{{{name}}}"]) == ()
 
 
 def test_a_misspelt_name_is_refused() -> None:
@@ -24,9 +43,11 @@ def test_a_misspelt_name_is_refused() -> None:
     assert "{world_size}" in caught.value.hint
 
 
-@pytest.mark.parametrize("name", ["local_rank", "run_dir"])
-def test_a_value_that_nothing_says_is_an_error(name: str) -> None:
-    with pytest.raises(RequestError, match="the launcher does not say it"):
+@pytest.mark.parametrize(
+    ("name", "what"), [("local_rank", "the launcher does not say it"), ("run_dir", "HPCDDP_RUN_DIR is not set")]
+)
+def test_a_value_that_nothing_says_is_an_error(name: str, what: str) -> None:
+    with pytest.raises(RequestError, match=what):
         fill_placeholders([f"{{{name}}}"], {"local_rank": None})
 
 
@@ -48,7 +69,7 @@ def test_only_what_the_command_uses_is_asked_for() -> None:
     [
         ("{per_rank_batch}", None, None, "there is no global batch", "--global-batch"),
         ("{per_rank_batch}", 100, None, "not the same share for each of 8 ranks", "--global-batch 96 or 104"),
-        ("{per_rank_batch}", 3, None, "not the same share", "--global-batch 8 or"),
+        ("{per_rank_batch}", 3, None, "not the same share", "--global-batch 8;"),
         ("{per_rank_batch}", 64, 4, "more than max_micro_batch allows", "{micro_batch} and {accumulation}"),
         ("{per_rank_batch} {accumulation}", 64, 4, "it would count 2x", "{micro_batch} beside {accumulation}"),
         ("{micro_batch}", 64, 4, "not {accumulation}, which is 2", "{accumulation}"),

@@ -15,10 +15,11 @@ optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
 loader = DataLoader(TensorDataset(torch.arange(48.0).reshape(48, 1)), batch_size=4)
 model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 seen = []
-for (x,) in loader:
-    seen += [int(value) for value in x.flatten()]
-    optimizer.zero_grad()
-    accelerator.backward(model(x).pow(2).mean())
-    optimizer.step()
+for _ in range(int(sys.argv[2]) if len(sys.argv) > 2 else 1):
+    for (x,) in loader:
+        seen += [int(value) for value in x.flatten()]
+        optimizer.zero_grad()
+        accelerator.backward(model(x).pow(2).mean())
+        optimizer.step()
 rank, world_size = accelerator.process_index, accelerator.num_processes
 Path(sys.argv[1], f"rank-{rank}.json").write_text(json.dumps({"world_size": world_size, "seen": seen}))

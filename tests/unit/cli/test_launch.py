@@ -199,3 +199,28 @@ def test_the_limits_of_a_sites_queues_are_not_about_an_allocation_that_is_there(
     line = ("--site", "polaris", "--walltime", "2m", "--dry-run", "--", "true")
     done = launch(tmp_path, *line, **pbs_job(tmp_path, "a.x"))
     assert done.returncode == 0, done.stderr
+
+
+SPAWN = """import torch.multiprocessing as mp
+def main(rank): print("rank", rank, flush=True)
+if __name__ == "__main__":
+    mp.spawn(main, nprocs=2)
+"""
+
+
+def test_a_script_that_starts_its_ranks_runs_once_per_node(tmp_path: Path) -> None:
+    (tmp_path / "spawn.py").write_text(SPAWN)
+    (tmp_path / "both.py").write_text(f'import os\nos.environ.get("RANK")\n{SPAWN}')
+    once = launch(tmp_path, "--here", "--dry-run", "--ranks-per-node", "2", "--", "python", "spawn.py")
+    assert "spawn.py:4 starts a node's ranks itself: the job starts it once (ranks: node)" in once.stderr
+    assert "hpcddp exec --nodes 1 --ranks-per-node 2 --" in once.stdout
+    both = launch(tmp_path, "--here", "--dry-run", "--ranks-per-node", "2", "--", "python", "both.py")
+    assert "hpcddp exec -- " in both.stdout
+    two = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_TASKS_PER_NODE": "1(x2)"}
+    refused = launch(tmp_path, "--dry-run", "--", "python", "spawn.py", **two)
+    assert (refused.returncode, "numbers them from 0 on each of 2 nodes" in refused.stderr) == (2, True)
+
+
+def test_the_commands_own_number_of_ranks_is_taken(tmp_path: Path) -> None:
+    said = launch(tmp_path, "--here", "--dry-run", "--", "torchrun", "--nproc-per-node=2", "train.py")
+    assert "hpcddp exec --nodes 1 --ranks-per-node 2 --" in said.stdout, said.stderr

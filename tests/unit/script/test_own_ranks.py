@@ -21,6 +21,8 @@ def spec(command: str, **more: object) -> JobSpec:
         ("python -m torch.distributed.run train.py", "-m torch.distributed.run"),
         ("python3 -u -m torch.distributed.launch train.py", "-m torch.distributed.launch"),
         ("env A=1 accelerate launch --config_file c.yaml train.py", "accelerate launch"),
+        ("accelerate-launch train.py", "accelerate-launch"),
+        ("python main.py --multiprocessing_distributed=True", "the command"),
         ("python main.py --multiprocessing-distributed --dist-url env:// --world-size -1 --rank -1", "the command"),
         ("python train.py", ""),
         ("python train.py torchrun", ""),
@@ -38,7 +40,8 @@ def test_the_job_file_says_it_else() -> None:
 @pytest.mark.parametrize("option", ["--nproc-per-node 4", "--nproc_per_node=4"])
 def test_the_ranks_per_node_are_the_commands(option: str) -> None:
     assert plan_own_ranks(spec(f"torchrun {option} train.py --nproc-per-node 9"))[0].ranks_per_node == 4
-    assert plan_own_ranks(spec("torchrun --nproc-per-node gpu train.py"))[0].ranks_per_node is None
+    assert plan_own_ranks(spec("torchrun --nproc-per-n 4 -m pkg.train --nproc-per-node 9"))[0].ranks_per_node == 4
+    assert plan_own_ranks(spec("torchrun --no-python ./a.out --nproc-per-node 9"))[0].ranks_per_node is None
 
 
 def test_accelerates_processes_are_those_of_a_node() -> None:
@@ -51,6 +54,12 @@ def test_accelerates_processes_are_those_of_a_node() -> None:
         ("torchrun --nproc-per-node 4 train.py", {"ranks_per_node": 8}, "but 8 ranks per node are asked for"),
         ("torchrun --nnodes 4 train.py", {"nodes": 2}, "but the job has 2"),
         ("torchrun --nnodes 4 train.py", {}, "but the job has 1"),
+        ("torchrun --nnodes 1:2 train.py", {"nodes": 2}, "torchrun --nnodes 1:2, but the job has 2"),
+        ("torchrun --rdzv-backend c10d train.py", {"nodes": 2}, "--rdzv-backend on several nodes"),
+        ("torchrun --standal train.py", {"nodes": 2}, "torchrun --standalone on several nodes"),
+        ("torchrun --nproc-per-node gpu train.py", {}, "the job has to know the number"),
+        ("torchrun --nproc-per-node=0 train.py", {}, "the job has to know the number"),
+        ("accelerate launch --num_machines 2 t.py", {"nodes": 2}, "--num-machines on several nodes"),
         ("torchrun --standalone train.py", {"nodes": 2}, "torchrun --standalone on several nodes"),
         ("torchrun --rdzv_endpoint=localhost:1 train.py", {"nodes": 2}, "--rdzv-endpoint on several nodes"),
         ("accelerate launch --machine_rank 0 t.py", {"nodes": 2}, "--machine-rank on several nodes"),
