@@ -58,6 +58,7 @@ SCHEDULER = Scheduler(
             "-o": "--set output=",
         },
         account="-A",
+        site_words={"account": ("-P", "-A", "-g"), "size": ("type", "pe")},
         printed=r"-[NrjgA]\b|-cwd\b|-pe\b|-l *h_rt\b",
         outputs=("-o", "-e"),
         output=r"[\w.+/-]+",

@@ -119,6 +119,7 @@ SCHEDULER = Scheduler(
             "-o": "--set output=",
         },
         account="-A",
+        site_words={"account": ("-P", "-A", "-W group_list"), "size": ("totals", "nodes")},
         # PBS keeps the first of two `-l`, and the last of other options, without a word.
         printed=r"-[NqPArj]|-l *(select|place|walltime|nodes|ncpus|mpiprocs|ngpus)\b",
         attached=True,

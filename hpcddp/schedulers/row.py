@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _NOTHING: Mapping[str, str] = {}
 _NO_LIMITS: Mapping[str, int] = {}
+_NO_WORDS: Mapping[str, tuple[str, ...]] = {}
 #: The longest job name, in characters, where a row does not give one: measured on OpenPBS 23.06.
 LONGEST_NAME = 230
 
@@ -26,6 +27,9 @@ class Directives(Record):
     options: Mapping[str, str] = _NOTHING  # job-file key -> the option that carries it
     typed: Mapping[str, str] = _NOTHING  # an option of its commands -> ours, for people who type theirs (cli/meant.py)
     account: str = "none"  # the option that carries the account where the site does not say otherwise
+    #: A key of site files whose words this scheduler's template reads -> those words: account (its option), size,
+    #: queue_option, gpus_option.
+    site_words: Mapping[str, tuple[str, ...]] = _NO_WORDS
     printed: str = ""  # pattern of the options that the template prints, so that no job may add them
     attached: bool = False  # whether `-ofile` means `-o file`
     outputs: tuple[str, ...] = ()  # the options with the job's output files

@@ -139,6 +139,11 @@ SCHEDULER = Scheduler(
             "-C": "--set constraint=",
         },
         account="--account",
+        site_words={
+            "account": ("--account",),
+            "queue_option": ("--qos",),
+            "gpus_option": ("--gres", "--gpus", "none"),
+        },
         # Slurm keeps the last of two, without a word.
         printed=r"-[NnJptAc]|"
         r"--(nodes|ntasks(-per-node)?|job-name|time|partition|account|cpus-per-task|(no-)?requeue)\b",

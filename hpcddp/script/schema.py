@@ -36,7 +36,7 @@ def site_schema() -> dict[str, Any]:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "a site of hpcddp",
-        **_object(site_file.SITE),
+        **_object(site_file.site_keys(scripted_schedulers())),
         "required": list(site_file.MANDATORY),
     }
 

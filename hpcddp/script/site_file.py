@@ -1,18 +1,19 @@
 """A site's YAML file, read and checked: unknown keys, missing ones and values of a wrong form are SiteErrors.
 
-The tables below are the whole schema; `hpcddp sites schema` exports them for editors.
+The tables below and `site_keys` are the whole schema; `hpcddp sites schema` exports them for editors.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from hpcddp.errors import RequestError, SiteError
 from hpcddp.ranks.launchers import AGENTS
 from hpcddp.schedulers.registry import find_scheduler, scheduler_names, scripted_schedulers
+from hpcddp.schedulers.row import Scheduler
 from hpcddp.script.fields import (
     Reader,
     read_choice,
@@ -119,7 +120,7 @@ QUEUE: dict[str, Reader] = {
 }
 ACCOUNT: dict[str, Reader] = {
     "required": read_flag,
-    "option": read_choice("-P", "-A", "-W group_list", "--account", "-g", "none"),
+    "option": read_text,  # site_keys puts in the words
     "pattern": read_text,
     "example": read_text,
     "command_line": read_flag,
@@ -172,9 +173,7 @@ SITE: dict[str, Reader] = {
     "queue": read_text,
     "queues": partial(read_blocks, Queue, QUEUE),
     "vars": partial(read_blocks, Variable, VARIABLE),
-    "size": read_choice("totals", "nodes", "type", "pe"),
-    "queue_option": read_choice("--qos", "none"),
-    "gpus_option": read_choice("--gres", "--gpus", "none"),
+    **dict.fromkeys(("size", "queue_option", "gpus_option"), read_text),  # site_keys puts in the words
     "chunk": read_words,
     "placement": read_text,
     "constraint": read_text,
@@ -193,6 +192,36 @@ SITE: dict[str, Reader] = {
     "prepend": read_variables,
     "notes": read_lines,
 }
+
+
+def site_keys(rows: Sequence[Scheduler]) -> dict[str, Reader]:
+    """The table for a site of one of these schedulers: for some keys the words are those that their templates read."""
+    account = {**ACCOUNT, "option": _read_word(rows, "account", "none")}
+    return {
+        **SITE,
+        "account": partial(read_block, Account, account),
+        "size": _read_word(rows, "size"),
+        "queue_option": _read_word(rows, "queue_option", "none"),
+        "gpus_option": _read_word(rows, "gpus_option"),
+    }
+
+
+def _read_word(rows: Sequence[Scheduler], key: str, *also: str) -> Reader:
+    """A reader of the words that these rows have for a key, and of those that hpcddp itself reads."""
+    words = dict.fromkeys((*(word for row in rows for word in row.directives.site_words.get(key, ())), *also))
+    return read_choice(*words) if words else partial(_refuse_key, " or ".join(row.title for row in rows), key)
+
+
+def _refuse_key(title: str, key: str, value: object, where: str) -> None:
+    raise RequestError(f"{where} is {value!r}, but for {title} this key has no words", f"leave out {key}")
+
+
+def _schedulers_of(raw: object) -> list[Scheduler]:
+    """The scheduler that a file names; all of them where it names none, which is an error of its own."""
+    name = raw.get("scheduler") if isinstance(raw, Mapping) else None
+    return [find_scheduler(name)] if name in scheduler_names() else scripted_schedulers()
+
+
 MANDATORY = ("schema", "summary", "scheduler", "standing", "verified")
 
 
@@ -201,7 +230,7 @@ def load_site(name: str, path: str) -> Site:
     raw, text = load_yaml(path, SiteError)
     guide = re.match(r"# *(https?://\S+)", text)
     try:
-        found = read_mapping(raw, SITE, path)
+        found = read_mapping(raw, site_keys(_schedulers_of(raw)), path)
     except RequestError as e:
         raise SiteError(e.message, e.hint) from e
     missing = [key for key in MANDATORY if key not in found]

@@ -44,6 +44,7 @@ SCHEDULER = Scheduler(
         },
         typed={"--payer": "--account", "-N": "--queue"},
         account="--payer",
+        site_words={"account": ("--payer", "--sponsor"), "size": ("orbits",)},
         printed=r"--(name|nodes|time|payer)\\b",
         outputs=("--out",),
         mail={"begin": "launch", "end": "landing", "fail": "crash"},
@@ -96,10 +97,10 @@ TEMPLATE = """\
 {% extends "base.sh.j2" %}
 {% block directives %}
 #MOON --name={{ job.name }}
-#MOON --nodes={{ job.nodes }}:{{ job.processes_per_node }}
+#MOON --{% if job.site.size == "orbits" %}orbits{% else %}nodes{% endif %}={{ job.nodes }}:{{ job.processes_per_node }}
 #MOON --time={{ job.walltime }}
 {% if job.account %}
-#MOON --payer={{ job.account }}
+#MOON {{ job.account_option }}={{ job.account }}
 {% endif %}
 {% if job.options.output %}
 #MOON --out={{ job.options.output }}

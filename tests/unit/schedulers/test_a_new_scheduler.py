@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from .moonshot import ASKED, BARE_MODULE, MODULE, PARTIAL_MODULE, TEMPLATE, checkout, write_program
+from .moonshot import ASKED, BARE_MODULE, MODULE, PARTIAL_MODULE, SITE, TEMPLATE, checkout, write_program
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +53,26 @@ def test_its_scripts_are_rendered_for_one_node_and_for_three(moon):
     assert warned.returncode == 0, warned.stderr
     chain = moon("render", *ASKED, "--set", "chain=3", "--", "true")
     assert 'follow=(msub "--after=$MOON_JOB"' in chain.stdout
+
+
+def test_its_sites_may_say_the_words_of_its_row_and_no_other_schedulers_words(moon, tmp_path):
+    def rendered(said: str):
+        (tmp_path / "lab.yaml").write_text(f"{SITE}{said}\n")
+        asked = ["--site", str(tmp_path / "lab.yaml"), *ASKED[2:], "--account", "luna", "--", "true"]
+        return moon("render", *asked)
+
+    said = rendered("account: {option: --sponsor}\nsize: orbits")
+    assert said.returncode == 0, said.stderr
+    assert {"#MOON --orbits=1:4", "#MOON --sponsor=luna"} <= set(directives(said.stdout))
+    for wrong, hint in (
+        ("account: {option: -P}", "one of --payer, --sponsor, none"),
+        ("size: totals", "one of orbits"),
+        ("gpus_option: --gres", "leave out gpus_option"),
+    ):
+        refused = rendered(wrong)
+        assert (refused.returncode, f"hint: {hint}\n" in refused.stderr) == (3, True), refused.stderr
+    options = json.loads(moon("sites", "schema").stdout)["properties"]["account"]["properties"]["option"]["enum"]
+    assert {"--sponsor", "-P", "none"} <= set(options)
 
 
 def test_its_generic_site_has_a_page(run, repo, tmp_path):
