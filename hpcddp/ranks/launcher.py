@@ -144,6 +144,9 @@ class Launcher(Record):
     grace_s: int = 0
     #: Variables that the script has to export for it, beside those of the job.
     settings: tuple[tuple[str, str], ...] = ()
+    #: Variables without which it refuses to start ranks for root. They are set on this machine alone: a job on a
+    #: cluster is no root's.
+    root_settings: tuple[tuple[str, str], ...] = ()
     #: From what is to be started to the words of the command, grouped as the script's lines are. Pure.
     line: Callable[[LaunchRequest], Iterable[Words]] | None = None
     #: Whether, on a single machine, the one of the Python environment goes before the others on PATH.

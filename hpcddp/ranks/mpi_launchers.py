@@ -85,6 +85,7 @@ MPI_LAUNCHERS: dict[str, Launcher] = {
         program="mpirun",
         line=_openmpi_line,
         passes_on="USR1",  # TERM: the ranks are dead half a second later
+        root_settings=(("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")),
         environment_first=True,
     ),
     "mpich": Launcher(

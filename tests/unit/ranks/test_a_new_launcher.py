@@ -27,6 +27,8 @@ ROW = (
             job.launcher_options,
         ],
         passes_on="USR1",
+        environment_first=True,
+        root_settings=(("FLUX_ALLOW_ROOT", "1"),),
 """
 )
 # An agent, which starts the ranks of one node as torchrun does, and does not exist.
@@ -126,6 +128,12 @@ def test_render_prints_its_line_and_explain_says_where_the_numbers_came_from(che
     assert "reaches flux as SIGUSR1, and from there all ranks: they save and stop." in script.stdout
     line = next(x for x in checkout.plan("render", "--explain", "--", "true").stdout.splitlines() if "--ntasks=8" in x)
     assert "| --nodes; --ranks-per-node" in line
+
+
+def test_on_this_machine_its_row_says_where_it_is_looked_for_and_what_root_needs(checkout: Checkout) -> None:
+    here = checkout.run("launch", "--here", "--ranks-per-node", "2", "--dry-run", "--launcher", "flux", "--", "true")
+    assert "\nlauncher=flux\n" in here.stdout, here.stderr
+    assert '\nif [ "$(id -u)" = 0 ]; then export FLUX_ALLOW_ROOT=1; fi\n' in here.stdout
 
 
 def test_layout_predicts_its_variables_and_its_capture_is_understood(checkout: Checkout) -> None:
