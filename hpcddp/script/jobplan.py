@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 #: `JobPlan.own_ranks` of a command that makes ranks and is no known agent.
 SOME_COMMAND = "the command"
+#: The signal that `signal` of a job file asks for.
+WARNING = "USR1"
 
 
 class PlannedBy(Record):
@@ -184,18 +186,20 @@ class JobPlan(Record):
 
     @property
     def passes_on(self) -> str:
-        """The signal that the script gives the launcher when one came to it; "" where none would reach the ranks alive.
+        """The signal that the script gives the launcher when one came to it; "" where none would reach the ranks alive:
+        agents get the signal of the launcher that started them, and have to pass on the same one."""
+        passed = {row.passes_on for row in (self.outer, LAUNCHERS[self.launcher]) if row}
+        return passed.pop() if len(passed) == 1 and self.own_ranks != SOME_COMMAND else ""
 
-        An agent that another launcher started gets no signal that leaves its ranks time.
-        """
-        if (self.agents and self.outer) or self.own_ranks == SOME_COMMAND:
-            return ""
-        return (self.outer or LAUNCHERS[self.launcher]).passes_on
+    @property
+    def takes_warning(self) -> bool:
+        """Whether the ranks outlive the warning signal."""
+        return not self.agents or LAUNCHERS[self.launcher].passes_on == WARNING
 
     @property
     def grace_s(self) -> int:
         """Seconds that the ranks have after that signal; 0: as many as they need."""
-        return (self.outer or LAUNCHERS[self.launcher]).grace_s
+        return LAUNCHERS[self.launcher].grace_s
 
     @property
     def outer_template(self) -> str:

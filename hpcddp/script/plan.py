@@ -15,7 +15,7 @@ from hpcddp.script.choices import plan_account, plan_launcher, plan_queue, plan_
 from hpcddp.script.command import plan_command, plan_variables
 from hpcddp.script.container import plan_container, plan_python
 from hpcddp.script.directives import job_name, plan_directives
-from hpcddp.script.jobplan import JobPlan, PlannedBy
+from hpcddp.script.jobplan import WARNING, JobPlan, PlannedBy
 from hpcddp.script.limits import check_limits
 from hpcddp.script.missing import check_complete, known
 from hpcddp.script.own_ranks import plan_own_ranks
@@ -158,9 +158,9 @@ def _remarks(plan: JobPlan) -> list[str]:
     signal_s = plan.options.signal_s
     if signal_s >= plan.walltime_s:
         raise RequestError(f"signal {format_walltime(signal_s)} is not within {plan.walltime}", "--set signal=0:02:00")
-    if signal_s and plan.agents:
+    if signal_s and not plan.takes_warning:
         raise RequestError(
-            f"signal: {plan.launcher} ends at the first SIGUSR1 and takes its ranks with it",
+            f"signal: {plan.launcher} ends at the first SIG{WARNING} and takes its ranks with it",
             f"leave out --launcher {plan.launcher}",
         )
     remarks += filter(None, [remark_name(plan)])

@@ -53,6 +53,8 @@ AGENT = """\
         grace_s=7,
     ),
 """
+# Another one, which takes the warning signal as well.
+OTHER_AGENT = AGENT.replace("orbit", "comet").replace("ORBIT", "COMET").replace('"USR2"', '"USR1"')
 AGENT_PARTIAL = """\
 # orbit starts the ranks of its node
 {% for words in job.agent_line %}
@@ -83,8 +85,9 @@ class Checkout:
         rows = folder / "hpcddp/ranks/launchers.py"
         assert rows.read_text().count(KNOWN) == 1
         assert rows.read_text().count(BEFORE_AGENT) == 1
-        rows.write_text(rows.read_text().replace(KNOWN, ROW).replace(BEFORE_AGENT, AGENT + BEFORE_AGENT))
+        rows.write_text(rows.read_text().replace(KNOWN, ROW).replace(BEFORE_AGENT, AGENT + OTHER_AGENT + BEFORE_AGENT))
         (folder / "templates/launchers/orbit.j2").write_text(AGENT_PARTIAL)
+        (folder / "templates/launchers/comet.j2").write_text(AGENT_PARTIAL)
         (folder / "templates/launchers/flux.j2").write_text(PARTIAL)
         (folder / "capture.json").write_text(json.dumps(CAPTURE))
         (folder / "bin").mkdir()
@@ -173,6 +176,18 @@ def test_an_agent_is_printed_by_its_own_partial_and_its_signals_are_its_rows(che
     assert 'kill -USR2 "$launched"' in one.stdout
     for script in (one.stdout, two.stdout):
         assert "torch" not in script.partition("HPCDDP_JOB")[0] + script.rpartition("HPCDDP_PLAN")[2]
+
+
+def test_an_agent_that_passes_the_warning_signal_on_gets_it_alone_and_below_a_launcher(checkout: Checkout) -> None:
+    warned = ("--set", "signal=0:10:00", "--", "true")
+    two = checkout.plan("render", *warned, launcher="comet")
+    assert "#SBATCH --signal=USR1@600\n" in two.stdout, two.stderr
+    assert "reaches comet as SIGUSR1, and from there all ranks: they save and stop within 7 seconds." in two.stdout
+    one = checkout.plan("render", *warned, launcher="comet", nodes=1, site="generic-pbs")
+    line = "timeout --preserve-status --foreground --signal=USR1 $((3000 - SECONDS)) \\\n"
+    assert f"{line}# orbit starts the ranks" in one.stdout, one.stderr
+    refused = checkout.plan("render", *warned, launcher="orbit")
+    assert (refused.returncode, "orbit ends at the first SIGUSR1" in refused.stderr) == (2, True)
 
 
 def test_layout_and_env_know_an_agents_ranks_and_its_command_inside_a_rank_is_refused(checkout: Checkout) -> None:
