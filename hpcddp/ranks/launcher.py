@@ -142,6 +142,8 @@ class Launcher(Record):
     passes_on: str = ""
     #: Seconds that it leaves its ranks after that signal; 0: it waits for them.
     grace_s: int = 0
+    #: What stands between the name of a host and its number of processes in its host file.
+    host_slots: str = ":"
     #: Variables that the script has to export for it, beside those of the job.
     settings: tuple[tuple[str, str], ...] = ()
     #: Variables without which it refuses to start ranks for root. They are set on this machine alone: a job on a

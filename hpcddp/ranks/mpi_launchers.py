@@ -84,6 +84,7 @@ MPI_LAUNCHERS: dict[str, Launcher] = {
         version_words=("Open MPI", "OpenRTE", "PRRTE"),  # OpenRTE: what Open MPI 4's mpiexec says
         program="mpirun",
         line=_openmpi_line,
+        host_slots=" slots=",
         passes_on="USR1",  # TERM: the ranks are dead half a second later
         root_settings=(("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")),
         environment_first=True,

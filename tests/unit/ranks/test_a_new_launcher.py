@@ -27,6 +27,7 @@ ROW = (
             job.launcher_options,
         ],
         passes_on="USR1",
+        host_slots=" ranks=",
         environment_first=True,
         root_settings=(("FLUX_ALLOW_ROOT", "1"),),
 """
@@ -131,6 +132,11 @@ def test_render_prints_its_line_and_explain_says_where_the_numbers_came_from(che
     assert "reaches flux as SIGUSR1, and from there all ranks: they save and stop." in script.stdout
     line = next(x for x in checkout.plan("render", "--explain", "--", "true").stdout.splitlines() if "--ntasks=8" in x)
     assert "| --nodes; --ranks-per-node" in line
+
+
+def test_a_host_file_that_the_script_makes_has_its_rows_form(checkout: Checkout) -> None:
+    made = checkout.plan("render", "--set", "pe=mpi", "--", "true", site="generic-gridengine").stdout
+    assert '\n    echo "$host ranks=4"\ndone < "$PE_HOSTFILE"' in made
 
 
 def test_on_this_machine_its_row_says_where_it_is_looked_for_and_what_root_needs(checkout: Checkout) -> None:
