@@ -184,7 +184,8 @@ def _refuse_stray(env: Mapping[str, str]) -> None:
 def not_launched(allocation: Allocation, env: Mapping[str, str]) -> LaunchError:
     """The error for a shell or script that a scheduler started and no launcher did."""
     where = "an interactive shell" if allocation.interactive else "a batch script or shell"
-    empty = f", and {allocation.source} is empty (mpiprocs=0)" if allocation.hosts == () else ""
+    why = find_scheduler(allocation.scheduler).no_slots
+    empty = f", and {allocation.source} is empty{f' ({why})' if why else ''}" if allocation.hosts == () else ""
     return LaunchError(
         f"not launched: this is {where} of {allocation.scheduler} job {allocation.job_id or '(no id)'}, "
         f"and no launcher started this process as a rank{empty}",

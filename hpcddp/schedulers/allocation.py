@@ -43,7 +43,10 @@ def read_nodefile(path: str) -> Hosts:
         raise LaunchError(f"the node file {path} cannot be read", f"ls -l {path}")
     hosts = count_hosts(lines, path)
     if not hosts:
-        raise LaunchError(f"the node file {path} is empty", "ask for mpiprocs of 1 or more in the select statement")
+        raise LaunchError(
+            f"the node file {path} is empty",
+            "write one host per line; if the scheduler wrote it, ask for 1 slot or more",
+        )
     return hosts
 
 

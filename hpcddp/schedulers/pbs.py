@@ -178,5 +178,6 @@ SCHEDULER = Scheduler(
     ),
     find_job=find_job,
     find_kept_hostfile=find_kept_hostfile,
+    no_slots="mpiprocs=0",
     owns_bare_hostfile=True,
 )

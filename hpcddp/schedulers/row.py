@@ -168,5 +168,6 @@ class Scheduler(Record):
     signals: tuple[Signal, ...] = ()
     find_job: Callable[[Mapping[str, str], str | None], Allocation | None] = _no_job
     find_kept_hostfile: Callable[[Mapping[str, str]], str | None] = _no_file
+    no_slots: str = ""  # the request with which a job has no slot, so that its list of hosts is empty
     owns_bare_hostfile: bool = False  # whether a host file without any job around it is taken for this scheduler's
     launch_line: Callable[[int | None, Mapping[str, str]], str] = _mpirun  # (slots, environment) -> what starts ranks

@@ -70,6 +70,7 @@ SCHEDULER = Scheduler(
     states={"waiting": "queued", "aloft": "running", "landed": "finished"},
     signals=(Signal("TERM", "mdel", "the engine is cut off"),),
     find_job=find_job,
+    no_slots="--crew=0",
 )
 '''
 
