@@ -33,11 +33,7 @@ def build_parser() -> VerbParser:
     for option, value, text in (
         ("--check", "here", "refuse paths that are not there, and a command that starts ranks itself (the default)"),
         ("--no-check", "no", "render without looking at files"),
-        (
-            "--check=live",
-            "live",
-            "also ask the scheduler: sbatch --test-only, or a held PBS job, deleted at once",
-        ),
+        ("--check=live", "live", "also ask the scheduler, some by a held job that is deleted at once"),
     ):
         check.add_argument(option, dest="check", action="store_const", const=value, default="here", help=text)
     printed = parser.add_argument_group("what is printed")

@@ -33,7 +33,7 @@ DEFAULT_JOB_FILE = "hpcddp.yaml"
 _GROUPS = {
     "where it runs": {
         "--site": ("site", "S", "a site's name, or the path of its YAML file (see hpcddp sites)"),
-        "--queue": ("queue", "Q", "PBS queue, Slurm partition or resource type"),
+        "--queue": ("queue", "Q", "queue, partition, QOS or resource type"),
         "--account": ("account", "A", "what the job is charged to"),
         "--launcher": ("launcher", "L", f"{listed(JOB_LAUNCHERS)} (the site's)"),
     },

@@ -20,11 +20,14 @@ EXITS = {
     4: "the launch environment contradicts itself, or lacks something",
     5: "the scheduler refused",
 }
+_DESCRIPTION = "From a PyTorch training script to a correct multi-node run on PBS and Slurm clusters."
+_EXAMPLE = "hpcddp render --site abci3 --account GROUP --nodes 4 -- python train.py | qsub"
+# Words for what a scheduler's own command does; its name is one of them.
+_SUBMIT = ("submit", "queue")
 # Word that is no verb -> what to type for it.
 _MEANT = {
     **dict.fromkeys(("show", "info", "describe"), "hpcddp sites show NAME"),
     **dict.fromkeys(("list", "ls", "site", "clusters"), "hpcddp sites"),
-    **dict.fromkeys(("submit", "queue"), "hpcddp render --nodes 4 -- python train.py | qsub"),
     **dict.fromkeys(("run", "start"), "hpcddp launch -- python train.py"),
     **dict.fromkeys(("generate", "template", "script"), "hpcddp render --nodes 4 -- python train.py > job.sh"),
     **dict.fromkeys(("check", "validate", "verify"), "hpcddp lint job.sh"),
@@ -53,10 +56,13 @@ def unknown_verb(argv: list[str]) -> RequestError:
     if word.endswith(".py"):
         return RequestError(f"there is no verb before {word!r}", f"hpcddp launch -- python {word}")
     from hpcddp.ranks.launch_commands import PROGRAMS
-    from hpcddp.schedulers.registry import scripted_schedulers
+    from hpcddp.schedulers.registry import submit_commands
 
-    same = "submit" if any(word in row.commands.submit for row in scripted_schedulers()) else word.lower()
-    meant = "hpcddp launch -- python train.py" if word in PROGRAMS else _MEANT.get(same)
+    submits = [program for program, _ in submit_commands()]
+    if word in submits or word.lower() in _SUBMIT:
+        meant: str | None = f"hpcddp render --nodes 4 -- python train.py | {word if word in submits else submits[0]}"
+    else:
+        meant = "hpcddp launch -- python train.py" if word in PROGRAMS else _MEANT.get(word.lower())
     guess = "" if meant else nearest(word, list(VERBS))
     return RequestError(f"{word!r} is not a verb of hpcddp{guess}", meant or "hpcddp --help")
 
@@ -67,11 +73,11 @@ def format_verbs() -> str:
     verbs = "\n".join(f"  {verb:{width}}  {text}" for verb, text in VERBS.items())
     return (
         "usage: hpcddp VERB [options] [-- command ...]\n\n"
-        "From a PyTorch training script to a correct multi-node run on PBS and Slurm clusters.\n\n"
+        f"{_DESCRIPTION}\n\n"
         f"{verbs}\n\n"
         "  hpcddp help VERB          the options of one verb, also hpcddp VERB --help\n"
         "  hpcddp -V, --version\n\n"
-        f"{format_example('hpcddp render --site abci3 --account GROUP --nodes 4 -- python train.py | qsub')}\n"
+        f"{format_example(_EXAMPLE)}\n"
         f"{format_exits(EXITS)}"
     )
 

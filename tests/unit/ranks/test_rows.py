@@ -126,9 +126,8 @@ def test_half_a_row_of_pjm_is_an_error_and_its_job_script_is_no_rank() -> None:
 
 PACKAGE = Path(hpcddp.__file__).parent
 LAUNCHER_ROWS = {PACKAGE / "ranks/launchers.py", PACKAGE / "ranks/mpi_launchers.py"}
-# Help shows well-known commands as examples; nothing depends on them. pmi.py asks an MPI library which one it is.
-SHOWN = {PACKAGE / f"cli/{verb}.py" for verb in ("exec", "launch", "lint", "main", "render", "request", "verbs")}
-SHOWN |= {PACKAGE / "ranks/pmi.py"}
+# What help prints: it shows well-known commands as examples, and nothing depends on them. VERBS: main.py, a line each.
+HELP_NAMES, HELP_ARGUMENTS = {"_DESCRIPTION", "_EXAMPLE", "VERBS"}, {"example", "help"}
 
 
 def constants(path: Path) -> set[str]:
@@ -185,11 +184,15 @@ def programs_and_titles() -> set[str]:
 
 
 def texts(path: Path) -> str:
-    """All strings of a file but the docstrings."""
+    """All strings of a file but the docstrings and what help prints."""
     tree = ast.parse(path.read_text())
     holders = (ast.Module, ast.ClassDef, ast.FunctionDef)
     bodies = [node.body[0] for node in ast.walk(tree) if isinstance(node, holders) and node.body]
     docs = {id(first.value) for first in bodies if isinstance(first, ast.Expr)}
+    for node in ast.walk(tree):
+        named = isinstance(node, ast.Assign) and {getattr(t, "id", "") for t in node.targets} <= HELP_NAMES
+        if named or (isinstance(node, ast.keyword) and node.arg in HELP_ARGUMENTS):
+            docs |= {id(inner) for inner in ast.walk(node)}
     constants = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in docs)
     return "\n".join(node.value for node in constants if isinstance(node.value, str))
 
@@ -198,11 +201,12 @@ def named_to_people(text: str) -> set[str]:
     return {word for word in programs_and_titles() if re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", text)}
 
 
-OF_ROWS = {*(PACKAGE / "schedulers").iterdir(), PACKAGE / "ranks/slurm_step.py"}
+# pmi.py asks an MPI library which one it is; slurm_step.py is a part of srun's row.
+OF_ROWS = {*(PACKAGE / "schedulers").iterdir(), PACKAGE / "ranks/slurm_step.py", PACKAGE / "ranks/pmi.py"}
 
 
 def test_errors_and_hints_take_the_names_of_programs_from_the_rows() -> None:
-    found = {str(p.relative_to(PACKAGE)): named_to_people(texts(p)) for p in FILES if p not in SHOWN | OF_ROWS}
+    found = {str(p.relative_to(PACKAGE)): named_to_people(texts(p)) for p in FILES if p not in OF_ROWS}
     assert {path: words for path, words in found.items() if words} == {}
 
 
@@ -216,6 +220,8 @@ def test_a_text_that_names_a_program_or_a_title_is_found(tmp_path: Path) -> None
         '"""Of qsub."""\n\ndef f(x):\n    """Of sbatch."""\n    return f"try {x}: mpirun -n 2"\n'
     )
     assert named_to_people(texts(tmp_path / "one.py")) == {"mpirun"}
+    (tmp_path / "help.py").write_text('_EXAMPLE = "| qsub"\nf(help="as srun", hint="try sbatch")\n')
+    assert named_to_people(texts(tmp_path / "help.py")) == {"sbatch"}
     assert named_to_people("ask Grid Engine's qstat, not /x/qsub-like") == {"Grid Engine", "qstat"}
 
 
