@@ -99,7 +99,7 @@ def run_command(
     cwd: Path | None = None,
     stdin: str = "",
     hangs: Callable[[], object] = lambda: False,
-    grace_s: float = 60,
+    grace_s: float = PATIENCE_S,
 ) -> subprocess.CompletedProcess[str]:
     """Run to the end and return status, stdout and stderr.
 

@@ -13,12 +13,18 @@ from .conftest import find_flavour
 pytestmark = pytest.mark.multirank
 
 # what a person or a scheduler does: start the job, and signal its shell alone when both ranks have trained a little
+# (signals that come together have no order: the others follow when the script has said that the first came)
 _SIGNAL = """\
-env --default-signal=HUP bash job.sh &
+env --default-signal=HUP bash job.sh 2> said &
 job=$!
 until [ -e here-0 ] && [ -e here-1 ] || ! kill -0 $job; do sleep 0.1; done
-for signal in SIGNALS; do kill -$signal $job; sleep 0.01; done
-wait $job
+kill -FIRST $job
+until grep -q 'came and was passed on' said || ! kill -0 $job; do sleep 0.01; done
+for signal in OTHERS; do kill -$signal $job; done
+status=0
+wait $job || status=$?
+cat said >&2
+exit $status
 """
 SLOW = pytest.mark.slow
 
@@ -35,7 +41,7 @@ def stopped(run, programs, folder, flavour, launcher: str, *signals: str, line: 
     assert text.returncode == 0, text.stderr
     (folder / "job.sh").write_text(text.stdout)
     env = {**(flavour.env if flavour else {}), **pbs}
-    line = line.replace("SIGNALS", " ".join(signals)).replace("SIGNAL", signals[0])
+    line = line.replace("OTHERS", " ".join(signals[1:])).replace("FIRST", signals[0])
     return run(["bash", "-c", line], cwd=folder, env=env)
 
 
@@ -74,7 +80,7 @@ _SIGNAL_ALL = """\
 setsid env --default-signal=HUP bash job.sh &
 job=$!
 until [ -e here-0 ] && [ -e here-1 ] || ! kill -0 $job; do sleep 0.1; done
-kill -SIGNAL $(ps -o pid= -s $job)
+kill -FIRST $(ps -o pid= -s $job)
 wait $job
 """
 
@@ -105,7 +111,7 @@ def test_torchrun_gives_its_ranks_time_to_save_although_it_fails(signal, run, pr
     done = stopped(run, programs, tmp_path, None, "torchrun", signal)
     assert done.returncode == 1, done.stdout + done.stderr
     assert f"hpcddp: SIG{signal} came and was passed on as SIGTERM" in done.stderr
-    assert_saved(tmp_path, "SIGTERM")
+    assert_saved(tmp_path, f"SIG{signal}")
 
 
 @pytest.mark.slow  # with status 0 in the demo, too

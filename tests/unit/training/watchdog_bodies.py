@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import hpcddp
+from hpcddp.training import watchdog
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.report import Report
 
@@ -13,6 +14,7 @@ from hpcddp.training.report import Report
 def call_a_collective_on_one_rank_only(folder: str) -> None:
     """In two runtimes of one group: rank 0 sums, rank 1 waits until rank 0 has said where both stand; then it sums too,
     and both get on."""
+    watchdog._LONGEST_PAUSE_S = 600.0  # how long rank 0 waits for an answer, on a machine however busy
     say = Report.say
     with hpcddp.init() as group:
         for name in ("first", "second"):
