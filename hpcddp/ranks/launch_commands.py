@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 class AgentCommand(Record):
     """A command that makes the ranks of one node: the row of its ranks, its options for which hpcddp has others, and
-    those with which agents are told where they meet."""
+    those that say where the agents' rendezvous is."""
 
     command: str
     agent: str
     typed: Mapping[str, str]
-    meeting: tuple[str, ...]
+    rendezvous_options: tuple[str, ...]
     flags: tuple[str, ...]
 
 
@@ -66,7 +66,7 @@ def find_agent(words: Sequence[str]) -> tuple[int, AgentCommand] | None:
             return i, _ACCELERATE._replace(command=name)
         row = next((LAUNCHERS[agent] for agent in AGENTS if name in LAUNCHERS[agent].commands), None)
         if name and row and row.reads:
-            return i, AgentCommand(name, row.name, row.typed, row.meeting, row.flags)
+            return i, AgentCommand(name, row.name, row.typed, row.rendezvous_options, row.flags)
     return None
 
 

@@ -158,7 +158,7 @@ LAUNCHERS: dict[str, Launcher] = {
             "PET_MASTER_ADDR": "master_addr",
             "PET_MASTER_PORT": "master_port",
         },
-        meeting=(
+        rendezvous_options=(
             *("--standalone", "--rdzv-endpoint", "--rdzv-backend", "--rdzv-conf", "--rdzv-id"),
             *("--node-rank", "--master-addr", "--master-port"),
         ),

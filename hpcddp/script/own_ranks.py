@@ -42,7 +42,7 @@ def plan_own_ranks(spec: JobSpec) -> tuple[JobSpec, OwnRanks]:
     at, agent = found
     given = _options(command[at + len(agent.command.split()) :], agent)
     if (spec.nodes or 1) > 1:
-        _refuse_meeting(agent, given)
+        _refuse_rendezvous_options(agent, given)
     for option, ours in agent.typed.items():
         if option not in given:
             continue
@@ -60,7 +60,7 @@ def _has_option(command: Sequence[str]) -> bool:
 
 def _options(words: Sequence[str], agent: AgentCommand) -> Mapping[str, str]:
     """The agent's own options, in full and with `-` for `_`, and their values; those of its program follow them."""
-    known = (*agent.typed, *agent.meeting, *agent.flags)
+    known = (*agent.typed, *agent.rendezvous_options, *agent.flags)
     given: dict[str, str] = {}
     words = list(words)
     while words and words[0].startswith("-"):
@@ -73,10 +73,10 @@ def _options(words: Sequence[str], agent: AgentCommand) -> Mapping[str, str]:
     return given
 
 
-def _refuse_meeting(agent: AgentCommand, given: Mapping[str, str]) -> None:
+def _refuse_rendezvous_options(agent: AgentCommand, given: Mapping[str, str]) -> None:
     """Several agents meet where the job script says, unless their own options say otherwise: those would be the same on
     each node, or each node would train alone."""
-    for option in agent.meeting:
+    for option in agent.rendezvous_options:
         if option in given:
             raise RequestError(
                 f"{agent.command} {option} on several nodes: hpcddp tells each node's {agent.command} its number and"

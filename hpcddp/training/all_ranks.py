@@ -8,8 +8,8 @@ from torch import Tensor
 
 from hpcddp.errors import RequestError
 from hpcddp.training import collectives
+from hpcddp.training.agreement import Agreement
 from hpcddp.training.loop import Loop
-from hpcddp.training.meeting import Meeting
 from hpcddp.training.report import Report
 from hpcddp.training.setup import RunSetup
 
@@ -23,7 +23,7 @@ class AllRanks:
         self.device = setup.group.device
         self._loop = loop
         self._report = report
-        self._meeting = Meeting(setup.group)
+        self._agreement = Agreement(setup.group)
 
     @property
     def is_main(self) -> bool:
@@ -35,7 +35,7 @@ class AllRanks:
         """Lines, name to text, that the summary at the end has besides the runtime's own; those of rank 0 are shown."""
         return self._report.more
 
-    def _meet_after_break(self) -> None:
+    def _agree_after_break(self) -> None:
         """Before a collective that a loop may have been left for; see `Saving`."""
 
     # ---- for all ranks together: call these on every rank
@@ -46,7 +46,7 @@ class AllRanks:
 
         Waits for the device: once per epoch, not per step.
         """
-        self._meet_after_break()
+        self._agree_after_break()
         return collectives.sum_over_data_ranks(value, self.layout, self.device)
 
     def gather(self, rows: Tensor) -> Tensor:
@@ -54,12 +54,12 @@ class AllRanks:
 
         (n, …) on each rank gives (sum of n, …) on every rank; n may differ.
         """
-        self._meet_after_break()
+        self._agree_after_break()
         return collectives.gather_rows(rows, self.layout, self.device)
 
     def broadcast(self, thing: collectives.Thing) -> collectives.Thing:
         """Rank 0's object, on every rank."""
-        self._meet_after_break()
+        self._agree_after_break()
         return collectives.broadcast(thing, self.layout, self.device)
 
     # ---- on rank 0 only: call these on every rank all the same

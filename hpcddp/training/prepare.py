@@ -194,7 +194,7 @@ class Preparation(AllRanks):
         if size is None:
             raise RequestError("rt.evaluation_loader got no batch_size", "rt.evaluation_loader(dataset, 256)")
         size = read_whole(size, "rt.evaluation_loader(dataset, {})")
-        self._meeting.note_evaluation(**outline_evaluation(how.dataset, size))
+        self._agreement.note_evaluation(**outline_evaluation(how.dataset, size))
         return EvaluationLoader(
             how.dataset,
             size,

@@ -117,7 +117,7 @@ class Runtime(Saving):
             loop.epochs.check_count(count, sampler.epoch)
         print_warning(find_empty_ranks(loop.models, self.plan, sampler.length), is_first=self.is_main)
         self._checkpointer.check_untouched()
-        self._meet("began the loop over rt.epochs()")
+        self._agree("began the loop over rt.epochs()")
         loop.epoch_is_read = is_first and loop.open_epoch is not None and loop.open_epoch < sampler.epoch
         while (epoch := sampler.epoch - loop.epoch_is_read) < count and not self._is_ending:
             loop.open_epoch = loop.epochs.body = epoch
@@ -139,7 +139,7 @@ class Runtime(Saving):
             self._body_has_ended = True  # if the loop left its batches by `break`, the step before is counted only now
             loop.settle()
             self._body_has_ended = False
-            self._meet(f"ended epoch {epoch + 1} of {count}")
+            self._agree(f"ended epoch {epoch + 1} of {count}")
             self._left = None
             loop.open_epoch, loop.epoch_is_read = None, False
             self._report.clear()
@@ -216,7 +216,7 @@ class Runtime(Saving):
         self._watch.pace.step_ended(last=left == 0)
         stop = self._record.end_step(
             loader.weighing,
-            lambda: self._watch.flags(left) + self._meeting.flags,
+            lambda: self._watch.flags(left) + self._agreement.flags,
             samples=micro.total,
             agree=left <= 1,  # before the end of the epoch, which may take long
             step=self.steps,
@@ -226,8 +226,8 @@ class Runtime(Saving):
         self._watch.pace.steps_shared = self._record.steps_shared
         self._report.step(self.steps, micro.total, self._record.loss)
         self.stop_reason = self.stop_reason or stop
-        if not self._body_has_ended and self._meeting.is_due(self.steps, self._record.sums, self._record.exchanged):
-            self._meet(f"ended step {self.steps}")
+        if not self._body_has_ended and self._agreement.is_due(self.steps, self._record.sums, self._record.exchanged):
+            self._agree(f"ended step {self.steps}")
         self._same.check_first(self.steps)
         every = self._options.save_every
         self._save_asked |= self._is_ending or (every is not None and self.steps % every == 0)
@@ -269,7 +269,7 @@ class Runtime(Saving):
                 self._loop.settle()
         if whole:
             self._loop.check_trained()
-        self._meet("ended the `with` body")
+        self._agree("ended the `with` body")
         stop = self._record.catch_up(self._loader.weighing if self._loader is not None else None)
         self.stop_reason = self.stop_reason or stop
         if self._loader is not None:

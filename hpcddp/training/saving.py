@@ -44,30 +44,30 @@ class Saving(Preparation):
         when that is: a resumed run goes on after it.
         """
         if not self._loop.inside and self._loop.open_epoch is None:
-            self._meet("called rt.save()")
+            self._agree("called rt.save()")
             self._save_now()
         else:
             self._ask(SAVE, "rt.save()")
 
-    def _ask(self, wish: str, reason: str) -> None:
-        """Of all ranks: one that is alone has its wish at once."""
+    def _ask(self, request: str, reason: str) -> None:
+        """Of all ranks: one that is alone gets it at once."""
         check_kind(
-            reason, str, f"rt.{'stop' if wish == STOP else 'finish_early'}({{}})", "reason", '"the loss is small"'
+            reason, str, f"rt.{'stop' if request == STOP else 'finish_early'}({{}})", "reason", '"the loss is small"'
         )
-        self._meeting.ask(wish, reason)
+        self._agreement.ask(request, reason)
         if self.group.world_size == 1:
-            self._meet("asked")
+            self._agree("asked")
 
-    def _meet(self, place: str, mine: Any = None) -> Any:
+    def _agree(self, point: str, mine: Any = None) -> Any:
         """A collective, which grants what any rank has asked for; returns what rank 0 has as `mine`.
 
-        RequestError, on every rank, if other ranks meet from another place.
+        RequestError, on every rank, if other ranks call it at another point of the script.
         """
         if self._loop_was_left:
             how = f"an exception {self._broken_off}" if self._broken_off else "break or return"
-            place = f"left the loop over rt.epochs() by {how}"
+            point = f"left the loop over rt.epochs() by {how}"
             self._loop_was_left = False
-        granted, answer = self._meeting.meet(place, mine)
+        granted, answer = self._agreement.agree(point, mine)
         self.stop_reason = self.stop_reason or granted.get(STOP)
         self._finish_reason = self._finish_reason or granted.get(FINISH)
         self._save_asked |= SAVE in granted
@@ -101,10 +101,10 @@ class Saving(Preparation):
                 " rt.step(optimizer, clip_norm=1.0)",
             )
 
-    def _meet_after_break(self) -> None:
+    def _agree_after_break(self) -> None:
         """Before any collective behind a loop that was left: the other ranks may be in it still."""
         if self._loop_was_left:
-            self._meet("left the loop")
+            self._agree("left the loop")
 
     def save_best(self, value: float | Tensor, mode: str = "max") -> bool:
         """Keep a checkpoint of this step, beside the newest ones, if `value` is the largest of the run so far.
@@ -117,7 +117,7 @@ class Saving(Preparation):
                 "rt.save_best(value) came inside the loop over the loader", "call it after the loop, once per epoch"
             )
         number = read_value(value, "rt.save_best({})")
-        is_best = bool(self._meet("called rt.save_best(value)", self._checkpointer.is_best(number, mode)))
+        is_best = bool(self._agree("called rt.save_best(value)", self._checkpointer.is_best(number, mode)))
         if is_best:
             self._checkpointer.propose_best(number, mode, self.steps)
             self.save()
@@ -137,7 +137,7 @@ class Saving(Preparation):
                 )
             [model] = self._models.values()
         check_kind(model, nn.Module, "rt.save_model(path, {})", "model", "model")
-        self._meet("called rt.save_model(path)")
+        self._agree("called rt.save_model(path)")
         self._average_buffers()
         if isinstance(model, AveragedModel):
             model = model.module

@@ -22,7 +22,7 @@ STOP_FLAGS = (
 )  # reasons, in the order in which ranks exchange them
 
 STOP, FINISH, SAVE = "asks to stop", "asks to finish", "asks to save"
-WISHES = (STOP, FINISH, SAVE)  # what one rank may ask of all
+REQUESTS = (STOP, FINISH, SAVE)  # what one rank may ask of all
 
 
 class StopTraining(BaseException):

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from hpcddp.training.gradient.reduction import LaggedSum
 from hpcddp.training.parallel.layout import Layout
-from hpcddp.training.stopping import STOP_FLAGS, WISHES
+from hpcddp.training.stopping import REQUESTS, STOP_FLAGS
 
 _MOST_STEPS = 8  # that share an exchange
 _SHARED_S = 0.05  # how long they may take together
-_FLAGS = STOP_FLAGS + WISHES
+_FLAGS = STOP_FLAGS + REQUESTS
 _SETTLING = 50  # steps of an attempt that have one each: they are not all alike, and a short run keeps its exact steps
 
 
@@ -61,7 +61,7 @@ class StepSum:
         self._sum = LaggedSum(layout.world_size)
         self._alone: list[float] | None = None  # the numbers that were pushed, of a single rank on a CPU
         self._early: list[float] | None = None  # those that `peek` has waited for
-        self._is_heard = False  # whether a rank had a wish in an exchange that was drained
+        self._is_heard = False  # whether a rank had a request in an exchange that was drained
         self._is_alone = layout.world_size == 1 and device.type == "cpu"
         self._is_counted = layout.is_counted
         self._is_first = layout.rank == 0
@@ -138,17 +138,17 @@ class StepSum:
         *votes, more_shared = numbers
         self.steps_shared = 1 + int(more_shared)
         flags = {flag: int(n) for flag, n in zip(_FLAGS, votes, strict=True)}
-        self._is_heard |= any(flags[wish] for wish in WISHES)
+        self._is_heard |= any(flags[request] for request in REQUESTS)
         return Exchanged(steps, next((flag for flag in STOP_FLAGS if flags[flag]), None))
 
     def peek(self) -> dict[str, int]:
-        """How many ranks had each of WISHES in the exchange under way; waits for it. A rank may do so alone."""
+        """How many ranks had each of REQUESTS in the exchange under way; waits for it. A rank may do so alone."""
         self._early = self._pull()
         votes = self._early[-1 - len(_FLAGS) : -1] if self._early is not None else [0.0] * len(_FLAGS)
-        return {flag: int(n) for flag, n in zip(_FLAGS, votes, strict=True) if flag in WISHES}
+        return {flag: int(n) for flag, n in zip(_FLAGS, votes, strict=True) if flag in REQUESTS}
 
     def take_heard(self) -> bool:
-        """Whether, since this was asked last, all ranks have heard of a wish of one. The same on every rank."""
+        """Whether, since this was asked last, all ranks have heard of a request of one. The same on every rank."""
         heard, self._is_heard = self._is_heard, False
         return heard
 

@@ -684,8 +684,8 @@ def a_queue_in_a_buffer(open_: Opened, _rank: int) -> None:
                 pass
 
 
-def wishes_of_one_rank(open_: Opened, rank: int) -> None:
-    """After the batches of an epoch one rank's wish ends the loop of all, as of rank 0, which has the accuracy."""
+def request_of_one_rank(open_: Opened, rank: int) -> None:
+    """After the batches of an epoch one rank's request ends the loop of all, as of rank 0, which has the accuracy."""
     for nth, how in enumerate(("stop", "finish_early")):
         epochs = []
         with open_() as rt:

@@ -78,7 +78,7 @@ ON_TWO_RANKS = {
 def test_no_mistake_of_two_ranks_goes_unsaid(run_ranks: RunRanks, tmp_path: Path) -> None:
     right = (
         "right_loops",
-        "wishes_of_one_rank",
+        "request_of_one_rank",
         "a_queue_in_a_buffer",
         "passes_without_exchange_that_are_right",
         "options_that_one_rank_may_have_otherwise",

@@ -14,7 +14,7 @@ RunRanks = Callable[..., Any]
 
 def run(run_ranks: RunRanks, folder: Path, *argument: Any) -> tuple[Any, set[int]]:
     """What both ranks have found, and the steps of the checkpoints."""
-    run_ranks("meeting_bodies:call_on_ranks", 2, [str(folder), *argument]).check()
+    run_ranks("agreement_bodies:call_on_ranks", 2, [str(folder), *argument]).check()
     first, other = (json.loads((folder / f"{rank}.json").read_text()) for rank in range(2))
     assert first == other
     return first, {int(path.name[-8:]) for path in (folder / "run" / "checkpoints").glob("step-*")}
@@ -84,6 +84,6 @@ def test_what_one_rank_asks_for_all_ranks_do_at_one_step(
 def test_ranks_that_go_different_ways_are_named(
     run_ranks: RunRanks, tmp_path: Path, what: str, where: str, ranks: list[int], text: str
 ) -> None:
-    outcome = run_ranks("meeting_bodies:call_on_ranks", 2, [str(tmp_path), what, where, ranks, False])
+    outcome = run_ranks("agreement_bodies:call_on_ranks", 2, [str(tmp_path), what, where, ranks, False])
     assert outcome.statuses == [1, 1]
     assert f"the ranks went different ways: {text}" in "".join(outcome.outputs)

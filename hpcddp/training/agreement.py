@@ -1,4 +1,4 @@
-"""Places where all ranks meet, and what one of them may ask of all: to stop, to finish early, to save.
+"""Points of the script where all ranks agree, and what one may ask of all: to stop, to finish early, to save.
 
 A rank that asks inside a step raises a flag in the step's sums. If all ranks ask at one step, it is granted at this
 step; else at the step where all of them have heard of it.
@@ -19,7 +19,7 @@ from hpcddp.training.rendezvous.roll_call import wait_until
 from hpcddp.training.same_options import refuse_others
 from hpcddp.training.watchdog import name_ranks
 
-_TOGETHER_S = 20.0  # ranks that ask at one step arrive within it: the sums of the step before have just met
+_TOGETHER_S = 20.0  # ranks that ask at one step arrive within it: the sums of the step before have just come together
 _HINT = (
     "call it on every rank alike, as by if rt.broadcast(is_enough): break. rt.finish_early(reason), rt.stop(reason) and"
     " rt.save() may be called on one rank in the loop"
@@ -28,19 +28,19 @@ _HINT = (
 _runtimes = itertools.count()  # one group may have several, one after the other
 
 
-class Meeting:
-    """This rank's wishes, and the ranks' meetings."""
+class Agreement:
+    """This rank's requests, and where all ranks agree on them."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        self._wishes: dict[str, str] = {}
-        self._evaluations: list[dict[str, Any]] = []  # the options of the evaluation loaders since the last meeting
+        self._requests: dict[str, str] = {}
+        self._evaluations: list[dict[str, Any]] = []  # the options of the evaluation loaders since the last agreement
         self._is_new = False  # whether one came since the last step
-        self._name = f"wishes-{next(_runtimes)}"
+        self._name = f"requests-{next(_runtimes)}"
 
-    def ask(self, wish: str, reason: str) -> None:
-        """Ask all ranks for one of WISHES. The first reason stays."""
-        self._wishes.setdefault(wish, reason)
+    def ask(self, request: str, reason: str) -> None:
+        """Ask all ranks for one of REQUESTS. The first reason stays."""
+        self._requests.setdefault(request, reason)
         self._is_new = True
 
     def note_evaluation(self, **options: Any) -> None:
@@ -50,21 +50,21 @@ class Meeting:
     @property
     def flags(self) -> tuple[str, ...]:
         """What goes with a step's sums."""
-        return tuple(self._wishes)
+        return tuple(self._requests)
 
-    def meet(self, place: str, mine: Any) -> tuple[dict[str, str], Any]:
-        """A collective: the wishes of all ranks, and what rank 0 has as `mine`.
+    def agree(self, point: str, mine: Any) -> tuple[dict[str, str], Any]:
+        """A collective: the requests of all ranks, and what rank 0 has as `mine`.
 
-        RequestError, on every rank, if they meet from different places of the script.
+        RequestError, on every rank, if they call it at different points of the script.
         """
-        wishes, self._wishes, self._is_new = self._wishes, {}, False
+        requests, self._requests, self._is_new = self._requests, {}, False
         evaluations, self._evaluations = self._evaluations, []
-        everyones: list[Any] = [(place, wishes, mine, evaluations)] * self._group.world_size
+        everyones: list[Any] = [(point, requests, mine, evaluations)] * self._group.world_size
         if self._group.world_size > 1:
             dist.all_gather_object(everyones, everyones[0])
-        places = [theirs[0] for theirs in everyones]
-        if len(set(places)) > 1:
-            raise RequestError(_describe_places(places), _HINT)
+        points = [theirs[0] for theirs in everyones]
+        if len(set(points)) > 1:
+            raise RequestError(_describe_points(points), _HINT)
         granted: dict[str, str] = {}
         for _, theirs, _, _ in everyones:
             granted = theirs | granted
@@ -73,7 +73,7 @@ class Meeting:
         return granted, everyones[0][2]
 
     def is_due(self, step: int, sums: StepSum, exchanged: bool) -> bool:
-        """After a step: whether all ranks have to meet now. The same on every rank.
+        """After a step: whether all ranks have to agree now. The same on every rank.
 
         `exchanged`: whether the ranks' flags of this step are on their way.
         """
@@ -81,7 +81,7 @@ class Meeting:
             return True
         is_new, self._is_new = self._is_new, False
         if exchanged:
-            return bool(self._wishes) and self._group.world_size in sums.peek().values()
+            return bool(self._requests) and self._group.world_size in sums.peek().values()
         return is_new and self._all_ask(step)
 
     def _all_ask(self, step: int) -> bool:
@@ -94,8 +94,8 @@ class Meeting:
         return bool(store.get(f"{key}-all") == b"yes")
 
 
-def _describe_places(places: Sequence[str]) -> str:
-    ranks_at = {place: [rank for rank, theirs in enumerate(places) if theirs == place] for place in places}
+def _describe_points(points: Sequence[str]) -> str:
+    ranks_at = {point: [rank for rank, theirs in enumerate(points) if theirs == point] for point in points}
     return "the ranks went different ways: " + ", ".join(
-        f"{name_ranks(ranks)} {place}" for place, ranks in ranks_at.items()
+        f"{name_ranks(ranks)} {point}" for point, ranks in ranks_at.items()
     )

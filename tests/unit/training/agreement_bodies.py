@@ -1,4 +1,4 @@
-"""What the ranks of the tests of meetings run."""
+"""What the ranks of the tests of agreement run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 import hpcddp
-from hpcddp.training import meeting
+from hpcddp.training import agreement
 
 
 def _call(rt: Any, what: str) -> None:
@@ -28,7 +28,7 @@ def _call(rt: Any, what: str) -> None:
 def call_on_ranks(argument: list[Any]) -> None:
     """`what` in this step, after this epoch ("epoch"), or after the loop ("after") on these ranks."""
     folder, what, where, ranks, sharing = argument
-    meeting._TOGETHER_S = 600.0 if len(ranks) == 2 else 0.1  # nobody else will ask
+    agreement._TOGETHER_S = 600.0 if len(ranks) == 2 else 0.1  # nobody else will ask
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 2).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
