@@ -94,12 +94,6 @@ def same_job(script: Script, site: Site) -> SameJob:
     return SameJob(line, tuple(" ".join(example) for example in examples), tuple(refused), site.name)
 
 
-def equivalent(script: Script, site: Site) -> tuple[str, list[str]]:
-    """The line and its examples."""
-    found = same_job(script, site)
-    return found.line, list(found.examples)
-
-
 def _rest(options: list[tuple[str, str]], without: tuple[str, str], site: Site) -> list[tuple[str, str]]:
     rest = [option for option in options if option != without]
     return [*rest, *_examples(rest, site, without[0] == "--walltime")]

@@ -74,7 +74,10 @@ EXPORTED_ALWAYS = ("HPCDDP_PYTHON", "HPCDDP_RUN_DIR", "HPCDDP_ATTEMPT", "HPCDDP_
 
 
 def launch_arguments(groups: Iterable[Words], env: Mapping[str, str]) -> list[str]:
-    """The argument vector, with shell variables looked up in `env`. LaunchError if one is not there."""
+    """The argument vector, with shell variables looked up in `env`. LaunchError if one is not there.
+
+    No part of hpcddp calls it yet: it is for a program that starts the launcher itself, without a shell.
+    """
     arguments: list[str] = []
     for word in (word for words in groups for word in words):
         if isinstance(word, IfSet):

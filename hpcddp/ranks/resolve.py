@@ -58,6 +58,7 @@ def resolve(
 ) -> RankInfo:
     """This process's place. LaunchError if it was not launched as a rank, or if the environment contradicts itself.
 
+    For a caller that wants the rank alone, such as a test; hpcddp itself reads more of a launch, through `Launch`.
     `hostname` is this host's name if known. `nodefile` stands in for the file that the scheduler's variables name.
     With `live` the environment must be this process's own: its parents and its PMI socket then serve as evidence.
     `allocation` returns what `find_allocation` would find, for callers that have read it.

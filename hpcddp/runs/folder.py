@@ -74,10 +74,6 @@ class AttemptFolder(Record):
         return os.path.join(self.run.attempts, self.name)
 
     @property
-    def script(self) -> str:
-        return os.path.join(self.path, "script.sh")
-
-    @property
     def next(self) -> str:
         """The job id of the attempt that this one queued, as the scheduler printed it."""
         return os.path.join(self.path, "next")

@@ -132,7 +132,10 @@ class Commands(Record):
 
 
 class Signal(Record):
-    """A signal that a job gets: who sends it, why, and what follows."""
+    """A signal that a job gets: who sends it, why, and what follows.
+
+    No part of hpcddp reads it yet: it is for a process beside the launcher, which has to know what a signal announces.
+    """
 
     name: str
     sender: str

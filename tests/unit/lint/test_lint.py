@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hpcddp.cli.lint import choose_same_job, format_findings
 from hpcddp.cli.request import read_plan, request_parser
 from hpcddp.lint.check import lint_script
-from hpcddp.lint.equivalent import equivalent, same_job
+from hpcddp.lint.equivalent import same_job
 from hpcddp.lint.rules import PYTHON_RULES, RULES
 from hpcddp.lint.script import read_script
 from hpcddp.lint.shell import read_commands
@@ -100,9 +100,10 @@ mpirun -np $NUM_PROCESSES --map-by ppr:8:node python train.py
     found = lint(text, "abci3")
     assert {"M3", "M29", "M31", "A1", "A2", "A4", "A5"} == {rule for rule, _ in found}
     site = open_site(Choice("abci3", ""), {})
-    assert equivalent(read_script(text, site, lambda path: True), site) == (
+    same = same_job(read_script(text, site, lambda path: True), site)
+    assert (same.line, same.examples) == (
         "hpcddp render --site abci3 --nodes 4 --walltime 01:00:00 --queue rt_HF --account gabc12345 -- python train.py",
-        [],
+        (),
     )
 
 

@@ -28,7 +28,7 @@ from hpcddp.runs.state import State, correct_killed, note_checkpoint, read_state
 def test_every_file_of_a_recorded_run_has_its_path(old_run) -> None:
     run = old_run("chain")
     attempt = run.attempt("41.pbs1")
-    files = (run.job, run.plan, run.state, attempt.script, attempt.next, attempt.chain, attempt.metrics)
+    files = (run.job, run.plan, run.state, attempt.next, attempt.chain, attempt.metrics)
     assert all(map(os.path.isfile, (*files, attempt.versions, attempt.data)))
     (two_ranks,) = list_attempts(old_run("single"))
     assert os.path.isfile(two_ranks.rank_environment(1))
