@@ -31,7 +31,7 @@ class Refusal(NamedTuple):
     instead: str = "one option per line, no comment behind it"
 
 
-class Directives(NamedTuple):
+class ScriptDirectives(NamedTuple):
     """One scheduler's reading of a script; `unread` are lines that look like directives and are none to it.
 
     `torque`: a script for Torque's qsub, whose values are not PBS's.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpcddp.lint.directive import Directives, Option, Refusal, UnmatchedError, numbered
+from hpcddp.lint.directive import Option, Refusal, ScriptDirectives, UnmatchedError, numbered
 from hpcddp.lint.pbs import split_pbs
 
 # Options of qsub(1) without a value, and those with two; the others have one.
@@ -10,7 +10,7 @@ _ALONE = {"-cwd", "-V", "-h", "-notify", "-terse", "-verify", "-clear"}
 _TWO = {"-pe"}
 
 
-def read_gridengine(text: str) -> Directives:
+def read_gridengine(text: str) -> ScriptDirectives:
     """What Grid Engine's qsub takes. `-l a=1,b=2` is one option per resource; `-pe mpi 8` is called `-pe mpi`."""
     options: list[Option] = []
     refusals: list[Refusal] = []
@@ -36,4 +36,4 @@ def read_gridengine(text: str) -> Directives:
                     options.append(Option(f"-l {key}", value, number))
             else:
                 options.append(Option(word, words.pop(0), number))
-    return Directives("gridengine", tuple(options), tuple(refusals))
+    return ScriptDirectives("gridengine", tuple(options), tuple(refusals))

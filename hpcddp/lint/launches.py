@@ -24,7 +24,7 @@ _OPEN_MPI_ONLY = re.compile(
 )
 
 
-class Launch(NamedTuple):
+class LaunchCommand(NamedTuple):
     """A launcher, its own options, and the words of what it starts (empty where that is not seen)."""
 
     command: Command
@@ -53,7 +53,7 @@ class Launch(NamedTuple):
         return self.launcher != "srun" and any(_OPEN_MPI_ONLY.fullmatch(w.partition("=")[0]) for w in self.options)
 
 
-def find_launches(commands: Iterable[Command], values: Mapping[str, str]) -> list[Launch]:
+def find_launches(commands: Iterable[Command], values: Mapping[str, str]) -> list[LaunchCommand]:
     """Every command that starts one process per rank. A variable that holds one plain word counts as that word."""
     found = []
     for command in commands:
@@ -63,11 +63,11 @@ def find_launches(commands: Iterable[Command], values: Mapping[str, str]) -> lis
             continue
         rest = words[at + 1 :]
         start = next((i for i, w in enumerate(rest) if _PROGRAM.fullmatch(w)), len(rest))
-        found.append(Launch(command, words[at].rsplit("/", 1)[-1], tuple(rest[:start]), tuple(rest[start:])))
+        found.append(LaunchCommand(command, words[at].rsplit("/", 1)[-1], tuple(rest[:start]), tuple(rest[start:])))
     return found
 
 
-def per_node(launch: Launch, request: Request) -> int | None:
+def per_node(launch: LaunchCommand, request: Request) -> int | None:
     """Processes that it starts on each node, where script and options say so plainly."""
     mapped = re.search(r"ppr:(\d+):node", launch.option("--map-by", "-map-by") or "")
     if mapped:
@@ -87,7 +87,7 @@ def per_node(launch: Launch, request: Request) -> int | None:
     return ranks // nodes if ranks and nodes and ranks % nodes == 0 else None
 
 
-def count(launch: Launch) -> int | None:
+def count(launch: LaunchCommand) -> int | None:
     """Processes in all, if its options give a number."""
     said = launch.option("-n", "--ntasks") if launch.launcher == "srun" else launch.option("-np", "-n", "--np", "--n")
     return int(said) if said and said.isdecimal() else None

@@ -11,10 +11,10 @@ from functools import partial
 
 from hpcddp.lint.directive import (
     UNIX_LINES,
-    Directives,
     ListError,
     Option,
     Refusal,
+    ScriptDirectives,
     UnmatchedError,
     Words,
     numbered,
@@ -38,11 +38,11 @@ def is_torque(text: str) -> bool:
     return bool(re.search(rf"\$\{{?PBS_(NUM_PPN|NUM_NODES|ARRAYID|NP|GPUFILE|VNODENUM)\b|{ours}", text, re.MULTILINE))
 
 
-def read_pbs(text: str, torque: bool = False) -> Directives:
+def read_pbs(text: str, torque: bool = False) -> ScriptDirectives:
     """What qsub takes from a script; `torque`: Torque's qsub, which has more options."""
     for number, line in numbered(text):
         if line.endswith("\r") and text.count("\n") >= number:
-            return Directives("pbs", refusals=(Refusal(number, "script contains cr, lf", UNIX_LINES),))
+            return ScriptDirectives("pbs", refusals=(Refusal(number, "script contains cr, lf", UNIX_LINES),))
     options: list[Option] = []
     refusals: list[Refusal] = []
     unread: list[int] = []
@@ -67,7 +67,7 @@ def read_pbs(text: str, torque: bool = False) -> Directives:
                 options.append(found)
             else:
                 refusals.append(found)
-    return Directives("pbs", tuple(options), tuple(refusals), tuple(unread), command_line, torque)
+    return ScriptDirectives("pbs", tuple(options), tuple(refusals), tuple(unread), command_line, torque)
 
 
 def _read_directive(wanted: str, line: int, letters: str) -> Iterator[Option | Refusal]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from hpcddp.lint.directive import Directives, Option
+from hpcddp.lint.directive import Option, ScriptDirectives
 from hpcddp.lint.pbs import chunks
 
 # TSUBAME's and ABCI 2.0's resource types, whose value is a number of nodes or of parts of one.
@@ -27,7 +27,7 @@ class Request(NamedTuple):
     account: Option | None = None
 
 
-def read_request(found: Directives) -> Request:
+def read_request(found: ScriptDirectives) -> Request:
     """The request in one scheduler's directives."""
     return {"pbs": _pbs, "slurm": _slurm, "gridengine": _gridengine}[found.scheduler](found)
 
@@ -36,7 +36,7 @@ def _number(text: str | None) -> int | None:
     return int(text) if text and text.isdecimal() and text.isascii() else None
 
 
-def _pbs(found: Directives) -> Request:
+def _pbs(found: ScriptDirectives) -> Request:
     select, torque = found.get("-l select"), found.get("-l nodes")
     common = Request(
         queue=found.get("-q"),
@@ -60,7 +60,7 @@ def _pbs(found: Directives) -> Request:
     return common
 
 
-def _slurm(found: Directives) -> Request:
+def _slurm(found: ScriptDirectives) -> Request:
     def value(*names: str) -> str | None:
         option = found.get(*names)
         return option.value if option else None
@@ -86,7 +86,7 @@ def _slurm(found: Directives) -> Request:
     )
 
 
-def _gridengine(found: Directives) -> Request:
+def _gridengine(found: ScriptDirectives) -> Request:
     size = next((o for o in found.options if _NODE_TYPES.fullmatch(o.name)), None)
     whole = size is not None and size.name in {"-l node_f", "-l rt_F"}
     return Request(

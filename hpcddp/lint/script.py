@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hpcddp.lint.directive import Directives
+from hpcddp.lint.directive import ScriptDirectives
 from hpcddp.lint.gridengine import read_gridengine
-from hpcddp.lint.launches import Launch, find_launches
+from hpcddp.lint.launches import LaunchCommand, find_launches
 from hpcddp.lint.pbs import is_torque, read_pbs
 from hpcddp.lint.request import Request, read_request
 from hpcddp.lint.shell import Command, read_commands
@@ -16,7 +16,11 @@ from hpcddp.lint.slurm import read_slurm
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.script.site import Queue, Site
 
-READERS: dict[str, Callable[[str], Directives]] = {"pbs": read_pbs, "slurm": read_slurm, "gridengine": read_gridengine}
+READERS: dict[str, Callable[[str], ScriptDirectives]] = {
+    "pbs": read_pbs,
+    "slurm": read_slurm,
+    "gridengine": read_gridengine,
+}
 PREFIXES = {name: find_scheduler(name).directives.prefix for name in READERS}
 
 
@@ -26,11 +30,11 @@ class Script:
 
     text: str
     scheduler: str
-    directives: Directives
+    directives: ScriptDirectives
     request: Request
     commands: tuple[Command, ...]
     values: dict[str, str]
-    launches: tuple[Launch, ...]
+    launches: tuple[LaunchCommand, ...]
     site: Site | None
     folder_exists: Callable[[str], bool]
 

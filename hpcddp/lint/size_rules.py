@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from hpcddp.lint.finding import Said
-from hpcddp.lint.launches import REACHES, Launch, count, per_node, torchrun_option, torchrun_words, trains
+from hpcddp.lint.launches import REACHES, LaunchCommand, count, per_node, torchrun_option, torchrun_words, trains
 from hpcddp.lint.pbs import chunks
 from hpcddp.lint.script import Script
 
@@ -178,11 +178,11 @@ def gpu_numbers(script: Script) -> Iterator[Said]:
             yield Said(command.line, f"CUDA_VISIBLE_DEVICES={value}: {has}", "leave it to the scheduler")
 
 
-def _mpi(script: Script) -> list[Launch]:
+def _mpi(script: Script) -> list[LaunchCommand]:
     return [launch for launch in script.launches if launch.launcher != "srun" and launch.started]
 
 
-def _other_hostfile(launch: Launch) -> bool:
+def _other_hostfile(launch: LaunchCommand) -> bool:
     file = launch.option("-hostfile", "--hostfile", "-machinefile", "--machinefile", "-f")
     return file is not None and "PBS_NODEFILE" not in file
 

@@ -5,7 +5,7 @@ Checked against a real sbatch 22.05, which also parses #PBS lines unless `#SBATC
 
 from __future__ import annotations
 
-from hpcddp.lint.directive import UNIX_LINES, Directives, Option, Refusal, UnmatchedError, Words, numbered
+from hpcddp.lint.directive import UNIX_LINES, Option, Refusal, ScriptDirectives, UnmatchedError, Words, numbered
 
 SHORT = {
     "A": "account", "a": "array", "b": "begin", "C": "constraint", "c": "cpus-per-task", "D": "chdir",
@@ -25,16 +25,18 @@ _ALONE = {
 _VALUED = {"comment", "gres", "gpus-per-node", "gpus-per-task", "mem", "ntasks-per-node", "reservation", "signal"}
 
 
-def read_slurm(text: str) -> Directives:
+def read_slurm(text: str) -> ScriptDirectives:
     """What sbatch takes from a script. Options that it does not know are left to it: plugins add some."""
     lines = numbered(text)
     if not text.startswith("#!"):
-        return Directives(
+        return ScriptDirectives(
             "slurm", refusals=(Refusal(1, "a batch script must begin with #!", "#!/bin/bash as the first line"),)
         )
     for number, line in lines:
         if line.endswith("\r") and text.count("\n") >= number:
-            return Directives("slurm", refusals=(Refusal(number, "batch script contains DOS line breaks", UNIX_LINES),))
+            return ScriptDirectives(
+                "slurm", refusals=(Refusal(number, "batch script contains DOS line breaks", UNIX_LINES),)
+            )
     words: list[tuple[str, int]] = []  # of all lines: an option at a line's end takes its value from the next one
     refusals: list[Refusal] = []
     unread: list[int] = []
@@ -53,7 +55,7 @@ def read_slurm(text: str) -> Directives:
                 refusals.append(Refusal(number, str(e)))
     options, stray = _options(words)
     refusals += [Refusal(number, f"invalid directive found in batch script: {word}") for word, number in stray]
-    return Directives("slurm", tuple(options), tuple(refusals), tuple(unread), command_line)
+    return ScriptDirectives("slurm", tuple(options), tuple(refusals), tuple(unread), command_line)
 
 
 def split_slurm(text: str) -> Words:

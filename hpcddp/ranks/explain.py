@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hpcddp.ranks.resolve import FoundRank
 
 
-class Finding(Record):
+class FoundNumber(Record):
     """One number from one source."""
 
     launcher: str
@@ -32,7 +32,7 @@ class Finding(Record):
 class Explanation(Record):
     """All findings, what else was noticed, and the error that the resolution ended in, if it did."""
 
-    findings: list[Finding]
+    findings: list[FoundNumber]
     remarks: tuple[str, ...]
     error: LaunchError | None
 
@@ -55,11 +55,11 @@ def explain(
         return Explanation(findings, (), error)
     for number, value in (("master_addr", rendezvous.master_addr), ("master_port", rendezvous.master_port)):
         if value is not None:
-            findings.append(Finding(place.launcher, number, value, rendezvous.source[number], "chosen", ""))
+            findings.append(FoundNumber(place.launcher, number, value, rendezvous.source[number], "chosen", ""))
     return Explanation(findings, rendezvous.remarks, None)
 
 
-def _of_rank(place: FoundRank) -> list[Finding]:
+def _of_rank(place: FoundRank) -> list[FoundNumber]:
     findings = []
     for one in place.judged:
         numbers, source = one.candidate.numbers, one.candidate.source
@@ -69,16 +69,16 @@ def _of_rank(place: FoundRank) -> list[Finding]:
         for number in NUMBERS:
             if numbers[number] is not None:
                 name = one.candidate.row.name
-                findings.append(Finding(name, number, numbers[number], source[number], word, one.why))
+                findings.append(FoundNumber(name, number, numbers[number], source[number], word, one.why))
     if not place.judged:
         findings = [
-            Finding("none", number, place.numbers[number], place.source[number], "chosen", "a single process")
+            FoundNumber("none", number, place.numbers[number], place.source[number], "chosen", "a single process")
             for number in NUMBERS
         ]
     return findings
 
 
-def _read_all(env: Mapping[str, str]) -> list[Finding]:
+def _read_all(env: Mapping[str, str]) -> list[FoundNumber]:
     """Every row as it stands, after an error."""
     findings = []
     for key, row in LAUNCHERS.items():
@@ -88,41 +88,41 @@ def _read_all(env: Mapping[str, str]) -> list[Finding]:
             candidate = read_row(key, env)
         except LaunchError:
             there = [(k, v) for k in NUMBERS if (v := getattr(row, k)) in env]
-            findings += [Finding(row.name, k, env[v], v, "undecided", "half a row") for k, v in there]
+            findings += [FoundNumber(row.name, k, env[v], v, "undecided", "half a row") for k, v in there]
         else:
             findings += [
-                Finding(row.name, k, n, candidate.source[k], "undecided", "see the error")
+                FoundNumber(row.name, k, n, candidate.source[k], "undecided", "see the error")
                 for k, n in candidate.numbers.items()
                 if n is not None
             ]
     return findings or _read_strays(env)
 
 
-def _read_strays(env: Mapping[str, str]) -> list[Finding]:
+def _read_strays(env: Mapping[str, str]) -> list[FoundNumber]:
     """Variables of rows of which not even half stands there."""
-    strays: dict[str, Finding] = {}
+    strays: dict[str, FoundNumber] = {}
     for row in LAUNCHERS.values():
         for number in NUMBERS:
             variable = getattr(row, number)
             if variable in env and variable not in strays:
                 why = "the launcher's other variables are not set"
-                strays[variable] = Finding(row.name, number, env[variable], variable, "undecided", why)
+                strays[variable] = FoundNumber(row.name, number, env[variable], variable, "undecided", why)
     return list(strays.values())
 
 
-def _of_shell(env: Mapping[str, str]) -> list[Finding]:
+def _of_shell(env: Mapping[str, str]) -> list[FoundNumber]:
     """A launcher's rank variables in a shell, which look like rank 0 of N."""
     findings = []
     for row in LAUNCHERS.values():
         if row.step is not None and row.rank in env and not row.step.is_task(env):
             why = f"not a task of a step ({row.marks[0]} is {env.get(row.marks[0], 'not set')})"
-            findings += [Finding(row.name, k, env[v], v, "rejected", why) for k, v in row.step.in_shell if v in env]
+            findings += [FoundNumber(row.name, k, env[v], v, "rejected", why) for k, v in row.step.in_shell if v in env]
     return findings
 
 
 def format_explanation(explanation: Explanation) -> str:
     """As a table for people."""
-    rows = [Finding._fields, *(tuple(map(str, finding)) for finding in explanation.findings)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(Finding._fields))]
+    rows = [FoundNumber._fields, *(tuple(map(str, finding)) for finding in explanation.findings)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(FoundNumber._fields))]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     return "\n".join(lines + [f"note: {remark}" for remark in explanation.remarks])
