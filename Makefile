@@ -76,7 +76,7 @@ test-pythons: $(STAMP) ## the login node's side in short, on this machine's olde
 	tests/pythons quick $(BIN)/python
 
 .PHONY: test-cluster
-test-cluster: $(STAMP) $(MPI_STAMPS) ## as root on Debian 12: what needs several hosts and a real Slurm: about 5 minutes
+test-cluster: $(STAMP) $(MPI_STAMPS) ## as root on Debian 12: what needs several hosts and a real Slurm: about 6 minutes
 	tests/cluster/cluster install
 	$(PYTEST) tests/cluster $(CLUSTERS) -m 'cluster and not slow'
 
