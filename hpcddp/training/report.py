@@ -57,11 +57,11 @@ class Report:
         if self._speaks and folder is not None:
             self._sinks = Sinks(self._names, SinkRequest(os.path.abspath(folder.run.path), resumed_from or 0))
 
-    def expect(self, step: int, epochs: int, length: int | None, place: int, batch: int) -> None:
-        """After `step` steps there are this many `epochs` left of `length` samples each, `place` of the first one done,
-        in global batches of `batch`. `length` None: it is not known."""
+    def expect(self, step: int, epochs: int, length: int | None, position: int, batch: int) -> None:
+        """After `step` steps there are this many `epochs` left of `length` samples each, in global batches of `batch`.
+        `position` samples of the first one are done. `length` None: it is not known."""
         if length is not None:
-            self._progress.total_steps = step + -(-(length - place) // batch) + (epochs - 1) * -(-length // batch)
+            self._progress.total_steps = step + -(-(length - position) // batch) + (epochs - 1) * -(-length // batch)
 
     def step(self, step: int, samples: int, loss: float | None) -> None:
         """Step number `step` was made, of `samples` samples over all ranks."""

@@ -124,7 +124,7 @@ class Runtime(Saving):
             self._broken_off = None
             self._left = f"the loop left epoch {epoch + 1} of {count}"
             left = count - sampler.epoch
-            self._report.expect(self.steps, left, sampler.length, sampler.place, self.plan.global_batch)
+            self._report.expect(self.steps, left, sampler.length, sampler.position, self.plan.global_batch)
             seed_generators("epoch", self.seed, epoch)
             try:
                 yield epoch

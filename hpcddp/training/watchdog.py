@@ -1,6 +1,6 @@
 """Where the ranks stand, once no rank gets on: a collective that only some of them call waits for torch's timeout.
 
-A thread on each rank looks at the main thread every few seconds. If that has stood at one place for `stall_s`, all
+A thread on each rank looks at the main thread every few seconds. If that has stood at one line for `stall_s`, all
 ranks are asked where they stand, and rank 0 prints it. Nothing is ended: torch's own timeout does that, after 10 or 30
 minutes. A rank that is busy looks no different from one that waits, so the text says where each is, and no more.
 """
@@ -50,8 +50,8 @@ def find_stand(frame: FrameType, seconds: float) -> Stand:
         inside, found = "", innermost
     code = found.f_code
     source = linecache.getline(code.co_filename, found.f_lineno).strip()
-    place = f"{os.path.basename(code.co_filename)}:{found.f_lineno}, in {code.co_name}"
-    return Stand(f"{place}: {source}" if source else place, inside, seconds)
+    where = f"{os.path.basename(code.co_filename)}:{found.f_lineno}, in {code.co_name}"
+    return Stand(f"{where}: {source}" if source else where, inside, seconds)
 
 
 def _is_library(path: str) -> bool:

@@ -49,29 +49,29 @@ def draw_samples(dataset: Dataset[Any], num_workers: int = 0) -> list[Any]:
     """
     if isinstance(dataset, IterableDataset):
         return list(Stream(dataset, 0, 0).read(1))
-    return _draw_places(dataset, _list_places(dataset), num_workers)
+    return _draw_indices(dataset, _list_indices(dataset), num_workers)
 
 
 def draw_and_repeat(dataset: Dataset[Any], num_workers: int = 0) -> tuple[list[Any], list[Any]]:
     """What `draw_samples` gives, and the first of them drawn once more under the same key; of a stream nothing more."""
     if isinstance(dataset, IterableDataset):
         return draw_samples(dataset, num_workers), []
-    places = _list_places(dataset)
-    samples = _draw_places(dataset, places + places[:1], num_workers)
-    return samples[: len(places)], samples[len(places) :]
+    indices = _list_indices(dataset)
+    samples = _draw_indices(dataset, indices + indices[:1], num_workers)
+    return samples[: len(indices)], samples[len(indices) :]
 
 
-def _list_places(dataset: Dataset[Any]) -> list[int]:
+def _list_indices(dataset: Dataset[Any]) -> list[int]:
     length = len(dataset)  # type: ignore[arg-type]  # torch's Dataset declares no __len__; map-style ones have it
     return sorted({0, length // 2, length - 1}) if length else []
 
 
-def _draw_places(dataset: Dataset[Any], places: list[int], num_workers: int) -> list[Any]:
-    if not places:
+def _draw_indices(dataset: Dataset[Any], indices: list[int], num_workers: int) -> list[Any]:
+    if not indices:
         return []
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]  # torch does not annotate it
     with kept_generators(), torch.random.fork_rng(devices=devices):
-        return list(_draw(dataset, places, num_workers))
+        return list(_draw(dataset, indices, num_workers))
 
 
 def repeats_itself(stream: IterableDataset[Any], num_workers: int = 0) -> bool:

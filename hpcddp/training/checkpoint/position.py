@@ -34,8 +34,8 @@ def move_to(position: dict[str, int], sampler: GlobalBatchSampler | StreamSample
         return
     seed, length, samples = sampler.seed, sampler.length, sampler.samples
     check_position(position, seed=seed, length=length, samples=samples, shuffle=sampler.shuffle, hints=hints)
-    epoch, place = divmod(position["consumed"], position.get("samples", length))
-    sampler.consumed = epoch * length + min(place, length)
+    epoch, taken = divmod(position["consumed"], position.get("samples", length))
+    sampler.consumed = epoch * length + min(taken, length)
 
 
 def check_position(

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 _WORDS = 624  # of a Mersenne Twister's state, 32 bits each
-_BYTES = 4 * (_WORDS + 1)  # with the place in it
+_BYTES = 4 * (_WORDS + 1)  # with the index in it
 
 
 class States(NamedTuple):
@@ -41,8 +41,8 @@ def restore(states: States) -> None:
     if _kept_normal() != states.kept_normal or _read_python() != states.python:
         python = states.python
         if isinstance(python, bytes):
-            place, *words = struct.unpack(f"{_WORDS + 1}I", python)
-            python = 3, (*words, place), states.kept_normal
+            index, *words = struct.unpack(f"{_WORDS + 1}I", python)
+            python = 3, (*words, index), states.kept_normal
         random.setstate(python)
     if states.numpy is not None:
         _restore_numpy(states.numpy)
@@ -91,14 +91,14 @@ def _read_python() -> Any:
 
 @cache
 def _python_address() -> int | None:
-    """Where the place and the words of Python's generator lie; None if not as CPython's source has them."""
+    """Where the index and the words of Python's generator lie; None if not as CPython's source has them."""
     generator = getattr(random, "_inst", None)
     size = object.__basicsize__
     if sys.implementation.name != "cpython" or generator is None or type(generator).__basicsize__ < size + _BYTES:
         return None
     address = id(generator) + size
-    _, (*words, place), _ = random.getstate()
-    return address if ctypes.string_at(address, _BYTES) == struct.pack(f"{_WORDS + 1}I", place, *words) else None
+    _, (*words, index), _ = random.getstate()
+    return address if ctypes.string_at(address, _BYTES) == struct.pack(f"{_WORDS + 1}I", index, *words) else None
 
 
 # ---- numpy's
@@ -108,7 +108,7 @@ class _Numpy:
     """Where the state of numpy's generator lies; None where that is not known."""
 
     bit_generator: Any = None  # whose addresses these are
-    words: int | None = None  # and, after them, the place
+    words: int | None = None  # and, after them, the index
     normal: int | None = None  # the normal number that it keeps, and, before it, whether it keeps one
 
 
@@ -152,7 +152,7 @@ _PLACE_AND_NORMAL = struct.Struct("=iid")
 
 
 def _read_numpy_bytes() -> bytes | None:
-    """Its words, the place, whether it keeps a normal number, and that; None where they cannot be read."""
+    """Its words, the index, whether it keeps a normal number, and that; None where they cannot be read."""
     find = getattr(sys.modules["numpy"].random, "get_bit_generator", None)  # numpy 1.24
     if find is None:
         return None

@@ -1,9 +1,9 @@
-"""A shuffled order that is computed, not stored: place -> sample, for any number of samples.
+"""A shuffled order that is computed, not stored: position -> sample, for any number of samples.
 
 A balanced Feistel network over Z_a x Z_b (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002, method 3)
-is a permutation of [0, a*b); places that land outside [0, length) walk on until they come home, so what is left is a
-permutation of [0, length). With a and b next to the square root of the length, hardly any place has to walk. No array
-as long as the data set ever exists: any stretch of the order of 10^9 samples costs microseconds after a few
+is a permutation of [0, a*b); positions that land outside [0, length) walk on until they come home, so what is left is a
+permutation of [0, length). With a and b next to the square root of the length, hardly any position has to walk. No
+array as long as the data set ever exists: any stretch of the order of 10^9 samples costs microseconds after a few
 milliseconds per epoch, and so does resuming in the middle of one.
 """
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 _ROUNDS = 8
-_WORTH_A_TABLE = 8  # places asked for at once, times this: the entries of a table that is worth making
+_WORTH_A_TABLE = 8  # positions asked for at once, times this: the entries of a table that is worth making
 _BITS_31 = 0x7FFFFFFF
 _BITS_32 = 0xFFFFFFFF
 
@@ -37,17 +37,17 @@ def _hash(values: Tensor, key: int) -> Tensor:
     return h
 
 
-def permute(places: Tensor, length: int, seed: int, epoch: int) -> Tensor:
-    """The samples (int64, same shape) at these places (int64, each in [0, length)) of the epoch's order.
+def permute(positions: Tensor, length: int, seed: int, epoch: int) -> Tensor:
+    """The samples (int64, same shape) at these positions (int64, each in [0, length)) of the epoch's order.
 
-    The order depends on (seed, epoch, length) alone: not on the world size, and not on which places are asked for
+    The order depends on (seed, epoch, length) alone: not on the world size, and not on which positions are asked for
     together.
     """
     if length < 2:
-        return places.clone()
+        return positions.clone()
     a = math.isqrt(length - 1) + 1
     b = -(-length // a)
-    rounds = _tables(a, b, seed, epoch) if a <= _WORTH_A_TABLE * places.numel() else None
+    rounds = _tables(a, b, seed, epoch) if a <= _WORTH_A_TABLE * positions.numel() else None
     keys = _keys(seed, epoch)
 
     def shuffle_once(values: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ def permute(places: Tensor, length: int, seed: int, epoch: int) -> Tensor:
                 right = _add(right, rounds[i][left] if rounds else _hash(left, keys[i]) % b, b)
         return left * b + right
 
-    samples = shuffle_once(places)
+    samples = shuffle_once(positions)
     while bool((outside := samples >= length).any()):
         samples[outside] = shuffle_once(samples[outside])
     return samples

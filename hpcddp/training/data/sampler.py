@@ -1,8 +1,8 @@
 """Which samples this rank sees, with one integer of state: the number of samples that training has consumed.
 
-Global batch k of an epoch holds places [k*G, (k+1)*G) of the epoch's order. Each data rank takes a contiguous, balanced
-share of those. The order does not depend on the number of ranks: a run can stop at any step and resume on any other
-number, and each sample is still seen exactly once per epoch. The last global batch of an epoch may be smaller; no
+Global batch k of an epoch holds positions [k*G, (k+1)*G) of the epoch's order. Each data rank takes a contiguous,
+balanced share of those. The order does not depend on the number of ranks: a run can stop at any step and resume on any
+other number, and each sample is still seen exactly once per epoch. The last global batch of an epoch may be smaller; no
 sample is repeated.
 """
 
@@ -23,13 +23,13 @@ _PLACES_AT_ONCE = 8192
 
 
 class MicroBatch(NamedTuple):
-    """One forward and backward pass of one data rank: over the samples from `place` on, in the order of the epoch.
+    """One forward and backward pass of one data rank: over the samples from `position` on, in the order of the epoch.
 
     `samples` is 0 only in an epoch's last global batch, if that has fewer samples than there are data ranks. The rank
     still runs the pass, on one sample at weight 0, because the other ranks wait for its collectives.
     """
 
-    place: int
+    position: int
     samples: int
     total: int  # samples of the whole global batch, over all data ranks and micro batches
     nth: int  # among this rank's micro batches of this step, from 0
@@ -43,30 +43,30 @@ class MicroBatch(NamedTuple):
 
 
 def split_epoch(length: int, plan: BatchPlan, data_rank: int, start: int = 0) -> Iterator[MicroBatch]:
-    """This data rank's micro batches from place `start` of an epoch of `length` samples to its end.
+    """This data rank's micro batches from position `start` of an epoch of `length` samples to its end.
 
     Each step's counts sum to its global batch over all data ranks. Every rank has at least one micro batch in each
     step, and all have the same number, unless the plan has fixed slices.
     """
     whole = _list_parts(plan, data_rank, plan.global_batch)
-    for place in range(start, length, plan.global_batch):
-        total = min(plan.global_batch, length - place)
+    for position in range(start, length, plan.global_batch):
+        total = min(plan.global_batch, length - position)
         for part in whole if total == plan.global_batch else _list_parts(plan, data_rank, total):
             # a rank without samples loads one that exists
-            yield part._replace(place=min(place + part.place, length - 1))
+            yield part._replace(position=min(position + part.position, length - 1))
 
 
 def _list_parts(plan: BatchPlan, data_rank: int, total: int) -> list[MicroBatch]:
-    """This data rank's micro batches of a global batch of `total` samples, with places in it."""
+    """This data rank's micro batches of a global batch of `total` samples, with positions in it."""
     last = plan.passes(data_rank, total) - 1
     pieces = enumerate(plan.pieces(data_rank, total))
     return [MicroBatch(piece.start, piece.samples, total, nth, nth == last, piece.slice) for nth, piece in pieces]
 
 
-def check_epoch(epoch: int, now: int, place: int) -> None:
+def check_epoch(epoch: int, now: int, position: int) -> None:
     """RequestError for an epoch that is not the one of the next sample. After the last sample of an epoch that one may
     still be meant."""
-    if epoch != now and (place or epoch != now - 1):
+    if epoch != now and (position or epoch != now - 1):
         raise RequestError(
             f"loader.sampler.set_epoch({epoch}) came in epoch {now}, and the samples follow the run's own epochs",
             "leave the call out, or for epoch in rt.epochs(10): loader.sampler.set_epoch(epoch)",
@@ -113,21 +113,21 @@ class GlobalBatchSampler(Sampler[list[int]]):
         return self.consumed // self.length
 
     @property
-    def place(self) -> int:
+    def position(self) -> int:
         """How many samples of this epoch are consumed."""
         return self.consumed % self.length
 
     @property
     def steps_left(self) -> int:
         """Optimizer steps until the end of this epoch; 0 right after its last one."""
-        return -(-(self.length - self.place) // self.plan.global_batch) if self.place else 0
+        return -(-(self.length - self.position) // self.plan.global_batch) if self.position else 0
 
     def advance(self, samples: int) -> None:
         """One optimizer step was made, over this many samples on all ranks together."""
-        if samples > self.length - self.place:
+        if samples > self.length - self.position:
             raise RequestError(
                 f"a step over {format_count(samples, 'sample')} does not fit into"
-                f" the {self.length - self.place} left of this epoch",
+                f" the {self.length - self.position} left of this epoch",
                 "take the batches of one loop over the loader at a time",
             )
         self.consumed += samples
@@ -138,15 +138,15 @@ class GlobalBatchSampler(Sampler[list[int]]):
 
     def set_epoch(self, epoch: int) -> None:
         """Nothing: the order follows the epoch by itself. For scripts that know it of torch's DistributedSampler."""
-        check_epoch(epoch, self.epoch, self.place)
+        check_epoch(epoch, self.epoch, self.position)
 
     def micro_batches(self) -> Iterator[MicroBatch]:
-        """The rest of the current epoch, as counts and places."""
-        return split_epoch(self.length, self.plan, self.data_rank, self.place)
+        """The rest of the current epoch, as counts and positions."""
+        return split_epoch(self.length, self.plan, self.data_rank, self.position)
 
     def __len__(self) -> int:
         """Micro batches left in this epoch."""
-        whole, tail = divmod(self.length - self.place, self.plan.global_batch)
+        whole, tail = divmod(self.length - self.position, self.plan.global_batch)
         return whole * self.plan.passes(self.data_rank) + (self.plan.passes(self.data_rank, tail) if tail else 0)
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -162,11 +162,11 @@ class GlobalBatchSampler(Sampler[list[int]]):
         yield from self._indices(waiting, epoch)
 
     def _indices(self, micros: list[MicroBatch], epoch: int) -> Iterator[list[int]]:
-        """The samples of several micro batches: a tensor operation costs the same for many places as for few."""
+        """The samples of several micro batches: a tensor operation costs the same for many positions as for few."""
         if not micros:
             return
-        places = torch.cat([torch.arange(m.place, m.place + m.size) for m in micros])
-        samples = permute(places, self.samples, self.seed, epoch) if self.shuffle else places
+        positions = torch.cat([torch.arange(m.position, m.position + m.size) for m in micros])
+        samples = permute(positions, self.samples, self.seed, epoch) if self.shuffle else positions
         for part in torch.split(samples, [m.size for m in micros]):
             yield part.tolist()
 

@@ -45,8 +45,8 @@ class ShardedStream(IterableDataset[Any], Generic[Name]):
         return sum(samples for _, samples in self.shards)
 
     def __iter__(self) -> ShardIterator[Name]:
-        places = torch.arange(len(self.shards))
-        order = permute(places, len(places), self.seed, self._epoch) if self.shuffle else places
+        positions = torch.arange(len(self.shards))
+        order = permute(positions, len(positions), self.seed, self._epoch) if self.shuffle else positions
         return ShardIterator([self.shards[i] for i in order.tolist()], self.read)
 
 

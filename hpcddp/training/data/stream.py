@@ -90,7 +90,7 @@ class Start(NamedTuple):
     data_rank: int
     seed: int
     epoch: int
-    place: int  # samples of this epoch that are consumed
+    position: int  # samples of this epoch that are consumed
 
 
 class RankSteps(IterableDataset[Step]):
@@ -110,10 +110,10 @@ class RankSteps(IterableDataset[Step]):
         worker = get_worker_info()
         nth, workers = (worker.id, worker.num_workers) if worker is not None else (0, 1)
         whole = self._start.plan.global_batch
-        stream = self._open(self._start.place)
+        stream = self._open(self._start.position)
         for step in count():
             if step % workers == nth:
-                total, micros = self._read_step(stream, self._start.place + step * whole)
+                total, micros = self._read_step(stream, self._start.position + step * whole)
                 if total:
                     yield micros
             else:
@@ -121,13 +121,13 @@ class RankSteps(IterableDataset[Step]):
             if total < whole:
                 return
 
-    def _open(self, place: int) -> Stream:
+    def _open(self, position: int) -> Stream:
         stream = Stream(self._dataset, self._start.seed, self._start.epoch)
-        stream.skip(place)
+        stream.skip(position)
         return stream
 
-    def _read_step(self, stream: Stream, place: int) -> tuple[int, Step]:
-        """(samples of the global batch at this place, this rank's micro batches of it)."""
+    def _read_step(self, stream: Stream, position: int) -> tuple[int, Step]:
+        """(samples of the global batch at this position, this rank's micro batches of it)."""
         plan, at = self._start.plan, 0
         pieces = list(plan.pieces(self._start.data_rank))
         parts = []
@@ -140,11 +140,11 @@ class RankSteps(IterableDataset[Step]):
             return 0, []
         self._stand_in = next((part[0] for part in parts if part), self._stand_in)
         if self._stand_in is None and not all(parts):
-            [self._stand_in] = self._open(place).read(1)
+            [self._stand_in] = self._open(position).read(1)
         last = len(pieces) - 1
         return total, [
             (
-                MicroBatch(place + piece.start, len(part), total, nth, nth == last, piece.slice),
+                MicroBatch(position + piece.start, len(part), total, nth, nth == last, piece.slice),
                 self._collate(part or [self._stand_in]),
             )
             for nth, (piece, part) in enumerate(zip(pieces, parts, strict=True))

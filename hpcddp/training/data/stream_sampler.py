@@ -22,7 +22,7 @@ class StreamSampler:
     """The position in a stream, as `GlobalBatchSampler` for data with an index. `consumed` is its state.
 
     `length` is the number of samples of an epoch if the data set has a `__len__`, else None. Without it an epoch ends
-    where the stream does, and finding the place for a value of `consumed` reads all epochs so far.
+    where the stream does, and finding the position for a value of `consumed` reads all epochs so far.
     """
 
     def __init__(self, dataset: IterableDataset[Any], plan: BatchPlan, data_rank: int, *, seed: int = 0) -> None:
@@ -46,33 +46,33 @@ class StreamSampler:
     def consumed(self, samples: int) -> None:
         self._consumed, self.epoch, self._began = samples, 0, 0
         if self.length is not None:
-            self.epoch, place = divmod(samples, self.length)
-            self._began = samples - place
+            self.epoch, position = divmod(samples, self.length)
+            self._began = samples - position
             return
-        while self.place:
+        while self.position:
             stream = Stream(self.dataset, self.seed, self.epoch)
-            passed = stream.skip(self.place)
-            if passed == self.place and stream.skip(1):
+            passed = stream.skip(self.position)
+            if passed == self.position and stream.skip(1):
                 return
             self._next_epoch(passed)
 
     @property
-    def place(self) -> int:
+    def position(self) -> int:
         """How many samples of this epoch are consumed."""
         return self._consumed - self._began
 
     @property
     def steps_left(self) -> int:
         """Optimizer steps until the end of this epoch, sys.maxsize if that is not known; 0 after its last one."""
-        if self.place == 0:
+        if self.position == 0:
             return 0
-        return -(-(self.length - self.place) // self.plan.global_batch) if self.length is not None else sys.maxsize
+        return -(-(self.length - self.position) // self.plan.global_batch) if self.length is not None else sys.maxsize
 
     def advance(self, samples: int) -> None:
         """One optimizer step was made, over this many samples on all ranks together."""
         self._consumed += samples
-        if samples < self.plan.global_batch or self.place == self.length:
-            self._next_epoch(self.place)
+        if samples < self.plan.global_batch or self.position == self.length:
+            self._next_epoch(self.position)
 
     def end_epoch(self, epoch: int) -> None:
         """The loop over this epoch's batches is over, at its end or before: the rest of it counts as consumed."""
@@ -83,7 +83,7 @@ class StreamSampler:
             length = self._end[1]
         if length is None:
             stream = Stream(self.dataset, self.seed, epoch)
-            length = stream.skip(self.place)
+            length = stream.skip(self.position)
             while passed := stream.skip(self.plan.global_batch):
                 length += passed
         self._consumed = self._began + length
@@ -91,7 +91,7 @@ class StreamSampler:
 
     def set_epoch(self, epoch: int) -> None:
         """As of `GlobalBatchSampler`."""
-        check_epoch(epoch, self.epoch, self.place)
+        check_epoch(epoch, self.epoch, self.position)
 
     def saw_end(self, epoch: int, length: int) -> None:
         """The stream of this epoch has ended."""
@@ -99,13 +99,13 @@ class StreamSampler:
 
     def start(self) -> Start:
         """Where the rest of this epoch starts."""
-        return Start(self.plan, self.data_rank, self.seed, self.epoch, self.place)
+        return Start(self.plan, self.data_rank, self.seed, self.epoch, self.position)
 
     def __len__(self) -> int:
         """Micro batches left in this epoch."""
         if self.length is None:
             raise TypeError("this stream's length is not known")
-        return -(-(self.length - self.place) // self.plan.global_batch) * self.plan.passes(self.data_rank)
+        return -(-(self.length - self.position) // self.plan.global_batch) * self.plan.passes(self.data_rank)
 
     def _next_epoch(self, length: int) -> None:
         if length == 0:
@@ -124,7 +124,7 @@ def read_stream(sampler: StreamSampler, device: torch.device, reading: Reading) 
         )
 
     def read() -> Iterator[Loaded]:
-        epoch, place, length = sampler.epoch, sampler.place, sampler.length
+        epoch, position, length = sampler.epoch, sampler.position, sampler.length
         # no persistent workers: they would keep the epoch that they were started with
         loader: DataLoader[Any] = DataLoader(
             RankSteps(sampler.dataset, sampler.start(), reading.collate_fn),
@@ -133,15 +133,15 @@ def read_stream(sampler: StreamSampler, device: torch.device, reading: Reading) 
             **reading.options(device) | {"collate_fn": _as_it_is},
         )
         for step in loader:
-            place += step[0][0].total
-            if length is not None and place > length:
-                raise _wrong_length(length, f"more than {place - 1}")
+            position += step[0][0].total
+            if length is not None and position > length:
+                raise _wrong_length(length, f"more than {position - 1}")
             for micro, loaded in step:
                 yield Loaded(micro, loaded)
-        if length is not None and place < length:
-            raise _wrong_length(length, str(place))
+        if length is not None and position < length:
+            raise _wrong_length(length, str(position))
         if length is None:
-            sampler.saw_end(epoch, place)
+            sampler.saw_end(epoch, position)
 
     return read
 

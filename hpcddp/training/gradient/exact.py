@@ -45,7 +45,7 @@ class ExactGradients:
         self._models: list[nn.Module] = []
         self._untrained: list[nn.Module] = []
         self._parameters: list[nn.Parameter] = []
-        self._places: dict[nn.Parameter, int] = {}
+        self._indices: dict[nn.Parameter, int] = {}
         self._used: set[int] = set()  # by an earlier slice of this step
         self._may_be_unused = False  # whether DDP is to look for parameters that a slice does not use
         on_cpu = group.backend != "nccl"
@@ -56,7 +56,7 @@ class ExactGradients:
         self._sum = make_sum(method, exchange, slices)
         self._buffers = SliceBuffers(make_sum(method, exchange, slices), slices)
         self._is_last = True  # whether this is the last slice of the step
-        self._summed: set[int] = set()  # places that DDP has passed on in this step
+        self._summed: set[int] = set()  # indices that DDP has passed on in this step
         self._in_buckets = False  # whether DDP has laid this slice's gradients into its buckets
         self._failure: BaseException | None = None
         self._thread = ThreadPoolExecutor(1) if on_cpu and several else None
@@ -79,8 +79,8 @@ class ExactGradients:
             wrapped = wrapper
         self._models.append(wrapped)
         for parameter in model.parameters():
-            if parameter.requires_grad and parameter not in self._places:
-                self._places[parameter] = len(self._parameters)
+            if parameter.requires_grad and parameter not in self._indices:
+                self._indices[parameter] = len(self._parameters)
                 self._parameters.append(parameter)
         self._buffers.watch(model)
         return wrapped
@@ -114,8 +114,8 @@ class ExactGradients:
             for parameter in self._parameters:
                 parameter.grad = None
         if micro.last and self._may_be_unused:
-            for place in self._used:  # DDP has seen it used, and wants a gradient even if the last slice has none
-                self._parameters[place].grad = torch.zeros_like(self._parameters[place])
+            for index in self._used:  # DDP has seen it used, and wants a gradient even if the last slice has none
+                self._parameters[index].grad = torch.zeros_like(self._parameters[index])
         with self._passes(micro):
             yield
 
@@ -144,9 +144,9 @@ class ExactGradients:
     def _take_gradients(self) -> list[Tensor]:
         """This slice's, which the parameters give up; zeros for a parameter that the slice did not use."""
         taken = []
-        for place, parameter in enumerate(self._parameters):
+        for index, parameter in enumerate(self._parameters):
             if parameter.grad is not None:
-                self._used.add(place)
+                self._used.add(index)
             taken.append(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
             parameter.grad = None
         if self._in_buckets:  # the next slice's may come into the same memory
@@ -161,18 +161,18 @@ class ExactGradients:
 
     def _sum_alone(self) -> None:
         """What DDP's hook does bucket by bucket where there are several ranks."""
-        places = [
-            place
-            for place, parameter in enumerate(self._parameters)
-            if parameter.grad is not None or place in self._used
+        indices = [
+            index
+            for index, parameter in enumerate(self._parameters)
+            if parameter.grad is not None or index in self._used
         ]
-        for place in places:
-            if self._parameters[place].grad is None:
-                self._parameters[place].grad = torch.zeros_like(self._parameters[place])
-        gradients = [gradient for place in places if (gradient := self._parameters[place].grad) is not None]
+        for index in indices:
+            if self._parameters[index].grad is None:
+                self._parameters[index].grad = torch.zeros_like(self._parameters[index])
+        gradients = [gradient for index in indices if (gradient := self._parameters[index].grad) is not None]
         if gradients:
             self._drop_signs_of_zero(gradients)
-            self._sum.total(places, gradients, gradients[0])
+            self._sum.total(indices, gradients, gradients[0])
 
     def _sum_bucket(self, bucket: Any) -> torch.futures.Future[Tensor]:
         """DDP's communication hook (torch.distributed.GradBucket): the last slice's gradients of some parameters.
@@ -182,8 +182,8 @@ class ExactGradients:
         """
         flat = bucket.buffer()
         parameters = bucket.parameters()
-        places = [self._places[parameter] for parameter in parameters]
-        if not self._is_last or not self._summed.isdisjoint(places):
+        indices = [self._indices[parameter] for parameter in parameters]
+        if not self._is_last or not self._summed.isdisjoint(indices):
             self._in_buckets = True
             if self._is_last:
                 self._failure = RequestError(
@@ -194,27 +194,27 @@ class ExactGradients:
             same: torch.futures.Future[Tensor] = torch.futures.Future()
             same.set_result(flat)
             return same
-        self._summed.update(places)
+        self._summed.update(indices)
         parts = torch.split(flat, [parameter.numel() for parameter in parameters])
         views = [_lay_out(part, parameter) for part, parameter in zip(parts, parameters, strict=True)]
         self._drop_signs_of_zero(views)
         if self._thread is not None:
             summed: torch.futures.Future[Tensor] = torch.futures.Future()
-            self._thread.submit(self._settle, summed, places, views, flat)
+            self._thread.submit(self._settle, summed, indices, views, flat)
             return summed
         stream = self._stream
         stream.wait_stream(torch.cuda.current_stream(flat.device))
         with torch.cuda.stream(stream):
             summed = torch.futures.Future(devices=[flat.device])
-            summed.set_result(self._sum.total(places, views, flat))
+            summed.set_result(self._sum.total(indices, views, flat))
         return summed
 
     def _settle(
-        self, summed: torch.futures.Future[Tensor], places: Sequence[int], views: list[Tensor], flat: Tensor
+        self, summed: torch.futures.Future[Tensor], indices: Sequence[int], views: list[Tensor], flat: Tensor
     ) -> None:
         """On the thread. DDP needs a tensor in any case; an error is raised later, in the training loop's thread."""
         try:
-            flat = self._sum.total(places, views, flat)
+            flat = self._sum.total(indices, views, flat)
         except BaseException as error:
             self._failure = error
         summed.set_result(flat)

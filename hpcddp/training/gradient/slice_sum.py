@@ -38,14 +38,14 @@ class TreeSum:
             count, tensors = 2 * count, earlier
         self._levels.append((count, tensors))
 
-    def total(self, places: Sequence[int], last: list[Tensor], flat: Tensor) -> Tensor:
-        """The sum over all slices of all ranks of the tensors at these places in the list.
+    def total(self, indices: Sequence[int], last: list[Tensor], flat: Tensor) -> Tensor:
+        """The sum over all slices of all ranks of the tensors at these indices in the list.
 
         `last` are the last slice's, as views of `flat`; the result is `flat` or a vector like it, and both may be
         overwritten. A single rank's result is also in `last`, and it may give any `flat`.
         """
         for _, earlier in reversed(self._levels):
-            add_to_each(last, [earlier[place] for place in places])
+            add_to_each(last, [earlier[index] for index in indices])
         return self._exchange.sum_in_tree(flat)
 
     def clear(self) -> None:
@@ -69,9 +69,9 @@ class IntegerSum:
         """A slice that is not the rank's last; takes the tensors over."""
         self._kept.append(tensors)
 
-    def total(self, places: Sequence[int], last: list[Tensor], flat: Tensor) -> Tensor:
+    def total(self, indices: Sequence[int], last: list[Tensor], flat: Tensor) -> Tensor:
         """As of TreeSum; a tensor that holds a NaN or an infinity in any slice becomes NaN throughout."""
-        slices = [[kept[place] for place in places] for kept in self._kept] + [last]
+        slices = [[kept[index] for index in indices] for kept in self._kept] + [last]
         peaks = torch.stack([largest_magnitudes(tensors) for tensors in slices])
         peak = self._exchange.largest(torch.where(peaks.isfinite(), peaks, torch.inf).amax(0))
         _, exponent = torch.frexp(torch.where(peak.isfinite(), peak, 1.0))

@@ -96,8 +96,8 @@ def open_layout(rank: int, world_size: int, model_mesh: Sequence[tuple[str, int]
 
 def open_data_group(layout: Layout, backend: str | None = None) -> dist.ProcessGroup:
     """A new process group of this rank's data ranks; `backend` None takes the default group's. A collective."""
-    places = range(layout.model_size)
-    columns = [[layout.ranks_of(d)[place] for d in range(layout.data_size)] for place in places]
+    numbers = range(layout.model_size)
+    columns = [[layout.ranks_of(d)[number] for d in range(layout.data_size)] for number in numbers]
     # every rank has to make all of them
     groups: list[Any] = [dist.new_group(column, backend=backend) for column in columns]
     group: dist.ProcessGroup = groups[layout.rank % layout.model_size]

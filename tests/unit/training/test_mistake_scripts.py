@@ -99,8 +99,8 @@ MISTAKES: dict[str, tuple[Changes, str]] = {
         [
             (
                 BACKWARD,
-                "            if not batches.sampler.place and not rt.is_last_micro_batch:\n                continue\n"
-                + BACKWARD,
+                "            if not batches.sampler.position and not rt.is_last_micro_batch:\n"
+                "                continue\n" + BACKWARD,
             ),
             SPLIT,
         ],

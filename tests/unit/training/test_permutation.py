@@ -27,16 +27,16 @@ def test_the_order_holds_every_sample_exactly_once(length: int, seed: int, epoch
 )
 def test_any_stretch_of_a_billion_samples_is_known_without_the_rest(length: int, start: float, seed: int) -> None:
     first = int(start * length)
-    places = torch.arange(first, min(first + 200, length))
-    samples = permute(places, length, seed, 0)
-    assert len(set(samples.tolist())) == len(places)
+    positions = torch.arange(first, min(first + 200, length))
+    samples = permute(positions, length, seed, 0)
+    assert len(set(samples.tolist())) == len(positions)
     assert int(samples.min()) >= 0
     assert int(samples.max()) < length
-    assert permute(places[-1:], length, seed, 0).item() == samples[-1].item()
+    assert permute(positions[-1:], length, seed, 0).item() == samples[-1].item()
 
 
 def _undo(samples: torch.Tensor, length: int, seed: int, epoch: int) -> torch.Tensor:
-    """sample -> place: each round backwards, and outside of [0, length) the walk backwards."""
+    """sample -> position: each round backwards, and outside of [0, length) the walk backwards."""
     a = math.isqrt(length - 1) + 1
     b = -(-length // a)
     keys = [permutation.derive_key("order", seed, epoch, i) & permutation._BITS_31 for i in range(permutation._ROUNDS)]
@@ -50,10 +50,10 @@ def _undo(samples: torch.Tensor, length: int, seed: int, epoch: int) -> torch.Te
                 right = (right - permutation._hash(left, key)) % b
         return left * b + right
 
-    places = unshuffle_once(samples)
-    while bool((outside := places >= length).any()):
-        places[outside] = unshuffle_once(places[outside])
-    return places
+    positions = unshuffle_once(samples)
+    while bool((outside := positions >= length).any()):
+        positions[outside] = unshuffle_once(positions[outside])
+    return positions
 
 
 @settings(max_examples=3 * settings.default.max_examples)
@@ -61,27 +61,27 @@ def _undo(samples: torch.Tensor, length: int, seed: int, epoch: int) -> torch.Te
 def test_of_a_billion_samples_each_has_one_place_since_the_way_back_exists(
     length: int, seed: int, epoch: int, data: Any
 ) -> None:
-    places = torch.tensor([0, length - 1, *(data.randrange(length) for _ in range(100))])
-    samples = permute(places, length, seed, epoch)
+    positions = torch.tensor([0, length - 1, *(data.randrange(length) for _ in range(100))])
+    samples = permute(positions, length, seed, epoch)
     assert int(samples.min()) >= 0
     assert int(samples.max()) < length
-    assert torch.equal(_undo(samples, length, seed, epoch), places)
+    assert torch.equal(_undo(samples, length, seed, epoch), positions)
 
 
 @given(length=st.integers(2, 10**6), seed=st.integers(0, 2**40), epoch=st.integers(0, 1000), data=st.randoms())
 def test_the_order_is_the_same_with_and_without_tables(length: int, seed: int, epoch: int, data: Any) -> None:
-    places = torch.tensor([0, length - 1, *(data.randrange(length) for _ in range(100))])
+    positions = torch.tensor([0, length - 1, *(data.randrange(length) for _ in range(100))])
     orders = []
     for worth in (0, length):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(permutation, "_WORTH_A_TABLE", worth)
-            orders.append(permute(places, length, seed, epoch))
+            orders.append(permute(positions, length, seed, epoch))
     assert torch.equal(*orders)
 
 
 def test_seed_and_epoch_each_change_the_order() -> None:
-    places = torch.arange(100)
-    orders = {tuple(permute(places, 100, seed, epoch).tolist()) for seed in range(5) for epoch in range(5)}
+    positions = torch.arange(100)
+    orders = {tuple(permute(positions, 100, seed, epoch).tolist()) for seed in range(5) for epoch in range(5)}
     assert len(orders) == 25
 
 

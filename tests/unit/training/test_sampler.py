@@ -99,7 +99,7 @@ def test_thousands_of_resumes_on_other_ranks_take_every_place_once_up_to_a_billi
                     sampler = GlobalBatchSampler(length, plan, rank)
                     sampler.load_state_dict({"consumed": consumed})
                     for micro in sampler.micro_batches():
-                        taken.append((micro.place, micro.samples))
+                        taken.append((micro.position, micro.samples))
                         if micro.last:
                             break
                 place, expected = consumed % length, min(global_batch, length - consumed % length)

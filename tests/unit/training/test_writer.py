@@ -141,11 +141,11 @@ def test_another_global_batch_or_drop_last_of_the_same_data_goes_on_at_the_same_
         assert (new.epoch, [sample for batch in new for sample in batch]) == (0, left)
     short = sampler(12)  # has 12 in an epoch: this one is over
     move_to(position, short, Hints())
-    assert (short.epoch, short.place) == (1, 0)
+    assert (short.epoch, short.position) == (1, 0)
     old.end_epoch(0)
     new = sampler(10)
     move_to(describe_position(3, old), new, Hints())
-    assert (new.epoch, new.place) == (1, 0)
+    assert (new.epoch, new.position) == (1, 0)
     with pytest.raises(RequestError, match="the data set has 21 samples, the checkpoint's run had 22"):
         move_to(position, sampler(6, samples=21), Hints())
     older = {name: value for name, value in position.items() if name != "of_samples"}
