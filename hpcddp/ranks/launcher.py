@@ -121,7 +121,7 @@ class Launcher(Record):
     typed: Mapping[str, str] = _NO_OPTIONS
     #: An agent that can be the command of a job: what it reads beside its options, variable -> what it holds.
     reads: Mapping[str, str] = _NO_OPTIONS
-    #: Options with which such agents are told where their rendezvous is: they are what one of several nodes must not be given.
+    #: Options that tell such agents where their rendezvous is: one of several nodes must not be given them.
     rendezvous_options: tuple[str, ...] = ()
     #: Its options that no value follows.
     flags: tuple[str, ...] = ()
