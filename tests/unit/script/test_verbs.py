@@ -38,13 +38,11 @@ def test_the_script_says_which_command_made_it(hpcddp):
     assert "\n#   hpcddp render --site local --name 'it'\"'\"'s' -- python 'a b'\n" in done.stdout
 
 
-def test_options_win_over_set_over_the_job_file_over_the_site(hpcddp, tmp_path):
+def test_options_and_set_win_over_the_job_file_over_the_site(hpcddp, tmp_path):
     (tmp_path / "job.yaml").write_text(
         "site: abci3\naccount: a\nnodes: 2\nqueue: rt_HF\nname: n\ncommand: python x.py\n"
     )
-    done = hpcddp(
-        "render", "job.yaml", "--set", "nodes=3", "--set", "account=b", "--nodes", "4", "--", "python", "y.py"
-    )
+    done = hpcddp("render", "job.yaml", "--set", "account=b", "--nodes", "4", "--", "python", "y.py")
     plan = plan_in(done.stdout)
     assert (plan["nodes"], plan["account"], plan["name"], plan["command"]) == (4, "b", "n", ["python", "y.py"])
     assert "site abci3 (site in job.yaml)" in done.stderr

@@ -175,7 +175,7 @@ def _wrap_wrongly(case: str, group: Group) -> None:
     members = tuple(member._replace(host=host) for member, host in zip(group.members, hosts, strict=True))
     group = dataclasses.replace(group, members=members)
     with hpcddp.runtime(
-        9, group=group, exact="integer" if case == "exact" else False, noise_every=case == "noise" or None
+        9, group=group, exact="integer" if case == "exact" else False, noise_every=1 if case == "noise" else None
     ) as rt:
         if case == "optimizer first":
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

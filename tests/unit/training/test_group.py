@@ -91,7 +91,7 @@ def test_one_process_opens_one_group_after_another_while_their_stores_still_list
 def test_an_unknown_channel_is_refused_by_every_rank(run_ranks: RunRanks, tmp_path: Path) -> None:
     outcome = run_ranks("meet", 2, {"folder": str(tmp_path), "rendezvous": "carrier-pigeon"})
     assert outcome.statuses == [1, 1]
-    assert all("rendezvous 'carrier-pigeon' is unknown" in output for output in outcome.outputs)
+    assert all("rendezvous='carrier-pigeon'): there is no such one" in output for output in outcome.outputs)
 
 
 def test_a_busy_port_is_passed_over_by_all_ranks_alike(free_ports: FreePorts, monkeypatch: pytest.MonkeyPatch) -> None:
