@@ -13,7 +13,7 @@ from hpcddp.errors import RequestError
 from hpcddp.lint.check import lint_python, lint_script, refuse_no_text
 from hpcddp.lint.equivalent import SameJob, same_job, same_job_where_the_queue_is
 from hpcddp.lint.finding import Finding
-from hpcddp.lint.script import Script, read_script
+from hpcddp.lint.script import Script, read_script, refuse_other_directives
 from hpcddp.script.find_site import Choice, open_site, site_files
 from hpcddp.script.site import Site
 
@@ -48,6 +48,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         if file.endswith(".py"):
             findings += lint_python(file, text)
             continue
+        refuse_other_directives(file, text)
         script = read_script(text, site, os.path.isdir)
         found = lint_script(file, script)
         if found:
@@ -85,8 +86,7 @@ def choose_same_job(script: Script, site: Site | None, env: Mapping[str, str]) -
     """Without --site, for the only known site that has the script's queue; else for the scheduler's generic one, whose
     file says what has to be given."""
     at_queue = None if site else same_job_where_the_queue_is(script, site_files(env))
-    generic = "generic-torque" if script.directives.torque else f"generic-{script.scheduler}"
-    return at_queue or same_job(script, site or open_site(Choice(generic, "lint"), env))
+    return at_queue or same_job(script, site or open_site(Choice(script.generic_site, "lint"), env))
 
 
 def _read(file: str) -> str:

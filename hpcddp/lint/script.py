@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from hpcddp.errors import RequestError
 from hpcddp.lint.directive import ScriptDirectives
 from hpcddp.lint.gridengine import read_gridengine
 from hpcddp.lint.launches import LaunchCommand, find_launches
@@ -42,6 +43,12 @@ class Script:
     def code(self) -> str:
         """The commands as they stand, one after the other: no comments, no here-documents."""
         return "\n".join(c.text for c in self.commands)
+
+    @property
+    def generic_site(self) -> str:
+        """The site for any cluster with the script's scheduler."""
+        row = find_scheduler(self.scheduler)
+        return row.generic_by_size.get("nodes" if self.directives.torque else "", row.generic_site)
 
     @property
     def queue_name(self) -> str:
@@ -81,8 +88,25 @@ def read_script(text: str, site: Site | None, folder_exists: Callable[[str], boo
 
 def guess_scheduler(text: str) -> str:
     """The scheduler with the most directives; PBS where there is none."""
-    counts = {name: len(re.findall(rf"^\s*{re.escape(p)}(?=[\s-])", text, re.M)) for name, p in PREFIXES.items()}
+    counts = _count_directives(text)
     return max(counts, key=lambda name: counts[name])
+
+
+def refuse_other_directives(file: str, text: str) -> None:
+    """RequestError where the only directives are of a scheduler without rules here: "nothing was found" would look like
+    a good result."""
+    other = re.search(r"^#([A-Z][A-Z0-9_]*|[a-z]+:)(?=[ \t]+--?[A-Za-z])", text, re.M)
+    if other is None or any(_count_directives(text).values()):
+        return
+    line = text.count("\n", 0, other.start()) + 1
+    raise RequestError(
+        f"{file}:{line}: lint has no rules for {other[0]} lines, only for {' '.join(PREFIXES.values())}",
+        f"give it a script for {' or '.join(find_scheduler(name).title for name in READERS)}, or a .py file",
+    )
+
+
+def _count_directives(text: str) -> dict[str, int]:
+    return {name: len(re.findall(rf"^\s*{re.escape(p)}(?=[\s-])", text, re.M)) for name, p in PREFIXES.items()}
 
 
 def _plain_values(commands: tuple[Command, ...]) -> dict[str, str]:

@@ -92,6 +92,7 @@ SCHEDULER = Scheduler(
     title="PBS",
     order=20,
     generic_site="generic-pbs",
+    generic_by_size={"nodes": "generic-torque"},
     directives=Directives(
         prefix="#PBS",
         refused="#PBS {}",  # OpenPBS 23.06: "directive error", exit 1

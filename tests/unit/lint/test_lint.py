@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcddp.cli.lint import choose_same_job, format_findings
+from hpcddp.cli.main import main
 from hpcddp.cli.request import read_plan, request_parser
 from hpcddp.lint.check import lint_script
 from hpcddp.lint.equivalent import same_job
@@ -53,6 +54,33 @@ def test_a_pbs_reservation_is_a_queue_that_no_profile_lists(queue, blamed):
     header = f"#!/bin/bash\n#PBS -N x\n#PBS -P g\n#PBS -q {queue}\n#PBS -v RTYPE=rt_HF\n"
     found = lint(f"{header}#PBS -l select=4:mpiprocs=8:ompthreads=12\ntrue\n", "abci3")
     assert ("M5" in {rule for rule, _ in found}) == blamed
+
+
+@pytest.mark.parametrize(
+    ("lines", "site"),
+    [
+        ("#PBS -l select=2:mpiprocs=4", "generic-pbs"),
+        ("#PBS -l nodes=2:ppn=4", "generic-torque"),
+        ("#SBATCH -N 2", "generic-slurm"),
+        ("#$ -cwd", "generic-gridengine"),
+    ],
+)
+def test_a_script_is_compared_with_the_generic_site_of_its_row(lines, site):
+    assert read_script(f"#!/bin/bash\n{lines}\ntrue\n", None, lambda _: True).generic_site == site
+
+
+@pytest.mark.parametrize("prefix", ["#BSUB", "#MOON", "#flux:"])
+def test_a_script_of_a_scheduler_without_rules_is_refused_and_not_praised(prefix, tmp_path, capsys):
+    script = tmp_path / "job.sh"
+    script.write_text(f"#!/bin/bash\n{prefix} --nodes=2\ntrue\n")
+    assert main(["lint", str(script)]) == main(["lint", "--site", "abci3", str(script)]) == 2
+    said, hint = capsys.readouterr().err.splitlines()[:2]
+    assert said == f"hpcddp: {script}:2: lint has no rules for {prefix} lines, only for #PBS #SBATCH #$"
+    assert hint == "hint: give it a script for PBS or Slurm or Grid Engine, or a .py file"
+    script.write_text(f"#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --time=1:00:00\n{prefix} --nodes=2\ntrue\n")
+    assert main(["lint", str(script)]) != 2
+    script.write_text("#!/bin/bash\n# TODO - more\n#NOTE: this one\ntrue\n")
+    assert main(["lint", str(script)]) != 2
 
 
 def test_every_rule_has_its_cases():
