@@ -60,7 +60,7 @@ def test_a_pbs_reservation_is_a_queue_that_no_profile_lists(queue, blamed):
     ("lines", "site"),
     [
         ("#PBS -l select=2:mpiprocs=4", "generic-pbs"),
-        ("#PBS -l nodes=2:ppn=4", "generic-torque"),
+        ("#PBS -l nodes=2:ppn=4\necho $PBS_NP", "generic-torque"),
         ("#SBATCH -N 2", "generic-slurm"),
         ("#$ -cwd", "generic-gridengine"),
     ],

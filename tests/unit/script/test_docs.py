@@ -5,6 +5,9 @@ from __future__ import annotations
 import importlib.util
 import re
 
+import pytest
+
+from hpcddp.ranks.launchers import JOB_LAUNCHERS, LAUNCHER_NAMES
 from hpcddp.script import site_file
 from hpcddp.script.find_site import site_files
 from hpcddp.script.site_file import load_site
@@ -19,6 +22,21 @@ def keys_in(text: str, heading: str) -> list[str]:
 
 def test_every_key_of_a_job_file_is_in_the_manual(repo):
     assert keys_in((repo / "docs/job-file.md").read_text(), "## Keys") == list(KEYS)
+
+
+@pytest.mark.parametrize(
+    ("page", "row", "names"),
+    [
+        ("job-file.md", "`launcher`", JOB_LAUNCHERS),
+        ("quickstart.md", "`--launcher L`", JOB_LAUNCHERS),
+        ("ja/quickstart.md", "`--launcher L`", JOB_LAUNCHERS),
+        ("ranks.md", "`launcher`", LAUNCHER_NAMES),
+    ],
+)
+def test_each_list_of_launchers_in_the_manual_is_that_of_the_rows(repo, page, row, names):
+    line = next(x for x in (repo / "docs" / page).read_text().splitlines() if x.startswith(f"| {row} |"))
+    words = [word for quoted in re.findall("`([^`]+)`", line.split("|")[2]) for word in quoted.split()]
+    assert tuple(word for word in words if re.fullmatch("[a-z]+", word)) == names
 
 
 def test_every_key_of_a_site_file_is_in_the_manual(repo):
