@@ -28,6 +28,13 @@ else:
             return value
 
 
+def resolve(
+    env: Mapping[str, str], *, hostname: str | None = None, nodefile: str | None = None, live: bool = False
+) -> RankInfo:
+    """The place of a process, for a caller that wants nothing else, such as a test. LaunchError as by `Launch.info`."""
+    return Launch(env, hostname, nodefile, live=live).info
+
+
 class Launch:
     """What an environment tells of its launch. Each property is read when it is first used, and kept.
 
@@ -67,7 +74,7 @@ class Launch:
     @cached_property
     def key(self) -> tuple[str, str]:
         """A text that only the ranks of this launch have, and its source; both empty if no variable gives one."""
-        return launch_key(self.env, self.info, allocation=lambda: self.allocation)
+        return launch_key(self.env, self.info, lambda: self.allocation)
 
     @cached_property
     def local_key(self) -> tuple[str, str]:

@@ -8,7 +8,6 @@ shared file, mpi4py).
 from __future__ import annotations
 
 from hpcddp.errors import LaunchError
-from hpcddp.ranks.allocation import find_allocation
 from hpcddp.ranks.apinfo import read_apinfo
 from hpcddp.ranks.consistency import own_names
 from hpcddp.ranks.launchers import LAUNCHERS
@@ -41,25 +40,22 @@ def find_rendezvous(
     env: Mapping[str, str],
     info: RankInfo,
     *,
-    hostname: str | None = None,
-    nodefile: str | None = None,
-    live: bool = False,
-    strict: bool = True,
-    allocation: FindAllocation | None = None,
-    key: FindKey | None = None,
+    hostname: str | None,
+    live: bool,
+    strict: bool,
+    allocation: FindAllocation,
+    key: FindKey,
 ) -> Rendezvous:
     """The rendezvous of the launch that `info` came from. A single process without a launcher needs none: both None.
 
     With `live` the environment is this process's own. LaunchError on a MASTER_PORT that is no port, and, with
     `strict`, on rank 0 when the address that all other ranks will take is not this host (they would wait for nobody):
     without `strict` that is None and a remark. `allocation` and `key` return what `find_allocation` and `launch_key`
-    would find, for callers that have read them.
+    find.
     """
     if info.launcher == "none":
         return Rendezvous(None, None, {})
-    address, because, remarks = _find_address(
-        env, info, allocation() if allocation else find_allocation(env, nodefile, live=live)
-    )
+    address, because, remarks = _find_address(env, info, allocation())
     if address is not None and _is_elsewhere(address, env, info, hostname):
         if strict:
             raise LaunchError(
@@ -72,7 +68,7 @@ def find_rendezvous(
         called = reached_as(address, env)
         address, because = called, because if called == address else f"{because}, with {SUFFIX}={env[SUFFIX]}"
     source = {} if address is None else {"master_addr": because}
-    port, because = _find_port(env, key or (lambda: launch_key(env, info, live=live)), live=live)
+    port, because = _find_port(env, key, live=live)
     if port is not None:
         source["master_port"] = because
     return Rendezvous(address, port, source, remarks)
@@ -171,28 +167,25 @@ def _find_port(env: Mapping[str, str], find_key: FindKey, *, live: bool) -> tupl
     return (ports[0], f"{because} (a port derived from it)") if ports else (None, "")
 
 
-def launch_key(
-    env: Mapping[str, str], info: RankInfo, *, live: bool = False, allocation: FindAllocation | None = None
-) -> tuple[str, str]:
+def launch_key(env: Mapping[str, str], info: RankInfo, allocation: FindAllocation) -> tuple[str, str]:
     """A text that is the same on all ranks of this launch and on no other's, and where it came from. Empty: there is
     none.
 
     Made only of variables that every rank has: a job id is missing where mpirun came by ssh, and under mpirun a step
-    id belongs to some of its daemons. With `live`, ranks that are all on one node share the process that started
-    them.
+    id belongs to some of its daemons.
     """
     row = LAUNCHERS.get(info.launcher)
     ids = [name for name in (row.launch_id if row else ()) if env.get(name)]
     names = ids or [name for name in ("HPCDDP_ATTEMPT",) if env.get(name)]
     if names:
         return "|".join(env[name] for name in names), ", ".join(names)
-    given = allocation() if allocation else find_allocation(env)
+    given = allocation()
     if given is not None and given.job_id:
         says = find_scheduler(given.scheduler).variables
         words = [given.scheduler, given.job_id, env.get(says.restarts, "")]
         ids = [name for name in (says.job_id, says.older_job_id) if name in env]
         return "|".join(words), (*ids, given.scheduler)[0]
-    return parent_key(info) if live else ("", "")
+    return "", ""
 
 
 def parent_key(info: RankInfo) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""From environment to place: `resolve(env) -> RankInfo`.
+"""From environment to place: `find_rank(env) -> FoundRank`, and `require_info` makes a RankInfo of it. See `Launch`.
 
 The order: a pin by HPCDDP_LAUNCHER, else the innermost launcher's row, else plain RANK and WORLD_SIZE, else, where
 neither a launcher nor a scheduler shows, a single process. There is no default that lies: no rank 0 of 1 where
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from hpcddp.errors import LaunchError, nearest
 from hpcddp.ranks import consistency
-from hpcddp.ranks.allocation import Allocation, find_allocation
 from hpcddp.ranks.candidates import find_candidates, read_row, stands
 from hpcddp.ranks.innermost import NO_EVIDENCE, JudgedCandidate, choose, without_leftovers
 from hpcddp.ranks.launchers import LAUNCHER_NAMES, LAUNCHERS
@@ -21,7 +20,7 @@ from hpcddp.units import read_number
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hpcddp.ranks.allocation import FindAllocation
+    from hpcddp.ranks.allocation import Allocation, FindAllocation
     from hpcddp.ranks.candidates import Candidate
     from hpcddp.ranks.innermost import Evidence
 
@@ -30,8 +29,8 @@ class FoundRank(Record):
     """Where a process stands, as far as its environment tells.
 
     `judged` has every launcher that was considered: none for a single process without one.
-    `numbers` may lack the world size (PALS without its file, `mpiexec -pmi-port`): `resolve` insists on it, `hpcddp
-    env` does not.
+    `numbers` may lack the world size (PALS without its file, `mpiexec -pmi-port`): `require_info` insists on it,
+    `hpcddp env` does not.
     """
 
     launcher: str
@@ -48,24 +47,6 @@ class FoundRank(Record):
         return RankInfo(self.launcher, rank, size, local_rank, local_world_size, node_rank, num_nodes, self.source)
 
 
-def resolve(
-    env: Mapping[str, str],
-    *,
-    hostname: str | None = None,
-    nodefile: str | None = None,
-    live: bool = False,
-    allocation: FindAllocation | None = None,
-) -> RankInfo:
-    """This process's place. LaunchError if it was not launched as a rank, or if the environment contradicts itself.
-
-    For a caller that wants the rank alone, such as a test; hpcddp itself reads more of a launch, through `Launch`.
-    `hostname` is this host's name if known. `nodefile` stands in for the file that the scheduler's variables name.
-    With `live` the environment must be this process's own: its parents and its PMI socket then serve as evidence.
-    `allocation` returns what `find_allocation` would find, for callers that have read it.
-    """
-    return require_info(find_rank(env, hostname=hostname, nodefile=nodefile, live=live, allocation=allocation))
-
-
 def require_info(place: FoundRank) -> RankInfo:
     """The place as RankInfo. LaunchError if the world size is not told."""
     info = place.info()
@@ -77,16 +58,12 @@ def require_info(place: FoundRank) -> RankInfo:
     return info
 
 
-def find_rank(
-    env: Mapping[str, str],
-    *,
-    hostname: str | None = None,
-    nodefile: str | None = None,
-    live: bool = False,
-    allocation: FindAllocation | None = None,
-) -> FoundRank:
-    """As `resolve`, with what was considered on the way, and with None for a world size that is not told."""
-    look = allocation or (lambda: find_allocation(env, nodefile, live=live))
+def find_rank(env: Mapping[str, str], *, hostname: str | None, live: bool, allocation: FindAllocation) -> FoundRank:
+    """This process's place. LaunchError if it was not launched as a rank, or if the environment contradicts itself.
+
+    `hostname` is this host's name if known. `allocation` returns what `find_allocation` finds.
+    With `live` the environment must be this process's own: its parents and its PMI socket then serve as evidence.
+    """
     pin = env.get("HPCDDP_LAUNCHER", "")
     if pin == "none":
         return _single("HPCDDP_LAUNCHER=none")
@@ -97,7 +74,7 @@ def find_rank(
         evidence = _evidence(env) if live and found else NO_EVIDENCE
         found = without_leftovers(found, env, evidence)
         if not found:
-            given = look()
+            given = allocation()
             if given is not None:
                 raise not_launched(given, env)
             _refuse_stray(env)
@@ -108,7 +85,7 @@ def find_rank(
     if chosen.row.step is not None:  # a step may be smaller than its job, so the step's hosts count
         chosen.row.step.check(chosen, env, hostname)
     else:
-        _check_allocation(chosen, env, hostname, look(), pinned=bool(pin))
+        _check_allocation(chosen, env, hostname, allocation(), pinned=bool(pin))
     numbers, source = _derive(chosen)
     return FoundRank(chosen.row.name, numbers, source, judged)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from hpcddp.cli.main import main
 from hpcddp.errors import LaunchError
 from hpcddp.ranks.device import choose_device_index, visible_devices
-from hpcddp.ranks.resolve import resolve
+from hpcddp.ranks.launch import resolve
 
 out, err = io.StringIO(), io.StringIO()
 with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):

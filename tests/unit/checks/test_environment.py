@@ -12,9 +12,8 @@ import pytest
 from hpcddp.checks.check import Machine
 from hpcddp.checks.environment import check_workers, run_checks
 from hpcddp.checks.machine import look_at_machine
+from hpcddp.ranks.launch import Launch
 from hpcddp.ranks.predict import predict_environment
-from hpcddp.ranks.rendezvous import find_rendezvous
-from hpcddp.ranks.resolve import resolve
 
 HOSTS = ["node1", "node2"]
 NODE = Machine(cpus=16, cores=64, memlock=-1, infiniband=True, interfaces=("lo", "eth0", "ib0"))
@@ -22,8 +21,8 @@ NODE = Machine(cpus=16, cores=64, memlock=-1, infiniband=True, interfaces=("lo",
 
 def named(launcher: str, machine: Machine = NODE, **more: str) -> list[str]:
     env = predict_environment(launcher, HOSTS, [2, 2], 3) | more
-    info = resolve(env)
-    return [check.name for check in run_checks(env, info, find_rendezvous(env, info), machine)]
+    launch = Launch(env, None, live=False)
+    return [check.name for check in run_checks(env, launch.info, launch.rendezvous, machine)]
 
 
 @pytest.mark.parametrize("launcher", ["srun", "openmpi", "mpich", "intelmpi", "torchrun"])
@@ -43,8 +42,8 @@ def test_a_sound_rank_is_told_nothing(launcher: str) -> None:
 )
 def test_a_torchrun_in_every_task_is_found(outer: dict[str, str], found: list[str]) -> None:
     env = predict_environment("torchrun", HOSTS, [2, 2], 3)
-    info = resolve(env)
-    checks = run_checks(env | outer, info, find_rendezvous(env, info), NODE)
+    launch = Launch(env, None, live=False)
+    checks = run_checks(env | outer, launch.info, launch.rendezvous, NODE)
     assert [check.name for check in checks] == found
 
 

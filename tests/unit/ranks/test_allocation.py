@@ -8,7 +8,8 @@ import pytest
 
 from hpcddp.errors import LaunchError
 from hpcddp.ranks.allocation import find_allocation, read_nodefile
-from hpcddp.ranks.resolve import not_launched, resolve
+from hpcddp.ranks.launch import resolve
+from hpcddp.ranks.resolve import not_launched
 
 from .captured import env_of, load
 

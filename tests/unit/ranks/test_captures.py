@@ -11,6 +11,7 @@ from hpcddp.cli.env import look
 from hpcddp.errors import LaunchError
 from hpcddp.ranks import resolve
 from hpcddp.ranks.ancestry import weigh
+from hpcddp.ranks.launch import Launch
 
 from .captured import load, names
 
@@ -51,10 +52,10 @@ def test_live_evidence_comes_to_the_same_answer(name: str, monkeypatch: pytest.M
         monkeypatch.setattr(resolve, "_evidence", lambda env, seen=seen: seen)
         expect = process["expect"]
         if "rank" in expect:
-            assert not differences(resolve.find_rank(process["env"], live=True).numbers, rank_numbers(expect))
+            assert not differences(Launch(process["env"], None).place.numbers, rank_numbers(expect))
         else:
             with pytest.raises(LaunchError):
-                resolve.find_rank(process["env"], live=True)
+                assert Launch(process["env"], None).place
 
 
 def rank_numbers(expect: Values) -> Values:

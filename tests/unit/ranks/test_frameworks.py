@@ -8,8 +8,7 @@ import pytest
 
 from hpcddp.ranks.device import has_no_accelerator
 from hpcddp.ranks.frameworks import agent_variables, framework_variables
-from hpcddp.ranks.launch import Launch
-from hpcddp.ranks.resolve import resolve
+from hpcddp.ranks.launch import Launch, resolve
 
 
 def openmpi(rank: int, size: int, local_size: int, **more: str) -> dict[str, str]:

@@ -8,9 +8,8 @@ import pytest
 
 from hpcddp.errors import LaunchError, RequestError
 from hpcddp.ranks.ancestry import pmi_socket_is_open
+from hpcddp.ranks.launch import Launch, resolve
 from hpcddp.ranks.recorded import read_environment
-from hpcddp.ranks.rendezvous import find_rendezvous
-from hpcddp.ranks.resolve import resolve
 
 from .captured import env_of
 from .test_rows import WHOLE
@@ -44,7 +43,7 @@ def test_a_hostile_value_in_any_variable_is_an_error_of_ours_or_harmless(name: s
     for variable in (*WHOLE[name], *extra):
         env = WHOLE[name] | {variable: value}
         with contextlib.suppress(LaunchError):
-            find_rendezvous(env, resolve(env, hostname="node1"), hostname="node1")
+            assert Launch(env, "node1", live=False).rendezvous
 
 
 @pytest.mark.parametrize("value", [*HOSTILE, *BOMBS, "999999999"], ids=lambda value: ascii(value[:24]))

@@ -8,8 +8,8 @@ from hpcddp.errors import LaunchError
 from hpcddp.ranks.ancestry import gather_evidence, parents, weigh
 from hpcddp.ranks.candidates import find_candidates
 from hpcddp.ranks.innermost import choose
+from hpcddp.ranks.launch import Launch, resolve
 from hpcddp.ranks.predict import predict_environment
-from hpcddp.ranks.resolve import find_rank, resolve
 
 from .captured import env_of
 
@@ -129,7 +129,7 @@ def test_a_row_whose_program_is_nowhere_among_the_parents_is_a_leftover() -> Non
 
 
 def test_rejected_candidates_say_why() -> None:
-    place = find_rank(DAEMON_ON_NODE2 | HYDRA)
+    place = Launch(DAEMON_ON_NODE2 | HYDRA, None, live=False).place
     assert [(v.candidate.key, v.chosen) for v in place.judged] == [("mpich", True), ("srun", False)]
     assert place.judged[1].why == "outside: mpich was started inside it"
 

@@ -9,8 +9,7 @@ import pytest
 
 from hpcddp.errors import LaunchError
 from hpcddp.ranks.apinfo import read_apinfo
-from hpcddp.ranks.rendezvous import find_rendezvous
-from hpcddp.ranks.resolve import find_rank, resolve
+from hpcddp.ranks.launch import Launch, resolve
 
 HEADER = "@iNNNiNNiNNiNNiNNiNNN"
 HOSTS = ["x1000c0s0b0n0", "x1000c0s1b0n0"]
@@ -45,7 +44,7 @@ def test_world_size_nodes_and_master_come_from_the_file(tmp_path: Path) -> None:
         info = resolve(env)
         assert info[:7] == ("pals", rank, 3, local, 2 if node == 1 else 1, node, 2)
         assert info.source["world_size"] == f"PALS_APINFO ({path})"
-        assert find_rendezvous(env, info).master_addr == HOSTS[1]
+        assert Launch(env, None, live=False).rendezvous.master_addr == HOSTS[1]
 
 
 @pytest.mark.parametrize("path", ["/does/not/exist", "other-version", "cut-short"])
@@ -53,7 +52,7 @@ def test_without_the_file_the_world_size_is_unknown_and_not_guessed(path: str, t
     (tmp_path / "cut-short").write_bytes(b"\5\0\0\0")
     write_apinfo(tmp_path / "other-version", version=4)
     env = pals(2, PALS_LOCAL_SIZE="1", PALS_APINFO=str(tmp_path / path))
-    assert find_rank(env).numbers["world_size"] is None
+    assert Launch(env, None, live=False).place.numbers["world_size"] is None
     with pytest.raises(LaunchError, match="not of how many"):
         resolve(env)
 

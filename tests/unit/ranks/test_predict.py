@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcddp.errors import RequestError
+from hpcddp.ranks.launch import Launch, resolve
 from hpcddp.ranks.launchers import LAUNCHER_NAMES, LAUNCHERS
 from hpcddp.ranks.predict import predict_environment
 from hpcddp.ranks.rankinfo import NUMBERS
-from hpcddp.ranks.resolve import find_rank, resolve
 
 REAL = [name for name in LAUNCHER_NAMES if name != "none"]
 layouts = st.lists(st.integers(1, 9), min_size=1, max_size=6)
@@ -35,7 +35,7 @@ def test_resolving_a_predicted_environment_gives_the_layout_back(
 @given(st.sampled_from(REAL), layouts, st.data())
 def test_no_number_comes_from_two_launchers(launcher: str, tasks: list[int], data: st.DataObject) -> None:
     rank = data.draw(st.integers(0, sum(tasks) - 1))
-    place = find_rank(predict_environment(launcher, len(tasks), tasks, rank))
+    place = Launch(predict_environment(launcher, len(tasks), tasks, rank), None, live=False).place
     row = LAUNCHERS[launcher]
     own = {getattr(row, number) for number in NUMBERS}
     assert {source.partition(" ")[0] for source in place.source.values()} <= own

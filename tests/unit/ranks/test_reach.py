@@ -6,10 +6,10 @@ import pytest
 
 from hpcddp.errors import LaunchError
 from hpcddp.ranks.interfaces import address_toward, interface_of, list_interfaces, usable_addresses
+from hpcddp.ranks.launch import Launch, resolve
 from hpcddp.ranks.predict import predict_environment
 from hpcddp.ranks.reach import own_address, reached_as
-from hpcddp.ranks.rendezvous import Rendezvous, find_rendezvous, is_enough
-from hpcddp.ranks.resolve import resolve
+from hpcddp.ranks.rendezvous import Rendezvous, is_enough
 from hpcddp.schedulers.nodelist import is_alias
 
 HSN = ".hsn.cm.aurora.alcf.anl.gov"
@@ -46,7 +46,7 @@ def test_a_suffix_that_no_host_name_can_end_in_is_refused(suffix: str) -> None:
 
 def meet(launcher: str, rank: int = 3, hosts: tuple[str, ...] = ("node1", "node2"), **more: str) -> Rendezvous:
     env = predict_environment(launcher, list(hosts), [4 // len(hosts)] * len(hosts), rank) | more
-    return find_rendezvous(env, resolve(env), hostname=hosts[0] if rank == 0 else None)
+    return Launch(env, hosts[0] if rank == 0 else None, live=False).rendezvous
 
 
 @pytest.mark.parametrize("rank", [0, 3])

@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcddp.errors import LaunchError
+from hpcddp.ranks.launch import Launch
 from hpcddp.ranks.ports import HIGHEST, LOWEST, port_candidates
 from hpcddp.ranks.predict import predict_environment
-from hpcddp.ranks.rendezvous import Rendezvous, find_rendezvous, launch_key
-from hpcddp.ranks.resolve import resolve
+from hpcddp.ranks.rendezvous import Rendezvous
 
 HOSTS = ["node1", "node2"]
 
 
-def meet(env: dict[str, str], **options: object) -> Rendezvous:
-    return find_rendezvous(env, resolve(env), **options)  # type: ignore[arg-type]  # tests pass what the signature names
+def meet(env: dict[str, str], hostname: str | None = None, *, strict: bool = True) -> Rendezvous:
+    return Launch(env, hostname, live=False, strict=strict).rendezvous
 
 
 def world(launcher: str, rank: int = 3, **more: str) -> dict[str, str]:
@@ -134,7 +134,7 @@ def test_a_jobs_key_is_made_of_the_id_and_the_restarts_that_its_schedulers_row_n
     env: dict[str, str], key: str, because: str
 ) -> None:
     ranks = world("mpich", **env)
-    assert launch_key(ranks, resolve(ranks)) == (key, because)
+    assert Launch(ranks, None, live=False).key == (key, because)
 
 
 def test_without_a_common_key_there_is_no_port() -> None:

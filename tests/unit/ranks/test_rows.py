@@ -10,10 +10,10 @@ import pytest
 
 import hpcddp
 from hpcddp.errors import LaunchError
+from hpcddp.ranks.launch import Launch, resolve
 from hpcddp.ranks.launchers import JOB_LAUNCHERS, LAUNCHER_NAMES, LAUNCHERS
 from hpcddp.ranks.predict import predict_environment
 from hpcddp.ranks.rankinfo import NUMBERS
-from hpcddp.ranks.resolve import find_rank, resolve
 from hpcddp.schedulers.registry import SHARED, all_schedulers
 
 from .captured import env_of
@@ -101,7 +101,7 @@ def test_a_pin_reads_that_row_and_no_other(name: str) -> None:
     env = other | WHOLE[name] | {"HPCDDP_LAUNCHER": name}
     if name == "pjm":  # beside Open MPI's row, which says more, there is no row of its own
         env = WHOLE[name] | {"HPCDDP_LAUNCHER": name}
-    assert find_rank(env).launcher == name
+    assert Launch(env, None, live=False).place.launcher == name
 
 
 def test_a_pin_to_none_is_a_single_process_even_in_an_allocation() -> None:
@@ -242,6 +242,6 @@ def test_every_name_of_a_launcher_is_a_row() -> None:
 
 def test_a_world_size_that_is_not_told_is_unknown_to_env_and_an_error_to_resolve() -> None:
     env = env_of("ranks/mpich-pypi-pmi-port-5.0.2", 1)
-    assert find_rank(env).numbers["world_size"] is None
+    assert Launch(env, None, live=False).place.numbers["world_size"] is None
     with pytest.raises(LaunchError, match="not of how many"):
         resolve(env)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpcddp.errors import LaunchError
-from hpcddp.ranks.resolve import resolve
+from hpcddp.ranks.launch import resolve
 
 from .captured import env_of
 

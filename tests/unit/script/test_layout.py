@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcddp.cli.layout import format_layout, predict_rank
-from hpcddp.ranks.resolve import resolve
+from hpcddp.ranks.launch import resolve
 from hpcddp.script.layout import Place, plan_layout
 
 from .conftest import plan
