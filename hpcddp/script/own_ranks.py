@@ -47,8 +47,9 @@ def plan_own_ranks(spec: JobSpec) -> tuple[JobSpec, OwnRanks]:
         if option not in given:
             continue
         said, value = f"{agent.command} {option} {given[option]}", given[option]
+        number = value if value.isdecimal() else "N"
         if ours == "--nodes" and value != str(spec.nodes or 1):
-            raise RequestError(f"{said}, but the job has {spec.nodes or 1}", f"--nodes N, and leave out {option}")
+            raise RequestError(f"{said}, but the job has {spec.nodes or 1}", f"--nodes {number}, or leave out {option}")
         if ours == "--ranks-per-node":
             spec = _with_ranks(spec, option, value, said)
     return spec, OwnRanks(agent.command, agent.agent)
