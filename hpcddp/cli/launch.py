@@ -32,7 +32,7 @@ from hpcddp.script.own_ranks import plan_own_ranks
 from hpcddp.script.plan import plan_job, remark_name
 from hpcddp.script.render import render_script
 from hpcddp.script.site import Account, Site
-from hpcddp.script.spec import JobSpec, read_spec
+from hpcddp.script.spec import read_spec
 from hpcddp.units import format_count, parse_count, read_number
 
 _DESCRIPTION = """\
@@ -120,9 +120,11 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         asked["ranks_per_node"] = (str(ranks), "--ranks-per-node")
     if args.launcher:
         asked["launcher"] = (args.launcher, "--launcher")
-    spec = see_spawn(read_spec(asked))
-    ranks = plan_own_ranks(spec)[0].ranks_per_node or ranks
-    plan = plan_job(_with_launcher(spec._replace(ranks_per_node=ranks), site, env), site, this_process())
+    spec, own_ranks = plan_own_ranks(see_spawn(read_spec(asked)))
+    if not spec.launcher:
+        found = _find_launcher(site, env)  # on one node a command that makes the ranks needs no agent
+        spec = spec if own_ranks.maker and LAUNCHERS[found].is_agent else spec._replace(launcher=found)
+    plan = plan_job(spec._replace(ranks_per_node=spec.ranks_per_node or ranks), site, this_process())
     if (remark := remark_name(plan)) is not None:
         tell(remark)
     _refuse_another_dialect(plan.outer_launcher, plan.outer_program, site, env)
@@ -213,15 +215,7 @@ def _time_left(allocation: Allocation, env: Mapping[str, str]) -> int | None:
     return left if left is not None and left > 0 else None
 
 
-def _with_launcher(spec: JobSpec, site: Site, env: Mapping[str, str]) -> JobSpec:
-    """The spec with a launcher, if none is asked for. A command that makes the ranks needs none on one node."""
-    if spec.launcher:
-        return spec
-    found = _launcher(site, env)
-    return spec if LAUNCHERS[found].is_agent and plan_own_ranks(spec)[1].maker else spec._replace(launcher=found)
-
-
-def _launcher(site: Site, env: Mapping[str, str]) -> str:
+def _find_launcher(site: Site, env: Mapping[str, str]) -> str:
     """The scheduler's own launcher; else whatever mpirun is on PATH, by its own word; else an agent."""
     known = launchers_under(site.scheduler)
     if LAUNCHERS[known[0]].of_scheduler:

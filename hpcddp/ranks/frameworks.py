@@ -9,6 +9,7 @@ from __future__ import annotations
 from hpcddp.ranks.launcher import HANDED_ON
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.record import TYPE_CHECKING
+from hpcddp.schedulers.nodelist import same_host
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,11 +57,9 @@ def _node_rank(launch: Launch) -> int | None:
     info = launch.info
     if info.node_rank is not None or info.local_world_size is None or launch.allocation is None or not launch.hostname:
         return info.node_rank
-    hosts = [host.partition(".")[0] for host, _ in launch.allocation.hosts or ()]
-    own = launch.hostname.partition(".")[0]
-    if hosts.count(own) == 1 and info.local_world_size * len(hosts) == info.world_size:
-        return hosts.index(own)
-    return None
+    hosts = launch.allocation.hosts or ()
+    places = [place for place, (host, _) in enumerate(hosts) if same_host(host, launch.hostname)]
+    return places[0] if len(places) == 1 and info.local_world_size * len(hosts) == info.world_size else None
 
 
 def _lightning_size(info: RankInfo, gpus: int) -> dict[str, str]:

@@ -48,26 +48,31 @@ COMMANDS = frozenset((*(command for row in LAUNCHERS.values() for command in row
 PROGRAMS = frozenset(command for command in COMMANDS if " " not in command)
 
 
-def started_by(words: Sequence[str]) -> str | None:
-    """The launcher command with which `words` begin, without its folder: `mpirun`, `flux run`; None if it is none."""
-    program = words[0].rsplit("/", 1)[-1] if words else ""
-    pair = " ".join((program, *words[1:2]))
-    return program if program in COMMANDS else pair if pair in COMMANDS else None
+def find_launch_command(words: Sequence[str]) -> tuple[int, str] | None:
+    """The first launcher command that a command starts, without its folder (`mpirun`, `flux run`), and where it stands:
+    behind an interpreter, `env` or `numactl`, before the training script."""
+    for i, word in enumerate(words):
+        if word.endswith(".py") and " " not in word:
+            return None
+        program = word.rsplit("/", 1)[-1]
+        pair = " ".join((program, *words[i + 1 : i + 2]))
+        if program in COMMANDS or pair in COMMANDS:
+            return i, program if program in COMMANDS else pair
+    return None
 
 
 def find_agent(words: Sequence[str]) -> tuple[int, AgentCommand] | None:
-    """The agent that a command starts, and where it stands: behind an interpreter, `env` or `numactl`, before the
-    training script."""
-    for i, word in enumerate(words):
-        if word.endswith(".py"):
-            return None
-        name = started_by(words[i:])
-        if name in _ACCELERATES:
-            return i, _ACCELERATE._replace(command=name)
-        row = next((LAUNCHERS[agent] for agent in AGENTS if name in LAUNCHERS[agent].commands), None)
-        if name and row and row.reads:
-            return i, AgentCommand(name, row.name, row.typed, row.rendezvous_options, row.flags)
-    return None
+    """The agent that a command starts, and where it stands; None also if another launcher comes before it."""
+    found = find_launch_command(words)
+    if found is None:
+        return None
+    at, name = found
+    if name in _ACCELERATES:
+        return at, _ACCELERATE._replace(command=name)
+    row = next((LAUNCHERS[agent] for agent in AGENTS if name in LAUNCHERS[agent].commands), None)
+    return (
+        (at, AgentCommand(name, row.name, row.typed, row.rendezvous_options, row.flags)) if row and row.reads else None
+    )
 
 
 def ask_for(command: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from hpcddp.errors import RequestError
-from hpcddp.ranks.launch_commands import ask_for, find_agent, started_by
+from hpcddp.ranks.launch_commands import ask_for, find_launch_command
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.runs.command import identify_command
 from hpcddp.schedulers.registry import scripted_schedulers
@@ -24,17 +24,18 @@ _OWN = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "M
 _OWN_PREFIXES = ("HPCDDP_", *(prefix for row in LAUNCHERS.values() for prefix in row.own_prefixes))
 
 
-def plan_command(spec: JobSpec) -> tuple[str, ...]:
-    """The words that each rank runs. The reference trainer gets the global batch as an argument."""
+def plan_command(spec: JobSpec, own_ranks: str) -> tuple[str, ...]:
+    """The words that each rank runs. The reference trainer gets the global batch as an argument.
+
+    `own_ranks` is what makes the ranks in place of the job's launcher, "" if that does.
+    """
     command = spec.command or ()
     _refuse_nothing(command)
-    # Under a launcher that starts one process per rank, a second one would make N times N of them. An agent is started
-    # once per node.
-    inner = started_by(command) or next((name for i in range(1, len(command)) if (name := _module(command[i:]))), None)
-    if inner and not find_agent(command):
+    found = find_launch_command(command)
+    if found is not None and found[1] != own_ranks:  # N times N ranks
         raise RequestError(
-            f"the command starts its own ranks with {inner}, under a launcher that makes one per rank already",
-            ask_for(inner),
+            f"the command starts its own ranks with {found[1]}, under a launcher that makes one per rank already",
+            ask_for(found[1]),
         )
     if spec.global_batch and _follows(command, *_TRAINER) and "--global-batch" not in command:
         return (*command, "--global-batch", str(spec.global_batch))
@@ -79,10 +80,6 @@ def _refuse_nothing(command: tuple[str, ...]) -> None:
         raise RequestError(f"the command is {shlex.join(command)}, without a program for it", "-- python train.py")
     if program in _SHELLS and known[1:] in ((), ("-",)):
         raise RequestError(f"the command is {shlex.join(command)}, without a script for it", f"-- {program} train.sh")
-
-
-def _module(words: tuple[str, ...]) -> str | None:
-    return started_by(words) if words[0] == "-m" else None
 
 
 def _scheduler_prefixes() -> Iterator[str]:

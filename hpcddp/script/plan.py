@@ -45,7 +45,7 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
         check_limits(site, queue_name, shape.nodes, walltime_s, shape.nodes * shape.gpus_per_node)
     if spec.stage_in and not (spec.stage_dir or site.staging.folder):
         raise SiteError(f"site {site.name} does not name a node's own disk", "--set stage_dir=/local/scratch")
-    command = plan_command(spec)
+    command = plan_command(spec, own_ranks.maker)
     name = job_name(spec.name or name_command(command), _name_limit(site))
     launcher, outer_launcher = plan_launcher(spec, site, shape.nodes, own_ranks.agent)
     container = plan_container(spec, site, queue, shape.gpus_per_node)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 
 from hpcddp.errors import RequestError
-from hpcddp.ranks.launch_commands import COMMANDS, ask_for, started_by
+from hpcddp.ranks.launch_commands import COMMANDS
 from hpcddp.record import Record
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.script.command import find_script
@@ -40,7 +41,7 @@ class Here(Record):
 
 def check_plan(plan: JobPlan, here: Here) -> list[str]:
     """Remarks on what may be wrong. Raises RequestError for what clearly is."""
-    remarks = [*_check_inner_launcher(plan), *_check_cpus(plan)]
+    remarks = [*_check_shell_line(plan.command), *_check_cpus(plan)]
     if plan.spec.container:
         return remarks  # its paths are not this machine's
     folder = os.path.join(here.folder, plan.spec.workdir) if plan.spec.workdir else here.folder
@@ -116,20 +117,11 @@ def _clearly_wrong(path: str, here: Here) -> bool:
     return here.exists(os.path.dirname(path.rstrip("/"))) and not path.startswith(_NODE_LOCAL)
 
 
-def _check_inner_launcher(plan: JobPlan) -> Iterator[str]:
-    """A second launcher behind `env`, `numactl` or a shell: every rank would start ranks."""
-    command = plan.command
-    for i, word in enumerate(command):
-        if word.endswith(".py") and " " not in word:
-            return
-        name = started_by(command[i:])
-        if name and not plan.own_ranks:
-            raise RequestError(
-                f"the command starts its own ranks with {name}, and each of the job's ranks would do so",
-                ask_for(name),
-            )
-        inner = _INNER.search(word)
-        if inner and command[i - 1 : i] in {("-c",), ("-lc",)}:
+def _check_shell_line(command: tuple[str, ...]) -> Iterator[str]:
+    """A second launcher in a shell's line: every rank would start ranks."""
+    for option, line in pairwise(command):
+        inner = _INNER.search(line)
+        if inner and option in {"-c", "-lc"}:
             yield f"the command's shell line starts {inner[1]}: each of the job's ranks will do so"
 
 

@@ -11,7 +11,7 @@ import socket
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from hpcddp.errors import LaunchError, RequestError
+from hpcddp.errors import LaunchError
 from hpcddp.ranks import pmi, sharedfile
 from hpcddp.ranks.interfaces import address_toward
 from hpcddp.ranks.launch import Launch
@@ -47,11 +47,9 @@ def agree_on_store_address(launch: Launch, channel: str, opening: str, timeout_s
     """The address on which the ranks of this launch agree. `opening` distinguishes the groups that one process opens.
 
     "auto" takes PMI where the launcher opened its socket for this process, else the environment where it has address
-    and port, else the run folder. LaunchError if none has them, RequestError for an unknown channel.
+    and port, else the run folder. `channel` is one of CHANNELS. LaunchError if none has them.
     """
     env, info = launch.env, launch.info
-    if channel not in CHANNELS:
-        raise RequestError(f"rendezvous {channel!r} is unknown", f"one of {', '.join(CHANNELS)}")
     if channel == "mpi4py":
         from hpcddp.training.rendezvous.mpi import ask_mpi
 

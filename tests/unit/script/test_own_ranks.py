@@ -26,6 +26,7 @@ def spec(command: str, **more: object) -> JobSpec:
         ("python main.py --multiprocessing-distributed --dist-url env:// --world-size -1 --rank -1", "the command"),
         ("python train.py", ""),
         ("python train.py torchrun", ""),
+        ("mpirun -n 2 torchrun train.py", ""),
     ],
 )
 def test_the_command_says_it(command: str, maker: str) -> None:
