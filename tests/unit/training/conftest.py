@@ -52,20 +52,11 @@ class Heard(NamedTuple):
     last: bool
 
 
-class Listening:
-    """A training loader with a loop that only listens: gives each batch with what was said about it."""
+class Ear:
+    """What a training loader tells the loop it feeds; this loop only keeps what was said last."""
 
     stopping = False
     epoch_is_read = False
-
-    def __init__(self, make: Callable[[Listening], TrainingLoader]) -> None:
-        self._loader = make(self)
-        self.sampler = self._loader.sampler
-
-    def __iter__(self) -> Iterator[Heard]:
-        for x, y in self._loader:
-            micro, weight = self._now
-            yield Heard(x, y, weight, micro.samples, micro.total, micro.last)
 
     def settle(self) -> None: ...
 
@@ -73,7 +64,7 @@ class Listening:
 
     def micro_batch_starts(self, micro: MicroBatch, weight: Weight, nth_pass: int) -> None:
         assert nth_pass == 0
-        self._now = micro, weight
+        self.now = micro, weight
 
     def loop_left(self, micro: MicroBatch) -> None: ...
 
@@ -82,6 +73,23 @@ class Listening:
     def step_ends(self) -> None: ...
 
     def seed_between(self) -> None: ...
+
+
+class Listening:
+    """A training loader with a loop that only listens: gives each batch with what was said about it.
+
+    The loader does not hold this object: in a cycle, the garbage collector would wait 5 s for each of its workers.
+    """
+
+    def __init__(self, make: Callable[[Ear], TrainingLoader]) -> None:
+        self._ear = Ear()
+        self._loader = make(self._ear)
+        self.sampler = self._loader.sampler
+
+    def __iter__(self) -> Iterator[Heard]:
+        for x, y in self._loader:
+            micro, weight = self._ear.now
+            yield Heard(x, y, weight, micro.samples, micro.total, micro.last)
 
 
 def _load(name: str) -> ModuleType:
