@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hpcddp.errors import LaunchError
 from hpcddp.ranks.launcher import shows
+from hpcddp.ranks.rankinfo import NUMBERS
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.schedulers.nodelist import holds
 from hpcddp.schedulers.registry import all_schedulers
@@ -26,14 +27,6 @@ _BOUNDS = (
     ("node_rank", "world_size", False),
     ("num_nodes", "world_size", True),
 )
-# What `hpcddp exec` exports, and what scripts export by hand.
-_TORCH = {
-    "RANK": "rank",
-    "WORLD_SIZE": "world_size",
-    "LOCAL_RANK": "local_rank",
-    "LOCAL_WORLD_SIZE": "local_world_size",
-    "GROUP_RANK": "node_rank",
-}
 _LEFTOVER = "one of the two is a leftover of another launch: unset it, or start the program afresh"
 
 
@@ -53,9 +46,13 @@ def check_echoes(chosen: Candidate, env: Mapping[str, str]) -> None:
             raise contradiction(chosen, number, f"{variable}={text}")
 
 
-def check_torch_variables(chosen: Candidate, env: Mapping[str, str]) -> None:
-    """LaunchError if an exported number (RANK, WORLD_SIZE, …) differs from the launcher's."""
-    for variable, number in _TORCH.items():
+def check_torch_variables(chosen: Candidate, env: Mapping[str, str], torch: Launcher) -> None:
+    """LaunchError if an exported number (RANK, WORLD_SIZE, …; `torch` is their row) differs from the launcher's.
+
+    `hpcddp exec` exports them, and people do by hand.
+    """
+    for number in NUMBERS[:-1]:  # the number of nodes is torchrun's own
+        variable = getattr(torch, number)
         value, text = chosen.numbers[number], env.get(variable, "")
         if value is not None and text and read_number(text) != value:
             raise LaunchError(

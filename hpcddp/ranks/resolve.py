@@ -107,8 +107,8 @@ def _check(chosen: Candidate, env: Mapping[str, str], *, pinned: bool) -> None:
     consistency.check_echoes(chosen, env)
     if not pinned:
         consistency.check_agent_store(env, LAUNCHERS.values())
-        if row.rank != "RANK":  # else they are the row's own
-            consistency.check_torch_variables(chosen, env)
+        if row.rank != LAUNCHERS["env"].rank:  # else they are the row's own
+            consistency.check_torch_variables(chosen, env, LAUNCHERS["env"])
 
 
 def _check_allocation(

@@ -11,6 +11,7 @@ from itertools import pairwise
 from hpcddp.errors import RequestError
 from hpcddp.ranks.launch_commands import ask_for, find_launch_command
 from hpcddp.ranks.launchers import LAUNCHERS
+from hpcddp.ranks.rankinfo import NUMBERS
 from hpcddp.runs.command import identify_command
 from hpcddp.schedulers.registry import scripted_schedulers
 from hpcddp.script.site import Site
@@ -20,7 +21,7 @@ _SHELLS = {"bash", "dash", "ksh", "sh", "zsh"}
 _ANSWERS = {"-V", "-VV", "--version", "-h", "-?", "--help", "--help-env", "--help-xoptions", "--help-all"}  # of python
 _TRAINER = ("-m", "hpcddp.trainer.train")
 # Set by the script, the launchers and hpcddp exec: a job's own value would be lost, or would break the ranks.
-_OWN = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_PORT"}
+_OWN = {*(getattr(LAUNCHERS["env"], number) for number in NUMBERS), "MASTER_PORT"}
 _OWN_PREFIXES = ("HPCDDP_", *(prefix for row in LAUNCHERS.values() for prefix in row.own_prefixes))
 
 

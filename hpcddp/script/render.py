@@ -11,6 +11,7 @@ import jinja2
 from hpcddp.errors import SiteError
 from hpcddp.script.compiled import CompiledTemplates
 from hpcddp.script.folders import find_folder
+from hpcddp.script.jobplan import WARNING
 from hpcddp.script.plan import JobPlan
 from hpcddp.script.record import format_plan, format_request
 from hpcddp.script.words import quote_line, quote_path, quote_word, quote_words
@@ -58,7 +59,7 @@ def render_pieces(
     environment.filters = dict(filters)
     template = f"{scheduler}.sh.j2"
     try:
-        yield from environment.get_template(template).generate(job=job)
+        yield from environment.get_template(template).generate(job=job, warning=WARNING)
     except jinja2.TemplateError as e:
         block = re.fullmatch(r"Required block '(\w+)' not found", e.message or "")
         if block:

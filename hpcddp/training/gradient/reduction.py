@@ -1,21 +1,10 @@
-"""A few numbers summed over the ranks: at once, or one step late, so that no rank waits for them."""
+"""A few numbers summed over the ranks one step late, so that no rank waits for them."""
 
 from __future__ import annotations
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-
-from hpcddp.training.parallel.layout import Layout
-
-
-def sum_over_data_ranks(values: Tensor, layout: Layout) -> list[float]:
-    """A small vector summed over the data ranks in float64. A collective, which waits for the device."""
-    sums = values.detach().to(torch.float64, copy=True)
-    if layout.data_size > 1:
-        dist.all_reduce(sums, group=layout.data_group)
-    numbers: list[float] = sums.tolist()
-    return numbers
 
 
 class LaggedSum:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from hpcddp.errors import LaunchError
+from hpcddp.ranks import reach
 from hpcddp.ranks.interfaces import address_toward, interface_of, list_interfaces, usable_addresses
 from hpcddp.ranks.launch import Launch, resolve
 from hpcddp.ranks.predict import predict_environment
 from hpcddp.ranks.reach import own_address, reached_as
 from hpcddp.ranks.rendezvous import Rendezvous, is_enough
 from hpcddp.schedulers.nodelist import is_alias
+from hpcddp.script import site
 
 HSN = ".hsn.cm.aurora.alcf.anl.gov"
 
@@ -98,3 +100,7 @@ def test_the_interfaces_of_this_machine() -> None:
     if ("lo", "::1") in [(i.name, i.address) for i in found]:
         assert address_toward("::1") == "::1"
         assert interface_of("0:0:0:0:0:0:0:1", found) == "lo"
+
+
+def test_a_render_which_does_not_import_reach_knows_the_same_variables() -> None:
+    assert (site.HOST_SUFFIX, site.INTERFACE) == (reach.SUFFIX, reach.INTERFACE)

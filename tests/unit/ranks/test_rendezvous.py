@@ -152,3 +152,8 @@ def test_ports_are_different_in_range_and_outside_the_machines_own(key: str, cou
 
 def test_the_list_is_long_enough_for_all_to_go_on_together() -> None:
     assert len(port_candidates("slurm|17|0")) == 16
+
+
+def test_the_agents_ports_lie_where_all_others_do() -> None:
+    template = (Path(__file__).parents[3] / "templates" / "base.sh.j2").read_text()
+    assert f"$(({LOWEST} + 10#${{job_number//[!0-9]/}} % {HIGHEST - LOWEST + 1}))" in template
