@@ -11,7 +11,8 @@ import pytest
 
 REPO = Path(__file__).parents[2]
 JAPANESE = sorted((REPO / "docs/ja").glob("*.md"))
-PAGES = [REPO / "README.md", *sorted((REPO / "docs").rglob("*.md")), REPO / "CONTRIBUTING.md", REPO / "CHANGELOG.md"]
+OTHERS = [REPO / name for name in ("jobs/README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+PAGES = [REPO / "README.md", *sorted((REPO / "docs").rglob("*.md")), *OTHERS]
 
 
 class Block(NamedTuple):
