@@ -27,6 +27,7 @@ from hpcddp.ranks.launch import Launch
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.ranks.rankinfo import RankInfo
 from hpcddp.ranks.rendezvous import Rendezvous
+from hpcddp.training.rendezvous.backend import check_backend
 from hpcddp.training.rendezvous.device import set_threads, take_device
 from hpcddp.training.rendezvous.failure import PeerFailedError
 from hpcddp.training.rendezvous.group import Group
@@ -61,6 +62,8 @@ def open_group(
         raise RequestError(
             "this process has a process group already", "leave out init_process_group: hpcddp.init() calls it"
         )
+    if backend is not None:
+        check_backend(backend)
     launch = Launch(env, socket.gethostname())
     info = launch.info
     opening = f"opening-{next(_openings)}"

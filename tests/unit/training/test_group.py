@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -16,7 +17,8 @@ import pytest
 import torch
 from torch.distributed import TCPStore
 
-from hpcddp.errors import LaunchError
+import hpcddp
+from hpcddp.errors import LaunchError, RequestError
 from hpcddp.training.rendezvous.device import name_shared
 from hpcddp.training.rendezvous.failure import PeerFailedError
 from hpcddp.training.rendezvous.group import Group
@@ -35,6 +37,23 @@ def test_every_rank_knows_its_place_and_the_group_works(run_ranks: RunRanks, tmp
     run_ranks("meet", 3, {"folder": str(tmp_path)}).check()
     seen = [json.loads((tmp_path / f"seen-{rank}.json").read_text()) for rank in range(3)]
     assert seen == [{"rank": rank, "size": 3, "local": rank, "sum": 3.0} for rank in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("backend", "says", "hint"),
+    [
+        ("mpi", "backend 'mpi': torch .* was built without it", 'USE_MPI=1 .* or backend="gloo"'),
+        ("ucc", "backend 'ucc': torch .* was built without it", 'USE_UCC=1 .* or backend="gloo"'),
+        ("smoke-signals", "knows no backend 'smoke-signals'", "one of gloo"),
+        ("fake", "knows no backend 'fake'", "one of gloo"),
+        ("cpu:gloo,cuda:nccl", "knows no backend 'cpu:gloo,cuda:nccl'", "one of gloo"),
+    ],
+)
+def test_a_backend_that_this_torch_does_not_have_is_refused_with_how_to_get_it(backend, says, hint) -> None:
+    """torch's wheels have neither mpi nor ucc."""
+    with pytest.raises(RequestError, match=says) as refused, hpcddp.init(backend=backend):
+        pass
+    assert re.search(hint, str(refused.value.hint))
 
 
 @pytest.mark.parametrize("channel", ["env", "file"])
