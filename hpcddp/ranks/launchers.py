@@ -1,8 +1,8 @@
 """The launchers, one row each: everything that any part of the project has to know of a launcher.
 
 `resolve` reads a row from a rank's environment, `predict` writes it for a plan, and a job script's launcher line is
-made from it. To add a launcher, add a row (an MPI's to mpi_launchers.py), its partial in templates/launchers/ and a
-capture. Where each row was seen is in docs/ranks.md.
+made from it. An MPI's rows are in mpi_launchers.py. What a new launcher needs is in docs/design.md (What to touch), and
+where each row was seen in docs/ranks.md.
 """
 
 from __future__ import annotations
@@ -247,7 +247,7 @@ LAUNCHERS: dict[str, Launcher] = {
     ),
 }
 
-#: What `launcher` can be, in the order of the documentation; also what HPCDDP_LAUNCHER takes. PMIx alone is a protocol.
+#: What `launcher` can be; also what HPCDDP_LAUNCHER takes. PMIx alone is a protocol.
 LAUNCHER_NAMES = (*dict.fromkeys(row.name for key, row in LAUNCHERS.items() if key != "pmix"), "none")
 #: What a job file may ask for.
 JOB_LAUNCHERS = tuple(key for key, row in LAUNCHERS.items() if row.program)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.schedulers.allocation import Allocation, read_named_file
-from hpcddp.schedulers.row import Answer, Commands, Directives, Scheduler, Signal, Variables
+from hpcddp.schedulers.row import Answer, Commands, Directives, Scheduler, Variables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -100,9 +100,5 @@ SCHEDULER = Scheduler(
         "T": "suspended",
         "dr": "exiting",
     },
-    signals=(
-        Signal("USR1", "the soft limit s_rt, or -notify before a suspension", "the hard limit or STOP follows"),
-        Signal("USR2", "-notify before SIGKILL", "SIGKILL follows after the queue's notify time, 60 s"),
-    ),
     find_job=find_job,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.schedulers.allocation import Allocation, read_lines, read_named_file
-from hpcddp.schedulers.row import Answer, Commands, Directives, QueueFound, Scheduler, Signal, Variables
+from hpcddp.schedulers.row import Answer, Commands, Directives, QueueFound, Scheduler, Variables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -173,10 +173,6 @@ SCHEDULER = Scheduler(
         "F": "finished",
         "M": "moved",
     },
-    signals=(
-        Signal("TERM", "qdel, qrerun, or the end of the walltime", "SIGKILL follows after kill_delay, 10 s"),
-        Signal("USR1", "qsig", "kills a job whose login shell has no trap: the other processes get SIGKILL at once"),
-    ),
     find_job=find_job,
     find_kept_hostfile=find_kept_hostfile,
     no_slots="mpiprocs=0",

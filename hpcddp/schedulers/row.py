@@ -131,17 +131,6 @@ class Commands(Record):
     site_lines: tuple[str, ...] = ()  # what a new site's file needs beside the queues
 
 
-class Signal(Record):
-    """A signal that a job gets: who sends it, why, and what follows.
-
-    No part of hpcddp reads it yet: it is for a process beside the launcher, which has to know what a signal announces.
-    """
-
-    name: str
-    sender: str
-    meaning: str
-
-
 def _no_job(_env: Mapping[str, str], _nodefile: str | None) -> Allocation | None:
     return None
 
@@ -169,7 +158,6 @@ class Scheduler(Record):
     one_gpu: OneGpu = OneGpu()
     commands: Commands = Commands()
     states: Mapping[str, str] = _NOTHING  # its own word for a job's state -> queued, held, running, finished, …
-    signals: tuple[Signal, ...] = ()
     find_job: Callable[[Mapping[str, str], str | None], Allocation | None] = _no_job
     find_kept_hostfile: Callable[[Mapping[str, str]], str | None] = _no_file
     no_slots: str = ""  # the request with which a job has no slot, so that its list of hosts is empty

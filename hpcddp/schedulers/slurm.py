@@ -5,7 +5,7 @@ from __future__ import annotations
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.schedulers.allocation import Allocation
 from hpcddp.schedulers.nodelist import expand_counts, expand_nodelist
-from hpcddp.schedulers.row import Answer, Commands, Directives, OneGpu, QueueFound, Scheduler, Signal, Variables
+from hpcddp.schedulers.row import Answer, Commands, Directives, OneGpu, QueueFound, Scheduler, Variables
 from hpcddp.units import read_number
 
 if TYPE_CHECKING:
@@ -212,10 +212,6 @@ SCHEDULER = Scheduler(
         "STOPPED": "suspended",
         "REVOKED": "cancelled",
     },
-    signals=(
-        Signal("TERM", "scancel, preemption, or the end of the walltime", "SIGKILL follows after KillWait, 30 s"),
-        Signal("USR1", "--signal=USR1@SECONDS", "reaches the steps, not the script; with B: the script alone"),
-    ),
     find_job=find_job,
     launch_line=launch_line,
 )

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp.errors import HpcddpError
+from hpcddp.schedulers.registry import all_schedulers
 from hpcddp.script.find_site import Choice, open_site, site_files
 from hpcddp.script.loading import load_yaml
 from hpcddp.script.plan import PlannedBy, plan_job
@@ -16,6 +17,7 @@ from hpcddp.script.render import render_script
 from hpcddp.script.spec import read_spec
 
 HERE = Path(__file__).parent
+PREFIXES = [row.directives.prefix for row in all_schedulers() if row.directives.prefix]
 
 
 def site_cases() -> dict[str, dict[str, object]]:
@@ -70,9 +72,10 @@ def test_shellcheck_finds_nothing(golden, run):
 def test_directives_follow_the_first_line_without_a_gap(golden):
     lines = golden.read_text().splitlines()
     assert lines[0] == "#!/bin/bash"
-    directives = [i for i, line in enumerate(lines) if re.match(r"\s*#\s*(PBS|SBATCH|BSUB|\$)", line, re.IGNORECASE)]
+    words = "|".join(re.escape(prefix.removeprefix("#")) for prefix in PREFIXES)
+    directives = [i for i, line in enumerate(lines) if re.match(rf"\s*#\s*({words})", line, re.IGNORECASE)]
     assert directives == list(range(1, len(directives) + 1))
-    assert all(re.fullmatch(r"#(PBS|SBATCH|\$) -[ -~]*[^ \\]", lines[i]) for i in directives)
+    assert all(re.fullmatch(rf"#({words}) -[ -~]*[^ \\]", lines[i]) for i in directives)
 
 
 def test_the_script_carries_its_plan_as_one_line_of_json(golden):

@@ -1,4 +1,4 @@
-"""A launcher for job scripts is added with one row, one partial and one capture; everything else reads the row."""
+"""A launcher costs what docs/design.md says: its row, partial, capture and line in ranks.md. All else reads the row."""
 
 from __future__ import annotations
 
@@ -62,6 +62,9 @@ AGENT_PARTIAL = """\
     {{ words | line }} \\
 {% endfor %}
 """
+# Their lines in docs/ranks.md.
+LINE = "| `flux` | `FLUX_TASK_RANK`, `FLUX_JOB_SIZE` | no |"
+NEW_LINES = LINE.replace("no", "yes") + "".join(f" x |\n| `{name}` | x | yes |" for name in ("orbit", "comet"))
 PARTIAL = '{% include "launchers/line.j2" %}\n'
 # Made up from flux-environment(7), for this test alone: a real launcher needs a recorded one.
 CAPTURE = {
@@ -90,7 +93,14 @@ class Checkout:
         (folder / "templates/launchers/orbit.j2").write_text(AGENT_PARTIAL)
         (folder / "templates/launchers/comet.j2").write_text(AGENT_PARTIAL)
         (folder / "templates/launchers/flux.j2").write_text(PARTIAL)
-        (folder / "capture.json").write_text(json.dumps(CAPTURE))
+        for name in ("tests/unit/ranks", "tests/unit/script", "tests/captures", "docs"):
+            shutil.copytree(REPO / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("tests/conftest.py", "pyproject.toml"):
+            shutil.copy(REPO / name, folder / name)
+        (folder / "tests/captures/ranks/flux-made-up.json").write_text(json.dumps(CAPTURE))
+        lines = (folder / "docs/ranks.md").read_text()
+        assert lines.count(LINE) == 1
+        (folder / "docs/ranks.md").write_text(lines.replace(LINE, NEW_LINES))
         (folder / "bin").mkdir()
         (folder / "bin/flux").write_text("#!/bin/sh\necho 'flux-core 0.60'\n")
         (folder / "bin/flux").chmod(0o755)
@@ -148,9 +158,17 @@ def test_on_this_machine_its_row_says_where_it_is_looked_for_and_what_root_needs
 def test_layout_predicts_its_variables_and_its_capture_is_understood(checkout: Checkout) -> None:
     layout = json.loads(checkout.plan("layout", "--json", "--", "true").stdout)
     assert layout["ranks"][5]["environment"]["FLUX_TASK_RANK"] == "5"
-    process = json.loads((checkout.folder / "capture.json").read_text())["processes"][0]
+    process = json.loads((checkout.folder / "tests/captures/ranks/flux-made-up.json").read_text())["processes"][0]
     found = json.loads(checkout.run("env", "--json", **process["env"]).stdout)
     assert {key: found[key] for key in process["expect"]} == process["expect"]
+
+
+def test_the_tests_of_captures_and_of_the_manuals_launchers_pass(checkout: Checkout) -> None:
+    tests = ("tests/unit/ranks/test_captures.py", "tests/unit/script/test_docs.py")
+    line = (sys.executable, "-m", "pytest", "-q", "-n0", "-pno:cacheprovider", *tests, "-k", "made-up or launchers")
+    env = {"PATH": "/usr/bin:/bin", "HOME": str(checkout.folder), "PYTHONPATH": str(checkout.folder)}
+    done = subprocess.run(line, env=env, cwd=checkout.folder, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("before", [(), ("env", "A=1")])

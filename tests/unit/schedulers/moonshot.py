@@ -13,7 +13,7 @@ MODULE = '''"""Moonshot, which does not exist."""
 from __future__ import annotations
 
 from hpcddp.schedulers.allocation import Allocation, read_named_file
-from hpcddp.schedulers.row import Commands, Directives, QueueFound, Scheduler, Signal, Variables
+from hpcddp.schedulers.row import Commands, Directives, QueueFound, Scheduler, Variables
 
 
 def find_job(env, nodefile):
@@ -68,7 +68,6 @@ SCHEDULER = Scheduler(
         site_lines=("env: {MOON_PHASE: full}",),
     ),
     states={"waiting": "queued", "aloft": "running", "landed": "finished"},
-    signals=(Signal("TERM", "mdel", "the engine is cut off"),),
     find_job=find_job,
     no_slots="--crew=0",
 )

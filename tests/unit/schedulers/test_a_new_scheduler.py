@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -75,11 +76,34 @@ def test_its_sites_may_say_the_words_of_its_row_and_no_other_schedulers_words(mo
     assert {"--sponsor", "-P", "none"} <= set(options)
 
 
-def test_its_generic_site_has_a_page(run, repo, tmp_path):
+# What docs/design.md says that its generic site costs: its golden scripts and its page, which programs write.
+WRITE_GOLDENS = """
+import sys, pytest
+sys.path.insert(0, "tests/golden")
+import test_golden as golden
+for case in [name for name in golden.CASES if "moonshot" in name]:
+    (golden.HERE / f"{case}.sh").write_text(golden.render_case(case))
+tests = ["tests/golden/test_golden.py", "tests/unit/script/test_docs.py"]
+words = "moonshot and not shellcheck or shipped or its_case or sites_pages"
+raise SystemExit(pytest.main(["-q", "-n0", "-pno:cacheprovider", *tests, "-k", words]))
+"""
+
+
+def test_its_generic_site_has_a_page_and_goldens_and_their_tests_pass(run, repo, tmp_path):
     folder = checkout(repo, tmp_path / "moon", MODULE)
-    done = run([sys.executable, folder / "docs/make_site_pages.py"], env={"PYTHONPATH": str(folder)})
+    env = {"PYTHONPATH": str(folder), "PATH": "/usr/bin:/bin", "HOME": str(folder)}
+    done = run([sys.executable, folder / "docs/make_site_pages.py"], env=env)
     assert done.returncode == 0, done.stderr
     assert "-- python train.py | msub\n" in (folder / "docs/sites/generic-moonshot.md").read_text()
+    for name in ("tests/golden", "tests/unit/script", "tests/conftest.py", "pyproject.toml"):
+        copy = shutil.copytree if (repo / name).is_dir() else shutil.copy
+        copy(repo / name, folder / name)
+    size = "gpus_per_node: 4, cpus_per_rank: 8, walltime: 1:00:00"
+    with (folder / "tests/golden/sites.yaml").open("a") as cases:
+        cases.write(f"generic-moonshot: {{both: {{{size}}}}}\n")
+    done = run([sys.executable, "-c", WRITE_GOLDENS], cwd=folder, env=env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(list(folder.glob("tests/golden/generic-moonshot-*.sh"))) == 2
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,6 @@ def test_every_scheduler_with_jobs_of_ours_can_be_asked_and_says_an_arrays_index
         assert "{}" in row.commands.state
         assert row.commands.parse_state(Answer(1, "", "the server does not answer")) is None
         assert row.variables.array_index
-        assert row.signals
 
 
 def test_the_states_that_pbs_was_seen_to_say_are_in_its_row(repo):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.util
 import re
 
-import pytest
-
 from hpcddp.ranks.launchers import JOB_LAUNCHERS, LAUNCHER_NAMES
 from hpcddp.script import site_file
 from hpcddp.script.find_site import site_files
@@ -24,19 +22,11 @@ def test_every_key_of_a_job_file_is_in_the_manual(repo):
     assert keys_in((repo / "docs/job-file.md").read_text(), "## Keys") == list(KEYS)
 
 
-@pytest.mark.parametrize(
-    ("page", "row", "names"),
-    [
-        ("job-file.md", "`launcher`", JOB_LAUNCHERS),
-        ("quickstart.md", "`--launcher L`", JOB_LAUNCHERS),
-        ("ja/quickstart.md", "`--launcher L`", JOB_LAUNCHERS),
-        ("ranks.md", "`launcher`", LAUNCHER_NAMES),
-    ],
-)
-def test_each_list_of_launchers_in_the_manual_is_that_of_the_rows(repo, page, row, names):
-    line = next(x for x in (repo / "docs" / page).read_text().splitlines() if x.startswith(f"| {row} |"))
-    words = [word for quoted in re.findall("`([^`]+)`", line.split("|")[2]) for word in quoted.split()]
-    assert tuple(word for word in words if re.fullmatch("[a-z]+", word)) == names
+def test_the_table_of_launchers_has_every_row_and_says_which_of_them_job_scripts_start(repo):
+    table = (repo / "docs/ranks.md").read_text().split("\n## Launchers\n")[1].split("\n\n|")[1].split("\n\n")[0]
+    cells = [row.strip("| ").split(" | ") for row in table.splitlines()[2:]]
+    marked = {name.strip("`"): mark for name, _, mark, *_ in cells}
+    assert marked == {name: "yes" if name in JOB_LAUNCHERS else "no" for name in LAUNCHER_NAMES if name != "none"}
 
 
 def test_every_key_of_a_site_file_is_in_the_manual(repo):
