@@ -24,7 +24,8 @@ class Directives(Record):
 
     prefix: str = ""
     refused: str = ""  # a first line, with a word in place of {}, for which its submit command refuses any text
-    options: Mapping[str, str] = _NOTHING  # job-file key -> the option that carries it
+    #: Job-file key -> the option that carries it; `signal` where the scheduler itself sends a warning.
+    options: Mapping[str, str] = _NOTHING
     typed: Mapping[str, str] = _NOTHING  # an option of its commands -> ours, for people who type theirs (cli/meant.py)
     account: str = "none"  # the option that carries the account where the site does not say otherwise
     #: A key of site files whose words this scheduler's template reads -> those words: account (its option), size,
@@ -46,7 +47,9 @@ class Directives(Record):
     name_limits: Mapping[str, int] = _NO_LIMITS  # a site's `size` -> the longest job name; "": any other size
     joined: str = ""  # the option that may stand once only, so that its values become one list with commas
     batch_only: str = ""  # pattern of the options that an interactive job does not take
-    chunks: bool = False  # whether constraints and the site's own words are part of the size, as in PBS's select
+    chunks: bool = (
+        False  # whether constraints and the site's own words are part of the size, as in PBS's select, with their place
+    )
     reservation_is_queue: bool = False
     overwrites_output: bool = False  # whether a later job of one output file replaces what an earlier one wrote
 

@@ -121,6 +121,7 @@ SCHEDULER = Scheduler(
             "hold": "--hold",
             "requeue": "--requeue",
             "chain": "--dependency",
+            "signal": "--signal",
         },
         typed={
             **dict.fromkeys(("--partition", "-p", "--qos", "-q"), "--queue"),

@@ -30,18 +30,18 @@ def directive_word(text: str, where: str) -> str:
 
 
 def plan_directives(
-    spec: JobSpec, site: Site, queue: str, values: Mapping[str, str], further: Iterable[str]
+    spec: JobSpec, site: Site, queue: str, values: Mapping[str, str], further: Iterable[str], asked: Iterable[str]
 ) -> tuple[str, ...]:
     """The site's further directives, those of its variables and of what was chosen (`further`), and the job's own.
 
     Each is one option such as `-v USE_SSH=1`, without the prefix. Where an option may stand once only, it has all
     values: two `-v` become one. Raises RequestError for what a directive cannot carry, and for an option that the
-    script prints.
+    script prints; `asked` are those for what the job asks.
     """
     wanted = spec.directives or ()
     if wanted and not find_scheduler(site.scheduler).directives.prefix:
         raise RequestError(f"directive {wanted[0]!r}: this site has no scheduler to read it", "leave out directives")
-    _check_wanted(spec, site, wanted)
+    _check_wanted(site, wanted, tuple(asked))
     reserved = [text.replace("{queue}", queue) for text in site.reservation] if spec.reservation else []
     printed = ((v.directive, values[name]) for name, v in site.variables.items() if v.directive and name in values)
     own = [directive.replace("{}", value) for directive, value in printed]
@@ -73,9 +73,8 @@ def _joined_words(words: Iterable[str], where: str) -> str:
     )
 
 
-def _check_wanted(spec: JobSpec, site: Site, wanted: Iterable[str]) -> None:
+def _check_wanted(site: Site, wanted: Iterable[str], asked: tuple[str, ...]) -> None:
     rules = find_scheduler(site.scheduler).directives
-    asked = [option for key, option in rules.options.items() if spec.asks_for(key)]
     for text in wanted:
         printed = rules.printed and re.match(rules.printed, text)
         if printed or any(_is_option(text, option, rules.attached) for option in asked):

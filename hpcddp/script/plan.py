@@ -19,7 +19,7 @@ from hpcddp.script.jobplan import WARNING, JobPlan, PlannedBy
 from hpcddp.script.limits import check_limits
 from hpcddp.script.missing import check_complete, known
 from hpcddp.script.own_ranks import plan_own_ranks
-from hpcddp.script.scheduler_options import SchedulerOptions, plan_scheduler_options
+from hpcddp.script.scheduler_options import SchedulerOptions, asked_options, plan_scheduler_options
 from hpcddp.script.shape import plan_shape
 from hpcddp.script.site import Queue, Site
 from hpcddp.script.sources import plan_sources
@@ -57,7 +57,9 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
                 f"--launcher {container.launcher}",
             )
     account, account_option, account_remarks = plan_account(spec, site)
-    options = plan_scheduler_options(spec, site)
+    warned_by_scheduler = outer_launcher != "" and LAUNCHERS[outer_launcher].warned_by_scheduler
+    asked = asked_options(spec, site, warned_by_scheduler=warned_by_scheduler)
+    options = plan_scheduler_options(spec, site, asked)
     words = plan_site_words(spec, site)
     by_agents = LAUNCHERS[launcher].is_agent
     full = queue.exclusive and not by_agents and shape.ranks_per_node == shape.gpus_per_node == queue.gpus
@@ -99,7 +101,7 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
         container=container,
         gpu_order=",".join(site.gpu_order) if len(site.gpu_order) == shape.gpus_per_node else "",
         bind=(full and site.launcher.bind_full) or site.launcher.bind,
-        directives=plan_directives(spec, site, queue_name, words, container.directives),
+        directives=plan_directives(spec, site, queue_name, words, container.directives, asked.values()),
         remarks=account_remarks,
     )
     check_asked(plan.asked_run)

@@ -7,6 +7,7 @@ that the scheduler has no option for, or that the site refuses, is an error; not
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from hpcddp.errors import RequestError
 from hpcddp.record import Record
@@ -15,7 +16,7 @@ from hpcddp.schedulers.row import Directives, Scheduler
 from hpcddp.script.site import Site
 from hpcddp.script.spec import JobSpec
 
-#: The keys of a job file that not every scheduler has an option for.
+#: The keys of a job file that not every scheduler has an option for. Not `signal`: a script can warn its ranks itself.
 KEYS = (
     *("mem_gb", "reservation", "constraint", "exclusive", "output", "mail", "mail_to", "array", "array_limit"),
     *("dependency", "hold", "requeue", "chain"),
@@ -41,11 +42,21 @@ class SchedulerOptions(Record):
     chain: int = 0
 
 
-def plan_scheduler_options(spec: JobSpec, site: Site) -> SchedulerOptions:
-    """Raises RequestError for what the scheduler or the site cannot do, and for a value that no directive can carry."""
+def asked_options(spec: JobSpec, site: Site, *, warned_by_scheduler: bool) -> dict[str, str]:
+    """The options that the script prints for what the job asks: job-file key -> option."""
+    options = find_scheduler(site.scheduler).directives.options
+    asked = {key: option for key, option in options.items() if spec.asks_for(key)}
+    return asked if warned_by_scheduler else {key: option for key, option in asked.items() if key != "signal"}
+
+
+def plan_scheduler_options(spec: JobSpec, site: Site, asked: Mapping[str, str]) -> SchedulerOptions:
+    """Raises RequestError for what the scheduler or the site cannot do, and for a value that no directive can carry.
+
+    `asked`: what `asked_options` found.
+    """
     scheduler = find_scheduler(site.scheduler)
     rules = scheduler.directives
-    _check_known(spec, site, rules)
+    _check_known(spec, site, rules, asked)
     if spec.mail_to and not spec.mail:
         raise RequestError(f"mail_to {spec.mail_to!r} without mail", "--set 'mail=end fail'")
     array, requeue = _plan_array(spec, scheduler)
@@ -66,16 +77,14 @@ def plan_scheduler_options(spec: JobSpec, site: Site) -> SchedulerOptions:
     )
 
 
-def _check_known(spec: JobSpec, site: Site, rules: Directives) -> None:
+def _check_known(spec: JobSpec, site: Site, rules: Directives, asked: Mapping[str, str]) -> None:
     for key in KEYS:
-        if getattr(spec, key) is None:
-            continue
-        option = rules.options.get(key)
-        if option is None:
+        if spec.asks_for(key) and key not in rules.options:
             raise RequestError(
                 f"site {site.name} cannot take {key}: its scheduler, {site.scheduler}, has no option for it",
                 f"leave out {key}",
             )
+    for key, option in asked.items():
         if option in site.rejects:
             raise RequestError(
                 f"site {site.name} refuses {option}, so that {key} cannot be asked for"

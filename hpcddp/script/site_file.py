@@ -199,6 +199,7 @@ def site_keys(rows: Sequence[Scheduler]) -> dict[str, Reader]:
     account = {**ACCOUNT, "option": _read_word(rows, "account", "none")}
     return {
         **SITE,
+        **({} if any(row.directives.chunks for row in rows) else _without_chunks(rows)),
         "account": partial(read_block, Account, account),
         "size": _read_word(rows, "size"),
         "queue_option": _read_word(rows, "queue_option", "none"),
@@ -209,11 +210,21 @@ def site_keys(rows: Sequence[Scheduler]) -> dict[str, Reader]:
 def _read_word(rows: Sequence[Scheduler], key: str, *also: str) -> Reader:
     """A reader of the words that these rows have for a key, and of those that hpcddp itself reads."""
     words = dict.fromkeys((*(word for row in rows for word in row.directives.site_words.get(key, ())), *also))
-    return read_choice(*words) if words else partial(_refuse_key, " or ".join(row.title for row in rows), key)
+    return read_choice(*words) if words else partial(_refuse_key, _titles(rows), key)
+
+
+def _without_chunks(rows: Sequence[Scheduler]) -> dict[str, Reader]:
+    """Readers of what only a request of chunks can carry, where no scheduler has one: dropped, it would be lost."""
+    refused = {key: partial(_refuse_key, _titles(rows), key) for key in ("chunk", "placement")}
+    return {**refused, "vars": partial(read_blocks, Variable, {**VARIABLE, "chunk": refused["chunk"]})}
+
+
+def _titles(rows: Sequence[Scheduler]) -> str:
+    return " or ".join(row.title for row in rows)
 
 
 def _refuse_key(title: str, key: str, value: object, where: str) -> None:
-    raise RequestError(f"{where} is {value!r}, but for {title} this key has no words", f"leave out {key}")
+    raise RequestError(f"{where} is {value!r}, but {title} has no use for this key", f"leave out {key}")
 
 
 def _schedulers_of(raw: object) -> list[Scheduler]:

@@ -12,6 +12,7 @@ from hpcddp.script.find_site import Choice, open_site
 from hpcddp.script.interactive import interactive_command
 from hpcddp.script.loading import parse_yaml
 from hpcddp.script.plan import JobPlan, plan_job
+from hpcddp.script.site_file import load_site
 from hpcddp.script.spec import read_spec
 
 from .conftest import PLANNED_BY, plan, script
@@ -68,6 +69,7 @@ def test_each_wish_is_said_in_the_schedulers_words(asked, pbs, slurm, gridengine
         ("generic-slurm", {"signal": "1:00:00"}, "not within 01:00:00"),
         ("generic-slurm", {"signal": "0:01:00", "launcher": "torchrun"}, "torchrun ends at the first SIGUSR1"),
         ("generic-slurm", {"hold": "true", "directives": ["--hold"]}, "printed by the script itself"),
+        ("generic-slurm", {"signal": "0:10:00", "directives": ["--signal=B:USR2@60"]}, "printed by the script itself"),
         ("generic-pbs", {"output": "x", "directives": ["-ofile"]}, "printed by the script itself"),
         ("abci3", {"mem_gb": "100"}, "site abci3 refuses mem"),
         ("polaris", {"account": "a", "walltime": "1:00:00", "output": "x"}, "site polaris refuses -o"),
@@ -100,6 +102,38 @@ def test_the_script_warns_the_ranks_where_slurm_does_not():
     assert "--signal=USR1@120" in directives("generic-slurm", signal="0:02:00")
     text = script("generic-pbs", signal="0:02:00")
     assert "timeout --preserve-status --foreground --signal=USR1 $((3480 - SECONDS)) \\\n" in text
+
+
+def test_a_site_that_refuses_the_schedulers_warning_refuses_signal_only_where_the_scheduler_would_send_it(tmp_path):
+    path, node = str(tmp_path / "no-signal.yaml"), {"gpus_per_node": "2", "cpus_per_rank": "8", "walltime": "1:00:00"}
+    guide = (
+        "# https://example.org/\nschema: 1\nsummary: x\nscheduler: slurm\nstanding: practice\nverified: 2026-11-22\n"
+    )
+    (tmp_path / "no-signal.yaml").write_text(f"{guide}launcher: {{name: srun}}\nrejects: [--signal]\n")
+    with pytest.raises(RequestError, match="refuses --signal, so that signal cannot be asked for"):
+        plan(path, **node, signal="0:02:00")
+    assert "--signal=USR1 $((3480 - SECONDS))" in script(path, **node, signal="0:02:00", launcher="openmpi")
+    own = directives("generic-slurm", signal="0:02:00", launcher="openmpi", directives=["--signal=B:USR2@60"])
+    assert [option for option in own if option.startswith("--signal")] == ["--signal=B:USR2@60"]
+
+
+@pytest.mark.parametrize(
+    ("said", "hint"),
+    [
+        ("chunk: [ncpus]", "leave out chunk"),
+        ("placement: scatter", "leave out placement"),
+        ("vars: {foo: {chunk: 'gpu_type={}', default: a}}", "leave out chunk"),
+    ],
+)
+@pytest.mark.parametrize("scheduler", ["slurm", "gridengine"])
+def test_a_site_says_nothing_of_chunks_where_its_scheduler_has_none(scheduler, said, hint, tmp_path):
+    (tmp_path / "lab.yaml").write_text(
+        f"# https://example.org/\nschema: 1\nsummary: x\nscheduler: {scheduler}\nstanding: practice\n"
+        f"verified: 2026-11-22\n{said}\n"
+    )
+    with pytest.raises(SiteError) as error:
+        load_site("lab", str(tmp_path / "lab.yaml"))
+    assert error.value.hint == hint
 
 
 @pytest.mark.parametrize(
