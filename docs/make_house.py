@@ -21,6 +21,7 @@ CAPTIONS = {
     "cli": "one file per verb: options, output, exit status",
     "api": "hpcddp.env(), init(), runtime() for training scripts",
     "trainer": "the reference trainer",
+    "integrations": "loops of other frameworks stop in time and resume",
     "training": "process group, data, gradients, checkpoints",
     "lint": "job script or training script → findings",
     "script": "request + site → plan → job script",

@@ -1,7 +1,8 @@
 """hpcddp: a PyTorch training script, run correctly on many nodes of a PBS or Slurm cluster.
 
 `hpcddp.env()` says which rank this process is, `hpcddp.init()` brings up the process group, `hpcddp.runtime()` gives
-the helpers for a training loop, `hpcddp.load()` reads the numbers of a run. Each is imported when it is first used, so
+the helpers for a training loop, `hpcddp.load()` reads the numbers of a run, `hpcddp.integrations` lets the loops of
+other frameworks stop in time and resume. Each is imported when it is first used, so
 `import hpcddp` costs nothing.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 __version__ = "0.1.0"
 
 _API = ("env", "init", "runtime", "load")
-__all__ = ["__version__", "env", "init", "runtime", "load"]
+__all__ = ["__version__", "env", "init", "runtime", "load", "integrations"]
 
 
 def __getattr__(name: str) -> object:
@@ -18,6 +19,10 @@ def __getattr__(name: str) -> object:
         from hpcddp import api
 
         return getattr(api, name)
+    if name == "integrations":  # a package, which Python imports only if it is told to
+        from importlib import import_module
+
+        return import_module("hpcddp.integrations")
     raise AttributeError(f"module 'hpcddp' has no attribute {name!r}")
 
 

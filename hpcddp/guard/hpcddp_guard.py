@@ -50,7 +50,8 @@ def _how_alone(world_size: int, step: int) -> str:
         return ""
     try:  # torch's own count of a group's collectives, which not every backend has
         groups = distributed.distributed_c10d._world.pg_map  # the list has no public name
-        used = any(group._get_sequence_number_for_group() for group in groups)  # nor has the count
+        # nor has the count; hpcddp.integrations has a group of its own, over which nothing is trained
+        used = any(g._get_sequence_number_for_group() for g in groups if getattr(g, "group_desc", "") != "hpcddp")
     except (AttributeError, RuntimeError):
         return ""
     return "" if used else f"a process group in which nothing was sent in {step} steps"

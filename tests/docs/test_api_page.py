@@ -8,12 +8,14 @@ import re
 import pytest
 
 import hpcddp
+import hpcddp.integrations
+from hpcddp.integrations.loop import Loop
 from hpcddp.training.data.evaluation import EvaluationLoader
 from hpcddp.training.data.loader import TrainingLoader
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.runtime import Runtime
 
-CLASSES = {kind.__name__: kind for kind in (Runtime, Group, TrainingLoader, EvaluationLoader)}
+CLASSES = {kind.__name__: kind for kind in (Runtime, Group, TrainingLoader, EvaluationLoader, Loop)}
 
 
 def listed(repo, heading: str) -> list[str]:
@@ -44,3 +46,8 @@ def test_every_public_method_and_property_has_a_docstring(name):
 def test_the_page_and_dir_list_every_public_name_of_the_package(repo):
     assert listed(repo, "hpcddp") == sorted(n for n in dir(hpcddp) if not n.startswith("_"))
     assert all(getattr(hpcddp, name).__doc__ for name in listed(repo, "hpcddp"))
+
+
+def test_the_page_lists_every_public_name_of_the_integrations(repo):
+    assert listed(repo, "integrations") == sorted(hpcddp.integrations.__all__)
+    assert all(getattr(hpcddp.integrations, name).__doc__ for name in listed(repo, "integrations"))

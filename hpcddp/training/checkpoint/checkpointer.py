@@ -39,7 +39,7 @@ from hpcddp.training.checkpoint.writer import Saved, Writer
 from hpcddp.training.setup import RunSetup
 from hpcddp.training.stopping import StopWatch
 
-_PROBE_BYTES = 1 << 22
+PROBE_BYTES = 1 << 22
 _STATES_PER_PARAMETER = 2  # of an optimizer before its first step, when it has none yet: as many as Adam's
 
 
@@ -225,12 +225,12 @@ def guess_save_s(folder: Path, tracked: Tracked) -> float:
         if isinstance(thing, Optimizer) and not thing.state:
             parameters = [parameter for group in thing.param_groups for parameter in group["params"]]
             size += _STATES_PER_PARAMETER * sum(p.numel() * p.element_size() for p in parameters)
-    return (1 + size / _PROBE_BYTES) * _probe(folder / f".probe-{os.getpid()}")
+    return (1 + size / PROBE_BYTES) * time_probe(folder / f".probe-{os.getpid()}")
 
 
-def _probe(path: Path) -> float:
+def time_probe(path: Path) -> float:
     """Seconds to write, flush and hash a few megabytes. LaunchError if they cannot be written."""
-    content = os.urandom(_PROBE_BYTES)  # some file systems store zeros for nothing
+    content = os.urandom(PROBE_BYTES)  # some file systems store zeros for nothing
     started = time.monotonic()
     try:
         with path.open("wb") as file:

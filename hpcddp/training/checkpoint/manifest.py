@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from hpcddp.errors import RequestError
 from hpcddp.runs.folder import MANIFEST
 from hpcddp.runs.jsonfile import DamagedFileError, read_object
 from hpcddp.training.checkpoint.provenance import Provenance
@@ -17,11 +18,17 @@ INDEX = ".metadata"  # of the tensors in a checkpoint that all ranks wrote
 def read_manifest(path: Path) -> dict[str, Any]:
     """The manifest of a checkpoint; what resuming reads in it has the form in which hpcddp writes it.
 
-    FileNotFoundError if there is none; NewerFileError if a newer hpcddp wrote it; DamagedFileError.
+    FileNotFoundError if there is none; NewerFileError if a newer hpcddp wrote it; DamagedFileError. RequestError if a
+    framework wrote the checkpoint.
     """
     manifest = read_object(os.path.join(path, MANIFEST))
     if manifest is None:
         raise FileNotFoundError(f"no {MANIFEST}")
+    if "framework" in manifest:  # it is whole, so it is no damaged one that may be set aside
+        raise RequestError(
+            f"checkpoint {path} was written by {manifest['framework']}, not by hpcddp.runtime",
+            "begin a new run: --fresh",
+        )
     fault = _find_fault(manifest)
     if fault is not None:
         file = os.path.join(path, MANIFEST)

@@ -140,7 +140,7 @@ def test_a_deadline_is_near_when_what_is_needed_does_not_fit() -> None:
 def test_a_first_save_is_guessed_from_the_bytes_that_it_will_have(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpcddp.training.checkpoint.checkpointer._probe", lambda path: 0.5)  # for 4 MiB
+    monkeypatch.setattr("hpcddp.training.checkpoint.checkpointer.time_probe", lambda path: 0.5)  # for 4 MiB
     model = torch.nn.Linear(1024, 1024, bias=False)  # 4 MiB
     optimizer = torch.optim.AdamW(model.parameters())
     assert guess_save_s(tmp_path, Tracked({"model": model})) == pytest.approx(0.5 * 2)

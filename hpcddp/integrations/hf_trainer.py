@@ -1,0 +1,115 @@
+"""The Trainer of transformers in a run: its own checkpoints count once every rank has written."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+from hpcddp.errors import RequestError
+from hpcddp.integrations.ranks import join_ranks
+from hpcddp.integrations.run import Run, ended, find_own_attempt
+from hpcddp.integrations.saved import find_newest
+from hpcddp.integrations.trainers import check_all_ranks, is_new, replace_method
+from hpcddp.integrations.world import check_world
+from hpcddp.training.stopping import SignalFlag
+from hpcddp.uncaught import two_lines
+
+FRAMEWORK = "the Trainer of transformers"
+
+
+def attach(trainer: Any, env: Mapping[str, str]) -> None:
+    """See `hpcddp.integrations.attach`."""
+    attempt, args = find_own_attempt(env), trainer.args
+    base = import_module("transformers").TrainerCallback
+    if not is_new(trainer, attempt, env) or attempt is None:
+        return
+    check_all_ranks(env, args.world_size, "on CPUs: export ACCELERATE_USE_CPU=true; else leave out what limits it")
+    _check_arguments(args)
+
+    def resuming(train: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(train)
+        def train_in_run(resume_from_checkpoint: Any = None, *more: Any, **named: Any) -> Any:
+            signals = SignalFlag()
+            with signals.installed():
+                with two_lines():
+                    ranks = join_ranks(env, "trainer.train()")
+                    saved = find_newest(attempt.run, FRAMEWORK)
+                    batch = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+                    fixed = "DeepSpeed's optimizer is saved per rank" if args.deepspeed else ""
+                    line = check_world(saved, ranks.world_size, batch, fixed=fixed) if saved else None
+                run = Run(FRAMEWORK, attempt, ranks, env, signals, saved, global_batch=batch, keep=_KEPT)
+                callback = type("HpcddpCallback", (Hooks, base), {})(run)
+                trainer.add_callback(callback)
+                try:
+                    with ended(run):
+                        run.open()
+                        if line:
+                            run.say(line)
+                        result = train(saved.path if saved else resume_from_checkpoint, *more, **named)
+                finally:
+                    trainer.remove_callback(callback)
+                if run.stop_reason:
+                    raise SystemExit(0)  # what follows is for a model whose training is finished
+                return result
+
+        return train_in_run
+
+    replace_method(trainer, "train", resuming)
+
+
+_KEPT = 1000  # notes on checkpoints, whose files the Trainer itself removes (save_total_limit)
+
+
+def _check_arguments(args: Any) -> None:
+    """RequestError for arguments with which a checkpoint cannot be resumed, or would not be there."""
+    if args.save_only_model:
+        raise RequestError(
+            "TrainingArguments(save_only_model=True) saves no optimizer: nothing can be resumed from that",
+            "leave out save_only_model",
+        )
+    if getattr(args, "enable_jit_checkpoint", False):
+        raise RequestError(
+            "TrainingArguments(enable_jit_checkpoint=True) stops each rank for itself, at its own SIGTERM",
+            "leave out enable_jit_checkpoint: hpcddp.integrations.attach(trainer) stops all ranks after one step",
+        )
+    if args.save_total_limit == 1:  # the old one would be removed before the new one is known to be complete
+        args.save_total_limit = 2
+
+
+class Hooks:
+    """The events of the Trainer that matter to a run."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._began = 0.0
+
+    def on_step_end(self, _args: Any, state: Any, control: Any, **_: Any) -> Any:
+        """An optimizer step was made: the ranks agree whether to stop."""
+        stops = self._run.count_step(state.global_step, int(state.epoch or 0))
+        if stops and state.global_step < state.max_steps:
+            control.should_save = control.should_training_stop = True
+            control.should_evaluate = False  # there is no time left; and with save_strategy="best" it would decide
+        self._began = time.monotonic()
+        if control.should_save:
+            self._run.save_began()
+        return control
+
+    def on_epoch_end(self, _args: Any, _state: Any, control: Any, **_: Any) -> Any:
+        """A save may follow this, too."""
+        self._began = time.monotonic()
+        return control
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+        """This rank has saved."""
+        path = f"{args.output_dir}/checkpoint-{state.global_step}"
+        self._run.note_saved(path, state.global_step, int(state.epoch or 0), time.monotonic() - self._began)
+        return control
+
+    def on_train_end(self, _args: Any, state: Any, control: Any, **_: Any) -> Any:
+        """Its last step was made, or it was stopped."""
+        if state.global_step >= state.max_steps:
+            self._run.stop_reason = None
+        return control

@@ -1,0 +1,162 @@
+"""Lightning's Trainer in a run: it saves into the run folder, and goes on inside an epoch at the next batch."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from hpcddp.integrations.lightning_data import count_global_batch, skip_batches
+from hpcddp.integrations.random_state import restore_random_state, save_random_state
+from hpcddp.integrations.ranks import join_ranks
+from hpcddp.integrations.run import Run, ended, find_own_attempt
+from hpcddp.integrations.saved import Saved, find_newest
+from hpcddp.integrations.trainers import check_all_ranks, is_new, replace_method
+from hpcddp.integrations.world import check_world
+from hpcddp.runs.folder import AttemptFolder
+from hpcddp.training.stopping import STOP_SIGNALS, SignalFlag, StopTraining
+from hpcddp.uncaught import two_lines
+
+FRAMEWORK = "Lightning's Trainer"
+_FILE = "lightning.ckpt"
+
+
+def attach(trainer: Any, env: Mapping[str, str]) -> None:
+    """See `hpcddp.integrations.attach`."""
+    attempt = find_own_attempt(env)
+    if not is_new(trainer, attempt, env) or attempt is None:
+        return
+    check_all_ranks(env, trainer.world_size, "leave out devices= and num_nodes=: hpcddp exec says them to Lightning")
+    _turn_off_requeue(trainer)
+    package = next(kind.__module__ for kind in type(trainer).__mro__ if kind.__name__ == "Trainer")
+    base = import_module(f"{package.partition('.trainer')[0]}.callbacks").Callback
+
+    def resuming(fit: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(fit)
+        def fit_in_run(*given: Any, **named: Any) -> Any:
+            arguments = inspect.signature(fit).bind(*given, **named)
+            with two_lines():
+                saved = find_newest(attempt.run, FRAMEWORK)
+            if saved is not None:  # also in place of the script's own: the run has come further
+                arguments.arguments["ckpt_path"] = f"{saved.path}/{_FILE}"
+                arguments.arguments.setdefault("weights_only", False)  # the run wrote it: no stranger's file
+            signals = SignalFlag()
+            with signals.installed():
+                hooks = type("HpcddpCallback", (Hooks, base), {})(env, attempt, saved, signals)
+                trainer.callbacks.append(hooks)
+                try:
+                    with hooks.ended():
+                        result = fit(*arguments.args, **arguments.kwargs)
+                finally:
+                    trainer.callbacks.remove(hooks)
+                if hooks.stop_reason:
+                    raise SystemExit(0)  # what follows is for a model whose training is finished
+                return result
+
+        return fit_in_run
+
+    replace_method(trainer, "fit", resuming)
+
+
+def _turn_off_requeue(trainer: Any) -> None:
+    """Lightning would requeue the job, which the chain has followed by another one."""
+    environment: Any = getattr(trainer.strategy, "cluster_environment", None)
+    if getattr(environment, "auto_requeue", False):
+        environment.auto_requeue = False
+        if trainer.is_global_zero:
+            print(
+                "hpcddp: Lightning's auto_requeue is off: the job's chain resumes the run", file=sys.stderr, flush=True
+            )
+
+
+class Hooks:
+    """The events of Lightning's Trainer that matter to a run."""
+
+    def __init__(
+        self, env: Mapping[str, str], attempt: AttemptFolder, saved: Saved | None, signals: SignalFlag
+    ) -> None:
+        self._env, self._attempt, self._saved = env, attempt, saved
+        self._signals = signals
+        self._handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+        self._run: Run | None = None
+        self._until_end = ExitStack()
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why the training has stopped; None while it has not."""
+        return self._run.stop_reason if self._run is not None else None
+
+    @contextmanager
+    def ended(self) -> Iterator[None]:
+        """Around `fit`, which makes the process group: see `run.ended`."""
+        with self._until_end:
+            yield
+
+    def setup(self, trainer: Any, _module: Any, stage: str) -> None:
+        """The process group is there."""
+        if self._run is not None or stage != "fit":
+            return
+        ranks = join_ranks(self._env, "trainer.fit()")
+        with two_lines():
+            if self._saved is not None and type(trainer.strategy).__name__.startswith("DeepSpeed"):
+                check_world(self._saved, ranks.world_size, None, fixed="DeepSpeed's optimizer is saved per rank")
+        self._run = Run(FRAMEWORK, self._attempt, ranks, self._env, self._signals, self._saved)
+        self._until_end.enter_context(ended(self._run))
+        self._run.open()
+
+    def on_train_start(self, trainer: Any, _module: Any) -> None:
+        """All is loaded, and no batch was read. Lightning has its own handler of SIGTERM now, which communicates."""
+        run = self._opened()
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in self._handlers.items():
+                signal.signal(number, handler)
+        run.global_batch = count_global_batch(trainer)
+        if self._saved is None:
+            return
+        with two_lines():
+            line = check_world(self._saved, run.ranks.world_size, run.global_batch)
+        for text in (line, skip_batches(trainer)):
+            if text:
+                run.say(text)
+        restore_random_state(Path(self._saved.path), run.ranks.rank)
+
+    def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
+        """After an optimizer step the ranks agree whether to stop."""
+        run = self._opened()
+        if trainer.global_step == run.step:  # the gradients of this batch are only added up
+            return
+        stops = run.count_step(trainer.global_step, trainer.current_epoch)
+        if stops and _is_last_step(trainer):
+            run.stop_reason = None
+        elif stops:
+            self._save(trainer)
+            raise StopTraining  # Lightning's own way to stop ends the epoch, with all that it does then
+
+    def on_train_epoch_end(self, trainer: Any, *_: Any) -> None:
+        """A checkpoint at the end of each epoch, as everywhere."""
+        self._save(trainer)
+
+    def _save(self, trainer: Any) -> None:
+        run = self._opened()
+        with run.saving(run.step, trainer.current_epoch) as folder:
+            trainer.save_checkpoint(folder / _FILE)
+            save_random_state(folder, run.ranks.rank)
+
+    def _opened(self) -> Run:
+        if self._run is None:
+            raise RuntimeError("Lightning has not called `setup`")
+        return self._run
+
+
+def _is_last_step(trainer: Any) -> bool:
+    if 0 < trainer.max_steps <= trainer.global_step:
+        return True
+    is_last_epoch = trainer.max_epochs is not None and 0 < trainer.max_epochs <= trainer.current_epoch + 1
+    return bool(is_last_epoch and trainer.is_last_batch)

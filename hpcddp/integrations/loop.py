@@ -1,0 +1,81 @@
+"""A training loop of the user's own, with Accelerate, Fabric, DeepSpeed or plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+from hpcddp.errors import LaunchError
+from hpcddp.integrations.ranks import join_ranks
+from hpcddp.integrations.run import Run, ended, find_own_attempt
+from hpcddp.integrations.saved import find_newest
+from hpcddp.integrations.world import check_world
+from hpcddp.training.arguments import read_optional, read_whole
+from hpcddp.training.stopping import SignalFlag, StopTraining
+
+FRAMEWORK = "a loop of its own"
+_CALL = "hpcddp.integrations.loop"
+
+
+class Loop:
+    """What `hpcddp.integrations.loop()` gives. Call its methods on every rank alike."""
+
+    def __init__(self, run: Run, save_every: int | None) -> None:
+        self._run = run
+        self._save_every = save_every
+        self.resume = Path(run.saved.path) if run.saved else None  # the folder of the newest complete checkpoint
+        self.step = run.step  # of that checkpoint: the optimizer steps of the attempts before
+        self.epoch = run.epoch  # as it was given to `checkpoint`
+        self.is_main = run.ranks.is_first
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the loop has to end here, to be resumed by the next attempt."""
+        return self._run.stop_reason is not None
+
+    def after_step(self, step: int, save: Callable[[Path], object], epoch: int = 0) -> None:
+        """Call it after each optimizer step, with their number since the start of the run.
+
+        `save(folder)` is called on every rank when a checkpoint is due. If the run has to stop, before the walltime or
+        by a signal to any rank, the `with` body is left after it, on all ranks at the same step.
+        """
+        stops = self.stop(step, epoch)
+        if stops or (self._save_every and step % self._save_every == 0):
+            with self.checkpoint(step, epoch) as folder:
+                save(folder)
+        if stops:
+            raise StopTraining
+
+    def stop(self, step: int, epoch: int = 0) -> bool:
+        """The question alone, in place of `after_step`: whether to save by `checkpoint` and leave the loop."""
+        return self._run.count_step(read_whole(step, "run.stop({})", least=0), epoch)
+
+    def checkpoint(self, step: int, epoch: int = 0) -> AbstractContextManager[Path]:
+        """A folder for the body, in which every rank saves what it has to; complete once all have left the body."""
+        return self._run.saving(read_whole(step, "run.checkpoint({})", least=0), epoch)
+
+
+@contextmanager
+def open_loop(env: Mapping[str, str], *, global_batch: int | None, save_every: int | None, keep: int) -> Iterator[Loop]:
+    """See `hpcddp.integrations.loop`, which calls this with the process's environment."""
+    global_batch = read_optional(global_batch, f"{_CALL}(global_batch={{}})")
+    save_every = read_optional(save_every, f"{_CALL}(save_every={{}})")
+    keep = read_whole(keep, f"{_CALL}(keep={{}})")
+    attempt = find_own_attempt(env)
+    if attempt is None:
+        raise LaunchError(
+            f"{_CALL}() saves into a run folder, and there is none: HPCDDP_RUN_DIR and HPCDDP_ATTEMPT are not set",
+            "hpcddp launch -- python train.py",
+        )
+    ranks = join_ranks(env, f"{_CALL}()")
+    saved = find_newest(attempt.run, FRAMEWORK)
+    line = check_world(saved, ranks.world_size, global_batch) if saved else None
+    signals = SignalFlag()
+    with signals.installed():
+        run = Run(FRAMEWORK, attempt, ranks, env, signals, saved, global_batch=global_batch, keep=keep)
+        with ended(run):
+            run.open()
+            if line:
+                run.say(line)
+            yield Loop(run, save_every)

@@ -1,0 +1,94 @@
+"""The ranks of a training that a framework has started: they agree on a stop, and wait for each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hpcddp.errors import LaunchError, RequestError
+from hpcddp.training.stopping import STOP_FLAGS
+
+# The name by which the guard (guard/hpcddp_guard.py) knows this group: that the ranks agree is no sign of training.
+DESCRIPTION = "hpcddp"
+_LONGEST_STEP = timedelta(days=1)  # a rank that evaluates alone lets the others wait; one that has died does not
+
+
+class Ranks:
+    """This rank among all. Every method but `close` is called on every rank alike."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self._group: Any = None
+        if world_size > 1:
+            self._group = dist.new_group(backend="gloo", timeout=_LONGEST_STEP, group_desc=DESCRIPTION)
+        self._under_way: tuple[torch.Tensor, Any] | None = None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, which writes."""
+        return self.rank == 0
+
+    def vote(self, step: int, flags: tuple[str, ...]) -> str | None:
+        """Start the exchange of this step's flags; returns the first of STOP_FLAGS that a rank had a step before.
+
+        The exchange runs beside the training: on several ranks its result is there at the next vote, and a rank that is
+        alone has it at once.
+        """
+        if self._group is None:
+            return next((name for name in STOP_FLAGS if name in flags), None)
+        reason = self.last_vote()
+        mine = torch.tensor([*(int(name in flags) for name in STOP_FLAGS), step, -step])
+        work = dist.all_reduce(mine, dist.ReduceOp.MAX, group=self._group, async_op=True)
+        self._under_way = mine, work
+        return reason
+
+    def last_vote(self) -> str | None:
+        """Wait for the exchange that is under way, if there is one, for its reason. RequestError if the ranks are at
+        different steps."""
+        if self._under_way is None:
+            return None
+        (result, work), self._under_way = self._under_way, None
+        work.wait()
+        *raised, most, least = result.tolist()
+        if most != -least:
+            raise RequestError(
+                f"the ranks count different steps: one is at step {-least}, another at {most}",
+                "call run.stop(step) on every rank after each optimizer step",
+            )
+        return next((name for name, is_raised in zip(STOP_FLAGS, raised, strict=True) if is_raised), None)
+
+    def wait(self) -> None:
+        """For all ranks to come here."""
+        if self._group is not None:
+            dist.all_reduce(torch.zeros(1), group=self._group)
+
+    def agree(self, mine: Any) -> list[Any]:
+        """What each rank has."""
+        if self._group is None:
+            return [mine]
+        everyones: list[Any] = [None] * self.world_size
+        dist.all_gather_object(everyones, mine, group=self._group)
+        return everyones
+
+
+def join_ranks(env: Mapping[str, str], opened_by: str) -> Ranks:
+    """Of torch's default process group. LaunchError if there is none, or not of all that the launcher started."""
+    size = int(env["WORLD_SIZE"]) if env.get("WORLD_SIZE", "").isdecimal() else 1
+    if dist.is_available() and dist.is_initialized():
+        if dist.get_world_size() < size:
+            raise LaunchError(
+                f"the process group has {dist.get_world_size()} of the {size} ranks that were started",
+                "let the framework use all ranks (docs/frameworks.md)",
+            )
+        return Ranks(dist.get_rank(), dist.get_world_size())
+    if size > 1:
+        raise LaunchError(
+            f"{opened_by} was called in one of {size} ranks before their process group was there",
+            "call it after Accelerator(), fabric.launch(), deepspeed.init_distributed() or init_process_group()",
+        )
+    return Ranks(0, 1)

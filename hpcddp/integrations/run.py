@@ -1,0 +1,191 @@
+"""One attempt at a run whose loop and checkpoint files are a framework's: when to stop, what is saved, the state."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from hpcddp.errors import RequestError
+from hpcddp.integrations.ranks import Ranks
+from hpcddp.integrations.save_time import SeenOptimizers
+from hpcddp.integrations.saved import Saved, begin, complete, name_partial
+from hpcddp.runs.folder import AttemptFolder, RunFolder, find_attempt
+from hpcddp.runs.jsonfile import NewerFileError
+from hpcddp.runs.lock import HeldError, check_not_taken, note_loaded
+from hpcddp.runs.opening import open_attempt
+from hpcddp.runs.state import note_checkpoint, write_failure, write_state
+from hpcddp.training.stopping import STOP_FLAGS, SignalFlag, StopTraining, StopWatch, read_deadline
+
+_MANY = 1 << 62  # steps that are left of an epoch: no framework says when it evaluates
+
+
+def find_own_attempt(env: Mapping[str, str]) -> AttemptFolder | None:
+    """This attempt, with an absolute path; None outside of a job script. LaunchError for a name that is none."""
+    found = find_attempt(env)
+    return found and RunFolder(os.path.join(os.getcwd(), found.run.path)).attempt(found.name)
+
+
+class Run:
+    """What the ranks do about their run. Every method is called on every rank alike."""
+
+    def __init__(
+        self,
+        framework: str,
+        attempt: AttemptFolder,
+        ranks: Ranks,
+        env: Mapping[str, str],
+        signals: SignalFlag,
+        saved: Saved | None,
+        *,
+        global_batch: int | None = None,
+        keep: int = 2,
+    ) -> None:
+        self.ranks = ranks
+        self.attempt = attempt
+        self.saved = saved  # what the run resumes from
+        self.step = saved.step if saved else 0  # optimizer steps over all attempts
+        self.epoch = saved.epoch if saved else 0
+        self.global_batch = global_batch
+        self.stop_reason: str | None = None  # is set on all ranks at the same step
+        self._framework = framework
+        self._signals = signals
+        self._watch = StopWatch(signals, read_deadline(env))
+        self._keep = keep
+        self._optimizers = SeenOptimizers()
+        self._saved_at = (self.step, self.epoch)
+        self._knows_save_s = False
+        self._until_end = ExitStack()
+
+    def open(self) -> None:
+        """The ranks are there, and what `saved` says was loaded, or will be. RequestError if they have not all found
+        the same checkpoint."""
+        self._until_end.enter_context(self._optimizers.watching())
+        steps = self.ranks.agree(self.step)
+        if len(set(steps)) > 1:
+            raise RequestError(
+                f"the ranks found different checkpoints: of step {min(steps)} and of step {max(steps)}",
+                f"the run folder {self.attempt.run.path} has to be the same on every node",
+            )
+        if self.ranks.is_first:
+            open_attempt(self.attempt)
+            note_loaded(self.attempt.run, self.attempt.name)
+        if self.saved is not None:
+            self._watch.pace.expect_save(self.saved.seconds)
+            self._knows_save_s = True
+            self.say(f"resumed from step {self.step}: {self.saved.path}")
+        self._watch.pace.step_began()
+
+    def say(self, line: str) -> None:
+        """On rank 0, to stderr."""
+        if self.ranks.is_first:
+            print(f"hpcddp: {line}", file=sys.stderr, flush=True)
+
+    def count_step(self, step: int, epoch: int = 0) -> bool:
+        """The optimizer has made step number `step`; whether the loop ends here, to be resumed."""
+        pace = self._watch.pace
+        self.step, self.epoch = step, epoch
+        pace.step_ended(last=False)
+        if self._watch.deadline is not None and self.ranks.is_first and not self._knows_save_s:
+            pace.expect_save(self._optimizers.guess_save_s(Path(self.attempt.run.path)))
+            self._knows_save_s = True
+            pace.training_resumed()
+        self.stop_reason = self.stop_reason or self.ranks.vote(step, self._watch.flags(_MANY))
+        return self.stop_reason is not None
+
+    @contextmanager
+    def saving(self, step: int, epoch: int = 0) -> Iterator[Path]:
+        """Every rank saves into the folder; the checkpoint is there once all have left the body."""
+        with self._timed(step, epoch) as facts:
+            if self.ranks.is_first:
+                begin(self.attempt, step)
+            self.ranks.wait()
+            yield name_partial(self.attempt, step)
+            self._complete(step, facts)
+
+    def save_began(self) -> None:
+        """The framework begins to save, in a way of its own."""
+        self._watch.pace.save_began()
+
+    def note_saved(self, path: str, step: int, epoch: int, seconds: float) -> None:
+        """The framework has saved to `path`, on this rank; the checkpoint counts once all ranks say so."""
+        with self._timed(step, epoch, time.monotonic() - seconds) as facts:
+            if self.ranks.is_first:
+                begin(self.attempt, step)
+            self._complete(step, facts | {"path": os.path.abspath(path)})
+
+    def finish(self) -> None:
+        """The loop has ended without an error."""
+        self.ranks.last_vote()
+        if self.ranks.is_first:
+            step, epoch = self._saved_at
+            if self.stop_reason:
+                write_state(self.attempt, "unfinished", step=step, epoch=epoch, reason=self.stop_reason)
+            else:
+                reason = "the training loop came to its end"
+                write_state(self.attempt, "finished", step=self.step, epoch=self.epoch, reason=reason)
+        if self.stop_reason:
+            self.say(
+                f"stopped after step {self.step} ({self.stop_reason}): unfinished, saved at step {self._saved_at[0]}"
+            )
+        self.ranks.wait()  # rank 0 has written before any rank ends
+        if self.stop_reason in STOP_FLAGS:
+            self._signals.obey()
+        self._until_end.close()
+
+    def fail(self, error: BaseException) -> None:
+        """This rank ends by an error: the first one that fails says so in the state."""
+        self._until_end.close()
+        if isinstance(error, HeldError | NewerFileError):  # the state of another attempt, or of a newer hpcddp, stays
+            return
+        what = str(error).partition("\n")[0]
+        with suppress(OSError, HeldError), open(os.path.join(self.attempt.path, "failed-rank"), "x") as file:
+            file.write(f"{self.ranks.rank}\n")
+            reason = f"rank {self.ranks.rank}: {type(error).__name__}: {what}"
+            write_failure(self.attempt, reason, step=self._saved_at[0], epoch=self._saved_at[1])
+
+    @contextmanager
+    def _timed(self, step: int, epoch: int, began: float | None = None) -> Iterator[dict[str, Any]]:
+        """Around a save: its facts for the manifest, and the state after it. HeldError on rank 0 if another attempt has
+        taken the run."""
+        began = time.monotonic() if began is None else began
+        if self.ranks.is_first:
+            check_not_taken(self.attempt.run, self.attempt.name)
+        self._watch.pace.save_began()
+        facts = {"step": step, "epoch": epoch, "framework": self._framework}
+        yield facts | {"world_size": self.ranks.world_size, "global_batch": self.global_batch, "began": began}
+        self._watch.pace.save_ended(time.monotonic() - began)
+        self._knows_save_s = True
+        self._saved_at = step, epoch
+        if self.ranks.is_first and self.stop_reason:
+            write_state(self.attempt, "unfinished", step=step, epoch=epoch, reason=self.stop_reason)
+        elif self.ranks.is_first:
+            note_checkpoint(self.attempt, step=step, epoch=epoch)
+        self._watch.pace.training_resumed()
+
+    def _complete(self, step: int, facts: Mapping[str, Any]) -> None:
+        self.ranks.wait()
+        if self.ranks.is_first:
+            seconds = time.monotonic() - facts["began"]
+            known = {name: value for name, value in facts.items() if name != "began"}
+            complete(self.attempt, step, self._keep, known | {"seconds": seconds})
+        self.ranks.wait()
+
+
+@contextmanager
+def ended(run: Run) -> Iterator[None]:
+    """Around the framework's loop: how it ended goes into the state."""
+    try:
+        with suppress(StopTraining):
+            yield
+        run.finish()
+    except BaseException as error:
+        if isinstance(error, SystemExit) and error.code in (None, 0):
+            run.finish()
+        else:
+            run.fail(error)
+        raise

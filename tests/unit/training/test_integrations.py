@@ -1,0 +1,220 @@
+"""A loop of its own, with hpcddp.integrations.loop: its ranks stop at one step, save, and resume."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+import hpcddp.integrations
+from hpcddp.errors import LaunchError, RequestError
+from hpcddp.integrations.loop import open_loop
+from hpcddp.integrations.random_state import restore_random_state, save_random_state
+from hpcddp.integrations.save_time import SeenOptimizers
+from hpcddp.integrations.saved import Saved
+from hpcddp.integrations.world import check_world
+from hpcddp.runs.chain import Link, decide_start
+from hpcddp.runs.folder import RunFolder, list_checkpoints
+from hpcddp.runs.holder import describe_process
+from hpcddp.runs.jsonfile import read_object, write_object
+from hpcddp.runs.lock import HeldError, release_run, take_run
+from hpcddp.runs.state import State, read_state
+from hpcddp.training.checkpoint.files import find_fault
+from hpcddp.training.stopping import STOP_SIGNALS
+
+RunRanks = Callable[..., Any]
+STEPS = 12
+
+
+def begin(run_ranks: RunRanks, folder: Path, size: int, attempt: str = "a", **argument: Any) -> Any:
+    env = {"HPCDDP_RUN_DIR": str(folder / "run"), "HPCDDP_ATTEMPT": attempt} | argument.pop("env", {})
+    asked = {"folder": str(folder), "steps": STEPS} | argument
+    return run_ranks("integration_bodies:loop", size, asked, env=env)
+
+
+def found(folder: Path, size: int) -> list[dict[str, Any]]:
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(size)]
+
+
+def state(folder: Path) -> State:
+    read = read_state(RunFolder(str(folder / "run")))
+    assert read is not None
+    return read
+
+
+def saved(folder: Path) -> list[str]:
+    return [Path(path).name for path in list_checkpoints(str(folder / "run/checkpoints"))]
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Opens the loop of an attempt of one rank, in this process."""
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+
+    def open_alone(attempt: str = "a", env: dict[str, str] | None = None, **options: Any) -> Any:
+        place = {"HPCDDP_RUN_DIR": str(tmp_path / "run"), "HPCDDP_ATTEMPT": attempt}
+        return open_loop(place | (env or {}), **{"global_batch": None, "save_every": None, "keep": 2} | options)
+
+    yield open_alone
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def save(folder: Path) -> None:
+    (folder / "0.txt").write_text("whole")
+
+
+def train(opened: Any, until: int = STEPS) -> int:
+    """Make the steps that are left; where it had resumed."""
+    with opened as run:
+        for step in range(run.step + 1, until + 1):
+            run.after_step(step, save)
+    return int(run.step)
+
+
+def test_a_signal_to_one_rank_stops_all_after_one_step_and_the_next_attempt_goes_on_there(
+    run_ranks: RunRanks, tmp_path: Path
+) -> None:
+    begin(run_ranks, tmp_path, 2, signal=[1, 3, "SIGUSR1"]).check()
+    assert found(tmp_path, 2) == [{"made": [1, 2, 3, 4], "stopped": True, "resumed": None}] * 2
+    assert (state(tmp_path).status, state(tmp_path).step, state(tmp_path).reason) == ("unfinished", 4, "SIGUSR1")
+    assert decide_start(state(tmp_path), Link("a", 1, 0)).starts
+    outcome = begin(run_ranks, tmp_path, 2, "b", fail=[1, "save"], options={"save_every": 6})
+    assert "OSError: no room" in outcome.outputs[1]
+    assert saved(tmp_path) == ["step-00000004"]
+    assert (state(tmp_path).status, state(tmp_path).step) == ("failed", 4)
+    begin(run_ranks, tmp_path, 2, "c").check()
+    resumed = [4, ["0.txt", "1.txt", "manifest.json"]]
+    assert found(tmp_path, 2) == [{"made": list(range(5, STEPS + 1)), "stopped": False, "resumed": resumed}] * 2
+    assert (state(tmp_path).status, state(tmp_path).step, state(tmp_path).attempt) == ("finished", STEPS, "c")
+
+
+def test_ranks_that_count_different_steps_are_refused(run_ranks: RunRanks, tmp_path: Path) -> None:
+    outcome = begin(run_ranks, tmp_path, 2, fail=[1, "count"])
+    assert "the ranks count different steps: one is at step 1, another at 2" in outcome.outputs[0]
+    assert state(tmp_path).status == "failed"
+
+
+def test_a_loop_before_the_process_group_is_refused(tmp_path: Path, alone: Callable[..., Any]) -> None:
+    with pytest.raises(LaunchError, match="in one of 2 ranks before their process group was there"):
+        train(alone(env={"WORLD_SIZE": "2"}))
+    with pytest.raises(LaunchError, match="HPCDDP_RUN_DIR and HPCDDP_ATTEMPT are not set"):
+        train(alone(env={"HPCDDP_ATTEMPT": ""}))
+    assert not (tmp_path / "run").exists()
+
+
+def test_one_rank_stops_at_once_and_ignores_what_comes_later(alone: Callable[..., Any], tmp_path: Path) -> None:
+    with alone() as run:
+        run.after_step(1, save)
+        signal.raise_signal(signal.SIGTERM)
+        run.after_step(2, save)
+        pytest.fail("the loop was not left")
+    assert run.stopped
+    signal.raise_signal(signal.SIGTERM)
+    assert (state(tmp_path).status, state(tmp_path).step, state(tmp_path).reason) == ("unfinished", 2, "SIGTERM")
+    assert train(alone("b")) == 2
+
+
+def test_the_deadline_stops_and_says_so(alone: Callable[..., Any], tmp_path: Path) -> None:
+    train(alone(env={"HPCDDP_DEADLINE": str(time.time())}))
+    assert (state(tmp_path).status, state(tmp_path).step, state(tmp_path).reason) == ("unfinished", 1, "deadline")
+
+
+def test_a_deadline_counts_with_a_save_of_the_bytes_that_were_stepped_on(tmp_path: Path) -> None:
+    seen = SeenOptimizers()
+    parameter = torch.nn.Parameter(torch.ones(1000))
+    optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9)
+    parameter.grad = torch.ones(1000)
+    with seen.watching():
+        assert seen.guess_save_s(tmp_path) == 0
+        optimizer.step()
+    assert seen.guess_save_s(tmp_path) > 0
+
+
+def test_an_error_in_the_loop_is_the_reason_in_the_state(alone: Callable[..., Any], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no sense"), alone():
+        raise ValueError("no sense")
+    assert (state(tmp_path).status, state(tmp_path).reason) == ("failed", "rank 0: ValueError: no sense")
+
+
+def test_the_newest_checkpoints_stay(alone: Callable[..., Any], tmp_path: Path) -> None:
+    train(alone(save_every=3))
+    assert saved(tmp_path) == ["step-00000009", "step-00000012"]
+
+
+@pytest.mark.parametrize("how", ["cut", "gone", "not complete"])
+def test_a_checkpoint_that_is_not_whole_is_named_and_the_one_before_is_taken(
+    alone: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str
+) -> None:
+    train(alone(save_every=6))
+    newest = tmp_path / "run/checkpoints/step-00000012"
+    if how == "cut":
+        (newest / "0.txt").write_text("")
+    elif how == "gone":
+        (newest / "0.txt").unlink()
+    else:
+        newest.rename(newest.with_name(f"{newest.name}.tmp-x"))
+    assert train(alone("b")) == 6
+    assert (f"checkpoint {newest} is not used: " in capsys.readouterr().err) is (how != "not complete")
+
+
+def test_a_checkpoint_of_something_else_is_refused_and_stays(alone: Callable[..., Any], tmp_path: Path) -> None:
+    train(alone(save_every=6))
+    newest = tmp_path / "run/checkpoints/step-00000012"
+    with pytest.raises(RequestError, match=r"was written by a loop of its own, not by hpcddp\.runtime"):
+        find_fault(newest)
+    about = str(newest / "manifest.json")
+    write_object(about, (read_object(about) or {}) | {"framework": "Lightning's Trainer"})
+    with pytest.raises(RequestError, match="was written by Lightning's Trainer, not by a loop of its own"):
+        train(alone("b"))
+    assert len(saved(tmp_path)) == 2
+
+
+def test_another_number_of_ranks_is_refused_unless_a_step_has_as_many_samples() -> None:
+    two = Saved(path="x", step=4, epoch=0, world_size=2, global_batch=8, seconds=1.0)
+    assert check_world(two, 2, 8) is None
+    assert check_world(two._replace(global_batch=None), 2, None) is None
+    line = check_world(two, 1, 8)
+    assert line is not None
+    assert line.startswith("warning: resumed from step 4 of 2 ranks on 1 rank: as many samples per step")
+    with pytest.raises(RequestError, match=r"2 ranks, and here are 4 ranks: the loop counts batches per rank"):
+        check_world(two, 4, None)
+    with pytest.raises(RequestError, match="steps with 8 samples"):
+        check_world(two, 1, 4)
+    with pytest.raises(RequestError, match="here they have 16"):
+        check_world(two, 2, 16)
+    with pytest.raises(RequestError, match="DeepSpeed's optimizer is saved per rank"):
+        check_world(two, 1, 8, fixed="DeepSpeed's optimizer is saved per rank")
+
+
+def test_another_attempt_that_has_taken_the_run_keeps_its_state(alone: Callable[..., Any], tmp_path: Path) -> None:
+    with alone() as run:
+        run.after_step(1, save)
+        other = describe_process("b", os.getpid(), {}, ())
+        take_run(RunFolder(str(tmp_path / "run")), other, lambda *_: None)
+        with pytest.raises(HeldError), run.checkpoint(2):
+            pass
+        release_run(RunFolder(str(tmp_path / "run")), "b")
+        take_run(RunFolder(str(tmp_path / "run")), describe_process("a", os.getpid(), {}, ()), lambda *_: None)
+
+
+def test_attach_takes_trainers_alone() -> None:
+    with pytest.raises(RequestError, match="takes a Trainer of transformers or Lightning, not a Linear"):
+        hpcddp.integrations.attach(torch.nn.Linear(1, 1))
+
+
+def test_the_random_state_of_a_rank_comes_back(tmp_path: Path) -> None:
+    save_random_state(tmp_path, 3)
+    drawn = [torch.rand(2).tolist(), random.random(), numpy.random.rand()]
+    assert not restore_random_state(tmp_path, 2)
+    assert restore_random_state(tmp_path, 3)
+    assert [torch.rand(2).tolist(), random.random(), numpy.random.rand()] == drawn
