@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from hpcddp.ranks.launchers import launchers_under
 from hpcddp.schedulers.registry import find_scheduler
-from hpcddp.schedulers.row import QueueFound
+from hpcddp.schedulers.row import Directives, QueueFound
 
 
 def format_start(name: str, scheduler: str, date: str, queues: Iterable[QueueFound], asked: str) -> str:
@@ -26,7 +26,7 @@ def format_start(name: str, scheduler: str, date: str, queues: Iterable[QueueFou
         f"  scheduler: {asked or 'nothing was asked'}",
         "#  jobs: https://docs.example.org/jobs",
         "",
-        "# account: {required: true, source: jobs}    # option: -P, where it is not the scheduler's usual one",
+        f"# account: {{required: true, source: jobs}}{_other_options(row.directives)}",
         "# walltime: 1:00:00                          # if a job says none",
         *_queue_lines(list(queues)),
         "# modules: {load: [cuda, mpi], source: jobs}",
@@ -36,6 +36,12 @@ def format_start(name: str, scheduler: str, date: str, queues: Iterable[QueueFou
         *row.commands.site_lines,
     ]
     return "\n".join(lines) + "\n"
+
+
+def _other_options(rules: Directives) -> str:
+    """The options that carry the account on some sites, beside the usual one."""
+    others = [option for option in rules.site_words.get("account", ()) if option != rules.account]
+    return f"    # option: {' or '.join(others)}, where it is not {rules.account}" if others else ""
 
 
 def _queue_lines(queues: list[QueueFound]) -> Iterator[str]:

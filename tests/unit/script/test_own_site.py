@@ -61,6 +61,20 @@ def test_a_start_is_a_site_that_loads(scheduler, queues, tmp_path):
     assert (site.scheduler, list(site.queues)) == (scheduler, [q.name for q in queues])
 
 
+@pytest.mark.parametrize(
+    ("scheduler", "told"),
+    [
+        ("slurm", ""),
+        ("local", ""),
+        ("pbs", "    # option: -P or -W group_list, where it is not -A"),
+        ("gridengine", "    # option: -P or -g, where it is not -A"),
+    ],
+)
+def test_a_start_names_the_account_options_of_its_own_scheduler(scheduler, told):
+    lines = format_start("my", scheduler, "2026-11-22", [], "").splitlines()
+    assert f"# account: {{required: true, source: jobs}}{told}" in lines
+
+
 def test_a_new_site_is_written_where_it_is_found_and_never_over_another(run, tmp_path):
     (tmp_path / "sinfo").write_text("#!/bin/sh\necho 'gpu|4|64|515000|gpu:a100:4|1-00:00:00'\n")
     (tmp_path / "sinfo").chmod(0o755)

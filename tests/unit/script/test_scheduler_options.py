@@ -8,10 +8,13 @@ import shlex
 import pytest
 
 from hpcddp.errors import RequestError, SiteError
+from hpcddp.schedulers.registry import scripted_schedulers
 from hpcddp.script.find_site import Choice, open_site
 from hpcddp.script.interactive import interactive_command
 from hpcddp.script.loading import parse_yaml
 from hpcddp.script.plan import JobPlan, plan_job
+from hpcddp.script.render import render_script
+from hpcddp.script.site import Account
 from hpcddp.script.site_file import load_site
 from hpcddp.script.spec import read_spec
 
@@ -115,6 +118,18 @@ def test_a_site_that_refuses_the_schedulers_warning_refuses_signal_only_where_th
     assert "--signal=USR1 $((3480 - SECONDS))" in script(path, **node, signal="0:02:00", launcher="openmpi")
     own = directives("generic-slurm", signal="0:02:00", launcher="openmpi", directives=["--signal=B:USR2@60"])
     assert [option for option in own if option.startswith("--signal")] == ["--signal=B:USR2@60"]
+
+
+@pytest.mark.parametrize(
+    ("row", "option"),
+    [(row, option) for row in scripted_schedulers() for option in row.directives.site_words.get("account", ())],
+    ids=lambda one: one if isinstance(one, str) else one.name,
+)
+def test_every_option_that_a_site_may_have_for_its_account_is_printed(row, option):
+    known = plan(row.generic_site)
+    site = known.site._replace(account=Account(option=option))
+    text = render_script(plan_job(known.spec._replace(account="luna"), site, PLANNED_BY))
+    assert re.search(rf"^{re.escape(f'{row.directives.prefix} {option}')}[ =]luna$", text, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
