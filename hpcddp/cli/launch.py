@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.request import listed, on_path, this_process
 from hpcddp.cli.spawning import see_spawn
 from hpcddp.cli.streams import exact_bytes, tell, write_exactly
-from hpcddp.errors import LaunchError, RequestError
+from hpcddp.errors import LaunchError, RequestError, SchedulerError
 from hpcddp.ranks.allocation import Allocation, find_allocation
 from hpcddp.ranks.candidates import find_candidates
 from hpcddp.ranks.device import count_gpus
@@ -26,7 +25,7 @@ from hpcddp.ranks.launch_commands import launcher_of_version
 from hpcddp.ranks.launcher import Launcher
 from hpcddp.ranks.launchers import AGENTS, JOB_LAUNCHERS, LAUNCHERS, launchers_under
 from hpcddp.schedulers.registry import find_scheduler, scripted_schedulers, submit_commands
-from hpcddp.schedulers.run import ask_job_end
+from hpcddp.schedulers.run import ask_job_end, run_program
 from hpcddp.script.find_site import Choice, open_site
 from hpcddp.script.own_ranks import plan_own_ranks
 from hpcddp.script.plan import plan_job, remark_name
@@ -40,7 +39,6 @@ Run a command on every rank of the allocation this shell is in (qsub -I, salloc,
 
 The exit status is the launcher's, which is the command's."""
 _OF_ALLOCATION = "nodes, queue and account are the allocation's"
-_PATIENCE_S = 60
 
 
 class Room(NamedTuple):
@@ -224,7 +222,7 @@ def _find_launcher(site: Site, env: Mapping[str, str]) -> str:
     mpirun = next((path for row in rows if (path := _search(row.program, site, env, row))), None)
     if mpirun is None:
         return AGENTS[0]
-    launcher, answer = _launcher_of(mpirun)
+    launcher, answer = _launcher_of(mpirun, env)
     if launcher is None:
         told = [name for name in known if LAUNCHERS[name].version_words]
         raise LaunchError(
@@ -242,14 +240,13 @@ def _search(program: str, site: Site, env: Mapping[str, str], row: Launcher) -> 
     return on_path(program, {"PATH": ":".join(folders)})
 
 
-def _launcher_of(mpirun: str) -> tuple[str | None, str]:
+def _launcher_of(mpirun: str, env: Mapping[str, str]) -> tuple[str | None, str]:
     """Whose mpirun this is, by its own word, and that word."""
     try:
-        answer = subprocess.run([mpirun, "--version"], capture_output=True, timeout=_PATIENCE_S, check=False)
-    except subprocess.TimeoutExpired as error:
-        what = f"{mpirun} --version has not answered in {_PATIENCE_S} s"
-        raise LaunchError(what, f"try it by hand: {mpirun} --version") from error
-    said = (answer.stdout or answer.stderr).decode(errors="replace")
+        answer = run_program([mpirun, "--version"], env)
+    except SchedulerError as error:  # it is no scheduler's
+        raise LaunchError(error.message, error.hint) from error
+    said = answer.stdout or answer.stderr
     return launcher_of_version(said), said.partition("\n")[0]
 
 
@@ -259,7 +256,7 @@ def _refuse_another_dialect(launcher: str, program: str, site: Site, env: Mappin
     found = None
     if program and not site.modules.load:
         found = _search(program, site, env, LAUNCHERS[launcher])
-    other, _ = _launcher_of(found) if found else (None, "")
+    other, _ = _launcher_of(found, env) if found else (None, "")
     if other is not None and other != launcher:
         raise LaunchError(
             f"the script's line is for {launcher}, but {found} belongs to {other}, which takes other options",

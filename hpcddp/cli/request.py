@@ -12,7 +12,7 @@ from hpcddp import __version__
 from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.spawning import see_spawn
 from hpcddp.cli.streams import tell
-from hpcddp.errors import RequestError
+from hpcddp.errors import RequestError, SchedulerError
 from hpcddp.ranks.launchers import JOB_LAUNCHERS
 from hpcddp.script.find_site import Choice, asked_site, open_site, site_of_host, site_of_scheduler
 from hpcddp.script.folders import find_folder, source_root
@@ -158,15 +158,13 @@ def _found_site(env: Mapping[str, str]) -> Choice:
 
 def _version_of(env: Mapping[str, str], program: str) -> str:
     """What `program --version` prints; "" where it does not answer."""
-    import subprocess
+    from hpcddp.schedulers.run import run_program
 
     try:
-        answer = subprocess.run(
-            [on_path(program, env) or program, "--version"], capture_output=True, timeout=60, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        answer = run_program([on_path(program, env) or program, "--version"], env)
+    except SchedulerError:
         return ""
-    return (answer.stdout + answer.stderr).decode(errors="replace")
+    return answer.stdout + answer.stderr
 
 
 def on_path(program: str, env: Mapping[str, str]) -> str | None:

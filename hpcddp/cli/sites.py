@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -131,7 +130,7 @@ def _survey(env: Mapping[str, str]) -> tuple[str, list[QueueFound], str]:
     for scheduler in scripted_schedulers():
         commands = scheduler.commands.survey
         if commands and all(on_path(command[0], env) for command in commands):
-            queues = scheduler.commands.parse_survey(*(_ask([*command]) for command in commands))
+            queues = scheduler.commands.parse_survey(*(_ask([*command], env) for command in commands))
             return scheduler.name, queues, "; ".join(map(" ".join, commands))
     return _unknown(), [], ""
 
@@ -143,12 +142,14 @@ def _unknown() -> str:
     return scripted_schedulers()[0].name
 
 
-def _ask(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, timeout=60, check=False)
-    if done.returncode:
-        said = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()
-        raise SchedulerError(f"{command[0]} ended with {done.returncode}: {said[0] if said else ''}", " ".join(command))
-    return done.stdout.decode(errors="replace")
+def _ask(command: list[str], env: Mapping[str, str]) -> str:
+    from hpcddp.schedulers.run import run_program
+
+    answer = run_program(command, env)
+    if answer.status:
+        said = (answer.stderr or answer.stdout).strip().splitlines()
+        raise SchedulerError(f"{command[0]} ended with {answer.status}: {said[0] if said else ''}", " ".join(command))
+    return answer.stdout
 
 
 def _format_list(sites: list[Site]) -> str:

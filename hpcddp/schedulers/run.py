@@ -1,4 +1,4 @@
-"""The only module that starts a scheduler's programs."""
+"""The only module that asks a program: a scheduler's commands, or whose command of that name is on PATH."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TIMEOUT_S = 60
 
 
 def run_program(argv: list[str], env: Mapping[str, str], stdin: str = "") -> Answer:
-    """One program to its end. SchedulerError if it cannot be started or does not answer in a minute."""
+    """What a program says. SchedulerError if it cannot be started or does not answer in a minute."""
     try:
         done = subprocess.run(
             argv,
@@ -27,7 +27,9 @@ def run_program(argv: list[str], env: Mapping[str, str], stdin: str = "") -> Ans
     except OSError as e:
         raise SchedulerError(f"{argv[0]} cannot be run: {e.strerror}", f"which {argv[0]}") from e
     except subprocess.TimeoutExpired as e:
-        raise SchedulerError(f"{argv[0]} has not answered in {_TIMEOUT_S} s", "try again, or leave out =live") from e
+        raise SchedulerError(
+            f"{argv[0]} has not answered in {_TIMEOUT_S} s", f"try it by hand: {' '.join(argv)}"
+        ) from e
     return Answer(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
 
 

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from hpcddp.cli import launch, sites
+from hpcddp.errors import LaunchError, SchedulerError
+from hpcddp.schedulers import run
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import Answer
 from hpcddp.schedulers.run import ask_job_end, ask_job_state
@@ -77,3 +80,44 @@ def test_the_end_of_a_pbs_job_is_its_start_and_its_walltime() -> None:
 def test_an_end_that_cannot_be_asked_is_not_known() -> None:
     assert ask_job_end("pbs", "41", {"PATH": "/nowhere"}) is None
     assert ask_job_end("lsf", "41", {}) is None
+
+
+def test_no_other_module_asks_a_program() -> None:
+    package = Path(run.__file__).parents[1]
+    asking = {
+        str(path.relative_to(package)) for path in package.rglob("*.py") if "import subprocess" in path.read_text()
+    }
+    assert asking == {"schedulers/run.py"}
+
+
+@pytest.fixture
+def silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """An environment in which sinfo, qsub and mpirun never answer, and nobody waits for them."""
+    monkeypatch.setattr(run, "_TIMEOUT_S", 0)
+    for name in ("sinfo", "qsub", "mpirun"):
+        (tmp_path / name).write_text("#!/bin/sh\nexec sleep 600\n")
+        (tmp_path / name).chmod(0o755)
+    return {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": str(tmp_path)}
+
+
+def test_a_silent_program_is_an_error_with_what_to_try(silent: dict[str, str]) -> None:
+    with pytest.raises(SchedulerError, match=r"sinfo has not answered in 0 s") as error:
+        run.run_program(["sinfo", "--noheader"], silent)
+    assert error.value.hint == "try it by hand: sinfo --noheader"
+
+
+def test_a_silent_scheduler_leaves_a_new_sites_file_to_be_filled_in(
+    silent: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sites.run(sites.build_parser().parse_args(["new", "lab"]), silent) == 0
+    said = capsys.readouterr()
+    assert "sinfo has not answered" in said.err
+    assert "# queues:" in Path(said.out.strip()).read_text()
+
+
+def test_a_silent_mpirun_ends_launch_with_what_to_try(silent: dict[str, str]) -> None:
+    args = launch.build_parser().parse_args(["--here", "--ranks-per-node", "2", "--dry-run"])
+    args.command = ["true"]
+    with pytest.raises(LaunchError, match="mpirun has not answered") as error:
+        launch.run(args, silent)
+    assert error.value.hint.startswith("try it by hand: ")
