@@ -129,6 +129,8 @@ class Launcher(Record):
     unbound: str = ""
     #: Words by which its `--version` is recognised.
     version_words: tuple[str, ...] = ()
+    #: Where several launchers could be meant, the lowest goes first.
+    order: int = 100
     #: The program that a job script calls; "" where no script can use this launcher.
     program: str = ""
     #: The schedulers under which it starts processes; empty: every scheduler that lists a job's hosts.

@@ -99,6 +99,7 @@ LAUNCHERS: dict[str, Launcher] = {
         commands=("mpiexec",),
         typed={**dict.fromkeys(("-n", "--np"), "--nodes N --ranks-per-node R"), "--ppn": "--ranks-per-node"},
         version_words=("PALS",),
+        order=40,
         program="mpiexec",
         line=_pals_line,
         schedulers=("pbs",),
@@ -124,6 +125,7 @@ LAUNCHERS: dict[str, Launcher] = {
         stray=("SLURM_PROCID", "SLURM_JOB_ID", "SLURM_STEP_ID"),  # the job's id need not come along into a container
         command="srun --ntasks={n}",
         commands=("srun",),
+        order=50,
         program="srun",
         line=_srun_line,
         schedulers=("slurm",),
@@ -163,6 +165,7 @@ LAUNCHERS: dict[str, Launcher] = {
             *("--node-rank", "--master-addr", "--master-port"),
         ),
         flags=("--standalone", "--no-python", "-m", "--module", "--run-path", "--use-env", "--virtual-local-rank"),
+        order=60,
         program="torchrun",
         line=_torchrun_line,
         # TERM: its ranks get it, and 30 seconds. It ends at every other signal, before its ranks.
@@ -249,8 +252,10 @@ LAUNCHERS: dict[str, Launcher] = {
 
 #: What `launcher` can be; also what HPCDDP_LAUNCHER takes. PMIx alone is a protocol.
 LAUNCHER_NAMES = (*dict.fromkeys(row.name for key, row in LAUNCHERS.items() if key != "pmix"), "none")
-#: What a job file may ask for.
-JOB_LAUNCHERS = tuple(key for key, row in LAUNCHERS.items() if row.program)
+#: What a job file may ask for. By each row's word, not by its place in the table.
+JOB_LAUNCHERS = tuple(
+    sorted((key for key, row in LAUNCHERS.items() if row.program), key=lambda key: (LAUNCHERS[key].order, key))
+)
 #: Those of them that start the ranks of one node each.
 AGENTS = tuple(key for key in JOB_LAUNCHERS if LAUNCHERS[key].is_agent)
 

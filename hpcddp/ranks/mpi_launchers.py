@@ -82,6 +82,7 @@ MPI_LAUNCHERS: dict[str, Launcher] = {
         typed=dict.fromkeys(("-n", "-np", "--np"), "--nodes N --ranks-per-node R"),
         unbound="--bind-to none",
         version_words=("Open MPI", "OpenRTE", "PRRTE"),  # OpenRTE: what Open MPI 4's mpiexec says
+        order=10,
         program="mpirun",
         line=_openmpi_line,
         host_slots=" slots=",
@@ -106,6 +107,7 @@ MPI_LAUNCHERS: dict[str, Launcher] = {
         commands=("mpirun", "mpiexec", "mpiexec.hydra"),
         typed=_HYDRA_TYPED,
         version_words=("HYDRA",),
+        order=20,
         program="mpiexec",
         line=lambda job: _hydra_line(job, "-f", counts=True),
         passes_on="USR1",  # USR2 kills it
@@ -127,6 +129,7 @@ MPI_LAUNCHERS: dict[str, Launcher] = {
         commands=("mpirun", "mpiexec", "mpiexec.hydra"),
         typed=_HYDRA_TYPED,
         version_words=("Intel(R) MPI",),
+        order=30,
         program="mpiexec.hydra",  # its mpirun is a script that dies of any signal, and leaves the ranks
         line=lambda job: _hydra_line(job, "-machinefile", counts=False),
         # It pins each process to one CPU, and places ranks as the scheduler's slots say whatever -ppn says.

@@ -33,7 +33,8 @@ ROW = (
 """
 )
 # An agent, which starts the ranks of one node as torchrun does, and does not exist.
-BEFORE_AGENT = '    "flux": Launcher(\n'
+# Its row stands before all others: a row's place says nothing.
+BEFORE_AGENT = "    **MPI_LAUNCHERS,\n"
 AGENT = """\
     "orbit": Launcher(
         "orbit",
@@ -227,6 +228,12 @@ def test_layout_and_env_know_an_agents_ranks_and_its_command_inside_a_rank_is_re
     assert "hint: --ranks-per-node 4" in typed.stderr
     refused = checkout.plan("render", "--", "orbit", "--each", "4", "python", "x.py")
     assert (refused.returncode, "(and --launcher orbit if orbit shall start it)" in refused.stderr) == (2, True)
+
+
+def test_a_row_before_all_others_is_not_the_first_choice(checkout: Checkout) -> None:
+    asked = ("--json", "--", "python", "main.py", "--multiprocessing-distributed")  # it makes ranks, and is no agent
+    made = json.loads(checkout.plan("layout", *asked, launcher="srun").stdout)
+    assert made["plan"]["launcher"] == "torchrun"
 
 
 def test_a_site_says_something_of_one_agent_and_not_of_another(checkout: Checkout) -> None:
