@@ -1,6 +1,8 @@
 """All that is private to torch or depends on its version. Each has a test, run with the supported versions.
 
-One text is elsewhere, because `hpcddp exec` needs it without torch: `ranks/lookup_warning.py`. Its test is with these.
+Two things are elsewhere, because they are needed where torch or hpcddp may not be: the text in
+`ranks/lookup_warning.py`, and what `guard/hpcddp_guard.py` asks torch about its process groups. Their tests run with
+these.
 """
 
 from __future__ import annotations

@@ -168,7 +168,8 @@ def test_outside_of_ranks_schedulers_and_lint_no_file_names_one_launcher_or_sche
     for path in FILES:
         # the guard runs in the rank's own Python, which may know no hpcddp: it cannot ask the rows
         if path.parent not in {OF_ENVIRONMENTS, PACKAGE / "schedulers", PACKAGE / "guard"}:
-            named[str(path.relative_to(PACKAGE))] = named_in(path, rows) | (constants(path) & own)
+            found = named_in(path, rows) | (constants(path) & own) | variables_in(texts(path))
+            named[str(path.relative_to(PACKAGE))] = found
     assert {path: found for path, found in named.items() if found} == {}
 
 
@@ -202,12 +203,28 @@ def named_to_people(text: str) -> set[str]:
     return {word for word in programs_and_titles() if re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", text)}
 
 
+def variables_in(text: str) -> set[str]:
+    """The variables of rows that a text names."""
+    rows = [row.prefixes for key, row in LAUNCHERS.items() if key not in {"env", "pmi", "pmix"}]
+    prefixes = tuple(p for said in (*rows, *(row.variables.prefixes for row in all_schedulers())) for p in said)
+    return {name for name in re.findall(r"\b[A-Z][A-Z0-9]*_[A-Z0-9_]+", text) if name.startswith(prefixes)}
+
+
 # pmi.py asks an MPI library which one it is; slurm_step.py is a part of srun's row.
 OF_ROWS = {*(PACKAGE / "schedulers").iterdir(), PACKAGE / "ranks/slurm_step.py", PACKAGE / "ranks/pmi.py"}
 
 
 def test_errors_and_hints_take_the_names_of_programs_from_the_rows() -> None:
     found = {str(p.relative_to(PACKAGE)): named_to_people(texts(p)) for p in FILES if p not in OF_ROWS}
+    assert {path: words for path, words in found.items() if words} == {}
+
+
+def test_templates_but_the_schedulers_own_take_the_names_of_programs_and_variables_from_the_rows() -> None:
+    templates = PACKAGE.parent / "templates"
+    own = {f"{row.name}.sh.j2" for row in all_schedulers()}
+    shared = {path.name: path.read_text() for path in templates.rglob("*.j2") if path.name not in own}
+    found = {name: named_to_people(text) | variables_in(text) for name, text in shared.items()}
+    assert {"base.sh.j2", "container.j2", "stage.j2", "line.j2"} <= found.keys()
     assert {path: words for path, words in found.items() if words} == {}
 
 
@@ -224,6 +241,7 @@ def test_a_text_that_names_a_program_or_a_title_is_found(tmp_path: Path) -> None
     (tmp_path / "help.py").write_text('_EXAMPLE = "| qsub"\nf(help="as srun", hint="try sbatch")\n')
     assert named_to_people(texts(tmp_path / "help.py")) == {"sbatch"}
     assert named_to_people("ask Grid Engine's qstat, not /x/qsub-like") == {"Grid Engine", "qstat"}
+    assert variables_in("where $PBS_O_WORKDIR is, not MY_PBS_JOBID") == {"PBS_O_WORKDIR"}
 
 
 def test_a_file_that_names_two_rows_by_their_variables_is_found(tmp_path: Path) -> None:

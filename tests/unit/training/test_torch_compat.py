@@ -44,6 +44,13 @@ def group() -> Iterator[None]:
         torch_compat.destroy_process_group()
 
 
+@pytest.mark.slow  # torch.compile imports for seconds
+def test_the_model_that_was_compiled_is_found_inside() -> None:
+    model = nn.Linear(1, 1)
+    assert torch_compat.uncompiled(torch.compile(model, backend="eager")) is model
+    assert torch_compat.uncompiled(model) is model
+
+
 @pytest.mark.parametrize(
     ("version", "works"),
     [("2.5.1", True), ("2.6.0+cu124", False), ("2.7.0", False), ("2.7.1", True), ("2.15.0+cu132", True)],
