@@ -6,18 +6,23 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from hpcddp import __version__
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.script.find_site import site_files
+from hpcddp.script.jobplan import JobPlan
+from hpcddp.script.plan import PlannedBy, plan_job
+from hpcddp.script.render import render_script
 from hpcddp.script.site import Queue, Site
 from hpcddp.script.site_file import load_site
 from hpcddp.script.site_text import missing_facts, site_rows
+from hpcddp.script.spec import read_spec
 
 _HEAD = """\
 # The sites
 
 <!-- made by docs/make_site_pages.py from the sites' files -->
 
-After reading this page you know which clusters hpcddp has facts about. `hpcddp sites` prints the list:
+After reading this page you can look up which clusters hpcddp has facts about. `hpcddp sites` prints the list:
 
 ```console
 $ hpcddp sites | sed -n 1,2p
@@ -54,6 +59,9 @@ def page_of(site: Site) -> str:
         "generic": "its scheduler's documentation; your options say what a node has",
     }[site.standing]
     submit = " ".join(find_scheduler(site.scheduler).commands.submit) or "bash"
+    prefix = find_scheduler(site.scheduler).directives.prefix
+    pattern = f"^{prefix.replace('$', '[$]')} " if prefix else "^launcher="
+    plan = _plan(site)
     lines = [
         f"# {site.name}",
         "",
@@ -63,9 +71,15 @@ def page_of(site: Site) -> str:
         "",
         f"{site.summary}. User guide: <{site.guide}>. The facts are from {basis}; verified {site.verified}.",
         "",
-        "```bash",
-        f"hpcddp render {request} -- python train.py | {submit}",
+        "```console",
+        f"$ hpcddp render {request} -- python train.py > job.sh",
+        f"hpcddp: site {site.name} (--site)",
+        *(f"hpcddp: {remark}" for remark in plan.remarks),
+        f"$ grep '{pattern}' job.sh",
+        *(line for line in render_script(plan).splitlines() if re.search(pattern, line)),
         "```",
+        "",
+        f"`{submit} job.sh` {'queues' if prefix else 'runs'} it.",
         "",
         *_to_fill_in(site),
         "| | |",
@@ -86,6 +100,16 @@ def _examples(site: Site) -> list[tuple[str, str]]:
     )
     account = next(fitting, "NAME")
     return [(option, account if option == "--account" else value) for option, value in missing_facts(site)]
+
+
+def _plan(site: Site) -> JobPlan:
+    """What the page asks for, as `hpcddp render` plans it."""
+    asked = {"site": site.name, "command": "python train.py"}
+    for option, value in _examples(site):
+        key, _, said = value.partition("=") if option == "--set" else (option[2:].replace("-", "_"), "", value)
+        asked[key] = said
+    spec = read_spec({key: (value, key) for key, value in asked.items()}, site.variables)
+    return plan_job(spec, site, PlannedBy(python="/usr/bin/python3", version=__version__, created_by="", cpus=1))
 
 
 def _to_fill_in(site: Site) -> list[str]:

@@ -25,7 +25,10 @@ def test_the_page_has_the_table_that_is_counted(count, lines_page):
 
 
 def test_the_page_has_the_lines_that_change_in_the_classifier(count, lines_page):
-    assert f"```diff\n{count.format_diff('classifier', 'with_hpcddp')}```" in lines_page
+    assert (
+        f"$ python benchmarks/lines/count.py classifier\n{count.format_diff('classifier', 'with_hpcddp')}```"
+        in lines_page
+    )
 
 
 def test_hpcddp_changes_no_more_lines_than_accelerate_and_fewer_than_accelerate_with_as_much(count):

@@ -94,7 +94,9 @@ def test_its_generic_site_has_a_page_and_goldens_and_their_tests_pass(run, repo,
     env = {"PYTHONPATH": str(folder), "PATH": "/usr/bin:/bin", "HOME": str(folder)}
     done = run([sys.executable, folder / "docs/make_site_pages.py"], env=env)
     assert done.returncode == 0, done.stderr
-    assert "-- python train.py | msub\n" in (folder / "docs/sites/generic-moonshot.md").read_text()
+    page = (folder / "docs/sites/generic-moonshot.md").read_text()
+    assert "\n#MOON --nodes=1:4\n" in page
+    assert "`msub job.sh` queues it." in page
     for name in ("tests/golden", "tests/unit/script", "tests/conftest.py", "pyproject.toml"):
         copy = shutil.copytree if (repo / name).is_dir() else shutil.copy
         copy(repo / name, folder / name)
