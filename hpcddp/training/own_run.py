@@ -9,12 +9,13 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from hpcddp.errors import HpcddpError
+from hpcddp.errors import HpcddpError, LaunchError
 from hpcddp.runs.choice import Asked, Words
 from hpcddp.runs.command import identify_command
-from hpcddp.runs.folder import AttemptFolder, RunFolder
+from hpcddp.runs.folder import AttemptFolder, RunFolder, list_checkpoints, show_path
 from hpcddp.runs.lock import is_held_by, release_run
 from hpcddp.runs.start import hold_run, start_run
+from hpcddp.runs.state import read_state
 from hpcddp.training.options import RuntimeOptions
 from hpcddp.training.rendezvous.failure import Failure, PeerFailedError
 from hpcddp.training.rendezvous.group import Group
@@ -85,6 +86,7 @@ def _start(folder: AttemptFolder, env: Mapping[str, str], options: RuntimeOption
     """The attempt, and whether this process holds its run."""
     command = identify_command(sys.orig_argv)
     if _is_of_script(folder, env):
+        _check_not_finished(folder)
         if is_held_by(folder.run, folder.name):
             return folder, False
         hold_run(folder, env, command, process=os.getpid())
@@ -95,3 +97,18 @@ def _start(folder: AttemptFolder, env: Mapping[str, str], options: RuntimeOption
     choice = start_run(asked, folder.name, env, process=os.getpid(), by_hand=True)
     print(f"hpcddp: {choice}", file=sys.stderr, flush=True)
     return choice.run.attempt(folder.name), True
+
+
+def _check_not_finished(folder: AttemptFolder) -> None:
+    """LaunchError if this attempt has finished the job's run already: a second runtime, as for the next fold or the
+    next learning rate, would load the weights of the first one and train nothing."""
+    state = read_state(folder.run)
+    if state is None or (state.status, state.attempt) != ("finished", folder.name):
+        return
+    if list_checkpoints(folder.run.checkpoints):
+        path = show_path(folder.run.path)
+        raise LaunchError(
+            f"this attempt has finished run {path} already, at step {state.step}: another runtime in this job would"
+            " load those weights and train nothing",
+            f'a run of its own for each, such as hpcddp.runtime(run_dir=f"{path}-{{n}}"), n = 1, 2, …',
+        )

@@ -114,6 +114,26 @@ def test_ranks_of_a_job_script_take_its_run_and_its_hold(tmp_path: Path, monkeyp
     assert open_on_two_ranks(tmp_path, monkeypatch, env) == [run.path] * 2  # finished, but not theirs to choose
 
 
+def test_a_second_runtime_in_a_job_does_not_load_the_weights_of_the_finished_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for the next fold: it would train nothing."""
+    run = RunFolder(str(tmp_path / "train"))
+    env = {"HPCDDP_RUN_DIR": run.path, "HPCDDP_ATTEMPT": "41"}
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    _train(2)  # stops
+    _train(2)  # goes on from there
+    with pytest.raises(HpcddpError, match=r"has finished run .*train already, at step 6") as refused:
+        _train(2)
+    assert f'hpcddp.runtime(run_dir=f"{run.path}-{{n}}")' in str(refused.value.hint)
+    assert read_state(run).status == "finished"
+    _train(2, run_dir=f"{run.path}-1")
+    assert read_state(RunFolder(f"{run.path}-1")).step == 5
+    monkeypatch.setenv("HPCDDP_ATTEMPT", "42")  # the next attempt may train more epochs
+    _train(2)
+
+
 def test_a_run_that_another_process_holds_is_refused_by_rank_0_and_reported_by_it_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
