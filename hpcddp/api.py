@@ -102,6 +102,7 @@ def runtime(
     seed: int = 0,
     *,
     max_micro_batch: int | None = None,
+    parallel: str | Mapping[str, int] | None = None,
     run_dir: str | None = None,
     resume: bool | str = True,
     override: Sequence[str] = (),
@@ -129,7 +130,10 @@ def runtime(
 
     `global_batch` is in samples per optimizer step; None takes it from the job plan in the run folder, else from the
     training DataLoader's batch_size. `max_micro_batch` is the largest number of samples that one rank can take through
-    a forward pass; None: the DataLoader's batch_size, or without one a rank's whole share. `run_dir` (else
+    a forward pass; None: the DataLoader's batch_size, or without one a rank's whole share. `parallel` says how the
+    ranks split the model: "ddp" (each has all of it), "fsdp" (shards over all ranks), "hsdp" (over those of a node), or
+    ranks along each dimension, such as {"data": 2, "shard": -1}, where -1 takes the rest; None: what the job file says,
+    else "ddp". `run_dir` (else
     HPCDDP_RUN_DIR) is where checkpoints, metrics and state.json go; without either nothing is written. Outside of a job
     script the newest unfinished run of the same command is resumed, and after a finished one `run_dir-2` begins;
     `resume` False begins a new run, and text resumes the run of that name. A resumed optimizer has the checkpoint's
@@ -143,6 +147,7 @@ def runtime(
     numbers of `rt.log` go besides metrics.jsonl: "tensorboard", "mlflow", "wandb"; None: HPCDDP_LOG_TO. The other
     arguments are those of `init`.
     """
+    from hpcddp.parallelism import read_parallel
     from hpcddp.training.arguments import check_choice, check_kind, read_names, read_optional, read_seconds, read_whole
     from hpcddp.training.opening import open_runtime
     from hpcddp.training.options import RuntimeOptions
@@ -161,6 +166,7 @@ def runtime(
             global_batch=read_optional(global_batch, "hpcddp.runtime(global_batch={})"),
             seed=read_whole(seed, call("seed={}"), least=0),
             max_micro_batch=read_optional(max_micro_batch, call("max_micro_batch={}")),
+            parallel=None if parallel is None else read_parallel(parallel, "hpcddp.runtime(parallel=…)"),
             run_dir=run_dir,
             resume=resume,
             override=read_names(override, call("override={}"), '["lr"]'),

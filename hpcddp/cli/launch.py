@@ -76,6 +76,9 @@ def build_parser() -> VerbParser:
     of_run.add_argument("--resume", metavar="RUN", help="resume this run, whatever its command and state")
     of_run.add_argument("--walltime", metavar="TIME", help="time left in the allocation (what the scheduler says)")
     of_run.add_argument("--global-batch", metavar="B", help="samples per optimizer step, over all ranks")
+    of_run.add_argument(
+        "--parallel", metavar="P", help="how the ranks split the model: ddp, fsdp, hsdp, data=-1,shard=8"
+    )
     return parser
 
 
@@ -102,7 +105,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     }
     if args.fresh:
         asked["fresh"] = ("true", "--fresh")
-    for key in ("name", "walltime", "global_batch", "resume"):
+    for key in ("name", "walltime", "global_batch", "parallel", "resume"):
         if getattr(args, key) is not None:
             asked[key] = (getattr(args, key), f"--{key.replace('_', '-')}")
     if args.walltime is None:

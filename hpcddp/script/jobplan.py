@@ -44,7 +44,7 @@ class JobPlan(Record):
     """One decided job. Templates print these values as they stand; `remarks` are for stderr.
 
     `own_ranks`: what makes the ranks of each node, if the command itself does. `sources`: job-file key -> where its
-    value came from.
+    value came from. `data_size`: ranks that see different samples.
     """
 
     site: Site
@@ -70,6 +70,7 @@ class JobPlan(Record):
     python: str
     run_dir: str
     global_batch: int | None
+    data_size: int
     command: tuple[str, ...]
     words: Mapping[str, str]
     chunk: tuple[str, ...]

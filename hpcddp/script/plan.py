@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hpcddp.errors import RequestError, SiteError
+from hpcddp.parallelism import plan_split, read_parallel
 from hpcddp.placeholders import OF_RANK, batch_numbers, find_placeholders
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.runs.choice import check_asked
@@ -20,7 +21,7 @@ from hpcddp.script.limits import check_limits
 from hpcddp.script.missing import check_complete, known
 from hpcddp.script.own_ranks import plan_own_ranks
 from hpcddp.script.scheduler_options import SchedulerOptions, asked_options, plan_scheduler_options
-from hpcddp.script.shape import plan_shape
+from hpcddp.script.shape import Shape, plan_shape
 from hpcddp.script.site import Queue, Site
 from hpcddp.script.sources import plan_sources
 from hpcddp.script.spec import JobSpec
@@ -88,11 +89,12 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
         launcher=launcher,
         outer_launcher=outer_launcher,
         modules=site.modules.load if spec.modules is None else spec.modules,
-        env=(*plan_variables(spec, site), *((("HPCDDP_INDEPENDENT", "1"),) if spec.independent else ())),
+        env=(*plan_variables(spec, site), *_own_variables(spec)),
         pythonpath=(*(spec.pythonpath or ()), *filter(None, [planned_by.source_root])),
         python=plan_python(spec, planned_by.python),
         run_dir=run_dir,
         global_batch=spec.global_batch,
+        data_size=_plan_data_size(spec, shape),
         own_ranks=own_ranks.maker,
         command=command,
         words=words,
@@ -111,13 +113,34 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
 
 def check_placeholders(plan: JobPlan) -> None:
     """RequestError for a placeholder of the command that no rank could fill."""
-    batch_numbers(plan.command, plan.world_size, plan.global_batch, plan.spec.max_micro_batch)
+    numbers = batch_numbers(plan.command, plan.world_size, plan.global_batch, plan.spec.max_micro_batch)
+    if numbers.keys() - {"global_batch"} and plan.data_size < plan.world_size:
+        raise RequestError(
+            f"the command takes a rank's share of the batch, for each of {plan.world_size} ranks alike, but parallel"
+            f" {plan.spec.parallel} has {plan.data_size} data ranks",
+            "leave parallel out where the program splits its model itself; hpcddp.runtime deals the batch by itself",
+        )
     own = [name for name in find_placeholders(plan.command) if name in OF_RANK]
     if plan.own_ranks and own:
         raise RequestError(
             f"{{{own[0]}}} in the command: {plan.own_ranks} makes the ranks, and the command runs once per node",
             "leave it out",
         )
+
+
+def _own_variables(spec: JobSpec) -> tuple[tuple[str, str], ...]:
+    """What the request says to the ranks beside the job's own variables."""
+    told = {"HPCDDP_INDEPENDENT": "1" if spec.independent else None, "HPCDDP_PARALLEL": spec.parallel}
+    return tuple((name, value) for name, value in told.items() if value is not None)
+
+
+def _plan_data_size(spec: JobSpec, shape: Shape) -> int:
+    """How many ranks see different samples. RequestError for a split that the nodes and ranks do not allow."""
+    if spec.parallel is None:
+        return shape.nodes * shape.ranks_per_node
+    asked = read_parallel(spec.parallel, spec.sources.get("parallel", "parallel"))
+    hosts = [f"node {node}" for node in range(shape.nodes) for _ in range(shape.ranks_per_node)]
+    return plan_split(asked, hosts).data_size
 
 
 def _plan_chunk(site: Site, words: Mapping[str, str], options: SchedulerOptions) -> tuple[str, ...]:
@@ -132,8 +155,8 @@ def _remark_batch(plan: JobPlan, global_batch: int) -> str:
     """The split; where it is uneven, the numbers of nodes near by with an even one."""
     from hpcddp.batchplan import list_even_splits, plan_batch  # most requests name no global batch
 
-    told = f"global batch {plan_batch(global_batch, plan.world_size, plan.spec.max_micro_batch)}"
-    if global_batch % plan.world_size == 0:
+    told = f"global batch {plan_batch(global_batch, plan.data_size, plan.spec.max_micro_batch)}"
+    if global_batch % plan.data_size == 0 or plan.data_size < plan.world_size:
         return told
     even = [str(n // plan.ranks_per_node) for n in list_even_splits(global_batch, plan.world_size, plan.ranks_per_node)]
     return f"{told}; evenly on {' or '.join(even)} {'node' if even == ['1'] else 'nodes'}" if even else told

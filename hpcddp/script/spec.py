@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from hpcddp.errors import RequestError, nearest
+from hpcddp.parallelism import read_parallel
 from hpcddp.ranks.launchers import JOB_LAUNCHERS, LAUNCHERS
 from hpcddp.record import Record
 from hpcddp.script.fields import (
@@ -55,6 +56,7 @@ KEYS: dict[str, Reader] = {
     "independent": read_flag,
     "global_batch": read_count,
     "max_micro_batch": read_count,
+    "parallel": lambda value, where: str(read_parallel(value, where)),
     "modules": read_modules,
     "env": read_variables,
     "pythonpath": read_words,
@@ -112,6 +114,7 @@ class JobSpec(Record):
     independent: bool | None = None
     global_batch: int | None = None
     max_micro_batch: int | None = None
+    parallel: str | None = None
     modules: tuple[str, ...] | None = None
     env: Mapping[str, str] | None = None
     pythonpath: tuple[str, ...] | None = None

@@ -71,10 +71,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
     batch.add_argument(
-        "--strategy",
-        choices=("ddp", "fsdp", "hsdp"),
-        default="ddp",
-        help="each rank has the whole model (ddp, the default), or a shard of it",
+        "--parallel",
+        metavar="P",
+        help="how the ranks split the model: ddp (each has all of it), fsdp, hsdp, or a mesh such as data=-1,shard=8"
+        " (default: the job file's, else ddp)",
     )
 
     run = parser.add_argument_group("run")

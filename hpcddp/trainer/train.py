@@ -27,6 +27,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from hpcddp.errors import HpcddpError
+from hpcddp.parallelism import read_parallel
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.jsonfile import write_object
 from hpcddp.runs.opening import read_planned_batch
@@ -39,7 +40,6 @@ from hpcddp.training.data.evaluation import EvaluationLoader
 from hpcddp.training.data.loader import TrainingLoader
 from hpcddp.training.opening import open_runtime
 from hpcddp.training.options import RuntimeOptions
-from hpcddp.training.parallel.strategy import check_strategy
 from hpcddp.training.rendezvous.failure import PeerFailedError
 from hpcddp.training.runtime import Runtime
 
@@ -62,6 +62,7 @@ def run(args: argparse.Namespace, env: MutableMapping[str, str]) -> None:
         global_batch=batch,
         seed=args.seed,
         max_micro_batch=args.max_micro_batch,
+        parallel=read_parallel(args.parallel, "--parallel") if args.parallel else None,
         run_dir=run_dir,
         resume=args.resume,
         save_every=args.save_every,
@@ -77,7 +78,6 @@ def run(args: argparse.Namespace, env: MutableMapping[str, str]) -> None:
     @cache
     def read_input() -> tuple[PeakRate, Images]:
         check_model(args.model)
-        check_strategy(args.strategy, None, exact=bool(args.exact), noise=args.noise_every is not None)
         rate = args.lr or DEFAULT_RATES[args.optimizer]
         peak = plan_rate(rate, args.optimizer, args.lr_rule, args.base_batch, batch)
         return peak, load_images(args.dataset, args.data_dir, args.image_size)
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace, env: MutableMapping[str, str]) -> None:
     with open_runtime(env, options, read_input) as rt:
         peak, images = read_input()
         record_options(rt, args)
-        model = rt.wrap(make_model(args.model, images.classes, images.side), args.strategy)
+        model = rt.wrap(make_model(args.model, images.classes, images.side))
         loader = rt.loader(images.train, num_workers=args.workers)
         held_out = rt.evaluation_loader(images.test, 256, num_workers=args.workers)
         optimizer = make_optimizer(args, model, peak.learning_rate)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager, suppress
 
 from hpcddp.batchplan import BatchPlan
 from hpcddp.errors import HpcddpError
+from hpcddp.parallelism import Parallel, Split, check_goes_with, plan_split, read_parallel
 from hpcddp.runs.folder import choose_attempt
 from hpcddp.runs.jsonfile import NewerFileError, write_object
 from hpcddp.runs.lock import HeldError
@@ -23,6 +25,7 @@ from hpcddp.training.options import RuntimeOptions
 from hpcddp.training.own_run import choose_hints, open_run
 from hpcddp.training.parallel.layout import open_layout
 from hpcddp.training.progress import DEFAULT_INTERVAL_S, read_seconds
+from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.rendezvous.process_group import open_group, settle_network
 from hpcddp.training.rendezvous.shutdown import claim_failure
 from hpcddp.training.report import Report
@@ -48,6 +51,7 @@ def open_runtime(
     batch = options.global_batch
     if batch is None and folder is not None:
         batch = read_planned_batch(folder.run)
+    asked = options.parallel or read_parallel(env.get("HPCDDP_PARALLEL") or "ddp", "parallel in the job file")
     sinks, deadline = choose_sinks(options.log_to, env), read_deadline(env)
     interval_s = read_seconds(env, "HPCDDP_PROGRESS", DEFAULT_INTERVAL_S)
     stall_s = read_seconds(env, "HPCDDP_WATCHDOG", DEFAULT_STALL_S)
@@ -59,12 +63,13 @@ def open_runtime(
             group = stack.enter_context(
                 open_group(env, backend=options.backend, timeout_s=options.timeout_s, rendezvous=options.rendezvous)
             )
-        check_same_options(options, batch, folder, group)  # before a run is begun
+        check_same_options(options, batch, asked, folder, group)  # before a run is begun
+        split = _plan_split(asked, group, options)
         if check is not None:
             check()
         folder = stack.enter_context(open_run(folder, group, env, options))
-        layout = open_layout(group.rank, group.world_size, options.model_mesh)
-        setup = RunSetup(options, group, layout, batch, folder, choose_hints(folder, env, options))
+        layout = open_layout(group.rank, group.world_size, (*split.model_mesh, *options.model_mesh))
+        setup = RunSetup(options, group, layout, split, batch, folder, choose_hints(folder, env, options))
         gradients = stack.enter_context(_open_gradients(env, setup))
         seed_generators("start", options.seed)  # the same on every rank, so that all build the same model
         if folder is not None and group.is_first:
@@ -100,11 +105,19 @@ def open_runtime(
             raise
 
 
+def _plan_split(asked: Parallel, group: Group, options: RuntimeOptions) -> Split:
+    """How the data ranks hold the model. RequestError, on every rank, for what does not fit them or the options."""
+    hosts = [member.host for member in group.members]
+    split = plan_split(asked, hosts[:: math.prod(size for _, size in options.model_mesh)])
+    check_goes_with(split, asked, exact=options.exactness is not None, noise=options.noise_every is not None)
+    return split
+
+
 @contextmanager
 def _open_gradients(env: MutableMapping[str, str], setup: RunSetup) -> Iterator[Gradients]:
     exactness = setup.options.exactness
     if exactness is None:
-        yield MeanGradients(setup.group, setup.layout)
+        yield MeanGradients(setup.group, setup.layout, setup.split)
         return
     with deterministic_kernels(env):
         check_alike(setup.group)
@@ -123,6 +136,7 @@ def _describe(setup: RunSetup, plan: BatchPlan) -> dict[str, object]:
         **list_numerics(group.device),
         "seed": setup.options.seed,
         "plan": plan.describe(),
+        "parallel": str(setup.split),
         "exact": exactness.method if exactness else None,
         "launcher": group.launcher,
         "backend": group.backend,

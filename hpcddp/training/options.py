@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from hpcddp.batchplan import EXACT_METHODS
 from hpcddp.errors import RequestError
+from hpcddp.parallelism import Parallel
 from hpcddp.training.rendezvous.group import Group
 
 CHECKPOINT_FORMS = ("single", "sharded", "async")
@@ -31,6 +32,7 @@ class RuntimeOptions:
     global_batch: int | None = None  # samples per optimizer step; None: the job plan's
     seed: int = 0
     max_micro_batch: int | None = None  # samples of the largest forward pass of a rank; None: its whole share
+    parallel: Parallel | None = None  # how the ranks split the model; None: HPCDDP_PARALLEL, else ddp
     run_dir: str | None = None  # None: HPCDDP_RUN_DIR
     resume: bool | str = True  # False: a new run; text: this run, whatever its command and state
     save_every: int | None = None  # steps; None: at the end of each epoch
@@ -46,7 +48,7 @@ class RuntimeOptions:
     noise_every: int | None = None  # steps; None: the gradient noise scale is not measured
     log_to: Sequence[str] | None = None  # names of sinks; None: HPCDDP_LOG_TO
     by_options: bool = False  # `run_dir` and `resume` came from a command line; not an argument of `hpcddp.runtime`
-    # (name, ranks) of the dimensions that split a model; not an argument of `hpcddp.runtime` yet
+    # (name, ranks) of more dimensions whose ranks see the same samples; not an argument of `hpcddp.runtime`
     model_mesh: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:

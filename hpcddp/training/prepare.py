@@ -7,12 +7,12 @@ from contextlib import ExitStack
 from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from hpcddp.batchplan import BatchPlan, plan_batch
 from hpcddp.errors import RequestError
 from hpcddp.runs.lock import note_loaded
-from hpcddp.training.all_ranks import AllRanks
 from hpcddp.training.arguments import read_whole
 from hpcddp.training.checkpoint.checkpointer import Checkpointer
 from hpcddp.training.checkpoint.position import move_to
@@ -29,19 +29,17 @@ from hpcddp.training.gate.parameters import KnownParameters
 from hpcddp.training.gate.unprepared import check_optimizers_of, guarding
 from hpcddp.training.gradient.buffers import BufferMeans
 from hpcddp.training.gradient.gradients import Gradients
-from hpcddp.training.kinds import check_apart, check_objects, check_unwrapped, is_trained, name_objects
+from hpcddp.training.kinds import check_objects, is_trained, name_objects
 from hpcddp.training.loop import Loop
-from hpcddp.training.parallel.sameness import SameWeights
-from hpcddp.training.parallel.sharded import Blocks
 from hpcddp.training.parallel.spread import spread_weights
-from hpcddp.training.parallel.strategy import check_strategy, has_whole_gradients
 from hpcddp.training.remarks import describe_starving, print_warning, warn_of_order
 from hpcddp.training.report import Report
 from hpcddp.training.setup import RunSetup
 from hpcddp.training.torch_compat import note_steps
+from hpcddp.training.wrapping import Wrapping
 
 
-class Preparation(AllRanks):
+class Preparation(Wrapping):
     """The first half of a `Runtime`: what comes before the loop."""
 
     def __init__(
@@ -54,7 +52,7 @@ class Preparation(AllRanks):
         planned: Callable[[BatchPlan], None],
         until_end: ExitStack,
     ) -> None:
-        super().__init__(setup, loop, report)
+        super().__init__(setup, gradients, loop, report, self._list_untrained)
         self.seed = setup.options.seed
         self.folder = setup.folder
         self._options = setup.options
@@ -63,11 +61,8 @@ class Preparation(AllRanks):
         self._planned = planned
         self._until_end = until_end  # is closed when the body of the runtime ends
         self._plan: BatchPlan | None = None
-        self._gradients = gradients
-        self._same = SameWeights(loop.models, setup.layout, setup.group.device, self._list_untrained)
         self._buffers = BufferMeans(setup.layout)
         self._checkpointer = checkpointer
-        self._models: dict[int, nn.Module] = {}  # as the loop uses them, by id
         self._loader: TrainingLoader | None = None
         self._position: dict[str, int] | None = None  # of the newest checkpoint
         self._facts = DataFacts(setup)
@@ -111,33 +106,11 @@ class Preparation(AllRanks):
                 if id(thing) not in self._models:  # no wrapper gives every rank the weights of rank 0
                     spread_weights(thing, self.device, self.layout)
                     self._gradients.take_along(thing)
+        self._gradients.hand_over([thing for thing in objects if isinstance(thing, Optimizer)])
         tracked = [new for old, new in zip(objects, prepared, strict=True) if not isinstance(old, DataLoader)]
         if tracked:
             self.track(**name_objects(tracked))
         return prepared[0] if len(prepared) == 1 else tuple(prepared)
-
-    def wrap(
-        self, model: nn.Module, strategy: str = "ddp", *, blocks: Blocks | None = None, **options: Any
-    ) -> nn.Module:
-        """The model on this rank's device, distributed over the ranks if there are several. `prepare` calls it.
-
-        `strategy`: "ddp" wraps it in torch's DistributedDataParallel; "fsdp" shards every parameter over all ranks, in
-        place; "hsdp" shards over the ranks of a node. For the last two, each module of a class in `blocks` is gathered
-        on its own. `options` are those of torch's DDP or fully_shard. Buffers are not broadcast at each forward pass:
-        they are averaged before an evaluation and a checkpoint.
-        """
-        check_unwrapped(model)
-        check_apart(model, list(self._models.values()))
-        check_strategy(
-            strategy, blocks, exact=self._options.exactness is not None, noise=self._options.noise_every is not None
-        )
-        if has_whole_gradients(strategy):
-            self._loop.models.append(model)
-            self._loop.record.noise.watch(model)
-        wrapped = self._gradients.wrap(model, strategy, blocks, options)
-        self._loop.calls.watch(wrapped)
-        self._models[id(wrapped)] = wrapped
-        return wrapped
 
     def loader(
         self,

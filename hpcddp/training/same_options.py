@@ -12,6 +12,7 @@ from typing import Any
 import torch.distributed as dist
 
 from hpcddp.errors import RequestError
+from hpcddp.parallelism import Parallel
 from hpcddp.runs.folder import AttemptFolder
 from hpcddp.training.options import RuntimeOptions
 from hpcddp.training.rendezvous.group import Group
@@ -20,7 +21,7 @@ _WHY = {"seed": ": the runtime gives each rank random numbers of its own"}
 
 
 def check_same_options(
-    options: RuntimeOptions, global_batch: int | None, folder: AttemptFolder | None, group: Group
+    options: RuntimeOptions, global_batch: int | None, parallel: Parallel, folder: AttemptFolder | None, group: Group
 ) -> None:
     """RequestError, on every rank, if the ranks were given other options that they have to agree on. A collective.
 
@@ -33,6 +34,7 @@ def check_same_options(
         "seed": options.seed,
         "global_batch": global_batch,
         "max_micro_batch": options.max_micro_batch,
+        "parallel": str(parallel),
         "exact": False if exactness is None else exactness.method,
         "slices": None if exactness is None else exactness.slices,
         "run_dir": None if folder is None else folder.run.path,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from hpcddp.parallelism import Split
 from hpcddp.runs.folder import AttemptFolder
 from hpcddp.training.options import RuntimeOptions
 from hpcddp.training.parallel.layout import Layout
@@ -25,6 +26,7 @@ class RunSetup:
     options: RuntimeOptions
     group: Group
     layout: Layout
+    split: Split  # of the models over the data ranks
     global_batch: int | None  # of the caller, or of the job plan; None: the training loader says it
     folder: AttemptFolder | None  # None: nothing is written
     hints: Hints

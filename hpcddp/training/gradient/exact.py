@@ -8,7 +8,7 @@ sum.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from hpcddp.errors import RequestError
 from hpcddp.training.data.sampler import MicroBatch
@@ -62,8 +63,8 @@ class ExactGradients:
         self._thread = ThreadPoolExecutor(1) if on_cpu and several else None
         self._stream: Any = None if on_cpu else torch.cuda.Stream(group.device)  # type: ignore[no-untyped-call]  # torch does not annotate it
 
-    def wrap(self, model: nn.Module, _strategy: str, _blocks: Blocks | None, options: dict[str, Any]) -> nn.Module:
-        """The model on its device, in DDP where there are several data ranks: `check_strategy` refuses all else."""
+    def wrap(self, model: nn.Module, _blocks: Blocks | None, options: dict[str, Any]) -> nn.Module:
+        """The model on its device, in DDP where there are several data ranks: `check_goes_with` refuses all else."""
         for layer in model.modules():
             if isinstance(layer, nn.SyncBatchNorm):
                 raise RequestError(
@@ -88,6 +89,9 @@ class ExactGradients:
     def take_along(self, model: nn.Module) -> None:
         self._untrained.append(model)
         self._buffers.watch(model, statistics_only=True)
+
+    def hand_over(self, optimizers: Iterable[Optimizer]) -> None:
+        """Wrapping replaces no parameter."""
 
     def check(self, objects: dict[str, Any]) -> None:
         """Any object will do: wrapping replaces no parameter."""

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from torch import nn
+from torch.optim import Optimizer
 
 from hpcddp.training.data.sampler import MicroBatch
 from hpcddp.training.parallel.sharded import Blocks
@@ -33,11 +35,14 @@ class Gradients(Protocol):
     def meets_in_forward(self) -> bool:
         """Whether a forward pass is a collective: then all ranks need the same number of them."""
 
-    def wrap(self, model: nn.Module, strategy: str, blocks: Blocks | None, options: dict[str, Any]) -> nn.Module:
+    def wrap(self, model: nn.Module, blocks: Blocks | None, options: dict[str, Any]) -> nn.Module:
         """The model on this rank's device, as the training loop is to use it."""
 
     def take_along(self, model: nn.Module) -> None:
         """A prepared model that is not trained, such as a teacher: its running statistics follow the same rules."""
+
+    def hand_over(self, optimizers: Iterable[Optimizer]) -> None:
+        """The optimizers of models that were wrapped right now: they get the parameters that took others' place."""
 
     def check(self, objects: dict[str, Any]) -> None:
         """RequestError for tracked objects that do not belong to the wrapped models."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
 
+from hpcddp.parallelism import Split
 from hpcddp.training.data.sampler import MicroBatch
 from hpcddp.training.gradient.buffers import frozen_statistics
 from hpcddp.training.parallel.layout import Layout
-from hpcddp.training.parallel.sharded import Blocks, check_optimizers
+from hpcddp.training.parallel.sharded import Blocks, check_optimizers, hand_over
 from hpcddp.training.parallel.strategy import ParallelModel, split_model
 from hpcddp.training.rendezvous.group import Group
 
@@ -23,8 +25,9 @@ class MeanGradients:
     buffers_differ = True
     adds_up_in_place = True
 
-    def __init__(self, group: Group, layout: Layout) -> None:
+    def __init__(self, group: Group, layout: Layout, split: Split) -> None:
         self._group = group
+        self._split = split
         self._layout = layout
         self._models: list[ParallelModel] = []
         self._untrained: list[nn.Module] = []
@@ -37,15 +40,20 @@ class MeanGradients:
     def meets_in_forward(self) -> bool:
         return any(model.meets_in_forward for model in self._models)
 
-    def wrap(self, model: nn.Module, strategy: str, blocks: Blocks | None, options: dict[str, Any]) -> nn.Module:
+    def wrap(self, model: nn.Module, blocks: Blocks | None, options: dict[str, Any]) -> nn.Module:
         """The model on its device; neither wrapped nor sharded at data size 1."""
         if self._layout.data_size == 1:
             return model.to(self._group.device)
-        self._models.append(split_model(model, self._group, self._layout, strategy, blocks, options))
+        self._models.append(split_model(model, self._group, self._layout, self._split, blocks, options))
         return self._models[-1].module
 
     def take_along(self, model: nn.Module) -> None:
         self._untrained.append(model)
+
+    def hand_over(self, optimizers: Iterable[Optimizer]) -> None:
+        for model in self._models:
+            if model.replaced:
+                hand_over(optimizers, model.module, model.replaced)
 
     def check(self, objects: dict[str, Any]) -> None:
         for model in self._models:

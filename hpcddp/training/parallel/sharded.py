@@ -16,6 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hpcddp.errors import RequestError
+from hpcddp.parallelism import Split
 from hpcddp.training.parallel.layout import Layout
 from hpcddp.training.parallel.spread import spread_weights
 from hpcddp.training.rendezvous.group import Group
@@ -33,12 +34,12 @@ class ShardedModel:
         model: nn.Module,
         group: Group,
         layout: Layout,
-        strategy: str,
+        split: Split,
         blocks: Blocks | None,
         options: dict[str, Any],
     ) -> None:
         self.module = model
-        self.replaced = shard_model(model, group, layout, strategy, blocks, options)
+        self.replaced = shard_model(model, group, layout, split, blocks, options)
 
     @contextmanager
     def passes(self, *, exchange: bool) -> Iterator[None]:
@@ -49,7 +50,7 @@ class ShardedModel:
 
 
 def shard_model(
-    model: nn.Module, group: Group, layout: Layout, strategy: str, blocks: Blocks | None, options: dict[str, Any]
+    model: nn.Module, group: Group, layout: Layout, split: Split, blocks: Blocks | None, options: dict[str, Any]
 ) -> list[weakref.ref[nn.Parameter]]:
     """Shard the model in place, on the group's device; returns the replaced parameters, as weak references.
 
@@ -58,7 +59,7 @@ def shard_model(
     """
     from torch.distributed.fsdp import fully_shard
 
-    mesh = make_mesh(group, layout, strategy)
+    mesh = make_mesh(group, layout, split)
     before = [weakref.ref(parameter) for parameter in model.parameters()]
     spread_weights(model, group.device, layout)
     units = [module for module in model.modules() if blocks is not None and isinstance(module, blocks)]
@@ -72,26 +73,18 @@ def shard_model(
                 fully_shard(module, mesh=mesh, **options)
         fully_shard(model, mesh=mesh, **options)
     except ValueError as error:  # what torch cannot split: a parameter that is a single number
-        raise RequestError(f"strategy {strategy} cannot split this model: {error}", 'strategy="ddp"') from error
+        raise RequestError(
+            f"parallel {split.kind} cannot split this model: {error}", 'hpcddp.runtime(parallel="ddp")'
+        ) from error
     return before
 
 
-def make_mesh(group: Group, layout: Layout, strategy: str) -> Any:
-    """The data ranks in one row for fsdp; for hsdp one row per node: sharded within a node, replicated over nodes."""
+def make_mesh(group: Group, layout: Layout, split: Split) -> Any:
+    """The data ranks in one row for fsdp; for hsdp one row per copy: sharded within a row, replicated over rows."""
     from torch.distributed.device_mesh import DeviceMesh
 
-    names: tuple[str, ...] = ("replicate", "shard")
-    rows = _rows_by_host(group, layout)
-    if strategy == "fsdp":
-        names, rows = ("shard",), [list(range(layout.data_size))]
-    elif len({len(row) for row in rows}) > 1:
-        hosts = [group.members[layout.ranks_of(row[0])[0]].host for row in rows]
-        counts = ", ".join(f"{len(row)} on {host}" for row, host in zip(rows, hosts, strict=True))
-        raise RequestError(
-            f"strategy hsdp needs as many ranks on each node; there are {counts}",
-            'strategy="fsdp", or nodes with the same number of ranks',
-        )
-    ranks = torch.tensor([[layout.ranks_of(data_rank) for data_rank in row] for row in rows])
+    names = ("shard",) if split.kind == "fsdp" else ("replicate", "shard")
+    ranks = torch.tensor([[layout.ranks_of(data_rank) for data_rank in row] for row in split.rows])
     sizes = [*ranks.shape[2 - len(names) : 2]]
     if layout.model_size == 1:
         return DeviceMesh(group.device.type, ranks.reshape(sizes), mesh_dim_names=names)
@@ -99,10 +92,14 @@ def make_mesh(group: Group, layout: Layout, strategy: str) -> Any:
     return whole[names]
 
 
-def _rows_by_host(group: Group, layout: Layout) -> list[list[int]]:
-    """The data ranks of each node."""
-    hosts = [group.members[layout.ranks_of(data_rank)[0]].host for data_rank in range(layout.data_size)]
-    return [[data_rank for data_rank, here in enumerate(hosts) if here == host] for host in dict.fromkeys(hosts)]
+def hand_over(optimizers: Iterable[Optimizer], model: nn.Module, replaced: Iterable[weakref.ref[nn.Parameter]]) -> None:
+    """Give optimizers that have not stepped yet the model's parameters in place of those that were `replaced`."""
+    now = zip(replaced, model.parameters(), strict=True)
+    sharded = {id(before): parameter for ref, parameter in now if (before := ref()) is not None}
+    for optimizer in optimizers:
+        if not optimizer.state:
+            for group in optimizer.param_groups:  # in place: torch's LBFGS, and wrappers, share the list
+                group["params"][:] = [sharded.get(id(parameter), parameter) for parameter in group["params"]]
 
 
 def check_optimizers(objects: dict[str, Any], replaced: Iterable[weakref.ref[nn.Parameter]]) -> None:
@@ -112,5 +109,5 @@ def check_optimizers(objects: dict[str, Any], replaced: Iterable[weakref.ref[nn.
         if isinstance(thing, Optimizer) and any(id(p) in stale for g in thing.param_groups for p in g["params"]):
             raise RequestError(
                 f"{name} was made before rt.wrap(), which gave the model other parameters: it would train nothing",
-                "make the optimizer after rt.wrap(model, strategy=…)",
+                "make the optimizer after rt.wrap(model), or give both to one rt.prepare(model, optimizer, loader)",
             )

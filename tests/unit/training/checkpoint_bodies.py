@@ -57,7 +57,7 @@ def train_all(arguments: list[dict[str, Any]]) -> None:
 
 def train(argument: dict[str, Any]) -> None:
     """The loop with everything in a checkpoint; rank 0 writes losses, weights and states to argument["out"]."""
-    strategy = argument.get("strategy", "ddp")
+    parallel = argument.get("parallel", "ddp")
     seen: list[tuple[int, int]] = []  # (epoch, sample) as this rank drew them
     draws: list[float] = []
     losses: list[float] = []
@@ -70,18 +70,19 @@ def train(argument: dict[str, Any]) -> None:
         run_dir=argument.get("run_dir"),
         save_every=argument.get("save_every"),
         checkpoint=argument.get("checkpoint"),
+        parallel=parallel,
     ) as rt:
-        blocks = Block if strategy != "ddp" else None
-        model = rt.wrap(make_model(argument.get("norm", False)), strategy, blocks=blocks)
+        blocks = None if parallel == "ddp" else Block
+        model = rt.wrap(make_model(argument.get("norm", False)), blocks=blocks)
         loader = rt.loader(make_data(), collate_fn=lambda samples: torch.utils.data.default_collate(samples))
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
         scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=argument.get("total_steps", 20))
         objects: dict[str, Any] = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
         ema = scaler = None
         if argument.get("ema"):
-            source = model if strategy == "ddp" else make_model()  # a sharded model cannot be copied
+            source = model if parallel == "ddp" else make_model()  # a sharded model cannot be copied
             ema = AveragedModel(source, multi_avg_fn=get_ema_multi_avg_fn(0.9))
-            objects["ema"] = ema = ema if strategy == "ddp" else rt.wrap(ema, strategy, blocks=Block)
+            objects["ema"] = ema = ema if parallel == "ddp" else rt.wrap(ema, blocks=Block)
         if argument.get("scaler"):
             scaler = objects["scaler"] = torch.amp.GradScaler("cpu", init_scale=2.0, growth_interval=3)
         rt.track(**objects)
@@ -175,27 +176,30 @@ def _wrap_wrongly(case: str, group: Group) -> None:
     members = tuple(member._replace(host=host) for member, host in zip(group.members, hosts, strict=True))
     group = dataclasses.replace(group, members=members)
     with hpcddp.runtime(
-        9, group=group, exact="integer" if case == "exact" else False, noise_every=1 if case == "noise" else None
+        9,
+        group=group,
+        parallel={"unknown": "fsdb", "ddp": "ddp", "uneven": "hsdp", "too many": {"shard": 2}}.get(case, "fsdp"),
+        exact="integer" if case == "exact" else False,
+        noise_every=1 if case == "noise" else None,
     ) as rt:
         if case == "optimizer first":
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            rt.track(model=rt.wrap(model, "fsdp"), optimizer=optimizer)
+            rt.track(model=rt.wrap(model), optimizer=optimizer)
         elif case == "evaluation":
-            rt.wrap(model, "fsdp")
+            rt.wrap(model)
             next(iter(rt.evaluation_loader(make_data(), batch_size=1)))
         elif case == "single number":
             model.scale = nn.Parameter(torch.tensor(1.0, dtype=torch.float64))
-            rt.wrap(model, "fsdp")
+            rt.wrap(model)
         else:
-            strategy = {"unknown": "fsdb", "ddp": "ddp", "uneven": "hsdp"}.get(case, "fsdp")
-            rt.wrap(model, strategy, blocks={"ddp": Block, "no blocks": nn.Conv2d}.get(case))
+            rt.wrap(model, blocks={"ddp": Block, "no blocks": nn.Conv2d}.get(case))
 
 
 def evaluate_sharded(folder: str) -> None:
     """What the ranks of a sharded model see of the data, and whether they get the same sum as the whole model."""
-    with hpcddp.runtime(8) as rt:
+    with hpcddp.runtime(8, parallel="fsdp") as rt:
         whole = make_model().to(rt.device)
-        model = rt.wrap(make_model(), "fsdp", blocks=Block)
+        model = rt.wrap(make_model(), blocks=Block)
         held_out = rt.evaluation_loader(make_data(), batch_size=4)
         total, seen = torch.zeros((), dtype=torch.float64), []
         with torch.no_grad():

@@ -10,6 +10,7 @@ from checkpoint_bodies import make_data, make_model
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from hpcddp.parallelism import read_parallel
 from hpcddp.training.opening import open_runtime
 from hpcddp.training.options import RuntimeOptions
 
@@ -26,11 +27,12 @@ def train(argument: dict[str, Any]) -> None:
         global_batch=argument.get("global_batch", 10),
         seed=5,
         model_mesh=(("tensor", argument["model_ranks"]),),
+        parallel=read_parallel(argument.get("parallel", "ddp"), "the test"),
         **argument["options"],
     )
     seen, gradients, random_numbers = [], [], []
     with open_runtime(os.environ, options) as rt:
-        model = rt.wrap(make_model(argument.get("norm", False)), argument.get("strategy", "ddp"))
+        model = rt.wrap(make_model(argument.get("norm", False)))
         loader = rt.loader(make_data(), count=_count if argument.get("count") else None)
         held_out = rt.evaluation_loader(make_data(), batch_size=4)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
@@ -79,8 +81,8 @@ def _whole(tensor: Any) -> torch.Tensor:
 
 def place(argument: dict[str, Any]) -> None:
     """The mesh of a sharded model is that of the data ranks."""
-    options = RuntimeOptions(global_batch=4, model_mesh=(("tensor", 2),))
+    options = RuntimeOptions(global_batch=4, model_mesh=(("tensor", 2),), parallel=read_parallel("fsdp", "the test"))
     with open_runtime(os.environ, options) as rt:
-        model = rt.wrap(nn.Linear(4, 4), "fsdp")
+        model = rt.wrap(nn.Linear(4, 4))
         mesh = next(model.parameters()).device_mesh
         torch.save(mesh.mesh.tolist(), f"{argument['out']}-{rt.group.rank}")

@@ -17,10 +17,6 @@ from hpcddp.errors import RequestError
 from hpcddp.training.checkpoint.files import list_checkpoints
 from hpcddp.training.checkpoint.manifest import read_manifest
 from hpcddp.training.parallel.layout import plan_layout
-from hpcddp.training.parallel.sharded import make_mesh
-from hpcddp.training.rendezvous.group import Group
-from hpcddp.training.rendezvous.roll_call import Member
-from hpcddp.training.torch_compat import HashStore
 
 pytestmark = pytest.mark.xdist_group("layout")  # one worker trains what the tests of this file share
 
@@ -31,7 +27,7 @@ CASES: dict[str, dict[str, Any]] = {
     "accumulated": {"options": {"max_micro_batch": 2}},
     "counted parts": {"options": {"max_micro_batch": 2}, "count": True},
     "exact": {"options": {"exact": "integer", "slices": 8}},
-    "sharded": {"strategy": "fsdp", "options": {}, "epochs": 1},
+    "sharded": {"parallel": "fsdp", "options": {}, "epochs": 1},
     "statistics": {"norm": True, "global_batch": 12, "options": {"noise_every": 1, "max_micro_batch": 3}},
 }
 FORMS = {"one rank": (1, 1), "two ranks": (2, 1), "two by two": (4, 2)}
@@ -167,11 +163,3 @@ def test_without_a_model_mesh_the_data_rank_is_the_rank() -> None:
 def test_a_mesh_that_does_not_fit_the_ranks_is_refused(mesh: list[tuple[str, int]], words: str) -> None:
     with pytest.raises(RequestError, match=words):
         plan_layout(0, 4, mesh)
-
-
-def test_a_host_without_the_first_rank_of_a_data_rank_is_not_counted_among_the_nodes_of_hsdp() -> None:
-    """4 ranks on A, 1 on B, 1 on C, 2 for each data rank: the last data rank is on B and C."""
-    members = tuple(Member(rank, host, rank, None, "0", ()) for rank, host in enumerate("AAAABC"))
-    group = Group(0, 6, "none", "gloo", torch.device("cpu"), members, HashStore())
-    with pytest.raises(RequestError, match="as many ranks on each node; there are 2 on A, 1 on B"):
-        make_mesh(group, plan_layout(0, 6, (("tensor", 2),)), "hsdp")

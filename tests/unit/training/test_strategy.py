@@ -34,7 +34,7 @@ def test_a_sharded_model_has_the_weights_of_one_process_at_every_step(
     }
     for world_size, strategy in [(1, "fsdp"), *ranks]:
         arguments = [
-            {**case, "epochs": 1, "strategy": strategy, "out": str(tmp_path / f"{name}-{world_size}")}
+            {**case, "epochs": 1, "parallel": strategy, "out": str(tmp_path / f"{name}-{world_size}")}
             for name, case in cases.items()
         ]
         run_ranks("checkpoint_bodies:train_all", world_size, arguments).check()
@@ -45,8 +45,9 @@ def test_a_sharded_model_has_the_weights_of_one_process_at_every_step(
 
 def test_what_does_not_go_with_a_strategy_is_refused_in_words(run_ranks: RunRanks) -> None:
     expected = {
-        "unknown": "strategy='fsdb' is unknown | choose one of ddp, fsdp, hsdp (did you mean 'fsdp'?)",
-        "ddp": "strategy ddp takes no blocks",
+        "unknown": "hpcddp.runtime(parallel=…) 'fsdb' is not known | one of ddp, fsdp, hsdp (did you mean 'fsdp'?)",
+        "too many": 'shard=2 is for 2 ranks, and there are 3 ranks on 2 nodes | parallel={"data": -1, "shard": 1}',
+        "ddp": "parallel ddp takes no blocks",
         "exact": "exact mode needs whole gradients",
         "noise": "noise scale needs whole gradients",
         "uneven": "hsdp needs as many ranks on each node; there are 2 on node0, 1 on node1",
@@ -92,7 +93,7 @@ def test_a_chain_of_ranks_strategies_and_forms_follows_one_undisturbed_run(
     stops = (2, 4, 7, None)[-len(CHAINS[chain]) :]
     for stop_at, (strategy, world_size, form) in zip(stops, CHAINS[chain], strict=True):
         out = tmp_path / f"part-{stop_at}"
-        more = {"strategy": strategy, "checkpoint": form, "stop_at": stop_at, "run_dir": str(parts), "out": str(out)}
+        more = {"parallel": strategy, "checkpoint": form, "stop_at": stop_at, "run_dir": str(parts), "out": str(out)}
         run_ranks(BODY, world_size, {**common, **more}, env={"HPCDDP_ATTEMPT": f"{stop_at}"}).check()
         weights += torch.load(out)["weights"]
         for path in tmp_path.glob(f"{out.name}.seen-*"):

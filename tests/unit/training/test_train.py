@@ -110,7 +110,8 @@ def test_a_wrong_option_is_told_once_and_ends_all_ranks(run_ranks: RunRanks, tmp
     [
         (["--dataset", "mnist"], "--dataset mnist needs a folder"),
         (["--lr-rule", "linear"], "--lr-rule linear needs the global batch"),
-        (["--strategy", "fsdp", "--exact"], "fsdp"),
+        (["--parallel", "fsdp", "--exact"], "exact mode needs whole gradients, and fsdp shards them"),
+        (["--parallel", "shard=3"], "--parallel: shard=3 is for 3 ranks, and there is 1 rank"),
     ],
 )
 def test_what_is_refused_begins_no_run(
@@ -207,7 +208,7 @@ def test_weights_that_are_no_numbers_end_the_run_and_are_not_saved(run_ranks: Ru
 
 @pytest.mark.slow
 def test_parts_of_a_model_train_and_go_on_as_a_whole(run_ranks: RunRanks, tmp_path: Path) -> None:
-    options = [*SMALL, "--run-dir", str(tmp_path), "--strategy", "fsdp", "--checkpoint", "async"]
+    options = [*SMALL, "--run-dir", str(tmp_path), "--parallel", "fsdp", "--checkpoint", "async"]
     run_ranks("train_reference", 3, [*options, "--limit-steps", "2"]).check()
     outcome = run_ranks("train_reference", 2, [*SMALL, "--run-dir", str(tmp_path), "--limit-steps", "3"]).check()
     assert "unfinished" in outcome.outputs[0]

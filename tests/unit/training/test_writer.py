@@ -68,7 +68,7 @@ def test_averaged_weights_and_the_scaler_resume_on_another_number_of_ranks(run_r
 def test_a_manifest_lists_every_file_and_a_damaged_part_makes_the_one_before_it_be_taken(
     run_ranks: RunRanks, tmp_path: Path
 ) -> None:
-    argument = {"strategy": "fsdp", "save_every": 1, "stop_at": 3, "run_dir": str(tmp_path)}
+    argument = {"parallel": "fsdp", "save_every": 1, "stop_at": 3, "run_dir": str(tmp_path)}
     run_ranks(BODY, 2, argument).check()
     older, newest = list_checkpoints(tmp_path / "checkpoints")
     manifest = read_manifest(newest)

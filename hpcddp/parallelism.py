@@ -1,0 +1,242 @@
+"""How a training is split over its ranks, in one vocabulary: a word, or the number of ranks along each dimension.
+
+The request side checks it before a job is queued, and training when it opens: the rules are here, once.
+"""
+
+from __future__ import annotations
+
+import math
+
+from hpcddp.errors import RequestError, nearest
+from hpcddp.record import TYPE_CHECKING, Record
+from hpcddp.units import assign, format_count, read_number, shorten
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: The words for the usual splits.
+WORDS = ("ddp", "fsdp", "hsdp")
+#: copies of the model; ranks that shard one; ranks that compute each layer together; groups of layers
+DIMENSIONS = ("data", "shard", "tensor", "pipeline")
+_ACROSS = "across_nodes"
+_REST = -1
+
+
+class Parallel(Record):
+    """What was asked for: one of WORDS, or degrees (-1: all ranks that are left). `where`: its source, for errors."""
+
+    word: str
+    degrees: tuple[tuple[str, int], ...] = ()
+    across_nodes: bool = False
+    where: str = "parallel"
+
+    def __str__(self) -> str:
+        """As an option and a variable have it: `fsdp`, `data=-1,shard=8`."""
+        more = [f"{_ACROSS}=true"] if self.across_nodes else []
+        return self.word or ",".join([*(f"{name}={degree}" for name, degree in self.degrees), *more])
+
+    def format(self) -> str:
+        """As it is typed at its source: `--parallel fsdp`, `parallel: {data: -1, shard: 8}`, or Python's."""
+        if self.where.startswith("--"):
+            return assign(self.where, str(self))
+        if " in " in self.where:
+            items = [f"{name}: {degree}" for name, degree in self.degrees]
+            items += [f"{_ACROSS}: true"] if self.across_nodes else []
+            return f"parallel: {self.word or '{' + ', '.join(items) + '}'}"
+        python = {**dict(self.degrees), **({_ACROSS: True} if self.across_nodes else {})}
+        return f"parallel={self.word or python!r}".replace("'", '"') if not self.word else f'parallel="{self.word}"'
+
+
+class Split(Record):
+    """What was decided. `kind`: how the data ranks hold the model, one of WORDS.
+
+    `rows`: the data ranks that hold one copy of the model together, copy by copy. The `tensor` ranks of one data rank
+    see the same samples.
+    """
+
+    kind: str
+    rows: tuple[tuple[int, ...], ...]
+    tensor: int = 1
+
+    @property
+    def data_size(self) -> int:
+        """How many different parts of a global batch there are."""
+        return len(self.rows) * len(self.rows[0])
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether the data ranks hold shards of the parameters."""
+        return self.kind in {"fsdp", "hsdp"}
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether each rank holds every parameter with its whole gradient."""
+        return not self.is_sharded and self.tensor == 1
+
+    @property
+    def model_mesh(self) -> tuple[tuple[str, int], ...]:
+        """(name, ranks) of the dimensions whose ranks see the same samples."""
+        return (("tensor", self.tensor),) if self.tensor > 1 else ()
+
+    def __str__(self) -> str:
+        tensor = f", tensor {self.tensor}" if self.tensor > 1 else ""
+        copies = f" (data {len(self.rows)} x shard {len(self.rows[0])}{tensor})"
+        return self.kind + (copies if self.is_sharded or tensor else "")
+
+
+def read_parallel(value: object, where: str) -> Parallel:
+    """From a word, a mapping, or text such as `data=-1,shard=8`. RequestError for anything else."""
+    if isinstance(value, str) and "=" not in value:
+        if value not in WORDS:
+            example = Parallel("", (("data", _REST), ("shard", 8)), where=where).format()
+            hint = f"one of {', '.join(WORDS)}{nearest(value, [*WORDS])}; or a mesh: {example}"
+            raise RequestError(f"{where} {shorten(value)!r} is not known", hint)
+        return Parallel(value, where=where)
+    items = _read_items(value, where)
+    for name in items.keys() - {*DIMENSIONS, _ACROSS}:
+        hint = f"the dimensions: {', '.join(DIMENSIONS)}{nearest(name, [*DIMENSIONS])}"
+        raise RequestError(f"{where} has no dimension {shorten(name)!r}", hint)
+    across = str(items.pop(_ACROSS, False)).lower()
+    if across not in {"true", "false"}:
+        raise RequestError(f"{where}: {_ACROSS} {shorten(across)!r} is neither true nor false", f"{_ACROSS}: true")
+    degrees = tuple((name, _read_degree(name, items[name], where)) for name in DIMENSIONS if name in items)
+    asked = Parallel("", degrees, across == "true", where)
+    rest = [name for name, degree in degrees if degree == _REST]
+    if len(rest) > 1:
+        fixed = asked._replace(degrees=tuple((n, 8 if n in rest[1:] else d) for n, d in degrees))
+        raise RequestError(f"{where} leaves the rest of the ranks to {' and '.join(rest)}", fixed.format())
+    if not degrees:
+        raise RequestError(f"{where} names no dimension", asked._replace(degrees=(("data", _REST),)).format())
+    return asked
+
+
+def _read_items(value: object, where: str) -> dict[str, object]:
+    if isinstance(value, str):
+        pairs = [item.partition("=") for item in value.split(",")]
+        return {name.strip(): degree.strip() for name, _, degree in pairs}
+    items = getattr(value, "items", None)
+    if items is None:
+        example = Parallel("fsdp", where=where).format()
+        raise RequestError(f"{where} is a {type(value).__name__}, neither a word nor a mapping", example)
+    return {str(name): degree for name, degree in items()}
+
+
+def _read_degree(name: str, value: object, where: str) -> int:
+    text = str(value) if isinstance(value, int | str) and not isinstance(value, bool) else ""
+    degree = _REST if text == str(_REST) else read_number(text)
+    if not degree:
+        example = Parallel("", ((name, 8),), where=where).format()
+        raise RequestError(
+            f"{where}: {name} {shorten(str(value))!r} is no number of ranks", f"{example}; -1 takes all ranks left"
+        )
+    return degree
+
+
+def plan_split(asked: Parallel, hosts: Sequence[str]) -> Split:
+    """Decide for ranks on these hosts, in the order of the ranks. RequestError for what does not come out even, and for
+    what cannot be combined."""
+    ranks = len(hosts)
+    if asked.word == "hsdp":
+        return Split("hsdp", _rows_by_host(asked, hosts))
+    if asked.word:
+        one_row = (tuple(range(ranks)),)
+        return Split(asked.word, one_row if asked.word == "fsdp" else tuple((rank,) for rank in range(ranks)))
+    degrees = _fill(asked, hosts)
+    if degrees["pipeline"] > 1:
+        raise RequestError(
+            f"{asked.where}: pipeline {degrees['pipeline']} is not built yet: hpcddp does not cut a model into stages",
+            _without(asked, "pipeline").format(),
+        )
+    data, shard, tensor = degrees["data"], degrees["shard"], degrees["tensor"]
+    is_sharded = "shard" in dict(asked.degrees)
+    if data > 1 and tensor > 1 and not is_sharded:
+        sharded = tuple(("shard" if name == "data" else name, degree) for name, degree in asked.degrees)
+        raise RequestError(
+            f"{asked.where}: data {data} with tensor {tensor} is DDP over tensor parallel, which DDP gets wrong without"
+            " an error: its parameters leave the model, so that it is not trained and its checkpoint is empty",
+            f"{asked._replace(degrees=sharded).format()}: FSDP over tensor parallel",
+        )
+    if tensor > 1 and not asked.across_nodes:
+        _check_inside_nodes(asked, tensor, hosts)
+    rows = tuple(tuple(range(copy * shard, (copy + 1) * shard)) for copy in range(data))
+    if not is_sharded and tensor == 1:
+        return Split("ddp", rows)
+    return Split("hsdp" if data > 1 else "fsdp", rows, tensor)
+
+
+def check_goes_with(split: Split, asked: Parallel, *, exact: bool, noise: bool) -> None:
+    """RequestError for what needs whole gradients, where each rank has shards of them."""
+    if split.is_whole:
+        return
+    if exact:
+        ddp = asked._replace(word="ddp", degrees=()).format()
+        raise RequestError(f"exact mode needs whole gradients, and {asked} shards them", ddp)
+    if noise:
+        raise RequestError(f"the gradient noise scale needs whole gradients, and {asked} shards them", "leave it out")
+
+
+def _rows_by_host(asked: Parallel, hosts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """The data ranks of each node."""
+    rows = tuple(tuple(rank for rank, here in enumerate(hosts) if here == host) for host in dict.fromkeys(hosts))
+    if len({len(row) for row in rows}) > 1:
+        counts = ", ".join(f"{len(row)} on {hosts[row[0]]}" for row in rows)
+        raise RequestError(
+            f"{asked.where}: hsdp needs as many ranks on each node; there are {counts}",
+            f"{asked._replace(word='fsdp').format()}, or nodes with the same number of ranks",
+        )
+    return rows
+
+
+def _fill(asked: Parallel, hosts: Sequence[str]) -> dict[str, int]:
+    """Every dimension's degree. RequestError if they are not as many ranks as there are."""
+    degrees = dict.fromkeys(DIMENSIONS, 1) | dict(asked.degrees)
+    ranks, fixed = len(hosts), math.prod(degree for degree in degrees.values() if degree != _REST)
+    rest = next((name for name, degree in degrees.items() if degree == _REST), None)
+    if rest is not None and ranks % fixed == 0:
+        return degrees | {rest: ranks // fixed}
+    if rest is None and ranks == fixed:
+        return degrees
+    needed = f"a multiple of {format_count(fixed, 'rank')}" if rest else format_count(fixed, "rank")
+    raise RequestError(
+        f"{asked.where}: {asked} is for {needed}, and there {'is' if ranks == 1 else 'are'} {_count(hosts)}",
+        _fit(asked, ranks).format(),
+    )
+
+
+def _fit(asked: Parallel, ranks: int) -> Parallel:
+    """The mapping that is nearest to what was asked for and fits: degrees become divisors, and one takes the rest."""
+    rest = next((name for name, degree in asked.degrees if degree == _REST), None)
+    names = [name for name, _ in asked.degrees]
+    rest = rest or ("data" if "data" in names or "shard" in names else "shard")
+    fitted, left = {rest: _REST}, ranks
+    for name, degree in reversed(asked.degrees):  # tensor before shard: it depends on the nodes
+        if name != rest:
+            fitted[name] = math.gcd(degree, left)
+            left //= fitted[name]
+    return asked._replace(degrees=tuple((name, fitted[name]) for name in DIMENSIONS if name in fitted))
+
+
+def _without(asked: Parallel, name: str) -> Parallel:
+    left = tuple((other, degree) for other, degree in asked.degrees if other != name)
+    return asked._replace(degrees=left or (("data", _REST),))
+
+
+def _check_inside_nodes(asked: Parallel, tensor: int, hosts: Sequence[str]) -> None:
+    for first in range(0, len(hosts), tensor):
+        group = dict.fromkeys(hosts[first : first + tensor])
+        if len(group) > 1:
+            here = min(hosts.count(host) for host in group)
+            inside = dict(asked.degrees) | {"tensor": math.gcd(tensor, here)}
+            if _REST not in inside.values():
+                inside = {"shard": _REST, "tensor": inside["tensor"]}
+            fitted = tuple((name, inside[name]) for name in DIMENSIONS if name in inside)
+            raise RequestError(
+                f"{asked.where}: tensor {tensor} would be on {' and '.join(group)}, and its ranks exchange in every"
+                " layer: it belongs inside a node",
+                f"{asked._replace(degrees=fitted).format()}; or, to have it so, {_ACROSS}: true beside it",
+            )
+
+
+def _count(hosts: Sequence[str]) -> str:
+    nodes = len(dict.fromkeys(hosts))
+    return format_count(len(hosts), "rank") + (f" on {format_count(nodes, 'node')}" if nodes > 1 else "")

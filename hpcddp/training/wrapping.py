@@ -1,0 +1,55 @@
+"""How a run takes a model over: on this rank's device, distributed over the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from hpcddp.training.all_ranks import AllRanks
+from hpcddp.training.gradient.gradients import Gradients
+from hpcddp.training.kinds import check_apart, check_unwrapped
+from hpcddp.training.loop import Loop
+from hpcddp.training.parallel.sameness import SameWeights
+from hpcddp.training.parallel.sharded import Blocks
+from hpcddp.training.parallel.strategy import check_blocks
+from hpcddp.training.report import Report
+from hpcddp.training.setup import RunSetup
+
+
+class Wrapping(AllRanks):
+    """The part of a `Runtime` that holds the models as the loop uses them."""
+
+    def __init__(
+        self,
+        setup: RunSetup,
+        gradients: Gradients,
+        loop: Loop,
+        report: Report,
+        list_untrained: Callable[[], list[nn.Module]],
+    ) -> None:
+        super().__init__(setup, loop, report)
+        self._split = setup.split
+        self._gradients = gradients
+        self._same = SameWeights(loop.models, setup.layout, setup.group.device, list_untrained)
+        self._models: dict[int, nn.Module] = {}  # as the loop uses them, by id
+
+    def wrap(self, model: nn.Module, *, blocks: Blocks | None = None, **options: Any) -> nn.Module:
+        """The model on this rank's device, distributed over the ranks if there are several. `prepare` calls it.
+
+        `hpcddp.runtime(parallel=…)` says how. "ddp" wraps it in torch's DistributedDataParallel; the others shard every
+        parameter in place, so make the optimizer afterwards; each module of a class in `blocks` is gathered on its own.
+        `options` are those of torch's DDP or fully_shard. Buffers are not broadcast at each forward pass: they are
+        averaged before an evaluation and a checkpoint.
+        """
+        check_unwrapped(model)
+        check_apart(model, list(self._models.values()))
+        check_blocks(self._split, blocks)
+        if self._split.is_whole:
+            self._loop.models.append(model)
+            self._loop.record.noise.watch(model)
+        wrapped = self._gradients.wrap(model, blocks, options)
+        self._loop.calls.watch(wrapped)
+        self._models[id(wrapped)] = wrapped
+        return wrapped

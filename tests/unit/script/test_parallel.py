@@ -1,0 +1,73 @@
+"""`parallel` of a job: checked against nodes and ranks before it is queued, and passed on to the ranks."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+
+from hpcddp.errors import RequestError
+from hpcddp.parallelism import read_parallel
+from hpcddp.script.explain import explain_script
+from hpcddp.script.record import format_request, plan_record
+
+from .conftest import plan, script
+
+ASKED = {"data": "-1", "shard": "8"}
+
+
+def test_the_ranks_get_it_in_a_variable_that_the_launcher_forwards() -> None:
+    lines = script("abci3", nodes="4", parallel=ASKED).splitlines()
+    assert "export HPCDDP_PARALLEL=data=-1,shard=8" in lines
+    assert any("-x HPCDDP_PARALLEL" in line for line in lines)
+    assert "HPCDDP_PARALLEL" not in script("abci3", nodes="4")
+
+
+def test_an_explanation_names_the_key_that_it_came_from() -> None:
+    [line] = [
+        line for line in explain_script(plan("abci3", parallel="fsdp")).splitlines() if "export HPCDDP_PARALLEL" in line
+    ]
+    assert line.endswith("| --parallel")
+
+
+def test_the_run_folder_has_it_in_the_plan_and_as_a_job_file_that_says_the_same() -> None:
+    job = plan("abci3", nodes="4", parallel=ASKED)
+    assert plan_record(job)["parallel"] == "data=-1,shard=8"
+    again = yaml.safe_load(format_request(job))["parallel"]
+    assert str(read_parallel(again, "parallel in job.yaml")) == "data=-1,shard=8"
+    json.dumps(plan_record(job))
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (
+            {"parallel": {"shard": "16"}},
+            ["shard=16 is for 16 ranks", "32 ranks on 4 nodes", "--parallel data=-1,shard=16"],
+        ),
+        ({"parallel": {"shard": "-1", "tensor": "16"}}, ["node 0 and node 1", "--parallel shard=-1,tensor=8"]),
+        ({"parallel": {"data": "-1", "tensor": "2"}}, ["DDP over tensor parallel", "--parallel shard=-1,tensor=2"]),
+        ({"parallel": "fsdb"}, ["'fsdb' is not known", "did you mean 'fsdp'"]),
+        (
+            {
+                "parallel": {"shard": "-1", "tensor": "2"},
+                "global_batch": "64",
+                "command": ["t.py", "{micro_batch}", "{accumulation}"],
+            },
+            ["32 ranks alike", "has 16 data ranks"],
+        ),
+    ],
+    ids=str,
+)
+def test_a_split_that_cannot_be_is_refused_before_the_job_is_queued(asked: dict[str, object], words: list[str]) -> None:
+    with pytest.raises(RequestError) as error:
+        plan("abci3", nodes="4", **asked)
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+def test_the_global_batch_is_dealt_to_the_data_ranks() -> None:
+    job = plan("abci3", nodes="4", parallel={"shard": "-1", "tensor": "8"}, global_batch="4")
+    assert any("4 = 4 ranks x 1" in remark for remark in job.remarks), job.remarks
+    with pytest.raises(RequestError, match="cannot be split over 32 ranks"):
+        plan("abci3", nodes="4", parallel="fsdp", global_batch="4")

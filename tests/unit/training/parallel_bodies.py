@@ -1,0 +1,82 @@
+"""What the ranks of the tests of splits run: the loop of the manual, however the model is split."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from checkpoint_bodies import CLASSES, FEATURES, make_data
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
+
+import hpcddp
+
+HIDDEN = 8
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(3)
+    layers = [nn.Linear(FEATURES, HIDDEN), nn.Tanh(), nn.Dropout(0.0), nn.Linear(HIDDEN, CLASSES)]
+    return nn.Sequential(*layers).double()
+
+
+def train_all(arguments: list[dict[str, Any]]) -> None:
+    """One training after the other, in the same processes."""
+    for argument in arguments:
+        train(argument)
+
+
+def train(argument: dict[str, Any]) -> None:
+    """Rank 0 writes the whole weights after each step, the norms that were clipped, and the evaluation's sum."""
+    weights, norms = [], []
+    with hpcddp.runtime(
+        argument.get("global_batch", 10),
+        seed=5,
+        max_micro_batch=argument.get("max_micro_batch"),
+        parallel=argument.get("parallel"),
+        run_dir=argument.get("run_dir"),
+        checkpoint=argument.get("checkpoint"),
+    ) as rt:
+        model = make_model()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+        model, optimizer, scheduler, loader, test = rt.prepare(
+            model, optimizer, scheduler, DataLoader(make_data(), 16, shuffle=True), DataLoader(make_data(), 4)
+        )
+        for _epoch in rt.epochs(argument.get("epochs", 2)):
+            for x, y, _ in loader:
+                optimizer.zero_grad()
+                rt.backward(cross_entropy(model(x), y))
+                if rt.is_last_micro_batch:
+                    norms.append(float(_whole(nn.utils.clip_grad_norm_(model.parameters(), 0.1))))
+                optimizer.step()
+                scheduler.step()
+                if rt.is_last_micro_batch:
+                    weights.append([_whole(parameter) for parameter in rt.unwrap(model).parameters()])
+                    if rt.steps + 1 == argument.get("stop_at"):
+                        rt.stop("the test's")
+        with torch.no_grad():
+            total = rt.sum(sum((cross_entropy(model(x), y, reduction="sum") for x, y, _ in test), torch.tensor(0.0)))
+        rt.save_model(f"{argument['out']}.pt")
+    if rt.group.is_first:
+        result = {"weights": weights, "norms": norms, "total": float(total), "steps": rt.steps}
+        torch.save(result, argument["out"])
+        if not rt.stopping:
+            assert Path(f"{argument['out']}.pt").exists()
+
+
+def _whole(tensor: Any) -> torch.Tensor:
+    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().clone()
+
+
+def choose(folder: str) -> None:
+    """Whether a model is sharded: as the job file says (HPCDDP_PARALLEL), and as the program itself says."""
+    sharded = []
+    for parallel in (None, "ddp", {"data": 1, "shard": -1}):
+        with hpcddp.runtime(4, parallel=parallel) as rt:
+            [first, *_] = rt.wrap(nn.Linear(4, 4)).parameters()
+            sharded.append(hasattr(first, "full_tensor"))
+    Path(folder, f"{rt.group.rank}.json").write_text(json.dumps(sharded))
