@@ -57,10 +57,13 @@ def further_variables(
     if options.nodes:
         _check_one_per_node(info, options.nodes)
         from hpcddp.ranks.launch_commands import find_agent
+        from hpcddp.ranks.launchers import AGENTS, LAUNCHERS
 
-        # WORLD_SIZE counts nodes here; the ranks that an agent makes get one of their own
-        watched = _guard(env) if find_agent(command) else {}
-        return agent_variables(env, info, options.nodes, options.ranks_per_node) | watched
+        found = find_agent(command)
+        agent = found[1].agent if found else AGENTS[0]
+        # WORLD_SIZE counts nodes here; the ranks that an agent makes get one of their own, and these marks
+        watched = _guard(env) | {guard.RANK_MARKS: " ".join(LAUNCHERS[agent].marks)} if found else {}
+        return agent_variables(agent, env, info, options.nodes, options.ranks_per_node) | watched
     if info.world_size == 1:
         return {}
     from hpcddp.ranks.device import count_gpus, has_no_accelerator

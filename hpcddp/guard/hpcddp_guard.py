@@ -19,6 +19,7 @@ _WATCHED = "torch.optim.optimizer"
 _NO_GROUPS = {"horovod.torch", "torch_xla", "mpi4py.MPI"}  # they sum gradients without torch's process groups
 _UNUSED_AT = 64  # steps after which something must have been sent: local SGD trains some steps alone
 _GUARDED = "HPCDDP_GUARDED"
+_RANK_MARKS = "HPCDDP_RANK_MARKS"  # as in __init__.py, which is not on this path
 
 
 def check(world_size: int, step: int) -> None:
@@ -103,7 +104,8 @@ def start() -> None:
     Only the first Python of a rank: actors and probes that it starts may train alone. An agent is no rank.
     """
     size = os.environ.get("WORLD_SIZE", "")
-    is_agent = "PET_NNODES" in os.environ and "TORCHELASTIC_RUN_ID" not in os.environ
+    marks = os.environ.get(_RANK_MARKS, "").split()
+    is_agent = bool(marks) and not any(mark in os.environ for mark in marks)
     if is_agent or not size.isdigit() or int(size) < 2 or os.environ.get(_GUARDED):
         return
     if os.environ.get("HPCDDP_INDEPENDENT", "").lower() in ("", "0", "false", "no"):

@@ -37,8 +37,10 @@ def framework_variables(env: Mapping[str, str], launch: Launch, *, gpus: int, cp
     return {name: value for name, value in found.items() if name not in env}
 
 
-def agent_variables(env: Mapping[str, str], info: RankInfo, nodes: int, ranks_per_node: int) -> dict[str, str]:
-    """What agents read where their options say nothing: they meet at rank 0's address, which `env` has."""
+def agent_variables(
+    agent: str, env: Mapping[str, str], info: RankInfo, nodes: int, ranks_per_node: int
+) -> dict[str, str]:
+    """What this agent reads where its options say nothing: all of them meet at rank 0's address, which `env` has."""
     node = "0" if nodes == 1 else str(info.rank)
     values = {
         "nodes": str(nodes),
@@ -47,7 +49,7 @@ def agent_variables(env: Mapping[str, str], info: RankInfo, nodes: int, ranks_pe
         "master_addr": env["MASTER_ADDR"],
         "master_port": env["MASTER_PORT"],
     }
-    found = {name: values[what] for row in LAUNCHERS.values() for name, what in row.reads.items()}
+    found = {name: values[what] for name, what in LAUNCHERS[agent].reads.items()}
     found |= {"NODE_RANK": node, "GROUP_RANK": node}
     return {name: value for name, value in found.items() if name not in env}
 

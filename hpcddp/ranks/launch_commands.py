@@ -21,29 +21,11 @@ class AgentCommand(Record):
 
 
 # What starts ranks as well and has no row: no rank's variables of it were ever recorded.
-_ACCELERATES = ("accelerate launch", "accelerate-launch", "-m accelerate.commands.launch")
-_FOREIGN = ("aprun", "ibrun", "deepspeed", *_ACCELERATES)
-# One of them is an agent: it calls torchrun's code, which reads PET_* where its own options say nothing.
-_ACCELERATE = AgentCommand(
-    "accelerate launch",
-    next(name for name in AGENTS if LAUNCHERS[name].reads),
-    {"--num-processes": "--ranks-per-node"},
-    ("--num-machines", "--machine-rank", "--main-process-ip", "--rdzv-backend", "--rdzv-conf"),
-    (
-        "-m",
-        "--module",
-        "--no-python",
-        "--multi-gpu",
-        "--cpu",
-        "--use-fsdp",
-        "--use-deepspeed",
-        "--debug",
-        "-q",
-        "--quiet",
-    ),
-)
+_FOREIGN = ("aprun", "ibrun", "deepspeed")
 #: Commands that start one process per rank; of two words where the first alone does not.
-COMMANDS = frozenset((*(command for row in LAUNCHERS.values() for command in row.commands), *_FOREIGN))
+COMMANDS = frozenset(
+    (*(command for row in LAUNCHERS.values() for made in row.all_commands for command in made.commands), *_FOREIGN)
+)
 #: Their programs.
 PROGRAMS = frozenset(command for command in COMMANDS if " " not in command)
 
@@ -67,12 +49,11 @@ def find_agent(words: Sequence[str]) -> tuple[int, AgentCommand] | None:
     if found is None:
         return None
     at, name = found
-    if name in _ACCELERATES:
-        return at, _ACCELERATE._replace(command=name)
-    row = next((LAUNCHERS[agent] for agent in AGENTS if name in LAUNCHERS[agent].commands), None)
-    return (
-        (at, AgentCommand(name, row.name, row.typed, row.rendezvous_options, row.flags)) if row and row.reads else None
-    )
+    for row in (LAUNCHERS[agent] for agent in AGENTS if LAUNCHERS[agent].reads):
+        for made in row.all_commands:
+            if name in made.commands:
+                return at, AgentCommand(name, row.name, made.typed, made.rendezvous_options, made.flags)
+    return None
 
 
 def ask_for(command: str) -> str:

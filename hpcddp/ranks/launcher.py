@@ -47,6 +47,18 @@ class Step(Record):
     in_shell: tuple[tuple[str, str], ...]
 
 
+class FrontEnd(Record):
+    """A program that starts an agent by options of its own. The agent still reads its variables where they say nothing.
+
+    Fields as in `Launcher`.
+    """
+
+    commands: tuple[str, ...]
+    typed: Mapping[str, str]
+    rendezvous_options: tuple[str, ...]
+    flags: tuple[str, ...]
+
+
 class Launcher(Record):
     """One launcher. Variable names; an empty name: this launcher does not say it.
 
@@ -125,6 +137,8 @@ class Launcher(Record):
     rendezvous_options: tuple[str, ...] = ()
     #: Its options that no value follows.
     flags: tuple[str, ...] = ()
+    #: Programs that start this agent.
+    front_ends: tuple[FrontEnd, ...] = ()
     #: Its option that binds no rank to CPUs, if it does bind them.
     unbound: str = ""
     #: Words by which its `--version` is recognised.
@@ -171,6 +185,11 @@ class Launcher(Record):
     def is_agent(self) -> bool:
         """Whether it makes the ranks of one node, so that something else has to start it once per node."""
         return self.depth == AGENT and bool(self.program)
+
+    @property
+    def all_commands(self) -> tuple[FrontEnd, ...]:
+        """Its own commands, then those of its front ends, each with its options."""
+        return (FrontEnd(self.commands, self.typed, self.rendezvous_options, self.flags), *self.front_ends)
 
 
 def shows(env: Mapping[str, str], mark: str) -> bool:

@@ -8,7 +8,7 @@ where each row was seen in docs/ranks.md.
 from __future__ import annotations
 
 from hpcddp.ranks.launch_line import FromShell, host_words, program_word
-from hpcddp.ranks.launcher import AGENT, MPI, RESOURCE_MANAGER, Launcher
+from hpcddp.ranks.launcher import AGENT, MPI, RESOURCE_MANAGER, FrontEnd, Launcher
 from hpcddp.ranks.mpi_launchers import HYDRA, MPI_LAUNCHERS
 from hpcddp.ranks.slurm_step import FIRST_OWN_STEP, SLURM_STEP
 from hpcddp.record import TYPE_CHECKING
@@ -78,6 +78,16 @@ def _torchrun_line(job: LaunchRequest) -> Iterator[Words]:
     else:
         yield ("--standalone",)
 
+
+_ACCELERATE = FrontEnd(  # it calls torchrun's code
+    commands=("accelerate launch", "accelerate-launch", "-m accelerate.commands.launch"),
+    typed={"--num-processes": "--ranks-per-node"},
+    rendezvous_options=("--num-machines", "--machine-rank", "--main-process-ip", "--rdzv-backend", "--rdzv-conf"),
+    flags=(
+        *("-m", "--module", "--no-python", "--multi-gpu", "--cpu", "--use-fsdp", "--use-deepspeed"),
+        *("--debug", "-q", "--quiet"),
+    ),
+)
 
 LAUNCHERS: dict[str, Launcher] = {
     **MPI_LAUNCHERS,
@@ -165,6 +175,7 @@ LAUNCHERS: dict[str, Launcher] = {
             *("--node-rank", "--master-addr", "--master-port"),
         ),
         flags=("--standalone", "--no-python", "-m", "--module", "--run-path", "--use-env", "--virtual-local-rank"),
+        front_ends=(_ACCELERATE,),
         order=60,
         program="torchrun",
         line=_torchrun_line,

@@ -83,11 +83,11 @@ def test_what_a_rank_starts_is_not_watched(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("more", "is_watched"),
-    [({}, False), ({"TORCHELASTIC_RUN_ID": "none"}, True)],
-    ids=["the agent", "its rank"],
+    [({}, False), ({"ORBIT_RANK": "0"}, True), ({"ORBIT_ID": "x"}, True)],
+    ids=["the agent", "its rank", "its rank by another mark"],
 )
 def test_an_agent_is_no_rank(tmp_path: Path, more: dict[str, str], is_watched: bool) -> None:
-    assert watched(tmp_path, PET_NNODES="2", **more) is is_watched
+    assert watched(tmp_path, **{guard.RANK_MARKS: "ORBIT_RANK ORBIT_ID"}, **more) is is_watched
 
 
 def test_the_end_cannot_be_caught(tmp_path: Path) -> None:

@@ -55,8 +55,9 @@ AGENT = """\
         grace_s=7,
     ),
 """
-# Another one, which takes the warning signal as well.
+# Another one, which takes the warning signal as well, and which can be the command of a job.
 OTHER_AGENT = AGENT.replace("orbit", "comet").replace("ORBIT", "COMET").replace('"USR2"', '"USR1"')
+OTHER_AGENT = OTHER_AGENT.replace('        program="', '        reads={"COMET_NODES": "nodes"},\n        program="')
 AGENT_PARTIAL = """\
 # orbit starts the ranks of its node
 {% for words in job.agent_line %}
@@ -228,6 +229,19 @@ def test_layout_and_env_know_an_agents_ranks_and_its_command_inside_a_rank_is_re
     assert "hint: --ranks-per-node 4" in typed.stderr
     refused = checkout.plan("render", "--", "orbit", "--each", "4", "python", "x.py")
     assert (refused.returncode, "(and --launcher orbit if orbit shall start it)" in refused.stderr) == (2, True)
+
+
+def test_an_agent_as_the_command_gets_its_own_variables_and_the_guard_knows_its_ranks_by_its_row(
+    checkout: Checkout,
+) -> None:
+    (checkout.folder / "bin/comet").write_text("#!/bin/sh\nexec env\n")
+    (checkout.folder / "bin/comet").chmod(0o755)
+    path = f"{checkout.folder}/bin:/usr/bin:/bin"
+    done = checkout.run("exec", "--nodes", "1", "--ranks-per-node", "4", "--", "comet", "true", PATH=path)
+    found = dict(line.partition("=")[::2] for line in done.stdout.splitlines())
+    assert found.get("COMET_NODES") == "1", done.stderr
+    assert found.get("HPCDDP_RANK_MARKS") == "COMET_RANK COMET_SIZE"
+    assert not [name for name in found if name.startswith("PET_")]
 
 
 def test_a_row_before_all_others_is_not_the_first_choice(checkout: Checkout) -> None:

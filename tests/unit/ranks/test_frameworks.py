@@ -62,7 +62,7 @@ def test_a_rank_with_all_of_it_is_still_its_launchers() -> None:
 
 def test_an_agent_gets_its_node_and_where_all_meet() -> None:
     env = {"MASTER_ADDR": "a", "MASTER_PORT": "12345", "PET_NNODES": "7"}
-    found = agent_variables(env, resolve(openmpi(1, 2, 1)), 2, 8)
+    found = agent_variables("torchrun", env, resolve(openmpi(1, 2, 1)), 2, 8)
     assert "PET_NNODES" not in found, "the user's own"
     assert found["PET_NODE_RANK"] == found["NODE_RANK"] == found["GROUP_RANK"] == "1"
     assert (found["PET_NPROC_PER_NODE"], found["PET_MASTER_ADDR"], found["PET_MASTER_PORT"]) == ("8", "a", "12345")

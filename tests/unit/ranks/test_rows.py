@@ -166,8 +166,7 @@ def test_outside_of_ranks_schedulers_and_lint_no_file_names_one_launcher_or_sche
     own = {*JOB_LAUNCHERS, *(name for row in LAUNCHERS.values() for name in row.containers)}
     named = {}
     for path in FILES:
-        # the guard runs in the rank's own Python, which may know no hpcddp: it cannot ask the rows
-        if path.parent not in {OF_ENVIRONMENTS, PACKAGE / "schedulers", PACKAGE / "guard"}:
+        if path.parent not in {OF_ENVIRONMENTS, PACKAGE / "schedulers"}:
             found = named_in(path, rows) | (constants(path) & own) | variables_in(texts(path))
             named[str(path.relative_to(PACKAGE))] = found
     assert {path: found for path, found in named.items() if found} == {}
@@ -182,6 +181,7 @@ def programs_and_titles() -> set[str]:
         found |= {row.title, *(command[0] for command in commands if command)} if not row.this_machine else set()
     for launcher in LAUNCHERS.values():
         found |= {launcher.program, *launcher.commands, *launcher.version_words} - {""}
+        found |= {command for front in launcher.front_ends for command in front.commands}
     return found
 
 
