@@ -24,6 +24,7 @@ from hpcddp.ranks.device import count_gpus
 from hpcddp.ranks.launch_commands import launcher_of_version
 from hpcddp.ranks.launcher import Launcher
 from hpcddp.ranks.launchers import AGENTS, JOB_LAUNCHERS, LAUNCHERS, launchers_under
+from hpcddp.ranks.resolve import launch_line
 from hpcddp.schedulers.registry import find_scheduler, scripted_schedulers, submit_commands
 from hpcddp.schedulers.run import ask_job_end, run_program
 from hpcddp.script.find_site import Choice, open_site
@@ -178,7 +179,7 @@ def _site(named: str | None, allocation: Allocation | None, env: Mapping[str, st
         if not own or not scheduler.fits_allocation:
             raise LaunchError(
                 f"hpcddp launch cannot start ranks in an allocation of {scheduler.title}",
-                f"start the ranks yourself: {scheduler.launch_line(allocation.slots, env)} hpcddp exec -- command",
+                f"start the ranks yourself: {launch_line(allocation, env)} hpcddp exec -- command",
             )
     site = open_site(Choice(named, "--site") if named else Choice(own, "the allocation"), env)
     if allocation is not None and site.scheduler != allocation.scheduler:

@@ -11,7 +11,7 @@ from hpcddp.errors import LaunchError, nearest
 from hpcddp.ranks import consistency
 from hpcddp.ranks.candidates import find_candidates, read_row, stands
 from hpcddp.ranks.innermost import NO_EVIDENCE, JudgedCandidate, choose, without_leftovers
-from hpcddp.ranks.launchers import LAUNCHER_NAMES, LAUNCHERS
+from hpcddp.ranks.launchers import LAUNCHER_NAMES, LAUNCHERS, launchers_under
 from hpcddp.ranks.rankinfo import NUMBERS, RankInfo
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.schedulers.registry import find_scheduler
@@ -173,8 +173,17 @@ def not_launched(allocation: Allocation, env: Mapping[str, str]) -> LaunchError:
 
 def command(allocation: Allocation, env: Mapping[str, str]) -> str:
     """What to type in this allocation to get its ranks."""
-    launcher = find_scheduler(allocation.scheduler).launch_line(allocation.slots, env)
-    return f"{launcher} hpcddp exec -- COMMAND   (or: hpcddp launch -- COMMAND)"
+    return f"{launch_line(allocation, env)} hpcddp exec -- COMMAND   (or: hpcddp launch -- COMMAND)"
+
+
+def launch_line(allocation: Allocation, env: Mapping[str, str]) -> str:
+    """What starts the ranks that this allocation was asked for."""
+    scheduler = find_scheduler(allocation.scheduler)
+    row = LAUNCHERS[scheduler.launcher or launchers_under(scheduler.name)[0]]
+    ranks = scheduler.count_ranks(allocation.slots, env)
+    if not ranks and row.of_scheduler:
+        return row.program  # it asks the scheduler
+    return row.command.format(n=ranks or "N")
 
 
 def _single(why: str) -> FoundRank:

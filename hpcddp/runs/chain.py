@@ -121,6 +121,6 @@ def _has_queued(attempt: AttemptFolder, name: str) -> bool:
 
 
 def _job_number(text: str) -> str:
-    """`1234` of PBS's `1234.pbs1`, of sbatch's `1234;cluster` and of what qsub says around it."""
+    """The first number: around it may stand a server, a cluster or a sentence."""
     found = re.search(r"\d+", text)
     return found[0] if found else text

@@ -18,16 +18,11 @@ def find_job(env: Mapping[str, str], nodefile: str | None) -> Allocation | None:
     return Allocation("flux", job or "", None if nodefile is None else read_nodefile(nodefile), nodefile or "")
 
 
-def launch_line(_slots: int | None, _env: Mapping[str, str]) -> str:
-    """flux run takes hosts from the instance; the number of tasks has to be said."""
-    return "flux run -n N"
-
-
 SCHEDULER = Scheduler(
     name="flux",
     title="Flux",
     order=60,
     variables=Variables(prefixes=("FLUX_",), job_id="FLUX_JOB_ID"),
     find_job=find_job,
-    launch_line=launch_line,
+    launcher="flux",
 )

@@ -142,8 +142,8 @@ def _no_file(_env: Mapping[str, str]) -> str | None:
     return None
 
 
-def _mpirun(slots: int | None, _env: Mapping[str, str]) -> str:
-    return f"mpirun -np {slots or 'N'}"
+def _slots(slots: int | None, _env: Mapping[str, str]) -> int | None:
+    return slots
 
 
 class Scheduler(Record):
@@ -165,4 +165,6 @@ class Scheduler(Record):
     find_kept_hostfile: Callable[[Mapping[str, str]], str | None] = _no_file
     no_slots: str = ""  # the request with which a job has no slot, so that its list of hosts is empty
     owns_bare_hostfile: bool = False  # whether a host file without any job around it is taken for this scheduler's
-    launch_line: Callable[[int | None, Mapping[str, str]], str] = _mpirun  # (slots, environment) -> what starts ranks
+    #: (slots, environment) -> how many ranks a job was asked for; None: it does not say.
+    count_ranks: Callable[[int | None, Mapping[str, str]], int | None] = _slots
+    launcher: str = ""  # the row of the launcher that comes with it, where no job script can use that one

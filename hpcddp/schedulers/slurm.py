@@ -43,10 +43,9 @@ def find_job(env: Mapping[str, str], _nodefile: str | None) -> Allocation | None
     return Allocation("slurm", job, tuple(counts.items()) or None, source, interactive)
 
 
-def launch_line(_slots: int | None, env: Mapping[str, str]) -> str:
-    """srun takes hosts and counts from the job; its number of tasks is said where all of it is one component's."""
-    tasks = env.get("SLURM_NTASKS", "") if "SLURM_HET_SIZE" not in env else ""
-    return f"srun --ntasks={tasks}" if tasks.isdigit() else "srun"
+def count_ranks(_slots: int | None, env: Mapping[str, str]) -> int | None:
+    """The job's number of tasks, where all of it is one component's."""
+    return read_number(env.get("SLURM_NTASKS", "")) if "SLURM_HET_SIZE" not in env else None
 
 
 def describe_answer(answer: Answer) -> str:
@@ -214,5 +213,5 @@ SCHEDULER = Scheduler(
         "REVOKED": "cancelled",
     },
     find_job=find_job,
-    launch_line=launch_line,
+    count_ranks=count_ranks,
 )

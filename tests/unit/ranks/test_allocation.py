@@ -123,6 +123,8 @@ def test_lsf_lists_its_hosts_in_variables(env: dict[str, str], hosts: object) ->
         ({"LSB_JOBID": "1", "LSB_MCPU_HOSTS": "h1 2 h2 2"}, "mpirun -np 4 "),
         ({"PJM_JOBID": "1"}, "mpirun -np N "),
         ({"FLUX_ENCLOSING_ID": "f1", "FLUX_URI": "local:///x"}, "flux run -n N "),
+        ({"SLURM_JOB_ID": "1"}, "srun hpcddp exec"),
+        ({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "6", "SLURM_HET_SIZE": "2"}, "srun hpcddp exec"),
         ({"PBS_JOBID": "1.pbs", "PBS_ENVIRONMENT": "PBS_INTERACTIVE"}, "mpirun -np N "),
         ({"JOB_ID": "1", "SGE_TASK_ID": "undefined"}, "mpirun -np N "),
         ({"SLURM_JOBID": "1"}, "srun "),
