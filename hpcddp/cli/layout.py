@@ -70,17 +70,17 @@ def format_layout(plan: JobPlan) -> str:
             f" for {plan.walltime}, {plan.cpus_per_rank} {unit} each, started by {plan.makes_ranks}",
             "",
             *lines,
-            *_told(plan, last),
+            *_variable_lines(plan, last),
         ]
     )
 
 
-def _told(plan: JobPlan, place: Place) -> list[str]:
-    """What a rank will be told; nothing where an unknown command makes the ranks."""
+def _variable_lines(plan: JobPlan, place: Place) -> list[str]:
+    """What a rank's launcher sets for it; nothing where an unknown command makes the ranks."""
     if plan.own_ranks == SOME_COMMAND:
         return [""]
     variables = (f"  {name}={value}" for name, value in _variables(plan, place).items())
-    return ["", f"{plan.makes_ranks} will tell rank {place.rank}:", *variables, ""]
+    return ["", f"{plan.makes_ranks} sets for rank {place.rank}:", *variables, ""]
 
 
 def _shown(plan: JobPlan) -> list[int]:

@@ -68,7 +68,7 @@ def check_not_taken(run: RunFolder, attempt: str) -> None:
     if holder is not None and holder.attempt != attempt:
         raise HeldError(
             f"run {show_path(run.path)} was taken by {holder} from attempt {attempt}, which writes no more",
-            f"end what is left of attempt {attempt}; the run goes on in the other one",
+            f"end what is left of attempt {attempt}; the run continues in the other one",
         )
 
 
@@ -93,7 +93,7 @@ def release_run(run: RunFolder, attempt: str) -> None:
 
 
 def note_loaded(run: RunFolder, attempt: str) -> None:
-    """This attempt goes on from the run's checkpoint, or begins the run: it belongs to the attempt's command now."""
+    """This attempt resumes from the run's checkpoint, or begins the run: it belongs to the attempt's command now."""
     _, path = find_holder(run)
     holder = read_holder(path) if path is not None else None
     if path is not None and holder is not None and holder.attempt == attempt:

@@ -80,8 +80,8 @@ def _refuse_rendezvous_options(agent: AgentCommand, given: Mapping[str, str]) ->
     for option in agent.rendezvous_options:
         if option in given:
             raise RequestError(
-                f"{agent.command} {option} on several nodes: hpcddp tells each node's {agent.command} its number and"
-                " where they meet",
+                f"{agent.command} {option} on several nodes: hpcddp gives each node's {agent.command} its node rank"
+                " and the rendezvous",
                 f"leave out {option}",
             )
 

@@ -174,7 +174,7 @@ class Preparation(Wrapping):
             self.layout,
             self.device,
             how.reading,
-            meets_in_forward=lambda: self._gradients.meets_in_forward,
+            forward_is_collective=lambda: self._gradients.forward_is_collective,
             starts=self._average_buffers,
             gives=self._loop.count_batch,
             begins=self._same.evaluations.begin,

@@ -41,7 +41,7 @@ class Saving(Preparation):
         """Write a checkpoint of this step, unless there is one or nothing is tracked or there is no run folder.
 
         Inside the loop over the loader it is written when the step is over, and after it, in the body of `rt.epochs`,
-        when that is: a resumed run goes on after it.
+        when that is: a resumed run continues after it.
         """
         if not self._loop.inside and self._loop.open_epoch is None:
             self._agree("called rt.save()")

@@ -17,7 +17,7 @@ class Start(NamedTuple):
 
 
 def format_start(start: Start) -> str:
-    """One line: the batch plan, the ranks and their devices, and from which step the run goes on, if from any."""
+    """One line: the batch plan, the ranks and their devices, and from which step the run resumes, if from any."""
     resumed = f"resumed from step {start.resumed_from}" if start.resumed_from is not None else None
     saved = None if start.saves else "no run folder: nothing is saved"
     return "; ".join(filter(None, [f"global batch: {start.plan}", start.ranks, resumed, saved]))

@@ -32,7 +32,7 @@ class EvaluationLoader:
         device: torch.device,
         reading: Reading,
         *,
-        meets_in_forward: Callable[[], bool] = lambda: False,
+        forward_is_collective: Callable[[], bool] = lambda: False,
         starts: Callable[[], None] = lambda: None,
         gives: Callable[[], None] = lambda: None,
         begins: Callable[[], None] = lambda: None,
@@ -57,7 +57,7 @@ class EvaluationLoader:
         self._starts = starts
         self._gives = gives
         self._begins, self._goes_on = begins, goes_on
-        self._meets_in_forward = meets_in_forward
+        self._forward_is_collective = forward_is_collective
         self._batches = len(batches)
         self._loader: DataLoader[Any] = DataLoader(
             dataset, batch_sampler=batches, generator=torch.Generator(), **reading.options(device)
@@ -68,7 +68,7 @@ class EvaluationLoader:
 
     def __iter__(self) -> Iterator[Any]:
         check_length(self.dataset, self.samples)
-        if self._uneven and self._meets_in_forward():
+        if self._uneven and self._forward_is_collective():
             raise RequestError(
                 f"{format_count(self.samples, 'sample')} in batches of {self.batch_size} leave some ranks one batch"
                 " less, and a sharded model needs all ranks in each forward pass",

@@ -124,7 +124,7 @@ def check_length(dataset: Dataset[Any], samples: int) -> None:
     if now != samples:
         raise RequestError(
             f"this {type(dataset).__name__} has {now} samples now, and had {samples} when its loader was made: the"
-            " runtime would go on with those",
+            " runtime would continue with those",
             "give it its last length from the start; or after each change begin a new run: with hpcddp.runtime(…) as"
             " rt: model, optimizer, loader = rt.prepare(…)",
         )

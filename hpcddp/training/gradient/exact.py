@@ -36,7 +36,7 @@ class ExactGradients:
 
     buffers_differ = False
     adds_up_in_place = False
-    meets_in_forward = False
+    forward_is_collective = False
     averaged_over = 1  # the slices' gradients are summed, and a slice's loss is weighted by n / N
 
     def __init__(self, group: Group, layout: Layout, slices: int, method: str) -> None:

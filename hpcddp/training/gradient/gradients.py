@@ -32,7 +32,7 @@ class Gradients(Protocol):
         """What the sum of all gradients is divided by."""
 
     @property
-    def meets_in_forward(self) -> bool:
+    def forward_is_collective(self) -> bool:
         """Whether a forward pass is a collective: then all ranks need the same number of them."""
 
     def wrap(self, model: nn.Module, blocks: Blocks | None, options: dict[str, Any]) -> nn.Module:

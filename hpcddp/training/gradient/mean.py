@@ -37,8 +37,8 @@ class MeanGradients:
         return self._layout.data_size
 
     @property
-    def meets_in_forward(self) -> bool:
-        return any(model.meets_in_forward for model in self._models)
+    def forward_is_collective(self) -> bool:
+        return any(model.forward_is_collective for model in self._models)
 
     def wrap(self, model: nn.Module, blocks: Blocks | None, options: dict[str, Any]) -> nn.Module:
         """The model on its device; neither wrapped nor sharded at data size 1."""

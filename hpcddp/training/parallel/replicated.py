@@ -28,7 +28,7 @@ def wrap_ddp(
 class ReplicatedModel:
     """A model on its device, in DDP."""
 
-    meets_in_forward = False
+    forward_is_collective = False
     replaced = ()
 
     def __init__(self, model: nn.Module, device: torch.device, layout: Layout, options: dict[str, Any]) -> None:

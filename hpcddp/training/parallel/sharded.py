@@ -27,7 +27,7 @@ Blocks = type[nn.Module] | tuple[type[nn.Module], ...]
 class ShardedModel:
     """A model whose parameters, gradients and optimizer state are sharded over the data ranks, in place."""
 
-    meets_in_forward = True
+    forward_is_collective = True
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ class ParallelModel(Protocol):
         """The model as the training loop is to use it."""
 
     @property
-    def meets_in_forward(self) -> bool:
+    def forward_is_collective(self) -> bool:
         """Whether a forward pass is a collective."""
 
     @property
