@@ -7,7 +7,7 @@ from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.schedulers.nodelist import expand_counts
 from hpcddp.schedulers.registry import all_schedulers
-from hpcddp.units import format_count
+from hpcddp.units import format_count, read_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -59,7 +59,7 @@ def check_cpus_per_rank(env: Mapping[str, str], info: RankInfo, machine: Machine
     if row is None or row.cpus_per_rank is None:
         return None
     of_job, to_launcher = row.cpus_per_rank
-    asked = _number(env.get(of_job, ""))
+    asked = read_number(env.get(of_job, ""))
     if asked is None or machine.cpus is None or machine.cpus >= asked or env.get(to_launcher):
         return None
     message = f"the job has {format_count(asked, 'CPU')} per task ({of_job}), but this rank may use {machine.cpus}"
@@ -68,7 +68,7 @@ def check_cpus_per_rank(env: Mapping[str, str], info: RankInfo, machine: Machine
 
 def check_threads(env: Mapping[str, str], info: RankInfo, machine: Machine) -> Check | None:
     """A scheduler may set OMP_NUM_THREADS to all CPUs of the node, for each of its ranks (OpenPBS, start_exec.c)."""
-    threads = _number(env.get("OMP_NUM_THREADS", "").partition(",")[0])
+    threads = read_number(env.get("OMP_NUM_THREADS", "").partition(",")[0])
     ranks = info.local_world_size or 1
     if threads is None or machine.cores is None or ranks == 1:
         return None
@@ -86,7 +86,7 @@ def check_gpu_cgroups(env: Mapping[str, str], info: RankInfo) -> Check | None:
     if "," in mask or not mask or (info.local_world_size or 1) < 2:
         return None
     for rule in (row.one_gpu for row in all_schedulers()):
-        on_node = _number(env.get(rule.gpus, "")) or 0
+        on_node = read_number(env.get(rule.gpus, "")) or 0
         if on_node < 2 or not any(name in env and text in env[name] for name, text in rule.marks.items()):
             continue
         message = f"{rule.option} shows this rank 1 of {on_node} GPUs, which can keep ranks from copying GPU to GPU"
@@ -159,7 +159,3 @@ def _counts(text: str) -> list[int]:
         return expand_counts(text) if text else []
     except LaunchError:
         return []  # others say what is wrong with it
-
-
-def _number(text: str) -> int | None:
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None

@@ -61,8 +61,6 @@ SCHEDULER = Scheduler(
         site_words={"account": ("-P", "-A", "-g"), "size": ("type", "pe")},
         printed=r"-[NrjgA]\b|-cwd\b|-pe\b|-l *h_rt\b",
         outputs=("-o", "-e"),
-        output=r"[\w.+/-]+",
-        constraint=r"\w+=[\w.+,=-]+",
         mail={"begin": "b", "end": "e", "fail": "a"},
         array_first=1,
         dependencies=("afterany",),  # -hold_jid waits for a job's end, whatever its status

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _NOTHING: Mapping[str, str] = {}
 _NO_LIMITS: Mapping[str, int] = {}
 _NO_WORDS: Mapping[str, tuple[str, ...]] = {}
-#: The longest job name, in characters, where a row does not give one: measured on OpenPBS 23.06.
+#: The longest job name, in characters, where a row does not give one: file names of job and output stay below 255.
 LONGEST_NAME = 230
 
 

@@ -437,13 +437,14 @@ class Noisy(Dataset[Any]):
 
     def __init__(self, rank: int, *, draws: bool) -> None:
         self._data, self._rank, self._draws = make_data(), rank, draws
+        self._own = random.Random(rank)
 
     def __len__(self) -> int:
         return len(self._data)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         x, y = self._data[index]
-        noise = random.SystemRandom().random() if self._draws else 1e-6 * self._rank
+        noise = self._own.random() if self._draws else 1e-6 * self._rank
         return x + noise, y
 
 

@@ -112,6 +112,9 @@ def test_an_exact_attempt_of_a_run_that_was_not_says_that_the_run_is_not_exact(t
     assert state["exact"]["deviations"] == ["steps 1 to 2 were not exact"]
 
 
+_NOISE = random.Random(1)  # of all data sets: each draws other numbers
+
+
 class Rows(Dataset[Any]):
     """Of ones, and of random numbers of its own if there is noise."""
 
@@ -122,7 +125,7 @@ class Rows(Dataset[Any]):
         return 40
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        drawn = self._noise * random.SystemRandom().random() + 0.1 * float(torch.rand(()))
+        drawn = self._noise * _NOISE.random() + 0.1 * float(torch.rand(()))
         return torch.full((2,), self._factor + drawn), torch.ones(1)
 
 
