@@ -9,16 +9,19 @@ import sys
 from collections.abc import Mapping
 
 from hpcddp.cli.parser import VerbParser
+from hpcddp.cli.request import listed
 from hpcddp.errors import RequestError
 from hpcddp.lint.check import lint_python, lint_script, refuse_no_text
 from hpcddp.lint.equivalent import SameJob, same_job, same_job_where_the_queue_is
 from hpcddp.lint.finding import Finding
-from hpcddp.lint.script import Script, read_script, refuse_other_directives
+from hpcddp.lint.script import READERS, Script, read_script, refuse_other_directives
+from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.script.find_site import Choice, open_site, site_files
 from hpcddp.script.site import Site
 
-_DESCRIPTION = """\
-Find known mistakes in job scripts for PBS, Slurm or Grid Engine, and in training scripts (.py). Nothing is run.
+_SCHEDULERS = listed([find_scheduler(name).title for name in READERS])
+_DESCRIPTION = f"""\
+Find known mistakes in job scripts for {_SCHEDULERS}, and in training scripts (.py). Nothing is run.
 Each mistake comes with its line and with what hpcddp writes instead; docs/lint.md has them all, with the evidence."""
 
 
