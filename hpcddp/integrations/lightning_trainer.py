@@ -67,7 +67,7 @@ def attach(trainer: Any, env: Mapping[str, str]) -> None:
 
 def _turn_off_requeue(trainer: Any) -> None:
     """Lightning would requeue the job, which the chain has followed by another one."""
-    environment: Any = getattr(trainer.strategy, "cluster_environment", None)
+    environment: Any = trainer._accelerator_connector.cluster_environment  # a strategy of one device has none
     if getattr(environment, "auto_requeue", False):
         environment.auto_requeue = False
         if trainer.is_global_zero:

@@ -73,6 +73,8 @@ class Run:
             )
         if self.ranks.is_first:
             open_attempt(self.attempt)
+            with suppress(OSError):
+                os.unlink(self._failed)  # of a start before, in a job that was requeued
             note_loaded(self.attempt.run, self.attempt.name)
         if self.saved is not None:
             self._watch.pace.expect_save(self.saved.seconds)
@@ -143,10 +145,15 @@ class Run:
         if isinstance(error, HeldError | NewerFileError):  # the state of another attempt, or of a newer hpcddp, stays
             return
         what = str(error).partition("\n")[0]
-        with suppress(OSError, HeldError), open(os.path.join(self.attempt.path, "failed-rank"), "x") as file:
+        with suppress(OSError, HeldError), open(self._failed, "x") as file:
             file.write(f"{self.ranks.rank}\n")
             reason = f"rank {self.ranks.rank}: {type(error).__name__}: {what}"
             write_failure(self.attempt, reason, step=self._saved_at[0], epoch=self._saved_at[1])
+
+    @property
+    def _failed(self) -> str:
+        """The first rank that fails makes this file."""
+        return os.path.join(self.attempt.path, "failed-rank")
 
     @contextmanager
     def _timed(self, step: int, epoch: int, began: float | None = None) -> Iterator[dict[str, Any]]:

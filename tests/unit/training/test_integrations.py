@@ -6,6 +6,8 @@ import json
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +23,7 @@ from hpcddp.integrations.loop import open_loop
 from hpcddp.integrations.random_state import restore_random_state, save_random_state
 from hpcddp.integrations.save_time import SeenOptimizers
 from hpcddp.integrations.saved import Saved
+from hpcddp.integrations.trainers import check_all_ranks
 from hpcddp.integrations.world import check_world
 from hpcddp.runs.chain import Link, decide_start
 from hpcddp.runs.folder import RunFolder, list_checkpoints
@@ -205,6 +208,18 @@ def test_another_attempt_that_has_taken_the_run_keeps_its_state(alone: Callable[
             pass
         release_run(RunFolder(str(tmp_path / "run")), "b")
         take_run(RunFolder(str(tmp_path / "run")), describe_process("a", os.getpid(), {}, ()), lambda *_: None)
+
+
+def test_a_trainer_that_found_fewer_ranks_is_refused() -> None:
+    with pytest.raises(LaunchError, match="the trainer has 1 of the 2 ranks that were started"):
+        check_all_ranks({"WORLD_SIZE": "2"}, 1, "use all ranks")
+    check_all_ranks({"WORLD_SIZE": "2"}, 2, "use all ranks")
+    check_all_ranks({}, 1, "use all ranks")
+
+
+def test_nothing_is_imported_before_it_is_used() -> None:
+    code = "import hpcddp, sys; hpcddp.integrations.loop; assert not {'torch', 'transformers'} & set(sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_attach_takes_trainers_alone() -> None:

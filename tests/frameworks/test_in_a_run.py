@@ -1,0 +1,113 @@
+"""The scripts of docs/frameworks.md, stopped and resumed: they give the weights of an undisturbed run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+PROGRAMS = Path(__file__).parent / "programs"
+ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if os.geteuid() == 0 else {}
+# heading of the page -> the file of the weights
+SCRIPTS = {
+    "HF Trainer": "model/model.safetensors",
+    "Lightning Trainer": "model.ckpt",
+    "Accelerate": "model/model.safetensors",
+    "Fabric": "model.ckpt",
+    "DeepSpeed": "model.pt",
+    "Plain torch": "model.pt",
+}
+# Of those that count for themselves; the rest is one rule, for loops
+REFUSED = {
+    "HF Trainer": "steps with 8 samples (2 ranks), and here they have 4 (1 rank)",
+    "Lightning Trainer": "steps with 8 samples (2 ranks), and here they have 4 (1 rank)",
+    "DeepSpeed": "2 ranks, and here are 1 rank",
+}
+STEPS = 24
+
+
+def script_of(repo: Path, heading: str) -> str:
+    page = (repo / "docs/frameworks.md").read_text(encoding="utf-8")
+    found = re.search(rf"^### {heading}\n\n```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert found, heading
+    return found[1]
+
+
+@pytest.fixture
+def launch(repo, run):
+    """launch(folder, ranks, …): one attempt of train.py in this folder."""
+
+    def launch_attempt(folder: Path, ranks: int = 2, **env: str):
+        path = f"{Path(sys.executable).parent}:{repo}/.venv/bin:/usr/bin:/bin"
+        command = [sys.executable, str(PROGRAMS / "stopping.py"), "train.py"]
+        own = [sys.executable, "-m", "hpcddp", "launch", "--here", "--ranks-per-node", str(ranks), "--name", "own"]
+        return run([*own, "--", *command], env={"PATH": path, "OMP_NUM_THREADS": "1", **ROOT} | env, cwd=folder)
+
+    return launch_attempt
+
+
+def begin(folder: Path, script: str) -> Path:
+    folder.mkdir()
+    (folder / "train.py").write_text(script, encoding="utf-8")
+    return folder
+
+
+def state(folder: Path) -> list[object]:
+    read = json.loads((folder / "runs/own/state.json").read_text())
+    return [read["status"], read["step"], read["reason"]]
+
+
+def weights(file: Path) -> dict[str, torch.Tensor]:
+    if file.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        return load_file(file)
+    content = torch.load(file, weights_only=False)
+    return content.get("state_dict") or content.get("model") or content
+
+
+@pytest.mark.parametrize("heading", SCRIPTS)
+def test_a_script_of_the_page_is_stopped_and_resumed_and_gives_the_same_weights(heading, repo, launch, tmp_path):
+    script = script_of(repo, heading)
+    whole, parts = begin(tmp_path / "whole", script), begin(tmp_path / "parts", script)
+    done = launch(whole)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert state(whole) == ["finished", STEPS, "the training loop came to its end"]
+    stopped = launch(parts, STOP_AT="10 SIGTERM")  # in the middle of the second epoch of three
+    assert stopped.returncode == 85, stopped.stdout + stopped.stderr
+    assert state(parts) == ["unfinished", 11, "SIGTERM"]
+    assert not (parts / SCRIPTS[heading]).exists()
+    if heading in REFUSED:
+        refused = launch(parts, ranks=1)
+        said = refused.stdout + refused.stderr
+        assert refused.returncode == 2, said
+        assert f"hpcddp: the checkpoint of step 11 is of {REFUSED[heading]}" in said
+        assert "Traceback" not in said
+    resumed = launch(parts)
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    assert "hpcddp: resumed from step 11" in resumed.stdout + resumed.stderr
+    assert state(parts) == ["finished", STEPS, "the training loop came to its end"]
+    once, twice = weights(whole / SCRIPTS[heading]), weights(parts / SCRIPTS[heading])
+    assert once.keys() == twice.keys()
+    assert all(torch.equal(once[name], twice[name]) for name in once)
+
+
+@pytest.mark.parametrize("is_attached", [True, False], ids=["in a run", "alone"])
+def test_lightnings_own_requeue_does_not_fight_the_chain(is_attached, launch, tmp_path):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/scontrol").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n')
+    (tmp_path / "bin/scontrol").chmod(0o755)
+    folder = begin(tmp_path / "run", (PROGRAMS / "lightning_requeue.py").read_text())
+    line = f"import os\nos.environ['PATH'] = '{tmp_path}/bin:' + os.environ['PATH']\n"
+    (folder / "train.py").write_text(line + (folder / "train.py").read_text())
+    done = launch(folder, ranks=1, STOP_AT="3 SIGUSR1", ATTACH="yes" if is_attached else "no")
+    assert (tmp_path / "asked").exists() is not is_attached, done.stdout + done.stderr
+    if is_attached:
+        assert done.returncode == 85, done.stdout + done.stderr
+        assert state(folder) == ["unfinished", 3, "SIGUSR1"]
+        assert "Lightning's auto_requeue is off" in done.stdout + done.stderr
