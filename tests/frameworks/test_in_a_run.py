@@ -42,10 +42,11 @@ def script_of(repo: Path, heading: str) -> str:
 def launch(repo, run):
     """launch(folder, ranks, …): one attempt of train.py in this folder."""
 
-    def launch_attempt(folder: Path, ranks: int = 2, **env: str):
+    def launch_attempt(folder: Path, ranks: int = 2, walltime: str = "1:00:00", **env: str):
         path = f"{Path(sys.executable).parent}:{repo}/.venv/bin:/usr/bin:/bin"
         command = [sys.executable, str(PROGRAMS / "stopping.py"), "train.py"]
         own = [sys.executable, "-m", "hpcddp", "launch", "--here", "--ranks-per-node", str(ranks), "--name", "own"]
+        own += ["--walltime", walltime]
         return run([*own, "--", *command], env={"PATH": path, "OMP_NUM_THREADS": "1", **ROOT} | env, cwd=folder)
 
     return launch_attempt
@@ -78,10 +79,13 @@ def test_a_script_of_the_page_is_stopped_and_resumed_and_gives_the_same_weights(
     done = launch(whole)
     assert done.returncode == 0, done.stdout + done.stderr
     assert state(whole) == ["finished", STEPS, "the training loop came to its end"]
-    stopped = launch(parts, STOP_AT="10 SIGTERM")  # in the middle of the second epoch of three
-    assert stopped.returncode == 85, stopped.stdout + stopped.stderr
-    assert state(parts) == ["unfinished", 11, "SIGTERM"]
+    # after the last step of the first epoch of three, and inside the second one
+    for at, signal, step in [(7, "SIGTERM", 8), (2, "SIGUSR1", 11)]:
+        stopped = launch(parts, STOP_AT=f"{at} {signal}")
+        assert stopped.returncode == 85, stopped.stdout + stopped.stderr
+        assert state(parts) == ["unfinished", step, signal]
     assert not (parts / SCRIPTS[heading]).exists()
+    (parts / "trained/checkpoint-99").mkdir(parents=True, exist_ok=True)  # a job that was killed while it saved
     if heading in REFUSED:
         refused = launch(parts, ranks=1)
         said = refused.stdout + refused.stderr
@@ -95,6 +99,18 @@ def test_a_script_of_the_page_is_stopped_and_resumed_and_gives_the_same_weights(
     once, twice = weights(whole / SCRIPTS[heading]), weights(parts / SCRIPTS[heading])
     assert once.keys() == twice.keys()
     assert all(torch.equal(once[name], twice[name]) for name in once)
+
+
+def test_a_trainer_stops_at_its_deadline_and_one_without_a_run_trains_on(repo, launch, run, tmp_path):
+    folder = begin(tmp_path / "run", script_of(repo, "HF Trainer"))
+    done = launch(folder, walltime="1s")
+    assert done.returncode == 85, done.stdout + done.stderr
+    assert state(folder) == ["unfinished", 2, "deadline"]
+    alone = run([sys.executable, "train.py"], cwd=folder)
+    assert alone.returncode == 0, alone.stderr
+    assert "no run folder (HPCDDP_RUN_DIR, HPCDDP_ATTEMPT): nothing stops or resumes this training" in alone.stderr
+    assert state(folder) == ["unfinished", 2, "deadline"]
+    assert (folder / "model/model.safetensors").exists()
 
 
 @pytest.mark.parametrize("is_attached", [True, False], ids=["in a run", "alone"])
