@@ -31,13 +31,15 @@ _TRAINERS = {
 }
 
 
-def attach(trainer: Any) -> None:
+def attach(trainer: Any, *, save_every: int | None = None) -> None:
     """Let a Trainer of transformers or Lightning take part in the run: call it before `train()` or `fit()`.
 
     It then resumes from the run's newest complete checkpoint, stops on all ranks after the same step before the
     walltime ends or when a signal comes, saves there, writes the run's state, and ends the script with status 0.
-    Outside of a job script, and of `hpcddp launch`, it changes nothing but says so. LaunchError if the trainer has
-    another number of ranks than the launcher started; RequestError if a resume would be wrong, or for another object.
+    `save_every`, in steps, is for Lightning; None saves at the end of each epoch. transformers' Trainer saves as its
+    arguments say. Outside of a job script, and of `hpcddp launch`, nothing changes, and a line says so. LaunchError if
+    the trainer has fewer ranks than the launcher started; RequestError if a resume would be wrong, or for another
+    object.
     """
     with two_lines():
         kinds = [(kind.__module__.partition(".")[0], kind.__name__) for kind in type(trainer).__mro__]
@@ -47,7 +49,7 @@ def attach(trainer: Any) -> None:
                 f"attach(…) takes a Trainer of transformers or Lightning, not a {type(trainer).__name__}",
                 "in a loop of your own: with hpcddp.integrations.loop() as run: …",
             )
-        importlib.import_module(f"{__name__}.{module}").attach(trainer, os.environ)
+        importlib.import_module(f"{__name__}.{module}").attach(trainer, os.environ, save_every)
 
 
 def loop(

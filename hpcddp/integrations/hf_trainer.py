@@ -20,12 +20,17 @@ from hpcddp.uncaught import two_lines
 FRAMEWORK = "the Trainer of transformers"
 
 
-def attach(trainer: Any, env: Mapping[str, str]) -> None:
+def attach(trainer: Any, env: Mapping[str, str], save_every: int | None) -> None:
     """See `hpcddp.integrations.attach`."""
     attempt, args = find_own_attempt(env), trainer.args
     base = import_module("transformers").TrainerCallback
     if not is_new(trainer, attempt, env) or attempt is None:
         return
+    if save_every is not None:
+        raise RequestError(
+            f"the Trainer of transformers saves as its arguments say, not by attach(…, save_every={save_every})",
+            f'TrainingArguments(…, save_strategy="steps", save_steps={save_every})',
+        )
     check_all_ranks(env, args.world_size, "on CPUs: export ACCELERATE_USE_CPU=true; else leave out what limits it")
     _check_arguments(args)
 

@@ -21,6 +21,7 @@ from hpcddp.integrations.saved import Saved, find_newest
 from hpcddp.integrations.trainers import check_all_ranks, is_new, replace_method
 from hpcddp.integrations.world import check_world
 from hpcddp.runs.folder import AttemptFolder
+from hpcddp.training.arguments import read_optional
 from hpcddp.training.stopping import STOP_SIGNALS, SignalFlag, StopTraining
 from hpcddp.uncaught import two_lines
 
@@ -28,11 +29,12 @@ FRAMEWORK = "Lightning's Trainer"
 _FILE = "lightning.ckpt"
 
 
-def attach(trainer: Any, env: Mapping[str, str]) -> None:
+def attach(trainer: Any, env: Mapping[str, str], save_every: int | None) -> None:
     """See `hpcddp.integrations.attach`."""
     attempt = find_own_attempt(env)
     if not is_new(trainer, attempt, env) or attempt is None:
         return
+    save_every = read_optional(save_every, "hpcddp.integrations.attach(trainer, save_every={})")
     check_all_ranks(env, trainer.world_size, "leave out devices= and num_nodes=: hpcddp exec says them to Lightning")
     _turn_off_requeue(trainer)
     package = next(kind.__module__ for kind in type(trainer).__mro__ if kind.__name__ == "Trainer")
@@ -49,7 +51,7 @@ def attach(trainer: Any, env: Mapping[str, str]) -> None:
                 arguments.arguments.setdefault("weights_only", False)  # the run wrote it: no stranger's file
             signals = SignalFlag()
             with signals.installed():
-                hooks = type("HpcddpCallback", (Hooks, base), {})(env, attempt, saved, signals)
+                hooks = type("HpcddpCallback", (Hooks, base), {})(env, attempt, saved, signals, save_every)
                 trainer.callbacks.append(hooks)
                 try:
                     with hooks.ended():
@@ -80,10 +82,16 @@ class Hooks:
     """The events of Lightning's Trainer that matter to a run."""
 
     def __init__(
-        self, env: Mapping[str, str], attempt: AttemptFolder, saved: Saved | None, signals: SignalFlag
+        self,
+        env: Mapping[str, str],
+        attempt: AttemptFolder,
+        saved: Saved | None,
+        signals: SignalFlag,
+        save_every: int | None,
     ) -> None:
         self._env, self._attempt, self._saved = env, attempt, saved
         self._signals = signals
+        self._save_every = save_every
         self._handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
         self._run: Run | None = None
         self._until_end = ExitStack()
@@ -138,10 +146,13 @@ class Hooks:
         elif stops:
             self._save(trainer)
             raise StopTraining  # Lightning's own way to stop ends the epoch, with all that it does then
+        elif self._save_every and run.step % self._save_every == 0:
+            self._save(trainer)
 
     def on_train_epoch_end(self, trainer: Any, *_: Any) -> None:
-        """A checkpoint at the end of each epoch, as everywhere."""
-        self._save(trainer)
+        """A checkpoint at the end of each epoch, unless they are counted in steps."""
+        if self._save_every is None:
+            self._save(trainer)
 
     def _save(self, trainer: Any) -> None:
         run = self._opened()

@@ -126,4 +126,6 @@ def test_lightnings_own_requeue_does_not_fight_the_chain(is_attached, launch, tm
     if is_attached:
         assert done.returncode == 85, done.stdout + done.stderr
         assert state(folder) == ["unfinished", 3, "SIGUSR1"]
+        saved = {path.name for path in folder.glob("runs/own/checkpoints/*")}
+        assert saved == {"step-00000002", "step-00000003"}
         assert "Lightning's auto_requeue is off" in done.stdout + done.stderr
