@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, MutableMapping
 from importlib import import_module
 from typing import Any
 
@@ -20,7 +20,7 @@ from hpcddp.uncaught import two_lines
 FRAMEWORK = "the Trainer of transformers"
 
 
-def attach(trainer: Any, env: Mapping[str, str], save_every: int | None) -> None:
+def attach(trainer: Any, env: MutableMapping[str, str], save_every: int | None) -> None:
     """See `hpcddp.integrations.attach`."""
     attempt, args = find_own_attempt(env), trainer.args
     base = import_module("transformers").TrainerCallback

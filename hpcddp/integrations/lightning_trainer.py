@@ -7,7 +7,7 @@ import inspect
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -29,7 +29,7 @@ FRAMEWORK = "Lightning's Trainer"
 _FILE = "lightning.ckpt"
 
 
-def attach(trainer: Any, env: Mapping[str, str], save_every: int | None) -> None:
+def attach(trainer: Any, env: MutableMapping[str, str], save_every: int | None) -> None:
     """See `hpcddp.integrations.attach`."""
     attempt = find_own_attempt(env)
     if not is_new(trainer, attempt, env) or attempt is None:
@@ -83,7 +83,7 @@ class Hooks:
 
     def __init__(
         self,
-        env: Mapping[str, str],
+        env: MutableMapping[str, str],
         attempt: AttemptFolder,
         saved: Saved | None,
         signals: SignalFlag,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
@@ -57,7 +57,9 @@ class Loop:
 
 
 @contextmanager
-def open_loop(env: Mapping[str, str], *, global_batch: int | None, save_every: int | None, keep: int) -> Iterator[Loop]:
+def open_loop(
+    env: MutableMapping[str, str], *, global_batch: int | None, save_every: int | None, keep: int
+) -> Iterator[Loop]:
     """See `hpcddp.integrations.loop`, which calls this with the process's environment."""
     global_batch = read_optional(global_batch, f"{_CALL}(global_batch={{}})")
     save_every = read_optional(save_every, f"{_CALL}(save_every={{}})")

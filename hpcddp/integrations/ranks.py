@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import sys
+from collections.abc import MutableMapping
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from hpcddp.errors import LaunchError, RequestError
+from hpcddp.training.rendezvous.network import look_around, settle_interface
 from hpcddp.training.stopping import STOP_FLAGS
 
 # The name by which the guard (guard/hpcddp_guard.py) knows this group: that the ranks agree is no sign of training.
@@ -76,8 +80,11 @@ class Ranks:
         return everyones
 
 
-def join_ranks(env: Mapping[str, str], opened_by: str) -> Ranks:
-    """Of torch's default process group. LaunchError if there is none, or not of all that the launcher started."""
+def join_ranks(env: MutableMapping[str, str], opened_by: str) -> Ranks:
+    """Of torch's default process group. LaunchError if there is none, or not of all that the launcher started.
+
+    Where gloo would take a network interface that the other hosts cannot reach, its variable is written into `env`.
+    """
     size = int(env["WORLD_SIZE"]) if env.get("WORLD_SIZE", "").isdecimal() else 1
     if dist.is_available() and dist.is_initialized():
         if dist.get_world_size() < size:
@@ -85,6 +92,7 @@ def join_ranks(env: Mapping[str, str], opened_by: str) -> Ranks:
                 f"the process group has {dist.get_world_size()} of the {size} ranks that were started",
                 "let the framework use all ranks (docs/frameworks.md)",
             )
+        _settle_network(env, dist.get_rank(), dist.get_world_size())
         return Ranks(dist.get_rank(), dist.get_world_size())
     if size > 1:
         raise LaunchError(
@@ -92,3 +100,17 @@ def join_ranks(env: Mapping[str, str], opened_by: str) -> Ranks:
             "call it after Accelerator(), fabric.launch(), deepspeed.init_distributed() or init_process_group()",
         )
     return Ranks(0, 1)
+
+
+def _settle_network(env: MutableMapping[str, str], rank: int, world_size: int) -> None:
+    """As the runtime does before a group of gloo. Another host is that of the first rank or of the last."""
+    store = distributed_c10d._get_default_store()  # a collective would count as training
+    mine = os.uname().nodename
+    store.set(f"hpcddp-host-{rank}", mine)
+    hosts = [store.get(f"hpcddp-host-{one}").decode() for one in (0, world_size - 1)]
+    peer = next((host for host in hosts if host != mine), None)
+    setting, remark = settle_interface(env, "gloo", look_around(mine, peer, env))
+    if setting is not None:
+        env[setting[0]] = setting[1]
+    if remark and rank == 0:
+        print(f"hpcddp: {remark}", file=sys.stderr, flush=True)
