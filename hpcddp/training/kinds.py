@@ -41,13 +41,14 @@ def check_objects(objects: Sequence[Any]) -> None:
             )
 
 
-def check_unwrapped(model: nn.Module) -> None:
-    """RequestError for a model that is distributed already."""
+def check_model(model: nn.Module, others: Sequence[nn.Module]) -> None:
+    """RequestError for a model that is distributed already, has no weights yet, or has one of the others'."""
     if isinstance(model, DistributedDataParallel | nn.DataParallel):
         raise RequestError(
             f"the model is in {type(model).__name__} already, and the runtime distributes it", "give it the plain model"
         )
     check_made(model)
+    _check_apart(model, others)
 
 
 def check_made(model: nn.Module) -> None:
@@ -61,7 +62,7 @@ def check_made(model: nn.Module) -> None:
             )
 
 
-def check_apart(model: nn.Module, others: Sequence[nn.Module]) -> None:
+def _check_apart(model: nn.Module, others: Sequence[nn.Module]) -> None:
     """RequestError for a model that is one of the others, or has a trained parameter in common with one.
 
     DDP allows each parameter in one model: two would both average its gradient.

@@ -17,7 +17,7 @@ from hpcddp.training.epoch_loops import EpochLoops
 from hpcddp.training.gate.between import GradientsBetween
 from hpcddp.training.gate.dropped import DroppedBatches
 from hpcddp.training.gate.step_gate import StepGate
-from hpcddp.training.gate.step_made import LOOP, check_step
+from hpcddp.training.gate.step_made import LOOP, check_order, check_step, refuse_outside
 from hpcddp.training.gate.unprepared import check_schedulers
 from hpcddp.training.gradient.backward import run_backward
 from hpcddp.training.gradient.gradients import Gradients
@@ -197,7 +197,7 @@ class Loop:
     def micro(self) -> MicroBatch:
         """The micro batch that the loop is at. RequestError outside of the loop over the loader."""
         if self._micro is None:
-            raise RequestError("no batch was taken from the training loader yet", LOOP)
+            raise refuse_outside(is_over=self._ended > 0)
         return self._micro
 
     @property
@@ -209,6 +209,11 @@ class Loop:
     def inside(self) -> bool:
         """Whether the loop has taken a batch and its step has not ended."""
         return self._micro is not None
+
+    @property
+    def is_in_epoch(self) -> bool:
+        """Whether the loop is in the body of `rt.epochs`, or in a global batch."""
+        return self._micro is not None or self.epochs.body is not None
 
     @property
     def acts(self) -> bool:
@@ -230,17 +235,9 @@ class Loop:
         micro, weight = self.micro, self._weight
         if self._open is None or weight is None:
             raise RequestError("rt.backward(loss) came after the loop had left its batch", LOOP)
-        if self.accumulates and self.gate.asked:
-            raise RequestError(
-                "rt.backward(loss) came after optimizer.step() in one micro batch, but the optimizer steps once per"
-                " global batch, which has several micro batches here",
-                "for step in loader.steps(): one pass `for x in step: …` for each optimizer",
-            )
-        if self._collected and not self._gradients.adds_up_in_place:
-            raise RequestError(
-                "rt.backward(loss) came after optimizer.step() in one batch, and an exact run takes gradients once",
-                "for step in loader.steps(): one pass `for x in step: …` for each optimizer",
-            )
+        check_order(
+            self.gate, accumulates=self.accumulates, is_taken=self._collected and not self._gradients.adds_up_in_place
+        )
         self.gate.scaled.check_prepared(scaler)
         self.gate.scaled.check_loss(loss)
         self._between.check()

@@ -60,7 +60,6 @@ class Preparation(Wrapping):
         self._batch = setup.global_batch
         self._planned = planned
         self._until_end = until_end  # is closed when the body of the runtime ends
-        self._plan: BatchPlan | None = None
         self._buffers = BufferMeans(setup.layout)
         self._checkpointer = checkpointer
         self._loader: TrainingLoader | None = None
@@ -251,8 +250,7 @@ class Preparation(Wrapping):
         return choose_workers(dataset, self.group.cpus, self.device)
 
     def _say_starving(self, share: float, reading: Reading) -> None:
-        warning = describe_starving(share, reading.num_workers, self.group.cpus)
-        print_warning(warning, is_first=self.group.is_first)
+        print_warning(describe_starving(share, reading.num_workers, self.group.cpus), is_first=self.group.is_first)
 
     def _average_buffers(self) -> None:
         """Average BatchNorm's running statistics, and other buffers, over the data ranks."""

@@ -52,6 +52,23 @@ def warn_of_order(evaluation: DataLoader[Any]) -> str | None:
     )
 
 
+def warn_of_hooks(model: nn.Module, plan: BatchPlan | None, ranks: int) -> str | None:
+    """A warning that hooks of the user's see the gradient of a part of the global batch, or None."""
+    hooked = [
+        name
+        for name, p in model.named_parameters()
+        if p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None)
+    ]
+    if not hooked or (ranks == 1 and (plan is None or plan.accumulation_steps == 1)):
+        return None
+    more = f" and {len(hooked) - 1} more" if len(hooked) > 1 else ""
+    return (
+        f"{hooked[0]}{more} has a hook on its gradient, which sees the gradient of one rank's micro batch here, not"
+        " that of the global batch: a factor or a mask gives the same result, clipping does not\nhint: if"
+        " rt.is_last_micro_batch: … between rt.backward(loss) and optimizer.step(), for what needs the whole gradient"
+    )
+
+
 def print_warning(warning: object | None, *, is_first: bool) -> None:
     """Print a warning, if there is one, to stderr of rank 0."""
     if warning is not None and is_first:

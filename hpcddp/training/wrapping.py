@@ -7,13 +7,15 @@ from typing import Any
 
 from torch import nn
 
+from hpcddp.batchplan import BatchPlan
 from hpcddp.training.all_ranks import AllRanks
 from hpcddp.training.gradient.gradients import Gradients
-from hpcddp.training.kinds import check_apart, check_unwrapped
+from hpcddp.training.kinds import check_model
 from hpcddp.training.loop import Loop
 from hpcddp.training.parallel.sameness import SameWeights
 from hpcddp.training.parallel.sharded import Blocks
 from hpcddp.training.parallel.strategy import check_blocks
+from hpcddp.training.remarks import print_warning, warn_of_hooks
 from hpcddp.training.report import Report
 from hpcddp.training.setup import RunSetup
 
@@ -34,6 +36,7 @@ class Wrapping(AllRanks):
         self._gradients = gradients
         self._same = SameWeights(loop.models, setup.layout, setup.group.device, list_untrained)
         self._models: dict[int, nn.Module] = {}  # as the loop uses them, by id
+        self._plan: BatchPlan | None = None
 
     def wrap(self, model: nn.Module, *, blocks: Blocks | None = None, **options: Any) -> nn.Module:
         """The model on this rank's device, distributed over the ranks if there are several. `prepare` calls it.
@@ -43,8 +46,9 @@ class Wrapping(AllRanks):
         `options` are those of torch's DDP or fully_shard. Buffers are not broadcast at each forward pass: they are
         averaged before an evaluation and a checkpoint.
         """
-        check_unwrapped(model)
-        check_apart(model, list(self._models.values()))
+        check_model(model, list(self._models.values()))
+        hooks = warn_of_hooks(model, self._plan, self.layout.data_size)
+        print_warning(hooks, is_first=self.group.is_first)
         check_blocks(self._split, blocks)
         if self._split.is_whole:
             self._loop.models.append(model)

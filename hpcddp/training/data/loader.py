@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 from hpcddp.batchplan import BatchPlan
 from hpcddp.training.data.ahead import move_all, open_copies
 from hpcddp.training.data.move import move
-from hpcddp.training.data.randomness import SeededSamples
+from hpcddp.training.data.randomness import SeededSamples, WorkerStart
 from hpcddp.training.data.reading import Reading, check_length
 from hpcddp.training.data.sampler import GlobalBatchSampler, MicroBatch
 from hpcddp.training.data.stream_sampler import StreamSampler, read_stream
@@ -67,12 +67,14 @@ def read_samples(
     dataset: Dataset[Any], sampler: GlobalBatchSampler, device: torch.device, reading: Reading
 ) -> Callable[[], Iterator[Loaded]]:
     """A function that reads the rest of the sampler's epoch."""
+    options = reading.options(device)
+    options["worker_init_fn"] = WorkerStart(options.get("worker_init_fn"))
     loader: DataLoader[Any] = DataLoader(
         SeededSamples(dataset, sampler.seed),
         batch_sampler=_Draws(sampler),
         persistent_workers=reading.num_workers > 0 and reading.keeps_workers,
         generator=torch.Generator(),  # an iterator draws a seed: not from the generator of the user's loop
-        **reading.options(device),
+        **options,
     )
     return lambda: (Loaded(*both) for both in zip(sampler.micro_batches(), loader, strict=True))
 

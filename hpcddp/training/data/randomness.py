@@ -7,12 +7,12 @@ sample). So there is no random state to save: a resumed run draws what the undis
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
 
 from hpcddp.training.data.generators import States, is_drawn_from, read_states, read_torch, restore, seed_numpy
 from hpcddp.training.data.permutation import derive_key
@@ -106,3 +106,18 @@ class SeededSamples(Dataset[object]):
         if getattr(self.dataset, "__getitems__", None):
             return list(self.dataset.__getitems__(indices))  # type: ignore[attr-defined]  # not every data set has it
         return [self.dataset[index] for index in indices]
+
+
+class WorkerStart:
+    """The worker_init_fn of a loader of SeededSamples: `get_worker_info().dataset` is the user's data set, as it would
+    be without them. A class, because workers that are not forked get it pickled."""
+
+    def __init__(self, init: Callable[[int], object] | None) -> None:
+        self._init = init
+
+    def __call__(self, worker: int) -> None:
+        info = get_worker_info()
+        if info is not None and isinstance(info.dataset, SeededSamples):
+            object.__setattr__(info, "dataset", info.dataset.dataset)  # torch lets nobody else set it
+        if self._init is not None:
+            self._init(worker)

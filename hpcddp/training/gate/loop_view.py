@@ -13,6 +13,10 @@ class LoopView(Protocol):
         """Whether the loop has taken a batch and its step has not ended."""
 
     @property
+    def is_in_epoch(self) -> bool:
+        """Whether the loop is in the body of `rt.epochs`, or in a global batch."""
+
+    @property
     def acts(self) -> bool:
         """Whether this is the last micro batch of a pass, or no micro batch at all."""
 

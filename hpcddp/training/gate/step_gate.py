@@ -69,6 +69,10 @@ class StepGate(OptimizerSteps):
         elif not isinstance(thing, Module) and callable(getattr(type(thing), "step", None)):
             self._undo.append(watch_steps(thing, self._loop, is_first=self.is_first))
 
+    def has_taken(self, thing: object) -> bool:
+        """Whether this object acts at the last micro batch only."""
+        return id(thing) in self._taken
+
     def let_go(self) -> None:
         """The run is over, however it ended: the objects act as they did before."""
         while self._undo:

@@ -1,4 +1,4 @@
-"""Whether a global batch that is over has trained: it had backward passes, and the step that was asked for."""
+"""Whether a global batch has trained: it had backward passes, in their order, and the step that was asked for."""
 
 from __future__ import annotations
 
@@ -30,3 +30,31 @@ def check_step(gate: StepGate, total: int, *, had_backward: bool) -> None:
     if not gate.reached:
         raise RequestError("rt.backward(loss) brought no gradient to any optimizer of this run", LOOP)
     gate.check_calls()
+
+
+def check_order(gate: StepGate, *, accumulates: bool, is_taken: bool) -> None:
+    """A backward pass is asked for. RequestError if it comes after the step of its micro batch, where that cannot be.
+
+    `accumulates`: the step is made later. `is_taken`: the gradients are taken away already.
+    """
+    turns = "for step in loader.steps(): one pass `for x in step: …` for each optimizer"
+    if accumulates and gate.asked:
+        whole = "hpcddp.runtime(max_micro_batch=N), where N samples are a rank's whole share of the global batch"
+        raise RequestError(
+            "rt.backward(loss) came after optimizer.step() in one micro batch, but the optimizer steps once per global"
+            " batch, which has several micro batches here",
+            turns if len(gate.optimizers) > 1 else f"{whole}: one optimizer may step several times in each batch then",
+        )
+    if is_taken:
+        raise RequestError(
+            "rt.backward(loss) came after optimizer.step() in one batch, and an exact run takes gradients once", turns
+        )
+
+
+def refuse_outside(*, is_over: bool) -> RequestError:
+    """What was asked for needs a batch of the training loader, and there is none. `is_over`: there was one."""
+    return RequestError(
+        "the loop is in no batch of the training loader: that belongs into the loop over the loader which rt.prepare"
+        f" returned{', before it ends' if is_over else ''}",
+        f"model, optimizer, loader = rt.prepare(model, optimizer, loader); {LOOP}",
+    )

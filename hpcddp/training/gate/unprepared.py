@@ -1,4 +1,4 @@
-"""Optimizers and schedulers that step in a run and were not prepared: their state would be in no checkpoint."""
+"""Optimizers, schedulers and averages that act in a run and were not prepared: their state is in no checkpoint."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.swa_utils import AveragedModel
 
 from hpcddp.errors import RequestError
 from hpcddp.training.gate.loop_view import LoopView
@@ -19,10 +20,8 @@ from hpcddp.training.torch_compat import has_scheduler
 
 @contextmanager
 def guarding(gate: StepGate, loop: LoopView, models: Sequence[nn.Module]) -> Iterator[None]:
-    """Meanwhile RequestError if an optimizer that was not taken steps parameters of these models in the loop.
-
-    It would step in each micro batch.
-    """
+    """Meanwhile RequestError if an optimizer or an AveragedModel that was not taken steps or averages parameters of
+    these models in the loop: it would do that in each micro batch."""
     known = {id(parameter) for model in models for parameter in model.parameters()}
 
     def look(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
@@ -37,10 +36,23 @@ def guarding(gate: StepGate, loop: LoopView, models: Sequence[nn.Module]) -> Ite
                 else "model, optimizer, loader = rt.prepare(model, optimizer, loader), with all optimizers",
             )
 
+    update = AveragedModel.update_parameters
+
+    def update_parameters(average: AveragedModel, model: nn.Module) -> None:
+        if loop.is_in_epoch and not gate.has_taken(average) and any(id(p) in known for p in model.parameters()):
+            raise RequestError(
+                "this AveragedModel averages a prepared model, and was not prepared itself: it would do so in each"
+                " micro batch, and no checkpoint has it",
+                "ema = AveragedModel(model); model, optimizer, ema, loader = rt.prepare(model, optimizer, ema, loader)",
+            )
+        update(average, model)
+
     handle = register_optimizer_step_pre_hook(look)
+    AveragedModel.update_parameters = update_parameters  # type: ignore[method-assign, assignment]  # torch has no hook for it
     try:
         yield
     finally:
+        AveragedModel.update_parameters = update  # type: ignore[method-assign]  # as it was
         handle.remove()
 
 

@@ -161,7 +161,10 @@ MISTAKES: dict[str, tuple[Changes, str]] = {
         ],
         "this runtime has no training loader yet",
     ),
-    "the loader from before prepare is looped over": ([("in batches", "in loader")], "no batch was taken from the"),
+    "the loader from before prepare is looped over": (
+        [("in batches", "in loader")],
+        "in no batch of the training loader",
+    ),
     "a sampler with weights": (
         [("shuffle=True)\nwith", "sampler=WeightedRandomSampler([1.0] * 24, 24))\nwith")],
         "WeightedRandomSampler",

@@ -90,7 +90,7 @@ def prepare_wrongly(what: str) -> None:
         ("no batch", "no global batch was given"),
         ("workers twice", "num_workers came with a DataLoader"),
         ("two models", "which of 2 models"),
-        ("outside", "no batch was taken"),
+        ("outside", "in no batch of the training loader"),
     ],
 )
 def test_what_cannot_be_taken_over_is_refused_in_words(what: str, message: str) -> None:

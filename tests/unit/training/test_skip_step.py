@@ -195,5 +195,5 @@ def test_a_step_is_skipped_in_the_loop_only() -> None:
     model = make_model()
     with hpcddp.runtime() as rt:
         rt.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(make_data(), batch_size=6))
-        with pytest.raises(RequestError, match="no batch was taken"):
+        with pytest.raises(RequestError, match="in no batch of the training loader"):
             rt.skip_step()
