@@ -52,8 +52,8 @@ class Agreement:
         """What goes with a step's sums."""
         return tuple(self._requests)
 
-    def agree(self, point: str, mine: Any) -> tuple[dict[str, str], Any]:
-        """A collective: the requests of all ranks, and what rank 0 has as `mine`.
+    def agree(self, point: str, mine: Any) -> tuple[dict[str, str], list[Any]]:
+        """A collective: the requests of all ranks, and what each of them has as `mine`.
 
         RequestError, on every rank, if they call it at different points of the script.
         """
@@ -70,7 +70,7 @@ class Agreement:
             granted = theirs | granted
         for options in zip(*(theirs[3] for theirs in everyones), strict=False):  # one rank may have one more, to look
             refuse_others(options, "evaluation data: the same DataLoader(…, {}), over the whole data set,")
-        return granted, everyones[0][2]
+        return granted, [theirs[2] for theirs in everyones]
 
     def is_due(self, step: int, sums: StepSum, exchanged: bool) -> bool:
         """After a step: whether all ranks have to agree now. The same on every rank.

@@ -11,6 +11,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from hpcddp.errors import RequestError
 from hpcddp.training.arguments import check_kind, read_path, read_value
+from hpcddp.training.checkpoint.best import check_same_value
 from hpcddp.training.checkpoint.position import describe_position
 from hpcddp.training.checkpoint.tracked import unwrap
 from hpcddp.training.checkpoint.whole_model import write_whole
@@ -58,8 +59,8 @@ class Saving(Preparation):
         if self.group.world_size == 1:
             self._agree("asked")
 
-    def _agree(self, point: str, mine: Any = None) -> Any:
-        """A collective, which grants what any rank has asked for; returns what rank 0 has as `mine`.
+    def _agree(self, point: str, mine: Any = None) -> list[Any]:
+        """A collective, which grants what any rank has asked for; returns what each rank has as `mine`.
 
         RequestError, on every rank, if other ranks call it at another point of the script.
         """
@@ -67,11 +68,11 @@ class Saving(Preparation):
             how = f"an exception {self._broken_off}" if self._broken_off else "break or return"
             point = f"left the loop over rt.epochs() by {how}"
             self._loop_was_left = False
-        granted, answer = self._agreement.agree(point, mine)
+        granted, answers = self._agreement.agree(point, mine)
         self.stop_reason = self.stop_reason or granted.get(STOP)
         self._finish_reason = self._finish_reason or granted.get(FINISH)
         self._save_asked |= SAVE in granted
-        return answer
+        return answers
 
     def _save_now(self) -> None:
         self._save_asked = False
@@ -109,7 +110,8 @@ class Saving(Preparation):
     def save_best(self, value: float | Tensor, mode: str = "max") -> bool:
         """Keep a checkpoint of this step, beside the newest ones, if `value` is the largest of the run so far.
 
-        With `mode` "min": the smallest. Rank 0's value counts, NaN never. Returns, on every rank, whether it was the
+        With `mode` "min": the smallest. Rank 0's value counts, NaN never. Where only rank 0 knows it, the others give
+        NaN, an infinity or 0; any other value than rank 0's is an error. Returns, on every rank, whether it was the
         best one. A resumed run knows the best value of the attempts before. Call it after the loop over the loader.
         """
         if self._loop.inside:
@@ -117,7 +119,10 @@ class Saving(Preparation):
                 "rt.save_best(value) came inside the loop over the loader", "call it after the loop, once per epoch"
             )
         number = read_value(value, "rt.save_best({})")
-        is_best = bool(self._agree("called rt.save_best(value)", self._checkpointer.is_best(number, mode)))
+        mine = self._checkpointer.is_best(number, mode), number
+        answers = self._agree("called rt.save_best(value)", mine)
+        check_same_value([value for _, value in answers])
+        is_best = bool(answers[0][0])
         if is_best:
             self._checkpointer.propose_best(number, mode, self.steps)
             self.save()

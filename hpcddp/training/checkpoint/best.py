@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from hpcddp.errors import RequestError
 from hpcddp.runs.best import MODES, Best
 
@@ -18,3 +21,18 @@ def is_better(value: float, mode: str, best: Best | None) -> bool:
             f"rt.save_best(value, {best.mode!r}), or a new run",
         )
     return best.is_beaten_by(value)
+
+
+def check_same_value(values: Sequence[float]) -> None:
+    """RequestError if a rank gave another number than rank 0: each has counted its own share of the data.
+
+    NaN, infinities and 0 are what stands for a number that only rank 0 knows; small differences are rounding's.
+    """
+    for rank, value in enumerate(values):
+        stands_for_none = value == 0 or not math.isfinite(value) or not math.isfinite(values[0])
+        if not stands_for_none and not math.isclose(value, values[0], rel_tol=1e-3):
+            raise RequestError(
+                f"rt.save_best(value) got {values[0]:.6g} on rank 0 and {value:.6g} on rank {rank}: each rank evaluates"
+                " its own share of the data",
+                "rt.save_best(rt.sum(correct) / samples), with the sums of all ranks",
+            )

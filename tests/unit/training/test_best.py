@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hpcddp
 from hpcddp.errors import RequestError
+from hpcddp.training.checkpoint.best import check_same_value
 
 
 def train(
@@ -55,6 +57,19 @@ def test_the_best_checkpoint_stays_beside_the_newest_and_a_resumed_run_knows_its
 
 def test_the_smallest_is_the_best_if_that_is_asked_for_also_without_a_run_folder() -> None:
     assert train(None, [1.0, 3.0, 0.5], mode="min") == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    "values", [(0.2, 0.2), (0.2, 0.2001), (0.2, 0.0), (0.2, math.nan), (0.2, math.inf), (math.nan, 1)]
+)
+def test_the_ranks_give_the_same_value_or_none(values: tuple[float, float]) -> None:
+    check_same_value(values)
+
+
+def test_a_value_of_each_ranks_own_share_of_the_data_is_refused() -> None:
+    with pytest.raises(RequestError, match=r"got 0.208333 on rank 0 and 0.166667 on rank 2") as refused:
+        check_same_value([5 / 24, 5 / 24, 4 / 24])
+    assert "rt.sum(correct)" in str(refused.value.hint)
 
 
 @pytest.mark.parametrize(
