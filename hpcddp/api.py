@@ -131,9 +131,9 @@ def runtime(
     `global_batch` is in samples per optimizer step; None takes it from the job plan in the run folder, else from the
     training DataLoader's batch_size. `max_micro_batch` is the largest number of samples that one rank can take through
     a forward pass; None: the DataLoader's batch_size, or without one a rank's whole share. `parallel` says how the
-    ranks split the model: "ddp" (each has all of it), "fsdp" (shards over all ranks), "hsdp" (over those of a node), or
-    ranks along each dimension, such as {"data": 2, "shard": -1}, where -1 takes the rest; None: what the job file says,
-    else "ddp". `run_dir` (else
+    ranks split the model: "ddp" (each has all of it), "zero1" (and a share of the optimizer's state), "fsdp" (shards
+    over all ranks), "hsdp" (over those of a node), or ranks along each dimension, such as {"data": 2, "shard": -1},
+    where -1 takes the rest; None: what the job file says, else "ddp". `run_dir` (else
     HPCDDP_RUN_DIR) is where checkpoints, metrics and state.json go; without either nothing is written. Outside of a job
     script the newest unfinished run of the same command is resumed, and after a finished one `run_dir-2` begins;
     `resume` False begins a new run, and text resumes the run of that name. A resumed optimizer has the checkpoint's

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 #: The words for the usual splits.
-WORDS = ("ddp", "fsdp", "hsdp")
+WORDS = ("ddp", "zero1", "fsdp", "hsdp")
 #: copies of the model; ranks that shard one; ranks that compute each layer together; groups of layers
 DIMENSIONS = ("data", "shard", "tensor", "pipeline")
 _ACROSS = "across_nodes"

@@ -78,7 +78,7 @@ def build_parser() -> VerbParser:
     of_run.add_argument("--walltime", metavar="TIME", help="time left in the allocation (what the scheduler says)")
     of_run.add_argument("--global-batch", metavar="B", help="samples per optimizer step, over all ranks")
     of_run.add_argument(
-        "--parallel", metavar="P", help="how the ranks split the model: ddp, fsdp, hsdp, data=-1,shard=8"
+        "--parallel", metavar="P", help="how the ranks split the model: ddp, zero1, fsdp, hsdp, data=-1,shard=8"
     )
     return parser
 

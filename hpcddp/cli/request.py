@@ -47,7 +47,7 @@ _GROUPS = {
     "what it runs": {
         "--name": ("name", "X", "the job's name (its script's)"),
         "--global-batch": ("global_batch", "B", "samples per optimizer step, over all ranks"),
-        "--parallel": ("parallel", "P", "how the ranks split the model: ddp, fsdp, hsdp, data=-1,shard=8"),
+        "--parallel": ("parallel", "P", "how the ranks split the model: ddp, zero1, fsdp, hsdp, data=-1,shard=8"),
         "--resume": ("resume", "RUN", "resume this run, whatever its command and state, such as train-2"),
     },
 }

@@ -73,8 +73,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     batch.add_argument(
         "--parallel",
         metavar="P",
-        help="how the ranks split the model: ddp (each has all of it), fsdp, hsdp, or a mesh such as data=-1,shard=8"
-        " (default: the job file's, else ddp)",
+        help="how the ranks split the model: ddp (each has all of it), zero1, fsdp, hsdp, or a mesh such as"
+        " data=-1,shard=8 (default: the job file's, else ddp)",
     )
 
     run = parser.add_argument_group("run")

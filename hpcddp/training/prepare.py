@@ -15,6 +15,7 @@ from hpcddp.errors import RequestError
 from hpcddp.runs.lock import note_loaded
 from hpcddp.training.arguments import read_whole
 from hpcddp.training.checkpoint.checkpointer import Checkpointer
+from hpcddp.training.checkpoint.owned_states import OwnedStates
 from hpcddp.training.checkpoint.position import move_to
 from hpcddp.training.checkpoint.same_data import outline_evaluation
 from hpcddp.training.checkpoint.tracked import unwrap
@@ -26,12 +27,14 @@ from hpcddp.training.data.weighing import Count, Weighing
 from hpcddp.training.data_facts import DataFacts
 from hpcddp.training.gate.beside import watching
 from hpcddp.training.gate.parameters import KnownParameters
+from hpcddp.training.gate.replaced import replace
 from hpcddp.training.gate.unprepared import check_optimizers_of, guarding
 from hpcddp.training.gradient.buffers import BufferMeans
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.kinds import check_objects, is_trained, name_objects
 from hpcddp.training.loop import Loop
 from hpcddp.training.parallel.spread import spread_weights
+from hpcddp.training.parallel.zero import OwnSteps
 from hpcddp.training.remarks import describe_starving, print_warning, warn_of_order
 from hpcddp.training.report import Report
 from hpcddp.training.setup import RunSetup
@@ -200,6 +203,7 @@ class Preparation(Wrapping):
             )
         self._gradients.check(objects)
         self._until_end.callback(self._loop.let_go)
+        owned = self._share_out_steps(objects)
         for thing in objects.values():
             self._loop.gate.take(thing)
         check_optimizers_of(list(self._models.values()), self._loop.gate)
@@ -208,7 +212,7 @@ class Preparation(Wrapping):
         self._until_end.enter_context(guarding(self._loop.gate, self._loop, list(self._models.values())))
         self._until_end.enter_context(watching(self._loop.gate))
         batch = self.plan.global_batch if self._options.exactness or self._plan is not None else None
-        self._position = self._checkpointer.track(objects, batch)
+        self._position = self._checkpointer.track(objects, batch, owned)
         if self._position is not None:
             self._loop.steps = self._position["step"]
             self._loop.open_epoch = self._position.get("open_epoch")
@@ -220,6 +224,17 @@ class Preparation(Wrapping):
             note_loaded(self.folder.run, self.folder.name)
         self._compare_data()
         self._report.start(str(self.plan), self._position["step"] if self._position is not None else None)
+
+    def _share_out_steps(self, objects: dict[str, Any]) -> OwnedStates:
+        """Under ZeRO-1 each data rank steps its own parameters. Before the gate takes the optimizers: it lets a step
+        through once per global batch."""
+        steps: dict[str, OwnSteps] = {}
+        if self._split.kind == "zero1" and self.layout.data_size > 1:
+            for name, thing in objects.items():
+                if isinstance(thing, Optimizer):
+                    steps[name] = OwnSteps(thing, self.layout, self.device)
+                    self._until_end.callback(replace(thing, "step", steps[name].step))
+        return OwnedStates(steps)
 
     def _make_plan(self, batch_size: int | None) -> BatchPlan:
         """The plan for the global batch that was given, else for a DataLoader's `batch_size`."""

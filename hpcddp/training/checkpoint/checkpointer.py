@@ -20,6 +20,7 @@ from hpcddp.runs.state import note_checkpoint, write_state
 from hpcddp.training.checkpoint.best import is_better
 from hpcddp.training.checkpoint.files import name_step
 from hpcddp.training.checkpoint.manifest import read_manifest
+from hpcddp.training.checkpoint.owned_states import OwnedStates
 from hpcddp.training.checkpoint.provenance import Provenance, continue_provenance, make_provenance
 from hpcddp.training.checkpoint.resume import last_save_s, resume
 from hpcddp.training.checkpoint.settings import (
@@ -76,9 +77,9 @@ class Checkpointer:
         """Why an exact run's result may differ from that of a run without interruption."""
         return self._provenance.deviations if self._provenance is not None else ()
 
-    def track(self, objects: dict[str, Any], global_batch: int | None) -> dict[str, int] | None:
+    def track(self, objects: dict[str, Any], global_batch: int | None, owned: OwnedStates) -> dict[str, int] | None:
         """Save these objects from now on; returns the position of the newest checkpoint if it was loaded."""
-        self._tracked = Tracked(objects)
+        self._tracked = Tracked(objects, owned)
         batch = {} if global_batch is None else {"global batch": global_batch}
         self._settings = read_settings(objects) | {RUN: {"seed": self._seed} | batch}
         if self._exactness is not None and global_batch is not None:

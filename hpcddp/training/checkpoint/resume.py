@@ -35,7 +35,7 @@ def resume(group: Group, folder: Path, tracked: Tracked, anew: str) -> dict[str,
         )
     check_same_classes(manifest, tracked.objects, f"checkpoint {path}", anew)
     position: dict[str, int] = tree["position"]
-    tree = {name: tree[name] for name in tracked.objects}
+    tree = tracked.owned.drop_others({name: tree[name] for name in tracked.objects})
     find_like = tracked.find_splits()
     outline = {key: tensor for key, tensor in list_tensors(tree).items() if tensor.is_meta}
     if outline:

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from hpcddp.errors import RequestError
 from hpcddp.training.checkpoint.fingerprint import hash_states
+from hpcddp.training.checkpoint.owned_states import OwnedStates
 from hpcddp.training.checkpoint.same_objects import describe_groups
 from hpcddp.training.checkpoint.state_tree import is_split, load_module_state, module_state
 from hpcddp.training.torch_compat import uncompiled
@@ -30,7 +31,7 @@ FindLike = Callable[[tuple[Any, ...], torch.Size], Any]
 class Tracked:
     """The objects that a run consists of, by name: each has `state_dict` and `load_state_dict`."""
 
-    def __init__(self, objects: dict[str, Any]) -> None:
+    def __init__(self, objects: dict[str, Any], owned: OwnedStates | None = None) -> None:
         for name, thing in objects.items():
             if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
                 raise RequestError(
@@ -40,6 +41,7 @@ class Tracked:
         self.objects = {
             name: unwrap(thing) if isinstance(thing, nn.Module) else thing for name, thing in objects.items()
         }
+        self.owned = owned or OwnedStates({})
         # now: in a forward pass a sharded model has other parameters
         self.groups = describe_groups(self.objects)
 

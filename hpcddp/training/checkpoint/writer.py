@@ -64,7 +64,7 @@ class Writer:
         """
         started, digest = time.monotonic(), None
         tree = {"position": position, **tracked.capture()}
-        outline = make_outline(tree)
+        outline = tracked.owned.merge_outlines(make_outline(tree))
         form = self._form or ("sharded" if tracked.is_split() else "single")
         if self._group.is_first:
             # not while training waits for an asynchronous one
@@ -77,7 +77,9 @@ class Writer:
             return Saved(position, 0.0, digest)
         if form == "single":
             with _naming(partial):
-                self._write_single(partial, gather_whole(tree, keep=self._group.is_first), facts, started)
+                whole = gather_whole(tree, keep=self._group.is_first)
+                whole = tracked.owned.gather(whole, outline, keep=self._group.is_first)
+                self._write_single(partial, whole, facts, started)
             return Saved(position, time.monotonic() - started, digest)
         tensors = {write_key(path): tensor for path, tensor in list_tensors(tree).items()}
         return self._write_shards(partial, tensors, outline, facts, started, wait=form == "sharded")

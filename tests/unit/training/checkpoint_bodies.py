@@ -72,7 +72,7 @@ def train(argument: dict[str, Any]) -> None:
         checkpoint=argument.get("checkpoint"),
         parallel=parallel,
     ) as rt:
-        blocks = None if parallel == "ddp" else Block
+        blocks = None if parallel in ("ddp", "zero1") else Block
         model = rt.wrap(make_model(argument.get("norm", False)), blocks=blocks)
         loader = rt.loader(make_data(), collate_fn=lambda samples: torch.utils.data.default_collate(samples))
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
@@ -80,9 +80,9 @@ def train(argument: dict[str, Any]) -> None:
         objects: dict[str, Any] = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
         ema = scaler = None
         if argument.get("ema"):
-            source = model if parallel == "ddp" else make_model()  # a sharded model cannot be copied
+            source = make_model() if blocks else model  # a sharded model cannot be copied
             ema = AveragedModel(source, multi_avg_fn=get_ema_multi_avg_fn(0.9))
-            objects["ema"] = ema = ema if parallel == "ddp" else rt.wrap(ema, blocks=Block)
+            objects["ema"] = ema = rt.wrap(ema, blocks=Block) if blocks else ema
         if argument.get("scaler"):
             scaler = objects["scaler"] = torch.amp.GradScaler("cpu", init_scale=2.0, growth_interval=3)
         rt.track(**objects)

@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from checkpoint_bodies import CLASSES, FEATURES, make_data
 from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 import hpcddp
+from hpcddp.errors import RequestError
 
 HIDDEN = 8
 
@@ -39,20 +41,29 @@ def train(argument: dict[str, Any]) -> None:
         parallel=argument.get("parallel"),
         run_dir=argument.get("run_dir"),
         checkpoint=argument.get("checkpoint"),
+        exact="integer" if argument.get("exact") else False,
     ) as rt:
         model = make_model()
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
-        model, optimizer, scheduler, loader, test = rt.prepare(
-            model, optimizer, scheduler, DataLoader(make_data(), 16, shuffle=True), DataLoader(make_data(), 4)
-        )
+        objects = [model, optimizer, scheduler]
+        objects += [torch.amp.GradScaler("cpu", init_scale=2.0)] if argument.get("scaler") else []
+        data = DataLoader(make_data(), 16, shuffle=True), DataLoader(make_data(), 4)
+        model, optimizer, scheduler, *scalers, loader, test = rt.prepare(*objects, *data)
+        scaler = scalers[0] if scalers else None
         for _epoch in rt.epochs(argument.get("epochs", 2)):
             for x, y, _ in loader:
                 optimizer.zero_grad()
-                rt.backward(cross_entropy(model(x), y))
+                rt.backward(cross_entropy(model(x), y), scaler=scaler)
                 if rt.is_last_micro_batch:
+                    if scaler is not None:
+                        scaler.unscale_(optimizer)
                     norms.append(float(_whole(nn.utils.clip_grad_norm_(model.parameters(), 0.1))))
-                optimizer.step()
+                if scaler is not None:
+                    scaler.step(optimizer)
+                    scaler.update()
+                else:
+                    optimizer.step()
                 scheduler.step()
                 if rt.is_last_micro_batch:
                     weights.append([_whole(parameter) for parameter in rt.unwrap(model).parameters()])
@@ -62,7 +73,15 @@ def train(argument: dict[str, Any]) -> None:
             total = rt.sum(sum((cross_entropy(model(x), y, reduction="sum") for x, y, _ in test), torch.tensor(0.0)))
         rt.save_model(f"{argument['out']}.pt")
     if rt.group.is_first:
-        result = {"weights": weights, "norms": norms, "total": float(total), "steps": rt.steps}
+        states = sum(len(state) > 0 for state in optimizer.state.values())
+        result = {
+            "states": states,
+            "sha256": rt.weights_sha256,
+            "weights": weights,
+            "norms": norms,
+            "total": float(total),
+            "steps": rt.steps,
+        }
         torch.save(result, argument["out"])
         if not rt.stopping:
             assert Path(f"{argument['out']}.pt").exists()
@@ -80,3 +99,19 @@ def choose(folder: str) -> None:
             [first, *_] = rt.wrap(nn.Linear(4, 4)).parameters()
             sharded.append(hasattr(first, "full_tensor"))
     Path(folder, f"{rt.group.rank}.json").write_text(json.dumps(sharded))
+
+
+def share_wrongly(_argument: None) -> None:
+    """Each case ends in a RequestError, which rank 0 prints."""
+    for make in (
+        torch.optim.LBFGS,
+        lambda parameters: ZeroRedundancyOptimizer(parameters, optimizer_class=torch.optim.SGD, lr=0.1),
+    ):
+        with hpcddp.init() as group:
+            try:
+                with hpcddp.runtime(4, parallel="zero1", group=group) as rt:
+                    model = rt.wrap(nn.Linear(4, 4))
+                    rt.track(model=model, optimizer=make(model.parameters()))
+            except RequestError as error:
+                if group.is_first:
+                    print(f"{error.message} | {error.hint}")

@@ -18,6 +18,7 @@ RunRanks = Callable[..., Any]
 CASES: dict[str, dict[str, Any]] = {"uneven": {}, "accumulated": {"max_micro_batch": 2}}
 # name -> (ranks, as hpcddp.runtime takes it)
 SPLITS: dict[str, tuple[int, Any]] = {
+    "zero1": (3, "zero1"),
     "fsdp": (4, "fsdp"),
     "data x shard": (4, {"data": -1, "shard": 2}),
 }

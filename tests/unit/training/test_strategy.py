@@ -45,7 +45,7 @@ def test_a_sharded_model_has_the_weights_of_one_process_at_every_step(
 
 def test_what_does_not_go_with_a_strategy_is_refused_in_words(run_ranks: RunRanks) -> None:
     expected = {
-        "unknown": "hpcddp.runtime(parallel=…) 'fsdb' is not known | one of ddp, fsdp, hsdp (did you mean 'fsdp'?)",
+        "unknown": "(parallel=…) 'fsdb' is not known | one of ddp, zero1, fsdp, hsdp (did you mean 'fsdp'?)",
         "too many": 'shard=2 is for 2 ranks, and there are 3 ranks on 2 nodes | parallel={"data": -1, "shard": 1}',
         "ddp": "parallel ddp takes no blocks",
         "exact": "exact mode needs whole gradients",
@@ -77,6 +77,9 @@ CHAINS = {
     "beside the training": [("ddp", 2, "async"), ("fsdp", 3, "async"), ("ddp", 1, "sharded")],
     "one file": [("ddp", 2, None), ("fsdp", 4, None), ("fsdp", 3, None), ("ddp", 1, None)],
     "and back": [("ddp", 1, None), ("fsdp", 3, "single"), ("hsdp", 2, "async"), ("ddp", 2, "sharded")],
+    "own steps": [("zero1", 2, None), ("zero1", 3, "async"), ("ddp", 2, "single"), ("zero1", 4, "sharded")],
+    "own steps, then shards": [("ddp", 2, None), ("fsdp", 3, None), ("zero1", 3, "single"), ("hsdp", 2, None)],
+    "a mesh": [("fsdp", 2, None), ({"data": 2, "shard": 2}, 4, "async"), ("zero1", 2, "sharded"), ("ddp", 1, None)],
     "parts of copies": [("ddp", 4, "async"), ("ddp", 2, "async"), ("fsdp", 3, "async"), ("ddp", 4, "single")],
 }
 
