@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 JOBS = Path(__file__).parents[2] / "jobs"
+OWN = "The script saves its last weights only, as the manuals show it."
+CHECKS = "It trains nothing."
 
 
 class Row(NamedTuple):
@@ -16,25 +18,90 @@ class Row(NamedTuple):
     job: str  # below jobs/
     ranks: tuple[int, ...]  # it runs on each; the result on the first is the one that others are compared with
     equal_to: str  # "bits", or the largest difference of weights from one process; else why there is none
-    resumes: str  # "yes", or why not
-    stops: str  # "yes", or why not
+    resumes: str = OWN  # "yes", or why not
+    stops: str = OWN  # "yes", or why not
+    why: str = ""  # why the largest difference is more than float64's rounding
+    renders: str = "any number of nodes"
     lint: tuple[str, ...] = ()  # what `hpcddp lint` says of the script on purpose
     command: str = ""  # a smaller one than the job's, for the test
-    exact: str = ""  # what to add to the command for the comparison
+    exact: str = "--double"  # what to add to the command for the comparison
     also: tuple[str, ...] = ()  # job files with the same program that need no run of their own
+    prints: str = ""  # pattern of a line of its output, where there are no weights to compare
+    package: str = ""  # of the environment of `make test-all-frameworks`
+
+    @property
+    def trains(self) -> bool:
+        return self.equal_to == "bits" or self.equal_to[0].isdigit()
 
 
-ABCI = "python train.py --data images --model resnet18 --side 32 --workers 0 --epochs 2"
+IN_DOUBLE = "1e-12"
 ROWS = (
     Row(
         "the article's job on 1 and 4 nodes of ABCI 3.0",
         "abci/one-node.yaml",
         (1, 2),
-        equal_to="bits",
-        resumes="yes",
-        stops="yes",
-        command=ABCI,
+        "bits",
+        "yes",
+        "yes",
+        renders="1 to 128 nodes of ABCI 3.0",
+        command="python train.py --data images --model resnet18 --side 32 --workers 0 --epochs 2",
         exact="--exact",
         also=("abci/four-nodes.yaml",),
     ),
+    Row("DDP by `hpcddp.runtime`", "runtime/ddp.yaml", (1, 3), IN_DOUBLE, "yes", "yes"),
+    Row("DDP", "plain/ddp.yaml", (1, 2, 4), IN_DOUBLE),
+    Row("the MNIST loop on images from a folder", "plain/mnist.yaml", (1, 2), IN_DOUBLE),
+    Row("torchrun, one agent per node", "plain/torchrun.yaml", (1, 2), IN_DOUBLE),
+    Row("`torch.distributed.launch`", "plain/launch.yaml", (1, 2), IN_DOUBLE),
+    Row(
+        "`mp.spawn` in a script for one node, unchanged",
+        "plain/spawn.yaml",
+        (1, 2),
+        IN_DOUBLE,
+        renders="1 node; refused on more, since its address is localhost",
+        lint=("A5", "A9", "A20"),
+        command="python spawn.py --ranks {local_world_size}",
+    ),
+    Row(
+        "`nn.DataParallel`",
+        "plain/data_parallel.yaml",
+        (1,),
+        "It is one process. Its split over GPUs cannot run here, where there is no GPU.",
+        renders="1 node is enough: it is one process",
+        lint=("A6",),
+        prints="samples per second",
+    ),
+    Row("DeviceMesh and DTensor by hand", "plain/dtensor.yaml", (1, 2, 4), IN_DOUBLE),
+    Row("init by environment, TCP, file", "plain/init.yaml", (2,), CHECKS, CHECKS, CHECKS, prints="2 ranks met"),
+    Row(
+        "backends nccl, gloo, mpi, ucc (here: gloo; the others are refused with what they need)",
+        "plain/backends.yaml",
+        (2,),
+        CHECKS,
+        CHECKS,
+        CHECKS,
+        prints="gloo: the sum over 2 ranks on cpu is 3\n(.*\n)*mpi: .* built without it",
+    ),
+    Row(
+        "all collectives, among all ranks and per pair",
+        "plain/collectives.yaml",
+        (3,),
+        CHECKS,
+        CHECKS,
+        CHECKS,
+        command="python collectives.py 0.01 1",
+        prints="1-2 +barrier +right",
+    ),
+)
+
+# Ways to train that have no job, and why.
+PARALLEL = "comes with `parallel=`"
+MISSING = (
+    ("ZeRO-1, FSDP2, HSDP", PARALLEL),
+    ("tensor parallel, FSDP2 with tensor parallel", PARALLEL),
+    ("pipeline (GPipe, 1F1B), and all three on one mesh", PARALLEL),
+    ("DDP with a model on two devices", "needs two GPUs per rank, which a job file cannot ask for yet"),
+    ("FSDP1", "torch 2.15 refuses it without an accelerator, and FSDP2 replaces it"),
+    ("context parallel", "torch has no attention for it on CPUs"),
+    ("`notebook_launcher`", "it starts its ranks as `mp.spawn` does, and is seen in the same way"),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -18,13 +19,14 @@ SITES = {"abci3": ["--account", "gaa50000"], "generic-slurm": ["--queue", "gpu",
 @pytest.mark.parametrize("job", FILES)
 def test_a_job_renders_and_lint_finds_nothing_in_its_script(job, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir((JOBS / job).parent)
-    script = tmp_path / "job.sh"
-    for name, asked in SITES.items():
-        if name == "generic-slurm" and job.startswith("abci/"):
+    renders = next((row.renders for row in ROWS if job in (row.job, *row.also)), "")
+    nodes = ["--nodes", "2"] if renders == "any number of nodes" else []
+    for site, asked in SITES.items():
+        if site == "generic-slurm" and "ABCI" in renders:
             continue
-        assert main(["render", Path(job).name, "--site", name, *asked]) == 0, capsys.readouterr().err
-        script.write_text(capsys.readouterr().out)
-        assert main(["lint", "--site", name, str(script)]) == 0, capsys.readouterr().out
+        assert main(["render", Path(job).name, "--site", site, *asked, *nodes]) == 0, capsys.readouterr().err
+        (tmp_path / "job.sh").write_text(capsys.readouterr().out)
+        assert main(["lint", "--site", site, str(tmp_path / "job.sh")]) == 0, capsys.readouterr().out
 
 
 @pytest.mark.parametrize("program", sorted(str(path.relative_to(JOBS)) for path in JOBS.rglob("*.py")))
@@ -41,3 +43,17 @@ def test_every_job_has_its_row():
 def test_a_program_is_short(repo):
     for program in (repo / "jobs").rglob("*.py"):
         assert len(program.read_text().splitlines()) <= 60, program
+
+
+def test_a_script_that_starts_its_ranks_at_localhost_is_refused_on_two_nodes(monkeypatch, capsys):
+    monkeypatch.chdir(JOBS / "plain")
+    asked = ["--site", "abci3", "--account", "gaa50000", "--nodes", "2"]
+    assert main(["render", "spawn.yaml", *asked]) == 2
+    assert "spawn.py" in capsys.readouterr().err
+
+
+def test_the_page_is_the_one_that_the_rows_make(repo):
+    spec = importlib.util.spec_from_file_location("make_strategies", repo / "docs/make_strategies.py")
+    maker = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(maker)
+    assert (repo / "docs/strategies.md").read_text() == maker.page(), "python docs/make_strategies.py"

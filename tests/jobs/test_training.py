@@ -2,39 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
 
 import pytest
 import torch
 
-from tests.jobs.rows import ROWS, Row
+from tests.jobs.comparing import check_equal, compare_ranks
+from tests.jobs.rows import ROWS
 
 pytestmark = [pytest.mark.slow, pytest.mark.multirank]
 
 
-def check_equal(row: Row, found: Mapping[str, torch.Tensor], reference: Mapping[str, torch.Tensor]) -> None:
-    assert found.keys() == reference.keys()
-    assert found
-    for name, weight in found.items():
-        if row.equal_to == "bits":
-            assert torch.equal(weight, reference[name]), name
-        else:
-            assert weight.dtype == torch.float64 or not weight.is_floating_point(), name
-            assert (weight - reference[name]).abs().max() <= float(row.equal_to), name
-
-
-def trained(row: Row) -> bool:
-    return row.equal_to == "bits" or row.equal_to[0].isdigit()
-
-
-@pytest.mark.parametrize("row", [row for row in ROWS if trained(row)], ids=lambda row: row.name)
+@pytest.mark.parametrize("row", [row for row in ROWS if row.trains and not row.package], ids=lambda row: row.name)
 def test_several_ranks_have_the_weights_of_one(row, user_folder):
-    folders = {ranks: user_folder(row, f"ranks-{ranks}") for ranks in row.ranks}
-    for ranks, folder in folders.items():
-        done = folder.render_and_run(ranks, add=row.exact)
-        assert done.returncode == 0, done.stdout + done.stderr
-    for ranks in row.ranks[1:]:
-        check_equal(row, folders[ranks].weights(), folders[row.ranks[0]].weights())
+    compare_ranks(row, user_folder)
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.resumes == "yes"], ids=lambda row: row.name)
@@ -49,3 +30,23 @@ def test_a_run_that_had_to_stop_goes_on_with_another_number_of_ranks(row, user_f
     assert second.returncode == 0, second.stdout + second.stderr
     assert stopped.state()["status"] == "finished"
     check_equal(row, stopped.weights(), whole.weights())
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.prints], ids=lambda row: row.name)
+def test_a_job_without_weights_to_compare_runs_and_says_what_it_found(row, user_folder):
+    done = user_folder(row, "one").render_and_run(row.ranks[0])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(row.prints, done.stdout), done.stdout
+
+
+@pytest.mark.parametrize("way", ["tcp", "file"])
+def test_the_ranks_meet_at_an_address_and_through_a_file_too(way, user_folder):
+    (row,) = (row for row in ROWS if row.job == "plain/init.yaml")
+    done = user_folder(row, "one").render_and_run(2, command=f"python init.py {way}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{way}: 2 ranks met" in done.stdout
+
+
+def test_torch_has_no_init_method_mpi():
+    with pytest.raises(RuntimeError, match="No rendezvous handler for mpi://"):
+        torch.distributed.init_process_group("gloo", init_method="mpi://", rank=0, world_size=1)
