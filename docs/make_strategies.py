@@ -15,11 +15,15 @@ _HEAD = """\
 
 <!-- made by docs/make_strategies.py from tests/jobs/rows.py -->
 
-After reading this page you know which ways to train have a job in `jobs/`, and what the tests found of each.
+After reading this page you can choose among the ways to train that have a job in `jobs/`, by what the tests found
+of each.
 
-```text
-cd jobs/plain
-hpcddp render ddp.yaml --site local --ranks-per-node 2 | bash
+```console
+$ cd jobs/plain
+$ hpcddp render ddp.yaml --site abci3 --account gaa50000 --nodes 2 | grep select
+hpcddp: site abci3 (--site)
+hpcddp: global batch 64 = 16 ranks x 4 x 1
+#PBS -l select=2:mpiprocs=8:ompthreads=12
 ```
 
 Each job is a YAML file and a script of at most 60 lines. [jobs/README.md](../jobs/README.md) says how to run them.

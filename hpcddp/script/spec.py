@@ -56,7 +56,7 @@ KEYS: dict[str, Reader] = {
     "independent": read_flag,
     "global_batch": read_count,
     "max_micro_batch": read_count,
-    "parallel": lambda value, where: str(read_parallel(value, where)),
+    "parallel": lambda value, where: str(read_parallel(read_text(value, where) if value == "" else value, where)),
     "modules": read_modules,
     "env": read_variables,
     "pythonpath": read_words,

@@ -65,7 +65,8 @@ def reader(laptop, repo, run, tmp_path):
     def type_in(text: str, *options: str):
         folder = stand_ins(text, tmp_path / "bin", repo)
         (tmp_path / "hpcddp").mkdir()  # what `git clone` would have made
-        (tmp_path / "benchmarks").symlink_to(repo / "benchmarks")  # a page that needs a checkout says so
+        for name in ("benchmarks", "jobs"):  # a page that needs a checkout says so
+            (tmp_path / name).symlink_to(repo / name)
         (tmp_path / "train.py").write_text("print('trained')\n")  # the reader's own script
         path = f"{folder}:{Path(sys.executable).parent}:{laptop}"
         env = {"PATH": path, "HOME": str(tmp_path), "PYTHONUNBUFFERED": "1", "LC_ALL": "C.UTF-8"}
