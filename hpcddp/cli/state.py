@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 from collections.abc import Callable, Mapping
 
 from hpcddp.cli.parser import VerbParser
@@ -137,7 +138,9 @@ def _refuse_alone(args: argparse.Namespace) -> None:
 
 def _no_state(run_dir: str) -> RequestError:
     if not os.path.isdir(run_dir):
-        return RequestError(f"there is no run folder {run_dir}", "ls runs")
+        of_name = os.path.join("runs", run_dir)  # where a run of this name would be
+        hint = f"hpcddp state {shlex.quote(of_name)}" if os.path.isdir(of_name) else "ls runs"
+        return RequestError(f"there is no run folder {run_dir}", hint)
     return RequestError(
         f"{run_dir} has no state.json: its program does not use hpcddp.runtime, or has not saved yet",
         f"ls {run_dir}/attempts/*/logs",

@@ -171,7 +171,9 @@ def read_spec(asked: Mapping[str, tuple[object, str]], site_keys: Iterable[str] 
             env.update(read_variables({key[4:]: value}, where))
         elif key not in KEYS and key not in site_keys:
             known = [*KEYS, *site_keys]
-            raise RequestError(f"unknown key {key!r} ({where}){nearest(key, known)}", f"known keys: {', '.join(known)}")
+            begun = [name for name in known if len(key) > 2 and name.startswith(key)]
+            near = f" (did you mean {begun[0]!r}?)" if len(begun) == 1 else nearest(key, known)
+            raise RequestError(f"unknown key {key!r} ({where}){near}", f"known keys: {', '.join(known)}")
         elif key in site_keys:
             own[key] = read_text(value, where)
         else:

@@ -55,6 +55,16 @@ def test_the_usual_forms_of_a_walltime_are_read(text: str, seconds: int) -> None
 
 
 @pytest.mark.parametrize(
+    ("text", "meant"),
+    [("2H", "2h"), ("2 h", "2h"), ("1.5h", "1h30m"), ("30 min", "30m"), ("2 days", "48h"), ("0.5 H", "30m")],
+)
+def test_a_walltime_that_is_almost_right_is_answered_with_the_form_that_is_read(text: str, meant: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        parse_walltime(text, "--walltime")
+    assert refused.value.hint == f"--walltime {meant}"
+
+
+@pytest.mark.parametrize(
     ("where", "hints"),
     [
         ("--walltime", ("--walltime 10m", "--walltime 10h")),
@@ -78,7 +88,7 @@ def test_a_bare_number_is_asked_about() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "banana", "00:3:00:00", "1:60:00", "0:0:0", "-1:00:00", "1:00:0x", "१:00:00", "1h1d", "1.5h", "2 h", "0s"],
+    ["", "banana", "00:3:00:00", "1:60:00", "0:0:0", "-1:00:00", "1:00:0x", "१:00:00", "1h1d", "1.5x", "2 h 3", "0s"],
 )
 def test_other_forms_of_a_walltime_are_refused_with_the_right_ones(text: str) -> None:
     with pytest.raises(RequestError) as refused:

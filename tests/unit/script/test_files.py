@@ -64,6 +64,7 @@ def test_an_empty_file_asks_for_nothing():
     ("key", "value", "words"),
     [
         ("nodez", "1", r"unknown key 'nodez'.*did you mean 'nodes'"),
+        ("gpu", "3", r"unknown key 'gpu'.*did you mean 'gpus_per_node'"),
         ("nodes", "0", "'0' is below 1\nhint: nodes: 4$"),
         ("nodes", "-3", "is below 1"),
         ("nodes", "99999999999999999999", "is too large"),
