@@ -16,6 +16,7 @@ from hpcddp.training.data.weighing import Weight
 from hpcddp.training.epoch_loops import EpochLoops
 from hpcddp.training.gate.between import GradientsBetween
 from hpcddp.training.gate.dropped import DroppedBatches
+from hpcddp.training.gate.first_steps import FirstSteps
 from hpcddp.training.gate.step_gate import StepGate
 from hpcddp.training.gate.step_made import LOOP, check_order, check_step, refuse_outside
 from hpcddp.training.gate.unprepared import check_schedulers
@@ -65,6 +66,7 @@ class Loop:
         self._collected = False
         self._backwards_before_step = self._backwards_before_micro = 0
         self._between = GradientsBetween(self.gate)
+        self._first = FirstSteps(self.gate)
         self._dropped = dropped
         self._ended = 0  # steps of this attempt
         self._left_at = -1  # backward passes before the loop over the batches was left
@@ -105,7 +107,9 @@ class Loop:
                 self.gate.batch_starts()
         self._backwards_before_micro, self._left_at = self.backwards, -1
         self._micro, self._weight = micro, weight
-        self._collected = self.gate.asked = False
+        self._collected = self.gate.asked = self.gate.asked_last = False
+        if self._ended < _READ_STEPS:
+            self._first.start(micro)
         self.calls.start()
         again = (nth_pass,) if nth_pass else ()
         seed_generators("step", self._seed, self.steps, *self._gradients.key(micro), *again)
@@ -153,9 +157,8 @@ class Loop:
     def settle(self) -> None:
         """The loop was left, perhaps in the middle: end what is still open."""
         is_unused = self.is_left and self.accumulates and not (self.has_backward or self.gate.acted)
-        if is_unused and self._open is not None:
-            self._open.close()
-            self._open = None
+        if is_unused:
+            self.close()
         self._close_micro_batch()
         if self._micro is None:
             return
@@ -174,10 +177,9 @@ class Loop:
 
     def let_go(self) -> None:
         """The `with` body has ended, perhaps by an exception in the middle of a global batch."""
-        is_partial, self._micro, opened, self._open = self._micro is not None, None, self._open, None
+        is_partial, self._micro = self._micro is not None, None
         self.gate.let_go()
-        if opened is not None:
-            opened.close()
+        self.close()
         if is_partial:
             self._clear()
 
@@ -187,9 +189,9 @@ class Loop:
 
     def close(self) -> None:
         """The body has ended, also by an exception: what is done around a micro batch is undone."""
-        if self._open is not None:
-            self._open.close()
-            self._open = None
+        opened, self._open = self._open, None
+        if opened is not None:
+            opened.close()
 
     # ---- what the loop does
 
@@ -238,9 +240,11 @@ class Loop:
         check_order(
             self.gate, accumulates=self.accumulates, is_taken=self._collected and not self._gradients.adds_up_in_place
         )
-        self.gate.scaled.check_prepared(scaler)
-        self.gate.scaled.check_loss(loss)
+        self.gate.scaled.check_prepared(scaler, loss)
         self._between.check()
+        if self._ended < _READ_STEPS and not self.has_backward:
+            is_again = self.backwards_before_pass > self._backwards_before_step
+            self._first.look(loss, micro, weight, summed=summed, is_again=is_again)
         scaled = scaler is not None and scaler.is_enabled()
         self.gate.backward_starts(scaled=scaled)
         if self._collected:

@@ -25,6 +25,7 @@ from hpcddp.training.options import RuntimeOptions
 from hpcddp.training.own_run import choose_hints, open_run
 from hpcddp.training.parallel.layout import open_layout
 from hpcddp.training.progress import DEFAULT_INTERVAL_S, read_seconds
+from hpcddp.training.remarks import NOT_CAUGHT, print_warning
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.rendezvous.process_group import open_group, settle_network
 from hpcddp.training.rendezvous.shutdown import claim_failure
@@ -73,6 +74,7 @@ def open_runtime(
         gradients = stack.enter_context(_open_gradients(env, setup))
         seed_generators("start", options.seed)  # the same on every rank, so that all build the same model
         if folder is not None and group.is_first:
+            print_warning(None if signals.are_caught else NOT_CAUGHT, is_first=True)
             open_attempt(folder)
         metrics = stack.enter_context(MetricsFile(folder.metrics if folder is not None and group.is_first else None))
         if options.checkpoint == "async" and group.backend != "gloo" and group.world_size > 1:  # it writes over gloo

@@ -13,7 +13,14 @@ from torch.utils.data import DataLoader, RandomSampler
 from hpcddp.batchplan import BatchPlan
 from hpcddp.checks.check import Machine
 from hpcddp.checks.environment import check_workers
+from hpcddp.training.torch_compat import has_gradient_hook
 from hpcddp.units import format_count
+
+NOT_CAUGHT = (
+    "this runtime is not in the main thread, where alone Python hears signals: SIGTERM and the warning before the"
+    " walltime end the process without a checkpoint; the deadline is heard\nhint: open hpcddp.runtime in the main"
+    " thread"
+)
 
 
 def warn_of_workers(num_workers: int) -> object | None:
@@ -54,11 +61,7 @@ def warn_of_order(evaluation: DataLoader[Any]) -> str | None:
 
 def warn_of_hooks(model: nn.Module, plan: BatchPlan | None, ranks: int) -> str | None:
     """A warning that hooks of the user's see the gradient of a part of the global batch, or None."""
-    hooked = [
-        name
-        for name, p in model.named_parameters()
-        if p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None)
-    ]
+    hooked = [name for name, parameter in model.named_parameters() if has_gradient_hook(parameter)]
     if not hooked or (ranks == 1 and (plan is None or plan.accumulation_steps == 1)):
         return None
     more = f" and {len(hooked) - 1} more" if len(hooked) > 1 else ""

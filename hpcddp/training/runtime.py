@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from hpcddp.batchplan import BatchPlan
 from hpcddp.errors import RequestError
 from hpcddp.runs.metrics import MetricsFile
-from hpcddp.training.arguments import check_norm, read_epochs
+from hpcddp.training.arguments import check_kind, check_norm, read_epochs
 from hpcddp.training.checkpoint.checkpointer import Checkpointer
 from hpcddp.training.checkpoint.tracked import unwrap
 from hpcddp.training.data.loader import Step
@@ -86,7 +86,7 @@ class Runtime(Saving):
 
         True in each batch of the loader if a rank's share of the global batch fits through one forward pass.
         """
-        micro = self._loop.micro
+        micro, self._loop.gate.asked_last = self._loop.micro, True
         if micro.last and self._loop.has_backward:  # not so where the loop asks before its backward pass
             self._loop.collect()
         return micro.last
@@ -201,6 +201,7 @@ class Runtime(Saving):
         Returns this rank's losses, detached, one per micro batch: (micro batches,). The optimizer's step follows it,
         with the same `scaler` if one was given.
         """
+        check_kind(step, Step, "rt.train_step({}, loss_of)", "step of loader.steps()", "step")
         losses = []
         for batch in step:
             loss = loss_of(batch)

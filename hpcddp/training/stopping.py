@@ -38,6 +38,7 @@ class SignalFlag:
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
         self._is_obeyed = False
+        self.are_caught = False
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self.received = signal.Signals(number)  # no output, no file, no collective: the main thread may hold any lock
@@ -57,6 +58,7 @@ class SignalFlag:
             yield
             return
         before = {number: signal.signal(number, self._note) for number in STOP_SIGNALS}
+        self.are_caught = True
         try:
             yield
         finally:

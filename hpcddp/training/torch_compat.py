@@ -37,6 +37,8 @@ from torch.optim import Optimizer
 
 __all__ = ["HashStore", "NormWithStatistics", "PrefixStore", "Store", "TCPStore", "rendezvous"]
 
+SUM = 2  # how `reduction="sum"` is called where a loss is computed
+
 #: The class of all layers that may keep running statistics: BatchNorm, SyncBatchNorm, InstanceNorm. Torch has no public
 #: name for it.
 NormWithStatistics = _NormBase
@@ -237,3 +239,16 @@ def load_metadata(path: Path) -> Any:
 
     with path.open("rb") as file:
         return Unpickler(file).load()
+
+
+def read_loss(loss: Tensor) -> tuple[int | None, Tensor | None]:
+    """How torch's function that made this loss reduced it, and of a cross entropy that is a mean the sum of the weights
+    that it was divided by: parts that are not ignored, by their class weights. None where that is not known."""
+    made_by = getattr(loss, "grad_fn", None)
+    reduction = getattr(made_by, "_saved_reduction", None)
+    return reduction, getattr(made_by, "_saved_total_weight", None)
+
+
+def has_gradient_hook(parameter: nn.Parameter) -> bool:
+    """Whether something is called with this parameter's gradient in the backward pass."""
+    return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))

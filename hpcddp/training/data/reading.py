@@ -96,7 +96,8 @@ def read_how(
     if not isinstance(data, DataLoader):
         if not hasattr(data, "__getitem__") and not isinstance(data, IterableDataset):
             raise RequestError(
-                f"a {type(data).__name__} is no data set", "rt.loader(dataset), or rt.loader(DataLoader(…))"
+                f"a {type(data).__name__} is no data set",
+                "rt.loader(dataset), rt.evaluation_loader(dataset, 256), or either with a DataLoader",
             )
         workers = choose(data) if num_workers is None else num_workers
         return Source(data, None, shuffle is not False, False, Reading(workers, collate_fn))

@@ -30,6 +30,7 @@ class OptimizerSteps:
         self.known: KnownParameters | None = None  # as soon as all objects are taken
         self.scaling = False  # a scaler steps an optimizer, now
         self.asked = False  # for a step in this micro batch
+        self.asked_last = False  # whether the script asked if it is the last
         self.acted = False  # some optimizer in this global batch
         self.acts = False  # an optimizer, now
         self.reached = False  # some gradient an optimizer that acted in this global batch

@@ -29,17 +29,15 @@ class ScaledGradients:
             self._last = weakref.ref(result)
         return result
 
-    def check_prepared(self, scaler: GradScaler | None) -> None:
-        """RequestError for a scaler that the run does not have."""
+    def check_prepared(self, scaler: GradScaler | None, loss: Tensor | None = None) -> None:
+        """RequestError for a scaler that the run does not have, and for a loss that `scaler.scale` returned."""
         if scaler is not None and scaler.is_enabled() and scaler not in self.scalers:
             raise RequestError(
                 "the gradient scaler was not prepared",
                 "model, optimizer, scaler, loader = rt.prepare(model, optimizer, scaler, loader)",
             )
 
-    def check_loss(self, loss: Tensor) -> None:
-        """RequestError for a loss that `scaler.scale` returned."""
-        if self._last is not None and self._last() is loss:
+        if loss is not None and self._last is not None and self._last() is loss:
             raise RequestError(
                 "rt.backward was given a loss that scaler.scale(loss) has scaled: it would be recorded so",
                 "rt.backward(loss, scaler=scaler)",

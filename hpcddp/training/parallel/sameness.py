@@ -203,5 +203,6 @@ def _differ(weight: _Weight, apart: float, mine: Tensor, layout: Layout, step: i
     return RequestError(
         f"{others}: {weight.name} differs by up to {apart:.2g}",
         "call the model that rt.prepare returned, give the optimizer its parameters, and change weights and learning"
-        " rates on every rank alike: scheduler.step(rt.sum(loss)), where it follows a loss",
+        " rates on every rank alike: scheduler.step(rt.sum(loss)), where it follows a loss;"
+        " random numbers that change weights, too: rt.broadcast(torch.randn(…))",
     )

@@ -63,6 +63,10 @@ def prepare_wrongly(what: str) -> None:
         elif what == "two models":
             rt.prepare(model, make_model())
             rt.save_model("model.pt")
+        elif what == "no step":
+            rt.train_step(3, lambda batch: batch)  # type: ignore[arg-type]  # as given
+        elif what == "evaluation of a number":
+            rt.evaluation_loader(3)  # type: ignore[arg-type]  # as given
         elif what == "outside":
             rt.backward(torch.zeros((), requires_grad=True))
 
@@ -90,6 +94,8 @@ def prepare_wrongly(what: str) -> None:
         ("no batch", "no global batch was given"),
         ("workers twice", "num_workers came with a DataLoader"),
         ("two models", "which of 2 models"),
+        ("no step", "3 is no step of loader.steps"),
+        ("evaluation of a number", "a int is no data set\nhint: rt.loader.dataset., rt.evaluation_loader"),
         ("outside", "in no batch of the training loader"),
     ],
 )
