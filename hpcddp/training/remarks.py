@@ -64,9 +64,9 @@ def warn_of_hooks(model: nn.Module, plan: BatchPlan | None, ranks: int) -> str |
     hooked = [name for name, parameter in model.named_parameters() if has_gradient_hook(parameter)]
     if not hooked or (ranks == 1 and (plan is None or plan.accumulation_steps == 1)):
         return None
-    more = f" and {len(hooked) - 1} more" if len(hooked) > 1 else ""
+    more = f" and {len(hooked) - 1} more parameters" if len(hooked) > 1 else ""
     return (
-        f"{hooked[0]}{more} has a hook on its gradient, which sees the gradient of one rank's micro batch here, not"
+        f"{hooked[0]}{more}: a hook on the gradient sees the gradient of one rank's micro batch here, not"
         " that of the global batch: a factor or a mask gives the same result, clipping does not\nhint: if"
         " rt.is_last_micro_batch: … between rt.backward(loss) and optimizer.step(), for what needs the whole gradient"
     )

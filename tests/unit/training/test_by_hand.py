@@ -65,11 +65,11 @@ def test_hooks_on_gradients_are_named_where_they_see_a_part_of_the_global_batch(
     for plan, ranks in ((split, 1), (whole, 2)):
         warning = warn_of_hooks(model, plan, ranks)
         assert warning is not None
-        assert warning.startswith("0.weight and 1 more has a hook on its gradient")
+        assert warning.startswith("0.weight and 1 more parameters: a hook on the gradient sees")
     handle.remove()
     with hpcddp.runtime(**SPLIT) as rt:
         rt.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(make_data(), batch_size=6))
-    assert "hpcddp: warning: 2.weight has a hook on its gradient" in capsys.readouterr().err
+    assert "hpcddp: warning: 2.weight: a hook on the gradient sees" in capsys.readouterr().err
 
 
 class Shifted(Dataset):
