@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -14,19 +14,21 @@ def count_global_batch(trainer: Any) -> int | None:
     return None if size is None else size * trainer.accumulate_grad_batches * trainer.world_size
 
 
-def skip_batches(trainer: Any) -> str | None:
+def skip_batches(trainer: Any, restore: Callable[[], object]) -> str | None:
     """Go on in the resumed epoch at its next batch; returns a line to say where that cannot be.
 
-    The loaders were iterated already, and of another epoch if the last one had just ended.
+    The loaders were iterated already, and of another epoch if the last one had just ended. `restore` sets the random
+    state of the save: to iterate over a loader draws a number, which inside an epoch was drawn before that.
     """
     fit_loop = trainer.fit_loop
+    if any(hasattr(loader, "load_state_dict") for loader in _loaders(trainer)):  # it goes on by itself
+        restore()
+        return None
     done = fit_loop.epoch_loop.batch_progress.current.ready
     if done >= trainer.num_training_batches:
         done = 0
     cannot = []
     for loader in _loaders(trainer):
-        if hasattr(loader, "load_state_dict"):  # it goes on by itself
-            return None
         for sampler in (getattr(loader, "sampler", None), getattr(loader.batch_sampler, "sampler", None)):
             if callable(set_epoch := getattr(sampler, "set_epoch", None)):
                 set_epoch(trainer.current_epoch)
@@ -39,7 +41,11 @@ def skip_batches(trainer: Any) -> str | None:
         if done and not _is_same_again(loader):
             name = type(loader.sampler).__name__
             cannot.append(f"the order of {name} is drawn anew: DistributedSampler repeats it")
+    if not done:
+        restore()
     iter(fit_loop._data_fetcher)
+    if done:
+        restore()
     return f"warning: resumed inside an epoch, and {'; '.join(cannot)}" if cannot else None
 
 

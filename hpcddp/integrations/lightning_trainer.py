@@ -130,10 +130,10 @@ class Hooks:
             return
         with two_lines():
             line = check_world(self._saved, run.ranks.world_size, run.global_batch)
-        for text in (line, skip_batches(trainer)):
+        folder = Path(self._saved.path)
+        for text in (line, skip_batches(trainer, lambda: restore_random_state(folder, run.ranks.rank))):
             if text:
                 run.say(text)
-        restore_random_state(Path(self._saved.path), run.ranks.rank)
 
     def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
         """After an optimizer step the ranks agree whether to stop."""
