@@ -101,6 +101,20 @@ def test_a_script_of_the_page_is_stopped_and_resumed_and_gives_the_same_weights(
     assert all(torch.equal(once[name], twice[name]) for name in once)
 
 
+def test_a_killed_attempt_is_resumed_from_the_end_of_the_epoch_before_and_gives_the_same_weights(
+    repo, launch, tmp_path
+):
+    script = script_of(repo, "Lightning Trainer")
+    whole, parts = begin(tmp_path / "whole", script), begin(tmp_path / "parts", script)
+    assert launch(whole).returncode == 0
+    killed = launch(parts, STOP_AT="13 SIGKILL")
+    assert killed.returncode == 137, killed.stdout + killed.stderr
+    assert state(parts) == ["unfinished", 8, "checkpoint at step 8; the attempt has not ended"]
+    assert launch(parts).returncode == 0
+    once, twice = weights(whole / "model.ckpt"), weights(parts / "model.ckpt")
+    assert all(torch.equal(once[name], twice[name]) for name in once)
+
+
 def test_a_trainer_stops_at_its_deadline_and_one_without_a_run_trains_on(repo, launch, run, tmp_path):
     folder = begin(tmp_path / "run", script_of(repo, "HF Trainer"))
     done = launch(folder, walltime="1s")
