@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import gc
 import inspect
+import logging
 import os
 import pickle
 import socket
@@ -196,6 +197,12 @@ def add_to_each(sums: list[Tensor], values: list[Tensor] | float) -> None:
 def largest_magnitudes(tensors: list[Tensor]) -> Tensor:
     """(n,) float64: of each tensor the largest absolute value."""
     return torch.stack(torch._foreach_norm(tensors, torch.inf)).double()
+
+
+def quiet_redistribution() -> None:
+    """No lines of each rank about the two collectives that a norm, or a gathered tensor, takes on a mesh of two
+    dimensions."""
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
 
 
 def copy_layer_versions(state: dict[str, Any], copy: dict[str, Any]) -> None:

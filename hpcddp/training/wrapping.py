@@ -13,8 +13,9 @@ from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.kinds import check_model
 from hpcddp.training.loop import Loop
 from hpcddp.training.parallel.sameness import SameWeights
-from hpcddp.training.parallel.sharded import Blocks
-from hpcddp.training.parallel.strategy import check_blocks
+from hpcddp.training.parallel.sharded import Blocks, Wanted
+from hpcddp.training.parallel.strategy import check_wanted
+from hpcddp.training.parallel.tensor import TensorPlan
 from hpcddp.training.remarks import print_warning, warn_of_hooks
 from hpcddp.training.report import Report
 from hpcddp.training.setup import RunSetup
@@ -38,22 +39,32 @@ class Wrapping(AllRanks):
         self._models: dict[int, nn.Module] = {}  # as the loop uses them, by id
         self._plan: BatchPlan | None = None
 
-    def wrap(self, model: nn.Module, *, blocks: Blocks | None = None, **options: Any) -> nn.Module:
+    def wrap(
+        self,
+        model: nn.Module,
+        *,
+        blocks: Blocks | None = None,
+        tensor_plan: TensorPlan | None = None,
+        **options: Any,
+    ) -> nn.Module:
         """The model on this rank's device, distributed over the ranks if there are several. `prepare` calls it.
 
         `hpcddp.runtime(parallel=…)` says how. "ddp" wraps it in torch's DistributedDataParallel; the others shard every
         parameter in place, so make the optimizer afterwards; each module of a class in `blocks` is gathered on its own.
+        Where a mesh has tensor ranks, `tensor_plan` says which layers they divide, by the names of modules: "colwise",
+        "rowwise" or a style of `torch.distributed.tensor.parallel`; None: the model's attribute `tensor_plan`.
         `options` are those of torch's DDP or fully_shard. Buffers are not broadcast at each forward pass: they are
         averaged before an evaluation and a checkpoint.
         """
         check_model(model, list(self._models.values()))
         hooks = warn_of_hooks(model, self._plan, self.layout.data_size)
         print_warning(hooks, is_first=self.group.is_first)
-        check_blocks(self._split, blocks)
+        wanted = Wanted(blocks, tensor_plan, options)
+        check_wanted(self._split, wanted)
         if self._split.is_whole:
             self._loop.models.append(model)
             self._loop.record.noise.watch(model)
-        wrapped = self._gradients.wrap(model, blocks, options)
+        wrapped = self._gradients.wrap(model, wanted)
         self._loop.calls.watch(wrapped)
         self._models[id(wrapped)] = wrapped
         return wrapped

@@ -26,7 +26,7 @@ from hpcddp.training.gradient.slice_buffers import SliceBuffers
 from hpcddp.training.gradient.slice_sum import make_sum
 from hpcddp.training.parallel.layout import Layout, open_data_group
 from hpcddp.training.parallel.replicated import wrap_ddp
-from hpcddp.training.parallel.sharded import Blocks
+from hpcddp.training.parallel.sharded import Wanted
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.torch_compat import add_to_each
 
@@ -63,7 +63,7 @@ class ExactGradients:
         self._thread = ThreadPoolExecutor(1) if on_cpu and several else None
         self._stream: Any = None if on_cpu else torch.cuda.Stream(group.device)  # type: ignore[no-untyped-call]  # torch does not annotate it
 
-    def wrap(self, model: nn.Module, _blocks: Blocks | None, options: dict[str, Any]) -> nn.Module:
+    def wrap(self, model: nn.Module, wanted: Wanted) -> nn.Module:
         """The model on its device, in DDP where there are several data ranks: `check_goes_with` refuses all else."""
         for layer in model.modules():
             if isinstance(layer, nn.SyncBatchNorm):
@@ -72,9 +72,9 @@ class ExactGradients:
                     "use BatchNorm: in exact mode its statistics are those of a slice, on any number of ranks",
                 )
         wrapped = model = model.to(self._device)
-        self._may_be_unused |= bool(options.get("find_unused_parameters"))
+        self._may_be_unused |= bool(wanted.options.get("find_unused_parameters"))
         if self._layout.data_size > 1:
-            wrapper = wrap_ddp(model, self._device, self._layout, options)
+            wrapper = wrap_ddp(model, self._device, self._layout, wanted.options)
             # a lambda: DDP refuses annotations that it cannot read, and ours are strings
             wrapper.register_comm_hook(None, lambda _state, bucket: self._sum_bucket(bucket))
             wrapped = wrapper

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hpcddp.training.data.sampler import MicroBatch
-from hpcddp.training.parallel.sharded import Blocks
+from hpcddp.training.parallel.sharded import Wanted
 
 
 class Gradients(Protocol):
@@ -35,7 +35,7 @@ class Gradients(Protocol):
     def forward_is_collective(self) -> bool:
         """Whether a forward pass is a collective: then all ranks need the same number of them."""
 
-    def wrap(self, model: nn.Module, blocks: Blocks | None, options: dict[str, Any]) -> nn.Module:
+    def wrap(self, model: nn.Module, wanted: Wanted) -> nn.Module:
         """The model on this rank's device, as the training loop is to use it."""
 
     def take_along(self, model: nn.Module) -> None:

@@ -13,7 +13,7 @@ from hpcddp.parallelism import Split
 from hpcddp.training.data.sampler import MicroBatch
 from hpcddp.training.gradient.buffers import frozen_statistics
 from hpcddp.training.parallel.layout import Layout
-from hpcddp.training.parallel.sharded import Blocks, check_optimizers, hand_over
+from hpcddp.training.parallel.sharded import Wanted, check_optimizers, hand_over
 from hpcddp.training.parallel.strategy import ParallelModel, split_model
 from hpcddp.training.rendezvous.group import Group
 
@@ -40,11 +40,11 @@ class MeanGradients:
     def forward_is_collective(self) -> bool:
         return any(model.forward_is_collective for model in self._models)
 
-    def wrap(self, model: nn.Module, blocks: Blocks | None, options: dict[str, Any]) -> nn.Module:
-        """The model on its device; neither wrapped nor sharded at data size 1."""
-        if self._layout.data_size == 1:
+    def wrap(self, model: nn.Module, wanted: Wanted) -> nn.Module:
+        """The model on its device; neither wrapped nor sharded on one rank."""
+        if self._layout.data_size == self._split.tensor == 1:
             return model.to(self._group.device)
-        self._models.append(split_model(model, self._group, self._layout, self._split, blocks, options))
+        self._models.append(split_model(model, self._group, self._layout, self._split, wanted))
         return self._models[-1].module
 
     def take_along(self, model: nn.Module) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -19,54 +19,72 @@ from hpcddp.errors import RequestError
 from hpcddp.parallelism import Split
 from hpcddp.training.parallel.layout import Layout
 from hpcddp.training.parallel.spread import spread_weights
+from hpcddp.training.parallel.tensor import TensorPlan, check_even, check_untied, divide_layers, find_plan
 from hpcddp.training.rendezvous.group import Group
 
 Blocks = type[nn.Module] | tuple[type[nn.Module], ...]
 
 
+class Wanted(NamedTuple):
+    """What the caller of `rt.wrap` wants besides: classes of layers that are gathered on their own, the layers that
+    tensor ranks divide, and options of `fully_shard`."""
+
+    blocks: Blocks | None
+    tensor_plan: TensorPlan | None
+    options: dict[str, Any]
+
+
 class ShardedModel:
-    """A model whose parameters, gradients and optimizer state are sharded over the data ranks, in place."""
+    """A model whose parameters, gradients and optimizer state are sharded over the data ranks, in place; its layers
+    may be divided over tensor ranks before."""
 
     forward_is_collective = True
 
-    def __init__(
-        self,
-        model: nn.Module,
-        group: Group,
-        layout: Layout,
-        split: Split,
-        blocks: Blocks | None,
-        options: dict[str, Any],
-    ) -> None:
+    def __init__(self, model: nn.Module, group: Group, layout: Layout, split: Split, wanted: Wanted) -> None:
         self.module = model
-        self.replaced = shard_model(model, group, layout, split, blocks, options)
+        self.replaced = [weakref.ref(parameter) for parameter in model.parameters()]
+        self._is_sharded = layout.data_size > 1
+        divide_and_shard(model, group, layout, split, wanted)
 
     @contextmanager
     def passes(self, *, exchange: bool) -> Iterator[None]:
         """See `ParallelModel`."""
-        sharded: Any = self.module  # `fully_shard` has given it this method
-        sharded.set_requires_gradient_sync(exchange)
+        if self._is_sharded:
+            sharded: Any = self.module  # `fully_shard` has given it this method
+            sharded.set_requires_gradient_sync(exchange)
         yield
 
 
-def shard_model(
-    model: nn.Module, group: Group, layout: Layout, split: Split, blocks: Blocks | None, options: dict[str, Any]
-) -> list[weakref.ref[nn.Parameter]]:
-    """Shard the model in place, on the group's device; returns the replaced parameters, as weak references.
+def divide_and_shard(model: nn.Module, group: Group, layout: Layout, split: Split, wanted: Wanted) -> None:
+    """Divide the model's layers over the tensor ranks, and shard it over the data ranks, in place on the device.
 
     Each module of a class in `blocks` is gathered on its own; the rest, or everything without `blocks`, in one piece.
-    `options` are those of `fully_shard`. All data ranks start from the weights of data rank 0.
+    All ranks start from the weights of rank 0.
     """
-    from torch.distributed.fsdp import fully_shard
-
-    mesh = make_mesh(group, layout, split)
-    before = [weakref.ref(parameter) for parameter in model.parameters()]
+    units = _find_units(model, wanted.blocks)
+    plan = find_plan(model, wanted.tensor_plan) if split.tensor > 1 else {}
     spread_weights(model, group.device, layout)
+    data_mesh, tensor_mesh = make_meshes(group, layout, split)
+    if split.tensor > 1:
+        check_untied(model)
+        divide_layers(model.to(group.device), tensor_mesh, plan)
+        check_even(model, len(split.rows[0]), split.tensor)
+    if layout.data_size > 1:
+        _shard(model, data_mesh, split, units, wanted.options)
+
+
+def _find_units(model: nn.Module, blocks: Blocks | None) -> list[nn.Module]:
     units = [module for module in model.modules() if blocks is not None and isinstance(module, blocks)]
     if blocks is not None and not units:
         kinds = blocks if isinstance(blocks, tuple) else (blocks,)
         names = " or ".join(kind.__name__ for kind in kinds)
         raise RequestError(f"the model has no {names} to make blocks of", "leave blocks out, or give its layers' class")
+    return units
+
+
+def _shard(model: nn.Module, mesh: Any, split: Split, units: list[nn.Module], options: dict[str, Any]) -> None:
+    from torch.distributed.fsdp import fully_shard
+
     try:
         for module in reversed(units):  # the innermost first
             if module is not model and next(module.parameters(), None) is not None:
@@ -76,20 +94,22 @@ def shard_model(
         raise RequestError(
             f"parallel {split.kind} cannot split this model: {error}", 'hpcddp.runtime(parallel="ddp")'
         ) from error
-    return before
 
 
-def make_mesh(group: Group, layout: Layout, split: Split) -> Any:
-    """The data ranks in one row for fsdp; for hsdp one row per copy: sharded within a row, replicated over rows."""
+def make_meshes(group: Group, layout: Layout, split: Split) -> tuple[Any, Any]:
+    """The mesh of the data ranks, and that of the ranks with this data rank (None if it has no other).
+
+    The data ranks are in one row for fsdp; for hsdp one row per copy: sharded within a row, replicated over rows.
+    """
     from torch.distributed.device_mesh import DeviceMesh
 
     names = ("shard",) if split.kind == "fsdp" else ("replicate", "shard")
     ranks = torch.tensor([[layout.ranks_of(data_rank) for data_rank in row] for row in split.rows])
     sizes = [*ranks.shape[2 - len(names) : 2]]
     if layout.model_size == 1:
-        return DeviceMesh(group.device.type, ranks.reshape(sizes), mesh_dim_names=names)
-    whole = DeviceMesh(group.device.type, ranks.reshape([*sizes, layout.model_size]), mesh_dim_names=(*names, "model"))
-    return whole[names]
+        return DeviceMesh(group.device.type, ranks.reshape(sizes), mesh_dim_names=names), None
+    whole = DeviceMesh(group.device.type, ranks.reshape([*sizes, layout.model_size]), mesh_dim_names=(*names, "tensor"))
+    return whole[names], whole["tensor"]
 
 
 def hand_over(optimizers: Iterable[Optimizer], model: nn.Module, replaced: Iterable[weakref.ref[nn.Parameter]]) -> None:

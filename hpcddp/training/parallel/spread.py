@@ -16,15 +16,17 @@ def as_bytes(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def spread_weights(model: nn.Module, device: torch.device, layout: Layout) -> None:
-    """The weights and buffers of data rank 0 on every data rank, as DDP does it for what is trained. A collective.
+    """The weights and buffers of rank 0 on every rank, as DDP does it for what is trained. A collective.
 
     A model on torch's device "meta" has none; a DTensor is divided already.
     """
-    if layout.data_size == 1:
+    if layout.world_size == 1:
         return
+    all_share = layout.model_size > 1  # then the first rank of all has the weights
     for tensor in [*model.parameters(), *model.buffers()]:
         if tensor.is_meta or type(tensor.detach()) is not Tensor or not tensor.numel():
             continue
         there = tensor.detach().to(device).contiguous()
-        dist.broadcast(as_bytes(there), src=layout.data_ranks[0], group=layout.data_group)
+        src, group = (0, None) if all_share else (layout.data_ranks[0], layout.data_group)
+        dist.broadcast(as_bytes(there), src=src, group=group)
         tensor.copy_(there)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import nn
 
@@ -13,7 +13,7 @@ from hpcddp.errors import RequestError
 from hpcddp.parallelism import Split
 from hpcddp.training.parallel.layout import Layout
 from hpcddp.training.parallel.replicated import ReplicatedModel
-from hpcddp.training.parallel.sharded import Blocks, ShardedModel
+from hpcddp.training.parallel.sharded import ShardedModel, Wanted
 from hpcddp.training.rendezvous.group import Group
 
 
@@ -36,18 +36,21 @@ class ParallelModel(Protocol):
         """The context of one forward and backward pass; gradients are averaged in it only with `exchange`."""
 
 
-def check_blocks(split: Split, blocks: Blocks | None) -> None:
-    """RequestError for blocks of a model that is not sharded."""
-    if blocks is not None and not split.is_sharded:
+def check_wanted(split: Split, wanted: Wanted) -> None:
+    """RequestError for what means nothing with this split."""
+    if wanted.blocks is not None and not split.is_sharded:
         raise RequestError(
             f"parallel {split.kind} takes no blocks: each rank has the whole model", 'hpcddp.runtime(parallel="fsdp")'
         )
+    if wanted.tensor_plan is not None and split.tensor == 1 and not split.is_sharded:
+        raise RequestError(
+            f"parallel {split.kind} takes no tensor_plan: each rank computes whole layers",
+            'hpcddp.runtime(parallel={"shard": -1, "tensor": 2}), or the plan as the model\'s attribute tensor_plan',
+        )
 
 
-def split_model(
-    model: nn.Module, group: Group, layout: Layout, split: Split, blocks: Blocks | None, options: dict[str, Any]
-) -> ParallelModel:
-    """The model on the group's device, over the data ranks. A collective."""
+def split_model(model: nn.Module, group: Group, layout: Layout, split: Split, wanted: Wanted) -> ParallelModel:
+    """The model on the group's device, over the ranks. A collective."""
     if not split.is_sharded:
-        return ReplicatedModel(model.to(group.device), group.device, layout, options)
-    return ShardedModel(model, group, layout, split, blocks, options)
+        return ReplicatedModel(model.to(group.device), group.device, layout, wanted.options)
+    return ShardedModel(model, group, layout, split, wanted)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from checkpoint_bodies import CLASSES, FEATURES, make_data
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.functional import cross_entropy
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader
 
 import hpcddp
@@ -21,8 +22,48 @@ HIDDEN = 8
 
 def make_model() -> nn.Module:
     torch.manual_seed(3)
-    layers = [nn.Linear(FEATURES, HIDDEN), nn.Tanh(), nn.Dropout(0.0), nn.Linear(HIDDEN, CLASSES)]
-    return nn.Sequential(*layers).double()
+    first = [nn.Linear(FEATURES, HIDDEN), nn.Tanh(), nn.Dropout(0.0), nn.Linear(HIDDEN, HIDDEN)]
+    model = nn.Sequential(*first, nn.LayerNorm(HIDDEN), nn.Linear(HIDDEN, CLASSES)).double()
+    model.tensor_plan = {"0": "colwise", "3": "rowwise"}  # the last two are whole on each rank
+    return model
+
+
+class Layer(nn.Module):
+    """An attention whose parent computes with the weights of a part that is never called, and a divided pair."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # no bias: that of the keys has no gradient but rounding, which Adam makes large
+        self.attention = nn.MultiheadAttention(4, 2, bias=False, batch_first=True)
+        self.norm = nn.LayerNorm(4)
+        self.up, self.down = nn.Linear(4, HIDDEN), nn.Linear(HIDDEN, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(x, x, x, need_weights=False)[0]
+        return x + self.down(torch.tanh(self.up(self.norm(x))))
+
+
+class Attentive(nn.Module):
+    """Two layers, as blocks."""
+
+    tensor_plan: ClassVar = {"layers.*.up": "colwise", "layers.*.down": "rowwise"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start = nn.Linear(FEATURES, 8)
+        self.layers = nn.ModuleList([Layer(), Layer()])
+        self.end = nn.Linear(8, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.start(x).view(len(x), 2, 4)
+        for layer in self.layers:
+            x = layer(x)
+        return self.end(x.reshape(len(x), 8))
+
+
+def make_attentive() -> nn.Module:
+    torch.manual_seed(3)
+    return Attentive().double()
 
 
 def train_all(arguments: list[dict[str, Any]]) -> None:
@@ -33,7 +74,7 @@ def train_all(arguments: list[dict[str, Any]]) -> None:
 
 def train(argument: dict[str, Any]) -> None:
     """Rank 0 writes the whole weights after each step, the norms that were clipped, and the evaluation's sum."""
-    weights, norms = [], []
+    weights, norms, total = [], [], None
     with hpcddp.runtime(
         argument.get("global_batch", 10),
         seed=5,
@@ -43,7 +84,9 @@ def train(argument: dict[str, Any]) -> None:
         checkpoint=argument.get("checkpoint"),
         exact="integer" if argument.get("exact") else False,
     ) as rt:
-        model = make_model()
+        model = make_attentive() if argument.get("attentive") else make_model()
+        if argument.get("attentive"):
+            model = rt.wrap(model, blocks=Layer if argument["parallel"] != "ddp" else None)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
         objects = [model, optimizer, scheduler]
@@ -79,7 +122,7 @@ def train(argument: dict[str, Any]) -> None:
             "sha256": rt.weights_sha256,
             "weights": weights,
             "norms": norms,
-            "total": float(total),
+            "total": None if total is None else float(total),
             "steps": rt.steps,
         }
         torch.save(result, argument["out"])
@@ -89,6 +132,44 @@ def train(argument: dict[str, Any]) -> None:
 
 def _whole(tensor: Any) -> torch.Tensor:
     return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().clone()
+
+
+def average(argument: dict[str, Any]) -> None:
+    """Averaged weights of a model in a split, wrapped by themselves before it; rank 0 writes them."""
+    with hpcddp.runtime(10, seed=5, parallel=argument["parallel"]) as rt:
+        average = AveragedModel(make_model(), multi_avg_fn=get_ema_multi_avg_fn(0.9))
+        if argument["parallel"] != "ddp":
+            average = rt.wrap(average, tensor_plan={"module.0": "colwise", "module.3": "rowwise"})
+        model = rt.wrap(make_model())
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+        model, optimizer, average, loader = rt.prepare(model, optimizer, average, DataLoader(make_data(), 16))
+        for _epoch in rt.epochs(1):
+            for x, y, _ in loader:
+                optimizer.zero_grad()
+                rt.backward(cross_entropy(model(x), y))
+                optimizer.step()
+                average.update_parameters(model)
+        weights = [_whole(parameter) for parameter in average.parameters()]
+    if rt.group.is_first:
+        torch.save(weights, argument["out"])
+
+
+def divide_wrongly(cases: list[str]) -> None:
+    """Each case ends in a RequestError, which rank 0 prints."""
+    for case in cases:
+        with hpcddp.init() as group:
+            try:
+                parallel = {"ddp": "ddp", "exact": {"tensor": 2}}.get(case, {"shard": 1, "tensor": 2})
+                with hpcddp.runtime(4, parallel=parallel, group=group, exact=case == "exact") as rt:
+                    layers = [nn.Linear(4, 3 if case == "rows" else 4), nn.Linear(3 if case == "rows" else 4, 4)]
+                    model = nn.Sequential(*layers)
+                    if case == "tied":
+                        model[1].weight = model[0].weight
+                    plan = {"name": {"up": "colwise"}, "style": {"0": "columns"}, "none": None}
+                    rt.wrap(model, tensor_plan=plan.get(case, {"0": "colwise"}))
+            except RequestError as error:
+                if group.is_first:
+                    print(f"{case}: {error.message} | {error.hint}")
 
 
 def choose(folder: str) -> None:

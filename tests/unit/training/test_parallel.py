@@ -20,6 +20,9 @@ CASES: dict[str, dict[str, Any]] = {"uneven": {}, "accumulated": {"max_micro_bat
 SPLITS: dict[str, tuple[int, Any]] = {
     "zero1": (3, "zero1"),
     "fsdp": (4, "fsdp"),
+    "tensor": (2, {"tensor": 2}),
+    "shard x tensor": (4, {"shard": -1, "tensor": 2}),
+    "data x tensor by FSDP": (4, {"data": 2, "shard": 1, "tensor": 2}),
     "data x shard": (4, {"data": -1, "shard": 2}),
 }
 
@@ -70,3 +73,67 @@ def test_the_programs_own_argument_wins_over_the_job_file(run_ranks: RunRanks, t
     run_ranks("parallel_bodies:choose", 2, str(tmp_path), env={"HPCDDP_PARALLEL": "fsdp"}).check()
     for rank in range(2):
         assert json.loads((tmp_path / f"{rank}.json").read_text()) == [True, False, True]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", [{"shard": -1, "tensor": 2}, {"data": -1, "shard": 2}], ids=str)
+def test_layers_that_are_gathered_on_their_own_and_layers_outside_of_the_plan_compute_as_in_one_process(
+    run_ranks: RunRanks, tmp_path: Path, parallel: Any
+) -> None:
+    for world_size, split in ((1, "ddp"), (4, parallel)):
+        argument = {"attentive": True, "parallel": split, "out": str(tmp_path / str(world_size))}
+        run_ranks("parallel_bodies:train", world_size, argument).check()
+    ours, theirs = (torch.load(tmp_path / name) for name in ("4", "1"))
+    assert _apart(ours["weights"], theirs["weights"]) < 1e-12
+    assert ours["norms"] == pytest.approx(theirs["norms"], rel=1e-12)
+
+
+# each part: ranks, split, form of its checkpoint; together they are as long as the undisturbed run
+CHAINS: dict[str, list[tuple[int, Any, str | None]]] = {
+    "to tensor ranks and back": [(2, "ddp", None), (4, {"shard": -1, "tensor": 2}, None), (1, "ddp", None)],
+    "beside the training": [(4, {"shard": 2, "tensor": 2}, "async"), (2, "fsdp", "async"), (2, {"tensor": 2}, None)],
+    "one file": [(2, {"tensor": 2}, "single"), (2, "zero1", "single"), (4, {"shard": -1, "tensor": 2}, "single")],
+    "all of a mesh": [
+        (4, {"data": 2, "shard": 1, "tensor": 2}, None),
+        (3, "zero1", None),
+        (4, {"data": 2, "shard": 2}, None),
+    ],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chain", [*CHAINS])
+def test_a_chain_of_splits_follows_one_undisturbed_run(run_ranks: RunRanks, tmp_path: Path, chain: str) -> None:
+    run_ranks("parallel_bodies:train", 1, {"out": str(tmp_path / "whole")}).check()
+    weights: list[Any] = []
+    for stop_at, (world_size, parallel, form) in zip((2, 4, None), CHAINS[chain], strict=True):
+        argument = {"parallel": parallel, "checkpoint": form, "stop_at": stop_at, "run_dir": str(tmp_path / "run")}
+        out, env = tmp_path / f"part-{stop_at}", {"HPCDDP_ATTEMPT": str(stop_at)}
+        run_ranks("parallel_bodies:train", world_size, {**argument, "out": str(out)}, env=env).check()
+        weights += torch.load(out)["weights"]
+    assert _apart(weights, torch.load(tmp_path / "whole")["weights"]) < 1e-12
+
+
+@pytest.mark.slow
+def test_averaged_weights_are_divided_by_a_plan_of_their_own(run_ranks: RunRanks, tmp_path: Path) -> None:
+    for world_size, split in ((1, "ddp"), (4, {"shard": -1, "tensor": 2})):
+        run_ranks(
+            "parallel_bodies:average", world_size, {"parallel": split, "out": str(tmp_path / str(world_size))}
+        ).check()
+    assert _apart(torch.load(tmp_path / "4"), torch.load(tmp_path / "1")) < 1e-12
+
+
+def test_a_tensor_plan_that_cannot_be_is_refused(run_ranks: RunRanks) -> None:
+    expected = {
+        "none": "it has no tensor plan | rt.wrap(model, tensor_plan=",
+        "name": "tensor_plan has 'up', and the Sequential has no such module",
+        "style": "tensor_plan has 'columns' for '0', which is no style",
+        "tied": "0.weight and 1.weight are one parameter, which tensor parallel would make two",
+        "rows": "0.weight has 3 rows, which 2 tensor ranks x 1 shards cannot divide evenly",
+        "ddp": "parallel ddp takes no tensor_plan",
+        "exact": "exact mode needs whole gradients",
+    }
+    told = run_ranks("parallel_bodies:divide_wrongly", 2, list(expected)).check().outputs[0]
+    for case, words in expected.items():
+        [line] = [line for line in told.splitlines() if line.startswith(f"{case}: ")]
+        assert words in line
