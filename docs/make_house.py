@@ -24,6 +24,7 @@ CAPTIONS = {
     "integrations": "loops of other frameworks stop in time and resume",
     "training": "process group, data, gradients, checkpoints",
     "lint": "job script or training script → findings",
+    "advise": "memory per rank of each split, and which to choose",
     "script": "request + site → plan → job script",
     "checks": "one function per problem that a process can see",
     "runs": "the run folder: state, attempts, metrics, compare",

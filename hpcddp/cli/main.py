@@ -23,6 +23,7 @@ from hpcddp.errors import HpcddpError, RequestError
 VERBS = {
     "render": "print the job script for a request (pipe it to qsub, sbatch or bash)",
     "layout": "show where each rank will be, before anything is queued",
+    "advise": "say which ways to split a model fit into the memory of the GPUs",
     "lint": "find known mistakes in a job script that is there already",
     "sites": "list the known sites, or show one",
     "env": "say which rank this process is, and how that is known",

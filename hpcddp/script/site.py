@@ -43,6 +43,7 @@ class Queue(Record):
     gpus: int | None = None
     gpu: str | None = None
     vendor: str = "nvidia"
+    gpu_mem_gb: int | None = None
     cpus: int | None = None
     cpus_per_gpu: int | None = None
     cpu_unit: str = "core"

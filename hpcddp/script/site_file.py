@@ -108,6 +108,7 @@ QUEUE: dict[str, Reader] = {
     "gpus": read_number,
     "gpu": read_text,
     "vendor": read_choice("nvidia", "amd", "intel"),
+    "gpu_mem_gb": read_count,
     "cpus": read_count,
     "cpus_per_gpu": read_count,
     "cpu_unit": read_choice("core", "hwthread"),

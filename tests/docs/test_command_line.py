@@ -18,6 +18,7 @@ COMPLETE = {
     "hpcddp env --json": "",
     "hpcddp env --explain --json": "",
     "hpcddp layout --json": "--site local -- true",
+    "hpcddp advise --json": "--params 1e9 --layers 9 --hidden 2048 --sequence 512 --gpu-memory 80GB --global-batch 1",
     "hpcddp render --explain --json": "--site local -- true",
     "hpcddp render --diff SITE --json": "--site local --walltime 1h -- true",
     "hpcddp lint --json": "job.sh",
@@ -44,7 +45,9 @@ def keys_of(value: object) -> set[str]:
     if not isinstance(value, dict):
         return set()
     return set(value) | {
-        key for name in ("findings", "same_job", "lines", "ranks", "sites") for key in keys_of(value.get(name))
+        key
+        for name in ("findings", "same_job", "lines", "ranks", "sites", "splits", "impossible", "recommended")
+        for key in keys_of(value.get(name))
     }
 
 

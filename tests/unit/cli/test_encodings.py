@@ -35,6 +35,7 @@ SAID = {
         (["--nodes", "…"], PEOPLE),
     ],
     "layout": [(["--site", "local", "--ranks-per-node", "70", "--", "true"], PEOPLE)],
+    "advise": [(["ç.py:f", "--gpu-memory", "80GB"], PEOPLE)],
     "lint": [(["ç.sh"], PEOPLE), (["nîcht.sh"], PEOPLE)],
     "sites": [
         ([], PEOPLE),

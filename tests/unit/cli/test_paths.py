@@ -13,6 +13,7 @@ from hpcddp.cli.main import VERBS, main
 TYPED = {
     "render": ["PATH", "--site PATH -- true", "--site local --set venv=PATH -- true"],
     "layout": ["PATH", "--site PATH -- true"],
+    "advise": ["PATH:make_model --gpu-memory 80GB", "--params 1e9 --layers 9 --hidden 9 --sequence 9 --site PATH"],
     "lint": ["PATH", "--site PATH x.sh"],
     "sites": ["show PATH", "new mine --file PATH"],
     "env": ["--from PATH"],

@@ -1,0 +1,165 @@
+"""Which splits there are on so many nodes, which of them fit, and which one to choose.
+
+The simplest one that fits is chosen. Simple is what exchanges least and changes least in a script: ddp, then zero1,
+which only deals out the optimizer's states, then FSDP2 inside of each node (hsdp; fsdp on one node), over all ranks
+(fsdp). Then come the same with activation checkpointing, which computes each block twice. Last is tensor parallelism,
+which needs a plan for each layer and stays inside a node.
+"""
+
+from __future__ import annotations
+
+from hpcddp.advise.memory import Memory, Spike, Split, Work, peak, spike
+from hpcddp.advise.shape import Model
+from hpcddp.batchplan import plan_batch
+from hpcddp.errors import RequestError
+from hpcddp.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: What has to be left: the estimates are within 15 % of what was measured, and a GPU holds more than tensors.
+MARGIN = 1.15
+FITS, TIGHT, NO = "yes", "tight", "no"
+_MOST_SAMPLES = 1 << 20
+
+
+class Asked(Record):
+    """What was asked. `memory`: bytes of one GPU. `micro_batch`: the largest forward pass, in samples."""
+
+    memory: float
+    ranks_per_node: int
+    micro_batch: int
+    global_batch: int | None = None
+
+
+class Row(Record):
+    """One split on so many nodes. `parallel`: the job file's key. `largest_micro_batch`: 0 where not even one sample
+    fits, None where activations are not known."""
+
+    nodes: int
+    parallel: str | dict[str, int]
+    data_size: int
+    micro_batch: int
+    memory: Memory
+    spike: Spike
+    fits: str
+    largest_micro_batch: int | None
+
+
+class Left(Record):
+    """A split that cannot be, and why."""
+
+    nodes: int
+    parallel: str | dict[str, int]
+    why: str
+
+
+class OnNodes(Record):
+    """The splits on so many nodes, and which to choose: None where nothing fits. `checkpointed`: only with activation
+    checkpointing, which was not asked for."""
+
+    nodes: int
+    rows: tuple[Row, ...]
+    left: tuple[Left, ...]
+    chosen: Row | None
+    checkpointed: bool
+
+
+def format_parallel(value: str | dict[str, int]) -> str:
+    """As it stands in a job file."""
+    return value if isinstance(value, str) else "{" + ", ".join(f"{k}: {n}" for k, n in value.items()) + "}"
+
+
+def list_splits(model: Model, nodes: int, ranks_per_node: int) -> list[tuple[str | dict[str, int], Split]]:
+    """The splits in the order of choice. Tensor parallelism is for models with blocks of matrices."""
+    ranks = nodes * ranks_per_node
+    found: list[tuple[str | dict[str, int], Split]] = [("ddp", Split(ranks))]
+    if ranks == 1:
+        return found
+    found.append(("zero1", Split(ranks, zero=True)))
+    if nodes > 1 and ranks_per_node > 1:
+        found.append(("hsdp", Split(ranks, shard=ranks_per_node)))
+    found.append(("fsdp", Split(ranks, shard=ranks)))
+    if not any(one.divides for block in model.blocks for one in block):
+        return found
+    sizes = [n for n in (2, 4, 8, 16) if ranks_per_node % n == 0 and not (model.heads and model.heads % n)]
+    if nodes == 1 and ranks_per_node in sizes:
+        found.append(({"tensor": ranks}, Split(ranks, tensor=ranks)))
+    pairs = [({"shard": ranks // n, "tensor": n}, Split(ranks, shard=ranks // n, tensor=n)) for n in sizes if n < ranks]
+    return [*found, *pairs]
+
+
+def weigh(model: Model, nodes: int, asked: Asked, work: Work) -> tuple[list[Row], list[Left]]:
+    """Every split on so many nodes with its memory, and those that cannot be."""
+    rows: list[Row] = []
+    left: list[Left] = []
+    for parallel, split in list_splits(model, nodes, asked.ranks_per_node):
+        if asked.global_batch is not None and asked.global_batch < split.data_size:
+            why = f"a global batch of {asked.global_batch} gives {split.data_size} data ranks less than one sample each"
+            left.append(Left(nodes, parallel, why))
+            continue
+        micro_batch, accumulates = _micro_batch(asked, split)
+        mine = work._replace(micro_batch=micro_batch, accumulates=accumulates)
+        memory = peak(model, split, mine)
+        largest = _largest_micro_batch(model, split, mine, asked.memory) if model.whole else None
+        beside = spike(model, split, mine)
+        most = max(memory.total, beside.total)
+        rows.append(
+            Row(nodes, parallel, split.data_size, micro_batch, memory, beside, _judge(most, asked.memory), largest)
+        )
+    return rows, left
+
+
+def advise_on(model: Model, thrifty: Callable[[], Model] | None, nodes: int, asked: Asked, work: Work) -> OnNodes:
+    """All about so many nodes. `thrifty` gives the model with activation checkpointing, where it may be chosen."""
+    rows, left = weigh(model, nodes, asked, work)
+    chosen = _first(rows, tensor=False)
+    checkpointed = False
+    if chosen is None and thrifty is not None:
+        saving, _ = weigh(thrifty(), nodes, asked, work)
+        chosen = _first(saving, tensor=False)
+        checkpointed = chosen is not None
+    chosen = chosen or _first(rows, tensor=True)
+    if chosen is None and thrifty is not None:
+        chosen = _first(saving, tensor=True)
+        checkpointed = chosen is not None
+    return OnNodes(nodes, tuple(rows), tuple(left), chosen, checkpointed)
+
+
+def _first(rows: list[Row], *, tensor: bool) -> Row | None:
+    """The first that fits with the margin."""
+    return next((row for row in rows if row.fits == FITS and isinstance(row.parallel, dict) == tensor), None)
+
+
+def _micro_batch(asked: Asked, split: Split) -> tuple[int, bool]:
+    if asked.global_batch is None:
+        return asked.micro_batch, False
+    try:
+        plan = plan_batch(asked.global_batch, split.data_size, asked.micro_batch)
+    except RequestError:  # shares that differ: render says which batch to take
+        return asked.micro_batch, True
+    return plan.largest_micro_batch, plan.accumulation_steps > 1
+
+
+def _judge(needs: float, has: float) -> str:
+    if needs * MARGIN <= has:
+        return FITS
+    return TIGHT if needs <= has else NO
+
+
+def _largest_micro_batch(model: Model, split: Split, work: Work, has: float) -> int:
+    """The most samples in one forward pass that fit with the margin."""
+
+    def fits(samples: int) -> bool:
+        return peak(model, split, work._replace(micro_batch=samples)).total * MARGIN <= has
+
+    if not fits(1):
+        return 0
+    low, high = 1, 2
+    while high < _MOST_SAMPLES and fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

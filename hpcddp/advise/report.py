@@ -1,0 +1,207 @@
+"""The advice as a table for people, and as JSON values."""
+
+from __future__ import annotations
+
+from hpcddp.advise.choice import FITS, MARGIN, NO, Asked, OnNodes, Row, format_parallel
+from hpcddp.advise.memory import Work
+from hpcddp.advise.quantities import format_gib, format_parameters
+from hpcddp.advise.shape import Model
+from hpcddp.record import Record
+from hpcddp.units import format_count
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_WORDS = {"weights": "weights", "gradients": "gradients", "optimizer": "optimizer states"}
+_WORDS |= {"activations": "activations", "buffers": "buffers"}
+_HEAD = ("nodes", "parallel", "weights", "gradients", "optimizer", "activations", "buffers", "peak", "checkpoint")
+
+
+class Advice(Record):
+    """All that is said. `gpu`: which one, in words. `render`: the words of `hpcddp render` before the split's.
+    `checkpointed`: whether activation checkpointing was asked for."""
+
+    model: Model
+    work: Work
+    asked: Asked
+    gpu: str
+    render: str
+    checkpointed: bool
+    found: tuple[OnNodes, ...]
+
+
+def format_advice(advice: Advice) -> str:
+    """The facts, the table, and for each number of nodes what to choose and why; then what to paste."""
+    lines = [*_facts(advice), "", *_table([row for one in advice.found for row in one.rows])]
+    left = [one for found in advice.found for one in found.left]
+    lines += [f"not on {_on(one.nodes)}: {format_parallel(one.parallel)}, since {one.why}" for one in left]
+    lines += ["", *(f"on {_on(one.nodes)}: {explain(advice, one)}" for one in advice.found)]
+    paste = find_paste(advice)
+    if paste:
+        lines += ["", "to paste:", f"  {paste['command']}", "or into the job file:"]
+        lines += [f"  {line}" for line in paste["job_file"]]
+        lines += ["in the script:"] * bool(paste["script"]) + [f"  {line}" for line in paste["script"]]
+    return "\n".join(lines) + "\n"
+
+
+def _facts(advice: Advice) -> list[str]:
+    model, work = advice.model, advice.work
+    blocks = (
+        f", {len(model.blocks)} blocks" + (f" of class {model.block}" if model.block else "") if model.blocks else ""
+    )
+    passes = "with" if advice.checkpointed else "without"
+    return [
+        f"model    {model.name}: {format_parameters(model.elements)} parameters{blocks}",
+        f"training {work.precision.name}, {work.optimizer}, {passes} activation checkpointing, micro batches of up to"
+        f" {format_count(advice.asked.micro_batch, 'sample')}",
+        f"GPU      {advice.gpu}; {format_count(advice.asked.ranks_per_node, 'rank')} per node",
+        *(
+            ()
+            if model.whole
+            else ("         activations are not counted: --sequence 1024 or --input 3,224,224 counts them",)
+        ),
+    ]
+
+
+def _table(rows: list[Row]) -> list[str]:
+    cells: list[tuple[str, ...]] = [(*_HEAD, "fits", "micro batch up to", "fullest at")]
+    for row in rows:
+        memory = [format_gib(value) for value in (*row.memory.parts.values(), row.memory.total, row.spike.device)]
+        largest = "-" if row.largest_micro_batch is None else str(row.largest_micro_batch)
+        cells.append((str(row.nodes), format_parallel(row.parallel), *memory, row.fits, largest, row.memory.moment))
+    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
+    lines = [
+        "  ".join(
+            f"{cell:<{w}}" if column in (1, 11) else f"{cell:>{w}}"
+            for column, (cell, w) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in cells
+    ]
+    return ["GiB per rank, at the fullest moment of a step:", *(line.rstrip() for line in lines)]
+
+
+def explain(advice: Advice, found: OnNodes) -> str:
+    """What to choose on so many nodes, and why."""
+    has = f"{format_gib(advice.asked.memory)} GiB"
+    chosen = found.chosen
+    if chosen is not None:
+        says = format_parallel(chosen.parallel) + (" with activation checkpointing" if found.checkpointed else "")
+        needs = f"{says} needs {format_gib(chosen.memory.total)} GiB"
+        names = [row.parallel for row in found.rows]
+        before = found.rows if found.checkpointed else found.rows[: names.index(chosen.parallel)]
+        simpler = [row for row in before if row.fits != FITS]
+        if not simpler:
+            return f"{needs} of {has}, and is the simplest{' that is left' if found.left else ''}"
+        refused = ", ".join(f"{format_parallel(row.parallel)} ({format_gib(row.memory.total)})" for row in simpler)
+        return f"{needs}. Too large for {has} with {MARGIN - 1:.0%} to spare: {refused}"
+    if not found.rows:
+        return "nothing, since the global batch is too small for so many ranks"
+    least = min(found.rows, key=lambda one: one.memory.total)
+    says = f"nothing fits. {format_parallel(least.parallel)} needs least, {format_gib(least.memory.total)} of {has}"
+    spare = "" if least.fits == NO else f" and leaves less than {MARGIN - 1:.0%}"
+    smaller = max((one.largest_micro_batch or 0 for one in found.rows), default=0)
+    cure = f"--max-micro-batch {smaller} fits" if 0 < smaller < advice.asked.micro_batch else "take more nodes"
+    return f"{says}{spare}, {say_limit(least)}; {cure}"
+
+
+def say_limit(row: Row) -> str:
+    """The largest part of a split's memory."""
+    name, size = max(row.memory.parts.items(), key=lambda part: part[1])
+    return f"most of it {_WORDS[name]}: {format_gib(size)}"
+
+
+def find_paste(advice: Advice) -> dict[str, Any] | None:
+    """The line, the job file's keys and what to change in the script, for the fewest nodes on which something fits."""
+    fitting = [one for one in advice.found if one.chosen is not None]
+    if not fitting:
+        return None
+    found = min(fitting, key=lambda one: one.nodes)
+    assert found.chosen is not None  # for the type checker
+    value, batch = format_parallel(found.chosen.parallel), advice.asked.global_batch
+    word = f"parallel={value}" if isinstance(found.chosen.parallel, str) else f"'parallel={value}'"
+    of_batch = f" --global-batch {batch}" if batch else ""
+    keys = [f"nodes: {found.nodes}", f"parallel: {value}", *([f"global_batch: {batch}"] if batch else [])]
+    return {
+        "command": f"{advice.render} --nodes {found.nodes}{of_batch} --set {word} -- python train.py",
+        "job_file": keys,
+        "script": _script(advice, found.chosen, checkpointed=advice.checkpointed or found.checkpointed),
+    }
+
+
+def _script(advice: Advice, row: Row, *, checkpointed: bool) -> list[str]:
+    """What the split needs in the training script."""
+    said = []
+    sharded = row.parallel in ("fsdp", "hsdp") or isinstance(row.parallel, dict)
+    mixed = "mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16)"
+    is_mixed = advice.work.precision.name == "bf16-mixed"
+    if sharded:
+        block = advice.model.block or "Block"
+        options = [f"blocks={block}"] * bool(advice.model.blocks) + [mixed] * is_mixed
+        if options:
+            said.append(f"rt.wrap(model, {', '.join(options)})")
+    elif is_mixed:
+        said.append("with torch.autocast('cuda', torch.bfloat16): around the forward pass and the loss")
+    if checkpointed:
+        said.append("torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False) around each block")
+    if advice.asked.global_batch is not None:
+        said.append(f"hpcddp.runtime(max_micro_batch={advice.asked.micro_batch})")
+    return said
+
+
+def advice_record(advice: Advice) -> dict[str, Any]:
+    """The same as JSON values. Sizes are bytes."""
+    return {
+        "model": {
+            "name": advice.model.name,
+            "parameters": advice.model.elements,
+            "blocks": len(advice.model.blocks),
+            "block_class": advice.model.block or None,
+            "activations_counted": advice.model.whole is not None,
+        },
+        "precision": advice.work.precision.name,
+        "optimizer": advice.work.optimizer,
+        "max_micro_batch": advice.asked.micro_batch,
+        "global_batch": advice.asked.global_batch,
+        "activation_checkpointing": advice.checkpointed,
+        "gpu": advice.gpu,
+        "gpu_memory_bytes": round(advice.asked.memory),
+        "ranks_per_node": advice.asked.ranks_per_node,
+        "margin": round(MARGIN - 1, 2),
+        "splits": [_row_record(row) for one in advice.found for row in one.rows],
+        "impossible": [left._asdict() for one in advice.found for left in one.left],
+        "recommended": [_recommended(advice, one) for one in advice.found],
+        "paste": find_paste(advice),
+    }
+
+
+def _row_record(row: Row) -> dict[str, Any]:
+    parts = {f"{name}_bytes": round(size) for name, size in row.memory.parts.items()}
+    return {
+        "nodes": row.nodes,
+        "parallel": row.parallel,
+        "data_ranks": row.data_size,
+        "micro_batch": row.micro_batch,
+        **parts,
+        "peak_bytes": round(row.memory.total),
+        "peak_at": row.memory.moment,
+        "checkpoint_bytes": round(row.spike.device),
+        "checkpoint_host_bytes": round(row.spike.host),
+        "fits": row.fits == FITS,
+        "fits_without_margin": row.fits != NO,
+        "limit": max(row.memory.parts.items(), key=lambda part: part[1])[0],
+        "largest_micro_batch": row.largest_micro_batch,
+    }
+
+
+def _recommended(advice: Advice, found: OnNodes) -> dict[str, Any]:
+    return {
+        "nodes": found.nodes,
+        "parallel": found.chosen.parallel if found.chosen else None,
+        "activation_checkpointing": advice.checkpointed or found.checkpointed,
+        "why": explain(advice, found),
+    }
+
+
+def _on(nodes: int) -> str:
+    return format_count(nodes, "node")

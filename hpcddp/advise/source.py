@@ -1,0 +1,156 @@
+"""One function out of a training script, with what it needs, and nothing else of the file.
+
+A training script trains when it is imported, and often reads its arguments and opens a process group before. So the
+file is not imported. Of its top level those statements run that the function needs, directly or through others of them:
+imports, functions, classes and assignments, in their order. `if __name__ == "__main__":` never runs.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import os
+import sys
+
+from hpcddp.errors import RequestError, nearest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_SPOKEN = 160  # characters of somebody else's error
+
+
+def parse_target(text: str) -> tuple[str, str]:
+    """File and function of `train.py:make_model`. RequestError for another form."""
+    file, colon, name = text.rpartition(":")
+    if not colon or not file or not name.isidentifier():
+        example = f"{text.rstrip(':')}:make_model" if text.rstrip(":").endswith(".py") else "train.py:make_model"
+        raise RequestError(f"{text!r} is no file and function", f"hpcddp advise {example}")
+    return file, name
+
+
+def load_function(file: str, name: str) -> Callable[[], object]:
+    """The function, ready to be called without arguments. RequestError if it is not there, or needs arguments."""
+    tree = _parse(file)
+    needed = _choose(tree, name)
+    if not any(name in _bound(statement) for statement in needed):
+        known = [one.name for one in tree.body if isinstance(one, (ast.FunctionDef, ast.ClassDef))]
+        guess = nearest(name, known)
+        raise RequestError(
+            f"{file} has no function {name!r}{guess}", f"one of {', '.join(known)}" if known else "def make_model(): …"
+        )
+    module: dict[str, object] = {"__name__": "hpcddp_advised", "__file__": os.path.abspath(file)}
+    sys.path.insert(0, os.path.dirname(os.path.abspath(file)))
+    try:
+        exec(compile(ast.Module(needed, []), file, "exec"), module)  # noqa: S102  # the user's own file, as asked for
+    except Exception as error:
+        raise RequestError(f"what {name} needs of {file} cannot run: {describe(error)}", _hint(file, error)) from error
+    function = module.get(name)
+    if not callable(function):
+        raise RequestError(f"{name} in {file} is no function", f"def {name}(): … that returns the model")
+    _refuse_arguments(function, file, name)
+    return function
+
+
+def describe(error: BaseException) -> str:
+    """Kind and text, on one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:_SPOKEN]}{'…' if len(text) > _SPOKEN else ''}"
+
+
+def _hint(file: str, error: Exception) -> str:
+    trace = error.__traceback__
+    line = 0
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == file:
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return f"pip install {error.name}, or run this with the Python that has it"
+    return f"see line {line} of {file}" if line else f"python -m py_compile {file}"
+
+
+def _parse(file: str) -> ast.Module:
+    try:
+        with open(file, "rb") as stream:
+            return ast.parse(stream.read(), file)
+    except OSError as error:
+        raise RequestError(f"{file} cannot be read: {(error.strerror or '').lower()}", f"ls -l {file}") from error
+    except (SyntaxError, ValueError) as error:
+        raise RequestError(f"{file} is no Python: {describe(error)}", f"python -m py_compile {file}") from error
+
+
+def _choose(tree: ast.Module, name: str) -> list[ast.stmt]:
+    """The statements that bind the name and, in turn, the names that those use."""
+    wanted, chosen = {name}, set[int]()
+    while True:
+        more = [
+            number
+            for number, statement in enumerate(tree.body)
+            if number not in chosen
+            and not _is_main(statement)
+            and (_bound(statement) & wanted or _is_always(statement))
+        ]
+        if not more:
+            return [tree.body[number] for number in sorted(chosen)]
+        chosen |= set(more)
+        for number in more:
+            wanted |= {node.id for node in ast.walk(tree.body[number]) if isinstance(node, ast.Name)} - set(
+                dir(builtins)
+            )
+
+
+def _is_always(statement: ast.stmt) -> bool:
+    """`from x import *`, which may bind anything, and `from __future__`."""
+    return isinstance(statement, ast.ImportFrom) and (
+        statement.module == "__future__" or any(alias.name == "*" for alias in statement.names)
+    )
+
+
+def _is_main(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.If) and any(
+        isinstance(node, ast.Name) and node.id == "__name__" for node in ast.walk(statement.test)
+    )
+
+
+def _bound(statement: ast.stmt) -> set[str]:
+    """The names that a statement of the top level gives a value."""
+    return set(_names(statement))
+
+
+def _names(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        yield node.name
+        return
+    if isinstance(node, (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
+        return
+    if isinstance(node, ast.alias):
+        yield node.asname or node.name.partition(".")[0]
+    elif isinstance(node, ast.Name) and isinstance(node.ctx, (ast.Store, ast.Del)):
+        yield node.id
+    elif isinstance(node, (ast.Subscript, ast.Attribute)) and isinstance(node.ctx, ast.Store):
+        # CONFIG["width"] = 64 changes CONFIG, which may be needed
+        base: ast.AST = node
+        while isinstance(base, (ast.Subscript, ast.Attribute)):
+            base = base.value
+        if isinstance(base, ast.Name):
+            yield base.id
+    for child in ast.iter_child_nodes(node):
+        yield from _names(child)
+
+
+def _refuse_arguments(function: Callable[..., object], file: str, name: str) -> None:
+    import inspect
+
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return
+    plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    needs = [one.name for one in parameters if one.default is one.empty and one.kind in plain]
+    if needs:
+        raise RequestError(
+            f"{name} in {file} needs arguments: {', '.join(needs)}",
+            f"give them values of their own, or add: def make_model(): return {name}(…), and advise {file}:make_model",
+        )

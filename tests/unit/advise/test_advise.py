@@ -1,0 +1,252 @@
+"""`hpcddp advise`: the arithmetic by hand, what is chosen, what is printed, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcddp.advise.choice import Asked, advise_on, list_splits, weigh
+from hpcddp.advise.memory import Split, Work, peak, shard_elements, spike, zero_share
+from hpcddp.advise.shape import PRECISIONS, Activations, Model, Parameter, Stages
+from hpcddp.advise.source import load_function
+from hpcddp.advise.transformer import Numbers, make_transformer
+from hpcddp.cli.main import main
+from hpcddp.errors import RequestError
+
+SEVEN = "advise --params 7e9 --layers 32 --hidden 4096 --sequence 4096"
+NONE = Stages(0, 0, 0, 0, 0)
+ADAM = Work(PRECISIONS["fp32"], "adamw", 1)
+
+
+def flat(elements: int, activation: float = 0.0) -> Model:
+    """A model of one parameter."""
+    known = Activations(NONE, Stages(*[activation] * 4, piled=activation))
+    return Model("flat", (), (Parameter(elements, elements),), whole=known, gathered=known)
+
+
+def test_ddp_holds_weights_gradients_and_two_states_of_adam_in_32_bit() -> None:
+    found = peak(flat(1000, 5000), Split(2), ADAM)
+    assert (found.weights, found.gradients, found.optimizer, found.activations) == (4000, 4000, 8000, 5000)
+    assert found.total == 21000
+
+
+@pytest.mark.parametrize(("optimizer", "states"), [("sgd", 0), ("momentum", 1), ("adamw", 2)])
+def test_an_optimizer_holds_its_states(optimizer: str, states: int) -> None:
+    found = peak(flat(1000, 50000), Split(2), ADAM._replace(optimizer=optimizer))
+    assert found.optimizer == 4000 * states
+
+
+def test_zero1_deals_whole_parameters_to_the_rank_that_has_least() -> None:
+    parameters = [Parameter(n, n) for n in (50, 30, 30, 10)]
+    assert zero_share(parameters, 2) == 60  # 50 + 10, 30 + 30
+    assert zero_share(parameters, 4) == 50
+
+
+def test_fsdp_deals_rows_and_pads_to_equal_shards() -> None:
+    assert shard_elements([Parameter(10 * 7, 10)], 4) == 3 * 7
+    assert shard_elements([Parameter(5, 5)], 8) == 1
+
+
+def test_only_one_process_lets_go_of_gradients_between_steps() -> None:
+    model = make_transformer(Numbers(10_000_000, 4, 256, 512, 4000), "fp32")
+    work = ADAM._replace(micro_batch=8)
+    assert peak(model, Split(2), work).total - peak(model, Split(1), work).total == 4 * model.elements
+
+
+def test_a_layer_of_the_formula_holds_34_bytes_less_the_masks_of_dropout() -> None:
+    few, more = (make_transformer(Numbers(10**9, layers, 1024, 2048, 1000), "bf16") for layers in (10, 11))
+    assert few.whole is not None
+    assert more.whole is not None
+    assert (more.whole.at(1).forward - few.whole.at(1).forward) / (1024 * 2048) == 34 - 2
+
+
+def test_tensor_parallelism_is_for_models_of_blocks_and_stays_in_a_node() -> None:
+    words = [parallel for parallel, _ in list_splits(flat(9), 2, 4)]
+    assert words == ["ddp", "zero1", "hsdp", "fsdp"]
+    blocks = make_transformer(Numbers(7 * 10**9, 32, 4096, 4096, heads=12), "bf16")
+    pairs = [parallel for parallel, _ in list_splits(blocks, 2, 8) if isinstance(parallel, dict)]
+    assert pairs == [{"shard": 8, "tensor": 2}, {"shard": 4, "tensor": 4}]  # 8 do not divide 12 heads
+    assert list_splits(blocks, 1, 1) == [("ddp", Split(1))]
+
+
+@pytest.mark.parametrize(("memory", "chosen"), [(18_401, "ddp"), (18_399, "zero1"), (16_101, "zero1"), (16_099, None)])
+def test_the_simplest_split_that_fits_with_15_percent_is_chosen(memory: float, chosen: str | None) -> None:
+    # 4000 each for weights, gradients, states and two copies of a parameter in the step; zero1 has half of the states
+    model = Model("two", (), (Parameter(500, 500), Parameter(500, 500)), whole=Activations(NONE, NONE))
+    work = ADAM._replace(loops=True, optimizer="momentum")
+    assert peak(model, Split(2), work).total == 16000
+    found = advise_on(model, None, 1, Asked(memory, 2, 1), work)
+    assert (found.chosen.parallel if found.chosen else None) == chosen
+
+
+def test_a_global_batch_of_fewer_samples_than_data_ranks_leaves_tensor_parallelism() -> None:
+    model = make_transformer(Numbers(7 * 10**9, 32, 4096, 4096), "bf16")
+    rows, left = weigh(model, 2, Asked(80e9, 8, 1, global_batch=8), ADAM)
+    assert [row.parallel for row in rows] == [{"shard": n, "tensor": 16 // n} for n in (8, 4, 2)]
+    assert [one.parallel for one in left] == ["ddp", "zero1", "hsdp", "fsdp"]
+
+
+def test_a_checkpoint_gathers_one_tensor_where_the_model_is_sharded() -> None:
+    model = Model("two", (), (Parameter(500, 500), Parameter(300, 300)))
+    sharded = spike(model, Split(4, shard=4), ADAM)
+    assert (sharded.device, sharded.host) == (2 * 4 * 500, 4 * 800)
+    assert spike(model, Split(4), ADAM).device == 0
+
+
+def test_the_table_says_what_fits_and_what_to_paste(capsys) -> None:
+    assert main(f"{SEVEN} --site abci3 --nodes 1,2".split()) == 0
+    text = capsys.readouterr().out
+    assert "141 GB = 131.3 GiB each (H200 of queue rt_HF at abci3); 8 ranks per node" in text
+    assert "hpcddp render --site abci3 --nodes 1 --set parallel=zero1 -- python train.py\n" in text
+    assert "\n  parallel: zero1\n" in text
+
+
+def test_json_has_the_numbers_of_the_table_in_bytes(capsys) -> None:
+    assert main(f"{SEVEN} --gpu-memory 80GB --ranks-per-node 8 --json".split()) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["gpu_memory_bytes"] == 80_000_000_000
+    by_word = {row["parallel"]: row for row in found["splits"] if isinstance(row["parallel"], str)}
+    row = by_word["fsdp"]
+    parts = ("weights", "gradients", "optimizer", "activations", "buffers")
+    assert abs(sum(row[f"{part}_bytes"] for part in parts) - row["peak_bytes"]) <= 5
+    assert not by_word["ddp"]["fits"]
+    assert found["recommended"][0]["parallel"] == "fsdp"
+    assert found["paste"]["job_file"] == ["nodes: 1", "parallel: fsdp"]
+
+
+def test_what_only_fits_with_activation_checkpointing_says_so(capsys) -> None:
+    big = "advise --params 70e9 --layers 80 --hidden 8192 --sequence 4096 --site abci3 --nodes 2"
+    assert main(big.split()) == 0
+    assert "on 2 nodes: fsdp with activation checkpointing needs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "what", "hint"),
+    [
+        ("advise", "there is no model to advise on", "hpcddp advise train.py:make_model"),
+        (
+            "advise --params 7e9 --gpu-memory 80GB",
+            "still needs --layers and --hidden and --sequence",
+            "--layers 32 --hi",
+        ),
+        (f"{SEVEN} --site nowhere", "nowhere", ""),
+        (f"{SEVEN} --site delta", "does not say how much memory A100", "--gpu-memory 80GB"),
+        (f"{SEVEN} --site abci3 --queue rt_HC", "does not say how much memory", "--gpu-memory"),
+        (f"{SEVEN} --site abci3 --queue rt_X", "--queue rt_X is not known at site abci3", "rt_HF, rt_HG"),
+        (f"{SEVEN} --site abci3 --nodes 0", "--nodes '0' is below 1", "--nodes 4"),
+        (f"{SEVEN} --site abci3 --nodes 1,x", "--nodes 'x' is not a whole number", "--nodes 4"),
+        (f"{SEVEN} --gpu-memory 80", "--gpu-memory '80' is no size of memory", "--gpu-memory 80GB"),
+        (f"{SEVEN} --gpu-memory 80GB --queue q", "--queue q is of no site", "--site S"),
+        (f"{SEVEN} --gpu-memory 80GB --input 3,4", "--input goes with FILE.py", "leave out --input"),
+        (f"{SEVEN} --precision fp8", "--precision 'fp8' is not known", "--precision with one of fp32"),
+        ("advise --params x --layers 2 --hidden 8 --sequence 8 --gpu-memory 80GB", "--params 'x' is no count", "7e9"),
+        ("advise --params 9 --layers 2 --hidden 8 --sequence 8 --gpu-memory 80GB", "parameters alone", "--vocabulary"),
+        ("advise train.py --gpu-memory 80GB", "'train.py' is no file and function", "train.py:make_model"),
+        ("advise no.py:f --gpu-memory 80GB", "no.py cannot be read", "ls -l no.py"),
+        ("advise no.py:f --layers 3 --gpu-memory 80GB", "--layers goes without a file", "leave out --layers"),
+    ],
+)
+def test_a_wrong_request_is_refused_in_two_lines(
+    line: str, what: str, hint: str, capsys, monkeypatch, tmp_path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert main(line.split()) in {2, 3}
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 2
+    assert what in said[0]
+    assert hint in said[1]
+
+
+SCRIPT = """
+import sys
+import nowhere_to_be_found
+from collections import namedtuple
+WIDTH = 3
+WIDTH += 1
+def helper(): return namedtuple("Net", "width")
+def make_model(): return helper()(WIDTH)
+class Other:
+    def __init__(self, width): pass
+make_big = lambda width=9: make_model()
+print("training")
+sys.exit("it trains")
+if __name__ == "__main__":
+    WIDTH = 0
+"""
+
+
+def test_only_the_function_and_what_it_needs_runs(tmp_path: Path, capsys) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(SCRIPT)
+    assert load_function(str(file), "make_model")().width == 4
+    assert load_function(str(file), "make_big")().width == 4
+    assert capsys.readouterr().out == ""
+    for name, what in (
+        ("make_modle", "did you mean 'make_model'"),
+        ("Other", "needs arguments: width"),
+        ("WIDTH", "no function"),
+    ):
+        with pytest.raises(RequestError, match=what):
+            load_function(str(file), name)
+    file.write_text("import nowhere_to_be_found\ndef f(): return nowhere_to_be_found\n")
+    with pytest.raises(RequestError, match="cannot run: ModuleNotFoundError"):
+        load_function(str(file), "f")
+
+
+def test_numbers_need_neither_torch_nor_what_makes_scripts(run) -> None:
+    line = f"{SEVEN} --gpu-memory 80GB --ranks-per-node 8".split()
+    program = "import sys\nfrom hpcddp.cli.main import main\nmain(sys.argv[1:])\nprint(*sys.modules, file=sys.stderr)"
+    done = run([sys.executable, "-c", program, *line])
+    assert not {"torch", "numpy", "yaml", "jinja2", "dataclasses", "inspect"} & set(
+        done.stderr.splitlines()[-1].split()
+    )
+
+
+MODEL = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 64)
+    def forward(self, x):
+        return x + self.down(self.up(x).relu())
+
+def make_model():
+    print("made")
+    blocks = nn.Sequential(*(Block() for _ in range(3)))
+    return nn.Sequential(nn.Embedding(100, 64), blocks, nn.Linear(64, 100))
+
+def make_none(): pass
+
+def make_wrong(): raise ValueError("no such width")
+
+raise SystemExit("this line must not run")
+"""
+
+
+def test_a_model_of_a_script_is_measured_without_its_weights(tmp_path: Path, capsys) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(MODEL)
+    asked = ["--gpu-memory", "80GB", "--ranks-per-node", "2", "--sequence", "32", "--precision", "fp32"]
+    assert main(["advise", f"{file}:make_model", *asked, "--max-micro-batch", "4", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    block = 2 * 64 * 256 + 64 + 256
+    assert found["model"]["parameters"] == 3 * block + 64 * 100 + 64 * 100 + 100
+    assert (found["model"]["blocks"], found["model"]["block_class"]) == (3, "Block")
+    # each block keeps its input and what relu gives; its backward pass adds both gradients of relu
+    kept = 4 * 32 * 4 * (3 * (64 + 256) + 64 + 2 * 256)
+    assert found["splits"][0]["activations_bytes"] == pytest.approx(kept, rel=1e-3)
+    for name, what in (
+        ("make_none", "returned NoneType, not a torch.nn.Module"),
+        ("make_wrong", "ValueError: no such"),
+    ):
+        assert main(["advise", f"{file}:{name}", *asked]) == 2
+        assert what in capsys.readouterr().err
+    assert main(["advise", f"{file}:make_model", *asked[:4], "--input", "3,8,8"]) == 2
+    assert "the model cannot be trained on its input" in capsys.readouterr().err
