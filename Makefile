@@ -95,7 +95,7 @@ test-all-pythons: $(STAMP) ## all of the login node's side on every Python of th
 test-all-torch: .torch-oldest/.installed ## what depends on torch's version, on the oldest that is supported and on .venv's
 	@set -x; tests=$$(grep -rl 'mark[.]torch_compat' tests --include='test_*.py'); \
 	.torch-oldest/bin/python -m pytest -m torch_compat $$tests; $(PYTEST) -m torch_compat $$tests
-test-all-frameworks: .frameworks/.installed ## scripts of Accelerate, HF Trainer, Lightning and DeepSpeed, unchanged
+test-all-frameworks: .frameworks/.installed ## scripts of Accelerate, HF Trainer, Lightning and DeepSpeed, unchanged and resumed
 	.frameworks/bin/python -m pytest tests/frameworks
 test-all-root: $(STAMP) $(MPI_STAMPS) .frameworks/.installed ## as root on Debian 12: test-cluster, and the long tests of the cluster
 	@if $(CAN_CLUSTER); then set -x; tests/cluster/cluster install; $(PYTEST) tests/cluster $(CLUSTERS) -m cluster; \

@@ -18,6 +18,7 @@ from hpcddp.training.stopping import STOP_FLAGS
 
 # The name by which the guard (guard/hpcddp_guard.py) knows this group: that the ranks agree is no sign of training.
 DESCRIPTION = "hpcddp"
+_LEFT = -1  # in place of a step
 _LONGEST_STEP = timedelta(days=1)  # a rank that evaluates alone lets the others wait; one that has died does not
 
 
@@ -60,11 +61,18 @@ class Ranks:
         work.wait()
         *raised, most, least = result.tolist()
         if most != -least:
+            first = "one has left the loop" if -least == _LEFT else f"one is at step {-least}"
             raise RequestError(
-                f"the ranks count different steps: one is at step {-least}, another at {most}",
-                "call run.stop(step) on every rank after each optimizer step",
+                f"the ranks count different steps: {first}, another is at step {most}",
+                "the same steps on every rank, each with run.after_step(step, save)",
             )
         return next((name for name, is_raised in zip(STOP_FLAGS, raised, strict=True) if is_raised), None)
+
+    def leave(self) -> None:
+        """The loop has ended, on every rank after the same step. RequestError if not so."""
+        self.last_vote()
+        self.vote(_LEFT, ())
+        self.last_vote()
 
     def wait(self) -> None:
         """For all ranks to come here."""

@@ -122,7 +122,7 @@ class Run:
 
     def finish(self) -> None:
         """The loop has ended without an error."""
-        self.ranks.last_vote()
+        self.ranks.leave()
         if self.ranks.is_first:
             step, epoch = self._saved_at
             if self.stop_reason:

@@ -84,6 +84,7 @@ def train(opened: Any, until: int = STEPS) -> int:
     return int(run.step)
 
 
+@pytest.mark.torch_compat
 def test_a_signal_to_one_rank_stops_all_after_one_step_and_the_next_attempt_goes_on_there(
     run_ranks: RunRanks, tmp_path: Path
 ) -> None:
@@ -103,7 +104,10 @@ def test_a_signal_to_one_rank_stops_all_after_one_step_and_the_next_attempt_goes
 
 def test_ranks_that_count_different_steps_are_refused(run_ranks: RunRanks, tmp_path: Path) -> None:
     outcome = begin(run_ranks, tmp_path, 2, fail=[1, "count"])
-    assert "the ranks count different steps: one is at step 1, another at 2" in outcome.outputs[0]
+    assert "the ranks count different steps: one is at step 1, another is at step 2" in outcome.outputs[0]
+    assert state(tmp_path).status == "failed"
+    outcome = begin(run_ranks, tmp_path, 2, "b", fail=[1, "leaves"])
+    assert "the ranks count different steps: one has left the loop, another is at step 5" in outcome.outputs[0]
     assert state(tmp_path).status == "failed"
 
 
