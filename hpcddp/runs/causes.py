@@ -42,6 +42,7 @@ _CAUSES = (
         " samples and draws other dropout; exact runs do not",
         in_plain_runs=True,
     ),
+    Cause(("parallel",), "another split of the model adds up in another order", in_plain_runs=True),
     Cause(
         ("nodes", "backend"),
         "the all-reduce of a plain run may add up in another order over other nodes or with another backend",

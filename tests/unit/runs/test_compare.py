@@ -110,3 +110,7 @@ def test_weights_that_differ_before_the_losses_do_date_the_difference() -> None:
     result = compare_runs(one, other)
     assert result.first_difference.step == 3
     assert result.causes[0].startswith("optimizer.momentum: ")
+
+
+def test_another_split_of_the_model_explains_a_difference() -> None:
+    assert causes("parallel").startswith("parallel: another split")

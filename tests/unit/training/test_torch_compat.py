@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import importlib
+import logging
 import mmap
 import os
 import pickle
@@ -297,3 +299,9 @@ def test_each_backward_pass_runs_inside_of_what_is_put_around_it_and_none_after_
     assert seen == ["before", "after"] * 2
     assert weight.grad is not None
     assert weight.grad.tolist() == [3, 3]
+
+
+def test_how_torch_gathers_over_a_mesh_of_two_dimensions_is_not_said_on_each_rank() -> None:
+    torch_compat.quiet_redistribution()
+    module = importlib.import_module("torch.distributed.tensor._redistribute")
+    assert not hasattr(module, "logger") or not module.logger.isEnabledFor(logging.WARNING)
