@@ -132,9 +132,7 @@ def _divide(model: Model, tensor: int) -> Model:
     def activations(known: Activations | None) -> Activations | None:
         if known is None:
             return None
-        left = 1 - known.divided + known.divided / tensor
-        none = Stages(0, 0, 0, 0, 0)
-        return Activations(none.plus(known.fixed, left), none.plus(known.per_sample, left))
+        return known._replace(per_sample=known.per_sample.plus(known.divided, 1 / tensor - 1))
 
     return model._replace(
         blocks=tuple(part(block) for block in model.blocks),
@@ -170,7 +168,7 @@ def _whole(model: Model, split: Split, work: Work) -> list[Memory]:
         casts = min(stages.casts, held)
         return Memory(moment, weights + casts, gradients if always else done, optimizer, held - casts, 0)
 
-    always = split.ranks > 1 or work.accumulates
+    always = split.data_size > 1 or work.accumulates
     extra = _step_extra(with_state, largest, work)
     step = Memory(_STEP, weights, gradients, optimizer, 0, extra)
     if not always and not model.blocks:

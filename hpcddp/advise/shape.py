@@ -43,11 +43,11 @@ class Stages(Record):
 
 
 class Activations(Record):
-    """The stages as a line over the micro batch. `divided`: the share of it that tensor parallelism divides."""
+    """The stages as a line over the micro batch. `divided`: what tensor parallelism divides of `per_sample`."""
 
     fixed: Stages
     per_sample: Stages
-    divided: float = 0.0
+    divided: Stages = Stages(0, 0, 0, 0, 0)
 
     def at(self, micro_batch: int) -> Stages:
         """The stages with so many samples in one forward pass."""

@@ -84,13 +84,15 @@ def _activations(numbers: Numbers, precision: str, recompute: bool) -> Activatio
     kept = sums if recompute else block
     through = unit * (layers * kept + sums)
     again = block if recompute else 0
-    loss = through + unit * sums + tokens * numbers.vocabulary * _LOGIT_BYTES
     stages = Stages(
         forward=through + unit * (sums + again),
-        loss=loss,
+        loss=through + unit * sums + tokens * numbers.vocabulary * _LOGIT_BYTES,
         backward=through + unit * (adds + again),
         last=unit * (kept + sums + adds + again),
         piled=0.0,
     )
-    weight = unit * layers * kept / max(loss, 1)
-    return Activations(Stages(0, 0, 0, 0, 0), stages, 0.0 if recompute else _DIVIDED * weight)
+    of_one = unit * block * _DIVIDED
+    of_all = 0.0 if recompute else layers * of_one
+    now = of_one if recompute else 0.0
+    divided = Stages(of_all + now, of_all, of_all + now + unit * adds, of_one + unit * adds, 0.0)
+    return Activations(Stages(0, 0, 0, 0, 0), stages, divided)

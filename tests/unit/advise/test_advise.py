@@ -231,6 +231,7 @@ raise SystemExit("this line must not run")
 
 
 def test_a_model_of_a_script_is_measured_without_its_weights(tmp_path: Path, capsys) -> None:
+    pytest.importorskip("torch")
     file = tmp_path / "train.py"
     file.write_text(MODEL)
     asked = ["--gpu-memory", "80GB", "--ranks-per-node", "2", "--sequence", "32", "--precision", "fp32"]

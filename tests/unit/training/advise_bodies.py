@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -33,10 +34,10 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        batch, tokens, hidden = x.shape
+        batch, tokens, _ = x.shape
         q, k, v = self.qkv(self.norm_1(x)).view(batch, tokens, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         seen = scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(seen.transpose(1, 2).reshape(batch, tokens, hidden))
+        x = x + self.out(seen.transpose(1, 2).reshape(batch, tokens, -1))
         return x + self.down(gelu(self.up(self.norm_2(x))))
 
 
@@ -123,10 +124,12 @@ class Live(TorchDispatchMode):
         self.peak = max(self.peak, self.now)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(hasattr(kind, "from_local") for kind in types):
+            return NotImplemented  # a DTensor: its operators on local tensors come next
         output = func(*args, **(kwargs or {}))
         for found in tree_leaves(output):
             if isinstance(found, Tensor):
-                self._note(getattr(found, "_local_tensor", found).untyped_storage())
+                self._note(found.untyped_storage())
         return output
 
 
@@ -165,14 +168,33 @@ def split(model: nn.Module, how: str, precision: str) -> nn.Module:
     world_size = dist.get_world_size()
     if how in ("ddp", "zero1"):
         return DistributedDataParallel(model, gradient_as_bucket_view=True) if world_size > 1 else model
-    shape, names = ((world_size,), ("shard",)) if how == "fsdp" else ((world_size // 2, 2), ("replicate", "shard"))
-    options: dict[str, Any] = {"mesh": init_device_mesh("cpu", shape, mesh_dim_names=names)}
+    shape, names = {
+        "fsdp": ((world_size,), ("shard",)),
+        "hsdp": ((world_size // 2, 2), ("replicate", "shard")),
+        "tensor": ((world_size // 2, 2), ("shard", "tensor")),
+    }[how]
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+    if how == "tensor":
+        divide(model, mesh["tensor"])
+        if world_size == 2:
+            return model
+        mesh = mesh["shard"]
+    options: dict[str, Any] = {"mesh": mesh}
     if precision == "bf16-mixed":
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
     for module in model.modules():
         if isinstance(module, (Block, Residual)):
             fully_shard(module, **options)
     return fully_shard(model, **options)
+
+
+def divide(model: nn.Module, mesh: Any) -> None:
+    """Megatron's plan. (Which columns are queries and which are keys does not matter for memory.)"""
+    across = {"qkv": ColwiseParallel(), "out": RowwiseParallel(), "up": ColwiseParallel(), "down": RowwiseParallel()}
+    for module in model.modules():
+        if isinstance(module, Block):
+            module.heads //= mesh.size()
+            parallelize_module(module, mesh, across)
 
 
 def make_optimizer(model: nn.Module, case: dict[str, Any]) -> torch.optim.Optimizer:

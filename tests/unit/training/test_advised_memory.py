@@ -59,8 +59,8 @@ def advise(case: dict[str, Any], ranks: int, bodies: ModuleType, *, by_numbers: 
         model = make_transformer(numbers, case["precision"], recompute=recompute)
     else:
         model = advise_model(case, bodies)
-    shard = {"fsdp": ranks, "hsdp": 2}.get(case["split"], 1)
-    split = Split(ranks, shard=shard, zero=case["split"] == "zero1")
+    shard = {"fsdp": ranks, "hsdp": 2, "tensor": ranks // 2}.get(case["split"], 1)
+    split = Split(ranks, shard=shard, tensor=2 if case["split"] == "tensor" else 1, zero=case["split"] == "zero1")
     work = Work(
         PRECISIONS[case["precision"]],
         case["optimizer"],
@@ -87,7 +87,7 @@ def advise_model(case: dict[str, Any], bodies: ModuleType) -> Model:
 def check(found: list[int], tried: list[dict[str, Any]], ranks: int, bodies: ModuleType) -> None:
     wrong = []
     for measured, case in zip(found, tried, strict=True):
-        ways = [False, *([True] if case["model"] == "transformer" else [])]
+        ways = {True} if case["split"] == "tensor" else {False, case["model"] == "transformer"}
         for by_numbers in ways:
             estimate = advise(case, ranks, bodies, by_numbers=by_numbers)
             off = estimate.total / measured - 1
@@ -119,5 +119,16 @@ def test_the_memory_of_a_step_is_estimated_within_15_percent(
     run_ranks: RunRanks, tmp_path: Path, bodies: ModuleType, split: str, ranks: int
 ) -> None:
     tried, out = cases(split), tmp_path / "peaks.json"
+    run_ranks("advise_bodies:train", ranks, tried, env={"ADVISE_OUT": str(out)}).check()
+    check(json.loads(out.read_text()), tried, ranks, bodies)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_memory_of_tensor_parallelism_is_estimated_within_15_percent_by_numbers(
+    run_ranks: RunRanks, tmp_path: Path, bodies: ModuleType, ranks: int
+) -> None:
+    tried = [case for case in cases("tensor") if case["model"] == "transformer" and case["precision"] == "fp32"]
+    out = tmp_path / "peaks.json"
     run_ranks("advise_bodies:train", ranks, tried, env={"ADVISE_OUT": str(out)}).check()
     check(json.loads(out.read_text()), tried, ranks, bodies)
