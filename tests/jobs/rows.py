@@ -71,6 +71,30 @@ ROWS = (
         lint=("A6",),
         prints="samples per second",
     ),
+    Row("ZeRO-1 by hand", "plain/zero1.yaml", (1, 2), IN_DOUBLE),
+    Row("FSDP2 by hand", "plain/fsdp.yaml", (1, 2), IN_DOUBLE),
+    Row(
+        "HSDP by hand",
+        "plain/hsdp.yaml",
+        (1, 4),
+        IN_DOUBLE,
+        command="python fsdp.py --shard 2 --batch {per_rank_batch}",
+    ),
+    Row(
+        "tensor parallel (2 ranks), FSDP2 with it (4 ranks), by hand",
+        "plain/tensor-parallel.yaml",
+        (1, 2, 4),
+        IN_DOUBLE,
+    ),
+    Row("pipeline by hand, 1F1B", "plain/pipeline.yaml", (1, 2), IN_DOUBLE, renders="4 ranks at most: 4 layers"),
+    Row(
+        "pipeline by hand, GPipe",
+        "plain/pipeline.yaml",
+        (1, 2),
+        IN_DOUBLE,
+        renders="4 ranks at most: 4 layers",
+        command="python pipeline.py --schedule gpipe --batch {global_batch}",
+    ),
     Row("DeviceMesh and DTensor by hand", "plain/dtensor.yaml", (1, 2, 4), IN_DOUBLE),
     Row("init by environment, TCP, file", "plain/init.yaml", (2,), CHECKS, CHECKS, CHECKS, prints="2 ranks met"),
     Row(
@@ -92,14 +116,36 @@ ROWS = (
         command="python collectives.py 0.01 1",
         prints="1-2 +barrier +right",
     ),
+    Row("Accelerate", "frameworks/accelerate.yaml", (1, 2), IN_DOUBLE, package="accelerate"),
+    Row("HF Trainer", "frameworks/hf-trainer.yaml", (1, 2), IN_DOUBLE, package="transformers"),
+    Row("Lightning Trainer", "frameworks/lightning.yaml", (1, 2), IN_DOUBLE, package="lightning"),
+    Row(
+        "Lightning Fabric",
+        "frameworks/fabric.yaml",
+        (1, 2),
+        IN_DOUBLE,
+        renders="1 node; for more change the script's `--nodes`, too",
+        package="lightning",
+    ),
+    *(
+        Row(
+            f"DeepSpeed ZeRO-{stage}",
+            "frameworks/deepspeed.yaml",
+            (1, 2),
+            "1e-5",
+            why="float32, whose rounding grows over 80 steps of Adam.",
+            command=f"python deepspeed_zero.py --stage {stage} --batch {{global_batch}}",
+            exact="",
+            package="deepspeed",
+        )
+        for stage in (1, 2)
+    ),
 )
 
 # Ways to train that have no job, and why.
-PARALLEL = "comes with `parallel=`"
 MISSING = (
-    ("ZeRO-1, FSDP2, HSDP", PARALLEL),
-    ("tensor parallel, FSDP2 with tensor parallel", PARALLEL),
-    ("pipeline (GPipe, 1F1B), and all three on one mesh", PARALLEL),
+    ("FSDP2, HSDP, ZeRO-1, tensor parallel and pipeline by `hpcddp.runtime`", "come with `parallel=`"),
+    ("FSDP2, tensor parallel and pipeline on one mesh", "needs 8 ranks; comes with `parallel=`"),
     ("DDP with a model on two devices", "needs two GPUs per rank, which a job file cannot ask for yet"),
     ("FSDP1", "torch 2.15 refuses it without an accelerator, and FSDP2 replaces it"),
     ("context parallel", "torch has no attention for it on CPUs"),
