@@ -20,7 +20,7 @@ parser.add_argument("--epochs", type=int, default=90)
 parser.add_argument("--lr", type=float, default=0.1, help="for a global batch of 256, whatever the number of nodes")
 parser.add_argument("--side", type=int, default=224, help="of the images in pixels")
 parser.add_argument("--workers", type=int, default=16, help="loader processes per rank")
-parser.add_argument("--exact", action="store_true", help="the same weights, bit for bit, on any number of ranks")
+parser.add_argument("--exact", action="store_true", help="the same weights, bit for bit, on 1 to 32 ranks")
 args = parser.parse_args()
 
 to_tensor = [
@@ -40,7 +40,7 @@ train = DataLoader(train_set, batch_size=256, shuffle=True, num_workers=args.wor
 test = DataLoader(test_set, batch_size=64, num_workers=args.workers)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs * len(train))
 
-with hpcddp.runtime(seed=0, exact=args.exact) as rt:
+with hpcddp.runtime(seed=0, exact=args.exact, slices=32 if args.exact else None) as rt:
     model, optimizer, scheduler, train, test = rt.prepare(model, optimizer, scheduler, train, test)  # resumes here
     for epoch in rt.epochs(args.epochs):
         model.train()
