@@ -11,6 +11,7 @@ from binascii import crc32
 
 LOWEST, HIGHEST = 12000, 31999
 DEFAULT_EPHEMERAL = (32768, 60999)
+_MOST_TRIED = 2000  # whatever the count, so that fewer ports are the first of more
 
 
 def port_candidates(key: str, count: int = 16, ephemeral: tuple[int, int] = DEFAULT_EPHEMERAL) -> tuple[int, ...]:
@@ -20,7 +21,7 @@ def port_candidates(key: str, count: int = 16, ephemeral: tuple[int, int] = DEFA
         return ()
     ports: dict[int, None] = {}
     attempt = 0
-    while len(ports) < count and attempt < 50 * count:
+    while len(ports) < count and attempt < _MOST_TRIED:
         port = LOWEST + crc32(f"{key}#{attempt}".encode(errors="surrogateescape")) % (HIGHEST - LOWEST + 1)
         attempt += 1
         if not low <= port <= high:

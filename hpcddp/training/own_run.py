@@ -14,6 +14,7 @@ from hpcddp.runs.choice import Asked, Words
 from hpcddp.runs.command import identify_command
 from hpcddp.runs.folder import AttemptFolder, RunFolder, list_checkpoints, show_path
 from hpcddp.runs.lock import is_held_by, release_run
+from hpcddp.runs.opening import check_attempt
 from hpcddp.runs.start import hold_run, start_run
 from hpcddp.runs.state import read_state
 from hpcddp.training.options import RuntimeOptions
@@ -106,6 +107,7 @@ def _check_not_finished(folder: AttemptFolder) -> None:
     if state is None or (state.status, state.attempt) != ("finished", folder.name):
         return
     if list_checkpoints(folder.run.checkpoints):
+        check_attempt(folder)  # of a newer hpcddp's file there is more to say
         path = show_path(folder.run.path)
         raise LaunchError(
             f"this attempt has finished run {path} already, at step {state.step}: another runtime in this job would"

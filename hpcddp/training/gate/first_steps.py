@@ -40,7 +40,7 @@ class FirstSteps:
         self._gate = gate
         self._at_start: Parts = []  # of the first micro batch of a pass
         self._at_backward: Parts = []  # in it
-        self._rates: list[float] = []  # in it
+        self._rates: list[float] = []  # in it; none if it had no backward pass
         self._moved = False  # whether the weights are others when a later one starts
         self._share: float | None = None  # what counts in the loss, for each part that its weight counts
         self._warned = False
@@ -50,6 +50,7 @@ class FirstSteps:
         self._moved = micro.nth > 0 and _differ(self._at_start)
         if micro.nth == 0:
             self._at_start = [] if micro.last else self._copy()
+            self._at_backward, self._rates = [], []
 
     def look(self, loss: Tensor, micro: MicroBatch, weight: Weight, *, summed: bool, is_again: bool) -> None:
         """Its first backward pass comes. RequestError if the loop has changed weights or learning rates since that of
@@ -57,7 +58,7 @@ class FirstSteps:
         rates = [float(group["lr"]) for seen in self._gate.optimizers for group in seen.optimizer.param_groups]
         if micro.nth == 0:
             self._at_backward, self._rates = ([], []) if micro.last else (self._copy(), rates)
-        elif rates != self._rates and not (micro.last and self._gate.asked_last):
+        elif self._rates and rates != self._rates and not (micro.last and self._gate.asked_last):
             raise _refuse(
                 "a learning rate",
                 "before rt.backward(loss): lr = schedule(rt.steps), in place of a count of the loader's batches",

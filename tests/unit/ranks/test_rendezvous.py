@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hpcddp.errors import LaunchError
@@ -141,6 +141,7 @@ def test_without_a_common_key_there_is_no_port() -> None:
     assert meet(world("mpich")).master_port is None
 
 
+@example("00", 2, 1017, 30000)
 @given(st.text(), st.integers(1, 40), st.integers(1, 65535), st.integers(0, 30000))
 def test_ports_are_different_in_range_and_outside_the_machines_own(key: str, count: int, low: int, width: int) -> None:
     ports = port_candidates(key, count, (low, low + width))

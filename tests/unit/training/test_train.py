@@ -21,7 +21,6 @@ from hpcddp.trainer.images import load_images
 from hpcddp.trainer.models import make_model
 from hpcddp.trainer.train import main, warm_up_and_cosine
 from hpcddp.training.options import CHECKPOINT_FORMS
-from hpcddp.training.parallel.strategy import STRATEGIES
 
 RunRanks = Callable[..., Any]
 SMALL = ["--model", "shufflenet_v2_x0_5", "--global-batch", "100", "--epochs", "1"]
@@ -29,7 +28,6 @@ SMALL = ["--model", "shufflenet_v2_x0_5", "--global-batch", "100", "--epochs", "
 
 def test_the_options_without_torch_offer_what_the_runtime_takes() -> None:
     choices = {action.dest: action.choices for action in build_parser()._actions}
-    assert choices["strategy"] == STRATEGIES
     assert choices["checkpoint"] == CHECKPOINT_FORMS
 
 
