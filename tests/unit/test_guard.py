@@ -93,6 +93,7 @@ def test_an_agent_is_no_rank(tmp_path: Path, more: dict[str, str], is_watched: b
     assert watched(tmp_path, **{guard.RANK_MARKS: "ORBIT_RANK ORBIT_ID"}, **more) is is_watched
 
 
+@pytest.mark.slow
 def test_the_end_cannot_be_caught(tmp_path: Path) -> None:
     body = "\n".join(f"    {line}" for line in TRAIN.splitlines())
     done = python(tmp_path, f"try:\n{body}\nexcept BaseException:\n    print('caught')\n", "alone", "1")

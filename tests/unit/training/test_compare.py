@@ -59,6 +59,7 @@ def compare(capsys: pytest.CaptureFixture[str]) -> Compare:
     return go
 
 
+@pytest.mark.slow
 def test_two_runs_with_the_same_seed_are_the_same(train: Train, compare: Compare) -> None:
     status, facts, text = compare(train("first"), train("again"))
     assert (status, facts["verdict"], facts["common_steps"]) == (0, "same", 3)

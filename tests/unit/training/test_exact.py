@@ -78,7 +78,7 @@ def test_a_padded_sampler_is_seen(results: Callable[..., dict[str, Any]]) -> Non
 @pytest.mark.parametrize(
     ("method", "sizes"),
     [
-        ("tree", (1, 2, 4)),
+        pytest.param("tree", (1, 2, 4), marks=pytest.mark.slow),
         pytest.param("tree", (4, 2, 8), marks=pytest.mark.slow),
         pytest.param("integer", (4, 2, 8), marks=pytest.mark.slow),
     ],

@@ -230,6 +230,7 @@ def start_script(folder: Path, **more: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
+@pytest.mark.slow
 def test_a_variable_that_is_wrong_ends_a_script_in_two_lines(tmp_path: Path) -> None:
     """Which values are wrong: test_progress.py."""
     assert start_script(tmp_path, HPCDDP_PROGRESS="abc") == (

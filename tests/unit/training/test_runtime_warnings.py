@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import os, sys, torch, hpcddp
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
@@ -16,6 +18,7 @@ for workers in 0, 1:
 """
 
 
+@pytest.mark.slow
 def test_a_rank_with_fewer_cpus_than_its_loader_needs_prints_a_warning() -> None:
     line = [sys.executable, "-W", "ignore", "-c", PROGRAM]
     done = subprocess.run(line, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=True)
