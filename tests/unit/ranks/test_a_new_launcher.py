@@ -167,7 +167,7 @@ def test_layout_predicts_its_variables_and_its_capture_is_understood(checkout: C
 
 def test_the_tests_of_captures_and_of_the_manuals_launchers_pass(checkout: Checkout) -> None:
     tests = ("tests/unit/ranks/test_captures.py", "tests/unit/script/test_docs.py")
-    line = (sys.executable, "-m", "pytest", "-q", "-n0", "-pno:cacheprovider", *tests, "-k", "made-up or launchers")
+    line = (sys.executable, "-m", "pytest", "-q", "-pno:cacheprovider", *tests, "-k", "made-up or launchers")
     env = {"PATH": "/usr/bin:/bin", "HOME": str(checkout.folder), "PYTHONPATH": str(checkout.folder)}
     done = subprocess.run(line, env=env, cwd=checkout.folder, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
