@@ -6,7 +6,7 @@ import argparse
 import importlib
 from collections.abc import Iterable, Mapping
 
-from hpcddp.cli.completion_scripts import FILES, Choice, VerbChoices, format_bash, format_fish, format_zsh
+from hpcddp.cli.completion_scripts import FILES, Completion, VerbCompletions, format_bash, format_fish, format_zsh
 from hpcddp.cli.main import VERBS
 from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.streams import write_exactly
@@ -37,18 +37,20 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     return 0
 
 
-def describe_verbs(sites: tuple[str, ...]) -> list[VerbChoices]:
+def describe_verbs(sites: tuple[str, ...]) -> list[VerbCompletions]:
     """What can be typed behind each verb, read from its parser."""
     words = {"site": sites, "diff": sites, "launcher": JOB_LAUNCHERS, "verb": tuple(VERBS)}
     words |= {"action": ("show", "new", "schema"), "name": sites}
     return [
-        VerbChoices(verb, text, parser.takes_command, tuple(_describe(parser._actions, verb, words)))
+        VerbCompletions(verb, text, parser.takes_command, tuple(_describe(parser._actions, verb, words)))
         for verb, text in VERBS.items()
         for parser in [importlib.import_module(f"hpcddp.cli.{verb}").build_parser()]
     ]
 
 
-def _describe(actions: Iterable[argparse.Action], verb: str, words: Mapping[str, tuple[str, ...]]) -> Iterable[Choice]:
+def _describe(
+    actions: Iterable[argparse.Action], verb: str, words: Mapping[str, tuple[str, ...]]
+) -> Iterable[Completion]:
     for action in actions:
         values = tuple(map(str, action.choices or ()))
         if action.dest in words and not (action.dest == "name" and verb != "sites"):
@@ -56,4 +58,4 @@ def _describe(actions: Iterable[argparse.Action], verb: str, words: Mapping[str,
         elif action.dest in _FILES:
             values = FILES
         text = (action.help or str(action.metavar)).replace("%%", "%")  # argparse's help texts have % twice
-        yield Choice(tuple(action.option_strings), action.nargs != 0, values, text)
+        yield Completion(tuple(action.option_strings), action.nargs != 0, values, text)

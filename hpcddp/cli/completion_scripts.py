@@ -6,11 +6,11 @@ import shlex
 from collections.abc import Iterable
 from typing import NamedTuple
 
-#: In place of a choice's words: any file or folder.
+#: In place of a completion's words: any file or folder.
 FILES = ("<files>",)
 
 
-class Choice(NamedTuple):
+class Completion(NamedTuple):
     """An option, or a positional word where `names` is empty. `words`: known values; FILES; empty: any text."""
 
     names: tuple[str, ...]
@@ -19,38 +19,40 @@ class Choice(NamedTuple):
     text: str
 
 
-class VerbChoices(NamedTuple):
+class VerbCompletions(NamedTuple):
     """A verb and what follows it. `takes_command`: a program and its words follow `--`."""
 
     verb: str
     text: str
     takes_command: bool
-    choices: tuple[Choice, ...]
+    completions: tuple[Completion, ...]
 
     @property
-    def options(self) -> tuple[Choice, ...]:
+    def options(self) -> tuple[Completion, ...]:
         """Those with names."""
-        return tuple(choice for choice in self.choices if choice.names)
+        return tuple(completion for completion in self.completions if completion.names)
 
     @property
-    def positionals(self) -> tuple[Choice, ...]:
+    def positionals(self) -> tuple[Completion, ...]:
         """Those without."""
-        return tuple(choice for choice in self.choices if not choice.names)
+        return tuple(completion for completion in self.completions if not completion.names)
 
 
-def format_bash(verbs: list[VerbChoices]) -> str:
+def format_bash(verbs: list[VerbCompletions]) -> str:
     """Needs nothing but bash 4."""
     patterns: dict[str, list[str]] = {}
     for v in verbs:
-        for choice in v.options:
-            if choice.has_value:
-                patterns.setdefault(_bash_value(choice), []).extend(f'"{v.verb} {name}"' for name in choice.names)
+        for completion in v.options:
+            if completion.has_value:
+                patterns.setdefault(_bash_value(completion), []).extend(
+                    f'"{v.verb} {name}"' for name in completion.names
+                )
     cases = [f"    {' | '.join(found)}) {value} ;;" for value, found in patterns.items()]
     options = [f"    {v.verb}) words={_quoted(n for c in v.options for n in c.names)} ;;" for v in verbs]
     words = [
         f"    {v.verb}) {_bash_value(c)} ;;"
         for v in verbs
-        for c in [Choice((), True, tuple(dict.fromkeys(w for p in v.positionals for w in p.words)), "")]
+        for c in [Completion((), True, tuple(dict.fromkeys(w for p in v.positionals for w in p.words)), "")]
     ]
     return f"""\
 # completion of hpcddp for bash, printed by `hpcddp completion bash`
@@ -87,15 +89,15 @@ complete -F _hpcddp hpcddp
 """
 
 
-def _bash_value(choice: Choice) -> str:
-    known = tuple(word for word in choice.words if (word,) != FILES)
+def _bash_value(completion: Completion) -> str:
+    known = tuple(word for word in completion.words if (word,) != FILES)
     parts = [f"words={_quoted(known)}"] if known else []
-    if set(FILES) & set(choice.words):
+    if set(FILES) & set(completion.words):
         parts.append("compopt -o default 2> /dev/null")
     return "; ".join(parts) or ":"
 
 
-def format_zsh(verbs: list[VerbChoices]) -> str:
+def format_zsh(verbs: list[VerbCompletions]) -> str:
     """A function for $fpath, which can be sourced as well."""
     described = [f"    {_zsh(f'{v.verb}:{v.text}')}" for v in verbs]
     cases = [
@@ -131,41 +133,43 @@ if [[ $zsh_eval_context[-1] == loadautofunc ]]; then _hpcddp "$@"; else compdef 
 """
 
 
-def _zsh_option(choice: Choice) -> str:
+def _zsh_option(completion: Completion) -> str:
     """`_arguments` takes an option's help in brackets, and behind colons what its value is."""
-    text = choice.text.replace("[", "(").replace("]", ")").replace(":", ",")
-    value = f":value:{_zsh_value(choice)}" if choice.has_value else ""
-    return " ".join(_zsh(f"{name}[{text}]{value}") for name in choice.names)
+    text = completion.text.replace("[", "(").replace("]", ")").replace(":", ",")
+    value = f":value:{_zsh_value(completion)}" if completion.has_value else ""
+    return " ".join(_zsh(f"{name}[{text}]{value}") for name in completion.names)
 
 
-def _zsh_positionals(verb: VerbChoices) -> list[str]:
+def _zsh_positionals(verb: VerbCompletions) -> list[str]:
     """One repeated spec where there is one word or several of a kind, else each at its place."""
     if len(verb.positionals) == 1:
         return [_zsh(f"*:word:{_zsh_value(verb.positionals[0])}")]
-    return [_zsh(f"{place}:word:{_zsh_value(choice)}") for place, choice in enumerate(verb.positionals, 1)]
+    return [_zsh(f"{place}:word:{_zsh_value(completion)}") for place, completion in enumerate(verb.positionals, 1)]
 
 
-def _zsh_value(choice: Choice) -> str:
-    if choice.words == FILES:
+def _zsh_value(completion: Completion) -> str:
+    if completion.words == FILES:
         return "_files"
-    return f"({' '.join(choice.words)})" if choice.words else " "
+    return f"({' '.join(completion.words)})" if completion.words else " "
 
 
 def _zsh(text: str) -> str:
     return shlex.quote(text)
 
 
-def format_fish(verbs: list[VerbChoices]) -> str:
+def format_fish(verbs: list[VerbCompletions]) -> str:
     """One `complete` line for each verb, option and word."""
     lines = ["complete -c hpcddp -f"]  # no files, but where they belong
     lines += [f"complete -c hpcddp -n __fish_is_first_arg -a {v.verb} -d {_quoted([v.text])}" for v in verbs]
     for verb in verbs:
         start = f"complete -c hpcddp -n '__hpcddp_behind {verb.verb}'"
-        for choice in verb.choices:
-            value = _fish_value(choice)
-            names = "".join(f" -l {name[2:]}" if name.startswith("--") else f" -s {name[1:]}" for name in choice.names)
+        for completion in verb.completions:
+            value = _fish_value(completion)
+            names = "".join(
+                f" -l {name[2:]}" if name.startswith("--") else f" -s {name[1:]}" for name in completion.names
+            )
             if names or value:
-                lines.append(f"{start}{names}{value} -d {_quoted([choice.text])}")
+                lines.append(f"{start}{names}{value} -d {_quoted([completion.text])}")
     commands = " ".join(verb.verb for verb in verbs if verb.takes_command)
     return f"""\
 # completion of hpcddp for fish, printed by `hpcddp completion fish`
@@ -187,14 +191,14 @@ complete -c hpcddp -n __hpcddp_in_command -a '(__hpcddp_command)'
 """
 
 
-def _fish_value(choice: Choice) -> str:
+def _fish_value(completion: Completion) -> str:
     """-r: a value follows; -F: files; -x: no files."""
-    words = f" -a {_quoted(choice.words)}" if choice.words and choice.words != FILES else ""
-    if not choice.names:
-        return words or (" -F" if choice.words == FILES else "")
-    if not choice.has_value:
+    words = f" -a {_quoted(completion.words)}" if completion.words and completion.words != FILES else ""
+    if not completion.names:
+        return words or (" -F" if completion.words == FILES else "")
+    if not completion.has_value:
         return ""
-    return " -r -F" if choice.words == FILES else f" -x{words}"
+    return " -r -F" if completion.words == FILES else f" -x{words}"
 
 
 def _quoted(words: Iterable[str]) -> str:

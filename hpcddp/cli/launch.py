@@ -27,7 +27,7 @@ from hpcddp.ranks.launchers import AGENTS, JOB_LAUNCHERS, LAUNCHERS, launchers_u
 from hpcddp.ranks.resolve import launch_line
 from hpcddp.schedulers.registry import find_scheduler, scripted_schedulers, submit_commands
 from hpcddp.schedulers.run import ask_job_end, run_program
-from hpcddp.script.find_site import Choice, open_site
+from hpcddp.script.find_site import SiteChoice, open_site
 from hpcddp.script.own_ranks import plan_own_ranks
 from hpcddp.script.plan import plan_job, remark_name
 from hpcddp.script.render import render_script
@@ -181,7 +181,7 @@ def _site(named: str | None, allocation: Allocation | None, env: Mapping[str, st
                 f"hpcddp launch cannot start ranks in an allocation of {scheduler.title}",
                 f"start the ranks yourself: {launch_line(allocation, env)} hpcddp exec -- command",
             )
-    site = open_site(Choice(named, "--site") if named else Choice(own, "the allocation"), env)
+    site = open_site(SiteChoice(named, "--site") if named else SiteChoice(own, "the allocation"), env)
     if allocation is not None and site.scheduler != allocation.scheduler:
         raise RequestError(
             f"site {site.name} has {site.scheduler}, but this allocation is of {allocation.scheduler}", f"--site {own}"

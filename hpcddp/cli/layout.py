@@ -13,7 +13,7 @@ from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.ranks.predict import predict_environment
 from hpcddp.ranks.rankinfo import NUMBERS
 from hpcddp.script.jobplan import SOME_COMMAND, JobPlan
-from hpcddp.script.layout import Place, plan_layout, plan_place
+from hpcddp.script.layout import Place, list_places, plan_place
 from hpcddp.script.record import plan_record
 from hpcddp.units import format_count
 
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     """Prints the table, or JSON: `plan`, and one object per rank with its `environment`."""
     plan = read_plan(args, env)
     if args.json:
-        ranks = [{**place._asdict(), "environment": _variables(plan, place)} for place in plan_layout(plan)]
+        ranks = [{**place._asdict(), "environment": _variables(plan, place)} for place in list_places(plan)]
         print(json.dumps({"plan": plan_record(plan), "ranks": ranks}))
     else:
         sys.stdout.write(format_layout(plan))

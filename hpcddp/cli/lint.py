@@ -16,7 +16,7 @@ from hpcddp.lint.equivalent import SameJob, same_job, same_job_where_the_queue_i
 from hpcddp.lint.finding import Finding
 from hpcddp.lint.script import READERS, Script, read_script, refuse_other_directives
 from hpcddp.schedulers.registry import find_scheduler
-from hpcddp.script.find_site import Choice, open_site, site_files
+from hpcddp.script.find_site import SiteChoice, open_site, site_files
 from hpcddp.script.site import Site
 
 _SCHEDULERS = listed([find_scheduler(name).title for name in READERS])
@@ -42,7 +42,7 @@ def build_parser() -> VerbParser:
 
 def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     """Prints the findings. 1 if there are any."""
-    site = open_site(Choice(args.site, "--site"), env) if args.site else None
+    site = open_site(SiteChoice(args.site, "--site"), env) if args.site else None
     findings: list[Finding] = []
     renders: list[SameJob] = []
     for file in args.files:
@@ -89,7 +89,7 @@ def choose_same_job(script: Script, site: Site | None, env: Mapping[str, str]) -
     """Without --site, for the only known site that has the script's queue; else for the scheduler's generic one, whose
     file says what has to be given."""
     at_queue = None if site else same_job_where_the_queue_is(script, site_files(env))
-    return at_queue or same_job(script, site or open_site(Choice(script.generic_site, "lint"), env))
+    return at_queue or same_job(script, site or open_site(SiteChoice(script.generic_site, "lint"), env))
 
 
 def _read(file: str) -> str:

@@ -14,7 +14,7 @@ from hpcddp.cli.spawning import see_spawn
 from hpcddp.cli.streams import tell
 from hpcddp.errors import RequestError, SchedulerError
 from hpcddp.ranks.launchers import JOB_LAUNCHERS
-from hpcddp.script.find_site import Choice, asked_site, open_site, site_of_host, site_of_scheduler
+from hpcddp.script.find_site import SiteChoice, asked_site, open_site, site_of_host, site_of_scheduler
 from hpcddp.script.folders import find_folder, source_root
 from hpcddp.script.loading import load_yaml
 from hpcddp.script.plan import JobPlan, PlannedBy, plan_job
@@ -149,7 +149,7 @@ def _option(args: argparse.Namespace, key: str) -> str | None:
     return getattr(args, key) or (sets[-1] if sets else None)
 
 
-def _found_site(env: Mapping[str, str]) -> Choice:
+def _found_site(env: Mapping[str, str]) -> SiteChoice:
     """What the machine shows: its name, then its scheduler. A program is started only where its name does not tell."""
     by_host = site_of_host(os.uname().nodename, env)
     if by_host:

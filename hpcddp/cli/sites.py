@@ -14,7 +14,7 @@ from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.request import on_path
 from hpcddp.cli.streams import tell, write_exactly
 from hpcddp.errors import RequestError, SchedulerError, nearest
-from hpcddp.script.find_site import Choice, config_folder, open_site, site_files
+from hpcddp.script.find_site import SiteChoice, config_folder, open_site, site_files
 from hpcddp.script.folders import find_folder
 from hpcddp.script.site import Site
 from hpcddp.script.site_file import load_site
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         known = [load_site(name, path) for name, path in site_files(env).items()]
         sys.stdout.write(_json({"sites": [site_summary(site) for site in known]}) if args.json else _format_list(known))
     elif args.action == "show" and args.name:
-        site = open_site(Choice(args.name, "hpcddp sites show"), env)
+        site = open_site(SiteChoice(args.name, "hpcddp sites show"), env)
         sys.stdout.write(_json(site_record(site)) if args.json else _format_site(site))
     elif args.action == "new" and args.name:
         write_exactly(_write_start(args.name, args.file, env) + "\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-Words = tuple[str, ...]
+Tokens = tuple[str, ...]
 UNIX_LINES = r"line ends of Unix: sed -i 's/\r$//' FILE"
 
 
@@ -69,7 +69,7 @@ def numbered(text: str) -> list[tuple[int, str]]:
     return list(enumerate(text.split("\n"), 1))
 
 
-def split_options(words: Words, takes_value: Callable[[str], bool | None]) -> Iterator[tuple[str, str | None]]:
+def split_options(words: Tokens, takes_value: Callable[[str], bool | None]) -> Iterator[tuple[str, str | None]]:
     """getopt over short options: (`-N`, value), (`-V`, ""), ("?", word) for a stray one, (`-Z`, None) for an unknown.
 
     `takes_value` says it for a letter, None for a letter that is no option. Raises UnmatchedError for a missing value.

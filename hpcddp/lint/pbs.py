@@ -15,8 +15,8 @@ from hpcddp.lint.directive import (
     Option,
     Refusal,
     ScriptDirectives,
+    Tokens,
     UnmatchedError,
-    Words,
     numbered,
     split_options,
 )
@@ -103,7 +103,7 @@ def _read_directive(wanted: str, line: int, letters: str) -> Iterator[Option | R
             yield Refusal(line, f"illegal {name} value: {e}", "NAME=VALUE, several with commas, without blanks")
 
 
-def split_pbs(text: str) -> Words:
+def split_pbs(text: str) -> Tokens:
     """Words as make_argv makes them: quotes group and join, a backslash works outside quotes only, `#` is a letter."""
     words: list[str] = []
     word: str | None = None

@@ -5,7 +5,7 @@ Checked against a real sbatch 22.05, which also parses #PBS lines unless `#SBATC
 
 from __future__ import annotations
 
-from hpcddp.lint.directive import UNIX_LINES, Option, Refusal, ScriptDirectives, UnmatchedError, Words, numbered
+from hpcddp.lint.directive import UNIX_LINES, Option, Refusal, ScriptDirectives, Tokens, UnmatchedError, numbered
 
 SHORT = {
     "A": "account", "a": "array", "b": "begin", "C": "constraint", "c": "cpus-per-task", "D": "chdir",
@@ -58,7 +58,7 @@ def read_slurm(text: str) -> ScriptDirectives:
     return ScriptDirectives("slurm", tuple(options), tuple(refusals), tuple(unread), command_line)
 
 
-def split_slurm(text: str) -> Words:
+def split_slurm(text: str) -> Tokens:
     """Words as sbatch makes them: a backslash vanishes, in quotes too; an unquoted `#` ends the line."""
     words: list[str] = []
     word: str | None = None

@@ -6,7 +6,7 @@ from hpcddp.errors import LaunchError
 from hpcddp.ranks.launcher import shows
 from hpcddp.ranks.rankinfo import NUMBERS
 from hpcddp.record import TYPE_CHECKING
-from hpcddp.schedulers.nodelist import holds
+from hpcddp.schedulers.host_names import holds
 from hpcddp.schedulers.registry import all_schedulers
 from hpcddp.units import read_number, shorten
 

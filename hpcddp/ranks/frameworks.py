@@ -9,7 +9,7 @@ from __future__ import annotations
 from hpcddp.ranks.launcher import HANDED_ON
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.record import TYPE_CHECKING
-from hpcddp.schedulers.nodelist import same_host
+from hpcddp.schedulers.host_names import same_host
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -26,7 +26,7 @@ def _nothing(_env: Mapping[str, str]) -> str:
     return ""
 
 
-class Step(Record):
+class JobStep(Record):
     """What is to be known of a launcher whose variables the scheduler sets in shells as well, where they say nothing
     about a rank: its launches are steps of a job, which may be smaller than the job. Pure functions of an environment.
     """
@@ -88,7 +88,7 @@ class Launcher(Record):
     #: Why the row says nothing beside another one; "" where it does.
     yields: str = ""
     #: For a launcher whose variables stand in shells as well.
-    step: Step | None = None
+    step: JobStep | None = None
     #: Keys of rows whose variables this launcher sets as well; they are the same launch if rank and size agree.
     speaks: tuple[str, ...] = ()
     #: Names in /proc/<pid>/comm of the process that starts the ranks.

@@ -14,7 +14,7 @@ from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.ranks.ports import DEFAULT_EPHEMERAL, ephemeral_range, port_candidates
 from hpcddp.ranks.reach import INTERFACE, SUFFIX, reached_as
 from hpcddp.record import TYPE_CHECKING, Record
-from hpcddp.schedulers.nodelist import holds, is_address, is_alias, is_loopback
+from hpcddp.schedulers.host_names import holds, is_address, is_alias, is_loopback
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.units import read_number, shorten
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from hpcddp.errors import LaunchError
 from hpcddp.ranks.consistency import contradiction
-from hpcddp.ranks.launcher import Step
+from hpcddp.ranks.launcher import JobStep
 from hpcddp.record import TYPE_CHECKING
-from hpcddp.schedulers.nodelist import expand_counts, expand_nodelist, same_host
+from hpcddp.schedulers.host_names import same_host
+from hpcddp.schedulers.nodelist import expand_counts, expand_nodelist
 from hpcddp.units import read_number, shorten
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def _find_shell(daemon: int) -> str:
     return step if step.rpartition(".")[2] in {"batch", "interactive", "extern"} else ""
 
 
-SLURM_STEP = Step(
+SLURM_STEP = JobStep(
     is_task=_is_task,
     is_shell_in_task=lambda env: "SLURM_PTY_PORT" in env,
     serves_pmix=lambda env: env.get("PMIX_NAMESPACE", "").startswith("slurm.pmix."),

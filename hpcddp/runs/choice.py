@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _SHOWN_RUNS = 12
 
 
-class Words(Record):
+class Spelling(Record):
     """What a person writes to ask for a run, for messages: options, or arguments of `hpcddp.runtime`."""
 
     fresh: str = "--fresh"
@@ -50,7 +50,7 @@ class Asked(Record):
     command: tuple[str, ...] = ()
     fresh: bool = False
     resume: str | None = None  # a run's name, or its path
-    words: Words = Words()
+    spelling: Spelling = Spelling()
 
     def of_index(self, index: str) -> Asked:
         """The same for one index of a job array."""
@@ -98,12 +98,12 @@ def choose_run(asked: Asked, origin: Origin) -> RunChoice:
         if before is not None or _began_in(run, origin):
             return RunChoice(run, False, "", "", before.attempt if before is not None else None)
     if asked.resume is not None:
-        return RunChoice(_named_run(asked, asked.resume, runs), False, f", as {asked.words.resume} asks", "")
+        return RunChoice(_named_run(asked, asked.resume, runs), False, f", as {asked.spelling.resume} asks", "")
     same = next((run for run in reversed(runs) if _is_same(find_command(run), asked.command)), None)
     if same is not None and not asked.fresh:
         state = read_state(same)
         if state is None or state.status != "finished":
-            return RunChoice(same, False, "", f" (a new run instead: {asked.words.fresh})")
+            return RunChoice(same, False, "", f" (a new run instead: {asked.spelling.fresh})")
     last = max((number for number, run in there), default=0) if runs else 0
     new = RunFolder(asked.base if last == 0 else f"{asked.base}-{last + 1}")
     return RunChoice(new, True, *_why_new(asked, same, runs))
@@ -167,8 +167,8 @@ def _named_run(asked: Asked, name: str, runs: Sequence[RunFolder]) -> RunFolder:
         beside = [run.path for run in runs] or list_run_folders(os.path.dirname(asked.base) or ".")
         known = [os.path.basename(path) for path in beside]
         more = f", … ({len(known)} in all)" if len(known) > _SHOWN_RUNS else ""
-        hint = f"one of: {', '.join(known[:_SHOWN_RUNS])}{more}" if known else f"leave out {asked.words.resume}"
-        raise RequestError(f"{asked.words.named.format(name)}: there is no run {path}", hint)
+        hint = f"one of: {', '.join(known[:_SHOWN_RUNS])}{more}" if known else f"leave out {asked.spelling.resume}"
+        raise RequestError(f"{asked.spelling.named.format(name)}: there is no run {path}", hint)
     return RunFolder(path)
 
 
@@ -177,14 +177,14 @@ def _why_new(asked: Asked, same: RunFolder | None, runs: Sequence[RunFolder]) ->
     if not runs:
         return "", ""
     old = os.path.basename((same or runs[-1]).path)
-    to_resume = f" (to resume that one: {asked.words.named.format(old)})"
+    to_resume = f" (to resume that one: {asked.spelling.named.format(old)})"
     if asked.fresh:
-        return f", as {asked.words.fresh} asks", to_resume.replace("that one", old)
+        return f", as {asked.spelling.fresh} asks", to_resume.replace("that one", old)
     if same is not None:
         left = next((run for run in reversed(runs) if run is not same and _is_left(run, asked.command)), None)
         if left is not None:
             name = os.path.basename(left.path)
-            to_resume = f" ({name} is not: {asked.words.named.format(name)})"
+            to_resume = f" ({name} is not: {asked.spelling.named.format(name)})"
         return f", since {old} is finished", to_resume
     command = shlex.join(find_command(runs[-1]) or ())
     return f", since {old} was started with another command, {command}", to_resume

@@ -29,7 +29,7 @@ def describe_job(plan: dict[str, Any]) -> dict[str, Any]:
     return _with_prefix("job", {name: plan[name] for name in _OF_JOB if name in plan})
 
 
-def describe_objects(objects: dict[str, Any]) -> dict[str, Any]:
+def list_object_facts(objects: dict[str, Any]) -> dict[str, Any]:
     """The facts of the tracked objects in a checkpoint's manifest."""
     return {name: value for thing, about in objects.items() for name, value in _with_prefix(thing, about).items()}
 

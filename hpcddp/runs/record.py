@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcddp.errors import RequestError
-from hpcddp.runs.facts import describe_attempt, describe_job, describe_objects
+from hpcddp.runs.facts import describe_attempt, describe_job, list_object_facts
 from hpcddp.runs.folder import MANIFEST, AttemptFolder, RunFolder, list_attempts, list_checkpoints, list_run_folders
 from hpcddp.runs.jsonfile import read_object
 from hpcddp.runs.metrics_reader import EpochLine, Line, LogLine, MetricsReader, StepLine
@@ -115,7 +115,7 @@ def _read_checkpoints(run: RunFolder) -> tuple[dict[int, str], list[dict[str, An
     for checkpoint in list_checkpoints(run.checkpoints):
         file = os.path.join(checkpoint, MANIFEST)
         manifest = read_object(file) or {}
-        objects.append(_describe(file, describe_objects, manifest.get("objects") or {}))
+        objects.append(_describe(file, list_object_facts, manifest.get("objects") or {}))
         weights |= _weights_of(manifest)
     return weights | _weights_of(read_object(run.state) or {}), objects
 

@@ -72,7 +72,7 @@ def start_run(
         choice = choose_run(asked, Origin(attempt, *find_job(env), by_hand=by_hand))
         check_attempt(choice.run.attempt(attempt))
         try:
-            take_run(choice.run, mine, ask, choice.before, asked.words.own)
+            take_run(choice.run, mine, ask, choice.before, asked.spelling.own)
         except HeldError:
             if choice.is_new and left:
                 continue  # another job began this run first

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from hpcddp.errors import LaunchError
 from hpcddp.record import TYPE_CHECKING, Record
-from hpcddp.schedulers.nodelist import is_address
+from hpcddp.schedulers.host_names import is_address
 from hpcddp.units import read_number
 
 if TYPE_CHECKING:

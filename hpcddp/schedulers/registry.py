@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from hpcddp.schedulers.row import Scheduler
 
 # The modules of this folder that all schedulers share.
-SHARED = frozenset({"__init__", "allocation", "commands", "nodelist", "registry", "row", "run"})
+SHARED = frozenset({"__init__", "allocation", "commands", "host_names", "nodelist", "registry", "row", "run"})
 _loaded: list[Scheduler] = []
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from hpcddp.errors import RequestError, SiteError
 from hpcddp.ranks.launchers import LAUNCHERS, launcher_of_container, launchers_under
 from hpcddp.record import Record
+from hpcddp.script.container_runtimes import CONTAINER_RUNTIMES, USUAL_RUNTIME
 from hpcddp.script.site import Queue, Site
 from hpcddp.script.spec import JobSpec
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Container(Record):
-    """`runtime`: apptainer, singularity, shifter, pyxis or cscs; "" for none. `gpu_option` shows it the GPUs."""
+    """`runtime`: a row of container_runtimes.py, or a launcher's; "" for none. `gpu_option` shows it the GPUs."""
 
     runtime: str = ""
     image: str = ""
@@ -38,6 +38,18 @@ class Container(Record):
         mounts = "".join(f",{bind}" if ":" in bind else f",{bind}:{bind}" for bind in self.binds)
         return LAUNCHERS[self.launcher].containers[self.runtime](self.image, mounts)
 
+    @property
+    def line(self) -> tuple[Words, ...]:
+        """The program in front of the command, in groups as the script's lines are; empty where a launcher does it."""
+        row = CONTAINER_RUNTIMES.get(self.runtime)
+        return tuple(filter(None, row.line(self))) if row else ()
+
+    @property
+    def path_variables(self) -> tuple[str, ...]:
+        """Variables that hold what goes before the container's own PATH."""
+        row = CONTAINER_RUNTIMES.get(self.runtime)
+        return row.path_variables if row else ()
+
 
 def plan_container(spec: JobSpec, site: Site, queue: Queue, gpus: int) -> Container:
     """The container asked for. Raises SiteError where the site does not say what runs containers."""
@@ -50,23 +62,24 @@ def plan_container(spec: JobSpec, site: Site, queue: Queue, gpus: int) -> Contai
     runtime = spec.container_runtime or rule.runtime
     if not runtime:
         raise SiteError(
-            f"site {site.name} does not say what runs containers", "--set container_runtime=apptainer, or another"
+            f"site {site.name} does not say what runs containers",
+            f"--set container_runtime={USUAL_RUNTIME}, or another",
         )
     by_launcher = launcher_of_container(runtime)
     if by_launcher and by_launcher not in launchers_under(site.scheduler):
         raise RequestError(
             f"container_runtime {runtime} works with {by_launcher} only, and site {site.name} has {site.scheduler}",
-            "--set container_runtime=apptainer",
+            f"--set container_runtime={USUAL_RUNTIME}",
         )
     of_site = rule if runtime == rule.runtime else None
     directives = tuple(text.replace("{}", spec.container) for text in of_site.directives) if of_site else ()
-    if runtime == "shifter" and not re.fullmatch(r"[\w./:-]+", spec.container, re.ASCII):
+    row = CONTAINER_RUNTIMES.get(runtime)
+    if row and not row.takes(spec.container):
         raise RequestError(f"container {spec.container!r} is no name of an image", "--set container=NAME:TAG")
-    gpu_option = {"nvidia": "--nv", "amd": "--rocm"}.get(queue.vendor, "") if gpus else ""
     return Container(
         runtime=runtime,
         image=spec.container,
-        gpu_option=gpu_option if runtime in {"apptainer", "singularity"} else "",
+        gpu_option=row.gpu_options.get(queue.vendor, "") if row and gpus else "",
         options=of_site.options if of_site else (),
         binds=spec.binds or (),
         directives=directives,

@@ -15,7 +15,7 @@ from hpcddp.script.site import Site
 from hpcddp.script.site_file import load_site
 
 
-class Choice(Record):
+class SiteChoice(Record):
     """A site's name or path, and why it was taken."""
 
     site: str
@@ -28,14 +28,14 @@ def config_folder(env: Mapping[str, str]) -> str:
     return os.path.join(base, "hpcddp")
 
 
-def asked_site(option: str | None, in_job_file: str | None, job_file: str, env: Mapping[str, str]) -> Choice | None:
+def asked_site(option: str | None, in_job_file: str | None, job_file: str, env: Mapping[str, str]) -> SiteChoice | None:
     """What somebody said: --site, $HPCDDP_SITE, the job file, the user's config.yaml; None when nobody did."""
     if option:
-        return Choice(option, "--site")
+        return SiteChoice(option, "--site")
     if env.get("HPCDDP_SITE"):
-        return Choice(env["HPCDDP_SITE"], "$HPCDDP_SITE")
+        return SiteChoice(env["HPCDDP_SITE"], "$HPCDDP_SITE")
     if in_job_file:
-        return Choice(in_job_file, f"site in {job_file}")
+        return SiteChoice(in_job_file, f"site in {job_file}")
     config = os.path.join(config_folder(env), "config.yaml")
     if not is_own(config, env):
         return None
@@ -47,7 +47,7 @@ def asked_site(option: str | None, in_job_file: str | None, job_file: str, env: 
     site = asked.get("site")
     if site is not None and (not site or not isinstance(site, str)):
         raise SiteError(f"site in {config} has no value", "site: NAME, or leave it out")
-    return Choice(site, f"site in {config}") if site else None
+    return SiteChoice(site, f"site in {config}") if site else None
 
 
 def is_own(path: str, env: Mapping[str, str]) -> bool:
@@ -63,17 +63,17 @@ def is_own(path: str, env: Mapping[str, str]) -> bool:
     return True
 
 
-def site_of_host(hostname: str, env: Mapping[str, str]) -> Choice | None:
+def site_of_host(hostname: str, env: Mapping[str, str]) -> SiteChoice | None:
     """The site whose file has a `hostname:` pattern that matches the whole of this machine's name."""
     for name, path in site_files(env).items():
         # Only its line is parsed: whole profiles would cost every render of a user who names no site.
         line = re.search(r"^hostname:.*$", load_text(path, SiteError), re.MULTILINE)
         if line and re.fullmatch(str(parse_yaml(line[0], path, SiteError)["hostname"]), hostname):
-            return Choice(name, f"this host is {hostname}")
+            return SiteChoice(name, f"this host is {hostname}")
     return None
 
 
-def site_of_scheduler(on_path: Callable[[str], bool], version_of: Callable[[str], str]) -> Choice:
+def site_of_scheduler(on_path: Callable[[str], bool], version_of: Callable[[str], str]) -> SiteChoice:
     """The generic site of the scheduler whose submit command is on PATH.
 
     `version_of` gives what `PROGRAM --version` prints. It is asked only where several schedulers have a command of that
@@ -85,13 +85,13 @@ def site_of_scheduler(on_path: Callable[[str], bool], version_of: Callable[[str]
         if not on_path(program):
             others.append(f"there is no {program}")
         elif not version:
-            return Choice(row.generic_site, f"{program} is on PATH")
+            return SiteChoice(row.generic_site, f"{program} is on PATH")
         elif version in version_of(program):
-            return Choice(row.generic_site, f"{program} is on PATH and says that it is {row.title}")
+            return SiteChoice(row.generic_site, f"{program} is on PATH and says that it is {row.title}")
         else:
             others.append(f"the {program} on PATH is not {row.title}'s")
     here = next(row for row in scripted_schedulers() if row.this_machine)
-    return Choice(here.generic_site, " and ".join(others))
+    return SiteChoice(here.generic_site, " and ".join(others))
 
 
 def site_files(env: Mapping[str, str]) -> dict[str, str]:
@@ -109,7 +109,7 @@ def site_files(env: Mapping[str, str]) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def open_site(choice: Choice, env: Mapping[str, str]) -> Site:
+def open_site(choice: SiteChoice, env: Mapping[str, str]) -> Site:
     """The chosen profile: a path (it has a `/` or ends in .yaml), else a name. Raises SiteError when there is none."""
     named = choice.site
     if "/" in named or named.endswith((".yaml", ".yml")):

@@ -270,8 +270,7 @@ class JobPlan(Record):
         names += [name for name, _ in self.site.rendezvous.variables] if self.nodes > 1 else []
         if self.spec.stage_in:
             names.append("HPCDDP_STAGED")
-        if self.container.runtime in {"apptainer", "singularity"}:
-            names += ["APPTAINERENV_PREPEND_PATH", "SINGULARITYENV_PREPEND_PATH"]
+        names += self.container.path_variables
         return tuple(names)
 
     @property

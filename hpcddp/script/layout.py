@@ -21,7 +21,7 @@ class Place(NamedTuple):
     cpus: int
 
 
-def plan_layout(plan: JobPlan) -> Iterator[Place]:
+def list_places(plan: JobPlan) -> Iterator[Place]:
     """Every rank of the job, in order."""
     for rank in range(plan.world_size):
         yield plan_place(plan, rank)

@@ -14,6 +14,7 @@ from hpcddp.errors import RequestError, SiteError
 from hpcddp.ranks.launchers import AGENTS
 from hpcddp.schedulers.registry import find_scheduler, scheduler_names, scripted_schedulers
 from hpcddp.schedulers.row import Scheduler
+from hpcddp.script.container_runtimes import RUNTIMES
 from hpcddp.script.fields import (
     Reader,
     read_choice,
@@ -43,7 +44,7 @@ from hpcddp.script.site import (
     Staging,
     Variable,
 )
-from hpcddp.script.spec import KEYS, RUNTIMES, read_launcher
+from hpcddp.script.spec import KEYS, read_launcher
 
 
 def read_range(value: object, where: str) -> tuple[int, int]:

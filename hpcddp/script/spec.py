@@ -10,6 +10,7 @@ from hpcddp.errors import RequestError, nearest
 from hpcddp.parallelism import read_parallel
 from hpcddp.ranks.launchers import JOB_LAUNCHERS, LAUNCHERS
 from hpcddp.record import Record
+from hpcddp.script.container_runtimes import RUNTIMES
 from hpcddp.script.fields import (
     Reader,
     read_choice,
@@ -23,8 +24,6 @@ from hpcddp.script.fields import (
     read_walltime,
     read_words,
 )
-
-RUNTIMES = ("apptainer", "singularity", "shifter", *(name for row in LAUNCHERS.values() for name in row.containers))
 
 
 def _meant_launchers() -> dict[str, tuple[str, ...]]:

@@ -18,13 +18,13 @@ from hpcddp.runs.opening import open_attempt, read_planned_batch
 from hpcddp.runs.state import write_failure
 from hpcddp.training.data.randomness import seed_generators
 from hpcddp.training.gradient.exact import ExactGradients
-from hpcddp.training.gradient.exactness import check_alike, deterministic_kernels
+from hpcddp.training.gradient.exactness import check_same_conditions, deterministic_kernels
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.gradient.mean import MeanGradients
 from hpcddp.training.options import RuntimeOptions
 from hpcddp.training.own_run import choose_hints, open_run
 from hpcddp.training.parallel.layout import open_layout
-from hpcddp.training.progress import DEFAULT_INTERVAL_S, read_seconds
+from hpcddp.training.progress import DEFAULT_INTERVAL_S, read_seconds_or_off
 from hpcddp.training.remarks import NOT_CAUGHT, print_warning
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.rendezvous.process_group import open_group, settle_network
@@ -54,8 +54,8 @@ def open_runtime(
         batch = read_planned_batch(folder.run)
     asked = options.parallel or read_parallel(env.get("HPCDDP_PARALLEL") or "ddp", "parallel in the job file")
     sinks, deadline = choose_sinks(options.log_to, env), read_deadline(env)
-    interval_s = read_seconds(env, "HPCDDP_PROGRESS", DEFAULT_INTERVAL_S)
-    stall_s = read_seconds(env, "HPCDDP_WATCHDOG", DEFAULT_STALL_S)
+    interval_s = read_seconds_or_off(env, "HPCDDP_PROGRESS", DEFAULT_INTERVAL_S)
+    stall_s = read_seconds_or_off(env, "HPCDDP_WATCHDOG", DEFAULT_STALL_S)
     signals = SignalFlag()
     with ExitStack() as stack:
         stack.enter_context(signals.installed())
@@ -122,7 +122,7 @@ def _open_gradients(env: MutableMapping[str, str], setup: RunSetup) -> Iterator[
         yield MeanGradients(setup.group, setup.layout, setup.split)
         return
     with deterministic_kernels(env):
-        check_alike(setup.group)
+        check_same_conditions(setup.group)
         gradients = ExactGradients(setup.group, setup.layout, exactness.slices, exactness.method)
         try:
             yield gradients

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from hpcddp.errors import HpcddpError, LaunchError
-from hpcddp.runs.choice import Asked, Words
+from hpcddp.runs.choice import Asked, Spelling
 from hpcddp.runs.command import identify_command
 from hpcddp.runs.folder import AttemptFolder, RunFolder, list_checkpoints, show_path
 from hpcddp.runs.lock import is_held_by, release_run
@@ -24,8 +24,8 @@ from hpcddp.training.rendezvous.roll_call import wait_until
 from hpcddp.training.rendezvous.shutdown import claim_failure
 from hpcddp.training.setup import Hints
 
-_OF_OPTIONS = Words(own="--fresh, or --run-dir DIR")  # `hpcddp train` has these
-_OF_ARGUMENTS = Words("resume=False", "resume", 'resume="{}"', "resume=False, or another run_dir")
+_OF_OPTIONS = Spelling(own="--fresh, or --run-dir DIR")  # `hpcddp train` has these
+_OF_ARGUMENTS = Spelling("resume=False", "resume", 'resume="{}"', "resume=False, or another run_dir")
 _ALL_READ_S = 60.0
 _openings = itertools.count()  # a group may see several runtimes
 
@@ -69,11 +69,11 @@ def open_run(
 def choose_hints(folder: AttemptFolder | None, env: Mapping[str, str], options: RuntimeOptions) -> Hints:
     """A job's run is chosen by the job's options, also if its script calls `hpcddp.runtime` itself."""
     of_script = folder is not None and _is_of_script(folder, env)
-    words = Words() if of_script else _choose_words(options)
-    return Hints(f"begin a new run: {words.fresh}", "--seed {}" if options.by_options else Hints().seed)
+    spelling = Spelling() if of_script else _choose_spelling(options)
+    return Hints(f"begin a new run: {spelling.fresh}", "--seed {}" if options.by_options else Hints().seed)
 
 
-def _choose_words(options: RuntimeOptions) -> Words:
+def _choose_spelling(options: RuntimeOptions) -> Spelling:
     return _OF_OPTIONS if options.by_options else _OF_ARGUMENTS
 
 
@@ -93,8 +93,8 @@ def _start(folder: AttemptFolder, env: Mapping[str, str], options: RuntimeOption
         hold_run(folder, env, command, process=os.getpid())
         return folder, True
     resume = options.resume if isinstance(options.resume, str) else None
-    words = _choose_words(options)
-    asked = Asked(folder.run.path, command, options.resume is False, resume, words)
+    spelling = _choose_spelling(options)
+    asked = Asked(folder.run.path, command, options.resume is False, resume, spelling)
     choice = start_run(asked, folder.name, env, process=os.getpid(), by_hand=True)
     print(f"hpcddp: {choice}", file=sys.stderr, flush=True)
     return choice.run.attempt(folder.name), True

@@ -75,7 +75,7 @@ def _format_rate(per_s: float) -> str:
     return f"{per_s:,.0f}" if per_s >= 10 else f"{per_s:.2g}"
 
 
-def read_seconds(env: Mapping[str, str], name: str, default_s: float) -> float | None:
+def read_seconds_or_off(env: Mapping[str, str], name: str, default_s: float) -> float | None:
     """The variable `name`: seconds, or `off`; None for `off`. RequestError for another text."""
     text = env.get(name, "").strip()
     if not text:

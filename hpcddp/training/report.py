@@ -14,7 +14,7 @@ from hpcddp.training.pace import Pace
 from hpcddp.training.progress import Progress
 from hpcddp.training.setup import RunSetup
 from hpcddp.training.sinks import SinkRequest, Sinks
-from hpcddp.training.summary import Start, Summary, format_start, format_summary
+from hpcddp.training.summary import RunStart, Summary, format_start, format_summary
 
 
 class Report:
@@ -53,7 +53,9 @@ class Report:
         """The run's objects are there, from this step's checkpoint or new: say so, and open the sinks."""
         self._has_started = True
         folder, group = self._setup.folder, self._setup.group
-        self.say(format_start(Start(folder is not None, resumed_from, plan, group.describe() if self._speaks else "")))
+        self.say(
+            format_start(RunStart(folder is not None, resumed_from, plan, group.describe() if self._speaks else ""))
+        )
         if self._speaks and folder is not None:
             self._sinks = Sinks(self._names, SinkRequest(os.path.abspath(folder.run.path), resumed_from or 0))
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from hpcddp.training.progress import format_seconds
 
 
-class Start(NamedTuple):
+class RunStart(NamedTuple):
     """What is known when the run's objects are there. Which run it is was said when its folder was chosen."""
 
     saves: bool  # whether there is a run folder
@@ -16,7 +16,7 @@ class Start(NamedTuple):
     ranks: str  # `32 ranks on 4 nodes (…), launcher openmpi, nccl on cuda`
 
 
-def format_start(start: Start) -> str:
+def format_start(start: RunStart) -> str:
     """One line: the batch plan, the ranks and their devices, and from which step the run resumes, if from any."""
     resumed = f"resumed from step {start.resumed_from}" if start.resumed_from is not None else None
     saved = None if start.saves else "no run folder: nothing is saved"

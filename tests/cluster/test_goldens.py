@@ -10,12 +10,12 @@ import pytest
 from livecluster import Cluster, Done
 from siteslurm import controller, write_conf
 
-from hpcddp.script.find_site import Choice, open_site, site_files
+from hpcddp.script.find_site import SiteChoice, open_site, site_files
 
 pytestmark = pytest.mark.cluster
 
 GOLDENS = Path(__file__).parents[1] / "golden"
-SITES = [name for name in site_files({}) if open_site(Choice(name, ""), {}).scheduler == "slurm"]
+SITES = [name for name in site_files({}) if open_site(SiteChoice(name, ""), {}).scheduler == "slurm"]
 OF_SLURM = ["generic-slurm-options", "generic-slurm-chain"]
 # Options of plugins that this Slurm does not have. They are taken out, and said.
 PLUGINS = {"perlmutter": {"--image": "Shifter", "--module": "Shifter"}}
@@ -48,7 +48,7 @@ def test_a_sites_goldens_are_taken_by_a_real_slurm(site, cluster, shared, judge)
     texts = scripts(site)
     features = {w for t in texts.values() for c in re.findall(r"--constraint=(\S+)", t) for w in re.findall(r"\w+", c)}
     folder = shared / "slurm"
-    write_conf(folder, open_site(Choice(site, "test"), {}), features)
+    write_conf(folder, open_site(SiteChoice(site, "test"), {}), features)
     conf = f"{folder}/slurm.conf"
     with controller(cluster.state, folder):
         for name, golden in texts.items():

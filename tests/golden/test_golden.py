@@ -10,7 +10,7 @@ import pytest
 
 from hpcddp.errors import HpcddpError
 from hpcddp.schedulers.registry import all_schedulers
-from hpcddp.script.find_site import Choice, open_site, site_files
+from hpcddp.script.find_site import SiteChoice, open_site, site_files
 from hpcddp.script.loading import load_yaml
 from hpcddp.script.plan import PlannedBy, plan_job
 from hpcddp.script.render import render_script
@@ -37,7 +37,7 @@ PLANNED_BY = PlannedBy(python="/opt/env/bin/python", version="1.2.3", created_by
 
 def render_case(name: str) -> str:
     asked = {key: (value, key) for key, value in CASES[name].items()}
-    site = open_site(Choice(str(CASES[name]["site"]), "golden"), {})
+    site = open_site(SiteChoice(str(CASES[name]["site"]), "golden"), {})
     return render_script(plan_job(read_spec(asked, site.variables), site, PLANNED_BY))
 
 

@@ -62,7 +62,7 @@ def commit(partial: Path, files: Mapping[str, dict[str, Any]], facts: Mapping[st
     return target
 
 
-def list_checkpoints(folder: Path) -> list[Path]:
+def list_checkpoint_folders(folder: Path) -> list[Path]:
     """Finished checkpoint folders, oldest first."""
     return [Path(path) for path in folders.list_checkpoints(str(folder))]
 
@@ -110,7 +110,7 @@ def remove_old(folder: Path, keep: int, best: int | None = None) -> None:
 
     No other checkpoint of this run may be in writing.
     """
-    for path in list_checkpoints(folder)[:-keep]:
+    for path in list_checkpoint_folders(folder)[:-keep]:
         if best is not None and path == name_step(folder, best):
             continue
         path.rename(path.with_name(f"{path.name}.old-{os.getpid()}"))  # first, or a kill would leave half a checkpoint

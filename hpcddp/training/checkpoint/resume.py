@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hpcddp.errors import RequestError
-from hpcddp.training.checkpoint.files import find_fault, list_checkpoints, read_checkpoint, set_aside
+from hpcddp.training.checkpoint.files import find_fault, list_checkpoint_folders, read_checkpoint, set_aside
 from hpcddp.training.checkpoint.manifest import read_manifest
 from hpcddp.training.checkpoint.same_objects import check_added_groups, check_same_classes, check_same_groups
 from hpcddp.training.checkpoint.state_tree import list_tensors, map_tensors, split_like, write_key
@@ -56,7 +56,7 @@ def choose_newest(group: Group, folder: Path) -> Path | None:
 
     The ranks share the reading.
     """
-    names: list[Any] = [[path.name for path in list_checkpoints(folder)] if group.is_first else None]
+    names: list[Any] = [[path.name for path in list_checkpoint_folders(folder)] if group.is_first else None]
     if group.world_size > 1:
         dist.broadcast_object_list(names, src=0, device=group.device)
     name: str
@@ -78,7 +78,7 @@ def choose_newest(group: Group, folder: Path) -> Path | None:
 
 def last_save_s(folder: Path) -> float | None:
     """How long the newest checkpoint took to write, as its manifest says; None without one."""
-    for path in reversed(list_checkpoints(folder)):
+    for path in reversed(list_checkpoint_folders(folder)):
         try:
             return float(read_manifest(path)["seconds"])
         except (OSError, KeyError, TypeError, ValueError, RequestError):  # a guess will do

@@ -23,7 +23,7 @@ from hpcddp.errors import RequestError
 from hpcddp.training.data.randomness import kept_generators, seed_generators
 from hpcddp.training.data.sampler import MicroBatch
 
-Step = list[tuple[MicroBatch, Any]]
+StepParts = list[tuple[MicroBatch, Any]]
 
 
 class Stream:
@@ -83,7 +83,7 @@ def check_passes(dataset: IterableDataset[Any]) -> None:
         )
 
 
-class Start(NamedTuple):
+class StreamStart(NamedTuple):
     """Where in a stream reading starts, and for which data rank."""
 
     plan: BatchPlan
@@ -93,20 +93,22 @@ class Start(NamedTuple):
     position: int  # samples of this epoch that are consumed
 
 
-class RankSteps(IterableDataset[Step]):
+class RankSteps(IterableDataset[StepParts]):
     """This data rank's micro batches of the rest of an epoch, step by step. Loader processes take turns.
 
     The last global batch may be smaller. Each rank then has what there is of its usual share, in the usual number of
     micro batches, because the number of samples left is known only at the end.
     """
 
-    def __init__(self, dataset: IterableDataset[Any], start: Start, collate: Callable[[list[Any]], Any] | None) -> None:
+    def __init__(
+        self, dataset: IterableDataset[Any], start: StreamStart, collate: Callable[[list[Any]], Any] | None
+    ) -> None:
         self._dataset = dataset
         self._start = start
         self._collate = collate or default_collate
         self._stand_in: Any = None  # the sample of micro batches that do not count and keep the ranks in step
 
-    def __iter__(self) -> Iterator[Step]:
+    def __iter__(self) -> Iterator[StepParts]:
         worker = get_worker_info()
         nth, workers = (worker.id, worker.num_workers) if worker is not None else (0, 1)
         whole = self._start.plan.global_batch
@@ -126,7 +128,7 @@ class RankSteps(IterableDataset[Step]):
         stream.skip(position)
         return stream
 
-    def _read_step(self, stream: Stream, position: int) -> tuple[int, Step]:
+    def _read_step(self, stream: Stream, position: int) -> tuple[int, StepParts]:
         """(samples of the global batch at this position, this rank's micro batches of it)."""
         plan, at = self._start.plan, 0
         pieces = list(plan.pieces(self._start.data_rank))

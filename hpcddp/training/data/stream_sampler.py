@@ -13,7 +13,7 @@ from hpcddp.batchplan import BatchPlan
 from hpcddp.errors import RequestError
 from hpcddp.training.data.reading import Reading
 from hpcddp.training.data.sampler import check_epoch
-from hpcddp.training.data.stream import RankSteps, Start, Stream
+from hpcddp.training.data.stream import RankSteps, Stream, StreamStart
 from hpcddp.training.data.weighing import Loaded
 from hpcddp.units import format_count
 
@@ -97,9 +97,9 @@ class StreamSampler:
         """The stream of this epoch has ended."""
         self._end = epoch, length
 
-    def start(self) -> Start:
+    def start(self) -> StreamStart:
         """Where the rest of this epoch starts."""
-        return Start(self.plan, self.data_rank, self.seed, self.epoch, self.position)
+        return StreamStart(self.plan, self.data_rank, self.seed, self.epoch, self.position)
 
     def __len__(self) -> int:
         """Micro batches left in this epoch."""

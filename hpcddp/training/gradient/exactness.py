@@ -51,7 +51,7 @@ def deterministic_kernels(env: MutableMapping[str, str]) -> Iterator[None]:
         memory.fill_uninitialized_memory = fills
 
 
-def check_alike(group: Group) -> None:
+def check_same_conditions(group: Group) -> None:
     """LaunchError if the ranks have different hardware or software. A collective."""
     if group.world_size == 1:
         return

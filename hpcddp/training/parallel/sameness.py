@@ -44,13 +44,13 @@ class SameWeights:
         self.evaluations = EvaluationLoops()
 
     def check_first(self, step: int) -> None:
-        """After each step: compares in the first ones only. See `check_alike`."""
+        """After each step: compares in the first ones only. See `check_same_weights`."""
         if self._first < _CHECKED_FIRST:
             self._first += 1
             self._compare(step)
 
     def check(self, step: int, *, at_end: bool = False) -> None:
-        """See `check_numbers`, `check_alike` and `EvaluationLoops`. Nothing if that was done at this step; at
+        """See `check_numbers`, `check_same_weights` and `EvaluationLoops`. Nothing if that was done at this step; at
         the end of the run there may have been evaluations since then, and changes of the weights."""
         is_new = self._checked_at != step
         self._checked_at = step
@@ -63,7 +63,7 @@ class SameWeights:
 
     def _compare(self, step: int) -> None:
         weights = _list_weights(self._models, self._others())
-        check_alike(weights, self.evaluations, self._layout, self._device, step)
+        check_same_weights(weights, self.evaluations, self._layout, self._device, step)
 
     def _compare_at_end(self, step: int) -> None:
         """Behind the last checkpoint rank 0 may make its model another one, to export it: that one has no like."""
@@ -73,7 +73,7 @@ class SameWeights:
             mine, forms = forms[0], [None] * self._layout.data_size
             dist.all_gather_object(forms, mine, group=self._layout.data_group)
         are_alike = all(form == forms[0] for form in forms)
-        check_alike(weights if are_alike else [], self.evaluations, self._layout, self._device, step)
+        check_same_weights(weights if are_alike else [], self.evaluations, self._layout, self._device, step)
 
 
 class EvaluationLoops:
@@ -148,7 +148,7 @@ def is_whole(tensor: Tensor) -> bool:
     return is_plain and not tensor.is_meta and tensor.element_size() in INTEGERS
 
 
-def check_alike(
+def check_same_weights(
     weights: Sequence[_Weight], evaluations: EvaluationLoops, layout: Layout, device: torch.device, step: int
 ) -> None:
     """RequestError, on every rank, if one of these parameters or the evaluations differ between data ranks.

@@ -18,13 +18,13 @@ from hpcddp.lint.equivalent import same_job
 from hpcddp.lint.rules import PYTHON_RULES, RULES
 from hpcddp.lint.script import read_script
 from hpcddp.lint.shell import read_commands
-from hpcddp.script.find_site import Choice, open_site
+from hpcddp.script.find_site import SiteChoice, open_site
 
 from .lint_cases import CASES, SITE_CASES
 
 
 def lint(text: str, site: str | None = None) -> list[tuple[str, int]]:
-    profile = open_site(Choice(site, "test"), {}) if site else None
+    profile = open_site(SiteChoice(site, "test"), {}) if site else None
     script = read_script(text, profile, lambda path: path in {"there", "/"})
     return [(finding.rule, finding.line) for finding in lint_script("x.sh", script)]
 
@@ -127,7 +127,7 @@ mpirun -np $NUM_PROCESSES --map-by ppr:8:node python train.py
 """
     found = lint(text, "abci3")
     assert {"M3", "M29", "M31", "A1", "A2", "A4", "A5"} == {rule for rule, _ in found}
-    site = open_site(Choice("abci3", ""), {})
+    site = open_site(SiteChoice("abci3", ""), {})
     same = same_job(read_script(text, site, lambda path: True), site)
     assert (same.line, same.examples) == (
         "hpcddp render --site abci3 --nodes 4 --walltime 01:00:00 --queue rt_HF --account gabc12345 -- python train.py",
@@ -241,7 +241,7 @@ def test_a_queue_that_one_known_site_has_names_the_site(text, first, line, last)
 
 def test_what_the_named_site_refuses_is_not_in_the_line():
     text = "#!/bin/bash\n#PBS -q rt_HF -l select=200:mpiprocs=8 -l walltime=900:00:00\nmpirun python a.py\n"
-    site = open_site(Choice("abci3", ""), {})
+    site = open_site(SiteChoice("abci3", ""), {})
     same = same_job(read_script(text, site, lambda path: True), site)
     assert same.line == "hpcddp render --site abci3 --queue rt_HF --account NAME --walltime 1:00:00 -- python a.py"
     assert [what.partition(" (")[0] for what in same.refused] == ["--nodes 200", "--walltime 900:00:00"]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hpcddp.errors import LaunchError
 from hpcddp.ranks.predict import _run_lengths
-from hpcddp.schedulers.nodelist import expand_counts, expand_nodelist, is_alias, is_loopback, same_host
+from hpcddp.schedulers.nodelist import expand_counts, expand_nodelist
 
 LISTED = {
     "node001": "node001",
@@ -82,21 +82,3 @@ def test_run_lengths_give_the_counts_back(counts: list[int]) -> None:
 def test_what_is_no_list_of_counts_is_an_error(text: str) -> None:
     with pytest.raises(LaunchError, match="is not a list of counts"):
         expand_counts(text)
-
-
-def test_hosts_are_one_if_their_first_labels_are() -> None:
-    assert same_host("node001.hpc.test", "node001")
-    assert same_host("Node1", "node1.")
-    assert not same_host("node1", "node11")
-    assert not same_host("10.0.0.1", "10.0.0.2")
-    assert not same_host("10.0.0.1", "10")
-
-
-def test_an_alias_is_the_host_on_another_network() -> None:
-    assert all(is_alias(name, "node1.cluster") for name in ("node1", "node1-ib", "node1i", "node1.ib.cluster"))
-    assert not any(is_alias(name, "node1") for name in ("node11", "node2", "ode1", "10.0.0.1"))
-
-
-def test_loopback_is_whatever_can_only_mean_the_machine_itself() -> None:
-    assert all(is_loopback(name) for name in ("localhost", "localhost.localdomain", "127.0.1.1", "::1", "0.0.0.0"))
-    assert not any(is_loopback(name) for name in ("node127", "10.0.0.1", "localhost2"))

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from hpcddp.script.find_site import Choice, open_site
+from hpcddp.script.find_site import SiteChoice, open_site
 from hpcddp.script.plan import JobPlan, PlannedBy, plan_job
 from hpcddp.script.render import render_script
 from hpcddp.script.spec import read_spec
@@ -24,7 +24,7 @@ ENOUGH = {
 def plan(site: str, planned_by: PlannedBy = PLANNED_BY, /, **asked: object) -> JobPlan:
     """The plan of a request on a shipped site; what is not asked for is the least that the site takes."""
     values = {"command": ["python", "train.py"], **ENOUGH.get(site, {}), **asked}
-    profile = open_site(Choice(site, "--site"), {})
+    profile = open_site(SiteChoice(site, "--site"), {})
     spec = read_spec(
         {key: (value, f"--{key}") for key, value in values.items() if value is not None}, profile.variables
     )

@@ -12,7 +12,7 @@ from hpcddp.lint.pbs import read_pbs
 from hpcddp.lint.slurm import read_slurm
 from hpcddp.script.compare import compare_plans
 from hpcddp.script.explain import explain_script
-from hpcddp.script.find_site import Choice, open_site
+from hpcddp.script.find_site import SiteChoice, open_site
 from hpcddp.script.plan import plan_job
 from hpcddp.script.spec import read_spec
 
@@ -42,7 +42,7 @@ def test_options_job_file_site_and_defaults_are_told_apart():
         "nodes": ("3", "--nodes"),
         "command": (["python", "train.py"], "the command after --"),
     }
-    site = open_site(Choice("abci3", "--site"), {})
+    site = open_site(SiteChoice("abci3", "--site"), {})
     text = explain_script(plan_job(read_spec(asked, site.variables), site, PLANNED_BY))
     lines = {line.rpartition(" | ")[0].strip() or line: line.rpartition(" | ")[2] for line in text.splitlines()}
     assert lines["#PBS -N train"] == "default: the script's name"

@@ -10,7 +10,7 @@ import pytest
 from hpcddp.errors import RequestError, SiteError
 from hpcddp.script.fields import read_command, read_modules, read_variables, read_words
 from hpcddp.script.find_site import (
-    Choice,
+    SiteChoice,
     asked_site,
     open_site,
     site_files,
@@ -153,7 +153,7 @@ _UNCITED = {"schema", "summary", "scheduler", "standing", "verified", "sources",
 
 @pytest.mark.parametrize("name", list(site_files({})))
 def test_every_fact_of_a_shipped_site_names_its_source(name):
-    site = open_site(Choice(name, "test"), {})
+    site = open_site(SiteChoice(name, "test"), {})
     assert re.match("https?://", site.guide)
     assert re.fullmatch(r"20\d\d-\d\d-\d\d", site.verified)
     assert set(site.cited.values()) <= set(site.sources)
@@ -206,15 +206,15 @@ def test_an_own_site_is_found_by_name_and_by_path_and_wins_over_a_shipped_one(tm
     folder.mkdir(parents=True)
     (folder / "abci3.yaml").write_text(GOOD)
     env = {"XDG_CONFIG_HOME": str(tmp_path)}
-    assert open_site(Choice("abci3", ""), env).scheduler == "slurm"
-    assert open_site(Choice(str(folder / "abci3.yaml"), ""), {}).scheduler == "slurm"
+    assert open_site(SiteChoice("abci3", ""), env).scheduler == "slurm"
+    assert open_site(SiteChoice(str(folder / "abci3.yaml"), ""), {}).scheduler == "slurm"
     assert site_files(env)["abci3"] == str(folder / "abci3.yaml")
-    assert open_site(Choice("abci3", ""), {}).scheduler == "pbs"
+    assert open_site(SiteChoice("abci3", ""), {}).scheduler == "pbs"
 
 
 def test_an_unknown_site_names_the_known_ones():
     with pytest.raises(SiteError, match="did you mean 'abci3'") as error:
-        open_site(Choice("abci", "--site"), {})
+        open_site(SiteChoice("abci", "--site"), {})
     assert "generic-pbs" in error.value.hint
 
 
@@ -223,10 +223,10 @@ def test_what_the_user_said_is_taken_in_order(tmp_path):
     (tmp_path / "hpcddp/config.yaml").write_text("site: d\n")
     config = {"XDG_CONFIG_HOME": str(tmp_path)}
     env = {**config, "HPCDDP_SITE": "b"}
-    assert asked_site("a", "c", "job.yaml", env) == Choice("a", "--site")
-    assert asked_site(None, "c", "job.yaml", env) == Choice("b", "$HPCDDP_SITE")
-    assert asked_site(None, "c", "job.yaml", config) == Choice("c", "site in job.yaml")
-    assert asked_site(None, None, "", config) == Choice("d", f"site in {tmp_path}/hpcddp/config.yaml")
+    assert asked_site("a", "c", "job.yaml", env) == SiteChoice("a", "--site")
+    assert asked_site(None, "c", "job.yaml", env) == SiteChoice("b", "$HPCDDP_SITE")
+    assert asked_site(None, "c", "job.yaml", config) == SiteChoice("c", "site in job.yaml")
+    assert asked_site(None, None, "", config) == SiteChoice("d", f"site in {tmp_path}/hpcddp/config.yaml")
     assert asked_site(None, None, "", {"HOME": str(tmp_path)}) is None
 
 
@@ -262,11 +262,11 @@ def test_a_home_that_cannot_be_looked_into_says_nothing(tmp_path):
     (tmp_path / "home").symlink_to(tmp_path / "home")
     env = {"HOME": str(tmp_path / "home")}
     assert asked_site(None, None, "", env) is None
-    assert open_site(Choice("abci3", "--site"), env).name == "abci3"
+    assert open_site(SiteChoice("abci3", "--site"), env).name == "abci3"
 
 
 def test_a_site_is_found_by_the_whole_of_the_hosts_name():
-    assert site_of_host("hnode042", {}) == Choice("abci3", "this host is hnode042")
+    assert site_of_host("hnode042", {}) == SiteChoice("abci3", "this host is hnode042")
     assert site_of_host("xhnode0422", {}) is None
 
 

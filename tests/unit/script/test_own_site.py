@@ -12,7 +12,7 @@ import pytest
 from hpcddp.schedulers.pbs import parse_queues
 from hpcddp.schedulers.row import QueueFound
 from hpcddp.schedulers.slurm import parse_partitions
-from hpcddp.script.find_site import Choice, open_site, site_files
+from hpcddp.script.find_site import SiteChoice, open_site, site_files
 from hpcddp.script.loading import load_yaml
 from hpcddp.script.schema import site_schema
 from hpcddp.script.site_file import load_site
@@ -49,7 +49,7 @@ def test_a_new_site_takes_the_name_of_no_shipped_one_but_a_copy_may(run, tmp_pat
     own, _, copy = second.removeprefix("hint: ").partition("; or, to change that one: ")
     assert own == "hpcddp sites new my-abci3"
     assert run(["bash", "-c", copy], env=env).returncode == 0
-    assert open_site(Choice("abci3", "test"), env).file == f"{tmp_path}/.config/hpcddp/sites/abci3.yaml"
+    assert open_site(SiteChoice("abci3", "test"), env).file == f"{tmp_path}/.config/hpcddp/sites/abci3.yaml"
     assert run(["hpcddp", "sites", "new", "abci3", "--file", f"{tmp_path}/abci3.yaml"], env=env).returncode == 0
 
 
@@ -81,7 +81,7 @@ def test_a_new_site_is_written_where_it_is_found_and_never_over_another(run, tmp
     env = {"HOME": str(tmp_path), "PATH": f"{Path(sys.executable).parent}:{tmp_path}"}
     done = run(["hpcddp", "sites", "new", "lab"], env=env)
     assert done.returncode == 0, done.stderr
-    site = open_site(Choice("lab", "test"), {"HOME": str(tmp_path)})
+    site = open_site(SiteChoice("lab", "test"), {"HOME": str(tmp_path)})
     assert site.file == done.stdout.strip()
     assert (site.queues["gpu"].gpus, site.queues["gpu"].limits[0].walltime_s) == (4, 86400)
     again = run(["hpcddp", "sites", "new", "lab"], env=env)

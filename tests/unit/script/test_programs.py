@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from pathlib import Path
 
 import pytest
 
+import hpcddp
 from hpcddp.errors import RequestError, SiteError
+from hpcddp.script.container_runtimes import CONTAINER_RUNTIMES
 
 from .conftest import StubbedNode, plan, script
 
@@ -177,3 +181,12 @@ def test_cpus_are_bound_by_mask_only_where_the_whole_node_is_the_jobs():
     assert "mask_cpu" not in script("lumi-g", **lumi, ranks_per_node="4")
     assert "mask_cpu" not in script("lumi-g", **lumi, queue="small-g")
     assert "mask_cpu" not in script("lumi-g", **lumi, launcher="torchrun", nodes="2")
+
+
+def test_what_differs_between_container_runtimes_stands_in_their_rows_only():
+    package = Path(hpcddp.__file__).parent
+    code = [*(package / "script").glob("*.py"), *(package.parent / "templates").rglob("*.j2")]
+    rows = package / "script/container_runtimes.py"
+    named = {path.name: set(re.findall(r"\w+", path.read_text())) & {*CONTAINER_RUNTIMES} for path in code}
+    assert named.pop(rows.name)
+    assert {path: words for path, words in named.items() if words} == {}

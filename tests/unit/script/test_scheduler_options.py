@@ -9,7 +9,7 @@ import pytest
 
 from hpcddp.errors import RequestError, SiteError
 from hpcddp.schedulers.registry import scripted_schedulers
-from hpcddp.script.find_site import Choice, open_site
+from hpcddp.script.find_site import SiteChoice, open_site
 from hpcddp.script.interactive import interactive_command
 from hpcddp.script.loading import parse_yaml
 from hpcddp.script.plan import JobPlan, plan_job
@@ -249,7 +249,7 @@ def test_this_machine_needs_no_interactive_job():
     ],
 )
 def test_directives_that_blanks_have_split_are_answered_with_words_that_can_be_typed(option, in_file):
-    site = open_site(Choice("generic-pbs", "test"), {})
+    site = open_site(SiteChoice("generic-pbs", "test"), {})
 
     def planned(value: object, where: str) -> JobPlan:
         asked = {"gpus_per_node": "2", "cpus_per_rank": "8", "walltime": "1:00:00", "command": ["true"]}

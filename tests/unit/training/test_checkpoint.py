@@ -20,7 +20,7 @@ from hpcddp.training.checkpoint.files import (
     commit,
     describe_file,
     find_fault,
-    list_checkpoints,
+    list_checkpoint_folders,
     read_checkpoint,
     set_aside,
     write_state_file,
@@ -57,7 +57,7 @@ def _write(folder: Path, step: int, *, numbers: int | None = None, keep: int = 1
 
 def test_what_was_written_is_read_back(tmp_path: Path) -> None:
     path = _write(tmp_path, 1200)
-    assert list_checkpoints(tmp_path) == [path]
+    assert list_checkpoint_folders(tmp_path) == [path]
     assert sorted(p.name for p in path.iterdir()) == ["manifest.json", "state.pt"]
     assert torch.equal(read_checkpoint(path)["numbers"]["weights"], torch.full((1000,), 1200.0))
     manifest = json.loads((path / "manifest.json").read_text())
@@ -74,7 +74,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(
     (paths[2] / "manifest.json").unlink()
     os.truncate(paths[1] / "state.pt", 100)
     assert choose_newest(ALONE, tmp_path) == paths[0]
-    assert list_checkpoints(tmp_path) == [paths[0]], "the damaged ones are set aside"
+    assert list_checkpoint_folders(tmp_path) == [paths[0]], "the damaged ones are set aside"
     said = capsys.readouterr().err.splitlines()
     for line, path, words in zip(said, reversed(paths[1:]), ("SHA-256", "manifest.json", "100 bytes"), strict=True):
         assert f"checkpoint {path} is damaged" in line
@@ -116,7 +116,7 @@ def test_a_checkpoint_whose_manifest_is_damaged_is_named_and_the_one_before_is_t
     manifest = newer / "manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | change))
     assert choose_newest(ALONE, tmp_path) == older
-    assert list_checkpoints(tmp_path) == [older], "the damaged one is set aside"
+    assert list_checkpoint_folders(tmp_path) == [older], "the damaged one is set aside"
     [line] = capsys.readouterr().err.splitlines()
     assert f"checkpoint {newer} is damaged" in line
     assert "manifest" in line
@@ -144,7 +144,7 @@ def test_the_folder_of_a_step_is_never_written_twice(tmp_path: Path) -> None:
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     for step in (5, 10, 15):
         _write(tmp_path, step, keep=2)
-    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-00000010", "step-00000015"]
+    assert [path.name for path in list_checkpoint_folders(tmp_path)] == ["step-00000010", "step-00000015"]
 
 
 def test_a_checkpoint_with_code_in_it_is_not_unpickled(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def _kill_at_each_operation(write: Callable[..., object], folder: Path, bodies: 
     _write(folder, 0)
     unreadable = kills = 0
     while True:
-        first = 1 + max(int(path.name.removeprefix("step-")) for path in list_checkpoints(folder))
+        first = 1 + max(int(path.name.removeprefix("step-")) for path in list_checkpoint_folders(folder))
         pid = os.fork()
         if pid == 0:
             bodies.kill_at_operation(kills)
@@ -185,15 +185,15 @@ def _kill_at_each_operation(write: Callable[..., object], folder: Path, bodies: 
             return unreadable, kills
         assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
         kills += 1
-        assert list_checkpoints(folder)
-        unreadable += any(find_fault(path) for path in list_checkpoints(folder))
+        assert list_checkpoint_folders(folder)
+        unreadable += any(find_fault(path) for path in list_checkpoint_folders(folder))
 
 
 def test_a_kill_at_any_operation_leaves_every_checkpoint_readable(
     tmp_path: Path, checkpoint_bodies: ModuleType
 ) -> None:
     unreadable, kills = _kill_at_each_operation(_write_two, tmp_path, checkpoint_bodies)
-    assert (unreadable, len(list_checkpoints(tmp_path))) == (0, 2)
+    assert (unreadable, len(list_checkpoint_folders(tmp_path))) == (0, 2)
     assert kills > 30
 
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcddp.errors import RequestError
-from hpcddp.training.checkpoint.files import list_checkpoints
+from hpcddp.training.checkpoint.files import list_checkpoint_folders
 from hpcddp.training.checkpoint.manifest import read_manifest
 from hpcddp.training.parallel.layout import plan_layout
 
@@ -113,7 +113,7 @@ def test_losses_and_positions_are_those_of_one_process(run_ranks: RunRanks, fold
         runs = [folder / f"{form} {name}" for form in ("one rank", "two by two")]
         losses = [_read_losses(run) for run in runs]
         assert losses[1] == pytest.approx(losses[0], rel=1e-12), name
-        manifests = [read_manifest(list_checkpoints(run / "checkpoints")[-1]) for run in runs]
+        manifests = [read_manifest(list_checkpoint_folders(run / "checkpoints")[-1]) for run in runs]
         for key in ("step", "epoch", "consumed", "seed", "samples"):
             assert manifests[0][key] == manifests[1][key], (name, key)
 

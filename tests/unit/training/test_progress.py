@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 
 from hpcddp.errors import RequestError
-from hpcddp.training.progress import Progress, Standing, format_bar, format_line, format_seconds, read_seconds
+from hpcddp.training.progress import Progress, Standing, format_bar, format_line, format_seconds, read_seconds_or_off
 
 
 class Clock:
@@ -170,10 +170,10 @@ def test_an_output_that_is_gone_ends_the_lines_and_not_the_training() -> None:
 
 @pytest.mark.parametrize(("text", "seconds"), [("", 30.0), ("5", 5.0), ("0.5", 0.5), ("off", None)])
 def test_the_interval_is_settable(text: str, seconds: float | None) -> None:
-    assert read_seconds({"HPCDDP_PROGRESS": text}, "HPCDDP_PROGRESS", 30.0) == seconds
+    assert read_seconds_or_off({"HPCDDP_PROGRESS": text}, "HPCDDP_PROGRESS", 30.0) == seconds
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "often"])
 def test_an_interval_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(RequestError, match="no number of seconds above 0"):
-        read_seconds({"HPCDDP_PROGRESS": text}, "HPCDDP_PROGRESS", 30.0)
+        read_seconds_or_off({"HPCDDP_PROGRESS": text}, "HPCDDP_PROGRESS", 30.0)

@@ -13,7 +13,7 @@ import torch
 
 from hpcddp.batchplan import plan_batch
 from hpcddp.errors import RequestError
-from hpcddp.training.checkpoint.files import find_fault, list_checkpoints
+from hpcddp.training.checkpoint.files import find_fault, list_checkpoint_folders
 from hpcddp.training.checkpoint.manifest import read_manifest
 from hpcddp.training.checkpoint.position import check_position, describe_position, move_to
 from hpcddp.training.checkpoint.state_tree import make_outline
@@ -70,7 +70,7 @@ def test_a_manifest_lists_every_file_and_a_damaged_part_makes_the_one_before_it_
 ) -> None:
     argument = {"parallel": "fsdp", "save_every": 1, "stop_at": 3, "run_dir": str(tmp_path)}
     run_ranks(BODY, 2, argument).check()
-    older, newest = list_checkpoints(tmp_path / "checkpoints")
+    older, newest = list_checkpoint_folders(tmp_path / "checkpoints")
     manifest = read_manifest(newest)
     assert sorted(manifest["files"]) == sorted(path.name for path in newest.iterdir() if path.name != "manifest.json")
     assert len(manifest["files"]) == 4  # state.pt, .metadata, one per rank
@@ -80,7 +80,9 @@ def test_a_manifest_lists_every_file_and_a_damaged_part_makes_the_one_before_it_
     (newest / "__1_0.distcp").write_bytes(content)
     outcome = run_ranks(BODY, 3, {**argument, "stop_at": 3}).check()
     assert outcome.outputs[0].count(f"checkpoint {newest} is damaged (__1_0.distcp does not have the SHA-256") == 1
-    assert list_checkpoints(tmp_path / "checkpoints") == [older, newest], "its step was trained and written again"
+    assert list_checkpoint_folders(tmp_path / "checkpoints") == [older, newest], (
+        "its step was trained and written again"
+    )
     assert find_fault(newest) is None
 
 
@@ -96,7 +98,7 @@ def test_a_checkpoint_that_cannot_be_written_is_named_and_the_one_before_it_stay
     assert "step-00000003.tmp-" in told
     assert "could not be written: " in told
     assert "File too large" in told
-    checkpoints = list_checkpoints(tmp_path / "checkpoints")
+    checkpoints = list_checkpoint_folders(tmp_path / "checkpoints")
     assert [path.name for path in checkpoints] == ["step-00000001", "step-00000002"]
     assert [find_fault(path) for path in checkpoints] == [None, None]
     assert json.loads((tmp_path / "state.json").read_text())["status"] == "failed"
@@ -168,7 +170,7 @@ def test_a_kill_of_either_rank_at_any_operation_leaves_every_checkpoint_readable
         assert outcome.statuses[victim] == -signal.SIGKILL, outcome.outputs
         assert None not in outcome.statuses, "a rank hangs"
         interrupted += any((tmp_path / "checkpoints").glob("step-*.tmp-*"))
-        checkpoints = list_checkpoints(tmp_path / "checkpoints")
+        checkpoints = list_checkpoint_folders(tmp_path / "checkpoints")
         assert [find_fault(path) for path in checkpoints] == [None] * len(checkpoints), attempt
     assert interrupted > 5, "the kills did not come while a checkpoint was being written"
     assert len(checkpoints) > 1
