@@ -35,6 +35,7 @@ CAPTIONS = {
     "parallelism": "how a model is split over ranks",
     "units": "durations and counts as text",
     "uncaught": "an error that a script does not catch",
+    "user_code": "which lines of a stack are the user's",
     "errors": "the two-line error, exit codes",
     "guard": "ends ranks that train alone",
     "record": "named tuples that start fast",

@@ -1,7 +1,8 @@
 """The errors a person sees: two lines, never a traceback.
 
 The first line says what is so, with the value and where it came from; the second is `hint:` and something to type.
-The exit code says whose turn it is: 2 the request, 3 the site or its files, 4 the launch environment, 5 the scheduler.
+The exit code says whose turn it is: 2 the request, 3 the site or its files, 4 the launch environment, 5 the scheduler,
+6 another rank.
 """
 
 from __future__ import annotations
@@ -52,6 +53,10 @@ class SchedulerError(HpcddpError):
     """The scheduler said no."""
 
     exit_code = 5
+
+
+#: The status of a rank that is well, but ends since another one failed.
+PEER_FAILED = 6
 
 
 def nearest(word: str, known: list[str]) -> str:

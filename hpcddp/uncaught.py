@@ -1,4 +1,4 @@
-"""An error that a script does not catch: its two lines and its exit status, where no line of the script explains it."""
+"""A mistake that a script does not catch: its two lines, its exit status, and no traceback."""
 
 from __future__ import annotations
 
@@ -22,21 +22,25 @@ def two_lines() -> Iterator[None]:
     try:
         yield
     except HpcddpError as error:
-        mine, usual = error, sys.excepthook
-
-        def report(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
-            if value is mine:
-                print(f"hpcddp: {value}", file=sys.stderr, flush=True)
-                sys.exit(mine.exit_code)
-            usual(kind, value, trace)
-
-        sys.excepthook = report
+        _report_if_last(error)
         raise
 
 
+def _report_if_last(mine: HpcddpError, line: str = "") -> None:
+    """Print the two lines if this very error ends the process. `line`: of the script, `train.py:41`."""
+    usual = sys.excepthook
+
+    def report(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
+        if value is mine:
+            print(f"hpcddp: {line and line + ': '}{value}", file=sys.stderr, flush=True)
+            sys.exit(mine.exit_code)
+        usual(kind, value, trace)
+
+    sys.excepthook = report
+
+
 class Opening(AbstractContextManager[_T]):
-    """`inner` with `two_lines` up to the `with` body: until there an error is about how the script was started. In the
-    body a line of the script explains it.
+    """`inner` with `two_lines`. A mistake in the `with` body is told with the line of the script that made it.
 
     A process that the body has forked off leaves `inner` to the one that entered it: a run ends once.
     """
@@ -56,7 +60,13 @@ class Opening(AbstractContextManager[_T]):
         if os.getpid() != self._process:
             _keep_for_ever(self._inner)
             return None
-        return self._inner.__exit__(kind, error, trace)
+        with two_lines():
+            is_handled = self._inner.__exit__(kind, error, trace)
+        if isinstance(error, HpcddpError):
+            from hpcddp.user_code import find_line  # only when something is wrong already
+
+            _report_if_last(error, find_line(trace))
+        return is_handled
 
 
 def _keep_for_ever(thing: object) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from hpcddp.errors import LaunchError, RequestError
+from hpcddp.errors import PEER_FAILED, LaunchError, RequestError
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.runs import attempt
 from hpcddp.runs.folder import RunFolder, find_attempt
@@ -177,7 +177,7 @@ def _run_beside(
         lines = failure.choose_lines(text)
         if info.rank == 0:
             failure.note_rank_0(env, lines)
-        with failure.first_failure(env) as is_first:
+        with failure.first_failure(env, heard=os.waitstatus_to_exitcode(status) == PEER_FAILED) as is_first:
             if is_first:
                 path = None if log is None or failure.is_as_rank_0(env, lines) else log.path
                 end = failure.describe_end(status)

@@ -22,14 +22,16 @@ _TRACEBACK = "Traceback (most recent call last)"
 
 
 @contextmanager
-def first_failure(env: Mapping[str, str]) -> Iterator[bool]:
+def first_failure(env: Mapping[str, str], *, heard: bool = False) -> Iterator[bool]:
     """Whether this rank is the first of the attempt to fail, and reports it in the body; True outside of an attempt.
 
     It need not be rank 0: a launcher kills rank 0 as soon as another rank has failed. The others wait at the end of the
     body, a moment at most, until the report is written: a launcher kills all ranks as soon as one has ended, the rank
-    that still has to report among them.
+    that still has to report among them. One that has only `heard` of another rank's failure lets that rank be first.
     """
     path = _claim_path(env)
+    if heard and path is not None:
+        _wait_for(path, b"", _REPORT_S)
     is_first = path is None or _claim(path)
     yield is_first
     if path is None:

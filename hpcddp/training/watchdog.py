@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
-import linecache
-import os
 import sys
-import sysconfig
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,12 +21,11 @@ from torch.distributed import DistNetworkError, DistStoreError
 
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.torch_compat import Store, second_connection
+from hpcddp.user_code import describe_line, is_library
 
 DEFAULT_STALL_S = 60.0
 _LONGEST_PAUSE_S = 5.0
 _openings = itertools.count()  # a group may see several runtimes
-_LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")})
-_OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
 class Stand(NamedTuple):
@@ -44,18 +40,11 @@ def find_stand(frame: FrameType, seconds: float) -> Stand:
     """From the innermost frame of a thread. A thread that runs none of the user's code stands at its innermost line."""
     inside, innermost = "", frame
     found: FrameType | None = frame
-    while found is not None and _is_library(found.f_code.co_filename):
+    while found is not None and is_library(found.f_code.co_filename):
         inside, found = inside or found.f_code.co_name, found.f_back
     if found is None:
         inside, found = "", innermost
-    code = found.f_code
-    source = linecache.getline(code.co_filename, found.f_lineno).strip()
-    where = f"{os.path.basename(code.co_filename)}:{found.f_lineno}, in {code.co_name}"
-    return Stand(f"{where}: {source}" if source else where, inside, seconds)
-
-
-def _is_library(path: str) -> bool:
-    return path.startswith((*_LIBRARIES, _OURS, "<frozen"))
+    return Stand(describe_line(found.f_code, found.f_lineno), inside, seconds)
 
 
 def format_stands(stands: dict[int, Stand], world_size: int, stall_s: float) -> str:

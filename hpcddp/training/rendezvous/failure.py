@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from hpcddp.errors import HpcddpError
+from hpcddp.errors import PEER_FAILED, HpcddpError
 
 STORE_IS_GONE = ""  # rank 0, which hosts it, has ended: it may have failed first, or only heard it before this rank
 
@@ -24,6 +24,8 @@ class Failure(NamedTuple):
 
 class PeerFailedError(HpcddpError):
     """This rank is well, but another one failed and took the process group with it."""
+
+    exit_code = PEER_FAILED
 
     def __init__(self, failure: Failure) -> None:
         what = "says which failed first" if failure.what == STORE_IS_GONE else "has the whole story"

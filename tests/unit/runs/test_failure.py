@@ -80,6 +80,24 @@ def test_a_rank_that_fails_too_stays_until_the_failure_is_reported(env: dict[str
     assert events == ["reported", "ended"]
 
 
+def test_a_rank_that_only_heard_of_a_failure_lets_that_rank_be_first(
+    env: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpcddp.runs.failure._REPORT_S", 300.0)
+    found: list[bool] = []
+
+    def end_with_it() -> None:
+        with first_failure(env, heard=True) as first:
+            found.append(first)
+
+    other = threading.Thread(target=end_with_it)
+    other.start()
+    with first_failure(env) as first:
+        assert first
+    other.join()
+    assert found == [False]
+
+
 def test_a_rank_that_fails_too_does_not_stay_for_ever(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hpcddp.runs.failure._REPORT_S", 0.0)
     with first_failure(env) as first:
