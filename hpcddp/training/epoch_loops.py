@@ -12,6 +12,7 @@ class EpochLoops:
         self.body: int | None = None  # the epoch whose body in rt.epochs runs
         self._outside: int | None = None  # that of a loop over the loader outside of rt.epochs
         self._most: int | None = None  # epochs that rt.epochs was asked for
+        self._is_read = False  # whether a loop over the loader has begun
 
     @property
     def are_new(self) -> bool:
@@ -28,9 +29,20 @@ class EpochLoops:
             )
         self._most = max(count, self._most or 0)
 
+    def check_read(self, *, stepped: bool) -> None:
+        """An epoch of rt.epochs is over. RequestError if no loop over the loader has begun, and the script has called
+        for a step all the same, or no epoch is left."""
+        if stepped and not self._is_read:
+            raise RequestError(
+                "an epoch of rt.epochs() ended, and no loop over the training loader has begun: a loop over another one"
+                " gives each rank all of the data, and none of its steps is counted",
+                "model, optimizer, loader = rt.prepare(model, optimizer, loader), then for x, y in loader: …",
+            )
+
     def check_loop(self, epoch: int, *, is_open: bool, is_read: bool) -> None:
         """A loop over the loader begins, with what is left of this epoch. `is_open`: rt.epochs has begun one;
         `is_read`: all batches of that came in an attempt before. RequestError if it is a second one."""
+        self._is_read = True
         if not is_open:
             if self._outside not in (None, epoch):
                 raise RequestError(

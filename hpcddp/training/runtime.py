@@ -136,6 +136,7 @@ class Runtime(Saving):
             finally:
                 loop.epochs.body = None
             loop.caught.check()
+            loop.epochs.check_read(stepped=loop.gate.asked or epoch + 1 == count)
             self._body_has_ended = True  # if the loop left its batches by `break`, the step before is counted only now
             loop.settle()
             self._body_has_ended = False

@@ -145,8 +145,8 @@ class GlobalBatchSampler(Sampler[list[int]]):
         return split_epoch(self.length, self.plan, self.data_rank, self.position)
 
     def __len__(self) -> int:
-        """Micro batches left in this epoch."""
-        whole, tail = divmod(self.length - self.position, self.plan.global_batch)
+        """Micro batches of an epoch."""
+        whole, tail = divmod(self.length, self.plan.global_batch)
         return whole * self.plan.passes(self.data_rank) + (self.plan.passes(self.data_rank, tail) if tail else 0)
 
     def __iter__(self) -> Iterator[list[int]]:

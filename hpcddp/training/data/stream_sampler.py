@@ -102,10 +102,10 @@ class StreamSampler:
         return StreamStart(self.plan, self.data_rank, self.seed, self.epoch, self.position)
 
     def __len__(self) -> int:
-        """Micro batches left in this epoch."""
+        """Micro batches of an epoch. TypeError if the stream's length is not known."""
         if self.length is None:
             raise TypeError("this stream's length is not known")
-        return -(-(self.length - self.position) // self.plan.global_batch) * self.plan.passes(self.data_rank)
+        return -(-self.length // self.plan.global_batch) * self.plan.passes(self.data_rank)
 
     def _next_epoch(self, length: int) -> None:
         if length == 0:

@@ -6,11 +6,13 @@ import itertools
 from collections.abc import Callable
 
 import pytest
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
 
 import hpcddp
 from hpcddp.errors import RequestError
 
-from .toy_loop import prepare_toy
+from .toy_loop import make_data, prepare_toy
 
 STEPS = 4  # of an epoch
 
@@ -170,3 +172,48 @@ def _again_after_the_end(rt, loader, step):
 )
 def test_a_second_rt_epochs_that_has_some_left_or_follows_an_early_end_is_right(loop: Callable, steps: int) -> None:
     assert _run(loop) == [*range(steps), steps]
+
+
+def _over_the_raw_data(rt, toy, raw):
+    for _ in rt.epochs(3):
+        for x, y in raw:
+            toy.optimizer.zero_grad()
+            cross_entropy(toy.model(x), y).backward()
+            toy.optimizer.step()
+
+
+def _over_nothing(rt, _toy, _raw):
+    for _ in rt.epochs(3):
+        pass
+
+
+@pytest.mark.parametrize("loop", [_over_the_raw_data, _over_nothing])
+def test_epochs_without_a_loop_over_the_loader_are_refused(loop: Callable) -> None:
+    def run() -> None:
+        with hpcddp.runtime() as rt:
+            loop(rt, prepare_toy(rt), DataLoader(make_data(), batch_size=6))
+
+    with pytest.raises(RequestError, match="no loop over the training loader has begun"):
+        run()
+
+
+def test_an_epoch_that_only_evaluates_may_come_before_those_that_train() -> None:
+    with hpcddp.runtime() as rt:
+        toy = prepare_toy(rt)
+        for epoch in rt.epochs(2):
+            if epoch == 0:
+                continue
+            for x, y in toy.loader:
+                toy.step(rt, x, y)
+    assert rt.steps == STEPS
+
+
+def test_the_length_of_the_loader_is_that_of_an_epoch_wherever_the_loop_is() -> None:
+    with hpcddp.runtime(max_micro_batch=2) as rt:
+        toy = prepare_toy(rt)
+        lengths = {len(toy.loader)}
+        for _ in rt.epochs(2):
+            for x, y in toy.loader:
+                toy.step(rt, x, y)
+                lengths.add(len(toy.loader))
+    assert lengths == {3 * 3 + 1}
