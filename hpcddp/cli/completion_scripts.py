@@ -141,10 +141,10 @@ def _zsh_option(completion: Completion) -> str:
 
 
 def _zsh_positionals(verb: VerbCompletions) -> list[str]:
-    """One repeated spec where there is one word or several of a kind, else each at its place."""
+    """One repeated spec where there is one word or several of a kind, else each by its number."""
     if len(verb.positionals) == 1:
         return [_zsh(f"*:word:{_zsh_value(verb.positionals[0])}")]
-    return [_zsh(f"{place}:word:{_zsh_value(completion)}") for place, completion in enumerate(verb.positionals, 1)]
+    return [_zsh(f"{nth}:word:{_zsh_value(completion)}") for nth, completion in enumerate(verb.positionals, 1)]
 
 
 def _zsh_value(completion: Completion) -> str:

@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from hpcddp.training.torch_compat import drop_iterator
+
 
 def count_global_batch(trainer: Any) -> int | None:
     """Samples per optimizer step over all ranks; None where the loader does not say."""
@@ -33,11 +35,13 @@ def skip_batches(trainer: Any, restore: Callable[[], object]) -> str | None:
             if callable(set_epoch := getattr(sampler, "set_epoch", None)):
                 set_epoch(trainer.current_epoch)
         if done and getattr(loader, "batch_sampler", None) is None:
-            cannot.append(f"a {type(loader.dataset).__name__} has no places: its data start over inside the epoch")
+            cannot.append(
+                f"a {type(loader.dataset).__name__} is read from its start: its data begin again in the epoch"
+            )
         elif done:
             # a DataLoader lets nobody set this, because its workers have it already: they are made anew
             object.__setattr__(loader, "batch_sampler", RestOfEpoch(loader.batch_sampler, done))
-            loader._iterator = None
+            drop_iterator(loader)
         if done and not _is_same_again(loader):
             name = type(loader.sampler).__name__
             cannot.append(f"the order of {name} is drawn anew: DistributedSampler repeats it")

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 
 from hpcddp.errors import LaunchError, RequestError
 from hpcddp.training.rendezvous.network import look_around, settle_interface
 from hpcddp.training.stopping import STOP_FLAGS
+from hpcddp.training.torch_compat import default_store
 
 # The name by which the guard (guard/hpcddp_guard.py) knows this group: that the ranks agree is no sign of training.
 DESCRIPTION = "hpcddp"
@@ -112,7 +112,7 @@ def join_ranks(env: MutableMapping[str, str], opened_by: str) -> Ranks:
 
 def _settle_network(env: MutableMapping[str, str], rank: int, world_size: int) -> None:
     """As the runtime does before a group of gloo. Another host is that of the first rank or of the last."""
-    store = distributed_c10d._get_default_store()  # a collective would count as training
+    store = default_store()  # a collective would count as training
     mine = os.uname().nodename
     store.set(f"hpcddp-host-{rank}", mine)
     hosts = [store.get(f"hpcddp-host-{one}").decode() for one in (0, world_size - 1)]

@@ -59,16 +59,16 @@ def find_newest(run: RunFolder, framework: str) -> Saved | None:
 
 def _find_fault(folder: str, manifest: Mapping[str, Any]) -> str | None:
     """Why the checkpoint cannot be loaded; None if it can."""
-    files, place = manifest.get("files"), manifest.get("path") or folder
+    files, below = manifest.get("files"), manifest.get("path") or folder
     if not isinstance(files, dict):
         return f"it has no complete {MANIFEST}"
     for name, size in files.items():
         try:
-            found = os.stat(os.path.join(place, name)).st_size
+            found = os.stat(os.path.join(below, name)).st_size
         except OSError as error:
-            return f"{os.path.join(place, name)}: {(error.strerror or str(error)).lower()}"
+            return f"{os.path.join(below, name)}: {(error.strerror or str(error)).lower()}"
         if found != size:
-            return f"{os.path.join(place, name)} has {found} bytes, the manifest says {size}"
+            return f"{os.path.join(below, name)} has {found} bytes, the manifest says {size}"
     return None
 
 

@@ -1,8 +1,8 @@
 """All that is private to torch or depends on its version. Each has a test, run with the supported versions.
 
-Two things are elsewhere, because they are needed where torch or hpcddp may not be: the text in
-`ranks/lookup_warning.py`, and what `guard/hpcddp_guard.py` asks torch about its process groups. Their tests run with
-these.
+Three things are elsewhere, the first two because they are needed where torch or hpcddp may not be: the text in
+`ranks/lookup_warning.py`, what `guard/hpcddp_guard.py` asks torch about its process groups, and the tensors without
+numbers on which `advise/measure.py` runs a model. Their tests run with these.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from torch.distributed import (  # type: ignore[attr-defined]  # torch re-export
     HashStore,
     TCPStore,
 )
-from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader
 
 __all__ = ["HashStore", "NormWithStatistics", "PrefixStore", "Store", "TCPStore", "rendezvous"]
 
@@ -56,6 +57,16 @@ def uncompiled(model: nn.Module) -> nn.Module:
     """The model that was given to torch.compile, or the model itself. Torch has no public name for it."""
     original = getattr(model, "_orig_mod", model)
     return original if isinstance(original, nn.Module) else model
+
+
+def default_store() -> Store:
+    """The store of the default process group, to exchange something without a collective."""
+    return _get_default_store()
+
+
+def drop_iterator(loader: DataLoader[Any]) -> None:
+    """Let go of the iterator that a DataLoader with persistent workers keeps: the next one is made anew."""
+    loader._iterator = None
 
 
 def version_of(tensor: Tensor) -> int:

@@ -120,7 +120,7 @@ class TrainingLoader:
             self._read = read_stream(sampler, device, reading)
 
     def __len__(self) -> int:
-        """Micro batches of a whole epoch, also where a resumed run reads the rest of one. TypeError if that is not known."""
+        """Micro batches of a whole epoch, also where a resumed run reads the rest. TypeError if that is not known."""
         return len(self.sampler)
 
     def __iter__(self) -> Iterator[Any]:

@@ -236,6 +236,7 @@ raise SystemExit("this line must not run")
 """
 
 
+@pytest.mark.torch_compat
 def test_a_model_of_a_script_is_measured_without_its_weights(tmp_path: Path, capsys) -> None:
     pytest.importorskip("torch")
     file = tmp_path / "train.py"

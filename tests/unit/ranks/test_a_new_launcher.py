@@ -26,6 +26,7 @@ ROW = (
             (f"--cores-per-task={job.cpus_per_process}", *host_words(job, "--requires", "", counts=False)),
             job.launcher_options,
         ],
+        order=70,
         passes_on="USR1",
         host_slots=" ranks=",
         environment_first=True,
@@ -51,12 +52,18 @@ AGENT = """\
             ("orbit", f"--each={job.ranks_per_node}"),
             (FromShell("$rendezvous", before="--meet="),) if job.nodes > 1 else (),
         ],
+        order=80,
         passes_on="USR2",
         grace_s=7,
     ),
 """
 # Another one, which takes the warning signal as well, and which can be the command of a job.
-OTHER_AGENT = AGENT.replace("orbit", "comet").replace("ORBIT", "COMET").replace('"USR2"', '"USR1"')
+OTHER_AGENT = (
+    AGENT.replace("orbit", "comet")
+    .replace("ORBIT", "COMET")
+    .replace('"USR2"', '"USR1"')
+    .replace("order=80", "order=90")
+)
 OTHER_AGENT = OTHER_AGENT.replace('        program="', '        reads={"COMET_NODES": "nodes"},\n        program="')
 AGENT_PARTIAL = """\
 # orbit starts the ranks of its node
@@ -66,6 +73,8 @@ AGENT_PARTIAL = """\
 """
 # Their lines in docs/ranks.md.
 LINE = "| `flux` | `FLUX_TASK_RANK`, `FLUX_JOB_SIZE` | no |"
+SIGNALS = "| Cray PALS (`pals`) | SIGUSR1 | not tried | |"
+NEW_SIGNALS = SIGNALS + "".join(f"\n| `{name}` | SIGUSR1 | not tried | |" for name in ("flux", "orbit", "comet"))
 NEW_LINES = LINE.replace("no", "yes") + "".join(f" x |\n| `{name}` | x | yes |" for name in ("orbit", "comet"))
 PARTIAL = '{% include "launchers/line.j2" %}\n'
 # Made up from flux-environment(7), for this test alone: a real launcher needs a recorded one.
@@ -103,6 +112,9 @@ class Checkout:
         lines = (folder / "docs/ranks.md").read_text()
         assert lines.count(LINE) == 1
         (folder / "docs/ranks.md").write_text(lines.replace(LINE, NEW_LINES))
+        signals = (folder / "docs/resume.md").read_text()
+        assert signals.count(SIGNALS) == 1
+        (folder / "docs/resume.md").write_text(signals.replace(SIGNALS, NEW_SIGNALS))
         (folder / "bin").mkdir()
         (folder / "bin/flux").write_text("#!/bin/sh\necho 'flux-core 0.60'\n")
         (folder / "bin/flux").chmod(0o755)
@@ -166,8 +178,8 @@ def test_layout_predicts_its_variables_and_its_capture_is_understood(checkout: C
 
 
 def test_the_tests_of_captures_and_of_the_manuals_launchers_pass(checkout: Checkout) -> None:
-    tests = ("tests/unit/ranks/test_captures.py", "tests/unit/script/test_docs.py")
-    line = (sys.executable, "-m", "pytest", "-q", "-pno:cacheprovider", *tests, "-k", "made-up or launchers")
+    tests = ("tests/unit/ranks/test_captures.py", "tests/unit/ranks/test_rows.py", "tests/unit/script/test_docs.py")
+    line = (sys.executable, "-m", "pytest", "-q", "-pno:cacheprovider", *tests, "-k", "made-up or launcher")
     env = {"PATH": "/usr/bin:/bin", "HOME": str(checkout.folder), "PYTHONPATH": str(checkout.folder)}
     done = subprocess.run(line, env=env, cwd=checkout.folder, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -83,7 +83,7 @@ sys.path.insert(0, "tests/golden")
 import test_golden as golden
 for case in [name for name in golden.CASES if "moonshot" in name]:
     (golden.HERE / f"{case}.sh").write_text(golden.render_case(case))
-tests = ["tests/golden/test_golden.py", "tests/unit/script/test_docs.py"]
+tests = ["tests/golden/test_golden.py", "tests/unit/script/test_docs.py", "tests/unit/script/test_scheduler_options.py"]
 words = "moonshot and not shellcheck or shipped or its_case or sites_pages"
 raise SystemExit(pytest.main(["-q", "-pno:cacheprovider", *tests, "-k", words]))
 """

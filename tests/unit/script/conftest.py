@@ -21,9 +21,14 @@ ENOUGH = {
 }
 
 
+def enough_for(site: str) -> dict[str, str]:
+    """What a shipped site wants to know. A scheduler's generic site that is not in ENOUGH: what most of them want."""
+    return ENOUGH.get(site, ENOUGH["generic-slurm"] if site.startswith("generic-") else {})
+
+
 def plan(site: str, planned_by: PlannedBy = PLANNED_BY, /, **asked: object) -> JobPlan:
     """The plan of a request on a shipped site; what is not asked for is the least that the site takes."""
-    values = {"command": ["python", "train.py"], **ENOUGH.get(site, {}), **asked}
+    values = {"command": ["python", "train.py"], **enough_for(site), **asked}
     profile = open_site(SiteChoice(site, "--site"), {})
     spec = read_spec(
         {key: (value, f"--{key}") for key, value in values.items() if value is not None}, profile.variables

@@ -305,3 +305,18 @@ def test_how_torch_gathers_over_a_mesh_of_two_dimensions_is_not_said_on_each_ran
     torch_compat.quiet_redistribution()
     module = importlib.import_module("torch.distributed.tensor._redistribute")
     assert not hasattr(module, "logger") or not module.logger.isEnabledFor(logging.WARNING)
+
+
+def test_the_default_store_is_that_of_the_process_group(group: None) -> None:
+    torch_compat.default_store().set("asked", "1")
+    assert torch_compat.default_store().get("asked") == b"1"
+
+
+@pytest.mark.slow  # it starts loader processes
+def test_a_dataloader_that_keeps_its_workers_makes_them_anew() -> None:
+    loader = torch.utils.data.DataLoader([1, 2, 3], batch_size=3, num_workers=1, persistent_workers=True)
+    first = iter(loader)
+    assert [batch.tolist() for batch in first] == [[1, 2, 3]]
+    assert iter(loader) is first
+    torch_compat.drop_iterator(loader)
+    assert iter(loader) is not first
