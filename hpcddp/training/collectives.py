@@ -23,10 +23,10 @@ def sum_over_data_ranks(value: Number, layout: Layout, device: torch.device) -> 
     """The sum over the data ranks: of whole numbers and truth values in int64, of others in float64 or complex128.
 
     Of a number a number (a NumPy number is one), of a tensor one of its shape. RequestError if the ranks' shapes
-    differ. Waits for the device.
+    differ, and in a backward pass that comes to the result. Waits for the device.
     """
     if isinstance(value, Tensor):
-        return _sum(value.detach(), layout, device)
+        return _without_gradient(_sum(value.detach(), layout, device), value, "rt.sum")
     if isinstance(value, Integral):
         if abs(int(value)) >= 2**63 // layout.data_size:
             raise RequestError(
@@ -74,11 +74,33 @@ def _differ_in_shape(mine: Tensor, layout: Layout) -> RequestError:
 def gather_rows(rows: Tensor, layout: Layout, device: torch.device) -> Tensor:
     """The rows of all data ranks, one below the other by data rank: (n_0 + n_1 + …, …) from (n_r, …) on each.
 
-    RequestError if the ranks' tensors differ in more than their number of rows.
+    RequestError if the ranks' tensors differ in more than their number of rows, and in a backward pass that comes to
+    the result.
     """
     if not isinstance(rows, Tensor):
         raise RequestError(f"a {type(rows).__name__} has no rows to gather", "rt.gather(torch.as_tensor(rows))")
-    mine = rows.detach().to(device)
+    return _without_gradient(_gather(rows.detach().to(device), layout), rows, "rt.gather")
+
+
+def _without_gradient(result: Tensor, mine: Tensor, call: str) -> Tensor:
+    """The result of a call, through which no gradient goes back to what this rank gave. A backward pass that would
+    need it is refused, where it would lose it without a word."""
+    if not (mine.requires_grad and torch.is_grad_enabled()):
+        return result
+
+    def refuse(_gradient: Tensor) -> None:
+        raise RequestError(
+            f"the loss is computed from {call}(…), whose result has no gradient: that of this rank's own part would be"
+            " lost as well",
+            f"{call}(x.detach()) for the other ranks' part, and this rank's own x in the loss",
+        )
+
+    leaf = result.detach().requires_grad_()  # it keeps nothing of the forward pass in memory
+    leaf.register_hook(refuse)
+    return leaf
+
+
+def _gather(mine: Tensor, layout: Layout) -> Tensor:
     if mine.dim() == 0:
         raise RequestError("a single number has no rows to gather", "rt.sum(number), or rt.gather(numbers.reshape(1))")
     if layout.data_size == 1:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy
 import pytest
+import torch
 
 import hpcddp
 from hpcddp.errors import RequestError
@@ -61,3 +62,19 @@ def test_a_teachers_running_statistics_are_exact_too(run_ranks: RunRanks, tmp_pa
     one, *several = [json.loads((tmp_path / f"{place}.json").read_text()) for place in ("1.0", "3.0", "3.1", "3.2")]
     assert several == [one] * 3
     assert one != [0.0] * 3
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_loss_over_gathered_rows_is_refused_in_its_backward_pass(grad: bool) -> None:
+    with hpcddp.runtime(4) as rt:
+        rows = torch.ones(3, 2, requires_grad=grad)
+        found = rt.gather(rows * 2)
+        assert found.tolist() == [[2.0, 2.0]] * 3
+        assert found.requires_grad is grad
+        if grad:
+            with pytest.raises(RequestError, match=r"result has no gradient.*\nhint: rt\.gather\(x\.detach\(\)\)"):
+                (found @ rows.T).sum().backward()
+            with pytest.raises(RequestError, match=r"from rt\.sum\(…\), whose result has no gradient"):
+                (rt.sum(rows) @ rows.T).sum().backward()
+        with torch.no_grad():
+            assert not rt.gather(rows).requires_grad
