@@ -96,7 +96,7 @@ def _without_gradient(result: Tensor, mine: Tensor, call: str) -> Tensor:
         )
 
     leaf = result.detach().requires_grad_()  # it keeps nothing of the forward pass in memory
-    leaf.register_hook(refuse)
+    leaf.register_hook(refuse)  # type: ignore[no-untyped-call]  # torch does not annotate it
     return leaf
 
 

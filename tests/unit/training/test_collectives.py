@@ -67,7 +67,7 @@ def test_a_teachers_running_statistics_are_exact_too(run_ranks: RunRanks, tmp_pa
 @pytest.mark.parametrize("grad", [True, False])
 def test_a_loss_over_gathered_rows_is_refused_in_its_backward_pass(grad: bool) -> None:
     with hpcddp.runtime(4) as rt:
-        rows = torch.ones(3, 2, requires_grad=grad)
+        rows = torch.ones(3, 2, dtype=torch.float64, requires_grad=grad)
         found = rt.gather(rows * 2)
         assert found.tolist() == [[2.0, 2.0]] * 3
         assert found.requires_grad is grad
