@@ -17,6 +17,7 @@ torch.set_default_dtype(torch.float64 if args.double else torch.float32)
 torch.manual_seed(0)  # the same data and first weights on every rank
 x = torch.randn(1000, 20)
 model = torch.nn.Sequential(torch.nn.Linear(20, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))
+model.tensor_plan = {"0": "colwise", "2": "rowwise"}  # how tensor ranks divide the layers, where there are any
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=64, shuffle=True)
 
@@ -28,5 +29,5 @@ with hpcddp.runtime(seed=0) as rt:
             loss = mse_loss(model(x), y)
             rt.backward(loss)
             optimizer.step()
-        rt.print(f"epoch {epoch}: loss {rt.sum(loss.detach()) / rt.group.world_size:.4f}")
+        rt.print(f"epoch {epoch}: loss {rt.sum(loss.detach()) / rt.layout.data_size:.4f}")
     rt.save_model("model.pt")

@@ -24,6 +24,8 @@ class Row(NamedTuple):
     renders: str = "any number of nodes"
     lint: tuple[str, ...] = ()  # what `hpcddp lint` says of the script on purpose
     command: str = ""  # a smaller one than the job's, for the test
+    alone: str = ""  # options of `hpcddp render` on one rank, for the test
+    together: str = ""  # and on several
     exact: str = "--double"  # what to add to the command for the comparison
     also: tuple[str, ...] = ()  # job files with the same program that need no run of their own
     prints: str = ""  # pattern of a line of its output, where there are no weights to compare
@@ -49,9 +51,36 @@ ROWS = (
         also=("abci/four-nodes.yaml",),
     ),
     Row("DDP by `hpcddp.runtime`", "runtime/ddp.yaml", (1, 3), IN_DOUBLE, "yes", "yes"),
+    Row("ZeRO-1 by `hpcddp.runtime`", "runtime/zero1.yaml", (1, 3), IN_DOUBLE, "yes", "yes"),
+    Row("FSDP2 by `hpcddp.runtime`", "runtime/fsdp.yaml", (1, 3), IN_DOUBLE, "yes", "yes"),
+    Row(
+        "HSDP by `hpcddp.runtime` (here: 2 copies of 2 shards)",
+        "runtime/hsdp.yaml",
+        (1, 4),
+        IN_DOUBLE,
+        "yes",
+        "yes",
+        together="--parallel data=-1,shard=2",  # on one node `hsdp` is one copy
+    ),
+    Row(
+        "FSDP2 over tensor parallel by `hpcddp.runtime`",
+        "runtime/tensor.yaml",
+        (1, 4),
+        IN_DOUBLE,
+        "yes",
+        "yes",
+        alone="--parallel ddp",
+    ),
     Row("DDP", "plain/ddp.yaml", (1, 2, 4), IN_DOUBLE),
     Row("the MNIST loop on images from a folder", "plain/mnist.yaml", (1, 2), IN_DOUBLE),
     Row("torchrun, one agent per node", "plain/torchrun.yaml", (1, 2), IN_DOUBLE),
+    Row(
+        "torchrun, elastic inside the allocation (here: a rank fails, and all start again)",
+        "plain/elastic.yaml",
+        (1, 2),
+        IN_DOUBLE,
+        command="torchrun --max-restarts 3 elastic.py --snapshot {run_dir}/s.pt --batch {per_rank_batch} --fail-in 2",
+    ),
     Row("`torch.distributed.launch`", "plain/launch.yaml", (1, 2), IN_DOUBLE),
     Row(
         "`mp.spawn` in a script for one node, unchanged",
@@ -86,6 +115,9 @@ ROWS = (
         (1, 2, 4),
         IN_DOUBLE,
     ),
+    Row("FSDP1 with size-based wrapping", "plain/fsdp1.yaml", (1, 2), IN_DOUBLE),
+    Row("sequence parallel by torch's styles", "plain/sequence-parallel.yaml", (1, 2, 4), IN_DOUBLE),
+    Row("context parallel by hand: keys and values gathered", "plain/context-parallel.yaml", (1, 2, 3), IN_DOUBLE),
     Row("pipeline by hand, 1F1B", "plain/pipeline.yaml", (1, 2), IN_DOUBLE, renders="4 ranks at most: 4 layers"),
     Row(
         "pipeline by hand, GPipe",
@@ -117,6 +149,16 @@ ROWS = (
         prints="1-2 +barrier +right",
     ),
     Row("Accelerate", "frameworks/accelerate.yaml", (1, 2), IN_DOUBLE, package="accelerate"),
+    Row(
+        "`notebook_launcher`, unchanged",
+        "frameworks/notebook.yaml",
+        (1, 2),
+        IN_DOUBLE,
+        renders="1 node; refused on more: it counts the ranks of one node",
+        lint=("A20",),
+        command="python notebook.py --ranks {local_world_size}",
+        package="accelerate",
+    ),
     Row("HF Trainer", "frameworks/hf-trainer.yaml", (1, 2), IN_DOUBLE, package="transformers"),
     Row("Lightning Trainer", "frameworks/lightning.yaml", (1, 2), IN_DOUBLE, package="lightning"),
     Row(
@@ -138,16 +180,16 @@ ROWS = (
             exact="",
             package="deepspeed",
         )
-        for stage in (1, 2)
+        for stage in (1, 2, 3)
     ),
 )
 
 # Ways to train that have no job, and why.
 MISSING = (
-    ("FSDP2, HSDP, ZeRO-1, tensor parallel and pipeline by `hpcddp.runtime`", "come with `parallel=`"),
-    ("FSDP2, tensor parallel and pipeline on one mesh", "needs 8 ranks; comes with `parallel=`"),
+    ("pipeline by `hpcddp.runtime`; FSDP2, tensor parallel and pipeline on one mesh", "`parallel=` has no stages yet"),
     ("DDP with a model on two devices", "needs two GPUs per rank, which a job file cannot ask for yet"),
-    ("FSDP1", "torch 2.15 refuses it without an accelerator, and FSDP2 replaces it"),
-    ("context parallel", "torch has no attention for it on CPUs"),
-    ("`notebook_launcher`", "it starts its ranks as `mp.spawn` does, and is seen in the same way"),
+    (
+        "torch's own `context_parallel`",
+        "torch has no attention for it on CPUs; `jobs/plain/context-parallel.yaml` does the same by hand",
+    ),
 )

@@ -50,3 +50,19 @@ def test_the_ranks_meet_at_an_address_and_through_a_file_too(way, user_folder):
 def test_torch_has_no_init_method_mpi():
     with pytest.raises(RuntimeError, match="No rendezvous handler for mpi://"):
         torch.distributed.init_process_group("gloo", init_method="mpi://", rank=0, world_size=1)
+
+
+def test_torchs_own_context_parallel_has_no_attention_for_cpus():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.experimental import context_parallel
+
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        x = torch.randn(1, 2, 8, 4)
+        with (
+            pytest.raises(NotImplementedError, match=r"flash_attention_for_cpu.* does not have a sharding strategy"),
+            context_parallel(init_device_mesh("cpu", (1,)), buffers=[x], buffer_seq_dims=[2]),
+        ):
+            torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+    finally:
+        torch.distributed.destroy_process_group()
