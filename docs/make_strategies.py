@@ -8,15 +8,17 @@ from pathlib import Path
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent))
 
-from tests.jobs.rows import CHECKS, MISSING, ROWS, Row  # noqa: E402  the tests are no package
+from tests.jobs.choosing import sends, when  # noqa: E402  the tests are no package
+from tests.jobs.rows import CHECKS, MISSING, ROWS, Row  # noqa: E402
+from tests.jobs.splits import KINDS, LAYERS, WORDS, held  # noqa: E402
 
 _HEAD = """\
 # Ways to train
 
 <!-- made by docs/make_strategies.py from tests/jobs/rows.py -->
 
-After reading this page you can choose among the ways to train that have a job in `jobs/`, by what the tests found
-of each.
+After reading this page you can choose among the ways to train that have a job in `jobs/`: by what each rank holds and
+sends, and by what the tests found of each.
 
 ```console
 $ cd jobs/plain
@@ -27,10 +29,45 @@ hpcddp: global batch 64 = 16 ranks x 4 x 1
 ```
 
 Each job is a YAML file and a script of at most 60 lines. [jobs/README.md](../jobs/README.md) says how to run them.
+[advise.md](advise.md) computes which split fits into the memory of a site's GPUs.
+
+## What a rank holds, and what it sends
+
+The pictures show a model of four layers. Each square is the matrix of a layer, and its filled part is what the rank
+holds between two steps. `samples 1/4` are the rank's samples of the global batch.
+
+"""
+_FORMULAS = """
+| split | a rank of the picture holds of the weights | calls in a step | a rank sends in a step, in bytes | of P |
+|---|---|---|---|---|
+"""
+_LETTERS = """
+The last column is for 32 ranks on 4 nodes. The formulas are for rings, in which each rank sends as much as it receives;
+NCCL may use trees, which send about as much. A test trains on four ranks, and compares what they hold and the sizes of
+all their calls with pictures and table, but for `pipeline` and `two-devices`. FSDP gathers again in each micro batch.
+Without blocks (`rt.wrap(model, blocks=…)`) it keeps the whole model from the forward to the backward pass, and sends
+`2 P (S - 1) / S`.
+
+| letter | meaning |
+|---|---|
+"""
+_BEHIND = """
+DeepSpeed's formulas are those of the ZeRO paper (arXiv 1910.02054, section 7). They and that of context parallel were
+not counted here.
+"""
+_WHEN = """
+## When to choose which
+
+| way to train | choose it when | a rank sends in a step, in bytes |
+|---|---|---|
+"""
+_TABLE = """
+## What the tests found
 
 | way to train | job | renders for | runs here on | equals one process | resumes elsewhere | stops in time |
 |---|---|---|---|---|---|---|
 """
+EXAMPLE = {"P": 1.0, "W": 32, "S": 8, "C": 4, "T": 8}
 _COLUMNS = """
 Each row is a test, which fails where the table says what is not so (`tests/jobs/`, `tests/frameworks/`):
 
@@ -55,7 +92,29 @@ def page() -> str:
     table = "".join(_line(row, reasons) for row in ROWS)
     notes = "".join(f"{number}. {reason}\n" for number, reason in enumerate(reasons, 1))
     missing = "".join(f"| {way} | {why} |\n" for way, why in MISSING)
-    return f"{_HEAD}{table}\n{notes}{_COLUMNS}{_MISSING}{missing}"
+    choices = "".join(f"| {row.name} | {when(row.name)} | {sends(row.name)} |\n" for row in ROWS)
+    found = f"{_TABLE}{table}\n{notes}{_COLUMNS}{_MISSING}{missing}"
+    return f"{_HEAD}{_pictures()}{_formulas()}{_WHEN}{choices}{_BEHIND}{found}"
+
+
+def _pictures() -> str:
+    return "\n".join(f"![{kind.says}](splits/{kind.name}.svg)\n" for kind in KINDS)
+
+
+def _formulas() -> str:
+    """The table of exchanges, and what its letters mean."""
+    rows = ""
+    for kind in KINDS:
+        calls = ", ".join(f"{one.call}{f' x {one.times}' if one.times > 1 else ''}" for one in kind.exchanges)
+        parts = [part for part in held(kind, 0)["weights"] if part]
+        share = sum((part.bottom - part.top) * (part.right - part.left) for part in parts) / LAYERS
+        values = EXAMPLE | ({"S": EXAMPLE["W"]} if kind.name == "fsdp" else {})
+        only = [one for one in kind.exchanges if one.amount.startswith("P")]
+        sent = sum(one.bytes_sent(values) for one in only) / EXAMPLE["P"]
+        number = f"{sent:.2f}" if len(only) == len(kind.exchanges) else "-"
+        rows += f"| {kind.name} | {share:.0%} | {calls} | `{kind.formula}` | {number} |\n"
+    letters = "".join(f"| {letter} | {meaning} |\n" for letter, meaning in WORDS.items())
+    return f"{_FORMULAS}{rows}{_LETTERS}{letters}"
 
 
 def _line(row: Row, reasons: list[str]) -> str:

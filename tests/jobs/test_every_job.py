@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp.cli.main import main
+from tests.jobs.choosing import NAMES
 from tests.jobs.rows import JOBS, ROWS
 
 FILES = sorted(str(path.relative_to(JOBS)) for path in JOBS.rglob("*.yaml"))
@@ -38,6 +39,10 @@ def test_lint_finds_in_a_jobs_program_what_its_row_says_and_nothing_else(program
 
 def test_every_job_has_its_row():
     assert {job for row in ROWS for job in (row.job, *row.also)} | {"digits.yaml"} == set(FILES)
+
+
+def test_every_row_says_when_to_choose_it():
+    assert {row.name for row in ROWS} == NAMES
 
 
 def test_a_program_is_short(repo):

@@ -1,0 +1,74 @@
+"""When to choose each row of rows.py, and what it sends: a kind of splits.py, or exchanges of its own."""
+
+from __future__ import annotations
+
+from tests.jobs.splits import KINDS, Exchange, format_sum
+
+_REDUCE, _GATHER = Exchange("reduce-scatter", "P", "W"), Exchange("all-gather", "P", "W")
+_SENDS: dict[str, str] = {kind.name: f"`{kind.formula}`" for kind in KINDS} | {
+    "context": f"`{format_sum((Exchange('all-reduce', 'P', 'W'), Exchange('all-gather', 'L A', 'W', 4)))}`",
+    "two passes": f"`{format_sum((_REDUCE, _GATHER))}`",
+    "three passes": f"`{format_sum((_GATHER, _GATHER, _REDUCE))}`",
+    "GPU 0": "GPU 0 sends P to each other GPU, and receives P from it",
+    "placements": "what the placements of its tensors ask for",
+    "nothing": "it trains nothing",
+}
+_OLD = "a script is written like this already"
+#: name of the row -> when to choose it, a key of _SENDS
+_CHOICES = {
+    "the article's job on 1 and 4 nodes of ABCI 3.0": ("images in folders, on ABCI", "ddp"),
+    "DDP by `hpcddp.runtime`": ("a new script, and the model fits on one GPU with gradients and optimizer", "ddp"),
+    "ZeRO-1 by `hpcddp.runtime`": ("only the optimizer's state is too large", "zero1"),
+    "FSDP2 by `hpcddp.runtime`": ("weights or gradients are too large, on one node", "fsdp"),
+    "HSDP by `hpcddp.runtime` (here: 2 copies of 2 shards)": ("the same on several nodes, if it fits on one", "hsdp"),
+    "FSDP2 over tensor parallel by `hpcddp.runtime`": (
+        "a block is too large for one GPU, or there are more ranks than samples",
+        "fsdp+tensor",
+    ),
+    "DDP": ("you want nothing but torch", "ddp"),
+    "the MNIST loop on images from a folder": ("you come from the tutorials", "ddp"),
+    "torchrun, one agent per node": (f"{_OLD}, and its command is torchrun", "ddp"),
+    "torchrun, elastic inside the allocation (here: a rank fails, and all start again)": (
+        "ranks fail now and then, and the job has hours left",
+        "ddp",
+    ),
+    "`torch.distributed.launch`": (f"{_OLD}. It is deprecated: torchrun", "ddp"),
+    "`mp.spawn` in a script for one node, unchanged": (f"{_OLD}, and one node is enough", "ddp"),
+    "`nn.DataParallel`": ("never: DDP is faster, also on one node", "GPU 0"),
+    "ZeRO-1 by hand": ("the optimizer's state is too large, in a script of plain torch", "zero1"),
+    "FSDP2 by hand": ("weights or gradients are too large, in a script of plain torch", "fsdp"),
+    "HSDP by hand": ("FSDP2 by hand waits for the network between nodes", "hsdp"),
+    "tensor parallel (2 ranks), FSDP2 with it (4 ranks), by hand": (
+        "a block is too large for one GPU, in a script of plain torch",
+        "fsdp+tensor",
+    ),
+    "FSDP1 with size-based wrapping": (f"{_OLD}. New ones: FSDP2", "fsdp"),
+    "sequence parallel by torch's styles": ("tensor parallel, and activations are too large", "tensor"),
+    "context parallel by hand: keys and values gathered": ("one sequence is too long for one GPU", "context"),
+    "pipeline by hand, 1F1B": ("the network is slow, and the layers are many and alike", "pipeline"),
+    "pipeline by hand, GPipe": ("you want the simplest schedule; 1F1B keeps fewer activations", "pipeline"),
+    "DeviceMesh and DTensor by hand": ("you divide a computation that is no layer of torch", "placements"),
+    "init by environment, TCP, file": ("you want to know how ranks meet", "nothing"),
+    "backends nccl, gloo, mpi, ucc (here: gloo; the others are refused with what they need)": (
+        "you want to know what a torch has",
+        "nothing",
+    ),
+    "all collectives, among all ranks and per pair": ("a network is new, or slow", "nothing"),
+    "Accelerate": (_OLD, "ddp"),
+    "`notebook_launcher`, unchanged": ("a notebook is written like this already", "ddp"),
+    "HF Trainer": (_OLD, "ddp"),
+    "Lightning Trainer": (_OLD, "ddp"),
+    "Lightning Fabric": (_OLD, "ddp"),
+    "DeepSpeed ZeRO-1": (f"{_OLD}, or state is to go to CPUs or disks", "two passes"),
+    "DeepSpeed ZeRO-2": ("the same, and gradients are too large", "two passes"),
+    "DeepSpeed ZeRO-3": ("the same, and weights are too large", "three passes"),
+}
+NAMES = frozenset(_CHOICES)
+
+
+def when(name: str) -> str:
+    return _CHOICES[name][0]
+
+
+def sends(name: str) -> str:
+    return _SENDS[_CHOICES[name][1]]
