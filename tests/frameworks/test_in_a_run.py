@@ -1,4 +1,4 @@
-"""The scripts of docs/frameworks.md, stopped and resumed: they give the weights of an undisturbed run."""
+"""The scripts of docs/frameworks/, stopped and resumed: they give the weights of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 PROGRAMS = Path(__file__).parent / "programs"
 ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if os.geteuid() == 0 else {}
-# heading of the page -> the file of the weights
+# heading on one of the pages -> the file of the weights
 SCRIPTS = {
     "HF Trainer": "model/model.safetensors",
     "Lightning Trainer": "model.ckpt",
@@ -32,10 +32,10 @@ STEPS = 24
 
 
 def script_of(repo: Path, heading: str) -> str:
-    page = (repo / "docs/frameworks.md").read_text(encoding="utf-8")
-    found = re.search(rf"^### {heading}\n\n```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    assert found, heading
-    return found[1]
+    pages = "".join(page.read_text(encoding="utf-8") for page in (repo / "docs/frameworks").glob("*.md"))
+    found = re.findall(rf"^### {heading}\n\n```python\n(.*?)^```", pages, re.MULTILINE | re.DOTALL)
+    assert len(found) == 1, heading
+    return found[0]
 
 
 @pytest.fixture
