@@ -165,12 +165,12 @@ def plan_split(asked: Parallel, hosts: Sequence[str]) -> Split:
 
 
 def check_goes_with(split: Split, asked: Parallel, *, exact: bool, noise: bool) -> None:
-    """RequestError for what needs whole gradients, where each rank has shards of them."""
+    """RequestError for what needs whole gradients, where each rank has parts of them."""
     if split.is_whole:
         return
-    if exact:
-        ddp = asked._replace(word="ddp", degrees=()).format()
-        raise RequestError(f"exact mode needs whole gradients, and {asked} shards them", ddp)
+    if exact and split.tensor > 1:
+        whole = asked._replace(word="fsdp" if split.is_sharded else "ddp", degrees=()).format()
+        raise RequestError(f"exact mode needs whole layers, and {asked} divides them over {split.tensor} ranks", whole)
     if noise:
         raise RequestError(f"the gradient noise scale needs whole gradients, and {asked} shards them", "leave it out")
 

@@ -111,8 +111,7 @@ class Loop:
         if self._ended < _READ_STEPS:
             self._first.start(micro)
         self.calls.start()
-        again = (nth_pass,) if nth_pass else ()
-        seed_generators("step", self._seed, self.steps, *self._gradients.key(micro), *again)
+        seed_generators("step", self._seed, self.steps, *self._gradients.key(micro), *([nth_pass] if nth_pass else ()))
         self._open = ExitStack()
         self.record.noise.start(weight, self.steps)
         self._open.enter_context(self._gradients.micro(micro))
@@ -253,6 +252,7 @@ class Loop:
             factor = run_backward(loss, micro, weight, self.models, summed=summed, scaler=scaler)
         self.backwards += 1
         self.gate.backward_ends(scaled=scaled)
+        self._gradients.backward_ends(micro)
         self._between.forget()
         if self.accumulates and not micro.last:
             self._between.mark(are_alone=not self.calls.watched, read=self._ended < _READ_STEPS)

@@ -123,7 +123,13 @@ def _open_gradients(env: MutableMapping[str, str], setup: RunSetup) -> Iterator[
         return
     with deterministic_kernels(env):
         check_same_conditions(setup.group)
-        gradients = ExactGradients(setup.group, setup.layout, exactness.slices, exactness.method)
+        slices, method = exactness.slices, exactness.method
+        if setup.split.is_sharded and setup.layout.data_size > 1:
+            from hpcddp.training.gradient.exact_shards import ExactShards
+
+            gradients: ExactGradients = ExactShards(setup.group, setup.layout, setup.split, slices, method)
+        else:
+            gradients = ExactGradients(setup.group, setup.layout, slices, method)
         try:
             yield gradients
         finally:

@@ -34,6 +34,7 @@ from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.kinds import check_objects, is_trained, name_objects
 from hpcddp.training.loop import Loop
 from hpcddp.training.parallel.spread import spread_weights
+from hpcddp.training.parallel.whole_steps import WholeSteps
 from hpcddp.training.parallel.zero import OwnSteps
 from hpcddp.training.remarks import describe_starving, print_warning, warn_of_order
 from hpcddp.training.report import Report
@@ -226,14 +227,17 @@ class Preparation(Wrapping):
         self._report.start(str(self.plan), self._position["step"] if self._position is not None else None)
 
     def _share_out_steps(self, objects: dict[str, Any]) -> OwnedStates:
-        """Under ZeRO-1 each data rank steps its own parameters. Before the gate takes the optimizers: it lets a step
-        through once per global batch."""
+        """Under ZeRO-1 each data rank steps its own parameters; in exact mode shards step whole. Before the gate takes
+        the optimizers: it lets a step through once per global batch."""
         steps: dict[str, OwnSteps] = {}
+        optimizers = {name: thing for name, thing in objects.items() if isinstance(thing, Optimizer)}
         if self._split.kind == "zero1" and self.layout.data_size > 1:
-            for name, thing in objects.items():
-                if isinstance(thing, Optimizer):
-                    steps[name] = OwnSteps(thing, self.layout, self.device)
-                    self._until_end.callback(replace(thing, "step", steps[name].step))
+            steps = {name: OwnSteps(thing, self.layout, self.device) for name, thing in optimizers.items()}
+        for name, thing in optimizers.items():
+            if name in steps:
+                self._until_end.callback(replace(thing, "step", steps[name].step))
+            elif self._split.is_sharded and self.layout.data_size > 1 and self._options.exactness is not None:
+                self._until_end.callback(replace(thing, "step", WholeSteps(thing).step))
         return OwnedStates(steps)
 
     def _make_plan(self, batch_size: int | None) -> BatchPlan:

@@ -79,7 +79,7 @@ class Checkpointer:
 
     def track(self, objects: dict[str, Any], global_batch: int | None, owned: OwnedStates) -> dict[str, int] | None:
         """Save these objects from now on; returns the position of the newest checkpoint if it was loaded."""
-        self._tracked = Tracked(objects, owned)
+        self._tracked = Tracked(objects, owned, hashes_split=self._exactness is not None)
         batch = {} if global_batch is None else {"global batch": global_batch}
         self._settings = read_settings(objects) | {RUN: {"seed": self._seed} | batch}
         if self._exactness is not None and global_batch is not None:
@@ -167,7 +167,7 @@ class Checkpointer:
         """Write the final state of an attempt without an error; returns the SHA-256 of the tracked models.
 
         `finished` is why the training loop ended before its end. The hash is there on rank 0; None on the others,
-        without a folder, and for sharded models.
+        without a folder, and for sharded models but those that an exact run has saved at this step.
         """
         self.poll(stop_reason, wait=True)
         if self._folder is None or not self._group.is_first:

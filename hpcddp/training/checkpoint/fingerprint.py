@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
+from hpcddp.training.checkpoint.state_tree import gather_whole
 from hpcddp.training.data.randomness import SeededSamples, kept_generators
 from hpcddp.training.data.stream import Stream
 
@@ -27,12 +28,13 @@ def hash_states(objects: Mapping[str, nn.Module]) -> str:
     """SHA-256 over every parameter and every saved buffer of the models, by `object.name` in sorted order.
 
     Each goes in with its name, dtype, shape and bytes. The device, the memory format and a DDP wrapper around the model
-    or around a part of it make no difference; one bit of one number does.
+    or around a part of it make no difference; one bit of one number does. A collective where tensors are split: one at
+    a time is whole.
     """
     found = {f"{name}.{path}": tensor for name, model in objects.items() for path, tensor in _list_tensors(model)}
     digest = hashlib.sha256()
     for name in sorted(found):
-        _add_tensor(digest, name, found[name])
+        _add_tensor(digest, name, gather_whole(found[name], keep=True))
     return digest.hexdigest()
 
 

@@ -31,7 +31,9 @@ FindLike = Callable[[tuple[Any, ...], torch.Size], Any]
 class Tracked:
     """The objects that a run consists of, by name: each has `state_dict` and `load_state_dict`."""
 
-    def __init__(self, objects: dict[str, Any], owned: OwnedStates | None = None) -> None:
+    def __init__(
+        self, objects: dict[str, Any], owned: OwnedStates | None = None, *, hashes_split: bool = False
+    ) -> None:
         for name, thing in objects.items():
             if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
                 raise RequestError(
@@ -42,6 +44,7 @@ class Tracked:
             name: unwrap(thing) if isinstance(thing, nn.Module) else thing for name, thing in objects.items()
         }
         self.owned = owned or OwnedStates({})
+        self.hashes_split = hashes_split  # whether split models are hashed, too: each tensor is gathered for that
         # now: in a forward pass a sharded model has other parameters
         self.groups = describe_groups(self.objects)
 
@@ -56,12 +59,12 @@ class Tracked:
         """
         return any(is_split(value) for model in self.models() for value in model.state_dict().values())
 
-    def hash_weights(self) -> str | None:
+    def hash_weights(self, *, gather: bool = False) -> str | None:
         """SHA-256 of all models, averaged weights (EMA) included, as they are on this rank: see `hash_states`.
 
-        None where ranks hold parts only.
+        Where ranks hold parts only, None; or with `gather`, which makes it a collective, that of the whole.
         """
-        if self.is_split():
+        if not gather and self.is_split():
             return None
         return hash_states({name: thing for name, thing in self.objects.items() if isinstance(thing, nn.Module)})
 

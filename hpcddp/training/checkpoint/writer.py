@@ -66,9 +66,10 @@ class Writer:
         tree = {"position": position, **tracked.capture()}
         outline = tracked.owned.merge_outlines(make_outline(tree))
         form = self._form or ("sharded" if tracked.is_split() else "single")
+        gathers = tracked.hashes_split and tracked.is_split()
+        if form != "async" and (gathers or self._group.is_first):  # not while training waits for an asynchronous one
+            digest = tracked.hash_weights(gather=gathers)
         if self._group.is_first:
-            # not while training waits for an asynchronous one
-            digest = tracked.hash_weights() if form != "async" else None
             facts = {**position, "form": form, **facts, "objects": describe_objects(tracked.objects), **list_versions()}
             facts |= {"parameter_groups": tracked.groups}
             facts |= {"weights_sha256": digest} if digest else {}

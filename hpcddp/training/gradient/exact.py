@@ -30,6 +30,12 @@ from hpcddp.training.parallel.sharded import Wanted
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.torch_compat import add_to_each
 
+#: What is wrong, and what to type, where a second backward pass in one batch comes too late.
+TWICE = (
+    "rt.backward(loss) reached a model twice in one batch, and an exact run on several ranks takes its gradients once",
+    "rt.backward(a + b)",
+)
+
 
 class ExactGradients:
     """The sum over a plan's fixed slices. DDP collects gradients in buckets and passes them on during backward."""
@@ -53,9 +59,9 @@ class ExactGradients:
         several = layout.data_size > 1
         # a group of its own: a thread sums buckets in it one after the other while backward runs
         ranks = open_data_group(layout, "gloo") if on_cpu and several else layout.data_group
-        exchange = Exchange(layout, ranks, through_cpu=on_cpu and group.device.type == "cuda")
-        self._sum = make_sum(method, exchange, slices)
-        self._buffers = SliceBuffers(make_sum(method, exchange, slices), slices)
+        self._exchange = Exchange(layout, ranks, through_cpu=on_cpu and group.device.type == "cuda")
+        self._sum = make_sum(method, self._exchange, slices)
+        self._buffers = SliceBuffers(make_sum(method, self._exchange, slices), slices)
         self._is_last = True  # whether this is the last slice of the step
         self._summed: set[int] = set()  # indices that DDP has passed on in this step
         self._in_buckets = False  # whether DDP has laid this slice's gradients into its buckets
@@ -64,13 +70,8 @@ class ExactGradients:
         self._stream: Any = None if on_cpu else torch.cuda.Stream(group.device)  # type: ignore[no-untyped-call]  # torch does not annotate it
 
     def wrap(self, model: nn.Module, wanted: Wanted) -> nn.Module:
-        """The model on its device, in DDP where there are several data ranks: `check_goes_with` refuses all else."""
-        for layer in model.modules():
-            if isinstance(layer, nn.SyncBatchNorm):
-                raise RequestError(
-                    "SyncBatchNorm takes statistics over the ranks, which an exact run must not depend on",
-                    "use BatchNorm: in exact mode its statistics are those of a slice, on any number of ranks",
-                )
+        """The model on its device, in DDP where there are several data ranks."""
+        check_layers(model)
         wrapped = model = model.to(self._device)
         self._may_be_unused |= bool(wanted.options.get("find_unused_parameters"))
         if self._layout.data_size > 1:
@@ -122,6 +123,9 @@ class ExactGradients:
                 self._parameters[index].grad = torch.zeros_like(self._parameters[index])
         with self._passes(micro):
             yield
+
+    def backward_ends(self, micro: MicroBatch) -> None:
+        """DDP has its hook for that."""
 
     def collect(self, micro: MicroBatch) -> None:
         """Take this slice's gradients away, or with the last one leave the sum of all slices."""
@@ -190,11 +194,7 @@ class ExactGradients:
         if not self._is_last or not self._summed.isdisjoint(indices):
             self._in_buckets = True
             if self._is_last:
-                self._failure = RequestError(
-                    "rt.backward(loss) reached a model twice in one batch, and an exact run on several ranks takes its"
-                    " gradients once",
-                    "rt.backward(a + b)",
-                )
+                self._failure = RequestError(*TWICE)
             same: torch.futures.Future[Tensor] = torch.futures.Future()
             same.set_result(flat)
             return same
@@ -227,6 +227,15 @@ class ExactGradients:
         """End the thread; before the process group goes."""
         if self._thread is not None:
             self._thread.shutdown()
+
+
+def check_layers(model: nn.Module) -> None:
+    """RequestError for a layer whose numbers depend on the ranks."""
+    if any(isinstance(layer, nn.SyncBatchNorm) for layer in model.modules()):
+        raise RequestError(
+            "SyncBatchNorm takes statistics over the ranks, which an exact run must not depend on",
+            "use BatchNorm: in exact mode its statistics are those of a slice, on any number of ranks",
+        )
 
 
 def _lay_out(part: Tensor, parameter: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """What every way of summing the gradients of a step provides to the runtime.
 
-`mean.py` averages them over the data ranks, as DDP and FSDP do. `exact.py` sums fixed slices in a fixed order.
+`mean.py` averages them over the data ranks, as DDP and FSDP do. `exact.py` sums fixed slices in a fixed order, and so
+does `exact_shards.py` for a sharded model.
 """
 
 from __future__ import annotations
@@ -59,6 +60,9 @@ class Gradients(Protocol):
 
     def micro(self, micro: MicroBatch) -> AbstractContextManager[None]:
         """The context of all forward and backward passes over one micro batch."""
+
+    def backward_ends(self, micro: MicroBatch) -> None:
+        """A backward pass over the micro batch is over; the script may look at gradients now."""
 
     def collect(self, micro: MicroBatch) -> None:
         """All gradients of the micro batch are there: of the last one, make those of the global batch."""

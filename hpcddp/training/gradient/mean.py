@@ -75,6 +75,9 @@ class MeanGradients:
                     stack.enter_context(frozen_statistics(module))
             yield
 
+    def backward_ends(self, _micro: MicroBatch) -> None:
+        """There is nothing to do before `collect`."""
+
     def collect(self, _micro: MicroBatch) -> None:
         """The backward pass has averaged them already."""
 

@@ -58,7 +58,7 @@ class Sometimes(nn.Module):
         self.layer = nn.Linear(size, size)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(x) if float(x.detach().sum()) > 0 else x
+        return self.layer(x) if float(x.detach().sum()) > 0 else x.clone()
 
 
 def make_net(channels_last: bool, conditional: bool) -> nn.Module:
@@ -103,26 +103,40 @@ def train(argument: dict[str, Any]) -> None:
         save_every=argument.get("save_every"),
         exact=argument.get("exact", "tree"),
         slices=argument.get("slices", 8) if argument.get("exact", "tree") else None,
+        parallel=argument.get("parallel"),
     ) as rt:
         conditional = argument.get("conditional", False)
         net = make_net(argument.get("channels_last", False), conditional).to(dtype)
-        model = rt.wrap(net, bucket_cap_mb=0.01, find_unused_parameters=conditional)
+        if argument.get("wrapped_ema"):
+            rt.wrap(AveragedModel(net))
+        if argument.get("parallel", "ddp") in ("ddp", "zero1"):
+            model = rt.wrap(net, bucket_cap_mb=0.01, find_unused_parameters=conditional)
+        else:
+            model = rt.wrap(net, blocks=(nn.Conv2d, Sometimes), **argument.get("fully_shard", {}))
         images = NoisyImages(dtype)
         padded = Padded(images, rt.group.world_size) if argument.get("padded") else images
         loader = rt.loader(padded, shuffle=not argument.get("in_order"))
         kind = torch.optim.SGD if argument.get("sgd") else torch.optim.AdamW
-        more = {"momentum": 0.9, "nesterov": True} if argument.get("sgd") else {}
+        kind = torch.optim.LBFGS if argument.get("lbfgs") else kind
+        more: dict[str, Any] = {"momentum": 0.9, "nesterov": True} if argument.get("sgd") else {}
+        more |= {"fused": True} if argument.get("fused") else {}
         optimizer = kind(model.parameters(), lr=0.01, **more)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
-        ema = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=argument.get("ema_buffers", False))
-        rt.track(model=model, optimizer=optimizer, scheduler=scheduler, ema=ema)
+        objects = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+        ema = None
+        if argument.get("ema", True):
+            with_buffers = argument.get("ema_buffers", False)
+            ema = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=with_buffers)
+            objects["ema"] = ema
+        rt.track(**objects)
         for _epoch in rt.epochs(argument.get("epochs", 2)):
             for x, y in loader:
                 with torch.autocast("cpu", torch.bfloat16, enabled=argument.get("amp", False)):
                     loss = cross_entropy(model(x), y)
                 rt.backward(loss)
                 if rt.step(optimizer, scheduler=scheduler, clip_norm=argument.get("clip")):
-                    ema.update_parameters(net)
+                    if ema is not None:
+                        ema.update_parameters(net)
                     if rt.steps == argument.get("kill_at") and rt.group.rank == argument.get("kill_rank", 0):
                         os.kill(os.getpid(), signal.SIGKILL)
                     if rt.steps + 1 == argument.get("stop_at"):

@@ -25,6 +25,10 @@ INTEGER: dict[str, Options] = {
     "adamw, clipped": {"exact": "integer", "slices": 12, "clip": 0.5},
     "sgd, channels_last": {"exact": "integer", "slices": 8, "sgd": True, "channels_last": True, "epochs": 1},
 }
+# A sharded model: on one rank it is the bare one.
+SHARDED: dict[str, Options] = {
+    "fsdp": {"exact": "integer", "slices": 12, "clip": 0.5, "parallel": "fsdp", "ema": False, "epochs": 1}
+}
 
 
 @pytest.fixture
@@ -55,6 +59,7 @@ def test_integers_give_one_result_on_any_number_of_ranks(
     results: Callable[..., dict[str, Any]], world_size: int
 ) -> None:
     cases = {name: options for name, options in INTEGER.items() if world_size < 7 or name == "adamw, clipped"}
+    cases |= SHARDED if 12 % world_size == 0 else {}
     assert results(world_size, cases) == results(1, cases)
 
 

@@ -48,7 +48,7 @@ def test_what_does_not_go_with_a_strategy_is_refused_in_words(run_ranks: RunRank
         "unknown": "(parallel=…) 'fsdb' is not known | one of ddp, zero1, fsdp, hsdp (did you mean 'fsdp'?)",
         "too many": 'shard=2 is for 2 ranks, and there are 3 ranks on 2 nodes | parallel={"data": -1, "shard": 1}',
         "ddp": "parallel ddp takes no blocks",
-        "exact": "exact mode needs whole gradients",
+        "exact": "8 slices are not as many for each of 3 ranks",
         "noise": "noise scale needs whole gradients",
         "uneven": "hsdp needs as many ranks on each node; there are 2 on node0, 1 on node1",
         "no blocks": "the model has no Conv2d to make blocks of",

@@ -116,7 +116,7 @@ def test_a_wrong_option_is_told_once_and_ends_all_ranks(run_ranks: RunRanks, tmp
     [
         (["--dataset", "mnist"], "--dataset mnist needs a folder"),
         (["--lr-rule", "linear"], "--lr-rule linear needs the global batch"),
-        (["--parallel", "fsdp", "--exact"], "exact mode needs whole gradients, and fsdp shards them"),
+        (["--parallel", "fsdp", "--noise-every", "2"], "noise scale needs whole gradients, and fsdp shards them"),
         (["--parallel", "shard=3"], "--parallel: shard=3 is for 3 ranks, and there is 1 rank"),
     ],
 )
