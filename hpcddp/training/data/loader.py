@@ -63,6 +63,11 @@ class _Draws:
         return ([(epoch, index) for index in indices] for indices in self._sampler)
 
 
+def draws_in_collate(reading: Reading) -> bool:
+    """Whether the caller's own code makes a batch of the samples: it may draw random numbers."""
+    return reading.collate_fn not in (None, default_collate)
+
+
 def read_samples(
     dataset: Dataset[Any], sampler: GlobalBatchSampler, device: torch.device, reading: Reading
 ) -> Callable[[], Iterator[Loaded]]:
@@ -70,7 +75,7 @@ def read_samples(
     options = reading.options(device)
     options["worker_init_fn"] = WorkerStart(options.get("worker_init_fn"))
     loader: DataLoader[Any] = DataLoader(
-        SeededSamples(dataset, sampler.seed),
+        SeededSamples(dataset, sampler.seed, collates=draws_in_collate(reading)),
         batch_sampler=_Draws(sampler),
         persistent_workers=reading.num_workers > 0 and reading.keeps_workers,
         generator=torch.Generator(),  # an iterator draws a seed: not from the generator of the user's loop
@@ -109,7 +114,7 @@ class TrainingLoader:
         self._listener = listener
         self._waits = waits
         self._copies = open_copies(device)
-        collates = reading.num_workers == 0 and reading.collate_fn not in (None, default_collate)
+        collates = reading.num_workers == 0 and draws_in_collate(reading)
         self._may_draw = collates or weighing.count is not None  # the caller's code, in this process
         # one micro batch ahead only where that runs none of the caller's code earlier, and waits for no other rank
         indexed = isinstance(sampler, GlobalBatchSampler)

@@ -48,9 +48,11 @@ class SeededSamples(Dataset[object]):
     read again with it if something was drawn. From then on every sample is seeded before it is read.
     """
 
-    def __init__(self, dataset: Dataset[Any], seed: int) -> None:
+    def __init__(self, dataset: Dataset[Any], seed: int, *, collates: bool = False) -> None:
+        """`collates`: whether the caller's own code makes a batch of the samples, and may draw for it."""
         self.dataset = dataset
         self.seed = seed
+        self._collates = collates
         self._draws: bool | None = None  # None: no sample was read yet
         self._epoch: int | None = None
         self._epoch_key = 0
@@ -62,8 +64,12 @@ class SeededSamples(Dataset[object]):
     def __getitems__(self, draws: list[tuple[int, int]]) -> list[object]:
         """A whole batch, which is how a DataLoader asks when this method exists."""
         if self._draws is None and len(draws) > 1:
-            return self._read(draws[:1]) + self._read(draws[1:])
-        return self._read(draws)
+            samples = self._read(draws[:1]) + self._read(draws[1:])
+        else:
+            samples = self._read(draws)
+        if self._collates and get_worker_info() is not None:  # in the training process the step has seeded
+            seed_generators("batch", self.seed, *draws[0])
+        return samples
 
     def _read(self, draws: list[tuple[int, int]]) -> list[object]:
         before = read_states()

@@ -231,3 +231,25 @@ first = SeededSamples(Late(), 1).__getitems__([(0, 1), (0, 2)])
 assert first == SeededSamples(Late(), 1).__getitems__([(0, 1), (0, 2)]), first
 """
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def _mix(samples: list[Any]) -> list[float]:
+    return [random.random(), float(torch.rand(1)), float(np.random.rand()), *map(float, samples)]
+
+
+def test_what_a_collate_function_draws_in_a_loader_process_depends_on_its_batch_only() -> None:
+    draws = [[(epoch, i) for i in part] for epoch in range(2) for part in ((0, 1, 2), (3, 4, 5))]
+
+    def read(start: int, workers: int) -> list[list[float]]:
+        samples = SeededSamples(Numbers(), SEED, collates=True)
+        return list(DataLoader(samples, batch_sampler=draws[start:], num_workers=workers, collate_fn=_mix))
+
+    whole = read(0, 1)
+    assert len({batch[0] for batch in whole}) == 4
+    assert read(0, 2) == whole
+    assert read(1, 1) == whole[1:], "a resumed run"
+
+
+class Numbers(Dataset[int]):
+    def __getitem__(self, index: int) -> int:
+        return index
