@@ -28,6 +28,7 @@ from hpcddp.ranks.resolve import launch_line
 from hpcddp.schedulers.registry import find_scheduler, scripted_schedulers, submit_commands
 from hpcddp.schedulers.run import ask_job_end, run_program
 from hpcddp.script.find_site import SiteChoice, open_site
+from hpcddp.script.jobplan import JobPlan
 from hpcddp.script.own_ranks import plan_own_ranks
 from hpcddp.script.plan import plan_job, remark_name
 from hpcddp.script.render import render_script
@@ -137,6 +138,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     if args.dry_run:
         write_exactly(script)
         return 0
+    _check_command(plan, env)
     size = f"{format_count(plan.world_size, 'rank')} on {format_count(plan.nodes, 'node')}"
     tell(f"{size}, by {plan.makes_ranks}")
     # an allocation may see several launches, each an attempt of its own
@@ -144,6 +146,15 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     argv: list[str | bytes] = ["bash", "-c", exact_bytes(script), "hpcddp-launch"]
     os.execvpe("bash", argv, {**env, **own})
     raise AssertionError("exec returned")  # it does not: it replaces this process or raises
+
+
+def _check_command(plan: JobPlan, env: Mapping[str, str]) -> None:
+    """RequestError for a command that cannot be started, before it has a run folder."""
+    from hpcddp.cli.look import look_here
+    from hpcddp.script.program import check_program
+
+    for remark in check_program(plan.command[0], os.getcwd(), plan.python, look_here(env)):
+        tell(remark)
 
 
 def _refuse_inside_a_rank(env: Mapping[str, str]) -> None:

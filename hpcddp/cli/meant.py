@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.schedulers.registry import scripted_schedulers
-from hpcddp.script.fields import read_flag
+from hpcddp.script.fields import read_flag, read_variables
 from hpcddp.script.spec import KEYS
 
 # Words of no scheduler or launcher in particular: of sites' guides, trainers and containers. As in the rows, a job
@@ -25,6 +25,8 @@ def find_meant(option: str, value: str) -> str | None:
     key = option.removeprefix("--").replace("-", "_")
     if KEYS.get(key) is read_flag:
         return f"--set {key}=true"
+    if KEYS.get(key) is read_variables:
+        return f"--set {key}.{value if '=' in value else 'NAME=VALUE'}"
     meanings: dict[str, list[str]] = {}
     for title, typed in each_table():
         if option in typed:

@@ -81,11 +81,10 @@ def _refuse_unused(args: argparse.Namespace) -> None:
 
 
 def _check_plan(plan: JobPlan, env: Mapping[str, str]) -> None:
-    from hpcddp.script.preflight import Here, check_plan
+    from hpcddp.cli.look import look_here
+    from hpcddp.script.preflight import check_plan
 
-    path = tuple(filter(None, env.get("PATH", "").split(":")))
-    here = Here(os.getcwd(), _exists, _can_run, _start_of, _names, path)
-    _tell(check_plan(plan, here))
+    _tell(check_plan(plan, look_here(env)))
 
 
 def _check_run(plan: JobPlan) -> None:
@@ -97,36 +96,11 @@ def _check_run(plan: JobPlan) -> None:
         _tell(list(filter(None, [foresee_run(plan.asked_run._replace(base=base))])))
 
 
-def _exists(path: str) -> bool:
-    """UnicodeEncodeError for a name that Python cannot encode, with an answer of its own: it would be "not there"."""
-    os.fsencode(path)
-    return os.path.exists(path)
-
-
-def _can_run(path: str) -> bool:
-    return os.access(path, os.X_OK)
-
-
-def _start_of(path: str) -> bytes:
-    """Nothing of a file that cannot be read."""
-    try:
-        with open(path, "rb") as file:
-            return file.read(4096)
-    except OSError:
-        return b""
-
-
-def _names(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
-
-
 def _check_script(plan: JobPlan, text: str, live: bool, env: Mapping[str, str]) -> None:
-    from hpcddp.script.preflight import Here, check_output
+    from hpcddp.cli.look import look_here
+    from hpcddp.script.preflight import check_output
 
-    _tell(check_output(plan.site.scheduler, text, Here(os.getcwd(), _exists)))
+    _tell(check_output(plan.site.scheduler, text, look_here(env)))
     if live:
         from hpcddp.schedulers.run import ask_scheduler
 

@@ -24,6 +24,7 @@ class AllRanks:
         self._loop = loop
         self._report = report
         self._agreement = Agreement(setup.group)
+        self._is_over = False
 
     @property
     def is_main(self) -> bool:
@@ -34,6 +35,18 @@ class AllRanks:
     def summary(self) -> dict[str, str]:
         """Lines, name to text, that the summary at the end has besides the runtime's own; those of rank 0 are shown."""
         return self._report.more
+
+    def _end_body(self) -> None:
+        """The `with` body has ended."""
+        self._is_over = True
+
+    def _check_open(self, call: str) -> None:
+        """RequestError behind the `with` body: of several ranks each would have its own part only."""
+        if self._is_over and self.layout.world_size > 1:
+            raise RequestError(
+                f"{call} came after the `with` body of hpcddp.runtime, when the ranks had parted",
+                f"with hpcddp.runtime(…) as rt: …, with {call} at the end of the body",
+            )
 
     def _agree_after_break(self) -> None:
         """Before a collective that a loop may have been left for; see `Saving`."""
@@ -46,6 +59,7 @@ class AllRanks:
 
         Waits for the device: once per epoch, not per step.
         """
+        self._check_open("rt.sum")
         self._agree_after_break()
         return collectives.sum_over_data_ranks(value, self.layout, self.device)
 
@@ -54,11 +68,13 @@ class AllRanks:
 
         (n, …) on each rank gives (sum of n, …) on every rank; n may differ.
         """
+        self._check_open("rt.gather")
         self._agree_after_break()
         return collectives.gather_rows(rows, self.layout, self.device)
 
     def broadcast(self, thing: collectives.Thing) -> collectives.Thing:
         """Rank 0's object, on every rank."""
+        self._check_open("rt.broadcast")
         self._agree_after_break()
         return collectives.broadcast(thing, self.layout, self.device)
 

@@ -64,6 +64,7 @@ class Preparation(Wrapping):
         self._batch = setup.global_batch
         self._planned = planned
         self._until_end = until_end  # is closed when the body of the runtime ends
+        until_end.callback(self._end_body)
         self._buffers = BufferMeans(setup.layout)
         self._checkpointer = checkpointer
         self._loader: TrainingLoader | None = None
@@ -178,11 +179,15 @@ class Preparation(Wrapping):
             self.device,
             how.reading,
             forward_is_collective=lambda: self._gradients.forward_is_collective,
-            starts=self._average_buffers,
+            starts=self._start_evaluation,
             gives=self._loop.count_batch,
             begins=self._same.evaluations.begin,
             goes_on=self._same.evaluations.go_on,
         )
+
+    def _start_evaluation(self) -> None:
+        self._check_open("a loop over evaluation data")
+        self._average_buffers()
 
     def track(self, **objects: Any) -> None:
         """Save these objects in checkpoints: model=, optimizer=, scheduler= and others that have a state. Resumes from

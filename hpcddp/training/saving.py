@@ -133,6 +133,7 @@ class Saving(Preparation):
 
         Rank 0 writes it, as a whole. Of an AveragedModel the averaged weights are written, under the model's own names.
         """
+        self._check_open("rt.save_model")
         file = read_path(path, "rt.save_model({})")
         if model is None:
             if len(self._models) != 1:

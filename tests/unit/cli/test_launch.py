@@ -224,3 +224,10 @@ def test_a_script_that_starts_its_ranks_runs_once_per_node(tmp_path: Path) -> No
 def test_the_commands_own_number_of_ranks_is_taken(tmp_path: Path) -> None:
     said = launch(tmp_path, "--here", "--dry-run", "--", "torchrun", "--nproc-per-node=2", "train.py")
     assert "hpcddp exec --nodes 1 --ranks-per-node 2 --" in said.stdout, said.stderr
+
+
+def test_a_command_that_cannot_be_started_makes_no_run_folder(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print(1)\n")
+    said = launch(tmp_path, "--here", "--", "train.py", PATH="/usr/bin:/bin")
+    assert (said.returncode, said.stderr.splitlines()[-1]) == (2, "hint: -- python train.py")
+    assert not (tmp_path / "runs").exists()

@@ -171,6 +171,7 @@ MEANT = {
     "--output out.txt": ("--set", "--set output=out.txt"),
     "--venv /opt/env": ("--set", "--set venv=/opt/env"),
     "--mem 4": ("--set", "--set mem_gb=512"),
+    "--env A=1": ("--set", "--set env.A=1"),
     "--exclusive": ("--set", "--set exclusive=true"),
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy
@@ -13,6 +14,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
 
 import hpcddp
+from hpcddp.errors import RequestError
 from hpcddp.training.gradient.step_sum import StepSum
 from hpcddp.training.parallel.layout import plan_layout
 
@@ -40,7 +42,23 @@ def meet_in_numbers(folder: str) -> None:
             "evaluated": rt.gather(mine).tolist(),
             "batches": len(test),
         }
+    behind = {
+        "rt.sum": lambda: rt.sum(1),
+        "rt.gather": lambda: rt.gather(mine),
+        "rt.broadcast": lambda: rt.broadcast(1),
+        "rt.save_model": lambda: rt.save_model("model.pt"),
+        "a loop over evaluation data": lambda: list(test),
+    }
+    found["refused"] = [call for call, do in behind.items() if f"{call} came after the `with` body" in told_by(do)]
     Path(folder, f"{rank}.json").write_text(json.dumps(found))
+
+
+def told_by(do: Callable[[], object]) -> str:
+    try:
+        do()
+    except RequestError as error:
+        return str(error)
+    return ""
 
 
 def prepare_models_that_are_not_trained(folder: str) -> None:
