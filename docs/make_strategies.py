@@ -44,7 +44,7 @@ _FORMULAS = """
 _LETTERS = """
 The last column is for 32 ranks on 4 nodes. The formulas are for rings, in which each rank sends as much as it receives;
 NCCL may use trees, which send about as much. A test trains on four ranks, and compares what they hold and the sizes of
-all their calls with pictures and table, but for `pipeline` and `two-devices`. FSDP gathers again in each micro batch.
+all their calls with pictures and table, but for `two-devices`. FSDP gathers again in each micro batch.
 Without blocks (`rt.wrap(model, blocks=…)`) it keeps the whole model from the forward to the backward pass, and sends
 `2 P (S - 1) / S`.
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 JOBS = Path(__file__).parents[2] / "jobs"
 OWN = "The script saves its last weights only, as the manuals show it."
 CHECKS = "It trains nothing."
+LINE = "The same; with the lines of [its page](frameworks.md) it stops in time, and resumes on as many ranks."
 
 
 class Row(NamedTuple):
@@ -148,7 +149,7 @@ ROWS = (
         command="python collectives.py 0.01 1",
         prints="1-2 +barrier +right",
     ),
-    Row("Accelerate", "frameworks/accelerate.yaml", (1, 2), IN_DOUBLE, package="accelerate"),
+    Row("Accelerate", "frameworks/accelerate.yaml", (1, 2), IN_DOUBLE, LINE, LINE, package="accelerate"),
     Row(
         "`notebook_launcher`, unchanged",
         "frameworks/notebook.yaml",
@@ -159,13 +160,15 @@ ROWS = (
         command="python notebook.py --ranks {local_world_size}",
         package="accelerate",
     ),
-    Row("HF Trainer", "frameworks/hf-trainer.yaml", (1, 2), IN_DOUBLE, package="transformers"),
-    Row("Lightning Trainer", "frameworks/lightning.yaml", (1, 2), IN_DOUBLE, package="lightning"),
+    Row("HF Trainer", "frameworks/hf-trainer.yaml", (1, 2), IN_DOUBLE, LINE, LINE, package="transformers"),
+    Row("Lightning Trainer", "frameworks/lightning.yaml", (1, 2), IN_DOUBLE, LINE, LINE, package="lightning"),
     Row(
         "Lightning Fabric",
         "frameworks/fabric.yaml",
         (1, 2),
         IN_DOUBLE,
+        LINE,
+        LINE,
         renders="1 node; for more change the script's `--nodes`, too",
         package="lightning",
     ),
@@ -175,6 +178,8 @@ ROWS = (
             "frameworks/deepspeed.yaml",
             (1, 2),
             "1e-5",
+            LINE,
+            LINE,
             why="float32, whose rounding grows over 80 steps of Adam.",
             command=f"python deepspeed_zero.py --stage {stage} --batch {{global_batch}}",
             exact="",

@@ -48,6 +48,21 @@ def test_ranks_that_train_hold_and_send_what_the_page_says(kind, repo, run, tmp_
         assert found["carried"] == expected_calls(kind, found["elements"])
 
 
+@pytest.mark.slow
+@pytest.mark.multirank
+def test_an_inner_rank_of_the_pipeline_sends_what_the_page_says(repo, run, tmp_path):
+    (kind,) = (kind for kind in KINDS if kind.name == "pipeline")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3"]
+    count, job = str(Path(__file__).with_name("count_sends.py")), str(repo / "jobs/plain/pipeline.py")
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = run([*launch, count, str(tmp_path), job, "--epochs", "1", "--batch", "64"], env=env, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    shapes = json.loads((tmp_path / "1.json").read_text())
+    sent = sum(samples * width for samples, width in (shape for shape in shapes if len(shape) == 2))
+    values = {"A": 64 * 20, "W": 3}
+    assert sent == 1024 / 64 * sum(exchange.bytes_sent(values) for exchange in kind.exchanges)  # the steps of an epoch
+
+
 def expected_calls(kind, elements: int) -> dict[str, float]:
     """Elements in the calls of each collective, as the page's formula has them."""
     split, calls = kind.split, {}
