@@ -51,12 +51,11 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
 
 def format_layout(plan: JobPlan) -> str:
     """The table of ranks; of a large job the first node and the last. Below it, what the launcher tells one rank."""
-    rows: list[tuple[str, ...]] = [("rank", "node", "local rank", "GPU", "CPUs")]
+    rows: list[tuple[str, ...]] = [("rank", "node", "local rank", "GPU" if plan.gpus_per_rank == 1 else "GPUs", "CPUs")]
     for rank in _shown(plan):
         p = plan_place(plan, rank)
-        rows.append(
-            (str(p.rank), str(p.node_rank), str(p.local_rank), "-" if p.gpu is None else str(p.gpu), str(p.cpus))
-        )
+        gpus = ",".join(map(str, p.gpus)) or "-"
+        rows.append((str(p.rank), str(p.node_rank), str(p.local_rank), gpus, str(p.cpus)))
         if rank == plan.ranks_per_node - 1 and plan.world_size > _MOST_ROWS:
             rows.append(("…", "…", "", "", ""))
     widths = [max(len(row[i]) for row in rows) for i in range(5)]

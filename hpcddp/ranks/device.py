@@ -1,4 +1,4 @@
-"""Which device a rank takes.
+"""Which device a rank takes, or which devices.
 
 A local rank is not a device index: a scheduler may show each rank one GPU, and that is number 0.
 """
@@ -76,28 +76,55 @@ def label_devices(count: int, env: Mapping[str, str]) -> tuple[str, ...]:
     return entries[:count]
 
 
-def choose_device_index(visible: int, local_rank: int | None, local_world_size: int | None) -> int:
-    """The index, among the `visible` devices (1 or more) of this process, of the one that it takes.
+#: How many devices each rank takes, if a job file's `gpus_per_rank` says so.
+GPUS_PER_RANK = "HPCDDP_GPUS_PER_RANK"
 
-    One visible device is number 0. With at least as many devices as ranks on the node, it is the local rank.
-    LaunchError in between: ranks would share a device, which NCCL refuses. None: the launcher does not say.
+
+def read_gpus_per_rank(env: Mapping[str, str]) -> int:
+    """How many devices each rank takes, 1 unless the job says so. LaunchError for what is no such number."""
+    text = env.get(GPUS_PER_RANK) or "1"
+    each = read_number(text)
+    if not each:
+        raise LaunchError(f"{GPUS_PER_RANK}={text} is no number of GPUs", f"export {GPUS_PER_RANK}=2, or unset it")
+    return each
+
+
+def choose_devices(
+    visible: int, local_rank: int | None, local_world_size: int | None, each: int = 1
+) -> tuple[int, ...]:
+    """The indices, among the `visible` devices (1 or more) of this process, of those that it takes: `each` of them.
+
+    If it sees no more than it takes, those are its own. With enough devices for all ranks on the node, they follow the
+    local rank. LaunchError in between: ranks would share a device, which NCCL refuses. None: the launcher does not say.
     """
-    if visible == 1:
-        return 0
+    if visible == each:
+        return tuple(range(each))
+    if visible < each:
+        raise LaunchError(
+            f"this rank is to have {each} devices ({GPUS_PER_RANK}), and sees {format_count(visible, 'device')}",
+            f"show each rank {each} devices{_option(each)}, or ask for fewer by gpus_per_rank",
+        )
     if local_rank is None or local_world_size is None:
         raise LaunchError(
             f"{visible} devices are visible, but the launcher does not say which rank of its node this is",
-            f"show each rank one device{_option()}, or use a launcher that sets a local rank",
+            f"show each rank {'one device' if each == 1 else f'{each} devices'}{_option(each)}, or use a launcher that"
+            " sets a local rank",
+        )
+    if local_world_size * each > visible and each > 1:
+        raise LaunchError(
+            f"{local_world_size} ranks on this node are to have {each} devices each ({GPUS_PER_RANK}), and see"
+            f" {visible}",
+            f"use --ranks-per-node {max(visible // each, 1)}, or ask for more",
         )
     if local_world_size > visible:
         raise LaunchError(
             f"{local_world_size} ranks on this node see {format_count(visible, 'device')}",
             f"use --ranks-per-node {visible}, or ask for more; backend='gloo' lets ranks share a device",
         )
-    return local_rank
+    return tuple(range(local_rank * each, (local_rank + 1) * each))
 
 
-def _option() -> str:
+def _option(each: int) -> str:
     """The schedulers' options for that."""
-    told = [f"{row.title}: {row.one_gpu.option}=1" for row in all_schedulers() if row.one_gpu.option]
+    told = [f"{row.title}: {row.one_gpu.option}={each}" for row in all_schedulers() if row.one_gpu.option]
     return f" ({', '.join(told)})" if told else ""

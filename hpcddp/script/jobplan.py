@@ -23,7 +23,6 @@ from hpcddp.units import format_walltime
 if TYPE_CHECKING:
     from hpcddp.ranks.launch_line import Words
 
-
 #: `JobPlan.own_ranks` of a command that makes ranks and is no known agent.
 SOME_COMMAND = "the command"
 #: The signal that `signal` of a job file asks for.
@@ -57,6 +56,7 @@ class JobPlan(Record):
     nodes: int
     ranks_per_node: int
     gpus_per_node: int
+    gpus_per_rank: int
     cpus_per_node: int
     cpus_per_rank: int
     threads_per_rank: int
@@ -177,8 +177,9 @@ class JobPlan(Record):
 
     @property
     def launcher_options(self) -> tuple[str, ...]:
-        """The site's own options of the launcher."""
-        return self.site.launcher.options
+        """The site's own options of the launcher; that which shows each rank one GPU shows it all of its own."""
+        one, each = f"{find_scheduler(self.site.scheduler).one_gpu.option}=", self.gpus_per_rank
+        return tuple(f"{one}{each}" if word == f"{one}1" else word for word in self.site.launcher.options)
 
     @property
     def container_options(self) -> tuple[Words, ...]:

@@ -81,6 +81,7 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
         nodes=shape.nodes,
         ranks_per_node=shape.ranks_per_node,
         gpus_per_node=shape.gpus_per_node,
+        gpus_per_rank=shape.gpus_per_rank,
         cpus_per_node=shape.cpus_per_node,
         cpus_per_rank=shape.cpus_per_rank,
         threads_per_rank=shape.threads_per_rank,
@@ -130,7 +131,12 @@ def check_placeholders(plan: JobPlan) -> None:
 
 def _own_variables(spec: JobSpec) -> tuple[tuple[str, str], ...]:
     """What the request says to the ranks beside the job's own variables."""
-    told = {"HPCDDP_INDEPENDENT": "1" if spec.independent else None, "HPCDDP_PARALLEL": spec.parallel}
+    each = spec.gpus_per_rank or 1
+    told = {
+        "HPCDDP_GPUS_PER_RANK": str(each) if each > 1 else None,
+        "HPCDDP_INDEPENDENT": "1" if spec.independent else None,
+        "HPCDDP_PARALLEL": spec.parallel,
+    }
     return tuple((name, value) for name, value in told.items() if value is not None)
 
 

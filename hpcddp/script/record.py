@@ -33,6 +33,7 @@ def plan_record(plan: JobPlan) -> dict[str, Any]:
         "command": list(plan.command),
         "run_dir": plan.run_dir,
         "created_by": plan.planned_by.created_by,
+        **({"gpus_per_rank": plan.gpus_per_rank} if plan.gpus_per_rank > 1 else {}),
         **({"parallel": plan.spec.parallel} if plan.spec.parallel else {}),
     }
 

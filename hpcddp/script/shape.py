@@ -12,11 +12,13 @@ from hpcddp.units import format_count
 
 class Shape(Record):
     """What a job occupies. CPUs are what the scheduler counts (cores or hardware threads), threads are cores.
-    `mem_gb` is of each node, 0 where nothing is said about it."""
+    `gpus_per_rank` is 1 where ranks share one, too; `mem_gb` is of each node, 0 where nothing is said about it.
+    """
 
     nodes: int
     ranks_per_node: int
     gpus_per_node: int
+    gpus_per_rank: int
     cpus_per_node: int
     cpus_per_rank: int
     threads_per_rank: int
@@ -29,7 +31,10 @@ def plan_shape(spec: JobSpec, site: Site, queue: Queue, local_cpus: int | None =
     Raises RequestError when a node cannot hold the request. `check_complete` has seen that every number is given.
     """
     gpus = known(queue.gpus if spec.gpus_per_node is None else spec.gpus_per_node)
-    ranks = spec.ranks_per_node or max(gpus, 1)
+    each = spec.gpus_per_rank or 1
+    if each > 1:
+        _check_shares(spec, gpus, each)
+    ranks = spec.ranks_per_node or max(gpus // each, 1)
     with_gpus = queue.cpus_per_gpu * gpus if queue.cpus_per_gpu and gpus else None
     available = spec.cpus_per_node or with_gpus or queue.cpus or local_cpus
     cpus = known(available) // ranks if spec.cpus_per_rank is None else spec.cpus_per_rank
@@ -39,7 +44,29 @@ def plan_shape(spec: JobSpec, site: Site, queue: Queue, local_cpus: int | None =
     threads = cpus // 2 if queue.cpu_unit == "hwthread" else cpus
     on_node = spec.cpus_per_node or with_gpus or cpus * ranks
     memory = _plan_memory(spec, site, queue, gpus)
-    return Shape(spec.nodes or 1, ranks, gpus, on_node, cpus, max(threads, 1), memory)
+    return Shape(spec.nodes or 1, ranks, gpus, each, on_node, cpus, max(threads, 1), memory)
+
+
+def _check_shares(spec: JobSpec, gpus: int, each: int) -> None:
+    """RequestError unless ranks with so many GPUs each take all of a node's."""
+    node = f"a node has {format_count(gpus, 'GPU')}"
+    if gpus < each:
+        more = "" if spec.gpus_per_node is None else f"--gpus-per-node {each}, or "
+        raise RequestError(f"gpus_per_rank {each}: {node} here", f"{more}leave out gpus_per_rank")
+    if spec.ranks_per_node is not None and spec.ranks_per_node * each != gpus:
+        raise RequestError(
+            f"gpus_per_rank {each} for {format_count(spec.ranks_per_node, 'rank')} per node is"
+            f" {format_count(spec.ranks_per_node * each, 'GPU')}, and {node} here",
+            f"--gpus-per-node {spec.ranks_per_node * each}"
+            if spec.ranks_per_node * each < gpus
+            else f"--ranks-per-node {gpus // each}",
+        )
+    if gpus % each:
+        fits = [number for number in range(2, gpus + 1) if gpus % number == 0]
+        raise RequestError(
+            f"gpus_per_rank {each}: {node} here, which do not divide into groups of {each}",
+            f"--set gpus_per_rank={' or '.join(map(str, fits))}, or --gpus-per-node {gpus - gpus % each}",
+        )
 
 
 def _plan_memory(spec: JobSpec, site: Site, queue: Queue, gpus: int) -> int:

@@ -36,7 +36,11 @@ def plan_sources(plan: JobPlan) -> dict[str, str]:
     python = next((key for key in ("venv", "uv", "conda") if key in asked), None)
     if python:
         sources["python"] = asked[python]
-    own = {"HPCDDP_INDEPENDENT": "independent", "HPCDDP_PARALLEL": "parallel"}
+    own = {
+        "HPCDDP_GPUS_PER_RANK": "gpus_per_rank",
+        "HPCDDP_INDEPENDENT": "independent",
+        "HPCDDP_PARALLEL": "parallel",
+    }
     sources.update({f"env.{name}": asked[key] for name, key in own.items() if key in asked})
     for name in plan.site.env:
         sources[f"env.{name}"] = site_source("env", plan)

@@ -45,6 +45,7 @@ KEYS: dict[str, Reader] = {
     "ranks": read_choice("each", "node"),
     "ranks_per_node": read_count,
     "gpus_per_node": read_number,
+    "gpus_per_rank": read_count,
     "cpus_per_node": read_count,
     "cpus_per_rank": read_count,
     "mem_gb": read_count,
@@ -103,6 +104,7 @@ class JobSpec(Record):
     ranks: str | None = None
     ranks_per_node: int | None = None
     gpus_per_node: int | None = None
+    gpus_per_rank: int | None = None
     cpus_per_node: int | None = None
     cpus_per_rank: int | None = None
     mem_gb: int | None = None
@@ -171,7 +173,8 @@ def read_spec(asked: Mapping[str, tuple[object, str]], site_keys: Iterable[str] 
         elif key not in KEYS and key not in site_keys:
             known = [*KEYS, *site_keys]
             begun = [name for name in known if len(key) > 2 and name.startswith(key)]
-            near = f" (did you mean {begun[0]!r}?)" if len(begun) == 1 else nearest(key, known)
+            likely = f" (did you mean {' or '.join(map(repr, begun))}?)"
+            near = likely if len(begun) in {1, 2} else nearest(key, known)
             raise RequestError(f"unknown key {key!r} ({where}){near}", f"known keys: {', '.join(known)}")
         elif key in site_keys:
             own[key] = read_text(value, where)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from hpcddp.errors import RequestError
@@ -25,6 +26,11 @@ class AllRanks:
         self._report = report
         self._agreement = Agreement(setup.group)
         self._is_over = False
+
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """All devices of this rank, `device` first: several where the job asks for `gpus_per_rank`."""
+        return self.group.devices
 
     @property
     def is_main(self) -> bool:

@@ -33,6 +33,7 @@ from hpcddp.training.gradient.buffers import BufferMeans
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.kinds import check_objects, is_trained, name_objects
 from hpcddp.training.loop import Loop
+from hpcddp.training.parallel.placing import place
 from hpcddp.training.parallel.spread import spread_weights
 from hpcddp.training.parallel.whole_steps import WholeSteps
 from hpcddp.training.parallel.zero import OwnSteps
@@ -59,7 +60,6 @@ class Preparation(Wrapping):
         super().__init__(setup, gradients, loop, report, self._list_untrained)
         self.seed = setup.options.seed
         self.folder = setup.folder
-        self._options = setup.options
         self._hints = setup.hints
         self._batch = setup.global_batch
         self._planned = planned
@@ -106,7 +106,7 @@ class Preparation(Wrapping):
             if is_trained(thing) and id(thing) not in self._models:
                 prepared[n] = self.wrap(thing)
             elif isinstance(thing, nn.Module):
-                prepared[n] = thing.to(self.device)
+                prepared[n] = place(thing, self.device)
                 if id(thing) not in self._models:  # no wrapper gives every rank the weights of rank 0
                     spread_weights(thing, self.device, self.layout)
                     self._gradients.take_along(thing)

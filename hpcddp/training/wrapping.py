@@ -12,6 +12,7 @@ from hpcddp.training.all_ranks import AllRanks
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.kinds import check_model
 from hpcddp.training.loop import Loop
+from hpcddp.training.parallel.placing import check_places, list_accelerators
 from hpcddp.training.parallel.sameness import SameWeights
 from hpcddp.training.parallel.sharded import Blocks, Wanted
 from hpcddp.training.parallel.strategy import check_wanted
@@ -33,6 +34,7 @@ class Wrapping(AllRanks):
         list_untrained: Callable[[], list[nn.Module]],
     ) -> None:
         super().__init__(setup, loop, report)
+        self._options = setup.options
         self._split = setup.split
         self._gradients = gradients
         self._same = SameWeights(loop.models, setup.layout, setup.group.device, list_untrained)
@@ -47,7 +49,8 @@ class Wrapping(AllRanks):
         tensor_plan: TensorPlan | None = None,
         **options: Any,
     ) -> nn.Module:
-        """The model on this rank's device, distributed over the ranks if there are several. `prepare` calls it.
+        """The model on this rank's device, distributed over the ranks if there are several. `prepare` calls it. A model
+        whose parts are on several of `rt.devices` stays there.
 
         `hpcddp.runtime(parallel=…)` says how. "ddp" wraps it in torch's DistributedDataParallel; the others shard every
         parameter in place, so make the optimizer afterwards; each module of a class in `blocks` is gathered on its own.
@@ -61,6 +64,8 @@ class Wrapping(AllRanks):
         print_warning(hooks, is_first=self.group.is_first)
         wanted = Wanted(blocks, tensor_plan, options)
         check_wanted(self._split, wanted)
+        exact, noise = self._options.exactness is not None, self._options.noise_every is not None
+        check_places(list_accelerators(model), self.devices, self._split, exact=exact, noise=noise)
         if self._split.is_whole:
             self._loop.models.append(model)
             self._loop.record.noise.watch(model)

@@ -25,6 +25,10 @@ _CHOICES = {
         "a block is too large for one GPU, or there are more ranks than samples",
         "fsdp+tensor",
     ),
+    "DDP with a model on two GPUs of each rank (here both halves are on the CPU, a stand-in)": (
+        "the model is split by hand already. New ones: FSDP2, where both GPUs compute",
+        "two-devices",
+    ),
     "DDP": ("you want nothing but torch", "ddp"),
     "the MNIST loop on images from a folder": ("you come from the tutorials", "ddp"),
     "torchrun, one agent per node": (f"{_OLD}, and its command is torchrun", "ddp"),

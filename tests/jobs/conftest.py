@@ -38,6 +38,7 @@ class Folder(NamedTuple):
         words = (command or self.row.command).split() or load_yaml(str(self.path / job))[0]["command"]
         size = ["--site", "local", "--nodes", "1", "--ranks-per-node", str(ranks)]
         size += (self.row.alone if ranks == 1 else self.row.together).split()
+        size += ["--gpus-per-node", str(ranks * self.row.gpus)] if self.row.gpus else []
         render = [sys.executable, "-m", "hpcddp", "render", job, *size, *options, "--", *words, *add.split()]
         script = self.run(render, cwd=self.path, env=ENVIRONMENT)
         assert script.returncode == 0, script.stderr

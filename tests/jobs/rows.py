@@ -30,6 +30,7 @@ class Row(NamedTuple):
     exact: str = "--double"  # what to add to the command for the comparison
     also: tuple[str, ...] = ()  # job files with the same program that need no run of their own
     prints: str = ""  # pattern of a line of its output, where there are no weights to compare
+    gpus: int = 0  # of each rank, where its job asks for several
     package: str = ""  # of the environment of `make test-all-frameworks`
 
     @property
@@ -71,6 +72,16 @@ ROWS = (
         "yes",
         "yes",
         alone="--parallel ddp",
+    ),
+    Row(
+        "DDP with a model on two GPUs of each rank (here both halves are on the CPU, a stand-in)",
+        "runtime/split_model.yaml",
+        (1, 2),
+        IN_DOUBLE,
+        "yes",
+        "yes",
+        renders="any number of nodes with an even number of GPUs",
+        gpus=2,
     ),
     Row("DDP", "plain/ddp.yaml", (1, 2, 4), IN_DOUBLE),
     Row("the MNIST loop on images from a folder", "plain/mnist.yaml", (1, 2), IN_DOUBLE),
@@ -192,7 +203,6 @@ ROWS = (
 # Ways to train that have no job, and why.
 MISSING = (
     ("pipeline by `hpcddp.runtime`; FSDP2, tensor parallel and pipeline on one mesh", "`parallel=` has no stages yet"),
-    ("DDP with a model on two devices", "needs two GPUs per rank, which a job file cannot ask for yet"),
     (
         "torch's own `context_parallel`",
         "torch has no attention for it on CPUs; `jobs/plain/context-parallel.yaml` does the same by hand",

@@ -37,7 +37,8 @@ def run_backward(
     factor = weight.each if summed and counts else weight.mean
     with nullcontext() if counts else zeroed_gradients(models):
         whole = isinstance(factor, float) and factor == 1.0  # a tensor is not looked at: the host would wait for it
-        weighted = loss if whole else loss * factor
+        there = factor.to(loss.device) if isinstance(factor, Tensor) else factor  # a model may end on another device
+        weighted = loss if whole else loss * there
         (scaler.scale(weighted) if scaler is not None else weighted).backward()  # type: ignore[no-untyped-call]  # torch does not annotate it
     return factor if counts else None
 

@@ -54,7 +54,8 @@ def average_buffers(model: nn.Module, layout: Layout) -> str | None:
     buffers = [buffer for _, buffer in named]
     if not buffers:
         return None
-    flat = torch.cat([buffer.detach().reshape(-1).double() for buffer in buffers])
+    device = buffers[0].device  # of a model on several
+    flat = torch.cat([buffer.detach().reshape(-1).double().to(device) for buffer in buffers])
     first = flat.clone()
     dist.broadcast(first, src=layout.data_ranks[0], group=layout.data_group)
     apart = torch.where(flat == first, 0.0, flat - first)  # infinities, as in masks, are equal but have no difference

@@ -13,6 +13,7 @@ from hpcddp.parallelism import Split
 from hpcddp.training.data.sampler import MicroBatch
 from hpcddp.training.gradient.buffers import frozen_statistics
 from hpcddp.training.parallel.layout import Layout
+from hpcddp.training.parallel.placing import place
 from hpcddp.training.parallel.sharded import Wanted, check_optimizers, hand_over
 from hpcddp.training.parallel.strategy import ParallelModel, split_model
 from hpcddp.training.rendezvous.group import Group
@@ -43,7 +44,7 @@ class MeanGradients:
     def wrap(self, model: nn.Module, wanted: Wanted) -> nn.Module:
         """The model on its device; neither wrapped nor sharded on one rank."""
         if self._layout.data_size == self._split.tensor == 1:
-            return model.to(self._group.device)
+            return place(model, self._group.device)
         self._models.append(split_model(model, self._group, self._layout, self._split, wanted))
         return self._models[-1].module
 

@@ -82,9 +82,9 @@ class StepSum:
         if self._device.type == "cpu":
             self._host_loss[slot] += float(part) * float(loss)
         elif isinstance(part, Tensor):
-            self._loss[slot].add_(loss.double() * part)
+            self._loss[slot].add_(loss.to(self._device).double() * part)
         else:
-            self._loss[slot].add_(loss, alpha=part)
+            self._loss[slot].add_(loss.to(self._device), alpha=part)
 
     def add_step(self, samples: int, more: Mapping[str, Tensor | float] | None = None, **notes: Any) -> bool:
         """A step is over; whether it is time for an `exchange`, which is so on all ranks at the same step.

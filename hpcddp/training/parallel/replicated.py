@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcddp.training.parallel.layout import Layout
+from hpcddp.training.parallel.placing import list_accelerators
 from hpcddp.training.torch_compat import NO_BUFFER_BROADCAST
 
 
@@ -18,7 +19,7 @@ def wrap_ddp(
 ) -> DistributedDataParallel:
     """Torch's DDP over the data ranks. Its buffers are not broadcast at each forward pass, unless `options` say so."""
     defaults: dict[str, Any] = {**NO_BUFFER_BROADCAST, "gradient_as_bucket_view": True}
-    if device.type == "cuda":
+    if device.type == "cuda" and len(list_accelerators(model)) < 2:  # DDP takes no list for a model on several
         defaults["device_ids"] = [device.index]
     if layout.data_group is not None:
         defaults["process_group"] = layout.data_group

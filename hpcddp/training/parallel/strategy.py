@@ -12,6 +12,7 @@ from torch import nn
 from hpcddp.errors import RequestError
 from hpcddp.parallelism import Split
 from hpcddp.training.parallel.layout import Layout
+from hpcddp.training.parallel.placing import place
 from hpcddp.training.parallel.replicated import ReplicatedModel
 from hpcddp.training.parallel.sharded import ShardedModel, Wanted
 from hpcddp.training.rendezvous.group import Group
@@ -50,7 +51,7 @@ def check_wanted(split: Split, wanted: Wanted) -> None:
 
 
 def split_model(model: nn.Module, group: Group, layout: Layout, split: Split, wanted: Wanted) -> ParallelModel:
-    """The model on the group's device, over the ranks. A collective."""
+    """The model on the group's device, or on several of the rank's, over the ranks. A collective."""
     if not split.is_sharded:
-        return ReplicatedModel(model.to(group.device), group.device, layout, wanted.options)
+        return ReplicatedModel(place(model, group.device), group.device, layout, wanted.options)
     return ShardedModel(model, group, layout, split, wanted)

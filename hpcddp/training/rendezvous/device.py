@@ -1,4 +1,4 @@
-"""Which device and how many CPU threads a rank computes with. A local rank is not a device index."""
+"""Which devices and how many CPU threads a rank computes with. A local rank is not a device index."""
 
 from __future__ import annotations
 
@@ -7,43 +7,43 @@ from collections.abc import Mapping
 import torch
 
 from hpcddp.errors import LaunchError
-from hpcddp.ranks.device import choose_device_index
+from hpcddp.ranks.device import choose_devices
 from hpcddp.training.rendezvous.roll_call import Member, local_rank_of, ranks_on_host
 
 
-def device_index(members: tuple[Member, ...], rank: int, backend: str) -> int | None:
-    """Which of the devices that it sees a rank uses; None without any. Only gloo ranks may share one."""
+def device_indices(members: tuple[Member, ...], rank: int, backend: str, each: int = 1) -> tuple[int, ...]:
+    """Which of the devices that it sees a rank uses, `each` of them; () without any. Only gloo ranks may share one."""
     visible = len(members[rank].gpus)
     if not visible:
-        return None
+        return ()
     local_rank = local_rank_of(members, rank)
     if backend == "nccl":
-        return choose_device_index(visible, local_rank, ranks_on_host(members, rank))
-    return local_rank % visible
+        return choose_devices(visible, local_rank, ranks_on_host(members, rank), each)
+    return tuple(dict.fromkeys((local_rank * each + n) % visible for n in range(each)))
 
 
-def take_device(backend: str, members: tuple[Member, ...], rank: int) -> torch.device:
-    """The rank's device, made current before any collective can guess another one."""
-    index = device_index(members, rank, backend)
-    if index is None:
+def take_devices(backend: str, members: tuple[Member, ...], rank: int, each: int = 1) -> tuple[torch.device, ...]:
+    """The rank's devices, the first made current before any collective can guess another one."""
+    indices = device_indices(members, rank, backend, each)
+    if not indices:
         if backend == "nccl":
             host = members[rank].host
             raise LaunchError(
                 f"backend nccl, but rank {rank} on {host} sees no GPU", "use the gloo backend, or ask for GPUs"
             )
-        return torch.device("cpu")
+        return (torch.device("cpu"),)
     if backend == "nccl":
-        chosen = [(m, device_index(members, m.rank, backend)) for m in members]
-        if shared := name_shared([(m.host, m.gpus[i]) for m, i in chosen if i is not None]):
+        chosen = [(m, device_indices(members, m.rank, backend, each)) for m in members]
+        if shared := name_shared([[(m.host, m.gpus[i]) for i in taken] for m, taken in chosen]):
             raise LaunchError(shared, "give each rank its own GPU: as many GPUs per node as ranks per node")
-    torch.cuda.set_device(index)
-    return torch.device("cuda", index)
+    torch.cuda.set_device(indices[0])
+    return tuple(torch.device("cuda", index) for index in indices)
 
 
-def name_shared(labels: list[tuple[str, str]]) -> str | None:
-    """The error if two ranks have the same (host, device label), else None; `labels` by rank."""
+def name_shared(labels: list[list[tuple[str, str]]]) -> str | None:
+    """The error if two ranks have the same (host, device label), else None; `labels` of each rank's, by rank."""
     owner: dict[tuple[str, str], int] = {}
-    for rank, label in enumerate(labels):
+    for rank, label in ((rank, label) for rank, own in enumerate(labels) for label in own):
         if label in owner:
             return f"ranks {owner[label]} and {rank} both got GPU {label[1]} of {label[0]}"
         owner[label] = rank

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hpcddp.training.rendezvous.device import device_index, share_cpus
+from hpcddp.training.rendezvous.device import device_indices, share_cpus
 from hpcddp.training.rendezvous.roll_call import Member, local_rank_of, ranks_on_host
 from hpcddp.training.torch_compat import Store
 from hpcddp.units import format_count
@@ -23,6 +23,12 @@ class Group:
     device: torch.device
     members: tuple[Member, ...]  # every rank, by rank
     store: Store
+    more_devices: tuple[torch.device, ...] = ()  # of this rank, where it has several (gpus_per_rank)
+
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """All devices of this rank, `device` first."""
+        return self.device, *self.more_devices
 
     @property
     def host(self) -> str:
@@ -55,9 +61,9 @@ class Group:
         return self.rank == 0
 
     def device_name(self, rank: int) -> str:
-        """`cpu`, or `cuda:` with the index that this rank chose among the devices it sees."""
-        index = device_index(self.members, rank, self.backend)
-        return "cpu" if index is None else f"cuda:{index}"
+        """`cpu`, or `cuda:` with the indices that this rank chose among the devices it sees."""
+        indices = device_indices(self.members, rank, self.backend, len(self.devices))
+        return f"cuda:{','.join(map(str, indices))}" if indices else "cpu"
 
     def describe(self) -> str:
         """`4 ranks on 2 nodes (node1, node2), launcher openmpi, gloo on cpu`."""

@@ -22,13 +22,13 @@ import torch.distributed as dist
 from hpcddp.checks.environment import run_checks
 from hpcddp.checks.machine import look_at_machine
 from hpcddp.errors import RequestError
-from hpcddp.ranks.device import label_devices
+from hpcddp.ranks.device import label_devices, read_gpus_per_rank
 from hpcddp.ranks.launch import Launch
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.ranks.rankinfo import RankInfo
 from hpcddp.ranks.rendezvous import Rendezvous
 from hpcddp.training.rendezvous.backend import check_backend
-from hpcddp.training.rendezvous.device import set_threads, take_device
+from hpcddp.training.rendezvous.device import set_threads, take_devices
 from hpcddp.training.rendezvous.failure import PeerFailedError
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.rendezvous.network import look_around, settle_interface
@@ -121,15 +121,15 @@ def _join(
     me = Member(info.rank, socket.gethostname(), os.getpid(), info.local_rank, cpus, gpus)
     members = call_roll(store, me, info.world_size, arrival_timeout_s) if info.world_size > 1 else (me,)
     chosen = backend or ("nccl" if gpus else "gloo")
-    device = take_device(chosen, members, info.rank)
+    devices = take_devices(chosen, members, info.rank, read_gpus_per_rank(env))
     set_threads(env, members, info.rank)
     if info.world_size > 1:
         settle_network(env, chosen, members, me)
     options: dict[str, Any] = {}
     if timeout_s is not None:
         options["timeout"] = timedelta(seconds=timeout_s)
-    if chosen == "nccl" and takes_device_id():
-        options["device_id"] = device
+    if chosen == "nccl" and len(devices) == 1 and takes_device_id():  # it would bind the group to one
+        options["device_id"] = devices[0]
     dist.init_process_group(
         chosen,
         store=PrefixStore("group", store),
@@ -137,7 +137,7 @@ def _join(
         world_size=info.world_size,
         **options,
     )
-    return Group(info.rank, info.world_size, info.launcher, chosen, device, members, store)
+    return Group(info.rank, info.world_size, info.launcher, chosen, devices[0], members, store, devices[1:])
 
 
 def _print_checks(env: MutableMapping[str, str], info: RankInfo, address: StoreAddress | None) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hpcddp.cli.main import main
 from hpcddp.errors import LaunchError
-from hpcddp.ranks.device import choose_device_index, visible_devices
+from hpcddp.ranks.device import choose_devices, visible_devices
 from hpcddp.ranks.launch import resolve
 
 out, err = io.StringIO(), io.StringIO()
@@ -30,7 +30,7 @@ visible = visible_devices(os.environ)
 if status == 0 and visible:
     try:
         info = resolve(os.environ, hostname=place["host"], live=True)
-        place["device"] = choose_device_index(len(visible), info.local_rank, info.local_world_size)
+        (place["device"],) = choose_devices(len(visible), info.local_rank, info.local_world_size)
     except LaunchError as error:
         place["device"] = str(error)
 if sys.argv[2:3] == ["mpi"]:

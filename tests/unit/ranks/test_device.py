@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpcddp.errors import LaunchError
-from hpcddp.ranks.device import choose_device_index, label_devices, visible_devices
+from hpcddp.ranks.device import choose_devices, label_devices, read_gpus_per_rank, visible_devices
 
 
 @pytest.mark.parametrize(
@@ -15,18 +15,48 @@ from hpcddp.ranks.device import choose_device_index, label_devices, visible_devi
 def test_one_visible_device_is_number_0_and_enough_are_by_local_rank(
     visible: int, local_rank: int | None, local_world_size: int | None, index: int
 ) -> None:
-    assert choose_device_index(visible, local_rank, local_world_size) == index
+    assert choose_devices(visible, local_rank, local_world_size) == (index,)
 
 
 @pytest.mark.parametrize("visible", [2, 3])
 def test_fewer_devices_than_ranks_is_an_error_and_no_remainder(visible: int) -> None:
     with pytest.raises(LaunchError, match=f"4 ranks on this node see {visible} devices"):
-        choose_device_index(visible, 0, 4)
+        choose_devices(visible, 0, 4)
 
 
 def test_an_unknown_local_rank_with_several_devices_is_an_error() -> None:
     with pytest.raises(LaunchError, match="does not say which rank of its node"):
-        choose_device_index(2, None, None)
+        choose_devices(2, None, None)
+
+
+@pytest.mark.parametrize(
+    ("visible", "local_rank", "local_world_size", "devices"),
+    [(2, 3, 4, (0, 1)), (8, 0, 4, (0, 1)), (8, 3, 4, (6, 7)), (2, None, None, (0, 1))],
+)
+def test_a_rank_with_two_devices_takes_neighbours_or_all_that_it_sees(
+    visible: int, local_rank: int | None, local_world_size: int | None, devices: tuple[int, ...]
+) -> None:
+    each = read_gpus_per_rank({"HPCDDP_GPUS_PER_RANK": "2"})
+    assert choose_devices(visible, local_rank, local_world_size, each) == devices
+
+
+@pytest.mark.parametrize(
+    ("visible", "each", "words"),
+    [
+        (4, 2, "4 ranks on this node are to have 2 devices each (HPCDDP_GPUS_PER_RANK), and see 4"),
+        (1, 2, "this rank is to have 2 devices (HPCDDP_GPUS_PER_RANK), and sees 1 device"),
+    ],
+)
+def test_too_few_devices_for_the_ranks_are_an_error(visible: int, each: int, words: str) -> None:
+    with pytest.raises(LaunchError) as caught:
+        choose_devices(visible, 0, 4, each)
+    assert words in caught.value.message
+
+
+def test_a_number_of_devices_that_is_none_is_an_error() -> None:
+    assert read_gpus_per_rank({}) == read_gpus_per_rank({"HPCDDP_GPUS_PER_RANK": ""}) == 1
+    with pytest.raises(LaunchError, match="HPCDDP_GPUS_PER_RANK=two is no number of GPUs"):
+        read_gpus_per_rank({"HPCDDP_GPUS_PER_RANK": "two"})
 
 
 def test_labels_are_what_the_scheduler_calls_the_devices() -> None:

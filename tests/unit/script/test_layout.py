@@ -36,8 +36,8 @@ def test_a_rank_that_finds_what_was_predicted_is_the_rank_of_the_plan(site, laun
 def test_ranks_fill_a_node_before_the_next_and_take_a_gpu_each():
     places = list(list_places(plan("abci3", nodes="3")))
     assert len(places) == 24
-    assert places[0] == Place(rank=0, node_rank=0, local_rank=0, gpu=0, cpus=24)
-    assert places[17] == Place(rank=17, node_rank=2, local_rank=1, gpu=1, cpus=24)
+    assert places[0] == Place(rank=0, node_rank=0, local_rank=0, gpu=0, cpus=24, gpus=(0,))
+    assert places[17] == Place(rank=17, node_rank=2, local_rank=1, gpu=1, cpus=24, gpus=(1,))
 
 
 def test_the_table_has_a_row_per_rank_and_names_the_launchers_variables():

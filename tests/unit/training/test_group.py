@@ -147,8 +147,8 @@ def test_an_address_that_does_not_resolve_is_an_error_at_once() -> None:
 
 
 def test_two_ranks_on_one_gpu_are_named() -> None:
-    assert name_shared([("a", "0"), ("b", "0"), ("a", "1")]) is None
-    assert name_shared([("a", "0"), ("b", "0"), ("a", "0")]) == "ranks 0 and 2 both got GPU 0 of a"
+    assert name_shared([[("a", "0")], [("b", "0")], [("a", "1"), ("a", "2")]]) is None
+    assert name_shared([[("a", "0")], [("b", "0")], [("a", "1"), ("a", "0")]]) == "ranks 0 and 2 both got GPU 0 of a"
 
 
 def test_env_imports_no_torch() -> None:

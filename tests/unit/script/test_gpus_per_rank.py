@@ -1,0 +1,71 @@
+"""`gpus_per_rank` of a job: ranks with several GPUs each, for a model that is split over them."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from hpcddp.cli.layout import format_layout
+from hpcddp.errors import RequestError
+from hpcddp.script.explain import explain_script
+from hpcddp.script.layout import list_places
+from hpcddp.script.record import format_request, plan_record
+
+from .conftest import plan, script
+
+
+def test_a_node_has_as_many_ranks_as_its_gpus_make_and_their_cpus_follow() -> None:
+    job = plan("abci3", nodes="2", gpus_per_rank="2")
+    assert (job.ranks_per_node, job.cpus_per_rank, job.world_size) == (4, 48, 8)
+    assert [place.gpus for place in list_places(job)][3:5] == [(6, 7), (0, 1)]
+    lines = [line.split() for line in format_layout(job).splitlines()]
+    assert ["rank", "node", "local", "rank", "GPUs", "CPUs"] in lines
+    assert ["5", "1", "1", "2,3", "48"] in lines
+
+
+def test_the_order_of_a_sites_gpus_is_kept() -> None:
+    job = plan("perlmutter", account="a", walltime="1:00:00", gpus_per_rank="2")
+    assert [(place.gpu, place.gpus) for place in list_places(job)] == [(3, (3, 2)), (1, (1, 0))]
+
+
+def test_the_script_asks_for_these_ranks_and_tells_them() -> None:
+    lines = script("abci3", nodes="2", gpus_per_rank="2").splitlines()
+    assert "#PBS -l select=2:mpiprocs=4:ompthreads=24" in lines
+    assert "export HPCDDP_GPUS_PER_RANK=2" in lines
+    assert any("-x HPCDDP_GPUS_PER_RANK" in line for line in lines)
+    slurm = script("generic-slurm", gpus_per_node="4", gpus_per_rank="2", cpus_per_rank=None, cpus_per_node="32")
+    for line in ("--ntasks-per-node=2", "--gpus-per-node=4", "--cpus-per-task=16"):
+        assert f"#SBATCH {line}" in slurm.splitlines()
+    for asked in ({}, {"gpus_per_rank": "1"}):
+        assert "HPCDDP_GPUS_PER_RANK" not in script("abci3", **asked)
+
+
+def test_where_the_launcher_shows_each_rank_its_gpu_it_shows_all_of_them() -> None:
+    asked = {"account": "a", "walltime": "1:00:00"}
+    assert "--gpus-per-task=1 --gpu-bind=closest" in script("frontier", **asked)
+    assert "--gpus-per-task=2 --gpu-bind=closest" in script("frontier", **asked, gpus_per_rank="2")
+
+
+def test_it_is_kept_and_explained() -> None:
+    job = plan("abci3", gpus_per_rank="2")
+    assert plan_record(job)["gpus_per_rank"] == 2
+    assert yaml.safe_load(format_request(job))["gpus_per_rank"] == 2
+    [line] = [line for line in explain_script(job).splitlines() if "export HPCDDP_GPUS_PER_RANK" in line]
+    assert line.endswith("| --gpus_per_rank")
+
+
+@pytest.mark.parametrize(
+    ("site", "asked", "words", "hint"),
+    [
+        ("abci3", {"gpus_per_rank": "3"}, "8 GPUs here, which do not divide into groups of 3", "gpus_per_rank=2 or 4"),
+        ("abci3", {"gpus_per_rank": "2", "ranks_per_node": "8"}, "is 16 GPUs, and a node has 8", "--ranks-per-node 4"),
+        ("abci3", {"gpus_per_rank": "2", "ranks_per_node": "2"}, "is 4 GPUs, and a node has 8", "--gpus-per-node 4"),
+        ("abci3", {"gpus_per_rank": "2", "queue": "rt_HG"}, "a node has 1 GPU here", "leave out gpus_per_rank"),
+        ("generic-slurm", {"gpus_per_rank": "4"}, "a node has 2 GPUs here", "--gpus-per-node 4, or leave out"),
+    ],
+)
+def test_what_contradicts_the_node_or_its_ranks_is_refused(site: str, asked: dict, words: str, hint: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        plan(site, **asked)
+    assert words in caught.value.message
+    assert hint in caught.value.hint

@@ -1,0 +1,81 @@
+"""A model that its script has put on several devices of the rank. Here are no GPUs: the last test needs two."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from hpcddp.errors import RequestError
+from hpcddp.parallelism import Split
+from hpcddp.training.parallel.placing import check_places, list_accelerators, place
+from hpcddp.training.parallel.replicated import wrap_ddp
+from hpcddp.training.rendezvous.device import device_indices
+from hpcddp.training.rendezvous.group import Group
+from hpcddp.training.rendezvous.roll_call import Member
+from hpcddp.training.torch_compat import HashStore
+
+OWN = tuple(torch.device("cuda", index) for index in (2, 3))
+DDP, FSDP = Split("ddp", ((0,), (1,))), Split("fsdp", ((0, 1),))
+# two ranks on a node that see all of its four GPUs
+MEMBERS = tuple(Member(rank, "a", rank, rank, "0", ("0", "1", "2", "3")) for rank in range(2))
+
+
+@pytest.mark.parametrize(("backend", "taken"), [("nccl", (2, 3)), ("gloo", (2, 3))])
+def test_a_rank_takes_the_neighbours_that_its_job_gives_it(backend: str, taken: tuple[int, ...]) -> None:
+    assert device_indices(MEMBERS, 1, backend, 2) == taken
+    group = Group(1, 2, "srun", backend, OWN[0], MEMBERS, HashStore(), OWN[1:])
+    assert group.devices == OWN
+    assert [group.device_name(rank) for rank in range(2)] == ["cuda:0,1", "cuda:2,3"]
+
+
+def test_gloo_ranks_may_share_devices_that_are_too_few() -> None:
+    members = tuple(member._replace(gpus=("0",)) for member in MEMBERS)
+    assert device_indices(members, 1, "gloo", 2) == (0,)
+
+
+def test_a_model_on_no_accelerator_or_one_goes_where_its_rank_computes() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
+    assert list_accelerators(model) == ()
+    check_places((), OWN, FSDP, exact=True, noise=True)
+    check_places(OWN[:1], OWN, FSDP, exact=True, noise=True)
+    assert place(nn.Linear(2, 2), torch.device("meta")).weight.is_meta
+
+
+def test_a_model_on_several_devices_is_one_for_ddp_on_those_of_its_rank() -> None:
+    check_places(OWN, OWN, DDP, exact=False, noise=False)
+    other = torch.device("cuda", 0)
+    for places, split, more, words in (
+        ((other, OWN[0]), DDP, {}, "lies on cuda:0 and cuda:2, and this rank has cuda:2 and cuda:3"),
+        (OWN, FSDP, {}, "parallel fsdp takes a model on one"),
+        (OWN, Split("zero1", DDP.rows), {}, "parallel zero1 takes a model on one"),
+        (OWN, DDP, {"exact": True}, "exact mode takes a model on one"),
+        (OWN, DDP, {"noise": True}, "noise scale takes a model on one"),
+    ):
+        with pytest.raises(RequestError) as caught:
+            check_places(places, OWN, split, **{"exact": False, "noise": False, **more})
+        assert words in caught.value.message
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_model_on_two_gpus_stays_there_and_ddp_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    import hpcddp
+
+    monkeypatch.setenv("HPCDDP_GPUS_PER_RANK", "2")
+    parts = [nn.Linear(4, 4).to(f"cuda:{index}") for index in range(2)]
+
+    class Split2(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleList(parts)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return parts[1](parts[0](x).to("cuda:1"))
+
+    with hpcddp.runtime(4, run_dir=None) as rt:
+        model = rt.wrap(Split2())
+        assert list_accelerators(model) == rt.devices
+        wrapper = wrap_ddp(model, rt.device, rt.layout, {})
+        wrapper(torch.ones(4, 4, device=rt.device)).sum().backward()
+        assert [part.weight.grad.device for part in parts] == list(rt.devices)
