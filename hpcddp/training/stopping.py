@@ -14,6 +14,7 @@ from types import FrameType
 
 from hpcddp.errors import LaunchError
 from hpcddp.training.pace import Pace
+from hpcddp.training.remarks import print_warning
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 STOP_FLAGS = (
@@ -42,6 +43,19 @@ class SignalFlag:
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self.received = signal.Signals(number)  # no output, no file, no collective: the main thread may hold any lock
+
+    def describe_taken(self) -> str | None:
+        """Once: a warning that the script has put a handler of its own in the place of this one, or None."""
+        mine = [number.name for number in STOP_SIGNALS if signal.getsignal(number) == self._note]
+        taken = [number.name for number in STOP_SIGNALS if number.name not in mine]
+        if not self.are_caught or not taken:
+            return None
+        self.are_caught = False
+        return (
+            f"the script has set a handler of its own for {' and '.join(taken)} in the runtime's body, and what stops"
+            " the run in time does not hear it\nhint: call signal.signal before hpcddp.runtime(…), or rt.stop(reason)"
+            " in the loop after that signal"
+        )
 
     def obey(self) -> None:
         """The run stops in time: until this process ends, signals that come again are ignored.
@@ -91,7 +105,11 @@ class StopWatch:
         deadline: float | None,
         pace: Pace | None = None,
         now: Callable[[], float] = time.time,
+        *,
+        warns: bool = False,
     ) -> None:
+        """`warns`: whether this rank says it where the script takes the signals away."""
+        self._warns = warns
         self.deadline = deadline  # seconds since 1970, as `now`
         self.pace = pace or Pace()
         self._signals = signals
@@ -99,6 +117,8 @@ class StopWatch:
 
     def flags(self, steps_left: int) -> tuple[str, ...]:
         """This rank's reasons, of STOP_FLAGS. `steps_left` are left of this epoch."""
+        if self._warns:
+            print_warning(self._signals.describe_taken(), is_first=True)
         came = (self._signals.received.name,) if self._signals.received is not None else ()
         return (("deadline",) if self._is_late(steps_left) else ()) + came
 

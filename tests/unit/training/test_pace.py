@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -161,3 +162,15 @@ def test_a_disk_that_is_full_at_the_first_guess_is_told_in_two_lines(
     with pytest.raises(LaunchError, match=rf"{tmp_path} cannot be written: no space left on device\nhint: make room"):
         guess_save_s(tmp_path, Tracked({"model": torch.nn.Linear(2, 2)}))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_handler_of_the_scripts_own_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    signals = SignalFlag()
+    watch = StopWatch(signals, None, warns=True)
+    with signals.installed():
+        watch.flags(FAR)
+        assert capsys.readouterr().err == ""
+        signal.signal(signal.SIGUSR1, lambda *_: None)
+        watch.flags(FAR)
+        watch.flags(FAR)
+    assert capsys.readouterr().err.count("handler of its own for SIGUSR1 in the runtime's body") == 1
