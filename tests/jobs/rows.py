@@ -11,10 +11,7 @@ from typing import NamedTuple
 JOBS = Path(__file__).parents[2] / "jobs"
 OWN = "The script saves its last weights only, as the manuals show it."
 CHECKS = "It trains nothing."
-LINE = (
-    "It saves its last weights only; with the lines of [its page](frameworks.md) it stops in time, and resumes on as"
-    " many ranks."
-)
+LINE = "It saves its last weights only. With the lines of [its page](frameworks.md) it stops in time and resumes."
 
 
 class Row(NamedTuple):
