@@ -153,6 +153,21 @@ def test_the_device_is_an_index_among_those_that_slurm_shows(
     assert [places[rank]["device"] for rank in range(4)] == devices
 
 
+@pytest.mark.parametrize(
+    ("options", "devices"),
+    [
+        ("--gpus-per-task=2", [[0, 1], [0, 1], [0, 1], [0, 1]]),
+        ("--gpus-per-node=8", [[0, 1], [2, 3], [0, 1], [2, 3]]),
+    ],
+)
+def test_ranks_with_two_devices_each_take_their_own_of_those_that_slurm_shows(
+    cluster: Cluster, shared: Path, options: str, devices: list[list[int]]
+) -> None:
+    srun = ["srun", "--label", "-N2", "--ntasks-per-node=2", options, PYTHON, PLACE, str(shared)]
+    places = by_label(cluster.ok(srun, cwd=shared, env={"HPCDDP_GPUS_PER_RANK": "2"}), shared)
+    assert [places[rank]["device"] for rank in range(4)] == devices
+
+
 def test_more_ranks_than_devices_on_a_node_are_refused(cluster: Cluster, shared: Path) -> None:
     srun = ["srun", "-N2", "--ntasks-per-node=3", "--gpus-per-node=2", PYTHON, PLACE, str(shared)]
     cluster.ok(srun, cwd=shared)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hpcddp.cli.main import main
 from hpcddp.errors import LaunchError
-from hpcddp.ranks.device import choose_devices, visible_devices
+from hpcddp.ranks.device import choose_devices, read_gpus_per_rank, visible_devices
 from hpcddp.ranks.launch import resolve
 
 out, err = io.StringIO(), io.StringIO()
@@ -30,7 +30,9 @@ visible = visible_devices(os.environ)
 if status == 0 and visible:
     try:
         info = resolve(os.environ, hostname=place["host"], live=True)
-        (place["device"],) = choose_devices(len(visible), info.local_rank, info.local_world_size)
+        each = read_gpus_per_rank(os.environ)
+        taken = choose_devices(len(visible), info.local_rank, info.local_world_size, each)
+        place["device"] = list(taken) if each > 1 else taken[0]
     except LaunchError as error:
         place["device"] = str(error)
 if sys.argv[2:3] == ["mpi"]:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from hpcddp.errors import LaunchError
 from hpcddp.ranks.device import choose_devices, label_devices, read_gpus_per_rank, visible_devices
+from hpcddp.ranks.launch import resolve
+
+from .captured import load
 
 
 @pytest.mark.parametrize(
@@ -51,6 +56,27 @@ def test_too_few_devices_for_the_ranks_are_an_error(visible: int, each: int, wor
     with pytest.raises(LaunchError) as caught:
         choose_devices(visible, 0, 4, each)
     assert words in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("capture", "devices"),
+    [
+        ("gpn", [(0, 1), (2, 3), (0, 1), (2, 3)]),  # 2 ranks on each node see its 8 GPUs
+        ("salloc", [(0, 1)] * 4),  # 2 ranks on each node see its 2 GPUs: the roll call finds that they share them
+        ("gpt", [LaunchError] * 4),  # --gpus-per-task=1
+    ],
+)
+def test_in_environments_that_slurm_made_a_rank_finds_its_two_devices_or_an_error(
+    capture: str, devices: list[Any]
+) -> None:
+    found: list[Any] = []
+    for process in load(f"ranks/slurm-22.05-{capture}-srun")["processes"]:
+        info, visible = resolve(process["env"]), visible_devices(process["env"]) or ()
+        try:
+            found.append(choose_devices(len(visible), info.local_rank, info.local_world_size, 2))
+        except LaunchError as error:
+            found.append(type(error))
+    assert found == devices
 
 
 def test_a_number_of_devices_that_is_none_is_an_error() -> None:

@@ -117,7 +117,7 @@ def train(argument: dict[str, Any]) -> None:
         padded = Padded(images, rt.group.world_size) if argument.get("padded") else images
         loader = rt.loader(padded, shuffle=not argument.get("in_order"))
         kind = torch.optim.SGD if argument.get("sgd") else torch.optim.AdamW
-        kind = torch.optim.LBFGS if argument.get("lbfgs") else kind
+        kind = getattr(torch.optim, argument.get("optimizer", kind.__name__))
         more: dict[str, Any] = {"momentum": 0.9, "nesterov": True} if argument.get("sgd") else {}
         more |= {"fused": True} if argument.get("fused") else {}
         optimizer = kind(model.parameters(), lr=0.01, **more)

@@ -27,6 +27,8 @@ CASES: dict[str, Options] = {
     },
     "bf16 weights, autocast": {**COMMON, "exact": "integer", "slices": 12, "sgd": True, "bf16": True, "amp": True},
 }
+# It takes norms over rows and columns of each parameter.
+CASES["adafactor"] = {**CASES["adamw, clipped"], "optimizer": "Adafactor"}
 TREE: dict[str, Options] = {"a tree": {**COMMON, "clip": 0.5}}
 COPIES = {"data": 2, "shard": 2}
 
@@ -84,7 +86,7 @@ def test_a_chain_of_splits_ends_as_one_undisturbed_rank(
         ({"slices": 8, "ranks": 3}, "8 slices are not as many for each of 3 ranks"),
         ({"wrapped_ema": True}, "takes one model, not averaged weights beside it"),
         ({"fully_shard": {"mp_policy": None}}, "does not take mp_policy"),
-        ({"lbfgs": True}, "LBFGS steps all together"),
+        ({"optimizer": "LBFGS"}, "LBFGS steps all together"),
     ],
     ids=str,
 )
