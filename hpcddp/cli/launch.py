@@ -68,6 +68,7 @@ def build_parser() -> VerbParser:
     )
     ranks = parser.add_argument_group("the ranks")
     ranks.add_argument("--ranks-per-node", metavar="R", help="processes per node (what the allocation was asked for)")
+    ranks.add_argument("--gpus-per-rank", metavar="G", help="GPUs of each rank, for a model split over them (1)")
     ranks.add_argument("--launcher", metavar="L", help=f"{listed(JOB_LAUNCHERS)} (what is found)")
     ranks.add_argument("--site", metavar="S", help="a site whose modules and environment the ranks need")
     ranks.add_argument("--here", action="store_true", help="run on this machine, although it has a scheduler")
@@ -94,8 +95,9 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         _refuse_beside_a_scheduler(env)
     site = _site(args.site, allocation, env)
     room = _room(allocation, env)
-    # One slot per node is what a scheduler gives when nobody asked: then each GPU gets its rank.
-    ranks = room.slots if room.slots > 1 else max(room.gpus, 1)
+    # One slot per node is what a scheduler gives when nobody asked: then each GPU gets its rank, or each few of them.
+    each = 1 if args.gpus_per_rank is None else parse_count(args.gpus_per_rank, "--gpus-per-rank")
+    ranks = room.slots if room.slots > 1 else max(room.gpus // each, 1)
     if args.ranks_per_node is not None:
         ranks = parse_count(args.ranks_per_node, "--ranks-per-node")
     asked: dict[str, tuple[object, str]] = {
@@ -107,7 +109,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     }
     if args.fresh:
         asked["fresh"] = ("true", "--fresh")
-    for key in ("name", "walltime", "global_batch", "parallel", "resume"):
+    for key in ("name", "walltime", "gpus_per_rank", "global_batch", "parallel", "resume"):
         if getattr(args, key) is not None:
             asked[key] = (getattr(args, key), f"--{key.replace('_', '-')}")
     if args.walltime is None:

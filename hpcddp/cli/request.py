@@ -41,6 +41,7 @@ _GROUPS = {
         "--nodes": ("nodes", "N", "nodes (1)"),
         "--ranks-per-node": ("ranks_per_node", "R", "processes per node (one per GPU)"),
         "--gpus-per-node": ("gpus_per_node", "G", "GPUs of each node (what the site says)"),
+        "--gpus-per-rank": ("gpus_per_rank", "G", "GPUs of each rank, for a model that is split over them (1)"),
         "--cpus-per-rank": ("cpus_per_rank", "C", "CPUs of each rank (its share of the node)"),
         "--walltime": ("walltime", "TIME", "run-time limit: 2:30:00, 90m, 2h30m, 1d (the site's default)"),
     },

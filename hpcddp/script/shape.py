@@ -51,7 +51,8 @@ def _check_shares(spec: JobSpec, gpus: int, each: int) -> None:
     """RequestError unless ranks with so many GPUs each take all of a node's."""
     node = f"a node has {format_count(gpus, 'GPU')}"
     if gpus < each:
-        more = "" if spec.gpus_per_node is None else f"--gpus-per-node {each}, or "
+        by_user = "gpus" in spec.sources.get("gpus_per_node", "")  # and not by the machine that is there
+        more = f"--gpus-per-node {each}, or " if by_user else ""
         raise RequestError(f"gpus_per_rank {each}: {node} here", f"{more}leave out gpus_per_rank")
     if spec.ranks_per_node is not None and spec.ranks_per_node * each != gpus:
         raise RequestError(

@@ -101,6 +101,15 @@ def test_gpus_are_those_of_the_mask_else_the_machines(tmp_path: Path, mask: dict
     assert count_gpus(mask, str(tmp_path)) == count
 
 
+def test_each_rank_can_have_several_gpus(tmp_path: Path) -> None:
+    eight = {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}
+    said = launch(tmp_path, "--here", "--gpus-per-rank", "2", "--dry-run", "--", "true", **eight)
+    assert "\nexport HPCDDP_GPUS_PER_RANK=2\n" in said.stdout, said.stderr
+    assert "# Nodes 1, ranks per node 4," in said.stdout
+    said = launch(tmp_path, "--here", "--gpus-per-rank", "2", "--", "true", CUDA_VISIBLE_DEVICES="")
+    assert said.stderr.splitlines()[-1] == "hint: leave out gpus_per_rank"
+
+
 def test_a_rank_does_not_launch_again(tmp_path: Path) -> None:
     rank = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}
     rank |= {"OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
