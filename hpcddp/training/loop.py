@@ -66,7 +66,7 @@ class Loop:
         self._collected = False
         self._backwards_before_step = self._backwards_before_micro = 0
         self._between = GradientsBetween(self.gate)
-        self._first = FirstSteps(self.gate)
+        self.first = FirstSteps(self.gate)
         self._dropped = dropped
         self._ended = 0  # steps of this attempt
         self._left_at = -1  # backward passes before the loop over the batches was left
@@ -109,7 +109,7 @@ class Loop:
         self._micro, self._weight = micro, weight
         self._collected = self.gate.asked = self.gate.asked_last = False
         if self._ended < _READ_STEPS:
-            self._first.start(micro)
+            self.first.start(micro)
         self.calls.start()
         seed_generators("step", self._seed, self.steps, *self._gradients.key(micro), *([nth_pass] if nth_pass else ()))
         self._open = ExitStack()
@@ -243,7 +243,7 @@ class Loop:
         self._between.check()
         if self._ended < _READ_STEPS and not self.has_backward:
             is_again = self.backwards_before_pass > self._backwards_before_step
-            self._first.look(loss, micro, weight, summed=summed, is_again=is_again)
+            self.first.look(loss, micro, weight, summed=summed, is_again=is_again)
         scaled = scaler is not None and scaler.is_enabled()
         self.gate.backward_starts(scaled=scaled)
         if self._collected:

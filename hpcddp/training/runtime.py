@@ -230,7 +230,7 @@ class Runtime(Saving):
         self.stop_reason = self.stop_reason or stop
         if not self._body_has_ended and self._agreement.is_due(self.steps, self._record.sums, self._record.exchanged):
             self._agree(f"ended step {self.steps}")
-        self._same.check_first(self.steps)
+        self._check_first_steps()
         every = self._options.save_every
         self._save_asked |= self._is_ending or (every is not None and self.steps % every == 0)
         if self._body_has_ended:

@@ -39,7 +39,7 @@ from torch.utils.data import DataLoader
 
 __all__ = ["HashStore", "NormWithStatistics", "PrefixStore", "Store", "TCPStore", "rendezvous"]
 
-SUM = 2  # how `reduction="sum"` is called where a loss is computed
+MEAN, SUM = 1, 2  # how `reduction="mean"` and "sum" are called where a loss is computed
 
 #: The class of all layers that may keep running statistics: BatchNorm, SyncBatchNorm, InstanceNorm. Torch has no public
 #: name for it.
@@ -259,12 +259,23 @@ def load_metadata(path: Path) -> Any:
         return Unpickler(file).load()
 
 
-def read_loss(loss: Tensor) -> tuple[int | None, Tensor | None]:
-    """How torch's function that made this loss reduced it, and of a cross entropy that is a mean the sum of the weights
-    that it was divided by: parts that are not ignored, by their class weights. None where that is not known."""
-    made_by = getattr(loss, "grad_fn", None)
-    reduction = getattr(made_by, "_saved_reduction", None)
-    return reduction, getattr(made_by, "_saved_total_weight", None)
+def read_reduction(made_by: Any) -> int | None:
+    """How the function of torch's own whose node in the graph this is reduced its loss. None: it is no such function,
+    or does not say."""
+    return getattr(made_by, "_saved_reduction", None)
+
+
+def read_factor(made_by: Any) -> float | None:
+    """The number that a multiplication's node in the graph multiplied by, if that was one number."""
+    factor = getattr(made_by, "_saved_other", None)
+    return float(factor) if isinstance(factor, Tensor) and factor.numel() == 1 else None
+
+
+def read_counted(made_by: Any) -> float | None:
+    """Of a cross entropy that is a mean the sum of the weights that it was divided by: parts that are not ignored, by
+    their class weights. None where that is not known."""
+    counted = getattr(made_by, "_saved_total_weight", None)
+    return None if counted is None else float(counted)
 
 
 def has_gradient_hook(parameter: nn.Parameter) -> bool:

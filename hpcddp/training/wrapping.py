@@ -73,3 +73,8 @@ class Wrapping(AllRanks):
         self._loop.calls.watch(wrapped)
         self._models[id(wrapped)] = wrapped
         return wrapped
+
+    def _check_first_steps(self) -> None:
+        """After each step. A collective in the first ones of an attempt."""
+        self._same.check_first(self._loop.steps)
+        self._loop.first.compare_shares(self.layout, self.device)

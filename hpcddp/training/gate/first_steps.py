@@ -5,16 +5,20 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from hpcddp.errors import RequestError
 from hpcddp.training.data.sampler import MicroBatch
 from hpcddp.training.data.weighing import Weight
+from hpcddp.training.gate.loss_terms import is_summed
 from hpcddp.training.gate.step_gate import StepGate
 from hpcddp.training.marks import spread
+from hpcddp.training.parallel.layout import Layout
 from hpcddp.training.remarks import print_warning
-from hpcddp.training.torch_compat import SUM, read_loss
+from hpcddp.training.torch_compat import read_counted
 
+_COMPARED = 2  # steps of an attempt
 _NUMBERS = 65536  # of a parameter that are compared
 _ROUNDING = 8  # units in the last place: a loop may normalise weights in each forward pass
 
@@ -42,7 +46,8 @@ class FirstSteps:
         self._at_backward: Parts = []  # in it
         self._rates: list[float] = []  # in it; none if it had no backward pass
         self._moved = False  # whether the weights are others when a later one starts
-        self._share: float | None = None  # what counts in the loss, for each part that its weight counts
+        self._shares: list[float] = []  # of a step's losses: what counts in one, for each part that its weight counts
+        self._compared = 0  # steps
         self._warned = False
 
     def start(self, micro: MicroBatch) -> None:
@@ -65,28 +70,47 @@ class FirstSteps:
             )
         elif self._moved and _differ(self._at_backward):
             raise _refuse("weights", "if rt.is_last_micro_batch: … around it, after optimizer.step()")
-        if not is_again and 0 < micro.samples < micro.total:
-            print_warning(self._describe(loss, micro, weight, summed=summed), is_first=self._gate.is_first)
+        if is_again:
+            return
+        if micro.nth == 0:  # the global batch before may have been dropped
+            self._shares = []
+        if 0 < micro.samples < micro.total and not summed:
+            self._look_at_loss(loss, micro, weight)
+
+    def compare_shares(self, layout: Layout, device: torch.device) -> None:
+        """After each step: in the first ones, a warning if a mean over other parts than those that weigh it had more of
+        them in one micro batch of the step than in another, on any rank. A collective, of two numbers."""
+        if self._compared >= _COMPARED:
+            return
+        self._compared += 1
+        most, least = max(self._shares, default=-math.inf), min(self._shares, default=math.inf)
+        ends = torch.tensor([most, -least], dtype=torch.float64)
+        self._shares = []
+        if layout.world_size > 1:
+            ends = ends.to(device)
+            dist.all_reduce(ends, dist.ReduceOp.MAX)
+        most, least = ends[0].item(), -ends[1].item()
+        if math.isfinite(most) and not math.isclose(most, least, rel_tol=1e-5):
+            self._warn(_UNEVEN)
 
     def _copy(self) -> Parts:
         """Some of the weights. Those of a sharded model are no plain tensors, and gathered at times."""
         chosen = spread([p for seen in self._gate.optimizers for p in seen.gradients.parameters])
         return [(p, _part(p).clone()) for p in chosen if type(p.data) is Tensor and p.is_contiguous()]
 
-    def _describe(self, loss: Tensor, micro: MicroBatch, weight: Weight, *, summed: bool) -> str | None:
-        """A warning, or None. Only a loss that is the result of one of torch's functions says how it was made."""
-        reduction, counted = read_loss(loss)
-        if reduction == SUM:
-            return None if summed or micro.samples == 1 else self._once(_SUMMED)
-        if counted is None or summed or not weight.counted:
-            return None
-        share = float(counted) / weight.counted
-        before, self._share = self._share, share
-        return None if before is None or math.isclose(share, before, rel_tol=1e-5) else self._once(_UNEVEN)
+    def _look_at_loss(self, loss: Tensor, micro: MicroBatch, weight: Weight) -> None:
+        """Only a loss that is made of results of torch's functions says how it was made."""
+        made_by = getattr(loss, "grad_fn", None)
+        if is_summed(made_by, micro.samples):
+            if micro.samples > 1:
+                self._warn(_SUMMED)
+        elif (counted := read_counted(made_by)) is not None and weight.counted:
+            self._shares.append(counted / weight.counted)
 
-    def _once(self, warning: str) -> str | None:
-        warned, self._warned = self._warned, True
-        return None if warned else warning
+    def _warn(self, warning: str) -> None:
+        if not self._warned:
+            print_warning(warning, is_first=self._gate.is_first)
+        self._warned = True
 
 
 def _part(parameter: nn.Parameter) -> Tensor:
