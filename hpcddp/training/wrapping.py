@@ -9,6 +9,7 @@ from torch import nn
 
 from hpcddp.batchplan import BatchPlan
 from hpcddp.training.all_ranks import AllRanks
+from hpcddp.training.gate.renormed import find_renormed
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.kinds import check_model
 from hpcddp.training.loop import Loop
@@ -60,6 +61,7 @@ class Wrapping(AllRanks):
         averaged before an evaluation and a checkpoint.
         """
         check_model(model, list(self._models.values()))
+        self._loop.first.renormed |= find_renormed(model, self.layout.data_size)
         hooks = warn_of_hooks(model, self._plan, self.layout.data_size)
         print_warning(hooks, is_first=self.group.is_first)
         wanted = Wanted(blocks, tensor_plan, options)

@@ -41,6 +41,7 @@ class FirstSteps:
     """Looks at the micro batches of the first steps."""
 
     def __init__(self, gate: StepGate) -> None:
+        self.renormed: set[int] = set()  # ids of the weights that forward passes may change
         self._gate = gate
         self._at_start: Parts = []  # of the first micro batch of a pass
         self._at_backward: Parts = []  # in it
@@ -96,7 +97,8 @@ class FirstSteps:
     def _copy(self) -> Parts:
         """Some of the weights. Those of a sharded model are no plain tensors, and gathered at times."""
         chosen = spread([p for seen in self._gate.optimizers for p in seen.gradients.parameters])
-        return [(p, _part(p).clone()) for p in chosen if type(p.data) is Tensor and p.is_contiguous()]
+        plain = [p for p in chosen if type(p.data) is Tensor and p.is_contiguous() and id(p) not in self.renormed]
+        return [(p, _part(p).clone()) for p in plain]
 
     def _look_at_loss(self, loss: Tensor, micro: MicroBatch, weight: Weight) -> None:
         """Only a loss that is made of results of torch's functions says how it was made."""

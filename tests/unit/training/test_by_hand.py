@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.optim.swa_utils import AveragedModel
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, TensorDataset, get_worker_info
 
 import hpcddp
 from hpcddp.batchplan import plan_batch
 from hpcddp.errors import RequestError
 from hpcddp.training.data.randomness import WorkerStart
+from hpcddp.training.gate.renormed import find_renormed
 from hpcddp.training.remarks import warn_of_hooks
 
 from .toy_loop import Toy, make_data, make_model, prepare_toy
@@ -184,6 +185,45 @@ def test_weights_and_rates_that_are_changed_in_each_micro_batch_are_refused(act:
 )
 def test_what_is_changed_once_per_global_batch_is_right(act: Act, before: bool) -> None:
     run_with(act, before=before, options=SPLIT)
+
+
+def lookups(layer: nn.Module, samples: int, *, bounded_by_hand: bool = False) -> Tensor:
+    """The weights of this embedding after two epochs, all rows bounded."""
+    torch.manual_seed(3)
+    tokens = torch.randint(12, (12, 3), generator=torch.Generator().manual_seed(7))
+    nn.init.normal_(layer.weight)
+    net = nn.Sequential(layer, nn.Linear(8, 12))
+
+    def bound() -> None:
+        with torch.no_grad():
+            layer.weight.renorm_(2, 0, 1.0)
+
+    with hpcddp.runtime(6, max_micro_batch=samples) as rt:
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+        model, optimizer, loader = rt.prepare(net, optimizer, DataLoader(TensorDataset(tokens), batch_size=6))
+        for _ in rt.epochs(2):
+            if bounded_by_hand:
+                bound()
+            for (rows,) in loader:
+                rt.backward(cross_entropy(model(rows).flatten(0, -2), rows.flatten()))
+                if rt.step(optimizer) and bounded_by_hand:
+                    bound()
+    bound()
+    return layer.weight.detach()
+
+
+def test_an_embedding_that_bounds_its_rows_is_right_with_accumulation_and_refused_on_several_ranks() -> None:
+    whole = lookups(nn.Embedding(12, 8, max_norm=1.0), 6)
+    for layer in (nn.Embedding(12, 8, max_norm=1.0), nn.Embedding(12, 8)):
+        assert torch.allclose(lookups(layer, 2, bounded_by_hand=layer.max_norm is None), whole, atol=1e-6)
+    tied = nn.Sequential(nn.Embedding(12, 8, max_norm=1.0), nn.Linear(8, 12))
+    assert find_renormed(tied, 1) == {id(tied[0].weight)}
+    tied[1].weight = tied[0].weight
+    assert find_renormed(tied, 1) == set()
+    bag = nn.Sequential(nn.EmbeddingBag(12, 8, max_norm=2.0), nn.Linear(8, 12))
+    with pytest.raises(RequestError, match=r"0, an EmbeddingBag with max_norm=2, changes .*\nhint: max_norm=None, "):
+        find_renormed(bag, 2)
+    assert find_renormed(nn.Embedding(2, 2), 2) == set()
 
 
 class Uneven(Dataset):
