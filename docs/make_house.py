@@ -43,12 +43,14 @@ CAPTIONS = {
     "training.with_body": "the body: what opens it, what ends it",
     "training.runtime": "rt: what a training script calls",
     "training.own_run": "the run that no job script chose",
+    "training.stepping": "from a batch to a step, when called",
     "training.saving": "checkpoints, the best one, weights, when asked",
     "training.report": "what rank 0 says of a run, and its numbers",
     "training.prepare": "takes over models, data, optimizers",
     "training.wrapping": "takes over a model",
     "training.all_ranks": "sums and rows of all ranks; what rank 0 says",
     "training.data_facts": "what a run warns of, and records, of its data",
+    "training.pipelined_step": "micro batches through the stages",
     "training.loop": "the micro batch and step that the loop is at",
     "training.gate": "optimizers act once per global batch",
     "training.marks": "a gradient at one moment",
@@ -76,6 +78,7 @@ CAPTIONS = {
     "training.pace": "how long steps and saves take",
     "training.versions": "software and hardware of this run",
     "training.torch_compat": "what depends on torch's version",
+    "training.torch_graph": "what is private to torch about gradients",
 }
 
 _NEEDS = {"torch": "#f6c28b", "jinja2": "#a9cbe8", "yaml": "#a9cbe8"}  # the first that a room imports

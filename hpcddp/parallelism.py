@@ -50,13 +50,14 @@ class Parallel(Record):
 class Split(Record):
     """What was decided. `kind`: how the data ranks hold the model, one of WORDS.
 
-    `rows`: the data ranks that hold one copy of the model together, copy by copy. The `tensor` ranks of one data rank
-    see the same samples.
+    `rows`: the data ranks that hold one copy of the model together, copy by copy. The `pipeline` x `tensor` ranks of
+    one data rank see the same samples.
     """
 
     kind: str
     rows: tuple[tuple[int, ...], ...]
     tensor: int = 1
+    pipeline: int = 1
 
     @property
     def data_size(self) -> int:
@@ -71,17 +72,18 @@ class Split(Record):
     @property
     def is_whole(self) -> bool:
         """Whether each rank holds every parameter with its whole gradient."""
-        return not self.is_sharded and self.tensor == 1
+        return not self.is_sharded and self.tensor == self.pipeline == 1
 
     @property
     def model_mesh(self) -> tuple[tuple[str, int], ...]:
-        """(name, ranks) of the dimensions whose ranks see the same samples."""
-        return (("tensor", self.tensor),) if self.tensor > 1 else ()
+        """(name, ranks) of the dimensions whose ranks see the same samples. Tensor ranks are neighbours."""
+        both = (("pipeline", self.pipeline), ("tensor", self.tensor))
+        return tuple((name, ranks) for name, ranks in both if ranks > 1)
 
     def __str__(self) -> str:
-        tensor = f", tensor {self.tensor}" if self.tensor > 1 else ""
-        copies = f" (data {len(self.rows)} x shard {len(self.rows[0])}{tensor})"
-        return self.kind + (copies if self.is_sharded or tensor else "")
+        more = "".join(f", {name} {ranks}" for name, ranks in self.model_mesh)
+        copies = f" (data {len(self.rows)} x shard {len(self.rows[0])}{more})"
+        return self.kind + (copies if self.is_sharded or more else "")
 
 
 def read_parallel(value: object, where: str) -> Parallel:
@@ -142,11 +144,6 @@ def plan_split(asked: Parallel, hosts: Sequence[str]) -> Split:
         one_row = (tuple(range(ranks)),)
         return Split(asked.word, one_row if asked.word == "fsdp" else tuple((rank,) for rank in range(ranks)))
     degrees = _fill(asked, hosts)
-    if degrees["pipeline"] > 1:
-        raise RequestError(
-            f"{asked.where}: pipeline {degrees['pipeline']} is not built yet: hpcddp does not cut a model into stages",
-            _without(asked, "pipeline").format(),
-        )
     data, shard, tensor = degrees["data"], degrees["shard"], degrees["tensor"]
     is_sharded = "shard" in dict(asked.degrees)
     if data > 1 and tensor > 1 and not is_sharded:
@@ -160,19 +157,23 @@ def plan_split(asked: Parallel, hosts: Sequence[str]) -> Split:
         _check_inside_nodes(asked, tensor, hosts)
     rows = tuple(tuple(range(copy * shard, (copy + 1) * shard)) for copy in range(data))
     if not is_sharded and tensor == 1:
-        return Split("ddp", rows)
-    return Split("hsdp" if data > 1 else "fsdp", rows, tensor)
+        return Split("ddp", rows, pipeline=degrees["pipeline"])
+    return Split("hsdp" if data > 1 else "fsdp", rows, tensor, degrees["pipeline"])
 
 
 def check_goes_with(split: Split, asked: Parallel, *, exact: bool, noise: bool) -> None:
-    """RequestError for what needs whole gradients, where each rank has parts of them."""
+    """RequestError for what needs whole gradients, where each rank has shards of them, or those of some layers."""
     if split.is_whole:
         return
-    if exact and split.tensor > 1:
+    does = "shards them" if split.is_sharded else "divides the layers"
+    if exact and max(split.tensor, split.pipeline) > 1:
         whole = asked._replace(word="fsdp" if split.is_sharded else "ddp", degrees=()).format()
-        raise RequestError(f"exact mode needs whole layers, and {asked} divides them over {split.tensor} ranks", whole)
+        ranks = split.tensor * split.pipeline
+        raise RequestError(
+            f"exact mode needs whole layers and all of them, and {asked} divides them over {ranks} ranks", whole
+        )
     if noise:
-        raise RequestError(f"the gradient noise scale needs whole gradients, and {asked} shards them", "leave it out")
+        raise RequestError(f"the gradient noise scale needs whole gradients, and {asked} {does}", "leave it out")
 
 
 def _rows_by_host(asked: Parallel, hosts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
@@ -216,11 +217,6 @@ def _fit(asked: Parallel, ranks: int) -> Parallel:
     return asked._replace(degrees=tuple((name, fitted[name]) for name in DIMENSIONS if name in fitted))
 
 
-def _without(asked: Parallel, name: str) -> Parallel:
-    left = tuple((other, degree) for other, degree in asked.degrees if other != name)
-    return asked._replace(degrees=left or (("data", _REST),))
-
-
 def _check_inside_nodes(asked: Parallel, tensor: int, hosts: Sequence[str]) -> None:
     for first in range(0, len(hosts), tensor):
         group = dict.fromkeys(hosts[first : first + tensor])
@@ -228,7 +224,8 @@ def _check_inside_nodes(asked: Parallel, tensor: int, hosts: Sequence[str]) -> N
             here = min(hosts.count(host) for host in group)
             inside = dict(asked.degrees) | {"tensor": math.gcd(tensor, here)}
             if _REST not in inside.values():
-                inside = {"shard": _REST, "tensor": inside["tensor"]}
+                kept = {name: inside[name] for name in ("tensor", "pipeline") if name in inside}
+                inside = dict[str, int](shard=_REST, **kept)
             fitted = tuple((name, inside[name]) for name in DIMENSIONS if name in inside)
             raise RequestError(
                 f"{asked.where}: tensor {tensor} would be on {' and '.join(group)}, and its ranks exchange in every"

@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 
 from hpcddp.batchplan import BatchPlan
 from hpcddp.errors import HpcddpError
@@ -84,7 +85,7 @@ def open_runtime(
             if folder is not None and group.is_first:
                 write_object(folder.versions, _describe(setup, plan))
 
-        watch = StopWatch(signals, deadline, warns=group.is_first)
+        watch = StopWatch(signals, deadline, warn=partial(print_warning, is_first=group.is_first))
         report = Report(setup, metrics, watch.pace, sinks=sinks, interval_s=interval_s, deadline=deadline)
         rt = Runtime(setup, gradients, watch, metrics, report, note, stack)
         if stall_s is not None and group.world_size > 1:

@@ -18,6 +18,7 @@ from hpcddp.training.checkpoint.checkpointer import Checkpointer
 from hpcddp.training.checkpoint.owned_states import OwnedStates
 from hpcddp.training.checkpoint.position import move_to
 from hpcddp.training.checkpoint.same_data import outline_evaluation
+from hpcddp.training.checkpoint.stage_states import StageStates
 from hpcddp.training.checkpoint.tracked import unwrap
 from hpcddp.training.data.evaluation import EvaluationLoader
 from hpcddp.training.data.loader import TrainingLoader, make_sampler
@@ -37,6 +38,7 @@ from hpcddp.training.parallel.placing import place
 from hpcddp.training.parallel.spread import spread_weights
 from hpcddp.training.parallel.whole_steps import WholeSteps
 from hpcddp.training.parallel.zero import OwnSteps
+from hpcddp.training.pipelined_step import check_staged
 from hpcddp.training.remarks import describe_starving, print_warning, warn_of_order
 from hpcddp.training.report import Report
 from hpcddp.training.setup import RunSetup
@@ -208,8 +210,11 @@ class Preparation(Wrapping):
                 " hpcddp.runtime(global_batch=256)",
             )
         self._gradients.check(objects)
+        if (staged := self._gradients.staged) is not None:
+            check_staged(objects)
+            self._until_end.enter_context(staged.whole_norms())
         self._until_end.callback(self._loop.let_go)
-        owned = self._share_out_steps(objects)
+        owned = StageStates(objects, staged.module, staged.links) if staged else self._share_out_steps(objects)
         for thing in objects.values():
             self._loop.gate.take(thing)
         check_optimizers_of(list(self._models.values()), self._loop.gate)

@@ -4,38 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
-from typing import Any
 
-from torch import Tensor, nn, stack
-from torch.amp import GradScaler
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch import nn
 
 from hpcddp.batchplan import BatchPlan
-from hpcddp.errors import RequestError
 from hpcddp.runs.metrics import MetricsFile
-from hpcddp.training.arguments import check_kind, check_norm, read_epochs
+from hpcddp.training.arguments import read_epochs
 from hpcddp.training.checkpoint.checkpointer import Checkpointer
 from hpcddp.training.checkpoint.tracked import unwrap
-from hpcddp.training.data.loader import Step
 from hpcddp.training.data.randomness import seed_generators
 from hpcddp.training.data.sampler import MicroBatch
 from hpcddp.training.gate.dropped import DroppedBatches
-from hpcddp.training.gate.step_gate import step_all
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.gradient.noise import describe_noise
 from hpcddp.training.leaving import is_left_by_exception
 from hpcddp.training.loop import Loop
 from hpcddp.training.remarks import find_empty_ranks, print_warning
 from hpcddp.training.report import Report
-from hpcddp.training.saving import Saving
 from hpcddp.training.setup import RunSetup
+from hpcddp.training.stepping import Stepping
 from hpcddp.training.steps import StepRecord
 from hpcddp.training.stopping import FINISH, STOP, StopTraining, StopWatch
 from hpcddp.training.summary import Summary
 
 
-class Runtime(Saving):
+class Runtime(Stepping):
     """The value of `hpcddp.runtime()`: one per training run."""
 
     def __init__(
@@ -79,22 +72,6 @@ class Runtime(Saving):
     def noise_scale(self) -> float | None:
         """The gradient noise scale in samples; None as long as it is not known."""
         return self._record.noise.scale
-
-    @property
-    def is_last_micro_batch(self) -> bool:
-        """Whether the global batch's gradients are complete: what needs them, such as clipping, goes here.
-
-        True in each batch of the loader if a rank's share of the global batch fits through one forward pass.
-        """
-        micro, self._loop.gate.asked_last = self._loop.micro, True
-        if micro.last and self._loop.has_backward:  # not so where the loop asks before its backward pass
-            self._loop.collect()
-        return micro.last
-
-    @property
-    def micro_batch_samples(self) -> int:
-        """Samples of this micro batch that count: 0 in one that only keeps the ranks in step."""
-        return self._loop.micro.samples
 
     @property
     def _is_ending(self) -> bool:
@@ -149,66 +126,6 @@ class Runtime(Saving):
             if self._options.save_every is None or self._save_asked:
                 self._save_now()
         self._leave_if_stopping()
-
-    def backward(self, loss: Tensor, *, summed: bool = False, scaler: GradScaler | None = None) -> None:
-        """In place of `loss.backward()`: weighted so that all gradients sum to that of the mean over the global batch.
-
-        The loss is the mean over what counts in the micro batch: samples, or the result of the loader's `count`. With
-        `summed` it is the sum over those. A `scaler` scales the backward pass, not the loss that is recorded.
-        """
-        self._loop.backward(loss, summed=summed, scaler=scaler)
-
-    def step(
-        self,
-        *optimizers: Optimizer,
-        scheduler: LRScheduler | None = None,
-        clip_norm: float | None = None,
-        scaler: GradScaler | None = None,
-    ) -> bool:
-        """All that follows the backward pass, in one call: clip to this norm, step, step the scheduler, clear the
-        gradients; with a `scaler` also unscale and update.
-
-        Acts at the last micro batch of the global batch. Returns whether it did.
-        """
-        if not optimizers:
-            raise RequestError("rt.step() got no optimizer", "rt.step(optimizer)")
-        check_norm(clip_norm, "rt.step(optimizer, clip_norm={})")
-        self._loop.gate.scaled.check_prepared(scaler)
-        if not self.is_last_micro_batch:
-            self._loop.gate.note_early(optimizers, scheduler)
-            return False
-        step_all(optimizers, scheduler, clip_norm, scaler)
-        return True
-
-    def skip_step(self, *optimizers: Optimizer) -> bool:
-        """In place of `optimizer.step()`, leave this step out, as where the norm of the gradients is not finite. None:
-        all optimizers of the run.
-
-        The global batch counts as one whose step a gradient scaler leaves out, and its gradients are cleared. Acts at
-        the last micro batch of the global batch; returns whether it did. Call it on every rank at the same step.
-        """
-        return self._loop.skip(optimizers)
-
-    def train_step(
-        self,
-        step: Step,
-        loss_of: Callable[[Any], Tensor],
-        *,
-        summed: bool = False,
-        scaler: GradScaler | None = None,
-    ) -> Tensor:
-        """One pass over a `step` of `loader.steps()`: `rt.backward(loss_of(batch))` for each micro batch.
-
-        Returns this rank's losses, detached, one per micro batch: (micro batches,). The optimizer's step follows it,
-        with the same `scaler` if one was given.
-        """
-        check_kind(step, Step, "rt.train_step({}, loss_of)", "step of loader.steps()", "step")
-        losses = []
-        for batch in step:
-            loss = loss_of(batch)
-            self.backward(loss, summed=summed, scaler=scaler)
-            losses.append(loss.detach())
-        return stack(losses)
 
     def _count_step(self, micro: MicroBatch) -> None:
         """A global batch is over and its optimizer step made: count it, exchange flags, save or stop if it is time."""

@@ -147,4 +147,6 @@ class Saving(Preparation):
         self._average_buffers()
         if isinstance(model, AveragedModel):
             model = model.module
-        write_whole(unwrap(model), file, self.group)
+        staged = self._gradients.staged
+        links = staged.links if staged is not None and unwrap(model) is staged.module else None
+        write_whole(unwrap(model), file, self.group, links)

@@ -14,7 +14,6 @@ from types import FrameType
 
 from hpcddp.errors import LaunchError
 from hpcddp.training.pace import Pace
-from hpcddp.training.remarks import print_warning
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 STOP_FLAGS = (
@@ -105,11 +104,10 @@ class StopWatch:
         deadline: float | None,
         pace: Pace | None = None,
         now: Callable[[], float] = time.time,
-        *,
-        warns: bool = False,
+        warn: Callable[[str], None] | None = None,
     ) -> None:
-        """`warns`: whether this rank says it where the script takes the signals away."""
-        self._warns = warns
+        """`warn`: who says it where the script takes the signals away; None where another rank does."""
+        self._warn = warn
         self.deadline = deadline  # seconds since 1970, as `now`
         self.pace = pace or Pace()
         self._signals = signals
@@ -117,8 +115,8 @@ class StopWatch:
 
     def flags(self, steps_left: int) -> tuple[str, ...]:
         """This rank's reasons, of STOP_FLAGS. `steps_left` are left of this epoch."""
-        if self._warns:
-            print_warning(self._signals.describe_taken(), is_first=True)
+        if self._warn is not None and (taken := self._signals.describe_taken()) is not None:
+            self._warn(taken)
         came = (self._signals.received.name,) if self._signals.received is not None else ()
         return (("deadline",) if self._is_late(steps_left) else ()) + came
 

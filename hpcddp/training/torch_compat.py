@@ -1,4 +1,5 @@
-"""All that is private to torch or depends on its version. Each has a test, run with the supported versions.
+"""All that is private to torch or depends on its version. Each has a test, run with the supported versions. What is
+about its graph for gradients stands in `torch_graph.py`.
 
 Three things are elsewhere, the first two because they are needed where torch or hpcddp may not be: the text in
 `ranks/lookup_warning.py`, what `guard/hpcddp_guard.py` asks torch about its process groups, and the tensors without
@@ -7,8 +8,8 @@ numbers on which `advise/measure.py` runs a model. Their tests run with these.
 
 from __future__ import annotations
 
-import functools
 import gc
+import importlib
 import inspect
 import logging
 import os
@@ -17,7 +18,7 @@ import socket
 import struct
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,6 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 __all__ = ["HashStore", "NormWithStatistics", "PrefixStore", "Store", "TCPStore", "rendezvous"]
-
-MEAN, SUM = 1, 2  # how `reduction="mean"` and "sum" are called where a loss is computed
 
 #: The class of all layers that may keep running statistics: BatchNorm, SyncBatchNorm, InstanceNorm. Torch has no public
 #: name for it.
@@ -67,31 +66,6 @@ def default_store() -> Store:
 def drop_iterator(loader: DataLoader[Any]) -> None:
     """Let go of the iterator that a DataLoader with persistent workers keeps: the next one is made anew."""
     loader._iterator = None
-
-
-def version_of(tensor: Tensor) -> int:
-    """A number that each change in place raises."""
-    return tensor._version
-
-
-@contextmanager
-def around_backward(around: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-    """Meanwhile each backward pass, by `loss.backward()` too, runs inside of what `around` gives. Torch has no hook for
-    it: `Tensor.backward` calls this function of its module."""
-    original, is_over = torch.autograd.backward, False
-
-    @functools.wraps(original)
-    def backward(*args: Any, **kwargs: Any) -> None:
-        with nullcontext() if is_over else around():
-            original(*args, **kwargs)
-
-    torch.autograd.backward = backward
-    try:
-        yield
-    finally:
-        is_over = True
-        if torch.autograd.backward is backward:
-            torch.autograd.backward = original
 
 
 def has_scheduler(optimizer: Optimizer) -> bool:
@@ -210,6 +184,28 @@ def largest_magnitudes(tensors: list[Tensor]) -> Tensor:
     return torch.stack(torch._foreach_norm(tensors, torch.inf)).double()
 
 
+@contextmanager
+def combined_norms(combine: Callable[[Tensor, list[Tensor], float], Tensor]) -> Iterator[None]:
+    """Meanwhile `torch.nn.utils.clip_grad_norm_` clips by `combine(norm, gradients, power)`, where ranks have gradients
+    of different parameters. Torch has no hook for it: that function, however it was imported, calls this one of its
+    module."""
+    module: Any = importlib.import_module("torch.nn.utils.clip_grad")
+    original = module._get_total_norm
+
+    def total_norm(tensors: Any, norm_type: float = 2.0, error_if_nonfinite: bool = False, *more: Any) -> Tensor:
+        gradients = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+        norm = combine(original(gradients, norm_type, error_if_nonfinite, *more), gradients, float(norm_type))
+        if error_if_nonfinite and not bool(norm.isfinite()):
+            raise RuntimeError(f"The total norm of order {norm_type} of the gradients is non-finite, so it cannot clip")
+        return norm
+
+    module._get_total_norm = total_norm
+    try:
+        yield
+    finally:
+        module._get_total_norm = original
+
+
 def quiet_redistribution() -> None:
     """No lines of each rank about the two collectives that a norm, or a gathered tensor, takes on a mesh of two
     dimensions."""
@@ -257,27 +253,3 @@ def load_metadata(path: Path) -> Any:
 
     with path.open("rb") as file:
         return Unpickler(file).load()
-
-
-def read_reduction(made_by: Any) -> int | None:
-    """How the function of torch's own whose node in the graph this is reduced its loss. None: it is no such function,
-    or does not say."""
-    return getattr(made_by, "_saved_reduction", None)
-
-
-def read_factor(made_by: Any) -> float | None:
-    """The number that a multiplication's node in the graph multiplied by, if that was one number."""
-    factor = getattr(made_by, "_saved_other", None)
-    return float(factor) if isinstance(factor, Tensor) and factor.numel() == 1 else None
-
-
-def read_counted(made_by: Any) -> float | None:
-    """Of a cross entropy that is a mean the sum of the weights that it was divided by: parts that are not ignored, by
-    their class weights. None where that is not known."""
-    counted = getattr(made_by, "_saved_total_weight", None)
-    return None if counted is None else float(counted)
-
-
-def has_gradient_hook(parameter: nn.Parameter) -> bool:
-    """Whether something is called with this parameter's gradient in the backward pass."""
-    return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
@@ -48,6 +48,8 @@ class Wrapping(AllRanks):
         *,
         blocks: Blocks | None = None,
         tensor_plan: TensorPlan | None = None,
+        stages: Sequence[str] | None = None,
+        schedule: str | None = None,
         **options: Any,
     ) -> nn.Module:
         """The model on this rank's device, distributed over the ranks if there are several. `prepare` calls it. A model
@@ -57,6 +59,8 @@ class Wrapping(AllRanks):
         parameter in place, so make the optimizer afterwards; each module of a class in `blocks` is gathered on its own.
         Where a mesh has tensor ranks, `tensor_plan` says which layers they divide, by the names of modules: "colwise",
         "rowwise" or a style of `torch.distributed.tensor.parallel`; None: the model's attribute `tensor_plan`.
+        Where it has pipeline ranks, `stages` names the modules at which the stages after the first begin (None: the
+        model's attribute `pipeline_stages`), and `schedule` is "1f1b" (None) or "gpipe".
         `options` are those of torch's DDP or fully_shard. Buffers are not broadcast at each forward pass: they are
         averaged before an evaluation and a checkpoint.
         """
@@ -64,12 +68,13 @@ class Wrapping(AllRanks):
         self._loop.first.renormed |= find_renormed(model, self.layout.data_size)
         hooks = warn_of_hooks(model, self._plan, self.layout.data_size)
         print_warning(hooks, is_first=self.group.is_first)
-        wanted = Wanted(blocks, tensor_plan, options)
-        check_wanted(self._split, wanted)
+        wanted = Wanted(blocks, tensor_plan, options, stages, schedule)
+        check_wanted(self._split, wanted, is_second=bool(self._models))
         exact, noise = self._options.exactness is not None, self._options.noise_every is not None
         check_places(list_accelerators(model), self.devices, self._split, exact=exact, noise=noise)
-        if self._split.is_whole:
+        if self._split.is_whole or (self._split.pipeline > 1 and not self._split.is_sharded):
             self._loop.models.append(model)
+        if self._split.is_whole:
             self._loop.record.noise.watch(model)
         wrapped = self._gradients.wrap(model, wanted)
         self._loop.calls.watch(wrapped)

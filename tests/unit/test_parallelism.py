@@ -43,6 +43,13 @@ def test_ranks_that_compute_a_layer_together_have_one_data_rank() -> None:
     assert (split.kind, split.data_size, split.model_mesh) == ("hsdp", 8, (("tensor", 2),))
 
 
+def test_tensor_ranks_are_neighbours_and_the_stages_of_a_pipeline_follow() -> None:
+    split = _plan({"data": 2, "tensor": 2, "pipeline": 2, "shard": -1})
+    assert (split.kind, split.data_size, split.is_whole) == ("hsdp", 4, False)
+    assert split.model_mesh == (("pipeline", 2), ("tensor", 2))
+    assert str(_plan({"data": -1, "pipeline": 4})) == "ddp (data 4 x shard 1, pipeline 4)"
+
+
 def test_text_mapping_and_job_file_say_the_same() -> None:
     same = ["data=-1,shard=4", {"data": -1, "shard": 4}, {"shard": "4", "data": "-1"}]
     assert len({str(read_parallel(value, FILE)) for value in same}) == 1
@@ -62,7 +69,7 @@ def test_text_mapping_and_job_file_say_the_same() -> None:
         ({"shard": 8}, "shard=8 is for 8 ranks, and there are 16 ranks", "parallel: {data: -1, shard: 8}"),
         ({"data": -1, "tensor": 2}, "DDP over tensor parallel", "parallel: {shard: -1, tensor: 2}"),
         ({"shard": -1, "tensor": 8}, "tensor 8 would be on node0 and node1", "{shard: -1, tensor: 4}; or"),
-        ({"data": -1, "pipeline": 2}, "pipeline 2 is not built yet", "parallel: {data: -1}"),
+        ({"data": 3, "pipeline": 5}, "data=3,pipeline=5 is for 15 ranks", "parallel: {data: -1, pipeline: 1}"),
     ],
     ids=str,
 )
@@ -88,7 +95,7 @@ def test_a_hint_is_written_as_its_source_is() -> None:
 
 
 @given(
-    st.dictionaries(st.sampled_from(DIMENSIONS[:3]), st.sampled_from([-1, 1, 2, 3, 4, 6]), min_size=1),
+    st.dictionaries(st.sampled_from(DIMENSIONS), st.sampled_from([-1, 1, 2, 3, 4, 6]), min_size=1),
     st.integers(1, 4),
     st.integers(1, 6),
 )
@@ -103,13 +110,13 @@ def test_every_hint_of_a_mapping_that_does_not_fit_is_one_that_does(
             typed = error.hint.partition("}")[0] + "}"
             degrees = yaml.safe_load(typed)["parallel"]
         else:
-            assert split.data_size * split.tensor == len(hosts)
+            assert split.data_size * split.tensor * split.pipeline == len(hosts)
             assert sorted(rank for row in split.rows for rank in row) == list(range(split.data_size))
             return
     raise AssertionError(f"still refused after four hints: {json.dumps(degrees)}")
 
 
-@pytest.mark.parametrize("value", ["fsdp", "hsdp", {"shard": -1, "tensor": 2}], ids=str)
+@pytest.mark.parametrize("value", ["fsdp", "hsdp", {"shard": -1, "tensor": 2}, {"data": -1, "pipeline": 2}], ids=str)
 def test_what_needs_whole_gradients_is_refused_where_there_are_none(value: object) -> None:
     asked = read_parallel(value, PYTHON)
     split = plan_split(asked, HOSTS)

@@ -17,8 +17,34 @@ from hpcddp.training.parallel.zero import OwnSteps
 class OwnedStates:
     """The states of these optimizers, by their names in the checkpoint. Without any its methods do nothing."""
 
+    is_partial = False  # whether a rank has a part of the model only
+
     def __init__(self, steps: Mapping[str, OwnSteps]) -> None:
         self._steps = steps
+
+    def keeps(self, *, is_first: bool) -> bool:
+        """Whether this rank needs whole tensors to gather a tree for one file."""
+        return is_first
+
+    def number(self, name: str, nth: int) -> int:  # noqa: ARG002
+        """The number in a checkpoint of an optimizer's nth parameter."""
+        return nth
+
+    def lift(self, tree: dict[str, Any]) -> dict[str, Any]:
+        """This rank's part of a checkpoint's tree, from its objects' own states."""
+        return tree
+
+    def lower(self, tree: dict[str, Any]) -> dict[str, Any]:
+        """The inverse of `lift`."""
+        return tree
+
+    def join(self, groups: list[list[str | None]]) -> list[list[str | None]]:
+        """The names of an optimizer's parameters in all parts of the model, by parameter group."""
+        return groups
+
+    def complete(self, described: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        """Facts of the objects, of which this rank may have a part only."""
+        return described
 
     def drop_others(self, tree: dict[str, Any]) -> dict[str, Any]:
         """A checkpoint's tree, of the states only this rank's."""

@@ -7,7 +7,7 @@ manifest says which parameters those were, by a SHA-256 over their names.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
@@ -17,12 +17,13 @@ from torch.optim.lr_scheduler import LRScheduler
 from hpcddp.errors import RequestError
 from hpcddp.units import format_count
 
+Join = Callable[[list[list[str | None]]], list[list[str | None]]]
 Groups = dict[str, list[dict[str, Any]]]  # by the optimizer's name, for each of its parameter groups
 
 _SAME_STATE = ({"Adam", "AdamW"},)  # classes of optimizers that read each other's state
 
 
-def describe_groups(objects: Mapping[str, Any]) -> Groups:
+def describe_groups(objects: Mapping[str, Any], join: Join) -> Groups:
     """How many parameters each group of each optimizer has, and the SHA-256 over their names in order.
 
     A parameter's name is that of its tracked model, and its own in there. An optimizer with a parameter of no tracked
@@ -36,7 +37,7 @@ def describe_groups(objects: Mapping[str, Any]) -> Groups:
     found: Groups = {}
     for name, thing in objects.items():
         if isinstance(thing, Optimizer):
-            groups = [[names.get(id(parameter)) for parameter in group["params"]] for group in thing.param_groups]
+            groups = join([[names.get(id(p)) for p in group["params"]] for group in thing.param_groups])
             if all(None not in group for group in groups):
                 found[name] = [{"parameters": len(group), "sha256": _hash_names(group)} for group in groups]
     return found

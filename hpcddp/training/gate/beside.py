@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from hpcddp.training.gate.step_gate import StepGate
 from hpcddp.training.marks import Mark
-from hpcddp.training.torch_compat import around_backward
+from hpcddp.training.torch_graph import around_backward
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from hpcddp.training.gate.step_gate import StepGate
 from hpcddp.training.marks import spread
 from hpcddp.training.parallel.layout import Layout
 from hpcddp.training.remarks import print_warning
-from hpcddp.training.torch_compat import read_counted
+from hpcddp.training.torch_graph import read_counted
 
 _COMPARED = 2  # steps of an attempt
 _NUMBERS = 65536  # of a parameter that are compared

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hpcddp.training.torch_compat import MEAN, SUM, read_factor, read_reduction
+from hpcddp.training.torch_graph import MEAN, SUM, read_factor, read_reduction
 
 _MOST = 64  # nodes that are looked at
 _ADDS = ("AddBackward", "SubBackward", "NegBackward")

@@ -7,7 +7,7 @@ of the mean gradient afterwards. It is the mean over data ranks, as in DDP, so t
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -27,11 +27,14 @@ Blocks = type[nn.Module] | tuple[type[nn.Module], ...]
 
 class Wanted(NamedTuple):
     """What the caller of `rt.wrap` wants besides: classes of layers that are gathered on their own, the layers that
-    tensor ranks divide, and options of `fully_shard`."""
+    tensor ranks divide, options of `fully_shard` or DDP, and where a pipeline's stages begin and take turns."""
 
     blocks: Blocks | None
     tensor_plan: TensorPlan | None
     options: dict[str, Any]
+    stages: Sequence[str] | None = None
+    schedule: str | None = None
+    parts: Sequence[nn.Module] = ()  # of a stage, gathered on their own too
 
 
 class ShardedModel:
@@ -61,16 +64,17 @@ def divide_and_shard(model: nn.Module, group: Group, layout: Layout, split: Spli
     Each module of a class in `blocks` is gathered on its own; the rest, or everything without `blocks`, in one piece.
     All ranks start from the weights of rank 0.
     """
-    units = _find_units(model, wanted.blocks)
+    units = {*_find_units(model, wanted.blocks), *wanted.parts}
     plan = find_plan(model, wanted.tensor_plan) if split.tensor > 1 else {}
-    spread_weights(model, group.device, layout)
+    if split.pipeline == 1:  # else each rank has its stage only, and they were spread before
+        spread_weights(model, group.device, layout)
     data_mesh, tensor_mesh = make_meshes(group, layout, split)
     if split.tensor > 1:
         check_untied(model)
         divide_layers(model.to(group.device), tensor_mesh, plan)
         check_even(model, len(split.rows[0]), split.tensor)
     if layout.data_size > 1:
-        _shard(model, data_mesh, split, units, wanted.options)
+        _shard(model, data_mesh, split, [module for module in model.modules() if module in units], wanted.options)
 
 
 def _find_units(model: nn.Module, blocks: Blocks | None) -> list[nn.Module]:
@@ -97,7 +101,7 @@ def _shard(model: nn.Module, mesh: Any, split: Split, units: list[nn.Module], op
 
 
 def make_meshes(group: Group, layout: Layout, split: Split) -> tuple[Any, Any]:
-    """The mesh of the data ranks, and that of the ranks with this data rank (None if it has no other).
+    """The mesh of the data ranks, and that of the tensor ranks (None if there are no others).
 
     The data ranks are in one row for fsdp; for hsdp one row per copy: sharded within a row, replicated over rows.
     """
@@ -105,11 +109,10 @@ def make_meshes(group: Group, layout: Layout, split: Split) -> tuple[Any, Any]:
 
     names = ("shard",) if split.kind == "fsdp" else ("replicate", "shard")
     ranks = torch.tensor([[layout.ranks_of(data_rank) for data_rank in row] for row in split.rows])
-    sizes = [*ranks.shape[2 - len(names) : 2]]
-    if layout.model_size == 1:
-        return DeviceMesh(group.device.type, ranks.reshape(sizes), mesh_dim_names=names), None
-    whole = DeviceMesh(group.device.type, ranks.reshape([*sizes, layout.model_size]), mesh_dim_names=(*names, "tensor"))
-    return whole[names], whole["tensor"]
+    sizes = [*ranks.shape[2 - len(names) : 2], *(size for _, size in layout.mesh[1:])]
+    inner = tuple(name for name, _ in layout.mesh[1:])
+    whole = DeviceMesh(group.device.type, ranks.reshape(sizes), mesh_dim_names=(*names, *inner))
+    return whole[names] if inner else whole, whole["tensor"] if "tensor" in inner else None
 
 
 def hand_over(optimizers: Iterable[Optimizer], model: nn.Module, replaced: Iterable[weakref.ref[nn.Parameter]]) -> None:

@@ -15,6 +15,7 @@ from hpcddp.training.parallel.layout import Layout
 from hpcddp.training.parallel.placing import place
 from hpcddp.training.parallel.replicated import ReplicatedModel
 from hpcddp.training.parallel.sharded import ShardedModel, Wanted
+from hpcddp.training.parallel.turns import SCHEDULES
 from hpcddp.training.rendezvous.group import Group
 
 
@@ -37,8 +38,26 @@ class ParallelModel(Protocol):
         """The context of one forward and backward pass; gradients are averaged in it only with `exchange`."""
 
 
-def check_wanted(split: Split, wanted: Wanted) -> None:
-    """RequestError for what means nothing with this split."""
+def check_wanted(split: Split, wanted: Wanted, *, is_second: bool = False) -> None:
+    """RequestError for what means nothing with this split. `is_second`: the run has a model that is trained."""
+    if wanted.schedule not in (None, *SCHEDULES):
+        raise RequestError(f"schedule={wanted.schedule!r} is none of a pipeline", f"one of {', '.join(SCHEDULES)}")
+    if split.pipeline > 1 and is_second:
+        raise RequestError(
+            "a pipeline has the stages of one trained model, and this is the second",
+            'one nn.Module that holds both, or hpcddp.runtime(parallel="fsdp")',
+        )
+    if split.pipeline > 1 and not split.is_sharded and wanted.options:
+        raise RequestError(
+            f"a pipeline over whole stages takes no {', '.join(wanted.options)}: no torch class wraps the model",
+            'leave it out; or hpcddp.runtime(parallel={"shard": -1, "pipeline": 2}), whose options are fully_shard\'s',
+        )
+    if split.pipeline == 1 and wanted.stages is not None:
+        raise RequestError(
+            f"parallel {split.kind} takes no stages: each rank computes all layers",
+            'hpcddp.runtime(parallel={"data": -1, "pipeline": 2}), or the stages as the model\'s attribute'
+            " pipeline_stages",
+        )
     if wanted.blocks is not None and not split.is_sharded:
         raise RequestError(
             f"parallel {split.kind} takes no blocks: each rank has the whole model", 'hpcddp.runtime(parallel="fsdp")'

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from fnmatch import fnmatch
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from hpcddp.errors import RequestError, nearest
 from hpcddp.training.torch_compat import quiet_redistribution
@@ -34,7 +34,7 @@ def find_plan(model: nn.Module, given: TensorPlan | None) -> TensorPlan:
         )
     names = [name for name, _ in model.named_modules()]
     for key, style in plan.items():
-        if not any(_fits(name, key) for name in names):
+        if not any(fits(name, key) for name in names):
             hint = f"names of model.named_modules(){nearest(key, names)}, with * for one part of a name"
             raise RequestError(f"tensor_plan has {key!r}, and the {kind} has no such module", hint)
         if isinstance(style, str) and style not in {"colwise", "rowwise"}:
@@ -43,7 +43,8 @@ def find_plan(model: nn.Module, given: TensorPlan | None) -> TensorPlan:
     return plan
 
 
-def _fits(name: str, key: str) -> bool:
+def fits(name: str, key: str) -> bool:
+    """Whether a plan's key stands for the module of this name."""
     parts, patterns = name.split("."), key.split(".")
     return len(parts) == len(patterns) and all(map(fnmatch, parts, patterns))
 
@@ -109,6 +110,13 @@ def _compute_plainly(module: nn.Module) -> None:
 
     module.register_forward_pre_hook(enter)
     module.register_forward_hook(leave, always_call=True)
+
+
+def replicate(tensor: Tensor, mesh: Any) -> Tensor:
+    """A tensor that is the same on all ranks of a mesh, as a DTensor."""
+    from torch.distributed.tensor import DTensor, Replicate
+
+    return DTensor.from_local(tensor, mesh, [Replicate()] * mesh.ndim, run_check=False)
 
 
 def check_even(model: nn.Module, shards: int, tensor: int) -> None:

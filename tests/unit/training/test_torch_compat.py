@@ -32,7 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hpcddp.errors import RequestError
 from hpcddp.ranks.lookup_warning import LOOKUP_WARNING
-from hpcddp.training import torch_compat
+from hpcddp.training import torch_compat, torch_graph
 
 pytestmark = pytest.mark.torch_compat
 
@@ -258,7 +258,7 @@ def test_a_group_ends_right_after_a_collective_on_a_tensor_that_nobody_else_has(
     program = """
 import torch
 import torch.distributed as dist
-from hpcddp.training import torch_compat
+from hpcddp.training import torch_compat, torch_graph
 for _ in range(700):
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     dist.all_reduce(torch.zeros(3))
@@ -270,14 +270,14 @@ for _ in range(700):
 def test_each_change_in_place_of_a_gradient_is_seen() -> None:
     weight = torch.nn.Parameter(torch.ones(3))
     (weight * 2).sum().backward()
-    seen = [torch_compat.version_of(weight.grad)]
+    seen = [torch_graph.version_of(weight.grad)]
     for change in (
         lambda: (weight * 2).sum().backward(),
         lambda: torch.nn.utils.clip_grad_norm_([weight], 1.0),
         lambda: weight.grad.zero_(),
     ):
         change()
-        seen.append(torch_compat.version_of(weight.grad))
+        seen.append(torch_graph.version_of(weight.grad))
     assert seen == sorted(set(seen))
 
 
@@ -291,7 +291,7 @@ def test_each_backward_pass_runs_inside_of_what_is_put_around_it_and_none_after_
         seen.append("after")
 
     weight, original = nn.Parameter(torch.ones(2)), torch.autograd.backward
-    with torch_compat.around_backward(around):
+    with torch_graph.around_backward(around):
         weight.sum().backward()
         torch.autograd.backward(weight.sum())
     assert torch.autograd.backward is original
@@ -320,3 +320,16 @@ def test_a_dataloader_that_keeps_its_workers_makes_them_anew() -> None:
     assert iter(loader) is first
     torch_compat.drop_iterator(loader)
     assert iter(loader) is not first
+
+
+def test_a_loss_says_how_torch_made_it() -> None:
+    x, y = torch.randn(4, 3, requires_grad=True), torch.tensor([0, 1, 2, -100])
+    of = torch.nn.functional.cross_entropy
+    assert torch_graph.read_reduction(of(x, y).grad_fn) == torch_graph.MEAN
+    assert torch_graph.read_reduction(of(x, y, reduction="sum").grad_fn) == torch_graph.SUM
+    assert torch_graph.read_reduction(x.sum().grad_fn) is None
+    assert torch_graph.read_counted(of(x, y).grad_fn) == 3
+    assert torch_graph.read_factor((x.sum() * 0.5).grad_fn) == 0.5
+    assert not torch_graph.has_gradient_hook(weight := nn.Parameter(torch.ones(1)))
+    weight.register_hook(lambda gradient: gradient)
+    assert torch_graph.has_gradient_hook(weight)
