@@ -170,7 +170,7 @@ def check_goes_with(split: Split, asked: Parallel, *, exact: bool, noise: bool) 
         whole = asked._replace(word="fsdp" if split.is_sharded else "ddp", degrees=()).format()
         ranks = split.tensor * split.pipeline
         raise RequestError(
-            f"exact mode needs whole layers and all of them, and {asked} divides them over {ranks} ranks", whole
+            f"exact mode needs all layers, each of them whole, and {asked} divides them over {ranks} ranks", whole
         )
     if noise:
         raise RequestError(f"the gradient noise scale needs whole gradients, and {asked} {does}", "leave it out")

@@ -120,11 +120,11 @@ def test_every_hint_of_a_mapping_that_does_not_fit_is_one_that_does(
 def test_what_needs_whole_gradients_is_refused_where_there_are_none(value: object) -> None:
     asked = read_parallel(value, PYTHON)
     split = plan_split(asked, HOSTS)
-    if split.tensor == 1:
+    if split.tensor * split.pipeline == 1:
         check_goes_with(split, asked, exact=True, noise=False)  # it makes them whole
     else:
-        with pytest.raises(RequestError, match="exact mode needs whole layers") as caught:
+        with pytest.raises(RequestError, match="exact mode needs all layers") as caught:
             check_goes_with(split, asked, exact=True, noise=False)
-        assert caught.value.hint == 'parallel="fsdp"'
+        assert caught.value.hint == f'parallel="{"fsdp" if split.is_sharded else "ddp"}"'
     with pytest.raises(RequestError, match="noise scale needs whole gradients"):
         check_goes_with(split, asked, exact=False, noise=True)

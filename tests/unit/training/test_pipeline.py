@@ -137,7 +137,7 @@ def test_what_cannot_be_cut_is_refused(run_ranks: RunRanks) -> None:
         "tied": "first.weight and third.weight are one parameter, and belong to two stages",
         "schedule": "schedule='zigzag' is none of a pipeline | one of 1f1b, gpipe",
         "ddp": "parallel ddp takes no stages",
-        "exact": "exact mode needs whole gradients, and pipeline=2 divides the layers",
+        "exact": "exact mode needs all layers, each of them whole, and pipeline=2 divides them over 2 ranks",
         "second": "a pipeline has the stages of one trained model, and this is the second",
         "scaler": "a gradient scaler does not go with a pipeline",
         "average": "averages a whole model, and each rank has a stage of it only",

@@ -330,6 +330,7 @@ def test_a_loss_says_how_torch_made_it() -> None:
     assert torch_graph.read_reduction(x.sum().grad_fn) is None
     assert torch_graph.read_counted(of(x, y).grad_fn) == 3
     assert torch_graph.read_factor((x.sum() * 0.5).grad_fn) == 0.5
-    assert not torch_graph.has_gradient_hook(weight := nn.Parameter(torch.ones(1)))
+    weight = nn.Parameter(torch.ones(1))
+    assert not torch_graph.has_gradient_hook(weight)
     weight.register_hook(lambda gradient: gradient)
     assert torch_graph.has_gradient_hook(weight)
