@@ -29,6 +29,7 @@ CASES: dict[str, Options] = {
 }
 # It takes norms over rows and columns of each parameter.
 CASES["adafactor"] = {**CASES["adamw, clipped"], "optimizer": "Adafactor"}
+CASES["slices without samples in the last batch"] = {**COMMON, "exact": "integer", "slices": 24}
 TREE: dict[str, Options] = {"a tree": {**COMMON, "clip": 0.5}}
 COPIES = {"data": 2, "shard": 2}
 
