@@ -75,8 +75,8 @@ class MeanGradients:
             self._distribute(model, wanted._replace(parts=list_parts(model, names)))
         else:
             model.to(self._group.device)
-        schedule = wanted.schedule or SCHEDULES[0]
-        self.staged = StagedModel(model, links, names, self._layout, schedule, is_sharded=self._split.is_sharded)
+        schedule, is_sharded = wanted.schedule or SCHEDULES[0], self._split.is_sharded and self._layout.data_size > 1
+        self.staged = StagedModel(model, links, names, self._layout, schedule, is_sharded=is_sharded)
         return model
 
     def take_along(self, model: nn.Module) -> None:

@@ -58,7 +58,7 @@ class StagedModel:
         self.module = model
         self.links = links
         self.schedule = schedule
-        self.is_sharded = is_sharded
+        self.is_sharded = is_sharded  # over several data ranks
         self._layout = layout
         self._names = names
         self._kind = type(model).__name__
@@ -124,7 +124,7 @@ class StagedModel:
 
     @property
     def whole(self) -> list[nn.Module]:
-        """The model, if its parameters are whole on this rank."""
+        """The model, if no other data rank has a part of its parameters."""
         return [] if self.is_sharded else [self.module]
 
     def exchange(self, is_last: bool) -> None:
@@ -134,7 +134,7 @@ class StagedModel:
         them gathered again for a backward pass.
         """
         sharded: Any = self.module  # `fully_shard` has given it these methods
-        if self.is_sharded and self._layout.data_size > 1:
+        if self.is_sharded:
             sharded.set_requires_gradient_sync(is_last)
             sharded.set_reshard_after_backward(is_last, recurse=False)
 

@@ -96,11 +96,9 @@ def _compute_plainly(module: nn.Module) -> None:
     def enter(module: nn.Module, _inputs: Any) -> None:  # not that of the outer function: a copy has the hook too
         mine = []
         for part in module.modules():
-            for name, parameter in part.named_parameters(recurse=False):
-                divided: Any = parameter
-                placements = getattr(divided, "placements", None)
-                if placements and name not in vars(part) and all(placement.is_replicate() for placement in placements):
-                    vars(part)[name] = divided.to_local()
+            for name, local in _list_whole(part).items():
+                if name not in vars(part):
+                    vars(part)[name] = local
                     mine.append((part, name))
         set_now.append(mine)
 
@@ -110,6 +108,16 @@ def _compute_plainly(module: nn.Module) -> None:
 
     module.register_forward_pre_hook(enter)
     module.register_forward_hook(leave, always_call=True)
+
+
+def _list_whole(module: nn.Module) -> dict[str, Tensor]:
+    """This rank's numbers of the module's own DTensors; none if one is divided, as the weight beside a whole bias."""
+    held: dict[str, Any] = {
+        name: p for name, p in module.named_parameters(recurse=False) if getattr(p, "placements", None)
+    }
+    if not all(placement.is_replicate() for divided in held.values() for placement in divided.placements):
+        return {}
+    return {name: divided.to_local() for name, divided in held.items()}
 
 
 def replicate(tensor: Tensor, mesh: Any) -> Tensor:
