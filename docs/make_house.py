@@ -40,6 +40,7 @@ CAPTIONS = {
     "guard": "ends ranks that train alone",
     "record": "named tuples that start fast",
     "training.opening": "opens and closes a run",
+    "training.misused": "wrong words for the runtime, in two lines",
     "training.with_body": "the body: what opens it, what ends it",
     "training.runtime": "rt: what a training script calls",
     "training.own_run": "the run that no job script chose",

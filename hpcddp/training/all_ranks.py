@@ -33,6 +33,16 @@ class AllRanks:
         return self.group.devices
 
     @property
+    def rank(self) -> int:
+        """This process's number, from 0."""
+        return self.group.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are."""
+        return self.group.world_size
+
+    @property
     def is_main(self) -> bool:
         """Whether this is rank 0, which prints and writes."""
         return self.group.is_first

@@ -80,6 +80,16 @@ def check_kind(value: Any, kinds: type | UnionType, call: str, what: str, exampl
         raise RequestError(f"{call.format(repr(value))}: {_say(value)} is no {what}", call.format(example))
 
 
+def check_optimizers(given: Sequence[Any]) -> None:
+    """RequestError if nothing was given to `rt.step`, or something that takes no step."""
+    if not given:
+        raise RequestError("rt.step() got no optimizer", "rt.step(optimizer)")
+    for value in given:
+        if not hasattr(value, "step"):
+            what = "None" if value is None else f"a {type(value).__name__}"
+            raise RequestError(f"rt.step was given {what}, which is no optimizer", "rt.step(optimizer)")
+
+
 def check_choice(value: Any, known: Sequence[str], call: str) -> None:
     """RequestError for none of these words."""
     if value not in known:

@@ -152,7 +152,9 @@ class Preparation(Wrapping):
             move_to(self._position, sampler, self._hints)
         weighing = Weighing(self._gradients.averaged_over, self.layout, self.device, count, self._gradients.slots)
         waits = InputWait(self._loop.record.note_input, lambda share: self._say_starving(share, how.reading))
-        self._loader = TrainingLoader(how.dataset, sampler, self.device, weighing, how.reading, self._loop, waits)
+        self._loader = TrainingLoader(
+            how.dataset, sampler, self.device, weighing, how.reading, self._loop, waits, how.batch_size
+        )
         self._facts.record()
         self._compare_data()
         return self._loader

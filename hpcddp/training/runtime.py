@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 
-from torch import nn
-
 from hpcddp.batchplan import BatchPlan
 from hpcddp.runs.metrics import MetricsFile
 from hpcddp.training.arguments import read_epochs
 from hpcddp.training.checkpoint.checkpointer import Checkpointer
-from hpcddp.training.checkpoint.tracked import unwrap
 from hpcddp.training.data.randomness import seed_generators
 from hpcddp.training.data.sampler import MicroBatch
 from hpcddp.training.gate.dropped import DroppedBatches
@@ -172,10 +169,6 @@ class Runtime(Stepping):
     def finish_early(self, reason: str) -> None:
         """End the loop after this step; the run is finished. Called as `stop` is."""
         self._ask(FINISH, reason)
-
-    def unwrap(self, model: nn.Module) -> nn.Module:
-        """The user's model inside of what `prepare` made of it."""
-        return unwrap(model)
 
     # ---- the end
 

@@ -16,6 +16,7 @@ from hpcddp.training.checkpoint.position import describe_position
 from hpcddp.training.checkpoint.tracked import unwrap
 from hpcddp.training.checkpoint.whole_model import write_whole
 from hpcddp.training.prepare import Preparation
+from hpcddp.training.remarks import print_warning
 from hpcddp.training.stopping import FINISH, SAVE, STOP
 
 
@@ -122,6 +123,11 @@ class Saving(Preparation):
         mine = self._checkpointer.is_best(number, mode), number
         answers = self._agree("called rt.save_best(value)", mine)
         check_same_value([value for _, value in answers])
+        if answers[0][1] != answers[0][1]:
+            print_warning(
+                "rt.save_best(value) got NaN on rank 0: that is never the best, and no checkpoint is kept",
+                is_first=self.is_main,
+            )
         is_best = bool(answers[0][0])
         if is_best:
             self._checkpointer.propose_best(number, mode, self.steps)

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from hpcddp.errors import RequestError
-from hpcddp.training.arguments import check_kind, check_norm
+from hpcddp.training.arguments import check_kind, check_norm, check_optimizers
 from hpcddp.training.data.loader import Step
 from hpcddp.training.gate.step_gate import step_all
 from hpcddp.training.parallel.staged import LOOP
@@ -64,8 +64,7 @@ class Stepping(Saving):
 
         Acts at the last micro batch of the global batch. Returns whether it did.
         """
-        if not optimizers:
-            raise RequestError("rt.step() got no optimizer", "rt.step(optimizer)")
+        check_optimizers(optimizers)
         check_norm(clip_norm, "rt.step(optimizer, clip_norm={})")
         self._loop.gate.scaled.check_prepared(scaler)
         if not self.is_last_micro_batch:

@@ -10,6 +10,7 @@ from typing import Any
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcddp.errors import RequestError
+from hpcddp.training.misused import explain_call, explain_loading, explain_name
 from hpcddp.training.parallel.calls import ForwardCalls
 from hpcddp.training.runtime import Runtime
 from hpcddp.uncaught import Opening
@@ -32,7 +33,7 @@ class UnopenedRuntime(Opening[Runtime]):
 @contextmanager
 def explained(rt: Runtime) -> Iterator[None]:
     """Around the body. RequestError for an exit that looks like success, for what only the model inside DDP has or can,
-    and for BatchNorm's refusal of a single sample."""
+    for a wrong word, and for BatchNorm's refusal of a single sample."""
     try:
         yield
     except SystemExit as error:
@@ -50,13 +51,21 @@ def explained(rt: Runtime) -> Iterator[None]:
             ) from error
         if not isinstance(error, AttributeError):
             raise
+        if (refused := explain_name(error, rt)) is not None:
+            raise refused from error
         model, name = error.obj, error.name
         if not isinstance(model, DistributedDataParallel) or name is None or not hasattr(model.module, name):
             raise
         raise _only_inside(
             f"has no attribute {name!r}: the {type(model.module).__name__} inside it has", f".{name}"
         ) from error
+    except RuntimeError as error:
+        if (refused := explain_loading(error)) is None:
+            raise
+        raise refused from error
     except TypeError as error:  # of model[0], len(model)
+        if (refused := explain_call(error, rt)) is not None:
+            raise refused from error
         if f"{DistributedDataParallel.__name__!r} object" not in str(error):
             raise
         raise _only_inside(f"cannot do all that the model inside it can ({error})", "") from error

@@ -9,6 +9,8 @@ from torch import nn
 
 from hpcddp.batchplan import BatchPlan
 from hpcddp.training.all_ranks import AllRanks
+from hpcddp.training.arguments import check_kind
+from hpcddp.training.checkpoint.tracked import unwrap
 from hpcddp.training.gate.renormed import find_renormed
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.kinds import check_model
@@ -80,6 +82,11 @@ class Wrapping(AllRanks):
         self._loop.calls.watch(wrapped)
         self._models[id(wrapped)] = wrapped
         return wrapped
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """The user's model inside of what `prepare` made of it."""
+        check_kind(model, nn.Module, "rt.unwrap({})", "model", "model")
+        return unwrap(model)
 
     def _check_first_steps(self) -> None:
         """After each step. A collective in the first ones of an attempt."""

@@ -108,8 +108,12 @@ class TrainingLoader:
         reading: Reading,
         listener: Listener,
         waits: InputWait,
+        batch_size: int | None = None,
     ) -> None:
         self.dataset = dataset
+        self.batch_size = batch_size  # of the DataLoader that was taken over, for scripts that ask
+        self.num_workers = reading.num_workers
+        self.collate_fn = reading.collate_fn
         self.sampler = sampler
         self.weighing = weighing
         self._device = device

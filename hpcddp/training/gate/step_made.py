@@ -55,6 +55,6 @@ def refuse_outside(*, is_over: bool) -> RequestError:
     """What was asked for needs a batch of the training loader, and there is none. `is_over`: there was one."""
     return RequestError(
         "the loop is in no batch of the training loader: that belongs into the loop over the loader which rt.prepare"
-        f" returned{', before it ends' if is_over else ''}",
-        f"model, optimizer, loader = rt.prepare(model, optimizer, loader); {LOOP}",
+        f" returned for the first DataLoader that it was given{', before it ends' if is_over else ''}",
+        f"model, optimizer, loader, test = rt.prepare(model, optimizer, loader, test); {LOOP}",
     )

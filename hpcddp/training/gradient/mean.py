@@ -9,7 +9,9 @@ from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
 
+from hpcddp.errors import RequestError
 from hpcddp.parallelism import Split
 from hpcddp.training.data.sampler import MicroBatch
 from hpcddp.training.gradient.buffers import frozen_statistics
@@ -80,6 +82,13 @@ class MeanGradients:
         return model
 
     def take_along(self, model: nn.Module) -> None:
+        if self._models and self._split.is_sharded and isinstance(model, AveragedModel):
+            raise RequestError(
+                f"rt.prepare was given an AveragedModel with parallel {self._split.kind}: it has whole weights, and"
+                " those of the model are in shards",
+                "ema = rt.wrap(AveragedModel(model)), before model, optimizer, loader, ema = rt.prepare(model,"
+                " optimizer, loader, ema)",
+            )
         self._untrained.append(model)
 
     def hand_over(self, optimizers: Iterable[Optimizer]) -> None:

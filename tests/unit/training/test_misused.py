@@ -1,0 +1,119 @@
+"""Wrong words for the runtime, its methods and its model are answered in two lines with the right ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, default_collate
+
+import hpcddp
+from hpcddp.errors import RequestError
+from hpcddp.training.misused import explain_loading
+
+from .toy_loop import make_data, make_model, prepare_toy
+
+RunRanks = Callable[..., Any]
+MODEL = make_model()
+SAID: list[tuple[Callable[[Any], Any], str]] = [
+    (lambda rt: rt.stop(), "rt.stop() missing 1 required positional argument: 'reason'\nhint: rt.stop(reason)"),
+    (lambda rt: rt.finish_early(), "required positional argument: 'reason'\nhint: rt.finish_early(reason)"),
+    (
+        lambda rt: rt.backward(torch.ones(1), retain_graph=True),
+        "rt.backward() got an unexpected keyword argument 'retain_graph'\nhint: rt.backward(loss_a + loss_b)",
+    ),
+    (lambda rt: rt.loader(make_data(), batch_size=8), "'batch_size'\nhint: hpcddp.runtime(global_batch=256"),
+    (lambda rt: rt.prepare(MODEL, find_unused_parameters=True), "\nhint: model = rt.wrap(model, find_unused_para"),
+    (lambda rt: rt.prepare(model=MODEL), "'model'\nhint: rt.prepare(*objects)"),
+    (lambda rt: rt.is_main_process, "the runtime has no 'is_main_process'\nhint: rt.is_main"),
+    (lambda rt: rt.boadcast(3), "the runtime has no 'boadcast'\nhint: rt.broadcast"),
+    (lambda rt: rt.wrap(MODEL).module, "this Sequential itself, which has no 'module'\nhint: rt.unwrap(model)"),
+    (lambda rt: rt.unwrap(None), "rt.unwrap(None): None is no model\nhint: rt.unwrap(model)"),
+    (lambda rt: rt.step(None), "rt.step was given None, which is no optimizer\nhint: rt.step(optimizer)"),
+    (lambda rt: rt.step(MODEL), "rt.step was given a Sequential, which is no optimizer"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "says"), SAID)
+def test_a_wrong_word_for_the_runtime_is_said_in_two_lines(wrong: Callable[[Any], Any], says: str) -> None:
+    with pytest.raises(RequestError) as told, hpcddp.runtime(6) as rt:
+        wrong(rt)
+    assert says in str(told.value)
+
+
+def test_errors_of_the_users_own_objects_stay_as_they_are() -> None:
+    class Mine:
+        def stop(self, reason: str) -> None: ...
+
+    for kind, wrong in ((TypeError, lambda: Mine().stop()), (AttributeError, lambda: Mine().go)):  # type: ignore[call-arg, attr-defined]
+        with pytest.raises(kind), hpcddp.runtime(6):
+            wrong()
+    with pytest.raises(RuntimeError, match="size mismatch"), hpcddp.runtime(6):
+        MODEL.load_state_dict(nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 3)).state_dict())
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("batch_size", "hpcddp.runtime(global_batch=256)"),
+        ("accumulate", "hpcddp.runtime(global_batch=256, max_micro_batch=32)"),
+        ("globalbatch", "hpcddp.runtime(global_batch=…)"),
+    ],
+)
+def test_another_word_for_an_option_of_the_runtime_is_answered_with_ours(word: str, hint: str) -> None:
+    with pytest.raises(RequestError, match=f"hpcddp.runtime takes no '{word}'") as told:
+        hpcddp.runtime(**{word: 8})  # type: ignore[arg-type]
+    assert told.value.hint == hint
+
+
+def test_the_loader_and_the_runtime_say_what_a_script_asks_of_a_data_loader_and_a_group() -> None:
+    with hpcddp.runtime(max_micro_batch=2) as rt:
+        loader = prepare_toy(rt).loader
+        assert (loader.batch_size, loader.num_workers, loader.collate_fn) == (6, 0, default_collate)
+        assert (rt.rank, rt.world_size) == (0, 1)
+    with hpcddp.runtime(6) as rt:
+        assert rt.loader(make_data()).batch_size is None
+
+
+def test_a_loop_over_another_loader_than_the_first_says_that_the_first_is_the_training_data() -> None:
+    model = make_model()
+    test, train = (DataLoader(make_data(), batch_size=6) for _ in range(2))
+
+    def run(model: nn.Module, train: Any) -> None:
+        with hpcddp.runtime() as rt:
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            model, optimizer, _, train = rt.prepare(model, optimizer, test, train)
+            for _ in rt.epochs(1):
+                for x, _ in train:
+                    rt.backward(model(x).sum())
+
+    with pytest.raises(RequestError, match="returned for the first DataLoader that it was given"):
+        run(model, train)
+
+
+def test_a_metric_that_is_no_number_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    with hpcddp.runtime() as rt:
+        toy = prepare_toy(rt)
+        for _ in rt.epochs(1):
+            for x, y in toy.loader:
+                toy.step(rt, x, y)
+            assert not rt.save_best(float("nan"))
+    assert "warning: rt.save_best(value) got NaN on rank 0" in capsys.readouterr().err
+
+
+def test_the_state_of_a_plain_model_that_is_loaded_into_ddp_is_answered_with_unwrap() -> None:
+    torchs = f"Error(s) in loading state_dict for {DistributedDataParallel.__name__}:\n\tMissing key(s)"
+    said = explain_loading(RuntimeError(torchs))
+    assert said is not None
+    assert said.hint.startswith("rt.unwrap(model).load_state_dict")
+    assert explain_loading(RuntimeError("out of memory")) is None
+
+
+@pytest.mark.slow
+def test_averaged_weights_of_a_sharded_model_are_refused_with_the_way_that_works(run_ranks: RunRanks) -> None:
+    outputs = run_ranks("misused_bodies:average_sharded", 2).check().outputs
+    assert "an AveragedModel with parallel fsdp: it has whole weights" in outputs[0] + outputs[1]
