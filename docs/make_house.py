@@ -52,6 +52,7 @@ CAPTIONS = {
     "training.all_ranks": "sums and rows of all ranks; what rank 0 says",
     "training.data_facts": "what a run warns of, and records, of its data",
     "training.pipelined_step": "micro batches through the stages",
+    "training.own_steps": "steps of shares and of shards",
     "training.loop": "the micro batch and step that the loop is at",
     "training.gate": "optimizers act once per global batch",
     "training.marks": "a gradient at one moment",

@@ -28,16 +28,14 @@ from hpcddp.training.data.weighing import Count, Weighing
 from hpcddp.training.data_facts import DataFacts
 from hpcddp.training.gate.beside import watching
 from hpcddp.training.gate.parameters import KnownParameters
-from hpcddp.training.gate.replaced import replace
 from hpcddp.training.gate.unprepared import check_optimizers_of, guarding
 from hpcddp.training.gradient.buffers import BufferMeans
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.kinds import check_objects, is_trained, name_objects
 from hpcddp.training.loop import Loop
+from hpcddp.training.own_steps import share_out_steps
 from hpcddp.training.parallel.placing import place
 from hpcddp.training.parallel.spread import spread_weights
-from hpcddp.training.parallel.whole_steps import WholeSteps
-from hpcddp.training.parallel.zero import OwnSteps
 from hpcddp.training.pipelined_step import check_staged
 from hpcddp.training.remarks import describe_starving, print_warning, warn_of_order
 from hpcddp.training.report import Report
@@ -216,7 +214,7 @@ class Preparation(Wrapping):
             check_staged(objects)
             self._until_end.enter_context(staged.whole_norms())
         self._until_end.callback(self._loop.let_go)
-        owned = StageStates(objects, staged.module, staged.links) if staged else self._share_out_steps(objects)
+        owned = StageStates(objects, staged.module, staged.links) if staged else self._share_out(objects)
         for thing in objects.values():
             self._loop.gate.take(thing)
         check_optimizers_of(list(self._models.values()), self._loop.gate)
@@ -238,19 +236,10 @@ class Preparation(Wrapping):
         self._compare_data()
         self._report.start(str(self.plan), self._position["step"] if self._position is not None else None)
 
-    def _share_out_steps(self, objects: dict[str, Any]) -> OwnedStates:
-        """Under ZeRO-1 each data rank steps its own parameters; in exact mode shards step whole. Before the gate takes
-        the optimizers: it lets a step through once per global batch."""
-        steps: dict[str, OwnSteps] = {}
+    def _share_out(self, objects: dict[str, Any]) -> OwnedStates:
         optimizers = {name: thing for name, thing in objects.items() if isinstance(thing, Optimizer)}
-        if self._split.kind == "zero1" and self.layout.data_size > 1:
-            steps = {name: OwnSteps(thing, self.layout, self.device) for name, thing in optimizers.items()}
-        for name, thing in optimizers.items():
-            if name in steps:
-                self._until_end.callback(replace(thing, "step", steps[name].step))
-            elif self._split.is_sharded and self.layout.data_size > 1 and self._options.exactness is not None:
-                self._until_end.callback(replace(thing, "step", WholeSteps(thing).step))
-        return OwnedStates(steps)
+        exact = self._options.exactness is not None
+        return share_out_steps(optimizers, self._split, self.layout, self.device, self._until_end, exact=exact)
 
     def _make_plan(self, batch_size: int | None) -> BatchPlan:
         """The plan for the global batch that was given, else for a DataLoader's `batch_size`."""

@@ -74,6 +74,15 @@ ROWS = (
         alone="--parallel ddp",
     ),
     Row(
+        "pipeline by `hpcddp.runtime`, with copies",
+        "runtime/pipeline.yaml",
+        (1, 4),
+        IN_DOUBLE,
+        "yes",
+        "yes",
+        alone="--parallel ddp",
+    ),
+    Row(
         "DDP with a model on two GPUs of each rank (here both halves are on the CPU, a stand-in)",
         "runtime/split_model.yaml",
         (1, 2),
@@ -202,7 +211,11 @@ ROWS = (
 
 # Ways to train that have no job, and why.
 MISSING = (
-    ("pipeline by `hpcddp.runtime`; FSDP2, tensor parallel and pipeline on one mesh", "`parallel=` has no stages yet"),
+    (
+        "FSDP2, tensor parallel and pipeline on one mesh",
+        "`parallel: {shard: 2, tensor: 2, pipeline: 2}` has no job of its own; `tests/unit/training/test_pipeline.py` trains so"
+        " on 8 ranks",
+    ),
     (
         "torch's own `context_parallel`",
         "torch has no attention for it on CPUs; `jobs/plain/context-parallel.yaml` does the same by hand",
