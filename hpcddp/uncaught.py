@@ -39,6 +39,12 @@ def _report_if_last(mine: HpcddpError, line: str = "") -> None:
     sys.excepthook = report
 
 
+def _report_with_line(mine: HpcddpError, trace: TracebackType | None) -> None:
+    from hpcddp.user_code import find_line  # only when something is wrong already
+
+    _report_if_last(mine, find_line(trace))
+
+
 class Opening(AbstractContextManager[_T]):
     """`inner` with `two_lines`. A mistake in the `with` body is told with the line of the script that made it.
 
@@ -60,12 +66,15 @@ class Opening(AbstractContextManager[_T]):
         if os.getpid() != self._process:
             _keep_for_ever(self._inner)
             return None
-        with two_lines():
-            is_handled = self._inner.__exit__(kind, error, trace)
+        try:
+            with two_lines():
+                is_handled = self._inner.__exit__(kind, error, trace)
+        except HpcddpError as explained:  # what the body's error comes of
+            if error is not None and explained.__cause__ is error:
+                _report_with_line(explained, trace)
+            raise
         if isinstance(error, HpcddpError):
-            from hpcddp.user_code import find_line  # only when something is wrong already
-
-            _report_if_last(error, find_line(trace))
+            _report_with_line(error, trace)
         return is_handled
 
 

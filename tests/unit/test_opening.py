@@ -55,6 +55,8 @@ def opened():
         if how == "inside then outside":
             raise RequestError("outside", "mend it") from None
         raise
+    except TypeError as error:
+        raise RequestError("explained", "mend it") from error
     if how == "at the end":
         raise RequestError("at the end", "mend it")
 
@@ -63,6 +65,8 @@ def step():
 
 how = sys.argv[1]
 with Opening(opened()):
+    if how == "explained":
+        len(3)
     if how.startswith("inside"):
         try:
             step()
@@ -76,7 +80,8 @@ with Opening(opened()):
 @pytest.mark.parametrize(
     ("how", "status", "told"),
     [
-        ("inside", 2, "hpcddp: train.py:18: inside\nhint: mend it\n"),
+        ("inside", 2, "hpcddp: train.py:20: inside\nhint: mend it\n"),
+        ("explained", 2, "hpcddp: train.py:25: explained\nhint: mend it\n"),
         ("inside then outside", 2, "hpcddp: outside\nhint: mend it\n"),
         ("at the end", 2, "hpcddp: at the end\nhint: mend it\n"),
         ("inside, caught", 1, "ZeroDivisionError: division by zero\n"),
