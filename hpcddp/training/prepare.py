@@ -37,7 +37,7 @@ from hpcddp.training.own_steps import share_out_steps
 from hpcddp.training.parallel.placing import place
 from hpcddp.training.parallel.spread import spread_weights
 from hpcddp.training.pipelined_step import check_staged
-from hpcddp.training.remarks import describe_starving, print_warning, warn_of_order
+from hpcddp.training.remarks import describe_starving, print_warning, warn_of_idle_stages, warn_of_order
 from hpcddp.training.report import Report
 from hpcddp.training.setup import RunSetup
 from hpcddp.training.torch_compat import note_steps
@@ -256,6 +256,7 @@ class Preparation(Wrapping):
         plan = plan_batch(batch, self.layout.data_size, largest, exactness.slices if exactness else None)
         self._plan = plan
         self._loop.record.noise.check(plan)
+        print_warning(warn_of_idle_stages(plan, self._split.pipeline), is_first=self.group.is_first)
         self._planned(plan)
         return plan
 

@@ -213,8 +213,8 @@ ROWS = (
 MISSING = (
     (
         "FSDP2, tensor parallel and pipeline on one mesh",
-        "`parallel: {shard: 2, tensor: 2, pipeline: 2}` has no job of its own; `tests/unit/training/test_pipeline.py` trains so"
-        " on 8 ranks",
+        "`parallel: {shard: 2, tensor: 2, pipeline: 2}` has no job of its own; `tests/unit/training/test_pipeline.py`"
+        " trains so on 8 ranks",
     ),
     (
         "torch's own `context_parallel`",

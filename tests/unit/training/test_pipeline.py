@@ -12,9 +12,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpcddp.batchplan import plan_batch
 from hpcddp.errors import RequestError
 from hpcddp.training.parallel.shapes_only import ShapesApart
 from hpcddp.training.parallel.turns import SCHEDULES, plan_turns
+from hpcddp.training.remarks import warn_of_idle_stages
 
 pytestmark = pytest.mark.xdist_group("pipeline")  # one worker trains what the tests of this file share
 
@@ -200,6 +202,17 @@ def test_every_stage_takes_every_micro_batch_forward_and_back_in_order(schedule:
         assert [nth for is_forward, nth in plan if not is_forward] == list(range(count))
         held = [sum(1 if forward else -1 for forward, _ in plan[: n + 1]) for n in range(len(plan))]
         assert max(held, default=0) <= (count if schedule == "gpipe" else min(count, stages - stage))
+
+
+def test_a_step_with_fewer_micro_batches_than_stages_is_said() -> None:
+    plan = plan_batch(32, 2, 8)
+    assert plan.accumulation_steps == 2
+    assert warn_of_idle_stages(plan, 2) is None
+    warning = warn_of_idle_stages(plan, 4)
+    assert warning is not None
+    assert "2 micro batches for 4 stages" in warning
+    assert "idle for 60%" in warning
+    assert "max_micro_batch=4" in warning
 
 
 def test_shapes_and_numbers_stay_apart() -> None:

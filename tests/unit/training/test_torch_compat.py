@@ -334,3 +334,20 @@ def test_a_loss_says_how_torch_made_it() -> None:
     assert not torch_graph.has_gradient_hook(weight)
     weight.register_hook(lambda gradient: gradient)
     assert torch_graph.has_gradient_hook(weight)
+
+
+def test_a_norm_is_clipped_by_as_it_was_combined_however_the_function_was_imported() -> None:
+    parameter = nn.Parameter(torch.zeros(2))
+    parameter.grad = torch.tensor([3.0, 4.0])
+    seen: list[Any] = []
+
+    def combine(norm: torch.Tensor, gradients: list[torch.Tensor], power: float) -> torch.Tensor:
+        seen.append((float(norm), gradients[0] is parameter.grad, power))
+        return norm * 2  # as if others had gradients, too
+
+    clip = nn.utils.clip_grad_norm_
+    with torch_compat.combined_norms(combine):
+        assert float(clip([parameter], 1.0)) == 10
+    assert seen == [(5.0, True, 2.0)]
+    assert parameter.grad.tolist() == pytest.approx([0.3, 0.4])
+    assert float(clip([parameter], 1.0)) == pytest.approx(0.5), "as it was"
