@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -111,9 +112,26 @@ def run_command(
     clean = {name: value for name, value in os.environ.items() if name.startswith(_INHERITED)}
     clean["PATH"] = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
     name, value = mark.split("=")
+    with tempfile.TemporaryDirectory(prefix="t-", dir=clean.get("TMPDIR", "/tmp"), ignore_cleanup_errors=True) as room:
+        # A killed mpirun of Open MPI 5 leaves a folder that is named by its number there, and a later one that gets the
+        # same number ends with 213: "The PMIx server's listener thread failed to start".
+        return _run_in(
+            argv, clean | {"TMPDIR": room} | dict(env or {}) | {name: value}, mark, cwd, stdin, hangs, grace_s
+        )
+
+
+def _run_in(
+    argv: Sequence[str | Path],
+    env: Mapping[str, str],
+    mark: str,
+    cwd: Path | None,
+    stdin: str,
+    hangs: Callable[[], object],
+    grace_s: float,
+) -> subprocess.CompletedProcess[str]:
     process = subprocess.Popen(
         [str(word) for word in argv],
-        env=clean | dict(env or {}) | {name: value},
+        env=env,
         cwd=cwd,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
