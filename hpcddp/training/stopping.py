@@ -21,6 +21,8 @@ STOP_FLAGS = (
     *(number.name for number in STOP_SIGNALS),
 )  # reasons, in the order in which ranks exchange them
 
+_LOOKS_EVERY = 32  # steps: Python makes an enum of each handler that it is asked for
+
 STOP, FINISH, SAVE = "asks to stop", "asks to finish", "asks to save"
 REQUESTS = (STOP, FINISH, SAVE)  # what one rank may ask of all
 
@@ -108,6 +110,7 @@ class StopWatch:
     ) -> None:
         """`warn`: who says it where the script takes the signals away; None where another rank does."""
         self._warn = warn
+        self._asked = 0
         self.deadline = deadline  # seconds since 1970, as `now`
         self.pace = pace or Pace()
         self._signals = signals
@@ -115,8 +118,11 @@ class StopWatch:
 
     def flags(self, steps_left: int) -> tuple[str, ...]:
         """This rank's reasons, of STOP_FLAGS. `steps_left` are left of this epoch."""
-        if self._warn is not None and (taken := self._signals.describe_taken()) is not None:
-            self._warn(taken)
+        self._asked += 1
+        if self._warn is not None and self._asked % _LOOKS_EVERY == 1:
+            taken = self._signals.describe_taken()
+            if taken is not None:
+                self._warn(taken)
         came = (self._signals.received.name,) if self._signals.received is not None else ()
         return (("deadline",) if self._is_late(steps_left) else ()) + came
 
