@@ -23,7 +23,7 @@ from hpcddp.training.data.sampler import MicroBatch
 from hpcddp.training.gradient.exact import TWICE, ExactGradients, check_layers
 from hpcddp.training.parallel.layout import Layout
 from hpcddp.training.parallel.sharded import ShardedModel, Wanted, check_optimizers, hand_over
-from hpcddp.training.parallel.whole_steps import as_whole
+from hpcddp.training.parallel.tensor import replicate
 from hpcddp.training.rendezvous.group import Group
 
 _AT_ONCE = 1 << 22  # numbers that are summed in one exchange
@@ -135,8 +135,9 @@ class ExactShards(ExactGradients):
             views = [part.view_as(last[i]) for part, i in zip(torch.split(flat, sizes), indices, strict=True)]
             flat = self._sum.total(indices, views, flat)
             for index, part in zip(indices, torch.split(flat, sizes), strict=True):
-                shard = self._shards[index]
-                shard.grad = as_whole(part.view(shard.shape), shard)
+                shard: Any = self._shards[index]
+                # torch takes no plain tensor beside shards; a norm of this one takes the whole of it
+                shard.grad = replicate(part.view(shard.shape), shard.device_mesh)
         self._sum.clear()
         self._is_summed = True
 

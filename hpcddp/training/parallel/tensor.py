@@ -120,7 +120,7 @@ def _list_whole(module: nn.Module) -> dict[str, Tensor]:
     return {name: divided.to_local() for name, divided in held.items()}
 
 
-def replicate(tensor: Tensor, mesh: Any) -> Tensor:
+def replicate(tensor: Tensor, mesh: Any) -> Any:
     """A tensor that is the same on all ranks of a mesh, as a DTensor."""
     from torch.distributed.tensor import DTensor, Replicate
 

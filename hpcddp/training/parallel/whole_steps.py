@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
 from hpcddp.errors import RequestError
+from hpcddp.training.parallel.tensor import replicate
 
 
 class WholeSteps:
@@ -65,14 +66,6 @@ class WholeSteps:
         return result
 
 
-def as_whole(tensor: Tensor, like: Any) -> Any:
-    """A tensor that all ranks have alike, as a DTensor that each of them holds whole: torch takes no other beside
-    shards, and what is computed with it takes the whole of it."""
-    from torch.distributed.tensor import DTensor, Replicate
-
-    return DTensor.from_local(tensor, like.device_mesh, [Replicate()] * like.device_mesh.ndim, run_check=False)
-
-
 def gather(value: Any) -> Any:
     """A DTensor as a plain tensor, whole; all else as it is. A collective where it is in shards."""
     return value.full_tensor() if hasattr(value, "full_tensor") else value
@@ -82,4 +75,4 @@ def cut_like(value: Any, parameter: Any) -> Any:
     """This rank's shard of what is as large as its parameter, in memory of its own; all else as it is."""
     if not isinstance(value, Tensor) or value.shape != parameter.shape:
         return value
-    return as_whole(value, parameter).redistribute(placements=parameter.placements).clone()
+    return replicate(value, parameter.device_mesh).redistribute(placements=parameter.placements).clone()
