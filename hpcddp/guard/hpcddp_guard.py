@@ -1,13 +1,16 @@
 """The first optimizer step of a rank of W without a process group of W ranks ends the rank with two lines.
 
 W ranks that never met train W copies of one model, and end with 0: Accelerate, Lightning and HF's Trainer do where they
-find no GPU, and so does a script that starts processes itself.
+find no GPU, and so does a script that starts processes itself. And a rank that has done its work does not end with
+SIGABRT: see `let_gloo_end`.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
 _WATCHED = "torch.optim.optimizer"
 _NO_GROUPS = {"horovod.torch", "torch_xla", "mpi4py.MPI"}  # they sum gradients without torch's process groups
 _UNUSED_AT = 64  # steps after which something must have been sent: local SGD trains some steps alone
+_GLOO_THREADS = "pt_gloo_runloop"  # what torch calls them, by 2.14 at the latest; 2.6 gave them no name
+_GLOO_TIMEOUT_S = 5.0
 _GUARDED = "HPCDDP_GUARDED"
 _RANK_MARKS = "HPCDDP_RANK_MARKS"  # as in __init__.py, which is not on this path
 
@@ -98,11 +103,47 @@ class _Watch:
         module.register_optimizer_step_pre_hook(at_step)
 
 
+def let_gloo_end() -> None:
+    """Wait, before Python ends, until no thread of gloo's runs; for 5 s at most.
+
+    Such a thread gives a collective's tensors back after it has told the program that the collective is done. One that
+    comes to this while Python ends is stopped inside of C++: "terminate called without an active exception", SIGABRT.
+    """
+    if "torch.distributed" not in sys.modules:
+        return
+    deadline = time.monotonic() + _GLOO_TIMEOUT_S
+    rounds_asleep = 0  # several, for a thread that waits for Python's lock sleeps too, until this one gives it away
+    while rounds_asleep < 3 and time.monotonic() < deadline:
+        time.sleep(0.001)
+        rounds_asleep = 0 if "R" in _states() else rounds_asleep + 1
+
+
+def _states() -> list[str]:
+    """Of gloo's threads, as the kernel writes them: R if it runs. Where they have no name, of all but this one."""
+    named, others = [], []
+    try:
+        numbers = os.listdir("/proc/self/task")
+    except OSError:  # no Linux
+        return []
+    for number in numbers:
+        try:
+            with open(f"/proc/self/task/{number}/stat", encoding="utf-8") as file:
+                name, _, rest = file.read().partition("(")[2].rpartition(") ")
+        except OSError:  # it has ended
+            continue
+        if name == _GLOO_THREADS:
+            named.append(rest[0])
+        elif int(number) != os.getpid():  # Python ends in the first thread
+            others.append(rest[0])
+    return named or others
+
+
 def start() -> None:
     """Watch for torch's optimizers, where this is a rank of several and nobody said that they train alone.
 
     Only the first Python of a rank: actors and probes that it starts may train alone. An agent is no rank.
     """
+    atexit.register(let_gloo_end)  # the first to be registered is called last
     size = os.environ.get("WORLD_SIZE", "")
     marks = os.environ.get(_RANK_MARKS, "").split()
     is_agent = bool(marks) and not any(mark in os.environ for mark in marks)

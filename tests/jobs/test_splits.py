@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from hpcddp import guard
 from tests.jobs.splits import KINDS, LAYERS, WORDS, Part, held, samples
 
 SIDE, BATCH = 8, 16  # of count_split.py
+GUARD = next(iter(guard.__path__))  # as under hpcddp exec: gloo may abort at a program's end without it
 TRAINED = [kind for kind in KINDS if kind.parallel is not None]
 
 
@@ -31,7 +33,7 @@ def numbers_in(part: Part | None) -> list[int]:
 @pytest.mark.parametrize("kind", TRAINED, ids=lambda kind: kind.name)
 def test_ranks_that_train_hold_and_send_what_the_page_says(kind, repo, run, tmp_path):
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(len(kind.hosts))]
-    env = {**os.environ, "PYTHONPATH": str(repo), "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "PYTHONPATH": f"{GUARD}:{repo}", "OMP_NUM_THREADS": "1"}
     done = run([*launch, str(Path(__file__).with_name("count_split.py")), kind.name, str(tmp_path)], env=env)
     assert done.returncode == 0, done.stderr
     for rank in range(len(kind.hosts)):
@@ -54,7 +56,7 @@ def test_an_inner_rank_of_the_pipeline_sends_what_the_page_says(repo, run, tmp_p
     (kind,) = (kind for kind in KINDS if kind.name == "pipeline")
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3"]
     count, job = str(Path(__file__).with_name("count_sends.py")), str(repo / "jobs/plain/pipeline.py")
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "PYTHONPATH": GUARD, "OMP_NUM_THREADS": "1"}
     done = run([*launch, count, str(tmp_path), job, "--epochs", "1", "--batch", "64"], env=env, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     shapes = json.loads((tmp_path / "1.json").read_text())

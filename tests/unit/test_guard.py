@@ -94,6 +94,27 @@ def test_an_agent_is_no_rank(tmp_path: Path, more: dict[str, str], is_watched: b
     assert watched(tmp_path, **{guard.RANK_MARKS: "ORBIT_RANK ORBIT_ID"}, **more) is is_watched
 
 
+@pytest.mark.torch_compat
+@pytest.mark.parametrize("name", ["pt_gloo_runloop", "unnamed"])
+def test_python_does_not_end_while_a_thread_of_gloos_works(tmp_path: Path, name: str) -> None:
+    """What torch does there cannot be made to happen: a thread that works without Python's lock stands in for it."""
+    pytest.importorskip("torch")
+    work = f"""\
+import hashlib, os, sys, threading, torch.distributed
+begun = threading.Event()
+def work():
+    with open("/proc/thread-self/comm", "w") as file:
+        file.write({name!r})
+    begun.set()
+    hashlib.pbkdf2_hmac("sha256", b"", b"", int(sys.argv[1]))
+    os.write(1, b"done")
+threading.Thread(target=work, daemon=True).start()
+begun.wait()
+"""
+    done = python(tmp_path, work, "300000")
+    assert (done.returncode, done.stdout) == (0, "done"), done.stderr
+
+
 @pytest.mark.slow
 def test_the_end_cannot_be_caught(tmp_path: Path) -> None:
     body = "\n".join(f"    {line}" for line in TRAIN.splitlines())

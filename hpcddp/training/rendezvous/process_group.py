@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # DDP imports it later, and its functions would keep the group as a default
 
 from hpcddp.checks.environment import run_checks
 from hpcddp.checks.machine import look_at_machine

@@ -1,8 +1,9 @@
 """Leave a process group in an order in which no rank closes a connection that another rank still needs.
 
-With torch 2.13, gloo aborted at exit in 1 of 12 to 40 runs ("terminate called without an active exception") while a
-DDP object still held the group, and ranks failed if the rank that hosts the store left before them. (torch 2.15 did
-neither in 181 runs of two ranks without this order, nor in 254 with it.)
+With torch 2.13, gloo aborted at exit in 1 of 12 to 40 runs ("terminate called without an active exception") while
+something still held the group, and ranks failed if the rank that hosts the store left before them. What holds it: a DDP
+object, and the functions of torch.distributed.nn as a default, if that was imported after the group was there. The
+guard in `guard/` waits for gloo's threads where a program is not one of hpcddp's.
 """
 
 from __future__ import annotations

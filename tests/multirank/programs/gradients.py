@@ -11,6 +11,7 @@ import sys
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # DDP imports it later, and its functions would keep the group as a default
 
 from hpcddp.batchplan import plan_batch
 

@@ -157,6 +157,22 @@ def test_env_imports_no_torch() -> None:
     assert done.stdout == "none 0 1 False\n"
 
 
+def test_gloos_threads_end_with_the_group_also_if_a_variable_still_holds_the_ddp_object() -> None:
+    """One that lives on when Python ends may abort it. A program of its own: torch's modules come in its order."""
+    program = """\
+import os, torch, hpcddp
+def count():
+    threads = [open(f"/proc/self/task/{number}/stat") for number in os.listdir("/proc/self/task")]
+    return len([thread for thread in threads if "gloo" in thread.read()])
+with hpcddp.init():
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+    print(count() > 0)
+print(count())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env={"PATH": ""})
+    assert done.stdout.split()[-2:] == ["True", "0"], done.stdout
+
+
 @pytest.mark.parametrize(
     ("code", "env", "expected"),
     [
