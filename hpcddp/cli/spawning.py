@@ -8,7 +8,6 @@ from types import MappingProxyType
 from hpcddp.cli.streams import tell
 from hpcddp.errors import RequestError
 from hpcddp.ranks.launch_commands import find_agent
-from hpcddp.script.command import find_script
 from hpcddp.script.spec import JobSpec
 
 _CALLS = (b"spawn(", b"notebook_launcher(")
@@ -23,8 +22,8 @@ def see_spawn(spec: JobSpec) -> JobSpec:
     """
     if spec.ranks is not None or not spec.command or find_agent(spec.command):
         return spec
-    path = find_script(spec.command)
-    line = _spawning_line(os.path.join(spec.workdir or "", path)) if path and path.endswith(".py") else 0
+    path = _find_python_file(spec.command, spec.workdir or "")
+    line = _spawning_line(os.path.join(spec.workdir or "", path))
     if not line:
         return spec
     what = f"{path}:{line} starts a node's ranks itself"
@@ -37,6 +36,21 @@ def see_spawn(spec: JobSpec) -> JobSpec:
         )
     tell(f"{what}: the job starts it once (ranks: node); --set ranks=each starts it in each rank")
     return spec._replace(ranks="node", sources=MappingProxyType({**spec.sources, "ranks": f"{path}:{line}"}))
+
+
+def _find_python_file(command: tuple[str, ...], folder: str) -> str:
+    """The first file of Python among the words, whatever starts it (`env A=B python`, `uv run`, `numactl`), or that of
+    the module behind -m; "" if there is none here. What a shell script starts is not seen."""
+    for i, word in enumerate(command):
+        if word.endswith(".py") and os.path.isfile(os.path.join(folder, word)):
+            return word
+        if (
+            i
+            and command[i - 1] == "-m"
+            and os.path.isfile(os.path.join(folder, path := word.replace(".", "/") + ".py"))
+        ):
+            return path
+    return ""
 
 
 def _spawning_line(path: str) -> int:

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from hpcddp.cli.spawning import see_spawn
 from hpcddp.ranks.device import count_gpus
 from hpcddp.ranks.predict import predict_environment
+from hpcddp.script.spec import JobSpec
 
 _PATH = "/usr/bin:/bin"
 
@@ -215,6 +217,15 @@ def main(rank): print("rank", rank, flush=True)
 if __name__ == "__main__":
     mp.spawn(main, nprocs=2)
 """
+
+
+@pytest.mark.parametrize("before", ["env A=b.py python -u", "uv run --python 3.12", "numactl -N 0 python", "python -m"])
+def test_a_script_that_starts_the_ranks_itself_is_seen_behind_what_starts_it(before: str, tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src/spawn.py").write_text(SPAWN)
+    script = "src.spawn" if before.endswith("-m") else "src/spawn.py"
+    spec = JobSpec(command=(*before.split(), script, "--config", "c.py"), workdir=str(tmp_path))
+    assert see_spawn(spec).ranks == "node"
 
 
 def test_a_script_that_starts_its_ranks_runs_once_per_node(tmp_path: Path) -> None:
