@@ -10,7 +10,7 @@ from hpcddp.errors import RequestError
 from hpcddp.ranks.launch_commands import find_agent
 from hpcddp.script.spec import JobSpec
 
-_CALLS = (b"spawn(", b"notebook_launcher(")
+_CALLS = (b"spawn(", b"notebook_launcher(", b"Process(")
 _RANKS = (b'"RANK"', b"'RANK'", b'"LOCAL_RANK"', b"'LOCAL_RANK'", b"env://")  # the script can be a rank, too
 _MOST_BYTES = 2**20
 

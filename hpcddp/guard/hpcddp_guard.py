@@ -14,6 +14,7 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from importlib.machinery import ModuleSpec
     from types import ModuleType
     from typing import Any
@@ -23,7 +24,8 @@ _NO_GROUPS = {"horovod.torch", "torch_xla", "mpi4py.MPI"}  # they sum gradients 
 _UNUSED_AT = 64  # steps after which something must have been sent: local SGD trains some steps alone
 _GLOO_THREADS = "pt_gloo_runloop"  # what torch calls them, by 2.14 at the latest; 2.6 gave them no name
 _GLOO_TIMEOUT_S = 5.0
-_GUARDED = "HPCDDP_GUARDED"
+_GUARDED = "HPCDDP_GUARDED"  # the ranks, and the run of the agent that started them
+_ELASTIC_RUN = "TORCHELASTIC_RUN_ID"  # each agent gives its ranks one
 _RANK_MARKS = "HPCDDP_RANK_MARKS"  # as in __init__.py, which is not on this path
 
 
@@ -34,9 +36,20 @@ def check(world_size: int, step: int) -> None:
         return
     what = f"rank {os.environ.get('RANK', '?')} of {world_size} takes an optimizer step with {alone}"
     hint = "init_process_group() and DDP before training (Accelerate and HF Trainer on CPUs: ACCELERATE_USE_CPU=true);"
+    _end(f"{what}: each rank trains a whole copy of its own", hint)
+
+
+def refuse_own_agent(ranks: str) -> None:
+    """End this rank of an agent, which is alone and is itself in each of so many ranks."""
+    what = f"a rank takes an optimizer step in a world of its own: each of {ranks} ranks has started a torchrun"
+    hint = "write torchrun itself behind --, not a script that calls it: then one is started per node, in one world;"
+    _end(f"{what}, and trains a whole copy", hint)
+
+
+def _end(what: str, hint: str) -> None:
     own = "where ranks are to train alone: independent: true in the job file, or export HPCDDP_INDEPENDENT=1"
     sys.stdout.flush()
-    sys.stderr.write(f"hpcddp: {what}: each rank trains a whole copy of its own\nhint: {hint} {own}\n")
+    sys.stderr.write(f"hpcddp: {what}\nhint: {hint} {own}\n")
     sys.stderr.flush()
     os._exit(4)  # an exception could be caught, and would end a thread only
 
@@ -64,10 +77,10 @@ def _how_alone(world_size: int, step: int) -> str:
 
 
 class _Watch:
-    """Finds torch's optimizers when they are imported, and asks them to call `check` at the first step."""
+    """Finds torch's optimizers when they are imported, and asks them to call `check_step` at the first step."""
 
-    def __init__(self, world_size: int) -> None:
-        self.world_size = world_size
+    def __init__(self, check_step: Callable[[int], None]) -> None:
+        self._check_step = check_step
         self._steps = 0
 
     def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> ModuleSpec | None:
@@ -98,7 +111,7 @@ class _Watch:
                 return
             self._steps += 1
             if self._steps in (1, _UNUSED_AT):
-                check(self.world_size, self._steps)
+                self._check_step(self._steps)
 
         module.register_optimizer_step_pre_hook(at_step)
 
@@ -141,14 +154,19 @@ def _states() -> list[str]:
 def start() -> None:
     """Watch for torch's optimizers, where this is a rank of several and nobody said that they train alone.
 
-    Only the first Python of a rank: actors and probes that it starts may train alone. An agent is no rank.
+    Only the first Python of a rank: actors and probes that it starts may train alone, but no torchrun of one node. An
+    agent is no rank.
     """
     atexit.register(let_gloo_end)  # the first to be registered is called last
-    size = os.environ.get("WORLD_SIZE", "")
+    if os.environ.get("HPCDDP_INDEPENDENT", "").lower() not in ("", "0", "false", "no"):
+        return
+    size, run = os.environ.get("WORLD_SIZE", ""), os.environ.get(_ELASTIC_RUN, "")
     marks = os.environ.get(_RANK_MARKS, "").split()
     is_agent = bool(marks) and not any(mark in os.environ for mark in marks)
-    if is_agent or not size.isdigit() or int(size) < 2 or os.environ.get(_GUARDED):
-        return
-    if os.environ.get("HPCDDP_INDEPENDENT", "").lower() in ("", "0", "false", "no"):
-        os.environ[_GUARDED] = "1"
-        sys.meta_path.insert(0, _Watch(int(size)))
+    ranks, _, run_of_rank = os.environ.get(_GUARDED, "").partition(" ")
+    if ranks:
+        if os.environ.get("GROUP_WORLD_SIZE") == "1" and run not in ("", run_of_rank):
+            sys.meta_path.insert(0, _Watch(lambda _: refuse_own_agent(ranks)))
+    elif not is_agent and size.isdigit() and int(size) > 1:
+        os.environ[_GUARDED] = f"{size} {run}"
+        sys.meta_path.insert(0, _Watch(lambda step: check(int(size), step)))

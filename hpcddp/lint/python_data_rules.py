@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from hpcddp.lint.expression import dotted, is_constant, keyword, last_word, may_have, words
 from hpcddp.lint.finding import Said
-from hpcddp.lint.training_script import TrainingScript
+from hpcddp.lint.training_script import SHARDERS, TrainingScript
 
 _SAMPLER = "DistributedSampler"
 _DISK_SETS = {"ImageFolder", "DatasetFolder", "CocoDetection", "ImageNet"}
@@ -75,15 +75,16 @@ def never_shuffled(script: TrainingScript) -> Iterator[Said]:
 
 
 def whole_data_on_each_rank(script: TrainingScript) -> Iterator[Said]:
-    """A14: DDP, but each rank draws from all of the data."""
-    if not script.wraps_ddp() or script.has_framework() or "deepspeed" in script.modules:
+    """A14: DDP or FSDP, but each rank draws from all of the data. Ranks of one tensor parallel group share a batch."""
+    wrapper = "DDP" if script.wraps_ddp() else "FSDP" if script.has(*SHARDERS) else ""
+    if not wrapper or script.has("parallelize_module") or script.has_framework() or "deepspeed" in script.modules:
         return
     if any("sampler" in name.lower() for name in script.uses) or script.has("split_dataset_by_node", "shard"):
         return
     for call in script.find_calls("DataLoader") if _step_loops(script, epochs=False) else ():
         shuffled = is_constant(keyword(call, "shuffle"), True) and not {w.arg for w in call.keywords} & _GIVEN
         if shuffled and not _is_for_test(script, call) and not _is_made_up(script, call) and script.on_every_rank(call):
-            what = "no DistributedSampler under DDP: every rank goes through all of the data in each epoch"
+            what = f"no DistributedSampler under {wrapper}: every rank goes through all of the data in each epoch"
             yield Said(call.lineno, what, "sampler=DistributedSampler(dataset), or rt.prepare(…, loader)")
 
 

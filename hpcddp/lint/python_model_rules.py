@@ -8,10 +8,9 @@ from collections.abc import Iterator
 
 from hpcddp.lint.expression import dotted, is_constant, keyword, last_word, may_have, words
 from hpcddp.lint.finding import Said
-from hpcddp.lint.training_script import CodeBlock, TrainingScript
+from hpcddp.lint.training_script import SHARDERS, CodeBlock, TrainingScript
 
 _WRAPPERS = ("DistributedDataParallel", "DDP")
-_SHARDERS = ("FullyShardedDataParallel", "FSDP", "fully_shard")
 _COLLECTIVES = {
     *("barrier", "all_reduce", "broadcast", "all_gather", "gather", "scatter", "reduce", "reduce_scatter"),
     *("all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "monitored_barrier"),
@@ -73,7 +72,7 @@ def optimizer_before_sharding(script: TrainingScript) -> Iterator[Said]:
             if isinstance(first, ast.Call) and last_word(first.func) == "parameters":
                 of = dotted(first.func.value) if isinstance(first.func, ast.Attribute) else ""
                 made.setdefault((script.blocks[call].function, of), call.lineno)
-    for call in script.find_calls(*_SHARDERS):
+    for call in script.find_calls(*SHARDERS):
         name = dotted(call.args[0]) if call.args else ""
         line = made.get((script.blocks[call].function, name), call.lineno) if name else call.lineno
         if line < call.lineno and not script.blocks[call].loop and not may_have(call, "use_orig_params"):

@@ -93,7 +93,11 @@ def find_spawning(script: TrainingScript) -> Iterator[ast.Call]:
         for call in script.find_calls("spawn")
         if re.search(r"^mp\.|multiprocessing|^spawn$|xmp", dotted(call.func))
     ]
-    for call in [*mp, *script.find_calls("notebook_launcher", "debug_launcher", "elastic_launch")]:
+    functions = (script.blocks[call].function for call in script.find_calls("init_process_group"))
+    opening = {function.name for function in functions if isinstance(function, ast.FunctionDef)}
+    targets = ((call, keyword(call, "target")) for call in script.find_calls("Process"))
+    by_hand = [call for call, target in targets if target is not None and opening.intersection(words(target))]
+    for call in [*mp, *by_hand, *script.find_calls("notebook_launcher", "debug_launcher", "elastic_launch")]:
         if not _is_optional(script, call):
             yield call
 

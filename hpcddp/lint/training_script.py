@@ -17,6 +17,8 @@ _RANK = re.compile(
 )
 _DEVICE = re.compile(r"(gpu|device|worker)(_?id|_?no)?$", re.IGNORECASE)
 _GPU = re.compile(r"cuda|gpu|^device$|^xpu$|nccl|accelerator", re.IGNORECASE)
+#: What divides a model over the ranks.
+SHARDERS = ("FullyShardedDataParallel", "FSDP", "fully_shard")
 COMPARED = "=="  # the target of what is not kept but compared
 _STEP_ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)

@@ -39,8 +39,9 @@ with hpcddp.init() as group:
             optimizer.zero_grad()
             schedule.step(*([x.to(group.device)] if rank == 0 else []), **last)
             optimizer.step()
-        if losses:  # on the last rank, whose output is in its own log
-            print(f"epoch {epoch}: loss {torch.stack(losses).mean().item():.4f}")
+        mean = torch.stack(losses).mean() if losses else torch.zeros((), device=group.device)
+        dist.broadcast(mean, src=size - 1)  # the last rank knows it, and the first one prints
+        group.is_first and print(f"epoch {epoch}: loss {mean.item():.4f}")
     parts = [None] * size
     dist.all_gather_object(parts, {i: {k: v.cpu() for k, v in layers[i].state_dict().items()} for i in mine})
     if group.is_first:

@@ -115,6 +115,33 @@ begun.wait()
     assert (done.returncode, done.stdout) == (0, "done"), done.stderr
 
 
+@pytest.mark.parametrize(
+    ("more", "is_watched"),
+    [
+        ({}, True),
+        ({"GROUP_WORLD_SIZE": "2"}, False),
+        ({"TORCHELASTIC_RUN_ID": "hpcddp-47"}, False),
+        ({"HPCDDP_INDEPENDENT": "1"}, False),
+    ],
+    ids=["alone", "agents that meet", "no agent: what a rank starts has its variables", "on purpose"],
+)
+def test_a_torchrun_in_each_rank_is_watched_if_it_is_alone(
+    tmp_path: Path, more: dict[str, str], is_watched: bool
+) -> None:
+    inside = {"HPCDDP_GUARDED": "2 hpcddp-47", "GROUP_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "none"}
+    assert watched(tmp_path, **inside | more) is is_watched
+
+
+@pytest.mark.slow
+def test_a_torchrun_in_each_rank_ends_before_it_trains(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    line = "import os; os.system('torchrun --standalone --nproc-per-node 1 train.py ddp 1')"
+    env = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "TORCHELASTIC_RUN_ID": "hpcddp-47"}
+    done = python(tmp_path, line, **env)
+    assert done.stdout == ""
+    assert "each of 2 ranks has started a torchrun, and trains a whole copy\nhint: write torchrun" in done.stderr
+
+
 @pytest.mark.slow
 def test_the_end_cannot_be_caught(tmp_path: Path) -> None:
     body = "\n".join(f"    {line}" for line in TRAIN.splitlines())

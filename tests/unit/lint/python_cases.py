@@ -167,7 +167,13 @@ CASES = {
         ],
     ),
     "A14": Cases(
-        [(6, loop(STEP, f"{DDP}data = MNIST('d')\nloader = DataLoader(data, 64, shuffle=True)\n", END))],
+        [
+            (6, loop(STEP, f"{DDP}data = MNIST('d')\nloader = DataLoader(data, 64, shuffle=True)\n", END)),
+            (
+                3,
+                loop(STEP, "fully_shard(model)\ndata = MNIST('d')\nloader = DataLoader(data, 64, shuffle=True)\n", END),
+            ),
+        ],
         [
             loop(
                 STEP,
@@ -250,11 +256,13 @@ CASES = {
             (2, "if __name__ == '__main__':\n    mp.spawn(main, nprocs=torch.cuda.device_count())"),
             (1, "torch.multiprocessing.spawn(main, nprocs=4)"),
             (1, "notebook_launcher(main, num_processes=4)"),
+            (3, "def f(i):\n    dist.init_process_group('nccl')\nmp.Process(target=f, args=[0]).start()"),
             (1, "subprocess.run(['torchrun', '--nproc-per-node', '4', 'train.py'])"),
         ],
         [
             "if args.multiprocessing_distributed:\n    mp.spawn(main, nprocs=4)\nelse:\n    main(0)",
             "engine.spawn(enemy)",
+            f"def read(i):\n    pass\n{INIT}mp.Process(target=read).start()",
             "subprocess.run(['nvidia-smi'])",
             "logging.info('start me with torchrun')",
         ],
