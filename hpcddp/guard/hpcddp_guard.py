@@ -1,16 +1,13 @@
 """The first optimizer step of a rank of W without a process group of W ranks ends the rank with two lines.
 
 W ranks that never met train W copies of one model, and end with 0: Accelerate, Lightning and HF's Trainer do where they
-find no GPU, and so does a script that starts processes itself. And a rank that has done its work does not end with
-SIGABRT: see `let_gloo_end`.
+find no GPU, and so does a script that starts processes itself.
 """
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
-import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,11 +16,8 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-_WATCHED = "torch.optim.optimizer"
 _NO_GROUPS = {"horovod.torch", "torch_xla", "mpi4py.MPI"}  # they sum gradients without torch's process groups
 _UNUSED_AT = 64  # steps after which something must have been sent: local SGD trains some steps alone
-_GLOO_THREADS = "pt_gloo_runloop"  # what torch calls them, by 2.14 at the latest; 2.6 gave them no name
-_GLOO_TIMEOUT_S = 5.0
 _GUARDED = "HPCDDP_GUARDED"  # the ranks, and the run of the agent that started them
 _ELASTIC_RUN = "TORCHELASTIC_RUN_ID"  # each agent gives its ranks one
 _RANK_MARKS = "HPCDDP_RANK_MARKS"  # as in __init__.py, which is not on this path
@@ -76,15 +70,19 @@ def _how_alone(world_size: int, step: int) -> str:
     return "" if used else f"a process group in which nothing was sent in {step} steps"
 
 
-class _Watch:
-    """Finds torch's optimizers when they are imported, and asks them to call `check_step` at the first step."""
+class AtImport:
+    """Calls a function with a module once that was imported. Without `begin` it waits for nothing."""
 
-    def __init__(self, check_step: Callable[[int], None]) -> None:
-        self._check_step = check_step
-        self._steps = 0
+    def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
+        self.name = name
+        self._then = then
+
+    def begin(self) -> None:
+        """Wait for the module."""
+        sys.meta_path.insert(0, self)
 
     def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> ModuleSpec | None:
-        if name != _WATCHED:
+        if name != self.name:
             return None
         from importlib.util import find_spec
 
@@ -93,62 +91,35 @@ class _Watch:
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
 
-            def load_and_watch(module: ModuleType) -> None:
+            def load_and_call(module: ModuleType) -> None:
                 load(module)
-                self._watch(module)
+                self._then(module)
 
-            spec.loader.exec_module = load_and_watch  # type: ignore[method-assign]  # the loader is this module's own
+            spec.loader.exec_module = load_and_call  # type: ignore[method-assign]  # the loader is this module's own
         return spec
 
-    def _watch(self, module: ModuleType) -> None:
+
+def _watch_steps(check_step: Callable[[int], None]) -> None:
+    """Torch's optimizers call `check_step` at the first step and at one much later."""
+
+    def watch(module: ModuleType) -> None:
         if not hasattr(module, "register_optimizer_step_pre_hook"):  # torch 1 has no such hook
             return
         torch = module.torch
+        steps = 0
 
         def at_step(*_: Any) -> None:  # torch goes through its hooks, and none may leave meanwhile
+            nonlocal steps
             is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", bool)
-            if self._steps >= _UNUSED_AT or is_compiling():  # a compiled step has no place for this
+            if steps >= _UNUSED_AT or is_compiling():  # a compiled step has no place for this
                 return
-            self._steps += 1
-            if self._steps in (1, _UNUSED_AT):
-                self._check_step(self._steps)
+            steps += 1
+            if steps in (1, _UNUSED_AT):
+                check_step(steps)
 
         module.register_optimizer_step_pre_hook(at_step)
 
-
-def let_gloo_end() -> None:
-    """Wait, before Python ends, until no thread of gloo's runs; for 5 s at most.
-
-    Such a thread gives a collective's tensors back after it has told the program that the collective is done. One that
-    comes to this while Python ends is stopped inside of C++: "terminate called without an active exception", SIGABRT.
-    """
-    if "torch.distributed" not in sys.modules:
-        return
-    deadline = time.monotonic() + _GLOO_TIMEOUT_S
-    rounds_asleep = 0  # several, for a thread that waits for Python's lock sleeps too, until this one gives it away
-    while rounds_asleep < 3 and time.monotonic() < deadline:
-        time.sleep(0.001)
-        rounds_asleep = 0 if "R" in _states() else rounds_asleep + 1
-
-
-def _states() -> list[str]:
-    """Of gloo's threads, as the kernel writes them: R if it runs. Where they have no name, of all but this one."""
-    named, others = [], []
-    try:
-        numbers = os.listdir("/proc/self/task")
-    except OSError:  # no Linux
-        return []
-    for number in numbers:
-        try:
-            with open(f"/proc/self/task/{number}/stat", encoding="utf-8") as file:
-                name, _, rest = file.read().partition("(")[2].rpartition(") ")
-        except OSError:  # it has ended
-            continue
-        if name == _GLOO_THREADS:
-            named.append(rest[0])
-        elif int(number) != os.getpid():  # Python ends in the first thread
-            others.append(rest[0])
-    return named or others
+    AtImport("torch.optim.optimizer", watch).begin()
 
 
 def start() -> None:
@@ -157,7 +128,6 @@ def start() -> None:
     Only the first Python of a rank: actors and probes that it starts may train alone, but no torchrun of one node. An
     agent is no rank.
     """
-    atexit.register(let_gloo_end)  # the first to be registered is called last
     if os.environ.get("HPCDDP_INDEPENDENT", "").lower() not in ("", "0", "false", "no"):
         return
     size, run = os.environ.get("WORLD_SIZE", ""), os.environ.get(_ELASTIC_RUN, "")
@@ -166,7 +136,7 @@ def start() -> None:
     ranks, _, run_of_rank = os.environ.get(_GUARDED, "").partition(" ")
     if ranks:
         if os.environ.get("GROUP_WORLD_SIZE") == "1" and run not in ("", run_of_rank):
-            sys.meta_path.insert(0, _Watch(lambda _: refuse_own_agent(ranks)))
+            _watch_steps(lambda _: refuse_own_agent(ranks))
     elif not is_agent and size.isdigit() and int(size) > 1:
         os.environ[_GUARDED] = f"{size} {run}"
-        sys.meta_path.insert(0, _Watch(lambda step: check(int(size), step)))
+        _watch_steps(lambda step: check(int(size), step))

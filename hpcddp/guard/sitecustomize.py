@@ -5,9 +5,11 @@ import sys
 
 _here = os.path.dirname(os.path.abspath(__file__))
 if sys.version_info >= (3, 8):  # noqa: UP036  # a rank may start another Python, with this path
-    import hpcddp_guard  # type: ignore[import-not-found]  # this folder is on the path
+    import hpcddp_faults  # type: ignore[import-not-found]  # this folder is on the path
+    import hpcddp_guard  # type: ignore[import-not-found]
 
     hpcddp_guard.start()
+    hpcddp_faults.start()
 sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder) != _here]
 _this = sys.modules.pop("sitecustomize")
 try:

@@ -2,7 +2,7 @@
 about its graph for gradients stands in `torch_graph.py`.
 
 Three things are elsewhere, the first two because they are needed where torch or hpcddp may not be: the text in
-`ranks/lookup_warning.py`, what `guard/hpcddp_guard.py` asks torch about its process groups, and the tensors without
+`ranks/lookup_warning.py`, what `guard/` asks torch about its process groups and mends in it, and the tensors without
 numbers on which `advise/measure.py` runs a model. Their tests run with these.
 """
 

@@ -44,7 +44,7 @@ def python(folder: Path, code: str, *words: str, **env: str) -> subprocess.Compl
 
 
 def watched(folder: Path, **env: str) -> bool:
-    done = python(folder, "import sys; print(any('_Watch' in str(f) for f in sys.meta_path))", **env)
+    done = python(folder, "import sys; print(any('AtImport' in str(f) for f in sys.meta_path))", **env)
     assert done.returncode == 0, done.stderr
     return done.stdout == "True\n"
 
@@ -80,7 +80,7 @@ def test_a_rank_of_two_that_trains_alone_ends(tmp_path: Path) -> None:
 
 
 def test_what_a_rank_starts_is_not_watched(tmp_path: Path) -> None:
-    child = "import sys; print(any('_Watch' in str(f) for f in sys.meta_path))"
+    child = "import sys; print(any('AtImport' in str(f) for f in sys.meta_path))"
     done = python(tmp_path, f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}], check=True)")
     assert (done.stdout, done.stderr) == ("False\n", "")
 
@@ -140,6 +140,26 @@ def test_a_torchrun_in_each_rank_ends_before_it_trains(tmp_path: Path) -> None:
     done = python(tmp_path, line, **env)
     assert done.stdout == ""
     assert "each of 2 ranks has started a torchrun, and trains a whole copy\nhint: write torchrun" in done.stderr
+
+
+@pytest.mark.torch_compat
+@pytest.mark.parametrize(("attempt", "found"), [("0", "True"), ("1", "False")])
+def test_an_agents_second_attempt_does_not_read_the_addresses_of_the_first(
+    tmp_path: Path, attempt: str, found: str
+) -> None:
+    pytest.importorskip("torch")
+    from torch.distributed import TCPStore
+
+    agents = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    agents.set("address of rank 0", "of the first attempt")
+    code = """\
+from torch.distributed import rendezvous
+store, rank, size = next(rendezvous("env://"))
+print(store.check(["address of rank 0"]))
+"""
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(agents.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    done = python(tmp_path, code, TORCHELASTIC_RUN_ID="7", TORCHELASTIC_RESTART_COUNT=attempt, **address)
+    assert (done.returncode, done.stdout) == (0, f"{found}\n"), done.stderr
 
 
 @pytest.mark.slow
