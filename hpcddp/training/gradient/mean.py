@@ -25,6 +25,7 @@ from hpcddp.training.parallel.stages import find_stages, keep_plan, keep_stage, 
 from hpcddp.training.parallel.strategy import ParallelModel, split_model
 from hpcddp.training.parallel.tensor import find_plan
 from hpcddp.training.parallel.turns import SCHEDULES
+from hpcddp.training.parallel.used_alike import UsedAlike
 from hpcddp.training.rendezvous.group import Group
 
 
@@ -43,6 +44,7 @@ class MeanGradients:
         self._untrained: list[nn.Module] = []
         self._gone: list[weakref.ref[nn.Parameter]] = []  # parameters of other stages
         self.staged: StagedModel | None = None
+        self._used_alike = UsedAlike(layout, group.device)
 
     @property
     def averaged_over(self) -> int:
@@ -122,8 +124,10 @@ class MeanGradients:
     def backward_ends(self, _micro: MicroBatch) -> None:
         """There is nothing to do before `collect`."""
 
-    def collect(self, _micro: MicroBatch) -> None:
+    def collect(self, micro: MicroBatch) -> None:
         """The backward pass has averaged them already."""
+        if micro.last and self._split.is_sharded:
+            self._used_alike.check(model.module for model in self._models)
 
     def close(self) -> None:
         """There is nothing to release."""

@@ -1,0 +1,67 @@
+"""Loops that a split of the model over two ranks would get wrong without an error, and some that look alike."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import hpcddp
+from hpcddp.errors import RequestError
+
+SAMPLES, FEATURES = 8, 3
+
+
+def refuse_all(argument: dict[str, Any]) -> None:
+    """Each case in the same processes; every rank writes what it was told, and nothing where the loop ended."""
+    told: dict[str, str] = {}
+    with hpcddp.init() as group:
+        for case in argument["cases"]:
+            try:
+                CASES[case](group)
+                told[case] = ""
+            except RequestError as error:
+                told[case] = f"{error.message} | {error.hint}"
+    Path(argument["folder"], f"{group.rank}.json").write_text(json.dumps(told))
+
+
+class Choosing(nn.Module):
+    """One of two layers of equal size, by the batch: rank 0's samples are negative, rank 1's are positive."""
+
+    def __init__(self, case: str) -> None:
+        super().__init__()
+        self.case = case
+        self.first, self.second, self.never = (nn.Linear(FEATURES, FEATURES) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        other = bool(x.mean() > 0) and self.case != "alike"
+        chosen, left = (self.second, self.first) if other else (self.first, self.second)
+        return chosen(x) + 0 * left(x) if self.case == "passed" else chosen(x)
+
+
+def _choose(case: str, parallel: Any) -> Callable[[Any], None]:
+    def train(group: Any) -> None:
+        data = TensorDataset(torch.linspace(-1, 1, SAMPLES)[:, None].expand(-1, FEATURES).clone())
+        with hpcddp.runtime(SAMPLES, parallel=parallel, group=group) as rt:
+            model = Choosing(case)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            model, optimizer, loader = rt.prepare(model, optimizer, DataLoader(data, SAMPLES))
+            for _ in rt.epochs(2):
+                for (x,) in loader:
+                    rt.backward(model(x).square().mean())
+                    rt.step(optimizer)
+
+    return train
+
+
+CASES: dict[str, Callable[[Any], None]] = {
+    "by batch, fsdp": _choose("by batch", "fsdp"),
+    "by batch, copies": _choose("by batch", {"data": 2, "shard": 1}),
+    "unused on all": _choose("alike", "fsdp"),
+    "passed through": _choose("passed", "fsdp"),
+}

@@ -1,0 +1,25 @@
+"""What a split of the model over ranks would get wrong without an error is refused; what only looks like it is not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+RunRanks = Callable[..., Any]
+
+
+def _refuse(run_ranks: RunRanks, folder: Path, cases: list[str]) -> list[dict[str, str]]:
+    """By rank what each case is told."""
+    run_ranks("split_bodies:refuse_all", 2, {"cases": cases, "folder": str(folder)}).check()
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+def test_layers_that_only_some_ranks_use_in_a_step_are_refused_in_shards(run_ranks: RunRanks, tmp_path: Path) -> None:
+    cases = ["by batch, fsdp", "by batch, copies", "unused on all", "passed through"]
+    for told in _refuse(run_ranks, tmp_path, cases):
+        for case in cases[:2]:
+            assert "only 1 of 2 ranks have a gradient for first.weight of the Choosing" in told[case], case
+            assert "find_unused_parameters=True" in told[case]
+        assert told["unused on all"] == told["passed through"] == ""
