@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.amp import GradScaler
-from torch.optim import LBFGS
+from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
 from hpcddp.errors import RequestError
@@ -18,6 +18,7 @@ from hpcddp.training.data.randomness import seed_generators
 from hpcddp.training.gradient.backward import run_backward
 from hpcddp.training.loop import Loop
 from hpcddp.training.parallel.staged import Passed, StagedModel
+from hpcddp.training.parallel.steps_together import TOGETHER, steps_together
 from hpcddp.training.parallel.turns import plan_turns
 
 
@@ -94,10 +95,11 @@ def check_staged(objects: Mapping[str, Any]) -> None:
                 f"{name} averages a whole model, and each rank has a stage of it only",
                 'hpcddp.runtime(parallel="fsdp"), or leave the average out',
             )
-        if isinstance(thing, LBFGS):
+        if isinstance(thing, Optimizer) and steps_together(thing):
             raise RequestError(
-                f"{name}, an {type(thing).__name__}, steps all parameters together, and each rank has those of a stage",
-                "torch.optim.AdamW or another one that steps each parameter by itself",
+                f"{name}, of class {type(thing).__name__}, {TOGETHER}, and each rank has those of a stage",
+                "torch.optim.AdamW or another one that steps each parameter by itself, or"
+                ' hpcddp.runtime(parallel="ddp")',
             )
 
 

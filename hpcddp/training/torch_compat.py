@@ -36,6 +36,7 @@ from torch.distributed.rendezvous import rendezvous
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader
 
 __all__ = ["HashStore", "NormWithStatistics", "PrefixStore", "Store", "TCPStore", "rendezvous"]
@@ -76,6 +77,32 @@ def has_scheduler(optimizer: Optimizer) -> bool:
 def note_steps(optimizer: Optimizer) -> None:
     """The optimizer has stepped, in an attempt before: its scheduler does not warn if it steps before it does again."""
     optimizer._opt_called = True  # type: ignore[attr-defined]  # torch sets it in the step that it wraps
+
+
+def bare_step(kind: type[Optimizer]) -> Callable[..., Any]:
+    """The `step` of a class without what torch puts around it, which calls the hooks that look at a script's steps."""
+    step: Any = kind.step
+    bare: Callable[..., Any] = step.__wrapped__ if getattr(step, "hooked", False) else step
+    return bare
+
+
+def is_hooks(attribute: str) -> bool:
+    """Whether an optimizer's attribute of this name holds functions that torch calls around its methods."""
+    return attribute.startswith("_optimizer_") and attribute.endswith("_hooks")
+
+
+class NoCollectives(TorchDispatchMode):
+    """Meanwhile RuntimeError for a collective: one on some ranks only would hang."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch does not annotate it
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func.namespace in {"c10d", "_c10d_functional"}:
+            raise RuntimeError("a collective, where some ranks may not make it")
+        return func(*args, **(kwargs or {}))
 
 
 def has_averaged(model: DistributedDataParallel) -> bool:

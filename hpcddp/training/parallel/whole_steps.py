@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import LBFGS, Optimizer
+from torch.optim import Optimizer
 
 from hpcddp.errors import RequestError
+from hpcddp.training.parallel.steps_together import TOGETHER, steps_together
 from hpcddp.training.parallel.tensor import replicate
 
 
@@ -21,10 +22,12 @@ class WholeSteps:
     """One optimizer. Between steps it holds shards only. RequestError for one that steps all parameters together."""
 
     def __init__(self, optimizer: Optimizer) -> None:
-        if isinstance(optimizer, LBFGS):
+        if steps_together(optimizer):
             raise RequestError(
-                "exact mode steps a sharded model one parameter at a time, and LBFGS steps all together",
-                "torch.optim.AdamW or another one that steps each parameter by itself",
+                "exact mode steps a sharded model one parameter at a time, and this"
+                f" {type(optimizer).__name__} {TOGETHER}",
+                "torch.optim.AdamW or another one that steps each parameter by itself, or"
+                ' hpcddp.runtime(parallel="ddp")',
             )
         self._optimizer = optimizer
 

@@ -2,8 +2,8 @@
 
 After DDP has averaged the gradients, each data rank steps its own parameters, and all get the new numbers of those.
 torch's ZeroRedundancyOptimizer would be another object than the script's optimizer, which its scheduler, its gradient
-scaler and the loop hold already: here it stays the script's own. The step of a parameter takes nothing from another
-one, so that the weights are those of DDP, bit for bit.
+scaler and the loop hold already: here it stays the script's own. An optimizer whose step of
+a parameter takes something from another one is refused, so that the weights are those of DDP, bit for bit.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.optim import LBFGS, Optimizer
+from torch.optim import Optimizer
 
 from hpcddp.errors import RequestError
 from hpcddp.training.parallel.layout import Layout
 from hpcddp.training.parallel.spread import as_bytes
+from hpcddp.training.parallel.steps_together import TOGETHER, steps_together
 
 _HINT = 'torch.optim.AdamW or another one that steps each parameter by itself, or hpcddp.runtime(parallel="ddp")'
 
@@ -27,8 +28,9 @@ class OwnSteps:
     """One optimizer whose parameters are shared out among the data ranks. RequestError for one that cannot be."""
 
     def __init__(self, optimizer: Optimizer, layout: Layout, device: torch.device) -> None:
-        if isinstance(optimizer, LBFGS) or hasattr(optimizer, "consolidate_state_dict"):
-            why = "is ZeRO already" if hasattr(optimizer, "consolidate_state_dict") else "steps all parameters together"
+        is_zero = hasattr(optimizer, "consolidate_state_dict")
+        if is_zero or steps_together(optimizer):
+            why = "is ZeRO already" if is_zero else TOGETHER
             raise RequestError(
                 f"parallel zero1 shares out the steps of an optimizer, and {_name(optimizer)} {why}", _HINT
             )

@@ -59,9 +59,44 @@ def _choose(case: str, parallel: Any) -> Callable[[Any], None]:
     return train
 
 
+class OverNorm(torch.optim.Optimizer):
+    """Divides by the norm over all gradients that it is given."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        held = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        norm = torch.sqrt(sum(p.grad.square().sum() for p in held))
+        for parameter in held:
+            parameter -= 0.1 * parameter.grad / norm
+
+
+def _normalize(parallel: Any, *, exact: bool = False) -> Callable[[Any], None]:
+    def train(group: Any) -> None:
+        data = TensorDataset(torch.linspace(-1, 1, SAMPLES)[:, None].expand(-1, FEATURES).clone())
+        slices = {"slices": 2} if exact else {}
+        with hpcddp.runtime(SAMPLES, parallel=parallel, group=group, exact=exact, **slices) as rt:
+            model = nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.Linear(FEATURES, FEATURES))
+            model.pipeline_stages = ["1"]
+            optimizer = OverNorm(model.parameters())
+            model, optimizer, loader = rt.prepare(model, optimizer, DataLoader(data, SAMPLES))
+            for step in loader.steps():
+                rt.train_step(step, lambda batch: model(batch[0]).square().mean())
+                rt.step(optimizer)
+
+    return train
+
+
 CASES: dict[str, Callable[[Any], None]] = {
     "by batch, fsdp": _choose("by batch", "fsdp"),
     "by batch, copies": _choose("by batch", {"data": 2, "shard": 1}),
     "unused on all": _choose("alike", "fsdp"),
     "passed through": _choose("passed", "fsdp"),
+    "a norm, zero1": _normalize("zero1"),
+    "a norm, pipeline": _normalize({"pipeline": 2}),
+    "a norm, exact shards": _normalize("fsdp", exact=True),
+    "a norm, fsdp": _normalize("fsdp"),
+    "a norm, ddp": _normalize("ddp"),
 }

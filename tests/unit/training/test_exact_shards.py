@@ -87,7 +87,7 @@ def test_a_chain_of_splits_ends_as_one_undisturbed_rank(
         ({"slices": 8, "ranks": 3}, "8 slices are not as many for each of 3 ranks"),
         ({"wrapped_ema": True}, "takes one model, not averaged weights beside it"),
         ({"fully_shard": {"mp_policy": None}}, "does not take mp_policy"),
-        ({"optimizer": "LBFGS"}, "LBFGS steps all together"),
+        ({"optimizer": "LBFGS"}, "LBFGS steps all parameters together"),
     ],
     ids=str,
 )

@@ -143,7 +143,7 @@ def test_what_cannot_be_cut_is_refused(run_ranks: RunRanks) -> None:
         "second": "a pipeline has the stages of one trained model, and this is the second",
         "scaler": "a gradient scaler does not go with a pipeline",
         "average": "averages a whole model, and each rank has a stage of it only",
-        "lbfgs": "steps all parameters together, and each rank has those of a stage",
+        "lbfgs": "steps all parameters together, as by a norm or a mean over them, and each rank has those of a stage",
         "ordinary": "was called outside of rt.train_step, and the ranks have a stage of it each",
     }
     told = run_ranks("pipeline_bodies:cut_wrongly", 2, list(expected)).check().outputs[0]

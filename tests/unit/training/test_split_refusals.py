@@ -23,3 +23,15 @@ def test_layers_that_only_some_ranks_use_in_a_step_are_refused_in_shards(run_ran
             assert "only 1 of 2 ranks have a gradient for first.weight of the Choosing" in told[case], case
             assert "find_unused_parameters=True" in told[case]
         assert told["unused on all"] == told["passed through"] == ""
+
+
+def test_an_optimizer_that_takes_a_norm_over_all_parameters_is_refused_where_a_rank_steps_some_of_them(
+    run_ranks: RunRanks, tmp_path: Path
+) -> None:
+    cases = [f"a norm, {split}" for split in ("zero1", "pipeline", "exact shards", "fsdp", "ddp")]
+    for told in _refuse(run_ranks, tmp_path, cases):
+        for case in cases[:3]:
+            assert "OverNorm" in told[case], case
+            assert "steps all parameters together, as by a norm or a mean over them" in told[case]
+            assert 'hpcddp.runtime(parallel="ddp")' in told[case]
+        assert told["a norm, fsdp"] == told["a norm, ddp"] == ""
