@@ -213,24 +213,27 @@ def largest_magnitudes(tensors: list[Tensor]) -> Tensor:
 
 @contextmanager
 def combined_norms(combine: Callable[[Tensor, list[Tensor], float], Tensor]) -> Iterator[None]:
-    """Meanwhile `torch.nn.utils.clip_grad_norm_` clips by `combine(norm, gradients, power)`, where ranks have gradients
-    of different parameters. Torch has no hook for it: that function, however it was imported, calls this one of its
-    module."""
-    module: Any = importlib.import_module("torch.nn.utils.clip_grad")
-    original = module._get_total_norm
+    """Meanwhile `torch.nn.utils.get_total_norm` gives `combine(norm, gradients, power)`, and `clip_grad_norm_` clips by
+    it, where ranks have gradients of different parameters. Torch has no hook for it: both, however they were imported,
+    are or call one object, which calls the function in its closure."""
+    function: Any = importlib.import_module("torch.nn.utils.clip_grad")._get_total_norm
+    [cell] = function.__closure__
+    original = cell.cell_contents
 
-    def total_norm(tensors: Any, norm_type: float = 2.0, error_if_nonfinite: bool = False, *more: Any) -> Tensor:
+    def total_norm(
+        tensors: Any, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: Any = None
+    ) -> Tensor:
         gradients = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-        norm = combine(original(gradients, norm_type, error_if_nonfinite, *more), gradients, float(norm_type))
+        norm = combine(original(gradients, norm_type, error_if_nonfinite, foreach), gradients, float(norm_type))
         if error_if_nonfinite and not bool(norm.isfinite()):
             raise RuntimeError(f"The total norm of order {norm_type} of the gradients is non-finite, so it cannot clip")
         return norm
 
-    module._get_total_norm = total_norm
+    cell.cell_contents = total_norm
     try:
         yield
     finally:
-        module._get_total_norm = original
+        cell.cell_contents = original
 
 
 def quiet_redistribution() -> None:

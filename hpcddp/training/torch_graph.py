@@ -12,6 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node
+
+__all__ = ["Node"]
 
 MEAN, SUM = 1, 2  # how `reduction="mean"` and "sum" are called where a loss is computed
 
@@ -63,3 +66,19 @@ def read_counted(made_by: Any) -> float | None:
 def has_gradient_hook(parameter: nn.Parameter) -> bool:
     """Whether something is called with this parameter's gradient in the backward pass."""
     return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
+
+
+def list_inputs(node: Node) -> list[Node]:
+    """The nodes of the graph whose results this one takes."""
+    return [earlier for earlier, _ in node.next_functions if earlier is not None]
+
+
+def leaf_of(node: Node) -> Tensor | None:
+    """The tensor that requires a gradient itself, such as a parameter, if the node stands for one."""
+    return getattr(node, "variable", None)
+
+
+def is_single(node: Node) -> bool:
+    """Whether its result is one number."""
+    results: Any = getattr(node, "_input_metadata", ())  # the gradients that it gets have the result's shape
+    return len(results) == 1 and all(size == 1 for size in results[0].shape)

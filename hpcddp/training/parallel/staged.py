@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from hpcddp.errors import RequestError
 from hpcddp.training.parallel.averaging import average_gradients
 from hpcddp.training.parallel.layout import Layout
+from hpcddp.training.parallel.penalties import find_penalty
 from hpcddp.training.parallel.shapes_only import CHAIN, ShapesApart, list_tensors, map_tensors
 from hpcddp.training.parallel.stage_links import StageLinks
 from hpcddp.training.parallel.stages import as_shape
@@ -24,6 +25,8 @@ from hpcddp.training.parallel.tensor import replicate
 from hpcddp.training.torch_compat import combined_norms
 
 LOOP = "for step in loader.steps(): rt.train_step(step, loss_of); optimizer.step(), with a loss_of(batch) that calls it"
+
+_CHECKED_FIRST = 2  # micro batches whose loss is looked at
 
 
 class HandedOn(BaseException):
@@ -69,6 +72,8 @@ class StagedModel:
         self._inside = self._entered = self._left = False  # of the model; where its forward pass is
         self._received: list[Tensor] = []
         self._sent: list[Tensor] = []
+        self._outputs: list[Tensor] = []  # of the model
+        self._checked = 0  # losses
         self._back: Passed | None = None  # the micro batch that goes backward
         modules = dict(model.named_modules())
         if not links.is_first:
@@ -94,11 +99,26 @@ class StagedModel:
                 result = compute()
             if not self._calls or not self.links.is_last:
                 raise RequestError(f"loss_of(batch) did not call the {self._kind} that rt.prepare returned", LOOP)
+            self._check_loss(result)
         except HandedOn:
             pass
         finally:
-            self._trains = False
+            self._trains, self._outputs = False, []
         return Passed(self._received, self._sent, reseed, result)
+
+    def _check_loss(self, loss: Any) -> None:
+        """In the first micro batches. RequestError for a loss of which another stage would have to know a part."""
+        self._checked += 1
+        if self._checked > _CHECKED_FIRST or not isinstance(loss, Tensor):
+            return
+        name = find_penalty(loss, self._outputs, self._received, self.module)
+        if name is not None:
+            raise RequestError(
+                f"loss_of(batch) takes a number of {name} itself beside the output of the {self._kind}, as a penalty on"
+                " parameters does, and here it has the parameters of the pipeline's last stage only",
+                "the optimizer's weight_decay in place of the penalty: torch.optim.AdamW(…, weight_decay=0.01); or"
+                ' hpcddp.runtime(parallel="fsdp")',
+            )
 
     @contextmanager
     def going_back(self, passed: Passed) -> Iterator[None]:
@@ -197,6 +217,7 @@ class StagedModel:
         if self._trains:
             if not self.links.is_last:
                 raise HandedOn
+            self._outputs = list_tensors(outputs)
             return outputs
         self.links.settle()
         shared = iter(self.links.share(list_tensors(outputs)))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.utils.data import DataLoader, TensorDataset
 
 import hpcddp
@@ -28,6 +30,12 @@ def refuse_all(argument: dict[str, Any]) -> None:
             except RequestError as error:
                 told[case] = f"{error.message} | {error.hint}"
     Path(argument["folder"], f"{group.rank}.json").write_text(json.dumps(told))
+
+
+def end_by(case: str) -> None:
+    """One case, whose error ends the ranks."""
+    with hpcddp.init() as group:
+        CASES[case](group)
 
 
 class Choosing(nn.Module):
@@ -89,6 +97,52 @@ def _normalize(parallel: Any, *, exact: bool = False) -> Callable[[Any], None]:
     return train
 
 
+class Halves(nn.Module):
+    """The second half keeps the mean of what it computes, and divides by a number and by a norm of a weight."""
+
+    pipeline_stages: ClassVar = ["second"]
+    tensor_plan: ClassVar = {"first": "colwise", "second": "rowwise"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(FEATURES, FEATURES) for _ in range(3))
+        self.third.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.second(torch.tanh(self.first(x)))
+        self.aside = (h @ (self.third.weight / self.third.weight.norm())).square().mean()
+        return self.third(h) * self.third.scale
+
+
+def _penalty(model: nn.Module, case: str) -> Tensor | float:
+    if case == "squares":
+        return 0.01 * sum(p.square().sum() for p in model.parameters())
+    if case == "weights":
+        return 0.01 * torch.cat([p.flatten() for name, p in model.named_parameters() if "weight" in name]).norm(1)
+    return 0.1 * model.aside + model.third.scale if case == "aside" else 0.0
+
+
+def _run_halves(case: str, parallel: Any) -> Callable[[Any], None]:
+    """Whose norms are those of clip_grad_norm_."""
+
+    def train(group: Any) -> None:
+        torch.manual_seed(2)
+        data = TensorDataset(torch.randn(SAMPLES, FEATURES, dtype=torch.float64))
+        with hpcddp.runtime(SAMPLES, parallel=parallel, group=group, max_micro_batch=4) as rt:
+            model = Halves().double()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            model, optimizer, loader = rt.prepare(model, optimizer, DataLoader(data, SAMPLES))
+            for step in loader.steps():
+                optimizer.zero_grad()
+                rt.train_step(step, lambda batch: model(batch[0]).square().mean() + _penalty(model, case))
+                norm = get_total_norm([p.grad for p in model.parameters()], foreach=False)
+                clip_grads_with_norm_(model.parameters(), norm / 2, norm)
+                assert float(nn.utils.clip_grad_norm_(model.parameters(), 1e9)) == pytest.approx(float(norm) / 2)
+                optimizer.step()
+
+    return train
+
+
 CASES: dict[str, Callable[[Any], None]] = {
     "by batch, fsdp": _choose("by batch", "fsdp"),
     "by batch, copies": _choose("by batch", {"data": 2, "shard": 1}),
@@ -99,4 +153,5 @@ CASES: dict[str, Callable[[Any], None]] = {
     "a norm, exact shards": _normalize("fsdp", exact=True),
     "a norm, fsdp": _normalize("fsdp"),
     "a norm, ddp": _normalize("ddp"),
+    **{f"{case}, pipeline": _run_halves(case, {"pipeline": 2}) for case in ("none", "squares", "weights", "aside")},
 }

@@ -35,3 +35,16 @@ def test_an_optimizer_that_takes_a_norm_over_all_parameters_is_refused_where_a_r
             assert "steps all parameters together, as by a norm or a mean over them" in told[case]
             assert 'hpcddp.runtime(parallel="ddp")' in told[case]
         assert told["a norm, fsdp"] == told["a norm, ddp"] == ""
+
+
+def test_a_penalty_on_parameters_in_the_loss_of_a_pipeline_is_refused_and_a_norm_of_gradients_is_that_of_all_stages(
+    run_ranks: RunRanks, tmp_path: Path
+) -> None:
+    """The last stage finds it; the other one hears of it by the end of that rank."""
+    *_, told = _refuse(run_ranks, tmp_path, ["none, pipeline", "aside, pipeline"])
+    assert set(told.values()) == {""}
+    for case in ("squares", "weights"):
+        outcome = run_ranks("split_bodies:end_by", 2, f"{case}, pipeline")
+        assert all(outcome.statuses), outcome.outputs
+        assert "takes a number of second.weight itself beside the output of the Halves" in outcome.outputs[1]
+        assert "weight_decay" in outcome.outputs[1]
