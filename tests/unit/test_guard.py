@@ -111,7 +111,7 @@ def work():
 threading.Thread(target=work, daemon=True).start()
 begun.wait()
 """
-    done = python(tmp_path, work, "300000")
+    done = python(tmp_path, work, "200000")
     assert (done.returncode, done.stdout) == (0, "done"), done.stderr
 
 
