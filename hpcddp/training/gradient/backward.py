@@ -39,8 +39,25 @@ def run_backward(
         whole = isinstance(factor, float) and factor == 1.0  # a tensor is not looked at: the host would wait for it
         there = factor.to(loss.device) if isinstance(factor, Tensor) else factor  # a model may end on another device
         weighted = loss if whole else loss * there
-        (scaler.scale(weighted) if scaler is not None else weighted).backward()  # type: ignore[no-untyped-call]  # torch does not annotate it
+        with _explained(loss):
+            (scaler.scale(weighted) if scaler is not None else weighted).backward()  # type: ignore[no-untyped-call]  # torch does not annotate it
     return factor if counts else None
+
+
+@contextmanager
+def _explained(loss: Tensor) -> Iterator[None]:
+    """RequestError where torch does not go from a loss that is divided among ranks back into plain tensors."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not hasattr(loss, "device_mesh") or "mixed torch.Tensor and DTensor" not in str(error):
+            raise
+        raise RequestError(
+            "the loss adds a number of the parameters, which the ranks have in parts (a DTensor), to one of the model's"
+            " output, which is a plain tensor",
+            "make it whole first: penalty = sum(p.square().sum().full_tensor() for p in model.parameters()); or the"
+            " optimizer's weight_decay",
+        ) from error
 
 
 def _check_loss(loss: object, *, summed: bool) -> None:

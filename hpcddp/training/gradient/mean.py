@@ -17,7 +17,7 @@ from hpcddp.training.data.sampler import MicroBatch
 from hpcddp.training.gradient.buffers import frozen_statistics
 from hpcddp.training.parallel.layout import Layout
 from hpcddp.training.parallel.placing import place
-from hpcddp.training.parallel.sharded import Wanted, check_optimizers, hand_over
+from hpcddp.training.parallel.sharded import Wanted, check_optimizers, check_steps, hand_over
 from hpcddp.training.parallel.spread import spread_weights
 from hpcddp.training.parallel.stage_links import StageLinks
 from hpcddp.training.parallel.staged import StagedModel
@@ -104,6 +104,8 @@ class MeanGradients:
         check_optimizers(objects, self._gone)
         for model in self._models:
             check_optimizers(objects, model.replaced)
+        if self._models and self._split.is_sharded:
+            check_steps(objects, self._split)
 
     def key(self, micro: MicroBatch) -> tuple[int | str, ...]:
         return self._layout.data_rank, micro.nth

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
+from torch.optim import Adafactor, Optimizer
 
 from hpcddp.errors import RequestError
 from hpcddp.parallelism import Split
@@ -133,4 +133,16 @@ def check_optimizers(objects: dict[str, Any], replaced: Iterable[weakref.ref[nn.
             raise RequestError(
                 f"{name} was made before rt.wrap(), which gave the model other parameters: it would train nothing",
                 "make the optimizer after rt.wrap(model), or give both to one rt.prepare(model, optimizer, loader)",
+            )
+
+
+def check_steps(objects: dict[str, Any], split: Split) -> None:
+    """RequestError for an optimizer whose step torch cannot make on parameters in parts."""
+    for name, thing in objects.items():
+        if isinstance(thing, Adafactor):
+            raise RequestError(
+                f"{name}, of class {type(thing).__name__}, takes means over the rows and columns of each parameter, and"
+                f" parallel {split.kind} gives it parts of them",
+                'hpcddp.runtime(parallel="zero1"), which shares out its state, or parallel="ddp"'
+                + ("" if split.tensor > 1 or split.pipeline > 1 else "; or exact=True, which steps whole parameters"),
             )

@@ -97,21 +97,37 @@ def _normalize(parallel: Any, *, exact: bool = False) -> Callable[[Any], None]:
     return train
 
 
+class Scaled(nn.Linear):
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.scale
+
+
 class Halves(nn.Module):
     """The second half keeps the mean of what it computes, and divides by a number and by a norm of a weight."""
 
     pipeline_stages: ClassVar = ["second"]
     tensor_plan: ClassVar = {"first": "colwise", "second": "rowwise"}
 
-    def __init__(self) -> None:
+    def __init__(self, case: str) -> None:
         super().__init__()
-        self.first, self.second, self.third = (nn.Linear(FEATURES, FEATURES) for _ in range(3))
-        self.third.scale = nn.Parameter(torch.ones(1))
+        self.case = case
+        sizes = (FEATURES, 4, FEATURES)
+        self.first, self.second = (nn.Linear(*sizes[nth : nth + 2]) for nth in range(2))
+        self.third = Scaled(FEATURES, FEATURES)
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.second(torch.tanh(self.first(x)))
-        self.aside = (h @ (self.third.weight / self.third.weight.norm())).square().mean()
-        return self.third(h) * self.third.scale
+        if self.case == "aside":
+            self.aside = (h @ (self.third.weight / self.third.weight.norm())).square().mean()
+        return self.third(h)
+
+
+def _whole(number: Any) -> Tensor:
+    return number.full_tensor() if hasattr(number, "full_tensor") else number
 
 
 def _penalty(model: nn.Module, case: str) -> Tensor | float:
@@ -119,6 +135,8 @@ def _penalty(model: nn.Module, case: str) -> Tensor | float:
         return 0.01 * sum(p.square().sum() for p in model.parameters())
     if case == "weights":
         return 0.01 * torch.cat([p.flatten() for name, p in model.named_parameters() if "weight" in name]).norm(1)
+    if case == "whole squares":
+        return 0.01 * sum(_whole(p.square().sum()) for p in model.parameters())
     return 0.1 * model.aside + model.third.scale if case == "aside" else 0.0
 
 
@@ -129,7 +147,7 @@ def _run_halves(case: str, parallel: Any) -> Callable[[Any], None]:
         torch.manual_seed(2)
         data = TensorDataset(torch.randn(SAMPLES, FEATURES, dtype=torch.float64))
         with hpcddp.runtime(SAMPLES, parallel=parallel, group=group, max_micro_batch=4) as rt:
-            model = Halves().double()
+            model = Halves(case).double()
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             model, optimizer, loader = rt.prepare(model, optimizer, DataLoader(data, SAMPLES))
             for step in loader.steps():
@@ -137,11 +155,32 @@ def _run_halves(case: str, parallel: Any) -> Callable[[Any], None]:
                 rt.train_step(step, lambda batch: model(batch[0]).square().mean() + _penalty(model, case))
                 norm = get_total_norm([p.grad for p in model.parameters()], foreach=False)
                 clip_grads_with_norm_(model.parameters(), norm / 2, norm)
-                assert float(nn.utils.clip_grad_norm_(model.parameters(), 1e9)) == pytest.approx(float(norm) / 2)
+                clipped = _whole(nn.utils.clip_grad_norm_(model.parameters(), 1e9))
+                assert float(clipped) == pytest.approx(float(_whole(norm)) / 2, rel=1e-3)
                 optimizer.step()
+            weights = [_whole(p.detach()) for p in model.parameters()]
+        if case == "whole squares":
+            WEIGHTS.append(torch.cat([tensor.flatten() for tensor in weights]))
+            assert float((WEIGHTS[-1] - WEIGHTS[0]).abs().max()) < 1e-12
 
     return train
 
+
+def _use_adafactor(parallel: Any, **exact: Any) -> Callable[[Any], None]:
+    def train(group: Any) -> None:
+        data = DataLoader(TensorDataset(torch.randn(SAMPLES, FEATURES)), SAMPLES)
+        with hpcddp.runtime(SAMPLES, parallel=parallel, group=group, **exact) as rt:
+            model = nn.Linear(FEATURES, FEATURES)
+            model.tensor_plan = {}
+            model, optimizer, loader = rt.prepare(model, torch.optim.Adafactor(model.parameters()), data)
+            for (x,) in loader:
+                rt.backward(model(x).square().mean())
+                rt.step(optimizer)
+
+    return train
+
+
+WEIGHTS: list[Tensor] = []  # of the cases so far that end with the same ones
 
 CASES: dict[str, Callable[[Any], None]] = {
     "by batch, fsdp": _choose("by batch", "fsdp"),
@@ -154,4 +193,13 @@ CASES: dict[str, Callable[[Any], None]] = {
     "a norm, fsdp": _normalize("fsdp"),
     "a norm, ddp": _normalize("ddp"),
     **{f"{case}, pipeline": _run_halves(case, {"pipeline": 2}) for case in ("none", "squares", "weights", "aside")},
+    "squares, tensor": _run_halves("squares", {"tensor": 2}),
+    **{
+        f"whole squares, {name}": _run_halves("whole squares", parallel)
+        for name, parallel in (("ddp", "ddp"), ("tensor", {"tensor": 2}), ("fsdp", "fsdp"))
+    },
+    "Adafactor, fsdp": _use_adafactor("fsdp"),
+    "Adafactor, tensor": _use_adafactor({"tensor": 2}),
+    "Adafactor, exact": _use_adafactor("fsdp", exact=True, slices=2),
+    "Adafactor, zero1": _use_adafactor("zero1"),
 }

@@ -48,3 +48,22 @@ def test_a_penalty_on_parameters_in_the_loss_of_a_pipeline_is_refused_and_a_norm
         assert all(outcome.statuses), outcome.outputs
         assert "takes a number of second.weight itself beside the output of the Halves" in outcome.outputs[1]
         assert "weight_decay" in outcome.outputs[1]
+
+
+def test_a_penalty_on_parameters_in_parts_is_refused_by_tensor_ranks_and_right_where_its_numbers_are_made_whole(
+    run_ranks: RunRanks, tmp_path: Path
+) -> None:
+    whole = [f"whole squares, {split}" for split in ("ddp", "tensor", "fsdp")]
+    for told in _refuse(run_ranks, tmp_path, [*whole, "squares, tensor"]):
+        assert [told[case] for case in whole] == ["", "", ""]
+        assert "which the ranks have in parts (a DTensor)" in told["squares, tensor"]
+        assert "p.square().sum().full_tensor() for p in model.parameters()" in told["squares, tensor"]
+
+
+def test_adafactor_is_refused_on_parameters_in_parts(run_ranks: RunRanks, tmp_path: Path) -> None:
+    cases = [f"Adafactor, {split}" for split in ("fsdp", "tensor", "exact", "zero1")]
+    for told in _refuse(run_ranks, tmp_path, cases):
+        for case in cases[:2]:
+            assert "of class Adafactor, takes means over the rows and columns of each parameter" in told[case]
+            assert 'hpcddp.runtime(parallel="zero1")' in told[case]
+        assert told["Adafactor, exact"] == told["Adafactor, zero1"] == ""
