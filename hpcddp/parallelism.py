@@ -87,8 +87,8 @@ class Split(Record):
 
 
 def read_parallel(value: object, where: str) -> Parallel:
-    """From a word, a mapping, or text such as `data=-1,shard=8`. RequestError for anything else."""
-    if isinstance(value, str) and "=" not in value:
+    """From a word, a mapping, or text: `data=-1,shard=8`, `{data: -1, shard: 8}`. RequestError for anything else."""
+    if isinstance(value, str) and "=" not in value and not _is_mapping(value):
         if value not in WORDS:
             example = Parallel("", (("data", _REST), ("shard", 8)), where=where).format()
             hint = f"one of {', '.join(WORDS)}{nearest(value, [*WORDS])}; or a mesh: {example}"
@@ -103,10 +103,6 @@ def read_parallel(value: object, where: str) -> Parallel:
         raise RequestError(f"{where}: {_ACROSS} {shorten(across)!r} is neither true nor false", f"{_ACROSS}: true")
     degrees = tuple((name, _read_degree(name, items[name], where)) for name in DIMENSIONS if name in items)
     asked = Parallel("", degrees, across == "true", where)
-    rest = [name for name, degree in degrees if degree == _REST]
-    if len(rest) > 1:
-        fixed = asked._replace(degrees=tuple((n, 8 if n in rest[1:] else d) for n, d in degrees))
-        raise RequestError(f"{where} leaves the rest of the ranks to {' and '.join(rest)}", fixed.format())
     if not degrees:
         raise RequestError(f"{where} names no dimension", asked._replace(degrees=(("data", _REST),)).format())
     return asked
@@ -114,13 +110,34 @@ def read_parallel(value: object, where: str) -> Parallel:
 
 def _read_items(value: object, where: str) -> dict[str, object]:
     if isinstance(value, str):
-        pairs = [item.partition("=") for item in value.split(",")]
-        return {name.strip(): degree.strip() for name, _, degree in pairs}
+        return _read_text(value, where)
     items = getattr(value, "items", None)
     if items is None:
         example = Parallel("fsdp", where=where).format()
         raise RequestError(f"{where} is a {type(value).__name__}, neither a word nor a mapping", example)
     return {str(name): degree for name, degree in items()}
+
+
+def _is_mapping(text: str) -> bool:
+    """Whether it has the job file's form, or JSON's."""
+    return text.strip().startswith("{") and text.strip().endswith("}")
+
+
+def _read_text(text: str, where: str) -> dict[str, object]:
+    """Of `data=-1,shard=8`, `{data: -1, shard: 8}` and `{"data": -1, "shard": 8}`."""
+    is_mapping = _is_mapping(text)
+    items = text.strip()[1:-1] if is_mapping else text
+    found: dict[str, object] = {}
+    for item in items.split(",") if items.strip() else []:
+        first, _, last = item.partition(":" if is_mapping else "=")
+        name, degree = first.strip(" \"'"), last.strip(" \"'")
+        if name in found:
+            raise RequestError(
+                f"{where} has {name} twice, {found[name]} and {degree}",
+                f"one of {name}={found[name]} and {name}={degree}",
+            )
+        found[name] = degree
+    return found
 
 
 def _read_degree(name: str, value: object, where: str) -> int:
@@ -147,11 +164,12 @@ def plan_split(asked: Parallel, hosts: Sequence[str]) -> Split:
     data, shard, tensor = degrees["data"], degrees["shard"], degrees["tensor"]
     is_sharded = "shard" in dict(asked.degrees)
     if data > 1 and tensor > 1 and not is_sharded:
-        sharded = tuple(("shard" if name == "data" else name, degree) for name, degree in asked.degrees)
+        fitted = _fit(asked, hosts)
+        says = ": FSDP over tensor parallel" if "tensor" in dict(fitted.degrees) else ""
         raise RequestError(
             f"{asked.where}: data {data} with tensor {tensor} is DDP over tensor parallel, which DDP gets wrong without"
             " an error: its parameters leave the model, so that it is not trained and its checkpoint is empty",
-            f"{asked._replace(degrees=sharded).format()}: FSDP over tensor parallel",
+            fitted.format() + says,
         )
     if tensor > 1 and not asked.across_nodes:
         _check_inside_nodes(asked, tensor, hosts)
@@ -176,6 +194,18 @@ def check_goes_with(split: Split, asked: Parallel, *, exact: bool, noise: bool) 
         raise RequestError(f"the gradient noise scale needs whole gradients, and {asked} {does}", "leave it out")
 
 
+def check_one_gpu(asked: Parallel, gpus_per_rank: int) -> None:
+    """RequestError unless each rank has the whole model, which alone can lie on several GPUs of a rank."""
+    if asked.word == "ddp" or (not asked.word and all(d == 1 or name == "data" for name, d in asked.degrees)):
+        return
+    raise RequestError(
+        f"gpus_per_rank {gpus_per_rank} is for a model that its script puts on several GPUs of a rank, which only ddp"
+        f" takes, and {asked.where} is {asked}",
+        f"leave out gpus_per_rank: {asked} splits the model over ranks of one GPU each; or"
+        f" {asked._replace(word='ddp', degrees=()).format()}",
+    )
+
+
 def _rows_by_host(asked: Parallel, hosts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
     """The data ranks of each node."""
     rows = tuple(tuple(rank for rank, here in enumerate(hosts) if here == host) for host in dict.fromkeys(hosts))
@@ -192,45 +222,75 @@ def _fill(asked: Parallel, hosts: Sequence[str]) -> dict[str, int]:
     """Every dimension's degree. RequestError if they are not as many ranks as there are."""
     degrees = dict.fromkeys(DIMENSIONS, 1) | dict(asked.degrees)
     ranks, fixed = len(hosts), math.prod(degree for degree in degrees.values() if degree != _REST)
-    rest = next((name for name, degree in degrees.items() if degree == _REST), None)
-    if rest is not None and ranks % fixed == 0:
-        return degrees | {rest: ranks // fixed}
-    if rest is None and ranks == fixed:
+    rests = [name for name, degree in degrees.items() if degree == _REST]
+    if len(rests) > 1:
+        what = f"{asked.where} leaves the rest of the ranks to {' and '.join(rests)}"
+        raise RequestError(what, _fit(asked, hosts).format())
+    if rests and ranks % fixed == 0:
+        return degrees | {rests[0]: ranks // fixed}
+    if not rests and ranks == fixed:
         return degrees
-    needed = f"a multiple of {format_count(fixed, 'rank')}" if rest else format_count(fixed, "rank")
+    needed = f"a multiple of {format_count(fixed, 'rank')}" if rests else format_count(fixed, "rank")
     raise RequestError(
         f"{asked.where}: {asked} is for {needed}, and there {'is' if ranks == 1 else 'are'} {_count(hosts)}",
-        _fit(asked, ranks).format(),
+        _fit(asked, hosts).format(),
     )
 
 
-def _fit(asked: Parallel, ranks: int) -> Parallel:
-    """The mapping that is nearest to what was asked for and fits: degrees become divisors, and one takes the rest."""
-    rest = next((name for name, degree in asked.degrees if degree == _REST), None)
-    names = [name for name, _ in asked.degrees]
-    rest = rest or ("data" if "data" in names or "shard" in names else "shard")
-    fitted, left = {rest: _REST}, ranks
-    for name, degree in reversed(asked.degrees):  # tensor before shard: it depends on the nodes
-        if name != rest:
-            fitted[name] = math.gcd(degree, left)
+def _fit(asked: Parallel, hosts: Sequence[str]) -> Parallel:
+    """What is nearest to what was asked for and is accepted: degrees that come out even, and one takes the rest.
+
+    A dimension that can have no degree above 1 is left out; where none is left, a word is.
+    """
+    given = dict(asked.degrees)
+    rest = next((name for name in ("data", "shard") if given.get(name) == _REST), "")
+    rest = rest or ("data" if given.keys() & {"data", "shard"} else "shard")
+    fixed = math.prod(degree for degree in given.values() if degree != _REST)
+    left, inside = len(hosts), _ranks_in_line(hosts)
+    others = max(left // fixed, 2) if list(given.values()).count(_REST) == 1 else inside
+    fitted: dict[str, int] = {}
+    for name in ("tensor", "pipeline", "shard", "data"):  # neighbours first: they depend on the nodes
+        degree = given.get(name, 1)
+        if name != rest and degree != 1:
+            stays = name == "tensor" and not asked.across_nodes
+            fitted[name] = _nearest_divisor(others if degree == _REST else degree, left, inside, stays=stays)
             left //= fitted[name]
+            inside //= math.gcd(inside, fitted[name])
+    fitted = {name: degree for name, degree in fitted.items() if degree > 1}
+    if not fitted:
+        return asked._replace(word="ddp" if given.keys() == {"data"} else "fsdp", degrees=())
+    if "shard" in given and rest != "shard":
+        fitted.setdefault("shard", 1)
+    elif "tensor" in fitted:  # and not DDP over tensor parallel
+        rest = "shard"
+    fitted[rest] = _REST
     return asked._replace(degrees=tuple((name, fitted[name]) for name in DIMENSIONS if name in fitted))
+
+
+def _ranks_in_line(hosts: Sequence[str]) -> int:
+    """The largest number such that every so many ranks, from the first on, are on one node."""
+    return math.gcd(len(hosts), *(rank for rank in range(1, len(hosts)) if hosts[rank] != hosts[rank - 1]))
+
+
+def _nearest_divisor(degree: int, ranks: int, inside: int, *, stays: bool) -> int:
+    """Of those above 1 the one that is nearest, better one that comes out even with the nodes; 1 where there is none.
+
+    `stays`: one that stays inside of a node.
+    """
+    divisors = [number for number in range(2, ranks + 1) if ranks % number == 0]
+    even = [number for number in divisors if inside % number == 0 or (number % inside == 0 and not stays)]
+    fits = even if even or stays else divisors
+    return min(fits, key=lambda number: (abs(number - degree), number), default=1)
 
 
 def _check_inside_nodes(asked: Parallel, tensor: int, hosts: Sequence[str]) -> None:
     for first in range(0, len(hosts), tensor):
         group = dict.fromkeys(hosts[first : first + tensor])
         if len(group) > 1:
-            here = min(hosts.count(host) for host in group)
-            inside = dict(asked.degrees) | {"tensor": math.gcd(tensor, here)}
-            if _REST not in inside.values():
-                kept = {name: inside[name] for name in ("tensor", "pipeline") if name in inside}
-                inside = dict[str, int](shard=_REST, **kept)
-            fitted = tuple((name, inside[name]) for name in DIMENSIONS if name in inside)
             raise RequestError(
                 f"{asked.where}: tensor {tensor} would be on {' and '.join(group)}, and its ranks exchange in every"
                 " layer: it belongs inside a node",
-                f"{asked._replace(degrees=fitted).format()}; or, to have it so, {_ACROSS}: true beside it",
+                f"{_fit(asked, hosts).format()}; or, to have it so, {_ACROSS}: true beside it",
             )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hpcddp.errors import RequestError, SiteError
-from hpcddp.parallelism import plan_split, read_parallel
+from hpcddp.parallelism import check_one_gpu, plan_split, read_parallel
 from hpcddp.placeholders import OF_RANK, batch_numbers, find_placeholders
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.runs.choice import check_asked
@@ -145,6 +145,8 @@ def _plan_data_size(spec: JobSpec, shape: Shape) -> int:
     if spec.parallel is None:
         return shape.nodes * shape.ranks_per_node
     asked = read_parallel(spec.parallel, spec.sources.get("parallel", "parallel"))
+    if shape.gpus_per_rank > 1:
+        check_one_gpu(asked, shape.gpus_per_rank)
     hosts = [f"node {node}" for node in range(shape.nodes) for _ in range(shape.ranks_per_node)]
     return plan_split(asked, hosts).data_size
 

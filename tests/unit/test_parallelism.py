@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import yaml
 from hypothesis import given
@@ -64,12 +62,20 @@ def test_text_mapping_and_job_file_say_the_same() -> None:
         ({"data": True}, "data 'True' is no number of ranks", "parallel: {data: 8}"),
         ({}, "names no dimension", "parallel: {data: -1}"),
         (7, "is a int, neither a word nor a mapping", "parallel: fsdp"),
-        ({"data": -1, "shard": -1}, "the rest of the ranks to data and shard", "parallel: {data: -1, shard: 8}"),
-        ({"data": -1, "shard": 6}, "for a multiple of 6 ranks, and there are 16 ranks on 4 nodes", "shard: 2}"),
+        ({"data": -1, "shard": -1}, "the rest of the ranks to data and shard", "parallel: {data: -1, shard: 4}"),
+        (
+            {"data": -1, "shard": 6},
+            "for a multiple of 6 ranks, and there are 16 ranks on 4 nodes",
+            "{data: -1, shard: 4}",
+        ),
         ({"shard": 8}, "shard=8 is for 8 ranks, and there are 16 ranks", "parallel: {data: -1, shard: 8}"),
         ({"data": -1, "tensor": 2}, "DDP over tensor parallel", "parallel: {shard: -1, tensor: 2}"),
         ({"shard": -1, "tensor": 8}, "tensor 8 would be on node0 and node1", "{shard: -1, tensor: 4}; or"),
-        ({"data": 3, "pipeline": 5}, "data=3,pipeline=5 is for 15 ranks", "parallel: {data: -1, pipeline: 1}"),
+        ({"data": 3, "pipeline": 5}, "data=3,pipeline=5 is for 15 ranks", "parallel: {data: -1, pipeline: 4}"),
+        ({"data": 2, "tensor": 4}, "is for 8 ranks, and there are 16", "parallel: {shard: -1, tensor: 4}"),
+        ({"tensor": 3, "shard": -1}, "for a multiple of 3 ranks", "parallel: {shard: -1, tensor: 2}"),
+        ({"pipeline": 3}, "is for 3 ranks", "parallel: {shard: -1, pipeline: 2}"),
+        ({"data": 5}, "is for 5 ranks", "parallel: ddp"),
     ],
     ids=str,
 )
@@ -95,25 +101,42 @@ def test_a_hint_is_written_as_its_source_is() -> None:
 
 
 @given(
-    st.dictionaries(st.sampled_from(DIMENSIONS), st.sampled_from([-1, 1, 2, 3, 4, 6]), min_size=1),
-    st.integers(1, 4),
-    st.integers(1, 6),
+    st.dictionaries(st.sampled_from(DIMENSIONS), st.sampled_from([-1, 1, 2, 3, 4, 5, 6, 16]), min_size=1),
+    st.booleans(),
+    st.lists(st.integers(1, 6), min_size=1, max_size=4),
+    st.sampled_from([FILE, PYTHON, OPTION]),
 )
-def test_every_hint_of_a_mapping_that_does_not_fit_is_one_that_does(
-    degrees: dict[str, int], nodes: int, ranks_per_node: int
+def test_every_hint_of_a_mapping_that_does_not_fit_is_one_that_is_accepted(
+    degrees: dict[str, int], across: bool, ranks_of_nodes: list[int], where: str
 ) -> None:
-    hosts = [f"node{node}" for node in range(nodes) for _ in range(ranks_per_node)]
-    for _ in range(5):  # one fault after the other: the number of ranks, the nodes, DDP over tensor parallel
-        try:
-            split = plan_split(read_parallel(degrees, FILE), hosts)
-        except RequestError as error:
-            typed = error.hint.partition("}")[0] + "}"
-            degrees = yaml.safe_load(typed)["parallel"]
+    hosts = [f"node{node}" for node, ranks in enumerate(ranks_of_nodes) for _ in range(ranks)]
+    try:
+        split = plan_split(read_parallel({**degrees, "across_nodes": across}, where), hosts)
+    except RequestError as error:
+        typed = error.hint.partition(";")[0].partition(": FSDP")[0]
+        if where == OPTION:
+            value: object = typed.removeprefix("--parallel ")
         else:
-            assert split.data_size * split.tensor * split.pipeline == len(hosts)
-            assert sorted(rank for row in split.rows for rank in row) == list(range(split.data_size))
-            return
-    raise AssertionError(f"still refused after four hints: {json.dumps(degrees)}")
+            value = yaml.safe_load(typed.replace("parallel=", "parallel: ").replace("True", "true"))["parallel"]
+        hinted = read_parallel(value, where)
+        split = plan_split(hinted, hosts)
+        assert all(degree != 1 or (name == "shard" and degrees[name]) for name, degree in hinted.degrees)
+    assert split.data_size * split.tensor * split.pipeline == len(hosts)
+    assert sorted(rank for row in split.rows for rank in row) == list(range(split.data_size))
+
+
+def test_a_dimension_given_twice_is_refused() -> None:
+    for text in ("data=2,data=16", "{data: 2, data: 16}"):
+        message, hint = _refusal(text, where=OPTION)
+        assert message == "--parallel has data twice, 2 and 16"
+        assert hint == "one of data=2 and data=16"
+
+
+@pytest.mark.parametrize("text", ["{data: -1, shard: 8}", '{"data": -1, "shard": 8}', " {'data':-1,'shard':8} "])
+def test_the_forms_of_the_job_file_of_json_and_of_python_are_taken_as_text(text: str) -> None:
+    assert str(read_parallel(text, OPTION)) == "data=-1,shard=8"
+    assert read_parallel("{shard: 8, across_nodes: true}", OPTION).across_nodes
+    assert _refusal("{}", where=OPTION) == ("--parallel names no dimension", "--parallel data=-1")
 
 
 @pytest.mark.parametrize("value", ["fsdp", "hsdp", {"shard": -1, "tensor": 2}, {"data": -1, "pipeline": 2}], ids=str)

@@ -69,3 +69,16 @@ def test_what_contradicts_the_node_or_its_ranks_is_refused(site: str, asked: dic
         plan(site, **asked)
     assert words in caught.value.message
     assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "parallel", ["fsdp", "hsdp", "zero1", {"tensor": "2"}, {"data": "-1", "pipeline": "2"}, "shard=8"], ids=str
+)
+def test_several_gpus_per_rank_go_with_ddp_only(parallel: object) -> None:
+    with pytest.raises(RequestError, match="gpus_per_rank 2 is for a model that its script puts on") as caught:
+        plan("abci3", gpus_per_rank="2", parallel=parallel)
+    assert caught.value.hint.startswith("leave out gpus_per_rank")
+    assert caught.value.hint.endswith("or --parallel ddp")
+    for accepted in ("ddp", {"data": "-1"}, "data=4,tensor=1"):
+        assert plan("abci3", gpus_per_rank="2", parallel=accepted).data_size == 4
+    assert plan("abci3", gpus_per_rank="1", parallel="fsdp").data_size == 8
