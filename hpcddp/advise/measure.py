@@ -13,16 +13,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from hpcddp.advise.blocks import find_blocks
+from hpcddp.advise.blocks import find_blocks, guess_behind
 from hpcddp.advise.shape import Activations, Model, Parameter, Stages
-from hpcddp.errors import HpcddpError, RequestError
-
-_SPOKEN = 160  # characters of somebody else's error
+from hpcddp.advise.user_errors import describe, said_of
+from hpcddp.errors import RequestError
 
 
 class Sample:
@@ -46,7 +45,7 @@ def measure_model(
     """
     mode = FakeTensorMode()
     hint = f"{name} is called on device meta, without numbers: leave out what reads weights, and .cuda()"
-    with torch.device("meta"), _said_of(f"{name}() raised", hint):
+    with torch.device("meta"), said_of(f"{name}() raised", hint):
         model = make()
     if not isinstance(model, nn.Module):
         raise RequestError(
@@ -54,11 +53,16 @@ def measure_model(
         )
     if any(isinstance(parameter, nn.parameter.UninitializedParameter) for parameter in model.parameters()):
         raise RequestError(f"{name}() has layers without weights yet (LazyLinear)", "nn.Linear(inputs, outputs)")
-    weights = torch.bfloat16 if precision == "bf16" else torch.float32
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        nothing = "all of its weights are frozen" if any(True for _ in model.parameters()) else "it has no weights"
+        hint = f"in {name}: requires_grad_(True) on what is trained" if "frozen" in nothing else "a model with layers"
+        raise RequestError(f"the model of {name}() has nothing to train: {nothing}", hint)
+    is_double = precision == "fp32" and _is_double(model)
+    weights = torch.bfloat16 if precision == "bf16" else torch.float64 if is_double else torch.float32
     with mode:
         _cast(model, weights)
     blocks = find_blocks(model)
-    behind = _guess_behind(model, blocks)
+    behind = guess_behind(model, blocks)
     whole = gathered = None
     if sample is not None:
         if recompute:
@@ -70,7 +74,12 @@ def measure_model(
             if cast is not None:
                 _cast(model, cast)
                 gathered, behind = _find_activations(model, blocks, sample, micro_batch, cast, autocast=False)
-    return _describe(model, name, blocks, behind, whole, gathered)
+    return _describe(model, name, blocks, behind, whole, gathered)._replace(is_double=is_double)
+
+
+def _is_double(model: nn.Module) -> bool:
+    """Whether all weights have 64 bit."""
+    return all(parameter.dtype == torch.float64 for parameter in model.parameters())
 
 
 def _describe(
@@ -101,16 +110,6 @@ def _describe(
         gathered=gathered,
         block=type(blocks[0]).__name__ if blocks else "",
     )
-
-
-def _guess_behind(model: nn.Module, blocks: list[nn.Module]) -> set[nn.Parameter]:
-    """The parameters that stand behind the blocks in the model."""
-    if not blocks:
-        return set()
-    order = list(model.parameters())
-    inside = {parameter for block in blocks for parameter in block.parameters()}
-    last = max((number for number, parameter in enumerate(order) if parameter in inside), default=len(order))
-    return set(order[last + 1 :])
 
 
 def _cast(model: nn.Module, dtype: torch.dtype) -> None:
@@ -177,9 +176,8 @@ def _train_once(
     if blocks:
         hooks += [blocks[-1].register_forward_hook(live.mark_forward_end)]
         hooks += [blocks[0].register_forward_hook(live.mark_backward_end)]
-    hint = "--sequence 1024 for token numbers, --input 3,224,224 for others"
     try:
-        with _said_of("the model cannot be trained on its input:", hint), live:
+        with _said_of_pass(batch), live:
             with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
                 loss = _make_loss(model(batch))
             if not blocks:
@@ -195,8 +193,26 @@ def _train_once(
     ), behind
 
 
+@contextmanager
+def _said_of_pass(batch: Tensor) -> Iterator[None]:
+    given, other = "--sequence, token numbers", "--input 3,224,224 for a model of other numbers"
+    if batch.is_floating_point():
+        given, other = "--input, numbers", "--sequence 1024 for a model of token numbers"
+    hint = f"its input was made from {given}; {other}"
+    try:
+        with said_of("the model cannot be trained on its input:", hint):
+            yield
+    except RequestError as error:
+        if not isinstance(error.__cause__, DataDependentOutputException):
+            raise
+        raise RequestError(
+            f"the model's forward pass reads numbers, and tensors have none here: {describe(error.__cause__)}",
+            "leave out what reads them, such as .item(), float(x) and `if` on a tensor, in the model of this function",
+        ) from error
+
+
 def _make_loss(output: Any) -> Tensor:
-    """Cross entropy over the last dimension of what the model gives, in 32 bit; a sum where there is only one."""
+    """Cross entropy over the last dimension of what the model gives, in 32 bit or 64; a sum where it has one."""
     if hasattr(output, "logits"):
         output = output.logits
     losses = []
@@ -204,13 +220,17 @@ def _make_loss(output: Any) -> Tensor:
         if not isinstance(found, Tensor) or not found.is_floating_point() or not found.requires_grad:
             continue
         if found.dim() < 2:
-            losses.append(found.float().sum())
+            losses.append(_in_32_bit(found).sum())
             continue
         rows = found.flatten(0, -2)
-        losses.append(nn.functional.cross_entropy(rows.float(), torch.zeros(rows.shape[0], dtype=torch.long)))
+        losses.append(nn.functional.cross_entropy(_in_32_bit(rows), torch.zeros(rows.shape[0], dtype=torch.long)))
     if not losses:
         raise RequestError("the model gives no tensor to train on", "return the logits from its forward()")
     return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+
+
+def _in_32_bit(numbers: Tensor) -> Tensor:
+    return numbers if numbers.dtype == torch.float64 else numbers.float()
 
 
 class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's class has no types there
@@ -274,16 +294,3 @@ def _on_gradient(output: Any, call: Callable[[], None]) -> None:
         if isinstance(found, Tensor) and found.requires_grad:
             found.register_hook(lambda _gradient: call())  # type: ignore[no-untyped-call]  # torch's, without types
             return
-
-
-@contextmanager
-def _said_of(what: str, hint: str) -> Iterator[None]:
-    """An error of the user's code, or of torch about it, as two lines."""
-    try:
-        yield
-    except HpcddpError:
-        raise
-    except Exception as error:
-        text = " ".join(str(error).split())
-        said = f"{type(error).__name__}: {text[:_SPOKEN]}{'…' if len(text) > _SPOKEN else ''}"
-        raise RequestError(f"{what} {said}", hint) from error

@@ -7,6 +7,8 @@ of `choice` is for that.
 
 from __future__ import annotations
 
+from heapq import heapreplace
+
 from hpcddp.advise.shape import STATES, Activations, Model, Parameter, Precision, Stages, count, count_trained
 from hpcddp.record import Record
 
@@ -100,7 +102,7 @@ def spike(model: Model, split: Split, work: Work) -> Spike:
         device = 2.0 * weight * max((one.elements for one in model.parameters), default=0)
     elif split.zero and split.ranks > 1:
         device = 2.0 * weight * states * zero_share(model.parameters, split.ranks)
-        host = whole * (1 + states)
+        host = whole + float(weight * states * count_trained(model.parameters))
     return Spike(device, host, rests.weights + rests.gradients + rests.optimizer + device)
 
 
@@ -112,9 +114,9 @@ def shard_elements(parameters: Iterable[Parameter], shards: int) -> int:
 def zero_share(parameters: Iterable[Parameter], ranks: int) -> int:
     """Elements of the rank that has most: torch's ZeroRedundancyOptimizer gives each parameter, the largest first, to
     the rank that has least."""
-    dealt = [0] * ranks
+    dealt = [0] * ranks  # a heap
     for one in sorted((p.elements for p in parameters if p.trained), reverse=True):
-        dealt[dealt.index(min(dealt))] += one
+        heapreplace(dealt, dealt[0] + one)
     return max(dealt)
 
 

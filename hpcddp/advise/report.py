@@ -18,6 +18,10 @@ _WORDS |= {"activations": "activations", "buffers": "buffers"}
 _HEAD = ("nodes", "parallel", "weights", "gradients", "optimizer", "activations", "buffers", "peak", "checkpoint")
 
 
+#: Of a block's two layers; the names are those of the user's model.
+_PLAN = 'tensor_plan={"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}'
+
+
 class Advice(Record):
     """All that is said. `gpu`: which one, in words. `render`: the words of `hpcddp render` before the split's.
     `checkpointed`: whether activation checkpointing was asked for."""
@@ -47,15 +51,15 @@ def format_advice(advice: Advice) -> str:
 
 def _facts(advice: Advice) -> list[str]:
     model, work = advice.model, advice.work
-    blocks = (
-        f", {len(model.blocks)} blocks" + (f" of class {model.block}" if model.block else "") if model.blocks else ""
-    )
+    blocks = f", {format_count(len(model.blocks), 'block')}" if model.blocks else ""
+    blocks += f" of class {model.block}" if model.block else ""
     passes = "with" if advice.checkpointed else "without"
     return [
         f"model    {model.name}: {format_parameters(model.elements)} parameters{blocks}",
         f"training {work.precision.name}, {work.optimizer}, {passes} activation checkpointing, micro batches of up to"
         f" {format_count(advice.asked.micro_batch, 'sample')}",
         f"GPU      {advice.gpu}; {format_count(advice.asked.ranks_per_node, 'rank')} per node",
+        *([f"         {model.remark}"] if model.remark else []),
         *(
             ()
             if model.whole
@@ -138,6 +142,7 @@ def _script(advice: Advice, row: Row, *, checkpointed: bool) -> list[str]:
     if sharded:
         block = advice.model.block or "Block"
         options = [f"blocks={block}"] * bool(advice.model.blocks) + [mixed] * is_mixed
+        options += [_PLAN] * (isinstance(row.parallel, dict) and "tensor" in row.parallel)
         if options:
             said.append(f"rt.wrap(model, {', '.join(options)})")
     elif is_mixed:
@@ -158,6 +163,7 @@ def advice_record(advice: Advice) -> dict[str, Any]:
             "blocks": len(advice.model.blocks),
             "block_class": advice.model.block or None,
             "activations_counted": advice.model.whole is not None,
+            "remark": advice.model.remark or None,
         },
         "precision": advice.work.precision.name,
         "optimizer": advice.work.optimizer,

@@ -60,6 +60,7 @@ class Model(Record):
     A model without blocks has all parameters in `before`. `whole`: activations where each rank computes with the
     weights as they are (ddp), None where they are not known; `gathered`: where FSDP gathers them in the precision of
     the computation. `block`: the class of the blocks. `heads`: of attention; 0: not known.
+    `is_double`: its weights have 64 bit of their own. `remark`: what its numbers leave open.
     """
 
     name: str
@@ -71,6 +72,8 @@ class Model(Record):
     gathered: Activations | None = None
     block: str = ""
     heads: int = 0
+    is_double: bool = False
+    remark: str = ""
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -94,6 +97,7 @@ class Precision(Record):
 
 PRECISIONS = {
     "fp32": Precision("fp32", 4, 4),
+    "fp64": Precision("fp64", 8, 8),
     "bf16-mixed": Precision("bf16-mixed", 4, 2),
     "bf16": Precision("bf16", 2, 2),
 }

@@ -12,13 +12,12 @@ import builtins
 import os
 import sys
 
-from hpcddp.errors import RequestError, nearest
+from hpcddp.advise.user_errors import describe
+from hpcddp.errors import HpcddpError, RequestError, nearest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-_SPOKEN = 160  # characters of somebody else's error
 
 
 def parse_target(text: str) -> tuple[str, str]:
@@ -44,7 +43,9 @@ def load_function(file: str, name: str) -> Callable[[], object]:
     sys.path.insert(0, os.path.dirname(os.path.abspath(file)))
     try:
         exec(compile(ast.Module(needed, []), file, "exec"), module)  # noqa: S102  # the user's own file, as asked for
-    except Exception as error:
+    except HpcddpError:
+        raise
+    except (Exception, SystemExit) as error:
         raise RequestError(f"what {name} needs of {file} cannot run: {describe(error)}", _hint(file, error)) from error
     function = module.get(name)
     if not callable(function):
@@ -53,13 +54,7 @@ def load_function(file: str, name: str) -> Callable[[], object]:
     return function
 
 
-def describe(error: BaseException) -> str:
-    """Kind and text, on one line."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:_SPOKEN]}{'…' if len(text) > _SPOKEN else ''}"
-
-
-def _hint(file: str, error: Exception) -> str:
+def _hint(file: str, error: BaseException) -> str:
     trace = error.__traceback__
     line = 0
     while trace is not None:

@@ -49,7 +49,7 @@ def build_parser() -> VerbParser:
         choices=tuple(PRECISIONS),
         default="bf16-mixed",
         metavar="P",
-        help="bf16-mixed (the default), bf16 or fp32",
+        help="bf16-mixed (the default), bf16, fp32 or fp64",
     )
     training.add_argument(
         "--optimizer",
@@ -81,8 +81,8 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     global_batch = parse_count(args.global_batch, "--global-batch") if args.global_batch else None
     gpu, memory, ranks, render = _find_gpu(args, env)
     asked = Asked(memory, ranks, micro_batch, global_batch)
-    work = Work(PRECISIONS[args.precision], args.optimizer, micro_batch)
     model = _make_model(args, micro_batch, recompute=args.activation_checkpointing)
+    work = Work(PRECISIONS["fp64" if model.is_double else args.precision], args.optimizer, micro_batch)
 
     @cache
     def make_thrifty() -> Model:
@@ -166,7 +166,7 @@ def _make_model(args: argparse.Namespace, micro_batch: int, *, recompute: bool) 
 
 
 def _by_numbers(args: argparse.Namespace, *, recompute: bool) -> Model:
-    from hpcddp.advise.transformer import VOCABULARY, Numbers, make_transformer
+    from hpcddp.advise.transformer import VOCABULARY, Numbers, check_numbers, make_transformer
 
     missing = [name for name in _OF_NUMBERS if getattr(args, name) is None]
     if args.input:
@@ -179,9 +179,9 @@ def _by_numbers(args: argparse.Namespace, *, recompute: bool) -> Model:
     vocabulary = parse_count(args.vocabulary, "--vocabulary") if args.vocabulary else VOCABULARY
     heads = parse_count(args.heads, "--heads") if args.heads else 0
     parameters = parse_parameters(args.params, "--params")
-    return make_transformer(
-        Numbers(parameters, **counts, vocabulary=vocabulary, heads=heads), args.precision, recompute=recompute
-    )
+    numbers = Numbers(parameters, **counts, vocabulary=vocabulary, heads=heads)
+    check_numbers(numbers)
+    return make_transformer(numbers, args.precision, recompute=recompute)
 
 
 def _by_function(args: argparse.Namespace, micro_batch: int, *, recompute: bool) -> Model:
@@ -189,6 +189,7 @@ def _by_function(args: argparse.Namespace, micro_batch: int, *, recompute: bool)
     from importlib.util import find_spec
 
     from hpcddp.advise.source import load_function, parse_target
+    from hpcddp.advise.user_errors import without_command_line
 
     file, name = parse_target(args.target)
     if args.sequence and args.input:
@@ -203,7 +204,7 @@ def _by_function(args: argparse.Namespace, micro_batch: int, *, recompute: bool)
             f"hpcddp advise {args.target} needs torch, which {sys.executable} does not have",
             "pip install 'hpcddp[train]', or say it by numbers: --params 7e9 --layers 32 --hidden 4096 --sequence 4096",
         )
-    with redirect_stdout(sys.stderr):  # what the file prints is not the answer
+    with redirect_stdout(sys.stderr), without_command_line(file, name):  # what the file prints is not the answer
         function = load_function(file, name)
         from hpcddp.advise.measure import Sample, measure_model
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,12 +13,11 @@ import pytest
 from hpcddp.advise.choice import Asked, advise_on, list_splits, weigh
 from hpcddp.advise.memory import Split, Work, peak, shard_elements, spike, zero_share
 from hpcddp.advise.shape import PRECISIONS, Activations, Model, Parameter, Stages
-from hpcddp.advise.source import load_function
 from hpcddp.advise.transformer import Numbers, make_transformer
 from hpcddp.cli.main import main
-from hpcddp.errors import RequestError
 
 SEVEN = "advise --params 7e9 --layers 32 --hidden 4096 --sequence 4096"
+MANY = "advise --params 7e9 --hidden 4096 --sequence 4096 --layers"
 NONE = Stages(0, 0, 0, 0, 0)
 ADAM = Work(PRECISIONS["fp32"], "adamw", 1)
 
@@ -145,6 +145,9 @@ def test_what_only_fits_with_activation_checkpointing_says_so(capsys) -> None:
         (f"{SEVEN} --precision fp8", "--precision 'fp8' is not known", "--precision with one of fp32"),
         ("advise --params x --layers 2 --hidden 8 --sequence 8 --gpu-memory 80GB", "--params 'x' is no count", "7e9"),
         ("advise --params 9 --layers 2 --hidden 8 --sequence 8 --gpu-memory 80GB", "parameters alone", "--vocabulary"),
+        (f"{SEVEN} --heads 7 --gpu-memory 80GB", "--heads 7 do not divide --hidden 4096", "--heads 8"),
+        (f"{MANY} 64 --gpu-memory 80GB", "64 blocks of width 4096 have about 1.3e+10", "--params 1.3e+10"),
+        (f"{MANY} {'9' * 15} --gpu-memory 80GB", "are more than 1000", "--layers 32"),
         ("advise train.py --gpu-memory 80GB", "'train.py' is no file and function", "train.py:make_model"),
         pytest.param(
             *("advise no.py:f --gpu-memory 80GB", "no.py cannot be read", "ls -l no.py"),
@@ -167,42 +170,6 @@ def test_a_wrong_request_is_refused_in_two_lines(
     assert hint in said[1]
 
 
-SCRIPT = """
-import sys
-import nowhere_to_be_found
-from collections import namedtuple
-WIDTH = 3
-WIDTH += 1
-def helper(): return namedtuple("Net", "width")
-def make_model(): return helper()(WIDTH)
-class Other:
-    def __init__(self, width): pass
-make_big = lambda width=9: make_model()
-print("training")
-sys.exit("it trains")
-if __name__ == "__main__":
-    WIDTH = 0
-"""
-
-
-def test_only_the_function_and_what_it_needs_runs(tmp_path: Path, capsys) -> None:
-    file = tmp_path / "train.py"
-    file.write_text(SCRIPT)
-    assert load_function(str(file), "make_model")().width == 4
-    assert load_function(str(file), "make_big")().width == 4
-    assert capsys.readouterr().out == ""
-    for name, what in (
-        ("make_modle", "did you mean 'make_model'"),
-        ("Other", "needs arguments: width"),
-        ("WIDTH", "no function"),
-    ):
-        with pytest.raises(RequestError, match=what):
-            load_function(str(file), name)
-    file.write_text("import nowhere_to_be_found\ndef f(): return nowhere_to_be_found\n")
-    with pytest.raises(RequestError, match="cannot run: ModuleNotFoundError"):
-        load_function(str(file), "f")
-
-
 def test_numbers_need_neither_torch_nor_what_makes_scripts(run) -> None:
     line = f"{SEVEN} --gpu-memory 80GB --ranks-per-node 8".split()
     program = "import sys\nfrom hpcddp.cli.main import main\nmain(sys.argv[1:])\nprint(*sys.modules, file=sys.stderr)"
@@ -212,49 +179,29 @@ def test_numbers_need_neither_torch_nor_what_makes_scripts(run) -> None:
     )
 
 
-MODEL = """
-import torch
-from torch import nn
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 64)
-    def forward(self, x):
-        return x + self.down(self.up(x).relu())
-
-def make_model():
-    print("made")
-    blocks = nn.Sequential(*(Block() for _ in range(3)))
-    return nn.Sequential(nn.Embedding(100, 64), blocks, nn.Linear(64, 100))
-
-def make_none(): pass
-
-def make_wrong(): raise ValueError("no such width")
-
-raise SystemExit("this line must not run")
-"""
+@pytest.mark.parametrize(("params", "layers", "is_said"), [("7e9", 32, False), ("8e9", 32, False), ("13.5e9", 1, True)])
+def test_parameters_that_are_not_those_of_usual_blocks_are_said(
+    params: str, layers: int, is_said: bool, capsys
+) -> None:
+    line = f"advise --params {params} --layers {layers} --hidden 4096 --sequence 4096 --gpu-memory 80GB"
+    assert main(line.split()) == 0
+    assert ("right only for other layers, such as experts" in capsys.readouterr().out) == is_said
 
 
-@pytest.mark.torch_compat
-def test_a_model_of_a_script_is_measured_without_its_weights(tmp_path: Path, capsys) -> None:
-    pytest.importorskip("torch")
-    file = tmp_path / "train.py"
-    file.write_text(MODEL)
-    asked = ["--gpu-memory", "80GB", "--ranks-per-node", "2", "--sequence", "32", "--precision", "fp32"]
-    assert main(["advise", f"{file}:make_model", *asked, "--max-micro-batch", "4", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    block = 2 * 64 * 256 + 64 + 256
-    assert found["model"]["parameters"] == 3 * block + 64 * 100 + 64 * 100 + 100
-    assert (found["model"]["blocks"], found["model"]["block_class"]) == (3, "Block")
-    # each block keeps its input and what relu gives; its backward pass adds both gradients of relu
-    kept = 4 * 32 * 4 * (3 * (64 + 256) + 64 + 2 * 256)
-    assert found["splits"][0]["activations_bytes"] == pytest.approx(kept, rel=1e-3)
-    for name, what in (
-        ("make_none", "returned NoneType, not a torch.nn.Module"),
-        ("make_wrong", "ValueError: no such"),
-    ):
-        assert main(["advise", f"{file}:{name}", *asked]) == 2
-        assert what in capsys.readouterr().err
-    assert main(["advise", f"{file}:make_model", *asked[:4], "--input", "3,8,8"]) == 2
-    assert "the model cannot be trained on its input" in capsys.readouterr().err
+def test_what_to_paste_for_tensor_parallelism_has_its_plan_and_is_accepted(capsys, monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    assert main(f"{SEVEN} --site abci3 --global-batch 3".split()) == 0
+    text = capsys.readouterr().out
+    assert 'tensor_plan={"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}' in text
+    [line] = [line for line in text.splitlines() if line.startswith("  hpcddp render")]
+    assert "'parallel={tensor: 8}'" in line
+    words = [*shlex.split(line)[1:], "--set", "account=gaa50000", "--set", "walltime=1:00:00"]
+    end = words.index("--")
+    assert main([*words[:end], *words[-4:], *words[end:-4]]) == 0
+    assert "export HPCDDP_PARALLEL=tensor=8" in capsys.readouterr().out
+
+
+def test_zero1_gathers_the_states_of_trained_weights_on_rank_0() -> None:
+    model = Model("frozen", (), (Parameter(500, 500), Parameter(300, 300, trained=False)))
+    assert spike(model, Split(4, zero=True), ADAM).host == 4 * 800 + 4 * 2 * 500

@@ -1,0 +1,157 @@
+"""`hpcddp advise FILE.py:FUNCTION`: what runs of the file, what its model takes, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcddp.advise.source import load_function
+from hpcddp.advise.user_errors import without_command_line
+from hpcddp.cli.main import main
+from hpcddp.errors import RequestError
+
+SCRIPT = """
+import sys
+import nowhere_to_be_found
+from collections import namedtuple
+WIDTH = 3
+WIDTH += 1
+def helper(): return namedtuple("Net", "width")
+def make_model(): return helper()(WIDTH)
+class Other:
+    def __init__(self, width): pass
+make_big = lambda width=9: make_model()
+print("training")
+sys.exit("it trains")
+if __name__ == "__main__":
+    WIDTH = 0
+"""
+
+
+def test_only_the_function_and_what_it_needs_runs(tmp_path: Path, capsys) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(SCRIPT)
+    assert load_function(str(file), "make_model")().width == 4
+    assert load_function(str(file), "make_big")().width == 4
+    assert capsys.readouterr().out == ""
+    for name, what in (
+        ("make_modle", "did you mean 'make_model'"),
+        ("Other", "needs arguments: width"),
+        ("WIDTH", "no function"),
+    ):
+        with pytest.raises(RequestError, match=what):
+            load_function(str(file), name)
+    file.write_text("import nowhere_to_be_found\ndef f(): return nowhere_to_be_found\n")
+    with pytest.raises(RequestError, match="cannot run: ModuleNotFoundError"):
+        load_function(str(file), "f")
+
+
+MODEL = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 64)
+    def forward(self, x):
+        return x + self.down(self.up(x).relu())
+
+def make_model():
+    print("made")
+    blocks = nn.Sequential(*(Block() for _ in range(3)))
+    return nn.Sequential(nn.Embedding(100, 64), blocks, nn.Linear(64, 100))
+
+def make_none(): pass
+
+def make_wrong(): raise ValueError("no such width")
+
+raise SystemExit("this line must not run")
+"""
+
+
+@pytest.mark.torch_compat
+def test_a_model_of_a_script_is_measured_without_its_weights(tmp_path: Path, capsys) -> None:
+    pytest.importorskip("torch")
+    file = tmp_path / "train.py"
+    file.write_text(MODEL)
+    asked = ["--gpu-memory", "80GB", "--ranks-per-node", "2", "--sequence", "32", "--precision", "fp32"]
+    assert main(["advise", f"{file}:make_model", *asked, "--max-micro-batch", "4", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    block = 2 * 64 * 256 + 64 + 256
+    assert found["model"]["parameters"] == 3 * block + 64 * 100 + 64 * 100 + 100
+    assert (found["model"]["blocks"], found["model"]["block_class"]) == (3, "Block")
+    # each block keeps its input and what relu gives; its backward pass adds both gradients of relu
+    kept = 4 * 32 * 4 * (3 * (64 + 256) + 64 + 2 * 256)
+    assert found["splits"][0]["activations_bytes"] == pytest.approx(kept, rel=1e-3)
+    for name, what in (
+        ("make_none", "returned NoneType, not a torch.nn.Module"),
+        ("make_wrong", "ValueError: no such"),
+    ):
+        assert main(["advise", f"{file}:{name}", *asked]) == 2
+        assert what in capsys.readouterr().err
+    assert main(["advise", f"{file}:make_model", *asked[:4], "--input", "3,8,8"]) == 2
+    assert "the model cannot be trained on its input" in capsys.readouterr().err
+
+
+ODD = """
+import argparse, sys, torch
+from torch import nn
+parser = argparse.ArgumentParser()
+ARGS = parser.parse_args()
+GIVEN = parser.parse_args([])
+if len(sys.argv) > 1: LEFT = sys.exit("no data")
+else: LEFT = sys.exit("no arguments")
+
+class Branch(nn.Linear):
+    def forward(self, x):
+        return super().forward(-x if x.mean().item() > 0 else x)
+
+def of_file(): return nn.Linear(ARGS.width, 4)
+def inside(): return nn.Linear(parser.parse_args().width, 4)
+def ends(): sys.exit("no weights here")
+def ends_in_file(): return LEFT
+def branch(): return Branch(8, 8)
+def frozen(): return nn.Linear(8, 8).requires_grad_(False)
+def nothing(): return nn.Flatten()
+def double(): return nn.Linear(8, 8 if GIVEN else 0).double()
+def single(): return nn.Linear(8, 8 if GIVEN else 0)
+"""
+
+
+@pytest.mark.torch_compat
+def test_what_cannot_be_asked_of_a_model_without_numbers_is_refused_in_two_lines(tmp_path: Path, capsys) -> None:
+    pytest.importorskip("torch")
+    file = tmp_path / "odd.py"
+    file.write_text(ODD)
+    asked = ["--gpu-memory", "80GB", "--input", "8", "--precision", "fp32"]
+    for name, what, hint in (
+        ("of_file", "of_file in", "add: def make_model(): … with the values written out"),
+        ("inside", "reads the command line, which here is that of hpcddp", "add: def make_model()"),
+        ("ends", "ends() raised SystemExit: no weights here", "ends is called on device meta"),
+        ("ends_in_file", "cannot run: SystemExit: no arguments", "see line 8 of"),
+        ("branch", "the model's forward pass reads numbers", "leave out what reads them, such as .item()"),
+        ("frozen", "nothing to train: all of its weights are frozen", "in frozen: requires_grad_(True)"),
+        ("nothing", "nothing to train: it has no weights", "a model with layers"),
+    ):
+        assert main(["advise", f"{file}:{name}", *asked]) == 2
+        said = capsys.readouterr().err.splitlines()
+        assert len(said) == 2, said
+        assert what in said[0]
+        assert hint in said[1]
+    sizes = []
+    for name in ("single", "double"):
+        assert main(["advise", f"{file}:{name}", *asked, "--json"]) == 0
+        sizes.append(json.loads(capsys.readouterr().out)["splits"][0])
+    for part in ("weights_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes"):
+        assert sizes[1][part] == 2 * sizes[0][part], part
+
+
+def test_the_words_of_hpcddp_come_back_after_the_function(tmp_path: Path) -> None:
+    words = list(sys.argv)
+    with without_command_line("odd.py", "f"):
+        assert sys.argv == ["odd.py"]
+    assert sys.argv == words
