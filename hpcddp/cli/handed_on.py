@@ -73,7 +73,14 @@ def further_variables(
 
 
 def _guard(env: Mapping[str, str]) -> dict[str, str]:
-    return {"PYTHONPATH": os.pathsep.join(filter(None, (*guard.__path__, env.get("PYTHONPATH", ""))))}
+    from hpcddp.ranks.launchers import AGENTS, LAUNCHERS
+
+    found = {"PYTHONPATH": os.pathsep.join(filter(None, (*guard.__path__, env.get("PYTHONPATH", ""))))}
+    agent = next((row for row in map(LAUNCHERS.__getitem__, AGENTS) if row.agent_store and row.restarts), None)
+    if agent is not None:
+        names = (agent.name, agent.marks[0], agent.num_nodes, agent.agent_store, agent.restarts)
+        found[guard.AGENT_NAMES] = " ".join(names)
+    return found
 
 
 def _check_one_per_node(info: RankInfo, nodes: int) -> None:

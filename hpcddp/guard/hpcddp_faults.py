@@ -53,20 +53,19 @@ def _states() -> list[str]:
     return named or others
 
 
-def part_attempts(module: ModuleType) -> None:
+def part_attempts(module: ModuleType, restarts: str) -> None:
     """Give the ranks of an agent's second attempt names of their own in the agent's store, which is that of the first.
 
     The addresses of the first attempt are still there. A rank that reads one before its owner has written the new one
     connects to a process that is gone: "Gloo connectFullMesh failed", "Connection refused". Torch counts on a new store
-    for each attempt, which torchrun makes with --rdzv-backend=c10d only.
+    for each attempt, which its agent makes with --rdzv-backend=c10d only.
     """
     make = getattr(module, "_create_c10d_store", None)
     if make is None:
         return
 
     def make_for_attempt(*words: Any, **options: Any) -> Any:
-        attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
-        return sys.modules["torch.distributed"].PrefixStore(f"attempt-{attempt}", make(*words, **options))
+        return sys.modules["torch.distributed"].PrefixStore(f"attempt-{restarts}", make(*words, **options))
 
     module._create_c10d_store = make_for_attempt  # type: ignore[attr-defined]  # torch's own name: looked for above
 
@@ -74,6 +73,6 @@ def part_attempts(module: ModuleType) -> None:
 def start() -> None:
     """Do both where they are needed."""
     atexit.register(let_gloo_end)  # the first to be registered is called last
-    is_again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-    if is_again and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        hpcddp_guard.AtImport("torch.distributed.rendezvous", part_attempts).begin()
+    *_, uses_store, restarts = hpcddp_guard.agents_words()
+    if restarts not in ("", "0") and uses_store == "True":
+        hpcddp_guard.AtImport("torch.distributed.rendezvous", lambda module: part_attempts(module, restarts)).begin()

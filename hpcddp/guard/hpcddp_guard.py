@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 _NO_GROUPS = {"horovod.torch", "torch_xla", "mpi4py.MPI"}  # they sum gradients without torch's process groups
 _UNUSED_AT = 64  # steps after which something must have been sent: local SGD trains some steps alone
 _GUARDED = "HPCDDP_GUARDED"  # the ranks, and the run of the agent that started them
-_ELASTIC_RUN = "TORCHELASTIC_RUN_ID"  # each agent gives its ranks one
-_RANK_MARKS = "HPCDDP_RANK_MARKS"  # as in __init__.py, which is not on this path
+_RANK_MARKS = "HPCDDP_RANK_MARKS"  # this and the next as in __init__.py, which is not on this path
+_AGENT_NAMES = "HPCDDP_AGENT_NAMES"
 
 
 def check(world_size: int, step: int) -> None:
@@ -33,10 +33,10 @@ def check(world_size: int, step: int) -> None:
     _end(f"{what}: each rank trains a whole copy of its own", hint)
 
 
-def refuse_own_agent(ranks: str) -> None:
+def refuse_own_agent(agent: str, ranks: str) -> None:
     """End this rank of an agent, which is alone and is itself in each of so many ranks."""
-    what = f"a rank takes an optimizer step in a world of its own: each of {ranks} ranks has started a torchrun"
-    hint = "write torchrun itself behind --, not a script that calls it: then one is started per node, in one world;"
+    what = f"a rank takes an optimizer step in a world of its own: each of {ranks} ranks has started a {agent}"
+    hint = f"write {agent} itself behind --, not a script that calls it: then one is started per node, in one world;"
     _end(f"{what}, and trains a whole copy", hint)
 
 
@@ -122,21 +122,30 @@ def _watch_steps(check_step: Callable[[int], None]) -> None:
     AtImport("torch.optim.optimizer", watch).begin()
 
 
+def agents_words() -> tuple[str, str, str, str, str]:
+    """The name of the agent that serves a store, and what its variables say here: its run, the number of agents,
+    whether its store is used, how often it has started its ranks again. "" for what is not there."""
+    name, *variables = os.environ.get(_AGENT_NAMES, "").split() or [""]
+    run, agents, uses_store, restarts = [os.environ.get(variable, "") for variable in variables] or [""] * 4
+    return name, run, agents, uses_store, restarts
+
+
 def start() -> None:
     """Watch for torch's optimizers, where this is a rank of several and nobody said that they train alone.
 
-    Only the first Python of a rank: actors and probes that it starts may train alone, but no torchrun of one node. An
-    agent is no rank.
+    Only the first Python of a rank: actors and probes that it starts may train alone, but no agent of one node.
+    An agent is no rank.
     """
     if os.environ.get("HPCDDP_INDEPENDENT", "").lower() not in ("", "0", "false", "no"):
         return
-    size, run = os.environ.get("WORLD_SIZE", ""), os.environ.get(_ELASTIC_RUN, "")
+    agent, run, agents, _, _ = agents_words()
+    size = os.environ.get("WORLD_SIZE", "")
     marks = os.environ.get(_RANK_MARKS, "").split()
     is_agent = bool(marks) and not any(mark in os.environ for mark in marks)
     ranks, _, run_of_rank = os.environ.get(_GUARDED, "").partition(" ")
     if ranks:
-        if os.environ.get("GROUP_WORLD_SIZE") == "1" and run not in ("", run_of_rank):
-            _watch_steps(lambda _: refuse_own_agent(ranks))
+        if agents == "1" and run not in ("", run_of_rank):
+            _watch_steps(lambda _: refuse_own_agent(agent, ranks))
     elif not is_agent and size.isdigit() and int(size) > 1:
         os.environ[_GUARDED] = f"{size} {run}"
         _watch_steps(lambda step: check(int(size), step))

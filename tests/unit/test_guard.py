@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 
 from hpcddp import guard
+from hpcddp.cli.handed_on import NO_OPTIONS, further_variables
+from hpcddp.ranks.launch import Launch
 
 GUARD = next(iter(guard.__path__))
-RANK = {"RANK": "0", "WORLD_SIZE": "2", "PYTHONPATH": GUARD}
+AGENT = "torchrun TORCHELASTIC_RUN_ID GROUP_WORLD_SIZE TORCHELASTIC_USE_AGENT_STORE TORCHELASTIC_RESTART_COUNT"
+RANK = {"RANK": "0", "WORLD_SIZE": "2", "PYTHONPATH": GUARD, guard.AGENT_NAMES: AGENT}
 TRAIN = """\
 import sys, torch, torch.distributed as dist
 model = torch.nn.Linear(1, 1)
@@ -130,6 +133,11 @@ def test_a_torchrun_in_each_rank_is_watched_if_it_is_alone(
 ) -> None:
     inside = {"HPCDDP_GUARDED": "2 hpcddp-47", "GROUP_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "none"}
     assert watched(tmp_path, **inside | more) is is_watched
+
+
+def test_the_names_of_the_agents_variables_are_handed_on() -> None:
+    launch = Launch({"RANK": "0", "WORLD_SIZE": "2"}, "here", live=False)
+    assert further_variables(["true"], {}, launch, NO_OPTIONS)[guard.AGENT_NAMES] == AGENT
 
 
 @pytest.mark.slow
