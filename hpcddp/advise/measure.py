@@ -176,6 +176,8 @@ def _train_once(
     if blocks:
         hooks += [blocks[-1].register_forward_hook(live.mark_forward_end)]
         hooks += [blocks[0].register_forward_hook(live.mark_backward_end)]
+    by_onednn = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)  # what its LSTM keeps cannot be seen
     try:
         with _said_of_pass(batch), live:
             with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
@@ -184,6 +186,7 @@ def _train_once(
                 live.stage = "loss"
             loss.backward()  # type: ignore[no-untyped-call]  # torch's, without types
     finally:
+        torch._C._set_mkldnn_enabled(by_onednn)
         for hook in hooks:
             hook.remove()
     most = live.most

@@ -155,3 +155,28 @@ def test_the_words_of_hpcddp_come_back_after_the_function(tmp_path: Path) -> Non
     with without_command_line("odd.py", "f"):
         assert sys.argv == ["odd.py"]
     assert sys.argv == words
+
+
+RECURRENT = """
+from torch import nn
+
+class Reader(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.LSTM(8, 128, 2, batch_first=True), nn.Linear(128, 8)
+    def forward(self, x):
+        return self.last(self.first(x)[0])
+"""
+
+
+@pytest.mark.torch_compat
+def test_an_lstm_keeps_four_gates_its_cell_and_what_it_gives(tmp_path: Path, capsys) -> None:
+    pytest.importorskip("torch")
+    file = tmp_path / "recurrent.py"
+    file.write_text(RECURRENT)
+    line = f"advise {file}:Reader --input 8,8 --precision fp32 --max-micro-batch 256 --gpu-memory 80GB --json"
+    assert main(line.split()) == 0
+    found = json.loads(capsys.readouterr().out)["splits"][0]["activations_bytes"]
+    of_layers = 4 * 256 * 8 * 2 * 128
+    # for the backward pass: the gates, the cell and its tanh, the output; the operators hold their sums besides
+    assert 7 * of_layers < found < 14 * of_layers
