@@ -100,7 +100,9 @@ class Stepping(Saving):
         staged = self._gradients.staged
         if staged is not None:
             steps = PipelinedSteps(staged, self._loop, self.seed, self.layout.data_rank)
-            return steps.run(step, loss_of, summed=summed, scaler=scaler)
+            losses_there = steps.run(step, loss_of, summed=summed, scaler=scaler)
+            self._gradients.backward_ends(self._loop.micro)
+            return losses_there
         losses = []
         for batch in step:
             loss = loss_of(batch)

@@ -15,6 +15,7 @@ from hpcddp.errors import RequestError
 from hpcddp.parallelism import Split
 from hpcddp.training.data.sampler import MicroBatch
 from hpcddp.training.gradient.buffers import frozen_statistics
+from hpcddp.training.parallel.factors_alike import FactorsAlike
 from hpcddp.training.parallel.layout import Layout
 from hpcddp.training.parallel.placing import place
 from hpcddp.training.parallel.sharded import Wanted, check_optimizers, check_steps, hand_over
@@ -45,6 +46,8 @@ class MeanGradients:
         self._gone: list[weakref.ref[nn.Parameter]] = []  # parameters of other stages
         self.staged: StagedModel | None = None
         self._used_alike = UsedAlike(layout, group.device)
+        self._factors_alike = FactorsAlike()
+        self._hooks: list[Any] = []
 
     @property
     def averaged_over(self) -> int:
@@ -106,6 +109,8 @@ class MeanGradients:
             check_optimizers(objects, model.replaced)
         if self._models and self._split.is_sharded:
             check_steps(objects, self._split)
+        if self._has_parts:
+            self._hooks += self._factors_alike.watch(x for x in objects.values() if isinstance(x, Optimizer))
 
     def key(self, micro: MicroBatch) -> tuple[int | str, ...]:
         return self._layout.data_rank, micro.nth
@@ -123,13 +128,24 @@ class MeanGradients:
                     stack.enter_context(frozen_statistics(module))
             yield
 
-    def backward_ends(self, _micro: MicroBatch) -> None:
-        """There is nothing to do before `collect`."""
+    @property
+    def _has_parts(self) -> bool:
+        """Whether no rank has the whole gradient."""
+        return self.staged is not None or (self._split.is_sharded and bool(self._models))
+
+    def backward_ends(self, micro: MicroBatch) -> None:
+        """The script may change gradients from here to the step."""
+        if micro.last and self._has_parts:
+            modules = [self.staged.module] if self.staged is not None else [model.module for model in self._models]
+            self._factors_alike.note(parameter for module in modules for parameter in module.parameters())
 
     def collect(self, micro: MicroBatch) -> None:
         """The backward pass has averaged them already."""
         if micro.last and self._split.is_sharded:
             self._used_alike.check(model.module for model in self._models)
+        if micro.last and self._has_parts:
+            self._factors_alike.check()
 
     def close(self) -> None:
-        """There is nothing to release."""
+        for hook in self._hooks:
+            hook.remove()

@@ -166,6 +166,36 @@ def _run_halves(case: str, parallel: Any) -> Callable[[Any], None]:
     return train
 
 
+def _clip(way: str, parallel: Any) -> Callable[[Any], None]:
+    """By a norm of this rank's part in the first two ways."""
+
+    def train(group: Any) -> None:
+        torch.manual_seed(2)
+        data = TensorDataset(torch.randn(3 * SAMPLES, FEATURES))
+        with hpcddp.runtime(SAMPLES, parallel=parallel, group=group, max_micro_batch=4) as rt:
+            model = Halves("none")
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            model, optimizer, loader = rt.prepare(model, optimizer, DataLoader(data, SAMPLES))
+            for step in loader.steps():
+                optimizer.zero_grad()
+                rt.train_step(step, lambda batch: model(batch[0]).square().mean())
+                gradients = [p.grad for p in model.parameters()]
+                if way == "items":
+                    total = sum(gradient.norm().item() ** 2 for gradient in gradients) ** 0.5
+                elif way == "numbers":
+                    total = float(torch.sqrt(sum(_whole(gradient.square().sum()) for gradient in gradients)))
+                else:
+                    total = float(_whole(nn.utils.clip_grad_norm_(model.parameters(), 0.1)))
+                for gradient in gradients if way in ("items", "numbers") else ():
+                    gradient.mul_(0.1 / total)
+                if way == "a layer":
+                    for parameter in model.first.parameters():
+                        parameter.grad.mul_(0.1)
+                optimizer.step()
+
+    return train
+
+
 def _use_adafactor(parallel: Any, **exact: Any) -> Callable[[Any], None]:
     def train(group: Any) -> None:
         data = DataLoader(TensorDataset(torch.randn(SAMPLES, FEATURES)), SAMPLES)
@@ -197,6 +227,11 @@ CASES: dict[str, Callable[[Any], None]] = {
     **{
         f"whole squares, {name}": _run_halves("whole squares", parallel)
         for name, parallel in (("ddp", "ddp"), ("tensor", {"tensor": 2}), ("fsdp", "fsdp"))
+    },
+    **{
+        f"{way}, {name}": _clip(way, parallel)
+        for name, parallel in (("fsdp", "fsdp"), ("pipeline", {"pipeline": 2}))
+        for way in ("items", "numbers", "torch's", "a layer")
     },
     "Adafactor, fsdp": _use_adafactor("fsdp"),
     "Adafactor, tensor": _use_adafactor({"tensor": 2}),

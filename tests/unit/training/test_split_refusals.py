@@ -67,3 +67,15 @@ def test_adafactor_is_refused_on_parameters_in_parts(run_ranks: RunRanks, tmp_pa
             assert "of class Adafactor, takes means over the rows and columns of each parameter" in told[case]
             assert 'hpcddp.runtime(parallel="zero1")' in told[case]
         assert told["Adafactor, exact"] == told["Adafactor, zero1"] == ""
+
+
+def test_gradients_that_each_rank_multiplies_by_a_factor_of_its_own_are_refused(
+    run_ranks: RunRanks, tmp_path: Path
+) -> None:
+    wrong = ["items, fsdp", "items, pipeline", "numbers, pipeline"]
+    right = ["numbers, fsdp", "torch's, fsdp", "torch's, pipeline", "a layer, fsdp", "a layer, pipeline"]
+    for told in _refuse(run_ranks, tmp_path, wrong + right):
+        for case in wrong:
+            assert "multiplied the gradients of rank 0 by" in told[case], case
+            assert "rt.step(optimizer, clip_norm=1.0)" in told[case]
+        assert {told[case] for case in right} == {""}
