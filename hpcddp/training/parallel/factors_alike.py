@@ -62,9 +62,9 @@ class FactorsAlike:
                 )
 
     def _end_step(self) -> None:
-        if self._now is not None:
+        if self._now is not None and self._checks <= _STEPS:
             self._seen.append(_find_one(self._now))
-            self._now = None
+        self._now = None
 
     def _look(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         self._now = [] if self._now is None else self._now
