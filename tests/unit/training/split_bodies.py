@@ -133,8 +133,6 @@ def _whole(number: Any) -> Tensor:
 def _penalty(model: nn.Module, case: str) -> Tensor | float:
     if case == "squares":
         return 0.01 * sum(p.square().sum() for p in model.parameters())
-    if case == "weights":
-        return 0.01 * torch.cat([p.flatten() for name, p in model.named_parameters() if "weight" in name]).norm(1)
     if case == "whole squares":
         return 0.01 * sum(_whole(p.square().sum()) for p in model.parameters())
     return 0.1 * model.aside + model.third.scale if case == "aside" else 0.0
@@ -222,7 +220,7 @@ CASES: dict[str, Callable[[Any], None]] = {
     "a norm, exact shards": _normalize("fsdp", exact=True),
     "a norm, fsdp": _normalize("fsdp"),
     "a norm, ddp": _normalize("ddp"),
-    **{f"{case}, pipeline": _run_halves(case, {"pipeline": 2}) for case in ("none", "squares", "weights", "aside")},
+    **{f"{case}, pipeline": _run_halves(case, {"pipeline": 2}) for case in ("none", "squares", "aside")},
     "squares, tensor": _run_halves("squares", {"tensor": 2}),
     **{
         f"whole squares, {name}": _run_halves("whole squares", parallel)

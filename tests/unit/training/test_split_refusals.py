@@ -43,11 +43,10 @@ def test_a_penalty_on_parameters_in_the_loss_of_a_pipeline_is_refused_and_a_norm
     """The last stage finds it; the other one hears of it by the end of that rank."""
     *_, told = _refuse(run_ranks, tmp_path, ["none, pipeline", "aside, pipeline"])
     assert set(told.values()) == {""}
-    for case in ("squares", "weights"):
-        outcome = run_ranks("split_bodies:end_by", 2, f"{case}, pipeline")
-        assert all(outcome.statuses), outcome.outputs
-        assert "takes a number of second.weight itself beside the output of the Halves" in outcome.outputs[1]
-        assert "weight_decay" in outcome.outputs[1]
+    outcome = run_ranks("split_bodies:end_by", 2, "squares, pipeline")
+    assert all(outcome.statuses), outcome.outputs
+    assert "takes a number of second.weight itself beside the output of the Halves" in outcome.outputs[1]
+    assert "weight_decay" in outcome.outputs[1]
 
 
 def test_a_penalty_on_parameters_in_parts_is_refused_by_tensor_ranks_and_right_where_its_numbers_are_made_whole(
