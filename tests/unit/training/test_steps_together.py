@@ -13,6 +13,8 @@ from torch.optim import LBFGS, SGD, AdamW, Optimizer
 
 from hpcddp.training.parallel.steps_together import steps_together
 
+pytestmark = pytest.mark.torch_compat
+
 Parameters = Iterable[Any]
 
 

@@ -33,6 +33,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hpcddp.errors import RequestError
 from hpcddp.ranks.lookup_warning import LOOKUP_WARNING
 from hpcddp.training import torch_compat, torch_graph
+from hpcddp.training.parallel.penalties import find_penalty
 
 pytestmark = pytest.mark.torch_compat
 
@@ -351,3 +352,11 @@ def test_a_norm_is_clipped_by_as_it_was_combined_however_the_function_was_import
     assert seen == [(5.0, True, 2.0)]
     assert parameter.grad.tolist() == pytest.approx([0.3, 0.4])
     assert float(clip([parameter], 1.0)) == pytest.approx(0.5), "as it was"
+
+
+def test_a_loss_that_takes_a_number_of_the_parameters_alone_is_found_in_its_graph() -> None:
+    model = nn.Linear(2, 3)
+    output = model(torch.ones(4, 2))
+    loss = output.square().mean()
+    assert find_penalty(loss, [output], [], model) is None
+    assert find_penalty(loss + 0.1 * model.weight.norm(), [output], [], model) == "weight"
