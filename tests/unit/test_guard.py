@@ -98,7 +98,7 @@ def test_an_agent_is_no_rank(tmp_path: Path, more: dict[str, str], is_watched: b
 
 
 @pytest.mark.torch_compat
-@pytest.mark.parametrize("name", ["pt_gloo_runloop", "unnamed"])
+@pytest.mark.parametrize("name", ["pt_gloo_runloop", pytest.param("unnamed", marks=pytest.mark.slow)])
 def test_python_does_not_end_while_a_thread_of_gloos_works(tmp_path: Path, name: str) -> None:
     """What torch does there cannot be made to happen: a thread that works without Python's lock stands in for it."""
     pytest.importorskip("torch")
@@ -151,7 +151,7 @@ def test_a_torchrun_in_each_rank_ends_before_it_trains(tmp_path: Path) -> None:
 
 
 @pytest.mark.torch_compat
-@pytest.mark.parametrize(("attempt", "found"), [("0", "True"), ("1", "False")])
+@pytest.mark.parametrize(("attempt", "found"), [pytest.param("0", "True", marks=pytest.mark.slow), ("1", "False")])
 def test_an_agents_second_attempt_does_not_read_the_addresses_of_the_first(
     tmp_path: Path, attempt: str, found: str
 ) -> None:

@@ -157,6 +157,7 @@ def test_env_imports_no_torch() -> None:
     assert done.stdout == "none 0 1 False\n"
 
 
+@pytest.mark.slow  # a program of its own imports torch and what DDP needs
 def test_gloos_threads_end_with_the_group_also_if_a_variable_still_holds_the_ddp_object() -> None:
     """One that lives on when Python ends may abort it. A program of its own: torch's modules come in its order."""
     program = """\

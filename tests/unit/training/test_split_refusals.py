@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 RunRanks = Callable[..., Any]
 
 
@@ -49,6 +51,7 @@ def test_a_penalty_on_parameters_in_the_loss_of_a_pipeline_is_refused_and_a_norm
     assert "weight_decay" in outcome.outputs[1]
 
 
+@pytest.mark.slow
 def test_a_penalty_on_parameters_in_parts_is_refused_by_tensor_ranks_and_right_where_its_numbers_are_made_whole(
     run_ranks: RunRanks, tmp_path: Path
 ) -> None:
@@ -59,6 +62,7 @@ def test_a_penalty_on_parameters_in_parts_is_refused_by_tensor_ranks_and_right_w
         assert "p.square().sum().full_tensor() for p in model.parameters()" in told["squares, tensor"]
 
 
+@pytest.mark.slow
 def test_adafactor_is_refused_on_parameters_in_parts(run_ranks: RunRanks, tmp_path: Path) -> None:
     cases = [f"Adafactor, {split}" for split in ("fsdp", "tensor", "exact", "zero1")]
     for told in _refuse(run_ranks, tmp_path, cases):
