@@ -1,4 +1,4 @@
-"""A rank of test_splits.py: trains 3 steps, and writes what it holds and what its collectives carry in the third.
+"""A rank of test_splits.py: trains 4 steps, and writes what it holds and what its collectives carry in the last.
 
 count_split.py KIND FOLDER: the name of a kind in splits.py, and the folder for each rank's file
 """
@@ -53,8 +53,8 @@ for layer, matrix in enumerate(
 ):  # numbers that tell where they are from
     matrix.weight.data = torch.arange(SIDE * SIDE).reshape(SIDE, SIDE) / 1024 + layer
 model.tensor_plan = {"*.up": "colwise", "*.down": "rowwise"}
-torch.manual_seed(0)
-data = torch.utils.data.TensorDataset(torch.randn(3 * BATCH, SIDE))
+torch.manual_seed(0)  # four steps, since in the first three the ranks compare more than they train
+data = torch.utils.data.TensorDataset(torch.randn(4 * BATCH, SIDE))
 parallel = kind.parallel if kind.parallel != "hsdp" else {"data": -1, "shard": 2}  # all ranks are on one node here
 with hpcddp.runtime(global_batch=BATCH, seed=0, parallel=parallel) as rt:
     model = rt.wrap(model, **({"blocks": Pair} if kind.split.is_sharded else {}))
