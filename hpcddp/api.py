@@ -135,7 +135,7 @@ def runtime(
     run_dir: str | None = None,
     resume: bool | str = True,
     override: Sequence[str] = (),
-    save_every: int | None = None,
+    save_every: int | str | None = None,
     keep: int = 2,
     checkpoint: str | None = None,
     group: Group | None = None,
@@ -166,10 +166,11 @@ def runtime(
     HPCDDP_RUN_DIR) is where checkpoints, metrics and state.json go; without either nothing is written. Outside of a job
     script the newest unfinished run of the same command is resumed, and after a finished one `run_dir-2` begins;
     `resume` False begins a new run, and text resumes the run of that name. A resumed optimizer has the checkpoint's
-    settings; those named in `override`, such as ["lr"], are the script's. `save_every` is in steps; None saves at
-    the end of each epoch. `keep` is the number of checkpoints that stay. `checkpoint`: "single" writes one file,
-    "sharded" one per rank, "async" the same while training continues; None: sharded for a sharded
-    model, else single. `group` reuses the one of `hpcddp.init()`. `exact` gives the same weights, bit for bit, on any
+    settings; those named in `override`, such as ["lr"], are the script's. `save_every` is in steps; "auto" takes an
+    interval from measured saves and the number of nodes, and prints it; None saves at the end of each epoch. `keep` is
+    the number of checkpoints that stay. `checkpoint`: "single" writes one file, "sharded" one per rank, "async" the
+    same while training continues; None: sharded for a sharded model, else single. `group` reuses the one of
+    `hpcddp.init()`. `exact` gives the same weights, bit for bit, on any
     number of ranks: True or "tree" on those whose ranks get a power of two of the `slices` each, "integer" on any.
     `slices` (8) is the number of fixed slices of a global batch: at least the largest number of ranks that the run will
     use. `noise_every` measures the gradient noise scale every so many steps; None never. `log_to` names where the
@@ -177,7 +178,15 @@ def runtime(
     arguments are those of `init`.
     """
     from hpcddp.parallelism import read_parallel
-    from hpcddp.training.arguments import check_choice, check_kind, read_names, read_optional, read_seconds, read_whole
+    from hpcddp.training.arguments import (
+        check_choice,
+        check_kind,
+        read_names,
+        read_optional,
+        read_save_every,
+        read_seconds,
+        read_whole,
+    )
     from hpcddp.training.opening import open_runtime
     from hpcddp.training.options import RuntimeOptions
     from hpcddp.training.rendezvous.group import Group
@@ -199,7 +208,7 @@ def runtime(
             run_dir=run_dir,
             resume=resume,
             override=read_names(override, call("override={}"), '["lr"]'),
-            save_every=read_optional(save_every, call("save_every={}")),
+            save_every=read_save_every(save_every, call("save_every={}")),
             keep=read_whole(keep, call("keep={}")),
             checkpoint=checkpoint,
             group=group,

@@ -7,6 +7,7 @@ import math
 
 from hpcddp.batchplan import EXACT_METHODS, LEARNING_RATE_RULES
 from hpcddp.errors import RequestError
+from hpcddp.training.arguments import AUTO
 from hpcddp.training.rendezvous.store_address import CHANNELS
 from hpcddp.units import parse_count, read_number
 
@@ -96,7 +97,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="resume this run, whatever its command and state, such as digits-2",
     )
     run.add_argument(
-        "--save-every", type=_count, metavar="STEPS", help="steps between checkpoints (default: one per epoch)"
+        "--save-every",
+        type=lambda text: text if text == AUTO else _count(text),
+        metavar="STEPS",
+        help="steps between checkpoints, or auto: an interval from measured saves (default: one per epoch)",
     )
     run.add_argument(
         "--checkpoint",

@@ -38,10 +38,10 @@ class Agreement:
         self._is_new = False  # whether one came since the last step
         self._name = f"requests-{next(_runtimes)}"
 
-    def ask(self, request: str, reason: str) -> None:
-        """Ask all ranks for one of REQUESTS. The first reason stays."""
+    def ask(self, request: str, reason: str, *, alone: bool = False) -> None:
+        """Ask all ranks for one of REQUESTS. The first reason stays. `alone`: no other rank asks at this step."""
         self._requests.setdefault(request, reason)
-        self._is_new = True
+        self._is_new |= not alone
 
     def note_evaluation(self, **options: Any) -> None:
         """This rank has made an evaluation loader, with options that have to be the same on every rank."""

@@ -13,6 +13,8 @@ from typing import Any, cast
 
 from hpcddp.errors import RequestError
 
+AUTO = "auto"  # of save_every: an interval from measured saves
+
 
 def read_whole(value: Any, call: str, *, least: int = 1) -> int:
     """A whole number of `least` or more; one of numpy's is one. `call`: where it is given, with {} in its place."""
@@ -31,6 +33,15 @@ def read_whole(value: Any, call: str, *, least: int = 1) -> int:
 def read_optional(value: Any, call: str, *, least: int = 1) -> int | None:
     """The same, or None."""
     return None if value is None else read_whole(value, call, least=least)
+
+
+def read_save_every(value: Any, call: str) -> int | str | None:
+    """A number of steps, AUTO, or None."""
+    if not isinstance(value, str):
+        return read_optional(value, call)
+    if value != AUTO:
+        raise RequestError(f"{call.format(repr(value))}: {value!r} is no number of steps", call.format(repr(AUTO)))
+    return AUTO
 
 
 def read_epochs(count: Any) -> int:

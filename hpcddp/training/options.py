@@ -35,7 +35,7 @@ class RuntimeOptions:
     parallel: Parallel | None = None  # how the ranks split the model; None: HPCDDP_PARALLEL, else ddp
     run_dir: str | None = None  # None: HPCDDP_RUN_DIR
     resume: bool | str = True  # False: a new run; text: this run, whatever its command and state
-    save_every: int | None = None  # steps; None: at the end of each epoch
+    save_every: int | str | None = None  # steps, or AUTO; None: at the end of each epoch
     override: tuple[str, ...] = ()  # settings of optimizers that are the script's after a resume
     keep: int = 2  # checkpoints
     checkpoint: str | None = None  # one of CHECKPOINT_FORMS; None: sharded for sharded models, else single
@@ -61,6 +61,11 @@ class RuntimeOptions:
             raise RequestError(f"slices={self.slices} means nothing without exact", "exact=True, or leave out slices")
         if self.exact and self.exact is not True and self.exact not in EXACT_METHODS:
             raise RequestError(f"exact={self.exact!r} is not a way to sum", "exact='tree', or exact='integer'")
+
+    @property
+    def save_steps(self) -> int | None:
+        """Steps between two saves, where the caller gave a number."""
+        return self.save_every if isinstance(self.save_every, int) else None
 
     @property
     def exactness(self) -> Exactness | None:

@@ -142,10 +142,11 @@ class Runtime(Stepping):
         self._watch.pace.steps_shared = self._record.steps_shared
         self._report.step(self.steps, micro.total, self._record.loss)
         self.stop_reason = self.stop_reason or stop
+        self._ask_if_due()
         if not self._body_has_ended and self._agreement.is_due(self.steps, self._record.sums, self._record.exchanged):
             self._agree(f"ended step {self.steps}")
         self._check_first_steps()
-        every = self._options.save_every
+        every = self._options.save_steps
         self._save_asked |= self._is_ending or (every is not None and self.steps % every == 0)
         if self._body_has_ended:
             return

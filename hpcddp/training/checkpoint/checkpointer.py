@@ -17,8 +17,10 @@ from hpcddp.errors import LaunchError
 from hpcddp.runs.best import MODES, Best, read_best, write_best
 from hpcddp.runs.lock import check_not_taken
 from hpcddp.runs.state import note_checkpoint, write_state
+from hpcddp.training.arguments import AUTO
 from hpcddp.training.checkpoint.best import is_better
 from hpcddp.training.checkpoint.files import name_step
+from hpcddp.training.checkpoint.interval import SaveInterval
 from hpcddp.training.checkpoint.manifest import read_manifest
 from hpcddp.training.checkpoint.owned_states import OwnedStates
 from hpcddp.training.checkpoint.provenance import Provenance, continue_provenance, make_provenance
@@ -71,6 +73,8 @@ class Checkpointer:
         self._weights_sha256: str | None = None
         self._best: Best | None = None  # of this attempt
         self._best_is_named = True  # in its file
+        asks = options.save_every == AUTO and folder is not None and group.is_first
+        self.interval = SaveInterval(len(group.hosts)) if asks else None
 
     @property
     def deviations(self) -> tuple[str, ...]:
@@ -97,11 +101,12 @@ class Checkpointer:
             self._loaded = LoadedState(self._tracked.objects, position["step"])
             if self._provenance is not None:
                 self._provenance = self._continue(self._provenance, position["step"], manifest)
-        if self._watch.deadline is not None and self._group.is_first:
+        if (self._watch.deadline is not None or self.interval is not None) and self._group.is_first:
             known = last_save_s(Path(self._folder.run.checkpoints))
-            self._watch.pace.expect_save(
-                guess_save_s(Path(self._folder.run.path), self._tracked) if known is None else known
-            )
+            expected_s = guess_save_s(Path(self._folder.run.path), self._tracked) if known is None else known
+            self._watch.pace.expect_save(expected_s)
+            if self.interval is not None:
+                self.interval.expect(expected_s)
         return position
 
     def check_untouched(self) -> None:
@@ -109,6 +114,8 @@ class Checkpointer:
         loaded, self._loaded = self._loaded, None
         if loaded is not None:
             loaded.check()
+        if self.interval is not None:
+            self.interval.training_begins()
 
     def models(self) -> list[nn.Module]:
         """The tracked models."""
@@ -133,7 +140,10 @@ class Checkpointer:
         self._saved_at = position["step"]
         exact = {"exact": self._provenance._asdict()} if self._provenance is not None else {}
         facts = {**facts, **exact, "settings": self._settings}
+        began = time.monotonic()
         self._note(self._writer.save(self._tracked, position, facts), stop_reason)
+        if self.interval is not None:
+            self.interval.saved(time.monotonic() - began)
         self._watch.pace.training_resumed()
 
     def is_best(self, value: float, mode: str) -> bool:

@@ -19,6 +19,7 @@ from torch.utils.data import TensorDataset
 import hpcddp
 import hpcddp.training.runtime
 from hpcddp.errors import RequestError
+from hpcddp.training.checkpoint import interval
 from hpcddp.training.gradient.buffers import average_buffers
 from hpcddp.training.rendezvous.group import Group
 from tests.killing import kill_at_operation
@@ -69,6 +70,7 @@ def train(argument: dict[str, Any]) -> None:
         max_micro_batch=argument.get("max_micro_batch"),
         run_dir=argument.get("run_dir"),
         save_every=argument.get("save_every"),
+        keep=argument.get("keep", 2),
         checkpoint=argument.get("checkpoint"),
         parallel=parallel,
     ) as rt:
@@ -140,6 +142,12 @@ def train_until_killed(argument: dict[str, Any]) -> None:
 
     hpcddp.training.runtime.Runtime._count_step = count_step
     train(argument)
+
+
+def train_on_nodes_that_hardly_last(argument: dict[str, Any]) -> None:
+    """A failure is expected sooner than a save takes: rank 0 wants one after each step."""
+    interval.NODE_FAILURE_S = 1e-6
+    train({**argument, "keep": 100})
 
 
 def train_on_a_full_disk(argument: dict[str, Any]) -> None:
