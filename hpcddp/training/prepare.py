@@ -36,6 +36,7 @@ from hpcddp.training.loop import Loop
 from hpcddp.training.own_steps import share_out_steps
 from hpcddp.training.parallel.placing import place
 from hpcddp.training.parallel.spread import spread_weights
+from hpcddp.training.parallel.stage_norms import StageNorms
 from hpcddp.training.pipelined_step import check_staged
 from hpcddp.training.remarks import describe_starving, print_warning, warn_of_idle_stages, warn_of_order
 from hpcddp.training.report import Report
@@ -212,7 +213,8 @@ class Preparation(Wrapping):
         self._gradients.check(objects)
         if (staged := self._gradients.staged) is not None:
             check_staged(objects)
-            self._until_end.enter_context(staged.whole_norms())
+            optimizers = [thing for thing in objects.values() if isinstance(thing, Optimizer)]
+            self._until_end.enter_context(StageNorms(staged.module, staged.links, optimizers).over_all_stages())
         self._until_end.callback(self._loop.let_go)
         owned = StageStates(objects, staged.module, staged.links) if staged else self._share_out(objects)
         for thing in objects.values():

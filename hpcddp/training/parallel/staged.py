@@ -11,7 +11,6 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from hpcddp.errors import RequestError
@@ -21,8 +20,6 @@ from hpcddp.training.parallel.penalties import find_penalty
 from hpcddp.training.parallel.shapes_only import CHAIN, ShapesApart, list_tensors, map_tensors
 from hpcddp.training.parallel.stage_links import StageLinks
 from hpcddp.training.parallel.stages import as_shape
-from hpcddp.training.parallel.tensor import replicate
-from hpcddp.training.torch_compat import combined_norms
 
 LOOP = "for step in loader.steps(): rt.train_step(step, loss_of); optimizer.step(), with a loss_of(batch) that calls it"
 
@@ -270,24 +267,3 @@ class StagedModel:
                     " pipeline begins",
                     "name modules that each forward pass calls, once",
                 )
-
-    # ---- norms
-
-    def whole_norms(self) -> Any:
-        """A context in which `torch.nn.utils.clip_grad_norm_` takes the norm over all stages."""
-        return combined_norms(self._combine)
-
-    def _combine(self, norm: Tensor, gradients: Sequence[Tensor], power: float) -> Tensor:
-        mine = {id(parameter.grad) for parameter in self.module.parameters()}
-        if not all(id(gradient) in mine for gradient in gradients):
-            return norm
-        divided: Any = norm  # a DTensor where the stage is sharded
-        mesh = getattr(divided, "device_mesh", None)
-        whole = (norm if mesh is None else divided.full_tensor()).detach().to(self.links.device).clone()
-        if power == torch.inf:
-            dist.all_reduce(whole, dist.ReduceOp.MAX, group=self.links.group)
-        else:
-            whole.pow_(power)
-            dist.all_reduce(whole, group=self.links.group)
-            whole.pow_(1 / power)
-        return whole if mesh is None else replicate(whole, mesh)

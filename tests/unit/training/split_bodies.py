@@ -164,6 +164,17 @@ def _run_halves(case: str, parallel: Any) -> Callable[[Any], None]:
     return train
 
 
+TOGETHER: dict[str, Callable[[nn.Module], Any]] = {  # parameters that are clipped by one norm
+    "each": lambda model: model.parameters(),
+    "each module": lambda model: [[*module.parameters()] for module in model.children()],
+    "each group": lambda model: [parameters for parameters in _split_kinds(model) if parameters],
+}
+
+
+def _split_kinds(model: nn.Module) -> list[list[nn.Parameter]]:
+    return [[p for p in model.parameters() if (p.dim() > 1) == whole] for whole in (True, False)]
+
+
 def _clip(way: str, parallel: Any) -> Callable[[Any], None]:
     """By a norm of this rank's part in the first two ways."""
 
@@ -172,7 +183,7 @@ def _clip(way: str, parallel: Any) -> Callable[[Any], None]:
         data = TensorDataset(torch.randn(3 * SAMPLES, FEATURES))
         with hpcddp.runtime(SAMPLES, parallel=parallel, group=group, max_micro_batch=4) as rt:
             model = Halves("none")
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            optimizer = torch.optim.SGD([{"params": parameters} for parameters in _split_kinds(model)], lr=0.1)
             model, optimizer, loader = rt.prepare(model, optimizer, DataLoader(data, SAMPLES))
             for step in loader.steps():
                 optimizer.zero_grad()
@@ -182,6 +193,9 @@ def _clip(way: str, parallel: Any) -> Callable[[Any], None]:
                     total = sum(gradient.norm().item() ** 2 for gradient in gradients) ** 0.5
                 elif way == "numbers":
                     total = float(torch.sqrt(sum(_whole(gradient.square().sum()) for gradient in gradients)))
+                elif way in TOGETHER:
+                    for parameters in TOGETHER[way](model):
+                        nn.utils.clip_grad_norm_(parameters, 0.05)
                 else:
                     total = float(_whole(nn.utils.clip_grad_norm_(model.parameters(), 0.1)))
                 for gradient in gradients if way in ("items", "numbers") else ():
@@ -231,6 +245,7 @@ CASES: dict[str, Callable[[Any], None]] = {
         for name, parallel in (("fsdp", "fsdp"), ("pipeline", {"pipeline": 2}))
         for way in ("items", "numbers", "torch's", "a layer")
     },
+    **{f"{way}, pipeline": _clip(way, {"pipeline": 2}) for way in TOGETHER},
     "Adafactor, fsdp": _use_adafactor("fsdp"),
     "Adafactor, tensor": _use_adafactor({"tensor": 2}),
     "Adafactor, exact": _use_adafactor("fsdp", exact=True, slices=2),

@@ -82,3 +82,13 @@ def test_gradients_that_each_rank_multiplies_by_a_factor_of_its_own_are_refused(
             assert "multiplied the gradients of rank 0 by" in told[case], case
             assert "rt.step(optimizer, clip_norm=1.0)" in told[case]
         assert {told[case] for case in right} == {""}
+
+
+def test_a_norm_of_parameters_that_do_not_belong_together_in_a_pipeline_is_refused(
+    run_ranks: RunRanks, tmp_path: Path
+) -> None:
+    right = ["each module, pipeline", "each group, pipeline"]
+    for told in _refuse(run_ranks, tmp_path, ["each, pipeline", *right]):
+        assert "a loop over model.parameters() comes to other parameters on each stage" in told["each, pipeline"]
+        assert "clip_grad_norm_(model.parameters(), 1.0)" in told["each, pipeline"]
+        assert {told[case] for case in right} == {""}
