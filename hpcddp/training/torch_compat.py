@@ -59,6 +59,14 @@ def uncompiled(model: nn.Module) -> nn.Module:
     return original if isinstance(original, nn.Module) else model
 
 
+def is_compiled(model: nn.Module) -> bool:
+    """Whether it, or a layer of it, was given to torch.compile or has called its `compile`."""
+    return any(
+        uncompiled(module) is not module or getattr(module, "_compiled_call_impl", None) is not None
+        for module in model.modules()
+    )
+
+
 def default_store() -> Store:
     """The store of the default process group, to exchange something without a collective."""
     return _get_default_store()

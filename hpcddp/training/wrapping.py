@@ -18,7 +18,7 @@ from hpcddp.training.loop import Loop
 from hpcddp.training.parallel.placing import check_places, list_accelerators
 from hpcddp.training.parallel.sameness import SameWeights
 from hpcddp.training.parallel.sharded import Blocks, Wanted
-from hpcddp.training.parallel.strategy import check_wanted
+from hpcddp.training.parallel.strategy import check_uncompiled, check_wanted
 from hpcddp.training.parallel.tensor import TensorPlan
 from hpcddp.training.remarks import print_warning, warn_of_hooks
 from hpcddp.training.report import Report
@@ -72,6 +72,7 @@ class Wrapping(AllRanks):
         print_warning(hooks, is_first=self.group.is_first)
         wanted = Wanted(blocks, tensor_plan, options, stages, schedule)
         check_wanted(self._split, wanted, is_second=bool(self._models))
+        check_uncompiled(model, self._split)
         exact, noise = self._options.exactness is not None, self._options.noise_every is not None
         check_places(list_accelerators(model), self.devices, self._split, exact=exact, noise=noise)
         if self._split.is_whole or (self._split.pipeline > 1 and not self._split.is_sharded):

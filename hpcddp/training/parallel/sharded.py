@@ -17,6 +17,7 @@ from torch.optim import Adafactor, Optimizer
 
 from hpcddp.errors import RequestError
 from hpcddp.parallelism import Split
+from hpcddp.training.parallel.fresh import is_fresh, replace_parameters
 from hpcddp.training.parallel.layout import Layout
 from hpcddp.training.parallel.spread import spread_weights
 from hpcddp.training.parallel.tensor import TensorPlan, check_even, check_untied, divide_layers, find_plan
@@ -89,15 +90,44 @@ def _find_units(model: nn.Module, blocks: Blocks | None) -> list[nn.Module]:
 def _shard(model: nn.Module, mesh: Any, split: Split, units: list[nn.Module], options: dict[str, Any]) -> None:
     from torch.distributed.fsdp import fully_shard
 
+    inner = [module for module in reversed(units) if module is not model]  # the innermost first
+    _check_shards(model, [*inner, model], split)
     try:
-        for module in reversed(units):  # the innermost first
-            if module is not model and next(module.parameters(), None) is not None:
+        for module in inner:
+            if next(module.parameters(), None) is not None:
                 fully_shard(module, mesh=mesh, **options)
         fully_shard(model, mesh=mesh, **options)
     except ValueError as error:  # what torch cannot split: a parameter that is a single number
         raise RequestError(
             f"parallel {split.kind} cannot split this model: {error}", 'hpcddp.runtime(parallel="ddp")'
         ) from error
+
+
+def _check_shards(model: nn.Module, units: Sequence[nn.Module], split: Split) -> None:
+    """RequestError for what torch refuses in the first step only, in words of its own: gradients of a few rows, and
+    parameters of different types in one of the `units`, the innermost first."""
+    hint = 'hpcddp.runtime(parallel="ddp"), or parallel="zero1"'
+    for name, module in model.named_modules():
+        if getattr(module, "sparse", False) and isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            raise RequestError(
+                f"{name} has sparse=True, whose gradients have some rows, and parallel {split.kind} sums whole ones",
+                f"sparse=False; or {hint}",
+            )
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    seen: set[int] = set()
+    for unit in units:
+        first: nn.Parameter | None = None
+        for parameter in unit.parameters():
+            if id(parameter) in seen or not parameter.requires_grad:
+                continue
+            first = parameter if first is None else first
+            if parameter.dtype != first.dtype:
+                raise RequestError(
+                    f"{names[id(first)]} is {first.dtype}, {names[id(parameter)]} is {parameter.dtype}, and parallel"
+                    f" {split.kind} gathers both in one piece",
+                    f"blocks= of rt.wrap for the layers that differ; or {hint}",
+                )
+        seen.update(id(parameter) for parameter in unit.parameters())
 
 
 def make_meshes(group: Group, layout: Layout, split: Split) -> tuple[Any, Any]:
@@ -120,9 +150,8 @@ def hand_over(optimizers: Iterable[Optimizer], model: nn.Module, replaced: Itera
     now = zip(replaced, model.parameters(), strict=True)
     sharded = {id(before): parameter for ref, parameter in now if (before := ref()) is not None}
     for optimizer in optimizers:
-        if not optimizer.state:
-            for group in optimizer.param_groups:  # in place: torch's LBFGS, and wrappers, share the list
-                group["params"][:] = [sharded.get(id(parameter), parameter) for parameter in group["params"]]
+        if is_fresh(optimizer):
+            replace_parameters(optimizer, sharded)
 
 
 def check_optimizers(objects: dict[str, Any], replaced: Iterable[weakref.ref[nn.Parameter]]) -> None:

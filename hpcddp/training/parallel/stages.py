@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hpcddp.errors import RequestError, nearest
+from hpcddp.training.parallel.fresh import is_fresh, replace_parameters
 from hpcddp.training.parallel.tensor import TensorPlan, fits
 
 _EXAMPLE = 'rt.wrap(model, stages=["layers.4"]), or this list as the model\'s attribute pipeline_stages'
@@ -97,9 +98,8 @@ def leave_out(optimizers: Iterable[Optimizer], gone: Sequence[weakref.ref[nn.Par
     """Take other stages' parameters from optimizers that have not stepped yet. A parameter group may stay empty."""
     others = {id(parameter) for ref in gone if (parameter := ref()) is not None}
     for optimizer in optimizers:
-        if not optimizer.state:
-            for group in optimizer.param_groups:
-                group["params"][:] = [parameter for parameter in group["params"] if id(parameter) not in others]
+        if is_fresh(optimizer):
+            replace_parameters(optimizer, {}, others)
 
 
 def as_shape(tensor: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from hpcddp.training.parallel.replicated import ReplicatedModel
 from hpcddp.training.parallel.sharded import ShardedModel, Wanted
 from hpcddp.training.parallel.turns import SCHEDULES
 from hpcddp.training.rendezvous.group import Group
+from hpcddp.training.torch_compat import is_compiled, uncompiled
 
 
 class ParallelModel(Protocol):
@@ -66,6 +67,16 @@ def check_wanted(split: Split, wanted: Wanted, *, is_second: bool = False) -> No
         raise RequestError(
             f"parallel {split.kind} takes no tensor_plan: each rank computes whole layers",
             'hpcddp.runtime(parallel={"shard": -1, "tensor": 2}), or the plan as the model\'s attribute tensor_plan',
+        )
+
+
+def check_uncompiled(model: nn.Module, split: Split) -> None:
+    """RequestError for a compiled model whose layers this split changes: torch.compile keeps what it has seen."""
+    if (split.tensor > 1 or split.pipeline > 1) and is_compiled(model):
+        raise RequestError(
+            f"parallel {split} divides the layers of a model, and this {type(uncompiled(model)).__name__} has been"
+            " given to torch.compile",
+            'leave out torch.compile; or hpcddp.runtime(parallel="fsdp"), which takes compiled models',
         )
 
 

@@ -222,6 +222,45 @@ def _use_adafactor(parallel: Any, **exact: Any) -> Callable[[Any], None]:
     return train
 
 
+def _use_adagrad(parallel: Any) -> Callable[[Any], None]:
+    """It has its state before its first step, and its parameters change."""
+
+    def train(group: Any) -> None:
+        torch.manual_seed(2)
+        data = TensorDataset(torch.randn(3 * SAMPLES, FEATURES, dtype=torch.float64))
+        with hpcddp.runtime(SAMPLES, parallel=parallel, group=group) as rt:
+            model = Halves("none").double()
+            optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1, initial_accumulator_value=0.3)
+            model, optimizer, loader = rt.prepare(model, optimizer, DataLoader(data, SAMPLES))
+            for step in loader.steps():
+                optimizer.zero_grad()
+                rt.train_step(step, lambda batch: model(batch[0]).square().mean())
+                optimizer.step()
+            weights = {name: _whole(p.detach()) for name, p in rt.unwrap(model).named_parameters()}
+        ADAGRAD.update({} if ADAGRAD else weights)
+        assert weights
+        assert all(float((weights[name] - ADAGRAD[name]).abs().max()) < 1e-12 for name in weights)
+
+    return train
+
+
+def _refused_model(case: str, parallel: Any) -> Callable[[Any], None]:
+    def train(group: Any) -> None:
+        model: Any = {
+            "compiled": lambda: torch.compile(Halves("none")),
+            "sparse": lambda: nn.Sequential(nn.Embedding(20, FEATURES, sparse=True), nn.Linear(FEATURES, 1)),
+            "mixed": lambda: nn.Sequential(nn.Linear(FEATURES, 4).double(), nn.Linear(4, 1)),
+            "mixed, frozen": lambda: nn.Sequential(
+                nn.Linear(FEATURES, 4).double().requires_grad_(False), nn.Linear(4, 1)
+            ),
+        }[case]()
+        with hpcddp.runtime(SAMPLES, parallel=parallel, group=group) as rt:
+            rt.wrap(model)
+
+    return train
+
+
+ADAGRAD: dict[str, Tensor] = {}  # the weights of the first case
 WEIGHTS: list[Tensor] = []  # of the cases so far that end with the same ones
 
 CASES: dict[str, Callable[[Any], None]] = {
@@ -246,6 +285,12 @@ CASES: dict[str, Callable[[Any], None]] = {
         for way in ("items", "numbers", "torch's", "a layer")
     },
     **{f"{way}, pipeline": _clip(way, {"pipeline": 2}) for way in TOGETHER},
+    **{
+        f"Adagrad, {name}": _use_adagrad(parallel)
+        for name, parallel in (("ddp", "ddp"), ("fsdp", "fsdp"), ("tensor", {"tensor": 2}), ("stages", {"pipeline": 2}))
+    },
+    **{f"compiled, {name}": _refused_model("compiled", {name: 2}) for name in ("tensor", "pipeline")},
+    **{f"{case}, fsdp": _refused_model(case, "fsdp") for case in ("sparse", "mixed", "mixed, frozen")},
     "Adafactor, fsdp": _use_adafactor("fsdp"),
     "Adafactor, tensor": _use_adafactor({"tensor": 2}),
     "Adafactor, exact": _use_adafactor("fsdp", exact=True, slices=2),

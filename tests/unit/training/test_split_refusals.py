@@ -92,3 +92,24 @@ def test_a_norm_of_parameters_that_do_not_belong_together_in_a_pipeline_is_refus
         assert "a loop over model.parameters() comes to other parameters on each stage" in told["each, pipeline"]
         assert "clip_grad_norm_(model.parameters(), 1.0)" in told["each, pipeline"]
         assert {told[case] for case in right} == {""}
+
+
+def test_an_optimizer_with_state_before_its_first_step_moves_to_the_parts(run_ranks: RunRanks, tmp_path: Path) -> None:
+    cases = [f"Adagrad, {split}" for split in ("ddp", "fsdp", "tensor", "stages")]
+    for told in _refuse(run_ranks, tmp_path, cases):
+        assert set(told.values()) == {""}
+
+
+def test_layers_that_shards_cannot_take_are_refused_by_name(run_ranks: RunRanks, tmp_path: Path) -> None:
+    for told in _refuse(run_ranks, tmp_path, ["sparse, fsdp", "mixed, fsdp", "mixed, frozen, fsdp"]):
+        assert "0 has sparse=True, whose gradients have some rows, and parallel fsdp" in told["sparse, fsdp"]
+        assert "0.weight is torch.float64, 1.weight is torch.float32" in told["mixed, fsdp"]
+        assert told["mixed, frozen, fsdp"] == ""
+
+
+@pytest.mark.slow
+def test_a_compiled_model_is_refused_where_its_layers_are_divided(run_ranks: RunRanks, tmp_path: Path) -> None:
+    for told in _refuse(run_ranks, tmp_path, ["compiled, tensor", "compiled, pipeline"]):
+        for split in ("tensor", "pipeline"):
+            assert f"{split} 2) divides the layers of a model" in told[f"compiled, {split}"]
+            assert "this Halves has been given to torch.compile" in told[f"compiled, {split}"]
