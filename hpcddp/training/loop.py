@@ -253,9 +253,8 @@ class Loop:
         self.backwards += 1
         self.gate.backward_ends(scaled=scaled)
         self._gradients.backward_ends(micro)
-        self._between.forget()
-        if self.accumulates and not micro.last:
-            self._between.mark(are_alone=not self.calls.watched, read=self._ended < _READ_STEPS)
+        is_between = self.accumulates and not micro.last
+        self._between.mark(is_last=not is_between, are_alone=not self.calls.watched, read=self._ended < _READ_STEPS)
         if factor is not None:
             self.record.add_loss(loss.detach(), factor, self._gradients.slot(micro))
 
@@ -285,6 +284,7 @@ class Loop:
         if self._micro.last and self.backwards > self._backwards_before_step:
             self.calls.check_averaged(is_early=self._ended < _READ_STEPS)
         self._gradients.collect(self._micro)
+        self.gate.note_places(looks=self._ended < _READ_STEPS)
         self.record.noise.collect(self._micro, self._weight, self.steps)
 
     def _check_none_passed_over(self) -> None:

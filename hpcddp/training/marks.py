@@ -21,7 +21,7 @@ SPREAD = 16  # parameters of an optimizer that are marked: a mark costs about 1 
 class Mark:
     """The gradient that a parameter has now, if any, and its version. It does not keep the gradient's memory alive."""
 
-    __slots__ = ("_gradient", "_version", "parameter")
+    __slots__ = ("_gradient", "_place", "_version", "parameter")
 
     def __init__(self, parameter: nn.Parameter) -> None:
         gradient = parameter.grad
@@ -29,6 +29,7 @@ class Mark:
         # no id, which another one may get
         self._gradient = None if gradient is None else TensorWeakRef(gradient)
         self._version = 0 if gradient is None else version_of(gradient)
+        self._place = gradient.data_ptr() if type(gradient) is Tensor and not gradient.is_sparse else 0
 
     def holds(self) -> bool:
         """Whether the parameter has this gradient still, unchanged."""
@@ -36,6 +37,13 @@ class Mark:
         if gradient is None or marked is None:
             return gradient is None and marked is None
         return marked() is gradient and version_of(gradient) == self._version
+
+    def was_moved(self) -> bool:
+        """Whether this gradient has other memory now, as `p.grad.data = …` gives it."""
+        gradient, marked = self.parameter.grad, self._gradient
+        if gradient is None or marked is None or marked() is not gradient or not self._place:
+            return False
+        return gradient.data_ptr() != self._place
 
     def is_there(self) -> bool:
         """Whether the parameter has this gradient still, perhaps changed in place, and it is not all zeros."""

@@ -95,7 +95,7 @@ def check_staged(objects: Mapping[str, Any]) -> None:
                 f"{name} averages a whole model, and each rank has a stage of it only",
                 'hpcddp.runtime(parallel="fsdp"), or leave the average out',
             )
-        if isinstance(thing, Optimizer) and steps_together(thing):
+        if isinstance(thing, Optimizer) and any(steps_together(thing, method) for method in ("step", "first_step")):
             raise RequestError(
                 f"{name}, of class {type(thing).__name__}, {TOGETHER}, and each rank has those of a stage",
                 "torch.optim.AdamW or another one that steps each parameter by itself, or"

@@ -42,6 +42,7 @@ from hpcddp.training.remarks import describe_starving, print_warning, warn_of_id
 from hpcddp.training.report import Report
 from hpcddp.training.setup import RunSetup
 from hpcddp.training.torch_compat import note_steps
+from hpcddp.training.torch_parts import kept_assignments
 from hpcddp.training.wrapping import Wrapping
 
 
@@ -211,6 +212,8 @@ class Preparation(Wrapping):
                 " hpcddp.runtime(global_batch=256)",
             )
         self._gradients.check(objects)
+        if not self._split.is_whole:
+            self._until_end.enter_context(kept_assignments())
         if (staged := self._gradients.staged) is not None:
             check_staged(objects)
             optimizers = [thing for thing in objects.values() if isinstance(thing, Optimizer)]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from hpcddp.batchplan import BatchPlan
 from hpcddp.training.all_ranks import AllRanks
@@ -81,6 +82,7 @@ class Wrapping(AllRanks):
             self._loop.record.noise.watch(model)
         wrapped = self._gradients.wrap(model, wanted)
         self._loop.calls.watch(wrapped)
+        self._loop.gate.keeps_memory |= exact or isinstance(wrapped, DistributedDataParallel)
         self._models[id(wrapped)] = wrapped
         return wrapped
 

@@ -20,12 +20,16 @@ class GradientsBetween:
     def forget(self) -> None:
         self._marks = []
 
-    def mark(self, *, are_alone: bool, read: bool) -> None:
-        """A backward pass is over, and another micro batch follows.
+    def mark(self, *, is_last: bool, are_alone: bool, read: bool) -> None:
+        """A backward pass is over: the pass's `is_last` one, or another micro batch follows.
 
         `are_alone`: no DDP model puts other tensors in their place. `read`: all of a marked gradient is read, which
         finds what `p.grad.data` has changed, too.
         """
+        self.forget()
+        if is_last:
+            self._gate.note_places(looks=read)
+            return
         self._are_alone = are_alone
         self._marks = [
             (mark, sum_bits(gradient) if read and not gradient.is_sparse else None)

@@ -16,6 +16,7 @@ from hpcddp.training.gate.nested import find_outer
 from hpcddp.training.gate.own_gradients import OwnGradients
 from hpcddp.training.gate.parameters import KnownParameters
 from hpcddp.training.gate.scaled import ScaledGradients
+from hpcddp.training.marks import Mark
 from hpcddp.training.torch_compat import note_steps
 
 _EITHER = "if norm.isfinite(): optimizer.step(); else: rt.skip_step(), or rt.skip_step(optimizer) for one of several"
@@ -38,6 +39,8 @@ class OptimizerSteps:
         self.stepped: set[int] = set()  # optimizers that have stepped in this global batch, by id
         self.skipped: set[int] = set()  # those whose step was left out on purpose
         self.scale_read_at = -1  # backward passes before the script asked a scaler for its scale
+        self.keeps_memory = False  # whether DDP, or an exact sum, has memory of its own for gradients
+        self._places: list[Mark] = []  # gradients that are to stay in their memory until the step
 
     def batch_starts(self) -> None:
         """The loop gets the first micro batch of a global batch."""
@@ -45,6 +48,21 @@ class OptimizerSteps:
         self.calls.start()
         self.stepped.clear()
         self.skipped.clear()
+
+    def note_places(self, *, looks: bool) -> None:
+        """The gradients are where the ranks have put them. `looks`: whether `check_places` is to look."""
+        looks &= self.keeps_memory
+        self._places = [mark for seen in self.optimizers for mark in seen.gradients.mark()] if looks else []
+
+    def check_places(self) -> None:
+        """RequestError if the script has given a gradient other memory, which DDP and the exact sums keep their own
+        of."""
+        if any(mark.was_moved() for mark in self._places):
+            raise RequestError(
+                "p.grad.data = … came between rt.backward(loss) and optimizer.step(): the ranks go on with the memory"
+                " that the gradient had before",
+                "p.grad.clamp_(-1, 1), or another change in place; or p.grad = p.grad.clamp(-1, 1)",
+            )
 
     def find(self, optimizer: Optimizer) -> SeenOptimizer | None:
         return next((seen for seen in self.optimizers if seen.optimizer is optimizer), None)
@@ -80,6 +98,7 @@ class SeenOptimizer:
             return None
         self._check_parameters()
         self.gradients.check_beside()
+        self._steps.check_places()
         self._loop.collect()
         self._check_not_skipped()
         self.gradients.check_step()

@@ -31,9 +31,12 @@ _GROUPS = 16  # that are tried; others have the same class
 _LEAST = 1e-6  # of the way that the parameter goes
 
 
-def steps_together(optimizer: Optimizer) -> bool:
+def steps_together(optimizer: Optimizer, method: str = "step") -> bool:
     """Of torch's own optimizers only LBFGS; another one is tried. False for one that cannot be copied or tried, as its
-    step may need more than parameters and gradients. The same on all ranks that have the same parameters."""
+    step may need more than parameters and gradients. The same on all ranks that have the same parameters.
+
+    `method`: another one that moves the parameters, such as the `first_step` of SAM, which not all optimizers have.
+    """
     if type(optimizer).__module__.startswith("torch.optim"):
         return isinstance(optimizer, LBFGS)
     if isinstance(optimizer, LBFGS):
@@ -41,7 +44,7 @@ def steps_together(optimizer: Optimizer) -> bool:
     try:
         with _undisturbed():
             return any(
-                _differs(optimizer, nth, scale)
+                _differs(optimizer, nth, scale, method)
                 for nth, group in enumerate(optimizer.param_groups[:_GROUPS])
                 if any(_takes(parameter) for parameter in group["params"])
                 for scale in _SCALES
@@ -50,19 +53,19 @@ def steps_together(optimizer: Optimizer) -> bool:
         return False
 
 
-def _differs(optimizer: Optimizer, nth: int, scale: float) -> bool:
+def _differs(optimizer: Optimizer, nth: int, scale: float, method: str) -> bool:
     """Whether the first parameter of this group moves otherwise if the second one is there."""
-    alone, beside = (_move(optimizer, nth, scale, has_second=second) for second in (False, True))
+    alone, beside = (_move(optimizer, nth, scale, method, has_second=second) for second in (False, True))
     start = _make_numbers(alone)
     rounding = 16 * torch.finfo(alone.dtype).eps * float(start.abs().max())
     return float((alone - beside).abs().max()) > rounding + _LEAST * float((alone - start).abs().max())
 
 
-def _move(optimizer: Optimizer, nth: int, scale: float, *, has_second: bool) -> Tensor:
+def _move(optimizer: Optimizer, nth: int, scale: float, method: str, *, has_second: bool) -> Tensor:
     """The first small parameter after some steps."""
     clone, first, second = _copy(optimizer, nth)
     clone.param_groups[nth]["params"] = [first, second] if has_second else [first]
-    step = bare_step(type(optimizer))
+    step = bare_step(type(optimizer)) if method == "step" else getattr(type(optimizer), method)
     for _ in range(_STEPS):
         random.seed(0)
         torch.manual_seed(0)

@@ -685,6 +685,18 @@ def a_queue_in_a_buffer(open_: Opened, _rank: int) -> None:
                 pass
 
 
+def gradients_with_other_memory(open_: Opened, rank: int) -> None:
+    with open_() as rt:
+        model, optimizer, loader = prepared(rt)
+        for _ in rt.epochs(1):
+            for x, y in loader:
+                optimizer.zero_grad()
+                rt.backward(cross_entropy(model(x), y))
+                for parameter in model.parameters():
+                    parameter.grad.data = parameter.grad.data.clamp(-0.1, 0.1)
+                optimizer.step()
+
+
 def request_of_one_rank(open_: Opened, rank: int) -> None:
     """After the batches of an epoch one rank's request ends the loop of all, as of rank 0, which has the accuracy."""
     for nth, how in enumerate(("stop", "finish_early")):

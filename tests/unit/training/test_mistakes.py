@@ -39,6 +39,7 @@ ON_TWO_RANKS = {
     "an_unused_layer_in_an_exact_run": "did not reach all parameters of the TwoHeads: second.weight has no gradient",
     "a_layer_replaced_after_prepare": "2.weight of the Sequential was replaced after rt.prepare",
     "a_layer_replaced_where_some_may_be_unused": "2.weight of the Sequential was replaced after rt.prepare",
+    "gradients_with_other_memory": "p.grad.data = … came between rt.backward(loss) and optimizer.step()",
     "a_backward_pass_without_exchange": "was called in model.no_sync(), or rt.backward(loss) came in it: the ranks'",
     "a_forward_pass_without_exchange": "was called in model.no_sync(), or rt.backward(loss) came in it: the ranks'",
     "a_layer_unfrozen_after_prepare": "0.weight of Sequential requires a gradient, and did not at rt.prepare",

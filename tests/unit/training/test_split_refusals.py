@@ -94,7 +94,9 @@ def test_a_norm_of_parameters_that_do_not_belong_together_in_a_pipeline_is_refus
         assert {told[case] for case in right} == {""}
 
 
-def test_an_optimizer_with_state_before_its_first_step_moves_to_the_parts(run_ranks: RunRanks, tmp_path: Path) -> None:
+def test_an_optimizer_with_state_before_its_first_step_moves_to_the_parts_and_numbers_that_are_assigned_reach_them(
+    run_ranks: RunRanks, tmp_path: Path
+) -> None:
     cases = [f"Adagrad, {split}" for split in ("ddp", "fsdp", "tensor", "stages")]
     for told in _refuse(run_ranks, tmp_path, cases):
         assert set(told.values()) == {""}

@@ -136,6 +136,21 @@ def test_a_step_that_takes_something_from_all_parameters_is_seen(name: str) -> N
     assert steps_together(TOGETHER[name](_lay_out()))
 
 
+def test_a_method_beside_step_is_tried_too() -> None:
+    class Sam(Plain):
+        def step(self, closure: Any = None) -> None:
+            raise NotImplementedError("first_step, then second_step")
+
+        def first_step(self) -> None:
+            OverNorm.step(self)
+
+        factor = OverNorm.factor
+
+    assert not steps_together(Sam(_lay_out()))
+    assert steps_together(Sam(_lay_out()), "first_step")
+    assert not steps_together(Plain(_lay_out()), "first_step"), "it has none"
+
+
 @pytest.mark.parametrize("name", [*APART])
 def test_one_that_steps_each_parameter_by_itself_passes_and_nothing_of_it_changes(name: str) -> None:
     optimizer = APART[name](_lay_out())

@@ -32,7 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hpcddp.errors import RequestError
 from hpcddp.ranks.lookup_warning import LOOKUP_WARNING
-from hpcddp.training import torch_compat, torch_graph
+from hpcddp.training import torch_compat, torch_graph, torch_parts
 from hpcddp.training.parallel.penalties import find_penalty
 
 pytestmark = pytest.mark.torch_compat
@@ -84,6 +84,27 @@ def test_the_option_of_ddp_switches_the_broadcast_of_buffers_off(group: None) ->
     model = nn.BatchNorm1d(2)
     assert not DistributedDataParallel(model, **torch_compat.NO_BUFFER_BROADCAST).will_sync_module_buffers()
     assert DistributedDataParallel(model).will_sync_module_buffers(), "torch's default"
+
+
+def test_numbers_that_are_assigned_to_a_parameter_in_parts_are_kept(group: None) -> None:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = DeviceMesh("cpu", [0])
+    parameter: Any = nn.Parameter(distribute_tensor(torch.ones(4), mesh, [Shard(0)]))
+    parameter.data = parameter.data * 2
+    assert parameter.full_tensor().tolist() == [1, 1, 1, 1], "what torch makes of it; if it is 2, this can go"
+    with torch_parts.kept_assignments(), torch_parts.kept_assignments():
+        parameter.data = parameter.data * 3
+        parameter.grad = torch.zeros_like(parameter)
+        parameter.grad.data = parameter.grad.data + 4
+        assert parameter.data.full_tensor().tolist() == [3, 3, 3, 3]
+        assert parameter.grad.full_tensor().tolist() == [4, 4, 4, 4]
+        layer = nn.Linear(4, 1, bias=False)
+        layer.weight = nn.Parameter(distribute_tensor(torch.ones(1, 4), mesh, [Shard(0)]))
+        assert layer.double().weight.data.dtype == torch.float64, "torch's own assignments"
+    parameter.data = parameter.data * 2
+    assert parameter.full_tensor().tolist() == [3, 3, 3, 3]
 
 
 def test_an_optimizer_tells_that_it_has_a_scheduler() -> None:
