@@ -25,15 +25,18 @@ loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=64, shu
 
 def loss_of(batch):
     x, y = batch
-    return mse_loss(model(x), y)
+    return mse_loss(model(x), y, reduction="sum")
 
 
 with hpcddp.runtime(seed=0, max_micro_batch=8) as rt:  # small micro batches: the stages wait less for each other
     model, optimizer, loader = rt.prepare(model, optimizer, loader)  # resumes here
     for epoch in rt.epochs(args.epochs):
+        total, samples = 0.0, 0
         for step in loader.steps():
             optimizer.zero_grad()
-            losses = rt.train_step(step, loss_of)  # all micro batches of a step, forward and backward
+            losses = rt.train_step(step, loss_of, summed=True)  # all micro batches of a step, forward and backward
             optimizer.step()
-        rt.print(f"epoch {epoch}: loss {losses.mean():.4f}")
+            total += losses.sum()
+            samples += rt.micro_batch_samples
+        rt.print(f"epoch {epoch}: loss {rt.sum(total) / max(rt.sum(samples), 1):.4f}")
     rt.save_model("model.pt")  # the whole model

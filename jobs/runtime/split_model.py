@@ -39,10 +39,13 @@ with hpcddp.runtime(seed=0) as rt:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     model, optimizer, loader = rt.prepare(model, optimizer, loader)  # resumes here; both halves stay where they are
     for epoch in rt.epochs(args.epochs):
+        total, samples = 0.0, 0
         for x, y in loader:
             optimizer.zero_grad()
             loss = mse_loss(model(x), y.to(devices[-1]))
             rt.backward(loss)
             optimizer.step()
-        rt.print(f"epoch {epoch}: loss {rt.sum(loss.detach()) / rt.group.world_size:.4f}")
+            total += loss.detach() * rt.micro_batch_samples
+            samples += rt.micro_batch_samples
+        rt.print(f"epoch {epoch}: loss {rt.sum(total) / max(rt.sum(samples), 1):.4f}")
     rt.save_model("model.pt")

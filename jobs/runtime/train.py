@@ -24,10 +24,13 @@ loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=64, shu
 with hpcddp.runtime(seed=0) as rt:
     model, optimizer, loader = rt.prepare(model, optimizer, loader)  # resumes here
     for epoch in rt.epochs(args.epochs):
+        total, samples = 0.0, 0
         for x, y in loader:
             optimizer.zero_grad()
             loss = mse_loss(model(x), y)
             rt.backward(loss)
             optimizer.step()
-        rt.print(f"epoch {epoch}: loss {rt.sum(loss.detach()) / rt.layout.data_size:.4f}")
+            total += loss.detach() * rt.micro_batch_samples  # the ranks may have a sample more or less
+            samples += rt.micro_batch_samples
+        rt.print(f"epoch {epoch}: loss {rt.sum(total) / max(rt.sum(samples), 1):.4f}")
     rt.save_model("model.pt")
