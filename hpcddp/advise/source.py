@@ -48,6 +48,11 @@ def load_function(file: str, name: str) -> Callable[[], object]:
     except (Exception, SystemExit) as error:
         raise RequestError(f"what {name} needs of {file} cannot run: {describe(error)}", _hint(file, error)) from error
     function = module.get(name)
+    if hasattr(function, "state_dict") and not isinstance(function, type):
+        raise RequestError(
+            f"{name} in {file} is a model, and not a function that makes one without its weights",
+            f"def make_model(): … return {name}, and advise {file}:make_model",
+        )
     if not callable(function):
         raise RequestError(f"{name} in {file} is no function", f"def {name}(): … that returns the model")
     _refuse_arguments(function, file, name)

@@ -29,6 +29,8 @@ def said_of(what: str, hint: str) -> Iterator[None]:
     except HpcddpError:
         raise
     except (Exception, SystemExit) as error:
+        if str(error).startswith("Expected more than 1 value per channel"):  # torch's BatchNorm
+            hint = "--max-micro-batch 2: BatchNorm takes its statistics over several samples"
         raise RequestError(f"{what} {describe(error)}", hint) from error
 
 

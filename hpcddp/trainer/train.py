@@ -26,8 +26,8 @@ from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from hpcddp.errors import HpcddpError
-from hpcddp.parallelism import read_parallel
+from hpcddp.errors import HpcddpError, RequestError
+from hpcddp.parallelism import Parallel, read_parallel
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.jsonfile import write_object
 from hpcddp.runs.opening import read_planned_batch
@@ -54,6 +54,17 @@ class Score:
     accuracy: float
 
 
+def _read_parallel(text: str) -> Parallel:
+    """RequestError for a split of layers: the models here have no plan for it."""
+    parallel = read_parallel(text, "--parallel")
+    if divided := [name for name, _ in parallel.degrees if name in ("tensor", "pipeline")]:
+        raise RequestError(
+            f"--parallel {text}: the models of hpcddp train have no {divided[0]} plan",
+            "--parallel fsdp; or a training script of your own (docs/parallel.md)",
+        )
+    return parallel
+
+
 def run(args: argparse.Namespace, env: MutableMapping[str, str]) -> None:
     """Train as the options say. `env` is the process's environment; rank 0 prints."""
     run_dir = args.run_dir or env.get("HPCDDP_RUN_DIR") or f"runs/{args.dataset}"
@@ -62,7 +73,7 @@ def run(args: argparse.Namespace, env: MutableMapping[str, str]) -> None:
         global_batch=batch,
         seed=args.seed,
         max_micro_batch=args.max_micro_batch,
-        parallel=read_parallel(args.parallel, "--parallel") if args.parallel else None,
+        parallel=_read_parallel(args.parallel) if args.parallel else None,
         run_dir=run_dir,
         resume=args.resume,
         save_every=args.save_every,

@@ -69,6 +69,9 @@ def make_none(): pass
 
 def make_wrong(): raise ValueError("no such width")
 
+def make_norm(): return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(192))
+model = nn.Linear(2, 2)
+
 raise SystemExit("this line must not run")
 """
 
@@ -93,6 +96,10 @@ def test_a_model_of_a_script_is_measured_without_its_weights(tmp_path: Path, cap
     ):
         assert main(["advise", f"{file}:{name}", *asked]) == 2
         assert what in capsys.readouterr().err
+    with pytest.raises(RequestError, match=r"model in .* is a model, and not a function that makes one"):
+        load_function(str(file), "model")
+    assert main(["advise", f"{file}:make_norm", *asked[:4], "--input", "3,8,8"]) == 2
+    assert "hint: --max-micro-batch 2" in capsys.readouterr().err
     assert main(["advise", f"{file}:make_model", *asked[:4], "--input", "3,8,8"]) == 2
     assert "the model cannot be trained on its input" in capsys.readouterr().err
 
