@@ -81,6 +81,7 @@ CAPTIONS = {
     "training.versions": "software and hardware of this run",
     "training.torch_compat": "what depends on torch's version",
     "training.torch_graph": "what is private to torch about gradients",
+    "training.torch_parts": "private to torch, of tensors in parts",
 }
 
 _NEEDS = {"torch": "#f6c28b", "jinja2": "#a9cbe8", "yaml": "#a9cbe8"}  # the first that a room imports
