@@ -21,6 +21,7 @@ from hpcddp.runs.opening import open_attempt
 from hpcddp.runs.state import note_checkpoint, write_failure, write_state
 from hpcddp.training.stopping import STOP_FLAGS, SignalFlag, StopTraining, StopWatch, read_deadline
 
+_FINISHED: set[str] = set()  # attempts in which this process has trained to the end
 _MANY = 1 << 62  # steps that are left of an epoch: no framework says when it evaluates
 
 
@@ -63,7 +64,13 @@ class Run:
 
     def open(self) -> None:
         """The ranks are there, and what `saved` says was loaded, or will be. RequestError if they have not all found
-        the same checkpoint."""
+        the same checkpoint, or if this process has trained to the end in this attempt before."""
+        if self.attempt.path in _FINISHED:
+            raise RequestError(
+                f"the script trains a second time in the run {self.attempt.run.path}, and a run holds one: this would"
+                " be resumed from the end of the first",
+                "one script, and one run, for each training; or attach only the Trainer of the longest",
+            )
         self._until_end.enter_context(self._optimizers.watching())
         steps = self.ranks.agree(self.step)
         if len(set(steps)) > 1:
@@ -135,6 +142,7 @@ class Run:
                 f"stopped after step {self.step} ({self.stop_reason}): unfinished, saved at step {self._saved_at[0]}"
             )
         self.ranks.wait()  # rank 0 has written before any rank ends
+        _FINISHED.add(self.attempt.path)
         if self.stop_reason in STOP_FLAGS:
             self._signals.obey()
         self._until_end.close()

@@ -147,6 +147,14 @@ def test_a_deadline_counts_with_a_save_of_the_bytes_that_were_stepped_on(tmp_pat
     assert seen.guess_save_s(tmp_path) > 0
 
 
+def test_a_second_training_in_one_attempt_is_refused(alone: Callable[..., Any], tmp_path: Path) -> None:
+    train(alone(save_every=6))
+    with pytest.raises(RequestError, match="the script trains a second time in the run") as refused:
+        train(alone())
+    assert refused.value.hint.startswith("one script, and one run, for each training")
+    assert train(alone("b")) == 12, "another attempt resumes"
+
+
 def test_an_error_in_the_loop_is_the_reason_in_the_state(alone: Callable[..., Any], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no sense"), alone():
         raise ValueError("no sense")
