@@ -19,7 +19,7 @@ import torch
 
 import hpcddp.integrations
 from hpcddp.errors import LaunchError, RequestError
-from hpcddp.integrations.loop import open_loop
+from hpcddp.integrations.own_loop import open_loop
 from hpcddp.integrations.random_state import restore_random_state, save_random_state
 from hpcddp.integrations.save_time import SeenOptimizers
 from hpcddp.integrations.saved import Saved
@@ -152,6 +152,7 @@ def test_a_second_training_in_one_attempt_is_refused(alone: Callable[..., Any], 
     with pytest.raises(RequestError, match="the script trains a second time in the run") as refused:
         train(alone())
     assert refused.value.hint.startswith("one script, and one run, for each training")
+    assert callable(hpcddp.integrations.loop), "no module has taken the function's name"
     assert train(alone("b")) == 12, "another attempt resumes"
 
 

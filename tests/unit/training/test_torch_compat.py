@@ -86,6 +86,7 @@ def test_the_option_of_ddp_switches_the_broadcast_of_buffers_off(group: None) ->
     assert DistributedDataParallel(model).will_sync_module_buffers(), "torch's default"
 
 
+@pytest.mark.filterwarnings("ignore:DTensor random operators")  # of torch 2.6, on a CPU
 def test_numbers_that_are_assigned_to_a_parameter_in_parts_are_kept(group: None) -> None:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import Shard, distribute_tensor
