@@ -2,11 +2,13 @@
 
 `checkpoints/step-00001200/` in the run folder holds what the framework saved, or a `manifest.json` with the path of it.
 The folder has another name until every rank has written; the manifest, which says the size of each file, is last.
+Runs may share the folder that a framework saves to: a mark in it says whose the newest files are.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import sys
 from collections.abc import Mapping
@@ -18,6 +20,8 @@ from hpcddp.record import Record
 from hpcddp.runs.folder import MANIFEST, AttemptFolder, RunFolder, list_checkpoints, name_checkpoint, step_of
 from hpcddp.runs.jsonfile import DamagedFileError, read_object
 from hpcddp.training.checkpoint.files import commit, remove_old
+
+_MARK = "hpcddp-run"  # a file in a folder that a framework has saved to
 
 
 class Saved(Record):
@@ -69,7 +73,16 @@ def _find_fault(folder: str, manifest: Mapping[str, Any]) -> str | None:
             return f"{os.path.join(below, name)}: {(error.strerror or str(error)).lower()}"
         if found != size:
             return f"{os.path.join(below, name)} has {found} bytes, the manifest says {size}"
+    if "mark" in manifest and _read_mark(below) != manifest["mark"]:
+        return f"{below} was written over by another run"
     return None
+
+
+def _read_mark(folder: str) -> str | None:
+    try:
+        return Path(folder, _MARK).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return None
 
 
 def name_partial(attempt: AttemptFolder, step: int) -> Path:
@@ -92,7 +105,10 @@ def complete(attempt: AttemptFolder, step: int, keep: int, facts: Mapping[str, A
     partial, target = name_partial(attempt, step), name_checkpoint(attempt.run.checkpoints, step)
     if os.path.isdir(target):  # the attempt has saved this step before
         os.rename(target, f"{target}.old-{attempt.name}")
-    commit(partial, _list_sizes(Path(facts.get("path") or partial)), facts)
+    if elsewhere := facts.get("path"):
+        facts = {**facts, "mark": secrets.token_hex(8)}
+        Path(elsewhere, _MARK).write_text(facts["mark"], encoding="utf-8")
+    commit(partial, _list_sizes(Path(elsewhere or partial)), facts)
     remove_old(partial.parent, keep)
 
 

@@ -22,7 +22,8 @@ from hpcddp.errors import LaunchError, RequestError
 from hpcddp.integrations.own_loop import open_loop
 from hpcddp.integrations.random_state import restore_random_state, save_random_state
 from hpcddp.integrations.save_time import SeenOptimizers
-from hpcddp.integrations.saved import Saved
+from hpcddp.integrations.saved import Saved, complete, find_newest
+from hpcddp.integrations.saved import begin as begin_checkpoint
 from hpcddp.integrations.trainers import check_all_ranks
 from hpcddp.integrations.world import check_world
 from hpcddp.runs.chain import Link, decide_start
@@ -193,6 +194,26 @@ def test_a_checkpoint_of_something_else_is_refused_and_stays(alone: Callable[...
     with pytest.raises(RequestError, match="was written by Lightning's Trainer, not by a loop of its own"):
         train(alone("b"))
     assert len(saved(tmp_path)) == 2
+
+
+def test_a_frameworks_folder_that_another_run_has_written_over_is_not_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shared = tmp_path / "trained/checkpoint-4"
+    shared.mkdir(parents=True)
+    facts = {"framework": "F", "epoch": 0, "world_size": 2, "global_batch": 8, "seconds": 1.0, "path": str(shared)}
+    runs = [RunFolder(str(tmp_path / name)) for name in ("x", "x-2")]
+    for run in runs:
+        (shared / "weights").write_text(run.path[-3:])
+        begin_checkpoint(run.attempt("a"), 4)
+        complete(run.attempt("a"), 4, 2, facts)
+    assert find_newest(runs[0], "F") is None
+    assert f"{shared} was written over by another run" in capsys.readouterr().err
+    found = find_newest(runs[1], "F")
+    assert found is not None
+    assert (found.step, found.path) == (4, str(shared))
+    (shared / "hpcddp-run").unlink()
+    assert find_newest(runs[1], "F") is None
 
 
 def test_another_number_of_ranks_is_refused_unless_a_step_has_as_many_samples() -> None:
