@@ -20,6 +20,9 @@ from hpcddp.training.torch_compat import default_store
 DESCRIPTION = "hpcddp"
 _LEFT = -1  # in place of a step
 _LONGEST_STEP = timedelta(days=1)  # a rank that evaluates alone lets the others wait; one that has died does not
+#: Keeps each group until the process ends. Torch 2.6 removes it with Python's lock held and waits for its thread,
+#: which needs the lock to give the last collective's tensors back: in 2 of 11 runs, with load, a rank hung at its end.
+_GROUPS: list[Any] = []
 
 
 class Ranks:
@@ -31,6 +34,7 @@ class Ranks:
         self._group: Any = None
         if world_size > 1:
             self._group = dist.new_group(backend="gloo", timeout=_LONGEST_STEP, group_desc=DESCRIPTION)
+            _GROUPS.append(self._group)
         self._under_way: tuple[torch.Tensor, Any] | None = None
 
     @property
