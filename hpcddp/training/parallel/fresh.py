@@ -17,7 +17,9 @@ from torch.optim import Optimizer
 def is_fresh(optimizer: Optimizer) -> bool:
     """Whether it has made no step: no state, or tensors like the parameters that are all one number."""
     return all(
-        float(state.get("step", -1)) == 0.0 and all(_is_one_number(value) for value in state.values())
+        isinstance(state, dict)  # some keep a number there that is of no parameter
+        and float(state.get("step", -1)) == 0.0
+        and all(_is_one_number(value) for value in state.values())
         for state in optimizer.state.values()
     )
 

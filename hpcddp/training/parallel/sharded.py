@@ -108,7 +108,8 @@ def _check_shards(model: nn.Module, units: Sequence[nn.Module], split: Split) ->
     parameters of different types in one of the `units`, the innermost first."""
     hint = 'hpcddp.runtime(parallel="ddp"), or parallel="zero1"'
     for name, module in model.named_modules():
-        if getattr(module, "sparse", False) and isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        is_sparse = isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
+        if is_sparse and any(parameter.requires_grad for parameter in module.parameters()):
             raise RequestError(
                 f"{name} has sparse=True, whose gradients have some rows, and parallel {split.kind} sums whole ones",
                 f"sparse=False; or {hint}",
