@@ -62,7 +62,10 @@ def further_variables(
         found = find_agent(command)
         agent = found[1].agent if found else AGENTS[0]
         # WORLD_SIZE counts nodes here; the ranks that an agent makes get one of their own, and these marks
-        watched = _guard(env) | {guard.RANK_MARKS: " ".join(LAUNCHERS[agent].marks)} if found else {}
+        watched = {}
+        if found:
+            ranks = str(options.nodes * (options.ranks_per_node or 1))
+            watched = _guard(env) | {guard.RANK_MARKS: " ".join(LAUNCHERS[agent].marks), guard.AGENT_RANKS: ranks}
         return agent_variables(agent, env, info, options.nodes, options.ranks_per_node) | watched
     if info.world_size == 1:
         return {}

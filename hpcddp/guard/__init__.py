@@ -5,6 +5,8 @@ The folder is put on PYTHONPATH. Standard library only, and nothing of hpcddp: t
 
 #: The variable with the names of those of which an agent gives each rank one: without any of them, this is the agent.
 RANK_MARKS = "HPCDDP_RANK_MARKS"
+#: The variable with the number of ranks that the agents of all nodes are to start.
+AGENT_RANKS = "HPCDDP_AGENT_RANKS"
 #: The variable with the name of the agent that serves a store to its ranks, and the names of its variables: its run,
 #: the number of agents, whether its store is used, how often it has started its ranks again.
 AGENT_NAMES = "HPCDDP_AGENT_NAMES"

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 _NO_GROUPS = {"horovod.torch", "torch_xla", "mpi4py.MPI"}  # they sum gradients without torch's process groups
 _UNUSED_AT = 64  # steps after which something must have been sent: local SGD trains some steps alone
 _GUARDED = "HPCDDP_GUARDED"  # the ranks, and the run of the agent that started them
-_RANK_MARKS = "HPCDDP_RANK_MARKS"  # this and the next as in __init__.py, which is not on this path
+_RANK_MARKS = "HPCDDP_RANK_MARKS"  # this and the next two as in __init__.py, which is not on this path
+_AGENT_RANKS = "HPCDDP_AGENT_RANKS"
 _AGENT_NAMES = "HPCDDP_AGENT_NAMES"
 
 
@@ -38,6 +39,14 @@ def refuse_own_agent(agent: str, ranks: str) -> None:
     what = f"a rank takes an optimizer step in a world of its own: each of {ranks} ranks has started a {agent}"
     hint = f"write {agent} itself behind --, not a script that calls it: then one is started per node, in one world;"
     _end(f"{what}, and trains a whole copy", hint)
+
+
+def refuse_unstarted(ranks: int, step: int) -> None:
+    """End this process, which the command started in place of so many ranks, unless it has joined them all."""
+    if alone := _how_alone(ranks, step):
+        what = f"the command was to start {ranks} ranks, and this one takes an optimizer step with {alone}"
+        hint = "write the script's own command behind --, as python train.py, which is started once per rank;"
+        _end(f"{what}: it trains alone", hint)
 
 
 def _end(what: str, hint: str) -> None:
@@ -134,7 +143,7 @@ def start() -> None:
     """Watch for torch's optimizers, where this is a rank of several and nobody said that they train alone.
 
     Only the first Python of a rank: actors and probes that it starts may train alone, but no agent of one node.
-    An agent is no rank.
+    An agent is no rank, unless it trains.
     """
     if os.environ.get("HPCDDP_INDEPENDENT", "").lower() not in ("", "0", "false", "no"):
         return
@@ -146,6 +155,10 @@ def start() -> None:
     if ranks:
         if agents == "1" and run not in ("", run_of_rank):
             _watch_steps(lambda _: refuse_own_agent(agent, ranks))
-    elif not is_agent and size.isdigit() and int(size) > 1:
+    elif is_agent:
+        planned = os.environ.get(_AGENT_RANKS, "")
+        if planned.isdigit() and int(planned) > 1:  # an agent never steps, but some commands train without one
+            _watch_steps(lambda step: refuse_unstarted(int(planned), step))
+    elif size.isdigit() and int(size) > 1:
         os.environ[_GUARDED] = f"{size} {run}"
         _watch_steps(lambda step: check(int(size), step))

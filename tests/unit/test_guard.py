@@ -97,6 +97,19 @@ def test_an_agent_is_no_rank(tmp_path: Path, more: dict[str, str], is_watched: b
     assert watched(tmp_path, **{guard.RANK_MARKS: "ORBIT_RANK ORBIT_ID"}, **more) is is_watched
 
 
+def test_a_command_that_trains_alone_in_place_of_starting_ranks_ends(tmp_path: Path) -> None:
+    """As `accelerate launch` does on a CPU."""
+    pytest.importorskip("torch")
+    agent = {guard.RANK_MARKS: "ORBIT_RANK", "WORLD_SIZE": "1"}
+    done = python(tmp_path, TRAIN, "alone", "1", **agent, **{guard.AGENT_RANKS: "2"})
+    assert done.returncode == 4
+    assert done.stderr.startswith(
+        "hpcddp: the command was to start 2 ranks, and this one takes an optimizer step with no"
+    )
+    assert "hint: write the script's own command behind --, as python train.py" in done.stderr
+    assert python(tmp_path, TRAIN, "alone", "1", **agent, **{guard.AGENT_RANKS: "1"}).returncode == 0
+
+
 @pytest.mark.torch_compat
 @pytest.mark.parametrize("name", ["pt_gloo_runloop", pytest.param("unnamed", marks=pytest.mark.slow)])
 def test_python_does_not_end_while_a_thread_of_gloos_works(tmp_path: Path, name: str) -> None:
