@@ -63,6 +63,8 @@ def _how_alone(world_size: int, step: int) -> str:
         return ""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        if step > 1:  # it had its group at the first step, and has left it: an evaluation may train a probe
+            return ""
         rpc = getattr(sys.modules.get("torch.distributed.rpc"), "_is_current_rpc_agent_set", bool)
         return "" if rpc() else "no process group"
     size = distributed.get_world_size()

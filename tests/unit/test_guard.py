@@ -31,6 +31,9 @@ model(torch.ones(1, 1)).sum().backward()
 if how == "by hand":
     for p in model.parameters():
         dist.all_reduce(p.grad)
+if how == "leaves":
+    optimizer.step()
+    dist.destroy_process_group()
 if how == "integrations":
     from hpcddp.integrations.ranks import Ranks
     Ranks(dist.get_rank(), 2).wait()
@@ -203,8 +206,8 @@ def test_a_compiled_step_is_left_alone(tmp_path: Path) -> None:
 @pytest.mark.torch_compat
 @pytest.mark.parametrize(
     ("how", "steps", "status"),
-    [("group", 64, 4), ("group", 63, 0), ("ddp", 64, 0), ("by hand", 64, 0), ("integrations", 64, 4)],
-    ids=["never used", "local steps", "DDP", "summed by hand", "only asked whether to stop"],
+    [("group", 64, 4), ("group", 63, 0), ("ddp", 64, 0), ("by hand", 64, 0), ("integrations", 64, 4), ("leaves", 64, 0)],
+    ids=["never used", "local steps", "DDP", "summed by hand", "only asked whether to stop", "a probe at the end"],
 )
 def test_two_ranks_may_step_if_something_passes_between_them(tmp_path: Path, how: str, steps: int, status: int) -> None:
     env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
