@@ -14,7 +14,7 @@ from hpcddp.errors import RequestError
 from hpcddp.lint.check import lint_python, lint_script, refuse_no_text
 from hpcddp.lint.equivalent import SameJob, same_job, same_job_where_the_queue_is
 from hpcddp.lint.finding import Finding
-from hpcddp.lint.script import READERS, Script, read_script, refuse_other_directives
+from hpcddp.lint.script import READERS, Script, read_script, refuse_other_directives, unix_lines
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.script.find_site import SiteChoice, open_site, site_files
 from hpcddp.script.site import Site
@@ -55,7 +55,8 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         script = read_script(text, site, os.path.isdir)
         found = lint_script(file, script)
         if found:
-            renders.append(choose_same_job(script, site, env))
+            meant = script if "\r" not in text else read_script(unix_lines(text), site, os.path.isdir)
+            renders.append(choose_same_job(meant, site, env))
         findings += found
     if args.json:
         same = [

@@ -14,7 +14,7 @@ def read_gridengine(text: str) -> ScriptDirectives:
     """What Grid Engine's qsub takes. `-l a=1,b=2` is one option per resource; `-pe mpi 8` is called `-pe mpi`."""
     options: list[Option] = []
     refusals: list[Refusal] = []
-    for number, line in numbered(text):
+    for number, line in numbered(text.replace("\r\n", "\n")):  # A25 says it
         if not line.startswith("#$"):
             continue
         try:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from hpcddp.lint import header_rules, python_data_rules, python_model_rules, python_rules, run_rules, size_rules
+from hpcddp.lint import (
+    header_rules,
+    python_data_rules,
+    python_model_rules,
+    python_rules,
+    run_rules,
+    size_rules,
+    text_rules,
+)
 from hpcddp.lint.finding import Rule, Said
 from hpcddp.lint.training_script import TrainingScript
 
@@ -43,6 +51,8 @@ RULES = (
     Rule("A4", False, size_rules.rank_per_slot),
     Rule("A5", False, run_rules.fixed_port),
     Rule("A23", True, run_rules.tee_hides_status),
+    Rule("A24", True, text_rules.open_document),
+    Rule("A25", True, text_rules.carriage_returns),
 )
 PYTHON_RULES: tuple[tuple[str, bool, Callable[[TrainingScript], Iterator[Said]]], ...] = (
     ("A3", False, python_rules.device_modulo),

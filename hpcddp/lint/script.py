@@ -79,11 +79,16 @@ def read_script(text: str, site: Site | None, folder_exists: Callable[[str], boo
         directives = read_pbs(text, torque=site.size == "nodes" if site else is_torque(text))
     else:
         directives = READERS[scheduler](text)
-    commands = tuple(read_commands(text))
+    commands = tuple(read_commands(unix_lines(text)))
     values = _plain_values(commands)
     launches = tuple(find_launches(commands, values))
     request = read_request(directives)
     return Script(text, scheduler, directives, request, commands, values, launches, site, folder_exists)
+
+
+def unix_lines(text: str) -> str:
+    """The script that was meant, where an editor wrote CR LF."""
+    return text.replace("\r\n", "\n")
 
 
 def guess_scheduler(text: str) -> str:

@@ -36,6 +36,20 @@ def read_commands(text: str, first_line: int = 1, nested: bool = False) -> list[
     return _Reader(text, first_line, nested).read()
 
 
+class OpenDocument(NamedTuple):
+    """A here-document that no line ends: where it begins, and the word that was to end it."""
+
+    line: int
+    end: str
+
+
+def find_open_document(text: str) -> OpenDocument | None:
+    """The here-document that takes the rest of the script; None where each has its end."""
+    reader = _Reader(text, 1, nested=False)
+    reader.read()
+    return reader.open_document
+
+
 class _Reader:
     """One pass over the text. A class because a dozen functions would hand the same six values to each other."""
 
@@ -48,7 +62,8 @@ class _Reader:
         self.words: list[str] = []
         self.word: str | None = None
         self.start = 0
-        self.documents: list[str] = []
+        self.documents: list[tuple[OpenDocument, str]] = []  # each with what may stand before its end
+        self.open_document: OpenDocument | None = None
         self.pipeline: list[int] = []  # the commands whose output goes into the one that is being read
 
     def read(self) -> list[Command]:
@@ -70,6 +85,8 @@ class _Reader:
             elif c in " \t":
                 self._end_word()
                 self.at += 1
+            elif text.startswith("((", self.at) and (end := _arithmetic_end(text, self.at)):
+                self.at = end
             elif c in "\n;&|()":
                 self._end_command()
                 if (
@@ -150,11 +167,13 @@ class _Reader:
         if target:
             self.at = target.end()
             if operator[0] in {"<<", "<<-"}:
-                self.documents.append(target[1].strip("'\"").replace("\\", ""))
+                found = OpenDocument(self._line(self.at), re.sub(r"['\"\\]", "", target[1]))
+                self.documents.append((found, r"\t*" if operator[0] == "<<-" else ""))
 
     def _skip_documents(self) -> None:
-        for end in self.documents:
-            closing = re.compile(rf"^\t*{re.escape(end)}$", re.MULTILINE).search(self.text, self.at)
+        for found, before in self.documents:
+            closing = re.compile(rf"^{before}{re.escape(found.end)}$", re.MULTILINE).search(self.text, self.at)
+            self.open_document = self.open_document or (None if closing else found)
             self.at = closing.end() if closing else len(self.text)
         self.documents = []
 
@@ -190,6 +209,12 @@ class _Reader:
         for flag, script in pairwise(words):
             if re.fullmatch(r"-[a-z]*c", flag) and any(w.rsplit("/", 1)[-1] in {"bash", "sh"} for w in words):
                 self.found += read_commands(script, line, nested=True)
+
+
+def _arithmetic_end(text: str, at: int) -> int:
+    """Behind `((…))`, in which << is no here-document; 0 where two subshells begin."""
+    end = _closing(text, at)
+    return end if text.startswith("))", end - 2) else 0
 
 
 def _closing(text: str, at: int) -> int:

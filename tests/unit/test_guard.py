@@ -206,7 +206,14 @@ def test_a_compiled_step_is_left_alone(tmp_path: Path) -> None:
 @pytest.mark.torch_compat
 @pytest.mark.parametrize(
     ("how", "steps", "status"),
-    [("group", 64, 4), ("group", 63, 0), ("ddp", 64, 0), ("by hand", 64, 0), ("integrations", 64, 4), ("leaves", 64, 0)],
+    [
+        ("group", 64, 4),
+        ("group", 63, 0),
+        ("ddp", 64, 0),
+        ("by hand", 64, 0),
+        ("integrations", 64, 4),
+        ("leaves", 64, 0),
+    ],
     ids=["never used", "local steps", "DDP", "summed by hand", "only asked whether to stop", "a probe at the end"],
 )
 def test_two_ranks_may_step_if_something_passes_between_them(tmp_path: Path, how: str, steps: int, status: int) -> None:

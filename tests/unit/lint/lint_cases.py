@@ -239,6 +239,24 @@ CASES: dict[str, tuple[list[str], list[str], int]] = {
         ],
         3,
     ),
+    "A24": (
+        [
+            f"{SLURM}cat > conf.yaml <<EOF\na: 1\nsrun python train.py\n",
+            f"{SLURM}cat <<'E N' <<-X\nE N\na\n X\npython train.py\n",
+            f"{SLURM}cat <<EOF\na\n\tEOF\npython train.py\n",
+        ],
+        [
+            f"{SLURM}cat <<EOF <<-'X'\na\nEOF\n\tX\npython train.py\n",
+            f"{SLURM}((n = 1 << 3))\nif (( n<<2 > 4 )); then python train.py; fi; ((cat) <<< a) | cat\n",
+            f'{SLURM}x=$(cat <<E"O"F\na\nEOF\n)\ncat <<E"O"F\nEOF\npython train.py\n',
+        ],
+        3,
+    ),
+    "A25": (
+        ["#!/bin/bash\n#$ -r n\npython train.py\r\n", "#!/bin/bash\r\n# a\r\n#$ -r n\r\npython train.py\r\n"],
+        ["#!/bin/bash\n#$ -r n -l h_rt=1:00:00\npython train.py\n"],
+        3,
+    ),
 }
 
 # The same with a site: its facts are what makes these mistakes.

@@ -177,8 +177,13 @@ def test_findings_are_told_with_file_and_line_and_are_the_exit_status(hpcddp, tm
 
 
 def test_a_script_may_come_from_standard_input_and_line_ends_are_seen(hpcddp):
-    done = hpcddp("lint", "-", stdin="#!/bin/bash\r\n#PBS -N x\r\n")
+    text = "#!/bin/bash\n#PBS -N x\n#PBS -q rt_HF -l select=4:mpiprocs=8\nmpirun -np 32 python train.py\n"
+    done = hpcddp("lint", "-", stdin=text.replace("\n", "\r\n"))
     assert "-:1: D1 mistake: qsub refuses the script: script contains cr, lf" in done.stdout
+    assert (
+        "the same job: hpcddp render --site abci3 --nodes 4 --queue rt_HF --account NAME -- python train.py\n"
+        in done.stdout
+    )
 
 
 @pytest.mark.parametrize(
