@@ -11,13 +11,15 @@ if TYPE_CHECKING:
 
 class AgentCommand(Record):
     """A command that makes the ranks of one node: the row of its ranks, its options for which hpcddp has others, and
-    those that say where the agents' rendezvous is."""
+    those that say where the agents' rendezvous is; `counts_all`: the one that elsewhere
+    is the processes of all nodes."""
 
     command: str
     agent: str
     typed: Mapping[str, str]
     rendezvous_options: tuple[str, ...]
     flags: tuple[str, ...]
+    counts_all: str
 
 
 # What starts ranks as well and has no row: no rank's variables of it were ever recorded.
@@ -52,7 +54,9 @@ def find_agent(words: Sequence[str]) -> tuple[int, AgentCommand] | None:
     for row in (LAUNCHERS[agent] for agent in AGENTS if LAUNCHERS[agent].reads):
         for made in row.all_commands:
             if name in made.commands:
-                return at, AgentCommand(name, row.name, made.typed, made.rendezvous_options, made.flags)
+                return at, AgentCommand(
+                    name, row.name, made.typed, made.rendezvous_options, made.flags, made.counts_all
+                )
     return None
 
 

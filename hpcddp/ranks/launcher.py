@@ -50,13 +50,14 @@ class JobStep(Record):
 class FrontEnd(Record):
     """A program that starts an agent by options of its own. The agent still reads its variables where they say nothing.
 
-    Fields as in `Launcher`.
+    Fields as in `Launcher`. `counts_all`: the option that elsewhere is the processes of all nodes.
     """
 
     commands: tuple[str, ...]
     typed: Mapping[str, str]
     rendezvous_options: tuple[str, ...]
     flags: tuple[str, ...]
+    counts_all: str = ""
 
 
 class Launcher(Record):

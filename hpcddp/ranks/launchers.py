@@ -80,13 +80,17 @@ def _torchrun_line(job: LaunchRequest) -> Iterator[Words]:
 
 
 _ACCELERATE = FrontEnd(  # it calls torchrun's code
-    commands=("accelerate launch", "accelerate-launch", "-m accelerate.commands.launch"),
+    commands=(
+        *("accelerate launch", "accelerate-launch", "-m accelerate.commands.launch"),
+        "accelerate.commands.accelerate_cli launch",
+    ),
     typed={"--num-processes": "--ranks-per-node"},
     rendezvous_options=("--num-machines", "--machine-rank", "--main-process-ip", "--rdzv-backend", "--rdzv-conf"),
     flags=(
         *("-m", "--module", "--no-python", "--multi-gpu", "--cpu", "--use-fsdp", "--use-deepspeed"),
         *("--debug", "-q", "--quiet"),
     ),
+    counts_all="--num-processes",
 )
 
 LAUNCHERS: dict[str, Launcher] = {

@@ -10,16 +10,19 @@ from hpcddp.ranks.launchers import AGENTS, LAUNCHERS
 from hpcddp.record import Record
 from hpcddp.script.jobplan import SOME_COMMAND
 from hpcddp.script.spec import JobSpec
+from hpcddp.units import format_count
 
 _SPAWNS = "multiprocessing-distributed"  # of pytorch/examples' imagenet and its many copies
 
 
 class OwnRanks(Record):
     """What makes the ranks of each node, and the row of the launcher that they are told their place by; "" for both if
-    the command makes none."""
+    the command makes none. `counted`: an option of the command, as it says the ranks per node, that others take for the
+    ranks of all nodes."""
 
     maker: str = ""
     agent: str = ""
+    counted: str = ""
 
 
 def plan_own_ranks(spec: JobSpec) -> tuple[JobSpec, OwnRanks]:
@@ -52,7 +55,29 @@ def plan_own_ranks(spec: JobSpec) -> tuple[JobSpec, OwnRanks]:
             raise RequestError(f"{said}, but the job has {spec.nodes or 1}", f"--nodes {number}, or leave out {option}")
         if ours == "--ranks-per-node":
             spec = _with_ranks(spec, option, value, said)
-    return spec, OwnRanks(agent.command, agent.agent)
+    counted = agent.counts_all if agent.counts_all in given and "ranks_per_node" not in spec.sources else ""
+    return spec, OwnRanks(agent.command, agent.agent, counted)
+
+
+def remark_counted(own_ranks: OwnRanks, nodes: int, ranks: int, gpus: int) -> tuple[str, ...]:
+    """How many ranks the command's own number makes on several nodes, each with so many ranks and GPUs.
+
+    RequestError where it is more than a node's GPUs: then all of the job's ranks are meant.
+    """
+    option = own_ranks.counted
+    if not option or nodes == 1:
+        return ()
+    what = (
+        f"{own_ranks.maker} {option} {ranks} counts one node's processes here: {nodes * ranks} ranks on {nodes} nodes"
+    )
+    each = ranks // nodes if ranks % nodes == 0 else 0
+    if ranks > gpus > 0:
+        least = each if 0 < each <= gpus else gpus
+        raise RequestError(
+            f"{what}, and a node has {format_count(gpus, 'GPU')}",
+            f"{option} {least}, or leave it out; for ranks that share GPUs: --ranks-per-node {ranks}",
+        )
+    return (f"{what}; for {ranks} in all: {option} {each}" if each else what,)
 
 
 def _has_option(command: Sequence[str]) -> bool:
@@ -88,7 +113,8 @@ def _refuse_rendezvous_options(agent: AgentCommand, given: Mapping[str, str]) ->
 
 def _with_ranks(spec: JobSpec, option: str, value: str, said: str) -> JobSpec:
     if not value.isdecimal() or int(value) < 1:
-        raise RequestError(f"{said}: the job has to know the number", f"leave out {option}, or {option} 4")
+        hint = f"leave out {option}: each GPU gets a rank, or as many as hpcddp's own --ranks-per-node R says"
+        raise RequestError(f"{said}: the job has to know the number", hint)
     if spec.ranks_per_node not in (None, int(value)):
         raise RequestError(
             f"{said}, but {spec.ranks_per_node} ranks per node are asked for", f"leave out {option}, or the other"

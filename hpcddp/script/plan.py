@@ -19,7 +19,7 @@ from hpcddp.script.directives import job_name, plan_directives
 from hpcddp.script.jobplan import WARNING, JobPlan, PlannedBy
 from hpcddp.script.limits import check_limits
 from hpcddp.script.missing import check_complete, known
-from hpcddp.script.own_ranks import plan_own_ranks
+from hpcddp.script.own_ranks import plan_own_ranks, remark_counted
 from hpcddp.script.scheduler_options import SchedulerOptions, asked_options, plan_scheduler_options
 from hpcddp.script.shape import Shape, plan_shape
 from hpcddp.script.site import Queue, Site
@@ -41,6 +41,7 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
     queue_name = plan_queue(spec, site)
     queue = site.queues.get(queue_name, Queue())
     shape = plan_shape(spec, site, queue, planned_by.cpus if scheduler.this_machine else None)
+    counted = remark_counted(own_ranks, shape.nodes, shape.ranks_per_node, shape.gpus_per_node)
     walltime_s = known(spec.walltime_s or site.walltime_s)
     if queue_name in site.queues and not spec.reservation:  # a reservation has limits of its own
         check_limits(site, queue_name, shape.nodes, walltime_s, shape.nodes * shape.gpus_per_node)
@@ -105,11 +106,11 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
         gpu_order=",".join(site.gpu_order) if len(site.gpu_order) == shape.gpus_per_node else "",
         bind=(full and site.launcher.bind_full) or site.launcher.bind,
         directives=plan_directives(spec, site, queue_name, words, container.directives, asked.values()),
-        remarks=account_remarks,
+        remarks=(*counted, *account_remarks),
     )
     check_asked(plan.asked_run)
     check_placeholders(plan)
-    return plan._replace(remarks=(*_remarks(plan), *account_remarks), sources=plan_sources(plan))
+    return plan._replace(remarks=(*_remarks(plan), *plan.remarks), sources=plan_sources(plan))
 
 
 def check_placeholders(plan: JobPlan) -> None:

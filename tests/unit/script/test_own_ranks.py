@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpcddp.errors import RequestError
-from hpcddp.script.own_ranks import plan_own_ranks
+from hpcddp.script.own_ranks import plan_own_ranks, remark_counted
 from hpcddp.script.spec import JobSpec
 
 
@@ -22,6 +22,7 @@ def spec(command: str, **more: object) -> JobSpec:
         ("python3 -u -m torch.distributed.launch train.py", "-m torch.distributed.launch"),
         ("env A=1 accelerate launch --config_file c.yaml train.py", "accelerate launch"),
         ("accelerate-launch train.py", "accelerate-launch"),
+        ("python -m accelerate.commands.accelerate_cli launch a.py", "accelerate.commands.accelerate_cli launch"),
         ("python main.py --multiprocessing_distributed=True", "the command"),
         ("python main.py --multiprocessing-distributed --dist-url env:// --world-size -1 --rank -1", "the command"),
         ("python train.py", ""),
@@ -46,7 +47,23 @@ def test_the_ranks_per_node_are_the_commands(option: str) -> None:
 
 
 def test_accelerates_processes_are_those_of_a_node() -> None:
-    assert plan_own_ranks(spec("accelerate launch --num_processes 4 train.py"))[0].ranks_per_node == 4
+    asked, own_ranks = plan_own_ranks(spec("accelerate launch --num_processes 4 train.py", nodes=2))
+    assert asked.ranks_per_node == 4
+    assert remark_counted(own_ranks, 1, 4, 2) == ()
+    (remark,) = remark_counted(own_ranks, 2, 4, 0)
+    assert remark.endswith("one node's processes here: 8 ranks on 2 nodes; for 4 in all: --num-processes 2")
+    assert "in all" not in remark_counted(own_ranks, 3, 4, 4)[0]
+
+
+@pytest.mark.parametrize(("ranks", "nodes", "hint"), [(16, 2, "--num-processes 8,"), (9, 2, "--num-processes 8,")])
+def test_accelerates_number_for_all_nodes_is_refused(ranks: int, nodes: int, hint: str) -> None:
+    command = f"accelerate launch --num_processes {ranks} train.py"
+    with pytest.raises(RequestError) as caught:
+        remark_counted(plan_own_ranks(spec(command, nodes=nodes))[1], nodes, ranks, 8)
+    assert f"{nodes * ranks} ranks on {nodes} nodes, and a node has 8 GPUs" in caught.value.message
+    assert caught.value.hint.startswith(hint)
+    asked = spec(command, nodes=nodes, ranks_per_node=ranks, sources={"ranks_per_node": "--ranks-per-node"})
+    assert remark_counted(plan_own_ranks(asked)[1], nodes, ranks, 8) == ()
 
 
 @pytest.mark.parametrize(
@@ -72,6 +89,7 @@ def test_what_contradicts_the_request_is_refused(command: str, more: dict[str, o
     with pytest.raises(RequestError) as caught:
         plan_own_ranks(spec(command, **more))
     assert what in caught.value.message
+    assert "4" not in caught.value.hint or "4" in command, "a number that nobody said"
 
 
 def test_on_one_node_an_agent_may_stand_alone() -> None:
