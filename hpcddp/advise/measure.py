@@ -6,9 +6,11 @@ FakeTensorMode, where such tensors take part in operators as on a CPU. What is a
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from hpcddp.advise.blocks import find_blocks, guess_behind
+from hpcddp.advise.pass_errors import hint_of_pass
 from hpcddp.advise.shape import Activations, Model, Parameter, Stages
 from hpcddp.advise.user_errors import describe, said_of
 from hpcddp.errors import RequestError
@@ -198,10 +201,8 @@ def _train_once(
 
 @contextmanager
 def _said_of_pass(batch: Tensor) -> Iterator[None]:
-    given, other = "--sequence, token numbers", "--input 3,224,224 for a model of other numbers"
-    if batch.is_floating_point():
-        given, other = "--input, numbers", "--sequence 1024 for a model of token numbers"
-    hint = f"its input was made from {given}; {other}"
+    hint = partial(hint_of_pass, shape=tuple(batch.shape), tokens=not batch.is_floating_point())
+    logging.getLogger("torch._subclasses.fake_tensor").disabled = True  # it says the same error, with torch's own line
     try:
         with said_of("the model cannot be trained on its input:", hint):
             yield

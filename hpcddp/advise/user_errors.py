@@ -9,7 +9,7 @@ from hpcddp.errors import HpcddpError, RequestError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from typing import Any
 
 _SPOKEN = 160  # characters of somebody else's error
@@ -22,7 +22,7 @@ def describe(error: BaseException) -> str:
 
 
 @contextmanager
-def said_of(what: str, hint: str) -> Iterator[None]:
+def said_of(what: str, hint: str | Callable[[BaseException], str]) -> Iterator[None]:
     """An error of the user's code, or of torch about it, as two lines; also where it ends the program."""
     try:
         yield
@@ -31,7 +31,8 @@ def said_of(what: str, hint: str) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         if str(error).startswith("Expected more than 1 value per channel"):  # torch's BatchNorm
             hint = "--max-micro-batch 2: BatchNorm takes its statistics over several samples"
-        raise RequestError(f"{what} {describe(error)}", hint) from error
+        told = hint if isinstance(hint, str) else hint(error)
+        raise RequestError(f"{what} {describe(error)}", told) from error
 
 
 @contextmanager

@@ -101,7 +101,9 @@ def test_a_model_of_a_script_is_measured_without_its_weights(tmp_path: Path, cap
     assert main(["advise", f"{file}:make_norm", *asked[:4], "--input", "3,8,8"]) == 2
     assert "hint: --max-micro-batch 2" in capsys.readouterr().err
     assert main(["advise", f"{file}:make_model", *asked[:4], "--input", "3,8,8"]) == 2
-    assert "the model cannot be trained on its input" in capsys.readouterr().err
+    message, hint = capsys.readouterr().err.splitlines()[-2:]
+    assert "the model cannot be trained on its input" in message
+    assert hint.endswith("--sequence 1024 for a model of token numbers")
 
 
 ODD = """
@@ -122,6 +124,10 @@ def inside(): return nn.Linear(parser.parse_args().width, 4)
 def ends(): sys.exit("no weights here")
 def ends_in_file(): return LEFT
 def branch(): return Branch(8, 8)
+class Broken(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * self.nope
+def broken(): return Broken(8, 8)
 def frozen(): return nn.Linear(8, 8).requires_grad_(False)
 def nothing(): return nn.Flatten()
 def double(): return nn.Linear(8, 8 if GIVEN else 0).double()
@@ -141,6 +147,7 @@ def test_what_cannot_be_asked_of_a_model_without_numbers_is_refused_in_two_lines
         ("ends", "ends() raised SystemExit: no weights here", "ends is called on device meta"),
         ("ends_in_file", "cannot run: SystemExit: no arguments", "see line 8 of"),
         ("branch", "the model's forward pass reads numbers", "leave out what reads them, such as .item()"),
+        ("broken", "AttributeError: 'Broken' object has no", "numbers of shape (1, 8); the error is at "),
         ("frozen", "nothing to train: all of its weights are frozen", "in frozen: requires_grad_(True)"),
         ("nothing", "nothing to train: it has no weights", "a model with layers"),
     ):
