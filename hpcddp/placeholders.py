@@ -22,7 +22,7 @@ _WITHOUT = {
     **dict.fromkeys(OF_BATCH, ("there is no global batch", "--global-batch B")),
     "run_dir": ("HPCDDP_RUN_DIR is not set", "export HPCDDP_RUN_DIR=runs/train, or use a script of `hpcddp render`"),
 }
-_FORM = re.compile(r"(?<![{$])\{([a-z]+(?:_[a-z]+)*)\}(?!\})")  # ${name} is the shell's
+_FORM = re.compile(r"(?<![{$])\{([a-z]+(?:_[a-z]+)*)\}")  # ${name} is the shell's
 _ESCAPED = re.compile(r"(?<![{$])\{\{([a-z_]+)\}\}(?!\})")
 _INTERPRETER = re.compile(r"(.*/)?(python[\d.]*|bash|sh|dash|ksh|zsh)")
 _ALIKE = 0.85  # {world_sise} is meant to be one, {micro_batch_size} need not be

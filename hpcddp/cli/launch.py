@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from hpcddp.cli.parser import VerbParser
-from hpcddp.cli.request import listed, on_path, this_process
+from hpcddp.cli.request import listed, on_path, read_settings, this_process
 from hpcddp.cli.spawning import see_spawn
 from hpcddp.cli.streams import exact_bytes, tell, write_exactly
 from hpcddp.errors import LaunchError, RequestError, SchedulerError
@@ -52,6 +52,10 @@ class Room(NamedTuple):
     gpus: int
 
 
+# What --set takes: other keys of a job file are options here, or are for a job that is queued.
+_SETTABLE = ("ranks", "max_micro_batch", "independent")
+
+
 def build_parser() -> VerbParser:
     """The options of `hpcddp launch`."""
     parser = VerbParser(
@@ -81,6 +85,13 @@ def build_parser() -> VerbParser:
     of_run.add_argument("--global-batch", metavar="B", help="samples per optimizer step, over all ranks")
     of_run.add_argument(
         "--parallel", metavar="P", help="how the ranks split the model: ddp, zero1, fsdp, hsdp, data=-1,shard=8"
+    )
+    of_run.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help=f"{listed(_SETTABLE)} of a job file, or env.NAME",
     )
     return parser
 
@@ -112,6 +123,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     for key in ("name", "walltime", "gpus_per_rank", "global_batch", "parallel", "resume"):
         if getattr(args, key) is not None:
             asked[key] = (getattr(args, key), f"--{key.replace('_', '-')}")
+    asked |= read_settings(args.set, _SETTABLE)
     if args.walltime is None:
         given = allocation is None or find_scheduler(allocation.scheduler).variables.end in env  # the script reads it
         left = None if given or allocation is None else _time_left(allocation, env)

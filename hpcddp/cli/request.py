@@ -113,6 +113,19 @@ def read_asked(args: argparse.Namespace) -> tuple[dict[str, tuple[object, str]],
     return asked, path
 
 
+def read_settings(items: Sequence[str], keys: Sequence[str]) -> dict[str, tuple[object, str]]:
+    """What `--set` says where only these keys of a job file, and variables, can be set."""
+    settings: dict[str, tuple[object, str]] = {}
+    for key, equals, value in (item.partition("=") for item in items):
+        if key not in keys and not key.startswith("env."):
+            hint = "leave it out, or use an option of its own: hpcddp launch --help"
+            raise RequestError(f"--set {key}: hpcddp launch takes {listed((*keys, 'env.NAME'))}", hint)
+        if not equals:
+            raise RequestError(f"--set {key!r} has no value", f"--set {key}=VALUE")
+        settings[key] = (_once(settings, key, value, f"--set {key}={value}"), f"--set {key}")
+    return settings
+
+
 def _once(asked: Mapping[str, tuple[object, str]], key: str, value: str, typed: str) -> str:
     """The value. RequestError if the command line has another one for this key by now."""
     other, source = asked.get(key, (value, ""))

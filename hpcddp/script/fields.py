@@ -78,7 +78,13 @@ def read_words(value: object, where: str) -> tuple[str, ...]:
             raise RequestError(
                 f"{where} {value!r} cannot be split into words: {e}", "write it as a list: [a, b]"
             ) from e
-    if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
+    if isinstance(value, list) and (odd := next((v for v in value if not isinstance(v, str)), None)) is not None:
+        name = next(iter(odd)) if isinstance(odd, dict) and len(odd) == 1 else None
+        word = f"{{{name}}}" if isinstance(name, str) and odd == {name: ""} else "…"
+        raise RequestError(
+            f"{where} has a word that YAML reads as something else: {odd}", f'quotes around it: "{word}"'
+        )
+    if not isinstance(value, list):
         raise RequestError(f"{where} is not a list of words", "write it as a list: [a, b]")
     for word in value:
         _refuse_nul(word, where)

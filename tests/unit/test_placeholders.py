@@ -13,9 +13,9 @@ BATCH = ["python", "train.py", "--micro={micro_batch}", "--steps", "{accumulatio
 
 
 def test_known_names_are_filled_and_others_are_the_programs() -> None:
-    command = ["python", "t.py", "--name={run_dir}/x-{rank}", "{epoch}", "{}", '{"lr": 1}', "{{rank}}"]
+    command = ["python", "t.py", "--name={run_dir}/x-{rank}", "{epoch}", "{}", '{"a": {rank}}', "{{rank}}"]
     filled = fill_placeholders(command, {"rank": 3, "run_dir": "runs/t"})
-    assert filled == ["python", "t.py", "--name=runs/t/x-3", "{epoch}", "{}", '{"lr": 1}', "{rank}"]
+    assert filled == ["python", "t.py", "--name=runs/t/x-3", "{epoch}", "{}", '{"a": 3}', "{rank}"]
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,13 @@ def test_variables_that_a_launcher_sets_beside_its_own_do_not_name_the_rank(tmp_
 
 
 @pytest.mark.parametrize(
-    "argv", [[], ["--here", "--ranks-per-node", "x", "--", "true"], ["--here", "--launcher", "mpirn", "--", "true"]]
+    "argv",
+    [
+        [],
+        ["--here", "--ranks-per-node", "x", "--", "true"],
+        ["--here", "--launcher", "mpirn", "--", "true"],
+        ["--here", "--set", "chain=2", "--", "true"],
+    ],
 )
 def test_wrong_requests_are_told_in_two_lines(tmp_path: Path, argv: list[str]) -> None:
     said = launch(tmp_path, *argv)
@@ -234,6 +240,8 @@ def test_a_script_that_starts_its_ranks_runs_once_per_node(tmp_path: Path) -> No
     once = launch(tmp_path, "--here", "--dry-run", "--ranks-per-node", "2", "--", "python", "spawn.py")
     assert "spawn.py:4 starts a node's ranks itself: the job starts it once (ranks: node)" in once.stderr
     assert "hpcddp exec --nodes 1 --ranks-per-node 2 --" in once.stdout
+    each = launch(tmp_path, "--here", "--dry-run", "--set", "ranks=each", "--", "python", "spawn.py")
+    assert "hpcddp exec -- " in each.stdout, each.stderr
     both = launch(tmp_path, "--here", "--dry-run", "--ranks-per-node", "2", "--", "python", "both.py")
     assert "hpcddp exec -- " in both.stdout
     two = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_TASKS_PER_NODE": "1(x2)"}

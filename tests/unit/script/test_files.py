@@ -89,6 +89,12 @@ def test_an_empty_file_asks_for_nothing():
         ("env.A B", "x", "not a variable's name"),
         ("command", "python 'x", "cannot be split"),
         ("command", {"a": "b"}, "not a list of words"),
+        (
+            "command",
+            ["python", {"world_size": ""}],
+            r'YAML reads as something else: .*\n?.*quotes around it: "\{world_size\}"',
+        ),
+        ("command", ["python", ["a"]], "YAML reads as something else"),
     ],
 )
 def test_a_job_files_values_are_checked_and_their_source_named(key, value, words):
