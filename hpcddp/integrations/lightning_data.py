@@ -39,8 +39,10 @@ def skip_batches(trainer: Any, restore: Callable[[], object]) -> str | None:
                 f"a {type(loader.dataset).__name__} is read from its start: its data begin again in the epoch"
             )
         elif done:
+            # to begin again draws a number: where that is due next, all of the loader is skipped
+            skipped = (done - 1) % len(loader) + 1 if _begins_again(trainer) else done
             # a DataLoader lets nobody set this, because its workers have it already: they are made anew
-            object.__setattr__(loader, "batch_sampler", RestOfEpoch(loader.batch_sampler, done))
+            object.__setattr__(loader, "batch_sampler", RestOfEpoch(loader.batch_sampler, skipped))
             drop_iterator(loader)
         if done and not _is_same_again(loader):
             name = type(loader.sampler).__name__
@@ -74,6 +76,11 @@ class RestOfEpoch:
 def _loaders(trainer: Any) -> list[Any]:
     combined = trainer.fit_loop._combined_loader
     return list(combined.flattened) if combined is not None else []
+
+
+def _begins_again(trainer: Any) -> bool:
+    """Whether a shorter one of several loaders is read again within the epoch."""
+    return getattr(trainer.fit_loop._combined_loader, "_mode", None) == "max_size_cycle"
 
 
 def _is_same_again(loader: Any) -> bool:

@@ -115,6 +115,18 @@ def test_a_killed_attempt_is_resumed_from_the_end_of_the_epoch_before_and_gives_
     assert all(torch.equal(once[name], twice[name]) for name in once)
 
 
+def test_a_shorter_loader_that_begins_again_within_the_epoch_goes_on_at_its_next_batch(launch, tmp_path):
+    script = (PROGRAMS / "lightning_cycle.py").read_text()
+    whole, parts = begin(tmp_path / "whole", script), begin(tmp_path / "parts", script)
+    assert launch(whole, ranks=1).returncode == 0
+    for at, step in [(4, 4), (2, 6)]:  # inside of its second reading, and where the third one is due
+        assert launch(parts, ranks=1, STOP_AT=f"{at} SIGUSR1").returncode == 85
+        assert state(parts)[:2] == ["unfinished", step]
+    assert launch(parts, ranks=1).returncode == 0
+    once, twice = weights(whole / "model.ckpt"), weights(parts / "model.ckpt")
+    assert all(torch.equal(once[name], twice[name]) for name in once)
+
+
 def test_a_trainer_stops_at_its_deadline_and_one_without_a_run_trains_on(repo, launch, run, tmp_path):
     folder = begin(tmp_path / "run", script_of(repo, "HF Trainer"))
     done = launch(folder, walltime="1s")
