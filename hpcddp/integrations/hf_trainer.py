@@ -96,7 +96,9 @@ class Hooks:
         stops = self._run.count_step(state.global_step, int(state.epoch or 0))
         if stops and state.global_step < state.max_steps:
             control.should_save = control.should_training_stop = True
-            control.should_evaluate = False  # there is no time left; and with save_strategy="best" it would decide
+            if control.should_evaluate:
+                self._run.say(f"the evaluation at step {state.global_step} is left out: no time is left for it")
+            control.should_evaluate = False  # with save_strategy="best" it would decide
         self._began = time.monotonic()
         if control.should_save:
             self._run.save_began()

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -19,6 +20,7 @@ import torch
 
 import hpcddp.integrations
 from hpcddp.errors import LaunchError, RequestError
+from hpcddp.integrations.hf_trainer import Hooks
 from hpcddp.integrations.own_loop import open_loop
 from hpcddp.integrations.random_state import restore_random_state, save_random_state
 from hpcddp.integrations.save_time import SeenOptimizers
@@ -146,6 +148,17 @@ def test_a_deadline_counts_with_a_save_of_the_bytes_that_were_stepped_on(tmp_pat
         assert seen.guess_save_s(tmp_path) == 0
         optimizer.step()
     assert seen.guess_save_s(tmp_path) > 0
+
+
+def test_a_trainer_that_stops_where_an_evaluation_is_due_leaves_it_out_and_says_so() -> None:
+    """Without transformers: a stand-in for the run that stops, and for what the Trainer hands to its callbacks."""
+    said: list[str] = []
+    run: Any = SimpleNamespace(count_step=lambda *_: True, save_began=bool, say=said.append)
+    for due in (False, True):
+        control = SimpleNamespace(should_save=False, should_training_stop=False, should_evaluate=due)
+        Hooks(run).on_step_end(None, SimpleNamespace(global_step=6, epoch=1.5, max_steps=12), control)
+        assert (control.should_save, control.should_training_stop, control.should_evaluate) == (True, True, False)
+    assert said == ["the evaluation at step 6 is left out: no time is left for it"]
 
 
 def test_a_second_training_in_one_attempt_is_refused(alone: Callable[..., Any], tmp_path: Path) -> None:
