@@ -34,7 +34,6 @@ environment.filters = {
     "words": quote_all,
     "line": quote_launch_words,
     "path": shlex.quote,
-    "plan_json": lambda job: json.dumps(job, default=vars),
-    "request_yaml": lambda job: yaml.dump(job.command),
+    "order": lambda job: shlex.quote(json.dumps(job, default=vars)),
 }
 sys.stdout.write(environment.get_template(f"{site['scheduler']}.sh.j2").render(job=job))

@@ -27,6 +27,7 @@ CAPTIONS = {
     "advise": "memory per rank of each split, and which to choose",
     "script": "request + site → plan → job script",
     "checks": "one function per problem that a process can see",
+    "supervisor": "what a job script becomes: beside the launcher",
     "runs": "the run folder: state, attempts, metrics, compare",
     "ranks": "environment → rank, rendezvous",
     "schedulers": "one module per scheduler: words, commands, parsers",

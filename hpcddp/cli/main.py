@@ -29,6 +29,7 @@ VERBS = {
     "env": "say which rank this process is, and how that is known",
     "exec": "run a command as a rank, with RANK, WORLD_SIZE, … set",
     "launch": "run a command on every rank of the allocation this shell is in",
+    "supervise": "start a job's launcher and stay beside it; job scripts end in it",
     "state": "say how far a run is: finished, failed, or unfinished",
     "train": "the reference trainer: DDP on images",
     "compare": "say whether two runs are the same to the last bit, and what differed",
@@ -82,7 +83,7 @@ def _refuse_if_piped_as_job(argv: list[str]) -> None:
 
 
 # Verbs that end at once. Collecting garbage takes a tenth of a render's time, and they leave none that matters.
-_SHORT = {"render", "layout", "sites", "env", "exec", "state"}
+_SHORT = {"render", "layout", "sites", "env", "exec", "state", "supervise"}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -100,7 +101,7 @@ def main(argv: list[str] | None = None) -> int:
 
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # a killed render must leave its refusal, too
     try:
-        if not has_output and argv[:1] not in (["exec"], ["launch"], ["train"]):
+        if not has_output and argv[:1] not in (["exec"], ["launch"], ["train"], ["supervise"]):
             raise RequestError("standard output is closed, and the answer would go nowhere", "leave out `>&-`")
         status = _run(argv)
         sys.stdout.flush()

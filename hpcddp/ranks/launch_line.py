@@ -38,15 +38,19 @@ if TYPE_CHECKING:
     Words: TypeAlias = tuple[Word, ...]
 
 
+#: The variables that every job's ranks get for `hpcddp exec`.
+EXPORTED_ALWAYS = ("HPCDDP_PYTHON", "HPCDDP_RUN_DIR", "HPCDDP_ATTEMPT", "HPCDDP_DEADLINE", "HPCDDP_LOG_RANKS")
+
+
 class LaunchRequest(Record):
     """What to start: the same number of processes on each node.
 
     `hosts`: their names, first rank first; empty: all hosts of the job, as the scheduler or `hostfile` lists them.
     `hostfile`: the shell variable with the path of the list. `program`: the launcher's path; "": the one that the
-    script found. `ranks_per_node`: what each process makes, if it is an agent. `exported` are variables that every
-    process needs, `exported_if_set` those that may be unset; only launchers that forward nothing by themselves print
-    them. `oversubscribe`: there may be more processes than CPUs. `launcher_options` are the site's own;
-    `container_options` start each process in a container.
+    script found. `ranks_per_node`: what each process makes, if it is an agent. `exported` and
+    `exported_always` are variables that every process needs, `exported_if_set` those that may be unset; only launchers
+    that forward nothing by themselves print them. `oversubscribe`: there may be more processes than CPUs.
+    `launcher_options` are the site's own; `container_options` start each process in a container.
     """
 
     nodes: int
@@ -57,6 +61,7 @@ class LaunchRequest(Record):
     hostfile: str = ""
     program: str = ""
     exported: tuple[str, ...] = ()
+    exported_always: tuple[str, ...] = EXPORTED_ALWAYS
     exported_if_set: tuple[str, ...] = ()
     bind: str = ""
     oversubscribe: bool = False
@@ -67,10 +72,6 @@ class LaunchRequest(Record):
     def processes(self) -> int:
         """Processes in all."""
         return self.nodes * self.processes_per_node
-
-
-#: The variables that every job script exports for `hpcddp exec`.
-EXPORTED_ALWAYS = ("HPCDDP_PYTHON", "HPCDDP_RUN_DIR", "HPCDDP_ATTEMPT", "HPCDDP_DEADLINE", "HPCDDP_LOG_RANKS")
 
 
 def launch_arguments(groups: Iterable[Words], env: Mapping[str, str]) -> list[str]:

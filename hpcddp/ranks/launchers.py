@@ -73,7 +73,7 @@ def _torchrun_line(job: LaunchRequest) -> Iterator[Words]:
         yield (
             "--rdzv-backend=c10d",
             FromShell("$rendezvous", before="--rdzv-endpoint="),
-            FromShell("$HPCDDP_ATTEMPT", before="--rdzv-id="),
+            FromShell("$job_number", before="--rdzv-id="),
         )
     else:
         yield ("--standalone",)

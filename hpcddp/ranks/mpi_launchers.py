@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpcddp.ranks.launch_line import EXPORTED_ALWAYS, IfSet, each_with, host_words, program_word
+from hpcddp.ranks.launch_line import IfSet, each_with, host_words, program_word
 from hpcddp.ranks.launcher import MPI, Launcher
 from hpcddp.record import TYPE_CHECKING
 
@@ -23,14 +23,13 @@ _INTEL = ("I_MPI_HYDRA_UUID", "HYDRA_BSTRAP_LOCALHOST", "HYDRA_BSTRAP_NODE_ID", 
 
 def _openmpi_line(job: LaunchRequest) -> Iterator[Words]:
     """Open MPI forwards no variable by itself, and binds each rank to one core where nothing is said."""
-    yield program_word(job), "-np", str(job.processes)
     mapping = "slot:OVERSUBSCRIBE" if job.oversubscribe else f"ppr:{job.processes_per_node}:node"
-    yield "--map-by", mapping, "--bind-to", "none", *host_words(job, "-host", "-hostfile")
+    hosts = host_words(job, "-host", "-hostfile")
+    yield program_word(job), "-np", str(job.processes), "--map-by", mapping, "--bind-to", "none", *hosts
     yield job.launcher_options
     yield "-x", "PATH", *each_with("-x", job.exported)
-    yield tuple(each_with("-x", EXPORTED_ALWAYS))
-    for name in job.exported_if_set:
-        yield (IfSet(name, ("-x", name)),)
+    yield tuple(each_with("-x", job.exported_always))
+    yield tuple(IfSet(name, ("-x", name)) for name in job.exported_if_set)
 
 
 def _hydra_line(job: LaunchRequest, file_option: str, *, counts: bool) -> Iterator[Words]:

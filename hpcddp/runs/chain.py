@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from hpcddp.errors import LaunchError, RequestError
 from hpcddp.record import Record
-from hpcddp.runs.folder import AttemptFolder, list_attempts
+from hpcddp.runs.folder import AttemptFolder, job_of, list_attempts, start_of
 from hpcddp.runs.jsonfile import DamagedFileError, read_object, read_text, write_object
 from hpcddp.runs.state import State, read_state, replace_state
 
@@ -56,6 +56,13 @@ def decide_start(state: State | None, before: Link | None) -> StartDecision:
     return StartDecision(True)
 
 
+def decide_restart(state: State | None, again: Link) -> StartDecision:
+    """Whether a job of a chain that its scheduler starts again may start. That it made no progress is no reason."""
+    if state is not None and state.attempt == again.attempt and state.status != "unfinished":
+        return decide_start(state, again)
+    return StartDecision(True)
+
+
 def start_attempt(attempt: AttemptFolder, most: int) -> Started:
     """Decide about this attempt, of at most `most`, and record the decision in its chain.json or in state.json.
 
@@ -68,9 +75,11 @@ def start_attempt(attempt: AttemptFolder, most: int) -> Started:
         read_object(attempt.chain)
     step = state.step if state is not None else 0
     try:
-        before = find_before(attempt)
-        decision = decide_start(state, before)
-        link = Link(attempt.name, before.turn + 1 if before else 1, step)
+        again = _find_earlier_start(attempt)
+        before = None if again else find_before(attempt)
+        decision = decide_restart(state, again) if again else decide_start(state, before)
+        turn = again.turn if again else before.turn + 1 if before else 1
+        link = Link(attempt.name, turn, step)
         if decision.starts:
             write_object(attempt.chain, {"turn": link.turn, "of": most, "step": step})
         elif decision.is_failure:
@@ -95,12 +104,40 @@ def find_before(attempt: AttemptFolder) -> Link | None:
 
     RequestError if what the attempts left cannot be read.
     """
-    for other in list_attempts(attempt.run):
-        if other.name != attempt.name and _has_queued(other, attempt.name):
-            begun = read_object(other.chain)
-            if begun is not None:
-                return _read_link(other, begun)
+    job = job_of(attempt.name)
+    queued = [one for one in list_attempts(attempt.run) if job_of(one.name) != job and _has_queued(one, job)]
+    links = list(filter(None, map(_find_link, queued)))
+    if not links:
+        return None
+    # a job that was started again made several attempts: progress counts from the first one's step
+    last = max(links, key=lambda link: start_of(link.attempt, job_of(link.attempt)))
+    return last._replace(step=min(link.step for link in links))
+
+
+def find_follow_up(attempt: AttemptFolder) -> str | None:
+    """The follow-up that an earlier start of this attempt's job has queued; None if there is none."""
+    for other in reversed(_earlier_starts(attempt)):
+        with suppress(FileNotFoundError, NotADirectoryError):
+            return read_text(other.next).strip() or None
     return None
+
+
+def _find_earlier_start(attempt: AttemptFolder) -> Link | None:
+    """The link that the last earlier start of this attempt's job was, if it was one."""
+    links = list(filter(None, map(_find_link, _earlier_starts(attempt))))
+    return links[-1] if links else None
+
+
+def _earlier_starts(attempt: AttemptFolder) -> list[AttemptFolder]:
+    job = job_of(attempt.name)
+    mine = start_of(attempt.name, job)
+    found = [one for one in list_attempts(attempt.run) if 0 < start_of(one.name, job) < mine]
+    return sorted(found, key=lambda one: start_of(one.name, job))
+
+
+def _find_link(attempt: AttemptFolder) -> Link | None:
+    begun = read_object(attempt.chain)
+    return None if begun is None else _read_link(attempt, begun)
 
 
 def _read_link(attempt: AttemptFolder, begun: dict[str, object]) -> Link:
@@ -113,9 +150,9 @@ def _read_link(attempt: AttemptFolder, begun: dict[str, object]) -> Link:
     return Link(attempt.name, turn, step)
 
 
-def _has_queued(attempt: AttemptFolder, name: str) -> bool:
+def _has_queued(attempt: AttemptFolder, job: str) -> bool:
     try:
-        return _job_number(read_text(attempt.next)) == _job_number(name)
+        return _job_number(read_text(attempt.next)) == _job_number(job)
     except (FileNotFoundError, NotADirectoryError):
         return False
 

@@ -67,13 +67,15 @@ class Origin(Record):
 
 
 class RunChoice(Record):
-    """The run, whether it is new, and why. `before`: the attempt of a chain that this one follows."""
+    """The run, whether it is new, and why. `before`: the attempt of a chain that this one follows. `attempt`: the name
+    of this one, once it holds the run."""
 
     run: RunFolder
     is_new: bool
     why: str
     other: str  # how to get another run than this one
     before: str | None = None
+    attempt: str = ""
 
     def __str__(self) -> str:
         name = f"run {show_path(self.run.path)}"

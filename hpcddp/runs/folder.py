@@ -64,7 +64,7 @@ class RunFolder(Record):
 
 
 class AttemptFolder(Record):
-    """`attempts/<name>` in a run folder: one start of the launcher."""
+    """`attempts/<name>` in a run folder: one start of the launcher, `<job>.<n>` where a job script made it."""
 
     run: RunFolder
     name: str
@@ -77,6 +77,16 @@ class AttemptFolder(Record):
     def next(self) -> str:
         """The job id of the attempt that this one queued, as the scheduler printed it."""
         return os.path.join(self.path, "next")
+
+    @property
+    def script(self) -> str:
+        """The job script that started it."""
+        return os.path.join(self.path, "script.sh")
+
+    @property
+    def log(self) -> str:
+        """What its ranks print, beside the job's own output."""
+        return os.path.join(self.path, "logs", "job.log")
 
     @property
     def chain(self) -> str:
@@ -136,6 +146,24 @@ def choose_attempt(env: Mapping[str, str], run_dir: str | None = None) -> Attemp
 def list_attempts(run: RunFolder) -> list[AttemptFolder]:
     """The attempts by name. No order of time: names are job ids."""
     return [run.attempt(entry.name) for entry in _list_folders(run.attempts)]
+
+
+def number_attempt(run: RunFolder, job: str) -> str:
+    """`<job>.<n>`, the name of the next attempt of this job: each start of the launcher has a folder of its own."""
+    starts = [number for other in list_attempts(run) if (number := start_of(other.name, job))]
+    return f"{job}.{max(starts, default=0) + 1}"
+
+
+def start_of(attempt: str, job: str) -> int:
+    """Which start of this job the attempt is, from 1; 0 if it is none of it."""
+    number = attempt.removeprefix(f"{job}.")
+    return int(number) if number != attempt and number.isdecimal() else 0
+
+
+def job_of(attempt: str) -> str:
+    """The job's part of an attempt's name. In run folders of hpcddp 0.1 that was all of it."""
+    job, _, number = attempt.rpartition(".")
+    return job if job and number.isdecimal() else attempt
 
 
 def list_checkpoints(checkpoints: str) -> list[str]:

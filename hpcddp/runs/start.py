@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from functools import partial
 
-from hpcddp.errors import LaunchError
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.runs.choice import Origin, choose_run
+from hpcddp.runs.folder import number_attempt
 from hpcddp.runs.holder import describe_process, find_index, find_job
 from hpcddp.runs.lock import HeldError, find_live_holder, take_run
 from hpcddp.runs.opening import check_attempt
@@ -50,32 +50,29 @@ def start_run(
     *,
     process: int,
     by_hand: bool = False,
-    is_seen: bool = True,
+    numbered: bool = False,
 ) -> RunChoice:
-    """Choose the run of this attempt, and hold it. `process`: what lives as long as the attempt, on this host; not
-    `is_seen`: a container may hide it from here.
+    """Choose the run of this attempt, and hold it. `process`: what lives as long as the attempt, on this host.
+    `numbered`: `attempt` is the job's name, and the attempt's is made of it (`number_attempt`).
 
     RequestError or NewerFileError of `choose_run`; HeldError if another job holds the run; LaunchError if the folder
-    cannot be written, or the process has ended.
+    cannot be written.
     """
     from hpcddp.schedulers.run import ask_job_state
 
     asked = asked.of_index(find_index(env))
     mine = describe_process(attempt, process, env, asked.command, by_hand=by_hand)
-    if is_seen and mine.machine and not mine.started:  # nobody would release the run, nor see that its holder is gone
-        raise LaunchError(
-            f"the job script of attempt {attempt} (process {process}) was ended before its run began; nothing was lost",
-            "start or submit the script again",
-        )
     ask = partial(ask_job_state, env=env)
     for left in reversed(range(_TRIES)):
         choice = choose_run(asked, Origin(attempt, *find_job(env), by_hand=by_hand))
-        check_attempt(choice.run.attempt(attempt))
+        name = number_attempt(choice.run, attempt) if numbered else attempt
+        mine = mine._replace(attempt=name)
+        check_attempt(choice.run.attempt(name))
         try:
             take_run(choice.run, mine, ask, choice.before, asked.spelling.own)
         except HeldError:
             if choice.is_new and left:
                 continue  # another job began this run first
             raise
-        return choice
+        return choice._replace(attempt=name)
     raise AssertionError("the last try returns or raises")

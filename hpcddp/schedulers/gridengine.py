@@ -80,6 +80,7 @@ SCHEDULER = Scheduler(
     commands=Commands(
         submit=("qsub",),
         cancel=("qdel",),
+        follow=("qsub", "-terse", "{options}", "-hold_jid", "{job}", "{script}"),
         interactive=("qrsh",),
         identified=False,
         state=("qstat", "-j", "{}"),

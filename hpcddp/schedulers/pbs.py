@@ -147,6 +147,7 @@ SCHEDULER = Scheduler(
     commands=Commands(
         submit=("qsub",),
         cancel=("qdel",),
+        follow=("qsub", "-W", "depend=afterany:{job}", "{script}"),
         interactive=("qsub", "-I"),
         version="pbs_version",  # Grid Engine and Torque have a qsub, too
         question=("qsub", "-h"),  # there is no dry run: the job is submitted held, and deleted

@@ -62,6 +62,7 @@ class Variables(Record):
     older_job_id: str = ""  # what older releases call it
     restarts: str = ""  # whether, or how often, the job has started before
     array_index: tuple[str, ...] = ()  # a job's index in its array, by the names that releases give it
+    array_id: str = ""  # the array's own id, where a job of it has another one
     folder: str = ""  # the folder that the job was submitted from
     host: str = ""  # this node's name, as the scheduler knows it
     hostfile: str = ""  # in the job script, the name of the launcher's host file
@@ -115,11 +116,17 @@ def _no_end(_answer: Answer) -> int | None:
     return None
 
 
+def _not_taken(_answer: Answer) -> bool:
+    return False
+
+
 class Commands(Record):
     """What is typed on a login node, and what the answers mean."""
 
     submit: tuple[str, ...] = ()
     cancel: tuple[str, ...] = ()
+    #: Submits the script {script} again, to start when the job {job} has ended, whatever its status.
+    follow: tuple[str, ...] = ()
     interactive: tuple[str, ...] = ()  # asks for a shell on the nodes of a job
     version: str = ""  # what `SUBMIT --version` says, where several schedulers have a command of that name
     identified: bool = True  # whether the submit command on PATH shows this scheduler
@@ -129,6 +136,8 @@ class Commands(Record):
     state: tuple[str, ...] = ()  # asks for the state of one job, whose id goes in place of {}
     parse_state: Callable[[Answer], str | None] = _no_state  # -> its own word, "gone" for no such job, None: no answer
     parse_end: Callable[[Answer], int | None] = _no_end  # the same answer -> the job's end, as `end` of Variables
+    #: The same answer -> whether the scheduler takes the nodes away itself, by preemption or because one failed.
+    parse_taken: Callable[[Answer], bool] = _not_taken
     survey: tuple[tuple[str, ...], ...] = ()  # commands that list queues and nodes
     parse_survey: Callable[..., list[QueueFound]] = _no_queues  # their outputs -> the queues
     site_lines: tuple[str, ...] = ()  # what a new site's file needs beside the queues

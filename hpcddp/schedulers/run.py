@@ -2,33 +2,44 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Mapping
 
 from hpcddp.errors import SchedulerError
 from hpcddp.schedulers.commands import check_deleted, describe_answer, plan_deletion, plan_question
 from hpcddp.schedulers.registry import find_scheduler
-from hpcddp.schedulers.row import Answer, Scheduler
+from hpcddp.schedulers.row import Answer
 
-_TIMEOUT_S = 60
+_PATIENCE_S = 60.0
 
 
-def run_program(argv: list[str], env: Mapping[str, str], stdin: str = "") -> Answer:
-    """What a program says. SchedulerError if it cannot be started or does not answer in a minute."""
+def run_program(
+    argv: list[str],
+    env: Mapping[str, str],
+    stdin: str = "",
+    *,
+    folder: str | None = None,
+    patience_s: float | None = None,
+) -> Answer:
+    """What a program says, run in `folder`. SchedulerError if it cannot be started, or has not answered in time."""
+    patience_s = _PATIENCE_S if patience_s is None else patience_s
     try:
         done = subprocess.run(
             argv,
             input=stdin.encode(errors="surrogateescape"),
             env=dict(env),
+            cwd=folder,
             capture_output=True,
-            timeout=_TIMEOUT_S,
+            timeout=patience_s,
             check=False,
         )
     except OSError as e:
-        raise SchedulerError(f"{argv[0]} cannot be run: {e.strerror}", f"which {argv[0]}") from e
+        where = f" in {folder}" if folder is not None and not os.path.isdir(folder) else ""
+        raise SchedulerError(f"{argv[0]} cannot be run{where}: {e.strerror}", f"which {argv[0]}") from e
     except subprocess.TimeoutExpired as e:
         raise SchedulerError(
-            f"{argv[0]} has not answered in {_TIMEOUT_S} s", f"try it by hand: {' '.join(argv)}"
+            f"{argv[0]} has not answered in {patience_s:.0f} s", f"try it by hand: {' '.join(argv)}"
         ) from e
     return Answer(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
 
@@ -36,24 +47,28 @@ def run_program(argv: list[str], env: Mapping[str, str], stdin: str = "") -> Ans
 def ask_job_state(name: str, job: str, env: Mapping[str, str]) -> str | None:
     """What became of a job: one of the words that all schedulers share, `gone` if its scheduler does not know it (any
     more); None if that cannot be found out here."""
+    answer = ask_about(name, job, env)
+    return None if answer is None else read_job_state(name, answer)
+
+
+def read_job_state(name: str, answer: Answer) -> str | None:
+    """The state that an answer to `ask_about` gives, as `ask_job_state`."""
     scheduler = find_scheduler(name)
-    answer = _ask_about(scheduler, job, env)
-    said = None if answer is None else scheduler.commands.parse_state(answer)
+    said = scheduler.commands.parse_state(answer)
     return said if said in {None, "gone"} else scheduler.states.get(said or "")
 
 
 def ask_job_end(name: str, job: str, env: Mapping[str, str]) -> int | None:
     """When a job ends, in seconds since 1970; None if its scheduler does not say it here."""
-    scheduler = find_scheduler(name)
-    answer = _ask_about(scheduler, job, env)
-    return None if answer is None else scheduler.commands.parse_end(answer)
+    answer = ask_about(name, job, env)
+    return None if answer is None else find_scheduler(name).commands.parse_end(answer)
 
 
-def _ask_about(scheduler: Scheduler, job: str, env: Mapping[str, str]) -> Answer | None:
+def ask_about(name: str, job: str, env: Mapping[str, str], patience_s: float | None = None) -> Answer | None:
     """What the scheduler's command says of a job; None if there is no such command, or if it does not answer."""
-    question = [word.replace("{}", job) for word in scheduler.commands.state]
+    question = [word.replace("{}", job) for word in find_scheduler(name).commands.state]
     try:
-        return run_program(question, env) if question else None
+        return run_program(question, env, patience_s=patience_s) if question else None
     except SchedulerError:
         return None
 

@@ -62,6 +62,29 @@ def parse_state(answer: Answer) -> str | None:
     return said[1] if said else "gone" if "Invalid job id" in answer.stderr else None
 
 
+def parse_end(answer: Answer) -> int | None:
+    """`EndTime=2026-11-21T02:12:37`, in this host's time; it may be Unknown, and a queued job has none that holds."""
+    import re
+    import time
+
+    said = re.search(r"\bEndTime=(\S+)", answer.stdout)
+    if not said or parse_state(answer) == "PENDING":
+        return None
+    try:
+        return int(time.mktime(time.strptime(said[1], "%Y-%m-%dT%H:%M:%S")))
+    except ValueError:
+        return None
+
+
+def parse_taken(answer: Answer) -> bool:
+    """A preempted job has `PreemptTime=`; one whose node failed, or that is queued again, has a state of its own."""
+    import re
+
+    preempted = re.search(r"\bPreemptTime=(\S+)", answer.stdout)
+    state = parse_state(answer) or ""
+    return (preempted is not None and preempted[1] != "None") or state in {"NODE_FAIL", "PREEMPTED", "REQUEUED"}
+
+
 def parse_partitions(text: str) -> list[QueueFound]:
     """Partitions, of the largest node each has: `gpu|4|16|16000|gpu:a100:8(S:0-1)|1-00:00:00`."""
     import re
@@ -163,6 +186,7 @@ SCHEDULER = Scheduler(
         older_job_id="SLURM_JOBID",
         restarts="SLURM_RESTART_COUNT",
         array_index=("SLURM_ARRAY_TASK_ID",),
+        array_id="SLURM_ARRAY_JOB_ID",
         folder="SLURM_SUBMIT_DIR",
         host="SLURMD_NODENAME",
         cpus="SLURM_CPUS_ON_NODE",
@@ -178,11 +202,14 @@ SCHEDULER = Scheduler(
     commands=Commands(
         submit=("sbatch",),
         cancel=("scancel",),
+        follow=("sbatch", "--parsable", "--dependency=afterany:{job}", "{script}"),
         interactive=("salloc",),
         question=("sbatch", "--test-only"),
         describe=describe_answer,
         state=("scontrol", "show", "job", "{}"),
         parse_state=parse_state,
+        parse_end=parse_end,
+        parse_taken=parse_taken,
         survey=(("sinfo", "--noheader", "--format=%R|%D|%c|%m|%G|%l"),),
         parse_survey=parse_partitions,
     ),

@@ -37,7 +37,7 @@ _KEYS = {
 # what decides how a launcher's line is made, and is not printed in it
 _KINDS = {("site.scheduler",), ("outer_launcher",), ("launcher",)}
 # what is not the user's and not the site's
-_FIXED = {"planned_by": "hpcddp itself", "request_yaml": "the request", "plan_json": "the decision"}
+_FIXED = {"planned_by": "hpcddp itself", "order": "the request and the decision"}
 
 
 def explain_script(plan: JobPlan) -> str:

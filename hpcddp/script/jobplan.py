@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
 from hpcddp.placeholders import OF_BATCH, find_placeholders
-from hpcddp.ranks.launch_line import LaunchRequest
+from hpcddp.ranks.launch_line import EXPORTED_ALWAYS, FromShell, LaunchRequest
 from hpcddp.ranks.launcher import Launcher
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.record import Record
@@ -156,6 +156,13 @@ class JobPlan(Record):
         if row.is_agent and row.line and not self.own_ranks:
             yield from filter(None, row.line(self._as_request()))
 
+    @property
+    def start_line(self) -> Iterator[Words]:
+        """All that stands before `hpcddp exec`, in the same form: launcher, container, agent."""
+        yield from self.launch_line
+        yield from self.container.line
+        yield from self.agent_line
+
     def _as_request(self) -> LaunchRequest:
         """This plan, which has every name of a LaunchRequest, so that `--explain` sees which values each line uses."""
         return cast("LaunchRequest", self)
@@ -204,14 +211,31 @@ class JobPlan(Record):
         return LAUNCHERS[self.launcher].grace_s
 
     @property
-    def outer_template(self) -> str:
-        """The partial that prints the outer launcher's command."""
-        return f"launchers/{self.outer_launcher}.j2"
+    def supervised(self) -> bool:
+        """Whether the script ends in the supervisor, which starts the launcher; else in the bare launcher line."""
+        return self.spec.supervise is not False
 
     @property
-    def agent_template(self) -> str:
-        """The partial that prints the agent's command."""
-        return f"launchers/{self.launcher}.j2"
+    def supervisor(self) -> Words:
+        """The Python of the supervisor: the ranks' own, but outside of a container."""
+        return (self.planned_by.python if self.container.runtime else FromShell("$HPCDDP_PYTHON"),)
+
+    @property
+    def follow_options(self) -> tuple[str, ...]:
+        """What the command that queues a chain's next attempt needs: an account that no directive carries."""
+        return (self.site.account.option, self.account) if self.account and not self.account_option else ()
+
+    @property
+    def ends_after_s(self) -> int | None:
+        """The walltime; None where nothing ends the job."""
+        here = find_scheduler(self.site.scheduler).this_machine and self.spec.walltime_s is None
+        return None if here else self.walltime_s
+
+    @property
+    def stage_line(self) -> Iterator[Words]:
+        """The launcher's command up to what copies data to each node: one process per node, in no container."""
+        if self.outer and self.outer.line:
+            yield from filter(None, self.outer.line(self.per_node()._as_request()))
 
     @property
     def queue_word(self) -> str:
@@ -242,10 +266,9 @@ class JobPlan(Record):
         return variables.hostfile if self.nodes > 1 or variables.hostfile_alone else ""
 
     @property
-    def warn_after_s(self) -> int:
-        """When the script itself warns the ranks, seconds after its start; 0: never, or the scheduler does it."""
-        by_script = self.options.signal_s and not (self.outer and self.outer.warned_by_scheduler)
-        return self.walltime_s - self.options.signal_s if by_script else 0
+    def warns_s(self) -> int:
+        """When the supervisor warns the ranks, seconds before the end; 0: never, or the scheduler does it."""
+        return 0 if self.outer and self.outer.warned_by_scheduler else self.options.signal_s
 
     @property
     def master_addr(self) -> bool:
@@ -275,20 +298,17 @@ class JobPlan(Record):
         return tuple(names)
 
     @property
+    def exported_always(self) -> tuple[str, ...]:
+        """What the supervisor tells the ranks."""
+        return EXPORTED_ALWAYS if self.supervised else ("HPCDDP_PYTHON", "HPCDDP_RUN_DIR")
+
+    @property
     def exported_if_set(self) -> tuple[str, ...]:
         """Variables that modules may have set."""
         return tuple(n for n in ("LD_LIBRARY_PATH", *self.site.launcher.forward) if n not in self.exported)
 
-    def single(self) -> JobPlan:
-        """One process on one node, in the same container: what asks about the run does so."""
-        plain = self.options._replace(signal_s=0)
-        return self._replace(
-            launcher=self.outer_launcher, nodes=1, ranks_per_node=1, cpus_per_rank=1, bind="", options=plain
-        )
-
     def per_node(self) -> JobPlan:
         """The same nodes with one process each and no container: what prepares a node runs so."""
-        plain = self.options._replace(signal_s=0)
         cpus = self.cpus_per_rank * self.ranks_per_node
         return self._replace(
             launcher=self.outer_launcher,
@@ -296,5 +316,4 @@ class JobPlan(Record):
             cpus_per_rank=cpus,
             bind="",
             container=Container(),
-            options=plain,
         )

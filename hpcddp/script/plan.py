@@ -25,6 +25,7 @@ from hpcddp.script.shape import Shape, plan_shape
 from hpcddp.script.site import Queue, Site
 from hpcddp.script.sources import plan_sources
 from hpcddp.script.spec import JobSpec
+from hpcddp.supervisor.order import THEN
 from hpcddp.units import format_count, format_walltime
 
 __all__ = ["JobPlan", "PlannedBy", "plan_job", "remark_name"]
@@ -47,6 +48,8 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
         check_limits(site, queue_name, shape.nodes, walltime_s, shape.nodes * shape.gpus_per_node)
     if spec.stage_in and not (spec.stage_dir or site.staging.folder):
         raise SiteError(f"site {site.name} does not name a node's own disk", "--set stage_dir=/local/scratch")
+    if THEN in (spec.stage_in or ()):
+        raise RequestError(f"stage_in: {THEN} cannot be the name of a file here", f"write it as ./{THEN}")
     command = plan_command(spec, own_ranks.maker)
     name = job_name(spec.name or name_command(command), _name_limit(site))
     launcher, outer_launcher = plan_launcher(spec, site, shape.nodes, own_ranks.agent)
@@ -110,7 +113,20 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
     )
     check_asked(plan.asked_run)
     check_placeholders(plan)
+    if not plan.supervised:
+        _check_bare(plan)
     return plan._replace(remarks=(*_remarks(plan), *plan.remarks), sources=plan_sources(plan))
+
+
+def _check_bare(plan: JobPlan) -> None:
+    """RequestError for what only the supervisor could do."""
+    asked = {key: getattr(plan.spec, key) for key in ("chain", "stage_in", "stage_dir", "fresh", "resume")}
+    asked["signal"] = plan.warns_s
+    for key, value in asked.items():
+        if value:
+            raise RequestError(
+                f"{key} needs the supervisor, and supervise is false", f"leave out supervise: false, or {key}"
+            )
 
 
 def check_placeholders(plan: JobPlan) -> None:

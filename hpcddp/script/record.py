@@ -9,6 +9,8 @@ from typing import Any
 from hpcddp.runs.jsonfile import SCHEMAS
 from hpcddp.script.plan import JobPlan
 from hpcddp.script.spec import spec_items
+from hpcddp.script.words import quote_word
+from hpcddp.supervisor.order import Order, format_order
 from hpcddp.units import format_walltime
 
 
@@ -38,9 +40,22 @@ def plan_record(plan: JobPlan) -> dict[str, Any]:
     }
 
 
-def format_plan(plan: JobPlan) -> str:
-    """One line of ASCII."""
-    return json.dumps(plan_record(plan))
+def format_job_order(plan: JobPlan) -> str:
+    """One bash word: what the supervisor has to know."""
+    order = Order(
+        request=format_request(plan),
+        plan=plan_record(plan),
+        makes_ranks=plan.makes_ranks,
+        walltime_s=plan.ends_after_s,
+        passes_on=plan.passes_on,
+        grace_s=plan.grace_s if plan.passes_on else 0,
+        warns_s=plan.warns_s,
+        chain=plan.options.chain,
+        follow_options=plan.follow_options,
+        fresh=bool(plan.spec.fresh),
+        resume=plan.spec.resume,
+    )
+    return quote_word(format_order(order))
 
 
 def format_request(plan: JobPlan) -> str:

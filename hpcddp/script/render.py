@@ -13,7 +13,7 @@ from hpcddp.script.compiled import CompiledTemplates
 from hpcddp.script.folders import find_folder
 from hpcddp.script.jobplan import WARNING
 from hpcddp.script.plan import JobPlan
-from hpcddp.script.record import format_plan, format_request
+from hpcddp.script.record import format_job_order
 from hpcddp.script.words import quote_line, quote_path, quote_word, quote_words
 
 FILTERS: dict[str, Callable[..., str]] = {
@@ -21,8 +21,7 @@ FILTERS: dict[str, Callable[..., str]] = {
     "words": quote_words,
     "line": quote_line,
     "path": quote_path,
-    "plan_json": format_plan,
-    "request_yaml": format_request,
+    "order": format_job_order,
 }
 # What the text of a template becomes depends on these.
 SETTINGS: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}

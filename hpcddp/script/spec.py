@@ -71,6 +71,7 @@ KEYS: dict[str, Reader] = {
     "stage_dir": read_text,
     "workdir": read_text,
     "run_dir": read_text,
+    "supervise": read_flag,
     "fresh": read_flag,
     "resume": read_text,
     "reservation": read_text,
@@ -130,6 +131,7 @@ class JobSpec(Record):
     stage_dir: str | None = None
     workdir: str | None = None
     run_dir: str | None = None
+    supervise: bool | None = None
     fresh: bool | None = None
     resume: str | None = None
     reservation: str | None = None

@@ -26,9 +26,13 @@ def ended(cluster: Cluster, shared: Path, job: str) -> list[tuple[str, str]]:
     ends = []
     while job:
         ends.append((job, cluster.wait(job, cwd=shared).state))
-        follows = shared / "runs/long/attempts" / job / "next"
+        follows = attempt_of(shared, job) / "next"
         job = follows.read_text().strip() if follows.exists() else ""
     return ends
+
+
+def attempt_of(shared: Path, job: str) -> Path:
+    return shared / f"runs/long/attempts/{job}.1"
 
 
 def state_of(shared: Path) -> dict[str, Any]:
@@ -61,7 +65,7 @@ def test_a_run_goes_on_over_walltimes_that_are_too_short_for_it(
     train = f"until [ -e drained ]; do sleep 0.1; done; {sooner}exec {STEPS} 10 {step_s}\n"
     (shared / "train.sh").write_text(train)
     job = submit(cluster, shared, "sh train.sh", "--walltime", "0:01:00", "--set", "chain=9")
-    wait_for(shared / "runs/long/attempts" / job / "next")
+    wait_for(attempt_of(shared, job) / "next")
     cluster.ok(["scontrol", "update", "NodeName=node1", "State=DRAIN", "Reason=test"], cwd=shared)
     (shared / "drained").touch()
     try:
@@ -75,19 +79,18 @@ def test_a_run_goes_on_over_walltimes_that_are_too_short_for_it(
     assert [how for _, how in ends[:-1]] == ["COMPLETED"] * (len(ends) - 1)
     assert len(ends) >= 3  # two that trained, and the cancelled last
     assert ends[-1][1] == "CANCELLED"
-    assert state["attempt"] == ends[-2][0]
-    attempts = shared / "runs/long/attempts"
+    assert state["attempt"] == f"{ends[-2][0]}.1"
     assert "hpcddp: unfinished" in (shared / f"job-{job}.out").read_text()
     assert "(deadline)" in (shared / f"job-{job}.out").read_text()
     hosts = [
-        {path.name.split(".")[1] for path in (attempts / name).glob("logs/rank-0001.*")}
+        {path.name.split(".")[1] for path in attempt_of(shared, name).glob("logs/rank-0001.*")}
         for name, _ in (ends[0], ends[-2])
     ]
     assert hosts == [{"node2"}, {"node3"}]  # on other nodes than before
     for name, _ in ends[:-1]:
         # A fault of the units or of the time zone is an hour or more. Two looks at the clock may be minutes apart.
-        assert abs(deadline_of(attempts / name) - end_of_walltime(cluster, shared, name)) <= PATIENCE_S
-    steps = [json.loads(line)["step"] for name, _ in ends[:-1] for line in _metrics(attempts / name)]
+        assert abs(deadline_of(attempt_of(shared, name)) - end_of_walltime(cluster, shared, name)) <= PATIENCE_S
+    steps = [json.loads(line)["step"] for name, _ in ends[:-1] for line in _metrics(attempt_of(shared, name))]
     assert steps == list(range(1, 21))  # none twice, none left out
 
 
@@ -117,7 +120,8 @@ def test_a_killed_attempt_is_gone_on_with_from_its_last_checkpoint(cluster: Clus
     wait_for(shared / "frozen-0")
     wait_for(shared / "frozen-1")
     (shared / "freeze").unlink()
-    cluster.ok(["scancel", "--full", "--signal=KILL", job], cwd=shared)
+    # the batch shell dies, and Slurm ends the rest; what scancel sends would be the owner's wish
+    cluster.ok(["pkill", "-KILL", "-f", "hpcddp supervis[e]"], host="node1", cwd=shared)
     ends = ended(cluster, shared, job)
     assert ends[0][1] in {"FAILED", "CANCELLED", "NODE_FAIL"}
     assert [how for _, how in ends[1:]] == ["COMPLETED", "CANCELLED"], output_of(shared)
@@ -132,7 +136,7 @@ def test_two_attempts_that_end_at_the_same_step_are_the_last(cluster: Cluster, s
     job = submit(cluster, shared, f"{STEPS} 30 0 4", "--set", "chain=9")
     ends = ended(cluster, shared, job)
     assert [how for _, how in ends] == ["COMPLETED", "COMPLETED", "FAILED"]
-    said = f"no progress: attempt {ends[1][0]} began and ended at step 4"
+    said = f"no progress: attempt {ends[1][0]}.1 began and ended at step 4"
     assert f"hpcddp: the chain ends here: {said}" in output_of(shared)
     assert (state_of(shared)["status"], state_of(shared)["reason"]) == ("failed", f"the chain stopped: {said}")
     assert cluster.ok(["squeue", "--noheader"], cwd=shared) == ""
@@ -150,6 +154,19 @@ def test_a_signal_to_the_batch_shell_stops_the_ranks_in_peace(cluster: Cluster, 
     state = state_of(shared)
     assert (state["status"], state["reason"]) == ("unfinished", f"SIG{signal}")
     assert {(shared / f"steps-{rank}").read_text() for rank in (0, 1)} == {str(state["step"])}
+
+
+def test_a_cancelled_job_ends_its_chain_and_says_so(cluster: Cluster, shared: Path) -> None:
+    job = submit(cluster, shared, f"{STEPS} 10000 0.02", "--walltime", "1:00:00", "--set", "chain=3")
+    wait_for(shared / "here-0")
+    wait_for(shared / "here-1")
+    cluster.ok(["scancel", job], cwd=shared)
+    ends = ended(cluster, shared, job)
+    assert [how for _, how in ends] == ["CANCELLED", "CANCELLED"]
+    said = (shared / f"job-{job}.out").read_text()
+    assert f"job {ends[1][0]} follows this one and resumes the run; to end both: scancel {job}" in said
+    assert f"and with it the chain: {ends[1][0]} is cancelled" in said
+    assert state_of(shared)["status"] == "unfinished"
 
 
 def test_a_cancelled_job_has_saved(cluster: Cluster, shared: Path) -> None:

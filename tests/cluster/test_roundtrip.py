@@ -27,7 +27,7 @@ def test_ranks_are_what_layout_predicts(cluster: Cluster, shared: Path, launcher
 
     assert [rank["rank"] for rank in layout["ranks"]] == [0, 1, 2, 3]
     for rank in layout["ranks"]:
-        file = shared / "runs/planned/attempts" / job.id / "env" / f"rank-{rank['rank']:04d}.env"
+        file = shared / "runs/planned/attempts" / f"{job.id}.1" / "env" / f"rank-{rank['rank']:04d}.env"
         found = dict(line.split("=", 1) for line in file.read_text().split("\0") if line)
         assert rank["environment"]
         assert {name: found.get(name) for name in rank["environment"]} == rank["environment"]

@@ -35,7 +35,7 @@ def test_a_rendered_job_trains_over_nodes(cluster: Cluster, shared: Path, nodes:
     assert "ExitCode=85:0" in cluster.ok(["scontrol", "show", "job", job_id], cwd=shared)
 
     run = shared / "runs" / "trained"
-    attempt = run / "attempts" / job_id
+    attempt = run / "attempts" / f"{job_id}.1"
     plan = json.loads((run / "plan.json").read_text())
     assert (plan["nodes"], plan["world_size"]) == (nodes, nodes * ranks_per_node)
     assert json.loads((run / "state.json").read_text())["step"] == 4
@@ -70,7 +70,7 @@ def test_ranks_under_mpirun_get_the_job_s_environment_on_every_node(cluster: Clu
     job = cluster.wait(job_id, cwd=shared)
     assert job.state == "COMPLETED", job.output
     seen = [(shared / f"seen-{rank}").read_text().strip() for rank in (0, 1)]
-    assert seen == [f"rank {rank} of 2 on node{rank + 1}: blue {job_id}" for rank in (0, 1)]
+    assert seen == [f"rank {rank} of 2 on node{rank + 1}: blue {job_id}.1" for rank in (0, 1)]
 
 
 @pytest.mark.parametrize("launcher", ["srun", "openmpi"])

@@ -21,80 +21,16 @@ module load openmpi/4.1.7 || exit
 set -e # from here on a line that fails ends the job
 launcher=$(type -P mpirun) || launcher=mpirun # the site's goes before the environment's
 HPCDDP_PYTHON=/opt/env/bin/python
-export PATH="${HPCDDP_PYTHON%/*}:$PATH"
-export OMP_NUM_THREADS=12
+export PATH="${HPCDDP_PYTHON%/*}:$PATH" OMP_NUM_THREADS=12
 export HF_HUB_OFFLINE=1
 
-HPCDDP_RUN_DIR="$PWD"/runs/train
-HPCDDP_ATTEMPT=${PBS_JOBID//]/} # 12[3].pbs1, one job of an array, becomes 12-3.pbs1
-HPCDDP_ATTEMPT=${HPCDDP_ATTEMPT//[/-}
-HPCDDP_DEADLINE=$(($(date +%s) - SECONDS + 26405))
-HPCDDP_LOG_RANKS=1 # every rank but the first writes into a file of its own
-HPCDDP_ATTEMPT+=${HPCDDP_LAUNCH:+-$HPCDDP_LAUNCH} # in one job, hpcddp launch may start several
-export HPCDDP_PYTHON HPCDDP_RUN_DIR HPCDDP_ATTEMPT HPCDDP_DEADLINE HPCDDP_LOG_RANKS
-read -r MASTER_ADDR < "$PBS_NODEFILE" # the first host is a candidate: the ranks verify it
-export MASTER_ADDR
+read -r MASTER_ADDR < "${PBS_NODEFILE:?is not set: this is a PBS job script}" # a candidate: the ranks verify it
+export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train MASTER_ADDR
 
-state() { # how far the run is, by the state.json that its ranks write
-    "$HPCDDP_PYTHON" -m hpcddp state "$@" < /dev/null
-}
-
-# The run: an unfinished one of this command is resumed, else a new one begins. No other job writes it until this one ends.
-run=$(state "$HPCDDP_RUN_DIR" --begin --process $$ -- \
-    python train.py) || exit # it says why
-HPCDDP_RUN_DIR=${run%%$'\n'*}
-trap 'state --end || true' EXIT
-
-attempt=$HPCDDP_RUN_DIR/attempts/$HPCDDP_ATTEMPT
-mkdir -p "$attempt/logs" "$attempt/env"
-if [ -f "$0" ]; then cp "$0" "$attempt/script.sh"; fi
-cat > "$HPCDDP_RUN_DIR/job.yaml" << 'HPCDDP_JOB'
-site: "gadi"
-nodes: 1
-gpus_per_node: 2
-walltime: "07:20:05"
-account: "ab12"
-launcher: "openmpi"
-modules: ["openmpi/4.1.7"]
-command: ["python", "train.py"]
-storage: "gdata/ab12+scratch/ab12"
-HPCDDP_JOB
-cat > "$HPCDDP_RUN_DIR/plan.json" << 'HPCDDP_PLAN'
-{"schema": 1, "name": "train", "site": "gadi", "scheduler": "pbs", "launcher": "openmpi", "nodes": 1, "ranks_per_node": 2, "world_size": 2, "gpus_per_node": 2, "cpus_per_rank": 12, "threads_per_rank": 12, "walltime_s": 26405, "queue": "gpuvolta", "account": "ab12", "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}
-HPCDDP_PLAN
-
-# A signal that comes here reaches openmpi as SIGUSR1, and from there all ranks: they save and stop.
-trap 'came=yes; kill -USR1 "$launched" || true' TERM USR1 USR2 INT
-trap '' HUP # a closed terminal sends it to every process: the launcher and the ranks ignore it, this shell does not
-exec 3> >(trap '' TERM USR1 USR2 INT && exec tee -a "$attempt/logs/job.log") # what the ranks print, here and there
-tee=$!
-"$launcher" -np 2 \
-    --map-by ppr:2:node --bind-to none -hostfile "$PBS_NODEFILE" \
+exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"gadi\"\nnodes: 1\ngpus_per_node: 2\nwalltime: \"07:20:05\"\naccount: \"ab12\"\nlauncher: \"openmpi\"\nmodules: [\"openmpi/4.1.7\"]\ncommand: [\"python\", \"train.py\"]\nstorage: \"gdata/ab12+scratch/ab12\"\n", "plan": {"schema": 1, "name": "train", "site": "gadi", "scheduler": "pbs", "launcher": "openmpi", "nodes": 1, "ranks_per_node": 2, "world_size": 2, "gpus_per_node": 2, "cpus_per_rank": 12, "threads_per_rank": 12, "walltime_s": 26405, "queue": "gpuvolta", "account": "ab12", "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}, "makes_ranks": "openmpi", "walltime_s": 26405, "passes_on": "USR1"}' -- \
+    "$launcher" -np 2 --map-by ppr:2:node --bind-to none -hostfile "$PBS_NODEFILE" \
     -x PATH -x OMP_NUM_THREADS -x HF_HUB_OFFLINE -x MASTER_ADDR \
     -x HPCDDP_PYTHON -x HPCDDP_RUN_DIR -x HPCDDP_ATTEMPT -x HPCDDP_DEADLINE -x HPCDDP_LOG_RANKS \
     ${LD_LIBRARY_PATH:+-x LD_LIBRARY_PATH} \
     "$HPCDDP_PYTHON" -m hpcddp exec -- \
-    python train.py < /dev/null >&3 2>&1 3>&- &
-launched=$!
-trap 'came=yes; kill -USR1 "$launched" || true' HUP
-exec 3>&-
-signal=
-while :; do # a signal ends the wait, not the launcher
-    came=
-    status=0
-    wait "$launched" || status=$?
-    if [ -z "$came" ]; then break; fi
-    signal=SIG$(kill -l "$status")
-    echo "hpcddp: $signal came and was passed on as SIGUSR1" >&2 || true # the terminal may be gone
-done
-trap '' HUP TERM USR1 USR2 INT # a few lines are left
-wait "$tee" 2> /dev/null || true
-
-if [ "$status" -ne 0 ]; then
-    echo "hpcddp: the launcher ended with status $status; the ranks' logs are in $attempt/logs" >&2 || true
-fi
-trap - EXIT
-if state --end ${signal:+--signal $signal} && [ "$status" -eq 0 ]; then
-    status=85 # unfinished: submit this script again to resume the run
-fi
-exit "$status"
+    python train.py

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from hpcddp.script.loading import load_yaml
 from hpcddp.script.plan import PlannedBy, plan_job
 from hpcddp.script.render import render_script
 from hpcddp.script.spec import read_spec
+from hpcddp.supervisor.order import read_order
 
 HERE = Path(__file__).parent
 PREFIXES = [row.directives.prefix for row in all_schedulers() if row.directives.prefix]
@@ -79,7 +80,8 @@ def test_directives_follow_the_first_line_without_a_gap(golden):
 
 
 def test_the_script_carries_its_plan_as_one_line_of_json(golden):
-    plan = json.loads(golden.read_text().split("<< 'HPCDDP_PLAN'\n")[1].split("\nHPCDDP_PLAN\n")[0])
+    (line,) = [line for line in golden.read_text().splitlines() if " -m hpcddp supervise " in line]
+    plan = read_order(shlex.split(line.rstrip("\\ "))[7]).plan
     assert plan["world_size"] == plan["nodes"] * plan["ranks_per_node"]
     assert plan["command"][0] == "python"
 

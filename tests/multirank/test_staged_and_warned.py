@@ -22,32 +22,33 @@ signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # it may come twice, and Python e
 sys.exit(5 if warned else 1)
 """
 
-# What timeout does, not after some seconds but when both ranks are there. (That a rendered script calls the real one
-# rightly is shown in unit/script/test_programs.py, and together with real ranks in tests/cluster.)
-_TIMEOUT = f"""#!{sys.executable}
-import os, signal, subprocess, sys, time
-assert sys.argv[1:4] == ["--preserve-status", "--foreground", "--signal=USR1"]
-assert 0 < int(sys.argv[4]) <= 3480
-launcher = subprocess.Popen(sys.argv[5:])
-while launcher.poll() is None and not all(os.path.exists(name) for name in ("here-0", "here-1")):
-    time.sleep(0.05)
-launcher.send_signal(signal.SIGUSR1)
-sys.exit(launcher.wait())
+# The warning when both ranks are there. (When the supervisor sends it by itself is in unit/script/test_programs.py.)
+_WARN = """\
+bash job.sh &
+until [ -e here-0 ] && [ -e here-1 ] || ! kill -0 $!; do sleep 0.05; done
+kill -USR1 $!
+wait $!
 """
 
 
 def test_files_are_staged_the_ranks_are_warned_and_their_status_is_kept(run, tmp_path):
     (tmp_path / "train.py").write_text(_PROGRAM)
     (tmp_path / "in put").write_text("the data")
-    request = ["--site", "local", "--ranks-per-node", "2", "--walltime", "1:00:00", "--set", "signal=0:02:00"]
-    request += ["--set", "stage_in='in put'", "--set", f"stage_dir={tmp_path}/own disk"]
+    request = [
+        "--site",
+        "local",
+        "--ranks-per-node",
+        "2",
+        "--set",
+        "stage_in='in put'",
+        "--set",
+        f"stage_dir={tmp_path}/own disk",
+    ]
     done = run(["hpcddp", "render", *request, "--", sys.executable, "train.py"], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/timeout").write_text(_TIMEOUT)
-    (tmp_path / "bin/timeout").chmod(0o755)
-    path = f"{tmp_path}/bin:{Path(sys.executable).parent}:/usr/bin:/bin"
-    job = run(["bash"], stdin=done.stdout, cwd=tmp_path, env={"PATH": path})
+    (tmp_path / "job.sh").write_text(done.stdout)
+    path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+    job = run(["bash", "-c", _WARN], cwd=tmp_path, env={"PATH": path})
     assert job.returncode == 5, job.stdout + job.stderr
     (of_rank_0,) = tmp_path.glob("runs/train/attempts/*/logs/job.log")
     (of_rank_1,) = tmp_path.glob("runs/train/attempts/*/logs/rank-0001.*.log")

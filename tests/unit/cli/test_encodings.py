@@ -49,7 +49,8 @@ SAID = {
         (["--here", "--dry-run", "--", "true", "データ/ç.py"], PROGRAMS),
         (["--launcher", "müsli", "--here", "--", "true"], PEOPLE),
     ],
-    "state": [(["läufe"], PEOPLE), (["nîcht"], PEOPLE), (["läufe", "--begin", "--", "true"], PROGRAMS)],
+    "state": [(["läufe"], PEOPLE), (["nîcht"], PEOPLE)],
+    "supervise": [],  # job scripts call it
     "train": [(["--help"], PEOPLE), (["--dataset", "zahlen…"], PEOPLE)],
     "compare": [(["läufe", "nîcht"], PEOPLE)],
     "completion": [(["bash"], PROGRAMS), (["tçsh"], PEOPLE)],

@@ -18,6 +18,7 @@ from hpcddp.lint.script import read_script
 # Verbs without --json, and why.
 SHOWS_NOTHING = {
     "exec": "it becomes the command",
+    "supervise": "job scripts call it",
     "launch": "it becomes the launcher",
     "train": "what it finds out is in metrics.jsonl",
     "completion": "it prints a script for a shell",

@@ -81,8 +81,6 @@ def typed(tmp_path, monkeypatch, capsys):
          "record it in another file: env -0 > train.py.new"),
         ("env --jsno", "hpcddp env has no option --jsno (did you mean '--json'?)", "hpcddp env --help"),
         ("state runs/x x", "hpcddp state takes no further word, got 'x'", "hpcddp state --help"),
-        ("state runs/x --begin python x", "hpcddp state: there is no -- before the command python x",
-         "put it there: -- python x"),
         ("sites --file x", "--file goes with hpcddp sites new", "hpcddp sites new NAME --file x"),
         ("sites show abci3 --file x", "--file goes with hpcddp sites new", "hpcddp sites new NAME --file x"),
         ("sites new zz --json", "hpcddp sites new prints the path of its file, and no JSON", "leave out --json"),

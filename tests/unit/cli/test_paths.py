@@ -19,7 +19,8 @@ TYPED = {
     "env": ["--from PATH"],
     "exec": [],  # it becomes a program, and its refusal ends the process
     "launch": ["--here --dry-run --site PATH -- true"],
-    "state": ["PATH", "PATH --begin -- true", "runs/x --begin --resume PATH -- true"],
+    "state": ["PATH"],
+    "supervise": [],  # job scripts write what it reads
     "train": [],  # its paths are those of a run and of data sets
     "compare": ["PATH runs/x", "PATH PATH"],
     "completion": [],

@@ -59,6 +59,7 @@ SCHEDULER = Scheduler(
     commands=Commands(
         submit=("msub",),
         cancel=("mdel",),
+        follow=("msub", "--after={job}", "{script}"),
         interactive=("mshell", "--now"),
         question=("msub", "--ask"),
         state=("mstat", "{}"),
@@ -114,7 +115,7 @@ TEMPLATE = """\
 {% if job.options.dependency %}
 #MOON --after={{ job.options.dependency }}
 {% endif %}
-{% if job.options.signal_s and not job.warn_after_s %}
+{% if job.options.signal_s and not job.warns_s %}
 #MOON --warn={{ job.options.signal_s }}
 {% endif %}
 {% for directive in job.directives %}
@@ -124,17 +125,11 @@ TEMPLATE = """\
 {% block folder %}
 cd "${MOON_PAD:-.}" || exit
 {% endblock %}
-{% block attempt %}
-HPCDDP_ATTEMPT=$MOON_JOB${MOON_CRATER:+-$MOON_CRATER}${MOON_RELAUNCH:+-r$MOON_RELAUNCH}
-HPCDDP_DEADLINE=${MOON_LANDING:-$(($(date +%s) - SECONDS + {{ job.walltime_s }}))}
-{% endblock %}
-{% block queue_next %}
-    from=$MOON_PAD
-    follow=(msub "--after=$MOON_JOB" "$attempt/script.sh")
-    cancel=(mdel)
-{% endblock %}
 {% block first_host %}
 read -r MASTER_ADDR _ < "$MOON_HOSTS"
+{% endblock %}
+{% block job_number %}
+job_number=$MOON_JOB
 {% endblock %}
 """
 

@@ -93,7 +93,7 @@ def test_no_other_module_asks_a_program() -> None:
 @pytest.fixture
 def silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """An environment in which sinfo, qsub and mpirun never answer, and nobody waits for them."""
-    monkeypatch.setattr(run, "_TIMEOUT_S", 0)
+    monkeypatch.setattr(run, "_PATIENCE_S", 0)
     for name in ("sinfo", "qsub", "mpirun"):
         (tmp_path / name).write_text("#!/bin/sh\nexec sleep 600\n")
         (tmp_path / name).chmod(0o755)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 
 import pytest
 
@@ -43,8 +44,7 @@ def script(site: str, planned_by: PlannedBy = PLANNED_BY, /, **asked: object) ->
 # Launchers that run one rank here, and a Python that writes down what it was given.
 _LAUNCHER = '#!/bin/bash\nwhile [ "$1" != "$HPCDDP_PYTHON" ]; do shift; done\nexec "$@"\n'
 _PYTHON = """#!/bin/bash
-if [ "$3" = state ] && [ "$5" = --begin ]; then echo "$4"; exit; fi
-if [ "$3" = state ]; then exit 1; fi
+if [ "$3" = supervise ]; then exec THIS "$@"; fi
 while [ "$1" != -- ]; do shift; done
 shift
 env -0 > FOLDER/environment
@@ -66,7 +66,7 @@ class StubbedNode:
             "node001.hpc.test 8 all.q@node001 UNDEFINED\nnode002.hpc.test 8 all.q@x 0,1\n"
         )
         (folder / "env").mkdir()
-        self._write(folder / "env/python", _PYTHON.replace("FOLDER", str(folder)))
+        self._write(folder / "env/python", _PYTHON.replace("FOLDER", str(folder)).replace("THIS", sys.executable))
         self.planned_by = PLANNED_BY._replace(python=f"{folder}/env/python")
 
     def _write(self, path, text) -> None:

@@ -55,7 +55,7 @@ def test_options_job_file_site_and_defaults_are_told_apart():
     assert "https://docs.abci.ai/v3/en/environment-modules/, 2026" in lines["module load hpcx/2.20 || exit"]
     assert lines["export A=1"] == "env in job.yaml"
     assert lines["export B=2"] == "--set env.B"
-    assert "launched=$!" in text.splitlines()
+    assert "set -e # from here on a line that fails ends the job" in text.splitlines()
 
 
 def test_a_derived_value_is_followed_to_what_it_is_worked_out_from():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,7 @@ _RUNTIME = (
     '#!/bin/bash\nprintf "%s\\n" "$0" "$@" > container\nwhile [ "$1" != "$HPCDDP_PYTHON" ]; do shift; done\nexec "$@"\n'
 )
 
-# A launcher that ends when it is warned, and the real timeout with a minute as the unit and not an hour. The signal is
-# held back until the launcher has said what to do with it.
+# A launcher that ends when it is warned. The signal is held back until it has said what to do with it.
 _WARNED = f"""#!{sys.executable}
 import signal, sys
 def end(*_):
@@ -30,12 +30,6 @@ signal.signal(signal.SIGUSR1, end)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
 signal.alarm(600)
 signal.pause()
-"""
-_SOON = f"""#!{sys.executable}
-import os, re, signal, sys
-signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
-(number,) = [i for i, word in enumerate(sys.argv) if re.fullmatch("[0-9]+", word) and 3000 < int(word) <= 3480]
-os.execv("/usr/bin/timeout", [*sys.argv[:number], "0.2", *sys.argv[number + 1 :]])
 """
 
 
@@ -51,7 +45,8 @@ def test_ranks_run_in_the_container(site, runtime, node: StubbedNode):
     put(node, runtime, _RUNTIME)
     for name in ("mpirun", "srun"):
         put(node, name, f'#!/bin/bash\nwhile [ "$1" != {runtime} ]; do shift; done\nexec "$@"\n')
-    text = script(site, container="torch:2", container_runtime=runtime, python=f"{node.folder}/env/python", name="x")
+    image = {"container": "torch:2", "container_runtime": runtime, "python": f"{node.folder}/env/python"}
+    text = script(site, node.planned_by, name="x", **image)
     done = node.run(text)
     assert done.returncode == 0, done.stderr
     words = (node.folder / "container").read_text().splitlines()
@@ -142,7 +137,7 @@ def test_a_grid_engine_job_reads_its_hosts_from_the_pe_hostfile(node: StubbedNod
 
 
 @pytest.mark.parametrize(
-    ("variables", "attempt"), [({}, "77"), ({"SGE_TASK_ID": "undefined"}, "77"), ({"SGE_TASK_ID": "3"}, "77-3")]
+    ("variables", "attempt"), [({}, "77.1"), ({"SGE_TASK_ID": "undefined"}, "77.1"), ({"SGE_TASK_ID": "3"}, "77-3.1")]
 )
 def test_a_grid_engine_jobs_attempt_is_its_id_and_its_task(variables, attempt, node: StubbedNode):
     assert node.run(script("generic-gridengine", node.planned_by), **variables).returncode == 0
@@ -151,10 +146,12 @@ def test_a_grid_engine_jobs_attempt_is_its_id_and_its_task(variables, attempt, n
 
 def test_the_warning_comes_before_the_end_and_the_ranks_status_is_kept(node: StubbedNode):
     put(node, "mpirun", _WARNED)
-    put(node, "timeout", _SOON)
-    done = node.run(script("generic-pbs", node.planned_by, walltime="1:00:00", signal="0:02:00"))
+    text = script("generic-slurm", node.planned_by, launcher="openmpi", walltime="1:00:00", signal="0:02:00")
+    (node.folder / "job.sh").write_text(text)
+    done = node.run("exec env --block-signal=USR1 bash job.sh", SLURM_JOB_END_TIME=str(int(time.time()) + 121))
     assert done.returncode == 3, done.stderr
     assert b"warned" in done.stdout
+    assert b"the ranks are warned: SIGUSR1 was sent" in done.stderr
 
 
 def test_gpus_are_ordered_where_they_are_numbered_against_the_cpus():

@@ -17,7 +17,9 @@ SITES = ["local", "generic-pbs", "generic-slurm"]
 
 @pytest.mark.parametrize("launcher", [None, "openmpi", "mpich", "intelmpi", "torchrun"])
 @pytest.mark.parametrize("site", SITES)
-def test_the_scripts_status_is_the_commands_although_its_output_goes_through_tee(site, launcher, node: StubbedNode):
+def test_the_scripts_status_is_the_commands_although_its_output_goes_through_the_supervisor(
+    site, launcher, node: StubbedNode
+):
     text = script(site, node.planned_by, launcher=launcher)
     done = node.run(text, STUB_STATUS="7")
     assert done.returncode == 7
@@ -45,21 +47,27 @@ def test_the_run_folder_gets_the_plan_and_a_job_file_that_asks_for_the_same_agai
 @pytest.mark.parametrize(
     ("site", "variables", "attempt"),
     [
-        ("generic-pbs", {"PBS_JOBID": "12[3].pbs1"}, "12-3.pbs1"),
-        ("generic-pbs", {"PBS_JOBID": "1234.pbs1"}, "1234.pbs1"),
-        ("generic-slurm", {"SLURM_JOB_ID": "77"}, "77"),
-        ("generic-slurm", {"SLURM_JOB_ID": "77", "SLURM_RESTART_COUNT": "2"}, "77-r2"),
+        ("generic-pbs", {"PBS_JOBID": "12[3].pbs1"}, "12-3.pbs1.1"),
+        ("generic-pbs", {"PBS_JOBID": "1234.pbs1"}, "1234.pbs1.1"),
+        ("generic-slurm", {"SLURM_JOB_ID": "77"}, "77.1"),
         (
             "generic-slurm",
-            {"SLURM_JOB_ID": "79", "SLURM_ARRAY_JOB_ID": "77", "SLURM_ARRAY_TASK_ID": "4", "SLURM_RESTART_COUNT": "1"},
-            "77-4-r1",
+            {"SLURM_JOB_ID": "79", "SLURM_ARRAY_JOB_ID": "77", "SLURM_ARRAY_TASK_ID": "4"},
+            "77-4.1",
         ),
     ],
 )
 def test_each_start_of_a_job_is_an_attempt_of_its_own(site, variables, attempt, node: StubbedNode):
     assert node.run(script(site, node.planned_by, name="x"), **variables).returncode == 0
     assert node.environment["HPCDDP_ATTEMPT"] == attempt
-    assert (node.folder / "runs/x/attempts" / attempt / "logs/job.log").is_file()
+    assert [path.parts[-3] for path in node.folder.glob("runs/x*/attempts/*/logs/job.log")] == [attempt]
+
+
+def test_a_job_that_is_started_again_has_an_attempt_of_its_own(node: StubbedNode):
+    text = script("generic-slurm", node.planned_by, name="x")
+    for number in (1, 2, 3):
+        assert node.run(text).returncode == 0
+        assert node.environment["HPCDDP_ATTEMPT"] == f"77.{number}"
 
 
 def test_a_local_attempt_is_named_by_time_and_process(node: StubbedNode):
@@ -130,7 +138,7 @@ def test_the_attempt_keeps_a_copy_of_the_script_where_there_is_a_file(node: Stub
     text = script("generic-slurm", node.planned_by, name="x")
     (node.folder / "job.sh").write_text(text)
     assert node.run("bash job.sh").returncode == 0
-    assert (node.folder / "runs/x/attempts/77/script.sh").read_text() == text
+    assert (node.folder / "runs/x/attempts/77.1/script.sh").read_text() == text
 
 
 # A launcher that sends its script a signal, and waits to be told of it. The script may not wait for its launcher yet.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import shlex
 import sys
 from pathlib import Path
 
 import pytest
 
 from hpcddp.script.find_site import site_files
+from hpcddp.supervisor.order import Order, read_order
 
 
 @pytest.fixture
@@ -23,7 +24,12 @@ def hpcddp(run, tmp_path):
 
 
 def plan_in(text: str) -> dict:
-    return json.loads(text.split("<< 'HPCDDP_PLAN'\n")[1].split("\n")[0])
+    return order_in(text).plan
+
+
+def order_in(text: str) -> Order:
+    (line,) = [line for line in text.splitlines() if " -m hpcddp supervise " in line]
+    return read_order(shlex.split(line.rstrip("\\ "))[7])
 
 
 def test_stdout_is_the_script_and_stderr_says_which_site_and_why(hpcddp):
@@ -58,7 +64,7 @@ def test_a_site_may_come_from_set_and_from_a_file_of_ones_own(hpcddp, tmp_path, 
     (tmp_path / "my.yaml").write_text((repo / "templates/sites/local.yaml").read_text())
     script = hpcddp("render", "--site", "./my.yaml", "--", "true").stdout
     assert plan_in(script)["site"] == "my"
-    assert f'site: "{tmp_path}/my.yaml"' in script, "the recorded request can be rendered again"
+    assert f'site: "{tmp_path}/my.yaml"' in order_in(script).request, "the recorded request can be rendered again"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,80 @@
+"""The start of a job's attempt: its run is chosen and taken, its folder made, request and plan left in it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+from hpcddp.errors import HpcddpError, LaunchError
+from hpcddp.record import TYPE_CHECKING, Record
+from hpcddp.runs.chain import start_attempt
+from hpcddp.runs.choice import Asked
+from hpcddp.runs.command import identify_command
+from hpcddp.runs.folder import AttemptFolder
+from hpcddp.runs.jsonfile import write_object
+from hpcddp.runs.lock import release_run
+from hpcddp.runs.start import start_run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from hpcddp.supervisor.job import Job
+    from hpcddp.supervisor.order import Order
+
+
+class Begun(Record):
+    """`left`: how many attempts may follow, in a chain."""
+
+    attempt: AttemptFolder
+    left: int = 0
+
+
+def begin(
+    order: Order,
+    base: str,
+    job: Job,
+    env: Mapping[str, str],
+    script: str,
+    tell: Callable[[str], None],
+    *,
+    by_hand: bool,
+) -> Begun | int:
+    """The attempt, which holds its run; the exit status where a chain has nothing left to do.
+
+    The errors of `start_run` and `start_attempt`; LaunchError if the folder cannot be written.
+    """
+    asked = Asked(base, identify_command(order.command), order.fresh, order.resume)
+    choice = start_run(asked, job.name, env, process=os.getpid(), by_hand=by_hand, numbered=True)
+    tell(str(choice))
+    attempt = choice.run.attempt(choice.attempt)
+    left = 0
+    try:
+        if order.chain:
+            decision, link, left = start_attempt(attempt, order.chain)
+            if not decision.starts:
+                tell(f"the chain ends here: {decision.reason}")
+                release_run(attempt.run, attempt.name)
+                return 1 if decision.is_failure else 0
+            tell(f"attempt {link.turn} of at most {order.chain}, from step {link.step}")
+        _leave_records(order, attempt, script)
+    except HpcddpError:
+        release_run(attempt.run, attempt.name)
+        raise
+    return Begun(attempt, left)
+
+
+def _leave_records(order: Order, attempt: AttemptFolder, script: str) -> None:
+    run = attempt.run
+    try:
+        for folder in ("logs", "env"):
+            os.makedirs(os.path.join(attempt.path, folder), exist_ok=True)
+        if script and os.path.isfile(script):  # a script on bash's standard input is none
+            shutil.copyfile(script, attempt.script)
+        with open(run.job, "w", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(order.request)
+        write_object(run.plan, order.plan)
+    except OSError as error:
+        raise LaunchError(
+            f"the run folder {run.path} cannot be written: {(error.strerror or str(error)).lower()}",
+            "choose one that every node can write: --run-dir, or run_dir in the job file",
+        ) from error

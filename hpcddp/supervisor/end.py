@@ -1,0 +1,53 @@
+"""The end of an attempt: what is written of it, what becomes of the follow-up, and the status of the job."""
+
+from __future__ import annotations
+
+import os
+
+from hpcddp.errors import HpcddpError
+from hpcddp.record import TYPE_CHECKING
+from hpcddp.runs.chain import is_unfinished
+from hpcddp.runs.state import State, correct_killed, name_signal, read_state
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hpcddp.runs.folder import AttemptFolder
+    from hpcddp.supervisor.follow import FollowUp
+    from hpcddp.supervisor.program import Ended
+
+#: The status of a job that left its run unfinished, and that no other job follows.
+UNFINISHED = 85
+
+
+def end_attempt(attempt: AttemptFolder, ended: Ended, follow_up: FollowUp | None, tell: Callable[[str], None]) -> int:
+    """The exit status of the job. `follow_up`: of a chain."""
+    try:
+        if ended.signal:
+            _name_signal(attempt, ended.signal, tell)
+        state = _read_end(attempt)
+    except HpcddpError as error:
+        tell(str(error))
+        return ended.status or error.exit_code
+    if state is None or not is_unfinished(state, attempt.name):
+        if follow_up is not None:
+            follow_up.cancel("nothing is left to do")
+        return ended.status
+    tell(f"unfinished: step {state.step} ({state.reason})")
+    follows = follow_up is not None and follow_up.is_waiting()
+    return ended.status if follows else ended.status or UNFINISHED
+
+
+def _read_end(attempt: AttemptFolder) -> State | None:
+    """The state, also of ranks that were killed before they could write that they end."""
+    state = read_state(attempt.run)
+    return None if state is None else correct_killed(attempt.run, state, lambda: False)
+
+
+def _name_signal(attempt: AttemptFolder, name: str, tell: Callable[[str], None]) -> None:
+    """The launcher may have handed on another signal: the state names the one that was sent, or nobody caught it."""
+    if not name_signal(attempt, name) and not os.path.exists(attempt.metrics):
+        tell(
+            f"{name} came before the ranks had opened hpcddp.runtime(), which catches it: no step was made, and"
+            " nothing of the run is lost (a program without hpcddp.runtime() has to catch it itself)"
+        )

@@ -1,0 +1,104 @@
+"""The scheduler's job around this process: its name, when it ends, and whether its owner wants it to end."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from hpcddp.errors import LaunchError
+from hpcddp.record import TYPE_CHECKING, Record
+from hpcddp.runs.holder import start_time
+from hpcddp.schedulers.registry import find_scheduler
+from hpcddp.schedulers.run import ask_about, read_job_state
+from hpcddp.units import read_number
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_PATIENCE_S = 10.0  # a scheduler that is busy must not hold up the ranks
+#: A job that is signalled earlier than this before its end is not ended by its walltime.
+_EARLY_S = 60
+
+
+class Job(Record):
+    """`scheduler`: its row. `id`: the scheduler's; "" on this machine. `name`: that of its attempts, without number."""
+
+    scheduler: str
+    id: str
+    name: str
+
+
+class End(Record):
+    """`at`: seconds since 1970; None: nothing ends the job. `source`: who says so."""
+
+    at: int | None
+    source: str
+
+
+def find_own_job(scheduler: str, env: Mapping[str, str]) -> Job:
+    """The job of a script for this scheduler. LaunchError where it does not run in a job."""
+    row = find_scheduler(scheduler)
+    if row.this_machine:
+        return Job(scheduler, "", time.strftime("local-%Y%m%dT%H%M%S-") + str(os.getpid()))
+    names = (row.variables.job_id, row.variables.older_job_id)
+    job = next((env[name] for name in names if env.get(name)), "")
+    if not job:
+        raise LaunchError(
+            f"{row.variables.job_id} is not set: this is a job script for {row.title}",
+            f"{row.commands.submit[0]} SCRIPT, or hpcddp launch -- COMMAND",
+        )
+    index = next((env[name] for name in row.variables.array_index if env.get(name, "").isdecimal()), "")
+    return Job(scheduler, job, _name_job(job, env.get(row.variables.array_id, ""), index))
+
+
+def _name_job(job: str, array: str, index: str) -> str:
+    """The array's id and the index; PBS's own `12[3].pbs1` becomes `12-3.pbs1`."""
+    if array and index:
+        return f"{array}-{index}"
+    if "[" in job:
+        return job.replace("]", "").replace("[", "-")
+    return f"{job}-{index}" if index and "-" not in job else job
+
+
+def find_end(job: Job, env: Mapping[str, str], walltime_s: int | None, *, by_hand: bool) -> End:
+    """When the job ends: by the scheduler's variable, else by its word, else by the request's walltime. An end that is
+    asked for by hand, in an allocation, may come before the allocation's."""
+    row = find_scheduler(job.scheduler)
+    asked = None if walltime_s is None else End(_script_start() + walltime_s, "as the request says")
+    told = read_number(env.get(row.variables.end, "")) if row.variables.end else None
+    if told is not None:
+        end = End(told, f"as {row.variables.end} says")
+    elif job.id and (answer := ask_about(job.scheduler, job.id, env, _PATIENCE_S)) is not None:
+        said = row.commands.parse_end(answer)
+        end = End(said, f"as {row.commands.state[0]} says")
+    else:
+        end = End(None, "")
+    if end.at is None or (by_hand and asked is not None and asked.at is not None and asked.at < end.at):
+        return asked or End(None, "")
+    return end
+
+
+def is_wish(job: Job, end: End, env: Mapping[str, str]) -> bool:
+    """Whether a SIGTERM that came now is the owner's wish: the walltime, a preemption and a failed node are not."""
+    if end.at is not None and time.time() > end.at - _EARLY_S:
+        return False
+    answer = ask_about(job.scheduler, job.id, env, _PATIENCE_S) if job.id else None
+    return answer is None or not find_scheduler(job.scheduler).commands.parse_taken(answer)
+
+
+def is_waiting(scheduler: str, job: str, env: Mapping[str, str]) -> bool:
+    """Whether this other job is still there; True if its scheduler does not say."""
+    answer = ask_about(scheduler, job, env, _PATIENCE_S)
+    state = None if answer is None else read_job_state(scheduler, answer)
+    return state not in {"gone", "cancelled", "finished", "failed"}
+
+
+def _script_start() -> int:
+    """When this process started, which is when its job script did: the script became it."""
+    ticks, now = start_time(os.getpid()), time.time()
+    try:
+        with open("/proc/uptime", encoding="ascii") as file:
+            up = float(file.read().split()[0])
+    except OSError:
+        return int(now)
+    return int(now - (up - int(ticks or 0) / os.sysconf("SC_CLK_TCK")))

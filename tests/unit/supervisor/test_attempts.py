@@ -1,0 +1,188 @@
+"""The start and the end of a job's attempt: its run, its name, its records, what a chain decides, and the status."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from hpcddp.errors import HpcddpError, LaunchError
+from hpcddp.runs.folder import RunFolder
+from hpcddp.runs.lock import is_held_by, release_run
+from hpcddp.runs.state import note_checkpoint, read_state, write_state
+from hpcddp.supervisor.begin import Begun, begin
+from hpcddp.supervisor.end import end_attempt
+from hpcddp.supervisor.job import find_own_job
+from hpcddp.supervisor.order import Order, read_order
+from hpcddp.supervisor.program import Ended
+
+COMMAND = ("python", "train.py")
+
+
+class Node:
+    """Begins and ends attempts here, and keeps what people are told."""
+
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        self.told: list[str] = []
+
+    def begin(self, job: str, *, command: tuple[str, ...] = COMMAND, by_hand: bool = False, **asked) -> Begun | int:
+        self.told.clear()
+        env = {"PBS_JOBID": job}
+        order = Order("name: x\n", {"scheduler": "pbs", "command": command}, "openmpi", **asked)
+        own = find_own_job("pbs", env)
+        return begin(order, str(self.base), own, env, "", self.told.append, by_hand=by_hand)
+
+    def attempt(self, job: str, **asked) -> str:
+        begun = self.begin(job, **asked)
+        assert isinstance(begun, Begun)
+        return begun.attempt.path
+
+
+@pytest.fixture
+def node(tmp_path, monkeypatch) -> Node:
+    monkeypatch.chdir(tmp_path)
+    return Node(tmp_path / "runs/train")
+
+
+def test_each_start_of_a_job_has_a_folder_of_its_own(node: Node):
+    for number in (1, 2):  # it ended without a word, and its scheduler started it again
+        assert node.attempt("41.pbs1") == f"{node.base}/attempts/41.pbs1.{number}"
+    release_run(RunFolder(str(node.base)), "41.pbs1.2")
+    assert node.attempt("42.pbs1") == f"{node.base}/attempts/42.pbs1.1"
+    assert (node.base / "job.yaml").read_text() == "name: x\n"
+    assert json.loads((node.base / "plan.json").read_text())["command"] == [*COMMAND]
+
+
+def test_another_command_gets_a_run_of_its_own_and_why_is_told(node: Node):
+    assert node.attempt("41") == f"{node.base}/attempts/41.1"
+    assert node.told == ["run runs/train: new"]
+    assert node.attempt("42", command=("python", "other.py")) == f"{node.base}-2/attempts/42.1"
+    why = "since train was started with another command, python train.py (to resume that one: --resume train)"
+    assert node.told == [f"run runs/train-2: new, {why}"]
+
+
+def test_a_second_attempt_is_refused_while_the_first_one_lives(node: Node, monkeypatch):
+    node.attempt("41")
+    with monkeypatch.context() as as_another_process:
+        as_another_process.setattr(os, "getpid", os.getppid)
+        with pytest.raises(LaunchError, match="is in use by job 41 on"):
+            node.begin("42")
+        assert node.attempt("43", fresh=True) == f"{node.base}-2/attempts/43.1"
+
+
+def test_an_attempt_that_was_killed_is_unfinished_at_its_newest_checkpoint(node: Node):
+    attempt = node.begin("41").attempt
+    note_checkpoint(attempt, step=30, epoch=3)
+    (node.base / "checkpoints/step-00000032").mkdir(parents=True)
+    (node.base / "checkpoints/step-00000032/manifest.json").write_text('{"epoch": 4}')
+    node.told.clear()
+    assert end_attempt(attempt, Ended(0), None, node.told.append) == 85
+    assert node.told == ["unfinished: step 32 (checkpoint at step 32; the attempt has ended since)"]
+    assert end_attempt(attempt, Ended(137), None, node.told.append) == 137
+
+
+def test_the_signal_that_came_to_the_script_is_the_reason_and_one_that_nobody_caught_is_told(node: Node):
+    attempt = node.begin("41").attempt
+    node.told.clear()
+    assert end_attempt(attempt, Ended(143, "SIGTERM"), None, node.told.append) == 143
+    assert node.told[0].startswith(
+        "SIGTERM came before the ranks had opened hpcddp.runtime(), which catches it: no step"
+    )
+    write_state(attempt, "unfinished", step=30, epoch=3, reason="SIGUSR1")
+    node.told.clear()
+    assert end_attempt(attempt, Ended(0, "SIGTERM"), None, node.told.append) == 85
+    assert node.told == ["unfinished: step 30 (SIGTERM)"]
+    assert read_state(attempt.run).reason == "SIGTERM"
+
+
+@pytest.fixture
+def chain(node: Node) -> RunFolder:
+    """hpcddp 0.1's run of two attempts, of which the second one queued job 43."""
+    shutil.copytree(Path(__file__).parents[2] / "captures/runs-0.1/chain", node.base)
+    return RunFolder(str(node.base))
+
+
+@pytest.mark.parametrize("length", [60, 0])
+def test_a_chain_stops_at_a_damaged_state_and_goes_on_once_it_is_restored(chain: RunFolder, length: int, node: Node):
+    path = Path(chain.state)
+    whole = path.read_text()
+    path.write_text(whole[:length])
+    with pytest.raises(HpcddpError, match=f"{path} cannot be read: "):
+        node.begin("43.pbs1", chain=5)
+    assert path.read_text() == whole[:length]
+    assert not os.path.exists(chain.attempt("43.pbs1.1").path)
+    assert not is_held_by(chain, "43.pbs1.1")
+    path.write_text(whole)
+    begun = node.begin("43.pbs1", chain=5)
+    assert "attempt 3 of at most 5, from step 4" in node.told
+    assert begun.left == 2
+
+
+def test_a_link_that_its_scheduler_starts_again_goes_on_as_the_same_link(chain: RunFolder, node: Node):
+    for number in (1, 2):  # no progress between them: that a node failed is not the run's fault
+        assert node.begin("43.pbs1", chain=5).attempt.name == f"43.pbs1.{number}"
+        assert "attempt 3 of at most 5, from step 4" in node.told
+    write_state(chain.attempt("43.pbs1.2"), "unfinished", step=9, epoch=0, reason="deadline")
+    for number in (1, 2):
+        Path(chain.attempt(f"43.pbs1.{number}").next).write_text("44.pbs1\n")
+    assert node.begin("44.pbs1", chain=5).attempt.name == "44.pbs1.1"
+    assert "attempt 4 of at most 5, from step 9" in node.told
+    write_state(chain.attempt("44.pbs1.1"), "finished", step=10, epoch=0, reason="done")
+    assert node.begin("44.pbs1", chain=5) == 0
+    assert node.told[-1] == "the chain ends here: attempt 44.pbs1.1 has finished the run at step 10"
+
+
+def test_a_damaged_state_is_not_resumed_by_guess_but_by_name(chain: RunFolder, node: Node):
+    command = tuple(json.loads(Path(chain.plan).read_text())["command"])
+    Path(chain.state).write_text("")
+    with pytest.raises(HpcddpError, match=f"{chain.state} cannot be read: "):  # it may be finished
+        node.begin("44", command=command)
+    assert node.attempt("45", command=command, resume="train") == chain.attempt("45.1").path
+
+
+@pytest.mark.parametrize("is_loop", [False, True])
+def test_a_chain_whose_next_cannot_be_read_is_told_in_two_lines(chain: RunFolder, is_loop: bool, node: Node):
+    path = Path(chain.attempt("42.pbs1").next)
+    path.unlink()
+    if is_loop:
+        path.symlink_to(path)
+    else:
+        path.mkdir()
+    with pytest.raises(HpcddpError, match=f"{path} cannot be read: ") as error:
+        node.begin("43.pbs1", chain=5)
+    assert error.value.hint == f"ls -l {path}"
+
+
+def test_a_plan_of_a_newer_hpcddp_is_refused_before_it_is_replaced(chain: RunFolder, node: Node):
+    path = Path(chain.plan)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"schema": 77}))
+    with pytest.raises(HpcddpError, match=f"{path} was written by a newer hpcddp"):
+        node.begin("43.pbs1", chain=5)
+    assert not os.path.exists(chain.holders)
+
+
+def test_a_chain_that_ends_holds_its_run_no_longer(node: Node):
+    first = node.begin("41", chain=3)
+    assert first.left == 2
+    write_state(first.attempt, "finished", step=9, epoch=1, reason="done")
+    Path(first.attempt.next).write_text("42")
+    release_run(first.attempt.run, first.attempt.name)
+    assert node.begin("42", chain=3) == 0
+    assert "the chain ends here" in node.told[-1]
+    assert node.attempt("43", resume="train") == f"{node.base}/attempts/43.1"
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"request": "", "plan": {}, "makes_ranks": "x"}', '{"x": 1}'])
+def test_an_order_that_was_changed_is_refused(text: str):
+    with pytest.raises(HpcddpError, match="order to hpcddp supervise cannot be read"):
+        read_order(text)
+
+
+def test_a_script_outside_of_a_job_says_how_to_submit_it():
+    with pytest.raises(LaunchError, match="PBS_JOBID is not set: this is a job script for PBS") as error:
+        find_own_job("pbs", {})
+    assert error.value.hint == "qsub SCRIPT, or hpcddp launch -- COMMAND"
