@@ -50,7 +50,8 @@ def attach(trainer: Any, env: MutableMapping[str, str], save_every: int | None) 
                 trainer.add_callback(callback)
                 try:
                     with ended(run):
-                        run.open()
+                        with two_lines():
+                            run.open()
                         if line:
                             run.say(line)
                         result = train(saved.path if saved else resume_from_checkpoint, *more, **named)

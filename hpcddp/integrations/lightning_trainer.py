@@ -117,7 +117,8 @@ class Hooks:
                 check_world(self._saved, ranks.world_size, None, fixed="DeepSpeed's optimizer is saved per rank")
         self._run = Run(FRAMEWORK, self._attempt, ranks, self._env, self._signals, self._saved)
         self._until_end.enter_context(ended(self._run))
-        self._run.open()
+        with two_lines():
+            self._run.open()
 
     def on_train_start(self, trainer: Any, _module: Any) -> None:
         """All is loaded, and no batch was read. Lightning has its own handler of SIGTERM now, which communicates."""

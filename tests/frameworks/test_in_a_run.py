@@ -101,6 +101,17 @@ def test_a_script_of_the_page_is_stopped_and_resumed_and_gives_the_same_weights(
     assert all(torch.equal(once[name], twice[name]) for name in once)
 
 
+@pytest.mark.parametrize("heading", ["HF Trainer", "Lightning Trainer"])
+def test_a_second_training_of_a_script_is_refused_with_two_lines(heading, repo, launch, tmp_path):
+    script = script_of(repo, heading)
+    train = next(line for line in script.splitlines() if line.startswith(("trainer.train(", "trainer.fit(")))
+    refused = launch(begin(tmp_path / "run", f"{script}{train}\n"))
+    said = refused.stdout + refused.stderr
+    assert refused.returncode == 2, said
+    assert "hpcddp: the script trains a second time in the run" in said
+    assert "Traceback" not in said
+
+
 def test_a_killed_attempt_is_resumed_from_the_end_of_the_epoch_before_and_gives_the_same_weights(
     repo, launch, tmp_path
 ):
