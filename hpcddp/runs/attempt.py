@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Mapping
 
 from hpcddp.errors import LaunchError
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.record import Record
-from hpcddp.runs.folder import find_attempt
+from hpcddp.runs.folder import AttemptFolder, find_attempt, job_of
 from hpcddp.schedulers.registry import all_schedulers
 
 # The record holds these, the launchers' variables and the schedulers'. It holds nothing else, and no secret.
 _RECORDED = ("HPCDDP_", "CUDA_", "HIP_", "ROCR_", "ZE_", "NCCL_", "GLOO_", "FI_", "UCX_", "OMP_")
+_SEEN_S = 65.0  # NFS keeps for a minute, as delivered, that a folder was not there
+_LOOK_S = 0.5
 _SECRET = ("COOKIE", "TOKEN", "SECRET", "PASSWORD", "JWT", "KEY", "CRED")
 
 
@@ -33,6 +36,7 @@ def record_rank(env: Mapping[str, str], rank: int, hostname: str) -> RankLog | N
     if attempt is None:
         return None
     host = hostname.partition(".")[0]
+    _check_shared(attempt, rank, host)
     record, log = attempt.rank_environment(rank), attempt.rank_log(rank, host)
     try:
         os.makedirs(os.path.dirname(record), exist_ok=True)
@@ -52,6 +56,23 @@ def record_rank(env: Mapping[str, str], rank: int, hostname: str) -> RankLog | N
             "the run folder must be on a file system that every node shares; set run_dir in the job file",
         ) from error
     return None
+
+
+def _check_shared(attempt: AttemptFolder, rank: int, host: str) -> None:
+    """LaunchError if this host does not see the folder that the supervisor made on another one: each would write its
+    own run. A shared file system may show it a while late."""
+    if job_of(attempt.name) == attempt.name:
+        return  # it was not the supervisor that named it
+    end = time.monotonic() + _SEEN_S
+    while not os.path.isdir(attempt.path):
+        if time.monotonic() > end:
+            raise LaunchError(
+                f"rank {rank} on {host} does not see the run folder of this job, {attempt.path!r}",
+                "the run folder must be on a file system that every node shares; set run_dir in the job file",
+            )
+        if os.path.isdir(attempt.run.attempts):
+            os.listdir(attempt.run.attempts)  # asks the server anew
+        time.sleep(_LOOK_S)
 
 
 def _recorded(env: Mapping[str, str]) -> list[tuple[str, str]]:

@@ -2,6 +2,10 @@
 
 from pathlib import Path
 
+import pytest
+
+from hpcddp.errors import LaunchError
+from hpcddp.runs import attempt
 from hpcddp.runs.attempt import record_rank
 
 
@@ -13,3 +17,15 @@ def test_the_record_holds_launch_variables_and_no_secret(tmp_path: Path) -> None
     record = (tmp_path / "attempts" / "47.pbs1" / "env" / "rank-0003.env").read_text().split("\0")
     assert "PMI_RANK=3" in record
     assert not [line for line in record if line.startswith(("PBS_JOBCOOKIE", "HF_TOKEN", "SLURM_JWT", "EDITOR"))]
+
+
+def test_a_host_that_does_not_see_the_supervisors_folder_is_refused(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(attempt, "_SEEN_S", -1.0)
+    env = {"HPCDDP_RUN_DIR": str(tmp_path / "own"), "HPCDDP_ATTEMPT": "47.pbs1.1"}
+    with pytest.raises(LaunchError, match=r"rank 3 on node3 does not see the run folder of this job") as refused:
+        record_rank(env, 3, "node3.cluster")
+    assert "on a file system that every node shares" in refused.value.hint
+    assert not (tmp_path / "own").exists()
+    (tmp_path / "own/attempts/47.pbs1.1").mkdir(parents=True)
+    record_rank(env, 3, "node3.cluster")
+    assert (tmp_path / "own/attempts/47.pbs1.1/env/rank-0003.env").exists()
