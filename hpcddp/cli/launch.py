@@ -142,6 +142,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         found = _find_launcher(site, env)  # on one node a command that makes the ranks needs no agent
         spec = spec if own_ranks.maker and LAUNCHERS[found].is_agent else spec._replace(launcher=found)
     plan = plan_job(spec._replace(ranks_per_node=spec.ranks_per_node or ranks), site, this_process())
+    plan = plan._replace(slots=None if allocation is None else room.slots)
     if (remark := remark_name(plan)) is not None:
         tell(remark)
     _refuse_another_dialect(plan.outer_launcher, plan.outer_program, site, env)

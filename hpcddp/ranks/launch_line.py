@@ -49,7 +49,7 @@ class LaunchRequest(Record):
     `hostfile`: the shell variable with the path of the list. `program`: the launcher's path; "": the one that the
     script found. `ranks_per_node`: what each process makes, if it is an agent. `exported` and
     `exported_always` are variables that every process needs, `exported_if_set` those that may be unset; only launchers
-    that forward nothing by themselves print them. `oversubscribe`: there may be more processes than CPUs.
+    that forward nothing by themselves print them. `oversubscribe`: there may be more processes than places.
     `launcher_options` are the site's own; `container_options` start each process in a container.
     """
 

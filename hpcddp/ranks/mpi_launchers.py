@@ -23,7 +23,9 @@ _INTEL = ("I_MPI_HYDRA_UUID", "HYDRA_BSTRAP_LOCALHOST", "HYDRA_BSTRAP_NODE_ID", 
 
 def _openmpi_line(job: LaunchRequest) -> Iterator[Words]:
     """Open MPI forwards no variable by itself, and binds each rank to one core where nothing is said."""
-    mapping = "slot:OVERSUBSCRIBE" if job.oversubscribe else f"ppr:{job.processes_per_node}:node"
+    mapping = f"ppr:{job.processes_per_node}:node"
+    if job.oversubscribe:
+        mapping = "slot:OVERSUBSCRIBE" if job.nodes == 1 else f"{mapping}:OVERSUBSCRIBE"
     hosts = host_words(job, "-host", "-hostfile")
     yield program_word(job), "-np", str(job.processes), "--map-by", mapping, "--bind-to", "none", *hosts
     yield job.launcher_options

@@ -43,7 +43,8 @@ class JobPlan(Record):
     """One decided job. Templates print these values as they stand; `remarks` are for stderr.
 
     `own_ranks`: what makes the ranks of each node, if the command itself does. `sources`: job-file key -> where its
-    value came from. `data_size`: ranks that see different samples.
+    value came from. `data_size`: ranks that see different samples. `slots`: places on each node of an allocation;
+    None: those of the request.
     """
 
     site: Site
@@ -81,6 +82,7 @@ class JobPlan(Record):
     directives: tuple[str, ...]
     remarks: tuple[str, ...]
     own_ranks: str = ""
+    slots: int | None = None
     sources: Mapping[str, str] = MappingProxyType({})
 
     @property
@@ -179,8 +181,10 @@ class JobPlan(Record):
 
     @property
     def oversubscribe(self) -> bool:
-        """Whether there may be more processes than CPUs: on this machine, which no scheduler divides."""
-        return find_scheduler(self.site.scheduler).this_machine
+        """Whether there may be more processes than places: on this machine, which no scheduler divides, and in an
+        allocation that was asked for with fewer."""
+        few = self.slots is not None and self.slots < self.processes_per_node
+        return few or find_scheduler(self.site.scheduler).this_machine
 
     @property
     def launcher_options(self) -> tuple[str, ...]:
@@ -201,16 +205,6 @@ class JobPlan(Record):
         return passed.pop() if len(passed) == 1 and self.own_ranks != SOME_COMMAND else ""
 
     @property
-    def takes_warning(self) -> bool:
-        """Whether the ranks outlive the warning signal."""
-        return not self.agents or LAUNCHERS[self.launcher].passes_on == WARNING
-
-    @property
-    def grace_s(self) -> int:
-        """Seconds that the ranks have after that signal; 0: as many as they need."""
-        return LAUNCHERS[self.launcher].grace_s
-
-    @property
     def supervised(self) -> bool:
         """Whether the script ends in the supervisor, which starts the launcher; else in the bare launcher line."""
         return self.spec.supervise is not False
@@ -219,17 +213,6 @@ class JobPlan(Record):
     def supervisor(self) -> Words:
         """The Python of the supervisor: the ranks' own, but outside of a container."""
         return (self.planned_by.python if self.container.runtime else FromShell("$HPCDDP_PYTHON"),)
-
-    @property
-    def follow_options(self) -> tuple[str, ...]:
-        """What the command that queues a chain's next attempt needs: an account that no directive carries."""
-        return (self.site.account.option, self.account) if self.account and not self.account_option else ()
-
-    @property
-    def ends_after_s(self) -> int | None:
-        """The walltime; None where nothing ends the job."""
-        here = find_scheduler(self.site.scheduler).this_machine and self.spec.walltime_s is None
-        return None if here else self.walltime_s
 
     @property
     def stage_line(self) -> Iterator[Words]:
@@ -310,10 +293,5 @@ class JobPlan(Record):
     def per_node(self) -> JobPlan:
         """The same nodes with one process each and no container: what prepares a node runs so."""
         cpus = self.cpus_per_rank * self.ranks_per_node
-        return self._replace(
-            launcher=self.outer_launcher,
-            ranks_per_node=1,
-            cpus_per_rank=cpus,
-            bind="",
-            container=Container(),
-        )
+        one = self._replace(launcher=self.outer_launcher, ranks_per_node=1, cpus_per_rank=cpus)
+        return one._replace(bind="", container=Container())

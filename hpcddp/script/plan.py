@@ -208,7 +208,7 @@ def _remarks(plan: JobPlan) -> list[str]:
     signal_s = plan.options.signal_s
     if signal_s >= plan.walltime_s:
         raise RequestError(f"signal {format_walltime(signal_s)} is not within {plan.walltime}", "--set signal=0:02:00")
-    if signal_s and not plan.takes_warning:
+    if signal_s and plan.agents and LAUNCHERS[plan.launcher].passes_on != WARNING:
         raise RequestError(
             f"signal: {plan.launcher} ends at the first SIG{WARNING} and takes its ranks with it",
             f"leave out --launcher {plan.launcher}",

@@ -6,7 +6,9 @@ import json
 import re
 from typing import Any
 
+from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.runs.jsonfile import SCHEMAS
+from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.script.plan import JobPlan
 from hpcddp.script.spec import spec_items
 from hpcddp.script.words import quote_word
@@ -42,16 +44,18 @@ def plan_record(plan: JobPlan) -> dict[str, Any]:
 
 def format_job_order(plan: JobPlan) -> str:
     """One bash word: what the supervisor has to know."""
+    endless = find_scheduler(plan.site.scheduler).this_machine and plan.spec.walltime_s is None
+    by_option = plan.account and not plan.account_option  # of the submit command: no directive carries it
     order = Order(
         request=format_request(plan),
         plan=plan_record(plan),
         makes_ranks=plan.makes_ranks,
-        walltime_s=plan.ends_after_s,
+        walltime_s=None if endless else plan.walltime_s,
         passes_on=plan.passes_on,
-        grace_s=plan.grace_s if plan.passes_on else 0,
+        grace_s=LAUNCHERS[plan.launcher].grace_s if plan.passes_on else 0,
         warns_s=plan.warns_s,
         chain=plan.options.chain,
-        follow_options=plan.follow_options,
+        follow_options=(plan.site.account.option, plan.account) if by_option else (),
         fresh=bool(plan.spec.fresh),
         resume=plan.spec.resume,
     )

@@ -62,6 +62,16 @@ def test_an_interactive_pbs_job_gets_its_nodes_and_slots(tmp_path: Path) -> None
     assert '-hostfile "$PBS_NODEFILE"' in said.stdout
 
 
+def test_open_mpi_is_told_where_an_allocation_has_fewer_slots_than_ranks(tmp_path: Path) -> None:
+    asked = ("--ranks-per-node", "2", "--dry-run", "--launcher", "openmpi", "--", "true")
+    two = launch(tmp_path, *asked, **pbs_job(tmp_path, "a.x", "b.x"))
+    assert "--map-by ppr:2:node:OVERSUBSCRIBE --bind-to none" in two.stdout, two.stderr
+    one = launch(tmp_path, *asked, **pbs_job(tmp_path, "a.x"))
+    assert "--map-by slot:OVERSUBSCRIBE --bind-to none" in one.stdout, one.stderr
+    enough = launch(tmp_path, *asked, **pbs_job(tmp_path, "a.x", "a.x"))
+    assert "--map-by ppr:2:node --bind-to none" in enough.stdout, enough.stderr
+
+
 def test_uneven_slots_are_refused_with_both_counts(tmp_path: Path) -> None:
     said = launch(tmp_path, "--dry-run", "--", "true", **pbs_job(tmp_path, "a", "a", "b"))
     assert said.returncode == 4
