@@ -46,8 +46,11 @@ def _read_end(attempt: AttemptFolder) -> State | None:
 
 def _name_signal(attempt: AttemptFolder, name: str, tell: Callable[[str], None]) -> None:
     """The launcher may have handed on another signal: the state names the one that was sent, or nobody caught it."""
-    if not name_signal(attempt, name) and not os.path.exists(attempt.metrics):
+    if name_signal(attempt, name) or os.path.exists(attempt.metrics):
+        return
+    state = read_state(attempt.run)  # the loops of other frameworks write no metrics
+    if state is None or state.attempt != attempt.name:
         tell(
-            f"{name} came before the ranks had opened hpcddp.runtime(), which catches it: no step was made, and"
-            " nothing of the run is lost (a program without hpcddp.runtime() has to catch it itself)"
+            f"{name} came before the ranks had opened hpcddp.runtime(), or loop() or attach() of hpcddp.integrations,"
+            " which catch it: no step was made, and nothing of the run is lost (other programs catch it themselves)"
         )

@@ -89,14 +89,16 @@ def test_the_signal_that_came_to_the_script_is_the_reason_and_one_that_nobody_ca
     attempt = node.begin("41").attempt
     node.told.clear()
     assert end_attempt(attempt, Ended(143, "SIGTERM"), None, node.told.append) == 143
-    assert node.told[0].startswith(
-        "SIGTERM came before the ranks had opened hpcddp.runtime(), which catches it: no step"
-    )
+    assert node.told[0].startswith("SIGTERM came before the ranks had opened hpcddp.runtime(), or loop() or attach()")
     write_state(attempt, "unfinished", step=30, epoch=3, reason="SIGUSR1")
     node.told.clear()
     assert end_attempt(attempt, Ended(0, "SIGTERM"), None, node.told.append) == 85
     assert node.told == ["unfinished: step 30 (SIGTERM)"]
     assert read_state(attempt.run).reason == "SIGTERM"
+    write_state(attempt, "unfinished", step=40, epoch=3, reason="deadline")  # of a loop that writes no metrics
+    node.told.clear()
+    assert end_attempt(attempt, Ended(0, "SIGTERM"), None, node.told.append) == 85
+    assert node.told == ["unfinished: step 40 (deadline)"]
 
 
 @pytest.fixture
