@@ -63,12 +63,12 @@ def parse_state(answer: Answer) -> str | None:
 
 
 def parse_end(answer: Answer) -> int | None:
-    """`EndTime=2026-11-21T02:12:37`, in this host's time; it may be Unknown, and a queued job has none that holds."""
+    """`EndTime=2026-11-21T02:12:37`, in this host's time, of a job that runs; later it is the present."""
     import re
     import time
 
     said = re.search(r"\bEndTime=(\S+)", answer.stdout)
-    if not said or parse_state(answer) == "PENDING":
+    if not said or parse_state(answer) != "RUNNING":
         return None
     try:
         return int(time.mktime(time.strptime(said[1], "%Y-%m-%dT%H:%M:%S")))
@@ -77,12 +77,12 @@ def parse_end(answer: Answer) -> int | None:
 
 
 def parse_taken(answer: Answer) -> bool:
-    """A preempted job has `PreemptTime=`; one whose node failed, or that is queued again, has a state of its own."""
+    """A preempted job has `PreemptTime=`; one whose node failed, or that is queued again, its own state. One at its
+    time limit, which may have been changed, is COMPLETING for a reason, while `scancel` leaves Reason=None."""
     import re
 
-    preempted = re.search(r"\bPreemptTime=(\S+)", answer.stdout)
-    state = parse_state(answer) or ""
-    return (preempted is not None and preempted[1] != "None") or state in {"NODE_FAIL", "PREEMPTED", "REQUEUED"}
+    why = re.search(r"\bPreemptTime=(?!None)|\bReason=(TimeLimit|NodeDown|Preempt)", answer.stdout)
+    return why is not None or parse_state(answer) in {"NODE_FAIL", "PREEMPTED", "REQUEUED", "TIMEOUT"}
 
 
 def parse_partitions(text: str) -> list[QueueFound]:

@@ -80,10 +80,13 @@ def find_end(job: Job, env: Mapping[str, str], walltime_s: int | None, *, by_han
 
 def is_wish(job: Job, end: End, env: Mapping[str, str]) -> bool:
     """Whether a SIGTERM that came now is the owner's wish: the walltime, a preemption and a failed node are not."""
-    if end.at is not None and time.time() > end.at - _EARLY_S:
-        return False
     answer = ask_about(job.scheduler, job.id, env, _PATIENCE_S) if job.id else None
-    return answer is None or not find_scheduler(job.scheduler).commands.parse_taken(answer)
+    commands = find_scheduler(job.scheduler).commands
+    now_ends = commands.parse_end(answer) if answer is not None else None  # the walltime may have been changed
+    ends = now_ends if now_ends is not None else end.at
+    if ends is not None and time.time() > ends - _EARLY_S:
+        return False
+    return answer is None or not commands.parse_taken(answer)
 
 
 def is_waiting(scheduler: str, job: str, env: Mapping[str, str]) -> bool:

@@ -121,3 +121,37 @@ def test_a_silent_mpirun_ends_launch_with_what_to_try(silent: dict[str, str]) ->
     with pytest.raises(LaunchError, match="mpirun has not answered") as error:
         launch.run(args, silent)
     assert error.value.hint.startswith("try it by hand: ")
+
+
+# scontrol show job of Slurm 22.05, recorded: while it runs, and in the SIGTERM of `scancel`
+_RUNS = """JobId=6 JobName=t.sh
+   JobState=RUNNING Reason=None Dependency=(null)
+   Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:0
+   StartTime=2026-11-23T13:26:06 EndTime=2026-11-23T13:31:06 Deadline=N/A
+"""
+_CANCELLED = _RUNS.replace("RUNNING", "COMPLETING").replace(
+    "EndTime=2026-11-23T13:31:06", "EndTime=2026-11-23T13:26:08"
+)
+
+
+def test_slurm_says_when_a_running_job_ends_and_of_one_that_is_being_ended_nothing() -> None:
+    commands = find_scheduler("slurm").commands
+    end = time.mktime(time.strptime("2026-11-23 13:31:06", "%Y-%m-%d %H:%M:%S"))
+    assert commands.parse_end(Answer(0, _RUNS, "")) == int(end)
+    assert commands.parse_end(Answer(0, _RUNS.replace("EndTime=2026-11-23T13:31:06", "EndTime=Unknown"), "")) is None
+    assert commands.parse_end(Answer(0, _CANCELLED, "")) is None
+    assert commands.parse_end(Answer(1, "", "slurm_load_jobs error: Invalid job id specified")) is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "is_taken"),
+    [
+        ("", "", False),
+        ("Reason=None", "Reason=TimeLimit", True),
+        ("Deadline=N/A", "Deadline=N/A\n   PreemptEligibleTime=2026-11-23T13:26:06 PreemptTime=None", False),
+        ("Deadline=N/A", "Deadline=N/A\n   PreemptTime=2026-11-23T13:26:08", True),
+        ("JobState=COMPLETING", "JobState=NODE_FAIL", True),
+    ],
+)
+def test_slurm_says_whether_it_takes_the_nodes_away_itself(old: str, new: str, is_taken: bool) -> None:
+    assert find_scheduler("slurm").commands.parse_taken(Answer(0, _CANCELLED.replace(old, new), "")) == is_taken
