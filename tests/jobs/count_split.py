@@ -39,7 +39,8 @@ def carried(events) -> dict[str, int]:
         call = next((name for key, name in NAMES.items() if key in event.name), event.name.strip("c10d:_"))
         shapes = [shape for shape in event.input_shapes if shape]
         if not shapes:  # lists of tensors: what gloo says of them
-            below = next(e for e in ordered[number:] if e.name.startswith("gloo:"))
+            # gloo's threads may record another call's between them
+            below = next(e for e in ordered[number:] if e.name == f"gloo:{call.replace('-', '_')}")
             shapes = [shape for shape in below.input_shapes if shape]
         size = max(torch.Size(shape).numel() for shape in shapes)
         found[call] = found.get(call, 0) + (size // 4 if call == "broadcast" else size)  # zero1 sends bytes
