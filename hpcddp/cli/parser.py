@@ -44,8 +44,6 @@ class VerbParser(argparse.ArgumentParser):
         #: status -> what it means for this verb; "": what EXITS says
         self.exits = {0: "", **dict.fromkeys(exits, ""), **(also or {})}
         self.takes_command = takes_command
-        #: the option that a command goes with, by its name in the namespace; "": none, it may always follow
-        self.command_with = ""
         #: option of another verb -> why this one does not have it
         self.elsewhere: dict[str, str] = {}
 
@@ -121,12 +119,12 @@ class VerbParser(argparse.ArgumentParser):
     def _refuse_left_over(self, found: argparse.Namespace, left: list[str], words: Sequence[str]) -> RequestError:
         if left[0].startswith("-"):
             return self._refuse_option(left[0], words)
-        if not self.takes_command or (self.command_with and not getattr(found, self.command_with)):
+        if not self.takes_command:
             return RequestError(f"{self.prog} takes no further word, got {left[0]!r}", f"{self.prog} --help")
         import shlex
 
         positional = [getattr(found, action.dest) for action in self._get_positional_actions()]
-        command = shlex.join([*filter(None, positional if not self.command_with else ()), *left])
+        command = shlex.join([*filter(None, positional), *left])
         return RequestError(f"{self.prog}: there is no -- before the command {command}", f"put it there: -- {command}")
 
     def _refuse_option(self, word: str, words: Sequence[str]) -> RequestError:

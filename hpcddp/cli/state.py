@@ -18,7 +18,8 @@ from hpcddp.units import parse_count
 _DESCRIPTION = """\
 Say how far a run is: finished, failed, or unfinished, with step and reason.
 
-The options below are for job scripts: they ask about their own attempt, $HPCDDP_ATTEMPT."""
+The options --unfinished and --chain are for the job scripts of hpcddp 0.1: they ask about their own attempt,
+$HPCDDP_ATTEMPT."""
 
 
 def build_parser() -> VerbParser:
