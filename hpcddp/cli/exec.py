@@ -13,6 +13,7 @@ from hpcddp.errors import PEER_FAILED, LaunchError, RequestError
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.runs import attempt
 from hpcddp.runs.folder import RunFolder, find_attempt
+from hpcddp.runs.heartbeat import VARIABLE as HEARTBEAT
 
 TYPE_CHECKING = False  # typing costs a quarter of this verb's time; mypy knows the name
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from hpcddp.cli.handed_on import ExecOptions
+    from hpcddp.cli.heartbeat import Heartbeat
     from hpcddp.cli.parser import VerbParser
     from hpcddp.ranks.launch import Launch
     from hpcddp.ranks.rankinfo import RankInfo
@@ -119,8 +121,13 @@ def run_command(command: list[str], env: Mapping[str, str], options: ExecOptions
             exported.pop(row.agent_store, None)
     job_output = os.dup(2)  # closed by exec
     log = attempt.record_rank(exported, info.rank, hostname)
-    if env.get("HPCDDP_LOG_RANKS") == "1" and info.world_size > 1 and find_attempt(exported) is not None:
-        return _run_beside(command, exported, info, hostname, job_output, log)
+    folder = find_attempt(exported)
+    if env.get("HPCDDP_LOG_RANKS") == "1" and folder is not None:
+        from hpcddp.cli.heartbeat import Heartbeat
+
+        heartbeat = Heartbeat(folder, info.rank, hostname)
+        if info.world_size > 1 or heartbeat.is_needed:
+            return _run_beside(command, exported, info, hostname, job_output, log, heartbeat)
     return _become(command, exported, info, hostname, job_output)
 
 
@@ -156,25 +163,32 @@ def _run_beside(
     hostname: str,
     job_output: int,
     log: attempt.RankLog | None,
+    heartbeat: Heartbeat,
 ) -> NoReturn:
     """Run the command in a process of its own, and report how it failed if no other rank has failed before."""
     from hpcddp.cli import watch
 
     stderr = None if log else watch.Stderr(job_output)
+    if heartbeat.path:
+        env[HEARTBEAT] = heartbeat.path
     try:
         program = watch.start_program(command, env, stderr.entry if stderr else None)
     except OSError as error:
         _refuse(command, env, info, hostname, job_output, error)
     if stderr:
         stderr.start()
+    heartbeat.start(program)
     status = watch.wait_for(program)
     if stderr:
         stderr.finish()
-    if status:
+    if not status or heartbeat.was_ended:
+        heartbeat.end(status, "")
+    else:
         from hpcddp.runs import failure
 
         text = stderr.end if stderr else failure.read_end(log.path, log.start) if log else ""
         lines = failure.choose_lines(text)
+        heartbeat.end(status, failure.choose_error(lines))
         if info.rank == 0:
             failure.note_rank_0(env, lines)
         with failure.first_failure(env, heard=os.waitstatus_to_exitcode(status) == PEER_FAILED) as is_first:

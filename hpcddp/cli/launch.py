@@ -31,6 +31,7 @@ from hpcddp.script.find_site import SiteChoice, open_site
 from hpcddp.script.jobplan import JobPlan
 from hpcddp.script.own_ranks import plan_own_ranks
 from hpcddp.script.plan import plan_job, remark_name
+from hpcddp.script.recover import RECOVERY_KEYS
 from hpcddp.script.render import render_script
 from hpcddp.script.site import Account, Site
 from hpcddp.script.spec import read_spec
@@ -53,7 +54,7 @@ class Room(NamedTuple):
 
 
 # What --set takes: other keys of a job file are options here, or are for a job that is queued.
-_SETTABLE = ("ranks", "max_micro_batch", "independent")
+_SETTABLE = ("ranks", "max_micro_batch", "independent", *RECOVERY_KEYS)
 
 
 def build_parser() -> VerbParser:
@@ -124,6 +125,9 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         if getattr(args, key) is not None:
             asked[key] = (getattr(args, key), f"--{key.replace('_', '-')}")
     asked |= read_settings(args.set, _SETTABLE)
+    if "spares" in asked:
+        trains = room.nodes - parse_count(str(asked["spares"][0]), "--set spares")
+        asked["nodes"] = (str(trains), "the allocation, without spares")
     if args.walltime is None:
         given = allocation is None or find_scheduler(allocation.scheduler).variables.end in env  # the script reads it
         left = None if given or allocation is None else _time_left(allocation, env)

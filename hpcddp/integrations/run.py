@@ -19,6 +19,7 @@ from hpcddp.runs.jsonfile import NewerFileError
 from hpcddp.runs.lock import HeldError, check_not_taken, note_loaded
 from hpcddp.runs.opening import open_attempt
 from hpcddp.runs.state import note_checkpoint, write_failure, write_state
+from hpcddp.training.pulse import beating
 from hpcddp.training.stopping import STOP_FLAGS, SignalFlag, StopTraining, StopWatch, read_deadline
 
 _FINISHED: set[str] = set()  # attempts in which this process has trained to the end
@@ -54,6 +55,7 @@ class Run:
         self.global_batch = global_batch
         self.stop_reason: str | None = None  # is set on all ranks at the same step
         self._framework = framework
+        self._env = env
         self._signals = signals
         self._watch = StopWatch(signals, read_deadline(env))
         self._keep = keep
@@ -72,6 +74,7 @@ class Run:
                 "one script, and one run, for each training; or attach only the Trainer of the longest",
             )
         self._until_end.enter_context(self._optimizers.watching())
+        self._until_end.enter_context(beating(self._env, lambda: self.step, self._watch.move_deadline))
         steps = self.ranks.agree(self.step)
         if len(set(steps)) > 1:
             raise RequestError(

@@ -131,6 +131,12 @@ def choose_lines(text: str) -> list[str]:
     return [found[0], "  …", *found[2 - _MOST_LINES :]]
 
 
+def choose_error(lines: list[str]) -> str:
+    """The one of them that names the error, as the program wrote it; empty if there are none."""
+    told = (line.partition("]: ")[2] if line.startswith("[rank") else line for line in reversed(lines))
+    return next((line for line in told if not line.startswith("hint: ")), "")
+
+
 def format_failure(rank: int, host: str, end: str, lines: list[str], log: str | None) -> str:
     """The report. `log` is the file with the rank's output; None: what it wrote is on the job's own output already."""
     if log is None:

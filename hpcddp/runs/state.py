@@ -104,6 +104,14 @@ def correct_killed(run: RunFolder, state: State, is_held: Callable[[], bool]) ->
     return state._replace(reason=f"checkpoint at step {state.step}; the attempt has ended since", ended=True)
 
 
+def step_back(run: RunFolder, state: State, reason: str) -> State:
+    """The state at the run's newest checkpoint, unfinished: what came after that is lost."""
+    saved = list_checkpoints(run.checkpoints)
+    step, epoch = (step_of(saved[-1]), _epoch_of(saved[-1])) if saved else (0, 0)
+    digest = state.weights_sha256 if step == state.step else None
+    return State("unfinished", step, epoch, reason, state.attempt, digest, state.exact)
+
+
 def name_signal(attempt: AttemptFolder, signal: str) -> bool:
     """Whether the attempt stopped by a signal, as it wrote. Then `signal` is the reason: what was sent to the script,
     which the launcher may have handed on as another one."""

@@ -138,6 +138,10 @@ class Commands(Record):
     parse_end: Callable[[Answer], int | None] = _no_end  # the same answer -> the job's end, as `end` of Variables
     #: The same answer -> whether the scheduler takes the nodes away itself, by preemption or because one failed.
     parse_taken: Callable[[Answer], bool] = _not_taken
+    #: Starts a command on the host {host} of the job, beside what runs there.
+    starter: tuple[str, ...] = ()
+    #: Takes the host {host}, which is gone, out of the running job {job}, so that the job lives on {kept}.
+    drop: tuple[str, ...] = ()
     survey: tuple[tuple[str, ...], ...] = ()  # commands that list queues and nodes
     parse_survey: Callable[..., list[QueueFound]] = _no_queues  # their outputs -> the queues
     site_lines: tuple[str, ...] = ()  # what a new site's file needs beside the queues
@@ -172,6 +176,8 @@ class Scheduler(Record):
     states: Mapping[str, str] = _NOTHING  # its own word for a job's state -> queued, held, running, finished, …
     find_job: Callable[[Mapping[str, str], str | None], Allocation | None] = _no_job
     find_kept_hostfile: Callable[[Mapping[str, str]], str | None] = _no_file
+    #: What a launch needs that is made beside what is left of another one in the same job.
+    beside: Mapping[str, str] = _NOTHING
     no_slots: str = ""  # the request with which a job has no slot, so that its list of hosts is empty
     owns_bare_hostfile: bool = False  # whether a host file without any job around it is taken for this scheduler's
     #: (slots, environment) -> how many ranks a job was asked for; None: it does not say.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Mapping
 
 from hpcddp.errors import SchedulerError
@@ -42,6 +43,28 @@ def run_program(
             f"{argv[0]} has not answered in {patience_s:.0f} s", f"try it by hand: {' '.join(argv)}"
         ) from e
     return Answer(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
+
+
+def run_side_by_side(
+    commands: Mapping[str, list[str]], env: Mapping[str, str], patience_s: Mapping[str, float]
+) -> list[str]:
+    """The names of the commands that did not end with status 0 in their time, all run at once and without output."""
+    began, started, failed = time.monotonic(), {}, list[str]()
+    for name, argv in commands.items():
+        try:
+            started[name] = subprocess.Popen(
+                argv, env=dict(env), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
+        except OSError:
+            failed.append(name)
+    for name, process in started.items():
+        try:
+            status = process.wait(max(began + patience_s[name] - time.monotonic(), 0))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            status = process.wait()
+        failed += [name] if status else []
+    return failed
 
 
 def ask_job_state(name: str, job: str, env: Mapping[str, str]) -> str | None:

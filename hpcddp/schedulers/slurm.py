@@ -192,6 +192,7 @@ SCHEDULER = Scheduler(
         cpus="SLURM_CPUS_ON_NODE",
         end="SLURM_JOB_END_TIME",
     ),
+    beside={"SLURM_OVERLAP": "1"},  # a step with a silent node blocks every later one, for minutes
     # It gives each task a cgroup with its GPU alone: no peer-to-peer copies between a node's ranks (NVIDIA/nccl#1066).
     one_gpu=OneGpu(
         option="--gpus-per-task",
@@ -210,6 +211,8 @@ SCHEDULER = Scheduler(
         parse_state=parse_state,
         parse_end=parse_end,
         parse_taken=parse_taken,
+        starter=("srun", "--overlap", "--nodes=1", "--ntasks=1", "--nodelist={host}"),
+        drop=("scontrol", "update", "JobId={job}", "NodeList={kept}"),
         survey=(("sinfo", "--noheader", "--format=%R|%D|%c|%m|%G|%l"),),
         parse_survey=parse_partitions,
     ),

@@ -33,6 +33,8 @@ _KEYS = {
     "outer_launcher": "launcher",
     "account_option": "account",
     "signal_s": "signal",
+    "allocated_nodes": "nodes",
+    "stall_limit_s": "stall_limit",
 }
 # what decides how a launcher's line is made, and is not printed in it
 _KINDS = {("site.scheduler",), ("outer_launcher",), ("launcher",)}

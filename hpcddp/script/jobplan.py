@@ -42,9 +42,9 @@ class PlannedBy(Record):
 class JobPlan(Record):
     """One decided job. Templates print these values as they stand; `remarks` are for stderr.
 
-    `own_ranks`: what makes the ranks of each node, if the command itself does. `sources`: job-file key -> where its
-    value came from. `data_size`: ranks that see different samples. `slots`: places on each node of an allocation;
-    None: those of the request.
+    `allocated_nodes`: with spare ones. `own_ranks`: what makes the ranks of each node, if the command itself does.
+    `sources`: job-file key -> where its value came from. `data_size`: ranks that see different samples. `slots`: places
+    on each node of an allocation; None: those of the request.
     """
 
     site: Site
@@ -55,6 +55,7 @@ class JobPlan(Record):
     account: str
     account_option: str
     nodes: int
+    allocated_nodes: int
     ranks_per_node: int
     gpus_per_node: int
     gpus_per_rank: int
@@ -230,17 +231,17 @@ class JobPlan(Record):
     @property
     def total_cpus(self) -> int:
         """CPUs of all nodes, where a job is asked for as a whole."""
-        return self.nodes * self.cpus_per_node
+        return self.allocated_nodes * self.cpus_per_node
 
     @property
     def total_gpus(self) -> int:
         """GPUs of all nodes."""
-        return self.nodes * self.gpus_per_node
+        return self.allocated_nodes * self.gpus_per_node
 
     @property
     def total_mem_gb(self) -> int:
         """Memory of all nodes."""
-        return self.nodes * self.mem_gb
+        return self.allocated_nodes * self.mem_gb
 
     @property
     def hostfile(self) -> str:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hpcddp.errors import RequestError, SiteError
-from hpcddp.parallelism import check_one_gpu, plan_split, read_parallel
-from hpcddp.placeholders import OF_RANK, batch_numbers, find_placeholders
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.runs.choice import check_asked
 from hpcddp.runs.command import name_command
@@ -20,13 +18,17 @@ from hpcddp.script.jobplan import WARNING, JobPlan, PlannedBy
 from hpcddp.script.limits import check_limits
 from hpcddp.script.missing import check_complete, known
 from hpcddp.script.own_ranks import plan_own_ranks, remark_counted
+from hpcddp.script.recover import check_asked_recovery, remark_recovery
 from hpcddp.script.scheduler_options import SchedulerOptions, asked_options, plan_scheduler_options
-from hpcddp.script.shape import Shape, plan_shape
+from hpcddp.script.shape import plan_shape
+from hpcddp.script.shares import check_placeholders, plan_data_size
 from hpcddp.script.site import Queue, Site
 from hpcddp.script.sources import plan_sources
 from hpcddp.script.spec import JobSpec
 from hpcddp.supervisor.order import THEN
 from hpcddp.units import format_count, format_walltime
+
+_OF_SUPERVISOR = ("chain", "max_restarts", "stage_in", "stage_dir", "fresh", "resume")
 
 __all__ = ["JobPlan", "PlannedBy", "plan_job", "remark_name"]
 
@@ -38,6 +40,7 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
     """
     scheduler = find_scheduler(site.scheduler)
     spec, own_ranks = plan_own_ranks(spec)
+    check_asked_recovery(spec, site.scheduler)
     check_complete(spec, site, cpus_known=scheduler.this_machine)
     queue_name = plan_queue(spec, site)
     queue = site.queues.get(queue_name, Queue())
@@ -45,7 +48,8 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
     counted = remark_counted(own_ranks, shape.nodes, shape.ranks_per_node, shape.gpus_per_node)
     walltime_s = known(spec.walltime_s or site.walltime_s)
     if queue_name in site.queues and not spec.reservation:  # a reservation has limits of its own
-        check_limits(site, queue_name, shape.nodes, walltime_s, shape.nodes * shape.gpus_per_node)
+        allocated = shape.nodes + (spec.spares or 0)
+        check_limits(site, queue_name, allocated, walltime_s, allocated * shape.gpus_per_node)
     if spec.stage_in and not (spec.stage_dir or site.staging.folder):
         raise SiteError(f"site {site.name} does not name a node's own disk", "--set stage_dir=/local/scratch")
     if THEN in (spec.stage_in or ()):
@@ -83,6 +87,7 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
         account=account,
         account_option=account_option,
         nodes=shape.nodes,
+        allocated_nodes=shape.nodes + (spec.spares or 0),
         ranks_per_node=shape.ranks_per_node,
         gpus_per_node=shape.gpus_per_node,
         gpus_per_rank=shape.gpus_per_rank,
@@ -99,7 +104,7 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
         python=plan_python(spec, planned_by.python),
         run_dir=run_dir,
         global_batch=spec.global_batch,
-        data_size=_plan_data_size(spec, shape),
+        data_size=plan_data_size(spec, shape.nodes, shape.ranks_per_node, shape.gpus_per_rank),
         own_ranks=own_ranks.maker,
         command=command,
         words=words,
@@ -120,30 +125,13 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
 
 def _check_bare(plan: JobPlan) -> None:
     """RequestError for what only the supervisor could do."""
-    asked = {key: getattr(plan.spec, key) for key in ("chain", "stage_in", "stage_dir", "fresh", "resume")}
+    asked = {key: getattr(plan.spec, key) for key in _OF_SUPERVISOR}
     asked["signal"] = plan.warns_s
     for key, value in asked.items():
         if value:
             raise RequestError(
                 f"{key} needs the supervisor, and supervise is false", f"leave out supervise: false, or {key}"
             )
-
-
-def check_placeholders(plan: JobPlan) -> None:
-    """RequestError for a placeholder of the command that no rank could fill."""
-    numbers = batch_numbers(plan.command, plan.world_size, plan.global_batch, plan.spec.max_micro_batch)
-    if numbers.keys() - {"global_batch"} and plan.data_size < plan.world_size:
-        raise RequestError(
-            f"the command takes a rank's share of the batch, for each of {plan.world_size} ranks alike, but parallel"
-            f" {plan.spec.parallel} has {plan.data_size} data ranks",
-            "leave parallel out where the program splits its model itself; hpcddp.runtime deals the batch by itself",
-        )
-    own = [name for name in find_placeholders(plan.command) if name in OF_RANK]
-    if plan.own_ranks and own:
-        raise RequestError(
-            f"{{{own[0]}}} in the command: {plan.own_ranks} makes the ranks, and the command runs once per node",
-            "leave it out",
-        )
 
 
 def _own_variables(spec: JobSpec) -> tuple[tuple[str, str], ...]:
@@ -155,17 +143,6 @@ def _own_variables(spec: JobSpec) -> tuple[tuple[str, str], ...]:
         "HPCDDP_PARALLEL": spec.parallel,
     }
     return tuple((name, value) for name, value in told.items() if value is not None)
-
-
-def _plan_data_size(spec: JobSpec, shape: Shape) -> int:
-    """How many ranks see different samples. RequestError for a split that the nodes and ranks do not allow."""
-    if spec.parallel is None:
-        return shape.nodes * shape.ranks_per_node
-    asked = read_parallel(spec.parallel, spec.sources.get("parallel", "parallel"))
-    if shape.gpus_per_rank > 1:
-        check_one_gpu(asked, shape.gpus_per_rank)
-    hosts = [f"node {node}" for node in range(shape.nodes) for _ in range(shape.ranks_per_node)]
-    return plan_split(asked, hosts).data_size
 
 
 def _plan_chunk(site: Site, words: Mapping[str, str], options: SchedulerOptions) -> tuple[str, ...]:
@@ -222,6 +199,7 @@ def _remarks(plan: JobPlan) -> list[str]:
         remarks.append(f"{one_gpu} shows each rank one GPU, which can keep them from copying GPU to GPU")
     if plan.global_batch:
         remarks.append(_remark_batch(plan, plan.global_batch))
+    remarks += remark_recovery(plan)
     if plan.launcher in plan.site.launcher.agents:
         remarks.append(f"{plan.launcher}: {plan.site.launcher.agents[plan.launcher]}")
     if plan.options.chain and plan.options.output and scheduler.directives.overwrites_output:

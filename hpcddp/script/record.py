@@ -10,6 +10,7 @@ from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.runs.jsonfile import SCHEMAS
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.script.plan import JobPlan
+from hpcddp.script.recover import plan_recovery
 from hpcddp.script.spec import spec_items
 from hpcddp.script.words import quote_word
 from hpcddp.supervisor.order import Order, format_order
@@ -58,6 +59,7 @@ def format_job_order(plan: JobPlan) -> str:
         follow_options=(plan.site.account.option, plan.account) if by_option else (),
         fresh=bool(plan.spec.fresh),
         resume=plan.spec.resume,
+        recover=plan_recovery(plan),
     )
     return quote_word(format_order(order))
 
@@ -66,7 +68,7 @@ def format_request(plan: JobPlan) -> str:
     """The request as a job file: one key per line, so that no line of it can be anything else."""
     asked = plan.spec.site or ""
     items = {**spec_items(plan.spec), "site": asked if "/" in asked else plan.site.name}
-    for key in ("walltime", "signal"):
+    for key in ("walltime", "signal", "stall_limit"):
         if key in items:
             items[key] = format_walltime(items[key])
     return "".join(f"{key}: {_yaml(value)}\n" for key, value in items.items())

@@ -87,10 +87,15 @@ KEYS: dict[str, Reader] = {
     "requeue": read_flag,
     "signal": read_walltime,
     "chain": read_count,
+    "max_restarts": read_count,
+    "min_nodes": read_count,
+    "spares": read_count,
+    "stall_limit": read_walltime,
+    "health_check": read_text,
     "directives": read_words,
     "command": read_command,
 }
-_FIELDS = {"walltime": "walltime_s", "signal": "signal_s"}
+_FIELDS = {"walltime": "walltime_s", "signal": "signal_s", "stall_limit": "stall_limit_s"}
 
 
 class JobSpec(Record):
@@ -147,6 +152,11 @@ class JobSpec(Record):
     requeue: bool | None = None
     signal_s: int | None = None
     chain: int | None = None
+    max_restarts: int | None = None
+    min_nodes: int | None = None
+    spares: int | None = None
+    stall_limit_s: int | None = None
+    health_check: str | None = None
     directives: tuple[str, ...] | None = None
     command: tuple[str, ...] | None = None
     variables: Mapping[str, str] | None = None

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from hpcddp.supervisor.job import Job
     from hpcddp.supervisor.order import Order
 
+#: The variable by which `hpcddp launch` says that one allocation may see several attempts.
+BY_HAND = "HPCDDP_LAUNCH"
+
 
 class Begun(Record):
     """`left`: how many attempts may follow, in a chain."""
@@ -63,11 +66,16 @@ def begin(
     return Begun(attempt, left)
 
 
+def make_folders(attempt: AttemptFolder) -> None:
+    """The attempt's own, and those in it that its ranks write to."""
+    for folder in ("logs", "env"):
+        os.makedirs(os.path.join(attempt.path, folder), exist_ok=True)
+
+
 def _leave_records(order: Order, attempt: AttemptFolder, script: str) -> None:
     run = attempt.run
     try:
-        for folder in ("logs", "env"):
-            os.makedirs(os.path.join(attempt.path, folder), exist_ok=True)
+        make_folders(attempt)
         if script and os.path.isfile(script):  # a script on bash's standard input is none
             shutil.copyfile(script, attempt.script)
         with open(run.job, "w", encoding="utf-8", errors="surrogateescape") as file:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 from hpcddp.errors import HpcddpError
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.runs.chain import is_unfinished
-from hpcddp.runs.state import State, correct_killed, name_signal, read_state
+from hpcddp.runs.state import State, correct_killed, name_signal, read_state, replace_state, step_back
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hpcddp.runs.folder import AttemptFolder
+    from hpcddp.supervisor.events import Event
     from hpcddp.supervisor.follow import FollowUp
     from hpcddp.supervisor.program import Ended
 
@@ -25,6 +27,8 @@ def end_attempt(attempt: AttemptFolder, ended: Ended, follow_up: FollowUp | None
     try:
         if ended.signal:
             _name_signal(attempt, ended.signal, tell)
+        elif ended.cause is not None and ended.cause.is_loss:
+            note_lost(attempt, ended.cause)
         state = _read_end(attempt)
     except HpcddpError as error:
         tell(str(error))
@@ -36,6 +40,15 @@ def end_attempt(attempt: AttemptFolder, ended: Ended, follow_up: FollowUp | None
     tell(f"unfinished: step {state.step} ({state.reason})")
     follows = follow_up is not None and follow_up.is_waiting()
     return ended.status if follows else ended.status or UNFINISHED
+
+
+def note_lost(attempt: AttemptFolder, cause: Event) -> None:
+    """The run is where its newest checkpoint is, whatever a rank wrote that has seen another one end: a rank, several
+    and a whole node are lost alike, and the program has not failed."""
+    state = read_state(attempt.run)
+    if state is not None and state.attempt == attempt.name and state.status != "finished":
+        with suppress(OSError):
+            replace_state(attempt.run, step_back(attempt.run, state, str(cause)))
 
 
 def _read_end(attempt: AttemptFolder) -> State | None:

@@ -8,10 +8,30 @@ from hpcddp.errors import RequestError
 from hpcddp.record import TYPE_CHECKING, Record
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
 
 #: Between the command that copies data to the nodes and the launcher's.
 THEN = "--then"
+_NOTHING: Mapping[str, Any] = {}
+
+
+class Recover(Record):
+    """How a job goes on without what it has lost. `restarts`: how often the ranks may be started again. `fits`: the
+    numbers of nodes on which the request works out. `spares`: nodes of the job beyond those that it trains on.
+    `limit_s`: how long ranks may be silent or make no step. `health`: what a node has to run without an error, for a
+    shell; "": nothing. `launcher`: the row of the launcher that the script calls. `request`: its LaunchRequest, as far
+    as it is not as usual; `stage`: that of what copies data to the nodes.
+    """
+
+    restarts: int
+    fits: tuple[int, ...]
+    spares: int = 0
+    limit_s: float = 60
+    health: str = ""
+    launcher: str = ""
+    request: Mapping[str, Any] = _NOTHING
+    stage: Mapping[str, Any] = _NOTHING
 
 
 class Order(Record):
@@ -20,6 +40,7 @@ class Order(Record):
     it hands to the ranks alive; "": none does so. `grace_s`: seconds that it leaves them then; 0: as many as they need.
     `warns_s`: seconds before the end at which the ranks are warned; 0: never, or the scheduler does it. `chain`: how
     many attempts there may be; 0: no chain. `follow_options`: further options of the command that queues the next one.
+    `recover`: None: the job ends with the first rank that does.
     """
 
     request: str
@@ -33,6 +54,7 @@ class Order(Record):
     follow_options: tuple[str, ...] = ()
     fresh: bool = False
     resume: str | None = None
+    recover: Recover | None = None
 
     @property
     def scheduler(self) -> str:
@@ -47,9 +69,16 @@ class Order(Record):
 
 def format_order(order: Order) -> str:
     """One line of ASCII; what is as usual is left out."""
-    usual = Order._field_defaults
-    told = {name: value for name, value in order._asdict().items() if name not in usual or value != usual[name]}
+    told = leave_out_usual(order)
+    if order.recover is not None:
+        told["recover"] = leave_out_usual(order.recover)
     return json.dumps(told)
+
+
+def leave_out_usual(record: Any) -> dict[str, Any]:
+    """The fields of a Record that are not as their defaults."""
+    usual = record._field_defaults
+    return {name: value for name, value in record._asdict().items() if name not in usual or value != usual[name]}
 
 
 def read_order(text: str) -> Order:
@@ -57,6 +86,8 @@ def read_order(text: str) -> Order:
     try:
         told = json.loads(text)
         order = Order(**{**told, "follow_options": tuple(told.get("follow_options", ()))})
+        if order.recover is not None:
+            order = order._replace(recover=Recover(**{**told["recover"], "fits": tuple(told["recover"]["fits"])}))
         known = (order.scheduler, order.command)
     except (ValueError, TypeError, KeyError) as error:
         raise RequestError(

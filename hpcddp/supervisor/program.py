@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import NoReturn
 
+    from hpcddp.supervisor.events import Event
     from hpcddp.supervisor.order import Order
+    from hpcddp.supervisor.teardown import Teardown
 else:
     import _signal as signal  # the same without enumerations, which cost a quarter of the time of the start
 
@@ -32,10 +34,12 @@ _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
 class Ended(Record):
-    """`status`: as a shell says it, 128 + the signal of a process that was killed. `signal`: the last one that came."""
+    """`status`: as a shell says it, 128 + the signal of a process that was killed. `signal`: the last one that came.
+    `cause`: the first event of the ranks that did not end well."""
 
     status: int
     signal: str = ""
+    cause: Event | None = None
 
 
 class Signals:
@@ -140,9 +144,10 @@ def watch(
     order: Order,
     tell: Callable[[str], None],
     came: Callable[[int], None],
+    teardown: Teardown | None = None,
 ) -> Ended:
-    """Wait for the launcher's end. `passes_on`: the signal that it gets for each one that comes here; "": none, since
-    it would end before its ranks have saved.
+    """Wait for the launcher's end, or bring it about where ranks do not end well. `passes_on`: the signal that it gets
+    for each one that comes here; "": none, since it would end before its ranks have saved.
     `warn_at`: when the ranks are warned by that signal, in seconds since 1970. `came`: is told of each that came.
     """
     number = int(getattr(signal, f"SIG{passes_on}")) if passes_on else 0
@@ -150,10 +155,12 @@ def watch(
     if number:
         within = f"; its ranks have {order.grace_s} seconds" if order.grace_s else ""
         becomes = f"was passed on as SIG{passes_on}{within}"
-    poll = _poll(launcher.output, signals.entry)
+    poll = _poll(launcher.output, signals.entry, *([teardown.entry] if teardown else []))
     last = ""
     while not launcher.has_ended:
-        wait = None if warn_at is None else max(warn_at - time.time(), 0) * 1000
+        waits = [] if warn_at is None else [max(warn_at - time.time(), 0)]
+        waits += [teardown.look(launcher)] if teardown else []
+        wait = min(waits) * 1000 if waits else None
         ready = [descriptor for descriptor, _ in poll.poll(wait)]
         if launcher.output in ready and not launcher.pass_output_on():
             poll.unregister(launcher.output)  # it closed its output, and works on
@@ -163,11 +170,13 @@ def watch(
                 launcher.send(number)
             tell(f"{last} came and {becomes}")
             came(one)
+            if teardown:
+                teardown.is_wish = True
         if warn_at is not None and time.time() >= warn_at:
             warn_at = None
             launcher.send(number)
             tell(f"the ranks are warned: SIG{passes_on} was sent, as the job file's signal asks")
-    return Ended(launcher.status, last)
+    return Ended(launcher.status, last, teardown.conclude(launcher.status) if teardown else None)
 
 
 def _poll(*entries: int) -> select.poll:

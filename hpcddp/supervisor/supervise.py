@@ -5,15 +5,23 @@ from __future__ import annotations
 import os
 import time
 
+from hpcddp.errors import HpcddpError
+from hpcddp.ranks.reach import reached_as
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.runs.lock import release_run
-from hpcddp.supervisor.begin import begin
-from hpcddp.supervisor.end import end_attempt
+from hpcddp.runs.state import read_state
+from hpcddp.schedulers.registry import find_scheduler
+from hpcddp.supervisor.begin import BY_HAND, begin
+from hpcddp.supervisor.end import end_attempt, note_lost
 from hpcddp.supervisor.follow import FollowUp
 from hpcddp.supervisor.job import find_end, find_own_job
 from hpcddp.supervisor.leftover import end_left
 from hpcddp.supervisor.order import split_stage
 from hpcddp.supervisor.program import Ended, Launcher, Signals, name_of, watch
+from hpcddp.supervisor.recovery import Recovery
+from hpcddp.supervisor.relaunch import rewrite_line
+from hpcddp.supervisor.reports import Reports
+from hpcddp.supervisor.teardown import Teardown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -22,10 +30,11 @@ if TYPE_CHECKING:
     from hpcddp.supervisor.job import End
     from hpcddp.supervisor.order import Order
 
-#: The variable by which `hpcddp launch` says that one allocation may see several attempts.
-BY_HAND = "HPCDDP_LAUNCH"
 #: The variable with the folder of the copied data: of all attempts, in the script; of this one, in the ranks.
 STAGED = "HPCDDP_STAGED"
+
+#: The status of a job that has lost ranks where its launcher gives 0, as Open MPI 5 does: that of a killed process.
+_LOST = 137
 
 
 def supervise(order: Order, words: list[str], script: str, env: Mapping[str, str], tell: Callable[[str], None]) -> int:
@@ -40,6 +49,7 @@ def supervise(order: Order, words: list[str], script: str, env: Mapping[str, str
     if isinstance(begun, int):
         return begun
     attempt = begun.attempt
+    reports = Reports(order.recover.limit_s if order.recover is not None else 0, env)
     try:
         end = find_end(job, env, order.walltime_s, by_hand=by_hand)
         if end.at is not None:
@@ -47,52 +57,105 @@ def supervise(order: Order, words: list[str], script: str, env: Mapping[str, str
         follow_up = FollowUp(job, end, env, tell)
         if begun.left:
             follow_up.queue(attempt, order.follow_options)
-        ended = _run(order, words, {**env, **_variables(attempt, end, env)}, signals, follow_up, attempt, end, tell)
+        recover = order.recover
+        recovery = Recovery(order, recover, job, env, tell) if recover is not None else None
+        start = Start(order, words, env, signals, reports, follow_up, end, tell)
+        staged = attempt.name
+        while True:
+            ended = start.run(attempt, staged, recovery)
+            if recovery is None or ended.cause is None or ended.signal or _is_finished(attempt):
+                break
+            if not recovery.goes_on(attempt, ended.cause, end, reports.lost_hosts):
+                break
+            note_lost(attempt, ended.cause)
+            attempt = recovery.begin_again(attempt)
+        ended = _judge(ended, attempt)
     finally:
+        reports.close()
         release_run(attempt.run, attempt.name)
     return end_attempt(attempt, ended, follow_up if order.chain else None, tell)
 
 
-def _variables(attempt: AttemptFolder, end: End, env: Mapping[str, str]) -> dict[str, str]:
-    """What the ranks are told of their attempt."""
+def _judge(ended: Ended, attempt: AttemptFolder) -> Ended:
+    """What the launcher's status does not say: srun gives that of its own signal where a rank failed, Open MPI 5 gives
+    0 where a host was lost."""
+    if ended.cause is None or ended.signal or _is_finished(attempt):
+        return ended
+    return ended._replace(status=ended.cause.exit_status or ended.status or _LOST)
+
+
+def _is_finished(attempt: AttemptFolder) -> bool:
+    """Whether the ranks have written that the run is finished: what happened to them after that does not matter."""
+    try:
+        state = read_state(attempt.run)
+    except HpcddpError:
+        return False
+    return state is not None and (state.status, state.attempt) == ("finished", attempt.name)
+
+
+class Start:
+    """What each start of the ranks has in common."""
+
+    def __init__(
+        self,
+        order: Order,
+        words: list[str],
+        env: Mapping[str, str],
+        signals: Signals,
+        reports: Reports,
+        follow_up: FollowUp,
+        end: End,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._order, self._env, self._signals = order, env, signals
+        self._stage, self._launch = split_stage(words)
+        self._reports, self._follow_up, self._end, self._tell = reports, follow_up, end, tell
+
+    def run(self, attempt: AttemptFolder, staged: str, recovery: Recovery | None) -> Ended:
+        """Copy the data, if there are any to copy, and start the ranks; nothing is started once a signal has come."""
+        order, end, tell = self._order, self._end, self._tell
+        env = {**self._env, **_variables(attempt, staged, end, self._env)}
+        stage, launch = self._stage, self._launch
+        if recovery is not None and (recover := order.recover) is not None:
+            if stage:
+                stage = rewrite_line(stage, recover, recover.stage, recovery.chosen, env)
+            launch = rewrite_line(launch, recover, recover.request, recovery.chosen, env)
+            if recovery.chosen:
+                env |= find_scheduler(order.scheduler).beside
+            if recovery.chosen and "MASTER_ADDR" in recover.request.get("exported", ()):
+                env["MASTER_ADDR"] = reached_as(recovery.chosen[0], env)  # the script's may be left out
+        self._reports.open(attempt)
+        teardown = Teardown(self._reports, tell, acts=recovery is not None)
+        warn_at = end.at - order.warns_s if order.warns_s and end.at is not None else None
+        ended = Ended(0)
+        for program, passes_on, warned in ((stage, "TERM", None), (launch, order.passes_on, warn_at)):
+            for number in self._signals.read():
+                self._follow_up.hear(number)
+                ended = Ended(128 + number, name_of(number))
+                tell(f"{ended.signal} came before the ranks were started")
+            if ended.status or ended.signal:
+                return ended
+            if program:
+                heard = teardown if program is launch and not env.get("HPCDDP_INDEPENDENT") else None
+                launcher = Launcher(program, env, attempt.log)
+                hear = self._follow_up.hear
+                ended = watch(launcher, self._signals, passes_on, warned, order, tell, hear, heard)
+                end_left({name: env[name] for name in ("HPCDDP_RUN_DIR", "HPCDDP_ATTEMPT")}, tell)
+                launcher.finish_output()
+                if ended.status and program is stage:
+                    tell(f"the data could not be copied to the nodes (status {ended.status}); no rank was started")
+        if ended.status:
+            logs = os.path.dirname(attempt.log)
+            tell(f"the launcher ended with status {ended.status}; the ranks' logs are in {logs}")
+        return ended
+
+
+def _variables(attempt: AttemptFolder, staged: str, end: End, env: Mapping[str, str]) -> dict[str, str]:
+    """What the ranks are told of their attempt. `staged`: the one for which data were copied to the nodes."""
     told = {
         "HPCDDP_RUN_DIR": attempt.run.path,
         "HPCDDP_ATTEMPT": attempt.name,
         "HPCDDP_DEADLINE": "" if end.at is None else str(end.at),
         "HPCDDP_LOG_RANKS": "1",  # every rank but the first writes into a file of its own
     }
-    return told | ({STAGED: os.path.join(env[STAGED], f"hpcddp-{attempt.name}")} if STAGED in env else {})
-
-
-def _run(
-    order: Order,
-    words: list[str],
-    env: Mapping[str, str],
-    signals: Signals,
-    follow_up: FollowUp,
-    attempt: AttemptFolder,
-    end: End,
-    tell: Callable[[str], None],
-) -> Ended:
-    """Copy the data, if there are any to copy, and start the ranks; nothing is started once a signal has come."""
-    warn_at = end.at - order.warns_s if order.warns_s and end.at is not None else None
-    stage, launch = split_stage(words)
-    ended = Ended(0)
-    for program, passes_on, warned in ((stage, "TERM", None), (launch, order.passes_on, warn_at)):
-        for number in signals.read():
-            follow_up.hear(number)
-            ended = Ended(128 + number, name_of(number))
-            tell(f"{ended.signal} came before the ranks were started")
-        if ended.status or ended.signal:
-            return ended
-        if program:
-            launcher = Launcher(program, env, attempt.log)
-            ended = watch(launcher, signals, passes_on, warned, order, tell, follow_up.hear)
-            end_left({name: env[name] for name in ("HPCDDP_RUN_DIR", "HPCDDP_ATTEMPT")}, tell)
-            launcher.finish_output()
-            if ended.status and program is stage:
-                tell(f"the data could not be copied to the nodes (status {ended.status}); no rank was started")
-    if ended.status:
-        logs = os.path.dirname(attempt.log)
-        tell(f"the launcher ended with status {ended.status}; the ranks' logs are in {logs}")
-    return ended
+    return told | ({STAGED: os.path.join(env[STAGED], f"hpcddp-{staged}")} if STAGED in env else {})

@@ -26,6 +26,7 @@ from hpcddp.training.options import RuntimeOptions
 from hpcddp.training.own_run import choose_hints, open_run
 from hpcddp.training.parallel.layout import open_layout
 from hpcddp.training.progress import DEFAULT_INTERVAL_S, read_seconds_or_off
+from hpcddp.training.pulse import beating
 from hpcddp.training.remarks import NOT_CAUGHT, print_warning
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.rendezvous.process_group import open_group, settle_network
@@ -88,6 +89,7 @@ def open_runtime(
         watch = StopWatch(signals, deadline, warn=partial(print_warning, is_first=group.is_first))
         report = Report(setup, metrics, watch.pace, sinks=sinks, interval_s=interval_s, deadline=deadline)
         rt = Runtime(setup, gradients, watch, metrics, report, note, stack)
+        stack.enter_context(beating(env, lambda: rt.steps, watch.move_deadline))
         if stall_s is not None and group.world_size > 1:
             stack.enter_context(Watchdog(group, stall_s, lambda: watch.pace.batches, report.say).watching())
         try:

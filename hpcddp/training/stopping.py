@@ -116,6 +116,11 @@ class StopWatch:
         self._signals = signals
         self._now = now
 
+    def move_deadline(self, at: float) -> None:
+        """The job was given more time, or less."""
+        if self.deadline is not None:
+            self.deadline = at
+
     def flags(self, steps_left: int) -> tuple[str, ...]:
         """This rank's reasons, of STOP_FLAGS. `steps_left` are left of this epoch."""
         self._asked += 1

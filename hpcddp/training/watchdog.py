@@ -35,6 +35,9 @@ class Stand(NamedTuple):
     inside: str  # what that line is in, the innermost function: `barrier`; empty: nothing
     seconds: float  # how long it has stood there; 0: it gets on
 
+    def __str__(self) -> str:
+        return f"{self.line} (in {self.inside})" if self.inside else self.line
+
 
 def find_stand(frame: FrameType, seconds: float) -> Stand:
     """From the innermost frame of a thread. A thread that runs none of the user's code stands at its innermost line."""
@@ -51,9 +54,8 @@ def format_stands(stands: dict[int, Stand], world_size: int, stall_s: float) -> 
     """The report: ranks at the same line together, the largest group first."""
     groups: dict[str, list[int]] = {}
     for rank, stand in stands.items():
-        inside = f" (in {stand.inside})" if stand.inside else ""
         moves = "" if stand.seconds else "; it gets on"
-        groups.setdefault(stand.line + inside + moves, []).append(rank)
+        groups.setdefault(f"{stand}{moves}", []).append(rank)
     silent = [rank for rank in range(world_size) if rank not in stands]
     if silent:
         groups["no answer"] = silent

@@ -1,0 +1,186 @@
+"""The process beside a rank tells the job's supervisor how the rank is, and ends it when the supervisor says so.
+
+One line per message. To the supervisor: `hello KEY ATTEMPT RANK HOST`, `beat STEP MOVES LOOKS TOUCHED STOPPED`, `ended
+STATUS ERROR`, `at PLACE`, where the error is the last line of a rank's output and the place is where it stands, both in
+hexadecimal digits. From it: `ok` to each of
+them, or `end`, or `until TIME`.
+"""
+
+from __future__ import annotations
+
+import _socket  # socket would take a tenth of exec's time
+import _thread
+import os
+import select
+import time
+from contextlib import suppress
+
+from hpcddp.runs.heartbeat import make_page, read_supervised
+from hpcddp.supervisor.leftover import find_left
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+
+    from hpcddp.runs.folder import AttemptFolder
+    from hpcddp.runs.heartbeat import Supervised
+else:
+    import _signal as signal
+
+_CONNECT_S = 3.0
+_LAST_WORD_S = 2.0
+_MOST_TEXT = 400  # characters
+
+
+class Heartbeat:
+    """Of one rank. Nothing is told where no supervisor listens, or where this host cannot reach it."""
+
+    def __init__(self, attempt: AttemptFolder, rank: int, host: str) -> None:
+        self._attempt, self._rank, self._host = attempt, rank, host
+        self._supervised = read_supervised(attempt)
+        self._page = make_page() if self._supervised else None
+        self._program = 0
+        self._socket: _socket.socket | None = None
+        self._lock = _thread.allocate_lock()
+        self._heard: float | None = None  # when the supervisor last said something
+        self._place = ""  # the last that was told
+        self._is_over = False
+        self.was_ended = False  # by the supervisor's word, or since it was not heard any more
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether another attempt may follow in the same job, so that the end of this one has to be seen."""
+        return self._supervised is not None and self._supervised.lease_s > 0
+
+    @property
+    def path(self) -> str:
+        """The page, for the rank; empty: there is none."""
+        return self._page.path if self._page is not None else ""
+
+    def start(self, program: int) -> None:
+        """The rank has started, as this process. What follows is done in a thread."""
+        self._program = program
+        if self._supervised is not None:
+            _thread.start_new_thread(self._beat, (self._supervised,))
+
+    def end(self, status: int, error: str) -> None:
+        """The rank has ended with this wait status; `error`: the last line of its output, of one that failed."""
+        until = time.monotonic() + _LAST_WORD_S
+        while self._supervised is not None and self._socket is None and time.monotonic() < until:
+            time.sleep(0.01)  # it ended before the supervisor was reached
+        with self._lock:
+            self._is_over = True
+            if self._socket is None:
+                return
+            with suppress(OSError):
+                self._socket.settimeout(_LAST_WORD_S)
+                self._say(self._describe())  # the last step that it made
+                self._say(f"ended {status} {error[:_MOST_TEXT].encode(errors='replace').hex() or '-'}")
+                while self._socket.recv(4096):  # it closes the connection once it has read that
+                    pass
+            self._socket.close()
+
+    def _beat(self, told: Supervised) -> None:
+        while not self._is_over and not self.was_ended:
+            connection = self._connect(told)
+            if connection is not None:
+                with self._lock:
+                    if self._is_over:
+                        connection.close()
+                        return
+                    self._socket = connection
+                self._converse(connection, told)
+                with self._lock:
+                    if not self._is_over:  # else the last word is said on it
+                        self._socket = None
+                        connection.close()
+            self._check_lease(told)
+            time.sleep(told.every_s / 4)
+
+    def _connect(self, told: Supervised) -> _socket.socket | None:
+        for host in told.hosts:
+            with suppress(OSError):
+                for family, kind, number, _, where in _socket.getaddrinfo(host, told.port, 0, _socket.SOCK_STREAM):
+                    connection = _socket.socket(family, kind, number)
+                    connection.settimeout(_CONNECT_S)
+                    with suppress(OSError):
+                        connection.connect(where)
+                        hello = f"hello {told.key} {self._attempt.name} {self._rank} {self._host}\n"
+                        connection.sendall(hello.encode(errors="replace"))
+                        return connection
+                    connection.close()
+        return None
+
+    def _converse(self, connection: _socket.socket, told: Supervised) -> None:
+        """Until the connection breaks, or the rank is to end."""
+        poll = select.poll()
+        poll.register(connection.fileno(), select.POLLIN)
+        begun = b""
+        due = time.monotonic()
+        while not self._is_over:
+            ready = poll.poll(max(due - time.monotonic(), 0) * 1000)
+            with self._lock:
+                if self._is_over:
+                    return
+                try:
+                    if ready:
+                        came = connection.recv(4096)
+                        if not came:
+                            return
+                        self._heard = time.monotonic()
+                        *lines, begun = (begun + came).split(b"\n")
+                        for line in lines:
+                            self._obey(line.decode(errors="replace").split())
+                    if time.monotonic() >= due:
+                        due = time.monotonic() + told.every_s
+                        self._say(self._describe())
+                        self._say_place()
+                except OSError:
+                    return
+            self._check_lease(told)
+
+    def _describe(self) -> str:
+        page = self._page
+        if page is None:
+            return f"beat 0 0 0 0 {int(self._is_stopped())}"
+        beat = page.read()
+        return f"beat {beat.step} {beat.moves} {beat.looks} {beat.touched} {int(self._is_stopped())}"
+
+    def _say_place(self) -> None:
+        place = self._page.read_place() if self._page is not None else ""
+        if place != self._place:
+            self._place = place
+            self._say(f"at {place.encode().hex() or '-'}")
+
+    def _is_stopped(self) -> bool:
+        """Whether a signal has stopped the rank, as SIGSTOP does."""
+        with suppress(OSError), open(f"/proc/{self._program}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[:1] == [b"T"]
+        return False
+
+    def _obey(self, words: list[str]) -> None:
+        if words[:1] == ["end"]:
+            self._end_rank()
+        elif words[:1] == ["until"] and self._page is not None:
+            with suppress(OSError, ValueError, IndexError):
+                self._page.write_end(float(words[1]))
+
+    def _check_lease(self, told: Supervised) -> None:
+        if told.lease_s and self._heard is not None and time.monotonic() - self._heard > told.lease_s:
+            self._end_rank()
+
+    def _end_rank(self) -> None:
+        """The rank, and what it has started. The process beside it sees that, and ends too."""
+        if self.was_ended or self._is_over:
+            return
+        self.was_ended = True
+        with suppress(OSError):
+            os.kill(self._program, signal.SIGKILL)
+        run, attempt = self._attempt.run.path, self._attempt.name
+        for process in find_left({"HPCDDP_RUN_DIR": run, "HPCDDP_ATTEMPT": attempt, "RANK": str(self._rank)}):
+            with suppress(OSError):
+                os.kill(process, signal.SIGKILL)
+
+    def _say(self, line: str) -> None:
+        assert self._socket is not None
+        self._socket.sendall(f"{line}\n".encode())

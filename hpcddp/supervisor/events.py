@@ -1,0 +1,96 @@
+"""What can happen to a rank, and which of several events was the first cause."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from hpcddp.errors import PEER_FAILED
+from hpcddp.record import TYPE_CHECKING, Record
+from hpcddp.runs.failure import describe_end
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ERROR, KILLED, GONE, SILENT, STUCK = "error", "killed", "gone", "silent", "stuck"
+LEFT, UNKNOWN = "left", "unknown"
+
+# What a rank says that has only seen another one end.
+_OF_ANOTHER = re.compile(
+    r"\b(PeerFailedError|DistNetworkError|DistStoreError|DistBackendError|NCCL|gloo|ProcessGroup)"
+    r"|Connection (reset|closed|refused)|Broken pipe|Timed out waiting|Socket Timeout",
+    re.IGNORECASE,
+)
+_SIGTERM = 15
+
+#: RequestError's and SiteError's, argparse's, and a shell's for a command that it cannot run or find.
+_MISTAKES = {2, 3, 126, 127}
+
+
+class Event(Record):
+    """Of one rank. `at`: when, in seconds from anywhere. `step`: the last one that it was seen to make. `status`: its
+    wait status, of one that has ended. `text`: the last line of its output, of an error."""
+
+    kind: str
+    rank: int
+    host: str
+    at: float = 0.0
+    step: int = 0
+    status: int = 0
+    text: str = ""
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether ranks were lost, by no fault that their program has told of."""
+        return self.kind not in {ERROR, LEFT, UNKNOWN} or self.is_of_another
+
+    @property
+    def is_mistake(self) -> bool:
+        """Whether the program, or hpcddp in it, has refused what it was asked for, or could not be started."""
+        return self.kind == ERROR and os.WIFEXITED(self.status) and os.WEXITSTATUS(self.status) in _MISTAKES
+
+    @property
+    def is_of_another(self) -> bool:
+        """Whether it ended since another one did."""
+        ended_well = os.WIFEXITED(self.status) and os.WEXITSTATUS(self.status) == PEER_FAILED
+        is_told = self.kind == ERROR and (ended_well or _OF_ANOTHER.search(self.text) is not None)
+        return is_told or self.is_clean_up
+
+    @property
+    def is_clean_up(self) -> bool:
+        """Whether it was ended by the launcher, which knows why: nobody else sends SIGTERM to a rank alone."""
+        return self.kind == KILLED and os.WTERMSIG(self.status) == _SIGTERM
+
+    @property
+    def exit_status(self) -> int:
+        """The status with which the rank's program says why it ended; 0: it did not."""
+        return os.WEXITSTATUS(self.status) if self.kind == ERROR and not self.is_of_another else 0
+
+    def __str__(self) -> str:
+        if self.kind == UNKNOWN:
+            return self.text
+        rank = f"rank {self.rank} on {self.host}"
+        since = f" since step {self.step}" if self.step else ""
+        if self.kind == SILENT:
+            return f"{self.host} is silent{since} (rank {self.rank})"
+        if self.kind == GONE:
+            return f"{rank} vanished without a word{f' after step {self.step}' if self.step else ''}"
+        if self.kind == LEFT:
+            return f"{rank} ended with status 0 while others still trained"
+        if self.kind == STUCK:
+            return f"no rank gets on{since}; {rank} {self.text}"
+        if self.kind == ERROR and self.text:
+            return f"{rank}: {self.text}"
+        return f"{rank} {describe_end(self.status)}"
+
+
+def find_first_cause(events: Sequence[Event]) -> Event | None:
+    """The event that the others follow from; None if nothing has happened.
+
+    A rank that was waiting for the one that failed may end before it: that one still writes its traceback.
+    """
+    in_order = sorted(events, key=lambda event: event.at)
+    if not in_order or not in_order[0].is_of_another:
+        return in_order[0] if in_order else None
+    own = (event for event in in_order if event.kind in {ERROR, LEFT} and not event.is_of_another)
+    return next(own, in_order[0])

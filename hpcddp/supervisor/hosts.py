@@ -1,0 +1,132 @@
+"""The hosts of a job: which of them start a process, which are well, and which the ranks are started on next."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+
+from hpcddp.errors import HpcddpError
+from hpcddp.ranks.allocation import find_allocation
+from hpcddp.record import TYPE_CHECKING
+from hpcddp.schedulers.registry import find_scheduler
+from hpcddp.schedulers.run import run_program, run_side_by_side
+from hpcddp.units import format_count
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from hpcddp.supervisor.job import Job
+
+_SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", "{host}")
+_PROBE_S, _SUSPECT_S = 10.0, 5.0  # a host that has been silent before has less
+_PAUSE_S = 2.0  # between two looks at a host that does not answer
+_MOST_BLAMED = 2
+
+
+class Hosts:
+    """Of one job; `names` in its order, with the host of the script first. None are known on one machine."""
+
+    def __init__(self, job: Job, env: Mapping[str, str], health: str, tell: Callable[[str], None]) -> None:
+        self._job, self._env, self._health, self._tell = job, env, health, tell
+        self._commands = find_scheduler(job.scheduler).commands
+        allocation = find_allocation(env) if job.id else None
+        self.names = tuple(name for name, _ in (allocation.hosts or ())) if allocation is not None else ()
+        self.left_out: dict[str, str] = {}  # host -> why
+        self._blamed: dict[str, int] = {}
+        self._starter = self._find_starter()
+
+    def blame(self, host: str) -> None:
+        """An attempt failed there. Its name may be a shorter or a longer one than the scheduler's."""
+        for name in self.names:
+            if name.partition(".")[0] == host.partition(".")[0]:
+                self._blamed[name] = self._blamed.get(name, 0) + 1
+
+    def find_usable(self, suspects: set[str]) -> tuple[str, ...]:
+        """The hosts on which ranks may be started. Who does not answer twice, or is not well, is left out for good; the
+        silence of `suspects` counts as one of the two. The scheduler is told of a host that is gone, so that it does
+        not end the job."""
+        there = [name for name in self.names if name not in self.left_out]
+        silent = self._find_silent(there, {host.partition(".")[0] for host in suspects})
+        for name in silent:
+            self._leave_out(name, "it does not answer")
+        self._drop(silent)
+        there = [name for name in there if name not in self.left_out]
+        if self._health and (self._starter or len(self.names) < 2):
+            for name in self._ask(there, ("sh", "-c", self._health)):
+                self._leave_out(name, "its health check failed")
+        return tuple(name for name in there if name not in self.left_out)
+
+    def choose(self, usable: tuple[str, ...], fits: tuple[int, ...]) -> tuple[str, ...]:
+        """As many of the usable hosts as the request can have, without those that were blamed twice if it works out
+        without them. Empty: it does not work out."""
+        first = self.names[0]  # the script is there, and what it told the ranks of their rendezvous
+        good = [name for name in usable if name == first or self._blamed.get(name, 0) < _MOST_BLAMED]
+        for candidates in (good, list(usable)):
+            count = max((number for number in fits if number <= len(candidates)), default=0)
+            if count:
+                return tuple(candidates[:count])
+        return ()
+
+    def _find_silent(self, names: list[str], suspects: set[str]) -> list[str]:
+        """The hosts that are gone, as far as that can be found out."""
+        suspected = [name for name in names if name.partition(".")[0] in suspects and not self._is_own(name)]
+        others = [name for name in names if not self._is_own(name)]
+        if not others:
+            return []
+        if not self._starter:
+            self._tell("no program is on PATH by which a host can be asked whether it answers (ssh)")
+            return suspected
+        silent = self._ask(others, ("true",), suspected)
+        doubted = [name for name in silent if name not in suspected]
+        if doubted:
+            time.sleep(_PAUSE_S)
+            again = self._ask(doubted, ("true",))
+            silent = [name for name in silent if name in suspected or name in again]
+        if len(silent) == len(others) and len(suspected) < len(others):  # more likely than that all are gone at once
+            self._tell(f"no host answers {self._starter[0]}, which may not work here")
+            return suspected
+        return silent
+
+    def _find_starter(self) -> tuple[str, ...]:
+        for words in (self._commands.starter, _SSH):
+            if words and shutil.which(words[0], path=self._env.get("PATH")):
+                return words
+        return ()
+
+    def _ask(self, names: Iterable[str], words: tuple[str, ...], suspected: Iterable[str] = ()) -> list[str]:
+        """The hosts on which this command does not end well, all asked side by side."""
+        fill, is_own = self._fill, self._is_own
+        commands = {name: [*([] if is_own(name) else fill(self._starter, name)), *words] for name in names}
+        patience = {name: _SUSPECT_S if name in suspected else _PROBE_S for name in commands}
+        return run_side_by_side(commands, self._env, patience)
+
+    def _is_own(self, name: str) -> bool:
+        return name.partition(".")[0] == os.uname().nodename.partition(".")[0]
+
+    def _fill(self, words: tuple[str, ...], name: str) -> list[str]:
+        kept = ",".join(host for host in self.names if host not in self.left_out)
+        return [w.replace("{job}", self._job.id).replace("{host}", name).replace("{kept}", kept) for w in words]
+
+    def _leave_out(self, name: str, why: str) -> None:
+        self.left_out[name] = why
+        self._tell(f"{name} is left out: {why}")
+
+    def _drop(self, gone: list[str]) -> None:
+        """Within minutes the scheduler would end a job that has lost a host: it gives that host back itself."""
+        words = self._commands.drop
+        if not words or not gone or not shutil.which(words[0], path=self._env.get("PATH")):
+            return
+        each = gone if "{host}" in " ".join(words) else gone[:1]
+        for name in each:
+            asked = self._fill(words, name)
+            try:
+                answer = run_program(asked, self._env, folder=self._env.get("HPCDDP_RUN_DIR"), patience_s=_PROBE_S)
+                why = answer.stderr.strip() if answer.status else ""
+            except HpcddpError as error:
+                why = error.message
+            if why:
+                self._tell(f"the scheduler did not take {name} out of the job, and may end it: {why}")
+            else:
+                gone_now = format_count(len(gone), "host") if each != gone else name
+                self._tell(f"{gone_now} given back to the scheduler ({asked[0]}), so that the job goes on")

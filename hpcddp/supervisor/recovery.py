@@ -1,0 +1,116 @@
+"""Whether a job goes on after ranks were lost, and on which of its hosts; and the next attempt of the same job."""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import partial
+
+from hpcddp.record import TYPE_CHECKING
+from hpcddp.runs.chain import find_follow_up, start_attempt
+from hpcddp.runs.command import identify_command
+from hpcddp.runs.folder import list_checkpoints, number_attempt, step_of
+from hpcddp.runs.holder import describe_process
+from hpcddp.runs.jsonfile import write_object
+from hpcddp.runs.lock import take_run
+from hpcddp.supervisor.begin import BY_HAND, make_folders
+from hpcddp.supervisor.hosts import Hosts
+from hpcddp.units import format_count
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from hpcddp.runs.folder import AttemptFolder
+    from hpcddp.supervisor.events import Event
+    from hpcddp.supervisor.job import End, Job
+    from hpcddp.supervisor.order import Order, Recover
+
+_LEAST_LEFT_S = 60  # before the job's end: a start and a step would not fit
+
+
+class Recovery:
+    """Of one job. `recover`: of the order."""
+
+    def __init__(
+        self, order: Order, recover: Recover, job: Job, env: Mapping[str, str], tell: Callable[[str], None]
+    ) -> None:
+        self._order, self._recover, self._job, self._env, self._tell = order, recover, job, env, tell
+        self._hosts = Hosts(job, env, recover.health, tell)
+        self._restarts = 0
+        self._failures: list[tuple[str, int, int]] = []  # text, step, the newest checkpoint's step
+        self.chosen = self._hosts.names[: max(recover.fits)] if recover.spares else ()  # (): as the script has it
+
+    def goes_on(self, attempt: AttemptFolder, cause: Event, end: End, suspects: set[str]) -> bool:
+        """Whether the ranks are started again, on the hosts `chosen` then; why not is told. `suspects`: hosts that the
+        attempt has lost."""
+        self._tell(f"the first cause: {cause}")
+        why_not = self._judge(attempt, cause, end)
+        if why_not:
+            self._tell(f"the ranks are not started again: {why_not}")
+            return False
+        if cause.is_loss and cause.host:
+            self._hosts.blame(cause.host)
+        if self._hosts.names:
+            usable = self._hosts.find_usable(suspects)
+            self.chosen = self._hosts.choose(usable, self._recover.fits)
+            if not self.chosen:
+                fits = " or ".join(map(str, self._recover.fits))
+                self._tell(
+                    f"the ranks are not started again: of {format_count(len(self._hosts.names), 'host')}"
+                    f" {len(usable)} can be used, and this job can go on with {fits}"
+                )
+                return False
+        self._restarts += 1
+        where = f" on {', '.join(self.chosen)}" if self.chosen else ""
+        step = _newest_step(attempt)
+        since = f"from step {step}" if step else "from the start: there is no checkpoint yet"
+        self._tell(f"start {self._restarts + 1} of at most {self._recover.restarts + 1}{where}, {since}")
+        return True
+
+    def _judge(self, attempt: AttemptFolder, cause: Event, end: End) -> str:
+        """Why the ranks are not started again; empty: they are."""
+        step = _newest_step(attempt)
+        before, self._failures = self._failures, [*self._failures, (cause.text, cause.step, step)]
+        if end.at is not None and time.time() > end.at - _LEAST_LEFT_S:
+            return "the job ends soon"
+        if self._restarts >= self._recover.restarts:
+            return f"they were already, {format_count(self._restarts, 'time')} (max_restarts)"
+        if cause.is_mistake:
+            return "that is no node's fault"
+        is_own = not cause.is_loss
+        if is_own and any((cause.text, cause.step) == (text, at) for text, at, _ in before):
+            at = f" at step {cause.step}" if cause.step else ""
+            return f"the same error came twice{at}: it would come again"
+        if is_own and len(before) >= 2 and all(at == step for _, _, at in before[-2:]):
+            return f"two starts have made no progress beyond step {step}"
+        return ""
+
+    def begin_again(self, attempt: AttemptFolder) -> AttemptFolder:
+        """The next attempt, which takes the run from this one: whatever is left of it writes no more.
+
+        The errors of `take_run` and `start_attempt`.
+        """
+        from hpcddp.schedulers.run import ask_job_state
+
+        run, order = attempt.run, self._order
+        name = number_attempt(run, self._job.name)
+        command, by_hand = identify_command(order.command), BY_HAND in self._env
+        mine = describe_process(name, os.getpid(), self._env, command, by_hand=by_hand)
+        take_run(run, mine, partial(ask_job_state, env=self._env), attempt.name)
+        new = run.attempt(name)
+        if order.chain:
+            start_attempt(new, order.chain)
+        make_folders(new)
+        queued = find_follow_up(new)
+        if queued is not None:
+            with open(new.next, "w", encoding="utf-8") as file:
+                file.write(f"{queued}\n")
+        nodes = len(self.chosen) or int(order.plan["nodes"])
+        write_object(run.plan, {**order.plan, "nodes": nodes, "world_size": nodes * int(order.plan["ranks_per_node"])})
+        return new
+
+
+def _newest_step(attempt: AttemptFolder) -> int:
+    """Of the run's newest checkpoint; 0 without one."""
+    saved = list_checkpoints(attempt.run.checkpoints)
+    return step_of(saved[-1]) if saved else 0

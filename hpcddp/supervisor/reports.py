@@ -1,0 +1,279 @@
+"""What the ranks' companions tell: which ranks are there, how far they are, and how they ended. See `cli/heartbeat.py`
+for the other side and the words of a message.
+
+Each rank's companion holds a connection. One that breaks without a last word is a process, or a host, that is gone; one
+that is silent is a host that cannot be reached, or one that does not run.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from contextlib import suppress
+
+from hpcddp.record import TYPE_CHECKING
+from hpcddp.runs.heartbeat import Beat, Supervised, write_supervised
+from hpcddp.supervisor.events import ERROR, GONE, KILLED, LEFT, SILENT, STUCK, Event
+from hpcddp.supervisor.sockets import accept, open_listener, own_names, receive
+
+if TYPE_CHECKING:
+    import _socket
+    from collections.abc import Mapping
+
+    from hpcddp.runs.folder import AttemptFolder
+
+_BACK_S = 3.0  # a connection that broke may come again
+_FIRST_STEP = 10  # times as long as a step: it compiles
+_SLOWER = 10  # times the longest time without a move so far
+UNFINISHED = 85
+
+
+class RankReport:
+    """What is known of one rank. Times are of the monotonic clock; 0: not yet."""
+
+    def __init__(self, rank: int, host: str, now: float) -> None:
+        self.rank, self.host = rank, host
+        self.connection: _socket.socket | None = None
+        self.begun = b""  # of a message
+        self.heard = self.moved = self.looked = now
+        self.beat = Beat()
+        self.is_stopped = False
+        self.place = ""  # where its program stands, if it does
+        self.left = 0.0  # when its connection broke
+        self.status: int | None = None  # its wait status, once it has ended
+        self.is_told = False  # whether there is an event about it
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is to be expected of it."""
+        return self.status is not None or (self.is_told and self.connection is None)
+
+
+class Reports:
+    """Of one attempt at a time. `limit_s`: how long ranks may be silent, or make no step, before it is an event; 0: for
+    ever. `clock`: seconds, from anywhere."""
+
+    def __init__(self, limit_s: float, env: Mapping[str, str]) -> None:
+        self._limit_s = limit_s
+        every_s = min(5.0, limit_s / 8) if limit_s else 5.0
+        self._own = open_listener()
+        self._poll = select.epoll()
+        self._poll.register(self._own.fileno(), select.EPOLLIN)
+        self._told = Supervised(
+            self._own.getsockname()[1], os.urandom(16).hex(), every_s, limit_s * 3 / 4, own_names(env)
+        )
+        self._callers: dict[int, tuple[_socket.socket, bytes]] = {}  # who has not said yet which rank it is
+        self._connected: dict[int, RankReport] = {}
+        self._attempt = ""
+        self._slowest_s = 0.0
+        self._has_stepped = False  # more than once: the first step of an attempt compiles
+        self._is_ending = False
+        self.ranks: dict[int, RankReport] = {}
+        self.events: list[Event] = []
+
+    @property
+    def entry(self) -> int:
+        """What becomes readable when somebody has said something."""
+        return self._poll.fileno()
+
+    @property
+    def step(self) -> int:
+        """The last that any rank was seen to make."""
+        return max((one.beat.step for one in self.ranks.values()), default=0)
+
+    @property
+    def lost_hosts(self) -> set[str]:
+        """Where ranks are gone or silent."""
+        return {event.host for event in self.events if event.kind in {GONE, SILENT}}
+
+    def open(self, attempt: AttemptFolder) -> None:
+        """The ranks of this attempt are started next; those of others are told to end."""
+        self.end_all()
+        self._attempt, self._is_ending = attempt.name, False
+        self._slowest_s, self._has_stepped = 0.0, False
+        self._connected = {number: one for number, one in self._connected.items() if one.connection is not None}
+        self.ranks, self.events = {}, []
+        with suppress(OSError):
+            write_supervised(attempt, self._told)
+
+    def read(self) -> None:
+        """Whatever has come."""
+        for number, _ in self._poll.poll(0):
+            if number == self._own.fileno():
+                self._accept()
+            elif number in self._callers:
+                self._greet(number)
+            elif number in self._connected:
+                self._hear(self._connected[number])
+
+    def look(self) -> None:
+        """What nobody says: who is silent, gone or stuck."""
+        now = time.monotonic()
+        for one in self.ranks.values():
+            if one.left and now - one.left > _BACK_S:
+                self._add(one, GONE, one.left)
+            elif self._limit_s and one.connection is not None and now - one.heard > self._limit_s:
+                self._add(one, SILENT, one.heard)
+        self._look_for_stuck(now)
+
+    def settle(self) -> None:
+        """The attempt ends, for what is known: a rank that is late with its word may be the cause of it."""
+        now = time.monotonic()
+        for one in self.ranks.values():
+            if one.left:
+                self._add(one, GONE, one.left)
+            elif one.status == 0 and all(event.is_of_another for event in self.events):
+                self._add(one, LEFT, one.heard)
+            elif one.connection is not None and now - one.heard > 2 * self._told.every_s + _BACK_S:
+                self._add(one, SILENT, one.heard)
+
+    def end_all(self) -> None:
+        """Every rank is to end at once; what still calls is told the same."""
+        self._is_ending = True
+        for one in self._connected.values():
+            self._say(one, "end")
+
+    def close(self) -> None:
+        """Nobody is heard any more."""
+        for one in list(self._connected.values()):
+            self._leave(one)
+        for caller, _ in self._callers.values():
+            caller.close()
+        self._poll.close()
+        self._own.close()
+
+    def tell_end(self, at: float) -> None:
+        """The job's end is another one now, in seconds since 1970."""
+        for one in self._connected.values():
+            self._say(one, f"until {at}")
+
+    @property
+    def all_over(self) -> bool:
+        """Whether every rank that was seen has ended, or is gone."""
+        return all(one.is_over for one in self.ranks.values())
+
+    def _look_for_stuck(self, now: float) -> None:
+        there = [one for one in self.ranks.values() if one.connection is not None]
+        told = [one for one in there if one.beat.looks or one.beat.touched]
+        if not self._limit_s or not told or self.events:
+            return
+        limit_s = max(self._limit_s, _SLOWER * self._slowest_s) * (1 if self._has_stepped else _FIRST_STEP)
+        since = max(one.moved for one in told)
+        if now - since > limit_s:
+            frozen = [one for one in there if one.is_stopped]
+            frozen = frozen or [one for one in told if one.beat.looks and now - one.looked > limit_s / 2]
+            for one in frozen or _find_odd(told):
+                stands = f"stands at {one.place}" if one.place else "is one of them"
+                self._add(one, STUCK, since, "was stopped by a signal" if one.is_stopped else stands)
+
+    def _accept(self) -> None:
+        while (caller := accept(self._own)) is not None:
+            self._callers[caller.fileno()] = caller, b""
+            self._poll.register(caller.fileno(), select.EPOLLIN)
+
+    def _greet(self, number: int) -> None:
+        """The caller's first line: only who can read the attempt's folder knows the key."""
+        caller, begun = self._callers[number]
+        came = receive(caller)
+        if came is None:
+            return
+        line, found, rest = (begun + came).partition(b"\n")
+        if came and not found and len(line) < 4096:
+            self._callers[number] = caller, line
+            return
+        del self._callers[number]
+        words = line.decode(errors="replace").split()
+        if not found or len(words) != 5 or words[:2] != ["hello", self._told.key] or not words[3].isdecimal():
+            self._close(caller)
+            return
+        _, _, attempt, rank, host = words
+        now = time.monotonic()
+        if attempt != self._attempt:  # left behind by another attempt
+            with suppress(OSError):
+                caller.send(b"end\n")
+            self._close(caller)
+            return
+        one = self.ranks.setdefault(int(rank), RankReport(int(rank), host, now))
+        if one.connection is not None:
+            self._leave(one)
+        one.connection, one.begun, one.left, one.heard = caller, rest, 0.0, now
+        self._connected[number] = one
+        self._say(one, "end" if self._is_ending else "ok")
+        self._read_lines(one)
+
+    def _hear(self, one: RankReport) -> None:
+        assert one.connection is not None
+        came = receive(one.connection)
+        if came is None:
+            return
+        one.begun += came
+        one.heard = time.monotonic()
+        self._read_lines(one)
+        if not came:
+            self._leave(one)
+
+    def _read_lines(self, one: RankReport) -> None:
+        *lines, one.begun = one.begun.split(b"\n")
+        for line in lines:
+            words = line.decode(errors="replace").split()
+            with suppress(ValueError, IndexError):
+                if words[0] == "beat":
+                    self._note_beat(one, Beat(*map(int, words[1:5])), is_stopped=words[5] == "1")
+                elif words[0] == "at":
+                    one.place = bytes.fromhex(words[1].strip("-")).decode(errors="replace")
+                elif words[0] == "ended":
+                    self._note_end(one, int(words[1]), bytes.fromhex(words[2].strip("-")).decode(errors="replace"))
+
+    def _note_beat(self, one: RankReport, beat: Beat, *, is_stopped: bool) -> None:
+        now, before = time.monotonic(), one.beat
+        if beat.looks != before.looks:
+            one.looked = now
+        touched = not beat.looks and beat.touched != before.touched
+        if beat.step != before.step or beat.moves != before.moves or touched:
+            if self._has_stepped:
+                self._slowest_s = max(self._slowest_s, now - one.moved)
+            one.moved = now
+        if before.step and beat.step > before.step:
+            self._has_stepped = True
+        one.beat, one.is_stopped = beat, is_stopped
+        self._say(one, "end" if self._is_ending else "ok")
+
+    def _note_end(self, one: RankReport, status: int, text: str) -> None:
+        one.status = status
+        is_well = status == 0 or (os.WIFEXITED(status) and os.WEXITSTATUS(status) == UNFINISHED)
+        if not is_well and not self._is_ending:
+            self._add(one, KILLED if os.WIFSIGNALED(status) else ERROR, time.monotonic(), text)
+        self._leave(one)
+
+    def _leave(self, one: RankReport) -> None:
+        """Its connection is over."""
+        if one.connection is None:
+            return
+        self._connected.pop(one.connection.fileno(), None)
+        self._close(one.connection)
+        one.connection = None
+        if one.status is None:
+            one.left = time.monotonic()
+
+    def _close(self, connection: _socket.socket) -> None:
+        with suppress(OSError):
+            self._poll.unregister(connection.fileno())
+        connection.close()
+
+    def _add(self, one: RankReport, kind: str, at: float, text: str = "") -> None:
+        if not one.is_told:
+            one.is_told = True
+            self.events.append(Event(kind, one.rank, one.host, at, one.beat.step, one.status or 0, text))
+
+    def _say(self, one: RankReport, line: str) -> None:
+        if one.connection is not None:
+            with suppress(OSError):  # one that reads nothing is silent soon
+                one.connection.send(f"{line}\n".encode())
+
+
+def _find_odd(ranks: list[RankReport]) -> list[RankReport]:
+    """Those that stand where few others do: the others wait for them. All alike: the first one."""
+    places = [one.place for one in ranks]
+    fewest = min(map(places.count, places))
+    return [one for one in ranks if places.count(one.place) == fewest] if fewest < len(ranks) else ranks[:1]

@@ -1,0 +1,86 @@
+"""The end of an attempt of which ranks are lost or have failed: no launcher can be trusted to see it, or to end then.
+
+What is known of it: Intel MPI and MPICH wait for ever for the others of a rank that ended with status 1; every launcher
+does where a host falls silent; Open MPI leaves ranks behind.
+"""
+
+from __future__ import annotations
+
+import time
+
+from hpcddp.record import TYPE_CHECKING
+from hpcddp.supervisor.events import SILENT, STUCK, UNKNOWN, Event, find_first_cause
+
+if TYPE_CHECKING:
+    import signal
+    from collections.abc import Callable
+
+    from hpcddp.supervisor.program import Launcher
+    from hpcddp.supervisor.reports import Reports
+else:
+    import _signal as signal
+
+_LOOK_S = 1.0
+_COLLECT_S = 3.0  # for what other ranks say: the first one to end need not be the cause
+_LAUNCHER_S = 30.0  # that it gets to end by itself, where nothing is started again
+_TERM_S = 1.0  # from the end of the ranks
+_KILL_S = 5.0  # from SIGTERM, which Open MPI 5 and Intel MPI ignore while a host is silent
+_LAST_WORDS_S = 1.0
+
+
+class Teardown:
+    """Of one attempt. `acts`: whether the ranks may be started again, so that a silent one is an end as well."""
+
+    def __init__(self, reports: Reports, tell: Callable[[str], None], *, acts: bool) -> None:
+        self._reports, self._tell, self._acts = reports, tell, acts
+        self._began: float | None = None  # the first event
+        self._ended_at: float | None = None  # the ranks were told to end
+        self._sent = 0
+        self.is_wish = False  # a signal came: the ranks may end as they like
+
+    @property
+    def entry(self) -> int:
+        """What is readable when a rank has said something."""
+        return self._reports.entry
+
+    def look(self, launcher: Launcher) -> float:
+        """Hear the ranks, and do what is due; how long to wait at most until the next look, in seconds."""
+        self._reports.read()
+        self._reports.look()
+        now = time.monotonic()
+        if not self._reports.events:
+            return _LOOK_S
+        self._began = self._began or now
+        if self._ended_at is None:
+            waits_s = _COLLECT_S if self._acts and not self.is_wish else _COLLECT_S + _LAUNCHER_S
+            if any(event.kind in {SILENT, STUCK} for event in self._reports.events):
+                waits_s = 0.0  # the limit was long enough for everybody
+            if now - self._began > waits_s or (self._acts and self._reports.all_over):
+                self._reports.settle()
+                self._ended_at = now
+                if not self._reports.all_over:
+                    cause = find_first_cause(self._reports.events)
+                    self._tell(f"{cause}: the other ranks are ended")
+                self._reports.end_all()
+        elif self._sent == 0 and now - self._ended_at > _TERM_S:
+            self._sent = signal.SIGTERM
+            launcher.send(signal.SIGTERM)
+        elif self._sent == signal.SIGTERM and now - self._ended_at > _TERM_S + _KILL_S:
+            self._sent = signal.SIGKILL
+            launcher.send(signal.SIGKILL)
+        return _LOOK_S / 4
+
+    def conclude(self, status: int) -> Event | None:
+        """The launcher has ended, with this status: what the first cause was; None if all went well."""
+        until = time.monotonic() + _LAST_WORDS_S
+        self._reports.read()
+        while not self._reports.all_over and time.monotonic() < until:
+            time.sleep(0.02)
+            self._reports.read()
+        if status or self._reports.events or not self._reports.all_over:
+            self._reports.settle()
+        cause = find_first_cause(self._reports.events)
+        self._reports.end_all()
+        if status and (cause is None or cause.is_clean_up):
+            return Event(UNKNOWN, -1, "", text=f"the launcher ended with status {status}")
+        return cause

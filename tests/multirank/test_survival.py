@@ -1,0 +1,125 @@
+"""Ranks that are lost in the middle, on this machine with a real mpirun: what the state says, and how the job goes on.
+
+Over several hosts, with every launcher and on a real Slurm: tests/cluster/test_survival.py.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.multirank
+
+AT = 10  # the step at which a fault strikes; the newest checkpoint then is step 9's
+
+
+class Job:
+    """Runs `hpcddp launch` of 2 ranks here, and reads what it leaves."""
+
+    def __init__(self, run: Callable[..., Any], env: dict[str, str], folder: Path, program: Path) -> None:
+        self._run, self._env, self._folder, self._program = run, env, folder, program
+        self.status, self.said = 0, ""
+
+    def train(self, kind: str, struck: int, *asked: str, ranks: int = 2) -> dict[str, Any]:
+        """The run's state at the end."""
+        options = [word for setting in asked for word in ("--set", setting)]
+        launch = [
+            "hpcddp",
+            "launch",
+            "--here",
+            "--ranks-per-node",
+            str(ranks),
+            "--launcher",
+            "openmpi",
+            "--walltime",
+            "10m",
+        ]
+        train = [sys.executable, str(self._program), "16", kind, str(struck), str(AT), "0.02"]
+        done = self._run([*launch, *options, "--name", "t", "--", *train], env=self._env, cwd=self._folder)
+        self.status, self.said = done.returncode, done.stderr
+        return json.loads((self._folder / "runs/t/state.json").read_text())
+
+
+@pytest.fixture
+def job(run: Callable[..., Any], openmpi5: Any, programs: Path, tmp_path: Path) -> Job:
+    return Job(run, openmpi5.env | {"OMP_NUM_THREADS": "1"}, tmp_path, programs / "struck.py")
+
+
+@pytest.mark.parametrize("struck", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_a_lost_rank_leaves_the_run_unfinished_whichever_it_is(job: Job, struck: int):
+    state = job.train("kill", struck)
+    assert job.status == 137, job.said
+    assert (state["status"], state["step"]) == ("unfinished", 9)
+    assert state["reason"].startswith(f"rank {struck} on ")
+    assert "was killed by SIGKILL" in state["reason"]
+
+
+@pytest.mark.slow  # in short: the error that comes again, below
+def test_an_error_of_the_program_is_a_failure(job: Job):
+    state = job.train("error", 1)
+    assert job.status == 1, job.said
+    assert state["status"] == "failed"
+    assert "ValueError: a value that no step can have" in state["reason"]
+
+
+@pytest.mark.parametrize("kind", ["kill", pytest.param("freeze", marks=pytest.mark.slow)])
+def test_ranks_are_started_again_from_the_newest_checkpoint(job: Job, kind: str, tmp_path: Path):
+    state = job.train(kind, 1, "max_restarts=1", "stall_limit=2s")
+    assert job.status == 0, job.said
+    assert (state["status"], state["step"]) == ("finished", 16)
+    assert "start 2 of at most 2, from step 9" in job.said
+    first, second = sorted((tmp_path / "runs/t/attempts").iterdir())
+    assert state["attempt"] == second.name
+    assert steps_of(first)[:9] == list(range(1, 10))
+    assert steps_of(second) == list(range(10, 17))
+
+
+@pytest.mark.slow  # over hosts and with every launcher: tests/cluster/test_survival.py
+def test_what_was_started_again_has_the_weights_of_an_undisturbed_run(job: Job, tmp_path: Path):
+    state = job.train("kill", 1, "max_restarts=1")
+    (tmp_path / "runs").rename(tmp_path / "disturbed")
+    undisturbed = job.train("none", 0, ranks=1)
+    assert state["weights_sha256"] == undisturbed["weights_sha256"]
+
+
+def steps_of(attempt: Path) -> list[int]:
+    lines = [json.loads(line) for line in (attempt / "metrics.jsonl").read_text().splitlines()]
+    return [line["step"] for line in lines if "loss" in line]
+
+
+@pytest.mark.slow  # in short: the next test
+def test_an_error_that_comes_again_at_the_same_step_ends_the_job(job: Job):
+    state = job.train("bug", 1, "max_restarts=5")
+    assert job.status == 1, job.said
+    assert (state["status"], state["step"]) == ("failed", AT)
+    assert job.said.count("hpcddp: start ") == 1
+    assert f"the same error came twice at step {AT}: it would come again" in job.said
+
+
+FAILS = """
+if [ "$RANK" = 1 ]; then
+    echo "ValueError: in $HPCDDP_ATTEMPT" >&2
+    [ -e mark ] || { touch mark; kill -9 $$; }
+    exit 7
+fi
+sleep 600
+"""
+
+
+def test_programs_that_know_nothing_of_hpcddp_are_started_again_too(
+    run: Callable[..., Any], openmpi5: Any, tmp_path: Path
+):
+    launch = ["hpcddp", "launch", "--here", "--ranks-per-node", "2", "--launcher", "openmpi", "--name", "t"]
+    done = run([*launch, "--set", "max_restarts=5", "--", "sh", "-c", FAILS], env=openmpi5.env, cwd=tmp_path)
+    assert done.returncode == 7, done.stderr
+    causes = [line for line in done.stderr.splitlines() if "the first cause: rank 1 on " in line]
+    assert len(causes) == 3, done.stderr
+    assert "was killed by SIGKILL" in causes[0]
+    assert ": ValueError: in local-" in causes[1]
+    assert "two starts have made no progress beyond step 0" in done.stderr
+    assert done.stdout.count("hpcddp: rank 1 on ") == 3

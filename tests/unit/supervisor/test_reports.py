@@ -1,0 +1,261 @@
+"""The ranks' companions and the supervisor, over real sockets on this machine, with real processes as the ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from hpcddp.cli.heartbeat import Heartbeat
+from hpcddp.runs.folder import AttemptFolder, RunFolder
+from hpcddp.runs.heartbeat import open_page, read_supervised, write_supervised
+from hpcddp.supervisor.events import ERROR, GONE, KILLED, LEFT, SILENT, STUCK
+from hpcddp.supervisor.reports import Reports
+
+LONG_S, SHORT_S = 1000.0, 0.4
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> AttemptFolder:
+    attempt = RunFolder(str(tmp_path)).attempt("7.1")
+    os.makedirs(attempt.path)
+    return attempt
+
+
+class Ranks:
+    """Processes of this test, each with its companion in a thread."""
+
+    def __init__(self, attempt: AttemptFolder, reports: Reports) -> None:
+        self.attempt, self.reports = attempt, reports
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.companions: list[Heartbeat] = []
+
+    def start(self, host: str) -> Heartbeat:
+        rank = len(self.processes)
+        sleep = [sys.executable, "-c", "import time; time.sleep(1000)"]
+        env = os.environ | {
+            "HPCDDP_RUN_DIR": self.attempt.run.path,
+            "HPCDDP_ATTEMPT": self.attempt.name,
+            "RANK": str(rank),
+        }
+        self.processes.append(subprocess.Popen(sleep, env=env))
+        companion = Heartbeat(self.attempt, rank, host)
+        self.companions.append(companion)
+        companion.start(self.processes[-1].pid)
+        self.until(lambda: rank in self.reports.ranks)
+        return companion
+
+    def until(self, is_so: Callable[[], object]) -> None:
+        """Waits as long as the machine needs; the test's own timeout ends what never comes."""
+        while not is_so():
+            self.reports.read()
+            self.reports.look()
+            time.sleep(0.01)
+
+    def kinds(self) -> list[tuple[str, int]]:
+        return [(event.kind, event.rank) for event in self.reports.events]
+
+    def end(self) -> None:
+        self.reports.close()
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def ranks_with(attempt: AttemptFolder) -> Iterator[Callable[[float], Ranks]]:
+    made = []
+
+    def make(limit_s: float) -> Ranks:
+        made.append(Ranks(attempt, Reports(limit_s, {})))
+        made[-1].reports.open(attempt)
+        return made[-1]
+
+    yield make
+    for ranks in made:
+        ranks.end()
+
+
+def report_end(ranks: Ranks, companion: Heartbeat, status: int, text: str = "") -> None:
+    """As `hpcddp exec` does; it waits for the supervisor, which is this thread."""
+    tells = threading.Thread(target=companion.end, args=(status, text))
+    tells.start()
+    ranks.until(lambda: not tells.is_alive())
+
+
+def test_ranks_are_known_and_their_ends_are_heard(ranks_with: Callable[[float], Ranks]):
+    ranks = ranks_with(LONG_S)
+    well, killed, failed, unfinished = (ranks.start(f"n{rank}") for rank in range(4))
+    report_end(ranks, well, 0)
+    report_end(ranks, unfinished, 85 << 8)
+    assert ranks.kinds() == []
+    assert not ranks.reports.all_over
+    report_end(ranks, killed, signal.SIGKILL)
+    report_end(ranks, failed, 1 << 8, "ValueError: größer\nthan one line")
+    assert ranks.kinds() == [(KILLED, 1), (ERROR, 2)]
+    assert ranks.reports.events[1].text == "ValueError: größer\nthan one line"
+    assert [event.host for event in ranks.reports.events] == ["n1", "n2"]
+    assert ranks.reports.all_over
+
+
+def test_a_companion_that_is_gone_takes_its_rank_with_it(ranks_with: Callable[[float], Ranks]):
+    ranks = ranks_with(LONG_S)
+    ranks.start("n0")
+    rank = ranks.reports.ranks[0]
+    assert rank.connection is not None
+    rank.connection.close()  # as the kernel of its host does
+    rank.connection, rank.left = None, time.monotonic()
+    ranks.reports.settle()
+    assert ranks.kinds() == [(GONE, 0)]
+    assert ranks.reports.lost_hosts == {"n0"}
+
+
+def test_a_rank_that_says_nothing_for_longer_than_the_limit_is_silent(ranks_with: Callable[[float], Ranks]):
+    ranks = ranks_with(SHORT_S)
+    reports, attempt = ranks.reports, ranks.attempt
+    told = read_supervised(attempt)
+    assert told is not None
+    with socket.create_connection(("127.0.0.1", told.port)) as caller:
+        caller.sendall(f"hello {told.key} 7.1 5 n5\nbeat 12 1 1 0 0\n".encode())
+        while not reports.events:
+            reports.read()
+            reports.look()
+            time.sleep(0.01)
+    assert [(event.kind, event.rank, event.step) for event in reports.events] == [(SILENT, 5, 12)]
+
+
+@pytest.mark.parametrize("line", ["hello wrong 7.1 0 n0", "hello {key} 7.1 x n0", "GET / HTTP/1.1", "hello {key}", ""])
+def test_who_does_not_know_the_key_is_not_heard(ranks_with: Callable[[float], Ranks], line: str):
+    ranks = ranks_with(LONG_S)
+    reports = ranks.reports
+    told = read_supervised(ranks.attempt)
+    assert told is not None
+    with socket.create_connection(("127.0.0.1", told.port)) as caller:
+        caller.sendall(line.format(key=told.key).encode() + b"\n")
+        caller.settimeout(0.01)
+        while True:
+            reports.read()
+            try:
+                answer = caller.recv(100)
+                break
+            except TimeoutError:
+                pass
+    assert answer == b""
+    assert reports.ranks == {}
+
+
+def test_ranks_of_an_attempt_before_are_ended_when_they_call(ranks_with: Callable[[float], Ranks]):
+    ranks = ranks_with(LONG_S)
+    ranks.start("n0")
+    new = ranks.attempt.run.attempt("7.2")
+    os.makedirs(new.path)
+    ranks.reports.open(new)  # another attempt takes the run
+    ranks.until(lambda: ranks.processes[0].poll() is not None)
+    assert ranks.processes[0].returncode == -signal.SIGKILL
+    assert ranks.companions[0].was_ended
+    assert ranks.reports.ranks == {}
+    late = Heartbeat(ranks.attempt, 0, "n0")  # a host that comes back
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"]) as left:
+        late.start(left.pid)
+        ranks.until(lambda: left.poll() is not None)
+    assert late.was_ended
+
+
+def test_a_rank_whose_supervisor_is_not_heard_for_its_lease_ends_itself(ranks_with: Callable[[float], Ranks]):
+    ranks = ranks_with(SHORT_S)
+    companion = ranks.start("n0")
+    ranks.until(lambda: companion._heard is not None)
+    assert ranks.processes[0].wait() == -signal.SIGKILL  # nobody reads any more
+    assert companion.was_ended
+
+
+def test_a_rank_that_never_reached_its_supervisor_is_left_alone(ranks_with: Callable[[float], Ranks]):
+    attempt = ranks_with(SHORT_S).attempt
+    told = read_supervised(attempt)
+    assert told is not None
+    write_supervised(attempt, told._replace(hosts=("127.0.0.1",), port=1))
+    with subprocess.Popen(["sleep", "1"]) as rank:
+        companion = Heartbeat(attempt, 0, "n0")
+        companion.start(rank.pid)
+        assert rank.wait() == 0
+    assert not companion.was_ended
+
+
+def test_ranks_that_all_stand_are_stuck_and_the_odd_one_is_named(ranks_with: Callable[[float], Ranks]):
+    ranks = ranks_with(SHORT_S)
+    pages = [open_page(ranks.start(f"n{rank}").path) for rank in range(3)]
+    for page in pages:
+        assert page is not None
+        page.write(4, 1, 1)
+    ranks.until(lambda: all(one.beat.step == 4 for one in ranks.reports.ranks.values()))
+    for rank, page in enumerate(pages):
+        page.write_place("train.py:7, in main: sleep()" if rank == 1 else "train.py:9, in main: step()")
+        page.write(5, 2, 2)  # the second step: from now on no step compiles
+    looks = 2
+
+    def stands() -> bool:
+        nonlocal looks
+        looks += 1
+        for page in pages:
+            page.write(5, 2, looks)
+        return bool(ranks.reports.events)
+
+    ranks.until(stands)
+    assert ranks.kinds() == [(STUCK, 1)]
+    assert str(ranks.reports.events[0]) == (
+        "no rank gets on since step 5; rank 1 on n1 stands at train.py:7, in main: sleep()"
+    )
+
+
+def test_a_rank_that_a_signal_has_stopped_is_named(ranks_with: Callable[[float], Ranks]):
+    ranks = ranks_with(SHORT_S)
+    pages = [open_page(ranks.start(f"n{rank}").path) for rank in range(2)]
+    for step in (4, 5):
+        for page in pages:
+            page.write(step, step, step)
+        ranks.until(lambda step=step: all(one.beat.step == step for one in ranks.reports.ranks.values()))
+    os.kill(ranks.processes[1].pid, signal.SIGSTOP)
+    ranks.until(lambda: ranks.reports.events)
+    assert ranks.kinds() == [(STUCK, 1)]
+    assert ranks.reports.events[0].text == "was stopped by a signal"
+
+
+def test_a_program_that_says_nothing_of_itself_is_never_stuck_but_one_that_touches_its_page_is(
+    ranks_with: Callable[[float], Ranks],
+):
+    ranks = ranks_with(SHORT_S / 8)  # the first step has ten times as long
+    companion = ranks.start("n0")
+    beats = ranks.reports.ranks[0]
+    heard = beats.heard
+    ranks.until(lambda: beats.heard - heard > SHORT_S)
+    assert ranks.kinds() == []
+    os.utime(companion.path)  # touch "$HPCDDP_HEARTBEAT"
+    ranks.until(lambda: ranks.reports.events)
+    assert ranks.kinds() == [(STUCK, 0)]
+
+
+def test_a_rank_that_left_early_is_the_cause_of_what_the_others_say(ranks_with: Callable[[float], Ranks]):
+    ranks = ranks_with(LONG_S)
+    first, second = ranks.start("n0"), ranks.start("n1")
+    report_end(ranks, first, 0)
+    report_end(ranks, second, 1 << 8, "RuntimeError: Connection closed by peer")
+    ranks.reports.settle()
+    assert ranks.kinds() == [(ERROR, 1), (LEFT, 0)]
+
+
+def test_the_job_s_new_end_reaches_the_page(ranks_with: Callable[[float], Ranks]):
+    ranks = ranks_with(LONG_S)
+    page = open_page(ranks.start("n0").path)
+    assert page is not None
+    assert page.read_end() is None
+    ranks.reports.tell_end(1795446000.5)
+    ranks.until(lambda: page.read_end() is not None)
+    assert page.read_end() == 1795446000.5
