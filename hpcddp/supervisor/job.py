@@ -13,11 +13,15 @@ from hpcddp.schedulers.run import ask_about, read_job_state
 from hpcddp.units import read_number
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 _PATIENCE_S = 10.0  # a scheduler that is busy must not hold up the ranks
 #: A job that is signalled earlier than this before its end is not ended by its walltime.
 _EARLY_S = 60
+#: The source of an end that no scheduler said.
+BY_REQUEST = "as the request says"
+_ASK_AGAIN_S = 300.0
+_SAME_S = 10  # schedulers round, and count from different moments
 
 
 class Job(Record):
@@ -33,6 +37,9 @@ class End(Record):
 
     at: int | None
     source: str
+
+    def __str__(self) -> str:
+        return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(self.at))} ({self.source})"
 
 
 def find_own_job(scheduler: str, env: Mapping[str, str]) -> Job:
@@ -64,7 +71,7 @@ def find_end(job: Job, env: Mapping[str, str], walltime_s: int | None, *, by_han
     """When the job ends: by the scheduler's variable, else by its word, else by the request's walltime. An end that is
     asked for by hand, in an allocation, may come before the allocation's."""
     row = find_scheduler(job.scheduler)
-    asked = None if walltime_s is None else End(_script_start() + walltime_s, "as the request says")
+    asked = None if walltime_s is None else End(_script_start() + walltime_s, BY_REQUEST)
     told = read_number(env.get(row.variables.end, "")) if row.variables.end else None
     if told is not None:
         end = End(told, f"as {row.variables.end} says")
@@ -76,6 +83,28 @@ def find_end(job: Job, env: Mapping[str, str], walltime_s: int | None, *, by_han
     if end.at is None or (by_hand and asked is not None and asked.at is not None and asked.at < end.at):
         return asked or End(None, "")
     return end
+
+
+class MovingEnd:
+    """The job's end, which its owner or an operator may move while it runs. `clock`: seconds, from anywhere."""
+
+    def __init__(self, job: Job, end: End, env: Mapping[str, str], clock: Callable[[], float] = time.monotonic) -> None:
+        self.end = end
+        self._job, self._env, self._clock = job, env, clock
+        self._asked = clock()
+
+    def look(self) -> bool:
+        """Whether it is another one than it was said to be. Asks the scheduler now and then."""
+        if not self._job.id or self.end.at is None or self._clock() - self._asked < _ASK_AGAIN_S:
+            return False
+        answer = ask_about(self._job.scheduler, self._job.id, self._env, _PATIENCE_S)
+        self._asked = self._clock()
+        commands = find_scheduler(self._job.scheduler).commands
+        now_at = commands.parse_end(answer) if answer is not None else None
+        if now_at is None or abs(now_at - self.end.at) <= _SAME_S:
+            return False
+        self.end = End(now_at, f"as {commands.state[0]} says")
+        return True
 
 
 def is_wish(job: Job, end: End, env: Mapping[str, str]) -> bool:

@@ -145,10 +145,12 @@ def watch(
     tell: Callable[[str], None],
     came: Callable[[int], None],
     teardown: Teardown | None = None,
+    idle: Callable[[], None] = lambda: None,
 ) -> Ended:
     """Wait for the launcher's end, or bring it about where ranks do not end well. `passes_on`: the signal that it gets
     for each one that comes here; "": none, since it would end before its ranks have saved.
     `warn_at`: when the ranks are warned by that signal, in seconds since 1970. `came`: is told of each that came.
+    `idle` is called again and again.
     """
     number = int(getattr(signal, f"SIG{passes_on}")) if passes_on else 0
     becomes = f"was not passed on: {order.makes_ranks} would end before its ranks have saved"
@@ -158,6 +160,7 @@ def watch(
     poll = _poll(launcher.output, signals.entry, *([teardown.entry] if teardown else []))
     last = ""
     while not launcher.has_ended:
+        idle()
         waits = [] if warn_at is None else [max(warn_at - time.time(), 0)]
         waits += [teardown.look(launcher)] if teardown else []
         wait = min(waits) * 1000 if waits else None

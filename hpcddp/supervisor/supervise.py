@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 
 from hpcddp.errors import HpcddpError
 from hpcddp.ranks.reach import reached_as
@@ -14,7 +13,7 @@ from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.supervisor.begin import BY_HAND, begin
 from hpcddp.supervisor.end import end_attempt, note_lost
 from hpcddp.supervisor.follow import FollowUp
-from hpcddp.supervisor.job import find_end, find_own_job
+from hpcddp.supervisor.job import BY_REQUEST, MovingEnd, find_end, find_own_job
 from hpcddp.supervisor.leftover import end_left
 from hpcddp.supervisor.order import split_stage
 from hpcddp.supervisor.program import Ended, Launcher, Signals, name_of, watch
@@ -53,19 +52,21 @@ def supervise(order: Order, words: list[str], script: str, env: Mapping[str, str
     try:
         end = find_end(job, env, order.walltime_s, by_hand=by_hand)
         if end.at is not None:
-            tell(f"the job ends at {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(end.at))} ({end.source})")
+            tell(f"the job ends at {end}")
         follow_up = FollowUp(job, end, env, tell)
         if begun.left:
             follow_up.queue(attempt, order.follow_options)
         recover = order.recover
         recovery = Recovery(order, recover, job, env, tell) if recover is not None else None
-        start = Start(order, words, env, signals, reports, follow_up, end, tell)
+        is_fixed = by_hand and end.source == BY_REQUEST
+        moving = MovingEnd(job._replace(id="") if is_fixed else job, end, env)
+        start = Start(order, words, env, signals, reports, follow_up, moving, tell)
         staged = attempt.name
         while True:
             ended = start.run(attempt, staged, recovery)
             if recovery is None or ended.cause is None or ended.signal or _is_finished(attempt):
                 break
-            if not recovery.goes_on(attempt, ended.cause, end, reports.lost_hosts):
+            if not recovery.goes_on(attempt, ended.cause, moving.end, reports.lost_hosts):
                 break
             note_lost(attempt, ended.cause)
             attempt = recovery.begin_again(attempt)
@@ -104,7 +105,7 @@ class Start:
         signals: Signals,
         reports: Reports,
         follow_up: FollowUp,
-        end: End,
+        end: MovingEnd,
         tell: Callable[[str], None],
     ) -> None:
         self._order, self._env, self._signals = order, env, signals
@@ -113,7 +114,7 @@ class Start:
 
     def run(self, attempt: AttemptFolder, staged: str, recovery: Recovery | None) -> Ended:
         """Copy the data, if there are any to copy, and start the ranks; nothing is started once a signal has come."""
-        order, end, tell = self._order, self._end, self._tell
+        order, end, tell = self._order, self._end.end, self._tell
         env = {**self._env, **_variables(attempt, staged, end, self._env)}
         stage, launch = self._stage, self._launch
         if recovery is not None and (recover := order.recover) is not None:
@@ -139,7 +140,7 @@ class Start:
                 heard = teardown if program is launch and not env.get("HPCDDP_INDEPENDENT") else None
                 launcher = Launcher(program, env, attempt.log)
                 hear = self._follow_up.hear
-                ended = watch(launcher, self._signals, passes_on, warned, order, tell, hear, heard)
+                ended = watch(launcher, self._signals, passes_on, warned, order, tell, hear, heard, self._look_at_end)
                 end_left({name: env[name] for name in ("HPCDDP_RUN_DIR", "HPCDDP_ATTEMPT")}, tell)
                 launcher.finish_output()
                 if ended.status and program is stage:
@@ -148,6 +149,12 @@ class Start:
             logs = os.path.dirname(attempt.log)
             tell(f"the launcher ended with status {ended.status}; the ranks' logs are in {logs}")
         return ended
+
+    def _look_at_end(self) -> None:
+        """Tell the ranks if the job ends at another time than they know."""
+        if self._end.look() and self._end.end.at is not None:
+            self._tell(f"the job ends at {self._end.end} now")
+            self._reports.tell_end(self._end.end.at)
 
 
 def _variables(attempt: AttemptFolder, staged: str, end: End, env: Mapping[str, str]) -> dict[str, str]:

@@ -10,7 +10,7 @@ import pytest
 
 from hpcddp.runs.folder import AttemptFolder, RunFolder
 from hpcddp.supervisor.events import ERROR, KILLED, SILENT, UNKNOWN, Event
-from hpcddp.supervisor.job import End, Job
+from hpcddp.supervisor.job import End, Job, MovingEnd, find_end
 from hpcddp.supervisor.order import Order, Recover
 from hpcddp.supervisor.recovery import Recovery
 
@@ -217,3 +217,27 @@ def test_a_launcher_that_failed_by_itself_is_started_again_once(cluster: Cluster
     recovery = cluster.recovery()
     assert recovery.goes_on(cluster.attempt, failed, End(None, ""), set())
     assert not recovery.goes_on(cluster.attempt, failed, End(None, ""), set())
+
+
+def test_the_end_of_a_job_follows_a_walltime_that_is_changed(cluster: Cluster):
+    told = "job_state = R\n    stime = Sat Nov 21 01:12:37 2026\n    Resource_List.walltime = {}\n"
+    answer = cluster.folder / "answer"
+    (cluster.folder / "qstat").write_text(f"#!/bin/sh\n# a stand-in, no scheduler\ncat {answer}\n")
+    (cluster.folder / "qstat").chmod(0o755)
+    answer.write_text(told.format("01:00:00"))
+    job, now = Job("pbs", "7.server", "7.server"), [0.0]
+    end = find_end(job, cluster.env, 60, by_hand=False)
+    assert end.source == "as qstat says"
+    assert end.at is not None
+    moving = MovingEnd(job, end, cluster.env, lambda: now[0])
+    answer.write_text(told.format("02:00:00"))
+    assert not moving.look()  # not every second
+    now[0] = 301.0
+    assert moving.look()
+    assert moving.end == End(end.at + 3600, "as qstat says")
+    now[0] = 602.0
+    assert not moving.look()
+    answer.write_text("")  # a server that is away says nothing
+    now[0] = 903.0
+    assert not moving.look()
+    assert moving.end.at == end.at + 3600
