@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,10 @@ class Checkpointer:
         self._seed = options.seed
         self._anew = setup.hints.anew
         self._settings: Settings = {}
-        self._writer = Writer(group, Path(folder.run.checkpoints), options.checkpoint, options.keep) if folder else None
+        self._writer: Writer | None = None
+        if folder is not None:
+            checkpoints, fence = Path(folder.run.checkpoints), partial(check_not_taken, folder.run, folder.name)
+            self._writer = Writer(group, checkpoints, options.checkpoint, options.keep, fence)
         self._saved_at: int | None = None  # step of the newest checkpoint, begun or there
         self._saved: Saved | None = None  # the newest one of this attempt
         self._weights_sha256: str | None = None

@@ -34,8 +34,8 @@ def begin(folder: Path, step: int) -> Path | None:
     target = name_step(folder, step)
     if target.exists():
         return None
-    partial = folder / f"{target.name}.tmp-{os.getpid()}"
-    shutil.rmtree(partial, ignore_errors=True)  # left by a killed process that had the same number
+    partial = folder / f"{target.name}.tmp-{os.uname().nodename}.{os.getpid()}"  # no other living process's
+    shutil.rmtree(partial, ignore_errors=True)  # left by a killed one that had the same number
     partial.mkdir(parents=True)
     return partial
 

@@ -7,7 +7,7 @@ copy, while training continues. Any number of ranks can read any of them, under 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,8 +46,12 @@ class Saved(NamedTuple):
 class Writer:
     """Writes checkpoints into one folder, one at a time. Its methods are called on every rank alike."""
 
-    def __init__(self, group: Group, folder: Path, form: str | None, keep: int) -> None:
+    def __init__(
+        self, group: Group, folder: Path, form: str | None, keep: int, fence: Callable[[], None] = lambda: None
+    ) -> None:
+        """`fence`: raises HeldError, on rank 0, if this attempt may not write to the folder any more."""
         self._group = group
+        self._fence = fence
         self._folder = folder
         self._form = form
         self._keep = keep
@@ -148,6 +152,7 @@ class Writer:
             return None
 
     def _finish(self, partial: Path, files: dict[str, Any], facts: dict[str, Any], started: float) -> None:
+        self._fence()  # the writing may have taken minutes
         commit(partial, files, {**facts, "seconds": round(time.monotonic() - started, 3)})
         best = read_best(str(self._folder))
         remove_old(self._folder, self._keep, best.step if best is not None else None)

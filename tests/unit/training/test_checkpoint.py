@@ -15,6 +15,9 @@ import torch
 from torch.distributed import HashStore
 
 from hpcddp.errors import RequestError
+from hpcddp.runs.folder import RunFolder
+from hpcddp.runs.holder import describe_process
+from hpcddp.runs.lock import HeldError, check_not_taken, take_run
 from hpcddp.training.checkpoint.files import (
     begin,
     commit,
@@ -62,6 +65,19 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
     assert torch.equal(read_checkpoint(path)["numbers"]["weights"], torch.full((1000,), 1200.0))
     manifest = json.loads((path / "manifest.json").read_text())
     assert (manifest["step"], manifest["seed"]) == (1200, 3)
+
+
+def test_an_attempt_that_loses_its_run_while_it_writes_publishes_nothing(tmp_path: Path) -> None:
+    run = RunFolder(str(tmp_path))
+    mine, other = (describe_process(name, os.getpid(), {}, ()) for name in ("7.1", "7.2"))
+    take_run(run, mine, lambda _scheduler, _job: None)
+    folder = Path(run.checkpoints)
+    writer = Writer(ALONE, folder, None, 2, lambda: check_not_taken(run, "7.1"))
+    writer.save(Tracked({"numbers": Numbers(3)}), {"step": 3, "seed": 3}, {})
+    take_run(run, other, lambda _scheduler, _job: None, "7.1")
+    with pytest.raises(HeldError, match=r"from attempt 7\.1, which writes no more"):
+        writer.save(Tracked({"numbers": Numbers(6)}), {"step": 6, "seed": 3}, {})
+    assert [path.name for path in list_checkpoint_folders(folder)] == ["step-00000003"]
 
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(
