@@ -21,7 +21,8 @@ _END_AT, _PLACE_AT, _PLACE = 128, 256, 200  # where in the page the job's end an
 
 class Beat(Record):
     """`step`: of the optimizer, over all attempts. `moves` grows while the rank's main thread gets on, `looks` while
-    the process runs at all; both 0: the program does not say it. `touched`: when the page was last written, in ns."""
+    the process runs at all; 0: the program does not say it, or says no more. `touched`: when the page was last written,
+    in ns."""
 
     step: int = 0
     moves: int = 0

@@ -41,6 +41,7 @@ class Pulse:
         finally:
             self._over.set()
             beats.join()
+            self._looks = 0  # the rank is leaving, and says no more
             self._tell()
 
     def _beat(self) -> None:

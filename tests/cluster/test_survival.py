@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.first]
 
 STRUCK = f"{PYTHON} {HERE.parent}/multirank/programs/struck.py"
 STEPS, AT = 18, 10
-ASKED = ["max_restarts=2", "stall_limit=4s"]
+ASKED = ["max_restarts=2", "stall_limit=10s"]
 
 # kind of fault, rank, what the first cause says, and the hosts of the second start
 FAULTS: dict[str, tuple[str, int, str, tuple[int, ...]]] = {

@@ -228,6 +228,21 @@ def test_a_rank_that_a_signal_has_stopped_is_named(ranks_with: Callable[[float],
     assert ranks.reports.events[0].text == "was stopped by a signal"
 
 
+def test_ranks_whose_training_is_over_may_take_their_time(ranks_with: Callable[[float], Ranks]):
+    ranks = ranks_with(SHORT_S / 8)
+    pages = [open_page(ranks.start(f"n{rank}").path) for rank in range(2)]
+    for page in pages:
+        assert page is not None
+        page.write(4, 1, 1)
+    ranks.until(lambda: all(one.beat.looks for one in ranks.reports.ranks.values()))
+    pages[1].write(4, 1, 0)  # it raises, or evaluates; the other one waits for it
+    one = ranks.reports.ranks[1]
+    ranks.until(lambda: one.has_left)
+    heard = one.heard
+    ranks.until(lambda: one.heard - heard > 10 * SHORT_S / 8 + SHORT_S)
+    assert ranks.kinds() == []
+
+
 def test_a_program_that_says_nothing_of_itself_is_never_stuck_but_one_that_touches_its_page_is(
     ranks_with: Callable[[float], Ranks],
 ):
