@@ -49,7 +49,7 @@ class Page:
         """What the rank wrote last."""
         written = os.pread(self.file, 63, 0).split()
         touched = os.fstat(self.file).st_mtime_ns
-        if len(written) != 3:
+        if len(written) != 3 or not all(map(bytes.isdigit, written)):  # a program may write there, too
             return Beat(touched=touched)
         step, moves, looks = map(int, written)
         return Beat(step, moves, looks, touched)
@@ -71,7 +71,7 @@ class Page:
     def read_end(self) -> float | None:
         """None: nothing was said since the start."""
         written = os.pread(self.file, 21, _END_AT).strip(b"\n\0")
-        return float(written) if written else None
+        return float(written) if written.replace(b".", b"").isdigit() else None
 
 
 def make_page() -> Page | None:

@@ -8,6 +8,7 @@ import time
 from contextlib import suppress
 
 from hpcddp.record import TYPE_CHECKING, Record
+from hpcddp.supervisor.sockets import allow_files
 
 if TYPE_CHECKING:
     import signal
@@ -70,19 +71,20 @@ def _wake_up(_number: int, _frame: object) -> None:
 
 
 class Launcher:
-    """A running launcher. Its words are found on the PATH of `env`."""
+    """A running launcher. Its words are found on the PATH of `env`. `files`: how many it may open, if not as many as
+    this process."""
 
-    def __init__(self, words: list[str], env: Mapping[str, str], log: str) -> None:
+    def __init__(self, words: list[str], env: Mapping[str, str], log: str, files: int | None = None) -> None:
         self.output, writes = os.pipe()
         self._log = _open_log(log)
         self._ended: int | None = None
         self._parent = os.getpid()
         self.process = os.fork()
         if self.process == 0:
-            self._become(words, env, writes)
+            self._become(words, env, writes, files)
         os.close(writes)
 
-    def _become(self, words: list[str], env: Mapping[str, str], writes: int) -> NoReturn:
+    def _become(self, words: list[str], env: Mapping[str, str], writes: int, files: int | None) -> NoReturn:
         """In the new process. Its signals are as a shell leaves them to a command in the background."""
         try:
             for number in (*_NAMES, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
@@ -93,6 +95,8 @@ class Launcher:
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             os.dup2(writes, 1)
             os.dup2(writes, 2)
+            if files is not None:
+                allow_files(files)
             _end_with_parent(self._parent)
             os.execvpe(words[0], words, dict(env))
         except OSError as error:

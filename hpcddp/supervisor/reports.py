@@ -169,9 +169,12 @@ class Reports:
                 self._add(one, STUCK, since, "was stopped by a signal" if one.is_stopped else stands)
 
     def _accept(self) -> None:
-        while (caller := accept(self._own)) is not None:
-            self._callers[caller.fileno()] = caller, b""
-            self._poll.register(caller.fileno(), select.EPOLLIN)
+        try:
+            while (caller := accept(self._own)) is not None:
+                self._callers[caller.fileno()] = caller, b""
+                self._poll.register(caller.fileno(), select.EPOLLIN)
+        except OSError:  # as many ranks as this process may open files: the others are not heard
+            self._poll.unregister(self._own.fileno())
 
     def _greet(self, number: int) -> None:
         """The caller's first line: only who can read the attempt's folder knows the key."""

@@ -17,6 +17,26 @@ if TYPE_CHECKING:
 _MOST_WAITING = 4096  # connections; the kernel may allow fewer
 
 
+def allow_more_files(most: int) -> int:
+    """Let this process open so many files, one for each rank, as far as its hard limit goes; how many it could before.
+    Nothing is changed where it can open as many."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return soft
+
+
+def allow_files(most: int) -> None:
+    """The limit of open files that a process started with."""
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 def open_listener() -> _socket.socket:
     """On a port that the kernel chooses. It does not block."""
     has_ipv6 = _has_ipv6()
@@ -30,10 +50,10 @@ def open_listener() -> _socket.socket:
 
 
 def accept(listener: _socket.socket) -> _socket.socket | None:
-    """Who waits to be heard; None: nobody does."""
+    """Who waits to be heard; None: nobody does. OSError if this process may open no more files."""
     try:
         number, _ = listener._accept()  # type: ignore[attr-defined]  # typeshed has it under socket alone
-    except OSError:
+    except (BlockingIOError, ConnectionAbortedError):
         return None
     caller = _socket.socket(fileno=number)
     caller.setblocking(False)

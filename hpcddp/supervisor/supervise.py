@@ -20,6 +20,7 @@ from hpcddp.supervisor.program import Ended, Launcher, Signals, name_of, watch
 from hpcddp.supervisor.recovery import Recovery
 from hpcddp.supervisor.relaunch import rewrite_line
 from hpcddp.supervisor.reports import Reports
+from hpcddp.supervisor.sockets import allow_more_files
 from hpcddp.supervisor.teardown import Teardown
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 #: The variable with the folder of the copied data: of all attempts, in the script; of this one, in the ranks.
 STAGED = "HPCDDP_STAGED"
-
+_OWN_FILES = 256
 #: The status of a job that has lost ranks where its launcher gives 0, as Open MPI 5 does: that of a killed process.
 _LOST = 137
 
@@ -110,6 +111,7 @@ class Start:
     ) -> None:
         self._order, self._env, self._signals = order, env, signals
         self._stage, self._launch = split_stage(words)
+        self._files = allow_more_files(int(order.plan.get("world_size", 1)) + _OWN_FILES)  # one for each rank
         self._reports, self._follow_up, self._end, self._tell = reports, follow_up, end, tell
 
     def run(self, attempt: AttemptFolder, staged: str, recovery: Recovery | None) -> Ended:
@@ -138,7 +140,7 @@ class Start:
                 return ended
             if program:
                 heard = teardown if program is launch and not env.get("HPCDDP_INDEPENDENT") else None
-                launcher = Launcher(program, env, attempt.log)
+                launcher = Launcher(program, env, attempt.log, self._files)
                 hear = self._follow_up.hear
                 ended = watch(launcher, self._signals, passes_on, warned, order, tell, hear, heard, self._look_at_end)
                 end_left({name: env[name] for name in ("HPCDDP_RUN_DIR", "HPCDDP_ATTEMPT")}, tell)

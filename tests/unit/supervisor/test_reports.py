@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -19,6 +20,7 @@ from hpcddp.runs.folder import AttemptFolder, RunFolder
 from hpcddp.runs.heartbeat import open_page, read_supervised, write_supervised
 from hpcddp.supervisor.events import ERROR, GONE, KILLED, LEFT, SILENT, STUCK
 from hpcddp.supervisor.reports import Reports
+from hpcddp.supervisor.sockets import allow_files, allow_more_files
 
 LONG_S, SHORT_S = 1000.0, 0.4
 
@@ -264,6 +266,31 @@ def test_a_rank_that_left_early_is_the_cause_of_what_the_others_say(ranks_with: 
     report_end(ranks, second, 1 << 8, "RuntimeError: Connection closed by peer")
     ranks.reports.settle()
     assert ranks.kinds() == [(ERROR, 1), (LEFT, 0)]
+
+
+def test_what_a_program_writes_into_its_page_harms_nobody(ranks_with: Callable[[float], Ranks]):
+    ranks = ranks_with(LONG_S)
+    companion = ranks.start("n0")
+    for text in ("a b c\n", "", "\xff" * 500):
+        Path(companion.path).write_text(text, encoding="latin-1")
+        touched = ranks.reports.ranks[0].beat.touched
+        ranks.until(lambda touched=touched: ranks.reports.ranks[0].beat.touched != touched)
+    assert ranks.reports.ranks[0].connection is not None
+    assert ranks.reports.ranks[0].beat.step == 0
+
+
+def test_more_ranks_than_files_may_be_open_are_heard_once_the_limit_is_raised():
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, before[1]))
+        assert allow_more_files(200) == 64
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 200
+        assert allow_more_files(100) == 200
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 200
+        allow_files(64)  # what is started has its own limit again
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 64
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_the_job_s_new_end_reaches_the_page(ranks_with: Callable[[float], Ranks]):
