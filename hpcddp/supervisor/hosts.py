@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hpcddp.supervisor.job import Job
 
 _SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", "{host}")
-_PROBE_S, _SUSPECT_S = 10.0, 5.0  # a host that has been silent before has less
+_PROBE_S, _SUSPECT_S = 30.0, 5.0  # a host that has been silent before has less
 _PAUSE_S = 2.0  # between two looks at a host that does not answer
 _MOST_BLAMED = 2
 

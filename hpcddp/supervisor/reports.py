@@ -120,11 +120,11 @@ class Reports:
 
     def settle(self) -> None:
         """The attempt ends, for what is known: a rank that is late with its word may be the cause of it."""
-        now = time.monotonic()
+        now, unexplained = time.monotonic(), all(event.is_of_another for event in self.events)
         for one in self.ranks.values():
             if one.left:
                 self._add(one, GONE, one.left)
-            elif one.status == 0 and all(event.is_of_another for event in self.events):
+            elif one.status == 0 and unexplained:
                 self._add(one, LEFT, one.heard)
             elif one.connection is not None and now - one.heard > 2 * self._told.every_s + _BACK_S:
                 self._add(one, SILENT, one.heard)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from livecluster import HERE, PYTHON, Cluster
+from livecluster import HERE, PYTHON, Cluster, wait_until
 from mpis import RSH, Mpi
 
 pytestmark = [pytest.mark.cluster, pytest.mark.first]
@@ -101,12 +101,18 @@ def assert_nothing_is_left(cluster: Cluster, folder: Path) -> None:
 
 
 def on_slurm(cluster: Cluster, shared: Path, kind: str, struck: int, *asked: str) -> Outcome:
+    """One fault, at step AT."""
+    job = cluster.wait(submit(cluster, shared, kind, str(struck), str(AT), *asked), cwd=shared)
+    return Outcome(job.output, shared)
+
+
+def submit(cluster: Cluster, shared: Path, kinds: str, struck: str, at: str, *asked: str) -> str:
+    """The job's id."""
     request = ["--site", f"{HERE}/site.yaml", "--nodes", "4", "--ranks-per-node", "1", "--cpus-per-rank", "1"]
     options = [word for setting in (*ASKED, *asked) for word in ("--set", setting)]
-    train = [*STRUCK.split(), str(STEPS), kind, str(struck), str(AT)]
+    train = [*STRUCK.split(), str(STEPS), kinds, struck, at]
     text = cluster.ok(["hpcddp", "render", *request, *options, "--name", "t", "--", *train], cwd=shared)
-    job = cluster.wait(cluster.submit(text, cwd=shared), cwd=shared)
-    return Outcome(job.output, shared)
+    return cluster.submit(text, cwd=shared)
 
 
 @pytest.mark.parametrize(
@@ -150,6 +156,57 @@ def test_an_error_at_the_same_step_for_ever_ends_the_job_as_failed(cluster: Clus
     assert len(outcome.starts) == 1
     assert f"the same error came twice at step {AT}: it would come again" in outcome.said
     assert (outcome.state["status"], outcome.state["step"]) == ("failed", AT)
+
+
+@pytest.mark.slow
+def test_two_hosts_are_lost_one_after_the_other(cluster: Cluster, shared: Path, undisturbed: str) -> None:
+    # with node3 gone, rank 2 is on node4
+    job = cluster.wait(submit(cluster, shared, "cut,cut", "2,2", f"{AT},{AT + 3}"), cwd=shared)
+    outcome = Outcome(job.output, shared)
+    assert outcome.starts == ["node1, node2, node4", "node1, node2"], outcome.said
+    assert [cause.split()[0] for cause in outcome.causes] == ["node3", "node4"]
+    assert (outcome.state["status"], outcome.state["step"]) == ("finished", STEPS), outcome.said
+    assert outcome.state["weights_sha256"] == undisturbed
+    outcome.assert_steps_once()
+
+
+@pytest.mark.slow
+def test_a_host_that_comes_back_finds_that_the_job_went_on(cluster: Cluster, shared: Path, undisturbed: str) -> None:
+    on_slurm(cluster, shared, "return", 2).assert_went_on("node3 is silent", (1, 2, 4), undisturbed)
+    wait_until(lambda: "UP" in cluster.ok(["ip", "-br", "link", "show", "eth0"], host="node3", cwd=Path("/")))
+    assert_nothing_is_left(cluster, shared)
+    state = json.loads((shared / "runs/t/state.json").read_text())
+    assert (state["status"], state["weights_sha256"]) == ("finished", undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "cause"), [("save", "rank 0 on node1 was killed by SIGKILL"), ("full", "rank 0 on node1: .*No space left")]
+)
+def test_a_loss_during_a_save_leaves_the_checkpoint_before_it(
+    cluster: Cluster, shared: Path, undisturbed: str, kind: str, cause: str
+) -> None:
+    outcome = on_slurm(cluster, shared, kind, 0)
+    outcome.assert_went_on(cause, (1, 2, 3, 4), undisturbed)
+    assert "from step 9" in outcome.said
+
+
+@pytest.mark.slow
+def test_who_ends_a_job_during_its_recovery_has_ended_it(cluster: Cluster, shared: Path) -> None:
+    job = submit(cluster, shared, "cut", "2", str(AT))
+    wait_until(lambda: "the first cause" in output_of(shared, job))
+    cluster.ok(["scancel", job], cwd=shared)
+    ended = cluster.wait(job, cwd=shared)
+    assert ended.state == "CANCELLED"
+    outcome = Outcome(ended.output, shared)
+    assert (outcome.state["status"], outcome.state["step"]) == ("unfinished", 9)
+    assert not (shared / "again").exists()
+    assert_nothing_is_left(cluster, shared)
+
+
+def output_of(shared: Path, job: str) -> str:
+    file = shared / f"job-{job}.out"
+    return file.read_text() if file.exists() else ""
 
 
 def under_mpirun(cluster: Cluster, shared: Path, mpi: Mpi, kind: str, struck: int) -> Outcome:

@@ -1,9 +1,11 @@
 """Train on noise, exactly, and be struck by a fault: once, at one step, on one rank. From then on there is
 `struck-STEP`, and `again` once rank 0 has made a step in a later start.
 
-Arguments: steps, kind of fault, rank, step, and seconds per step (0.1).
+Arguments: steps, kind of fault, rank, step, and seconds per step (0.1). Of several faults, one after the other: kinds,
+ranks and steps with commas between them.
 """
 
+import errno
 import os
 import signal
 import subprocess
@@ -16,11 +18,20 @@ from torch.utils.data import TensorDataset
 
 import hpcddp
 
-steps, kind, struck, at = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+steps = int(sys.argv[1])
+kinds, ranks, places = (word.split(",") for word in sys.argv[2:5])
+faults = {int(at): (kind, int(rank)) for kind, rank, at in zip(kinds, ranks, places, strict=True)}
 step_s = float(sys.argv[5]) if len(sys.argv) > 5 else 0.1
 
 
-def strike() -> None:
+PATH = os.environ["PATH"]
+
+
+def refuse(_file: int) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def strike(kind: str) -> None:
     if kind == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif kind == "freeze":
@@ -40,11 +51,17 @@ def strike() -> None:
     elif kind == "host":
         os.kill(-1, signal.SIGKILL)  # all of this process namespace but this process and its first one
         os.kill(os.getpid(), signal.SIGKILL)
+    elif kind == "return":  # long after the others have gone on without it
+        subprocess.Popen(["sh", "-c", "ip link set eth0 down; sleep 40; ip link set eth0 up"], env={"PATH": PATH})
+    elif kind == "save":  # the next one
+        os.fsync = lambda _file: os.kill(os.getpid(), signal.SIGKILL)
+    elif kind == "full":  # the disk, when the next checkpoint is written
+        os.fsync = refuse
     elif kind == "companion":
         os.kill(os.getppid(), signal.SIGKILL)
 
 
-had_struck = Path(f"struck-{at}").exists()
+had_struck = Path(f"struck-{min(faults)}").exists()
 torch.manual_seed(0)
 data = TensorDataset(torch.randn(8 * steps, 2), torch.randn(8 * steps, 1))
 model = torch.nn.Linear(2, 1)
@@ -55,10 +72,11 @@ with hpcddp.runtime(global_batch=8, save_every=3, exact="integer") as rt:
     rt.track(model=model, optimizer=optimizer)
     for _epoch in rt.epochs(1):
         for x, y in loader:
-            mark = Path(f"struck-{at}")
-            if rt.steps == at and rt.rank == struck and (kind == "bug" or not mark.exists()):
+            kind, struck = faults.get(rt.steps, ("none", -1))
+            mark = Path(f"struck-{rt.steps}")
+            if rt.rank == struck and (kind == "bug" or not mark.exists()):
                 mark.touch()
-                strike()
+                strike(kind)
             rt.backward((model(x) - y).square().mean())
             rt.step(optimizer)
             if rt.rank == 0 and had_struck:

@@ -18,7 +18,7 @@ import pytest
 from hpcddp.cli.heartbeat import Heartbeat
 from hpcddp.runs.folder import AttemptFolder, RunFolder
 from hpcddp.runs.heartbeat import open_page, read_supervised, write_supervised
-from hpcddp.supervisor.events import ERROR, GONE, KILLED, LEFT, SILENT, STUCK
+from hpcddp.supervisor.events import ERROR, GONE, KILLED, LEFT, SILENT, STUCK, find_first_cause
 from hpcddp.supervisor.reports import Reports
 from hpcddp.supervisor.sockets import allow_files, allow_more_files
 
@@ -261,11 +261,17 @@ def test_a_program_that_says_nothing_of_itself_is_never_stuck_but_one_that_touch
 
 def test_a_rank_that_left_early_is_the_cause_of_what_the_others_say(ranks_with: Callable[[float], Ranks]):
     ranks = ranks_with(LONG_S)
-    first, second = ranks.start("n0"), ranks.start("n1")
-    report_end(ranks, first, 0)
+    ranks.start("n0")
+    second, third = ranks.start("n1"), ranks.start("n2")
+    report_end(ranks, third, 0)
     report_end(ranks, second, 1 << 8, "RuntimeError: Connection closed by peer")
+    swept = ranks.reports.ranks[0]
+    ranks.reports._leave(swept)  # the launcher has ended it, and the process beside it
     ranks.reports.settle()
-    assert ranks.kinds() == [(ERROR, 1), (LEFT, 0)]
+    assert ranks.kinds() == [(ERROR, 1), (GONE, 0), (LEFT, 2)]
+    cause = find_first_cause(ranks.reports.events)
+    assert cause is not None
+    assert (cause.kind, cause.rank) == (LEFT, 2)
 
 
 def test_what_a_program_writes_into_its_page_harms_nobody(ranks_with: Callable[[float], Ranks]):
