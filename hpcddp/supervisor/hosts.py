@@ -22,6 +22,7 @@ _SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", "{host}")
 _PROBE_S, _SUSPECT_S = 30.0, 5.0  # a host that has been silent before has less
 _PAUSE_S = 2.0  # between two looks at a host that does not answer
 _MOST_BLAMED = 2
+_TRIES = 5
 
 
 class Hosts:
@@ -120,13 +121,24 @@ class Hosts:
         each = gone if "{host}" in " ".join(words) else gone[:1]
         for name in each:
             asked = self._fill(words, name)
-            try:
-                answer = run_program(asked, self._env, folder=self._env.get("HPCDDP_RUN_DIR"), patience_s=_PROBE_S)
-                why = answer.stderr.strip() if answer.status else ""
-            except HpcddpError as error:
-                why = error.message
+            why = self._insist(asked)
             if why:
                 self._tell(f"the scheduler did not take {name} out of the job, and may end it: {why}")
             else:
                 gone_now = format_count(len(gone), "host") if each != gone else name
                 self._tell(f"{gone_now} given back to the scheduler ({asked[0]}), so that the job goes on")
+
+    def _insist(self, asked: list[str]) -> str:
+        """Why the scheduler does not do it; empty: it does. Slurm answers now and then that it is not ready."""
+        why = ""
+        for left in reversed(range(_TRIES)):
+            try:
+                answer = run_program(asked, self._env, folder=self._env.get("HPCDDP_RUN_DIR"), patience_s=_PROBE_S)
+                why = answer.stderr.strip() if answer.status else ""
+            except HpcddpError as error:
+                return error.message
+            if not why:
+                break
+            if left:
+                time.sleep(_PAUSE_S)
+        return why

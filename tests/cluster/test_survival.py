@@ -196,6 +196,8 @@ def test_who_ends_a_job_during_its_recovery_has_ended_it(cluster: Cluster, share
     job = submit(cluster, shared, "cut", "2", str(AT))
     wait_until(lambda: "the first cause" in output_of(shared, job))
     cluster.ok(["scancel", job], cwd=shared)
+    # Slurm calls a job ended once all of its nodes have said so
+    cluster.ok(["ip", "link", "set", "eth0", "up"], host="node3", cwd=shared)
     ended = cluster.wait(job, cwd=shared)
     assert ended.state == "CANCELLED"
     outcome = Outcome(ended.output, shared)
