@@ -161,8 +161,11 @@ def test_an_error_at_the_same_step_for_ever_ends_the_job_as_failed(cluster: Clus
 @pytest.mark.slow
 def test_two_hosts_are_lost_one_after_the_other(cluster: Cluster, shared: Path, undisturbed: str) -> None:
     # with node3 gone, rank 2 is on node4
-    job = cluster.wait(submit(cluster, shared, "cut,cut", "2,2", f"{AT},{AT + 3}"), cwd=shared)
-    outcome = Outcome(job.output, shared)
+    job = submit(cluster, shared, "cut,cut", "2,2", f"{AT},{AT + 3}")
+    wait_until(lambda: "hpcddp: run t: finished" in output_of(shared, job))
+    for host in ("node3", "node4"):  # this Slurm takes one host out of a job and no second one; it waits for both
+        cluster.ok(["ip", "link", "set", "eth0", "up"], host=host, cwd=shared)
+    outcome = Outcome(cluster.wait(job, cwd=shared).output, shared)
     assert outcome.starts == ["node1, node2, node4", "node1, node2"], outcome.said
     assert [cause.split()[0] for cause in outcome.causes] == ["node3", "node4"]
     assert (outcome.state["status"], outcome.state["step"]) == ("finished", STEPS), outcome.said
