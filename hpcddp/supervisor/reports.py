@@ -40,6 +40,7 @@ class RankReport:
         self.beat = Beat()
         self.is_stopped = False
         self.place = ""  # where its program stands, if it does
+        self.has_touched = False  # its page, of a program that says nothing else
         self.has_left = False  # the runtime: what its program does then, it does not say
         self.left = 0.0  # when its connection broke
         self.status: int | None = None  # its wait status, once it has ended
@@ -156,7 +157,7 @@ class Reports:
 
     def _look_for_stuck(self, now: float) -> None:
         there = [one for one in self.ranks.values() if one.connection is not None]
-        told = [one for one in there if one.beat.looks or one.beat.touched]
+        told = [one for one in there if one.beat.looks or one.has_touched]
         if not self._limit_s or not told or self.events or any(one.has_left for one in there):
             return
         limit_s = max(self._limit_s, _SLOWER * self._slowest_s) * (1 if self._has_stepped else _FIRST_STEP)
@@ -234,7 +235,8 @@ class Reports:
         if beat.looks != before.looks:
             one.looked = now
             one.has_left = not beat.looks
-        touched = not beat.looks and beat.touched != before.touched
+        touched = not beat.looks and before.touched not in {0, beat.touched}  # it was made at some time, too
+        one.has_touched |= touched
         if beat.step != before.step or beat.moves != before.moves or touched:
             if self._has_stepped:
                 self._slowest_s = max(self._slowest_s, now - one.moved)
