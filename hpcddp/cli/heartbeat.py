@@ -2,8 +2,7 @@
 
 One line per message. To the supervisor: `hello KEY ATTEMPT RANK HOST`, `beat STEP MOVES LOOKS TOUCHED STOPPED`, `ended
 STATUS ERROR`, `at PLACE`, where the error is the last line of a rank's output and the place is where it stands, both in
-hexadecimal digits. From it: `ok` to each of
-them, or `end`, or `until TIME`.
+hexadecimal digits. From it: `ok` to each of them, or `end`, or `until TIME`.
 """
 
 from __future__ import annotations

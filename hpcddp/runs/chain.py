@@ -122,6 +122,12 @@ def find_follow_up(attempt: AttemptFolder) -> str | None:
     return None
 
 
+def write_follow_up(attempt: AttemptFolder, job: str) -> None:
+    """This attempt's job has queued that one, by the id that its scheduler printed. OSError if it cannot be written."""
+    with open(attempt.next, "w", encoding="utf-8") as file:
+        file.write(f"{job}\n")
+
+
 def _find_earlier_start(attempt: AttemptFolder) -> Link | None:
     """The link that the last earlier start of this attempt's job was, if it was one."""
     links = list(filter(None, map(_find_link, _earlier_starts(attempt))))

@@ -35,12 +35,15 @@ def foresee_run(asked: Asked) -> str | None:
     return f"if the job started now: {choice}{taken}"
 
 
-def hold_run(attempt: AttemptFolder, env: Mapping[str, str], command: tuple[str, ...], *, process: int) -> None:
+def hold_run(
+    attempt: AttemptFolder, env: Mapping[str, str], command: tuple[str, ...], *, process: int, by_hand: bool = False
+) -> None:
     """Hold the run that something else chose for this attempt, with the errors of `start_run`."""
     from hpcddp.schedulers.run import ask_job_state
 
     check_attempt(attempt)
-    take_run(attempt.run, describe_process(attempt.name, process, env, command), partial(ask_job_state, env=env))
+    mine = describe_process(attempt.name, process, env, command, by_hand=by_hand)
+    take_run(attempt.run, mine, partial(ask_job_state, env=env))
 
 
 def start_run(

@@ -98,16 +98,15 @@ def correct_killed(run: RunFolder, state: State, is_held: Callable[[], bool]) ->
     """
     if state.ended or is_held():
         return state
-    saved = list_checkpoints(run.checkpoints)
-    if saved and step_of(saved[-1]) > state.step:  # it was killed between the checkpoint and the state
-        state = state._replace(step=step_of(saved[-1]), epoch=_epoch_of(saved[-1]))
+    newest = _find_newest(run)
+    if newest is not None and newest[0] > state.step:  # it was killed between the checkpoint and the state
+        state = state._replace(step=newest[0], epoch=newest[1])
     return state._replace(reason=f"checkpoint at step {state.step}; the attempt has ended since", ended=True)
 
 
 def step_back(run: RunFolder, state: State, reason: str) -> State:
     """The state at the run's newest checkpoint, unfinished: what came after that is lost."""
-    saved = list_checkpoints(run.checkpoints)
-    step, epoch = (step_of(saved[-1]), _epoch_of(saved[-1])) if saved else (0, 0)
+    step, epoch = _find_newest(run) or (0, 0)
     digest = state.weights_sha256 if step == state.step else None
     return State("unfinished", step, epoch, reason, state.attempt, digest, state.exact)
 
@@ -130,14 +129,19 @@ def write_failure(attempt: AttemptFolder, reason: str, *, step: int, epoch: int)
     An attempt that failed at step 0 of a run with checkpoints has loaded none: the run is where the newest one is, and
     one that was finished stays so. So does a state that cannot be read.
     """
-    if step == 0 and (saved := list_checkpoints(attempt.run.checkpoints)):
+    if step == 0 and (newest := _find_newest(attempt.run)) is not None:
         with suppress(DamagedFileError):
             state = read_state(attempt.run)
             if state is None or state.status != "finished":
-                step, epoch = step_of(saved[-1]), _epoch_of(saved[-1])
-                write_state(attempt, "failed", step=step, epoch=epoch, reason=reason)
+                write_state(attempt, "failed", step=newest[0], epoch=newest[1], reason=reason)
         return
     write_state(attempt, "failed", step=step, epoch=epoch, reason=reason)
+
+
+def _find_newest(run: RunFolder) -> tuple[int, int] | None:
+    """Step and epoch of the newest checkpoint; None without one."""
+    saved = list_checkpoints(run.checkpoints)
+    return (step_of(saved[-1]), _epoch_of(saved[-1])) if saved else None
 
 
 def _epoch_of(checkpoint: str) -> int:

@@ -8,7 +8,7 @@ import shlex
 
 from hpcddp.errors import SchedulerError
 from hpcddp.record import TYPE_CHECKING
-from hpcddp.runs.chain import find_follow_up
+from hpcddp.runs.chain import find_follow_up, write_follow_up
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.run import run_program
 from hpcddp.supervisor.job import is_waiting, is_wish
@@ -46,8 +46,7 @@ class FollowUp:
             return
         self.id = queued
         try:
-            with open(attempt.next, "w", encoding="utf-8") as file:
-                file.write(f"{queued}\n")
+            write_follow_up(attempt, queued)
         except OSError as error:
             self.cancel(f"{attempt.next} cannot be written: {error.strerror}")
             return

@@ -33,30 +33,30 @@ class Hosts:
         self._commands = find_scheduler(job.scheduler).commands
         allocation = find_allocation(env) if job.id else None
         self.names = tuple(name for name, _ in (allocation.hosts or ())) if allocation is not None else ()
-        self.left_out: dict[str, str] = {}  # host -> why
+        self._left_out: set[str] = set()
         self._blamed: dict[str, int] = {}
         self._starter = self._find_starter()
 
     def blame(self, host: str) -> None:
         """An attempt failed there. Its name may be a shorter or a longer one than the scheduler's."""
         for name in self.names:
-            if name.partition(".")[0] == host.partition(".")[0]:
+            if _shorten(name) == _shorten(host):
                 self._blamed[name] = self._blamed.get(name, 0) + 1
 
     def find_usable(self, suspects: set[str]) -> tuple[str, ...]:
         """The hosts on which ranks may be started. Who does not answer twice, or is not well, is left out for good; the
         silence of `suspects` counts as one of the two. The scheduler is told of a host that is gone, so that it does
         not end the job."""
-        there = [name for name in self.names if name not in self.left_out]
-        silent = self._find_silent(there, {host.partition(".")[0] for host in suspects})
+        there = [name for name in self.names if name not in self._left_out]
+        silent = self._find_silent(there, set(map(_shorten, suspects)))
         for name in silent:
             self._leave_out(name, "it does not answer")
         self._drop(silent)
-        there = [name for name in there if name not in self.left_out]
+        there = [name for name in there if name not in self._left_out]
         if self._health and (self._starter or len(self.names) < 2):
             for name in self._ask(there, ("sh", "-c", self._health)):
                 self._leave_out(name, "its health check failed")
-        return tuple(name for name in there if name not in self.left_out)
+        return tuple(name for name in there if name not in self._left_out)
 
     def choose(self, usable: tuple[str, ...], fits: tuple[int, ...]) -> tuple[str, ...]:
         """As many of the usable hosts as the request can have, without those that were blamed twice if it works out
@@ -71,7 +71,7 @@ class Hosts:
 
     def _find_silent(self, names: list[str], suspects: set[str]) -> list[str]:
         """The hosts that are gone, as far as that can be found out."""
-        suspected = [name for name in names if name.partition(".")[0] in suspects and not self._is_own(name)]
+        suspected = [name for name in names if _shorten(name) in suspects and not self._is_own(name)]
         others = [name for name in names if not self._is_own(name)]
         if not others:
             return []
@@ -103,14 +103,14 @@ class Hosts:
         return run_side_by_side(commands, self._env, patience)
 
     def _is_own(self, name: str) -> bool:
-        return name.partition(".")[0] == os.uname().nodename.partition(".")[0]
+        return _shorten(name) == _shorten(os.uname().nodename)
 
     def _fill(self, words: tuple[str, ...], name: str) -> list[str]:
-        kept = ",".join(host for host in self.names if host not in self.left_out)
+        kept = ",".join(host for host in self.names if host not in self._left_out)
         return [w.replace("{job}", self._job.id).replace("{host}", name).replace("{kept}", kept) for w in words]
 
     def _leave_out(self, name: str, why: str) -> None:
-        self.left_out[name] = why
+        self._left_out.add(name)
         self._tell(f"{name} is left out: {why}")
 
     def _drop(self, gone: list[str]) -> None:
@@ -142,3 +142,8 @@ class Hosts:
             if left:
                 time.sleep(_PAUSE_S)
         return why
+
+
+def _shorten(name: str) -> str:
+    """Without its domain."""
+    return name.partition(".")[0]

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from functools import partial
 
 from hpcddp.record import TYPE_CHECKING
-from hpcddp.runs.chain import find_follow_up, start_attempt
+from hpcddp.runs.chain import find_follow_up, start_attempt, write_follow_up
 from hpcddp.runs.command import identify_command
 from hpcddp.runs.folder import list_checkpoints, number_attempt, step_of
-from hpcddp.runs.holder import describe_process
 from hpcddp.runs.jsonfile import write_object
-from hpcddp.runs.lock import take_run
+from hpcddp.runs.start import hold_run
 from hpcddp.supervisor.begin import BY_HAND, make_folders
 from hpcddp.supervisor.hosts import Hosts
 from hpcddp.units import format_count
@@ -88,23 +86,18 @@ class Recovery:
     def begin_again(self, attempt: AttemptFolder) -> AttemptFolder:
         """The next attempt, which takes the run from this one: whatever is left of it writes no more.
 
-        The errors of `take_run` and `start_attempt`.
+        The errors of `hold_run` and `start_attempt`.
         """
-        from hpcddp.schedulers.run import ask_job_state
-
         run, order = attempt.run, self._order
-        name = number_attempt(run, self._job.name)
+        new = run.attempt(number_attempt(run, self._job.name))
         command, by_hand = identify_command(order.command), BY_HAND in self._env
-        mine = describe_process(name, os.getpid(), self._env, command, by_hand=by_hand)
-        take_run(run, mine, partial(ask_job_state, env=self._env), attempt.name)
-        new = run.attempt(name)
+        hold_run(new, self._env, command, process=os.getpid(), by_hand=by_hand)
         if order.chain:
             start_attempt(new, order.chain)
         make_folders(new)
         queued = find_follow_up(new)
         if queued is not None:
-            with open(new.next, "w", encoding="utf-8") as file:
-                file.write(f"{queued}\n")
+            write_follow_up(new, queued)
         nodes = len(self.chosen) or int(order.plan["nodes"])
         write_object(run.plan, {**order.plan, "nodes": nodes, "world_size": nodes * int(order.plan["ranks_per_node"])})
         return new

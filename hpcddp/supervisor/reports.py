@@ -14,6 +14,7 @@ from contextlib import suppress
 
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.runs.heartbeat import Beat, Supervised, write_supervised
+from hpcddp.supervisor.end import UNFINISHED
 from hpcddp.supervisor.events import ERROR, GONE, KILLED, LEFT, SILENT, STUCK, Event
 from hpcddp.supervisor.sockets import accept, open_listener, own_names, receive
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 _BACK_S = 3.0  # a connection that broke may come again
 _FIRST_STEP = 10  # times as long as a step: it compiles
 _SLOWER = 10  # times the longest time without a move so far
-UNFINISHED = 85
 
 
 class RankReport:
@@ -54,7 +54,7 @@ class RankReport:
 
 class Reports:
     """Of one attempt at a time. `limit_s`: how long ranks may be silent, or make no step, before it is an event; 0: for
-    ever. `clock`: seconds, from anywhere."""
+    ever."""
 
     def __init__(self, limit_s: float, env: Mapping[str, str]) -> None:
         self._limit_s = limit_s
@@ -80,11 +80,6 @@ class Reports:
         return self._poll.fileno()
 
     @property
-    def step(self) -> int:
-        """The last that any rank was seen to make."""
-        return max((one.beat.step for one in self.ranks.values()), default=0)
-
-    @property
     def lost_hosts(self) -> set[str]:
         """Where ranks are gone or silent."""
         return {event.host for event in self.events if event.kind in {GONE, SILENT}}
@@ -94,7 +89,6 @@ class Reports:
         self.end_all()
         self._attempt, self._is_ending = attempt.name, False
         self._slowest_s, self._has_stepped = 0.0, False
-        self._connected = {number: one for number, one in self._connected.items() if one.connection is not None}
         self.ranks, self.events = {}, []
         with suppress(OSError):
             write_supervised(attempt, self._told)
@@ -121,7 +115,8 @@ class Reports:
 
     def settle(self) -> None:
         """The attempt ends, for what is known: a rank that is late with its word may be the cause of it."""
-        now, unexplained = time.monotonic(), all(event.is_of_another for event in self.events)
+        now = time.monotonic()
+        unexplained = bool(self.events) and all(event.is_of_another for event in self.events)
         for one in self.ranks.values():
             if one.left:
                 self._add(one, GONE, one.left)

@@ -17,8 +17,6 @@ from hpcddp.supervisor.job import BY_REQUEST, MovingEnd, find_end, find_own_job
 from hpcddp.supervisor.leftover import end_left
 from hpcddp.supervisor.order import split_stage
 from hpcddp.supervisor.program import Ended, Launcher, Signals, name_of, watch
-from hpcddp.supervisor.recovery import Recovery
-from hpcddp.supervisor.relaunch import rewrite_line
 from hpcddp.supervisor.reports import Reports
 from hpcddp.supervisor.sockets import allow_more_files
 from hpcddp.supervisor.teardown import Teardown
@@ -29,6 +27,7 @@ if TYPE_CHECKING:
     from hpcddp.runs.folder import AttemptFolder
     from hpcddp.supervisor.job import End
     from hpcddp.supervisor.order import Order
+    from hpcddp.supervisor.recovery import Recovery
 
 #: The variable with the folder of the copied data: of all attempts, in the script; of this one, in the ranks.
 STAGED = "HPCDDP_STAGED"
@@ -58,7 +57,11 @@ def supervise(order: Order, words: list[str], script: str, env: Mapping[str, str
         if begun.left:
             follow_up.queue(attempt, order.follow_options)
         recover = order.recover
-        recovery = Recovery(order, recover, job, env, tell) if recover is not None else None
+        recovery = None
+        if recover is not None:
+            from hpcddp.supervisor.recovery import Recovery  # most jobs start without it
+
+            recovery = Recovery(order, recover, job, env, tell)
         is_fixed = by_hand and end.source == BY_REQUEST
         moving = MovingEnd(job._replace(id="") if is_fixed else job, end, env)
         start = Start(order, words, env, signals, reports, follow_up, moving, tell)
@@ -120,6 +123,8 @@ class Start:
         env = {**self._env, **_variables(attempt, staged, end, self._env)}
         stage, launch = self._stage, self._launch
         if recovery is not None and (recover := order.recover) is not None:
+            from hpcddp.supervisor.relaunch import rewrite_line
+
             if stage:
                 stage = rewrite_line(stage, recover, recover.stage, recovery.chosen, env)
             launch = rewrite_line(launch, recover, recover.request, recovery.chosen, env)

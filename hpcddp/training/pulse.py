@@ -11,9 +11,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from types import FrameType
 
 from hpcddp.runs.heartbeat import VARIABLE, Page, open_page
-from hpcddp.training.watchdog import find_stand
+from hpcddp.training.watchdog import find_stand, list_places
 
 _EVERY_S = 0.25
 _STANDS = 8  # looks without a move, before it is told where the thread stands
@@ -45,10 +46,10 @@ class Pulse:
             self._tell()
 
     def _beat(self) -> None:
-        before, used_s = self._place(), time.clock_gettime(self._clock)
+        before, used_s = list_places(self._frame()), time.clock_gettime(self._clock)
         stood = 0
         while not self._over.wait(_EVERY_S):
-            place, now_s = self._place(), time.clock_gettime(self._clock)
+            place, now_s = list_places(self._frame()), time.clock_gettime(self._clock)
             self._looks += 1
             moved = place != before or now_s - used_s > _EVERY_S * _LEAST_CPU
             self._moves += moved
@@ -66,16 +67,11 @@ class Pulse:
             self._page.write(self._step(), self._moves, self._looks)
 
     def _tell_place(self, *, stands: bool) -> None:
-        frame, self._is_told = sys._current_frames().get(self._thread), stands
+        frame, self._is_told = self._frame(), stands
         self._page.write_place(str(find_stand(frame, 0)) if stands and frame is not None else "")
 
-    def _place(self) -> list[int]:
-        """Of all frames of the thread."""
-        found, frame = list[int](), sys._current_frames().get(self._thread)
-        while frame is not None:
-            found += id(frame), frame.f_lasti
-            frame = frame.f_back
-        return found
+    def _frame(self) -> FrameType | None:
+        return sys._current_frames().get(self._thread)
 
 
 @contextmanager

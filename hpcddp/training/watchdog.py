@@ -50,6 +50,15 @@ def find_stand(frame: FrameType, seconds: float) -> Stand:
     return Stand(describe_line(found.f_code, found.f_lineno), inside, seconds)
 
 
+def list_places(frame: FrameType | None) -> list[int]:
+    """Of this frame and all that have called it: another list means that its thread has got on."""
+    found = list[int]()
+    while frame is not None:
+        found += id(frame), frame.f_lasti
+        frame = frame.f_back
+    return found
+
+
 def format_stands(stands: dict[int, Stand], world_size: int, stall_s: float) -> str:
     """The report: ranks at the same line together, the largest group first."""
     groups: dict[str, list[int]] = {}
@@ -125,12 +134,7 @@ class Watchdog:
 
     def _look(self) -> tuple[object, ...]:
         """What changes if the watched thread gets on: the count of batches, and the places of all its frames."""
-        found: list[object] = [self._beats()]
-        frame = self._frame()
-        while frame is not None:
-            found += id(frame), frame.f_lasti
-            frame = frame.f_back
-        return tuple(found)
+        return (self._beats(), *list_places(self._frame()))
 
     def _frame(self) -> FrameType | None:
         return sys._current_frames().get(self._watched)

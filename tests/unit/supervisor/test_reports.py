@@ -18,9 +18,10 @@ import pytest
 from hpcddp.cli.heartbeat import Heartbeat
 from hpcddp.runs.folder import AttemptFolder, RunFolder
 from hpcddp.runs.heartbeat import open_page, read_supervised, write_supervised
-from hpcddp.supervisor.events import ERROR, GONE, KILLED, LEFT, SILENT, STUCK, find_first_cause
+from hpcddp.supervisor.events import ERROR, GONE, KILLED, LEFT, SILENT, STUCK, UNKNOWN, find_first_cause
 from hpcddp.supervisor.reports import Reports
 from hpcddp.supervisor.sockets import allow_files, allow_more_files
+from hpcddp.supervisor.teardown import Teardown
 
 LONG_S, SHORT_S = 1000.0, 2.0  # the short one: a busy machine keeps nobody from a word for so long
 
@@ -278,6 +279,16 @@ def test_a_rank_that_left_early_is_the_cause_of_what_the_others_say(ranks_with: 
     cause = find_first_cause(ranks.reports.events)
     assert cause is not None
     assert (cause.kind, cause.rank) == (LEFT, 2)
+
+
+def test_ranks_that_all_end_well_are_no_cause_of_what_their_launcher_says(ranks_with: Callable[[float], Ranks]):
+    ranks = ranks_with(LONG_S)
+    for companion in (ranks.start("n0"), ranks.start("n1")):
+        report_end(ranks, companion, 0)
+    cause = Teardown(ranks.reports, print, acts=True).conclude(1)
+    assert cause is not None
+    assert (cause.kind, str(cause)) == (UNKNOWN, "the launcher ended with status 1")
+    assert ranks.kinds() == []
 
 
 def test_what_a_program_writes_into_its_page_harms_nobody(ranks_with: Callable[[float], Ranks]):
