@@ -21,7 +21,9 @@ else:
     import _signal as signal
 
 _LOOK_S = 1.0
-_COLLECT_S = 3.0  # for what other ranks say: the first one to end need not be the cause
+#: For what other ranks say: the first one to end need not be the cause. And for a rank that failed to report it on the
+#: job's output (`runs/failure.py`): a launcher kills it as soon as another one has ended.
+_COLLECT_S = 5.0
 _LAUNCHER_S = 30.0  # that it gets to end by itself, where nothing is started again
 _TERM_S = 1.0  # from the end of the ranks
 _KILL_S = 5.0  # from SIGTERM, which Open MPI 5 and Intel MPI ignore while a host is silent
@@ -55,7 +57,7 @@ class Teardown:
             waits_s = _COLLECT_S if self._acts and not self.is_wish else _COLLECT_S + _LAUNCHER_S
             if any(event.kind in {SILENT, STUCK} for event in self._reports.events):
                 waits_s = 0.0  # the limit was long enough for everybody
-            if now - self._began > waits_s or (self._acts and self._reports.all_over):
+            if now - self._began > waits_s:
                 self._reports.settle()
                 self._ended_at = now
                 if not self._reports.all_over:

@@ -291,6 +291,21 @@ def test_ranks_that_all_end_well_are_no_cause_of_what_their_launcher_says(ranks_
     assert ranks.kinds() == []
 
 
+def test_a_rank_that_comes_after_another_one_has_failed_is_not_ended_before_that_one_could_report(
+    ranks_with: Callable[[float], Ranks],
+):
+    ranks = ranks_with(LONG_S)
+    failed = ranks.start("n0")
+    report_end(ranks, failed, 7 << 8, "ValueError: a")
+    teardown = Teardown(ranks.reports, print, acts=True)
+    with subprocess.Popen(["sleep", "600"]) as launcher:
+        teardown.look(launcher)  # nothing is sent to it yet
+        late = ranks.start("n1")
+        ranks.until(lambda: late._heard is not None)
+        assert not late.was_ended
+        launcher.kill()
+
+
 def test_what_a_program_writes_into_its_page_harms_nobody(ranks_with: Callable[[float], Ranks]):
     ranks = ranks_with(SHORT_S)
     companion = ranks.start("n0")
