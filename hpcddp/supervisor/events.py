@@ -63,8 +63,10 @@ class Event(Record):
 
     @property
     def exit_status(self) -> int:
-        """The status with which the rank's program says why it ended; 0: it did not."""
-        return os.WEXITSTATUS(self.status) if self.kind == ERROR and not self.is_of_another else 0
+        """That of the rank's program, as a shell says it; 0: it does not say why the attempt ended."""
+        if self.kind not in {ERROR, KILLED} or self.is_of_another:
+            return 0
+        return 128 + os.WTERMSIG(self.status) if self.kind == KILLED else os.WEXITSTATUS(self.status)
 
     def __str__(self) -> str:
         if self.kind == UNKNOWN:

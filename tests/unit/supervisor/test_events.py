@@ -94,6 +94,22 @@ def test_a_loss_is_what_the_program_has_not_told_of(event: Event, is_loss: bool)
     assert event.is_loss is is_loss
 
 
+@pytest.mark.parametrize(
+    ("event", "status"),
+    [
+        (Event(KILLED, 2, "n3", status=9), 137),
+        (Event(KILLED, 2, "n3", status=11), 139),
+        (Event(KILLED, 2, "n3", status=15), 0),  # its launcher knows why
+        (Event(ERROR, 2, "n3", status=7 << 8), 7),
+        (Event(ERROR, 2, "n3", status=1 << 8, text=_CLOSED), 0),
+        (Event(GONE, 2, "n3"), 0),
+        (Event(LEFT, 2, "n3"), 0),
+    ],
+)
+def test_the_job_s_status_is_that_of_the_rank_that_failed_whoever_ends_first(event: Event, status: int):
+    assert event.exit_status == status
+
+
 def test_events_are_said_with_rank_host_and_step():
     assert str(Event(KILLED, 2, "n3", status=11)) == "rank 2 on n3 was killed by SIGSEGV"
     assert str(Event(ERROR, 2, "n3", status=1 << 8, text="ValueError: a")) == "rank 2 on n3: ValueError: a"
