@@ -125,7 +125,7 @@ def run_command(command: list[str], env: Mapping[str, str], options: ExecOptions
     if env.get("HPCDDP_LOG_RANKS") == "1" and folder is not None:
         from hpcddp.cli.heartbeat import Heartbeat
 
-        heartbeat = Heartbeat(folder, info.rank, hostname)
+        heartbeat = Heartbeat(folder, info.rank, info.world_size, hostname)
         if info.world_size > 1 or heartbeat.is_needed:
             return _run_beside(command, exported, info, hostname, job_output, log, heartbeat)
     return _become(command, exported, info, hostname, job_output)

@@ -1,8 +1,8 @@
 """The process beside a rank tells the job's supervisor how the rank is, and ends it when the supervisor says so.
 
-One line per message. To the supervisor: `hello KEY ATTEMPT RANK HOST`, `beat STEP MOVES LOOKS TOUCHED STOPPED`, `ended
-STATUS ERROR`, `at PLACE`, where the error is the last line of a rank's output and the place is where it stands, both in
-hexadecimal digits. From it: `ok` to each of them, or `end`, or `until TIME`.
+One line per message. To the supervisor: `hello KEY ATTEMPT RANK RANKS HOST`, `beat STEP MOVES LOOKS TOUCHED STOPPED`,
+`ended STATUS ERROR`, `at PLACE`, where the error is the last line of a rank's output and the place is where it stands,
+both in hexadecimal digits. From it: `ok` to each of them, or `end`, or `until TIME`.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ else:
 _CONNECT_S = 3.0
 _LAST_WORD_S = 2.0
 _MOST_TEXT = 400  # characters
+_ITSELF = 1.1  # of the lease, after which the rank ends itself if this process has not ended it
 
 
 class Heartbeat:
     """Of one rank. Nothing is told where no supervisor listens, or where this host cannot reach it."""
 
-    def __init__(self, attempt: AttemptFolder, rank: int, host: str) -> None:
-        self._attempt, self._rank, self._host = attempt, rank, host
+    def __init__(self, attempt: AttemptFolder, rank: int, world_size: int, host: str) -> None:
+        self._attempt, self._rank, self._world_size, self._host = attempt, rank, world_size, host
         self._supervised = read_supervised(attempt)
         self._page = make_page() if self._supervised else None
         self._program = 0
@@ -104,7 +105,7 @@ class Heartbeat:
                     connection.settimeout(_CONNECT_S)
                     with suppress(OSError):
                         connection.connect(where)
-                        hello = f"hello {told.key} {self._attempt.name} {self._rank} {self._host}\n"
+                        hello = f"hello {told.key} {self._attempt.name} {self._rank} {self._world_size} {self._host}\n"
                         connection.sendall(hello.encode(errors="replace"))
                         return connection
                     connection.close()
@@ -127,6 +128,7 @@ class Heartbeat:
                         if not came:
                             return
                         self._heard = time.monotonic()
+                        self._extend_lease(told)
                         *lines, begun = (begun + came).split(b"\n")
                         for line in lines:
                             self._obey(line.decode(errors="replace").split())
@@ -163,6 +165,12 @@ class Heartbeat:
         elif words[:1] == ["until"] and self._page is not None:
             with suppress(OSError, ValueError, IndexError):
                 self._page.write_end(float(words[1]))
+
+    def _extend_lease(self, told: Supervised) -> None:
+        """For the rank itself: this process may be stopped, while the rank is not."""
+        if told.lease_s and self._page is not None and self._heard is not None:
+            with suppress(OSError):
+                self._page.write_lease(self._heard + told.lease_s * _ITSELF)
 
     def _check_lease(self, told: Supervised) -> None:
         if told.lease_s and self._heard is not None and time.monotonic() - self._heard > told.lease_s:

@@ -74,7 +74,8 @@ class Run:
                 "one script, and one run, for each training; or attach only the Trainer of the longest",
             )
         self._until_end.enter_context(self._optimizers.watching())
-        self._until_end.enter_context(beating(self._env, lambda: self.step, self._watch.move_deadline))
+        pulse = self._until_end.enter_context(beating(self._env))
+        self._until_end.enter_context(pulse.following(lambda: self.step, self._watch.move_deadline))
         steps = self.ranks.agree(self.step)
         if len(set(steps)) > 1:
             raise RequestError(

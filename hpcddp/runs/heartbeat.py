@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from hpcddp.runs.folder import AttemptFolder
 
 VARIABLE = "HPCDDP_HEARTBEAT"
-_END_AT, _PLACE_AT, _PLACE = 128, 256, 200  # where in the page the job's end and the place stand; its most bytes
+#: Where in the page the job's end, the lease and the place stand; the most bytes of the place.
+_END_AT, _LEASE_AT, _PLACE_AT, _PLACE = 128, 192, 256, 200
 
 
 class Beat(Record):
@@ -64,13 +65,28 @@ class Page:
 
     def write_end(self, at: float) -> None:
         """When the job ends, in seconds since 1970: it may have been given more time, or less."""
-        touched = os.fstat(self.file)
-        os.pwrite(self.file, f"{at:020.1f}\n".encode(), _END_AT)
-        os.utime(self.file, ns=(touched.st_atime_ns, touched.st_mtime_ns))  # that was not the rank
+        self._write_time(at, _END_AT)
 
     def read_end(self) -> float | None:
         """None: nothing was said since the start."""
-        written = os.pread(self.file, 21, _END_AT).strip(b"\n\0")
+        return self._read_time(_END_AT)
+
+    def write_lease(self, until: float) -> None:
+        """By when the rank ends itself, on the monotonic clock of this host, if no later time is written by then."""
+        self._write_time(until, _LEASE_AT)
+
+    def read_lease(self) -> float | None:
+        """None: it may live for ever."""
+        return self._read_time(_LEASE_AT)
+
+    def _write_time(self, at: float, where: int) -> None:
+        """By the process beside the rank: the page is as old as before, for the rank has said nothing."""
+        touched = os.fstat(self.file)
+        os.pwrite(self.file, f"{at:020.1f}\n".encode(), where)
+        os.utime(self.file, ns=(touched.st_atime_ns, touched.st_mtime_ns))
+
+    def _read_time(self, where: int) -> float | None:
+        written = os.pread(self.file, 21, where).strip(b"\n\0")
         return float(written) if written.replace(b".", b"").isdigit() else None
 
 

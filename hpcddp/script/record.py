@@ -60,6 +60,7 @@ def format_job_order(plan: JobPlan) -> str:
         fresh=bool(plan.spec.fresh),
         resume=plan.spec.resume,
         recover=plan_recovery(plan),
+        calls=plan.outer_launcher if plan.agents else "",
     )
     return quote_word(format_order(order))
 

@@ -60,7 +60,6 @@ def plan_recovery(plan: JobPlan) -> Recover | None:
         spares=spec.spares or 0,
         limit_s=spec.stall_limit_s or _USUAL_LIMIT_S,
         health=spec.health_check or "",
-        launcher=plan.outer_launcher,
         request=_as_told(plan) if plan.outer_launcher else {},
         stage=_as_told(plan.per_node()) if plan.outer_launcher and spec.stage_in else {},
     )

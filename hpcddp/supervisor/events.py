@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 ERROR, KILLED, GONE, SILENT, STUCK = "error", "killed", "gone", "silent", "stuck"
-LEFT, UNKNOWN = "left", "unknown"
+LEFT, UNKNOWN, ABSENT = "left", "unknown", "absent"
 
 # What a rank says that has only seen another one end.
 _OF_ANOTHER = re.compile(
     r"\b(PeerFailedError|DistNetworkError|DistStoreError|DistBackendError|NCCL|gloo|ProcessGroup)"
-    r"|Connection (reset|closed|refused)|Broken pipe|Timed out waiting|Socket Timeout",
+    r"|Connection (reset|closed|refused)|Broken pipe|Timed out waiting|Socket Timeout|ranks did not arrive in",
     re.IGNORECASE,
 )
 _SIGTERM = 15
@@ -69,7 +69,7 @@ class Event(Record):
         return 128 + os.WTERMSIG(self.status) if self.kind == KILLED else os.WEXITSTATUS(self.status)
 
     def __str__(self) -> str:
-        if self.kind == UNKNOWN:
+        if self.kind in {UNKNOWN, ABSENT}:
             return self.text
         rank = f"rank {self.rank} on {self.host}"
         since = f" since step {self.step}" if self.step else ""

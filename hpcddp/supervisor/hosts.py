@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import time
 
 from hpcddp.errors import HpcddpError
 from hpcddp.ranks.allocation import find_allocation
-from hpcddp.record import TYPE_CHECKING
+from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.run import run_program, run_side_by_side
 from hpcddp.units import format_count
@@ -17,19 +18,47 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from hpcddp.supervisor.job import Job
+    from hpcddp.supervisor.order import Order
 
 _SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", "{host}")
 _PROBE_S, _SUSPECT_S = 30.0, 5.0  # a host that has been silent before has less
 _PAUSE_S = 2.0  # between two looks at a host that does not answer
 _MOST_BLAMED = 2
 _TRIES = 5
+#: For a shell, with the number of GPUs: all are there, and no row of their memory waits for a reset that only the
+#: site's people can do. A driver that says nothing of rows, or no driver, is no fault.
+_GPU_CHECK = """\
+command -v nvidia-smi >/dev/null || exit 0
+[ "$(nvidia-smi -L | grep -c '^GPU ')" -ge "$1" ] || exit 1
+! nvidia-smi -q -d ROW_REMAPPER | grep -Eq '(Pending|Remapping Failure Occurred) *: Yes'"""
+
+
+class Check(Record):
+    """What a host has to run without an error, or it is left out: `why`. One of ours (`is_own`) that fails on every
+    host is wrong itself."""
+
+    words: tuple[str, ...]
+    why: str
+    is_own: bool = True
+
+
+def list_checks(order: Order, run_dir: str) -> list[Check]:
+    """In the order in which they are made."""
+    checks = [Check(("test", "-d", os.path.abspath(run_dir)), "it does not see the run folder")]
+    gpus = int(order.plan.get("gpus_per_node") or 0)
+    if gpus:
+        missing = f"it does not have {format_count(gpus, 'GPU')}, or one of them needs a reset"
+        checks.append(Check(("sh", "-c", _GPU_CHECK, "sh", str(gpus)), missing))
+    if order.recover is not None and order.recover.health:
+        checks.append(Check(("sh", "-c", order.recover.health), "its health check failed", is_own=False))
+    return checks
 
 
 class Hosts:
     """Of one job; `names` in its order, with the host of the script first. None are known on one machine."""
 
-    def __init__(self, job: Job, env: Mapping[str, str], health: str, tell: Callable[[str], None]) -> None:
-        self._job, self._env, self._health, self._tell = job, env, health, tell
+    def __init__(self, job: Job, env: Mapping[str, str], checks: list[Check], tell: Callable[[str], None]) -> None:
+        self._job, self._env, self._checks, self._tell = job, env, checks, tell
         self._commands = find_scheduler(job.scheduler).commands
         allocation = find_allocation(env) if job.id else None
         self.names = tuple(name for name, _ in (allocation.hosts or ())) if allocation is not None else ()
@@ -52,10 +81,14 @@ class Hosts:
         for name in silent:
             self._leave_out(name, "it does not answer")
         self._drop(silent)
-        there = [name for name in there if name not in self._left_out]
-        if self._health and (self._starter or len(self.names) < 2):
-            for name in self._ask(there, ("sh", "-c", self._health)):
-                self._leave_out(name, "its health check failed")
+        for check in self._checks if self._starter or len(self.names) < 2 else ():
+            there = [name for name in there if name not in self._left_out]
+            failed = self._ask(there, check.words)
+            if check.is_own and len(failed) == len(there):
+                self._tell(f"a check fails on each host ({check.why}), and may not work here")
+                continue
+            for name in failed:
+                self._leave_out(name, check.why)
         return tuple(name for name in there if name not in self._left_out)
 
     def choose(self, usable: tuple[str, ...], fits: tuple[int, ...]) -> tuple[str, ...]:
@@ -98,7 +131,8 @@ class Hosts:
     def _ask(self, names: Iterable[str], words: tuple[str, ...], suspected: Iterable[str] = ()) -> list[str]:
         """The hosts on which this command does not end well, all asked side by side."""
         fill, is_own = self._fill, self._is_own
-        commands = {name: [*([] if is_own(name) else fill(self._starter, name)), *words] for name in names}
+        sent = (shlex.join(words),) if self._starter == _SSH else words  # it gives a shell one line
+        commands = {name: [*words] if is_own(name) else [*fill(self._starter, name), *sent] for name in names}
         patience = {name: _SUSPECT_S if name in suspected else _PROBE_S for name in commands}
         return run_side_by_side(commands, self._env, patience)
 

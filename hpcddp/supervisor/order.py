@@ -20,8 +20,8 @@ class Recover(Record):
     """How a job goes on without what it has lost. `restarts`: how often the ranks may be started again. `fits`: the
     numbers of nodes on which the request works out. `spares`: nodes of the job beyond those that it trains on.
     `limit_s`: how long ranks may be silent or make no step. `health`: what a node has to run without an error, for a
-    shell; "": nothing. `launcher`: the row of the launcher that the script calls. `request`: its LaunchRequest, as far
-    as it is not as usual; `stage`: that of what copies data to the nodes.
+    shell; "": nothing. `request`: the LaunchRequest of the script's launcher, as far as it is not as usual; `stage`:
+    that of what copies data to the nodes.
     """
 
     restarts: int
@@ -29,7 +29,6 @@ class Recover(Record):
     spares: int = 0
     limit_s: float = 60
     health: str = ""
-    launcher: str = ""
     request: Mapping[str, Any] = _NOTHING
     stage: Mapping[str, Any] = _NOTHING
 
@@ -40,7 +39,7 @@ class Order(Record):
     it hands to the ranks alive; "": none does so. `grace_s`: seconds that it leaves them then; 0: as many as they need.
     `warns_s`: seconds before the end at which the ranks are warned; 0: never, or the scheduler does it. `chain`: how
     many attempts there may be; 0: no chain. `follow_options`: further options of the command that queues the next one.
-    `recover`: None: the job ends with the first rank that does.
+    `recover`: None: the job ends with the first rank that does. `calls`: the launcher that starts what makes the ranks.
     """
 
     request: str
@@ -55,6 +54,12 @@ class Order(Record):
     fresh: bool = False
     resume: str | None = None
     recover: Recover | None = None
+    calls: str = ""
+
+    @property
+    def launcher(self) -> str:
+        """The row of the launcher that the script calls."""
+        return self.calls or str(self.plan.get("launcher", ""))
 
     @property
     def scheduler(self) -> str:

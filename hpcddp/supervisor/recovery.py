@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 
+from hpcddp.errors import HpcddpError
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.runs.chain import find_follow_up, start_attempt, write_follow_up
 from hpcddp.runs.command import identify_command
@@ -12,7 +13,7 @@ from hpcddp.runs.folder import list_checkpoints, number_attempt, step_of
 from hpcddp.runs.jsonfile import write_object
 from hpcddp.runs.start import hold_run
 from hpcddp.supervisor.begin import BY_HAND, make_folders
-from hpcddp.supervisor.hosts import Hosts
+from hpcddp.supervisor.hosts import Hosts, list_checks
 from hpcddp.units import format_count
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class Recovery:
         self, order: Order, recover: Recover, job: Job, env: Mapping[str, str], tell: Callable[[str], None]
     ) -> None:
         self._order, self._recover, self._job, self._env, self._tell = order, recover, job, env, tell
-        self._hosts = Hosts(job, env, recover.health, tell)
+        self._hosts = Hosts(job, env, list_checks(order, env["HPCDDP_RUN_DIR"]), tell)
         self._restarts = 0
         self._failures: list[tuple[str, int, int]] = []  # text, step, the newest checkpoint's step
         self.chosen = self._hosts.names[: max(recover.fits)] if recover.spares else ()  # (): as the script has it
@@ -46,7 +47,7 @@ class Recovery:
         if why_not:
             self._tell(f"the ranks are not started again: {why_not}")
             return False
-        if cause.is_loss and cause.host:
+        if cause.is_loss and cause.host and not cause.is_of_another:
             self._hosts.blame(cause.host)
         if self._hosts.names:
             usable = self._hosts.find_usable(suspects)
@@ -83,11 +84,19 @@ class Recovery:
             return f"two starts have made no progress beyond step {step}"
         return ""
 
-    def begin_again(self, attempt: AttemptFolder) -> AttemptFolder:
-        """The next attempt, which takes the run from this one: whatever is left of it writes no more.
+    def begin_again(self, attempt: AttemptFolder) -> AttemptFolder | None:
+        """The next attempt, which takes the run from this one: whatever is left of it writes no more. None if that
+        cannot be done, which is told: another job has taken the run, or its folder is full."""
+        try:
+            return self._take_over(attempt)
+        except HpcddpError as error:
+            self._tell(f"the ranks are not started again: {error}")
+        except OSError as error:
+            what = f"{error.filename or attempt.run.path}: {error.strerror}"
+            self._tell(f"the ranks are not started again: the run folder cannot be written, {what}")
+        return None
 
-        The errors of `hold_run` and `start_attempt`.
-        """
+    def _take_over(self, attempt: AttemptFolder) -> AttemptFolder:
         run, order = attempt.run, self._order
         new = run.attempt(number_attempt(run, self._job.name))
         command, by_hand = identify_command(order.command), BY_HAND in self._env

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from hpcddp.ranks.launch_line import Words
-    from hpcddp.supervisor.order import Recover
 
 _LISTS = ("exported", "exported_always", "exported_if_set", "launcher_options")
 
@@ -24,7 +23,7 @@ def read_request(told: Mapping[str, Any]) -> LaunchRequest:
 
 
 def rewrite_line(
-    words: list[str], recover: Recover, told: Mapping[str, Any], hosts: tuple[str, ...], env: Mapping[str, str]
+    words: list[str], launcher: str, told: Mapping[str, Any], hosts: tuple[str, ...], env: Mapping[str, str]
 ) -> list[str]:
     """`words` of the script, which start ranks on all its nodes, for these hosts. Empty `hosts`: on one machine.
 
@@ -32,7 +31,7 @@ def rewrite_line(
     """
     if not told or not hosts:
         return words
-    row, before = LAUNCHERS[recover.launcher], read_request(told)
+    row, before = LAUNCHERS[launcher], read_request(told)
     assert row.line is not None
     length = _count_words(row.line(before), env)
     rest = words[length:]

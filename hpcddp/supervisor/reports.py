@@ -15,41 +15,19 @@ from contextlib import suppress
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.runs.heartbeat import Beat, Supervised, write_supervised
 from hpcddp.supervisor.end import UNFINISHED
-from hpcddp.supervisor.events import ERROR, GONE, KILLED, LEFT, SILENT, STUCK, Event
+from hpcddp.supervisor.events import ABSENT, ERROR, GONE, KILLED, LEFT, SILENT, STUCK, Event
+from hpcddp.supervisor.rank_report import RankReport
 from hpcddp.supervisor.sockets import accept, open_listener, own_names, receive
 
 if TYPE_CHECKING:
     import _socket
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from hpcddp.runs.folder import AttemptFolder
 
 _BACK_S = 3.0  # a connection that broke may come again
 _FIRST_STEP = 10  # times as long as a step: it compiles
 _SLOWER = 10  # times the longest time without a move so far
-
-
-class RankReport:
-    """What is known of one rank. Times are of the monotonic clock; 0: not yet."""
-
-    def __init__(self, rank: int, host: str, now: float) -> None:
-        self.rank, self.host = rank, host
-        self.connection: _socket.socket | None = None
-        self.begun = b""  # of a message
-        self.heard = self.moved = self.looked = now
-        self.beat = Beat()
-        self.is_stopped = False
-        self.place = ""  # where its program stands, if it does
-        self.has_touched = False  # its page, of a program that says nothing else
-        self.has_left = False  # the runtime: what its program does then, it does not say
-        self.left = 0.0  # when its connection broke
-        self.status: int | None = None  # its wait status, once it has ended
-        self.is_told = False  # whether there is an event about it
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing more is to be expected of it."""
-        return self.status is not None or (self.is_told and self.connection is None)
 
 
 class Reports:
@@ -71,6 +49,9 @@ class Reports:
         self._slowest_s = 0.0
         self._has_stepped = False  # more than once: the first step of an attempt compiles
         self._is_ending = False
+        self._opened = 0.0
+        self._has_records: Callable[[], bool] = lambda: True
+        self._world_size = 0  # as the ranks say it; 0: none has
         self.ranks: dict[int, RankReport] = {}
         self.events: list[Event] = []
 
@@ -90,6 +71,8 @@ class Reports:
         self._attempt, self._is_ending = attempt.name, False
         self._slowest_s, self._has_stepped = 0.0, False
         self.ranks, self.events = {}, []
+        self._world_size, self._opened = 0, time.monotonic()
+        self._has_records = lambda: os.path.isdir(os.path.dirname(attempt.rank_environment(0)))
         with suppress(OSError):
             write_supervised(attempt, self._told)
 
@@ -111,6 +94,7 @@ class Reports:
                 self._add(one, GONE, one.left)
             elif self._limit_s and one.connection is not None and now - one.heard > self._limit_s:
                 self._add(one, SILENT, one.heard)
+        self._look_for_absent(now)
         self._look_for_stuck(now)
 
     def settle(self) -> None:
@@ -150,6 +134,22 @@ class Reports:
         """Whether every rank that was seen has ended, or is gone."""
         return all(one.is_over for one in self.ranks.values())
 
+    def _look_for_absent(self, now: float) -> None:
+        """A launcher may wait for a host for ever, and the ranks that are there for those that are not."""
+        limit_s = self._limit_s * _FIRST_STEP
+        if not limit_s or self.events or now - self._opened < limit_s or len(self.ranks) >= (self._world_size or 1):
+            return
+        if not self.ranks:
+            if not self._has_records():  # else they were started, and cannot call here
+                self.events.append(Event(ABSENT, -1, "", now, text=f"no rank was started in {limit_s:.0f} s"))
+        elif any(one.beat.looks for one in self.ranks.values()) and not any(
+            one.beat.step for one in self.ranks.values()
+        ):
+            missing = next(rank for rank in range(self._world_size) if rank not in self.ranks)
+            count = f"{self._world_size - len(self.ranks)} of {self._world_size} ranks"
+            text = f"{count} were not started in {limit_s:.0f} s, the first of them rank {missing}"
+            self.events.append(Event(ABSENT, missing, "", now, text=text))
+
     def _look_for_stuck(self, now: float) -> None:
         there = [one for one in self.ranks.values() if one.connection is not None]
         told = [one for one in there if one.beat.looks or one.has_touched]
@@ -184,16 +184,18 @@ class Reports:
             return
         del self._callers[number]
         words = line.decode(errors="replace").split()
-        if not found or len(words) != 5 or words[:2] != ["hello", self._told.key] or not words[3].isdecimal():
+        is_greeting = found and len(words) == 6 and words[:2] == ["hello", self._told.key]
+        if not is_greeting or not all(map(str.isdecimal, words[3:5])):
             self._close(caller)
             return
-        _, _, attempt, rank, host = words
+        _, _, attempt, rank, world_size, host = words
         now = time.monotonic()
         if attempt != self._attempt:  # left behind by another attempt
             with suppress(OSError):
                 caller.send(b"end\n")
             self._close(caller)
             return
+        self._world_size = int(world_size)
         one = self.ranks.setdefault(int(rank), RankReport(int(rank), host, now))
         if one.connection is not None:
             self._leave(one)

@@ -64,6 +64,10 @@ def supervise(order: Order, words: list[str], script: str, env: Mapping[str, str
             recovery = Recovery(order, recover, job, env, tell)
         is_fixed = by_hand and end.source == BY_REQUEST
         moving = MovingEnd(job._replace(id="") if is_fixed else job, end, env)
+        if find_scheduler(order.scheduler).commands.remote_shell:
+            from hpcddp.supervisor.starter import reach_hosts  # most jobs start without it
+
+            env = {**env, **reach_hosts(order.scheduler, order.launcher, attempt, env, tell)}
         start = Start(order, words, env, signals, reports, follow_up, moving, tell)
         staged = attempt.name
         while True:
@@ -73,7 +77,10 @@ def supervise(order: Order, words: list[str], script: str, env: Mapping[str, str
             if not recovery.goes_on(attempt, ended.cause, moving.end, reports.lost_hosts):
                 break
             note_lost(attempt, ended.cause)
-            attempt = recovery.begin_again(attempt)
+            again = recovery.begin_again(attempt)
+            if again is None:
+                break
+            attempt = again
         ended = _judge(ended, attempt)
     finally:
         reports.close()
@@ -126,8 +133,8 @@ class Start:
             from hpcddp.supervisor.relaunch import rewrite_line
 
             if stage:
-                stage = rewrite_line(stage, recover, recover.stage, recovery.chosen, env)
-            launch = rewrite_line(launch, recover, recover.request, recovery.chosen, env)
+                stage = rewrite_line(stage, order.launcher, recover.stage, recovery.chosen, env)
+            launch = rewrite_line(launch, order.launcher, recover.request, recovery.chosen, env)
             if recovery.chosen:
                 env |= find_scheduler(order.scheduler).beside
             if recovery.chosen and "MASTER_ADDR" in recover.request.get("exported", ()):

@@ -61,6 +61,7 @@ def open_runtime(
     signals = SignalFlag()
     with ExitStack() as stack:
         stack.enter_context(signals.installed())
+        pulse = stack.enter_context(beating(env))
         group = options.group
         if group is None:
             group = stack.enter_context(
@@ -89,7 +90,7 @@ def open_runtime(
         watch = StopWatch(signals, deadline, warn=partial(print_warning, is_first=group.is_first))
         report = Report(setup, metrics, watch.pace, sinks=sinks, interval_s=interval_s, deadline=deadline)
         rt = Runtime(setup, gradients, watch, metrics, report, note, stack)
-        stack.enter_context(beating(env, lambda: rt.steps, watch.move_deadline))
+        stack.enter_context(pulse.following(lambda: rt.steps, watch.move_deadline))
         if stall_s is not None and group.world_size > 1:
             stack.enter_context(Watchdog(group, stall_s, lambda: watch.pace.batches, report.say).watching())
         try:

@@ -6,6 +6,8 @@ a collective does none of these; one whose GPU works may do none either, so that
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import threading
 import time
@@ -22,27 +24,37 @@ _LEAST_CPU = 0.02  # of the time
 
 
 class Pulse:
-    """Of the thread that makes it. `step()`: the optimizer steps so far; `tell_end`: the job ends at another time."""
+    """Of the thread that makes it, from then on. Without a page nobody listens, and nothing is done."""
 
-    def __init__(self, page: Page, step: Callable[[], int], tell_end: Callable[[float], None]) -> None:
-        self._page, self._step, self._tell_end = page, step, tell_end
+    def __init__(self, page: Page | None) -> None:
+        self._page = page
+        self._step: Callable[[], int] = int  # 0
+        self._tell_end: Callable[[float], None] | None = None
         self._thread = threading.get_ident()
         self._clock = time.pthread_getcpuclockid(self._thread)
         self._over = threading.Event()
         self._moves = self._looks = 0
         self._is_told = False  # where the thread stands
+        self._beats = threading.Thread(target=self._beat, name="hpcddp-pulse", daemon=True)
+        if page is not None:
+            self._beats.start()
 
     @contextmanager
-    def beating(self) -> Iterator[None]:
-        """Until the body's end, whose step is the last that is told."""
-        beats = threading.Thread(target=self._beat, name="hpcddp-pulse", daemon=True)
-        beats.start()
+    def following(self, step: Callable[[], int], tell_end: Callable[[float], None]) -> Iterator[None]:
+        """`step()`: the optimizer steps so far, in the body, whose step is the last that is told. `tell_end`: the job
+        ends at another time."""
+        self._step, self._tell_end = step, tell_end
         try:
             yield
         finally:
-            self._over.set()
-            beats.join()
-            self._looks = 0  # the rank is leaving, and says no more
+            self.stop()
+
+    def stop(self) -> None:
+        """The rank is leaving, and says no more."""
+        self._over.set()
+        if self._beats.is_alive():
+            self._beats.join()
+            self._looks = 0
             self._tell()
 
     def _beat(self) -> None:
@@ -56,30 +68,38 @@ class Pulse:
             before, used_s = place, now_s
             stood = 0 if moved else stood + 1
             self._tell()
-            with suppress(OSError, ValueError):
-                if stood == _STANDS or (moved and self._is_told):
-                    self._tell_place(stands=stood == _STANDS)
-                if (end := self._page.read_end()) is not None:
-                    self._tell_end(end)
+            if stood == _STANDS or (moved and self._is_told):
+                self._tell_place(stands=stood == _STANDS)
+            self._listen()
+
+    def _listen(self) -> None:
+        assert self._page is not None
+        with suppress(OSError, ValueError):
+            if self._tell_end is not None and (end := self._page.read_end()) is not None:
+                self._tell_end(end)
+            if (until := self._page.read_lease()) is not None and time.monotonic() > until:
+                os.kill(os.getpid(), signal.SIGKILL)  # another attempt may have begun: this one writes no more
 
     def _tell(self) -> None:
+        assert self._page is not None
         with suppress(OSError):
             self._page.write(self._step(), self._moves, self._looks)
 
     def _tell_place(self, *, stands: bool) -> None:
+        assert self._page is not None
         frame, self._is_told = self._frame(), stands
-        self._page.write_place(str(find_stand(frame, 0)) if stands and frame is not None else "")
+        with suppress(OSError, ValueError):
+            self._page.write_place(str(find_stand(frame, 0)) if stands and frame is not None else "")
 
     def _frame(self) -> FrameType | None:
         return sys._current_frames().get(self._thread)
 
 
 @contextmanager
-def beating(env: Mapping[str, str], step: Callable[[], int], tell_end: Callable[[float], None]) -> Iterator[None]:
+def beating(env: Mapping[str, str]) -> Iterator[Pulse]:
     """Beat in the body, if anybody listens."""
-    page = open_page(env.get(VARIABLE))
-    if page is None:
-        yield
-        return
-    with Pulse(page, step, tell_end).beating():
-        yield
+    pulse = Pulse(open_page(env.get(VARIABLE)))
+    try:
+        yield pulse
+    finally:
+        pulse.stop()

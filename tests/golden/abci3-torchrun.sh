@@ -28,7 +28,7 @@ job_number=${PBS_JOBID%%.*}
 rendezvous=$MASTER_ADDR:$((12000 + 10#${job_number//[!0-9]/} % 20000)) # below the ports that Linux hands out
 export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train MASTER_ADDR
 
-exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"abci3\"\nnodes: 3\naccount: \"gabc12345\"\nlauncher: \"torchrun\"\ncommand: [\"python\", \"train.py\"]\n", "plan": {"schema": 1, "name": "train", "site": "abci3", "scheduler": "pbs", "launcher": "torchrun", "nodes": 3, "ranks_per_node": 8, "world_size": 24, "gpus_per_node": 8, "cpus_per_rank": 24, "threads_per_rank": 12, "walltime_s": 3600, "queue": "rt_HF", "account": "gabc12345", "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}, "makes_ranks": "torchrun", "walltime_s": 3600}' -- \
+exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"abci3\"\nnodes: 3\naccount: \"gabc12345\"\nlauncher: \"torchrun\"\ncommand: [\"python\", \"train.py\"]\n", "plan": {"schema": 1, "name": "train", "site": "abci3", "scheduler": "pbs", "launcher": "torchrun", "nodes": 3, "ranks_per_node": 8, "world_size": 24, "gpus_per_node": 8, "cpus_per_rank": 24, "threads_per_rank": 12, "walltime_s": 3600, "queue": "rt_HF", "account": "gabc12345", "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}, "makes_ranks": "torchrun", "walltime_s": 3600, "calls": "openmpi"}' -- \
     "$launcher" -np 3 --map-by ppr:1:node --bind-to none -hostfile "$PBS_NODEFILE" \
     -x PATH -x OMP_NUM_THREADS -x MASTER_ADDR \
     -x HPCDDP_PYTHON -x HPCDDP_RUN_DIR -x HPCDDP_ATTEMPT -x HPCDDP_DEADLINE -x HPCDDP_LOG_RANKS \

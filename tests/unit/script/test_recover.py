@@ -100,8 +100,8 @@ def test_an_order_is_read_as_it_was_written():
     assert format_order(read) == format_order(order)
 
 
-def started(site: str, **asked: object) -> tuple[list[str], Recover]:
-    """The words that the script's shell makes of its launcher's line, and what it was told of recovery."""
+def started(site: str, **asked: object) -> tuple[list[str], Order, Recover]:
+    """The words that the script's shell makes of its launcher's line, and what the supervisor is told."""
     job = plan(site, nodes="4", max_restarts="3", **asked)
     text = render_script(job)
     line = text[text.index("\nexec ") :].replace("exec ", "show ", 1)
@@ -112,7 +112,7 @@ def started(site: str, **asked: object) -> tuple[list[str], Recover]:
     words = done.stdout.split("\0")[:-1]
     order = read_order(words[words.index("--") - 1])
     assert order.recover is not None
-    return words[words.index("--") + 1 :], order.recover
+    return words[words.index("--") + 1 :], order, order.recover
 
 
 ENV = {"LD_LIBRARY_PATH": "/lib", "PBS_NODEFILE": "/nodes"}
@@ -150,40 +150,40 @@ ENV = {"LD_LIBRARY_PATH": "/lib", "PBS_NODEFILE": "/nodes"}
 def test_the_launcher_s_line_is_written_again_for_the_hosts_that_are_left(
     site: str, asked: dict[str, str], before: str, after: str
 ):
-    words, recover = started(site, **asked)
-    assert rewrite_line(words, recover, recover.request, (), ENV) == words
-    again = rewrite_line(words, recover, recover.request, ("n1", "n3"), ENV)
+    words, order, recover = started(site, **asked)
+    assert rewrite_line(words, order.launcher, recover.request, (), ENV) == words
+    again = rewrite_line(words, order.launcher, recover.request, ("n1", "n3"), ENV)
     assert f" {before} " in " ".join(words)
     assert f" {after} " in " ".join(again)
     assert " ".join(again).replace(f" {after} ", f" {before} ") == " ".join(words)  # and nothing else
 
 
 def test_agents_and_containers_are_told_the_new_number_of_nodes():
-    words, recover = started("generic-slurm", launcher="torchrun")
-    again = rewrite_line(words, recover, recover.request, ("n1", "n2", "n3"), ENV)
+    words, order, recover = started("generic-slurm", launcher="torchrun")
+    again = rewrite_line(words, order.launcher, recover.request, ("n1", "n2", "n3"), ENV)
     assert "--nnodes=4" in words
     assert "--nnodes=3" in again
     assert "--nnodes=4" not in again
-    own, recover = started("generic-slurm", command="torchrun --nnodes=4 train.py", ranks_per_node="2")
-    again = rewrite_line(own, recover, recover.request, ("n1", "n2", "n3"), ENV)
+    own, order, recover = started("generic-slurm", command="torchrun --nnodes=4 train.py", ranks_per_node="2")
+    again = rewrite_line(own, order.launcher, recover.request, ("n1", "n2", "n3"), ENV)
     assert again[again.index("--nodes") + 1] == "3"
     assert again[-3:] == own[-3:]  # the command itself is nobody's to change
-    boxed, recover = started(
+    boxed, order, recover = started(
         "generic-slurm", container="/image.sqsh", container_runtime="pyxis", python="/usr/bin/python3"
     )
-    again = rewrite_line(boxed, recover, recover.request, ("n1", "n2"), ENV)
+    again = rewrite_line(boxed, order.launcher, recover.request, ("n1", "n2"), ENV)
     assert [word for word in again if "container" in word] == [word for word in boxed if "container" in word]
 
 
 def test_data_are_copied_to_the_hosts_that_are_left():
-    words, recover = started("generic-slurm", stage_in="data", stage_dir="/local")
+    words, order, recover = started("generic-slurm", stage_in="data", stage_dir="/local")
     stage = words[: words.index("--then")]
-    again = rewrite_line(stage, recover, recover.stage, ("n1", "n2"), ENV)
+    again = rewrite_line(stage, order.launcher, recover.stage, ("n1", "n2"), ENV)
     assert again[:4] == ["srun", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1"]
     assert again[-3:] == stage[-3:]
 
 
 def test_a_line_that_was_shortened_by_hand_is_refused():
-    words, recover = started("generic-slurm")
+    words, order, recover = started("generic-slurm")
     with pytest.raises(RequestError, match="changed after it was rendered"):
-        rewrite_line(words[:3], recover, recover.request, ("n1", "n2"), ENV)
+        rewrite_line(words[:3], order.launcher, recover.request, ("n1", "n2"), ENV)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -14,12 +15,27 @@ from hpcddp.supervisor.job import End, Job, MovingEnd, find_end
 from hpcddp.supervisor.order import Order, Recover
 from hpcddp.supervisor.recovery import Recovery
 
-# Starts a command on a host of a pretended cluster: one that is in `silent` hangs, one that is in `sick` is ill.
+# Starts a command on a host of a pretended cluster: one that is in `silent` hangs, one in `sick` is ill, one in `blind`
+# sees no run folder. As pbs_tmrsh it has no shell; `ssh` gives one all the words.
 _STARTER = """#!/bin/sh
 # a stand-in, no scheduler
+while [ "$1" = -o ]; do shift 2; done
 echo "$*" >> "$CLUSTER/asked"
-[ ! -e "$CLUSTER/silent-$1" ] || exit 255
-[ "$2" != sh ] || [ ! -e "$CLUSTER/sick-$1" ]
+host=$1
+shift
+[ ! -e "$CLUSTER/silent-$host" ] || exit 255
+[ ! -e "$CLUSTER/sick-$host" ] || [ "$1" != sh ] || exit 1
+[ ! -e "$CLUSTER/blind-$host" ] || [ "$1" != test ] || exit 1
+export PATH="$CLUSTER/bin-$host:$PATH"
+case $0 in *ssh) exec sh -c "$*" ;; esac
+exec "$@"
+"""
+_GPUS = """#!/bin/sh
+# a stand-in, no GPU
+case $1 in
+-L) for gpu in {gpus}; do echo "GPU $gpu: NVIDIA H200 (UUID: GPU-$gpu)"; done ;;
+*) echo "        Pending                           : {pending}" ;;
+esac
 """
 _RELEASE = (
     '#!/bin/sh\necho "$*" >> "$CLUSTER/released"\n[ ! -e "$CLUSTER/keeps" ] || { echo "not today" >&2; exit 1; }\n'
@@ -44,13 +60,15 @@ class Cluster:
             "PBS_JOBID": "7.server",
             "PBS_NODEFILE": str(folder / "nodes"),
             "PBS_ENVIRONMENT": "PBS_BATCH",
+            "HPCDDP_RUN_DIR": str(folder / "runs/t"),
         }
         self.attempt: AttemptFolder = RunFolder(str(folder / "runs/t")).attempt("7.server.1")
         os.makedirs(self.attempt.path)
 
-    def recovery(self, **asked: object) -> Recovery:
+    def recovery(self, *, gpus: int = 0, **asked: object) -> Recovery:
         recover = Recover(**{"restarts": 9, "fits": (2, 3, 4), **asked})
         plan = {"scheduler": "pbs", "command": ["python", "t.py"], "nodes": 4, "ranks_per_node": 2}
+        plan["gpus_per_node"] = gpus
         return Recovery(
             Order("", plan, "openmpi", recover=recover),
             recover,
@@ -58,6 +76,13 @@ class Cluster:
             self.env,
             self.told.append,
         )
+
+    def give_gpus(self, host: str, gpus: int, pending: str = "No") -> None:
+        folder = self.folder / f"bin-{host}"
+        folder.mkdir()
+        program = _GPUS.format(gpus=" ".join(map(str, range(gpus))), pending=pending)
+        (folder / "nvidia-smi").write_text(program)
+        (folder / "nvidia-smi").chmod(0o755)
 
     def reach(self, step: int) -> None:
         (self.folder / f"runs/t/checkpoints/step-{step:08d}").mkdir(parents=True)
@@ -91,7 +116,8 @@ def test_a_host_that_is_gone_is_left_out_and_given_back(cluster: Cluster):
     assert recovery.goes_on(cluster.attempt, LOST, LATER, {"n3"})
     assert recovery.chosen == ("n1.site", "n2.site", "n4.site")
     assert cluster.lines("released") == ["-j 7.server n3.site"]
-    assert sorted(cluster.lines("asked")) == [f"n{i}.site true" for i in (1, 2, 3, 4)]  # its silence was the other word
+    asked = [line for line in cluster.lines("asked") if line.endswith(" true")]
+    assert sorted(asked) == [f"n{i}.site true" for i in (1, 2, 3, 4)]  # its silence was the other word
     assert "n3.site is left out: it does not answer" in cluster.told
 
 
@@ -129,11 +155,60 @@ def test_without_any_starter_what_the_ranks_said_decides(cluster: Cluster):
 
 def test_a_host_that_fails_its_health_check_is_left_out_but_stays_in_the_job(cluster: Cluster):
     (cluster.folder / "sick-n2.site").touch()
-    recovery = cluster.recovery(health="nvidia-smi -q | grep healthy")
+    recovery = cluster.recovery(health="true")
     assert recovery.goes_on(cluster.attempt, KILL, LATER, set())
     assert recovery.chosen == ("n1.site", "n3.site", "n4.site")
     assert "n2.site is left out: its health check failed" in cluster.told
     assert cluster.lines("released") == []
+
+
+def test_a_health_check_is_one_line_of_shell_for_ssh_too(cluster: Cluster):
+    (cluster.folder / "pbs_tmrsh").rename(cluster.folder / "ssh")
+    recovery = cluster.recovery(health='test "$(echo a b | wc -w)" = 2')
+    assert recovery.goes_on(cluster.attempt, KILL, LATER, set())
+    assert len(recovery.chosen) == 4, cluster.told
+
+
+def test_a_host_that_does_not_see_the_run_folder_is_left_out(cluster: Cluster):
+    (cluster.folder / "blind-n2.site").touch()
+    recovery = cluster.recovery()
+    assert recovery.goes_on(cluster.attempt, KILL, LATER, set())
+    assert recovery.chosen == ("n1.site", "n3.site", "n4.site")
+    assert "n2.site is left out: it does not see the run folder" in cluster.told
+
+
+def test_a_host_with_too_few_gpus_or_one_that_needs_a_reset_is_left_out(cluster: Cluster):
+    for host, gpus, pending in (("n1", 8, "No"), ("n2", 7, "No"), ("n3", 8, "Yes"), ("n4", 8, "No")):
+        cluster.give_gpus(f"{host}.site", gpus, pending)
+    recovery = cluster.recovery(gpus=8)
+    assert recovery.goes_on(cluster.attempt, KILL, LATER, set())
+    assert recovery.chosen == ("n1.site", "n4.site"), cluster.told
+    assert "n3.site is left out: it does not have 8 GPUs, or one of them needs a reset" in cluster.told
+
+
+def test_a_check_of_ours_that_fails_on_every_host_is_not_believed(cluster: Cluster):
+    for host in ("n1", "n2", "n3", "n4"):
+        cluster.give_gpus(f"{host}.site", 4)  # each is cut in two, say
+    recovery = cluster.recovery(gpus=8)
+    assert recovery.goes_on(cluster.attempt, KILL, LATER, set())
+    assert len(recovery.chosen) == 4
+    assert "a check fails on each host (it does not have 8 GPUs, or one of them needs a reset)" in cluster.told[1]
+
+
+def test_an_error_that_says_only_that_others_are_missing_blames_no_host(cluster: Cluster):
+    recovery = cluster.recovery()
+    missing = Event(ERROR, 0, "n3", status=4 << 8, text="2 of 8 ranks did not arrive in 300 s: rank 2, 3")
+    for _ in range(3):
+        assert recovery.goes_on(cluster.attempt, missing, LATER, set())
+    assert len(recovery.chosen) == 4
+
+
+def test_a_run_that_another_job_has_taken_is_not_started_again(cluster: Cluster):
+    recovery = cluster.recovery()
+    shutil.rmtree(cluster.attempt.run.path)
+    Path(cluster.attempt.run.path).write_text("no folder")
+    assert recovery.begin_again(cluster.attempt) is None
+    assert cluster.told[-1].startswith("the ranks are not started again: "), cluster.told
 
 
 def test_a_host_that_was_blamed_twice_is_left_out_if_it_works_out_without(cluster: Cluster):

@@ -18,7 +18,7 @@ import pytest
 
 from hpcddp.cli.heartbeat import Heartbeat
 from hpcddp.runs.folder import AttemptFolder, RunFolder
-from hpcddp.runs.heartbeat import open_page, read_supervised, write_supervised
+from hpcddp.runs.heartbeat import make_page, open_page, read_supervised, write_supervised
 from hpcddp.supervisor.events import ERROR, GONE, KILLED, LEFT, SILENT, STUCK, UNKNOWN, find_first_cause
 from hpcddp.supervisor.reports import Reports
 from hpcddp.supervisor.sockets import allow_files, allow_more_files
@@ -51,7 +51,7 @@ class Ranks:
             "RANK": str(rank),
         }
         self.processes.append(subprocess.Popen(sleep, env=env))
-        companion = Heartbeat(self.attempt, rank, host)
+        companion = Heartbeat(self.attempt, rank, 4, host)
         self.companions.append(companion)
         companion.start(self.processes[-1].pid)
         self.until(lambda: rank in self.reports.ranks)
@@ -134,7 +134,7 @@ def test_a_rank_that_says_nothing_for_longer_than_the_limit_is_silent(ranks_with
     told = read_supervised(attempt)
     assert told is not None
     with socket.create_connection(("127.0.0.1", told.port)) as caller:
-        caller.sendall(f"hello {told.key} 7.1 5 n5\nbeat 12 1 1 0 0\n".encode())
+        caller.sendall(f"hello {told.key} 7.1 5 8 n5\nbeat 12 1 1 0 0\n".encode())
         while not reports.events:
             reports.read()
             reports.look()
@@ -142,7 +142,9 @@ def test_a_rank_that_says_nothing_for_longer_than_the_limit_is_silent(ranks_with
     assert [(event.kind, event.rank, event.step) for event in reports.events] == [(SILENT, 5, 12)]
 
 
-@pytest.mark.parametrize("line", ["hello wrong 7.1 0 n0", "hello {key} 7.1 x n0", "GET / HTTP/1.1", "hello {key}", ""])
+@pytest.mark.parametrize(
+    "line", ["hello wrong 7.1 0 4 n0", "hello {key} 7.1 x 4 n0", "GET / HTTP/1.1", "hello {key}", ""]
+)
 def test_who_does_not_know_the_key_is_not_heard(ranks_with: Callable[[float], Ranks], line: str):
     ranks = ranks_with(LONG_S)
     reports = ranks.reports
@@ -172,7 +174,7 @@ def test_ranks_of_an_attempt_before_are_ended_when_they_call(ranks_with: Callabl
     assert ranks.processes[0].returncode == -signal.SIGKILL
     assert ranks.companions[0].was_ended
     assert ranks.reports.ranks == {}
-    late = Heartbeat(ranks.attempt, 0, "n0")  # a host that comes back
+    late = Heartbeat(ranks.attempt, 0, 4, "n0")  # a host that comes back
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"]) as left:
         late.start(left.pid)
         ranks.until(lambda: left.poll() is not None)
@@ -193,10 +195,52 @@ def test_a_rank_that_never_reached_its_supervisor_is_left_alone(ranks_with: Call
     assert told is not None
     write_supervised(attempt, told._replace(hosts=("127.0.0.1",), port=1))
     with subprocess.Popen(["sleep", "2"]) as rank:
-        companion = Heartbeat(attempt, 0, "n0")
+        companion = Heartbeat(attempt, 0, 4, "n0")
         companion.start(rank.pid)
         assert rank.wait() == 0
     assert not companion.was_ended
+
+
+def test_a_rank_ends_itself_where_the_process_beside_it_is_stopped():
+    page = make_page()
+    assert page is not None
+    beat = "import os, time; from hpcddp.training.pulse import beating\nwith beating(os.environ): time.sleep(1000)"
+    with subprocess.Popen([sys.executable, "-c", beat], env=os.environ | {"HPCDDP_HEARTBEAT": page.path}) as rank:
+        page.write_lease(time.monotonic() + 1000)
+        while page.read().looks < 3:
+            time.sleep(0.05)
+        page.write_lease(time.monotonic() - 1)
+        assert rank.wait() == -signal.SIGKILL
+
+
+def test_a_launcher_that_starts_no_rank_is_told_of(ranks_with: Callable[[float], Ranks]):
+    reports = ranks_with(SHORT_S).reports
+    reports.look()
+    assert reports.events == []
+    reports._opened -= 1000
+    reports.look()
+    assert [str(event) for event in reports.events] == ["no rank was started in 20 s"]
+    assert reports.events[0].is_loss
+
+
+def test_ranks_that_were_started_and_cannot_call_are_left_alone(ranks_with: Callable[[float], Ranks]):
+    ranks = ranks_with(SHORT_S)
+    os.makedirs(os.path.dirname(ranks.attempt.rank_environment(0)))
+    ranks.reports._opened -= 1000
+    ranks.reports.look()
+    assert ranks.reports.events == []
+
+
+def test_ranks_that_wait_for_others_which_were_not_started(ranks_with: Callable[[float], Ranks]):
+    ranks = ranks_with(LONG_S)
+    pages = [open_page(ranks.start(f"n{rank}").path) for rank in range(2)]  # of 4
+    ranks.reports._opened -= 10 * LONG_S
+    ranks.until(lambda: True)
+    assert ranks.kinds() == []  # they do not say that they are in hpcddp's runtime
+    assert pages[0] is not None
+    pages[0].write(0, 1, 1)
+    ranks.until(lambda: ranks.reports.events)
+    assert str(ranks.reports.events[0]) == "2 of 4 ranks were not started in 10000 s, the first of them rank 2"
 
 
 def test_ranks_that_all_stand_are_stuck_and_the_odd_one_is_named(ranks_with: Callable[[float], Ranks]):
