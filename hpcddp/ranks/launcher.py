@@ -163,6 +163,8 @@ class Launcher(Record):
     host_slots: str = ":"
     #: Variables that the script has to export for it, beside those of the job.
     settings: tuple[tuple[str, str], ...] = ()
+    #: Variables by which it starts processes on other hosts with the program {} in place of ssh.
+    remote_shell: tuple[tuple[str, str], ...] = ()
     #: Variables without which it refuses to start ranks for root. They are set on this machine alone: a job on a
     #: cluster is no root's.
     root_settings: tuple[tuple[str, str], ...] = ()

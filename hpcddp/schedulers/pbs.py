@@ -4,11 +4,36 @@ from __future__ import annotations
 
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.schedulers.allocation import Allocation, read_lines, read_named_file
-from hpcddp.schedulers.row import Answer, Commands, Directives, QueueFound, Scheduler, Variables
+from hpcddp.schedulers.row import Answer, Commands, Directives, QueueFound, RemoteShell, Scheduler, Variables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
+
+# `pbs_tmrsh` has no shell, refuses ssh's options, and wants a host just as the job's list has it, while Open MPI leaves
+# out the domain. This was seen to work with OpenPBS 23.06 and Open MPI 4 and 5 and MPICH.
+TMRSH = RemoteShell(
+    "pbs_tmrsh",
+    home_variable="PBS_EXEC",
+    home="/opt/pbs",
+    script="""\
+#!/bin/sh
+# Written by hpcddp: what the launcher takes for ssh, as ssh does not reach the hosts of this job.
+while :; do
+    case ${{1-}} in
+    -l) shift 2 ;;
+    -*) shift ;;
+    *) break ;;
+    esac
+done
+host=$1
+shift
+while read -r line; do
+    [ "${{line%%.*}}" != "${{host%%.*}}" ] || host=$line
+done <"$PBS_NODEFILE"
+exec {program} "$host" /bin/sh -c "$*"
+""",
+)
 
 
 def find_job(env: Mapping[str, str], nodefile: str | None) -> Allocation | None:
@@ -135,6 +160,7 @@ SCHEDULER = Scheduler(
         batch_only=r"-[jorkhJmM]\b",
         chunks=True,
         reservation_is_queue=True,
+        home_output=r"-k *[oe]{1,2}",  # with a d it is written where it belongs
         overwrites_output=True,
     ),
     variables=Variables(
@@ -156,6 +182,7 @@ SCHEDULER = Scheduler(
         parse_state=parse_state,
         parse_end=parse_end,
         starter=("pbs_tmrsh", "{host}"),
+        remote_shell=TMRSH,
         drop=("pbs_release_nodes", "-j", "{job}", "{host}"),
         survey=(("qstat", "-Q", "-f", "-F", "json"), ("pbsnodes", "-a", "-F", "json")),
         parse_survey=parse_queues,

@@ -51,6 +51,7 @@ class Directives(Record):
         False  # whether constraints and the site's own words are part of the size, as in PBS's select, with their place
     )
     reservation_is_queue: bool = False
+    home_output: str = ""  # pattern of a directive with which the output lies in the home folder
     overwrites_output: bool = False  # whether a later job of one output file replaces what an earlier one wrote
 
 
@@ -120,6 +121,16 @@ def _not_taken(_answer: Answer) -> bool:
     return False
 
 
+class RemoteShell(Record):
+    """What starts a command on a host of the job, for launchers that know ssh alone. `program`: on PATH, or in the
+    folder `bin` of that in `home_variable`, else of `home`. `script`: what a launcher calls as it calls ssh."""
+
+    program: str
+    home_variable: str
+    home: str
+    script: str
+
+
 class Commands(Record):
     """What is typed on a login node, and what the answers mean."""
 
@@ -140,6 +151,7 @@ class Commands(Record):
     parse_taken: Callable[[Answer], bool] = _not_taken
     #: Starts a command on the host {host} of the job, beside what runs there.
     starter: tuple[str, ...] = ()
+    remote_shell: RemoteShell | None = None
     #: Takes the host {host}, which is gone, out of the running job {job}, so that the job lives on {kept}.
     drop: tuple[str, ...] = ()
     survey: tuple[tuple[str, ...], ...] = ()  # commands that list queues and nodes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from hpcddp.errors import RequestError, SiteError
@@ -173,6 +174,13 @@ def remark_name(plan: JobPlan) -> str | None:
     return f"job name {asked!r} becomes {plan.name!r}: schedulers take {rule}"
 
 
+def _remark_output(plan: JobPlan) -> str | None:
+    """Where the job's output lies, if that is not where everybody looks."""
+    pattern = find_scheduler(plan.site.scheduler).directives.home_output
+    keeps = next((text for text in plan.directives if pattern and re.fullmatch(pattern, text)), None)
+    return keeps and f"the job's output will be ~/{plan.name}.oID, with the job's number ({keeps})"
+
+
 def _name_limit(site: Site) -> int:
     limits = find_scheduler(site.scheduler).directives.name_limits
     return limits.get(site.size) or limits.get("") or LONGEST_NAME
@@ -190,7 +198,7 @@ def _remarks(plan: JobPlan) -> list[str]:
             f"signal: {plan.launcher} ends at the first SIG{WARNING} and takes its ranks with it",
             f"leave out --launcher {plan.launcher}",
         )
-    remarks += filter(None, [remark_name(plan)])
+    remarks += filter(None, [remark_name(plan), _remark_output(plan)])
     if plan.ranks_per_node > plan.gpus_per_node > 0:
         gpus = format_count(plan.gpus_per_node, "GPU")
         remarks.append(f"{plan.ranks_per_node} ranks share {gpus} on each node; NCCL wants one each")

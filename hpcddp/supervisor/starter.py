@@ -1,0 +1,70 @@
+"""How an mpirun starts processes on the other hosts of a job where ssh does not reach them: as the scheduler does.
+
+The scheduler's program cannot take the place of ssh as it is: a small script of its row stands between.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+
+from hpcddp.ranks.allocation import find_allocation
+from hpcddp.ranks.launchers import LAUNCHERS
+from hpcddp.record import TYPE_CHECKING
+from hpcddp.schedulers.registry import find_scheduler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from hpcddp.runs.folder import AttemptFolder
+
+_PATIENCE_S = 10.0
+
+
+def reach_hosts(
+    scheduler: str, launcher: str, attempt: AttemptFolder, env: Mapping[str, str], tell: Callable[[str], None]
+) -> dict[str, str]:
+    """Variables by which this launcher reaches the other hosts of the job. Empty where it needs none, or
+    somebody has chosen before, or nothing can be done, which is told."""
+    told = find_scheduler(scheduler).commands.remote_shell
+    shell = LAUNCHERS[launcher].remote_shell if launcher in LAUNCHERS else ()
+    if told is None or not shell or any(env.get(name) for name, _ in shell):
+        return {}
+    host = _find_other_host(env)
+    if host is None or _answers_ssh(host, env):
+        return {}
+    program = told.program
+    path = shutil.which(program, path=f"{env.get('PATH', '')}:{env.get(told.home_variable) or told.home}/bin")
+    if path is None:
+        tell(
+            f"warning: ssh does not reach {host}, and {program} is not on PATH: {launcher} starts processes on other"
+            " hosts by ssh, unless it was built for this scheduler"
+        )
+        tell(f"hint: give yourself ssh between the nodes (ssh {host} true), or add {program} to PATH")
+        return {}
+    between = os.path.join(attempt.path, "remote-shell")
+    try:
+        file = os.open(between, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o700)
+        with os.fdopen(file, "w") as script:
+            script.write(told.script.format(program=shlex.quote(path)))
+    except OSError as error:
+        tell(f"warning: ssh does not reach {host}, and {between} cannot be written: {error.strerror}")
+        return {}
+    tell(f"ssh does not reach {host}: {launcher} starts its processes there by {program}")
+    return {name: value.replace("{}", between) for name, value in shell}
+
+
+def _find_other_host(env: Mapping[str, str]) -> str | None:
+    """One of the job's hosts beside this one."""
+    allocation = find_allocation(env)
+    names = [name for name, _ in (allocation.hosts or ())] if allocation is not None else []
+    own = os.uname().nodename.partition(".")[0]
+    return next((name for name in names if name.partition(".")[0] != own), None)
+
+
+def _answers_ssh(host: str, env: Mapping[str, str]) -> bool:
+    from hpcddp.schedulers.run import run_side_by_side  # subprocess, which most jobs do without
+
+    ssh = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", host, "true"]
+    return not run_side_by_side({host: ssh}, env, {host: _PATIENCE_S})
