@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from hpcddp.errors import PEER_FAILED, LaunchError, RequestError
+from hpcddp.errors import PEER_FAILED, HpcddpError, LaunchError, RequestError
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.runs import attempt
 from hpcddp.runs.folder import RunFolder, find_attempt
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hpcddp.ranks.rankinfo import RankInfo
     from hpcddp.ranks.rendezvous import Rendezvous
 
+_CANNOT_RUN = 127  # what a shell says then
 
 _DESCRIPTION = """\
 Run a command with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, … set from the launcher's variables. Any script that
@@ -108,27 +109,39 @@ def run_command(command: list[str], env: Mapping[str, str], options: ExecOptions
     options = options or handed_on.NO_OPTIONS
     launch = Launch(handed_on.launch_environment(env, options), hostname)
     info, rendezvous = launch.info, launch.rendezvous
-    if info.world_size > 1 and not is_enough(rendezvous, env, info):
-        rendezvous = _ask_run_folder(launch, hostname) or rendezvous
-    if info.world_size > 1 and rendezvous.master_addr is not None:
-        require_resolved(rendezvous.master_addr, rendezvous.source["master_addr"], hostname)
-    exported = dict(env) | torch_variables(info, rendezvous)
-    exported |= handed_on.further_variables(command, exported, launch, options)
-    command = handed_on.fill_command(command, exported, info, options)
-    # Left by an outer launcher, it would turn every rank into a client of a store that nobody serves.
-    for row in LAUNCHERS.values():
-        if row.name != info.launcher:
-            exported.pop(row.agent_store, None)
     job_output = os.dup(2)  # closed by exec
-    log = attempt.record_rank(exported, info.rank, hostname)
-    folder = find_attempt(exported)
-    if env.get("HPCDDP_LOG_RANKS") == "1" and folder is not None:
-        from hpcddp.cli.heartbeat import Heartbeat
-
-        heartbeat = Heartbeat(folder, info.rank, info.world_size, hostname)
-        if info.world_size > 1 or heartbeat.is_needed:
-            return _run_beside(command, exported, info, hostname, job_output, log, heartbeat)
+    try:
+        if info.world_size > 1 and not is_enough(rendezvous, env, info):
+            rendezvous = _ask_run_folder(launch, hostname) or rendezvous
+        if info.world_size > 1 and rendezvous.master_addr is not None:
+            require_resolved(rendezvous.master_addr, rendezvous.source["master_addr"], hostname)
+        exported = dict(env) | torch_variables(info, rendezvous)
+        exported |= handed_on.further_variables(command, exported, launch, options)
+        command = handed_on.fill_command(command, exported, info, options)
+        # Left by an outer launcher, it would turn every rank into a client of a store that nobody serves.
+        for row in LAUNCHERS.values():
+            if row.name != info.launcher:
+                exported.pop(row.agent_store, None)
+        log = attempt.record_rank(exported, info.rank, hostname)
+    except HpcddpError as error:
+        heartbeat = _find_heartbeat(env, info, hostname)
+        if heartbeat is not None:
+            heartbeat.refuse(error.exit_code, error.message)
+        raise
+    heartbeat = _find_heartbeat(env, info, hostname)  # not before: a shared file system may show the folder late
+    if heartbeat is not None and (info.world_size > 1 or heartbeat.is_needed):
+        return _run_beside(command, exported, info, hostname, job_output, log, heartbeat)
     return _become(command, exported, info, hostname, job_output)
+
+
+def _find_heartbeat(env: Mapping[str, str], info: RankInfo, hostname: str) -> Heartbeat | None:
+    """None outside of a job whose ranks write to logs."""
+    folder = find_attempt(env) if env.get("HPCDDP_LOG_RANKS") == "1" else None
+    if folder is None:
+        return None
+    from hpcddp.cli.heartbeat import Heartbeat
+
+    return Heartbeat(folder, info.rank, info.world_size, hostname)
 
 
 def _become(command: list[str], env: dict[str, str], info: RankInfo, hostname: str, job_output: int) -> NoReturn:
@@ -174,6 +187,7 @@ def _run_beside(
     try:
         program = watch.start_program(command, env, stderr.entry if stderr else None)
     except OSError as error:
+        heartbeat.refuse(_CANNOT_RUN, f"cannot run {command[0]!r}: {error.strerror}")
         _refuse(command, env, info, hostname, job_output, error)
     if stderr:
         stderr.start()

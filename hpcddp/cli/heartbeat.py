@@ -63,6 +63,11 @@ class Heartbeat:
         if self._supervised is not None:
             _thread.start_new_thread(self._beat, (self._supervised,))
 
+    def refuse(self, status: int, why: str) -> None:
+        """The rank was not started; `status`: the exit status instead of its."""
+        self.start(0)
+        self.end(status << 8, why)
+
     def end(self, status: int, error: str) -> None:
         """The rank has ended with this wait status; `error`: the last line of its output, of one that failed."""
         until = time.monotonic() + _LAST_WORD_S
@@ -181,6 +186,8 @@ class Heartbeat:
         if self.was_ended or self._is_over:
             return
         self.was_ended = True
+        if not self._program:
+            return  # it was not started
         with suppress(OSError):
             os.kill(self._program, signal.SIGKILL)
         run, attempt = self._attempt.run.path, self._attempt.name

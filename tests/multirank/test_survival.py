@@ -101,6 +101,14 @@ def test_an_error_that_comes_again_at_the_same_step_ends_the_job(job: Job):
     assert f"the same error came twice at step {AT}: it would come again" in job.said
 
 
+def test_what_exec_refuses_is_the_first_cause(run: Callable[..., Any], openmpi5: Any, tmp_path: Path):
+    launch = ["hpcddp", "launch", "--here", "--ranks-per-node", "2", "--launcher", "openmpi", "--name", "t"]
+    done = run([*launch, "--set", "max_restarts=5", "--", "no-such-program"], env=openmpi5.env, cwd=tmp_path)
+    assert "the first cause: rank " in done.stderr
+    assert ": cannot run 'no-such-program': No such file or directory" in done.stderr
+    assert "the ranks are not started again: that is no node's fault" in done.stderr
+
+
 FAILS = """
 if [ "$RANK" = 1 ]; then
     echo "ValueError: in $HPCDDP_ATTEMPT" >&2
