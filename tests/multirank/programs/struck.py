@@ -1,8 +1,8 @@
 """Train on noise, exactly, and be struck by a fault: once, at one step, on one rank. From then on there is
 `struck-STEP`, and `again` once rank 0 has made a step in a later start.
 
-Arguments: steps, kind of fault, rank, step, and seconds per step (0.1). Of several faults, one after the other: kinds,
-ranks and steps with commas between them.
+Arguments: steps, kind of fault, rank (of so many as there are), step, and seconds per step (0.1). Of several faults,
+one after the other: kinds, ranks and steps with commas between them.
 """
 
 import errno
@@ -74,7 +74,7 @@ with hpcddp.runtime(global_batch=8, save_every=3, exact="integer") as rt:
         for x, y in loader:
             kind, struck = faults.get(rt.steps, ("none", -1))
             mark = Path(f"struck-{rt.steps}")
-            if rt.rank == struck and (kind == "bug" or not mark.exists()):
+            if rt.rank == struck % rt.world_size and (kind == "bug" or not mark.exists()):
                 mark.touch()
                 strike(kind)
             rt.backward((model(x) - y).square().mean())
