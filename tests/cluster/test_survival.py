@@ -112,7 +112,7 @@ def on_slurm(cluster: Cluster, shared: Path, kind: str, struck: int, *asked: str
 def submit(cluster: Cluster, shared: Path, kinds: str, struck: str, at: str, *asked: str, length: int = STEPS) -> str:
     """The job's id."""
     request = ["--site", f"{HERE}/site.yaml", "--nodes", "4", "--ranks-per-node", "1", "--cpus-per-rank", "1"]
-    options = [word for setting in (*ASKED, *asked) for word in ("--set", setting)]
+    options = [word for setting in asked or ASKED for word in ("--set", setting)]
     train = [*STRUCK.split(), str(length), kinds, struck, at]
     text = cluster.ok(["hpcddp", "render", *request, *options, "--name", "t", "--", *train], cwd=shared)
     return cluster.submit(text, cwd=shared)
