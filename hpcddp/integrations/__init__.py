@@ -31,13 +31,14 @@ _TRAINERS = {
 }
 
 
-def attach(trainer: Any, *, save_every: int | None = None) -> None:
+def attach(trainer: Any, *, save_every: int | str | None = None) -> None:
     """Let a Trainer of transformers or Lightning take part in the run: call it before `train()` or `fit()`.
 
     It then resumes from the run's newest complete checkpoint, stops on all ranks after the same step before the
     walltime ends or when a signal comes, saves there, writes the run's state, and ends the script with status 0.
-    `save_every`, in steps, is for Lightning; None saves at the end of each epoch. transformers' Trainer saves as its
-    arguments say. Outside of a job script, and of `hpcddp launch`, nothing changes, and a line says so. LaunchError if
+    `save_every` "auto" takes an interval from the time of a save and the time between failures (docs/resume.md). In
+    steps it is for Lightning, where None saves at the end of each epoch; transformers' Trainer saves as its arguments
+    say, too. Outside of a job script, and of `hpcddp launch`, nothing changes, and a line says so. LaunchError if
     the trainer has fewer ranks than the launcher started; RequestError if a resume would be wrong, or for another
     object.
     """
@@ -53,7 +54,7 @@ def attach(trainer: Any, *, save_every: int | None = None) -> None:
 
 
 def loop(
-    *, global_batch: int | None = None, save_every: int | None = None, keep: int = 2
+    *, global_batch: int | None = None, save_every: int | str | None = None, keep: int = 2
 ) -> AbstractContextManager[Loop]:
     """A training loop of your own in a `with` body; open it after the process group.
 
@@ -66,8 +67,8 @@ def loop(
 
     `global_batch`: samples per optimizer step over all ranks, if the loop finds its place in the data on another number
     of ranks as long as that stays the same. None: a resume on another number of ranks is refused. `save_every`: steps
-    between checkpoints; None: only at a stop. `keep`: the checkpoints that stay. LaunchError outside of a job script
-    and of `hpcddp launch`, and without a process group.
+    between checkpoints, or "auto"; None: only at a stop. `keep`: the checkpoints that stay. LaunchError outside of a
+    job script and of `hpcddp launch`, and without a process group.
     """
     with two_lines():
         try:

@@ -14,21 +14,22 @@ from hpcddp.integrations.run import Run, ended, find_own_attempt
 from hpcddp.integrations.saved import find_newest
 from hpcddp.integrations.trainers import check_all_ranks, is_new, replace_method
 from hpcddp.integrations.world import check_world
+from hpcddp.training.arguments import AUTO
 from hpcddp.training.stopping import SignalFlag
 from hpcddp.uncaught import two_lines
 
 FRAMEWORK = "the Trainer of transformers"
 
 
-def attach(trainer: Any, env: MutableMapping[str, str], save_every: int | None) -> None:
+def attach(trainer: Any, env: MutableMapping[str, str], save_every: int | str | None) -> None:
     """See `hpcddp.integrations.attach`."""
     attempt, args = find_own_attempt(env), trainer.args
     base = import_module("transformers").TrainerCallback
     if not is_new(trainer, attempt, env) or attempt is None:
         return
-    if save_every is not None:
+    if save_every not in {None, AUTO}:
         raise RequestError(
-            f"the Trainer of transformers saves as its arguments say, not by attach(…, save_every={save_every})",
+            f"the Trainer of transformers counts steps as its arguments say, not by attach(…, save_every={save_every})",
             f'TrainingArguments(…, save_strategy="steps", save_steps={save_every})',
         )
     check_all_ranks(env, args.world_size, "on CPUs: export ACCELERATE_USE_CPU=true; else leave out what limits it")
@@ -45,7 +46,17 @@ def attach(trainer: Any, env: MutableMapping[str, str], save_every: int | None) 
                     batch = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
                     fixed = "DeepSpeed's optimizer is saved per rank" if args.deepspeed else ""
                     line = check_world(saved, ranks.world_size, batch, fixed=fixed) if saved else None
-                run = Run(FRAMEWORK, attempt, ranks, env, signals, saved, global_batch=batch, keep=_KEPT)
+                run = Run(
+                    FRAMEWORK,
+                    attempt,
+                    ranks,
+                    env,
+                    signals,
+                    saved,
+                    global_batch=batch,
+                    keep=_KEPT,
+                    save_every=save_every,
+                )
                 callback = type("HpcddpCallback", (Hooks, base), {})(run)
                 trainer.add_callback(callback)
                 try:
@@ -100,6 +111,8 @@ class Hooks:
             if control.should_evaluate:
                 self._run.say(f"the evaluation at step {state.global_step} is left out: no time is left for it")
             control.should_evaluate = False  # with save_strategy="best" it would decide
+        elif self._run.is_save_due:
+            control.should_save = True
         self._began = time.monotonic()
         if control.should_save:
             self._run.save_began()

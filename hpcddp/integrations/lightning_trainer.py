@@ -21,7 +21,7 @@ from hpcddp.integrations.saved import Saved, find_newest
 from hpcddp.integrations.trainers import check_all_ranks, is_new, replace_method
 from hpcddp.integrations.world import check_world
 from hpcddp.runs.folder import AttemptFolder
-from hpcddp.training.arguments import read_optional
+from hpcddp.training.arguments import read_save_every
 from hpcddp.training.stopping import STOP_SIGNALS, SignalFlag, StopTraining
 from hpcddp.uncaught import two_lines
 
@@ -29,12 +29,12 @@ FRAMEWORK = "Lightning's Trainer"
 _FILE = "lightning.ckpt"
 
 
-def attach(trainer: Any, env: MutableMapping[str, str], save_every: int | None) -> None:
+def attach(trainer: Any, env: MutableMapping[str, str], save_every: int | str | None) -> None:
     """See `hpcddp.integrations.attach`."""
     attempt = find_own_attempt(env)
     if not is_new(trainer, attempt, env) or attempt is None:
         return
-    save_every = read_optional(save_every, "hpcddp.integrations.attach(trainer, save_every={})")
+    save_every = read_save_every(save_every, "hpcddp.integrations.attach(trainer, save_every={})")
     check_all_ranks(env, trainer.world_size, "leave out devices= and num_nodes=: hpcddp exec says them to Lightning")
     _turn_off_requeue(trainer)
     package = next(kind.__module__ for kind in type(trainer).__mro__ if kind.__name__ == "Trainer")
@@ -87,7 +87,7 @@ class Hooks:
         attempt: AttemptFolder,
         saved: Saved | None,
         signals: SignalFlag,
-        save_every: int | None,
+        save_every: int | str | None,
     ) -> None:
         self._env, self._attempt, self._saved = env, attempt, saved
         self._signals = signals
@@ -115,7 +115,9 @@ class Hooks:
         with two_lines():
             if self._saved is not None and type(trainer.strategy).__name__.startswith("DeepSpeed"):
                 check_world(self._saved, ranks.world_size, None, fixed="DeepSpeed's optimizer is saved per rank")
-        self._run = Run(FRAMEWORK, self._attempt, ranks, self._env, self._signals, self._saved)
+        self._run = Run(
+            FRAMEWORK, self._attempt, ranks, self._env, self._signals, self._saved, save_every=self._save_every
+        )
         self._until_end.enter_context(ended(self._run))
         with two_lines():
             self._run.open()
@@ -147,7 +149,7 @@ class Hooks:
         elif stops:
             self._save(trainer)
             raise StopTraining  # Lightning's own way to stop ends the epoch, with all that it does then
-        elif self._save_every and run.step % self._save_every == 0:
+        elif run.is_save_due:
             self._save(trainer)
 
     def on_train_epoch_end(self, trainer: Any, *_: Any) -> None:

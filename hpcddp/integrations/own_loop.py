@@ -11,7 +11,7 @@ from hpcddp.integrations.ranks import join_ranks
 from hpcddp.integrations.run import Run, ended, find_own_attempt
 from hpcddp.integrations.saved import find_newest
 from hpcddp.integrations.world import check_world
-from hpcddp.training.arguments import read_optional, read_whole
+from hpcddp.training.arguments import read_optional, read_save_every, read_whole
 from hpcddp.training.stopping import SignalFlag, StopTraining
 
 FRAMEWORK = "a loop of its own"
@@ -21,9 +21,8 @@ _CALL = "hpcddp.integrations.loop"
 class Loop:
     """What `hpcddp.integrations.loop()` gives. Call its methods on every rank alike."""
 
-    def __init__(self, run: Run, save_every: int | None) -> None:
+    def __init__(self, run: Run) -> None:
         self._run = run
-        self._save_every = save_every
         self.resume = Path(run.saved.path) if run.saved else None  # the folder of the newest complete checkpoint
         self.step = run.step  # of that checkpoint: the optimizer steps of the attempts before
         self.epoch = run.epoch  # as it was given to `checkpoint`
@@ -41,7 +40,7 @@ class Loop:
         by a signal to any rank, the `with` body is left after it, on all ranks at the same step.
         """
         stops = self.stop(step, epoch)
-        if stops or (self._save_every and step % self._save_every == 0):
+        if stops or self._run.is_save_due:
             with self.checkpoint(step, epoch) as folder:
                 save(folder)
         if stops:
@@ -58,11 +57,11 @@ class Loop:
 
 @contextmanager
 def open_loop(
-    env: MutableMapping[str, str], *, global_batch: int | None, save_every: int | None, keep: int
+    env: MutableMapping[str, str], *, global_batch: int | None, save_every: int | str | None, keep: int
 ) -> Iterator[Loop]:
     """See `hpcddp.integrations.loop`, which calls this with the process's environment."""
     global_batch = read_optional(global_batch, f"{_CALL}(global_batch={{}})")
-    save_every = read_optional(save_every, f"{_CALL}(save_every={{}})")
+    save_every = read_save_every(save_every, f"{_CALL}(save_every={{}})")
     keep = read_whole(keep, f"{_CALL}(keep={{}})")
     attempt = find_own_attempt(env)
     if attempt is None:
@@ -75,9 +74,19 @@ def open_loop(
     line = check_world(saved, ranks.world_size, global_batch) if saved else None
     signals = SignalFlag()
     with signals.installed():
-        run = Run(FRAMEWORK, attempt, ranks, env, signals, saved, global_batch=global_batch, keep=keep)
+        run = Run(
+            FRAMEWORK,
+            attempt,
+            ranks,
+            env,
+            signals,
+            saved,
+            global_batch=global_batch,
+            keep=keep,
+            save_every=save_every,
+        )
         with ended(run):
             run.open()
             if line:
                 run.say(line)
-            yield Loop(run, save_every)
+            yield Loop(run)

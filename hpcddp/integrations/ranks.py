@@ -13,12 +13,13 @@ import torch.distributed as dist
 
 from hpcddp.errors import LaunchError, RequestError
 from hpcddp.training.rendezvous.network import look_around, settle_interface
-from hpcddp.training.stopping import STOP_FLAGS
+from hpcddp.training.stopping import SAVE, STOP_FLAGS
 from hpcddp.training.torch_compat import default_store
 
 # The name by which the guard (guard/hpcddp_guard.py) knows this group: that the ranks agree is no sign of training.
 DESCRIPTION = "hpcddp"
 _LEFT = -1  # in place of a step
+_FLAGS = (*STOP_FLAGS, SAVE)
 _LONGEST_STEP = timedelta(days=1)  # a rank that evaluates alone lets the others wait; one that has died does not
 #: Keeps each group until the process ends. Torch 2.6 removes it with Python's lock held and waits for its thread,
 #: which needs the lock to give the last collective's tensors back: in 2 of 11 runs, with load, a rank hung at its end.
@@ -28,9 +29,11 @@ _GROUPS: list[Any] = []
 class Ranks:
     """This rank among all. Every method but `close` is called on every rank alike."""
 
-    def __init__(self, rank: int, world_size: int) -> None:
+    def __init__(self, rank: int, world_size: int, nodes: int = 1) -> None:
         self.rank = rank
         self.world_size = world_size
+        self.nodes = nodes
+        self.save_asked = False  # by a rank, in the last exchange: the same on every rank
         self._group: Any = None
         if world_size > 1:
             self._group = dist.new_group(backend="gloo", timeout=_LONGEST_STEP, group_desc=DESCRIPTION)
@@ -43,15 +46,16 @@ class Ranks:
         return self.rank == 0
 
     def vote(self, step: int, flags: tuple[str, ...]) -> str | None:
-        """Start the exchange of this step's flags; returns the first of STOP_FLAGS that a rank had a step before.
+        """Start the exchange of this step's flags; returns the first of STOP_FLAGS that a rank had a step before, and
+        notes whether one had SAVE.
 
         The exchange runs beside the training: on several ranks its result is there at the next vote, and a rank that is
         alone has it at once.
         """
         if self._group is None:
-            return next((name for name in STOP_FLAGS if name in flags), None)
+            return self._read([int(name in flags) for name in _FLAGS])
         reason = self.last_vote()
-        mine = torch.tensor([*(int(name in flags) for name in STOP_FLAGS), step, -step])
+        mine = torch.tensor([*(int(name in flags) for name in _FLAGS), step, -step])
         work = dist.all_reduce(mine, dist.ReduceOp.MAX, group=self._group, async_op=True)
         self._under_way = mine, work
         return reason
@@ -70,7 +74,13 @@ class Ranks:
                 f"the ranks count different steps: {first}, another is at step {most}",
                 "the same steps on every rank, each with run.after_step(step, save)",
             )
-        return next((name for name, is_raised in zip(STOP_FLAGS, raised, strict=True) if is_raised), None)
+        return self._read(raised)
+
+    def _read(self, raised: list[int]) -> str | None:
+        """What was asked: a save, which is noted, and a reason to stop."""
+        asked = [name for name, is_raised in zip(_FLAGS, raised, strict=True) if is_raised]
+        self.save_asked = SAVE in asked
+        return next((name for name in asked if name != SAVE), None)
 
     def leave(self) -> None:
         """The loop has ended, on every rank after the same step. RequestError if not so."""
@@ -105,7 +115,9 @@ def join_ranks(env: MutableMapping[str, str], opened_by: str) -> Ranks:
                 "let the framework use all ranks (docs/frameworks.md)",
             )
         _settle_network(env, dist.get_rank(), dist.get_world_size())
-        return Ranks(dist.get_rank(), dist.get_world_size())
+        here = env.get("LOCAL_WORLD_SIZE", "")
+        nodes = -(-size // int(here)) if here.isdecimal() and int(here) else 1
+        return Ranks(dist.get_rank(), dist.get_world_size(), nodes)
     if size > 1:
         raise LaunchError(
             f"{opened_by} was called in one of {size} ranks before their process group was there",

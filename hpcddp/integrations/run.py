@@ -17,10 +17,13 @@ from hpcddp.integrations.saved import Saved, begin, complete, name_partial
 from hpcddp.runs.folder import AttemptFolder, RunFolder, find_attempt
 from hpcddp.runs.jsonfile import NewerFileError
 from hpcddp.runs.lock import HeldError, check_not_taken, note_loaded
+from hpcddp.runs.losses import read_losses
 from hpcddp.runs.opening import open_attempt
 from hpcddp.runs.state import note_checkpoint, write_failure, write_state
+from hpcddp.training.arguments import AUTO
+from hpcddp.training.checkpoint.interval import SaveInterval
 from hpcddp.training.pulse import beating
-from hpcddp.training.stopping import STOP_FLAGS, SignalFlag, StopTraining, StopWatch, read_deadline
+from hpcddp.training.stopping import SAVE, STOP_FLAGS, SignalFlag, StopTraining, StopWatch, read_deadline
 
 _FINISHED: set[str] = set()  # attempts in which this process has trained to the end
 _MANY = 1 << 62  # steps that are left of an epoch: no framework says when it evaluates
@@ -46,7 +49,9 @@ class Run:
         *,
         global_batch: int | None = None,
         keep: int = 2,
+        save_every: int | str | None = None,
     ) -> None:
+        """`save_every`: steps, or AUTO; None: the caller decides."""
         self.ranks = ranks
         self.attempt = attempt
         self.saved = saved  # what the run resumes from
@@ -59,6 +64,11 @@ class Run:
         self._signals = signals
         self._watch = StopWatch(signals, read_deadline(env))
         self._keep = keep
+        self._save_every = save_every
+        self._interval: SaveInterval | None = None
+        self._asks_save = False
+        if save_every == AUTO and ranks.is_first:
+            self._interval = SaveInterval(ranks.nodes, read_losses(attempt.run))
         self._optimizers = SeenOptimizers()
         self._saved_at = (self.step, self.epoch)
         self._knows_save_s = False
@@ -88,10 +98,11 @@ class Run:
                 os.unlink(self._failed)  # of a start before, in a job that was requeued
             note_loaded(self.attempt.run, self.attempt.name)
         if self.saved is not None:
-            self._watch.pace.expect_save(self.saved.seconds)
-            self._knows_save_s = True
+            self._expect_save(self.saved.seconds)
             self.say(f"resumed from step {self.step}: {self.saved.path}")
         self._watch.pace.step_began()
+        if self._interval is not None:
+            self._interval.training_begins()
 
     def say(self, line: str) -> None:
         """On rank 0, to stderr."""
@@ -103,12 +114,34 @@ class Run:
         pace = self._watch.pace
         self.step, self.epoch = step, epoch
         pace.step_ended(last=False)
-        if self._watch.deadline is not None and self.ranks.is_first and not self._knows_save_s:
-            pace.expect_save(self._optimizers.guess_save_s(Path(self.attempt.run.path)))
-            self._knows_save_s = True
+        needs_save_s = self._watch.deadline is not None or self._interval is not None
+        if needs_save_s and self.ranks.is_first and not self._knows_save_s:
+            self._expect_save(self._optimizers.guess_save_s(Path(self.attempt.run.path)))
             pace.training_resumed()
-        self.stop_reason = self.stop_reason or self.ranks.vote(step, self._watch.flags(_MANY))
+        flags = self._watch.flags(_MANY)
+        if self._interval is not None:
+            if (line := self._interval.describe()) is not None:
+                self.say(line)
+            if self._interval.is_due and not self._asks_save:  # the others hear it one step late
+                self._asks_save = True
+                flags += (SAVE,)
+        self.stop_reason = self.stop_reason or self.ranks.vote(step, flags)
         return self.stop_reason is not None
+
+    @property
+    def is_save_due(self) -> bool:
+        """Whether `save_every` asks for a checkpoint after this step, which was counted; the same on every rank. A step
+        that is saved already is not saved again."""
+        if self._save_every == AUTO:
+            return self.ranks.save_asked and self._saved_at[0] < self.step
+        return bool(self._save_every) and self.step % int(self._save_every or 1) == 0
+
+    def _expect_save(self, seconds: float) -> None:
+        """What a save is taken for until one was measured."""
+        self._knows_save_s = True
+        self._watch.pace.expect_save(seconds)
+        if self._interval is not None:
+            self._interval.expect(seconds)
 
     @contextmanager
     def saving(self, step: int, epoch: int = 0) -> Iterator[Path]:
@@ -178,6 +211,9 @@ class Run:
         facts = {"step": step, "epoch": epoch, "framework": self._framework}
         yield facts | {"world_size": self.ranks.world_size, "global_batch": self.global_batch, "began": began}
         self._watch.pace.save_ended(time.monotonic() - began)
+        if self._interval is not None:
+            self._interval.saved(time.monotonic() - began)
+            self._asks_save = False
         self._knows_save_s = True
         self._saved_at = step, epoch
         if self.ranks.is_first and self.stop_reason:

@@ -132,9 +132,16 @@ def choose_lines(text: str) -> list[str]:
 
 
 def choose_error(lines: list[str]) -> str:
-    """The one of them that names the error, as the program wrote it; empty if there are none."""
-    told = (line.partition("]: ")[2] if line.startswith("[rank") else line for line in reversed(lines))
-    return next((line for line in told if not line.startswith("hint: ")), "")
+    """The one of them that names the error, as the program wrote it; empty if none does, as where hpcddp's own word on
+    the run is the last."""
+    has_hint = False
+    for line in reversed(lines):
+        told = line.partition("]: ")[2] if line.startswith("[rank") else line
+        if not told.startswith("hint: "):
+            is_news = told.startswith("hpcddp: ") and not has_hint and " failed: " not in told
+            return "" if is_news else told
+        has_hint = True
+    return ""
 
 
 def format_failure(rank: int, host: str, end: str, lines: list[str], log: str | None) -> str:

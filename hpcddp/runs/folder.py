@@ -79,6 +79,11 @@ class AttemptFolder(Record):
         return os.path.join(self.path, "next")
 
     @property
+    def lost(self) -> str:
+        """Why it ended, if it has lost ranks."""
+        return os.path.join(self.path, "lost")
+
+    @property
     def script(self) -> str:
         """The job script that started it."""
         return os.path.join(self.path, "script.sh")

@@ -8,6 +8,7 @@ from contextlib import suppress
 from hpcddp.errors import HpcddpError
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.runs.chain import is_unfinished
+from hpcddp.runs.losses import note_loss
 from hpcddp.runs.state import State, correct_killed, name_signal, read_state, replace_state, step_back
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def end_attempt(attempt: AttemptFolder, ended: Ended, follow_up: FollowUp | None
 def note_lost(attempt: AttemptFolder, cause: Event) -> None:
     """The run is where its newest checkpoint is, whatever a rank wrote that has seen another one end: a rank, several
     and a whole node are lost alike, and the program has not failed."""
+    note_loss(attempt, str(cause))
     state = read_state(attempt.run)
     if state is not None and state.attempt == attempt.name and state.status != "finished":
         with suppress(OSError):

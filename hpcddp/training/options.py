@@ -9,6 +9,7 @@ from typing import NamedTuple
 from hpcddp.batchplan import EXACT_METHODS
 from hpcddp.errors import RequestError
 from hpcddp.parallelism import Parallel
+from hpcddp.training.arguments import AUTO
 from hpcddp.training.rendezvous.group import Group
 
 CHECKPOINT_FORMS = ("single", "sharded", "async")
@@ -66,6 +67,13 @@ class RuntimeOptions:
     def save_steps(self) -> int | None:
         """Steps between two saves, where the caller gave a number."""
         return self.save_every if isinstance(self.save_every, int) else None
+
+    @property
+    def may_write_beside(self) -> bool:
+        """Whether the run may write checkpoints while it trains on. An exact one records the weights' hash in each, for
+        which it would have to wait."""
+        chooses = self.save_every == AUTO and self.checkpoint is None and not self.exact
+        return self.checkpoint == "async" or chooses
 
     @property
     def exactness(self) -> Exactness | None:

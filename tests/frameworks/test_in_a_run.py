@@ -166,3 +166,32 @@ def test_lightnings_own_requeue_does_not_fight_the_chain(is_attached, launch, tm
         saved = {path.name for path in folder.glob("runs/own/checkpoints/*")}
         assert saved == {"step-00000002", "step-00000003"}
         assert "Lightning's auto_requeue is off" in done.stdout + done.stderr
+
+
+HARDLY_LAST = (
+    "import hpcddp.training.checkpoint.interval\n\nhpcddp.training.checkpoint.interval.NODE_FAILURE_S = 1e-6\n"
+)
+OPENED = {
+    "HF Trainer": ("attach(trainer)", 'attach(trainer, save_every="auto")'),
+    "Lightning Trainer": ("attach(trainer)", 'attach(trainer, save_every="auto")'),
+    "Plain torch": ("loop(save_every=10)", 'loop(save_every="auto", keep=100)'),
+}
+
+
+@pytest.mark.parametrize("heading", OPENED)
+def test_with_auto_it_saves_as_often_as_failures_and_saves_ask_for(heading, repo, launch, tmp_path):
+    """A failure is expected sooner than a save takes: there is one after nearly each step."""
+    before, after = OPENED[heading]
+    script = script_of(repo, heading)
+    assert script.count(before) == 1
+    folder = begin(tmp_path / "auto", HARDLY_LAST + script.replace(before, after))
+    done = launch(folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("save_every='auto': a checkpoint every") >= 1
+    assert state(folder)[:2] == ["finished", STEPS]
+    whole = begin(tmp_path / "whole", script)
+    assert launch(whole).returncode == 0
+    ours, theirs = (weights(each / SCRIPTS[heading]) for each in (folder, whole))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    saved = sorted((folder / "runs/own/checkpoints").glob("step-*"))
+    assert len(saved) > {"Lightning Trainer": 1}.get(heading, 5), saved  # it keeps two

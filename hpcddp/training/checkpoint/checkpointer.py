@@ -17,10 +17,12 @@ from torch.optim import Optimizer
 from hpcddp.errors import LaunchError
 from hpcddp.runs.best import MODES, Best, read_best, write_best
 from hpcddp.runs.lock import check_not_taken
+from hpcddp.runs.losses import read_losses
 from hpcddp.runs.state import note_checkpoint, write_state
 from hpcddp.training.arguments import AUTO
 from hpcddp.training.checkpoint.best import is_better
 from hpcddp.training.checkpoint.files import name_step
+from hpcddp.training.checkpoint.host_memory import free_memory
 from hpcddp.training.checkpoint.interval import SaveInterval
 from hpcddp.training.checkpoint.manifest import read_manifest
 from hpcddp.training.checkpoint.owned_states import OwnedStates
@@ -71,14 +73,17 @@ class Checkpointer:
         self._writer: Writer | None = None
         if folder is not None:
             checkpoints, fence = Path(folder.run.checkpoints), partial(check_not_taken, folder.run, folder.name)
-            self._writer = Writer(group, checkpoints, options.checkpoint, options.keep, fence)
+            chooses = options.may_write_beside
+            self._writer = Writer(group, checkpoints, options.checkpoint, options.keep, fence, may_choose=chooses)
         self._saved_at: int | None = None  # step of the newest checkpoint, begun or there
         self._saved: Saved | None = None  # the newest one of this attempt
         self._weights_sha256: str | None = None
         self._best: Best | None = None  # of this attempt
         self._best_is_named = True  # in its file
-        asks = options.save_every == AUTO and folder is not None and group.is_first
-        self.interval = SaveInterval(len(group.hosts)) if asks else None
+        self.interval = None
+        if options.save_every == AUTO and folder is not None and group.is_first:
+            fits = self._fits_beside if options.may_write_beside else lambda: False
+            self.interval = SaveInterval(len(group.hosts), read_losses(folder.run), fits)
 
     @property
     def deviations(self) -> tuple[str, ...]:
@@ -145,9 +150,10 @@ class Checkpointer:
         exact = {"exact": self._provenance._asdict()} if self._provenance is not None else {}
         facts = {**facts, **exact, "settings": self._settings}
         began = time.monotonic()
-        self._note(self._writer.save(self._tracked, position, facts), stop_reason)
+        form = self.interval.form if self.interval is not None and stop_reason is None else None
+        self._note(self._writer.save(self._tracked, position, facts, form), stop_reason)
         if self.interval is not None:
-            self.interval.saved(time.monotonic() - began)
+            self.interval.saved(time.monotonic() - began, form)
         self._watch.pace.training_resumed()
 
     def is_best(self, value: float, mode: str) -> bool:
@@ -166,6 +172,14 @@ class Checkpointer:
         self._best_is_named = True
         if self._folder is not None and self._group.is_first:
             write_best(self._folder.run.checkpoints, self._best)
+
+    def _fits_beside(self) -> bool:
+        """Whether this host's ranks may each keep a copy of their part of the state, with as much again to spare."""
+        free, ranks = free_memory(), [member.host for member in self._group.members]
+        if free is None or self._tracked is None:
+            return False
+        here = ranks.count(ranks[self._group.rank])
+        return 2 * here * _count_bytes(self._tracked) <= free
 
     def _read_best(self) -> Best | None:
         if self._folder is None or not self._best_is_named:
@@ -235,12 +249,17 @@ class Checkpointer:
 
 def guess_save_s(folder: Path, tracked: Tracked) -> float:
     """An estimate, in seconds, of the first save: from the bytes of the state, and the time that a small file takes."""
-    size = sum(tensor.numel() * tensor.element_size() for tensor in list_tensors(tracked.capture()).values())
+    size = _count_bytes(tracked)
     for thing in tracked.objects.values():
         if isinstance(thing, Optimizer) and not thing.state:
             parameters = [parameter for group in thing.param_groups for parameter in group["params"]]
             size += _STATES_PER_PARAMETER * sum(p.numel() * p.element_size() for p in parameters)
     return (1 + size / PROBE_BYTES) * time_probe(folder / f".probe-{os.getpid()}")
+
+
+def _count_bytes(tracked: Tracked) -> int:
+    """Of all tensors of the state."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in list_tensors(tracked.capture()).values())
 
 
 def time_probe(path: Path) -> float:

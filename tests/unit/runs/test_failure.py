@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp.runs.failure import (
+    choose_error,
     choose_lines,
     describe_end,
     first_failure,
@@ -181,3 +182,19 @@ def test_a_rank_that_fails_as_rank_0_does_not_repeat_its_text(env: dict[str, str
     note_rank_0(env, [])
     assert not is_as_rank_0(env, ["ValueError: bad"])
     assert Path(env["HPCDDP_RUN_DIR"], "attempts/7/first-failure.rank-0").read_text() == "\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "error"),
+    [
+        ([], ""),
+        (["ValueError: x"], "ValueError: x"),
+        (["[rank1]: Traceback", "[rank1]: ValueError: x"], "ValueError: x"),
+        (["hpcddp: no GPU is seen", "hint: module load cuda"], "hpcddp: no GPU is seen"),
+        (["hpcddp: rank 1 on n2 failed: ValueError: x"], "hpcddp: rank 1 on n2 failed: ValueError: x"),
+        (["hpcddp: global batch: 8 = 2 x 4; 2 ranks", "hpcddp: resumed from step 9"], ""),  # it ended by itself later
+        (["Segmentation fault"], "Segmentation fault"),
+    ],
+)
+def test_what_names_the_error_is_the_program_s_last_word_and_never_news_of_the_run(lines: list[str], error: str):
+    assert choose_error(lines) == error

@@ -150,6 +150,12 @@ def train_on_nodes_that_hardly_last(argument: dict[str, Any]) -> None:
     train({**argument, "keep": 100})
 
 
+def train_with_saves_that_seem_long(argument: dict[str, Any]) -> None:
+    """So that one beside the training is tried."""
+    interval._WORTH_S = 0.0
+    train_on_nodes_that_hardly_last(argument)
+
+
 def train_on_a_full_disk(argument: dict[str, Any]) -> None:
     """From step 2 on, no file may grow over a few hundred bytes on rank 1."""
     plain = hpcddp.training.runtime.Runtime._count_step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,19 @@ from typing import Any
 import pytest
 import torch
 
+from hpcddp.runs.folder import RunFolder
+from hpcddp.runs.losses import Losses, note_loss, read_losses
 from hpcddp.training.checkpoint.files import list_checkpoint_folders
-from hpcddp.training.checkpoint.interval import NODE_FAILURE_S, SaveInterval, choose_interval_s, estimate_loss
+from hpcddp.training.checkpoint.host_memory import free_memory
+from hpcddp.training.checkpoint.interval import (
+    BESIDE,
+    NODE_FAILURE_S,
+    USUAL,
+    SaveInterval,
+    choose_interval_s,
+    estimate_loss,
+)
+from hpcddp.training.checkpoint.manifest import read_manifest
 
 HOUR_S = 3600.0
 
@@ -37,7 +49,7 @@ def test_saves_that_take_longer_than_nodes_last_come_once_per_failure() -> None:
 
 def test_it_is_time_when_the_interval_since_the_last_save_is_over() -> None:
     now = [0.0]
-    interval = SaveInterval(4, lambda: now[0])
+    interval = SaveInterval(4, clock=lambda: now[0])
     interval.expect(1.0)
     now[0] = 50.0
     interval.training_begins()
@@ -52,8 +64,81 @@ def test_it_is_time_when_the_interval_since_the_last_save_is_over() -> None:
     assert not interval.is_due
 
 
+def test_what_the_run_has_lost_counts_from_the_second_time_on() -> None:
+    assumed = SaveInterval(4)
+    assumed.expect(3.0)
+    once, twice = SaveInterval(4, Losses(1, 10 * HOUR_S)), SaveInterval(4, Losses(2, 10 * HOUR_S))
+    rarely = SaveInterval(4, Losses(2, 1000 * NODE_FAILURE_S))
+    for interval in (once, twice, rarely):
+        interval.expect(3.0)
+    assert once.seconds == rarely.seconds == assumed.seconds
+    assert twice.seconds == choose_interval_s(3.0, 5 * HOUR_S)
+    assert "and the run has lost ranks 2 times in 10 hours of training; " in str(twice.describe())
+
+
+def test_a_save_beside_the_training_is_tried_once_and_kept_if_it_holds_the_training_less() -> None:
+    asked = []
+    interval = SaveInterval(4, may_write_beside=lambda: asked.append(1) is None)
+    assert interval.form is USUAL
+    interval.saved(4.0)
+    assert interval.form == BESIDE
+    interval.saved(0.5, BESIDE)
+    assert interval.form == BESIDE
+    assert interval.seconds == choose_interval_s(0.5, NODE_FAILURE_S / 4)
+    assert "since a save is written beside the training and holds it for 0.5 s" in str(interval.describe())
+    interval.saved(20.0, BESIDE)
+    assert interval.form is USUAL
+    assert asked == [1]
+
+
+def test_short_saves_and_hosts_without_room_stay_with_the_usual_form() -> None:
+    short, full = SaveInterval(4, may_write_beside=lambda: True), SaveInterval(4, may_write_beside=lambda: False)
+    short.saved(0.1)
+    full.saved(100.0)
+    assert short.form is full.form is USUAL
+
+
+@pytest.mark.parametrize(
+    ("files", "free"),
+    [
+        ({"proc/meminfo": "MemTotal: 9 kB\nMemAvailable:    7 kB\n"}, 7 * 1024),
+        (
+            {
+                "proc/meminfo": "MemAvailable:    7 kB\n",
+                "proc/self/cgroup": "0::/job/step\n",
+                "sys/fs/cgroup/job/memory.max": "1000\n",
+                "sys/fs/cgroup/job/memory.current": "400\n",
+                "sys/fs/cgroup/job/step/memory.max": "max\n",
+                "sys/fs/cgroup/job/step/memory.current": "100\n",
+            },
+            600,
+        ),
+        ({}, None),
+    ],
+)
+def test_the_free_memory_is_that_of_the_host_and_of_the_job(tmp_path: Path, files: dict[str, str], free: int | None):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert free_memory(tmp_path) == free
+
+
+def test_the_losses_of_a_run_are_counted_over_its_attempts(tmp_path: Path) -> None:
+    run = RunFolder(str(tmp_path))
+    assert read_losses(run) == Losses()
+    for number, took_s in enumerate((100, 50)):
+        attempt = run.attempt(f"7.{number + 1}")
+        for file, at in ((attempt.rank_environment(0), 1000), (attempt.metrics, 1000 + took_s)):
+            Path(file).parent.mkdir(parents=True, exist_ok=True)
+            Path(file).touch()
+            os.utime(file, (at, at))
+    note_loss(attempt, "rank 2 was killed")
+    assert read_losses(run) == Losses(1, 150.0)
+    assert Path(attempt.lost).read_text() == "rank 2 was killed\n"
+
+
 def test_it_says_what_it_does_and_again_only_if_that_changes_much() -> None:
-    interval = SaveInterval(4, lambda: 0.0)
+    interval = SaveInterval(4, clock=lambda: 0.0)
     interval.expect(3.0)
     assert interval.describe() == (
         "save_every='auto': a checkpoint every 74 minutes, since a save may take 3 s and 4 nodes may fail once in"
@@ -64,6 +149,20 @@ def test_it_says_what_it_does_and_again_only_if_that_changes_much() -> None:
     assert interval.describe() is None
     interval.saved(40.0)
     assert str(interval.describe()).startswith("save_every='auto': a checkpoint every 3 hours, since a save takes 22 s")
+
+
+def test_a_checkpoint_beside_the_training_is_written_by_all_ranks_once_rank_0_chooses_it(
+    run_ranks: Callable[..., Any], tmp_path: Path
+) -> None:
+    whole, saved, run_dir = str(tmp_path / "whole"), str(tmp_path / "saved"), tmp_path / "run"
+    argument = {"save_every": "auto", "epochs": 3, "run_dir": str(run_dir), "out": saved}
+    run_ranks("checkpoint_bodies:train", 2, {"epochs": 3, "out": whole}).check()
+    run_ranks("checkpoint_bodies:train_with_saves_that_seem_long", 2, {**argument, "stop_at": 5}).check()
+    forms = [read_manifest(folder)["form"] for folder in list_checkpoint_folders(run_dir / "checkpoints")]
+    assert forms[:2] == ["single", "async"]
+    run_ranks("checkpoint_bodies:train_with_saves_that_seem_long", 2, argument).check()
+    ours, theirs = (torch.load(path)["weights"][-1] for path in (saved, whole))
+    assert all(map(torch.equal, ours, theirs))
 
 
 def test_all_ranks_save_when_rank_0_says_so(run_ranks: Callable[..., Any], tmp_path: Path) -> None:
