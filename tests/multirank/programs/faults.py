@@ -1,0 +1,43 @@
+"""What can happen to a rank, done to the process that asks for it."""
+
+import errno
+import os
+import signal
+import subprocess
+import time
+
+PATH = os.environ["PATH"]
+
+
+def refuse(_file: int) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def strike(kind: str) -> None:
+    if kind == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif kind == "freeze":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif kind in {"error", "bug"}:
+        raise ValueError("a value that no step can have")
+    elif kind == "exit":
+        os._exit(1)
+    elif kind == "leave":
+        os._exit(0)
+    elif kind == "hang":
+        time.sleep(10000)
+    elif kind == "cut":
+        subprocess.run(["ip", "link", "set", "eth0", "down"], check=True)
+    elif kind == "glitch":  # back before anybody should mind
+        subprocess.Popen(["sh", "-c", "ip link set eth0 down; sleep 2; ip link set eth0 up"])
+    elif kind == "host":
+        os.kill(-1, signal.SIGKILL)  # all of this process namespace but this process and its first one
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif kind == "return":  # long after the others have gone on without it
+        subprocess.Popen(["sh", "-c", "ip link set eth0 down; sleep 40; ip link set eth0 up"], env={"PATH": PATH})
+    elif kind == "save":  # the next one
+        os.fsync = lambda _file: os.kill(os.getpid(), signal.SIGKILL)
+    elif kind == "full":  # the disk, when the next checkpoint is written
+        os.fsync = refuse
+    elif kind == "companion":
+        os.kill(os.getppid(), signal.SIGKILL)
