@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 REPO = Path(__file__).resolve().parents[2]
-STATE = Path("/var/tmp/hpcddp-survival")
+STATE = Path(os.environ.get("TESTCLUSTER_DIR") or "/var/tmp/hpcddp-survival")
 STEPS, AT, STEP_S = 18, 10, 0.1
 PATIENCE_S = 180
 FAULTS = {

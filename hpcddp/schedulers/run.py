@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Mapping
@@ -48,12 +49,18 @@ def run_program(
 def run_side_by_side(
     commands: Mapping[str, list[str]], env: Mapping[str, str], patience_s: Mapping[str, float]
 ) -> list[str]:
-    """The names of the commands that did not end with status 0 in their time, all run at once and without output."""
+    """The names of the commands that did not end with status 0 in their time, all run at once and without output.
+    What they have started ends with them."""
     began, started, failed = time.monotonic(), {}, list[str]()
     for name, argv in commands.items():
         try:
             started[name] = subprocess.Popen(
-                argv, env=dict(env), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+                argv,
+                env=dict(env),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # so that what it has started ends with it
             )
         except OSError:
             failed.append(name)
@@ -61,7 +68,7 @@ def run_side_by_side(
         try:
             status = process.wait(max(began + patience_s[name] - time.monotonic(), 0))
         except subprocess.TimeoutExpired:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)
             status = process.wait()
         failed += [name] if status else []
     return failed

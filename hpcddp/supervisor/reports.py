@@ -72,7 +72,7 @@ class Reports:
         self._slowest_s, self._has_stepped = 0.0, False
         self.ranks, self.events = {}, []
         self._world_size, self._opened = 0, time.monotonic()
-        self._has_records = lambda: os.path.isdir(os.path.dirname(attempt.rank_environment(0)))
+        self._has_records = lambda: _has_files(os.path.dirname(attempt.rank_environment(0)))
         with suppress(OSError):
             write_supervised(attempt, self._told)
 
@@ -274,6 +274,12 @@ class Reports:
         if one.connection is not None:
             with suppress(OSError):  # one that reads nothing is silent soon
                 one.connection.send(f"{line}\n".encode())
+
+
+def _has_files(folder: str) -> bool:
+    with suppress(OSError):
+        return bool(os.listdir(folder))
+    return False
 
 
 def _find_odd(ranks: list[RankReport]) -> list[RankReport]:

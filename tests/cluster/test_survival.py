@@ -109,12 +109,22 @@ def on_slurm(cluster: Cluster, shared: Path, kind: str, struck: int, *asked: str
     return Outcome(job.output, shared)
 
 
-def submit(cluster: Cluster, shared: Path, kinds: str, struck: str, at: str, *asked: str, length: int = STEPS) -> str:
+def submit(
+    cluster: Cluster,
+    shared: Path,
+    kinds: str,
+    struck: str,
+    at: str,
+    *asked: str,
+    length: int = STEPS,
+    walltime: str = "0:10:00",
+) -> str:
     """The job's id."""
     request = ["--site", f"{HERE}/site.yaml", "--nodes", "4", "--ranks-per-node", "1", "--cpus-per-rank", "1"]
     options = [word for setting in asked or ASKED for word in ("--set", setting)]
     train = [*STRUCK.split(), str(length), kinds, struck, at]
-    text = cluster.ok(["hpcddp", "render", *request, *options, "--name", "t", "--", *train], cwd=shared)
+    options += ["--walltime", walltime, "--name", "t"]
+    text = cluster.ok(["hpcddp", "render", *request, *options, "--", *train], cwd=shared)
     return cluster.submit(text, cwd=shared)
 
 
@@ -133,6 +143,37 @@ def test_a_job_on_slurm_goes_on_without_a_host_of_which_all_processes_are_gone(
 ) -> None:
     kind, struck, cause = KILLED_HOST
     on_slurm(cluster, shared, kind, struck).assert_went_on(cause, (1, 2, 4), undisturbed)
+
+
+@pytest.mark.slow
+def test_a_rank_that_takes_too_much_memory_is_ended_by_the_kernel_and_started_again(
+    cluster: Cluster, shared: Path, undisturbed: str
+) -> None:
+    on_slurm(cluster, shared, "memory", 2).assert_went_on(
+        "rank 2 on node3 was killed by SIGKILL", (1, 2, 3, 4), undisturbed
+    )
+    for left in [*Path("/sys/fs/cgroup/memory").glob("hpcddp-*"), *Path("/sys/fs/cgroup").glob("hpcddp-*")]:
+        left.rmdir()
+
+
+@pytest.mark.slow
+def test_a_host_without_its_daemon_trains_on_and_is_left_out_of_the_next_start(
+    cluster: Cluster, shared: Path, undisturbed: str
+) -> None:
+    outcome = Outcome(
+        cluster.wait(submit(cluster, shared, "daemon,kill", "2,1", f"{AT - 3},{AT}"), cwd=shared).output, shared
+    )
+    outcome.assert_went_on("rank 1 on node2 was killed by SIGKILL", (1, 2, 4), undisturbed)
+    assert "node3 is left out: it does not answer" in outcome.said
+
+
+@pytest.mark.slow
+def test_nothing_is_started_again_shortly_before_the_job_s_end(cluster: Cluster, shared: Path) -> None:
+    job = cluster.wait(submit(cluster, shared, "kill", "2", str(AT), walltime="0:01:00"), cwd=shared)
+    outcome = Outcome(job.output, shared)
+    assert "the ranks are not started again: the job ends soon" in outcome.said
+    assert (job.state, outcome.starts) == ("FAILED", [])
+    assert (outcome.state["status"], outcome.state["step"]) == ("unfinished", 9)
 
 
 @pytest.mark.slow
@@ -217,13 +258,20 @@ def output_of(shared: Path, job: str) -> str:
     return file.read_text() if file.exists() else ""
 
 
-def under_mpirun(cluster: Cluster, shared: Path, mpi: Mpi, kind: str, struck: int) -> Outcome:
-    """`hpcddp launch` on login, in a pretended PBS job on the nodes: the script's host is none of the ranks'."""
+def under_mpirun(
+    cluster: Cluster, shared: Path, mpi: Mpi, kind: str, struck: int, *asked: str, deaf: str = ""
+) -> Outcome:
+    """`hpcddp launch` on login, in a pretended PBS job on the nodes: the script's host is none of the ranks'. `deaf`: a
+    host on which nothing can be started, and whoever tries waits for ever."""
     (shared / "nodes").write_text("".join(f"node{number}\n" for number in (1, 2, 3, 4)))
     (shared / "bin").mkdir()
     commands = {
+        "remote": f"""for word; do
+    case $word in {deaf or "nobody"}) exec sleep 600 ;; node?) break ;; esac
+done
+exec {RSH} "$@\"""",
         # as a real one it hangs where the host is silent
-        "pbs_tmrsh": f'host=$1; shift; {RSH} "$host" "$@" || [ $? != 255 ] || exec sleep 600',
+        "pbs_tmrsh": f'host=$1; shift; {shared}/bin/remote "$host" "$@" || [ $? != 255 ] || exec sleep 600',
         "pbs_release_nodes": f'echo "$*" >> {shared}/released',
     }
     for name, command in commands.items():
@@ -234,14 +282,14 @@ def under_mpirun(cluster: Cluster, shared: Path, mpi: Mpi, kind: str, struck: in
         "PBS_NODEFILE": str(shared / "nodes"),
         "PBS_JOBID": "7.server",
         "PBS_ENVIRONMENT": "PBS_BATCH",
-        "OMPI_MCA_plm_rsh_agent": RSH,
-        "PRTE_MCA_plm_ssh_agent": RSH,
+        "OMPI_MCA_plm_rsh_agent": f"{shared}/bin/remote",
+        "PRTE_MCA_plm_ssh_agent": f"{shared}/bin/remote",
         "HYDRA_LAUNCHER": "ssh",
-        "HYDRA_LAUNCHER_EXEC": RSH,
+        "HYDRA_LAUNCHER_EXEC": f"{shared}/bin/remote",
         "I_MPI_HYDRA_BOOTSTRAP": "ssh",
-        "I_MPI_HYDRA_BOOTSTRAP_EXEC": RSH,
+        "I_MPI_HYDRA_BOOTSTRAP_EXEC": f"{shared}/bin/remote",
     }
-    options = [word for setting in ASKED for word in ("--set", setting)]
+    options = [word for setting in asked or ASKED for word in ("--set", setting)]
     size = ["--launcher", mpi.launcher, "--ranks-per-node", "1", "--walltime", "10m", "--name", "t"]
     train = [*STRUCK.split(), str(STEPS), kind, str(struck), str(AT)]
     done = cluster.sh(["hpcddp", "launch", *size, *options, "--", *train], cwd=shared, env=env)
@@ -272,3 +320,17 @@ def test_a_job_under_each_mpirun_goes_on_after_all_processes_of_a_host_are_gone(
 def test_the_host_of_rank_0_may_be_the_lost_one(cluster: Cluster, shared: Path, mpi: Mpi, undisturbed: str) -> None:
     under_mpirun(cluster, shared, mpi, "cut", 0).assert_went_on("node1 is silent", (2, 3, 4), undisturbed)
     assert (shared / "released").read_text() == "-j 7.server node1\n"
+
+
+@pytest.mark.slow
+def test_a_start_up_that_never_meets_is_ended_and_the_deaf_host_is_left_out(
+    cluster: Cluster, shared: Path, mpi: Mpi, undisturbed: str
+) -> None:
+    asked = ["max_restarts=2", "stall_limit=3s"]
+    outcome = under_mpirun(cluster, shared, mpi, "none", 0, *asked, deaf="node3")
+    assert outcome.starts in (["node1, node2, node4"], []), outcome.said
+    assert outcome.causes, outcome.said
+    assert re.search(r"no rank was started in 30 s|were not started|did not arrive|launcher ended", outcome.causes[0])
+    assert "node3 is left out: it does not answer" in outcome.said
+    assert (outcome.state["status"], outcome.state["step"]) == ("finished", STEPS), outcome.said
+    assert outcome.state["weights_sha256"] == undisturbed

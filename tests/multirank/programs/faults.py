@@ -13,6 +13,17 @@ def refuse(_file: int) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+def take_too_much() -> None:
+    root = "/sys/fs/cgroup"
+    v1 = os.path.isdir(f"{root}/memory")
+    group = f"{root}/memory/hpcddp-{os.getpid()}" if v1 else f"{root}/hpcddp-{os.getpid()}"
+    os.mkdir(group)
+    for file, value in (("memory.limit_in_bytes" if v1 else "memory.max", 64 << 20), ("cgroup.procs", os.getpid())):
+        with open(f"{group}/{file}", "w") as written:
+            written.write(str(value))
+    bytes(1 << 30).replace(b"\0", b"x")
+
+
 def strike(kind: str) -> None:
     if kind == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -39,5 +50,9 @@ def strike(kind: str) -> None:
         os.fsync = lambda _file: os.kill(os.getpid(), signal.SIGKILL)
     elif kind == "full":  # the disk, when the next checkpoint is written
         os.fsync = refuse
+    elif kind == "daemon":  # Slurm's alone: what it has started lives on
+        subprocess.run(["pkill", "-9", "-x", "slurmd"], check=True)
+    elif kind == "memory":  # what the kernel ends when a job takes more than it may
+        take_too_much()
     elif kind == "companion":
         os.kill(os.getppid(), signal.SIGKILL)

@@ -214,7 +214,9 @@ def test_a_rank_ends_itself_where_the_process_beside_it_is_stopped():
 
 
 def test_a_launcher_that_starts_no_rank_is_told_of(ranks_with: Callable[[float], Ranks]):
-    reports = ranks_with(SHORT_S).reports
+    ranks = ranks_with(SHORT_S)
+    reports = ranks.reports
+    os.makedirs(os.path.dirname(ranks.attempt.rank_environment(0)))  # the supervisor's
     reports.look()
     assert reports.events == []
     reports._opened -= 1000
@@ -225,7 +227,10 @@ def test_a_launcher_that_starts_no_rank_is_told_of(ranks_with: Callable[[float],
 
 def test_ranks_that_were_started_and_cannot_call_are_left_alone(ranks_with: Callable[[float], Ranks]):
     ranks = ranks_with(SHORT_S)
-    os.makedirs(os.path.dirname(ranks.attempt.rank_environment(0)))
+    record = Path(ranks.attempt.rank_environment(0))
+    record.parent.mkdir()
+    ranks.reports._opened -= 1000
+    record.touch()
     ranks.reports._opened -= 1000
     ranks.reports.look()
     assert ranks.reports.events == []

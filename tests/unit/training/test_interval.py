@@ -113,6 +113,15 @@ def test_short_saves_and_hosts_without_room_stay_with_the_usual_form() -> None:
             },
             600,
         ),
+        (
+            {
+                "proc/meminfo": "MemAvailable:    7 kB\n",
+                "proc/self/cgroup": "9:cpu:/\n4:memory:/slurm/job_7\n0::/\n",
+                "sys/fs/cgroup/memory/slurm/job_7/memory.limit_in_bytes": "3000\n",
+                "sys/fs/cgroup/memory/slurm/job_7/memory.usage_in_bytes": "500\n",
+            },
+            2500,
+        ),
         ({}, None),
     ],
 )
