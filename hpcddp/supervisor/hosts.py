@@ -84,7 +84,7 @@ class Hosts:
         for check in self._checks if self._starter or len(self.names) < 2 else ():
             there = [name for name in there if name not in self._left_out]
             failed = self._ask(there, check.words)
-            if check.is_own and len(failed) == len(there):
+            if failed and check.is_own and len(failed) == len(there):
                 self._tell(f"a check fails on each host ({check.why}), and may not work here")
                 continue
             for name in failed:

@@ -25,8 +25,8 @@ _PATIENCE_S = 10.0
 def reach_hosts(
     scheduler: str, launcher: str, attempt: AttemptFolder, env: Mapping[str, str], tell: Callable[[str], None]
 ) -> dict[str, str]:
-    """Variables by which this launcher reaches the other hosts of the job. Empty where it needs none, or
-    somebody has chosen before, or nothing can be done, which is told."""
+    """Variables by which this launcher reaches the other hosts of the job. Empty where it needs none, or somebody has
+    chosen before, or nothing can be done, which is told."""
     told = find_scheduler(scheduler).commands.remote_shell
     shell = LAUNCHERS[launcher].remote_shell if launcher in LAUNCHERS else ()
     if told is None or not shell or any(env.get(name) for name, _ in shell):
@@ -44,6 +44,9 @@ def reach_hosts(
         tell(f"hint: give yourself ssh between the nodes (ssh {host} true), or add {program} to PATH")
         return {}
     between = os.path.join(attempt.path, "remote-shell")
+    if len(between.split()) > 1:
+        tell(f"warning: ssh does not reach {host}, and a launcher can call nothing in a folder with a blank: {between}")
+        return {}
     try:
         file = os.open(between, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o700)
         with os.fdopen(file, "w") as script:
@@ -51,7 +54,7 @@ def reach_hosts(
     except OSError as error:
         tell(f"warning: ssh does not reach {host}, and {between} cannot be written: {error.strerror}")
         return {}
-    tell(f"ssh does not reach {host}: {launcher} starts its processes there by {program}")
+    tell(f"ssh does not reach {host}: {launcher} is given {program} in its place")
     return {name: value.replace("{}", between) for name, value in shell}
 
 

@@ -55,7 +55,7 @@ def test_an_mpirun_reaches_the_other_hosts_of_a_pbs_job_without_ssh(cluster: Clu
     env = in_pbs_job(cluster, shared, mpi, has_tmrsh=True)
     done = cluster.sh(launch(mpi), cwd=shared, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"ssh does not reach node1.{DOMAIN}: {mpi.launcher} starts its processes there by pbs_tmrsh" in done.stderr
+    assert f"ssh does not reach node1.{DOMAIN}: {mpi.launcher} is given pbs_tmrsh in its place" in done.stderr
     logs = "".join(path.read_text() for path in shared.glob("runs/t/attempts/*/logs/rank-*"))
     assert sorted(re.findall(r"rank (\d) of 4", done.stdout + logs)) == ["0", "1", "2", "3"]
     assert logs.count("node2") == 2
