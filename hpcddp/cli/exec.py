@@ -135,9 +135,9 @@ def run_command(command: list[str], env: Mapping[str, str], options: ExecOptions
 
 
 def _find_heartbeat(env: Mapping[str, str], info: RankInfo, hostname: str) -> Heartbeat | None:
-    """None outside of a job whose ranks write to logs."""
+    """None outside of a job whose ranks write to logs, and in a rank that has such a process beside it already."""
     folder = find_attempt(env) if env.get("HPCDDP_LOG_RANKS") == "1" else None
-    if folder is None:
+    if folder is None or env.get(HEARTBEAT):
         return None
     from hpcddp.cli.heartbeat import Heartbeat
 

@@ -124,6 +124,9 @@ class Heartbeat:
         due = time.monotonic()
         while not self._is_over:
             ready = poll.poll(max(due - time.monotonic(), 0) * 1000)
+            if time.monotonic() - due > 2 * told.every_s and self._heard is not None:
+                self._heard = time.monotonic()  # this process was suspended, as a whole job may be
+                self._extend_lease(told)
             with self._lock:
                 if self._is_over:
                     return
@@ -190,8 +193,11 @@ class Heartbeat:
             return  # it was not started
         with suppress(OSError):
             os.kill(self._program, signal.SIGKILL)
-        run, attempt = self._attempt.run.path, self._attempt.name
-        for process in find_left({"HPCDDP_RUN_DIR": run, "HPCDDP_ATTEMPT": attempt, "RANK": str(self._rank)}):
+        # an agent's ranks have other numbers than it has; the page is this process's alone
+        own = {"HPCDDP_HEARTBEAT": self.path} if self.path else {"RANK": str(self._rank)}
+        for process in find_left(
+            {"HPCDDP_RUN_DIR": self._attempt.run.path, "HPCDDP_ATTEMPT": self._attempt.name, **own}
+        ):
             with suppress(OSError):
                 os.kill(process, signal.SIGKILL)
 

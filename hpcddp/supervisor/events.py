@@ -21,6 +21,14 @@ _OF_ANOTHER = re.compile(
     r"|Connection (reset|closed|refused)|Broken pipe|Timed out waiting|Socket Timeout|ranks did not arrive in",
     re.IGNORECASE,
 )
+# Of these, what is no word of the program's own: an error of torch's, or of the network below it.
+_OF_NETWORK = re.compile(
+    r"^([\w.]+\.)?(PeerFailedError|DistNetworkError|DistStoreError|DistBackendError)\b"
+    r"|^(nccl\w*|Last error|Proxy call)\b"
+    r"|^RuntimeError: .*(gloo|NCCL|ProcessGroup|Connection|Broken pipe|Timed out|Socket Timeout)"
+    r"|ranks did not arrive in",
+    re.IGNORECASE,
+)
 _SIGTERM = 15
 
 #: RequestError's and SiteError's, argparse's, and a shell's for a command that it cannot run or find.
@@ -41,8 +49,12 @@ class Event(Record):
 
     @property
     def is_loss(self) -> bool:
-        """Whether ranks were lost, by no fault that their program has told of."""
-        return self.kind not in {ERROR, LEFT, UNKNOWN} or self.is_of_another
+        """Whether ranks were lost, by no fault that their program has told of. So is a launcher that was killed."""
+        if self.kind == UNKNOWN:
+            return self.status > 128
+        if self.kind == ERROR:
+            return self.has_heard_of_one or _OF_NETWORK.search(self.text) is not None
+        return self.kind != LEFT
 
     @property
     def is_mistake(self) -> bool:
@@ -52,9 +64,13 @@ class Event(Record):
     @property
     def is_of_another(self) -> bool:
         """Whether it ended since another one did."""
-        ended_well = os.WIFEXITED(self.status) and os.WEXITSTATUS(self.status) == PEER_FAILED
-        is_told = self.kind == ERROR and (ended_well or _OF_ANOTHER.search(self.text) is not None)
+        is_told = self.kind == ERROR and (self.has_heard_of_one or _OF_ANOTHER.search(self.text) is not None)
         return is_told or self.is_clean_up
+
+    @property
+    def has_heard_of_one(self) -> bool:
+        """Whether it ended as hpcddp's runtime does after another rank's failure."""
+        return os.WIFEXITED(self.status) and os.WEXITSTATUS(self.status) == PEER_FAILED
 
     @property
     def is_clean_up(self) -> bool:
@@ -64,7 +80,7 @@ class Event(Record):
     @property
     def exit_status(self) -> int:
         """That of the rank's program, as a shell says it; 0: it does not say why the attempt ended."""
-        if self.kind not in {ERROR, KILLED} or self.is_of_another:
+        if self.kind not in {ERROR, KILLED} or self.is_clean_up or (self.kind == ERROR and self.is_loss):
             return 0
         return 128 + os.WTERMSIG(self.status) if self.kind == KILLED else os.WEXITSTATUS(self.status)
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import re
+
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.runs.heartbeat import Beat
+from hpcddp.supervisor.end import UNFINISHED
 
 if TYPE_CHECKING:
     import _socket
+
+_IN_COLLECTIVE = re.compile(r"\(in (all_\w+|barrier|broadcast\w*|gather\w*|reduce\w*|scatter\w*|send|recv)\)")
 
 
 class RankReport:
@@ -30,3 +36,19 @@ class RankReport:
     def is_over(self) -> bool:
         """Whether nothing more is to be expected of it."""
         return self.status is not None or (self.is_told and self.connection is None)
+
+    @property
+    def is_well(self) -> bool:
+        """Whether it has ended, with 0 or as a run that is to be continued."""
+        if self.status is None:
+            return False
+        return self.status == 0 or (os.WIFEXITED(self.status) and os.WEXITSTATUS(self.status) == UNFINISHED)
+
+
+def find_odd(ranks: list[RankReport]) -> list[RankReport]:
+    """Those that stand where few others do, and in no collective if others are: those wait for them. All alike: the
+    first one."""
+    ranks = [one for one in ranks if not _IN_COLLECTIVE.search(one.place)] or ranks
+    places = [one.place for one in ranks]
+    fewest = min(map(places.count, places))
+    return [one for one in ranks if places.count(one.place) == fewest] if fewest < len(ranks) else ranks[:1]

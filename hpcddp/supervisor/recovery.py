@@ -12,7 +12,9 @@ from hpcddp.runs.command import identify_command
 from hpcddp.runs.folder import list_checkpoints, number_attempt, step_of
 from hpcddp.runs.jsonfile import write_object
 from hpcddp.runs.start import hold_run
+from hpcddp.runs.state import read_state, replace_state
 from hpcddp.supervisor.begin import BY_HAND, make_folders
+from hpcddp.supervisor.events import STUCK
 from hpcddp.supervisor.hosts import Hosts, list_checks
 from hpcddp.units import format_count
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from hpcddp.supervisor.job import End, Job
     from hpcddp.supervisor.order import Order, Recover
 
+_MOST_STUCK = 2  # as often as a host has to be blamed before it is left out
 _LEAST_LEFT_S = 60  # before the job's end: a start and a step would not fit
 
 
@@ -36,6 +39,7 @@ class Recovery:
         self._order, self._recover, self._job, self._env, self._tell = order, recover, job, env, tell
         self._hosts = Hosts(job, env, list_checks(order, env["HPCDDP_RUN_DIR"]), tell)
         self._restarts = 0
+        self._stuck: list[tuple[str, int]] = []  # where, step
         self._failures: list[tuple[str, int, int]] = []  # text, step, the newest checkpoint's step
         self.chosen = self._hosts.names[: max(recover.fits)] if recover.spares else ()  # (): as the script has it
 
@@ -69,14 +73,20 @@ class Recovery:
     def _judge(self, attempt: AttemptFolder, cause: Event, end: End) -> str:
         """Why the ranks are not started again; empty: they are."""
         step = _newest_step(attempt)
-        before, self._failures = self._failures, [*self._failures, (cause.text, cause.step, step)]
+        before, is_own = self._failures, not cause.is_loss
+        if is_own:  # lost ranks and hosts do not count
+            self._failures = [*before, (cause.text, cause.step, step)]
         if end.at is not None and time.time() > end.at - _LEAST_LEFT_S:
             return "the job ends soon"
         if self._restarts >= self._recover.restarts:
             return f"they were already, {format_count(self._restarts, 'time')} (max_restarts)"
         if cause.is_mistake:
             return "that is no node's fault"
-        is_own = not cause.is_loss
+        same = sum((cause.text, cause.step) == stuck for stuck in self._stuck)
+        if cause.kind == STUCK:
+            self._stuck.append((cause.text, cause.step))
+            if same >= _MOST_STUCK:
+                return f"no rank got on at the same place and step {same} times before"
         if is_own and any((cause.text, cause.step) == (text, at) for text, at, _ in before):
             at = f" at step {cause.step}" if cause.step else ""
             return f"the same error came twice{at}: it would come again"
@@ -104,6 +114,9 @@ class Recovery:
         if order.chain:
             start_attempt(new, order.chain)
         make_folders(new)
+        state = read_state(run)
+        if state is not None and state.attempt == attempt.name and state.status == "unfinished":
+            replace_state(run, state._replace(attempt=new.name))  # what is there is this one's, as for a chain
         queued = find_follow_up(new)
         if queued is not None:
             write_follow_up(new, queued)

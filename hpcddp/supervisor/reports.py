@@ -14,9 +14,8 @@ from contextlib import suppress
 
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.runs.heartbeat import Beat, Supervised, write_supervised
-from hpcddp.supervisor.end import UNFINISHED
 from hpcddp.supervisor.events import ABSENT, ERROR, GONE, KILLED, LEFT, SILENT, STUCK, Event
-from hpcddp.supervisor.rank_report import RankReport
+from hpcddp.supervisor.rank_report import RankReport, find_odd
 from hpcddp.supervisor.sockets import accept, open_listener, own_names, receive
 
 if TYPE_CHECKING:
@@ -134,6 +133,11 @@ class Reports:
         """Whether every rank that was seen has ended, or is gone."""
         return all(one.is_over for one in self.ranks.values())
 
+    @property
+    def all_well(self) -> bool:
+        """Whether every rank has said that it ended well."""
+        return len(self.ranks) == self._world_size > 0 and all(one.is_well for one in self.ranks.values())
+
     def _look_for_absent(self, now: float) -> None:
         """A launcher may wait for a host for ever, and the ranks that are there for those that are not."""
         limit_s = self._limit_s * _FIRST_STEP
@@ -160,7 +164,7 @@ class Reports:
         if now - since > limit_s:
             frozen = [one for one in there if one.is_stopped]
             frozen = frozen or [one for one in told if one.beat.looks and now - one.looked > limit_s / 2]
-            for one in frozen or _find_odd(told):
+            for one in frozen or find_odd(told):
                 stands = f"stands at {one.place}" if one.place else "is one of them"
                 self._add(one, STUCK, since, "was stopped by a signal" if one.is_stopped else stands)
 
@@ -209,6 +213,11 @@ class Reports:
         came = receive(one.connection)
         if came is None:
             return
+        if self.ranks.get(one.rank) is not one:  # of the attempt before: its last words are no news of this one
+            self._say(one, "end")
+            if not came:
+                self._leave(one)
+            return
         one.begun += came
         one.heard = time.monotonic()
         self._read_lines(one)
@@ -233,6 +242,7 @@ class Reports:
             one.looked = now
             one.has_left = not beat.looks
         touched = not beat.looks and before.touched not in {0, beat.touched}  # it was made at some time, too
+        self._has_stepped |= touched and one.has_touched
         one.has_touched |= touched
         if beat.step != before.step or beat.moves != before.moves or touched:
             if self._has_stepped:
@@ -245,8 +255,7 @@ class Reports:
 
     def _note_end(self, one: RankReport, status: int, text: str) -> None:
         one.status = status
-        is_well = status == 0 or (os.WIFEXITED(status) and os.WEXITSTATUS(status) == UNFINISHED)
-        if not is_well and not self._is_ending:
+        if not one.is_well and not self._is_ending:
             self._add(one, KILLED if os.WIFSIGNALED(status) else ERROR, time.monotonic(), text)
         self._leave(one)
 
@@ -280,10 +289,3 @@ def _has_files(folder: str) -> bool:
     with suppress(OSError):
         return bool(os.listdir(folder))
     return False
-
-
-def _find_odd(ranks: list[RankReport]) -> list[RankReport]:
-    """Those that stand where few others do: the others wait for them. All alike: the first one."""
-    places = [one.place for one in ranks]
-    fewest = min(map(places.count, places))
-    return [one for one in ranks if places.count(one.place) == fewest] if fewest < len(ranks) else ranks[:1]

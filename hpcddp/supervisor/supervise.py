@@ -7,6 +7,7 @@ import os
 from hpcddp.errors import HpcddpError
 from hpcddp.ranks.reach import reached_as
 from hpcddp.record import TYPE_CHECKING
+from hpcddp.runs.heartbeat import VARIABLE as HEARTBEAT
 from hpcddp.runs.lock import release_run
 from hpcddp.runs.state import read_state
 from hpcddp.schedulers.registry import find_scheduler
@@ -72,11 +73,16 @@ def supervise(order: Order, words: list[str], script: str, env: Mapping[str, str
         staged = attempt.name
         while True:
             ended = start.run(attempt, staged, recovery)
-            if recovery is None or ended.cause is None or ended.signal or _is_finished(attempt):
+            cause = ended.cause
+            if recovery is None or cause is None or ended.signal or _is_finished(attempt):
                 break
-            if not recovery.goes_on(attempt, ended.cause, moving.end, reports.lost_hosts):
+            goes_on = recovery.goes_on(attempt, cause, moving.end, reports.lost_hosts)
+            late = start.hear_late()  # as where the scheduler ends the ranks first, and then the script
+            if late:
+                ended = ended._replace(signal=late)
+            if late or not goes_on:
                 break
-            note_lost(attempt, ended.cause)
+            note_lost(attempt, cause)
             again = recovery.begin_again(attempt)
             if again is None:
                 break
@@ -128,6 +134,7 @@ class Start:
         """Copy the data, if there are any to copy, and start the ranks; nothing is started once a signal has come."""
         order, end, tell = self._order, self._end.end, self._tell
         env = {**self._env, **_variables(attempt, staged, end, self._env)}
+        env.pop(HEARTBEAT, None)  # of a rank of another job, in which this one was started
         stage, launch = self._stage, self._launch
         if recovery is not None and (recover := order.recover) is not None:
             from hpcddp.supervisor.relaunch import rewrite_line
@@ -163,6 +170,15 @@ class Start:
             logs = os.path.dirname(attempt.log)
             tell(f"the launcher ended with status {ended.status}; the ranks' logs are in {logs}")
         return ended
+
+    def hear_late(self) -> str:
+        """The signal that has come since the launcher's end; empty: none."""
+        last = ""
+        for number in self._signals.read():
+            last = name_of(number)
+            self._follow_up.hear(number)
+            self._tell(f"{last} came after the ranks had ended: they are not started again")
+        return last
 
     def _look_at_end(self) -> None:
         """Tell the ranks if the job ends at another time than they know."""

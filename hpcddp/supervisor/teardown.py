@@ -83,6 +83,8 @@ class Teardown:
             self._reports.settle()
         cause = find_first_cause(self._reports.events)
         self._reports.end_all()
+        if cause is None and self._reports.all_well:
+            return None  # only the launcher itself did not end well: nothing is to be made again
         if status and (cause is None or cause.is_clean_up):
-            return Event(UNKNOWN, -1, "", text=f"the launcher ended with status {status}")
+            return Event(UNKNOWN, -1, "", status=status, text=f"the launcher ended with status {status}")
         return cause

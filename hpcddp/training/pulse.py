@@ -21,6 +21,7 @@ from hpcddp.training.watchdog import find_stand, list_places
 _EVERY_S = 0.25
 _STANDS = 8  # looks without a move, before it is told where the thread stands
 _LEAST_CPU = 0.02  # of the time
+_PAST = 8  # looks after the lease's end: a process that was suspended lets the one beside it be first
 
 
 class Pulse:
@@ -33,7 +34,7 @@ class Pulse:
         self._thread = threading.get_ident()
         self._clock = time.pthread_getcpuclockid(self._thread)
         self._over = threading.Event()
-        self._moves = self._looks = 0
+        self._moves = self._looks = self._past = 0
         self._is_told = False  # where the thread stands
         self._beats = threading.Thread(target=self._beat, name="hpcddp-pulse", daemon=True)
         if page is not None:
@@ -77,7 +78,9 @@ class Pulse:
         with suppress(OSError, ValueError):
             if self._tell_end is not None and (end := self._page.read_end()) is not None:
                 self._tell_end(end)
-            if (until := self._page.read_lease()) is not None and time.monotonic() > until:
+            until = self._page.read_lease()
+            self._past = self._past + 1 if until is not None and time.monotonic() > until else 0
+            if self._past > _PAST:
                 os.kill(os.getpid(), signal.SIGKILL)  # another attempt may have begun: this one writes no more
 
     def _tell(self) -> None:

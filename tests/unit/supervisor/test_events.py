@@ -119,3 +119,20 @@ def test_events_are_said_with_rank_host_and_step():
     stuck = Event(STUCK, 2, "n3", step=812, text="stands at train.py:4, in main: f()")
     assert str(stuck) == "no rank gets on since step 812; rank 2 on n3 stands at train.py:4, in main: f()"
     assert str(Event(LEFT, 2, "n3")) == "rank 2 on n3 ended with status 0 while others still trained"
+
+
+@pytest.mark.parametrize(
+    ("text", "is_loss", "status"),
+    [
+        ("ConnectionRefusedError: [Errno 111] Connection refused (database)", False, 1),
+        ("backend: gloo, 8 layers", False, 1),
+        ("ValueError: NCCL is a word", False, 1),
+        (_CLOSED, True, 0),
+        ("torch.distributed.DistBackendError: NCCL error in: /opt/x.cpp:1", True, 0),
+        ("hpcddp: 2 of 8 ranks did not arrive in 300 s: rank 2, 3", True, 0),
+    ],
+)
+def test_only_what_torch_or_the_network_says_is_no_error_of_the_program(text: str, is_loss: bool, status: int):
+    alone = find_first_cause([Event(ERROR, 2, "n3", 1.0, status=_EXITED[1], text=text)])
+    assert alone is not None
+    assert (alone.is_loss, alone.exit_status) == (is_loss, status)

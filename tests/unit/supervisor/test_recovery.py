@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from hpcddp.runs.folder import AttemptFolder, RunFolder
-from hpcddp.supervisor.events import ERROR, KILLED, SILENT, UNKNOWN, Event
+from hpcddp.runs.state import State, read_state, replace_state
+from hpcddp.supervisor.events import ERROR, KILLED, SILENT, STUCK, UNKNOWN, Event
 from hpcddp.supervisor.job import End, Job, MovingEnd, find_end
 from hpcddp.supervisor.order import Order, Recover
 from hpcddp.supervisor.recovery import Recovery
@@ -201,6 +202,43 @@ def test_an_error_that_says_only_that_others_are_missing_blames_no_host(cluster:
     for _ in range(3):
         assert recovery.goes_on(cluster.attempt, missing, LATER, set())
     assert len(recovery.chosen) == 4
+
+
+def test_a_lost_rank_and_an_error_are_not_the_same_error_twice(cluster: Cluster):
+    recovery = cluster.recovery()
+    for _ in range(2):
+        assert recovery.goes_on(cluster.attempt, KILL, LATER, set())
+    assert recovery.goes_on(cluster.attempt, Event(ERROR, 2, "n3", status=1 << 8), LATER, set())
+    assert recovery.goes_on(
+        cluster.attempt, Event(ERROR, 2, "n3", status=1 << 8, text="ValueError: once"), LATER, set()
+    )
+
+
+def test_ranks_that_stand_at_the_same_place_for_the_third_time_are_not_started_again(cluster: Cluster):
+    recovery = cluster.recovery()
+    stuck = Event(STUCK, 2, "n3", step=5, text="stands at train.py:9, in main: time.sleep(1000)")
+    assert recovery.goes_on(cluster.attempt, stuck, LATER, set())
+    assert recovery.goes_on(cluster.attempt, stuck, LATER, set())
+    assert not recovery.goes_on(cluster.attempt, stuck, LATER, set())
+    assert "no rank got on at the same place and step 2 times before" in cluster.told[-1]
+
+
+def test_a_launcher_that_was_killed_is_a_loss_however_often(cluster: Cluster):
+    recovery = cluster.recovery()
+    killed = Event(UNKNOWN, -1, "", status=137, text="the launcher ended with status 137")
+    for _ in range(4):
+        assert recovery.goes_on(cluster.attempt, killed, LATER, set())
+
+
+def test_what_an_attempt_has_left_is_the_next_one_s(cluster: Cluster):
+    """So that a chain goes on where the next attempt is lost before its first checkpoint."""
+    cluster.reach(500)
+    replace_state(cluster.attempt.run, State("unfinished", 500, 1, "lost", cluster.attempt.name))
+    again = cluster.recovery().begin_again(cluster.attempt)
+    assert again is not None
+    state = read_state(again.run)
+    assert state is not None
+    assert (state.attempt, state.step, state.status) == (again.name, 500, "unfinished")
 
 
 def test_a_run_that_another_job_has_taken_is_not_started_again(cluster: Cluster):

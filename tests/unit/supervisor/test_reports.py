@@ -20,6 +20,7 @@ from hpcddp.cli.heartbeat import Heartbeat
 from hpcddp.runs.folder import AttemptFolder, RunFolder
 from hpcddp.runs.heartbeat import make_page, open_page, read_supervised, write_supervised
 from hpcddp.supervisor.events import ERROR, GONE, KILLED, LEFT, SILENT, STUCK, UNKNOWN, find_first_cause
+from hpcddp.supervisor.rank_report import RankReport, find_odd
 from hpcddp.supervisor.reports import Reports
 from hpcddp.supervisor.sockets import allow_files, allow_more_files
 from hpcddp.supervisor.teardown import Teardown
@@ -213,6 +214,29 @@ def test_a_rank_ends_itself_where_the_process_beside_it_is_stopped():
         assert rank.wait() == -signal.SIGKILL
 
 
+def test_the_last_words_of_an_attempt_are_no_news_of_the_next(ranks_with: Callable[[float], Ranks]):
+    ranks = ranks_with(LONG_S)
+    before = ranks.start("n0")
+    ranks.until(lambda: before._heard is not None)
+    new = ranks.attempt.run.attempt("7.2")
+    os.makedirs(new.path)
+    ranks.reports.open(new)
+    words = threading.Thread(target=before.end, args=(9, ""))
+    words.start()
+    ranks.until(lambda: not words.is_alive())
+    assert ranks.kinds() == []
+    assert ranks.reports.ranks == {}
+
+
+def test_ranks_that_all_ended_well_are_so_whatever_their_launcher_says(ranks_with: Callable[[float], Ranks]):
+    ranks = ranks_with(LONG_S)
+    companions = [ranks.start(f"n{rank}") for rank in range(4)]
+    for companion, status in zip(companions, (0, 0, 0, 85 << 8), strict=True):
+        assert not ranks.reports.all_well
+        report_end(ranks, companion, status)
+    assert ranks.reports.all_well
+
+
 def test_a_launcher_that_starts_no_rank_is_told_of(ranks_with: Callable[[float], Ranks]):
     ranks = ranks_with(SHORT_S)
     reports = ranks.reports
@@ -387,3 +411,10 @@ def test_the_job_s_new_end_reaches_the_page(ranks_with: Callable[[float], Ranks]
     ranks.reports.tell_end(1795446000.5)
     ranks.until(lambda: page.read_end() is not None)
     assert page.read_end() == 1795446000.5
+
+
+def test_who_waits_in_a_collective_is_not_the_one_that_the_others_wait_for():
+    waits, sleeps = RankReport(0, "n0", 0.0), RankReport(1, "n1", 0.0)
+    waits.place, sleeps.place = "left.py:3, in main: rt.sum(x) (in all_gather)", "left.py:9, in main: time.sleep(1000)"
+    assert find_odd([waits, sleeps]) == [sleeps]
+    assert find_odd([waits]) == [waits]
