@@ -18,7 +18,7 @@ STEPS = APART * (FAULTS_PER_JOB + 1)
 CAUSES = {
     "kill": r"rank \d on node\d was killed by SIGKILL",
     "freeze": r"no rank gets on.*was stopped by a signal",
-    "hang": r"no rank gets on.*stands at struck.py:\d+, in strike",
+    "hang": r"no rank gets on.*stands at faults.py:\d+, in strike",
     "exit": r"rank \d on node\d ended with status 1",
     "leave": r"rank \d on node\d ended with status 0 while others still trained",
     "error": r"rank \d on node\d: ValueError: a value that no step can have",

@@ -26,7 +26,7 @@ ASKED = ["max_restarts=2", "stall_limit=10s"]
 FAULTS: dict[str, tuple[str, int, str, tuple[int, ...]]] = {
     "a rank is killed": ("kill", 2, r"rank 2 on node3 was killed by SIGKILL", (1, 2, 3, 4)),
     "a rank is frozen": ("freeze", 2, r"no rank gets on.*rank 2 on node3 was stopped by a signal", (1, 2, 3, 4)),
-    "a rank hangs": ("hang", 2, r"no rank gets on.*rank 2 on node3 stands at struck.py:\d+, in strike", (1, 2, 3, 4)),
+    "a rank hangs": ("hang", 2, r"no rank gets on.*rank 2 on node3 stands at faults.py:\d+, in strike", (1, 2, 3, 4)),
     "a rank ends with status 1": ("exit", 2, r"rank 2 on node3 ended with status 1", (1, 2, 3, 4)),
     "a rank ends with status 0": ("leave", 2, r"rank 2 on node3 ended with status 0 while others", (1, 2, 3, 4)),
     "an error, once": ("error", 2, r"rank 2 on node3: ValueError: a value that no step can have", (1, 2, 3, 4)),
