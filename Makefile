@@ -83,7 +83,7 @@ test-cluster: $(STAMP) $(MPI_STAMPS) ## as root on Debian 12: what needs several
 # Everything, in parts that can be run one by one.
 ALL_PARTS := test-all-properties test-all-training test-all-slow test-all-pythons test-all-torch test-all-frameworks test-all-root
 .PHONY: test-all $(ALL_PARTS)
-test-all: test $(ALL_PARTS) ## make test and all that follows: under an hour
+test-all: test $(ALL_PARTS) ## make test and all that follows: about two hours on 2 cores
 test-all-properties: $(STAMP) ## every property with ten times as many examples, drawn at random
 	$(PYTEST) $(SIDE_BY_SIDE) -m 'hypothesis and not cluster' --hypothesis-profile=random
 test-all-training: $(STAMP) ## the long tests of training
