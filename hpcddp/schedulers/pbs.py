@@ -28,9 +28,13 @@ while :; do
 done
 host=$1
 shift
-while read -r line; do
-    [ "${{line%%.*}}" != "${{host%%.*}}" ] || host=$line
-done <"$PBS_NODEFILE"
+case $host in
+*[!0-9.]*) # a name, perhaps without its domain
+    while read -r line; do
+        [ "${{line%%.*}}" != "${{host%%.*}}" ] || host=$line
+    done <"$PBS_NODEFILE"
+    ;;
+esac
 exec {program} "$host" /bin/sh -c "$*"
 """,
 )

@@ -10,6 +10,7 @@ import time
 from hpcddp.errors import HpcddpError
 from hpcddp.ranks.allocation import find_allocation
 from hpcddp.record import TYPE_CHECKING, Record
+from hpcddp.schedulers.host_names import same_host
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.run import run_program, run_side_by_side
 from hpcddp.units import format_count
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from hpcddp.supervisor.job import Job
     from hpcddp.supervisor.order import Order
 
-_SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", "{host}")
+SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", "{host}")
 _PROBE_S, _SUSPECT_S = 30.0, 5.0  # a host that has been silent before has less
 _PAUSE_S = 2.0  # between two looks at a host that does not answer
 _MOST_BLAMED = 2
@@ -54,14 +55,19 @@ def list_checks(order: Order, run_dir: str) -> list[Check]:
     return checks
 
 
+def list_hosts(env: Mapping[str, str]) -> tuple[str, ...]:
+    """Those of the job, as its scheduler names them; empty where none are known."""
+    allocation = find_allocation(env)
+    return tuple(name for name, _ in (allocation.hosts or ())) if allocation is not None else ()
+
+
 class Hosts:
     """Of one job; `names` in its order, with the host of the script first. None are known on one machine."""
 
     def __init__(self, job: Job, env: Mapping[str, str], checks: list[Check], tell: Callable[[str], None]) -> None:
         self._job, self._env, self._checks, self._tell = job, env, checks, tell
         self._commands = find_scheduler(job.scheduler).commands
-        allocation = find_allocation(env) if job.id else None
-        self.names = tuple(name for name, _ in (allocation.hosts or ())) if allocation is not None else ()
+        self.names = list_hosts(env) if job.id else ()
         self._left_out: set[str] = set()
         self._blamed: dict[str, int] = {}
         self._starter = self._find_starter()
@@ -69,7 +75,7 @@ class Hosts:
     def blame(self, host: str) -> None:
         """An attempt failed there. Its name may be a shorter or a longer one than the scheduler's."""
         for name in self.names:
-            if _shorten(name) == _shorten(host):
+            if same_host(name, host):
                 self._blamed[name] = self._blamed.get(name, 0) + 1
 
     def find_usable(self, suspects: set[str]) -> tuple[str, ...]:
@@ -77,7 +83,7 @@ class Hosts:
         silence of `suspects` counts as one of the two. The scheduler is told of a host that is gone, so that it does
         not end the job."""
         there = [name for name in self.names if name not in self._left_out]
-        silent = self._find_silent(there, set(map(_shorten, suspects)))
+        silent = self._find_silent(there, suspects)
         for name in silent:
             self._leave_out(name, "it does not answer")
         self._drop(silent)
@@ -104,8 +110,8 @@ class Hosts:
 
     def _find_silent(self, names: list[str], suspects: set[str]) -> list[str]:
         """The hosts that are gone, as far as that can be found out."""
-        suspected = [name for name in names if _shorten(name) in suspects and not self._is_own(name)]
-        others = [name for name in names if not self._is_own(name)]
+        suspected = [name for name in names if any(same_host(name, one) for one in suspects) and not is_own(name)]
+        others = [name for name in names if not is_own(name)]
         if not others:
             return []
         if not self._starter:
@@ -123,21 +129,18 @@ class Hosts:
         return silent
 
     def _find_starter(self) -> tuple[str, ...]:
-        for words in (self._commands.starter, _SSH):
+        for words in (self._commands.starter, SSH):
             if words and shutil.which(words[0], path=self._env.get("PATH")):
                 return words
         return ()
 
     def _ask(self, names: Iterable[str], words: tuple[str, ...], suspected: Iterable[str] = ()) -> list[str]:
         """The hosts on which this command does not end well, all asked side by side."""
-        fill, is_own = self._fill, self._is_own
-        sent = (shlex.join(words),) if self._starter == _SSH else words  # it gives a shell one line
+        fill = self._fill
+        sent = (shlex.join(words),) if self._starter == SSH else words  # it gives a shell one line
         commands = {name: [*words] if is_own(name) else [*fill(self._starter, name), *sent] for name in names}
         patience = {name: _SUSPECT_S if name in suspected else _PROBE_S for name in commands}
         return run_side_by_side(commands, self._env, patience)
-
-    def _is_own(self, name: str) -> bool:
-        return _shorten(name) == _shorten(os.uname().nodename)
 
     def _fill(self, words: tuple[str, ...], name: str) -> list[str]:
         kept = ",".join(host for host in self.names if host not in self._left_out)
@@ -178,6 +181,6 @@ class Hosts:
         return why
 
 
-def _shorten(name: str) -> str:
-    """Without its domain."""
-    return name.partition(".")[0]
+def is_own(name: str) -> bool:
+    """Whether this is the host of the job script."""
+    return same_host(name, os.uname().nodename)

@@ -9,7 +9,6 @@ import os
 import shlex
 import shutil
 
-from hpcddp.ranks.allocation import find_allocation
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.schedulers.registry import find_scheduler
@@ -31,8 +30,8 @@ def reach_hosts(
     shell = LAUNCHERS[launcher].remote_shell if launcher in LAUNCHERS else ()
     if told is None or not shell or any(env.get(name) for name, _ in shell):
         return {}
-    host = _find_other_host(env)
-    if host is None or _answers_ssh(host, env):
+    host = _find_unreached(env)
+    if host is None:
         return {}
     program = told.program
     path = shutil.which(program, path=f"{env.get('PATH', '')}:{env.get(told.home_variable) or told.home}/bin")
@@ -58,16 +57,13 @@ def reach_hosts(
     return {name: value.replace("{}", between) for name, value in shell}
 
 
-def _find_other_host(env: Mapping[str, str]) -> str | None:
-    """One of the job's hosts beside this one."""
-    allocation = find_allocation(env)
-    names = [name for name, _ in (allocation.hosts or ())] if allocation is not None else []
-    own = os.uname().nodename.partition(".")[0]
-    return next((name for name in names if name.partition(".")[0] != own), None)
+def _find_unreached(env: Mapping[str, str]) -> str | None:
+    """Another host of the job, if ssh does not reach it. One stands for all."""
+    from hpcddp.schedulers.run import run_side_by_side
+    from hpcddp.supervisor.hosts import SSH, is_own, list_hosts
 
-
-def _answers_ssh(host: str, env: Mapping[str, str]) -> bool:
-    from hpcddp.schedulers.run import run_side_by_side  # subprocess, which most jobs do without
-
-    ssh = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", host, "true"]
-    return not run_side_by_side({host: ssh}, env, {host: _PATIENCE_S})
+    host = next((name for name in list_hosts(env) if not is_own(name)), None)
+    if host is None:
+        return None
+    ssh = [word.replace("{host}", host) for word in SSH]
+    return host if run_side_by_side({host: [*ssh, "true"]}, env, {host: _PATIENCE_S}) else None

@@ -262,6 +262,15 @@ def test_a_host_that_was_blamed_twice_is_left_out_if_it_works_out_without(cluste
     assert len(needed.chosen) == 4
 
 
+def test_no_two_addresses_are_one_host(cluster: Cluster):
+    (cluster.folder / "nodes").write_text("10.0.0.1\n10.0.0.2\n10.0.0.3\n")
+    recovery = cluster.recovery(fits=(2, 3))
+    for step in (3, 6):
+        cluster.reach(step)
+        assert recovery.goes_on(cluster.attempt, KILL._replace(host="10.0.0.3"), LATER, set())
+    assert recovery.chosen == ("10.0.0.1", "10.0.0.2")
+
+
 def test_spare_nodes_wait_and_then_take_the_place_of_lost_ones(cluster: Cluster):
     recovery = cluster.recovery(fits=(3,), spares=1)
     assert recovery.chosen == ("n1.site", "n2.site", "n3.site")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -76,3 +77,21 @@ def test_what_cannot_be_done_is_told(job: PbsJob, tmp_path: Path):
     blank.give("pbs_tmrsh", 0)
     assert blank.reach() == {}
     assert "a launcher can call nothing in a folder with a blank" in blank.told[0]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "asked", "host"),
+    [
+        ("n1.site\nn2.site\n", ["-x", "-l", "me", "n2"], "n2.site"),
+        ("n1.site\nn2.site\n", ["n2.site"], "n2.site"),
+        ("10.0.0.1\n10.0.0.2\n", ["-x", "10.0.0.1"], "10.0.0.1"),  # no two addresses are one host
+    ],
+)
+def test_the_host_is_called_as_the_job_s_list_has_it(job: PbsJob, nodes: str, asked: list[str], host: str):
+    (job.folder / "bin/pbs_tmrsh").write_text('#!/bin/sh\nprintf "%s|" "$@"\n')
+    (job.folder / "bin/pbs_tmrsh").chmod(0o755)
+    between = job.reach()["OMPI_MCA_plm_rsh_agent"]
+    (job.folder / "nodes").write_text(nodes)
+    line = [between, *asked, "orted", "--name 'a b'"]
+    said = subprocess.run(line, env={**job.env, "PATH": "/bin:/usr/bin"}, capture_output=True, text=True, check=True)
+    assert said.stdout == f"{host}|/bin/sh|-c|orted --name 'a b'|"
