@@ -13,6 +13,8 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -70,13 +72,23 @@ def arguments(fault: str, struck: str) -> list[str]:
     return [str(STEPS), fault, struck, str(AT), str(STEP_S)]
 
 
-def run(tool: str, fault: str) -> Outcome:
+@contextmanager
+def cluster_of_four(name: str) -> Iterator[Path]:
+    """A new folder that all of its hosts see."""
     cluster = [str(REPO / "tests/cluster/cluster")]
     env = os.environ | {"TESTCLUSTER_DIR": str(STATE)}
     subprocess.run([*cluster, "up", "-n", "4"], env=env, check=True)
     try:
-        folder = STATE / "work" / f"{tool}-{fault}"
+        folder = STATE / "work" / name
         folder.mkdir()
+        yield folder
+    finally:
+        subprocess.run([*cluster, "down"], env=env, check=True)
+        shutil.rmtree(STATE / "work", ignore_errors=True)
+
+
+def run(tool: str, fault: str) -> Outcome:
+    with cluster_of_four(f"{tool}-{fault}") as folder:
         (folder / "job.sh").write_text(TOOLS[tool](fault, folder))
         job = on_cluster("sbatch", "--parsable", "--output=out", "job.sh", cwd=folder).strip()
         until = None
@@ -91,9 +103,6 @@ def run(tool: str, fault: str) -> Outcome:
                 break
             time.sleep(0.5)
         return read(tool, folder)
-    finally:
-        subprocess.run([*cluster, "down"], env=env, check=True)
-        shutil.rmtree(STATE / "work", ignore_errors=True)
 
 
 def is_over(folder: Path) -> bool:

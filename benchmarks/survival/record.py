@@ -4,9 +4,7 @@ Root on Debian 12, as compare.py. Then `python docs/make_survival.py` draws it."
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -23,12 +21,7 @@ SAID = {
 
 
 def record() -> dict[str, Any]:
-    cluster = [str(compare.REPO / "tests/cluster/cluster")]
-    env = os.environ | {"TESTCLUSTER_DIR": str(compare.STATE)}
-    subprocess.run([*cluster, "up", "-n", "4"], env=env, check=True)
-    try:
-        folder = compare.STATE / "work/recorded"
-        folder.mkdir()
+    with compare.cluster_of_four("recorded") as folder:
         (folder / "job.sh").write_text(compare.with_hpcddp("cut", folder))
         compare.on_cluster("sbatch", "--output=out", "job.sh", cwd=folder)
         said: list[tuple[float, str]] = []
@@ -37,8 +30,6 @@ def record() -> dict[str, Any]:
             said += [(time.time(), line) for line in lines[len(said) :]]
             time.sleep(0.02)
         return read(folder, said)
-    finally:
-        subprocess.run([*cluster, "down"], env=env, check=True)
 
 
 def read(folder: Path, said: list[tuple[float, str]]) -> dict[str, Any]:

@@ -125,8 +125,7 @@ class Heartbeat:
         while not self._is_over:
             ready = poll.poll(max(due - time.monotonic(), 0) * 1000)
             if time.monotonic() - due > 2 * told.every_s and self._heard is not None:
-                self._heard = time.monotonic()  # this process was suspended, as a whole job may be
-                self._extend_lease(told)
+                self._note_heard(told)  # this process was suspended, as a whole job may be
             with self._lock:
                 if self._is_over:
                     return
@@ -135,8 +134,7 @@ class Heartbeat:
                         came = connection.recv(4096)
                         if not came:
                             return
-                        self._heard = time.monotonic()
-                        self._extend_lease(told)
+                        self._note_heard(told)
                         *lines, begun = (begun + came).split(b"\n")
                         for line in lines:
                             self._obey(line.decode(errors="replace").split())
@@ -174,9 +172,10 @@ class Heartbeat:
             with suppress(OSError, ValueError, IndexError):
                 self._page.write_end(float(words[1]))
 
-    def _extend_lease(self, told: Supervised) -> None:
-        """For the rank itself: this process may be stopped, while the rank is not."""
-        if told.lease_s and self._page is not None and self._heard is not None:
+    def _note_heard(self, told: Supervised) -> None:
+        """From now on the lease counts; the rank is told, too: this process may be stopped while the rank is not."""
+        self._heard = time.monotonic()
+        if told.lease_s and self._page is not None:
             with suppress(OSError):
                 self._page.write_lease(self._heard + told.lease_s * _ITSELF)
 

@@ -119,12 +119,9 @@ class Run:
             self._expect_save(self._optimizers.guess_save_s(Path(self.attempt.run.path)))
             pace.training_resumed()
         flags = self._watch.flags(_MANY)
-        if self._interval is not None:
-            if (line := self._interval.describe()) is not None:
-                self.say(line)
-            if self._interval.is_due and not self._asks_save:  # the others hear it one step late
-                self._asks_save = True
-                flags += (SAVE,)
+        if self._interval is not None and self._interval.look(self.say) and not self._asks_save:
+            self._asks_save = True  # the others hear it one step late
+            flags += (SAVE,)
         self.stop_reason = self.stop_reason or self.ranks.vote(step, flags)
         return self.stop_reason is not None
 

@@ -15,15 +15,16 @@ if TYPE_CHECKING:
 ERROR, KILLED, GONE, SILENT, STUCK = "error", "killed", "gone", "silent", "stuck"
 LEFT, UNKNOWN, ABSENT = "left", "unknown", "absent"
 
+_ERRORS = "PeerFailedError|DistNetworkError|DistStoreError|DistBackendError"
 # What a rank says that has only seen another one end.
 _OF_ANOTHER = re.compile(
-    r"\b(PeerFailedError|DistNetworkError|DistStoreError|DistBackendError|NCCL|gloo|ProcessGroup)"
+    rf"\b({_ERRORS}|NCCL|gloo|ProcessGroup)"
     r"|Connection (reset|closed|refused)|Broken pipe|Timed out waiting|Socket Timeout|ranks did not arrive in",
     re.IGNORECASE,
 )
 # Of these, what is no word of the program's own: an error of torch's, or of the network below it.
 _OF_NETWORK = re.compile(
-    r"^([\w.]+\.)?(PeerFailedError|DistNetworkError|DistStoreError|DistBackendError)\b"
+    rf"^([\w.]+\.)?({_ERRORS})\b"
     r"|^(nccl\w*|Last error|Proxy call)\b"
     r"|^RuntimeError: .*(gloo|NCCL|ProcessGroup|Connection|Broken pipe|Timed out|Socket Timeout)"
     r"|ranks did not arrive in",

@@ -82,8 +82,8 @@ class Recovery:
             return f"they were already, {format_count(self._restarts, 'time')} (max_restarts)"
         if cause.is_mistake:
             return "that is no node's fault"
-        same = sum((cause.text, cause.step) == stuck for stuck in self._stuck)
         if cause.kind == STUCK:
+            same = self._stuck.count((cause.text, cause.step))
             self._stuck.append((cause.text, cause.step))
             if same >= _MOST_STUCK:
                 return f"no rank got on at the same place and step {same} times before"

@@ -20,7 +20,7 @@ from hpcddp.supervisor.sockets import accept, open_listener, own_names, receive
 
 if TYPE_CHECKING:
     import _socket
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from hpcddp.runs.folder import AttemptFolder
 
@@ -49,7 +49,7 @@ class Reports:
         self._has_stepped = False  # more than once: the first step of an attempt compiles
         self._is_ending = False
         self._opened = 0.0
-        self._has_records: Callable[[], bool] = lambda: True
+        self._records = ""  # the folder in which each rank that is started leaves a file
         self._world_size = 0  # as the ranks say it; 0: none has
         self.ranks: dict[int, RankReport] = {}
         self.events: list[Event] = []
@@ -71,7 +71,7 @@ class Reports:
         self._slowest_s, self._has_stepped = 0.0, False
         self.ranks, self.events = {}, []
         self._world_size, self._opened = 0, time.monotonic()
-        self._has_records = lambda: _has_files(os.path.dirname(attempt.rank_environment(0)))
+        self._records = os.path.dirname(attempt.rank_environment(0))
         with suppress(OSError):
             write_supervised(attempt, self._told)
 
@@ -144,7 +144,7 @@ class Reports:
         if not limit_s or self.events or now - self._opened < limit_s or len(self.ranks) >= (self._world_size or 1):
             return
         if not self.ranks:
-            if not self._has_records():  # else they were started, and cannot call here
+            if not _has_files(self._records):  # else they were started, and cannot call here
                 self.events.append(Event(ABSENT, -1, "", now, text=f"no rank was started in {limit_s:.0f} s"))
         elif any(one.beat.looks for one in self.ranks.values()) and not any(
             one.beat.step for one in self.ranks.values()
@@ -215,8 +215,7 @@ class Reports:
             return
         if self.ranks.get(one.rank) is not one:  # of the attempt before: its last words are no news of this one
             self._say(one, "end")
-            if not came:
-                self._leave(one)
+            self._leave(one)
             return
         one.begun += came
         one.heard = time.monotonic()

@@ -77,10 +77,11 @@ def supervise(order: Order, words: list[str], script: str, env: Mapping[str, str
             if recovery is None or cause is None or ended.signal or _is_finished(attempt):
                 break
             goes_on = recovery.goes_on(attempt, cause, moving.end, reports.lost_hosts)
-            late = start.hear_late()  # as where the scheduler ends the ranks first, and then the script
-            if late:
-                ended = ended._replace(signal=late)
-            if late or not goes_on:
+            # as where the scheduler ends the ranks first, and then the script
+            late = start.hear("after the ranks had ended: they are not started again")
+            if late is not None:
+                ended = ended._replace(signal=late.signal)
+            if late is not None or not goes_on:
                 break
             note_lost(attempt, cause)
             again = recovery.begin_again(attempt)
@@ -151,10 +152,7 @@ class Start:
         warn_at = end.at - order.warns_s if order.warns_s and end.at is not None else None
         ended = Ended(0)
         for program, passes_on, warned in ((stage, "TERM", None), (launch, order.passes_on, warn_at)):
-            for number in self._signals.read():
-                self._follow_up.hear(number)
-                ended = Ended(128 + number, name_of(number))
-                tell(f"{ended.signal} came before the ranks were started")
+            ended = self.hear("before the ranks were started") or ended
             if ended.status or ended.signal:
                 return ended
             if program:
@@ -171,14 +169,14 @@ class Start:
             tell(f"the launcher ended with status {ended.status}; the ranks' logs are in {logs}")
         return ended
 
-    def hear_late(self) -> str:
-        """The signal that has come since the launcher's end; empty: none."""
-        last = ""
+    def hear(self, when: str) -> Ended | None:
+        """The last signal that has come while no rank runs; each is told. None: none has."""
+        ended = None
         for number in self._signals.read():
-            last = name_of(number)
             self._follow_up.hear(number)
-            self._tell(f"{last} came after the ranks had ended: they are not started again")
-        return last
+            ended = Ended(128 + number, name_of(number))
+            self._tell(f"{ended.signal} came {when}")
+        return ended
 
     def _look_at_end(self) -> None:
         """Tell the ranks if the job ends at another time than they know."""

@@ -63,11 +63,7 @@ class Saving(Preparation):
     def _ask_if_due(self) -> None:
         """With save_every="auto": rank 0 asks for a save, and says how often it will."""
         interval = self._checkpointer.interval
-        if interval is None:
-            return
-        if (line := interval.describe()) is not None:
-            self._report.say(line)
-        if interval.is_due:
+        if interval is not None and interval.look(self._report.say):
             self._agreement.ask(SAVE, "save_every", alone=self.group.world_size > 1)
             if self.group.world_size == 1:
                 self._agree("asked")

@@ -175,11 +175,10 @@ class Checkpointer:
 
     def _fits_beside(self) -> bool:
         """Whether this host's ranks may each keep a copy of their part of the state, with as much again to spare."""
-        free, ranks = free_memory(), [member.host for member in self._group.members]
+        free = free_memory()
         if free is None or self._tracked is None:
             return False
-        here = ranks.count(ranks[self._group.rank])
-        return 2 * here * _count_bytes(self._tracked) <= free
+        return 2 * self._group.local_world_size * _count_bytes(self._tracked) <= free
 
     def _read_best(self) -> Best | None:
         if self._folder is None or not self._best_is_named:

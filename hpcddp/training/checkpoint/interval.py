@@ -106,6 +106,12 @@ class SaveInterval:
         """Whether it is time to save."""
         return self._clock() - self._since >= self.seconds
 
+    def look(self, say: Callable[[str], None]) -> bool:
+        """Whether it is time to save; how often it is, is said if that is new."""
+        if (line := self.describe()) is not None:
+            say(line)
+        return self.is_due
+
     def describe(self) -> str | None:
         """A line on the interval; None as long as it is about what was said last."""
         now, said = self.seconds, self._said_s
