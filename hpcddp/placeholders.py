@@ -31,7 +31,7 @@ _ALIKE = 0.85  # {world_sise} is meant to be one, {micro_batch_size} need not be
 def find_placeholders(command: Sequence[str]) -> tuple[str, ...]:
     """The names that stand in a command, each once. RequestError for one that is misspelt; others are the program's
     own, and so is all of a text for a shell or Python behind `-c`."""
-    code = _find_code(command)
+    code = find_code(command)
     words = (word for i, word in enumerate(command) if "{" in word and i != code)
     found = dict.fromkeys(name for word in words for name in _FORM.findall(word))
     for name in found.keys() - _KNOWN:
@@ -46,7 +46,7 @@ def find_placeholders(command: Sequence[str]) -> tuple[str, ...]:
 
 def fill_placeholders(command: Sequence[str], values: Mapping[str, object]) -> list[str]:
     """The command with every placeholder's value, and `{name}` for `{{name}}`. RequestError for one without a value."""
-    names, code = find_placeholders(command), _find_code(command)
+    names, code = find_placeholders(command), find_code(command)
     for name in names:
         if values.get(name) is None:
             told, hint = _WITHOUT.get(name, ("the launcher does not say it", "leave it out"))
@@ -59,7 +59,7 @@ def fill_placeholders(command: Sequence[str], values: Mapping[str, object]) -> l
     return [word if i == code else fill(word) for i, word in enumerate(command)]
 
 
-def _find_code(command: Sequence[str]) -> int | None:
+def find_code(command: Sequence[str]) -> int | None:
     """Where a command has its program's text, behind `bash -c` or `python -c`: variables in it may have our names."""
     is_interpreted = False
     for i, word in enumerate(command):

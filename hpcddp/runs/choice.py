@@ -2,7 +2,8 @@
 
 Runs of one name are `train`, `train-2`, `train-3`, …. The first of these rules that fits chooses:
 
-1. A job that was started again, and a job of a chain, stay in their run.
+1. A job that was started again, and a job of a chain, stay in their run. A job that `hpcddp submit` made a run for gets
+   that one, if nobody has held it.
 2. `--resume RUN` resumes that run, whatever its command and state.
 3. `--fresh` begins a new run, with the next number.
 4. The newest run of the same command is resumed, unless it is finished.
@@ -21,7 +22,15 @@ from hpcddp.errors import RequestError
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.chain import find_before
 from hpcddp.runs.command import identify_command
-from hpcddp.runs.folder import RunFolder, list_checkpoints, list_run_folders, list_runs, show_path, step_of
+from hpcddp.runs.folder import (
+    RunFolder,
+    list_checkpoints,
+    list_holders,
+    list_run_folders,
+    list_runs,
+    show_path,
+    step_of,
+)
 from hpcddp.runs.jsonfile import DamagedFileError, read_object
 from hpcddp.runs.lock import find_owner, read_holders
 from hpcddp.runs.state import read_state
@@ -51,6 +60,7 @@ class Asked(Record):
     fresh: bool = False
     resume: str | None = None  # a run's name, or its path
     spelling: Spelling = Spelling()
+    made: str = ""  # the name of the run that `hpcddp submit` made for this job
 
     def of_index(self, index: str) -> Asked:
         """The same for one index of a job array."""
@@ -99,6 +109,9 @@ def choose_run(asked: Asked, origin: Origin) -> RunChoice:
         before = _find_before(run, origin)
         if before is not None or _began_in(run, origin):
             return RunChoice(run, False, "", "", before.attempt if before is not None else None)
+    made = next((run for run in runs if os.path.basename(run.path) == asked.made), None)
+    if made is not None and not list_holders(made):
+        return RunChoice(made, True, "", "")
     if asked.resume is not None:
         return RunChoice(_named_run(asked, asked.resume, runs), False, f", as {asked.spelling.resume} asks", "")
     same = next((run for run in reversed(runs) if _is_same(find_command(run), asked.command)), None)
@@ -121,7 +134,7 @@ def check_asked(asked: Asked) -> None:
 
 def is_run(run: RunFolder) -> bool:
     """Whether an attempt has been in this folder."""
-    marks = (run.about, run.plan, run.state, run.holders, run.attempts, run.checkpoints)
+    marks = (run.about, run.plan, run.state, run.holders, run.attempts, run.checkpoints, run.submitted, run.sweep)
     return any(os.path.exists(mark) for mark in marks)
 
 

@@ -55,6 +55,16 @@ class RunFolder(Record):
         return os.path.join(self.path, "holders")
 
     @property
+    def submitted(self) -> str:
+        """The jobs that `hpcddp submit` queued for the run, by number."""
+        return os.path.join(self.path, "submitted")
+
+    @property
+    def sweep(self) -> str:
+        """Of what is no run but a sweep: its axes. Its runs lie beside it, `NAME.1`, `NAME.2`, …"""
+        return os.path.join(self.path, "sweep.json")
+
+    @property
     def rendezvous(self) -> str:
         """Where rank 0 publishes its address if no launcher gives it."""
         return os.path.join(self.path, "rendezvous")

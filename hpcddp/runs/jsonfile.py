@@ -20,6 +20,8 @@ SCHEMAS = {
     "state.json": 2,
     "chain.json": 1,
     "holder.json": 1,
+    "submission.json": 1,
+    "sweep.json": 1,
     "metrics.jsonl": 1,
     "versions.json": 1,
     "data.json": 1,

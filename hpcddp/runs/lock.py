@@ -15,7 +15,7 @@ from hpcddp.errors import LaunchError
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.runs.folder import RunFolder, find_holder, list_checkpoints, list_holders, name_holder, show_path
 from hpcddp.runs.holder import Holder, has_ended
-from hpcddp.runs.jsonfile import DamagedFileError, read_object, write_object
+from hpcddp.runs.jsonfile import DamagedFileError, read_object, read_text, write_object
 
 if TYPE_CHECKING:
     from hpcddp.runs.holder import Ask
@@ -81,15 +81,25 @@ def find_live_holder(run: RunFolder, mine: Holder, ask: Ask) -> Holder | None:
     return None if holder is None or has_ended(holder, mine, ask) else holder
 
 
-def release_run(run: RunFolder, attempt: str) -> None:
-    """This attempt has ended; nothing if it does not hold the run. What cannot be written is found out later."""
+def release_run(run: RunFolder, attempt: str, status: int | None = None) -> None:
+    """This attempt has ended, with this exit status if it is known; nothing if it does not hold the run. What cannot be
+    written is found out later."""
     _, path = find_holder(run)
     if path is None:
         return
     holder = read_holder(path)
     if holder is not None and holder.attempt == attempt:
-        with suppress(OSError), open(_end(path), "w", encoding="ascii"):
-            pass
+        with suppress(OSError), open(_end(path), "w", encoding="ascii") as file:
+            file.write("" if status is None else f"{status}\n")
+
+
+def read_end(path: str) -> tuple[bool, int | None]:
+    """Whether the holder in this folder has said that it ended, and its exit status; None: it did not say that."""
+    try:
+        said = read_text(_end(path)).strip()
+    except (FileNotFoundError, NotADirectoryError):
+        return False, None
+    return True, int(said) if said.isdecimal() else None
 
 
 def note_loaded(run: RunFolder, attempt: str) -> None:

@@ -84,6 +84,7 @@ class JobPlan(Record):
     remarks: tuple[str, ...]
     own_ranks: str = ""
     slots: int | None = None
+    made_run: str = ""  # the name of the run that `hpcddp submit` made for this job
     sources: Mapping[str, str] = MappingProxyType({})
 
     @property

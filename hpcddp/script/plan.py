@@ -26,10 +26,11 @@ from hpcddp.script.shares import check_placeholders, plan_data_size
 from hpcddp.script.site import Queue, Site
 from hpcddp.script.sources import plan_sources
 from hpcddp.script.spec import JobSpec
+from hpcddp.script.sweeping import plan_sweep
 from hpcddp.supervisor.order import THEN
 from hpcddp.units import format_count, format_walltime
 
-_OF_SUPERVISOR = ("chain", "max_restarts", "stage_in", "stage_dir", "fresh", "resume")
+_OF_SUPERVISOR = ("chain", "max_restarts", "stage_in", "stage_dir", "fresh", "resume", "sweep")
 
 __all__ = ["JobPlan", "PlannedBy", "plan_job", "remark_name"]
 
@@ -40,7 +41,7 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
     Raises RequestError for what the site does not take or no script could carry, SiteError for a fact that is missing.
     """
     scheduler = find_scheduler(site.scheduler)
-    spec, own_ranks = plan_own_ranks(spec)
+    spec, own_ranks = plan_own_ranks(plan_sweep(spec))
     check_asked_recovery(spec, site.scheduler)
     check_complete(spec, site, cpus_known=scheduler.this_machine)
     queue_name = plan_queue(spec, site)

@@ -14,6 +14,7 @@ from hpcddp.script.recover import plan_recovery
 from hpcddp.script.spec import spec_items
 from hpcddp.script.words import quote_word
 from hpcddp.supervisor.order import Order, format_order
+from hpcddp.sweep import count_points
 from hpcddp.units import format_walltime
 
 
@@ -61,6 +62,8 @@ def format_job_order(plan: JobPlan) -> str:
         resume=plan.spec.resume,
         recover=plan_recovery(plan),
         calls=plan.outer_launcher if plan.agents else "",
+        made=plan.made_run,
+        sweep={name: list(values) for name, values in (plan.spec.sweep or {}).items()},
     )
     return quote_word(format_order(order))
 
@@ -69,6 +72,8 @@ def format_request(plan: JobPlan) -> str:
     """The request as a job file: one key per line, so that no line of it can be anything else."""
     asked = plan.spec.site or ""
     items = {**spec_items(plan.spec), "site": asked if "/" in asked else plan.site.name}
+    if plan.spec.sweep is not None:  # the whole sweep makes its array anew; its only point is in the other keys
+        items.pop("sweep" if count_points(plan.spec.sweep) == 1 else "array", None)
     for key in ("walltime", "signal", "stall_limit"):
         if key in items:
             items[key] = format_walltime(items[key])

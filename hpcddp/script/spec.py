@@ -24,6 +24,7 @@ from hpcddp.script.fields import (
     read_walltime,
     read_words,
 )
+from hpcddp.sweep import read_axes
 
 
 def _meant_launchers() -> dict[str, tuple[str, ...]]:
@@ -92,10 +93,11 @@ KEYS: dict[str, Reader] = {
     "spares": read_count,
     "stall_limit": read_walltime,
     "health_check": read_text,
+    "sweep": lambda value, where: read_axes(read_text(value, where) if value == "" else value, where),
     "directives": read_words,
     "command": read_command,
 }
-_FIELDS = {"walltime": "walltime_s", "signal": "signal_s", "stall_limit": "stall_limit_s"}
+FIELDS = {"walltime": "walltime_s", "signal": "signal_s", "stall_limit": "stall_limit_s"}
 
 
 class JobSpec(Record):
@@ -157,6 +159,7 @@ class JobSpec(Record):
     spares: int | None = None
     stall_limit_s: int | None = None
     health_check: str | None = None
+    sweep: Mapping[str, tuple[str, ...]] | None = None
     directives: tuple[str, ...] | None = None
     command: tuple[str, ...] | None = None
     variables: Mapping[str, str] | None = None
@@ -164,24 +167,28 @@ class JobSpec(Record):
 
     def asks_for(self, key: str) -> bool:
         """Whether the job asks for this key of a job file."""
-        return getattr(self, _FIELDS.get(key, key)) is not None
+        return getattr(self, FIELDS.get(key, key)) is not None
 
 
 def read_spec(asked: Mapping[str, tuple[object, str]], site_keys: Iterable[str] = ()) -> JobSpec:
     """A spec from raw values with their sources: key -> (value, "--nodes" or "nodes in job.yaml").
 
     An empty value goes to its key's reader, from an option as from a file: `modules=` is an empty list, and
-    `nodes: $NODES` with a variable that is not set must not become the default. A key `env.NAME` sets one variable;
+    `nodes: $NODES` with a variable that is not set must not become the default. A key `env.NAME` sets one variable,
+    `sweep.NAME` one axis;
     `site_keys` are the words that only the job's site asks for. Raises RequestError for an unknown key or a value that
     is not of its key's form.
     """
     values: dict[str, Any] = {}
     env: dict[str, str] = {}
+    axes: dict[str, object] = {}
     own: dict[str, str] = {}
     site_keys = tuple(site_keys)
     for key, (value, where) in asked.items():
         if key.startswith("env."):
             env.update(read_variables({key[4:]: value}, where))
+        elif key.startswith("sweep."):
+            axes[key[6:]] = value
         elif key not in KEYS and key not in site_keys:
             known = [*KEYS, *site_keys]
             begun = [name for name in known if len(key) > 2 and name.startswith(key)]
@@ -191,7 +198,10 @@ def read_spec(asked: Mapping[str, tuple[object, str]], site_keys: Iterable[str] 
         elif key in site_keys:
             own[key] = read_text(value, where)
         else:
-            values[_FIELDS.get(key, key)] = KEYS[key](value, where)
+            values[FIELDS.get(key, key)] = KEYS[key](value, where)
+    if axes:
+        more = read_axes(axes, next(where for key, (_, where) in asked.items() if key.startswith("sweep.")))
+        values["sweep"] = {**values.get("sweep", {}), **more}
     if env:
         values["env"] = {**values.get("env", {}), **env}
     sources = {key: where for key, (_, where) in asked.items()}
@@ -200,7 +210,7 @@ def read_spec(asked: Mapping[str, tuple[object, str]], site_keys: Iterable[str] 
 
 def spec_items(spec: JobSpec) -> dict[str, Any]:
     """What was asked for, by job-file key, in the table's order; the inverse of `read_spec`."""
-    names = {field: key for key, field in _FIELDS.items()}
+    names = {field: key for key, field in FIELDS.items()}
     found = {names.get(field, field): value for field, value in spec._asdict().items() if value is not None}
     own = found.pop("variables", {})
     del found["sources"]

@@ -46,7 +46,7 @@ def begin(
 
     The errors of `start_run` and `start_attempt`; LaunchError if the folder cannot be written.
     """
-    asked = Asked(base, identify_command(order.command), order.fresh, order.resume)
+    asked = Asked(base, identify_command(order.command), order.fresh, order.resume, made=order.made)
     choice = start_run(asked, job.name, env, process=os.getpid(), by_hand=by_hand, numbered=True)
     tell(str(choice))
     attempt = choice.run.attempt(choice.attempt)

@@ -40,6 +40,8 @@ class Order(Record):
     `warns_s`: seconds before the end at which the ranks are warned; 0: never, or the scheduler does it. `chain`: how
     many attempts there may be; 0: no chain. `follow_options`: further options of the command that queues the next one.
     `recover`: None: the job ends with the first rank that does. `calls`: the launcher that starts what makes the ranks.
+    `made`: the name of the run that `hpcddp submit` made for the job.
+    `sweep`: the axes, name -> values, where the job is a point of one, or all points as an array.
     """
 
     request: str
@@ -55,6 +57,8 @@ class Order(Record):
     resume: str | None = None
     recover: Recover | None = None
     calls: str = ""
+    made: str = ""
+    sweep: Mapping[str, Any] = _NOTHING
 
     @property
     def launcher(self) -> str:

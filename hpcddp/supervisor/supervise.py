@@ -17,6 +17,7 @@ from hpcddp.supervisor.follow import FollowUp
 from hpcddp.supervisor.job import BY_REQUEST, MovingEnd, find_end, find_own_job
 from hpcddp.supervisor.leftover import end_left
 from hpcddp.supervisor.order import split_stage
+from hpcddp.supervisor.point import take_point
 from hpcddp.supervisor.program import Ended, Launcher, Signals, name_of, watch
 from hpcddp.supervisor.reports import Reports
 from hpcddp.supervisor.sockets import allow_more_files
@@ -40,15 +41,17 @@ _LOST = 137
 def supervise(order: Order, words: list[str], script: str, env: Mapping[str, str], tell: Callable[[str], None]) -> int:
     """The exit status of the job. `words`: the launcher's command line, and what copies data before it.
 
-    The errors of `find_own_job` and `begin`: then nothing was started.
+    The errors of `take_point`, `find_own_job` and `begin`: then nothing was started.
     """
     signals = Signals()
+    order, words = take_point(order, words, env, tell)
     job = find_own_job(order.scheduler, env)
     by_hand = BY_HAND in env
     begun = begin(order, env["HPCDDP_RUN_DIR"], job, env, script, tell, by_hand=by_hand)
     if isinstance(begun, int):
         return begun
     attempt = begun.attempt
+    status: int | None = None
     reports = Reports(order.recover.limit_s if order.recover is not None else 0, env)
     try:
         end = find_end(job, env, order.walltime_s, by_hand=by_hand)
@@ -88,11 +91,11 @@ def supervise(order: Order, words: list[str], script: str, env: Mapping[str, str
             if again is None:
                 break
             attempt = again
-        ended = _judge(ended, attempt)
+        status = end_attempt(attempt, _judge(ended, attempt), follow_up if order.chain else None, tell)
+        return status
     finally:
         reports.close()
-        release_run(attempt.run, attempt.name)
-    return end_attempt(attempt, ended, follow_up if order.chain else None, tell)
+        release_run(attempt.run, attempt.name, status)
 
 
 def _judge(ended: Ended, attempt: AttemptFolder) -> Ended:

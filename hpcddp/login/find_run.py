@@ -1,0 +1,117 @@
+"""Finds runs by what people call them: a name below `runs/`, a folder, or the id of one of their jobs."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+
+from hpcddp.errors import RequestError, nearest
+from hpcddp.runs.choice import is_run
+from hpcddp.runs.folder import RunFolder, job_of, list_attempts, list_holders
+from hpcddp.runs.jsonfile import read_text
+from hpcddp.runs.lock import read_holder
+from hpcddp.runs.submitted import read_submissions
+
+#: Where runs are, unless a job file says otherwise.
+RUNS = "runs"
+
+
+def find_runs(words: Sequence[str], folder: str = RUNS) -> list[RunFolder]:
+    """The run of each word, in this order, each once; without words all runs in `folder`, in the order of their names.
+
+    RequestError for a word that no run has.
+    """
+    if not words:
+        return list_all_runs(folder)
+    found: dict[str, RunFolder] = {}
+    for word in words:
+        run = find_run(word, folder)
+        found[os.path.abspath(run.path)] = run
+    return list(found.values())
+
+
+def find_run(word: str, folder: str = RUNS) -> RunFolder:
+    """The run of this name, folder or job id. RequestError if there is none, or a job id has several."""
+    path = word.rstrip("/") or "/"
+    beside = RunFolder(os.path.join(folder, path))
+    for run in (beside, RunFolder(path)) if "/" not in path else (RunFolder(path), beside):
+        if is_run(run):
+            return run
+    runs = list_all_runs(folder)
+    if re.match(r"\d", word) or word.startswith("local-"):
+        of_job = [run for run in runs if _has_job(run, word)]
+        if len(of_job) == 1:
+            return of_job[0]
+        if of_job:
+            names = ", ".join(os.path.basename(run.path) for run in of_job[:8])
+            raise RequestError(f"job {word} is of several runs: {names}", f"name one: {of_job[0].path}")
+    if os.path.isdir(path) and "/" in word:
+        raise RequestError(f"{path} is no run folder: no job has been in it", _list_hint(runs))
+    raise RequestError(f"there is no run {word!r}{_near(runs, word)} in {folder}/", _list_hint(runs))
+
+
+def list_all_runs(folder: str = RUNS) -> list[RunFolder]:
+    """Every run in the folder, those of a number in the order of their numbers. RequestError if it cannot be read."""
+    try:
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in entries if entry.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise RequestError(f"{folder} cannot be read: {(error.strerror or '').lower()}", f"ls -ld {folder}") from error
+    runs = (RunFolder(os.path.join(folder, name)) for name in sorted(names, key=_by_number))
+    return [run for run in runs if is_run(run)]
+
+
+def list_jobs(run: RunFolder) -> list[str]:
+    """The ids of all jobs that the run is known to have had or to wait for, each once: submitted ones, those that have
+    held it, and the follow-ups of a chain."""
+    ids = [one.job for one in read_submissions(run)]
+    ids += [holder.job for path in list_holders(run) if (holder := read_holder(path)) is not None and holder.job]
+    ids += filter(None, map(read_follow_up, (attempt.next for attempt in list_attempts(run))))
+    return list(dict.fromkeys(ids))
+
+
+def read_follow_up(path: str) -> str:
+    """The job id in an attempt's `next`; "" where there is none."""
+    try:
+        return read_text(path).strip()
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+
+
+def is_same_job(one: str, other: str) -> bool:
+    """Whether two texts are one job's id: with or without its server, `47` and `47.pbs1`, and in each scheduler's way
+    of an array's index, `47_3`, `47[3].pbs1` and `47-3`, the name that attempts have."""
+    return _plain(one) == _plain(other)
+
+
+def _plain(job: str) -> str:
+    number = re.match(r"(\d+)(?:\[(\d*)\]|[_-](\d+))?", job)
+    if number is None:
+        return job
+    index = number[2] or number[3]
+    return f"{number[1]}-{index}" if index else number[1]
+
+
+def _has_job(run: RunFolder, word: str) -> bool:
+    names = [job_of(attempt.name) for attempt in list_attempts(run)]
+    return any(is_same_job(word, job) for job in (*list_jobs(run), *names))
+
+
+def _by_number(name: str) -> tuple[object, ...]:
+    """`train`, `train-2`, `train-10`; `lr.2` before `lr.10`."""
+    return tuple((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", name))
+
+
+def _near(runs: Sequence[RunFolder], word: str) -> str:
+    return nearest(os.path.basename(word), [os.path.basename(run.path) for run in runs])
+
+
+def _list_hint(runs: Sequence[RunFolder]) -> str:
+    if not runs:
+        return "the folder that it was submitted from has its runs/"
+    names = [os.path.basename(run.path) for run in runs]
+    more = f", … ({len(names)} in all)" if len(names) > 8 else ""
+    return f"one of: {', '.join(names[-8:])}{more}"

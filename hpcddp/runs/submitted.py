@@ -1,0 +1,97 @@
+"""`submitted/000001`, …: the jobs that `hpcddp submit` handed to a scheduler for a run, each with its script.
+
+A folder is made before its job is queued, and says afterwards which job it was: without `submission.json` it is none.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+from hpcddp.record import Record
+from hpcddp.runs.folder import RunFolder
+from hpcddp.runs.jsonfile import DamagedFileError, read_object, write_object
+
+_TRIES = 100  # each one that fails means that another submission has taken the number
+
+
+class Submission(Record):
+    """One job. `array`: its indices, each with a run of its own. The last three are of a job on this machine without a
+    scheduler: its process, when that started in the kernel's clock ticks, and on which kernel."""
+
+    scheduler: str
+    job: str  # the id, as the scheduler printed it
+    since: str  # when it was submitted, ISO 8601 with the zone
+    host: str  # where it was submitted
+    folder: str  # the working directory then
+    array: str = ""
+    walltime_s: int | None = None
+    name: str = ""
+    output: str = ""  # the file with the job's output, where that is known
+    process: int = 0
+    started: str = ""
+    machine: str = ""
+
+
+def script_of(folder: str) -> str:
+    """The job script in a submission's folder."""
+    return os.path.join(folder, "script.sh")
+
+
+def begin_submission(run: RunFolder, script: str) -> str:
+    """The folder of a new submission, with its script. OSError if it cannot be written."""
+    for _ in range(_TRIES):
+        numbers = [int(name) for name in _names(run)]
+        path = os.path.join(run.submitted, f"{max(numbers, default=0) + 1:06d}")
+        os.makedirs(run.submitted, exist_ok=True)
+        try:
+            os.mkdir(path)
+        except FileExistsError:
+            continue
+        with open(script_of(path), "w", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(script)
+        os.chmod(script_of(path), 0o755)  # noqa: S103  # it is a script, and holds nothing that others may not read
+        return path
+    raise FileExistsError(f"{run.submitted}: other submissions take every number")
+
+
+def note_submission(folder: str, submission: Submission) -> None:
+    """The job was queued. OSError if it cannot be written."""
+    write_object(_about(folder), submission._asdict(), durable=True)
+
+
+def drop_submission(folder: str) -> None:
+    """The job was not queued: nothing is left of it, and of a run that was made for it alone."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def read_submissions(run: RunFolder) -> list[Submission]:
+    """The jobs that were submitted for the run, the first one first. One that cannot be read is left out.
+
+    NewerFileError if a newer hpcddp wrote one.
+    """
+    found = (_read(os.path.join(run.submitted, name)) for name in _names(run))
+    return [one for one in found if one is not None]
+
+
+def _read(folder: str) -> Submission | None:
+    try:
+        content = read_object(_about(folder)) or {}
+        one = Submission(**{name: content[name] for name in Submission._fields if name in content})
+    except (DamagedFileError, TypeError):
+        return None
+    texts = [one.scheduler, one.job, one.since, one.host, one.folder, one.array, one.name, one.output, one.started]
+    numbers = [one.process, one.walltime_s or 0]
+    is_whole = all(isinstance(text, str) for text in texts) and all(type(number) is int for number in numbers)
+    return one if is_whole and one.job else None
+
+
+def _names(run: RunFolder) -> list[str]:
+    try:
+        return sorted((name for name in os.listdir(run.submitted) if name.isdecimal()), key=int)
+    except OSError:
+        return []
+
+
+def _about(folder: str) -> str:
+    return os.path.join(folder, "submission.json")
