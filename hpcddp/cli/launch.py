@@ -14,10 +14,11 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from hpcddp.cli.parser import VerbParser
-from hpcddp.cli.request import listed, on_path, read_settings, this_process
-from hpcddp.cli.spawning import see_spawn
-from hpcddp.cli.streams import exact_bytes, tell, write_exactly
+from hpcddp.cli.request import listed, read_settings
+from hpcddp.cli.streams import exact_bytes, tell, tell_each, write_exactly
 from hpcddp.errors import LaunchError, RequestError, SchedulerError
+from hpcddp.login.planning import on_path, this_process
+from hpcddp.login.spawning import see_spawn
 from hpcddp.ranks.allocation import Allocation, find_allocation
 from hpcddp.ranks.candidates import find_candidates
 from hpcddp.ranks.device import count_gpus
@@ -141,14 +142,16 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         asked["ranks_per_node"] = (str(ranks), "--ranks-per-node")
     if args.launcher:
         asked["launcher"] = (args.launcher, "--launcher")
-    spec, own_ranks = plan_own_ranks(see_spawn(read_spec(asked)))
+    spec, remarks = see_spawn(read_spec(asked))
+    tell_each(remarks)
+    spec, own_ranks = plan_own_ranks(spec)
     if not spec.launcher:
         found = _find_launcher(site, env)  # on one node a command that makes the ranks needs no agent
         spec = spec if own_ranks.maker and LAUNCHERS[found].is_agent else spec._replace(launcher=found)
     plan = plan_job(spec._replace(ranks_per_node=spec.ranks_per_node or ranks), site, this_process())
     plan = plan._replace(slots=None if allocation is None else room.slots)
-    if (remark := remark_name(plan)) is not None:
-        tell(remark)
+    if (renamed := remark_name(plan)) is not None:
+        tell(renamed)
     _refuse_another_dialect(plan.outer_launcher, plan.outer_program, site, env)
     outer = LAUNCHERS.get(plan.outer_launcher)
     if outer is not None and (remark := outer.call_remark(env)):
@@ -169,11 +172,10 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
 
 def _check_command(plan: JobPlan, env: Mapping[str, str]) -> None:
     """RequestError for a command that cannot be started, before it has a run folder."""
-    from hpcddp.cli.look import look_here
+    from hpcddp.login.look import look_here
     from hpcddp.script.program import check_program
 
-    for remark in check_program(plan.command[0], os.getcwd(), plan.python, look_here(env)):
-        tell(remark)
+    tell_each(check_program(plan.command[0], os.getcwd(), plan.python, look_here(env)))
 
 
 def _refuse_inside_a_rank(env: Mapping[str, str]) -> None:

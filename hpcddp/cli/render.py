@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.request import read_plan, request_parser
-from hpcddp.cli.streams import tell, write_exactly
+from hpcddp.cli.streams import tell_each, write_exactly
 from hpcddp.errors import RequestError
 from hpcddp.script.plan import JobPlan
 from hpcddp.script.render import render_script
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         if args.interactive:
             from hpcddp.script.interactive import interactive_command
 
-            _tell([f"for a shell on these nodes: {interactive_command(plan.site.scheduler, text)}"])
+            tell_each([f"for a shell on these nodes: {interactive_command(plan.site.scheduler, text)}"])
         write_exactly(text)
     return 0
 
@@ -81,10 +81,10 @@ def _refuse_unused(args: argparse.Namespace) -> None:
 
 
 def _check_plan(plan: JobPlan, env: Mapping[str, str]) -> None:
-    from hpcddp.cli.look import look_here
+    from hpcddp.login.look import look_here
     from hpcddp.script.preflight import check_plan
 
-    _tell(check_plan(plan, look_here(env)))
+    tell_each(check_plan(plan, look_here(env)))
 
 
 def _check_run(plan: JobPlan) -> None:
@@ -93,18 +93,18 @@ def _check_run(plan: JobPlan) -> None:
 
     base = os.path.join(os.getcwd(), plan.spec.workdir or "", plan.run_dir)
     if not plan.options.array:
-        _tell(list(filter(None, [foresee_run(plan.asked_run._replace(base=base))])))
+        tell_each(list(filter(None, [foresee_run(plan.asked_run._replace(base=base))])))
 
 
 def _check_script(plan: JobPlan, text: str, live: bool, env: Mapping[str, str]) -> None:
-    from hpcddp.cli.look import look_here
+    from hpcddp.login.look import look_here
     from hpcddp.script.preflight import check_output
 
-    _tell(check_output(plan.site.scheduler, text, look_here(env)))
+    tell_each(check_output(plan.site.scheduler, text, look_here(env)))
     if live:
         from hpcddp.schedulers.run import ask_scheduler
 
-        _tell([ask_scheduler(plan.site.scheduler, text, env)])
+        tell_each([ask_scheduler(plan.site.scheduler, text, env)])
 
 
 def _explained(plan: JobPlan, as_json: bool) -> str:
@@ -127,8 +127,3 @@ def _json(value: object) -> str:
     import json
 
     return json.dumps(value) + "\n"
-
-
-def _tell(remarks: list[str]) -> None:
-    for remark in remarks:
-        tell(remark)

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Mapping, Sequence
-from functools import partial
 
-from hpcddp import __version__
 from hpcddp.cli.parser import VerbParser
-from hpcddp.cli.spawning import see_spawn
-from hpcddp.cli.streams import tell
-from hpcddp.errors import RequestError, SchedulerError
+from hpcddp.cli.streams import tell_each
+from hpcddp.errors import RequestError
+from hpcddp.login.planning import on_path, plan_request
 from hpcddp.ranks.launchers import JOB_LAUNCHERS
-from hpcddp.script.find_site import SiteChoice, asked_site, open_site, site_of_host, site_of_scheduler
-from hpcddp.script.folders import find_folder, source_root
+from hpcddp.script.folders import find_folder
 from hpcddp.script.loading import load_yaml
-from hpcddp.script.plan import JobPlan, PlannedBy, plan_job
-from hpcddp.script.spec import read_spec
-from hpcddp.script.words import quote_words
+from hpcddp.script.plan import JobPlan
 
 
 def listed(words: Sequence[str]) -> str:
@@ -79,14 +73,8 @@ def request_parser(verb: str, description: str, *, example: str, exits: tuple[in
 def read_plan(args: argparse.Namespace, env: Mapping[str, str]) -> JobPlan:
     """Options, job file and site to a plan; which site and why, and what the plan remarks, go to stderr."""
     asked, job_file = read_asked(args)
-    in_file = asked.get("site", ("", ""))[0] if job_file else None
-    choice = asked_site(_option(args, "site"), str(in_file or "") or None, job_file or "", env) or _found_site(env)
-    site = open_site(choice, env)
-    if os.path.basename(choice.site) != site.name:  # a file: job.yaml has to lead to it again, from any folder
-        asked["site"] = (os.path.abspath(choice.site), choice.reason)
-    plan = plan_job(see_spawn(read_spec(asked, site.variables)), site, this_process())
-    for remark in (f"site {site.name} ({choice.reason})", *plan.remarks):
-        tell(remark)
+    plan = plan_request(asked, named_site(args), job_file, env)
+    tell_each(plan.remarks)
     return plan
 
 
@@ -158,42 +146,7 @@ def _refuse_command_as_file(word: str) -> None:
         raise RequestError(f"{word} is a program, not a job file", f"put -- first: -- {word} …")
 
 
-def _option(args: argparse.Namespace, key: str) -> str | None:
-    sets = [item.partition("=")[2] for item in args.set if item.startswith(f"{key}=")]
-    return getattr(args, key) or (sets[-1] if sets else None)
-
-
-def _found_site(env: Mapping[str, str]) -> SiteChoice:
-    """What the machine shows: its name, then its scheduler. A program is started only where its name does not tell."""
-    by_host = site_of_host(os.uname().nodename, env)
-    if by_host:
-        return by_host
-    return site_of_scheduler(lambda program: bool(on_path(program, env)), partial(_version_of, env))
-
-
-def _version_of(env: Mapping[str, str], program: str) -> str:
-    """What `program --version` prints; "" where it does not answer."""
-    from hpcddp.schedulers.run import run_program
-
-    try:
-        answer = run_program([on_path(program, env) or program, "--version"], env)
-    except SchedulerError:
-        return ""
-    return answer.stdout + answer.stderr
-
-
-def on_path(program: str, env: Mapping[str, str]) -> str | None:
-    """The whole path of a program on PATH, or None."""
-    paths = (os.path.join(folder, program) for folder in env.get("PATH", "").split(":") if folder)
-    return next((p for p in paths if os.access(p, os.X_OK)), None)
-
-
-def this_process() -> PlannedBy:
-    """This process, as far as the script it makes needs it."""
-    return PlannedBy(
-        python=sys.executable,
-        version=__version__,
-        created_by=quote_words(["hpcddp", *sys.argv[1:]]),
-        source_root=source_root(),
-        cpus=len(os.sched_getaffinity(0)),
-    )
+def named_site(args: argparse.Namespace) -> str | None:
+    """The site that an option names."""
+    sets = [item.partition("=")[2] for item in args.set if item.startswith("site=")]
+    return args.site or (sets[-1] if sets else None)

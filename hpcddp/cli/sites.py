@@ -11,9 +11,9 @@ import time
 from collections.abc import Mapping
 
 from hpcddp.cli.parser import VerbParser
-from hpcddp.cli.request import on_path
 from hpcddp.cli.streams import tell, write_exactly
 from hpcddp.errors import RequestError, SchedulerError, nearest
+from hpcddp.login.planning import on_path
 from hpcddp.script.find_site import SiteChoice, config_folder, open_site, site_files
 from hpcddp.script.folders import find_folder
 from hpcddp.script.site import Site

@@ -7,6 +7,7 @@ import codecs
 import os
 import stat
 import sys
+from collections.abc import Iterable
 
 # They would move a terminal's cursor, or change its colours.
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), 127) if chr(code) not in "\n\t"}
@@ -21,6 +22,12 @@ def tell(text: str) -> None:
         sys.stderr.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+
+def tell_each(remarks: Iterable[str]) -> None:
+    """Several, each on a line of its own."""
+    for remark in remarks:
+        tell(remark)
 
 
 def _painted(word: str, colour: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp.cli.spawning import see_spawn
+from hpcddp.login.spawning import see_spawn
 from hpcddp.ranks.device import count_gpus
 from hpcddp.ranks.predict import predict_environment
 from hpcddp.script.spec import JobSpec
@@ -241,7 +241,7 @@ def test_a_script_that_starts_the_ranks_itself_is_seen_behind_what_starts_it(bef
     (tmp_path / "src/spawn.py").write_text(SPAWN)
     script = "src.spawn" if before.endswith("-m") else "src/spawn.py"
     spec = JobSpec(command=(*before.split(), script, "--config", "c.py"), workdir=str(tmp_path))
-    assert see_spawn(spec).ranks == "node"
+    assert see_spawn(spec)[0].ranks == "node"
 
 
 def test_a_script_that_starts_its_ranks_runs_once_per_node(tmp_path: Path) -> None:

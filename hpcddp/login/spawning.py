@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from types import MappingProxyType
 
-from hpcddp.cli.streams import tell
 from hpcddp.errors import RequestError
 from hpcddp.ranks.launch_commands import find_agent
 from hpcddp.script.spec import JobSpec
@@ -15,17 +14,18 @@ _RANKS = (b'"RANK"', b"'RANK'", b'"LOCAL_RANK"', b"'LOCAL_RANK'", b"env://")  # 
 _MOST_BYTES = 2**20
 
 
-def see_spawn(spec: JobSpec) -> JobSpec:
-    """The spec with `ranks: node` if the command's script calls such a function, as its file on this machine says.
+def see_spawn(spec: JobSpec) -> tuple[JobSpec, tuple[str, ...]]:
+    """The spec, with `ranks: node` if the command's script calls such a function, as its file on this machine says;
+    and what to tell of that.
 
     RequestError on several nodes: the script gives its ranks the numbers of one node.
     """
     if spec.ranks is not None or not spec.command or find_agent(spec.command):
-        return spec
+        return spec, ()
     path = _find_python_file(spec.command, spec.workdir or "")
     line = _spawning_line(os.path.join(spec.workdir or "", path))
     if not line:
-        return spec
+        return spec, ()
     what = f"{path}:{line} starts a node's ranks itself"
     if (spec.nodes or 1) > 1:
         raise RequestError(
@@ -34,8 +34,9 @@ def see_spawn(spec: JobSpec) -> JobSpec:
             " with the world of all nodes and MASTER_ADDR as it is set, and say --set ranks=node; for actors"
             " that are no ranks: --set ranks=each",
         )
-    tell(f"{what}: the job starts it once (ranks: node); --set ranks=each starts it in each rank")
-    return spec._replace(ranks="node", sources=MappingProxyType({**spec.sources, "ranks": f"{path}:{line}"}))
+    remark = f"{what}: the job starts it once (ranks: node); --set ranks=each starts it in each rank"
+    sources = MappingProxyType({**spec.sources, "ranks": f"{path}:{line}"})
+    return spec._replace(ranks="node", sources=sources), (remark,)
 
 
 def _find_python_file(command: tuple[str, ...], folder: str) -> str:
