@@ -22,6 +22,7 @@ from hpcddp.errors import HpcddpError, RequestError
 # verb -> what it does. The module is hpcddp.cli.<verb>.
 VERBS = {
     "render": "print the job script for a request (pipe it to qsub, sbatch or bash)",
+    "submit": "queue a job: its run's folder is made, its id printed",
     "layout": "show where each rank will be, before anything is queued",
     "advise": "say which ways to split a model fit into the memory of the GPUs",
     "lint": "find known mistakes in a job script that is there already",
@@ -30,7 +31,7 @@ VERBS = {
     "exec": "run a command as a rank, with RANK, WORLD_SIZE, … set",
     "launch": "run a command on every rank of the allocation this shell is in",
     "supervise": "start a job's launcher and stay beside it; job scripts end in it",
-    "state": "say how far a run is: finished, failed, or unfinished",
+    "status": "say what became of runs: queued, running, ended, and why",
     "train": "the reference trainer: DDP on images",
     "compare": "say whether two runs are the same to the last bit, and what differed",
     "completion": "print the completion of verbs and options for bash, zsh or fish",

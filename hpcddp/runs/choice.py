@@ -104,7 +104,8 @@ def choose_run(asked: Asked, origin: Origin) -> RunChoice:
     """
     check_asked(asked)
     there = list_runs(asked.base)
-    runs = [run for _, run in there if is_run(run)]
+    known = [(number, run) for number, run in there if is_run(run)]
+    runs = [run for _, run in known if not os.path.exists(run.sweep)]
     for run in reversed(runs):
         before = _find_before(run, origin)
         if before is not None or _began_in(run, origin):
@@ -119,7 +120,7 @@ def choose_run(asked: Asked, origin: Origin) -> RunChoice:
         state = read_state(same)
         if state is None or state.status != "finished":
             return RunChoice(same, False, "", f" (a new run instead: {asked.spelling.fresh})")
-    last = max((number for number, run in there), default=0) if runs else 0
+    last = max((number for number, _ in there), default=0) if known else 0
     new = RunFolder(asked.base if last == 0 else f"{asked.base}-{last + 1}")
     return RunChoice(new, True, *_why_new(asked, same, runs))
 

@@ -76,15 +76,22 @@ SCHEDULER = Scheduler(
         folder="SGE_O_WORKDIR",
         hostfile="hostfile",  # which the script makes from PE_HOSTFILE
         hostfile_alone=False,
+        settings=(
+            *("SGE_ROOT", "SGE_CELL", "SGE_CLUSTER_NAME", "SGE_QMASTER_PORT", "SGE_EXECD_PORT", "SGE_ENABLE_COREDUMP"),
+            "SGE_LONG_QNAMES",
+        ),
     ),
     commands=Commands(
         submit=("qsub",),
         cancel=("qdel",),
         follow=("qsub", "-terse", "{options}", "-hold_jid", "{job}", "{script}"),
+        hand_in=("qsub", "-terse", "{options}", "{script}"),
+        submitted=r"(\d+)(?:\.\d+-\d+:\d+)?",  # an array's with its indices
         interactive=("qrsh",),
         identified=False,
         state=("qstat", "-j", "{}"),
         parse_state=parse_state,
+        jobs=("qstat", "-u", "{user}", "-xml"),
     ),
     # qstat(1), column state; letters stand together, such as hqw
     states={

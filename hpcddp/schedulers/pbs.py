@@ -173,6 +173,7 @@ SCHEDULER = Scheduler(
         array_index=("PBS_ARRAY_INDEX", "PBS_ARRAYID"),  # the second is Torque's
         folder="PBS_O_WORKDIR",
         hostfile="PBS_NODEFILE",
+        settings=("PBS_CONF_FILE", "PBS_DEFAULT", "PBS_SERVER", "PBS_PRIMARY", "PBS_SECONDARY", "PBS_EXEC", "PBS_HOME"),
     ),
     commands=Commands(
         submit=("qsub",),
@@ -180,11 +181,15 @@ SCHEDULER = Scheduler(
         follow=("qsub", "-W", "depend=afterany:{job}", "{script}"),
         interactive=("qsub", "-I"),
         version="pbs_version",  # Grid Engine and Torque have a qsub, too
+        hand_in=("qsub", "{options}", "{script}"),
+        submitted=r"(\d+(?:\[\])?(?:\.\S+)?)",
         question=("qsub", "-h"),  # there is no dry run: the job is submitted held, and deleted
         queued=r"\d+(\[\])?\.\S+",
         state=("qstat", "-x", "-f", "{}"),  # -x: also a job that has ended
         parse_state=parse_state,
         parse_end=parse_end,
+        jobs=("qstat", "-t", "-x", "-f", "-F", "json", "{ids}"),
+        older_jobs=("qstat", "-t", "-x", "{ids}"),  # Torque's
         starter=("pbs_tmrsh", "{host}"),
         remote_shell=TMRSH,
         drop=("pbs_release_nodes", "-j", "{job}", "{host}"),

@@ -9,17 +9,19 @@ from hpcddp.errors import SiteError, nearest
 from hpcddp.record import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hpcddp.schedulers.row import Scheduler
+    from hpcddp.schedulers.row import Answer, JobsFound, Scheduler
 
 # The modules of this folder that all schedulers share.
 SHARED = frozenset({"__init__", "allocation", "commands", "host_names", "nodelist", "registry", "row", "run"})
+#: `pbs_jobs.py` is a part of the row `pbs`: what qstat prints of jobs, which no rank reads.
+_OF_JOBS = "_jobs"
 _loaded: list[Scheduler] = []
 
 
 def scheduler_names() -> tuple[str, ...]:
     """The names of all schedulers, sorted. Loads none of them."""
     stems = (file[:-3] for file in os.listdir(os.path.dirname(__file__)) if file.endswith(".py"))
-    return tuple(sorted(stem for stem in stems if stem not in SHARED))
+    return tuple(sorted(stem for stem in stems if stem not in SHARED and not stem.endswith(_OF_JOBS)))
 
 
 def find_scheduler(name: str) -> Scheduler:
@@ -33,6 +35,14 @@ def find_scheduler(name: str) -> Scheduler:
         __import__(module)
     row: Scheduler = sys.modules[module].SCHEDULER
     return row
+
+
+def parse_jobs(scheduler: Scheduler, answer: Answer) -> JobsFound:
+    """The jobs in what the row's command `jobs` has answered."""
+    module = f"hpcddp.schedulers.{scheduler.name}{_OF_JOBS}"
+    __import__(module)
+    found: JobsFound = sys.modules[module].parse_jobs(answer, scheduler.states)
+    return found
 
 
 def all_schedulers() -> list[Scheduler]:

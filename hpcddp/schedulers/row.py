@@ -70,6 +70,7 @@ class Variables(Record):
     hostfile_alone: bool = True  # whether a job of one node has it
     cpus: str = ""  # the job's CPUs on this node
     end: str = ""  # when the job ends, in seconds since 1970
+    settings: tuple[str, ...] = ()  # those that begin as a job's and are a person's or the site's: how to reach it
 
 
 class OneGpu(Record):
@@ -91,6 +92,32 @@ class QueueFound(Record):
     gpus: int | None = None
     gpu: str | None = None
     walltime: str | None = None
+
+
+class JobFound(Record):
+    """One job as its scheduler shows it. `id`: as the submit command prints it; of one job of an array the array's, and
+    its index, or the scheduler's text of several that wait together, such as `5-9999`, and its `own_id` where that is
+    another one. `state`: one of the words that
+    all schedulers share, or `unknown`. `starts`: when it has started, or when the scheduler thinks that it will.
+    `ends`: the end of a running job's walltime, or when it ended. Times are seconds since 1970; None: it does not say.
+    `reason`: why it waits, or why it ended, in the scheduler's words. `status`: its exit status."""
+
+    id: str
+    state: str
+    array_index: str = ""
+    own_id: str = ""
+    name: str = ""
+    reason: str = ""
+    starts: int | None = None
+    ends: int | None = None
+    status: int | None = None
+
+
+class JobsFound(Record):
+    """`problem`: one line, if the scheduler has not answered, or not all could be understood."""
+
+    jobs: tuple[JobFound, ...] = ()
+    problem: str = ""
 
 
 class Answer(Record):
@@ -138,6 +165,10 @@ class Commands(Record):
     cancel: tuple[str, ...] = ()
     #: Submits the script {script} again, to start when the job {job} has ended, whatever its status.
     follow: tuple[str, ...] = ()
+    #: Submits the script {script}; further options of the site's go in place of {options}.
+    hand_in: tuple[str, ...] = ()
+    submitted: str = ""  # pattern of the line in which it says the job's id, the pattern's first group
+    stop: tuple[str, ...] = ()  # asks the job {job}, which runs, to end by itself; (): only the run folder can
     interactive: tuple[str, ...] = ()  # asks for a shell on the nodes of a job
     version: str = ""  # what `SUBMIT --version` says, where several schedulers have a command of that name
     identified: bool = True  # whether the submit command on PATH shows this scheduler
@@ -149,6 +180,11 @@ class Commands(Record):
     parse_end: Callable[[Answer], int | None] = _no_end  # the same answer -> the job's end, as `end` of Variables
     #: The same answer -> whether the scheduler takes the nodes away itself, by preemption or because one failed.
     parse_taken: Callable[[Answer], bool] = _not_taken
+    #: Shows the jobs {ids}, or all of the user {user}; `older_jobs` is asked where the first is refused as unknown.
+    #: NAME_jobs.py beside the row parses the answers.
+    jobs: tuple[str, ...] = ()
+    older_jobs: tuple[str, ...] = ()
+    ask_env: Mapping[str, str] = _NOTHING  # what the commands that ask need in their environment
     #: Starts a command on the host {host} of the job, beside what runs there.
     starter: tuple[str, ...] = ()
     remote_shell: RemoteShell | None = None

@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from hpcddp.errors import SchedulerError
 from hpcddp.schedulers.commands import check_deleted, describe_answer, plan_deletion, plan_question
-from hpcddp.schedulers.registry import find_scheduler
-from hpcddp.schedulers.row import Answer
+from hpcddp.schedulers.registry import find_scheduler, parse_jobs
+from hpcddp.schedulers.row import Answer, JobsFound
 
 _PATIENCE_S = 60.0
 
@@ -44,6 +44,25 @@ def run_program(
             f"{argv[0]} has not answered in {patience_s:.0f} s", f"try it by hand: {' '.join(argv)}"
         ) from e
     return Answer(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
+
+
+def start_detached(argv: list[str], env: Mapping[str, str], *, folder: str, output: str) -> int:
+    """Start a program that outlives this process and its terminal; its process number. SchedulerError if it cannot be
+    started, or its output cannot be written."""
+    try:
+        with open(output, "ab") as written:
+            started = subprocess.Popen(
+                argv,
+                env=dict(env),
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=written,
+                stderr=written,
+                start_new_session=True,
+            )
+    except OSError as e:
+        raise SchedulerError(f"{argv[0]} cannot be started: {e.strerror} ({e.filename})", f"ls -ld {folder}") from e
+    return started.pid
 
 
 def run_side_by_side(
@@ -101,6 +120,37 @@ def ask_about(name: str, job: str, env: Mapping[str, str], patience_s: float | N
         return run_program(question, env, patience_s=patience_s) if question else None
     except SchedulerError:
         return None
+
+
+def ask_jobs(name: str, ids: Sequence[str], env: Mapping[str, str], patience_s: float = 10.0) -> JobsFound:
+    """What the scheduler shows of these jobs, by one question however many they are. Jobs that it does not know (any
+    more) are not in the answer, and others may be. A scheduler that gives no answer is the answer's `problem`."""
+    scheduler = find_scheduler(name)
+    commands = scheduler.commands
+    if not commands.jobs or not ids:
+        return JobsFound()
+    asked = (commands.jobs, commands.older_jobs) if commands.older_jobs else (commands.jobs,)
+    found = JobsFound()
+    for words in asked:
+        argv = [w for word in words for w in (ids if word == "{ids}" else [word.replace("{user}", _user())])]
+        try:
+            answer = run_program(argv, {**env, **commands.ask_env}, patience_s=patience_s)
+        except SchedulerError as error:
+            return JobsFound((), error.message)
+        if "invalid option" not in answer.stderr and "usage:" not in answer.stderr.lower():
+            return parse_jobs(scheduler, answer)
+        found = JobsFound((), f"{argv[0]} does not know the options {' '.join(words[1:-1])}")
+    return found
+
+
+def _user() -> str:
+    """The name of who runs this; its number where it has none."""
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
 
 
 def ask_scheduler(name: str, script: str, env: Mapping[str, str]) -> str:

@@ -191,6 +191,7 @@ SCHEDULER = Scheduler(
         host="SLURMD_NODENAME",
         cpus="SLURM_CPUS_ON_NODE",
         end="SLURM_JOB_END_TIME",
+        settings=("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_TIME_FORMAT"),
     ),
     beside={"SLURM_OVERLAP": "1"},  # a step with a silent node blocks every later one, for minutes
     # It gives each task a cgroup with its GPU alone: no peer-to-peer copies between a node's ranks (NVIDIA/nccl#1066).
@@ -205,12 +206,17 @@ SCHEDULER = Scheduler(
         cancel=("scancel",),
         follow=("sbatch", "--parsable", "--dependency=afterany:{job}", "{script}"),
         interactive=("salloc",),
+        hand_in=("sbatch", "--parsable", "{options}", "{script}"),
+        submitted=r"(\d+)(?:;.+)?",  # with the cluster's name where there are several
+        stop=("scancel", "--batch", "--signal=TERM", "{job}"),  # the script alone, and no SIGKILL after it
         question=("sbatch", "--test-only"),
         describe=describe_answer,
         state=("scontrol", "show", "job", "{}"),
         parse_state=parse_state,
         parse_end=parse_end,
         parse_taken=parse_taken,
+        jobs=("squeue", "--noheader", "--states=all", "--user={user}", "--format=%F|%A|%K|%T|%S|%e|%r|%j"),
+        ask_env={"SLURM_TIME_FORMAT": "standard"},
         starter=("srun", "--overlap", "--nodes=1", "--ntasks=1", "--nodelist={host}"),
         drop=("scontrol", "update", "JobId={job}", "NodeList={kept}"),
         survey=(("sinfo", "--noheader", "--format=%R|%D|%c|%m|%G|%l"),),

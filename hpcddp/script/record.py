@@ -47,7 +47,6 @@ def plan_record(plan: JobPlan) -> dict[str, Any]:
 def format_job_order(plan: JobPlan) -> str:
     """One bash word: what the supervisor has to know."""
     endless = find_scheduler(plan.site.scheduler).this_machine and plan.spec.walltime_s is None
-    by_option = plan.account and not plan.account_option  # of the submit command: no directive carries it
     order = Order(
         request=format_request(plan),
         plan=plan_record(plan),
@@ -57,7 +56,7 @@ def format_job_order(plan: JobPlan) -> str:
         grace_s=LAUNCHERS[plan.launcher].grace_s if plan.passes_on else 0,
         warns_s=plan.warns_s,
         chain=plan.options.chain,
-        follow_options=(plan.site.account.option, plan.account) if by_option else (),
+        follow_options=submit_options(plan),
         fresh=bool(plan.spec.fresh),
         resume=plan.spec.resume,
         recover=plan_recovery(plan),
@@ -66,6 +65,11 @@ def format_job_order(plan: JobPlan) -> str:
         sweep={name: list(values) for name, values in (plan.spec.sweep or {}).items()},
     )
     return quote_word(format_order(order))
+
+
+def submit_options(plan: JobPlan) -> tuple[str, ...]:
+    """Options of the submit command itself: an account that no directive carries."""
+    return (plan.site.account.option, plan.account) if plan.account and not plan.account_option else ()
 
 
 def format_request(plan: JobPlan) -> str:

@@ -46,7 +46,8 @@ def find_own_job(scheduler: str, env: Mapping[str, str]) -> Job:
     """The job of a script for this scheduler. LaunchError where it does not run in a job."""
     row = find_scheduler(scheduler)
     if row.this_machine:
-        return Job(scheduler, "", time.strftime("local-%Y%m%dT%H%M%S-") + str(os.getpid()))
+        own = time.strftime("local-%Y%m%dT%H%M%S-") + str(os.getpid())
+        return Job(scheduler, "", env.get(row.variables.job_id) or own)
     names = (row.variables.job_id, row.variables.older_job_id)
     job = next((env[name] for name in names if env.get(name)), "")
     if not job:

@@ -31,6 +31,6 @@ def take_point(
     command, filled = list(order.command), fill_point(order.command, point)
     if words[-len(command) :] != command:
         raise RequestError("the command was changed after it was rendered", "render the script again")
-    tell(f"point {index} of {points}: {format_point(point)}")
+    tell(f"point {index} of {points}: {format_point(point)}" if points > 1 else f"sweep: {format_point(point)}")
     plan = {**order.plan, "command": filled, "point": point}
     return order._replace(plan=plan), [*words[: -len(command)], *filled]

@@ -51,6 +51,8 @@ def supervise(order: Order, words: list[str], script: str, env: Mapping[str, str
     if isinstance(begun, int):
         return begun
     attempt = begun.attempt
+    own = find_scheduler(order.scheduler).variables.job_id if not job.id else ""
+    env = {name: value for name, value in env.items() if name != own}  # what a rank starts is no part of this job
     status: int | None = None
     reports = Reports(order.recover.limit_s if order.recover is not None else 0, env)
     try:

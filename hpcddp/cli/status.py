@@ -1,0 +1,77 @@
+"""`hpcddp status`: what became of runs, by their folders and the scheduler together."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Mapping
+
+from hpcddp.cli.parser import VerbParser
+from hpcddp.cli.streams import tell, tell_each
+from hpcddp.errors import RequestError
+from hpcddp.login.find_run import RUNS, find_runs
+from hpcddp.login.run_status import LIVE, Statuses
+from hpcddp.login.status import find_status
+from hpcddp.login.status_text import format_statuses, status_record
+
+_DESCRIPTION = """\
+Say what became of runs: queued with its estimated start and the reason, running with step, loss, samples/s, time left
+and walltime left, ended with why. A chain is one run, a sweep has its runs below it.
+
+RUN is a name below runs/, a run's folder, or the id of one of its jobs; without one, all runs in runs/ are shown.
+The scheduler is asked once, however many jobs there are; one that does not answer is said."""
+_EVERY_S = 30.0
+_CLEAR = "\x1b[H\x1b[2J"
+
+
+def build_parser() -> VerbParser:
+    """The options of `hpcddp status`."""
+    parser = VerbParser("status", _DESCRIPTION, example="hpcddp status\nhpcddp status train --watch", exits=(2,))
+    parser.usage = "hpcddp status [RUN ...] [--json | --watch]"
+    parser.add_argument("runs", nargs="*", metavar="RUN", help="a name, a folder or a job id (all of runs/)")
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--json", action="store_true", help="print the facts as one JSON object")
+    shown.add_argument("--watch", action="store_true", help=f"again every {_EVERY_S:.0f} s, until all have ended")
+    return parser
+
+
+def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
+    """The table on stdout, what could not be found out on stderr."""
+    runs = find_runs(args.runs)
+    if not runs and not args.json:
+        raise RequestError(f"there are no runs in {RUNS}/", "hpcddp status FOLDER, or: hpcddp submit …")
+    if args.watch:
+        return _watch(args, env)
+    found = find_status(runs, env)
+    tell_each(found.problems)
+    if args.json:
+        print(json.dumps({"runs": [status_record(one) for one in found.runs], "problems": list(found.problems)}))
+    else:
+        sys.stdout.write(format_statuses(found.runs, time.time()))
+    return 0
+
+
+def _watch(args: argparse.Namespace, env: Mapping[str, str]) -> int:
+    """Until nothing lives any more. On a terminal the table stays in place; elsewhere it is printed when it changes."""
+    before = ""
+    while True:
+        found = find_status(find_runs(args.runs), env)
+        text = format_statuses(found.runs, time.time())
+        if sys.stdout.isatty():
+            sys.stdout.write(f"{_CLEAR}{time.strftime('%H:%M:%S')}  (Ctrl-C ends this, not the jobs)\n\n{text}")
+            for problem in found.problems:
+                tell(problem)
+        elif text != before:
+            tell_each(found.problems)
+            sys.stdout.write(text)
+        sys.stdout.flush()
+        before = text
+        if not _lives(found):
+            return 0
+        time.sleep(_EVERY_S)
+
+
+def _lives(found: Statuses) -> bool:
+    return any(one.state in LIVE for one in found.runs)

@@ -1,0 +1,92 @@
+"""`hpcddp submit`: render, queue, and leave script, plan and job id in the run's folder. Prints the id alone."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+from collections.abc import Mapping
+
+from hpcddp.cli.parser import VerbParser
+from hpcddp.cli.request import named_site, read_asked, request_parser
+from hpcddp.cli.streams import tell, tell_each, write_exactly
+from hpcddp.errors import RequestError
+from hpcddp.login.look import look_here
+from hpcddp.login.parts import Parts, plan_parts, submit_parts
+from hpcddp.login.planning import read_request
+from hpcddp.schedulers.registry import find_scheduler
+from hpcddp.script.preflight import check_output, check_plan
+
+_DESCRIPTION = """\
+Render the job script, hand it to the scheduler, and make the run's folder with script, plan and job id.
+
+stdout has the job's id alone, one line for each job. A sweep of the job file is one array, or one job for each
+value; on a machine without a scheduler (site local) jobs run in the background, one after another."""
+
+_EXAMPLE = """\
+hpcddp submit job.yaml --nodes 4
+hpcddp submit --site abci3 --account GROUP --nodes 4 --walltime 2h -- python train.py
+hpcddp submit eval.yaml --after train"""
+
+
+def build_parser() -> VerbParser:
+    """The options of `submit`."""
+    parser = request_parser("submit", _DESCRIPTION, example=_EXAMPLE, exits=(2, 3, 5))
+    queued = parser.add_argument_group("how it is queued")
+    queued.add_argument(
+        "--after", metavar="JOB", help="start when this job, or run, has ended well (afterany:JOB: ended)"
+    )
+    queued.add_argument("--array", metavar="1-10", help="one job for each index, each with a run of its own")
+    queued.add_argument("--chain", metavar="N", help="at most N jobs, each of which resumes the one before")
+    queued.add_argument("--hold", action="store_true", help="it waits until somebody releases it")
+    queued.add_argument("--dry-run", action="store_true", help="print the script, and what would be done with it")
+    queued.add_argument("--no-check", action="store_true", help="do not look whether files and folders are there")
+    return parser
+
+
+def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
+    """Everything is planned and checked before anything is written or queued."""
+    asked, job_file = read_asked(args)
+    for key, option in (("after", "dependency"), ("array", "array"), ("chain", "chain")):
+        if getattr(args, key) is not None:
+            if option in asked and not asked[option][1].endswith(job_file or "\0"):
+                raise RequestError(f"{option} is given twice: {asked[option][1]} and --{key}", "leave out one of them")
+            asked[option] = ([getattr(args, key)] if key == "after" else getattr(args, key), f"--{key}")
+    if args.hold:
+        asked["hold"] = ("true", "--hold")
+    spec, site, remarks = read_request(asked, named_site(args), job_file, env)
+    tell_each(remarks)
+    parts = plan_parts(spec, site, env)
+    tell_each(parts.remarks)
+    if not args.no_check:
+        _check(parts)
+    if args.dry_run:
+        _show(parts)
+        return 0
+    queued = submit_parts(parts, env)
+    for one, part in zip(queued, parts.parts, strict=True):
+        if part.why:
+            tell(part.why)
+        write_exactly(f"{one.submission.job}\n")
+    where = parts.sweep or queued[0].run
+    tell(f"hpcddp status {shlex.quote(os.path.relpath(where.path))} shows what becomes of it")
+    return 0
+
+
+def _check(parts: Parts) -> None:
+    """Remarks on paths, each once. RequestError for what clearly is not there."""
+    told: dict[str, None] = {}
+    for part in parts.parts:
+        here = look_here(dict(os.environ))
+        told.update(dict.fromkeys(check_plan(part.plan, here)))
+        told.update(dict.fromkeys(check_output(part.plan.site.scheduler, part.script, here)))
+    tell_each(told)
+
+
+def _show(parts: Parts) -> None:
+    for part in parts.parts:
+        words = find_scheduler(part.plan.site.scheduler).commands.hand_in or ("bash", "{script}")
+        command = " ".join(words[: words.index("{script}")]).replace(" {options}", "")
+        index = f" (index {part.array_index})" if part.array_index else ""
+        tell(f"{command} would get this script{index}; {part.why or f'runs {part.plan.run_dir}.INDEX'}")
+        write_exactly(part.script)

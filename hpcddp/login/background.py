@@ -1,0 +1,94 @@
+"""Jobs on a machine without a scheduler: the script in the background, in a session of its own, with the same verbs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+
+from hpcddp.runs.holder import find_machine, start_time
+from hpcddp.runs.submitted import Submission, script_of
+from hpcddp.schedulers.row import JobFound
+from hpcddp.schedulers.run import start_detached
+
+# It waits for the process of the job before it, and then becomes the script, so that its process number stays.
+_START = '[ -z "$1" ] || tail --pid="$1" -f /dev/null; exec bash "$0"'
+
+
+def name_job(number: int) -> str:
+    """An id for a job that is submitted now, as the `number`th of this process."""
+    return f"local-{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}" + (f"-{number}" if number > 1 else "")
+
+
+def output_of(folder: str) -> str:
+    """Where the output of a submission's job goes."""
+    return os.path.join(folder, "output")
+
+
+def start_job(
+    submission: Submission, folder: str, env: Mapping[str, str], index: str, before: Submission | None
+) -> Submission:
+    """Start the script of `folder`, once the job `before` has ended. The submission with its process.
+
+    SchedulerError if it cannot be started.
+    """
+    told = {"HPCDDP_JOB_ID": submission.job, **({"HPCDDP_ARRAY_INDEX": index} if index else {})}
+    wait_for = str(before.process) if before is not None and is_alive(before) else ""
+    argv = ["bash", "-c", _START, script_of(folder), wait_for]
+    process = start_detached(argv, {**env, **told}, folder=submission.folder, output=submission.output)
+    return submission._replace(process=process, started=start_time(process), machine=find_machine())
+
+
+def is_alive(submission: Submission) -> bool | None:
+    """Whether its process still is; None if that cannot be seen from this machine."""
+    if submission.machine != find_machine() or not submission.machine:
+        return None
+    return start_time(submission.process) == submission.started
+
+
+def find_jobs(submissions: list[Submission]) -> list[JobFound]:
+    """What can be seen of such jobs, in the form in which a scheduler's are shown."""
+    found = []
+    for one in submissions:
+        alive = is_alive(one)
+        if alive is None:
+            found.append(JobFound(one.job, "unknown", reason=f"it runs on {one.host}, and only there can it be seen"))
+        elif alive:
+            waits = _is_waiting(one.process)
+            found.append(JobFound(one.job, "queued" if waits else "running", reason="Dependency" if waits else ""))
+    return found
+
+
+def end_job(submission: Submission, *, kill: bool) -> bool:
+    """Ask it to end, or kill it with all that it has started in its session. Whether it was there."""
+    if not is_alive(submission):
+        return False
+    with suppress(ProcessLookupError):
+        if kill:
+            _kill_session(submission.process)
+        elif _is_waiting(submission.process):
+            os.killpg(submission.process, signal.SIGTERM)  # the shell, and what waits in it
+        else:
+            os.kill(submission.process, signal.SIGTERM)  # the supervisor, which hands it on
+    return True
+
+
+def _kill_session(session: int) -> None:
+    """Everything in the session, whatever process groups a launcher has made in it."""
+    for name in os.listdir("/proc"):
+        if not name.isdecimal():
+            continue
+        with suppress(OSError, IndexError, ValueError), open(f"/proc/{name}/stat", errors="replace") as file:
+            if int(file.read().rpartition(")")[2].split()[3]) == session:
+                os.kill(int(name), signal.SIGKILL)
+
+
+def _is_waiting(process: int) -> bool:
+    """Whether it is still the shell that waits for another job."""
+    try:
+        with open(f"/proc/{process}/cmdline", "rb") as file:
+            return _START.encode() in file.read()
+    except OSError:
+        return False

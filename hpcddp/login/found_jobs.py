@@ -1,0 +1,38 @@
+"""The jobs that schedulers showed, by their ids: as they print them, with or without the server and the index."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+from hpcddp.login.find_run import is_same_job
+from hpcddp.schedulers.row import JobFound
+
+#: scheduler -> the number in an id -> the jobs with that number
+FoundJobs: TypeAlias = Mapping[str, Mapping[str, Sequence[JobFound]]]
+
+
+def index_jobs(found: Sequence[JobFound]) -> dict[str, list[JobFound]]:
+    """By the leading number of the id, which PBS follows by a server's name."""
+    index: dict[str, list[JobFound]] = {}
+    for job in found:
+        for name in {_number(job.id), job.own_id or _number(job.id)}:
+            index.setdefault(name, []).append(job)
+    return index
+
+
+def _number(job: str) -> str:
+    head = job.partition(".")[0].partition("[")[0].partition("_")[0]
+    return job if job.startswith("local-") else head
+
+
+def jobs_of(jobs: FoundJobs, scheduler: str, job: str) -> Sequence[JobFound]:
+    """What the scheduler shows of one job; of one of an array, its own."""
+    near = jobs.get(scheduler, {}).get(_number(job), ())
+    return [
+        one for one in near if job in {one.id, one.own_id} or is_same_job(_whole(one), job) or is_same_job(one.id, job)
+    ]
+
+
+def _whole(job: JobFound) -> str:
+    return f"{_number(job.id)}_{job.array_index}" if job.array_index else job.id

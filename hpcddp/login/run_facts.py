@@ -1,0 +1,100 @@
+"""What the folder of a run says of it and of its jobs, before any scheduler is asked."""
+
+from __future__ import annotations
+
+import os
+
+from hpcddp.errors import HpcddpError
+from hpcddp.login.find_run import is_same_job, read_follow_up
+from hpcddp.login.submit import read_sweep
+from hpcddp.record import Record
+from hpcddp.runs.best import Best, read_best
+from hpcddp.runs.folder import RunFolder, list_attempts, list_holders, list_runs
+from hpcddp.runs.holder import Holder
+from hpcddp.runs.jsonfile import read_object
+from hpcddp.runs.latest import Latest, read_latest
+from hpcddp.runs.lock import read_end, read_holder
+from hpcddp.runs.state import State, read_state
+from hpcddp.runs.submitted import Submission, read_submissions
+
+
+class RunFacts(Record):
+    """What the folder of one run says. `open_jobs`: those that have not said that they ended."""
+
+    run: RunFolder
+    state: State | None
+    holder: Holder | None
+    ended: bool
+    exit_status: int | None
+    submissions: tuple[Submission, ...]
+    open_jobs: tuple[tuple[str, str], ...]  # scheduler and id
+    links: tuple[int, int]
+    latest: Latest
+    point: str
+    best: Best | None = None
+    problem: str = ""
+
+
+def with_points(run: RunFolder) -> list[RunFolder]:
+    """The run; or the folder of a sweep, and the newest run of each of its points."""
+    if not os.path.exists(run.sweep):
+        return [run]
+    parent, name = os.path.split(run.path)
+    with os.scandir(parent or ".") as entries:
+        numbers = {
+            tail.partition("-")[0]
+            for entry in entries
+            if (tail := entry.name.removeprefix(f"{name}.")) != entry.name and tail.partition("-")[0].isdecimal()
+        }
+    return [run, *(list_runs(f"{run.path}.{number}")[-1][1] for number in sorted(numbers, key=int))]
+
+
+def read_facts(run: RunFolder) -> RunFacts:
+    submissions = tuple(read_submissions(run))
+    state, best, problem, point, links = None, None, "", "", (0, 0)
+    try:
+        state = read_state(run)
+        best = read_best(run.checkpoints)
+        plan = read_object(run.plan) or {}
+        values = plan.get("point")
+        point = " ".join(f"{k}={v}" for k, v in values.items()) if isinstance(values, dict) else ""
+    except HpcddpError as error:
+        problem = error.message
+    holders = list_holders(run)
+    held: list[tuple[Holder, bool, int | None]] = []
+    for path in holders:
+        holder = read_holder(path)
+        if holder is not None:
+            held.append((holder, *read_end(path)))
+    holder, ended, status = held[-1] if held else (None, True, None)
+    over = {one.job for one, has_said, _ in held if has_said} | {one.job for one, _, _ in held[:-1]}
+    scheduler = holder.scheduler if holder is not None else ""
+    known = {one.job: one.scheduler for one in submissions}
+    known |= {one.job: one.scheduler for one, _, _ in held if one.job}
+    attempts = list_attempts(run)
+    for attempt in attempts:
+        follows = read_follow_up(attempt.next)
+        if follows:
+            known.setdefault(follows, scheduler)
+        try:
+            begun = read_object(attempt.chain) or {}
+        except HpcddpError:
+            begun = {}
+        turn, most = begun.get("turn"), begun.get("of")
+        if type(turn) is int and type(most) is int:
+            links = max(links, (turn, most))
+    open_jobs = tuple((name, job) for job, name in known.items() if name and not _is_over(job, over))
+    metrics = run.attempt(holder.attempt).metrics if holder is not None else ""
+    latest = read_latest(metrics) if metrics else Latest()
+    return RunFacts(run, state, holder, ended, status, submissions, open_jobs, links, latest, point, best, problem)
+
+
+def _is_over(job: str, over: set[str]) -> bool:
+    return job in over or any(is_same_job(job, other) for other in over if other)
+
+
+def find_sweep(fact: RunFacts) -> tuple[dict[str, list[str]], str] | None:
+    try:
+        return read_sweep(fact.run)
+    except HpcddpError:
+        return None

@@ -1,0 +1,134 @@
+"""What became of runs: the run folder and the scheduler together, by one question to each scheduler however many jobs.
+
+The run folder says how far the training is and how it ended. The scheduler says what its jobs wait for, and how long
+they have. A scheduler that does not answer takes nothing away from what the folder says.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from hpcddp.login.background import find_jobs
+from hpcddp.login.found_jobs import FoundJobs, index_jobs, jobs_of
+from hpcddp.login.run_facts import RunFacts, find_sweep, read_facts, with_points
+from hpcddp.login.run_status import LIVE, WAITS, RunStatus, Statuses
+from hpcddp.login.sweep_status import complete_sweeps, judge_sweep
+from hpcddp.runs.folder import RunFolder
+from hpcddp.runs.holder import describe_process, has_ended
+from hpcddp.runs.state import correct_killed
+from hpcddp.schedulers.registry import find_scheduler
+from hpcddp.schedulers.row import JobFound
+from hpcddp.schedulers.run import ask_jobs
+
+
+def find_status(runs: Sequence[RunFolder], env: Mapping[str, str]) -> Statuses:
+    """The status of each run, in this order; a sweep is followed by its runs."""
+    each = {os.path.abspath(run.path): run for one in runs for run in with_points(one)}
+    facts = [read_facts(run) for run in each.values()]
+    asked: dict[str, dict[str, None]] = {}
+    for fact in facts:
+        for scheduler, job in fact.open_jobs:
+            asked.setdefault(scheduler, {})[job] = None
+    jobs: dict[str, list[JobFound]] = {}
+    problems = [fact.problem for fact in facts if fact.problem]
+    for scheduler, ids in asked.items():
+        if find_scheduler(scheduler).this_machine:
+            own = {s.job: s for fact in facts for s in fact.submissions if s.job in ids}
+            jobs[scheduler] = find_jobs(list(own.values()))
+            continue
+        found = ask_jobs(scheduler, list(ids), env)
+        if found.problem:
+            problems.append(f"{found.problem}; what the run folders say is shown")
+        jobs[scheduler] = (
+            list(found.jobs)
+            if not (found.problem and not found.jobs)
+            else [JobFound(job, "unknown", reason="the scheduler does not answer") for job in ids]
+        )
+    index = {name: index_jobs(found) for name, found in jobs.items()}
+    return Statuses(tuple(complete_sweeps([_judge(fact, index) for fact in facts])), tuple(problems))
+
+
+def _judge(fact: RunFacts, jobs: FoundJobs) -> RunStatus:
+    name = os.path.basename(os.path.abspath(fact.run.path))
+    base = RunStatus(name, fact.run.path, "unknown", links=fact.links, point=fact.point)
+    if (sweep := find_sweep(fact)) is not None:
+        return judge_sweep(base, fact, jobs, sweep)
+    base = _with_progress(base, fact)
+    found = [job for scheduler, one in fact.open_jobs for job in jobs_of(jobs, scheduler, one)]
+    runs_now = next((job for job in found if job.state in LIVE and job.state not in WAITS), None)
+    if runs_now is not None or _is_held_now(fact):
+        job = runs_now
+        state = job.state if job is not None else "running"
+        own = job.id if job is not None else fact.holder.job if fact.holder is not None else ""
+        if fact.holder is None:  # it has started, and its supervisor has not yet
+            return base._replace(state=state, job=own, why="it starts", ends=job.ends if job is not None else None)
+        return base._replace(
+            state=state,
+            job=own or (fact.holder.attempt if fact.holder is not None else ""),
+            ends=job.ends if job is not None else None,
+            why=job.reason if job is not None and job.state == "unknown" else "",
+        )
+    waits = next((job for job in found if job.state in WAITS), None)
+    if waits is not None and not _is_finished(fact):
+        return base._replace(state=waits.state, job=waits.id, starts=waits.starts, why=waits.reason, left_s=None)
+    return _judge_ended(base, fact, found)
+
+
+def _judge_ended(base: RunStatus, fact: RunFacts, found: Sequence[JobFound]) -> RunStatus:
+    """No job of the run lives: what the ranks wrote last, else how the job ended."""
+    last = fact.holder.job or fact.holder.attempt if fact.holder is not None else ""
+    base = base._replace(job=last, left_s=None, exit_status=fact.exit_status)
+    if fact.state is not None:
+        state = correct_killed(fact.run, fact.state, lambda: False)
+        return base._replace(
+            state=state.status,
+            step=state.step,
+            epoch=state.epoch,
+            why=state.reason,
+            weights_sha256=state.weights_sha256,
+            exact=state.exact,
+        )
+    job = next(iter(found), None)
+    if fact.holder is None:
+        if not fact.submissions:
+            return base._replace(state="unknown", why="no job of this run is known")
+        queued = fact.submissions[-1]
+        base = base._replace(job=queued.job)
+        if job is not None:
+            return base._replace(state=job.state, why=job.reason or "it ended before its script began")
+        return base._replace(state="cancelled", why="its scheduler does not know it any more, and it has not started")
+    if fact.ended and fact.exit_status is not None:
+        state_word = "finished" if fact.exit_status == 0 else "failed"
+        why = "" if fact.exit_status == 0 else f"exit status {fact.exit_status}"
+        return base._replace(state=state_word, why=why)
+    if job is not None:
+        return base._replace(state=job.state, why=job.reason, exit_status=job.status)
+    return base._replace(state="failed", why="its job was killed: it left no exit status, and no state")
+
+
+def _with_progress(base: RunStatus, fact: RunFacts) -> RunStatus:
+    latest = fact.latest
+    step = latest.step if latest.step is not None else fact.state.step if fact.state is not None else None
+    return base._replace(
+        step=step,
+        total_steps=latest.total,
+        epoch=latest.epoch,
+        loss=latest.loss,
+        best=fact.best.value if fact.best is not None else None,
+        best_mode=fact.best.mode if fact.best is not None else "",
+        samples_per_s=latest.samples_per_s,
+        left_s=latest.left_s,
+    )
+
+
+def _is_held_now(fact: RunFacts) -> bool:
+    """Whether the last holder's process lives, as far as it can be seen here."""
+    if fact.holder is None or fact.ended:
+        return False
+    mine = describe_process("", os.getpid(), {}, ())
+    return has_ended(fact.holder, mine, lambda _scheduler, _job: None) is False
+
+
+def _is_finished(fact: RunFacts) -> bool:
+    return fact.state is not None and fact.state.status == "finished" and fact.ended

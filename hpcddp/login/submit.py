@@ -1,0 +1,226 @@
+"""From a plan to a job in the queue: its run's folder with script and plan, the id, what to say."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+
+from hpcddp.errors import HpcddpError, RequestError, SchedulerError
+from hpcddp.login.background import name_job, output_of, start_job
+from hpcddp.login.clean_env import clean_environment
+from hpcddp.record import Record
+from hpcddp.runs.choice import Origin, RunChoice, choose_run, is_run
+from hpcddp.runs.folder import RunFolder, list_holders
+from hpcddp.runs.jsonfile import read_object, write_object
+from hpcddp.runs.lock import read_end, read_holder
+from hpcddp.runs.submitted import (
+    Submission,
+    begin_submission,
+    drop_submission,
+    note_submission,
+    read_submissions,
+    script_of,
+)
+from hpcddp.schedulers.registry import find_scheduler
+from hpcddp.schedulers.row import Scheduler
+from hpcddp.schedulers.run import ask_jobs, run_program
+from hpcddp.script.plan import JobPlan
+from hpcddp.script.record import format_request, plan_record, submit_options
+from hpcddp.script.render import render_script
+
+#: States of a job that has not ended.
+_LIVE = {"queued", "held", "running", "suspended", "exiting", "moved", "unknown"}
+
+
+class Part(Record):
+    """One job of what was asked. `array_index`: of an array on this machine, where nothing else tells it. `place`: the
+    folder of its run, or of the array's."""
+
+    plan: JobPlan
+    script: str
+    place: RunFolder
+    is_new: bool
+    why: str
+    array_index: str = ""
+
+
+class Queued(Record):
+    """One job that was queued. `run`: its run, or the folder of its array or sweep."""
+
+    submission: Submission
+    run: RunFolder
+
+
+def plan_part(plan: JobPlan, env: Mapping[str, str], index: str = "") -> Part:
+    """The run that the plan's job gets, and its script. Writes nothing.
+
+    RequestError if another job of the run has not ended and this one does not wait for it.
+    """
+    base = os.path.join(os.getcwd(), plan.spec.workdir or "", plan.run_dir)
+    if plan.options.array or index:
+        run = RunFolder(base)
+        if is_run(run) and not os.path.exists(run.sweep):
+            raise RequestError(
+                f"{plan.run_dir} is a run already, and an array has one for each index beside its own folder",
+                f"--name {plan.name}-array",
+            )
+        return Part(plan, render_script(plan), run, not is_run(run), "", index)
+    choice = choose_run(plan.asked_run._replace(base=base), Origin())
+    _check_free(choice, plan, env)
+    if choice.is_new:
+        plan = plan._replace(made_run=os.path.basename(choice.run.path))
+    return Part(plan, render_script(plan), choice.run, choice.is_new, str(choice))
+
+
+def submit_part(
+    part: Part, env: Mapping[str, str], number: int = 1, before: Submission | None = None, created_in: str = ""
+) -> Queued:
+    """Make the run's folder, queue the job, and note its id. `before`: on this machine, the job that it waits for.
+
+    SchedulerError with the scheduler's words if it refuses the job: then nothing is left of it.
+    """
+    run, plan = part.place, part.plan
+    folder = ""
+    try:
+        _make_folder(part)
+        folder = begin_submission(run, part.script)
+        submission = _describe(part, created_in or os.getcwd())
+        row = find_scheduler(plan.site.scheduler)
+        clean = clean_environment(env)
+        if row.this_machine:
+            submission = submission._replace(job=name_job(number), output=output_of(folder))
+            submission = start_job(submission, folder, clean, part.array_index, before)
+        else:
+            submission = submission._replace(job=_hand_in(row, plan, script_of(folder), clean, submission.folder))
+        note_submission(folder, submission)
+    except OSError as error:
+        _clean_up(part, folder)
+        where = error.filename or run.path
+        raise RequestError(
+            f"{where} cannot be written: {(error.strerror or str(error)).lower()}",
+            "choose a folder that every node can write: --set run_dir=DIR",
+        ) from error
+    except HpcddpError:
+        _clean_up(part, folder)
+        raise
+    return Queued(submission, run)
+
+
+def _hand_in(row: Scheduler, plan: JobPlan, script: str, env: Mapping[str, str], folder: str) -> str:
+    """The id of the job. SchedulerError if there is none."""
+    options = submit_options(plan)
+    words = [w for word in row.commands.hand_in for w in (options if word == "{options}" else [word])]
+    words = [script if word == "{script}" else word for word in words]
+    if not words:
+        raise SchedulerError(f"hpcddp submits no jobs to {row.title}", "hpcddp render … | its own command")
+    answer = run_program(words, env, folder=folder)
+    said = [line.strip() for line in answer.stdout.splitlines() if line.strip()]
+    found = re.fullmatch(row.commands.submitted, said[-1]) if said else None
+    if answer.status == 0 and found is not None:
+        return found[1]
+    if answer.status == 0:
+        raise SchedulerError(
+            f"{words[0]} answered {' '.join(said)[:200]!r}, which has no job id: the job may be queued all the same",
+            "look for it in the queue",
+        )
+    why = [line.strip() for line in answer.stderr.splitlines() if line.strip() and "usage" not in line.lower()]
+    raise SchedulerError(
+        f"{words[0]} refuses the job (status {answer.status}): {'; '.join(why[:3])[:400] or 'it gives no reason'}",
+        "change the request; hpcddp sites show SITE has the limits",
+    )
+
+
+def _check_free(choice: RunChoice, plan: JobPlan, env: Mapping[str, str]) -> None:
+    """RequestError if a job that has not ended writes this run, or will, and the new one does not wait for it."""
+    waited = {job for word in plan.spec.dependency or () for job in word.split(":")[1:]}
+    for submission in _open_jobs(choice.run):
+        if submission.job in waited:
+            continue
+        if submission.scheduler != plan.site.scheduler or find_scheduler(submission.scheduler).this_machine:
+            state = _state_here(submission)
+        else:
+            found = ask_jobs(submission.scheduler, [submission.job], env)
+            state = next((job.state for job in found.jobs if job.id == submission.job), "gone")
+            if found.problem:
+                continue
+        if state in _LIVE:
+            raise RequestError(
+                f"job {submission.job} ({state}) has {plan.run_dir}, and two jobs cannot write one run",
+                f"--after afterany:{submission.job} to resume it then; or a run of its own: --fresh",
+            )
+
+
+def _state_here(submission: Submission) -> str:
+    from hpcddp.login.background import find_jobs
+
+    found = find_jobs([submission]) if find_scheduler(submission.scheduler).this_machine else []
+    return found[0].state if found else "gone"
+
+
+def _open_jobs(run: RunFolder) -> list[Submission]:
+    """The submitted jobs of the run that have not said that they ended."""
+    ended = set()
+    for path in list_holders(run):
+        holder = read_holder(path)
+        if holder is not None and read_end(path)[0]:
+            ended.add(holder.job)
+    return [one for one in read_submissions(run) if one.job not in ended]
+
+
+def _make_folder(part: Part) -> None:
+    """The run's folder with the request and the plan, if it is a new one."""
+    run, plan = part.place, part.plan
+    if not part.is_new:
+        return
+    os.makedirs(run.path, exist_ok=True)
+    write_object(run.about, {})
+    with open(run.job, "w", encoding="utf-8", errors="surrogateescape") as file:
+        file.write(format_request(plan))
+    write_object(run.plan, plan_record(plan))
+    if plan.options.array or part.array_index:
+        note_sweep(run, plan.spec.sweep or {}, plan.options.array)
+
+
+def note_sweep(run: RunFolder, axes: Mapping[str, Sequence[str]], array: str) -> None:
+    """This folder is a sweep's, or an array's without axes. OSError if it cannot be written."""
+    about = {"axes": {name: list(values) for name, values in axes.items()}, "array": array}
+    write_object(run.sweep, about)
+
+
+def read_sweep(run: RunFolder) -> tuple[dict[str, list[str]], str] | None:
+    """The axes and the indices of a sweep's folder; None for a run."""
+    content = read_object(run.sweep)
+    if content is None:
+        return None
+    axes = content.get("axes")
+    whole = {
+        str(name): [str(value) for value in values]
+        for name, values in (axes.items() if isinstance(axes, dict) else ())
+        if isinstance(values, list) and values
+    }
+    return whole, str(content.get("array") or "")
+
+
+def _clean_up(part: Part, folder: str) -> None:
+    """Nothing was queued: what was made for it goes."""
+    if folder:
+        drop_submission(folder)
+    if part.is_new and not list_holders(part.place) and not read_submissions(part.place):
+        shutil.rmtree(part.place.path, ignore_errors=True)
+
+
+def _describe(part: Part, folder: str) -> Submission:
+    plan = part.plan
+    return Submission(
+        scheduler=plan.site.scheduler,
+        job="",
+        since=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        host=os.uname().nodename,
+        folder=folder,
+        array=plan.options.array,
+        walltime_s=plan.walltime_s,
+        name=plan.name,
+    )

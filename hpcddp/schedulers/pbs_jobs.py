@@ -1,0 +1,138 @@
+"""PBS's jobs as text: what `qstat -x -f -F json` prints of them (OpenPBS 23.06), and Torque's `qstat -x` in XML.
+
+Torque's is from its documentation and not recorded. The other forms of qstat wrap and cut their values.
+"""
+
+from __future__ import annotations
+
+from hpcddp.record import TYPE_CHECKING
+from hpcddp.schedulers.row import JobFound, JobsFound
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from hpcddp.schedulers.row import Answer
+
+# qstat's exit status where jobs are unknown, and where they have ended and no history is kept: it shows the others.
+_SOME_UNKNOWN = {0, 35, 153}
+_BY_QDEL = 91  # substate
+
+
+def parse_jobs(answer: Answer, states: Mapping[str, str]) -> JobsFound:
+    """The jobs of an answer. `states`: its letter -> our word."""
+    text = answer.stdout.strip()
+    if text.startswith("<"):
+        found = _read_xml(text)
+    else:
+        found = _read_json(text) if text else ([] if answer.status in _SOME_UNKNOWN else None)
+    if found is None:
+        said = [line.strip() for line in answer.stderr.splitlines() if line.strip()]
+        return JobsFound((), f"qstat: {said[-1][:200]}" if said else "qstat's answer cannot be read")
+    jobs = [_describe(job, about, states) for job, about in found if job[:1].isdigit()]
+    return JobsFound(tuple(jobs))
+
+
+def _read_json(text: str) -> list[tuple[str, Mapping[str, Any]]] | None:
+    """Id and attributes of each job; None if the text is not what qstat prints."""
+    import json
+
+    try:
+        content = json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(content, dict):
+        return None
+    jobs = content.get("Jobs", {})
+    if not isinstance(jobs, dict):
+        return None
+    return [(str(job), about) for job, about in jobs.items() if isinstance(about, dict)]
+
+
+def _read_xml(text: str) -> list[tuple[str, Mapping[str, Any]]] | None:
+    """The same from `<Data><Job><Job_Id>1.host</Job_Id><job_state>R</job_state>…`."""
+    from xml.etree import ElementTree  # the scheduler's own answer; expat refuses entities that explode
+
+    try:
+        root = ElementTree.fromstring(text)  # noqa: S314  # the same
+    except ElementTree.ParseError:
+        return None
+    found: list[tuple[str, Mapping[str, Any]]] = []
+    for job in root.iter("Job"):
+        about: dict[str, Any] = {}
+        for one in job:
+            about[one.tag] = {part.tag: part.text for part in one} if len(one) else one.text or ""
+        found.append((str(about.get("Job_Id", "")), about))
+    return found
+
+
+def _describe(job: str, about: Mapping[str, Any], states: Mapping[str, str]) -> JobFound:
+    array, index = _split_index(job)
+    state = states.get(str(about.get("job_state", "")), "unknown")
+    status = _number(about.get("Exit_status", about.get("exit_status")))
+    comment = _line(about.get("comment"))
+    starts, ends = _time(about.get("stime", about.get("start_time"))), None
+    if state == "finished":
+        state, ends = (
+            _judge_end(about, status, comment, is_array=array.endswith("[]") or "[]" in array),
+            _time(about.get("obittime", about.get("comp_time"))),
+        )
+        if status is None and not comment and about.get("depend"):
+            comment = "deleted by the server: its dependency can never be met"
+    elif starts is not None:
+        limit = about.get("Resource_List")
+        seconds = _duration(limit.get("walltime")) if isinstance(limit, dict) else None
+        ends = starts + seconds if seconds is not None else None
+    else:
+        estimated = about.get("estimated")
+        starts = _time(estimated.get("start_time")) if isinstance(estimated, dict) else None
+    return JobFound(array, state, index, job, _line(about.get("Job_Name")), comment, starts, ends, status)
+
+
+def _judge_end(about: Mapping[str, Any], status: int | None, comment: str, *, is_array: bool) -> str:
+    """How a job ended: state, exit status, substate and comment together say it, and none of them alone."""
+    if status is None and not is_array:
+        return "cancelled" if "substate" in about or about.get("depend") else "finished"
+    if _number(about.get("substate")) == _BY_QDEL or "terminated by" in comment:
+        return "cancelled"
+    return "finished" if status in {0, None} and "failed" not in comment else "failed"
+
+
+def _split_index(job: str) -> tuple[str, str]:
+    """`48[3].pbs1` is index 3 of `48[].pbs1`; Torque writes `48[3].host` or `48-3.host`."""
+    import re
+
+    found = re.fullmatch(r"(\d+)\[(\d+)\](.*)", job)
+    return (f"{found[1]}[]{found[3]}", found[2]) if found else (job, "")
+
+
+def _number(value: object) -> int | None:
+    try:
+        return int(str(value))
+    except ValueError:
+        return None
+
+
+def _line(value: object) -> str:
+    text = "" if value is None else str(value)
+    return "".join(c if c.isprintable() else " " for c in text)[:500].strip()
+
+
+def _time(value: object) -> int | None:
+    """`Sat Nov 21 01:12:37 2026` in this host's time, or seconds since 1970."""
+    import time
+
+    text = str(value or "").strip()
+    if text.isdecimal():
+        return int(text)
+    try:
+        return int(time.mktime(time.strptime(text, "%a %b %d %H:%M:%S %Y")))
+    except (ValueError, OverflowError):
+        return None
+
+
+def _duration(value: object) -> int | None:
+    import re
+
+    found = re.fullmatch(r"(\d{1,6}):(\d\d):(\d\d)", str(value or ""))
+    return int(found[1]) * 3600 + int(found[2]) * 60 + int(found[3]) if found else None

@@ -1,0 +1,67 @@
+"""Slurm's jobs as text: what `squeue` prints of them. The job's name stands last, since it may hold any character."""
+
+from __future__ import annotations
+
+from hpcddp.record import TYPE_CHECKING
+from hpcddp.schedulers.row import JobFound, JobsFound
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hpcddp.schedulers.row import Answer
+
+#: The states of a job that has ended, of which the state says more than the reason.
+_SAYS_WHY = ("TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "BOOT_FAIL", "DEADLINE", "REVOKED")
+
+
+def parse_jobs(answer: Answer, states: Mapping[str, str]) -> JobsFound:
+    """The jobs of `squeue --noheader --format=%F|%A|%K|%T|%S|%e|%r|%j`: the job's id, of an array the array's; its
+    own; index; state; start, perhaps an estimate; end; reason; name. `states`: its word -> ours."""
+    if answer.status:
+        said = [line for line in answer.stderr.splitlines() if line.strip()]
+        return JobsFound((), f"squeue: {said[0].strip()[:200]}" if said else f"squeue ended with {answer.status}")
+    jobs, odd = [], 0
+    *lines, rest = answer.stdout.split("\n")  # a line without its end may be cut off
+    for line in lines:
+        job = _parse(line, states)
+        if job is not None:
+            jobs.append(job)
+        elif line.strip():
+            odd += 1
+    odd += bool(rest)
+    return JobsFound(tuple(jobs), f"squeue: {odd} of its lines cannot be read" if odd else "")
+
+
+def _parse(line: str, states: Mapping[str, str]) -> JobFound | None:
+    fields = line.split("|", 7)
+    if len(fields) != 8 or not fields[0].isdecimal():
+        return None
+    job, own, index, word, start, end, reason, name = fields
+    state = states.get(word, "unknown")
+    why = "" if reason in {"None", ""} else reason
+    if word in _SAYS_WHY:
+        why = word if not why or why == "NonZeroExitCode" else f"{word}: {why}"
+    return JobFound(
+        job,
+        state,
+        "" if index == "N/A" else index.partition("%")[0],
+        own,
+        _printable(name),
+        _printable(why),
+        read_time(start),
+        read_time(end),
+    )
+
+
+def read_time(text: str) -> int | None:
+    """`2026-11-21T02:12:37`, in this host's time."""
+    import time
+
+    try:
+        return int(time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S")))
+    except (ValueError, OverflowError):  # N/A, Unknown, NONE
+        return None
+
+
+def _printable(text: str) -> str:
+    return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
