@@ -59,6 +59,10 @@ class RunFolder(Record):
         """The jobs that `hpcddp submit` queued for the run, by number."""
         return os.path.join(self.path, "submitted")
 
+    def stop_request(self, job: str) -> str:
+        """Asks the job of this name, as its attempts have it, to save and end."""
+        return os.path.join(self.path, "stop", job)
+
     @property
     def sweep(self) -> str:
         """Of what is no run but a sweep: its axes. Its runs lie beside it, `NAME.1`, `NAME.2`, …"""

@@ -208,6 +208,7 @@ SCHEDULER = Scheduler(
         interactive=("salloc",),
         hand_in=("sbatch", "--parsable", "{options}", "{script}"),
         submitted=r"(\d+)(?:;.+)?",  # with the cluster's name where there are several
+        of_index="{job}_{index}",
         stop=("scancel", "--batch", "--signal=TERM", "{job}"),  # the script alone, and no SIGKILL after it
         question=("sbatch", "--test-only"),
         describe=describe_answer,

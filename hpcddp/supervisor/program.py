@@ -30,6 +30,7 @@ _NAMES: dict[int, str] = {
 }
 #: What the launcher ignores: a terminal sends these to every process, and this one passes them on.
 _OF_TERMINAL = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
+_IDLE_S = 5.0
 _REST_S = 5.0  # for what is left in the pipe once nobody should write any more
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 
@@ -165,10 +166,9 @@ def watch(
     last = ""
     while not launcher.has_ended:
         idle()
-        waits = [] if warn_at is None else [max(warn_at - time.time(), 0)]
+        waits = [_IDLE_S] if warn_at is None else [_IDLE_S, max(warn_at - time.time(), 0)]
         waits += [teardown.look(launcher)] if teardown else []
-        wait = min(waits) * 1000 if waits else None
-        ready = [descriptor for descriptor, _ in poll.poll(wait)]
+        ready = [descriptor for descriptor, _ in poll.poll(min(waits) * 1000)]
         if launcher.output in ready and not launcher.pass_output_on():
             poll.unregister(launcher.output)  # it closed its output, and works on
         for one in signals.read() if signals.entry in ready else ():

@@ -21,6 +21,7 @@ from hpcddp.supervisor.point import take_point
 from hpcddp.supervisor.program import Ended, Launcher, Signals, name_of, watch
 from hpcddp.supervisor.reports import Reports
 from hpcddp.supervisor.sockets import allow_more_files
+from hpcddp.supervisor.stop_request import StopRequest
 from hpcddp.supervisor.teardown import Teardown
 
 if TYPE_CHECKING:
@@ -153,6 +154,7 @@ class Start:
             if recovery.chosen and "MASTER_ADDR" in recover.request.get("exported", ()):
                 env["MASTER_ADDR"] = reached_as(recovery.chosen[0], env)  # the script's may be left out
         self._reports.open(attempt)
+        self._stop_request = StopRequest(attempt)
         teardown = Teardown(self._reports, tell, acts=recovery is not None)
         warn_at = end.at - order.warns_s if order.warns_s and end.at is not None else None
         ended = Ended(0)
@@ -164,7 +166,7 @@ class Start:
                 heard = teardown if program is launch and not env.get("HPCDDP_INDEPENDENT") else None
                 launcher = Launcher(program, env, attempt.log, self._files)
                 hear = self._follow_up.hear
-                ended = watch(launcher, self._signals, passes_on, warned, order, tell, hear, heard, self._look_at_end)
+                ended = watch(launcher, self._signals, passes_on, warned, order, tell, hear, heard, self._look_around)
                 end_left({name: env[name] for name in ("HPCDDP_RUN_DIR", "HPCDDP_ATTEMPT")}, tell)
                 launcher.finish_output()
                 if ended.status and program is stage:
@@ -183,8 +185,9 @@ class Start:
             self._tell(f"{ended.signal} came {when}")
         return ended
 
-    def _look_at_end(self) -> None:
-        """Tell the ranks if the job ends at another time than they know."""
+    def _look_around(self) -> None:
+        """Tell the ranks if the job ends at another time than they know, and end them if a person asks for it."""
+        self._stop_request.look()
         if self._end.look() and self._end.end.at is not None:
             self._tell(f"the job ends at {self._end.end} now")
             self._reports.tell_end(self._end.end.at)

@@ -1,0 +1,150 @@
+"""The end of runs: what waits is taken back first, so that nothing starts any more; what runs saves and stops, or is
+killed."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+
+from hpcddp.errors import SchedulerError
+from hpcddp.login.background import end_job, find_jobs
+from hpcddp.login.find_run import is_same_job
+from hpcddp.login.found_jobs import index_jobs, jobs_of
+from hpcddp.login.run_facts import RunFacts, read_facts, with_points
+from hpcddp.login.run_status import LIVE, WAITS
+from hpcddp.runs.folder import RunFolder, job_of, show_path
+from hpcddp.schedulers.registry import find_scheduler
+from hpcddp.schedulers.row import JobFound
+from hpcddp.schedulers.run import ask_jobs, run_program
+
+_AT_ONCE = 500  # ids of one command
+
+
+def cancel_runs(runs: Sequence[RunFolder], env: Mapping[str, str], *, now: bool) -> list[str]:
+    """End all jobs of these runs; what was done, one line each. `now`: what runs is killed.
+
+    SchedulerError if the scheduler does not say which of them live, or refuses to end one.
+    """
+    each = {os.path.abspath(run.path): run for one in runs for run in with_points(one)}
+    facts = [read_facts(run) for run in each.values()]
+    told = _cancel_here(facts, now=now)
+    asked: dict[str, dict[str, None]] = {}
+    for fact in facts:
+        for scheduler, job in fact.open_jobs:
+            if not find_scheduler(scheduler).this_machine:
+                asked.setdefault(scheduler, {})[job] = None
+    for scheduler, ids in asked.items():
+        found = ask_jobs(scheduler, list(ids), env)
+        if found.problem and not found.jobs:
+            title = find_scheduler(scheduler).title
+            raise SchedulerError(f"{found.problem}; nothing of {title}'s was cancelled", "again in a while")
+        index = {scheduler: index_jobs(found.jobs)}
+        jobs = {
+            (one.id, one.array_index): (one, fact)
+            for fact in facts
+            for name, job in fact.open_jobs
+            if name == scheduler
+            for one in jobs_of(index, scheduler, job)
+            if one.state in LIVE
+        }
+        told += _cancel(scheduler, list(jobs.values()), env, now=now)
+    return told or [f"{_listed([os.path.basename(run.path) for run in runs])}: nothing waits or runs"]
+
+
+def _cancel(
+    scheduler: str, jobs: Sequence[tuple[JobFound, RunFacts]], env: Mapping[str, str], *, now: bool
+) -> list[str]:
+    commands = find_scheduler(scheduler).commands
+    waiting = [_spell(job, commands.of_index) for job, _ in jobs if job.state in WAITS]
+    told = []
+    if waiting:
+        _run_all(commands.cancel, waiting, env)
+        told.append(f"{_listed(waiting)} will not start")
+    running = [(job, fact) for job, fact in jobs if job.state not in WAITS and job.state != "exiting"]
+    if now and running:
+        names = [_spell(job, commands.of_index) for job, _ in running]
+        _run_all(commands.cancel, names, env)
+        return [*told, f"{_listed(names)} is killed"]
+    for job, fact in running:
+        told.append(_stop(job, fact, commands.stop, commands.cancel, commands.of_index, env))
+    return told
+
+
+def _stop(
+    job: JobFound,
+    fact: RunFacts,
+    stop: Sequence[str],
+    cancel: Sequence[str],
+    of_index: str,
+    env: Mapping[str, str],
+) -> str:
+    """Ask one job to save and end: by its scheduler's command, else through the run's folder."""
+    name = _spell(job, of_index)
+    kills = f"hpcddp cancel {shlex.quote(os.path.basename(fact.run.path))} --now kills it"
+    if stop:
+        _run_all([word for word in stop if word != "{job}"], [job.own_id or name], env)
+        return f"{name} was asked to save and stop; {kills}"
+    if fact.holder is not None and not fact.ended and is_same_job(fact.holder.job, job.own_id or job.id):
+        path = fact.run.stop_request(job_of(fact.holder.attempt))
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, "w", encoding="ascii"):
+                pass
+            return f"{name} was asked to save and stop, through {show_path(path)}; {kills}"
+        except OSError:
+            pass
+    _run_all(cancel, [name], env)
+    return f"{name} was cancelled by {cancel[0]}, which leaves it the scheduler's own grace"
+
+
+def _run_all(command: Sequence[str], ids: Sequence[str], env: Mapping[str, str]) -> None:
+    """SchedulerError if the command fails, for another reason than that a job has ended meanwhile."""
+    for at in range(0, len(ids), _AT_ONCE):
+        words = [*command, *ids[at : at + _AT_ONCE]]
+        answer = run_program(words, env)
+        said = [line.strip() for line in answer.stderr.splitlines() if line.strip()]
+        if answer.status and not all(_is_over(line) for line in said):
+            raise SchedulerError(f"{words[0]}: {'; '.join(said[:3])[:300] or answer.status}", shlex.join(words)[:300])
+
+
+def _is_over(line: str) -> bool:
+    """Whether a command says that a job has ended: then there is nothing to cancel."""
+    return any(text in line for text in ("has finished", "Unknown Job Id", "already completing", "Invalid job id"))
+
+
+def _spell(job: JobFound, of_index: str) -> str:
+    """The id by which a command takes one job, or the jobs of an array that wait together."""
+    if not job.array_index:
+        return job.id
+    index = job.array_index if job.array_index.isdecimal() else f"[{job.array_index}]"
+    return of_index.format(job=job.id, index=index) if of_index else job.own_id or job.id
+
+
+def _cancel_here(facts: Sequence[RunFacts], *, now: bool) -> list[str]:
+    """The jobs in the background of this machine, those that wait first."""
+    own = [
+        (submission, fact)
+        for fact in facts
+        for submission in fact.submissions
+        if find_scheduler(submission.scheduler).this_machine
+    ]
+    found = {job.id: job for job in find_jobs([submission for submission, _ in own])}
+    told = []
+    for wanted in (True, False):
+        for submission, fact in own:
+            job = found.get(submission.job)
+            if job is None or (job.state in WAITS) is not wanted:
+                continue
+            if job.state == "unknown":
+                told.append(f"{submission.job}: {job.reason}")
+            elif end_job(submission, kill=now):
+                kills = f"hpcddp cancel {shlex.quote(os.path.basename(fact.run.path))} --now kills it"
+                done = "will not start" if wanted else "is killed" if now else f"was asked to save and stop; {kills}"
+                told.append(f"{submission.job} {done}")
+    return told
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(names[:5]) + more
