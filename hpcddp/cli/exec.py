@@ -179,20 +179,20 @@ def _run_beside(
     heartbeat: Heartbeat,
 ) -> NoReturn:
     """Run the command in a process of its own, and report how it failed if no other rank has failed before."""
-    from hpcddp.cli import watch
+    from hpcddp.cli import beside
 
-    stderr = None if log else watch.Stderr(job_output)
+    stderr = None if log else beside.Stderr(job_output)
     if heartbeat.path:
         env[HEARTBEAT] = heartbeat.path
     try:
-        program = watch.start_program(command, env, stderr.entry if stderr else None)
+        program = beside.start_program(command, env, stderr.entry if stderr else None)
     except OSError as error:
         heartbeat.refuse(_CANNOT_RUN, f"cannot run {command[0]!r}: {error.strerror}")
         _refuse(command, env, info, hostname, job_output, error)
     if stderr:
         stderr.start()
     heartbeat.start(program)
-    status = watch.wait_for(program)
+    status = beside.wait_for(program)
     if stderr:
         stderr.finish()
     if not status or heartbeat.was_ended:
@@ -209,8 +209,8 @@ def _run_beside(
             if is_first:
                 path = None if log is None or failure.is_as_rank_0(env, lines) else log.path
                 end = failure.describe_end(status)
-                watch.report(failure.format_failure(info.rank, hostname, end, lines, path), job_output)
-    watch.end_alike(status)
+                beside.report(failure.format_failure(info.rank, hostname, end, lines, path), job_output)
+    beside.end_alike(status)
 
 
 def _ask_run_folder(launch: Launch, hostname: str) -> Rendezvous | None:

@@ -31,6 +31,7 @@ VERBS = {
     "exec": "run a command as a rank, with RANK, WORLD_SIZE, … set",
     "launch": "run a command on every rank of the allocation this shell is in",
     "supervise": "start a job's launcher and stay beside it; job scripts end in it",
+    "logs": "print what the ranks of a run have printed, and follow it",
     "cancel": "end a run with all its jobs: it saves and stops, or is killed",
     "status": "say what became of runs: queued, running, ended, and why",
     "train": "the reference trainer: DDP on images",

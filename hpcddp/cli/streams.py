@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 # They would move a terminal's cursor, or change its colours.
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), 127) if chr(code) not in "\n\t"}
+_MOVING = bytes(code for code in (*range(32), 127) if chr(code) not in "\n\t")
 _BOLD, _CYAN, _PLAIN = "\x1b[1m", "\x1b[36m", "\x1b[0m"
 
 
@@ -97,6 +98,11 @@ def write_exactly(text: str) -> None:
     """What a program reads on stdout, a job script or a path: the encoding of a terminal changes nothing in it."""
     sys.stdout.flush()
     sys.stdout.buffer.write(exact_bytes(text))
+
+
+def shown_bytes(line: bytes) -> bytes:
+    """A line of somebody else's output: on a terminal without what moves its cursor or changes its colours."""
+    return line.translate(None, _MOVING) if sys.stdout.isatty() else line
 
 
 def open_missing_streams() -> bool:

@@ -11,11 +11,9 @@ from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.request import named_site, read_asked, request_parser
 from hpcddp.cli.streams import tell, tell_each, write_exactly
 from hpcddp.errors import RequestError
-from hpcddp.login.look import look_here
-from hpcddp.login.parts import Parts, plan_parts, submit_parts
+from hpcddp.login.parts import Parts, check_parts, plan_parts, submit_parts
 from hpcddp.login.planning import read_request
 from hpcddp.schedulers.registry import find_scheduler
-from hpcddp.script.preflight import check_output, check_plan
 
 _DESCRIPTION = """\
 Render the job script, hand it to the scheduler, and make the run's folder with script, plan and job id.
@@ -59,7 +57,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     parts = plan_parts(spec, site, env)
     tell_each(parts.remarks)
     if not args.no_check:
-        _check(parts)
+        tell_each(check_parts(parts, env))
     if args.dry_run:
         _show(parts)
         return 0
@@ -71,16 +69,6 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     where = parts.sweep or queued[0].run
     tell(f"hpcddp status {shlex.quote(os.path.relpath(where.path))} shows what becomes of it")
     return 0
-
-
-def _check(parts: Parts) -> None:
-    """Remarks on paths, each once. RequestError for what clearly is not there."""
-    told: dict[str, None] = {}
-    for part in parts.parts:
-        here = look_here(dict(os.environ))
-        told.update(dict.fromkeys(check_plan(part.plan, here)))
-        told.update(dict.fromkeys(check_output(part.plan.site.scheduler, part.script, here)))
-    tell_each(told)
 
 
 def _show(parts: Parts) -> None:

@@ -9,14 +9,15 @@ from collections.abc import Mapping
 
 from hpcddp.errors import RequestError
 from hpcddp.login.find_run import find_run, is_same_job, list_all_runs, list_jobs
-from hpcddp.login.planning import this_process
+from hpcddp.login.look import look_here
+from hpcddp.login.planning import plan_spec
 from hpcddp.login.submit import Part, Queued, note_sweep, plan_part, submit_part
 from hpcddp.record import Record
 from hpcddp.runs.command import name_command
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.submitted import Submission, read_submissions
 from hpcddp.schedulers.registry import find_scheduler
-from hpcddp.script.plan import plan_job
+from hpcddp.script.preflight import check_output, check_plan
 from hpcddp.script.site import Site
 from hpcddp.script.spec import JobSpec
 from hpcddp.script.sweeping import check_sweep, is_one_array, split_points
@@ -46,10 +47,20 @@ def plan_parts(spec: JobSpec, site: Site, env: Mapping[str, str], created_by: st
     remarks: dict[str, None] = {}
     parts = []
     for one, index in split:
-        plan = plan_job(one, site, this_process(created_by))
+        plan = plan_spec(one, site, created_by)
         remarks.update(dict.fromkeys(plan.remarks))
         parts.append(plan_part(plan, env, index))
     return Parts(tuple(parts), tuple(remarks), sweep, spec, before)
+
+
+def check_parts(parts: Parts, env: Mapping[str, str]) -> list[str]:
+    """Remarks on paths, each once. RequestError for what clearly is not there."""
+    here = look_here(env)
+    told: dict[str, None] = {}
+    for part in parts.parts:
+        told.update(dict.fromkeys(check_plan(part.plan, here)))
+        told.update(dict.fromkeys(check_output(part.plan.site.scheduler, part.script, here)))
+    return list(told)
 
 
 def submit_parts(parts: Parts, env: Mapping[str, str]) -> list[Queued]:

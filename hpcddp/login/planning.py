@@ -37,8 +37,13 @@ def read_request(
 def plan_request(asked: Asked, named: str | None, job_file: str | None, env: Mapping[str, str]) -> JobPlan:
     """The plan; its remarks also say which site it is for, and why."""
     spec, site, remarks = read_request(asked, named, job_file, env)
-    plan = plan_job(spec, site, this_process())
+    plan = plan_spec(spec, site)
     return plan._replace(remarks=(*remarks, *plan.remarks))
+
+
+def plan_spec(spec: JobSpec, site: Site, created_by: str = "") -> JobPlan:
+    """The plan of this process, which `created_by` names if it is no verb."""
+    return plan_job(spec, site, this_process(created_by))
 
 
 def on_path(program: str, env: Mapping[str, str]) -> str | None:

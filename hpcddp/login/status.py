@@ -49,6 +49,11 @@ def find_status(runs: Sequence[RunFolder], env: Mapping[str, str]) -> Statuses:
     return Statuses(tuple(complete_sweeps([_judge(fact, index) for fact in facts])), tuple(problems))
 
 
+def is_alive(run: RunFolder, env: Mapping[str, str]) -> bool:
+    """Whether a job of the run waits or runs, or may."""
+    return any(one.state in LIVE for one in find_status([run], env).runs)
+
+
 def _judge(fact: RunFacts, jobs: FoundJobs) -> RunStatus:
     name = os.path.basename(os.path.abspath(fact.run.path))
     base = RunStatus(name, fact.run.path, "unknown", links=fact.links, point=fact.point)

@@ -14,13 +14,13 @@ from tests.conftest import PATIENCE_S
 
 BESIDE = """
 import os, sys
-from hpcddp.cli import watch
-stderr = watch.Stderr(os.dup(2))
-program = watch.start_program(sys.argv[1:], dict(os.environ), stderr.entry)
+from hpcddp.cli import beside
+stderr = beside.Stderr(os.dup(2))
+program = beside.start_program(sys.argv[1:], dict(os.environ), stderr.entry)
 stderr.start()
-status = watch.wait_for(program)
+status = beside.wait_for(program)
 stderr.finish()
-watch.end_alike(status)
+beside.end_alike(status)
 """
 WARNING = "[W1 b.cpp:2] [c10d] The hostname of the client socket cannot be retrieved. err=-3"
 ECHO = f"import sys; sys.stderr.write('[W1 a.cpp:1] kept\\n{WARNING}\\nlast, without an end')"

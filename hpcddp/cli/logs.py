@@ -1,0 +1,184 @@
+"""`hpcddp logs`: what the ranks of a run have printed, and go on printing."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import sys
+import time
+from collections.abc import Mapping
+
+from hpcddp.cli.parser import VerbParser
+from hpcddp.cli.streams import shown_bytes, tell
+from hpcddp.errors import RequestError
+from hpcddp.login.find_run import find_run
+from hpcddp.login.status import is_alive
+from hpcddp.runs.folder import AttemptFolder, RunFolder
+from hpcddp.runs.logs import LogReader, Source, find_time, list_sources, merge, order_attempts, read_lines
+from hpcddp.runs.submitted import read_submissions
+from hpcddp.units import parse_count
+
+_DESCRIPTION = """\
+Print what a run's ranks have printed: the launcher and rank 0 of the newest attempt, or the ranks and hosts that are
+named, in the order of the times that lines begin with.
+
+RUN is a name below runs/, a run's folder, or the id of one of its jobs."""
+_LOOK_S = 0.5
+_ASK_S = 30.0  # how often the scheduler is asked whether anything of the run still lives
+_ALL = "all"
+
+
+def build_parser() -> VerbParser:
+    """The options of `hpcddp logs`."""
+    parser = VerbParser("logs", _DESCRIPTION, example="hpcddp logs train -f\nhpcddp logs train --rank 0-3", exits=(2,))
+    parser.usage = "hpcddp logs RUN [options]"
+    parser.add_argument("run", metavar="RUN", help="a name, a folder or a job id")
+    parser.add_argument("-f", "--follow", action="store_true", help="go on, also into the next start and the next job")
+    parser.add_argument("-n", "--lines", metavar="N", help="the last N lines only")
+    parser.add_argument("--rank", metavar="R", help="the output of these ranks: 3, 0-7, 1,5, or all")
+    parser.add_argument("--host", metavar="HOST", action="append", default=[], help="the ranks on this host")
+    parser.add_argument("--attempt", metavar="A", help="an attempt's name, its number from 1, or all (the newest)")
+    return parser
+
+
+def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
+    """Lines on stdout as they are, each behind its source where there are several."""
+    of = find_run(args.run)
+    if os.path.exists(of.sweep):
+        name = shlex.quote(os.path.basename(of.path))
+        raise RequestError(f"{of.path} is a sweep, and each of its runs has logs", f"hpcddp logs {name}.1")
+    last = None if args.lines is None else parse_count(args.lines, "--lines")
+    printer = _Printer(_read_ranks(args.rank), args.host)
+    attempts = _choose(of, args.attempt, follow=args.follow)
+    if not attempts and not args.follow:
+        return _print_start(of, last)
+    printer.print_so_far(attempts, last, follow=args.follow)
+    if args.follow:
+        _follow(of, printer, env, {attempt.name for attempt in order_attempts(of)})
+    return 0
+
+
+class _Printer:
+    """Which files are shown, and how far each was read."""
+
+    def __init__(self, ranks: frozenset[int] | None, hosts: list[str]) -> None:
+        self._ranks, self._hosts = ranks, hosts
+        self._readers: dict[str, LogReader] = {}
+        self._labelled = ranks is None or len(ranks) > 1 or bool(hosts)
+
+    def sources(self, attempt: AttemptFolder) -> list[Source]:
+        """The files of one attempt."""
+        return list_sources(attempt, self._ranks, self._hosts)
+
+    def print_so_far(self, attempts: list[AttemptFolder], last: int | None, *, follow: bool) -> None:
+        """What is there. RequestError if the attempts have no such file."""
+        shown: list[tuple[Source, bytes]] = []
+        for attempt in attempts:
+            sources = self.sources(attempt)
+            texts = []
+            for source in sources:
+                lines, offset = read_lines(source.path, last, whole=follow)
+                self._readers[source.path] = LogReader(source, offset)
+                texts.append((source, lines))
+            if len(texts) > 1 and not any(find_time(line) for _, lines in texts for line in lines[:200]):
+                tell("no line begins with a time, so that the files follow one another")
+            shown += merge(texts)
+        if attempts and not self._readers and not follow:
+            what = " ".join(filter(None, [self._describe(), f"in attempt {attempts[-1].name}"]))
+            raise RequestError(f"there is no log {what}", f"ls {shlex.quote(os.path.dirname(attempts[-1].log))}")
+        for source, line in shown[-last:] if last else shown:
+            self._print(source, line)
+
+    def print_new(self, attempt: AttemptFolder, *, ended: bool) -> bool:
+        """What has come since; whether anything has."""
+        came = False
+        for source in self.sources(attempt):
+            reader = self._readers.setdefault(source.path, LogReader(source))
+            for line in reader.read(ended=ended):
+                self._print(source, line)
+                came = True
+        sys.stdout.flush()
+        return came
+
+    def _print(self, source: Source, line: bytes) -> None:
+        if self._labelled:
+            sys.stdout.buffer.write(f"{source.label} | ".encode())
+        sys.stdout.buffer.write(shown_bytes(line) + b"\n")
+
+    def _describe(self) -> str:
+        ranks = "" if not self._ranks else "of rank " + ", ".join(map(str, sorted(self._ranks)[:8]))
+        return " ".join(filter(None, [ranks, f"on {', '.join(self._hosts)}" if self._hosts else ""]))
+
+
+def _follow(of: RunFolder, printer: _Printer, env: Mapping[str, str], seen: set[str]) -> None:
+    """Until nothing of the run lives any more."""
+    current = order_attempts(of)
+    asked = 0.0
+    while True:
+        attempts = order_attempts(of)
+        for attempt in attempts[-2:]:  # the last lines of the one before come late
+            if attempt.name not in seen:
+                tell(f"attempt {attempt.name}")
+                seen.add(attempt.name)
+                current = attempts
+            printer.print_new(attempt, ended=False)
+        if time.monotonic() - asked >= _ASK_S or (current and _has_said_end(of)):
+            if not is_alive(of, env):
+                for attempt in order_attempts(of)[-2:]:
+                    printer.print_new(attempt, ended=True)
+                return
+            asked = time.monotonic()
+        time.sleep(_LOOK_S)
+
+
+def _has_said_end(of: RunFolder) -> bool:
+    from hpcddp.login.run_facts import read_facts
+
+    facts = read_facts(of)
+    return facts.holder is not None and facts.ended and not facts.open_jobs
+
+
+def _choose(of: RunFolder, asked: str | None, *, follow: bool) -> list[AttemptFolder]:
+    attempts = order_attempts(of)
+    if asked is None:
+        return attempts[-1:]
+    if asked == _ALL:
+        return attempts
+    named = [attempt for attempt in attempts if attempt.name == asked]
+    if not named and asked.isdecimal() and 1 <= int(asked) <= len(attempts):
+        named = [attempts[int(asked) - 1]]
+    if not named:
+        names = ", ".join(attempt.name for attempt in attempts[-6:]) or "none yet"
+        raise RequestError(f"run {of.path} has no attempt {asked}", f"1 to {len(attempts)}, or one of: {names}")
+    if follow:
+        raise RequestError("--follow goes with the newest attempt", f"leave out --attempt {asked}")
+    return named
+
+
+def _print_start(of: RunFolder, last: int | None) -> int:
+    """No attempt has begun: what the job itself has printed, where that is known."""
+    for submission in reversed(read_submissions(of)):
+        lines, _ = read_lines(submission.output, last) if submission.output else ([], 0)
+        if lines:
+            for line in lines:
+                sys.stdout.buffer.write(shown_bytes(line) + b"\n")
+            return 0
+    name = shlex.quote(os.path.basename(of.path))
+    raise RequestError(f"run {of.path} has no log: none of its jobs has started its ranks", f"hpcddp status {name}")
+
+
+def _read_ranks(text: str | None) -> frozenset[int] | None:
+    """The ranks of `--rank`; empty: none is named, None: all."""
+    if text is None:
+        return frozenset()
+    if text == _ALL:
+        return None
+    ranks = set[int]()
+    for part in text.split(","):
+        found = re.fullmatch(r"(\d{1,7})(?:-(\d{1,7}))?", part)
+        if not found or int(found[1]) > int(found[2] or found[1]):
+            raise RequestError(f"--rank {text!r} names no ranks", "--rank 3, --rank 0-7, --rank 1,5 or --rank all")
+        ranks.update(range(int(found[1]), int(found[2] or found[1]) + 1))
+    return frozenset(ranks)

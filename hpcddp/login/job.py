@@ -1,0 +1,151 @@
+"""`hpcddp.Job`: the verbs of the login node for notebooks and scripts. Imports no torch.
+
+An edge: the process's environment is read here and passed on.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hpcddp.errors import LaunchError, RequestError
+from hpcddp.login.run_status import LIVE, RunStatus
+from hpcddp.uncaught import two_lines
+
+
+class Job:
+    """One request, and what becomes of it: the keys of a job file (docs/job-file.md) as arguments.
+
+        job = hpcddp.Job("python train.py", site="abci3", account="gaa50000", nodes=4, walltime="2h")
+        job.submit()
+        job.wait()
+
+    `command` is a list of words, or one text that is split as a shell splits it. `file` is a job file, over which the
+    arguments win. `run` names a run that is there already, by its name, folder or job id, to ask about or to cancel.
+    Values may be text, numbers, booleans, lists and mappings, as YAML has them; None counts as not given. Errors are
+    hpcddp's own (`hpcddp.errors`), in two lines.
+    """
+
+    def __init__(
+        self,
+        command: str | Sequence[str] | None = None,
+        *,
+        file: str | os.PathLike[str] | None = None,
+        run: str | os.PathLike[str] | None = None,
+        **keys: object,
+    ) -> None:
+        with two_lines():
+            if run is not None and (command is not None or file is not None or keys):
+                raise RequestError(f"Job(run={os.fspath(run)!r}) takes no other argument", "Job(run=…).status()")
+            if run is None and command is None and file is None and "command" not in keys:
+                raise RequestError("Job() has no command", 'hpcddp.Job("python train.py", nodes=4)')
+        self._run = None if run is None else os.fspath(run)
+        self._file = None if file is None else os.fspath(file)
+        given = {"command": command, **keys} if command is not None else dict(keys)
+        self._keys = {key: value for key, value in given.items() if value is not None}
+
+    def __repr__(self) -> str:
+        shown = {"run": self._run, "file": self._file, **self._keys}
+        return f"hpcddp.Job({', '.join(f'{key}={value!r}' for key, value in shown.items() if value is not None)})"
+
+    def render(self) -> str:
+        """The job script. A sweep that is several scripts is a RequestError, as for `hpcddp render`."""
+        from hpcddp.login.planning import plan_spec, read_request
+        from hpcddp.script.render import render_script
+
+        with two_lines():
+            spec, site, _ = read_request(self._asked(), self._site(), self._file, os.environ)
+            return render_script(plan_spec(spec, site, _CREATED_BY))
+
+    def submit(self) -> str:
+        """Queue the job; its id, as the scheduler printed it. A sweep that is several jobs: their ids, one per line.
+
+        SchedulerError with the scheduler's words if it refuses the job; then nothing is left of it.
+        """
+        from hpcddp.login.parts import check_parts, plan_parts, submit_parts
+        from hpcddp.login.planning import read_request
+
+        with two_lines():
+            spec, site, _ = read_request(self._asked(), self._site(), self._file, os.environ)
+            parts = plan_parts(spec, site, os.environ, _CREATED_BY)
+            check_parts(parts, os.environ)
+            queued = submit_parts(parts, os.environ)
+        self._run = os.path.abspath((parts.sweep or queued[0].run).path)
+        return "\n".join(one.submission.job for one in queued)
+
+    def status(self) -> RunStatus:
+        """What became of the run, by its folder and the scheduler; of a sweep its own row."""
+        from hpcddp.login.find_run import find_run
+        from hpcddp.login.status import find_status
+
+        with two_lines():
+            return find_status([find_run(self._name())], os.environ).runs[0]
+
+    def wait(self, timeout_s: float | None = None, every_s: float = 30.0) -> RunStatus:
+        """Wait until nothing of the run waits or runs any more, and return its status.
+
+        TimeoutError after `timeout_s` seconds, with the job left as it is. The scheduler is asked every `every_s`.
+        """
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        while (status := self.status()).state in LIVE:
+            left = None if end is None else end - time.monotonic()
+            if left is not None and left <= 0:
+                raise TimeoutError(f"{status.path} is {status.state} after {timeout_s} s")
+            time.sleep(every_s if left is None else min(every_s, left))
+        return status
+
+    def logs(self, rank: int = 0) -> str:
+        """What this rank has printed in the newest attempt, rank 0 with the launcher; "" before it has started."""
+        from hpcddp.login.find_run import find_run
+        from hpcddp.runs.logs import list_sources, order_attempts, read_lines
+
+        with two_lines():
+            attempts = order_attempts(find_run(self._name()))
+        sources = list_sources(attempts[-1], frozenset({rank})) if attempts else []
+        lines = [line for source in sources for line in read_lines(source.path)[0]]
+        return "".join(f"{line.decode(errors='replace')}\n" for line in lines)
+
+    def cancel(self, *, now: bool = False) -> None:
+        """End all jobs of the run: what waits is taken back, what runs saves and stops; `now`: it is killed."""
+        from hpcddp.login.cancel import cancel_runs
+        from hpcddp.login.find_run import find_run
+
+        with two_lines():
+            cancel_runs([find_run(self._name())], os.environ, now=now)
+
+    def _name(self) -> str:
+        if self._run is None:
+            raise LaunchError("this job was not submitted", "job.submit(), or hpcddp.Job(run=NAME) for one that was")
+        return self._run
+
+    def _site(self) -> str | None:
+        site = self._keys.get("site")
+        return None if site is None else str(site)
+
+    def _asked(self) -> Mapping[str, tuple[object, str]]:
+        from hpcddp.script.loading import load_yaml
+
+        if self._run is not None and not self._keys and self._file is None:
+            raise RequestError(f"Job(run={self._run!r}) is there already", "Job(command, …) for a new one")
+        asked: dict[str, tuple[object, str]] = {}
+        if self._file is not None:
+            asked = {key: (value, f"{key} in {self._file}") for key, value in load_yaml(self._file)[0].items()}
+        for key, value in self._keys.items():
+            asked[key] = (_as_yaml(value), f"Job({key}=…)")
+        return asked
+
+
+_CREATED_BY = "hpcddp.Job(…).submit()"
+
+
+def _as_yaml(value: Any) -> Any:
+    """The value as a job file's reader gets it: text, and lists and mappings of text."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping):
+        return {str(key): _as_yaml(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple, range)):
+        return [_as_yaml(one) for one in value]
+    return os.fspath(value) if isinstance(value, os.PathLike) else str(value)
