@@ -128,6 +128,7 @@ def _cancel_here(facts: Sequence[RunFacts], *, now: bool) -> list[str]:
         for fact in facts
         for submission in fact.submissions
         if find_scheduler(submission.scheduler).this_machine
+        and (submission.scheduler, submission.job) in fact.open_jobs
     ]
     found = {job.id: job for job in find_jobs([submission for submission, _ in own])}
     told = []

@@ -113,5 +113,4 @@ def _list_hint(runs: Sequence[RunFolder]) -> str:
     if not runs:
         return "the folder that it was submitted from has its runs/"
     names = [os.path.basename(run.path) for run in runs]
-    more = f", … ({len(names)} in all)" if len(names) > 8 else ""
-    return f"one of: {', '.join(names[-8:])}{more}"
+    return f"one of: {', '.join(names)}" if len(names) <= 8 else f"hpcddp status shows all {len(names)}"

@@ -30,7 +30,7 @@ def format_statuses(runs: Sequence[RunStatus], now: float) -> str:
 
 def status_record(run: RunStatus) -> dict[str, Any]:
     """One run as JSON values; times are seconds since 1970."""
-    record = run._asdict()
+    record = run._asdict() | {"jobs": dict(run.jobs)}
     record["links"] = {"job": run.links[0], "of": run.links[1]} if run.links[1] else None
     return record
 

@@ -21,16 +21,21 @@ _BY_QDEL = 91  # substate
 
 def parse_jobs(answer: Answer, states: Mapping[str, str]) -> JobsFound:
     """The jobs of an answer. `states`: its letter -> our word."""
-    text = answer.stdout.strip()
+    text, problem = answer.stdout.strip(), ""
     if text.startswith("<"):
         found = _read_xml(text)
     else:
         found = _read_json(text) if text else ([] if answer.status in _SOME_UNKNOWN else None)
-    if found is None:
+    if found is None and text.startswith("{"):
+        found = _read_each(text)
+        problem = "qstat: a part of its answer cannot be read"
+    if not found and answer.status not in _SOME_UNKNOWN:
         said = [line.strip() for line in answer.stderr.splitlines() if line.strip()]
-        return JobsFound((), f"qstat: {said[-1][:200]}" if said else "qstat's answer cannot be read")
+        return JobsFound((), f"qstat: {said[-1][:200]}" if said else f"qstat ended with {answer.status}")
+    if found is None:
+        return JobsFound((), "qstat: its answer cannot be read")
     jobs = [_describe(job, about, states) for job, about in found if job[:1].isdigit()]
-    return JobsFound(tuple(jobs))
+    return JobsFound(tuple(jobs), problem)
 
 
 def _read_json(text: str) -> list[tuple[str, Mapping[str, Any]]] | None:
@@ -47,6 +52,19 @@ def _read_json(text: str) -> list[tuple[str, Mapping[str, Any]]] | None:
     if not isinstance(jobs, dict):
         return None
     return [(str(job), about) for job, about in jobs.items() if isinstance(about, dict)]
+
+
+def _read_each(text: str) -> list[tuple[str, Mapping[str, Any]]]:
+    """The jobs one by one, without their variables: invalid UTF-8 in one job's environment makes all of it no JSON, and
+    an answer may be cut off."""
+    import re
+
+    found = []
+    for job in re.finditer(r'^\t\t"(\d[^"\n]*)":\t\{\n(.*?)^\t\t\}', text, re.MULTILINE | re.DOTALL):
+        body = re.sub(r'^\t\t\t"Variable_List":\t\{\n.*?^\t\t\t\},?\n', "", job[2], flags=re.MULTILINE | re.DOTALL)
+        whole = _read_json(f'{{"Jobs": {{"{job[1]}": {{{body.rstrip().rstrip(",")}}}}}}}')
+        found += whole or []
+    return found
 
 
 def _read_xml(text: str) -> list[tuple[str, Mapping[str, Any]]] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Mapping, Sequence
 
@@ -62,6 +63,8 @@ def start_detached(argv: list[str], env: Mapping[str, str], *, folder: str, outp
             )
     except OSError as e:
         raise SchedulerError(f"{argv[0]} cannot be started: {e.strerror} ({e.filename})", f"ls -ld {folder}") from e
+    # it is this process's child: without a wait it would stay, when it has ended, and look alive
+    threading.Thread(target=started.wait, daemon=True).start()
     return started.pid
 
 

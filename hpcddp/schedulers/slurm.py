@@ -217,7 +217,7 @@ SCHEDULER = Scheduler(
         parse_end=parse_end,
         parse_taken=parse_taken,
         jobs=("squeue", "--noheader", "--states=all", "--user={user}", "--format=%F|%A|%K|%T|%S|%e|%r|%j"),
-        ask_env={"SLURM_TIME_FORMAT": "standard"},
+        ask_env={"SLURM_TIME_FORMAT": "standard", "SLURM_BITSTR_LEN": "0"},
         starter=("srun", "--overlap", "--nodes=1", "--ntasks=1", "--nodelist={host}"),
         drop=("scontrol", "update", "JobId={job}", "NodeList={kept}"),
         survey=(("sinfo", "--noheader", "--format=%R|%D|%c|%m|%G|%l"),),

@@ -38,6 +38,8 @@ def _parse(line: str, states: Mapping[str, str]) -> JobFound | None:
         return None
     job, own, index, word, start, end, reason, name = fields
     state = states.get(word, "unknown")
+    if state == "queued" and reason.startswith("JobHeld"):
+        state = "held"
     why = "" if reason in {"None", ""} else reason
     if word in _SAYS_WHY:
         why = word if not why or why == "NonZeroExitCode" else f"{word}: {why}"

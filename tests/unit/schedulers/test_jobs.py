@@ -1,0 +1,177 @@
+"""What schedulers print of jobs, as it was recorded: read whole, cut off anywhere, and with anything in it."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpcddp.schedulers.registry import find_scheduler, parse_jobs
+from hpcddp.schedulers.row import Answer, JobFound, JobsFound
+from hpcddp.schedulers.run import ask_jobs
+
+CAPTURES = Path(__file__).parents[2] / "captures"
+SQUEUE = json.loads((CAPTURES / "slurm/squeue.json").read_text())["stdout"]
+ARRAYS = json.loads((CAPTURES / "pbs/arrays.json").read_text())["cases"]
+TORQUE = (  # by its documentation; no Torque was at hand
+    "<Data><Job><Job_Id>12.head</Job_Id><Job_Name>train</Job_Name><job_state>R</job_state>"
+    "<start_time>1795226442</start_time><Resource_List><walltime>01:00:00</walltime></Resource_List></Job>"
+    "<Job><Job_Id>13[2].head</Job_Id><job_state>C</job_state><exit_status>271</exit_status></Job></Data>"
+)
+GRIDENGINE = (  # the form of qstat -u USER -xml of 8.1.9
+    "<?xml version='1.0'?><job_info><queue_info><job_list state=\"running\"><JB_job_number>7</JB_job_number>"
+    "<JB_name>train</JB_name><state>r</state><JAT_start_time>2026-11-21T02:12:37</JAT_start_time><slots>2</slots>"
+    '</job_list></queue_info><job_info><job_list state="pending"><JB_job_number>8</JB_job_number><JB_name>a b</JB_name>'
+    "<state>hqw</state><tasks>1-9:1</tasks></job_list><job_list><JB_job_number>9</JB_job_number><state>Eqw</state>"
+    "</job_list></job_info></job_info>"
+)
+
+
+def parse(name: str, stdout: str, status: int = 0, stderr: str = "") -> JobsFound:
+    return parse_jobs(find_scheduler(name), Answer(status, stdout, stderr))
+
+
+def qstat(command: str) -> str:
+    return next(str(case["stdout"]) for case in ARRAYS if case.get("command") == command)
+
+
+def by_id(found: JobsFound) -> dict[tuple[str, str], JobFound]:
+    return {(job.id, job.array_index): job for job in found.jobs}
+
+
+def at(text: str) -> int:
+    return int(time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S")))
+
+
+def test_slurm_says_what_waits_and_why_what_runs_until_when_and_how_the_others_ended() -> None:
+    found = parse("slurm", SQUEUE)
+    jobs = by_id(found)
+    assert found.problem == ""
+    assert len(jobs) == len(SQUEUE.splitlines())
+    running = jobs["12", ""]
+    assert (running.state, running.name, running.reason) == ("running", "run|with|pipes", "")
+    assert (running.starts, running.ends) == (at("2026-11-24T01:25:03"), at("2027-11-24T01:25:03"))
+    assert (jobs["14", ""].state, jobs["14", ""].reason) == ("queued", "PartitionNodeLimit")
+    assert (jobs["13", ""].state, jobs["13", ""].starts) == ("held", None)
+    assert jobs["17", ""].starts == at("2026-11-24T02:25:03")
+    assert jobs["15", "1,3,5,7,9"].name == "arr ay"
+    assert (jobs["3", "2"].state, jobs["3", "2"].own_id) == ("finished", "5")
+    assert {jobs["6", ""].state, jobs["18", ""].state} == {"failed", "cancelled"}
+
+
+def test_pbs_says_the_same_and_an_array_has_each_of_its_jobs() -> None:
+    jobs = by_id(parse("pbs", qstat("qstat -t -f -F json '353[].pbs1'")))
+    assert {index for _, index in jobs} == {"", "1", "2", "3"}
+    assert {job.id for job in jobs.values()} == {"353[].pbs1"}
+    one = jobs["353[].pbs1", "2"]
+    assert (one.state, one.own_id, one.name) == ("running", "353[2].pbs1", "arr2")
+    assert one.starts == at("2026-11-21T02:00:39")
+    ended = by_id(parse("pbs", qstat("qstat -x -f -F json '353[2].pbs1'")))["353[].pbs1", "2"]
+    assert (ended.state, ended.status) == ("cancelled", 271)
+
+
+@pytest.mark.parametrize(("status", "stderr", "problem"), [
+    (153, "qstat: Unknown Job Id 99999.pbs1\n", ""),
+    (35, "qstat: 380.pbs1 Job has finished, use -x or -H to obtain historical job information\n", ""),
+    (255, "Unknown Host.\nqstat: cannot connect to server nosuchhost (errno=15008)\n",
+     "qstat: qstat: cannot connect to server nosuchhost (errno=15008)"),
+])  # fmt: skip
+def test_pbs_a_job_that_is_not_known_is_no_problem_and_a_server_that_is_not_there_is(
+    status: int, stderr: str, problem: str
+) -> None:
+    assert parse("pbs", "", status, stderr) == JobsFound((), problem)
+
+
+def test_one_jobs_variables_that_are_no_json_take_no_other_job_away() -> None:
+    text = qstat("qstat -t -f -F json '353[].pbs1'")
+    assert '"Variable_List"' in text
+    broken = text.replace('"PBS_O_HOME":', '"BAD":\t"\\xff\\q",\n\t\t\t\t"PBS_O_HOME":', 1)
+    assert broken != text
+    found = parse("pbs", broken)
+    assert len(found.jobs) == 4
+    assert "cannot be read" in found.problem
+
+
+def test_torques_xml() -> None:
+    jobs = by_id(parse("pbs", TORQUE))
+    assert (jobs["12.head", ""].state, jobs["12.head", ""].ends) == ("running", 1795226442 + 3600)
+    assert ("13[].head", "2") in jobs
+
+
+def test_grid_engine() -> None:
+    jobs = by_id(parse("gridengine", GRIDENGINE))
+    assert jobs["7", ""].state == "running"
+    assert (jobs["8", "1-9"].state, jobs["8", "1-9"].name) == ("held", "a b")
+    assert "error" in jobs["9", ""].reason
+
+
+WHOLE = {
+    "slurm": SQUEUE,
+    "pbs": qstat("qstat -t -f -F json '353[].pbs1'"),
+    "gridengine": GRIDENGINE,
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+@given(cut=st.floats(0, 1))
+def test_output_that_is_cut_off_gives_whole_jobs_only_and_says_so(name: str, cut: float) -> None:
+    text = WHOLE[name]
+    whole = parse(name, text)
+    part = text[: int(cut * len(text))]
+    found = parse(name, part)
+    assert set(found.jobs) <= set(whole.jobs)
+    if len(found.jobs) < len(whole.jobs) and not part.endswith("\n") and part:
+        assert found.problem
+
+
+@pytest.mark.parametrize("name", ["slurm", "pbs", "gridengine"])
+@given(text=st.text() | st.text('0123456789|{}[]<>":,\n\t', max_size=200), status=st.integers(0, 255))
+def test_anything_is_an_answer_and_never_an_exception(name: str, text: str, status: int) -> None:
+    found = parse(name, text, status, text)
+    assert all(job.id[:1].isdigit() and job.reason.isprintable() and job.name.isprintable() for job in found.jobs)
+    assert "\n" not in found.problem
+
+
+_JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=20), lambda inner: st.lists(
+    inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3), max_leaves=8)  # fmt: skip
+_FIELDS = st.sampled_from(["job_state", "comment", "Exit_status", "stime", "Resource_List", "estimated", "substate"])
+
+
+@settings(max_examples=200)
+@given(st.dictionaries(st.sampled_from(["1.a", "2[].b", "3[4].c", "x"]), st.dictionaries(_FIELDS, _JSON) | _JSON))
+def test_pbs_values_of_any_type(jobs: dict[str, object]) -> None:
+    found = parse("pbs", json.dumps({"Jobs": jobs}))
+    known = {job for job, about in jobs.items() if job != "x" and isinstance(about, dict)}
+    assert len(found.jobs) == len(known)
+
+
+def test_a_scheduler_that_cannot_be_asked_is_said(tmp_path: Path) -> None:
+    found = ask_jobs("slurm", ["1"], {"PATH": str(tmp_path)})
+    assert found.jobs == ()
+    assert "squeue cannot be run" in found.problem
+
+
+def test_one_that_does_not_answer_is_said_with_its_time(tmp_path: Path) -> None:
+    program = tmp_path / "squeue"  # a stand-in for one that hangs
+    program.write_text("#!/bin/sh\nexec sleep 1000\n")
+    program.chmod(0o755)
+    found = ask_jobs("slurm", ["1"], {"PATH": f"{tmp_path}:/usr/bin:/bin"}, patience_s=0.2)
+    assert found == JobsFound((), "squeue has not answered in 0 s")
+
+
+def test_nothing_is_asked_where_no_job_is_open(tmp_path: Path) -> None:
+    assert ask_jobs("slurm", [], {"PATH": str(tmp_path)}) == JobsFound()
+
+
+def test_torque_is_asked_in_its_own_words_where_it_does_not_know_the_first(tmp_path: Path) -> None:
+    program = tmp_path / "qstat"  # a stand-in: Torque's qstat knows no -F
+    program.write_text(
+        f"#!/bin/sh\ncase $* in *-F*) echo 'qstat: invalid option -- F' >&2; exit 2;; esac\necho '{TORQUE}'\n"
+    )
+    program.chmod(0o755)
+    found = ask_jobs("pbs", ["12.head", "13[].head"], {"PATH": f"{tmp_path}:/usr/bin:/bin"})
+    assert [job.id for job in found.jobs] == ["12.head", "13[].head"]
