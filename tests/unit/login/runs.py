@@ -1,0 +1,42 @@
+"""Run folders as jobs leave them, made with the functions that jobs use."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from hpcddp.runs.folder import AttemptFolder, RunFolder
+from hpcddp.runs.holder import Holder
+from hpcddp.runs.lock import release_run, take_run
+from hpcddp.runs.submitted import Submission, begin_submission, note_submission
+
+
+def submitted(run: RunFolder, job: str, array: str = "", scheduler: str = "slurm") -> Submission:
+    """A job that `hpcddp submit` has queued."""
+    folder = begin_submission(run, "#!/bin/bash\n")
+    one = Submission(scheduler, job, "2026-11-24T00:00:00+0000", "login", "/", array)
+    note_submission(folder, one)
+    return one
+
+
+def held(run: RunFolder, job: str, *, status: int | None = None, attempt: str = "") -> AttemptFolder:
+    """An attempt of this job holds the run, on a host that is not this one; with a status it has ended."""
+    of = run.attempt(attempt or f"{job}.1")
+    Path(of.path).mkdir(parents=True)
+    take_run(run, Holder(of.name, "node1", "", 1, "1", "slurm", job), lambda _scheduler, _job: "gone")
+    if status is not None:
+        release_run(run, of.name, status)
+    return of
+
+
+def metrics(attempt: AttemptFolder, steps: int, total: int | None = None, seconds_per_step: float = 2.0) -> None:
+    """Step lines, as rank 0 writes them."""
+    lines = [{"kind": "start", "schema": 1, "time": 0.0}]
+    if total is not None:
+        lines.append({"kind": "expect", "total_steps": total, "time": 0.0})
+    for step in range(1, steps + 1):
+        lines.append(
+            {"kind": "step", "step": step, "epoch": 0, "loss": 1 / step, "samples_per_s": 50.0, "lr": 0.1}
+            | {"time": step * seconds_per_step}
+        )
+    Path(attempt.metrics).write_text("".join(json.dumps(line) + "\n" for line in lines))

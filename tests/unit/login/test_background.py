@@ -1,0 +1,150 @@
+"""The verbs on a machine without a scheduler, with real jobs in its background; and `hpcddp.Job`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import hpcddp
+from hpcddp.cli.main import main
+from hpcddp.errors import LaunchError, RequestError, SchedulerError
+from hpcddp.login.find_run import find_run
+from hpcddp.login.run_status import LIVE, RunStatus
+from hpcddp.login.status import find_status
+
+from .conftest import JOB
+
+PATIENCE_S = 120
+WAITS = "import os, time\nopen('here', 'w').close()\nwhile not os.path.exists('go'): time.sleep(0.02)"
+
+
+def status(name: str) -> RunStatus:
+    return find_status([find_run(name)], os.environ).runs[0]
+
+
+def until(is_so: Callable[[], object]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def ended(name: str) -> RunStatus:
+    until(lambda: status(name).state not in LIVE)
+    return status(name)
+
+
+def submit(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    capsys.readouterr()
+    assert main(["submit", *JOB, *words]) == 0
+    return capsys.readouterr().out.strip()
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(here: Path) -> object:
+    yield
+    (here / "go").touch()
+    for run in (here / "runs").glob("*"):
+        main(["cancel", str(run), "--now"])
+
+
+def test_a_job_runs_in_the_background_and_leaves_its_status_and_its_output(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = submit(capsys, "--name", "a", "--", "python", "-c", f"{WAITS}\nprint('said'); raise SystemExit(3)")
+    until((here / "here").exists)
+    assert (status("a").state, status("a").job) == ("running", job)
+    (here / "go").touch()
+    assert (ended("a").state, ended("a").exit_status) == ("failed", 3)
+    assert main(["logs", "a"]) == 0
+    assert "said\n" in capsys.readouterr().out
+    assert "said\n" in (here / "runs/a/submitted/000001/output").read_text()
+
+
+def test_one_waits_for_the_other_and_can_be_taken_back(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = submit(capsys, "--name", "a", "--", "python", "-c", WAITS)
+    submit(capsys, "--name", "b", "--after", f"afterany:{first}", "--", "python", "-c", "open('b', 'w')")
+    submit(capsys, "--name", "c", "--after", "a", "--", "python", "-c", "open('c', 'w')")
+    until((here / "here").exists)
+    assert (status("b").state, status("c").state) == ("queued", "queued")
+    assert main(["cancel", "b"]) == 0
+    assert ended("b").state == "cancelled"
+    (here / "go").touch()
+    assert ended("c").state == "finished"
+    assert (here / "c").exists()
+    assert not (here / "b").exists()
+
+
+def test_an_array_and_a_sweep_run_one_after_another(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = "import os, sys; open('order', 'a').write(sys.argv[1])"
+    ids = submit(capsys, "--name", "s", "--set", "sweep.x=1-3", "--", "python", "-c", code, "{x}").split()
+    assert len(ids) == 3
+    assert ended("s").why == "3 finished"
+    assert (here / "order").read_text() == "123"
+    code = "import os; open('order', 'a').write(os.environ['HPCDDP_ARRAY_INDEX'])"
+    submit(capsys, "--name", "r", "--array", "4-6:2", "--", "python", "-c", code)
+    ended("r")
+    assert (here / "order").read_text() == "12346"
+    assert sorted(path.name for path in (here / "runs").iterdir()) == ["r", "r.4", "r.6", "s", "s.1", "s.2", "s.3"]
+
+
+def test_now_kills_the_job_and_all_that_it_started(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    deaf = "import os, signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); open('pid', 'w').write(str(os.getpid()))"
+    submit(capsys, "--name", "a", "--", "python", "-c", f"{deaf}\n{WAITS}")
+    until((here / "here").exists)
+    rank = int((here / "pid").read_text())
+    assert main(["cancel", "a", "--now"]) == 0
+    assert ended("a").state == "failed"
+    until(lambda: not Path(f"/proc/{rank}").exists() or " Z " in Path(f"/proc/{rank}/stat").read_text())
+
+
+def test_a_job_from_python_has_the_same_verbs(here: Path) -> None:
+    job = hpcddp.Job(["python", "-c", WAITS], site="local", ranks_per_node=1, name="a", env={"A": 1})
+    assert job.render().startswith("#!/bin/bash\n")
+    with pytest.raises(LaunchError, match="was not submitted"):
+        job.status()
+    number = job.submit()
+    assert job.status().job == number
+    with pytest.raises(TimeoutError, match="after 0 s"):
+        job.wait(timeout_s=0)
+    until((here / "here").exists)
+    (here / "go").touch()
+    assert job.wait(PATIENCE_S, every_s=0.05).state == "finished"
+    assert job.logs() == ""
+    again = hpcddp.Job(run="a")
+    assert again.status()._replace(path=job.status().path) == job.status()
+    again.cancel()
+    assert repr(again) == "hpcddp.Job(run='a')"
+
+
+def test_what_is_wrong_in_python_is_said_in_two_lines(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RequestError, match="Job\\(\\) has no command"):
+        hpcddp.Job()
+    with pytest.raises(RequestError, match="takes no other argument"):
+        hpcddp.Job("true", run="a")
+    with pytest.raises(RequestError, match=r"unknown key 'node' \(Job\(node=…\)\)"):
+        hpcddp.Job("python t.py", site="local", node=3).render()
+    with pytest.raises(RequestError, match="there is no run 'a'"):
+        hpcddp.Job(run="a").status()
+    (here / "sbatch").write_text("#!/bin/sh\necho no >&2; exit 1\n")  # a stand-in for one that refuses
+    (here / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{here}:{os.environ['PATH']}")
+    slurm = hpcddp.Job(["python", "-c", "1"], site="generic-slurm", gpus_per_node=0, cpus_per_node=1, walltime="1h")
+    with pytest.raises(SchedulerError, match="sbatch refuses the job"):
+        slurm.submit()
+
+
+def test_importing_job_brings_no_torch() -> None:
+    code = "import hpcddp, sys; hpcddp.Job; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_job_has_these_six_methods_and_no_more() -> None:
+    public = {name for name in vars(hpcddp.Job) if not name.startswith("_")}
+    assert public == {"render", "submit", "status", "wait", "logs", "cancel"}

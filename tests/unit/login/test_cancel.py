@@ -1,0 +1,129 @@
+"""`hpcddp cancel`: what waits first, what runs gently, and what a scheduler's own commands are given."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hpcddp.cli.main import main
+from hpcddp.runs.folder import RunFolder
+from hpcddp.supervisor.stop_request import LOOK_S, StopRequest
+
+from .runs import held, submitted
+
+Program = Callable[[str, str], None]
+NOTE = 'echo "$(basename $0) $*" >> ../called'
+
+
+def called(here: Path) -> list[str]:
+    path = here.parent / "called"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def on_slurm(program: Program, *lines: str) -> None:
+    program("squeue", "cat <<'END'\n" + "\n".join(lines) + "\nEND")
+    program("scancel", NOTE)
+
+
+def test_what_follows_in_a_chain_goes_first_and_what_runs_is_asked_to_save(
+    here: Path, program: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = held(RunFolder("runs/a"), "12")
+    Path(first.next).write_text("13\n")
+    on_slurm(program, "12|12|N/A|RUNNING|N/A|N/A|None|a", "13|13|N/A|PENDING|N/A|N/A|Dependency|a")
+    assert main(["cancel", "a"]) == 0
+    assert called(here) == ["scancel 13", "scancel --batch --signal=TERM 12"]
+    said = capsys.readouterr().err
+    assert "13 will not start" in said
+    assert "12 was asked to save and stop; hpcddp cancel a --now kills it" in said
+
+
+def test_now_kills(here: Path, program: Program) -> None:
+    held(RunFolder("runs/a"), "12")
+    on_slurm(program, "12|12|N/A|RUNNING|N/A|N/A|None|a")
+    assert main(["cancel", "12", "--now"]) == 0
+    assert called(here) == ["scancel 12"]
+
+
+def test_of_an_array_those_that_wait_go_and_those_that_run_are_asked(here: Path, program: Program) -> None:
+    submitted(RunFolder("runs/s"), "12", array="1-9")
+    Path("runs/s/sweep.json").write_text('{"schema": 1, "axes": {}, "array": "1-9"}')
+    on_slurm(program, "12|14|2|RUNNING|N/A|N/A|None|s", "12|12|3-9%1|PENDING|N/A|N/A|x|s")
+    assert main(["cancel", "s"]) == 0
+    assert called(here) == ["scancel 12_[3-9]", "scancel --batch --signal=TERM 14"]
+
+
+def test_on_pbs_the_supervisor_is_asked_through_the_runs_folder(here: Path, program: Program) -> None:
+    run = RunFolder("runs/a")
+    submitted(run, "47.pbs1", scheduler="pbs")
+    attempt = held(run, "47.pbs1")
+    program(
+        "qstat",
+        'cat <<\'END\'\n{\n\t"Jobs":\t{\n\t\t"47.pbs1":\t{\n\t\t\t"job_state":\t"R"\n\t\t}\n\t}\n}\nEND',
+    )
+    program("qdel", NOTE)
+    path = Path("runs/a/holders/000001/holder.json")
+    path.write_text(path.read_text().replace('"slurm"', '"pbs"'))
+    assert main(["cancel", "a"]) == 0
+    assert called(here) == []
+    asked = Path(run.stop_request("47.pbs1"))
+    assert asked.exists()
+    got: list[int] = []
+    import signal
+
+    before = signal.signal(signal.SIGTERM, lambda number, _frame: got.append(number))
+    try:
+        now = [100.0]
+        request = StopRequest(attempt, lambda: now[0])
+        request.look()
+        assert (got, asked.exists()) == ([signal.SIGTERM], False)
+        asked.touch()
+        request.look()  # it has just looked
+        assert len(got) == 1
+        now[0] += LOOK_S
+        request.look()
+        assert len(got) == 2
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_job_that_nobody_would_hear_is_deleted_by_its_scheduler(
+    here: Path, program: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
+    submitted(RunFolder("runs/a"), "47.pbs1", scheduler="pbs")
+    program("qstat", 'echo \'{"Jobs": {"47.pbs1": {"job_state": "R"}}}\'')
+    program("qdel", NOTE)
+    assert main(["cancel", "a"]) == 0
+    assert called(here) == ["qdel 47.pbs1"]
+    assert "was cancelled by qdel, which leaves it the scheduler's own grace" in capsys.readouterr().err
+
+
+def test_a_job_that_ended_meanwhile_is_no_error_and_a_refusal_is(
+    here: Path, program: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held(RunFolder("runs/a"), "12")
+    on_slurm(program, "12|12|N/A|RUNNING|N/A|N/A|None|a")
+    program("scancel", "echo 'scancel: error: Invalid job id 12' >&2; exit 1")
+    assert main(["cancel", "a", "--now"]) == 0
+    program("scancel", "echo 'scancel: error: Kill job error on job id 12: Access/permission denied' >&2; exit 1")
+    assert main(["cancel", "a", "--now"]) == 5
+    assert "Access/permission denied" in capsys.readouterr().err
+
+
+def test_where_the_scheduler_does_not_answer_nothing_is_said_to_be_cancelled(
+    here: Path, program: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held(RunFolder("runs/a"), "12")
+    program("squeue", "echo 'squeue: error: no controller' >&2; exit 1")
+    assert main(["cancel", "a"]) == 5
+    assert "nothing of Slurm's was cancelled" in capsys.readouterr().err
+
+
+def test_a_run_of_which_nothing_lives(here: Path, program: Program, capsys: pytest.CaptureFixture[str]) -> None:
+    held(RunFolder("runs/a"), "12", status=0)
+    assert main(["cancel", "a"]) == 0
+    assert "a: nothing waits or runs" in capsys.readouterr().err
+    assert os.listdir("runs") == ["a"]

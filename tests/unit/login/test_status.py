@@ -1,0 +1,187 @@
+"""What became of runs: by their folders, by the scheduler, by both, and by neither."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hpcddp.cli.main import main
+from hpcddp.login.find_run import find_run, find_runs, is_same_job
+from hpcddp.login.run_status import RunStatus
+from hpcddp.login.status import find_status
+from hpcddp.runs.folder import RunFolder
+from hpcddp.runs.state import write_state
+
+from .runs import held, metrics, submitted
+
+Program = Callable[[str, str], None]
+
+
+def squeue(program: Program, *lines: str) -> None:
+    program("squeue", "echo x >> ../asked; cat <<'END'\n" + "\n".join(lines) + "\nEND")
+
+
+def status(name: str) -> RunStatus:
+    import os
+
+    return find_status(find_runs([name]), os.environ).runs[0]
+
+
+def test_a_job_that_waits_has_its_reason_and_its_estimated_start(here: Path, program: Program) -> None:
+    submitted(RunFolder("runs/a"), "12")
+    squeue(program, "12|12|N/A|PENDING|2030-01-01T12:00:00|N/A|Resources|a")
+    one = status("a")
+    assert (one.state, one.job, one.why) == ("queued", "12", "Resources")
+    assert one.starts is not None
+
+
+def test_a_job_that_runs_has_step_loss_speed_and_both_times_left(
+    here: Path, program: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
+    submitted(RunFolder("runs/a"), "12")
+    metrics(held(RunFolder("runs/a"), "12"), 10, total=40)
+    squeue(program, "12|12|N/A|RUNNING|2026-01-01T12:00:00|2099-01-01T12:00:00|None|a")
+    one = status("a")
+    assert (one.state, one.step, one.total_steps, one.loss) == ("running", 10, 40, 0.1)
+    assert (one.samples_per_s, one.left_s) == (50.0, 60.0)
+    assert one.ends is not None
+    assert main(["status", "a"]) == 0
+    out = capsys.readouterr().out
+    assert "runs/a: running\n" in out
+    assert "step      10 of 40, epoch 0\n" in out
+    assert "left      00:01:00\n" in out
+
+
+@pytest.mark.parametrize(("exit_status", "state", "why"), [(0, "finished", ""), (3, "failed", "exit status 3")])
+def test_a_program_without_a_state_ended_as_its_job_did(
+    here: Path, program: Program, exit_status: int, state: str, why: str
+) -> None:
+    held(RunFolder("runs/a"), "12", status=exit_status)
+    one = status("a")
+    assert (one.state, one.why, one.exit_status) == (state, why, exit_status)
+    assert not (here.parent / "asked").exists()  # nothing of it can live: nobody is asked
+
+
+def test_a_run_whose_ranks_wrote_how_it_ended(here: Path, program: Program) -> None:
+    attempt = held(RunFolder("runs/a"), "12", status=85)
+    write_state(attempt, "unfinished", step=7, epoch=1, reason="deadline", weights_sha256="ab")
+    one = status("a")
+    assert (one.state, one.step, one.why, one.weights_sha256) == ("unfinished", 7, "deadline", "ab")
+
+
+def test_a_job_that_was_killed_with_all_its_processes(here: Path, program: Program) -> None:
+    held(RunFolder("runs/a"), "12")
+    squeue(program, "12|12|N/A|NODE_FAIL|2026-01-01T12:00:00|2026-01-01T12:10:00|None|a")
+    assert (status("a").state, status("a").why) == ("failed", "NODE_FAIL")
+    squeue(program)
+    assert status("a").why == "its job was killed: it left no exit status, and no state"
+
+
+def test_a_job_that_never_started(here: Path, program: Program) -> None:
+    submitted(RunFolder("runs/a"), "12")
+    squeue(program, "12|12|N/A|CANCELLED|N/A|N/A|Dependency|a")
+    assert (status("a").state, status("a").why) == ("cancelled", "Dependency")
+    squeue(program)
+    assert status("a").state == "cancelled"
+
+
+def test_all_links_of_a_chain_are_one_run_and_the_next_one_waits(here: Path, program: Program) -> None:
+    run = RunFolder("runs/a")
+    first = held(run, "12", status=0)
+    write_state(first, "unfinished", step=7, epoch=1, reason="deadline")
+    Path(first.chain).write_text(json.dumps({"schema": 1, "turn": 1, "of": 5, "step": 0}))
+    Path(first.next).write_text("13\n")
+    squeue(program, "13|13|N/A|PENDING|N/A|N/A|Priority|a")
+    one = status("a")
+    assert (one.state, one.job, one.links, one.step) == ("queued", "13", (1, 5), 7)
+    write_state(first, "finished", step=9, epoch=1, reason="done")
+    assert status("a").state == "finished"
+
+
+def test_a_sweep_has_its_runs_below_it_and_its_best(
+    here: Path, program: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = RunFolder("runs/s")
+    submitted(sweep, "12", array="1-3")
+    Path(sweep.sweep).write_text(json.dumps({"schema": 1, "axes": {"lr": ["1", "2", "3"]}, "array": "1-3"}))
+    for index, steps in (("1", 4), ("2", 8)):
+        run = RunFolder(f"runs/s.{index}")
+        attempt = held(run, f"{12 + int(index)}", attempt=f"12-{index}.1", status=0 if index == "1" else None)
+        metrics(attempt, steps)
+        Path(run.plan).write_text(json.dumps({"schema": 1, "point": {"lr": index}}))
+    squeue(program, "12|14|2|RUNNING|2026-01-01T12:00:00|2099-01-01T12:00:00|None|s", "12|12|3%1|PENDING|N/A|N/A|x|s")
+    assert main(["status"]) == 0
+    table = capsys.readouterr().out
+    assert "lr=1,2,3; 1 running, 1 queued, 1 finished; best s.2: loss 0.125" in table
+    rows = {line.split()[0]: line.split()[1] for line in table.splitlines()[1:]}
+    assert rows == {"s": "running", "s.1": "finished", "s.2": "running"}
+    assert (here.parent / "asked").read_text() == "x\n"  # one question for all
+
+
+def test_a_scheduler_that_does_not_answer_is_said_and_the_folders_part_is_shown(
+    here: Path, program: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
+    metrics(held(RunFolder("runs/a"), "12"), 10)
+    program("squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
+    assert main(["status", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["problems"] == [
+        "squeue: slurm_load_jobs error: Unable to contact slurm controller; what the run folders say is shown"
+    ]
+    assert (told["runs"][0]["state"], told["runs"][0]["step"]) == ("unknown", 10)
+
+
+def test_a_damaged_folder_is_said_and_takes_no_other_run_away(
+    here: Path, program: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held(RunFolder("runs/a"), "12", status=0)
+    held(RunFolder("runs/b"), "13", status=0)
+    Path("runs/a/state.json").write_text("{")
+    assert main(["status"]) == 0
+    out = capsys.readouterr()
+    assert "runs/a/state.json cannot be read" in out.err
+    assert "b    finished" in out.out
+
+
+def test_a_run_is_found_by_name_by_folder_and_by_the_id_of_any_of_its_jobs(here: Path) -> None:
+    submitted(RunFolder("runs/a"), "47.pbs1", scheduler="pbs")
+    held(RunFolder("runs/b"), "48[3].pbs1", attempt="48-3.pbs1.1")
+    for word in ("a", "runs/a", "runs/a/", str(here / "runs/a"), "47", "47.pbs1"):
+        assert Path(find_run(word).path).resolve() == here / "runs/a", word
+    for word in ("b", "48[3].pbs1", "48_3", "48-3"):
+        assert Path(find_run(word).path).resolve() == here / "runs/b", word
+
+
+@pytest.mark.parametrize("word", ["c", "runs/c", "99", "../x", "47.pbs2.x.y"])
+def test_a_word_that_no_run_has_is_refused_with_those_that_are_there(
+    here: Path, capsys: pytest.CaptureFixture[str], word: str
+) -> None:
+    submitted(RunFolder("runs/a"), "12")
+    for verb in ("status", "logs", "cancel"):
+        assert main([verb, word]) == 2
+        said = capsys.readouterr().err
+        assert f"there is no run {word!r}" in said
+        assert "hint: one of: a" in said
+
+
+def test_jobs_are_the_same_in_each_schedulers_way_of_writing_them() -> None:
+    assert is_same_job("47", "47.pbs1")
+    assert is_same_job("47_3", "47[3].pbs1")
+    assert not is_same_job("47", "48")
+    assert not is_same_job("47", "47[3].pbs1")
+    assert not is_same_job("local-1", "local-2")
+
+
+def test_ten_thousand_runs_would_still_be_one_question(here: Path, program: Program) -> None:
+    for number in range(30):
+        submitted(RunFolder(f"runs/r{number}"), str(100 + number))
+    squeue(program, *(f"{100 + n}|{100 + n}|N/A|PENDING|N/A|N/A|Priority|r{n}" for n in range(30)))
+    import os
+
+    found = find_status(find_runs([]), os.environ)
+    assert [one.state for one in found.runs] == ["queued"] * 30
+    assert [one.name for one in found.runs][:3] == ["r0", "r1", "r2"]
+    assert (here.parent / "asked").read_text() == "x\n"

@@ -1,0 +1,190 @@
+"""`hpcddp submit`: what is queued, what is left of it in the run's folder, and what is refused before."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hpcddp.cli.main import main
+from hpcddp.runs.folder import RunFolder
+from hpcddp.runs.submitted import read_submissions
+
+from .conftest import SLURM
+
+Program = Callable[[str, str], None]
+TRAIN = ["--", "python", "-c", "pass"]
+SBATCH = 'cat "$2" > given.sh; env > given.env; echo "$@" > given.words; echo 4711'
+SQUEUE = "echo '4711|4711|N/A|PENDING|N/A|N/A|Resources|train'"
+
+
+def submit(*words: str) -> int:
+    return main(["submit", *SLURM, *words])
+
+
+def test_the_id_alone_is_printed_and_the_run_has_script_plan_and_id(
+    here: Path, program: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program("sbatch", SBATCH)
+    assert submit("--nodes", "2", "--name", "train", *TRAIN) == 0
+    out = capsys.readouterr()
+    assert out.out == "4711\n"
+    assert "run runs/train: new" in out.err
+    run = RunFolder(str(here / "runs/train"))
+    (job,) = read_submissions(run)
+    assert (job.job, job.scheduler, job.array, job.folder) == ("4711", "slurm", "", str(here))
+    script = (here / "runs/train/submitted/000001/script.sh").read_text()
+    assert (here / "given.sh").read_text() == script
+    assert "#SBATCH --nodes=2" in script
+    assert json.loads(Path(run.plan).read_text())["nodes"] == 2
+    assert "nodes: 2" in Path(run.job).read_text()
+    assert (here / "given.words").read_text() == f"--parsable {run.submitted}/000001/script.sh\n"
+
+
+def test_no_variable_of_a_job_around_it_goes_into_the_new_one(
+    here: Path, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program("sbatch", SBATCH)
+    kept = {"SLURM_CONF": "/etc/slurm.conf", "MINE": "1", "HPCDDP_SITE": "x"}
+    for name in ("SLURM_JOB_ID", "SLURM_NTASKS", "OMPI_COMM_WORLD_RANK", "RANK", "MASTER_ADDR", "HPCDDP_RUN_DIR"):
+        monkeypatch.setenv(name, "3")
+    for name in ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "HPCDDP_ATTEMPT"):
+        monkeypatch.setenv(name, "3")
+    for name, value in kept.items():
+        monkeypatch.setenv(name, value)
+    assert submit(*TRAIN) == 0
+    seen = dict(line.partition("=")[::2] for line in (here / "given.env").read_text().splitlines())
+    assert "3" not in seen.values()
+    assert {name: seen[name] for name in kept} == kept
+
+
+def test_a_refusal_is_told_in_the_schedulers_words_and_leaves_nothing(
+    here: Path, program: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program("sbatch", "echo 'sbatch: error: Batch job submission failed: Invalid account' >&2; exit 1")
+    assert submit(*TRAIN) == 5
+    out = capsys.readouterr()
+    assert out.out == ""
+    assert "sbatch refuses the job (status 1): sbatch: error: Batch job submission failed: Invalid account" in out.err
+    assert os.listdir(here / "runs") == []
+
+
+def test_an_answer_without_an_id_is_no_success(
+    here: Path, program: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program("sbatch", "echo welcome to the cluster")
+    assert submit(*TRAIN) == 5
+    assert "which has no job id: the job may be queued all the same" in capsys.readouterr().err
+
+
+def test_two_jobs_cannot_wait_for_one_run_unless_one_waits_for_the_other(
+    here: Path, program: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program("sbatch", SBATCH)
+    program("squeue", SQUEUE)
+    assert submit("--name", "train", *TRAIN) == 0
+    assert submit("--name", "train", *TRAIN) == 2
+    said = capsys.readouterr().err
+    assert "job 4711 (queued) has runs/train, and two jobs cannot write one run" in said
+    assert "hint: --after afterany:4711" in said
+    assert submit("--name", "train", "--after", "afterany:4711", *TRAIN) == 0
+    assert "#SBATCH --dependency=afterany:4711" in (here / "given.sh").read_text()
+    assert submit("--name", "train", "--fresh", *TRAIN) == 0
+    assert sorted(os.listdir(here / "runs")) == ["train", "train-2"]
+    assert '"made": "train-2"' in (here / "given.sh").read_text()
+
+
+def test_after_takes_a_run_and_means_that_it_has_ended_well(here: Path, program: Program) -> None:
+    program("sbatch", SBATCH)
+    assert submit("--name", "train", *TRAIN) == 0
+    assert submit("--name", "eval", "--after", "train", *TRAIN) == 0
+    assert "#SBATCH --dependency=afterok:4711" in (here / "given.sh").read_text()
+
+
+def test_a_sweep_of_arguments_is_one_array(here: Path, program: Program, capsys: pytest.CaptureFixture[str]) -> None:
+    program("sbatch", SBATCH)
+    words = ["--name", "s", "--set", "sweep.lr=0.1,0.01", "--set", "sweep.seed=1-3", "--", "python", "-c", "pass"]
+    assert submit(*words, "{lr}", "{seed}") == 0
+    assert capsys.readouterr().out == "4711\n"
+    assert "#SBATCH --array=1-6" in (here / "given.sh").read_text()
+    assert json.loads((here / "runs/s/sweep.json").read_text())["axes"] == {
+        "lr": ["0.1", "0.01"],
+        "seed": ["1", "2", "3"],
+    }
+    assert os.listdir(here / "runs") == ["s"]
+
+
+def test_a_sweep_of_nodes_is_one_job_for_each_at_one_global_batch(
+    here: Path, program: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program("sbatch", 'n=$(ls scripts 2>/dev/null | wc -l); mkdir -p scripts; cp "$2" scripts/$n; echo $((100 + n))')
+    assert submit("--name", "s", "--global-batch", "64", "--set", "sweep.nodes=1,4", *TRAIN) == 0
+    assert capsys.readouterr().out == "100\n101\n"
+    for number, nodes in (("1", "1"), ("2", "4")):
+        script = (here / "scripts" / str(int(number) - 1)).read_text()
+        assert f"#SBATCH --nodes={nodes}\n" in script
+        assert f'HPCDDP_RUN_DIR="$PWD"/runs/s.{number}\n' in script
+        assert '"global_batch": 64' in script
+        (job,) = read_submissions(RunFolder(f"runs/s.{number}"))
+        assert job.job == str(99 + int(number))
+
+
+def test_where_a_later_job_is_refused_the_error_says_how_many_are_queued(
+    here: Path, program: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program("sbatch", "[ -e one ] && { echo 'sbatch: error: no more' >&2; exit 1; }; touch one; echo 100")
+    assert submit("--name", "s", "--set", "sweep.nodes=1,4", *TRAIN) == 5
+    assert "1 of 2 jobs are queued, 100 to 100" in capsys.readouterr().err
+
+
+def test_a_dry_run_prints_the_script_and_does_nothing(
+    here: Path, program: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program("sbatch", "echo called > called; echo 1")
+    assert submit("--dry-run", *TRAIN) == 0
+    out = capsys.readouterr()
+    assert out.out.startswith("#!/bin/bash\n#SBATCH")
+    assert "sbatch --parsable would get this script" in out.err
+    assert os.listdir(here) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--after", "nothere"], "there is no run 'nothere'"),
+        (["--array", "5"], "array '5' is not FIRST-LAST"),
+        (["--chain", "1"], "chain 1 is no chain"),
+        (["--chain", "3", "--array", "1-3"], "chain 3 beside array"),
+        (["--set", "sweep.lr=1,2"], "{lr} does not stand in the command"),
+        (["--set", "sweep.command=a,b"], "command cannot be swept"),
+        (["--set", "sweep.nodes=1,2", "--array", "1-3"], "sweep beside array 1-3"),
+        (["--set", "sweep.nodes=1,x"], "nodes in sweep 'x' is not a whole number"),
+    ],
+)
+def test_what_cannot_be_queued_is_said_before_anything_is_written(
+    here: Path, program: Program, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    program("sbatch", "echo called > called; echo 1")
+    assert submit(*words, *TRAIN) == 2
+    out = capsys.readouterr()
+    assert said in out.err
+    assert re.search(r"\nhint: \S", out.err)
+    assert out.out == ""
+    assert os.listdir(here) == []
+
+
+def test_a_plain_run_has_no_sweeps_name_and_a_sweep_no_runs(
+    here: Path, program: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program("sbatch", SBATCH)
+    program("squeue", "true")
+    assert submit("--name", "a", *TRAIN) == 0
+    assert submit("--name", "a", "--array", "1-3", *TRAIN) == 2
+    assert "runs/a is a run already" in capsys.readouterr().err
+    assert submit("--name", "b", "--array", "1-3", *TRAIN) == 0
+    assert submit("--name", "b", *TRAIN) == 0
+    assert sorted(os.listdir(here / "runs")) == ["a", "b", "b-2"]
