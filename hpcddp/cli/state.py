@@ -1,4 +1,4 @@
-"""`hpcddp state`: how far a run is, by the state.json in its run folder; for people, and for the scripts of 0.1."""
+"""`hpcddp state`: how far a run is, for the job scripts of hpcddp 0.1, which ask it; people ask `hpcddp status`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,8 @@ from hpcddp.runs.state import correct_killed, read_state
 from hpcddp.units import parse_count
 
 _DESCRIPTION = """\
-Say how far a run is: finished, failed, or unfinished, with step and reason.
-
-The options --unfinished and --chain are for the job scripts of hpcddp 0.1: they ask about their own attempt,
-$HPCDDP_ATTEMPT."""
+For the job scripts of hpcddp 0.1, of which a chain may be queued: they ask about their own attempt, $HPCDDP_ATTEMPT.
+People ask: hpcddp status RUN."""
 
 
 def build_parser() -> VerbParser:
@@ -27,56 +25,39 @@ def build_parser() -> VerbParser:
     parser = VerbParser(
         "state",
         _DESCRIPTION,
-        example="hpcddp state runs/train",
+        example="hpcddp status runs/train",
         exits=(2, 4),
         also={1: "with --unfinished: it is not unfinished; with --chain: the chain ends here"},
     )
-    parser.usage = "hpcddp state [RUN_DIR] [--json | --unfinished | --chain N]"
+    parser.usage = "hpcddp state [RUN_DIR] --unfinished | --chain N"
     parser.add_argument("run_dir", nargs="?", metavar="RUN_DIR", help="the run folder ($HPCDDP_RUN_DIR)")
-    questions = parser.add_argument_group("what is asked")
-    asked = questions.add_mutually_exclusive_group()
-    asked.add_argument("--json", action="store_true", help="print the facts as one JSON object")
+    asked = parser.add_argument_group("what is asked").add_mutually_exclusive_group()
     asked.add_argument(
         "--unfinished", action="store_true", help="exit with 0 if this attempt left the run unfinished, else 1"
     )
-    # what the scripts of hpcddp 0.1 type; a chain of them may be queued
     asked.add_argument("--continues", dest="unfinished", action="store_true", help=argparse.SUPPRESS)
-    questions.add_argument("--chain", metavar="N", help="print how many of N attempts are left; with 1 if it ends here")
+    asked.add_argument("--chain", metavar="N", help="print how many of N attempts are left; with 1 if it ends here")
     return parser
 
 
 def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     """The answer on stdout, what a person should know on stderr."""
-    _refuse_alone(args)
     run_dir = args.run_dir or env.get("HPCDDP_RUN_DIR")
+    if not args.unfinished and args.chain is None:
+        raise RequestError(
+            "hpcddp state is hpcddp status now", f"hpcddp status {shlex.quote(run_dir) if run_dir else 'RUN'}"
+        )
     if not run_dir:
-        raise RequestError("no run folder was given", "hpcddp state runs/NAME")
-    most = None if args.chain is None else parse_count(args.chain, "--chain")
-    if most is not None:
-        return _start(find_own_attempt(env, run_dir), most)
+        raise RequestError("no run folder was given", "hpcddp status runs/NAME")
+    if args.chain is not None:
+        return _start(find_own_attempt(env, run_dir), parse_count(args.chain, "--chain"))
     folder = RunFolder(run_dir)
     state = read_state(folder)
     if state is not None:
         state = correct_killed(folder, state, lambda: _is_held(folder))
-    if args.unfinished:
-        if state is None or not is_unfinished(state, env.get("HPCDDP_ATTEMPT")):
-            return 1
-        tell(f"unfinished: step {state.step} ({state.reason})")
-        return 0
-    if state is None:
-        raise _no_state(run_dir)
-    if args.json:
-        import json
-
-        print(json.dumps(state._asdict()))
-    else:
-        print(state)
-        print(f"  epoch    {state.epoch}")
-        if state.weights_sha256 is not None:
-            print(f"  weights  {state.weights_sha256}")
-        if state.exact is not None:
-            deviations = state.exact.get("deviations") or ["no deviations"]
-            print(f"  exact    {state.exact.get('method')}; {'; '.join(map(str, deviations))}")
+    if state is None or not is_unfinished(state, env.get("HPCDDP_ATTEMPT")):
+        return 1
+    tell(f"unfinished: step {state.step} ({state.reason})")
     return 0
 
 
@@ -89,27 +70,11 @@ def _is_held(run: RunFolder) -> bool:
     return not read_holders(run) or find_live_holder(run, mine, lambda _scheduler, _job: None) is not None
 
 
-def _refuse_alone(args: argparse.Namespace) -> None:
-    if args.chain is not None and (args.json or args.unfinished):
-        raise RequestError("--chain goes alone", "leave out the other option")
-
-
-def _no_state(run_dir: str) -> RequestError:
-    if not os.path.isdir(run_dir):
-        of_name = os.path.join("runs", run_dir)  # where a run of this name would be
-        hint = f"hpcddp state {shlex.quote(of_name)}" if os.path.isdir(of_name) else "ls runs"
-        return RequestError(f"there is no run folder {run_dir}", hint)
-    return RequestError(
-        f"{run_dir} has no state.json: its program does not use hpcddp.runtime, or has not saved yet",
-        f"ls {run_dir}/attempts/*/logs",
-    )
-
-
 def find_own_attempt(env: Mapping[str, str], run_dir: str) -> AttemptFolder:
     """This attempt. LaunchError outside of one."""
     attempt = find_attempt(env, run_dir)
     if attempt is None:
-        raise LaunchError("HPCDDP_ATTEMPT is not set: this is no attempt of a job", "hpcddp state runs/NAME")
+        raise LaunchError("HPCDDP_ATTEMPT is not set: this is no attempt of a job", "hpcddp status runs/NAME")
     return attempt
 
 

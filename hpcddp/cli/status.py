@@ -46,11 +46,13 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         return _watch(args, env)
     found = find_status(runs, env)
     tell_each(found.problems)
+    if found.is_damaged and len(found.runs) == 1:
+        return RequestError.exit_code
     if args.json:
         print(json.dumps({"runs": [status_record(one) for one in found.runs], "problems": list(found.problems)}))
     else:
         sys.stdout.write(format_statuses(found.runs, time.time()))
-    return 0
+    return RequestError.exit_code if found.is_damaged and args.runs else 0
 
 
 def _watch(args: argparse.Namespace, env: Mapping[str, str]) -> int:

@@ -22,8 +22,6 @@ EXITS = {
 }
 _DESCRIPTION = "From a PyTorch training script to a correct multi-node run on PBS and Slurm clusters."
 _EXAMPLE = "hpcddp render --site abci3 --account GROUP --nodes 4 -- python train.py | qsub"
-# Words for what a scheduler's own command does; its name is one of them.
-_SUBMIT = ("submit", "queue")
 # Word that is no verb -> what to type for it.
 _MEANT = {
     **dict.fromkeys(("show", "info", "describe"), "hpcddp sites show NAME"),
@@ -31,7 +29,9 @@ _MEANT = {
     **dict.fromkeys(("run", "start"), "hpcddp launch -- python train.py"),
     **dict.fromkeys(("generate", "template", "script"), "hpcddp render --nodes 4 -- python train.py > job.sh"),
     **dict.fromkeys(("check", "validate", "verify"), "hpcddp lint job.sh"),
-    **dict.fromkeys(("status", "progress"), "hpcddp state runs/NAME"),
+    **dict.fromkeys(("progress", "jobs", "queue", "squeue", "qstat"), "hpcddp status"),
+    **dict.fromkeys(("kill", "stop", "scancel", "qdel", "delete"), "hpcddp cancel RUN"),
+    **dict.fromkeys(("tail", "log", "output"), "hpcddp logs RUN -f"),
     **dict.fromkeys(("rank", "whoami"), "hpcddp env"),
     "diff": "hpcddp compare runs/ONE runs/TWO",
     "new": "hpcddp sites new NAME",
@@ -59,8 +59,8 @@ def unknown_verb(argv: list[str]) -> RequestError:
     from hpcddp.schedulers.registry import submit_commands
 
     submits = [program for program, _ in submit_commands()]
-    if word in submits or word.lower() in _SUBMIT:
-        meant: str | None = f"hpcddp render --nodes 4 -- python train.py | {word if word in submits else submits[0]}"
+    if word in submits:
+        meant: str | None = f"hpcddp submit --nodes 4 -- python train.py, or hpcddp render … | {word}"
     else:
         meant = "hpcddp launch -- python train.py" if word in PROGRAMS else _MEANT.get(word.lower())
     guess = "" if meant else nearest(word, list(VERBS))

@@ -48,7 +48,7 @@ def find_run(word: str, folder: str = RUNS) -> RunFolder:
             raise RequestError(f"job {word} is of several runs: {names}", f"name one: {of_job[0].path}")
     if os.path.isdir(path) and "/" in word:
         raise RequestError(f"{path} is no run folder: no job has been in it", _list_hint(runs))
-    raise RequestError(f"there is no run {word!r}{_near(runs, word)} in {folder}/", _list_hint(runs))
+    raise RequestError(f"there is no run '{word}'{_near(runs, word)} in {folder}/", _list_hint(runs))
 
 
 def list_all_runs(folder: str = RUNS) -> list[RunFolder]:
@@ -111,6 +111,6 @@ def _near(runs: Sequence[RunFolder], word: str) -> str:
 
 def _list_hint(runs: Sequence[RunFolder]) -> str:
     if not runs:
-        return "the folder that it was submitted from has its runs/"
+        return "cd to the folder that has its runs/"
     names = [os.path.basename(run.path) for run in runs]
     return f"one of: {', '.join(names)}" if len(names) <= 8 else f"hpcddp status shows all {len(names)}"

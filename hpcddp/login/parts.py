@@ -11,11 +11,12 @@ from hpcddp.errors import RequestError
 from hpcddp.login.find_run import find_run, is_same_job, list_all_runs, list_jobs
 from hpcddp.login.look import look_here
 from hpcddp.login.planning import plan_spec
-from hpcddp.login.submit import Part, Queued, note_sweep, plan_part, submit_part
+from hpcddp.login.submit import Part, Queued, plan_part, submit_part
 from hpcddp.record import Record
 from hpcddp.runs.command import name_command
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.submitted import Submission, read_submissions
+from hpcddp.runs.sweep_folder import note_sweep
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.script.preflight import check_output, check_plan
 from hpcddp.script.site import Site

@@ -6,7 +6,6 @@ import os
 
 from hpcddp.errors import HpcddpError
 from hpcddp.login.find_run import is_same_job, read_follow_up
-from hpcddp.login.submit import read_sweep
 from hpcddp.record import Record
 from hpcddp.runs.best import Best, read_best
 from hpcddp.runs.folder import RunFolder, list_attempts, list_holders, list_runs
@@ -16,6 +15,7 @@ from hpcddp.runs.latest import Latest, read_latest
 from hpcddp.runs.lock import read_end, read_holder
 from hpcddp.runs.state import State, read_state
 from hpcddp.runs.submitted import Submission, read_submissions
+from hpcddp.runs.sweep_folder import read_sweep
 
 
 class RunFacts(Record):
@@ -59,7 +59,7 @@ def read_facts(run: RunFolder) -> RunFacts:
         values = plan.get("point")
         point = " ".join(f"{k}={v}" for k, v in values.items()) if isinstance(values, dict) else ""
     except HpcddpError as error:
-        problem = error.message
+        problem = str(error)
     holders = list_holders(run)
     held: list[tuple[Holder, bool, int | None]] = []
     for path in holders:

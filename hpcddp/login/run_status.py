@@ -46,7 +46,8 @@ class RunStatus(Record):
 
 
 class Statuses(Record):
-    """`problems`: what could not be found out, one line each."""
+    """`problems`: what could not be found out. `is_damaged`: a run's own files are the reason."""
 
     runs: tuple[RunStatus, ...]
     problems: tuple[str, ...] = ()
+    is_damaged: bool = False

@@ -46,7 +46,8 @@ def find_status(runs: Sequence[RunFolder], env: Mapping[str, str]) -> Statuses:
             else [JobFound(job, "unknown", reason="the scheduler does not answer") for job in ids]
         )
     index = {name: index_jobs(found) for name, found in jobs.items()}
-    return Statuses(tuple(complete_sweeps([_judge(fact, index) for fact in facts])), tuple(problems))
+    is_damaged = any(fact.problem for fact in facts)
+    return Statuses(tuple(complete_sweeps([_judge(fact, index) for fact in facts])), tuple(problems), is_damaged)
 
 
 def is_alive(run: RunFolder, env: Mapping[str, str]) -> bool:
@@ -65,7 +66,7 @@ def _judge(fact: RunFacts, jobs: FoundJobs) -> RunStatus:
     if runs_now is not None or _is_held_now(fact):
         job = runs_now
         state = job.state if job is not None else "running"
-        own = job.id if job is not None else fact.holder.job if fact.holder is not None else ""
+        own = _name(job) if job is not None else fact.holder.job if fact.holder is not None else ""
         if fact.holder is None:  # it has started, and its supervisor has not yet
             return base._replace(state=state, job=own, why="it starts", ends=job.ends if job is not None else None)
         return base._replace(
@@ -76,7 +77,7 @@ def _judge(fact: RunFacts, jobs: FoundJobs) -> RunStatus:
         )
     waits = next((job for job in found if job.state in WAITS), None)
     if waits is not None and not _is_finished(fact):
-        return base._replace(state=waits.state, job=waits.id, starts=waits.starts, why=waits.reason, left_s=None)
+        return base._replace(state=waits.state, job=_name(waits), starts=waits.starts, why=waits.reason, left_s=None)
     return _judge_ended(base, fact, found)
 
 
@@ -125,6 +126,11 @@ def _with_progress(base: RunStatus, fact: RunFacts) -> RunStatus:
         samples_per_s=latest.samples_per_s,
         left_s=latest.left_s,
     )
+
+
+def _name(job: JobFound) -> str:
+    """The id that stands for this job alone."""
+    return job.own_id or job.id if job.array_index else job.id
 
 
 def _is_held_now(fact: RunFacts) -> bool:

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from hpcddp.errors import HpcddpError, RequestError, SchedulerError
 from hpcddp.login.background import name_job, output_of, start_job
@@ -14,7 +14,7 @@ from hpcddp.login.clean_env import clean_environment
 from hpcddp.record import Record
 from hpcddp.runs.choice import Origin, RunChoice, choose_run, is_run
 from hpcddp.runs.folder import RunFolder, list_holders
-from hpcddp.runs.jsonfile import read_object, write_object
+from hpcddp.runs.jsonfile import write_object
 from hpcddp.runs.lock import read_end, read_holder
 from hpcddp.runs.submitted import (
     Submission,
@@ -24,6 +24,7 @@ from hpcddp.runs.submitted import (
     read_submissions,
     script_of,
 )
+from hpcddp.runs.sweep_folder import note_sweep
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import Scheduler
 from hpcddp.schedulers.run import ask_jobs, run_program
@@ -182,26 +183,6 @@ def _make_folder(part: Part) -> None:
     write_object(run.plan, plan_record(plan))
     if plan.options.array or part.array_index:
         note_sweep(run, plan.spec.sweep or {}, plan.options.array)
-
-
-def note_sweep(run: RunFolder, axes: Mapping[str, Sequence[str]], array: str) -> None:
-    """This folder is a sweep's, or an array's without axes. OSError if it cannot be written."""
-    about = {"axes": {name: list(values) for name, values in axes.items()}, "array": array}
-    write_object(run.sweep, about)
-
-
-def read_sweep(run: RunFolder) -> tuple[dict[str, list[str]], str] | None:
-    """The axes and the indices of a sweep's folder; None for a run."""
-    content = read_object(run.sweep)
-    if content is None:
-        return None
-    axes = content.get("axes")
-    whole = {
-        str(name): [str(value) for value in values]
-        for name, values in (axes.items() if isinstance(axes, dict) else ())
-        if isinstance(values, list) and values
-    }
-    return whole, str(content.get("array") or "")
 
 
 def _clean_up(part: Part, folder: str) -> None:

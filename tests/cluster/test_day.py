@@ -34,7 +34,7 @@ def until(cluster: Cluster, shared: Path, run: str, states: set[str]) -> dict[st
 
 def test_a_day(cluster: Cluster, shared: Path) -> None:
     # submitted: one runs on all nodes, the next one waits behind it
-    job = submit(cluster, shared, "--nodes", "2", "--name", "long", "--chain", "3", "--", *STEPS.split(), "100", "0.1")
+    job = submit(cluster, shared, "--nodes", "2", "--name", "long", "--chain", "3", "--", *STEPS.split(), "100", "0.5")
     wait_until((shared / "here-0").exists, lambda: status(cluster, shared, "long"))
     waits = submit(cluster, shared, "--name", "next", "--after", "afterany:long", "--", *STEPS.split(), "2", "0")
     # watched
@@ -46,7 +46,7 @@ def test_a_day(cluster: Cluster, shared: Path) -> None:
     assert running["links"] == {"job": 1, "of": 3}
     queued = status(cluster, shared, waits)
     assert (queued["name"], queued["state"], queued["why"]) == ("next", "queued", "Dependency")
-    refused = cluster.sh(["hpcddp", "submit", *ASKED, "--name", "long", "--", *STEPS.split(), "100", "0.1"], cwd=shared)
+    refused = cluster.sh(["hpcddp", "submit", *ASKED, "--name", "long", "--", *STEPS.split(), "100", "0.5"], cwd=shared)
     assert refused.returncode == 2
     assert f"job {job} (running) has runs/long" in refused.stderr
     # stopped: it saves first, and nothing of the chain follows
@@ -62,7 +62,7 @@ def test_a_day(cluster: Cluster, shared: Path) -> None:
     assert all(line.startswith(("job | ", "node2 rank 1 | ")) for line in merged.splitlines())
     # resumed, in the same run
     (shared / "hurry").touch()
-    submit(cluster, shared, "--nodes", "2", "--name", "long", "--", *STEPS.split(), "100", "0.1")
+    submit(cluster, shared, "--nodes", "2", "--name", "long", "--", *STEPS.split(), "100", "0.5")
     finished = until(cluster, shared, "long", ENDED)
     assert (finished["state"], finished["step"]) == ("finished", 200)
     attempts = cluster.ok(["hpcddp", "logs", "long", "--attempt", "all"], cwd=shared)

@@ -24,7 +24,7 @@ COMPLETE = {
     "hpcddp lint --json": "job.sh",
     "hpcddp sites --json": "",
     "hpcddp sites show NAME --json": "",
-    "hpcddp state --json": "run",
+    "hpcddp status --json": "run",
     "hpcddp compare --json": "run run",
 }
 WORDS = {"SITE": "tsubame4", "NAME": "abci3"}
@@ -46,7 +46,7 @@ def keys_of(value: object) -> set[str]:
         return set()
     return set(value) | {
         key
-        for name in ("findings", "same_job", "lines", "ranks", "sites", "splits", "impossible", "recommended")
+        for name in ("findings", "same_job", "lines", "ranks", "sites", "splits", "impossible", "recommended", "runs")
         for key in keys_of(value.get(name))
     }
 

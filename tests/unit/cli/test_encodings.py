@@ -49,7 +49,10 @@ SAID = {
         (["--here", "--dry-run", "--", "true", "データ/ç.py"], PROGRAMS),
         (["--launcher", "müsli", "--here", "--", "true"], PEOPLE),
     ],
-    "state": [(["läufe"], PEOPLE), (["nîcht"], PEOPLE)],
+    "submit": [(["--site", "local", "--dry-run", "--no-check", "--", "true", "データ/ç.py"], PROGRAMS)],
+    "status": [(["läufe"], PEOPLE), (["nîcht"], PEOPLE)],
+    "logs": [(["läufe"], PEOPLE), (["nîcht"], PEOPLE)],
+    "cancel": [(["läufe"], PEOPLE), (["nîcht"], PEOPLE)],
     "supervise": [],  # job scripts call it
     "train": [(["--help"], PEOPLE), (["--dataset", "zahlen…"], PEOPLE)],
     "compare": [(["läufe", "nîcht"], PEOPLE)],
@@ -152,5 +155,7 @@ def test_where_python_itself_knows_only_ascii_a_job_that_needs_more_is_refused(w
 
 
 def test_where_python_itself_knows_only_ascii_a_name_is_printed_as_it_is(tmp_path):
-    done = start(["state", "nîcht"], tmp_path, PYTHONUTF8="0", LC_ALL="C")
-    assert done.stderr.decode() == "hpcddp: there is no run folder nîcht\nhint: ls runs\n"
+    done = start(["status", "nîcht"], tmp_path, PYTHONUTF8="0", LC_ALL="C")
+    assert (
+        done.stderr.decode() == "hpcddp: there is no run 'nîcht' in runs/\nhint: cd to the folder that has its runs/\n"
+    )

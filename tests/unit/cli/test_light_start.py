@@ -20,7 +20,7 @@ print(*sorted({name.partition(".")[0] for name in set(sys.modules) - before}), f
 """
 
 
-LIGHT = [["env"], ["env", "--json"], ["state", "."], ["--help"], ["--version"]]
+LIGHT = [["env"], ["env", "--json"], ["status", "."], ["--help"], ["--version"]]
 
 
 @pytest.mark.parametrize("arguments", LIGHT, ids=" ".join)

@@ -39,9 +39,15 @@ def typed(tmp_path, monkeypatch, capsys):
     ("line", "message", "hint"),
     [
         ("show", "'show' is not a verb of hpcddp", "hpcddp sites show NAME"),
-        ("submit", "'submit' is not a verb of hpcddp", "hpcddp render --nodes 4 -- python train.py | qsub"),
+        (
+            "sbatch",
+            "'sbatch' is not a verb of hpcddp",
+            "hpcddp submit --nodes 4 -- python train.py, or hpcddp render … | sbatch",
+        ),
         ("mpirun", "'mpirun' is not a verb of hpcddp", "hpcddp launch -- python train.py"),
-        ("status", "'status' is not a verb of hpcddp", "hpcddp state runs/NAME"),
+        ("squeue", "'squeue' is not a verb of hpcddp", "hpcddp status"),
+        ("scancel", "'scancel' is not a verb of hpcddp", "hpcddp cancel RUN"),
+        ("state runs/train", "hpcddp state is hpcddp status now", "hpcddp status runs/train"),
         ("rendr", "'rendr' is not a verb of hpcddp (did you mean 'render'?)", "hpcddp --help"),
         ("help rendr", "'rendr' is not a verb of hpcddp (did you mean 'render'?)", "hpcddp --help"),
         ("train.py", "there is no verb before 'train.py'", "hpcddp launch -- python train.py"),
@@ -99,12 +105,7 @@ def typed(tmp_path, monkeypatch, capsys):
         ("sites show", "hpcddp sites show needs a site's name", "hpcddp sites show NAME"),
         ("sites shwo", "hpcddp sites does not know 'shwo' (did you mean 'show'?)", "hpcddp sites show NAME"),
         ("sites abci3", "hpcddp sites does not know 'abci3'", "hpcddp sites show abci3"),
-        ("state runs/none", "there is no run folder runs/none", "ls runs"),
-        (
-            "state .",
-            ". has no state.json: its program does not use hpcddp.runtime, or has not saved yet",
-            "ls ./attempts/*/logs",
-        ),
+        ("status runs/none", "there is no run 'runs/none' in runs/", "cd to the folder that has its runs/"),
         ("render --set mem_gb=x -- python train.py", "--set mem_gb 'x' is not a whole number of 1 or more",
          "--set mem_gb=512"),
         ("render --launcher mpirun -- python train.py", "--launcher 'mpirun' is not known", "--launcher openmpi"),
@@ -226,7 +227,7 @@ def test_an_option_with_an_empty_value_is_refused_as_an_unset_variable_gives_it(
         ("render ''", "hpcddp render: JOB.yaml is an empty word",
          "hpcddp render --site abci3 --account GROUP --nodes 4 --walltime 2h -- python train.py | qsub"),
         ("compare runs/one ''", "hpcddp compare: RUN is an empty word", "hpcddp compare runs/one runs/two"),
-        ("state ''", "hpcddp state: RUN_DIR is an empty word", "hpcddp state runs/train"),
+        ("cancel ''", "hpcddp cancel: RUN is an empty word", "hpcddp cancel train"),
         ("lint ''", "hpcddp lint: FILE is an empty word", "hpcddp lint --site abci3 job.sh train.py"),
         ("render --set nodes= -- python train.py", "--set nodes has no value", "--set nodes=VALUE, or leave it out"),
         ("render --set venv= -- python train.py", "--set venv has no value", "--set venv=VALUE, or leave it out"),
@@ -261,8 +262,8 @@ def test_a_nul_character_of_a_job_file_is_refused_and_none_is_printed(line, type
 
 
 def test_no_control_character_reaches_a_terminal(typed, capsys):
-    assert main(["state", "a\x1b[31m\x07b"]) == 2
-    assert capsys.readouterr().err.startswith("hpcddp: there is no run folder a\\x1b[31m\\x07b\n")
+    assert main(["status", "a\x1b[31m\x07b"]) == 2
+    assert capsys.readouterr().err.startswith("hpcddp: there is no run 'a\\x1b[31m\\x07b' in runs/\n")
 
 
 def test_a_list_and_variables_are_emptied_by_set(typed, tmp_path, capsys):

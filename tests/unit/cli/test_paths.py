@@ -19,7 +19,10 @@ TYPED = {
     "env": ["--from PATH"],
     "exec": [],  # it becomes a program, and its refusal ends the process
     "launch": ["--here --dry-run --site PATH -- true"],
-    "state": ["PATH"],
+    "submit": ["PATH", "--site PATH -- true"],
+    "status": ["PATH"],
+    "logs": ["PATH"],
+    "cancel": ["PATH"],
     "supervise": [],  # job scripts write what it reads
     "train": [],  # its paths are those of a run and of data sets
     "compare": ["PATH runs/x", "PATH PATH"],

@@ -1,8 +1,6 @@
-"""`hpcddp state`: what it says to people, and to scripts by its status."""
+"""`hpcddp state`: what it says to the job scripts of hpcddp 0.1 by its status; people ask `hpcddp status`."""
 
 from __future__ import annotations
-
-import json
 
 import pytest
 
@@ -22,14 +20,6 @@ def stopped(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_people_and_programs_are_told_the_same(stopped, capsys):
-    assert main(["state", str(stopped)]) == 0
-    assert capsys.readouterr().out == "unfinished at step 210 (deadline), attempt 41\n  epoch    3\n"
-    assert main(["state", "--json", str(stopped)]) == 0
-    told = {"status": "unfinished", "step": 210, "epoch": 3, "reason": "deadline", "attempt": "41"}
-    assert json.loads(capsys.readouterr().out) == {**told, "weights_sha256": None, "exact": None, "ended": True}
-
-
 def test_a_script_is_told_by_the_status_whether_its_attempt_is_unfinished(stopped, capsys, monkeypatch):
     assert main(["state", "--unfinished"]) == 0
     assert capsys.readouterr() == ("", "hpcddp: unfinished: step 210 (deadline)\n")
@@ -44,13 +34,13 @@ def test_a_run_without_a_state_is_not_unfinished(stopped, capsys):
     (stopped / "state.json").unlink()
     assert main(["state", "--unfinished"]) == 1
     assert main(["state"]) == 2
-    assert "has no state.json" in capsys.readouterr().err
+    assert f"hpcddp state is hpcddp status now\nhint: hpcddp status {stopped}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     "content", ["", "[]", '{"status": "unfinished"', "\0", '{"status": "unfinished", "step": "x"}']
 )
-@pytest.mark.parametrize("options", [[], ["--json"], ["--unfinished"], ["--chain", "5"]])
+@pytest.mark.parametrize("options", [["--unfinished"], ["--chain", "5"]])
 def test_a_damaged_state_is_told_in_two_lines_and_stays_as_it_is(stopped, content, options, capsys):
     path = stopped / "state.json"
     path.write_text(content)
@@ -79,16 +69,13 @@ def test_a_question_that_cannot_be_answered_is_refused(stopped, arguments, unset
 
 def test_of_an_attempt_that_was_killed_the_checkpoint_that_is_resumed_is_told(tmp_path, capsys):
     run = RunFolder(str(tmp_path / "train"))
-    gone = Holder("41", "elsewhere", "", 1, "", command=("python", "train.py"))
-    take_run(run, gone, lambda _scheduler, _job: None)
+    take_run(run, Holder("41", "elsewhere", "", 1, "", command=("python", "train.py")), lambda _scheduler, _job: None)
     note_checkpoint(run.attempt("41"), step=30, epoch=3)
     (tmp_path / "train/checkpoints/step-00000032").mkdir(parents=True)
     (tmp_path / "train/checkpoints/step-00000032/manifest.json").write_text('{"epoch": 4}')
-    assert main(["state", run.path]) == 0
-    assert capsys.readouterr().out.startswith(
-        "unfinished at step 30 (checkpoint at step 30; the attempt has not ended)"
-    )
     release_run(run, "41")
-    assert main(["state", run.path]) == 0
-    told = "checkpoint at step 32; the attempt has ended since"
-    assert capsys.readouterr().out == f"unfinished at step 32 ({told}), attempt 41\n  epoch    4\n"
+    assert main(["status", run.path]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith(f"{run.path}: unfinished\n")
+    assert "step      32, epoch 4\n" in told
+    assert "why       checkpoint at step 32; the attempt has ended since\n" in told

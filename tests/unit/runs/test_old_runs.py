@@ -52,10 +52,10 @@ def set_version(path: str, version: int) -> None:
 def test_a_state_is_read(old_run: OldRun, name: str, state: State, capsys: pytest.CaptureFixture[str]) -> None:
     run = old_run(name)
     assert read_state(run) == state
-    assert main(["state", run.path]) == 0
-    said = [f"{state.status} at step {state.step} ({state.reason}), attempt {state.attempt}"]
-    said += [f"  epoch    {state.epoch}", f"  weights  {state.weights_sha256}"]
-    said += ["  exact    tree; no deviations"] if state.exact else []
+    assert main(["status", run.path]) == 0
+    said = [f"{run.path}: {state.status}", f"  step      {state.step}, epoch {state.epoch}"]
+    said += [f"  why       {state.reason}", f"  weights   {state.weights_sha256}"]
+    said += ["  exact     tree; no deviations"] if state.exact else []
     assert capsys.readouterr().out.splitlines() == said
     assert read_planned_batch(run) == 8
 
@@ -99,8 +99,8 @@ def test_the_next_attempt_of_a_chain_starts_where_the_last_one_stopped(
 @pytest.mark.parametrize(
     ("file", "refusing"),
     [
-        ("run.json", ["state", "state --unfinished", "state --chain 3", "compare", "open", "plan"]),
-        ("state.json", ["state", "state --unfinished", "state --chain 3", "compare", "open"]),
+        ("run.json", ["status", "state --unfinished", "state --chain 3", "compare", "open", "plan"]),
+        ("state.json", ["status", "state --unfinished", "state --chain 3", "compare", "open"]),
         ("plan.json", ["compare", "open", "plan"]),
         ("attempts/42.pbs1/chain.json", ["state --chain 3"]),
         ("attempts/43.pbs1/chain.json", ["state --chain 3"]),  # this attempt's own, from before it was requeued

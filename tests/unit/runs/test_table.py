@@ -75,7 +75,7 @@ def test_another_kind_and_a_folder_that_is_no_run_are_refused(run: Path, tmp_pat
 
 def test_tab_completion_shows_the_api_and_loads_nothing() -> None:
     text = "import sys, hpcddp; print(sorted(set(dir(hpcddp)) & set(sys.argv[1:])), 'hpcddp.api' in sys.modules)"
-    names = ["env", "init", "integrations", "load", "runtime", "__version__"]
+    names = ["Job", "env", "init", "integrations", "load", "runtime", "__version__"]
     done = subprocess.run([sys.executable, "-c", text, *names], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == f"{sorted(names)} False"
     assert set(names) == set(hpcddp.__all__)
