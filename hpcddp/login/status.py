@@ -40,11 +40,11 @@ def find_status(runs: Sequence[RunFolder], env: Mapping[str, str]) -> Statuses:
         found = ask_jobs(scheduler, list(ids), env)
         if found.problem:
             problems.append(f"{found.problem}; what the run folders say is shown")
-        jobs[scheduler] = (
-            list(found.jobs)
-            if not (found.problem and not found.jobs)
-            else [JobFound(job, "unknown", reason="the scheduler does not answer") for job in ids]
-        )
+        jobs[scheduler] = list(found.jobs)
+        if found.problem:  # what is not in the answer may live all the same
+            shown = {scheduler: index_jobs(found.jobs)}
+            missing = [job for job in ids if not jobs_of(shown, scheduler, job)]
+            jobs[scheduler] += [JobFound(job, "unknown", reason="the scheduler does not answer") for job in missing]
     index = {name: index_jobs(found) for name, found in jobs.items()}
     is_damaged = any(fact.problem for fact in facts)
     return Statuses(tuple(complete_sweeps([_judge(fact, index) for fact in facts])), tuple(problems), is_damaged)

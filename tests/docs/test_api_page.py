@@ -10,12 +10,13 @@ import pytest
 import hpcddp
 import hpcddp.integrations
 from hpcddp.integrations.own_loop import Loop
+from hpcddp.login.job import Job
 from hpcddp.training.data.evaluation import EvaluationLoader
 from hpcddp.training.data.loader import TrainingLoader
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.runtime import Runtime
 
-CLASSES = {kind.__name__: kind for kind in (Runtime, Group, TrainingLoader, EvaluationLoader, Loop)}
+CLASSES = {kind.__name__: kind for kind in (Runtime, Group, TrainingLoader, EvaluationLoader, Loop, Job)}
 
 
 def listed(repo, heading: str) -> list[str]:

@@ -12,7 +12,8 @@ from hpcddp.cli.main import main
 from tests.jobs.choosing import NAMES
 from tests.jobs.rows import JOBS, ROWS
 
-FILES = sorted(str(path.relative_to(JOBS)) for path in JOBS.rglob("*.yaml"))
+SWEEPS = {"abci/scaling.yaml": {"nodes": ["1", "4"]}}  # several scripts, which `hpcddp submit` makes
+FILES = sorted({str(path.relative_to(JOBS)) for path in JOBS.rglob("*.yaml")} - SWEEPS.keys())
 SIZE = ["--gpus-per-node", "2", "--cpus-per-rank", "4", "--walltime", "1:00:00"]
 SITES = {"abci3": ["--account", "gaa50000"], "generic-slurm": ["--queue", "gpu", *SIZE]}
 
@@ -28,6 +29,21 @@ def test_a_job_renders_and_lint_finds_nothing_in_its_script(job, tmp_path, monke
         assert main(["render", Path(job).name, "--site", site, *asked, *nodes]) == 0, capsys.readouterr().err
         (tmp_path / "job.sh").write_text(capsys.readouterr().out)
         assert main(["lint", "--site", site, str(tmp_path / "job.sh")]) == 0, capsys.readouterr().out
+
+
+@pytest.mark.parametrize("job", SWEEPS)
+def test_a_sweep_is_one_script_for_each_value_which_differ_in_it_alone(job, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir((JOBS / job).parent)
+    assert main(["submit", Path(job).name, "--account", "gaa50000", "--dry-run"]) == 0
+    scripts = capsys.readouterr().out.split("#!/bin/bash\n")[1:]
+    ((name, values),) = SWEEPS[job].items()
+    assert len(scripts) == len(values)
+    for script, value in zip(scripts, values, strict=True):
+        assert f'"{name}": {value}, ' in script
+        assert '"global_batch": 256' in script
+        (tmp_path / "job.sh").write_text(f"#!/bin/bash\n{script}")
+        assert main(["lint", "--site", "abci3", str(tmp_path / "job.sh")]) == 0, capsys.readouterr().out
+        capsys.readouterr()
 
 
 @pytest.mark.parametrize("program", sorted(str(path.relative_to(JOBS)) for path in JOBS.rglob("*.py")))
