@@ -108,6 +108,11 @@ class AttemptFolder(Record):
         return os.path.join(self.path, "logs", "job.log")
 
     @property
+    def job(self) -> str:
+        """The job that it runs in, and when that ends."""
+        return os.path.join(self.path, "job.json")
+
+    @property
     def chain(self) -> str:
         return os.path.join(self.path, "chain.json")
 

@@ -19,6 +19,7 @@ SCHEMAS = {
     "plan.json": 1,
     "state.json": 2,
     "chain.json": 1,
+    "job.json": 1,
     "holder.json": 1,
     "submission.json": 1,
     "sweep.json": 1,

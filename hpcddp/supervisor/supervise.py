@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 from hpcddp.errors import HpcddpError
 from hpcddp.ranks.reach import reached_as
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.runs.heartbeat import VARIABLE as HEARTBEAT
+from hpcddp.runs.job_end import JobEnd, note_job_end
 from hpcddp.runs.lock import release_run
 from hpcddp.runs.state import read_state
 from hpcddp.schedulers.registry import find_scheduler
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from hpcddp.runs.folder import AttemptFolder
-    from hpcddp.supervisor.job import End
+    from hpcddp.supervisor.job import End, Job
     from hpcddp.supervisor.order import Order
     from hpcddp.supervisor.recovery import Recovery
 
@@ -75,7 +77,7 @@ def supervise(order: Order, words: list[str], script: str, env: Mapping[str, str
             from hpcddp.supervisor.starter import reach_hosts  # most jobs start without it
 
             env = {**env, **reach_hosts(order.scheduler, order.launcher, attempt, env, tell)}
-        start = Start(order, words, env, signals, reports, follow_up, moving, tell)
+        start = Start(order, words, env, job, signals, reports, follow_up, moving, tell)
         staged = attempt.name
         while True:
             ended = start.run(attempt, staged, recovery)
@@ -126,13 +128,14 @@ class Start:
         order: Order,
         words: list[str],
         env: Mapping[str, str],
+        job: Job,
         signals: Signals,
         reports: Reports,
         follow_up: FollowUp,
         end: MovingEnd,
         tell: Callable[[str], None],
     ) -> None:
-        self._order, self._env, self._signals = order, env, signals
+        self._order, self._env, self._job, self._signals = order, env, job, signals
         self._stage, self._launch = split_stage(words)
         self._files = allow_more_files(int(order.plan.get("world_size", 1)) + _OWN_FILES)  # one for each rank
         self._reports, self._follow_up, self._end, self._tell = reports, follow_up, end, tell
@@ -140,6 +143,9 @@ class Start:
     def run(self, attempt: AttemptFolder, staged: str, recovery: Recovery | None) -> Ended:
         """Copy the data, if there are any to copy, and start the ranks; nothing is started once a signal has come."""
         order, end, tell = self._order, self._end.end, self._tell
+        self._attempt = attempt
+        self._warn_at = end.at - order.warns_s if order.warns_s and end.at is not None else None
+        self._note_end()
         env = {**self._env, **_variables(attempt, staged, end, self._env)}
         env.pop(HEARTBEAT, None)  # of a rank of another job, in which this one was started
         stage, launch = self._stage, self._launch
@@ -156,9 +162,8 @@ class Start:
         self._reports.open(attempt)
         self._stop_request = StopRequest(attempt)
         teardown = Teardown(self._reports, tell, acts=recovery is not None)
-        warn_at = end.at - order.warns_s if order.warns_s and end.at is not None else None
         ended = Ended(0)
-        for program, passes_on, warned in ((stage, "TERM", None), (launch, order.passes_on, warn_at)):
+        for program, passes_on, warned in ((stage, "TERM", None), (launch, order.passes_on, self._warn_at)):
             ended = self.hear("before the ranks were started") or ended
             if ended.status or ended.signal:
                 return ended
@@ -191,6 +196,13 @@ class Start:
         if self._end.look() and self._end.end.at is not None:
             self._tell(f"the job ends at {self._end.end} now")
             self._reports.tell_end(self._end.end.at)
+            self._note_end()
+
+    def _note_end(self) -> None:
+        """For people who look at the run from elsewhere; the job does not depend on it."""
+        end, job = self._end.end, self._job
+        with suppress(OSError):
+            note_job_end(self._attempt, JobEnd(job.scheduler, job.id, end.at, end.source, self._warn_at))
 
 
 def _variables(attempt: AttemptFolder, staged: str, end: End, env: Mapping[str, str]) -> dict[str, str]:

@@ -1,0 +1,54 @@
+"""The supervisor leaves in the attempt's folder which job it is and when that ends."""
+
+from __future__ import annotations
+
+import json
+
+from hpcddp.runs.folder import RunFolder
+from hpcddp.runs.job_end import JobEnd, note_job_end, read_job_end
+from hpcddp.schedulers.registry import find_scheduler
+from hpcddp.supervisor.job import End, Job, MovingEnd
+from hpcddp.supervisor.supervise import Start
+
+from .conftest import StubbedNode, script
+
+
+def test_a_job_leaves_its_scheduler_its_id_and_its_end_in_the_attempts_folder(node: StubbedNode):
+    done = node.run(script("generic-slurm", node.planned_by, name="x"), SLURM_JOB_END_TIME="2000000000")
+    assert done.returncode == 0
+    written = json.loads((node.folder / "runs/x/attempts/77.1/job.json").read_text())
+    end = find_scheduler("slurm").variables.end
+    expected = {"scheduler": "slurm", "job": "77", "ends": 2000000000, "source": f"as {end} says", "warns": None}
+    assert written == {"schema": 1, **expected}
+    assert read_job_end(RunFolder(str(node.folder / "runs/x")).attempt("77.1")) == JobEnd(**expected)
+
+
+def test_the_file_follows_an_end_that_is_moved(tmp_path):
+    attempt = RunFolder(str(tmp_path)).attempt("77.1")
+    told: list[int] = []
+
+    class Moved(MovingEnd):
+        def look(self) -> bool:
+            self.end = End(2000000600, "as scontrol says")
+            return True
+
+    class Ranks:
+        tell_end = told.append
+
+    job = Job("slurm", "77", "77")
+    start = Start.__new__(Start)
+    start._job, start._attempt, start._warn_at = job, attempt, None
+    start._end, start._reports, start._tell = Moved(job, End(2000000000, "before"), {}), Ranks(), lambda _text: None
+    start._stop_request = type("Nobody", (), {"look": lambda self: None})()
+    start._look_around()
+    assert read_job_end(attempt) == JobEnd("slurm", "77", 2000000600, "as scontrol says")
+    assert told == [2000000600]
+
+
+def test_what_is_no_record_of_a_job_is_taken_for_none(tmp_path):
+    attempt = RunFolder(str(tmp_path)).attempt("77.1")
+    assert read_job_end(attempt) is None
+    note_job_end(attempt, JobEnd("slurm", "77", 5))
+    for text in ("{", "[]", '{"job": "77"}', '{"scheduler": "slurm", "job": "77", "ends": "soon"}'):
+        (tmp_path / "attempts/77.1/job.json").write_text(text)
+        assert read_job_end(attempt) is None
