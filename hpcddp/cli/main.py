@@ -34,6 +34,7 @@ VERBS = {
     "logs": "print what the ranks of a run have printed, and follow it",
     "cancel": "end a run with all its jobs: it saves and stops, or is killed",
     "status": "say what became of runs: queued, running, ended, and why",
+    "watch": "a live screen of one run: loss curve, speed, checkpoint, deadline, log",
     "train": "the reference trainer: DDP on images",
     "compare": "say whether two runs are the same to the last bit, and what differed",
     "completion": "print the completion of verbs and options for bash, zsh or fish",

@@ -1,0 +1,152 @@
+"""The screen of `hpcddp watch`: what a look at a run has found, as lines that fit into a terminal of any size."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.text import Text
+
+from hpcddp.cli.chart import dots_across, draw_curve
+from hpcddp.login.watched import Watched
+from hpcddp.runs.loss_curve import LossCurve
+from hpcddp.units import format_count, format_walltime
+
+_COLOURS = {"running": "green", "finished": "green", "failed": "red", "unfinished": "yellow", "waiting": "cyan"}
+_LEAST_CURVE = 3  # lines: a lower curve says nothing
+_SCALE = 10  # characters beside the curve, for its values
+
+
+class Screen:
+    """One look, drawn by Rich. `plain`: the terminal has no braille."""
+
+    def __init__(self, seen: Watched, curve: LossCurve, *, plain: bool) -> None:
+        self._seen, self._curve, self._plain = seen, curve, plain
+
+    def __rich_console__(self, _console: Console, options: ConsoleOptions) -> RenderResult:
+        width, height = options.max_width, options.height or options.size.height
+        lines = [*self._head(), *self._dates()]
+        foot = [Text(f"{time.strftime('%H:%M:%S', time.localtime(self._seen.time))}  q ends this, not the job", "dim")]
+        room = height - len(lines) - len(foot)
+        log, attempts, hosts, curve = _share(room, len(self._seen.log), len(self._seen.attempts), len(self._seen.hosts))
+        lines += self._draw(width, curve)
+        lines += _cut(self._hosts(), hosts)
+        lines += _cut(self._attempts(), attempts, newest=True)
+        lines += (
+            [Text("log", "bold"), *(Text(f"  {_shown(line)}") for line in self._seen.log[1 - log :])] if log else []
+        )
+        body = lines[: max(height - len(foot), 0)]
+        blank = [Text("")] * (height - len(body) - len(foot))
+        drawn = [*body, *blank, *foot][:height]
+        for line in drawn:
+            line.truncate(width, overflow="ellipsis")
+            line.end = "\n" if line is not drawn[-1] else ""  # a line end behind the last one would scroll
+            yield line
+
+    def _head(self) -> list[Text]:
+        seen, latest = self._seen, self._seen.latest
+        title = Text.assemble(
+            (_shown(seen.name), "bold"),
+            "  ",
+            (seen.state, _COLOURS.get(seen.state, "")),
+            f"  {_shown(seen.why)}".rstrip(),
+        )
+        of = f" of {latest.total}" if latest.total is not None else ""
+        parts = [
+            f"step {latest.step}{of}" if latest.step is not None else "no step yet",
+            f"epoch {latest.epoch}" if latest.epoch is not None else "",
+            f"loss {latest.loss:.6g}" if latest.loss is not None else "",
+            f"{latest.samples_per_s:,.0f} samples/s" if latest.samples_per_s is not None else "",
+            f"{_duration(latest.left_s)} left" if latest.left_s is not None and seen.state == "running" else "",
+        ]
+        lines = [title, Text("  ".join(filter(None, parts)))]
+        return [*lines, Text(_shown(seen.problem), "red")] if seen.problem else lines
+
+    def _dates(self) -> list[Text]:
+        seen, end = self._seen, self._seen.end
+        saved = "none yet" if seen.saved is None else f"step {seen.saved[0]}, {_duration(seen.saved[1])} ago"
+        lines = [_row("checkpoint", saved)]
+        if seen.state != "running":
+            return lines
+        if end is None:
+            return [*lines, _row("job ends", "not recorded: no supervisor has started this attempt")]
+        if end.ends is None:
+            return [*lines, _row("job ends", "nothing ends it: no walltime is known")]
+        when = f"in {_duration(end.ends - seen.time)}, {_clock(end.ends)} ({_shown(end.source)})"
+        warns = f"; the ranks are warned at {_clock(end.warns)}" if end.warns is not None else ""
+        return [*lines, _row("job ends", f"{when}{warns}")]
+
+    def _draw(self, width: int, height: int) -> list[Text]:
+        """The curve with its title above it, and its steps below it."""
+        inner, across = height - 2, width - _SCALE - 1
+        values = self._curve.sample(dots_across(max(across, 1), plain=self._plain))
+        if not any(value is not None for value in values):
+            return [Text("loss  no step with a loss is recorded", "dim")][:height]
+        rows = draw_curve(values, across, inner, plain=self._plain)
+        if not rows:
+            return []
+        known = [value for value in values if value is not None]
+        scale = [f"{max(known):.4g}", *[""] * (inner - 2), f"{min(known):.4g}"] if inner > 1 else [f"{max(known):.4g}"]
+        steps = self._curve.steps
+        last = str(steps[-1])
+        below = f"step {steps[0]}".ljust(max(across - len(last), 0)) + last if steps[-1] > steps[0] else f"step {last}"
+        drawn = [
+            Text.assemble((f"{value:>{_SCALE}} ", "dim"), (row, "cyan")) for value, row in zip(scale, rows, strict=True)
+        ]
+        return [Text("loss", "bold"), *drawn, Text(f"{'':{_SCALE}} {below}", "dim")]
+
+    def _hosts(self) -> list[Text]:
+        """A host's speed is not measured apart: each step ends on all hosts at once."""
+        title = Text.assemble(("hosts", "bold"), ("  each by its ranks' part of the batch", "dim"))
+        rows = []
+        for one in self._seen.hosts:
+            speed = "speed not recorded" if one.samples_per_s is None else f"{one.samples_per_s:,.0f} samples/s"
+            rows.append(Text(f"  {_shown(one.host)}  {format_count(one.ranks, 'rank')}  {speed}"))
+        return [title, *rows] if rows else []
+
+    def _attempts(self) -> list[Text]:
+        rows = []
+        for one in self._seen.attempts:
+            steps = f"steps {one.steps[0]} to {one.steps[1]}" if one.steps else "no step"
+            rows.append(Text(f"  {_shown(one.name)}  {steps}  {_shown(one.end)}".rstrip()))
+        return [Text("attempts", "bold"), *rows] if rows else []
+
+
+def _share(room: int, log: int, attempts: int, hosts: int) -> tuple[int, int, int, int]:
+    """Lines of the log, the attempts, the hosts and the curve, each with its title. The curve gets what is left, and
+    on a small screen the others make way for it."""
+    wanted = [min(count, most) + 1 if count else 0 for count, most in ((log, 8), (attempts, 5), (hosts, 6))]
+    while sum(wanted) and room - sum(wanted) < max(room // 2, _LEAST_CURVE + 2):
+        at = max(range(3), key=wanted.__getitem__)
+        wanted[at] = wanted[at] - 1 if wanted[at] > 2 else 0  # a title alone says nothing
+    return wanted[0], wanted[1], wanted[2], max(room - sum(wanted), 0)
+
+
+def _cut(lines: Sequence[Text], room: int, *, newest: bool = False) -> list[Text]:
+    """The title and as many rows as there is room for; the title says how many are left out."""
+    if not room or not lines:
+        return []
+    title, *rows = lines
+    left_out = len(rows) - (room - 1)
+    if left_out <= 0:
+        return [title, *rows]
+    shown = rows[left_out:] if newest else rows[: room - 1]
+    return [Text.assemble(title, (f"  {left_out} more", "dim")), *shown]
+
+
+def _row(name: str, text: str) -> Text:
+    return Text.assemble((f"{name:{_SCALE}} ", "bold"), text)
+
+
+def _duration(seconds: float) -> str:
+    return format_walltime(max(int(seconds), 0))
+
+
+def _clock(at: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+def _shown(text: str) -> str:
+    """Text of somebody else, without what would move the cursor or change a colour."""
+    return "".join(one if one.isprintable() else " " if one == "\t" else f"\\x{ord(one):02x}" for one in text)

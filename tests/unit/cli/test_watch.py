@@ -1,0 +1,250 @@
+"""The screen of `hpcddp watch`: what it says of run folders, how it fits into terminals, how it starts and ends."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import select
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from hpcddp.cli.main import main
+from hpcddp.cli.watch_screen import Screen
+from hpcddp.login.watched import Watched, Watcher
+from hpcddp.runs.folder import RunFolder
+from hpcddp.runs.holder import describe_process
+from hpcddp.runs.job_end import JobEnd, note_job_end
+from hpcddp.runs.jsonfile import write_object
+from hpcddp.runs.lock import release_run, take_run
+from hpcddp.runs.losses import note_loss
+from tests.conftest import PATIENCE_S
+
+OLD = Path(__file__).parents[2] / "captures" / "runs-0.1"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    """A folder with runs/chain, which hpcddp 0.1 wrote: two attempts of a chain."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(OLD / "chain", tmp_path / "runs/chain")
+    return tmp_path
+
+
+@pytest.fixture
+def run(folder: Path) -> RunFolder:
+    return RunFolder(str(folder / "runs/chain"))
+
+
+@pytest.fixture
+def supervisor():
+    """A process that lives as long as the test wants."""
+    one = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+    yield one
+    one.kill()
+    one.communicate()
+
+
+def hold(run: RunFolder, attempt: str, supervisor: subprocess.Popen[bytes]) -> None:
+    mine = describe_process(attempt, supervisor.pid, {}, ("python", "train.py"))
+    take_run(run, mine, lambda _scheduler, _job: "gone", before=attempt)
+    os.makedirs(os.path.join(run.attempt(attempt).path, "logs"), exist_ok=True)
+
+
+def draw(run: RunFolder, width: int = 100, height: int = 40, *, plain: bool = False) -> list[str]:
+    watcher = Watcher(run)
+    console = Console(width=width, height=height, force_terminal=False)
+    with console.capture() as drawn:
+        console.print(Screen(watcher.look(), watcher.curve, plain=plain), end="", height=height)
+    return drawn.get().split("\n")
+
+
+def test_a_running_attempt_is_shown_with_its_deadline_checkpoint_hosts_attempts_and_log(run: RunFolder, supervisor):
+    hold(run, "43.pbs1.1", supervisor)
+    now = int(time.time())
+    attempt = run.attempt("43.pbs1.1")
+    note_job_end(attempt, JobEnd("pbs", "43.pbs1", now + 7200, "as qstat says", now + 7000))
+    write_object(attempt.versions, {"ranks": [{"host": h} for h in ("n1", "n1", "n1", "n2")]})
+    line = {"kind": "step", "step": 500, "epoch": 3, "loss": 0.25, "samples_per_s": 400.0, "time": now}
+    with open(attempt.metrics, "w", encoding="utf-8") as file:
+        file.write('{"kind": "expect", "total_steps": 1000, "time": 1}\n' + json.dumps(line) + "\n")
+    with open(attempt.log, "w", encoding="utf-8") as file:
+        file.write("first\nbar 1\rbar 2\rbar 3\n\x1b[31mred\x9b2J\n")
+    note_loss(run.attempt("42.pbs1"), "rank 3 on n7 was killed by SIGKILL")
+    lines = draw(run)
+    assert lines[0].split() == ["chain", "running"]
+    assert lines[1].rstrip() == "step 500 of 1000  epoch 3  loss 0.25  400 samples/s"
+    text = "\n".join(lines)
+    assert "job ends   in 01:59:5" in text or "job ends   in 02:00:0" in text
+    assert "(as qstat says); the ranks are warned at " in text
+    assert "  n1  3 ranks  300 samples/s" in text
+    assert "  n2  1 rank  100 samples/s" in text
+    assert "rank 3 on n7 was killed by SIGKILL" in text
+    assert "  43.pbs1.1  steps 500 to 500" in text
+    assert "  first" in text
+    assert "  bar 3" in text
+    assert "bar 1" not in text
+    assert "\\x1b[31mred\\x9b2J" in text
+
+
+def test_the_curve_is_that_of_all_attempts_with_its_largest_and_smallest_loss(run: RunFolder):
+    seen = Watcher(run)
+    seen.look()
+    texts = [path.read_text() for path in sorted(Path(run.attempts).glob("*/metrics.jsonl"))]
+    lines = [json.loads(line) for text in texts for line in text.splitlines()]
+    steps = {line["step"]: line["loss"] for line in lines if line["kind"] == "step"}
+    assert dict(zip(seen.curve.steps, seen.curve.losses, strict=True)) == steps
+    drawn = draw(run)
+    title = next(at for at, line in enumerate(drawn) if line.strip() == "loss")
+    assert any(0x2800 <= ord(one) < 0x2900 for one in drawn[title + 1])
+    assert any(line.split()[:2] == ["step", str(min(steps))] and line.split()[-1] == str(max(steps)) for line in drawn)
+    assert not any(0x2800 <= ord(one) < 0x2900 for line in draw(run, plain=True) for one in line)
+
+
+@pytest.mark.parametrize("width", [1, 7, 20, 80, 200])
+@pytest.mark.parametrize("height", [1, 2, 5, 8, 12, 24, 60])
+def test_the_screen_fits_into_a_terminal_of_any_size(run: RunFolder, supervisor, width: int, height: int):
+    hold(run, "43.pbs1.1", supervisor)
+    lines = draw(run, width, height)
+    assert len(lines) == height
+    assert max(map(len, lines)) <= width
+
+
+def state_of(run: RunFolder) -> tuple[str, str]:
+    seen: Watched = Watcher(run).look()
+    return seen.state, seen.why
+
+
+def test_the_state_is_what_the_folder_says_and_no_scheduler_is_asked(run: RunFolder, supervisor, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    hold(run, "43.pbs1.1", supervisor)
+    assert state_of(run) == ("running", "")
+    state = json.loads(Path(run.state).read_text())
+    release_run(run, "43.pbs1.1", 85)
+    assert state_of(run) == ("unfinished", state["reason"])
+    os.unlink(run.state)
+    assert state_of(run) == ("failed", "exit status 85")
+    hold(run, "44.pbs1.1", supervisor)
+    assert state_of(run) == ("running", "")
+    supervisor.kill()
+    supervisor.wait()
+    assert state_of(run) == ("failed", "it was killed: it left no exit status, and no state")
+
+
+def test_a_run_on_another_machine_runs_as_its_folder_says(run: RunFolder, supervisor):
+    hold(run, "43.pbs1.1", supervisor)
+    path = os.path.join(run.holders, "000001", "holder.json")
+    holder = json.loads(Path(path).read_text())
+    Path(path).write_text(json.dumps(holder | {"host": "n7", "machine": "other", "scheduler": "pbs", "job": "43.pbs1"}))
+    assert state_of(run) == ("running", "on n7, as its folder says")
+
+
+def test_a_follow_up_that_is_queued_is_waited_for(run: RunFolder):
+    mine = describe_process("43.pbs1.1", os.getpid(), {"PBS_JOBID": "43.pbs1"}, ("python", "train.py"))
+    take_run(run, mine, lambda _scheduler, _job: "gone", before="42.pbs1")
+    os.makedirs(run.attempt("43.pbs1.1").path)
+    Path(run.attempt("43.pbs1.1").next).write_text("45.pbs1\n")
+    release_run(run, "43.pbs1.1", 0)
+    state, why = state_of(run)
+    assert (state, why.partition(";")[0]) == ("waiting", "job 45.pbs1 is to follow")
+
+
+def test_without_a_terminal_and_for_a_sweep_it_says_what_to_type(run: RunFolder, capsys, monkeypatch):
+    assert main(["watch", "chain"]) == 2
+    assert capsys.readouterr().err.splitlines()[1] == "hint: hpcddp status chain"
+    write_object(run.sweep, {"axes": {"lr": ["1", "2"]}, "array": "1-2"})
+    assert main(["watch", "chain"]) == 2
+    assert capsys.readouterr().err.splitlines()[1] == "hint: hpcddp watch chain.1"
+
+
+def test_without_rich_it_says_how_to_get_it_and_what_needs_none(run: RunFolder, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "rich", None)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    assert main(["watch", "chain"]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[1] == "hint: pip install 'hpcddp[watch]', or without it: hpcddp status --watch chain"
+
+
+class Terminal:
+    """`hpcddp watch chain` in a pseudo terminal."""
+
+    def __init__(self, folder: Path, *, columns: int = 80, rows: int = 24) -> None:
+        self.entry, far = pty.openpty()
+        self.far = far
+        self._resize(rows, columns)
+        self.before = termios.tcgetattr(far)
+        env = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "TERM": "xterm", "PYTHONUTF8": "1"}
+        argv = [sys.executable, "-m", "hpcddp", "watch", "chain"]
+        self.process = subprocess.Popen(
+            argv, stdin=far, stdout=far, stderr=far, cwd=folder, env=env, start_new_session=True
+        )
+
+    def _resize(self, rows: int, columns: int) -> None:
+        fcntl.ioctl(self.far, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def read_until(self, text: bytes) -> bytes:
+        read = b""
+        while text not in read:
+            assert select.select([self.entry], [], [], PATIENCE_S)[0], read
+            read += os.read(self.entry, 65536)
+        return read
+
+    def resize(self, rows: int, columns: int) -> None:
+        self._resize(rows, columns)
+        self.process.send_signal(signal.SIGWINCH)  # the terminal is not the one that controls the process
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        os.close(self.entry)
+        os.close(self.far)
+
+
+@pytest.fixture
+def terminal(folder: Path):
+    one = Terminal(folder)
+    yield one
+    one.close()
+
+
+@pytest.mark.parametrize("key", [b"q", b"Q"])
+def test_q_ends_the_screen_and_the_terminal_is_as_it_was(terminal: Terminal, key: bytes):
+    assert b"\x1b[?1049h" in terminal.read_until(b"q ends this")
+    os.write(terminal.entry, b"x")
+    os.write(terminal.entry, key)
+    terminal.read_until(b"\x1b[?1049l")
+    assert terminal.process.wait(PATIENCE_S) == 0
+    assert termios.tcgetattr(terminal.far) == terminal.before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_with_130_and_the_terminal_is_as_it_was(terminal: Terminal, number: int):
+    terminal.read_until(b"q ends this")
+    terminal.process.send_signal(number)
+    said = terminal.read_until(b"interrupted")
+    assert b"\x1b[?1049l" in said
+    assert b"Traceback" not in said
+    assert terminal.process.wait(PATIENCE_S) == 130
+    assert termios.tcgetattr(terminal.far) == terminal.before
+
+
+def test_another_size_is_drawn_at_once(terminal: Terminal):
+    terminal.read_until(b"q ends this")
+    terminal.resize(8, 30)
+    said = terminal.read_until("not th…".encode())
+    narrow = said[said.rindex(b"\x1b[H") :]
+    assert narrow.count(b"\n") == 7
+    os.write(terminal.entry, b"q")
+    assert terminal.process.wait(PATIENCE_S) == 0
