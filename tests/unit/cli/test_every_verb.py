@@ -22,6 +22,7 @@ SHOWS_NOTHING = {
     "launch": "it becomes the launcher",
     "submit": "it prints the job's id and nothing else",
     "logs": "it prints what the ranks have printed",
+    "watch": "it draws on a terminal; status has the facts",
     "cancel": "what it does is said on stderr; status has the facts",
     "train": "what it finds out is in metrics.jsonl",
     "completion": "it prints a script for a shell",
@@ -132,7 +133,8 @@ def test_an_unknown_option_is_refused_in_two_lines(verb, capsys):
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if not parser_of(verb).takes_command])
 def test_a_command_behind_dashes_is_refused_where_none_belongs(verb, capsys):
-    words = {"lint": ["x"], "compare": ["x", "y"], "completion": ["bash"], "logs": ["x"], "cancel": ["x"]}.get(verb, [])
+    one = {key: ["x"] for key in ("lint", "logs", "watch", "cancel")}
+    words = {**one, "compare": ["x", "y"], "completion": ["bash"]}.get(verb, [])
     assert main([verb, *words, "--", "python"]) == 2
     assert f"hpcddp {verb} takes no command after --, got 'python'" in capsys.readouterr().err
 
