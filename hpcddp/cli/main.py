@@ -40,8 +40,8 @@ VERBS = {
     "completion": "print the completion of verbs and options for bash, zsh or fish",
     "help": "show the verbs, or the options of one verb",
 }
-# Verbs of hpcddp 0.1, which job scripts that are queued still type: their modules are there, and no help names them.
-_FORMER = ("state",)
+#: Verbs of hpcddp 0.1, which job scripts that are queued still type: their modules are there, and no help names them.
+FORMER = ("state",)
 # What a write to a standard stream says of the place that the user chose, and not of hpcddp.
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
@@ -61,7 +61,7 @@ def _run(argv: list[str]) -> int:
         print(f"hpcddp {__version__}")
         return 0
     verb = argv[0]
-    if verb not in VERBS and verb not in _FORMER:
+    if verb not in VERBS and verb not in FORMER:
         from hpcddp.cli.verbs import unknown_verb
 
         raise unknown_verb(argv)
@@ -84,7 +84,7 @@ def _run(argv: list[str]) -> int:
 
 def _refuse_if_piped_as_job(argv: list[str]) -> None:
     """After a failed `render`, and after a first word that is no verb: it may have been `render`."""
-    if argv and (argv[0] == "render" or argv[0] not in (*VERBS, *_FORMER)):
+    if argv and (argv[0] == "render" or argv[0] not in (*VERBS, *FORMER)):
         refuse_on_pipe()
 
 

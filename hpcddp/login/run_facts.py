@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 from hpcddp.errors import HpcddpError
 from hpcddp.login.find_run import is_same_job, read_follow_up
@@ -10,6 +11,7 @@ from hpcddp.record import Record
 from hpcddp.runs.best import Best, read_best
 from hpcddp.runs.folder import RunFolder, list_attempts, list_holders, list_runs
 from hpcddp.runs.holder import Holder
+from hpcddp.runs.job_end import read_job_end
 from hpcddp.runs.jsonfile import read_object
 from hpcddp.runs.latest import Latest, read_latest
 from hpcddp.runs.lock import read_end, read_holder
@@ -32,6 +34,7 @@ class RunFacts(Record):
     latest: Latest
     point: str
     best: Best | None = None
+    ends: int | None = None  # of the job that holds it, as its supervisor wrote
     problem: str = ""
 
 
@@ -84,9 +87,16 @@ def read_facts(run: RunFolder) -> RunFacts:
         if type(turn) is int and type(most) is int:
             links = max(links, (turn, most))
     open_jobs = tuple((name, job) for job, name in known.items() if name and not _is_over(job, over))
-    metrics = run.attempt(holder.attempt).metrics if holder is not None else ""
-    latest = read_latest(metrics) if metrics else Latest()
-    return RunFacts(run, state, holder, ended, status, submissions, open_jobs, links, latest, point, best, problem)
+    latest, ends = Latest(), None
+    if holder is not None:
+        current = run.attempt(holder.attempt)
+        latest = read_latest(current.metrics)
+        with suppress(HpcddpError):
+            told = read_job_end(current)
+            ends = told.ends if told is not None else None
+    return RunFacts(
+        run, state, holder, ended, status, submissions, open_jobs, links, latest, point, best, ends, problem
+    )
 
 
 def _is_over(job: str, over: set[str]) -> bool:

@@ -72,7 +72,7 @@ def _judge(fact: RunFacts, jobs: FoundJobs) -> RunStatus:
         return base._replace(
             state=state,
             job=own or (fact.holder.attempt if fact.holder is not None else ""),
-            ends=job.ends if job is not None else None,
+            ends=job.ends if job is not None and job.ends is not None else fact.ends,
             why=job.reason if job is not None and job.state == "unknown" else "",
         )
     waits = next((job for job in found if job.state in WAITS), None)

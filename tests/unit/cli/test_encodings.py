@@ -51,6 +51,7 @@ SAID = {
     ],
     "submit": [(["--site", "local", "--dry-run", "--no-check", "--", "true", "データ/ç.py"], PROGRAMS)],
     "status": [(["läufe"], PEOPLE), (["nîcht"], PEOPLE)],
+    "watch": [(["läufe"], PEOPLE), (["nîcht"], PEOPLE)],
     "logs": [(["läufe"], PEOPLE), (["nîcht"], PEOPLE)],
     "cancel": [(["läufe"], PEOPLE), (["nîcht"], PEOPLE)],
     "supervise": [],  # job scripts call it

@@ -22,6 +22,7 @@ TYPED = {
     "submit": ["PATH", "--site PATH -- true"],
     "status": ["PATH"],
     "logs": ["PATH"],
+    "watch": ["PATH"],
     "cancel": ["PATH"],
     "supervise": [],  # job scripts write what it reads
     "train": [],  # its paths are those of a run and of data sets
