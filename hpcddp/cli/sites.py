@@ -14,7 +14,7 @@ from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.streams import tell, write_exactly
 from hpcddp.errors import RequestError, SchedulerError, nearest
 from hpcddp.login.planning import on_path
-from hpcddp.script.find_site import SiteChoice, config_folder, open_site, site_files
+from hpcddp.script.find_site import SiteChoice, config_folder, open_site, overlay_of, site_files
 from hpcddp.script.folders import find_folder
 from hpcddp.script.site import Site
 from hpcddp.script.site_file import load_site
@@ -28,20 +28,25 @@ _DESCRIPTION = """\
 List the known sites: scheduler, GPUs, the basis of the facts (documented, practice or generic) and their date.
 
 hpcddp sites show NAME   one site's queues, limits and sources; a path to a YAML file works, too
+hpcddp sites check NAME  what the scheduler and the modules of this machine say otherwise; --write corrects it for you
 hpcddp sites new NAME    a start for a site of your own, with what this machine's scheduler says
 hpcddp sites schema      the keys of a site's file as JSON Schema, for editors"""
-_USAGE = "hpcddp sites [--json] [show NAME | new NAME [--file PATH] | schema]"
+_USAGE = "hpcddp sites [--json] [show NAME | check [NAME] [--write] | new NAME [--file PATH] | schema]"
 _ACTIONS = ("show", "new")  # which take a name
+_DIFFERS = {1: "check: something differs"}
 _LONGEST = 200  # of a file's name most systems take 255 bytes
 
 
 def build_parser() -> VerbParser:
     """`[--json] [show NAME | new NAME | schema]`."""
-    parser = VerbParser("sites", _DESCRIPTION, example="hpcddp sites show abci3", exits=(2, 3, 5))
+    parser = VerbParser(
+        "sites", _DESCRIPTION, example="hpcddp sites show abci3", exits=(2, 3, 5), also={1: "check: something differs"}
+    )
     parser.usage = _USAGE
-    parser.add_argument("action", nargs="?", metavar="ACTION", help="show, new or schema")
+    parser.add_argument("action", nargs="?", metavar="ACTION", help="show, check, new or schema")
     parser.add_argument("name", nargs="?", metavar="NAME", help="the site's name, or the path of its file")
     parser.add_argument("--json", action="store_true", help="print the list, or the site, as one JSON object")
+    parser.add_argument("--write", action="store_true", help="check: put what can be corrected into your own overlay")
     parser.add_argument("--file", metavar="PATH", help="where new writes (~/.config/hpcddp/sites/NAME.yaml)")
     return parser
 
@@ -50,13 +55,17 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     """Prints a table, one site, or a schema; `new` writes a file and prints its name."""
     _refuse_unused(args)
     if args.action is None:
-        known = [load_site(name, path) for name, path in site_files(env).items()]
+        known = [load_site(name, path, overlay_of(name, env)) for name, path in site_files(env).items()]
         sys.stdout.write(_json({"sites": [site_summary(site) for site in known]}) if args.json else _format_list(known))
     elif args.action == "show" and args.name:
         site = open_site(SiteChoice(args.name, "hpcddp sites show"), env)
         sys.stdout.write(_json(site_record(site)) if args.json else _format_site(site))
     elif args.action == "new" and args.name:
         write_exactly(_write_start(args.name, args.file, env) + "\n")
+    elif args.action == "check":
+        from hpcddp.cli.sites_check import check_site
+
+        return check_site(args.name, env, as_json=args.json, write=args.write)
     elif args.action == "schema":
         from hpcddp.script.schema import site_schema
 
@@ -70,6 +79,8 @@ def _refuse_unused(args: argparse.Namespace) -> None:
     """RequestError for what the action would drop without a word."""
     if args.file is not None and args.action != "new":
         raise RequestError("--file goes with hpcddp sites new", f"hpcddp sites new NAME --file {args.file}")
+    if args.write and args.action != "check":
+        raise RequestError("--write goes with hpcddp sites check", "hpcddp sites check NAME --write")
     if args.json and args.action == "new":
         raise RequestError("hpcddp sites new prints the path of its file, and no JSON", "leave out --json")
     if args.action == "schema" and args.name is not None:
@@ -86,7 +97,7 @@ def _unknown_action(action: str, env: Mapping[str, str]) -> RequestError:
     what = f"hpcddp sites does not know {action!r}"
     if action in site_files(env) or action.endswith(".yaml"):
         return RequestError(what, f"hpcddp sites show {action}")
-    guess = nearest(action, [*_ACTIONS, "schema"])
+    guess = nearest(action, [*_ACTIONS, "check", "schema"])
     return RequestError(what + guess, "hpcddp sites show NAME" if guess else "hpcddp sites --help")
 
 
@@ -130,7 +141,8 @@ def _survey(env: Mapping[str, str]) -> tuple[str, list[QueueFound], str]:
     for scheduler in scripted_schedulers():
         commands = scheduler.commands.survey
         if commands and all(on_path(command[0], env) for command in commands):
-            queues = scheduler.commands.parse_survey(*(_ask([*command], env) for command in commands))
+            found = scheduler.commands.parse_survey(*(_ask([*command], env) for command in commands))
+            queues = [queue for queue in found if queue.is_open]
             return scheduler.name, queues, "; ".join(map(" ".join, commands))
     return _unknown(), [], ""
 
@@ -167,6 +179,7 @@ def _format_site(site: Site) -> str:
     rows = [
         ("guide", site.guide),
         ("facts", f"{site.standing}, verified {site.verified}, from {site.file}"),
+        *([("corrected", f"by {site.overlay}")] if site.overlay else []),
         *site_rows(site),
         *((f"source {key}", address) for key, address in site.sources.items()),
     ]

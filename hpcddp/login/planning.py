@@ -26,12 +26,13 @@ def read_request(
 ) -> tuple[JobSpec, Site, tuple[str, ...]]:
     """The spec, its site, and what to say of both. `named`: the site of an option, which wins over the file's."""
     in_file = asked.get("site", ("", ""))[0] if job_file else None
-    choice = asked_site(named, str(in_file or "") or None, job_file or "", env) or _found_site(env)
+    choice = asked_site(named, str(in_file or "") or None, job_file or "", env) or find_site_here(env)
     site = open_site(choice, env)
     if os.path.basename(choice.site) != site.name:  # a file: job.yaml has to lead to it again, from any folder
         asked = {**asked, "site": (os.path.abspath(choice.site), choice.reason)}
     spec, remarks = see_spawn(read_spec(asked, site.variables))
-    return spec, site, (*remarks, f"site {site.name} ({choice.reason})")
+    corrected = f", corrected by {site.overlay}" if site.overlay else ""
+    return spec, site, (*remarks, f"site {site.name} ({choice.reason}){corrected}")
 
 
 def plan_request(asked: Asked, named: str | None, job_file: str | None, env: Mapping[str, str]) -> JobPlan:
@@ -64,7 +65,7 @@ def this_process(created_by: str = "") -> PlannedBy:
     )
 
 
-def _found_site(env: Mapping[str, str]) -> SiteChoice:
+def find_site_here(env: Mapping[str, str]) -> SiteChoice:
     """What the machine shows: its name, then its scheduler. A program is started only where its name does not tell."""
     by_host = site_of_host(os.uname().nodename, env)
     if by_host:

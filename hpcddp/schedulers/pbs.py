@@ -71,8 +71,6 @@ def parse_queues(queues: str, nodes: str) -> list[QueueFound]:
     largest: Mapping[str, Any] = max(each, key=lambda r: (r.get("ngpus", 0), r.get("ncpus", 0)), default={})
     found = []
     for name, queue in json.loads(queues).get("Queue", {}).items():
-        if str(queue.get("enabled")) != "True":
-            continue
         chunk = queue.get("default_chunk", {})
         most = queue.get("resources_max", {})
         memory = re.fullmatch(r"(\d+)gb", str(chunk.get("mem") or largest.get("mem") or ""))
@@ -84,6 +82,8 @@ def parse_queues(queues: str, nodes: str) -> list[QueueFound]:
                 int(memory[1]) if memory else None,
                 chunk.get("ngpus", largest.get("ngpus")),
                 walltime=most.get("walltime"),
+                most_nodes=most.get("nodect"),
+                is_open=str(queue.get("enabled")) == str(queue.get("started")) == "True",
             )
         )
     return found

@@ -92,6 +92,8 @@ class QueueFound(Record):
     gpus: int | None = None
     gpu: str | None = None
     walltime: str | None = None
+    most_nodes: int | None = None  # of one job
+    is_open: bool = True  # whether it takes jobs
 
 
 class JobFound(Record):
@@ -195,6 +197,7 @@ class Commands(Record):
     drop: tuple[str, ...] = ()
     survey: tuple[tuple[str, ...], ...] = ()  # commands that list queues and nodes
     parse_survey: Callable[..., list[QueueFound]] = _no_queues  # their outputs -> the queues
+    accounts: tuple[str, ...] = ()  # lists the accounts that the user {user} may charge, one in a line
     site_lines: tuple[str, ...] = ()  # what a new site's file needs beside the queues
 
 

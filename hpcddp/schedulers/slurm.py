@@ -86,12 +86,16 @@ def parse_taken(answer: Answer) -> bool:
 
 
 def parse_partitions(text: str) -> list[QueueFound]:
-    """Partitions, of the largest node each has: `gpu|4|16|16000|gpu:a100:8(S:0-1)|1-00:00:00`."""
+    """Partitions, of the largest node each has: `gpu|4|16|16000|gpu:a100:8(S:0-1)|1-00:00:00|up|1-4`.
+    A line of another form is passed over."""
     import re
 
     found: dict[str, QueueFound] = {}
     for line in text.splitlines():
-        name, nodes, cpus, memory, gres, limit = line.split("|")
+        fields = line.split("|")
+        if len(fields) != 8 or not all(field.rstrip("+").isdecimal() for field in fields[1:4]):
+            continue
+        name, nodes, cpus, memory, gres, limit, up, size = fields
         gpu = re.search(r"gpu:(?:([A-Za-z][\w.-]*):)?(\d+)", gres)
         one = QueueFound(
             name,
@@ -101,6 +105,8 @@ def parse_partitions(text: str) -> list[QueueFound]:
             int(gpu[2]) if gpu else 0,
             gpu[1] if gpu else None,
             _parse_limit(limit),
+            read_number(size.rpartition("-")[2]) or None,  # else it is infinite
+            up == "up",
         )
         before = found.get(name)
         if before is None:
@@ -220,8 +226,9 @@ SCHEDULER = Scheduler(
         ask_env={"SLURM_TIME_FORMAT": "standard", "SLURM_BITSTR_LEN": "0"},
         starter=("srun", "--overlap", "--nodes=1", "--ntasks=1", "--nodelist={host}"),
         drop=("scontrol", "update", "JobId={job}", "NodeList={kept}"),
-        survey=(("sinfo", "--noheader", "--format=%R|%D|%c|%m|%G|%l"),),
+        survey=(("sinfo", "--noheader", "--format=%R|%D|%c|%m|%G|%l|%a|%s"),),
         parse_survey=parse_partitions,
+        accounts=("sacctmgr", "--noheader", "--parsable2", "show", "associations", "user={user}", "format=account"),
     ),
     # scontrol show job, JobState; Slurm src/common/slurm_protocol_defs.c, job_state_string
     states={

@@ -45,7 +45,8 @@ _FIXED = {"planned_by": "hpcddp itself", "order": "the request and the decision"
 def explain_script(plan: JobPlan) -> str:
     """Every line of the script, and beside it where its values came from. No scheduler takes the text for a job."""
     lines = [f"{text:{_COLUMN}} | {'; '.join(why)}".rstrip(" |") if why else text for text, why in _lines(plan)]
-    head = f"site {plan.site.name}, {plan.site.file}\n"
+    corrected = f", corrected by {plan.site.overlay}" if plan.site.overlay else ""
+    head = f"site {plan.site.name}, {plan.site.file}{corrected}\n"
     return no_script() + head + "".join(f"{line}\n" for line in lines)
 
 

@@ -28,6 +28,12 @@ def config_folder(env: Mapping[str, str]) -> str:
     return os.path.join(base, "hpcddp")
 
 
+def overlay_of(name: str, env: Mapping[str, str]) -> str:
+    """The file with the user's own corrections of this site; "" if there is none."""
+    path = os.path.join(config_folder(env), "overlays", f"{name}.yaml")
+    return path if is_own(path, env) else ""
+
+
 def asked_site(option: str | None, in_job_file: str | None, job_file: str, env: Mapping[str, str]) -> SiteChoice | None:
     """What somebody said: --site, $HPCDDP_SITE, the job file, the user's config.yaml; None when nobody did."""
     if option:
@@ -117,9 +123,9 @@ def open_site(choice: SiteChoice, env: Mapping[str, str]) -> Site:
     own = os.path.join(config_folder(env), "sites", f"{named}.yaml")
     shipped = os.path.join(find_folder("templates"), "sites", f"{named}.yaml")
     if is_own(own, env):
-        return load_site(named, own)
+        return load_site(named, own, overlay_of(named, env))
     if os.path.isfile(shipped):
-        return load_site(named, shipped)
+        return load_site(named, shipped, overlay_of(named, env))
     known = list(site_files(env))
     raise SiteError(
         f"site {named!r} is not known ({choice.reason}){nearest(named, known)}",

@@ -139,7 +139,8 @@ class SiteContainer(Record):
 
 class Site(Record):
     """One cluster's profile. `chunk`: what a chunk of select asks for; `size`, `queue_option` and `gpus_option`: how
-    size, queue and GPUs are written ("": the scheduler's own way); `rejects`: options that this site refuses."""
+    size, queue and GPUs are written ("": the scheduler's own way); `rejects`: options that this site refuses;
+    `overlay`: the file with the user's corrections, "" if there is none."""
 
     name: str
     file: str
@@ -174,6 +175,7 @@ class Site(Record):
     env: Mapping[str, str] = _NONE
     prepend: Mapping[str, str] = _NONE
     notes: tuple[str, ...] = ()
+    overlay: str = ""
 
     def source(self, key: str) -> str:
         """Where a block's facts come from, for messages: address and date. A source may carry a date of its own."""

@@ -32,6 +32,7 @@ from hpcddp.script.fields import (
     read_words,
 )
 from hpcddp.script.loading import load_yaml
+from hpcddp.script.overlay import merge_overlay, read_overlay
 from hpcddp.script.site import (
     Account,
     Limit,
@@ -238,22 +239,37 @@ def _schedulers_of(raw: object) -> list[Scheduler]:
 MANDATORY = ("schema", "summary", "scheduler", "standing", "verified")
 
 
-def load_site(name: str, path: str) -> Site:
-    """The profile in a file. Raises SiteError when it cannot be read, or a key is unknown, missing or wrong."""
+def load_site(name: str, path: str, overlay: str = "") -> Site:
+    """The profile in a file, with what the file `overlay` corrects in it, if there is one.
+
+    SiteError when one cannot be read, or a key is unknown, missing or wrong.
+    """
     raw, text = load_yaml(path, SiteError)
+    corrected = read_overlay(overlay) if overlay else {}
+    if corrected:
+        site = load_site(name, path)  # so that a fault of the file itself is told as one
+        made = _make_site(name, f"{path} with {overlay}", merge_overlay(raw, corrected), site.guide, path)
+        return made._replace(overlay=overlay)
     guide = re.match(r"# *(https?://\S+)", text)
+    if not guide:
+        what = "the address of the user guide in its first line"
+        raise SiteError(f"{path} lacks {what}", "see docs/sites.md for the keys of a site file")
+    return _make_site(name, path, raw, guide[1], path)
+
+
+def _make_site(name: str, where: str, raw: Mapping[str, Any], guide: str, path: str) -> Site:
+    """`where`: the files that the keys are from, for errors."""
     try:
-        found = read_mapping(raw, site_keys(_schedulers_of(raw)), path)
+        found = read_mapping(raw, site_keys(_schedulers_of(raw)), where)
     except RequestError as e:
         raise SiteError(e.message, e.hint) from e
     missing = [key for key in MANDATORY if key not in found]
-    if missing or not guide:
-        what = f"the key {missing[0]!r}" if missing else "the address of the user guide in its first line"
-        raise SiteError(f"{path} lacks {what}", "see docs/sites.md for the keys of a site file")
+    if missing:
+        raise SiteError(f"{where} lacks the key {missing[0]!r}", "see docs/sites.md for the keys of a site file")
     if found.get("queue", "") not in {"", *found.get("queues", {})}:
-        raise SiteError(f"{path}: its default queue {found['queue']!r} is none of its queues", "describe it there")
+        raise SiteError(f"{where}: its default queue {found['queue']!r} is none of its queues", "describe it there")
     for variable in found.get("vars", {}):
         if variable in KEYS:
-            raise SiteError(f"{path}: {variable!r} in vars is a key of every job file already", "give it another name")
+            raise SiteError(f"{where}: {variable!r} in vars is a key of every job file already", "give it another name")
     del found["schema"]
-    return Site(name=name, file=path, guide=guide[1], **{FIELDS.get(key, key): v for key, v in found.items()})
+    return Site(name=name, file=path, guide=guide, **{FIELDS.get(key, key): v for key, v in found.items()})

@@ -24,6 +24,7 @@ COMPLETE = {
     "hpcddp lint --json": "job.sh",
     "hpcddp sites --json": "",
     "hpcddp sites show NAME --json": "",
+    "hpcddp sites check --json": "",
     "hpcddp status --json": "run",
     "hpcddp compare --json": "run run",
 }

@@ -27,15 +27,16 @@ def test_pbs_queues_are_those_that_are_open_with_the_nodes_behind_them(repo):
     found = {q.name: q for q in parse_queues(captured(repo, "qstat_queues_json"), captured(repo, "pbsnodes_json"))}
     assert found["rt_HF"] == QueueFound("rt_HF", 4, 192, 1000, 8, None, "168:00:00")
     assert found["rt_HG"] == QueueFound("rt_HG", 4, 16, 1000, 1)
-    assert "closed" not in found
+    assert [name for name, queue in found.items() if not queue.is_open] == ["closed", "stopped"]
 
 
 def test_partitions_are_read_with_their_largest_node():
-    text = "gpu|4|64|515000|gpu:a100:4(S:0-1)|2-00:00:00\ngpu|2|64|1031000|gpu:a100:8|2-00:00:00\n"
-    text += "cpu|9|48|192000|(null)|30:00\nall|15|48+|192000+|(null)|infinite\n"
+    text = "gpu|4|64|515000|gpu:a100:4(S:0-1)|2-00:00:00|up|1-4\ngpu|2|64|1031000|gpu:a100:8|2-00:00:00|up|1-4\n"
+    text += "cpu|9|48|192000|(null)|30:00|down|1-infinite\nall|15|48+|192000+|(null)|infinite|up|1-infinite\n"
+    text += "half a li"
     assert parse_partitions(text) == [
-        QueueFound("gpu", 6, 64, 1006, 8, "a100", "48:00:00"),
-        QueueFound("cpu", 9, 48, 187, 0, None, "0:30:00"),
+        QueueFound("gpu", 6, 64, 1006, 8, "a100", "48:00:00", 4),
+        QueueFound("cpu", 9, 48, 187, 0, None, "0:30:00", is_open=False),
         QueueFound("all", 15, 48, 187, 0, None, None),
     ]
 
@@ -76,7 +77,7 @@ def test_a_start_names_the_account_options_of_its_own_scheduler(scheduler, told)
 
 
 def test_a_new_site_is_written_where_it_is_found_and_never_over_another(run, tmp_path):
-    (tmp_path / "sinfo").write_text("#!/bin/sh\necho 'gpu|4|64|515000|gpu:a100:4|1-00:00:00'\n")
+    (tmp_path / "sinfo").write_text("#!/bin/sh\necho 'gpu|4|64|515000|gpu:a100:4|1-00:00:00|up|1-4'\n")
     (tmp_path / "sinfo").chmod(0o755)
     env = {"HOME": str(tmp_path), "PATH": f"{Path(sys.executable).parent}:{tmp_path}"}
     done = run(["hpcddp", "sites", "new", "lab"], env=env)

@@ -1,0 +1,179 @@
+"""A site's file against what the machine says: differences, their corrections, and the overlay that keeps them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hpcddp.cli.main import main
+from hpcddp.schedulers.row import QueueFound
+from hpcddp.script.overlay import merge_overlay
+from hpcddp.script.site_check import compare_queues, module_questions, read_modules
+from hpcddp.script.site_file import load_site
+
+SITE = """\
+# https://example.org/
+schema: 1
+summary: a site of the tests
+scheduler: slurm
+standing: practice
+verified: 2026-11-24
+queue: gpu
+queues:
+  gpu: {gpus: 4, cpus: 64, mem_gb: 500, limits: [{nodes: 1-8, walltime: 24:00:00}]}
+  old: {gpus: 4, cpus: 64}
+modules: {load: [cuda/12.2, mpi]}
+launcher: {name: srun}
+"""
+SINFO = "gpu|6|64|512000|gpu:a100:4|12:00:00|up|1-4\nnew|2|64|512000|(null)|1:00:00|up|1-infinite\n"
+MODULES = """\
+module() {
+    case "$1 $2 $3" in
+    "is-avail mpi "*) return 0 ;;
+    "-t avail mpi") echo mpi ;;
+    "-t avail cuda") printf '/apps/modules:\\ncuda/12.6(default)\\ncudnn/9\\n' ;;
+    *) return 1 ;;
+    esac
+}
+"""
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """A login node with stand-ins for sinfo, sacctmgr and module; gives the user's configuration folder."""
+    bin_ = tmp_path / "bin"
+    bin_.mkdir()
+    config = tmp_path / ".config/hpcddp"
+    (config / "sites").mkdir(parents=True)
+    (config / "sites/mine.yaml").write_text(SITE)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.setenv("PATH", f"{bin_}:{os.environ['PATH']}")
+
+    def make(sinfo: str = SINFO, modules: str = MODULES, status: int = 0) -> Path:
+        for name, script in (("sinfo", f"cat <<'END'\n{sinfo}END\nexit {status}"), ("sacctmgr", "echo abc; echo def")):
+            (bin_ / name).write_text(f"#!/bin/sh\n{script}\n")
+            (bin_ / name).chmod(0o755)
+        (tmp_path / ".bash_profile").write_text(modules)
+        return config
+
+    return make
+
+
+def test_each_difference_is_said_once_and_written_once(
+    machine: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = machine()
+    assert main(["sites", "check", "mine"]) == 1
+    out = capsys.readouterr()
+    assert out.out.splitlines() == [
+        "queue gpu: walltime 24:00:00 in the site's file, 12:00:00 by sinfo",
+        "queue gpu: at most 8 nodes in the site's file, 4 by sinfo",
+        "queue old: it is in the site's file, and not in sinfo",
+        "not in the site's file: new (by sinfo)  (correct it by hand)",
+        "module cuda/12.2 is not there; there is cuda/12.6",
+        "site mine: 5 differ",
+    ]
+    assert "accounts that you may charge: abc, def" in out.err
+    assert main(["sites", "check", "mine", "--write"]) == 1
+    written = capsys.readouterr().out.strip()
+    assert written == str(config / "overlays/mine.yaml")
+    site = load_site("mine", str(config / "sites/mine.yaml"), written)
+    assert list(site.queues) == ["gpu"]
+    (rule,) = site.queues["gpu"].limits
+    assert (rule.nodes, rule.walltime_s) == ((1, 4), 12 * 3600)
+    assert site.modules.load == ("cuda/12.6", "mpi")
+    assert main(["sites", "check", "mine"]) == 1  # the queue that the file lacks is a person's
+    assert capsys.readouterr().out.splitlines()[-1] == "site mine: 1 differs"
+
+
+def test_the_overlay_wins_and_says_so(machine: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    machine()
+    main(["sites", "check", "mine", "--write"])
+    capsys.readouterr()
+    request = ["--site", "mine", "--nodes", "8", "--walltime", "1h", "--", "true"]
+    assert main(["render", *request]) == 2
+    said = capsys.readouterr().err
+    assert "takes 1 to 4 nodes per job, not 8 (hpcddp sites check on " in said
+    request[3] = "2"
+    assert main(["render", *request]) == 0
+    out = capsys.readouterr()
+    assert "module load cuda/12.6" in out.out
+    assert ", corrected by " in out.err
+    assert main(["render", "--explain", *request]) == 0
+    assert "corrected by" in capsys.readouterr().out
+    assert main(["sites", "show", "mine"]) == 0
+    assert "corrected  " in capsys.readouterr().out
+
+
+def test_what_a_person_wrote_in_the_overlay_stays(
+    machine: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = machine()
+    (config / "overlays").mkdir()
+    (config / "overlays/mine.yaml").write_text("env: {A: b}\nqueues:\n  gpu: {mem_gb: 400}\n")
+    assert main(["sites", "check", "mine", "--write"]) == 1
+    site = load_site("mine", str(config / "sites/mine.yaml"), str(config / "overlays/mine.yaml"))
+    assert (site.env, site.queues["gpu"].mem_gb, site.queues["gpu"].limits[0].nodes) == ({"A": "b"}, 400, (1, 4))
+    assert "mine.yaml.before" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["queues: [", "nope: 1\n", "queues:\n  gpu: {cpus: x}\n", "- a\n"])
+def test_an_overlay_that_is_wrong_is_named(
+    machine: Callable[..., Path], capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    config = machine()
+    (config / "overlays").mkdir()
+    (config / "overlays/mine.yaml").write_text(text)
+    assert main(["sites", "show", "mine"]) == 3
+    assert "overlays/mine.yaml" in capsys.readouterr().err
+
+
+def test_what_could_not_be_asked_is_never_taken_for_agreement(
+    machine: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine(modules="")
+    assert main(["sites", "check", "mine", "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert any("the module system does not answer" in why for why in told["not_asked"])
+    assert not any("module" in one["text"] for one in told["differences"])
+    machine(status=1)
+    assert main(["sites", "check", "mine"]) == 5
+    assert "sinfo ended with 1" in capsys.readouterr().err
+
+
+def test_output_that_cannot_be_read_is_no_traceback(
+    machine: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine(sinfo="gpu|6|64\n\x00|||\n")
+    assert main(["sites", "check", "mine"]) == 1
+    assert "queue gpu: it is in the site's file, and not in sinfo  (correct it by hand)" in capsys.readouterr().out
+
+
+def test_a_file_that_asks_for_less_than_there_is_agrees(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(SITE.replace("  old: {gpus: 4, cpus: 64}\n", ""))
+    site = load_site("mine", str(tmp_path / "mine.yaml"))
+    live = QueueFound("gpu", 20, 96, 512, 4, "a100", "24:00:00")
+    assert compare_queues(site, [live], "sinfo") == []
+    (closed,) = compare_queues(site, [live._replace(is_open=False)], "sinfo")
+    assert (closed.text, closed.correction) == ("queue gpu: it takes no jobs now, by sinfo", {})
+
+
+def test_a_module_name_is_one_word_for_the_shell(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(SITE.replace("cuda/12.2", "'$(touch x)'"))
+    asked = module_questions(load_site("mine", str(tmp_path / "mine.yaml")))
+    assert "'$(touch x)'" in asked
+    assert " $(touch x)" not in asked
+    assert read_modules("", 0).problem
+    found = read_modules("HPCDDP-MISSING cuda/1\n/x:\ncuda/2\ncuda/3(default)\nHPCDDP-ASKED\n", 0)
+    assert found.missing == {"cuda/1": ("cuda/2", "cuda/3")}
+
+
+def test_a_queue_that_is_gone_leaves_what_others_took_from_it() -> None:
+    raw = {"queues": {"a": {"gpus": "4", "cpus": "8"}, "b": {"like": "a", "cpus": "9"}}, "env": {"X": "1"}}
+    merged = merge_overlay(raw, {"queues": {"a": "gone"}, "env": {"Y": "2"}})
+    assert merged == {"queues": {"b": {"gpus": "4", "cpus": "9"}}, "env": {"X": "1", "Y": "2"}}
