@@ -51,12 +51,13 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         raise RequestError(f"{of.path} is a sweep, and each of its runs has logs", f"hpcddp logs {name}.1")
     last = None if args.lines is None else parse_count(args.lines, "--lines")
     printer = _Printer(_read_ranks(args.rank), args.host)
-    attempts = _choose(of, args.attempt, follow=args.follow)
+    there = order_attempts(of)
+    attempts = _choose(of, there, args.attempt, follow=args.follow)
     if not attempts and not args.follow:
         return _print_start(of, last)
     printer.print_so_far(attempts, last, follow=args.follow)
     if args.follow:
-        _follow(of, printer, env, {attempt.name for attempt in order_attempts(of)})
+        _follow(of, printer, env, there)
     return 0
 
 
@@ -91,16 +92,12 @@ class _Printer:
         for source, line in shown[-last:] if last else shown:
             self._print(source, line)
 
-    def print_new(self, attempt: AttemptFolder, *, ended: bool) -> bool:
-        """What has come since; whether anything has."""
-        came = False
-        for source in self.sources(attempt):
-            reader = self._readers.setdefault(source.path, LogReader(source))
-            for line in reader.read(ended=ended):
-                self._print(source, line)
-                came = True
+    def print_new(self, attempt: AttemptFolder, *, ended: bool) -> None:
+        """What has come since; of an attempt that was not looked at yet, all of it."""
+        readers = [self._readers.setdefault(one.path, LogReader(one)) for one in self.sources(attempt)]
+        for source, line in merge([(reader.source, reader.read(ended=ended)) for reader in readers]):
+            self._print(source, line)
         sys.stdout.flush()
-        return came
 
     def _print(self, source: Source, line: bytes) -> None:
         if self._labelled:
@@ -112,22 +109,29 @@ class _Printer:
         return " ".join(filter(None, [ranks, f"on {', '.join(self._hosts)}" if self._hosts else ""]))
 
 
-def _follow(of: RunFolder, printer: _Printer, env: Mapping[str, str], seen: set[str]) -> None:
-    """Until nothing of the run lives any more."""
-    current = order_attempts(of)
+def _follow(of: RunFolder, printer: _Printer, env: Mapping[str, str], shown: list[AttemptFolder]) -> None:
+    """Until nothing of the run lives any more. `shown`: the attempts that were there; the last of them may go on."""
+    seen = {attempt.name for attempt in shown}
+    over = {attempt.name for attempt in shown[:-1]}
     asked = 0.0
     while True:
         attempts = order_attempts(of)
-        for attempt in attempts[-2:]:  # the last lines of the one before come late
+        for attempt in attempts:
+            if attempt.name in over:
+                continue
+            # the last lines of the one before come late, and a new one may not have said yet that it holds the run
+            is_over = attempt.name in seen and attempt not in attempts[-2:]
             if attempt.name not in seen:
                 tell(f"attempt {attempt.name}")
                 seen.add(attempt.name)
-                current = attempts
-            printer.print_new(attempt, ended=False)
-        if time.monotonic() - asked >= _ASK_S or (current and _has_said_end(of)):
+            printer.print_new(attempt, ended=is_over)
+            if is_over:
+                over.add(attempt.name)
+        if time.monotonic() - asked >= _ASK_S or (attempts and _has_said_end(of)):
             if not is_alive(of, env):
-                for attempt in order_attempts(of)[-2:]:
-                    printer.print_new(attempt, ended=True)
+                for attempt in order_attempts(of):
+                    if attempt.name not in over:
+                        printer.print_new(attempt, ended=True)
                 return
             asked = time.monotonic()
         time.sleep(_LOOK_S)
@@ -140,8 +144,7 @@ def _has_said_end(of: RunFolder) -> bool:
     return facts.holder is not None and facts.ended and not facts.open_jobs
 
 
-def _choose(of: RunFolder, asked: str | None, *, follow: bool) -> list[AttemptFolder]:
-    attempts = order_attempts(of)
+def _choose(of: RunFolder, attempts: list[AttemptFolder], asked: str | None, *, follow: bool) -> list[AttemptFolder]:
     if asked is None:
         return attempts[-1:]
     if asked == _ALL:

@@ -14,6 +14,7 @@ from datetime import datetime
 
 from hpcddp.record import Record
 from hpcddp.runs.folder import AttemptFolder, RunFolder, list_attempts
+from hpcddp.runs.lock import read_holders
 
 _BLOCK = 65536  # bytes
 _NAME = re.compile(r"rank-(\d+)\.(.+)\.log")
@@ -35,8 +36,11 @@ class Source(Record):
 
 
 def order_attempts(run: RunFolder) -> list[AttemptFolder]:
-    """The attempts in the order in which they began."""
-    return sorted(list_attempts(run), key=lambda attempt: (_began(attempt), attempt.name))
+    """The attempts in the order in which they began: that in which they took the run. Those that hpcddp 0.1 made before
+    there were holders, or whose holders cannot be read, stand first, by the times of their files."""
+    attempts = list_attempts(run)  # first: an attempt holds the run before it has a folder
+    turns = {holder.attempt: turn for turn, holder in enumerate(read_holders(run), 1)}
+    return sorted(attempts, key=lambda one: (turns.get(one.name, 0), _began(one), one.name))
 
 
 def list_sources(
@@ -95,12 +99,14 @@ def read_lines(path: str, last: int | None = None, *, whole: bool = False) -> tu
                 text = file.read()
                 cut = text.rfind(b"\n") + 1 if whole else len(text)
                 return _split(text[:cut]), cut
-            text, at = b"", size
-            while at > 0 and text.count(b"\n") <= last:
+            blocks, at, ends = list[bytes](), size, 0
+            while at > 0 and ends <= last:
                 step = min(_BLOCK, at)
                 at -= step
                 file.seek(at)
-                text = file.read(step) + text
+                blocks.append(file.read(step))
+                ends += blocks[-1].count(b"\n")
+            text = b"".join(reversed(blocks))
             cut = text.rfind(b"\n") + 1 if whole else len(text)
             return (_split(text[:cut])[-last:] if last else []), size - len(text) + cut
     except OSError:

@@ -22,8 +22,8 @@ def submitted(run: RunFolder, job: str, array: str = "", scheduler: str = "slurm
 def held(run: RunFolder, job: str, *, status: int | None = None, attempt: str = "") -> AttemptFolder:
     """An attempt of this job holds the run, on a host that is not this one; with a status it has ended."""
     of = run.attempt(attempt or f"{job}.1")
-    Path(of.path).mkdir(parents=True)
     take_run(run, Holder(of.name, "node1", "", 1, "1", "slurm", job), lambda _scheduler, _job: "gone")
+    Path(of.path).mkdir(parents=True)
     if status is not None:
         release_run(run, of.name, status)
     return of

@@ -39,7 +39,7 @@ def test_the_newest_attempt_is_shown_and_others_by_name_number_or_all(
 ) -> None:
     write("9", "9.1", {"job.log": "first\n"})
     write("10", "10.1", {"job.log": "second\nlast\n"})  # by name it would stand before 9.1
-    os.utime("runs/a/attempts/9.1", (1, 1))
+    os.utime("runs/a/attempts/10.1", (1, 1))  # as in a copy of the run, and by time as well
     assert logs(capsys) == "second\nlast\n"
     assert logs(capsys, "-n", "1") == "last\n"
     assert logs(capsys, "--attempt", "1") == logs(capsys, "--attempt", "9.1") == "first\n"
@@ -107,7 +107,6 @@ def test_a_run_whose_job_has_not_started(here: Path, capsys: pytest.CaptureFixtu
 
 def test_it_follows_into_the_next_start_and_the_next_job_and_ends_with_the_run(here: Path) -> None:
     write("9", "9.1", {"job.log": "one\ntw"}, status=None)
-    os.utime("runs/a/attempts/9.1", (1, 1))
     command = [sys.executable, "-m", "hpcddp", "logs", "a", "-f"]
     env = {**os.environ, "PATH": "/nonexistent", "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as following:
@@ -118,7 +117,6 @@ def test_it_follows_into_the_next_start_and_the_next_job_and_ends_with_the_run(h
                 file.write("o\n")
             assert following.stdout.readline() == "two\n"
             run = RunFolder("runs/a")
-            release_run(run, "9.1", 0)
             write("10", "10.1", {"job.log": "three\n"}, status=None)
             assert following.stdout.readline() == "three\n"
             with open("runs/a/attempts/10.1/logs/job.log", "a") as file:
@@ -126,6 +124,27 @@ def test_it_follows_into_the_next_start_and_the_next_job_and_ends_with_the_run(h
             write_state(run.attempt("10.1"), "finished", step=1, epoch=0, reason="done")
             release_run(run, "10.1", 0)
             assert following.stdout.read() == "without an end\n"
+            assert following.wait() == 0
+        finally:
+            following.kill()
+
+
+def test_following_shows_no_attempt_that_was_over_and_leaves_out_none_that_comes(here: Path) -> None:
+    run = RunFolder("runs/a")
+    write("9", "9.1", {"job.log": "old\n"})
+    write("10", "10.1", {"job.log": "one\n"}, status=None)
+    command = [sys.executable, "-m", "hpcddp", "logs", "a", "-f"]
+    env = {**os.environ, "PATH": "/nonexistent", "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as following:
+        assert following.stdout is not None
+        try:
+            assert following.stdout.readline() == "one\n"
+            for number in (2, 3, 4):  # each takes the run from the one before, faster than anybody looks
+                write("10", f"10.{number}", {"job.log": f"start {number}\n"}, status=None)
+            assert [following.stdout.readline() for _ in range(3)] == ["start 2\n", "start 3\n", "start 4\n"]
+            write_state(run.attempt("10.4"), "finished", step=1, epoch=0, reason="done")
+            release_run(run, "10.4", 0)
+            assert following.stdout.read() == ""
             assert following.wait() == 0
         finally:
             following.kill()
