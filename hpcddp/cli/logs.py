@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import select
 import shlex
 import sys
 import time
@@ -134,7 +135,15 @@ def _follow(of: RunFolder, printer: _Printer, env: Mapping[str, str], shown: lis
                         printer.print_new(attempt, ended=True)
                 return
             asked = time.monotonic()
-        time.sleep(_LOOK_S)
+        _rest()
+
+
+def _rest() -> None:
+    """Wait a while. BrokenPipeError if nobody reads the output any more, which no write says where no line comes."""
+    poll = select.poll()
+    poll.register(1, 0)
+    if poll.poll(_LOOK_S * 1000):
+        raise BrokenPipeError
 
 
 def _has_said_end(of: RunFolder) -> bool:

@@ -16,6 +16,7 @@ from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.lock import release_run
 from hpcddp.runs.logs import LogReader, Source, find_time, merge, read_lines
 from hpcddp.runs.state import write_state
+from tests.conftest import PATIENCE_S
 
 from .runs import held, submitted
 
@@ -146,6 +147,22 @@ def test_following_shows_no_attempt_that_was_over_and_leaves_out_none_that_comes
             release_run(run, "10.4", 0)
             assert following.stdout.read() == ""
             assert following.wait() == 0
+        finally:
+            following.kill()
+
+
+def test_following_ends_quietly_once_nobody_reads_although_no_line_comes(here: Path) -> None:
+    write("9", "9.1", {"job.log": "one\n"}, status=None)
+    command = [sys.executable, "-m", "hpcddp", "logs", "a", "-f"]
+    env = {**os.environ, "PATH": "/nonexistent"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as following:
+        assert following.stdout is not None
+        assert following.stderr is not None
+        try:
+            assert following.stdout.readline() == "one\n"
+            following.stdout.close()
+            assert following.wait(PATIENCE_S) == 141
+            assert "Traceback" not in following.stderr.read()
         finally:
             following.kill()
 
