@@ -33,7 +33,7 @@ SINFO = "gpu|6|64|512000|gpu:a100:4|12:00:00|up|1-4\nnew|2|64|512000|(null)|1:00
 MODULES = """\
 module() {
     case "$1 $2 $3" in
-    "is-avail mpi "*) return 0 ;;
+    "is-avail mpi "* | "is-avail cuda/12.6 "*) return 0 ;;
     "-t avail mpi") echo mpi ;;
     "-t avail cuda") printf '/apps/modules:\\ncuda/12.6(default)\\ncudnn/9\\n' ;;
     *) return 1 ;;
