@@ -11,17 +11,16 @@ import os
 import sys
 import time
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.request import listed, read_settings
+from hpcddp.cli.room import find_room, without_spares
 from hpcddp.cli.streams import exact_bytes, tell, tell_each, write_exactly
 from hpcddp.errors import LaunchError, RequestError, SchedulerError
 from hpcddp.login.planning import on_path, this_process
 from hpcddp.login.spawning import see_spawn
 from hpcddp.ranks.allocation import Allocation, find_allocation
 from hpcddp.ranks.candidates import find_candidates
-from hpcddp.ranks.device import count_gpus
 from hpcddp.ranks.launch_commands import launcher_of_version
 from hpcddp.ranks.launcher import Launcher
 from hpcddp.ranks.launchers import AGENTS, JOB_LAUNCHERS, LAUNCHERS, launchers_under
@@ -36,22 +35,13 @@ from hpcddp.script.recover import RECOVERY_KEYS
 from hpcddp.script.render import render_script
 from hpcddp.script.site import Account, Site
 from hpcddp.script.spec import read_spec
-from hpcddp.units import format_count, parse_count, read_number
+from hpcddp.units import format_count, parse_count
 
 _DESCRIPTION = """\
 Run a command on every rank of the allocation this shell is in (qsub -I, salloc, or inside a batch script).
 
 The exit status is the launcher's, which is the command's."""
 _OF_ALLOCATION = "nodes, queue and account are the allocation's"
-
-
-class Room(NamedTuple):
-    """What there is to run on: nodes, and of each node the slots that the scheduler gave, CPUs and GPUs."""
-
-    nodes: int
-    slots: int
-    cpus: int
-    gpus: int
 
 
 # What --set takes: other keys of a job file are options here, or are for a job that is queued.
@@ -107,7 +97,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     if allocation is None and not args.here:
         _refuse_beside_a_scheduler(env)
     site = _site(args.site, allocation, env)
-    room = _room(allocation, env)
+    room = find_room(allocation, env)
     # One slot per node is what a scheduler gives when nobody asked: then each GPU gets its rank, or each few of them.
     each = 1 if args.gpus_per_rank is None else parse_count(args.gpus_per_rank, "--gpus-per-rank")
     ranks = room.slots if room.slots > 1 else max(room.gpus // each, 1)
@@ -127,8 +117,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
             asked[key] = (getattr(args, key), f"--{key.replace('_', '-')}")
     asked |= read_settings(args.set, _SETTABLE)
     if "spares" in asked:
-        trains = room.nodes - parse_count(str(asked["spares"][0]), "--set spares")
-        asked["nodes"] = (str(trains), "the allocation, without spares")
+        asked["nodes"] = (str(without_spares(room, str(asked["spares"][0]))), "the allocation, without spares")
     if args.walltime is None:
         given = allocation is None or find_scheduler(allocation.scheduler).variables.end in env  # the script reads it
         left = None if given or allocation is None else _time_left(allocation, env)
@@ -220,26 +209,6 @@ def _site(named: str | None, allocation: Allocation | None, env: Mapping[str, st
         )
     queues = {name: queue._replace(limits=()) for name, queue in site.queues.items()}
     return site._replace(account=Account(), queues=queues)
-
-
-def _room(allocation: Allocation | None, env: Mapping[str, str]) -> Room:
-    gpus = count_gpus(env)
-    cpus = len(os.sched_getaffinity(0))
-    if allocation is None:
-        return Room(1, 1, cpus, gpus)
-    if allocation.hosts is None:
-        raise LaunchError(
-            f"{allocation.scheduler} job {allocation.job_id} does not say on which hosts it runs",
-            "run `hpcddp launch` in the job's own shell, where its variables are set",
-        )
-    counts = {slots for _, slots in allocation.hosts}
-    if len(counts) > 1:
-        raise LaunchError(
-            f"the allocation has {min(counts)} to {max(counts)} slots per host ({allocation.source})",
-            "ask for the same number on every node",
-        )
-    cpus = read_number(env.get(find_scheduler(allocation.scheduler).variables.cpus, "")) or cpus
-    return Room(len(allocation.hosts), counts.pop(), cpus, gpus)
 
 
 def _time_left(allocation: Allocation, env: Mapping[str, str]) -> int | None:

@@ -29,8 +29,8 @@ _MEANT = {
     **dict.fromkeys(("run", "start"), "hpcddp launch -- python train.py"),
     **dict.fromkeys(("generate", "template", "script"), "hpcddp render --nodes 4 -- python train.py > job.sh"),
     **dict.fromkeys(("check", "validate", "verify"), "hpcddp lint job.sh"),
-    **dict.fromkeys(("progress", "jobs", "queue", "squeue", "qstat"), "hpcddp status"),
-    **dict.fromkeys(("kill", "stop", "scancel", "qdel", "delete"), "hpcddp cancel RUN"),
+    **dict.fromkeys(("progress", "jobs", "queue"), "hpcddp status"),
+    **dict.fromkeys(("kill", "stop", "delete"), "hpcddp cancel RUN"),
     **dict.fromkeys(("tail", "log", "output"), "hpcddp logs RUN -f"),
     **dict.fromkeys(("rank", "whoami"), "hpcddp env"),
     "diff": "hpcddp compare runs/ONE runs/TWO",
@@ -62,9 +62,21 @@ def unknown_verb(argv: list[str]) -> RequestError:
     if word in submits:
         meant: str | None = f"hpcddp submit --nodes 4 -- python train.py, or hpcddp render … | {word}"
     else:
-        meant = "hpcddp launch -- python train.py" if word in PROGRAMS else _MEANT.get(word.lower())
+        meant = "hpcddp launch -- python train.py" if word in PROGRAMS else _MEANT.get(word.lower()) or _of_row(word)
     guess = "" if meant else nearest(word, list(VERBS))
     return RequestError(f"{word!r} is not a verb of hpcddp{guess}", meant or "hpcddp --help")
+
+
+def _of_row(word: str) -> str | None:
+    """What stands for a scheduler's own command here."""
+    from hpcddp.schedulers.registry import scripted_schedulers
+
+    for row in scripted_schedulers():
+        if word in row.commands.cancel[:1]:
+            return "hpcddp cancel RUN"
+        if word in row.commands.jobs[:1]:
+            return "hpcddp status"
+    return None
 
 
 def format_verbs() -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hpcddp.record import TYPE_CHECKING, Record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from hpcddp.ranks.candidates import Candidate
     from hpcddp.ranks.launch_line import LaunchRequest, Words
@@ -185,6 +185,14 @@ class Launcher(Record):
     containers: Mapping[str, Callable[[str, str], tuple[Words, ...]]] = _NO_CONTAINERS
     #: What a person should know who calls it in this environment; "" for nothing.
     call_remark: Callable[[Mapping[str, str]], str] = _nothing
+
+    #: Whether it fills `$NAME` in its program's arguments, so that a dollar sign has to stand twice to arrive once
+    #: (torch's agents: string.Template, with local_rank).
+    fills_arguments: bool = False
+
+    def as_arguments(self, words: Sequence[str]) -> list[str]:
+        """How these words are handed to it, so that its program gets them as they are."""
+        return [word.replace("$", "$$") for word in words] if self.fills_arguments else list(words)
 
     @property
     def is_agent(self) -> bool:

@@ -164,6 +164,7 @@ LAUNCHERS: dict[str, Launcher] = {
         rank_0_anywhere=True,
         sets_master=True,
         agent_store="TORCHELASTIC_USE_AGENT_STORE",
+        fills_arguments=True,
         restarts="TORCHELASTIC_RESTART_COUNT",
         command="torchrun --nproc-per-node={n}",
         typed={"--nnodes": "--nodes", "--nproc-per-node": "--ranks-per-node"},

@@ -9,6 +9,7 @@ from typing import Any
 import jinja2
 
 from hpcddp.errors import SiteError
+from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.script.compiled import CompiledTemplates
 from hpcddp.script.folders import find_folder
 from hpcddp.script.jobplan import WARNING
@@ -16,12 +17,20 @@ from hpcddp.script.plan import JobPlan
 from hpcddp.script.record import format_job_order
 from hpcddp.script.words import quote_line, quote_path, quote_word, quote_words
 
+
+def format_command(plan: JobPlan) -> str:
+    """The ranks' command as bash words, as the launcher next to them takes it."""
+    words = plan.command if plan.own_ranks else LAUNCHERS[plan.launcher].as_arguments(plan.command)
+    return quote_words(words)
+
+
 FILTERS: dict[str, Callable[..., str]] = {
     "sh": quote_word,
     "words": quote_words,
     "line": quote_line,
     "path": quote_path,
     "order": format_job_order,
+    "command": format_command,
 }
 # What the text of a template becomes depends on these.
 SETTINGS: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}

@@ -97,6 +97,17 @@ class Hosts:
                 self._leave_out(name, check.why)
         return tuple(name for name in there if name not in self._left_out)
 
+    def check_here(self) -> str:
+        """Why no ranks may be started on this machine, the only host that there is; "": it is well. One of our own
+        checks that fails here fails everywhere, and is told and not believed."""
+        for check in self._checks:
+            if not self._ask([os.uname().nodename], check.words):
+                continue
+            if not check.is_own:
+                return check.why
+            self._tell(f"a check fails here ({check.why}), and may not work on this machine")
+        return ""
+
     def choose(self, usable: tuple[str, ...], fits: tuple[int, ...]) -> tuple[str, ...]:
         """As many of the usable hosts as the request can have, without those that were blamed twice if it works out
         without them. Empty: it does not work out."""

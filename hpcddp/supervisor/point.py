@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hpcddp.errors import LaunchError, RequestError
+from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.runs.holder import find_index
 from hpcddp.sweep import count_points, fill_point, find_point, format_point
@@ -28,9 +29,13 @@ def take_point(
             "submit it: hpcddp submit, or to the scheduler as it is",
         )
     point = find_point(order.sweep, int(index))
-    command, filled = list(order.command), fill_point(order.command, point)
+    filled = fill_point(order.command, point)
+    row = LAUNCHERS.get(str(order.plan.get("launcher")))
+    is_own = row is None or order.makes_ranks != row.name  # the command makes its ranks itself
+    as_told = list if is_own or row is None else row.as_arguments
+    command = as_told(order.command)
     if words[-len(command) :] != command:
         raise RequestError("the command was changed after it was rendered", "render the script again")
     tell(f"point {index} of {points}: {format_point(point)}" if points > 1 else f"sweep: {format_point(point)}")
     plan = {**order.plan, "command": filled, "point": point}
-    return order._replace(plan=plan), [*words[: -len(command)], *filled]
+    return order._replace(plan=plan), [*words[: -len(command)], *as_told(filled)]

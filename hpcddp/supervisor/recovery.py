@@ -63,6 +63,9 @@ class Recovery:
                     f" {len(usable)} can be used, and this job can go on with {fits}"
                 )
                 return False
+        elif unwell := self._hosts.check_here():
+            self._tell(f"the ranks are not started again: {unwell}")
+            return False
         self._restarts += 1
         where = f" on {', '.join(self.chosen)}" if self.chosen else ""
         step = _newest_step(attempt)

@@ -163,6 +163,16 @@ def test_a_host_that_fails_its_health_check_is_left_out_but_stays_in_the_job(clu
     assert cluster.lines("released") == []
 
 
+def test_the_only_machine_is_checked_as_well(cluster: Cluster):
+    cluster.env = {"PATH": "/usr/bin:/bin", "HPCDDP_RUN_DIR": str(cluster.folder / "runs/t")}  # a job of no scheduler
+    well = cluster.folder / "well"
+    recovery = cluster.recovery(health=f"test -e {well}")
+    assert not recovery.goes_on(cluster.attempt, KILL, LATER, set())
+    assert cluster.told[-1] == "the ranks are not started again: its health check failed"
+    well.touch()
+    assert recovery.goes_on(cluster.attempt, KILL, LATER, set())
+
+
 def test_a_health_check_is_one_line_of_shell_for_ssh_too(cluster: Cluster):
     (cluster.folder / "pbs_tmrsh").rename(cluster.folder / "ssh")
     recovery = cluster.recovery(health='test "$(echo a b | wc -w)" = 2')
