@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Mapping
 from functools import partial
 
@@ -14,6 +15,7 @@ from hpcddp.script.find_site import SiteChoice, asked_site, open_site, site_of_h
 from hpcddp.script.folders import source_root
 from hpcddp.script.plan import JobPlan, PlannedBy, plan_job
 from hpcddp.script.site import Site
+from hpcddp.script.site_age import remark_age
 from hpcddp.script.spec import JobSpec, read_spec
 from hpcddp.script.words import quote_words
 
@@ -31,6 +33,7 @@ def read_request(
     if os.path.basename(choice.site) != site.name:  # a file: job.yaml has to lead to it again, from any folder
         asked = {**asked, "site": (os.path.abspath(choice.site), choice.reason)}
     spec, remarks = see_spawn(read_spec(asked, site.variables))
+    remarks = (*remarks, *remark_age(site, time.time()))
     corrected = f", corrected by {site.overlay}" if site.overlay else ""
     return spec, site, (*remarks, f"site {site.name} ({choice.reason}){corrected}")
 

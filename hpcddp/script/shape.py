@@ -35,7 +35,7 @@ def plan_shape(spec: JobSpec, site: Site, queue: Queue, local_cpus: int | None =
     if each > 1:
         _check_shares(spec, gpus, each)
     ranks = spec.ranks_per_node or max(gpus // each, 1)
-    with_gpus = queue.cpus_per_gpu * gpus if queue.cpus_per_gpu and gpus else None
+    with_gpus = queue.cpus_per_gpu * gpus if queue.cpus_per_gpu and gpus else _even_share(site, queue, gpus)
     available = spec.cpus_per_node or with_gpus or queue.cpus or local_cpus
     cpus = known(available) // ranks if spec.cpus_per_rank is None else spec.cpus_per_rank
     if local_cpus is None:
@@ -45,6 +45,14 @@ def plan_shape(spec: JobSpec, site: Site, queue: Queue, local_cpus: int | None =
     on_node = spec.cpus_per_node or with_gpus or cpus * ranks
     memory = _plan_memory(spec, site, queue, gpus)
     return Shape(spec.nodes or 1, ranks, gpus, each, on_node, cpus, max(threads, 1), memory)
+
+
+def _even_share(site: Site, queue: Queue, gpus: int) -> int | None:
+    """The CPUs that go with a part of a shared node's GPUs, where the guide gives no number for each: the same part of
+    the CPUs. None where the node, or a fixed resource type, is the job's alone."""
+    if queue.exclusive or site.size == "type" or not queue.cpus or not queue.gpus or not 0 < gpus < queue.gpus:
+        return None
+    return max(queue.cpus * gpus // queue.gpus, 1)
 
 
 def _check_shares(spec: JobSpec, gpus: int, each: int) -> None:
@@ -79,7 +87,8 @@ def _plan_memory(spec: JobSpec, site: Site, queue: Queue, gpus: int) -> int:
                 f"nearest: --set mem_gb={queue.mem_gb}",
             )
         return spec.mem_gb
-    if "mem" not in site.chunk:
+    asks = "mem" in site.chunk or (site.asks_memory and not queue.exclusive and queue.mem_gb)
+    if not asks:
         return 0
     mem_gb = known(queue.mem_gb)
     return mem_gb * gpus // queue.gpus if queue.gpus and gpus else mem_gb

@@ -140,6 +140,7 @@ class SiteContainer(Record):
 class Site(Record):
     """One cluster's profile. `chunk`: what a chunk of select asks for; `size`, `queue_option` and `gpus_option`: how
     size, queue and GPUs are written ("": the scheduler's own way); `rejects`: options that this site refuses;
+    `asks_memory`: whether a job on a part of a node names its part of the memory, since it would get less;
     `overlay`: the file with the user's corrections, "" if there is none."""
 
     name: str
@@ -162,6 +163,7 @@ class Site(Record):
     gpus_option: str = ""
     chunk: tuple[str, ...] = ()
     placement: str = ""
+    asks_memory: bool = False
     constraint: str = ""
     reservation: tuple[str, ...] = ()
     rejects: tuple[str, ...] = ()

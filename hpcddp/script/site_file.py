@@ -179,6 +179,7 @@ SITE: dict[str, Reader] = {
     **dict.fromkeys(("size", "queue_option", "gpus_option"), read_text),  # site_keys puts in the words
     "chunk": read_words,
     "placement": read_text,
+    "asks_memory": read_flag,
     "constraint": read_text,
     "reservation": read_words,
     "rejects": read_words,

@@ -176,6 +176,11 @@ def test_without_rich_it_says_how_to_get_it_and_what_needs_none(run: RunFolder, 
     assert said[1] == "hint: pip install 'hpcddp[watch]', or without it: hpcddp status --watch chain"
 
 
+def _listens() -> None:
+    """A shell without a terminal starts what runs in its background with SIGINT ignored, these tests as well."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Terminal:
     """`hpcddp watch chain` in a pseudo terminal."""
 
@@ -187,15 +192,16 @@ class Terminal:
         env = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "TERM": "xterm", "PYTHONUTF8": "1"}
         argv = [sys.executable, "-m", "hpcddp", "watch", "chain"]
         self.process = subprocess.Popen(
-            argv, stdin=far, stdout=far, stderr=far, cwd=folder, env=env, start_new_session=True
+            argv, stdin=far, stdout=far, stderr=far, cwd=folder, env=env, start_new_session=True, preexec_fn=_listens
         )
 
     def _resize(self, rows: int, columns: int) -> None:
         fcntl.ioctl(self.far, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def read_until(self, text: bytes) -> bytes:
-        read = b""
+        read, end = b"", time.monotonic() + PATIENCE_S  # the screen is drawn again and again
         while text not in read:
+            assert time.monotonic() < end, read
             assert select.select([self.entry], [], [], PATIENCE_S)[0], read
             read += os.read(self.entry, 65536)
         return read

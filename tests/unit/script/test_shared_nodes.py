@@ -1,0 +1,88 @@
+"""A part of a shared node takes its part of the CPUs and of the memory, on every shipped site and in every queue."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+
+import pytest
+
+from hpcddp.errors import SiteError
+from hpcddp.script.find_site import site_files
+from hpcddp.script.plan import PlannedBy, plan_job
+from hpcddp.script.site import Site
+from hpcddp.script.site_age import remark_age
+from hpcddp.script.site_file import load_site
+from hpcddp.script.spec import read_spec
+
+SITES = {name: load_site(name, path) for name, path in site_files({}).items()}
+# Queues whose pages do not say all that a script needs, with what is missing: the error says what to type.
+ASKS = {
+    "aspire2a": "still needs GPUs per node",
+    "gadi": "still needs",
+    "imperial-cx3": "still needs GPUs per node",
+    "jupiter": "still needs CPUs per rank",
+    "juwels-booster": "still needs CPUs per rank",
+    "stampede3": "still needs a launcher",
+}
+SHARED = [
+    pytest.param(site, queue, id=f"{name} {queue}")
+    for name, site in SITES.items()
+    for queue, about in site.queues.items()
+    if about.gpus and about.gpus > 1 and not about.exclusive and site.size != "type" and name not in ASKS
+]
+
+
+def request(site: Site, queue: str, **asked: str) -> dict[str, tuple[object, str]]:
+    words = {"queue": queue, "walltime": "0:10:00", **asked}
+    if site.account.required:
+        words["account"] = site.account.example or "abc"
+    words |= {name: rule.example or "x" for name, rule in site.variables.items() if rule.required}
+    return {**{key: (value, "test") for key, value in words.items()}, "command": (["python", "t.py"], "test")}
+
+
+def plan(site: Site, queue: str, **asked: str):  # type: ignore[no-untyped-def]  # of plan_job
+    return plan_job(
+        read_spec(request(site, queue, **asked), site.variables), site, PlannedBy("/usr/bin/python", "0", "x")
+    )
+
+
+def test_there_are_such_queues() -> None:
+    assert {param.id.split()[0] for param in SHARED} >= {"delta", "derecho", "isambard-ai", "lumi-g", "leonardo"}
+
+
+@pytest.mark.parametrize(("site", "queue"), SHARED)
+def test_each_gpu_goes_with_its_share(site: Site, queue: str) -> None:
+    about = site.queues[queue]
+    assert about.gpus
+    whole = plan(site, queue)
+    for gpus in range(1, about.gpus):
+        part = plan(site, queue, gpus_per_node=str(gpus))
+        assert part.cpus_per_node <= -(-whole.cpus_per_node * gpus // about.gpus), gpus
+        assert part.mem_gb <= -(-whole.mem_gb * gpus // about.gpus), gpus
+        assert part.cpus_per_node >= 1
+
+
+@pytest.mark.parametrize("name", SITES)
+def test_every_queue_of_a_shipped_site_gives_a_script_or_says_what_to_type(name: str) -> None:
+    site = SITES[name]
+    for queue, about in site.queues.items():
+        first = next((rule.nodes[0] for rule in about.limits if rule.nodes), 1)
+        if name not in ASKS:
+            assert plan(site, queue, nodes=str(first)).queue == queue
+            continue
+        with suppress(SiteError):  # some of its queues say all
+            plan(site, queue, nodes=str(first))
+            continue
+        with pytest.raises(SiteError, match=ASKS[name]) as refused:
+            plan(site, queue, nodes=str(first))
+        assert refused.value.hint
+
+
+def test_a_file_older_than_a_year_is_said_to_be() -> None:
+    site = SITES["abci3"]
+    looked = time.mktime(time.strptime(site.verified[:10], "%Y-%m-%d"))
+    assert list(remark_age(site, looked + 364 * 86400)) == []
+    (said,) = remark_age(site, looked + 366 * 86400)
+    assert said.endswith("more than a year ago: hpcddp sites check abci3")
+    assert list(remark_age(SITES["generic-slurm"], looked + 9999 * 86400)) == []
