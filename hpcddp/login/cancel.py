@@ -31,7 +31,7 @@ def cancel_runs(runs: Sequence[RunFolder], env: Mapping[str, str], *, now: bool)
     told = _cancel_here(facts, now=now)
     asked: dict[str, dict[str, None]] = {}
     for fact in facts:
-        for scheduler, job in fact.open_jobs:
+        for scheduler, job in (*fact.open_jobs, *fact.again):
             if not find_scheduler(scheduler).this_machine:
                 asked.setdefault(scheduler, {})[job] = None
     for scheduler, ids in asked.items():
@@ -43,10 +43,10 @@ def cancel_runs(runs: Sequence[RunFolder], env: Mapping[str, str], *, now: bool)
         jobs = {
             (one.id, one.array_index): (one, fact)
             for fact in facts
-            for name, job in fact.open_jobs
+            for name, job in (*fact.open_jobs, *fact.again)
             if name == scheduler
             for one in jobs_of(index, scheduler, job)
-            if one.state in LIVE
+            if one.state in (WAITS if (name, job) in fact.again else LIVE)
         }
         told += _cancel(scheduler, list(jobs.values()), env, now=now)
     return told or [f"{_listed([os.path.basename(run.path) for run in runs])}: nothing waits or runs"]
@@ -62,6 +62,9 @@ def _cancel(
         _run_all(commands.cancel, waiting, env)
         told.append(f"{_listed(waiting)} will not start")
     running = [(job, fact) for job, fact in jobs if job.state not in WAITS and job.state != "exiting"]
+    by_hand = [fact for _, fact in running if _is_by_hand(fact)]
+    running = [(job, fact) for job, fact in running if not _is_by_hand(fact)]
+    told += [_ask_by_folder(fact, now=now) for fact in by_hand]
     if now and running:
         names = [_spell(job, commands.of_index) for job, _ in running]
         _run_all(commands.cancel, names, env)
@@ -86,16 +89,37 @@ def _stop(
         _run_all([word for word in stop if word != "{job}"], [job.own_id or name], env)
         return f"{name} was asked to save and stop; {kills}"
     if fact.holder is not None and not fact.ended and is_same_job(fact.holder.job, job.own_id or job.id):
-        path = fact.run.stop_request(job_of(fact.holder.attempt))
-        try:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            with open(path, "w", encoding="ascii"):
-                pass
-            return f"{name} was asked to save and stop, through {show_path(path)}; {kills}"
-        except OSError:
-            pass
+        path = _write_request(fact)
+        if path:
+            return f"{name} was asked to save and stop, through {path}; {kills}"
     _run_all(cancel, [name], env)
     return f"{name} was cancelled by {cancel[0]}, which leaves it the scheduler's own grace"
+
+
+def _is_by_hand(fact: RunFacts) -> bool:
+    """Whether `hpcddp launch` started it in an allocation that is a person's, and not its own."""
+    return fact.holder is not None and fact.holder.by_hand and not fact.ended
+
+
+def _ask_by_folder(fact: RunFacts, *, now: bool) -> str:
+    assert fact.holder is not None
+    path = _write_request(fact)
+    name = os.path.basename(fact.run.path)
+    done = f"was asked to save and stop, through {path}" if path else "cannot be asked: its folder cannot be written"
+    more = f"; --now would end all of job {fact.holder.job}, in which it was launched by hand" if now else ""
+    return f"{name} {done}{more}"
+
+
+def _write_request(fact: RunFacts) -> str:
+    """The path of the request to the supervisor; "" if it cannot be written."""
+    assert fact.holder is not None
+    path = fact.run.stop_request(job_of(fact.holder.attempt))
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "w", encoding="ascii"):
+            return show_path(path)
+    except OSError:
+        return ""
 
 
 def _run_all(command: Sequence[str], ids: Sequence[str], env: Mapping[str, str]) -> None:

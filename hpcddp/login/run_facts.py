@@ -30,6 +30,7 @@ class RunFacts(Record):
     exit_status: int | None
     submissions: tuple[Submission, ...]
     open_jobs: tuple[tuple[str, str], ...]  # scheduler and id
+    again: tuple[tuple[str, str], ...]  # the job that has ended and may wait once more: its scheduler starts it again
     links: tuple[int, int]
     latest: Latest
     point: str
@@ -87,6 +88,9 @@ def read_facts(run: RunFolder) -> RunFacts:
         if type(turn) is int and type(most) is int:
             links = max(links, (turn, most))
     open_jobs = tuple((name, job) for job, name in known.items() if name and not _is_over(job, over))
+    is_done = state.status != "unfinished" if state is not None else status == 0
+    may_wait = holder is not None and ended and holder.job and not holder.by_hand and not is_done
+    again = ((scheduler, holder.job),) if holder is not None and may_wait else ()
     latest, ends = Latest(), None
     if holder is not None:
         current = run.attempt(holder.attempt)
@@ -95,7 +99,7 @@ def read_facts(run: RunFolder) -> RunFacts:
             told = read_job_end(current)
             ends = told.ends if told is not None else None
     return RunFacts(
-        run, state, holder, ended, status, submissions, open_jobs, links, latest, point, best, ends, problem
+        run, state, holder, ended, status, submissions, open_jobs, again, links, latest, point, best, ends, problem
     )
 
 

@@ -28,7 +28,7 @@ def find_status(runs: Sequence[RunFolder], env: Mapping[str, str]) -> Statuses:
     facts = [read_facts(run) for run in each.values()]
     asked: dict[str, dict[str, None]] = {}
     for fact in facts:
-        for scheduler, job in fact.open_jobs:
+        for scheduler, job in (*fact.open_jobs, *fact.again):
             asked.setdefault(scheduler, {})[job] = None
     jobs: dict[str, list[JobFound]] = {}
     problems = [fact.problem for fact in facts if fact.problem]
@@ -75,7 +75,8 @@ def _judge(fact: RunFacts, jobs: FoundJobs) -> RunStatus:
             ends=job.ends if job is not None and job.ends is not None else fact.ends,
             why=job.reason if job is not None and job.state == "unknown" else "",
         )
-    waits = next((job for job in found if job.state in WAITS), None)
+    again = [job for scheduler, one in fact.again for job in jobs_of(jobs, scheduler, one)]
+    waits = next((job for job in (*found, *again) if job.state in WAITS), None)
     if waits is not None and not _is_finished(fact):
         return base._replace(state=waits.state, job=_name(waits), starts=waits.starts, why=waits.reason, left_s=None)
     return _judge_ended(base, fact, found)

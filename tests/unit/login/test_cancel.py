@@ -127,3 +127,18 @@ def test_a_run_of_which_nothing_lives(here: Path, program: Program, capsys: pyte
     assert main(["cancel", "a"]) == 0
     assert "a: nothing waits or runs" in capsys.readouterr().err
     assert os.listdir("runs") == ["a"]
+
+
+def test_what_was_launched_by_hand_ends_without_the_allocation_around_it(
+    here: Path, program: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunFolder("runs/a")
+    held(run, "12")
+    path = Path("runs/a/holders/000001/holder.json")
+    path.write_text(path.read_text().replace('"by_hand": false', '"by_hand": true'))
+    on_slurm(program, "12|12|N/A|RUNNING|N/A|N/A|None|interactive")
+    for words in ([], ["--now"]):
+        assert main(["cancel", "a", *words]) == 0
+        assert called(here) == []
+        assert Path(run.stop_request("12")).exists()
+    assert "would end all of job 12, in which it was launched by hand" in capsys.readouterr().err

@@ -62,7 +62,8 @@ def test_a_program_without_a_state_ended_as_its_job_did(
     held(RunFolder("runs/a"), "12", status=exit_status)
     one = status("a")
     assert (one.state, one.why, one.exit_status) == (state, why, exit_status)
-    assert not (here.parent / "asked").exists()  # nothing of it can live: nobody is asked
+    if exit_status == 0:
+        assert not (here.parent / "asked").exists()  # nothing of it can live: nobody is asked
 
 
 def test_a_run_whose_ranks_wrote_how_it_ended(here: Path, program: Program) -> None:
@@ -70,6 +71,15 @@ def test_a_run_whose_ranks_wrote_how_it_ended(here: Path, program: Program) -> N
     write_state(attempt, "unfinished", step=7, epoch=1, reason="deadline", weights_sha256="ab")
     one = status("a")
     assert (one.state, one.step, one.why, one.weights_sha256) == ("unfinished", 7, "deadline", "ab")
+
+
+def test_a_job_that_its_scheduler_starts_again_waits_once_more(here: Path, program: Program) -> None:
+    attempt = held(RunFolder("runs/a"), "12", status=143)
+    write_state(attempt, "unfinished", step=7, epoch=1, reason="SIGTERM")
+    squeue(program, "12|12|N/A|PENDING|N/A|N/A|BeginTime|a")
+    assert (status("a").state, status("a").why, status("a").step) == ("queued", "BeginTime", 7)
+    squeue(program, "12|12|N/A|RUNNING|N/A|N/A|None|a")  # an allocation lives on after what was launched in it
+    assert status("a").state == "unfinished"
 
 
 def test_a_job_that_was_killed_with_all_its_processes(here: Path, program: Program) -> None:
