@@ -78,6 +78,8 @@ def format_request(plan: JobPlan) -> str:
     items = {**spec_items(plan.spec), "site": asked if "/" in asked else plan.site.name}
     if plan.spec.sweep is not None:  # the whole sweep makes its array anew; its only point is in the other keys
         items.pop("sweep" if count_points(plan.spec.sweep) == 1 else "array", None)
+    if plan.spec.sources.get("dependency", "").startswith("--after"):  # of this one submission
+        items.pop("dependency", None)
     for key in ("walltime", "signal", "stall_limit"):
         if key in items:
             items[key] = format_walltime(items[key])

@@ -103,6 +103,7 @@ def test_after_takes_a_run_and_means_that_it_has_ended_well(here: Path, program:
     assert submit("--name", "train", *TRAIN) == 0
     assert submit("--name", "eval", "--after", "train", *TRAIN) == 0
     assert "#SBATCH --dependency=afterok:4711" in (here / "given.sh").read_text()
+    assert "dependency" not in (here / "runs/eval/job.yaml").read_text()  # it would wait for that job for ever after
 
 
 def test_a_sweep_of_arguments_is_one_array(here: Path, program: Program, capsys: pytest.CaptureFixture[str]) -> None:
