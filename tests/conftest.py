@@ -20,6 +20,9 @@ from hypothesis import HealthCheck, settings
 REPO = Path(__file__).parents[1]
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
+# 2026-11-24. A site's file grows older and says so: what a test compares must not depend on the day.
+os.environ["SOURCE_DATE_EPOCH"] = "1795478400"
+
 # How long a test waits for what should come. It is a limit for hangs: a busy machine must not reach it.
 PATIENCE_S = 600
 
@@ -33,7 +36,7 @@ settings.register_profile("random", _CALM, derandomize=False, max_examples=1000)
 settings.load_profile("same")
 
 # What a program may inherit from whoever runs the tests: nothing that a launcher or a scheduler set.
-_INHERITED = ("HOME", "LANG", "TMPDIR", "USER", "SSL_CERT_FILE", "PIP_")
+_INHERITED = ("HOME", "LANG", "TMPDIR", "USER", "SSL_CERT_FILE", "PIP_", "SOURCE_DATE_EPOCH")
 
 
 def marked(mark: str, proc: Path = Path("/proc")) -> dict[int, str]:
@@ -116,7 +119,13 @@ def run_command(
         # A killed mpirun of Open MPI 5 leaves a folder that is named by its number there, and a later one that gets the
         # same number ends with 213: "The PMIx server's listener thread failed to start".
         return _run_in(
-            argv, clean | {"TMPDIR": room} | dict(env or {}) | {name: value}, mark, cwd, stdin, hangs, grace_s
+            argv,
+            clean | {"TMPDIR": room} | dict(env or {}) | {name: value},
+            mark,
+            cwd,
+            stdin,
+            hangs,
+            grace_s,
         )
 
 

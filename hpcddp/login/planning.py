@@ -33,9 +33,16 @@ def read_request(
     if os.path.basename(choice.site) != site.name:  # a file: job.yaml has to lead to it again, from any folder
         asked = {**asked, "site": (os.path.abspath(choice.site), choice.reason)}
     spec, remarks = see_spawn(read_spec(asked, site.variables))
-    remarks = (*remarks, *remark_age(site, time.time()))
+    remarks = (*remarks, *remark_age(site, today(env)))
     corrected = f", corrected by {site.overlay}" if site.overlay else ""
     return spec, site, (*remarks, f"site {site.name} ({choice.reason}){corrected}")
+
+
+def today(env: Mapping[str, str]) -> float:
+    """Seconds since 1970, or what SOURCE_DATE_EPOCH says (https://reproducible-builds.org/specs/source-date-epoch/):
+    the same request then says the same on any day."""
+    said = env.get("SOURCE_DATE_EPOCH", "")
+    return float(said) if said.isdecimal() else time.time()
 
 
 def plan_request(asked: Asked, named: str | None, job_file: str | None, env: Mapping[str, str]) -> JobPlan:

@@ -18,7 +18,7 @@
 
 cd "${SLURM_SUBMIT_DIR:-.}" || exit
 
-module load pytorch/2.0.1 || exit
+module load pytorch/2.6.0 || exit
 
 set -e # from here on a line that fails ends the job
 HPCDDP_PYTHON=$(type -P python3) # the modules'
