@@ -15,7 +15,10 @@ FoundJobs: TypeAlias = Mapping[str, Mapping[str, Sequence[JobFound]]]
 def index_jobs(found: Sequence[JobFound]) -> dict[str, list[JobFound]]:
     """By the leading number of the id, which PBS follows by a server's name."""
     index: dict[str, list[JobFound]] = {}
+    arrays = {job.id for job in found if job.array_index}
     for job in found:
+        if not job.array_index and job.id in arrays:  # an array as a whole, beside its jobs
+            continue
         for name in {_number(job.id), job.own_id or _number(job.id)}:
             index.setdefault(name, []).append(job)
     return index

@@ -79,7 +79,7 @@ def _judge(fact: RunFacts, jobs: FoundJobs) -> RunStatus:
     waits = next((job for job in (*found, *again) if job.state in WAITS), None)
     if waits is not None and not _is_finished(fact):
         return base._replace(state=waits.state, job=_name(waits), starts=waits.starts, why=waits.reason, left_s=None)
-    return _judge_ended(base, fact, found)
+    return _judge_ended(base, fact, [*found, *again])
 
 
 def _judge_ended(base: RunStatus, fact: RunFacts, found: Sequence[JobFound]) -> RunStatus:
@@ -107,7 +107,8 @@ def _judge_ended(base: RunStatus, fact: RunFacts, found: Sequence[JobFound]) -> 
         return base._replace(state="cancelled", why="its scheduler does not know it any more, and it has not started")
     if fact.ended and fact.exit_status is not None:
         state_word = "finished" if fact.exit_status == 0 else "failed"
-        why = "" if fact.exit_status == 0 else f"exit status {fact.exit_status}"
+        said = job.reason if job is not None and job.state not in LIVE else ""
+        why = "" if fact.exit_status == 0 else "; ".join(filter(None, [f"exit status {fact.exit_status}", said]))
         return base._replace(state=state_word, why=why)
     if job is not None:
         return base._replace(state=job.state, why=job.reason, exit_status=job.status)

@@ -40,9 +40,9 @@ def _parse(line: str, states: Mapping[str, str]) -> JobFound | None:
     state = states.get(word, "unknown")
     if state == "queued" and reason.startswith("JobHeld"):
         state = "held"
-    why = "" if reason in {"None", ""} else reason
+    why = "" if reason in {"None", "", "NonZeroExitCode"} else reason
     if word in _SAYS_WHY:
-        why = word if not why or why == "NonZeroExitCode" else f"{word}: {why}"
+        why = f"{word}: {why}" if why else word
     return JobFound(
         job,
         state,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -88,6 +89,22 @@ def test_on_pbs_the_supervisor_is_asked_through_the_runs_folder(here: Path, prog
         assert len(got) == 2
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_of_an_array_on_pbs_each_job_is_named_and_never_the_array(here: Path, program: Program) -> None:
+    run = RunFolder("runs/s")
+    submitted(run, "48[].pbs1", array="1-3", scheduler="pbs")
+    Path(run.sweep).write_text('{"schema": 1, "axes": {}, "array": "1-3"}')
+    point = RunFolder("runs/s.1")
+    held(point, "48[1].pbs1", attempt="48-1.pbs1.1")
+    path = Path("runs/s.1/holders/000001/holder.json")
+    path.write_text(path.read_text().replace('"slurm"', '"pbs"'))
+    each = {"48[].pbs1": "B", "48[1].pbs1": "R", "48[2].pbs1": "Q", "48[3].pbs1": "Q"}
+    program("qstat", f"echo '{json.dumps({'Jobs': {job: {'job_state': state} for job, state in each.items()}})}'")
+    program("qdel", NOTE)
+    assert main(["cancel", "s"]) == 0
+    assert called(here) == ["qdel 48[2].pbs1 48[3].pbs1"]
+    assert Path(point.stop_request("48-1.pbs1")).exists()
 
 
 def test_a_job_that_nobody_would_hear_is_deleted_by_its_scheduler(

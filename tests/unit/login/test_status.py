@@ -73,6 +73,21 @@ def test_a_run_whose_ranks_wrote_how_it_ended(here: Path, program: Program) -> N
     assert (one.state, one.step, one.why, one.weights_sha256) == ("unfinished", 7, "deadline", "ab")
 
 
+def test_the_scheduler_says_why_where_the_ranks_could_not(here: Path, program: Program) -> None:
+    held(RunFolder("runs/a"), "12", status=143)
+    squeue(program, "12|12|N/A|TIMEOUT|2026-01-01T12:00:00|2026-01-01T12:10:00|None|a")
+    assert (status("a").state, status("a").why) == ("failed", "exit status 143; TIMEOUT")
+
+
+def test_an_array_as_a_whole_is_none_of_its_jobs(here: Path, program: Program) -> None:
+    run = RunFolder("runs/s")
+    submitted(run, "48[].pbs1", array="1-2", scheduler="pbs")
+    Path(run.sweep).write_text('{"schema": 1, "axes": {}, "array": "1-2"}')
+    each = {"48[].pbs1": "B", "48[1].pbs1": "R", "48[2].pbs1": "Q"}
+    program("qstat", f"echo '{json.dumps({'Jobs': {job: {'job_state': state} for job, state in each.items()}})}'")
+    assert status("s").why == "1 running, 1 queued"
+
+
 def test_a_job_that_its_scheduler_starts_again_waits_once_more(here: Path, program: Program) -> None:
     attempt = held(RunFolder("runs/a"), "12", status=143)
     write_state(attempt, "unfinished", step=7, epoch=1, reason="SIGTERM")
