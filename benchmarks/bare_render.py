@@ -35,5 +35,6 @@ environment.filters = {
     "line": quote_launch_words,
     "path": shlex.quote,
     "order": lambda job: shlex.quote(json.dumps(job, default=vars)),
+    "command": lambda job: quote_all(job.command),
 }
 sys.stdout.write(environment.get_template(f"{site['scheduler']}.sh.j2").render(job=job))

@@ -68,7 +68,8 @@ def _judge(fact: RunFacts, jobs: FoundJobs) -> RunStatus:
         state = job.state if job is not None else "running"
         own = _name(job) if job is not None else fact.holder.job if fact.holder is not None else ""
         if fact.holder is None:  # it has started, and its supervisor has not yet
-            return base._replace(state=state, job=own, why="it starts", ends=job.ends if job is not None else None)
+            why = job.reason if job is not None and job.state == "unknown" else "it starts"
+            return base._replace(state=state, job=own, why=why, ends=job.ends if job is not None else None)
         return base._replace(
             state=state,
             job=own or (fact.holder.attempt if fact.holder is not None else ""),
