@@ -189,3 +189,49 @@ def test_a_plain_run_has_no_sweeps_name_and_a_sweep_no_runs(
     assert submit("--name", "b", "--array", "1-3", *TRAIN) == 0
     assert submit("--name", "b", *TRAIN) == 0
     assert sorted(os.listdir(here / "runs")) == ["a", "b", "b-2"]
+
+
+@pytest.mark.parametrize(
+    ("site", "more", "says", "job"),
+    [
+        ("generic-pbs", [], "47.pbs1", "47.pbs1"),
+        ("generic-pbs", ["--array", "1-3"], "48[].pbs1", "48[].pbs1"),
+        ("generic-torque", [], "12.head.site", "12.head.site"),
+        ("generic-gridengine", [], "7", "7"),
+        ("generic-gridengine", ["--array", "1-3"], "8.1-3:1", "8"),
+        ("generic-slurm", [], "4711;cluster", "4711"),
+    ],
+)
+def test_each_scheduler_says_the_id_in_its_own_way(
+    here: Path,
+    program: Program,
+    capsys: pytest.CaptureFixture[str],
+    site: str,
+    more: list[str],
+    says: str,
+    job: str,
+) -> None:
+    for name in ("qsub", "sbatch"):
+        program(name, f"for last; do :; done; cat \"$last\" > given.sh; echo '{says}'")
+    size = [
+        "--nodes",
+        "1",
+        "--ranks-per-node",
+        "1",
+        "--gpus-per-node",
+        "0",
+        "--cpus-per-rank",
+        "2",
+        "--walltime",
+        "10m",
+    ]
+    own = ["--set", "pe=mpi"] if "gridengine" in site else []
+    assert main(["submit", "--site", site, *size, *own, "--launcher", _launcher(site), *more, *TRAIN]) == 0
+    assert capsys.readouterr().out == f"{job}\n"
+    (noted,) = read_submissions(RunFolder("runs/python"))
+    assert noted.job == job
+    assert (here / "given.sh").read_text() == (here / "runs/python/submitted/000001/script.sh").read_text()
+
+
+def _launcher(site: str) -> str:
+    return "srun" if "slurm" in site else "openmpi"
