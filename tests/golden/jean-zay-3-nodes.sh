@@ -8,6 +8,7 @@
 #SBATCH --time=02:20:05
 #SBATCH --output=%x-%j.out
 #SBATCH --no-requeue
+#SBATCH --hint=nomultithread
 # Made by hpcddp 1.2.3 for site jean-zay (http://www.idris.fr/eng/jean-zay/):
 #   hpcddp render job.yaml
 # Nodes 3, ranks per node 4, ranks 12, CPUs per rank 10.
