@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hpcddp.cli.parser import VerbParser
-from hpcddp.cli.streams import tell
+from hpcddp.cli.streams import told_bytes
 from hpcddp.errors import RequestError
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.supervisor.order import read_order
@@ -41,4 +41,4 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         raise RequestError("there is no launcher to start", "hpcddp render prints the whole line")
     if not env.get("HPCDDP_RUN_DIR"):
         raise RequestError("HPCDDP_RUN_DIR is not set", "hpcddp render prints a script that sets it")
-    return supervise(read_order(args.order), args.command, args.script or "", env, tell)
+    return supervise(read_order(args.order), args.command, args.script or "", env, told_bytes)

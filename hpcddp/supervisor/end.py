@@ -25,6 +25,8 @@ UNFINISHED = 85
 
 def end_attempt(attempt: AttemptFolder, ended: Ended, follow_up: FollowUp | None, tell: Callable[[str], None]) -> int:
     """The exit status of the job. `follow_up`: of a chain."""
+    if follow_up is not None:
+        follow_up.settle()
     try:
         if ended.signal:
             _name_signal(attempt, ended.signal, tell)

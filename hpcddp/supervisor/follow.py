@@ -5,16 +5,19 @@ from __future__ import annotations
 
 import os
 import shlex
+import time
 
 from hpcddp.errors import SchedulerError
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.runs.chain import find_follow_up, write_follow_up
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.run import run_program
+from hpcddp.supervisor.asked import ask_beside
 from hpcddp.supervisor.job import is_waiting, is_wish
 
 if TYPE_CHECKING:
     import signal
+    from _queue import SimpleQueue
     from collections.abc import Callable, Mapping
 
     from hpcddp.runs.folder import AttemptFolder
@@ -36,6 +39,7 @@ class FollowUp:
         self._env = env
         self._tell = tell
         self._commands = find_scheduler(job.scheduler).commands
+        self._deciding: SimpleQueue[None] | None = None
 
     def queue(self, attempt: AttemptFolder, options: tuple[str, ...]) -> None:
         """Queue it, and write its id into the attempt's folder; a job that was started again has done so already."""
@@ -54,12 +58,34 @@ class FollowUp:
         self._tell(f"job {queued} follows this one and resumes the run; to end both: {end}")
 
     def hear(self, number: int) -> None:
-        """A signal came: if the owner ends this job, the chain ends with it."""
-        if number in _ENDING and self.id is not None and is_wish(self._job, self._end, self._env):
-            self.cancel("somebody ends this job long before its end, and with it the chain")
+        """A signal came: if the owner ends this job, the chain ends with it. That is found out beside the supervisor,
+        since the ranks may be saving."""
+        is_decided = self._deciding is None or not self._deciding.empty()
+        if number in _ENDING and self.id is not None and is_decided:
+            came = time.time()
+            self._deciding = ask_beside(lambda: self._end_chain(came))
+
+    def settle(self) -> None:
+        """Wait until it is known what becomes of the chain after the signals that came."""
+        if self._deciding is not None:
+            self._deciding.get()
+            self._deciding = None
 
     def cancel(self, why: str) -> None:
         """Take it back, if there is one. If that fails, it will see by itself that nothing is left to do."""
+        self.settle()
+        self._cancel(why)
+
+    def is_waiting(self) -> bool:
+        """Whether it is there, and was not deleted meanwhile."""
+        self.settle()
+        return self.id is not None and is_waiting(self._job.scheduler, self.id, self._env)
+
+    def _end_chain(self, came: float) -> None:
+        if is_wish(self._job, self._end, self._env, came):
+            self._cancel("somebody ends this job long before its end, and with it the chain")
+
+    def _cancel(self, why: str) -> None:
         if self.id is None:
             return
         words = [*self._commands.cancel, self.id]
@@ -70,10 +96,6 @@ class FollowUp:
         by_hand = f"{self.id} is still queued; to take it back: {shlex.join(words)}"
         self._tell(f"{why}: {f'{self.id} is cancelled' if done else by_hand}")
         self.id = None
-
-    def is_waiting(self) -> bool:
-        """Whether it is there, and was not deleted meanwhile."""
-        return self.id is not None and is_waiting(self._job.scheduler, self.id, self._env)
 
     def _submit(self, script: str, options: tuple[str, ...]) -> str | None:
         words = list[str]()

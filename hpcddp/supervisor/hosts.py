@@ -18,6 +18,7 @@ from hpcddp.units import format_count
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from hpcddp.runs.folder import AttemptFolder
     from hpcddp.supervisor.job import Job
     from hpcddp.supervisor.order import Order
 
@@ -26,21 +27,35 @@ _PROBE_S, _SUSPECT_S = 30.0, 5.0  # a host that has been silent before has less
 _PAUSE_S = 2.0  # between two looks at a host that does not answer
 _MOST_BLAMED = 2
 _TRIES = 5
-#: For a shell, with the number of GPUs: all are there, and no row of their memory waits for a reset that only the
-#: site's people can do. A driver that says nothing of rows, or no driver, is no fault.
+#: For a shell, with the number of GPUs: all are there, and no row or page of their memory waits for a reset that only
+#: the site's people can do. A driver that says nothing of them, or no driver, is no fault.
 _GPU_CHECK = """\
 command -v nvidia-smi >/dev/null || exit 0
 [ "$(nvidia-smi -L | grep -c '^GPU ')" -ge "$1" ] || exit 1
-! nvidia-smi -q -d ROW_REMAPPER | grep -Eq '(Pending|Remapping Failure Occurred) *: Yes'"""
+! nvidia-smi -q -d ROW_REMAPPER,PAGE_RETIREMENT | grep -Eq '(Pending|Remapping Failure Occurred|Blacklist) *: Yes'"""
+#: For a shell: no GPU has counted an uncorrectable error since its driver was started, which may be long ago.
+_ECC_CHECK = """\
+command -v nvidia-smi >/dev/null || exit 0
+! nvidia-smi --query-gpu=ecc.errors.uncorrected.volatile.total --format=csv,noheader | grep -q '^[1-9]'"""
+#: For a shell, with two variables as in an environment: no process has both. Those that have are killed.
+_CLEAR = """\
+tries=0
+while left=$(grep -slzxF -e "$2" /dev/null $(grep -slzxF -e "$1" /proc/[0-9]*/environ)); [ "$left" ]; do
+[ "$tries" -lt 50 ] || exit 1
+tries=$((tries + 1))
+for file in $left; do file=${file%/environ}; kill -KILL "${file#/proc/}" 2>/dev/null; done
+sleep 0.2
+done"""
 
 
 class Check(Record):
     """What a host has to run without an error, or it is left out: `why`. One of ours (`is_own`) that fails on every
-    host is wrong itself."""
+    host is wrong itself. `is_doubt`: the host is left out only where it works out without it."""
 
     words: tuple[str, ...]
     why: str
     is_own: bool = True
+    is_doubt: bool = False
 
 
 def list_checks(order: Order, run_dir: str) -> list[Check]:
@@ -50,9 +65,17 @@ def list_checks(order: Order, run_dir: str) -> list[Check]:
     if gpus:
         missing = f"it does not have {format_count(gpus, 'GPU')}, or one of them needs a reset"
         checks.append(Check(("sh", "-c", _GPU_CHECK, "sh", str(gpus)), missing))
+        counted = "one of its GPUs has counted uncorrectable errors of its memory"
+        checks.append(Check(("sh", "-c", _ECC_CHECK), counted, is_doubt=True))
     if order.recover is not None and order.recover.health:
         checks.append(Check(("sh", "-c", order.recover.health), "its health check failed", is_own=False))
     return checks
+
+
+def clear_check(attempt: AttemptFolder) -> Check:
+    """No rank of this attempt is left on the host, as one whose companion has lost its connection may be."""
+    marks = (f"HPCDDP_RUN_DIR={attempt.run.path}", f"HPCDDP_ATTEMPT={attempt.name}")
+    return Check(("sh", "-c", _CLEAR, "sh", *marks), "ranks of the last start cannot be ended there")
 
 
 def list_hosts(env: Mapping[str, str]) -> tuple[str, ...]:
@@ -78,18 +101,22 @@ class Hosts:
             if same_host(name, host):
                 self._blamed[name] = self._blamed.get(name, 0) + 1
 
-    def find_usable(self, suspects: set[str]) -> tuple[str, ...]:
-        """The hosts on which ranks may be started. Who does not answer twice, or is not well, is left out for good; the
-        silence of `suspects` counts as one of the two. The scheduler is told of a host that is gone, so that it does
-        not end the job."""
+    def find_usable(self, attempt: AttemptFolder, suspects: set[str]) -> tuple[str, ...]:
+        """The hosts on which ranks may be started, none of this `attempt` being left there. Who does not answer twice,
+        or is not well, is left out for good; the silence of `suspects` counts as one of the two. The scheduler is told
+        of a host that is gone, so that it does not end the job."""
         there = [name for name in self.names if name not in self._left_out]
         silent = self._find_silent(there, suspects)
         for name in silent:
             self._leave_out(name, "it does not answer")
         self._drop(silent)
-        for check in self._checks if self._starter or len(self.names) < 2 else ():
+        checks = [clear_check(attempt), *self._checks]
+        for check in checks if self._starter or len(self.names) < 2 else ():
             there = [name for name in there if name not in self._left_out]
             failed = self._ask(there, check.words)
+            if check.is_doubt:
+                self._doubt(failed, check.why)
+                continue
             if failed and check.is_own and len(failed) == len(there):
                 self._tell(f"a check fails on each host ({check.why}), and may not work here")
                 continue
@@ -102,6 +129,8 @@ class Hosts:
         checks that fails here fails everywhere, and is told and not believed."""
         for check in self._checks:
             if not self._ask([os.uname().nodename], check.words):
+                continue
+            if check.is_doubt:
                 continue
             if not check.is_own:
                 return check.why
@@ -156,6 +185,13 @@ class Hosts:
     def _fill(self, words: tuple[str, ...], name: str) -> list[str]:
         kept = ",".join(host for host in self.names if host not in self._left_out)
         return [w.replace("{job}", self._job.id).replace("{host}", name).replace("{kept}", kept) for w in words]
+
+    def _doubt(self, names: list[str], why: str) -> None:
+        """As if these had been blamed already; but for the first host, which is always one of those chosen."""
+        for name in names:
+            if name != self.names[0] and self._blamed.get(name, 0) < _MOST_BLAMED:
+                self._blamed[name] = _MOST_BLAMED
+                self._tell(f"{name} is avoided where others are enough: {why}")
 
     def _leave_out(self, name: str, why: str) -> None:
         self._left_out.add(name)

@@ -10,12 +10,16 @@ from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.holder import start_time
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.run import ask_about, read_job_state
+from hpcddp.supervisor.asked import ask_beside
 from hpcddp.units import read_number
 
 if TYPE_CHECKING:
+    from _queue import SimpleQueue
     from collections.abc import Callable, Mapping
 
-_PATIENCE_S = 10.0  # a scheduler that is busy must not hold up the ranks
+    from hpcddp.schedulers.row import Answer
+
+_PATIENCE_S = 10.0  # a scheduler that is busy must not hold up the job's start and end
 #: A job that is signalled earlier than this before its end is not ended by its walltime.
 _EARLY_S = 60
 #: The source of an end that no scheduler said.
@@ -93,14 +97,19 @@ class MovingEnd:
         self.end = end
         self._job, self._env, self._clock = job, env, clock
         self._asked = clock()
+        self._answers: SimpleQueue[Answer | None] | None = None
 
     def look(self) -> bool:
-        """Whether it is another one than it was said to be. Asks the scheduler now and then."""
-        if not self._job.id or self.end.at is None or self._clock() - self._asked < _ASK_AGAIN_S:
+        """Whether it is another one than it was said to be. Asks the scheduler now and then, and does not wait."""
+        job, env = self._job, self._env
+        if self._answers is None:
+            if job.id and self.end.at is not None and self._clock() - self._asked >= _ASK_AGAIN_S:
+                self._answers = ask_beside(lambda: ask_about(job.scheduler, job.id, env, _PATIENCE_S))
             return False
-        answer = ask_about(self._job.scheduler, self._job.id, self._env, _PATIENCE_S)
-        self._asked = self._clock()
-        commands = find_scheduler(self._job.scheduler).commands
+        if self.end.at is None or self._answers.empty():
+            return False
+        answer, self._answers, self._asked = self._answers.get(), None, self._clock()
+        commands = find_scheduler(job.scheduler).commands
         now_at = commands.parse_end(answer) if answer is not None else None
         if now_at is None or abs(now_at - self.end.at) <= _SAME_S:
             return False
@@ -108,13 +117,14 @@ class MovingEnd:
         return True
 
 
-def is_wish(job: Job, end: End, env: Mapping[str, str]) -> bool:
-    """Whether a SIGTERM that came now is the owner's wish: the walltime, a preemption and a failed node are not."""
+def is_wish(job: Job, end: End, env: Mapping[str, str], came: float) -> bool:
+    """Whether a SIGTERM that `came` at this time is the owner's wish: the walltime, a preemption and a failed node are
+    not."""
     answer = ask_about(job.scheduler, job.id, env, _PATIENCE_S) if job.id else None
     commands = find_scheduler(job.scheduler).commands
     now_ends = commands.parse_end(answer) if answer is not None else None  # the walltime may have been changed
     ends = now_ends if now_ends is not None else end.at
-    if ends is not None and time.time() > ends - _EARLY_S:
+    if ends is not None and came > ends - _EARLY_S:
         return False
     return answer is None or not commands.parse_taken(answer)
 

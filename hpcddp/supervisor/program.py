@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from hpcddp.supervisor.events import Event
     from hpcddp.supervisor.order import Order
+    from hpcddp.supervisor.output import Output
     from hpcddp.supervisor.teardown import Teardown
 else:
     import _signal as signal  # the same without enumerations, which cost a quarter of the time of the start
@@ -32,6 +33,8 @@ _NAMES: dict[int, str] = {
 _OF_TERMINAL = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 _IDLE_S = 5.0
 _REST_S = 5.0  # for what is left in the pipe once nobody should write any more
+_FULL_S = 0.1  # until the next look whether what was read has been written
+_READABLE = select.POLLIN | select.POLLHUP
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
@@ -72,12 +75,14 @@ def _wake_up(_number: int, _frame: object) -> None:
 
 
 class Launcher:
-    """A running launcher. Its words are found on the PATH of `env`. `files`: how many it may open, if not as many as
-    this process."""
+    """A running launcher. Its words are found on the PATH of `env`. `log`: a file for its output, beside the job's.
+    `files`: how many it may open, if not as many as this process."""
 
-    def __init__(self, words: list[str], env: Mapping[str, str], log: str, files: int | None = None) -> None:
-        self.output, writes = os.pipe()
-        self._log = _open_log(log)
+    def __init__(
+        self, words: list[str], env: Mapping[str, str], log: str, output: Output, files: int | None = None
+    ) -> None:
+        self.entry, writes = os.pipe()
+        self._output, self._log = output, _open_log(log)
         self._ended: int | None = None
         self._parent = os.getpid()
         self.process = os.fork()
@@ -125,17 +130,21 @@ class Launcher:
         assert self._ended is not None
         return self._ended if self._ended >= 0 else 128 - self._ended
 
+    @property
+    def is_ahead(self) -> bool:
+        """Whether it says so much more than can be written that it has to wait."""
+        return self._output.is_full
+
     def pass_output_on(self) -> bool:
         """What has come, to the job's output and the log; False at its end."""
-        data = os.read(self.output, 65536)
-        for output in filter(None, (1, self._log)):
-            _write_all(output, data)
+        data = os.read(self.entry, 65536)
+        self._output.pass_on(data, self._log)
         return data != b""
 
     def finish_output(self) -> None:
         """The rest of the output; what still writes was left behind somewhere, and is not waited for."""
         end = time.monotonic() + _REST_S
-        poll = _poll(self.output)
+        poll = _poll(self.entry)
         while (left := end - time.monotonic()) > 0 and poll.poll(left * 1000):
             if not self.pass_output_on():
                 return
@@ -145,7 +154,7 @@ def watch(
     launcher: Launcher,
     signals: Signals,
     passes_on: str,
-    warn_at: float | None,
+    warn_at: Callable[[], float | None],
     order: Order,
     tell: Callable[[str], None],
     came: Callable[[int], None],
@@ -154,7 +163,8 @@ def watch(
 ) -> Ended:
     """Wait for the launcher's end, or bring it about where ranks do not end well. `passes_on`: the signal that it gets
     for each one that comes here; "": none, since it would end before its ranks have saved.
-    `warn_at`: when the ranks are warned by that signal, in seconds since 1970. `came`: is told of each that came.
+    `warn_at`: when the ranks are warned by that signal, in seconds since 1970; it may move. `came`: is told of each
+    that came.
     `idle` is called again and again.
     """
     number = int(getattr(signal, f"SIG{passes_on}")) if passes_on else 0
@@ -162,15 +172,22 @@ def watch(
     if number:
         within = f"; its ranks have {order.grace_s} seconds" if order.grace_s else ""
         becomes = f"was passed on as SIG{passes_on}{within}"
-    poll = _poll(launcher.output, signals.entry, *([teardown.entry] if teardown else []))
-    last = ""
+    poll = _poll(launcher.entry, signals.entry, *([teardown.entry] if teardown else []))
+    last, is_read, is_closed, is_warned = "", True, False, False
     while not launcher.has_ended:
         idle()
-        waits = [_IDLE_S] if warn_at is None else [_IDLE_S, max(warn_at - time.time(), 0)]
+        warns = None if is_warned else warn_at()
+        waits = [_IDLE_S] if warns is None else [_IDLE_S, max(warns - time.time(), 0)]
         waits += [teardown.look(launcher)] if teardown else []
+        is_due = not (is_closed or launcher.is_ahead)
+        if is_due and not is_read:
+            poll.register(launcher.entry, _READABLE)
+        elif is_read and not is_due:
+            poll.unregister(launcher.entry)
+        is_read = is_due
+        waits += [_FULL_S] if launcher.is_ahead else []
         ready = [descriptor for descriptor, _ in poll.poll(min(waits) * 1000)]
-        if launcher.output in ready and not launcher.pass_output_on():
-            poll.unregister(launcher.output)  # it closed its output, and works on
+        is_closed |= launcher.entry in ready and not launcher.pass_output_on()  # it may work on
         for one in signals.read() if signals.entry in ready else ():
             last = name_of(one)
             if number:
@@ -179,8 +196,8 @@ def watch(
             came(one)
             if teardown:
                 teardown.is_wish = True
-        if warn_at is not None and time.time() >= warn_at:
-            warn_at = None
+        if warns is not None and time.time() >= warns:
+            is_warned = True
             launcher.send(number)
             tell(f"the ranks are warned: SIG{passes_on} was sent, as the job file's signal asks")
     return Ended(launcher.status, last, teardown.conclude(launcher.status) if teardown else None)
@@ -189,7 +206,7 @@ def watch(
 def _poll(*entries: int) -> select.poll:
     poll = select.poll()
     for entry in entries:
-        poll.register(entry, select.POLLIN | select.POLLHUP)
+        poll.register(entry, _READABLE)
     return poll
 
 
@@ -198,13 +215,6 @@ def _open_log(path: str) -> int | None:
     with suppress(OSError):
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     return None
-
-
-def _write_all(output: int, data: bytes) -> None:
-    """A full disk or a terminal that is gone does not end the job."""
-    with suppress(OSError):
-        while data:
-            data = data[os.write(output, data) :]
 
 
 def _end_with_parent(parent: int) -> None:

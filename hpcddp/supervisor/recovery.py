@@ -54,7 +54,7 @@ class Recovery:
         if cause.is_loss and cause.host and not cause.is_of_another:
             self._hosts.blame(cause.host)
         if self._hosts.names:
-            usable = self._hosts.find_usable(suspects)
+            usable = self._hosts.find_usable(attempt, suspects)
             self.chosen = self._hosts.choose(usable, self._recover.fits)
             if not self.chosen:
                 fits = " or ".join(map(str, self._recover.fits))

@@ -19,6 +19,7 @@ from hpcddp.supervisor.follow import FollowUp
 from hpcddp.supervisor.job import BY_REQUEST, MovingEnd, find_end, find_own_job
 from hpcddp.supervisor.leftover import end_left
 from hpcddp.supervisor.order import split_stage
+from hpcddp.supervisor.output import Output
 from hpcddp.supervisor.point import take_point
 from hpcddp.supervisor.program import Ended, Launcher, Signals, name_of, watch
 from hpcddp.supervisor.reports import Reports
@@ -41,12 +42,30 @@ _OWN_FILES = 256
 _LOST = 137
 
 
-def supervise(order: Order, words: list[str], script: str, env: Mapping[str, str], tell: Callable[[str], None]) -> int:
-    """The exit status of the job. `words`: the launcher's command line, and what copies data before it.
+def supervise(
+    order: Order, words: list[str], script: str, env: Mapping[str, str], spell: Callable[[str], bytes]
+) -> int:
+    """The exit status of the job. `words`: the launcher's command line, and what copies data before it. `spell`: how
+    something that is told looks on stderr.
 
     The errors of `take_point`, `find_own_job` and `begin`: then nothing was started.
     """
-    signals = Signals()
+    signals, output = Signals(), Output()
+    try:
+        return _run_job(order, words, script, env, signals, output, lambda text: output.tell(spell(text)))
+    finally:
+        output.finish(signals)
+
+
+def _run_job(
+    order: Order,
+    words: list[str],
+    script: str,
+    env: Mapping[str, str],
+    signals: Signals,
+    output: Output,
+    tell: Callable[[str], None],
+) -> int:
     order, words = take_point(order, words, env, tell)
     job = find_own_job(order.scheduler, env)
     by_hand = BY_HAND in env
@@ -77,7 +96,7 @@ def supervise(order: Order, words: list[str], script: str, env: Mapping[str, str
             from hpcddp.supervisor.starter import reach_hosts  # most jobs start without it
 
             env = {**env, **reach_hosts(order.scheduler, order.launcher, attempt, env, tell)}
-        start = Start(order, words, env, job, signals, reports, follow_up, moving, tell)
+        start = Start(order, words, env, job, signals, output, reports, follow_up, moving, tell)
         staged = attempt.name
         while True:
             ended = start.run(attempt, staged, recovery)
@@ -130,12 +149,13 @@ class Start:
         env: Mapping[str, str],
         job: Job,
         signals: Signals,
+        output: Output,
         reports: Reports,
         follow_up: FollowUp,
         end: MovingEnd,
         tell: Callable[[str], None],
     ) -> None:
-        self._order, self._env, self._job, self._signals = order, env, job, signals
+        self._order, self._env, self._job, self._signals, self._output = order, env, job, signals, output
         self._stage, self._launch = split_stage(words)
         self._files = allow_more_files(int(order.plan.get("world_size", 1)) + _OWN_FILES)  # one for each rank
         self._reports, self._follow_up, self._end, self._tell = reports, follow_up, end, tell
@@ -144,7 +164,6 @@ class Start:
         """Copy the data, if there are any to copy, and start the ranks; nothing is started once a signal has come."""
         order, end, tell = self._order, self._end.end, self._tell
         self._attempt = attempt
-        self._warn_at = end.at - order.warns_s if order.warns_s and end.at is not None else None
         self._note_end()
         env = {**self._env, **_variables(attempt, staged, end, self._env)}
         env.pop(HEARTBEAT, None)  # of a rank of another job, in which this one was started
@@ -163,13 +182,13 @@ class Start:
         self._stop_request = StopRequest(attempt)
         teardown = Teardown(self._reports, tell, acts=recovery is not None)
         ended = Ended(0)
-        for program, passes_on, warned in ((stage, "TERM", None), (launch, order.passes_on, self._warn_at)):
+        for program, passes_on, warned in ((stage, "TERM", lambda: None), (launch, order.passes_on, self._warn_at)):
             ended = self.hear("before the ranks were started") or ended
             if ended.status or ended.signal:
                 return ended
             if program:
                 heard = teardown if program is launch and not env.get("HPCDDP_INDEPENDENT") else None
-                launcher = Launcher(program, env, attempt.log, self._files)
+                launcher = Launcher(program, env, attempt.log, self._output, self._files)
                 hear = self._follow_up.hear
                 ended = watch(launcher, self._signals, passes_on, warned, order, tell, hear, heard, self._look_around)
                 end_left({name: env[name] for name in ("HPCDDP_RUN_DIR", "HPCDDP_ATTEMPT")}, tell)
@@ -198,11 +217,16 @@ class Start:
             self._reports.tell_end(self._end.end.at)
             self._note_end()
 
+    def _warn_at(self) -> int | None:
+        """When the ranks are warned, as the job file's signal asks."""
+        warns_s, at = self._order.warns_s, self._end.end.at
+        return at - warns_s if warns_s and at is not None else None
+
     def _note_end(self) -> None:
         """For people who look at the run from elsewhere; the job does not depend on it."""
         end, job = self._end.end, self._job
         with suppress(OSError):
-            note_job_end(self._attempt, JobEnd(job.scheduler, job.id, end.at, end.source, self._warn_at))
+            note_job_end(self._attempt, JobEnd(job.scheduler, job.id, end.at, end.source, self._warn_at()))
 
 
 def _variables(attempt: AttemptFolder, staged: str, end: End, env: Mapping[str, str]) -> dict[str, str]:

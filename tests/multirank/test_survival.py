@@ -6,6 +6,7 @@ Over several hosts, with every launcher and on a real Slurm: tests/cluster/test_
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -131,3 +132,27 @@ def test_programs_that_know_nothing_of_hpcddp_are_started_again_too(
     assert ": ValueError: in local-" in causes[1]
     assert "two starts have made no progress beyond step 0" in done.stderr
     assert done.stdout.count("hpcddp: rank 1 on ") == 4
+
+
+# What rank 0 says is more than fits into the job's pipe and the launcher's.
+TALKS = """
+if [ "$RANK" = 0 ] && mkdir struck; then
+    head -c 1000000 /dev/zero | tr '\\0' x
+    kill -9 $$
+fi
+touch well-$RANK
+"""
+
+
+def test_who_does_not_read_a_job_s_output_does_not_stop_its_recovery(
+    run: Callable[..., Any], openmpi5: Any, tmp_path: Path
+):
+    launch = ["hpcddp", "launch", "--here", "--ranks-per-node", "2", "--launcher", "openmpi", "--name", "t"]
+    job = shlex.join([*launch, "--set", "max_restarts=1", "--", "sh", "-c", TALKS])
+    reads_late = "until [ -e well-0 ]; do sleep 0.1; done; cat"
+    words = ["bash", "-c", f"set -o pipefail; {job} 2>&1 | {{ {reads_late}; }}"]
+    done = run(words, env=openmpi5.env, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout[-2000:]
+    before, _, after = done.stdout.partition("x" * 1_000_000)
+    assert "run runs/t: new" in before
+    assert "start 2 of at most 2" in after

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -12,12 +14,12 @@ import pytest
 from hpcddp.runs.folder import AttemptFolder, RunFolder
 from hpcddp.runs.state import State, read_state, replace_state
 from hpcddp.supervisor.events import ERROR, KILLED, SILENT, STUCK, UNKNOWN, Event
-from hpcddp.supervisor.job import End, Job, MovingEnd, find_end
+from hpcddp.supervisor.job import End, Job
 from hpcddp.supervisor.order import Order, Recover
 from hpcddp.supervisor.recovery import Recovery
 
-# Starts a command on a host of a pretended cluster: one that is in `silent` hangs, one in `sick` is ill, one in `blind`
-# sees no run folder. As pbs_tmrsh it has no shell; `ssh` gives one all the words.
+# Starts a command on a host of a pretended cluster: one that is in `silent` hangs, one in `blind` sees no run folder.
+# As pbs_tmrsh it has no shell; `ssh` gives one all the words.
 _STARTER = """#!/bin/sh
 # a stand-in, no scheduler
 while [ "$1" = -o ]; do shift 2; done
@@ -25,7 +27,6 @@ echo "$*" >> "$CLUSTER/asked"
 host=$1
 shift
 [ ! -e "$CLUSTER/silent-$host" ] || exit 255
-[ ! -e "$CLUSTER/sick-$host" ] || [ "$1" != sh ] || exit 1
 [ ! -e "$CLUSTER/blind-$host" ] || [ "$1" != test ] || exit 1
 export PATH="$CLUSTER/bin-$host:$PATH"
 case $0 in *ssh) exec sh -c "$*" ;; esac
@@ -35,7 +36,8 @@ _GPUS = """#!/bin/sh
 # a stand-in, no GPU
 case $1 in
 -L) for gpu in {gpus}; do echo "GPU $gpu: NVIDIA H200 (UUID: GPU-$gpu)"; done ;;
-*) echo "        Pending                           : {pending}" ;;
+-q) echo "        Pending                           : {pending}" ;;
+--query-gpu=ecc.*) for gpu in {gpus}; do echo {errors}; done ;;
 esac
 """
 _RELEASE = (
@@ -78,10 +80,10 @@ class Cluster:
             self.told.append,
         )
 
-    def give_gpus(self, host: str, gpus: int, pending: str = "No") -> None:
+    def give_gpus(self, host: str, gpus: int, pending: str = "No", errors: str = "0") -> None:
         folder = self.folder / f"bin-{host}"
         folder.mkdir()
-        program = _GPUS.format(gpus=" ".join(map(str, range(gpus))), pending=pending)
+        program = _GPUS.format(gpus=" ".join(map(str, range(gpus))), pending=pending, errors=errors)
         (folder / "nvidia-smi").write_text(program)
         (folder / "nvidia-smi").chmod(0o755)
 
@@ -155,8 +157,7 @@ def test_without_any_starter_what_the_ranks_said_decides(cluster: Cluster):
 
 
 def test_a_host_that_fails_its_health_check_is_left_out_but_stays_in_the_job(cluster: Cluster):
-    (cluster.folder / "sick-n2.site").touch()
-    recovery = cluster.recovery(health="true")
+    recovery = cluster.recovery(health="case $PATH in *bin-n2*) exit 1 ;; esac")
     assert recovery.goes_on(cluster.attempt, KILL, LATER, set())
     assert recovery.chosen == ("n1.site", "n3.site", "n4.site")
     assert "n2.site is left out: its health check failed" in cluster.told
@@ -195,6 +196,36 @@ def test_a_host_with_too_few_gpus_or_one_that_needs_a_reset_is_left_out(cluster:
     assert recovery.goes_on(cluster.attempt, KILL, LATER, set())
     assert recovery.chosen == ("n1.site", "n4.site"), cluster.told
     assert "n3.site is left out: it does not have 8 GPUs, or one of them needs a reset" in cluster.told
+
+
+def test_a_host_whose_gpus_have_counted_errors_is_avoided_if_it_works_out_without(cluster: Cluster):
+    for host, errors in (("n1", "3"), ("n2", "12"), ("n3", "[N/A]"), ("n4", "0")):
+        cluster.give_gpus(f"{host}.site", 8, errors=errors)
+    recovery = cluster.recovery(gpus=8)
+    assert recovery.goes_on(cluster.attempt, KILL, LATER, set())
+    assert recovery.chosen == ("n1.site", "n3.site", "n4.site"), cluster.told  # the script is on n1
+    counted = "one of its GPUs has counted uncorrectable errors of its memory"
+    assert f"n2.site is avoided where others are enough: {counted}" in cluster.told
+    needed = cluster.recovery(gpus=8, fits=(4,))
+    assert needed.goes_on(cluster.attempt, KILL, LATER, set())
+    assert len(needed.chosen) == 4, cluster.told
+
+
+def test_a_rank_that_is_left_on_a_host_is_ended_before_the_next_start(cluster: Cluster):
+    """Its companion's connection broke, and it computes on; one of another attempt is none of our business."""
+    marks = {"HPCDDP_RUN_DIR": cluster.attempt.run.path, "PATH": "/usr/bin:/bin"}
+    left, other = (
+        subprocess.Popen(["sleep", "600"], env=marks | {"HPCDDP_ATTEMPT": name})
+        for name in ("7.server.1", "7.server.11")
+    )
+    try:
+        assert cluster.recovery().goes_on(cluster.attempt, KILL, LATER, set())
+        assert left.wait(timeout=600) == -signal.SIGKILL
+        assert other.poll() is None
+    finally:
+        left.kill()
+        other.kill()
+        other.wait()
 
 
 def test_a_check_of_ours_that_fails_on_every_host_is_not_believed(cluster: Cluster):
@@ -349,27 +380,3 @@ def test_a_launcher_that_failed_by_itself_is_started_again_once(cluster: Cluster
     recovery = cluster.recovery()
     assert recovery.goes_on(cluster.attempt, failed, End(None, ""), set())
     assert not recovery.goes_on(cluster.attempt, failed, End(None, ""), set())
-
-
-def test_the_end_of_a_job_follows_a_walltime_that_is_changed(cluster: Cluster):
-    told = "job_state = R\n    stime = Sat Nov 21 01:12:37 2026\n    Resource_List.walltime = {}\n"
-    answer = cluster.folder / "answer"
-    (cluster.folder / "qstat").write_text(f"#!/bin/sh\n# a stand-in, no scheduler\ncat {answer}\n")
-    (cluster.folder / "qstat").chmod(0o755)
-    answer.write_text(told.format("01:00:00"))
-    job, now = Job("pbs", "7.server", "7.server"), [0.0]
-    end = find_end(job, cluster.env, 60, by_hand=False)
-    assert end.source == "as qstat says"
-    assert end.at is not None
-    moving = MovingEnd(job, end, cluster.env, lambda: now[0])
-    answer.write_text(told.format("02:00:00"))
-    assert not moving.look()  # not every second
-    now[0] = 301.0
-    assert moving.look()
-    assert moving.end == End(end.at + 3600, "as qstat says")
-    now[0] = 602.0
-    assert not moving.look()
-    answer.write_text("")  # a server that is away says nothing
-    now[0] = 903.0
-    assert not moving.look()
-    assert moving.end.at == end.at + 3600

@@ -1,0 +1,92 @@
+"""The scheduler is asked beside the supervisor, which does not wait for what it says."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hpcddp.supervisor.follow import FollowUp
+from hpcddp.supervisor.job import End, Job, MovingEnd, find_end
+
+# It does not answer before it is told what.
+_QSTAT = """\
+echo "$*" >> "$CLUSTER/asked"
+until [ -e "$CLUSTER/answer" ]; do sleep 0.02; done
+cat "$CLUSTER/answer"
+"""
+
+
+class Cluster:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.env = {"PATH": f"{folder}:/usr/bin:/bin", "CLUSTER": str(folder)}
+        self.add("qstat", _QSTAT)
+
+    def add(self, name: str, script: str) -> None:
+        (self.folder / name).write_text(f"#!/bin/sh\n# a stand-in, no scheduler\n{script}")
+        (self.folder / name).chmod(0o755)
+
+    def answers(self, text: str) -> None:
+        """What qstat says from now on."""
+        (self.folder / "answer.new").write_text(text)
+        (self.folder / "answer.new").rename(self.folder / "answer")
+
+    def lines(self, name: str) -> list[str]:
+        return (self.folder / name).read_text().splitlines()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    return Cluster(tmp_path)
+
+
+def test_the_end_of_a_job_follows_a_walltime_that_is_changed(cluster: Cluster):
+    told = "job_state = R\n    stime = Sat Nov 21 01:12:37 2026\n    Resource_List.walltime = {}\n"
+    cluster.answers(told.format("01:00:00"))
+    job, now = Job("pbs", "7.server", "7.server"), [0.0]
+    end = find_end(job, cluster.env, 60, by_hand=False)
+    assert end.source == "as qstat says"
+    assert end.at is not None
+    moving = MovingEnd(job, end, cluster.env, lambda: now[0])
+
+    def look() -> bool:
+        now[0] += 301
+        return moving.look()
+
+    cluster.answers("")  # a server that is away says nothing
+    asked = len(cluster.lines("asked"))
+    assert not moving.look()  # not every second
+    assert len(cluster.lines("asked")) == asked
+    wait_until(lambda: look() or len(cluster.lines("asked")) > asked + 2)
+    assert moving.end == end
+    (cluster.folder / "answer").unlink()
+    assert not look()  # and does not wait
+    cluster.answers(told.format("02:00:00"))
+    wait_until(look)
+    assert moving.end == End(end.at + 3600, "as qstat says")
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    until = time.monotonic() + 300
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_who_ends_a_job_with_a_chain_need_not_wait_for_the_scheduler(cluster: Cluster):
+    """The ranks may be saving, and would end themselves if the supervisor were silent."""
+    cluster.add("qdel", 'echo "$*" >> "$CLUSTER/deleted"\n')
+    told = list[str]()
+    follow_up = FollowUp(Job("pbs", "7.server", "7.server"), End(int(time.time()) + 7200, ""), cluster.env, told.append)
+    follow_up.id = "8.server"
+    follow_up.hear(signal.SIGTERM)
+    follow_up.hear(signal.SIGTERM)
+    assert told == []
+    cluster.answers("job_state = R\n")
+    follow_up.cancel("nothing is left to do")
+    assert cluster.lines("deleted") == ["8.server"]
+    assert told == ["somebody ends this job long before its end, and with it the chain: 8.server is cancelled"]
