@@ -121,7 +121,8 @@ def test_a_killed_attempt_is_gone_on_with_from_its_last_checkpoint(cluster: Clus
     wait_for(shared / "frozen-1")
     (shared / "freeze").unlink()
     # the batch shell dies, and Slurm ends the rest; what scancel sends would be the owner's wish
-    cluster.ok(["pkill", "-KILL", "-f", "hpcddp supervis[e]"], host="node1", cwd=shared)
+    host = cluster.ok(["squeue", "--noheader", f"--jobs={job}", "--format=%B"], cwd=shared).strip()
+    cluster.ok(["pkill", "-KILL", "-f", "hpcddp supervis[e]"], host=host, cwd=shared)
     ends = ended(cluster, shared, job)
     assert ends[0][1] in {"FAILED", "CANCELLED", "NODE_FAIL"}
     assert [how for _, how in ends[1:]] == ["COMPLETED", "CANCELLED"], output_of(shared)

@@ -118,8 +118,9 @@ def test_steps_that_were_made_again_after_a_kill_count_as_made_again(
     shutil.rmtree(killed / "checkpoints" / "step-00000003")  # as if killed before it was written
     (killed / "state.json").unlink()
     metrics = killed / "attempts" / "attempt-0" / "metrics.jsonl"
-    lines = metrics.read_text().splitlines()
-    metrics.write_text("\n".join([*lines[:3], lines[3].replace('"loss": 2', '"loss": 7')]) + '\n{"kind": "st')
+    before, *lost = metrics.read_text().partition('{"kind": "step", "step": 3,')
+    step = "".join(lost).splitlines()[0]
+    metrics.write_text(before + step.replace('"loss": 2', '"loss": 7') + '\n{"kind": "st')
     argument = [*SMALL, "--run-dir", str(killed), "--limit-steps", "1", "--save-every", "1"]
     run_ranks("train_reference", 1, argument, env={"HPCDDP_ATTEMPT": "attempt-0"}).check()  # requeued: the same attempt
     status, facts, _ = compare(train("first"), killed)
