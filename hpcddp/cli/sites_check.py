@@ -60,6 +60,8 @@ def _compare(site: Site, env: Mapping[str, str]) -> tuple[list[Difference], list
     elif not site.queues:
         unasked.append("the site's file has no queues to compare")
     else:
+        qos = [name for name, queue in site.queues.items() if queue.partition]
+        unasked += [f"QOS {', '.join(qos)}: not asked (sacctmgr show qos)"] if qos else []
         asked = " and ".join(command[0] for command in commands.survey)
         differences += compare_queues(site, _survey(site, env), asked)
     unasked += _ask_accounts(site, env)

@@ -17,18 +17,27 @@ _BOLD, _CYAN, _PLAIN = "\x1b[1m", "\x1b[36m", "\x1b[0m"
 
 def tell(text: str) -> None:
     """`hpcddp: text` on stderr. If nobody listens, the exit status has to say it."""
-    text = text.translate(_CONTROL)
     try:
-        sys.stderr.write(f"{_painted('hpcddp:', _BOLD)} {text}\n".replace("\nhint:", f"\n{_painted('hint:', _CYAN)}"))
+        sys.stderr.write(_lay_out(text))
         sys.stderr.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+
+def told_bytes(text: str) -> bytes:
+    """What `tell` would write, for who writes it himself."""
+    return _lay_out(text).encode(sys.stderr.encoding, sys.stderr.errors or "strict")
 
 
 def tell_each(remarks: Iterable[str]) -> None:
     """Several, each on a line of its own."""
     for remark in remarks:
         tell(remark)
+
+
+def _lay_out(text: str) -> str:
+    text = f"{_painted('hpcddp:', _BOLD)} {text.translate(_CONTROL)}\n"
+    return text.replace("\nhint:", f"\n{_painted('hint:', _CYAN)}")
 
 
 def _painted(word: str, colour: str) -> str:

@@ -66,7 +66,7 @@ def same_job(script: Script, site: Site) -> SameJob:
     command = _command(script)
     if not command:
         return SameJob()
-    request = script.request
+    request = script.request_on(site)
     said = {
         "--nodes": request.nodes,
         "--gpus-per-node": request.gpus_per_node,
@@ -128,8 +128,7 @@ def _queue(script: Script, site: Site) -> str:
         return ""
     if script.scheduler == "gridengine" and script.request.size and script.request.size.name[3:] in site.queues:
         return script.request.size.name[3:]  # a resource type
-    said = script.directives.get(site.queue_option) if site.queue_option else script.request.queue
-    return said.value if said else ""
+    return script.named_queue(site)
 
 
 def _command(script: Script) -> tuple[str, ...]:

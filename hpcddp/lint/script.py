@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hpcddp.errors import RequestError
 from hpcddp.lint.directive import ScriptDirectives
@@ -55,8 +55,24 @@ class Script:
         """The site's queue that the script is for; "" where the server chooses it."""
         if self.site is None or self.site.queue_option == "none":
             return ""
-        said = self.directives.get(self.site.queue_option) if self.site.queue_option else self.request.queue
-        return said.value if said else self.site.queue
+        return self.named_queue(self.site) or self.site.queue
+
+    def named_queue(self, site: Site) -> str:
+        """The queue that the script says, in the site's way of saying it; "" where it says none."""
+        said = self.directives.get(site.queue_option) if site.queue_option else self.request.queue
+        qos = self.directives.get("--qos")
+        of_qos = site.queues.get(qos.value, Queue()).partition if qos else ""
+        if qos and of_qos and (said.value if said else site.queue) == of_qos:
+            return qos.value
+        return said.value if said else ""
+
+    def request_on(self, site: Site) -> Request:
+        """The request as this site takes it: in some queues each chunk is a GPU, and all of them are on one node."""
+        request, queue = self.request, site.queues.get(self.named_queue(site) or site.queue, Queue())
+        if not queue.gpu_chunks or not request.nodes or request.gpus_per_node is not None:
+            return request
+        slots = request.slots and request.slots * request.nodes
+        return request._replace(nodes=1, gpus_per_node=request.nodes, slots=slots)
 
     @property
     def queue(self) -> Queue:
@@ -83,7 +99,8 @@ def read_script(text: str, site: Site | None, folder_exists: Callable[[str], boo
     values = _plain_values(commands)
     launches = tuple(find_launches(commands, values))
     request = read_request(directives)
-    return Script(text, scheduler, directives, request, commands, values, launches, site, folder_exists)
+    script = Script(text, scheduler, directives, request, commands, values, launches, site, folder_exists)
+    return replace(script, request=script.request_on(site)) if site else script
 
 
 def unix_lines(text: str) -> str:

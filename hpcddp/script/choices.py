@@ -8,8 +8,9 @@ from hpcddp.errors import RequestError, nearest
 from hpcddp.ranks.launchers import AGENTS, LAUNCHERS, launchers_under
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.script.directives import directive_word
-from hpcddp.script.site import Site
+from hpcddp.script.site import Queue, Site
 from hpcddp.script.spec import JobSpec
+from hpcddp.units import format_count
 
 
 def plan_queue(spec: JobSpec, site: Site) -> str:
@@ -21,7 +22,24 @@ def plan_queue(spec: JobSpec, site: Site) -> str:
             f"queue {queue!r} is not one of site {site.name}'s{nearest(queue, known)}",
             f"--queue one of {', '.join(known)}",
         )
+    facts = site.queues.get(queue, Queue())
+    for key, word in (("partition", facts.partition), ("gpu_type", facts.gpu_type)):
+        if word:
+            directive_word(word, f"{key} of queue {queue} in {site.file}")
     return directive_word(queue, "queue") if queue else ""
+
+
+def check_gpu_chunks(spec: JobSpec, site: Site, queue: str, ranks: int, gpus: int) -> None:
+    """RequestError for what a request of one chunk for each GPU cannot carry: `ranks` and `gpus` are a node's."""
+    if not site.queues.get(queue, Queue()).gpu_chunks:
+        return
+    what = f"queue {queue} of site {site.name} deals out GPUs, each with its share of the node"
+    if ranks > gpus:
+        raise RequestError(
+            f"{what}: {ranks} ranks do not go on {format_count(gpus, 'GPU')}", "leave out ranks_per_node"
+        )
+    if spec.mem_gb:
+        raise RequestError(f"{what}: mem_gb {spec.mem_gb} cannot be asked for", "leave out mem_gb")
 
 
 def plan_account(spec: JobSpec, site: Site) -> tuple[str, str, tuple[str, ...]]:

@@ -16,7 +16,7 @@ from hpcddp.runs.command import identify_command
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.script.container import Container
 from hpcddp.script.scheduler_options import SchedulerOptions
-from hpcddp.script.site import Site
+from hpcddp.script.site import Queue, Site
 from hpcddp.script.spec import JobSpec
 from hpcddp.units import format_walltime
 
@@ -52,6 +52,7 @@ class JobPlan(Record):
     planned_by: PlannedBy
     name: str
     queue: str
+    queue_facts: Queue
     account: str
     account_option: str
     nodes: int
@@ -224,10 +225,11 @@ class JobPlan(Record):
 
     @property
     def queue_word(self) -> str:
-        """What stands where the queue's name goes; "" where none is printed. To PBS a reservation is a queue."""
+        """What stands where the queue's name goes, for a QOS its partition; "" where none is printed. To PBS a
+        reservation is a queue."""
         if self.options.reservation and find_scheduler(self.site.scheduler).directives.reservation_is_queue:
             return self.options.reservation.partition(".")[0]
-        return "" if self.site.queue_option == "none" else self.queue
+        return self.queue_facts.partition or ("" if self.site.queue_option == "none" else self.queue)
 
     @property
     def total_cpus(self) -> int:
@@ -279,8 +281,7 @@ class JobPlan(Record):
         names += [name for name, _ in self.site.rendezvous.variables] if self.nodes > 1 else []
         if self.spec.stage_in:
             names.append("HPCDDP_STAGED")
-        names += self.container.path_variables
-        return tuple(names)
+        return (*names, *self.container.path_variables)
 
     @property
     def exported_always(self) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ def check_limits(site: Site, queue: str, nodes: int, walltime_s: int, gpus: int 
         raise RequestError(
             f"queue {queue} of site {site.name} takes {', '.join(_size(r) for r in rules)} per job,"
             f" not {_asked(rules, nodes, gpus)} ({source}){lost}",
-            f"nearest: {_nearest_size(rules, nodes)}{_other_queue(site, queue, nodes, gpus)}",
+            f"nearest: {_nearest_size(rules, nodes, gpus // nodes)}{_other_queue(site, queue, nodes, gpus)}",
         )
     if any(_allows(r, nodes, walltime_s) for r in about):
         return
@@ -50,11 +50,13 @@ def _jobs(rule: Limit, longest_s: int | None, nodes: int) -> str:
     return f"jobs of {_size(rule)}"
 
 
-def _nearest_size(rules: tuple[Limit, ...], nodes: int) -> str:
-    ends = [end for r in rules if r.nodes for end in r.nodes]
-    if not ends:
+def _nearest_size(rules: tuple[Limit, ...], nodes: int, gpus_per_node: int) -> str:
+    ends = {end for r in rules for end in r.nodes or ()}
+    ends |= {end // gpus_per_node for r in rules for end in (r.gpus or () if gpus_per_node else ())}
+    fits = [end for end in ends if end and any(r.takes(end, end * gpus_per_node) for r in rules)]
+    if not fits:
         return "other --nodes, or other --gpus-per-node"
-    return f"--nodes {min(ends, key=lambda end: abs(end - nodes))}"
+    return f"--nodes {min(sorted(fits), key=lambda end: abs(end - nodes))}"
 
 
 def _other_queue(site: Site, queue: str, nodes: int, gpus: int) -> str:

@@ -11,7 +11,7 @@ from hpcddp.runs.choice import check_asked
 from hpcddp.runs.command import name_command
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import LONGEST_NAME
-from hpcddp.script.choices import plan_account, plan_launcher, plan_queue, plan_site_words
+from hpcddp.script.choices import check_gpu_chunks, plan_account, plan_launcher, plan_queue, plan_site_words
 from hpcddp.script.command import plan_command, plan_variables
 from hpcddp.script.container import plan_container, plan_python
 from hpcddp.script.directives import job_name, plan_directives
@@ -47,6 +47,7 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
     queue_name = plan_queue(spec, site)
     queue = site.queues.get(queue_name, Queue())
     shape = plan_shape(spec, site, queue, planned_by.cpus if scheduler.this_machine else None)
+    check_gpu_chunks(spec, site, queue_name, shape.ranks_per_node, shape.gpus_per_node)
     counted = remark_counted(own_ranks, shape.nodes, shape.ranks_per_node, shape.gpus_per_node)
     walltime_s = known(spec.walltime_s or site.walltime_s)
     if queue_name in site.queues and not spec.reservation:  # a reservation has limits of its own
@@ -86,6 +87,7 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
         planned_by=planned_by,
         name=name,
         queue=queue_name,
+        queue_facts=queue,
         account=account,
         account_option=account_option,
         nodes=shape.nodes,

@@ -37,12 +37,15 @@ class Limit(Record):
 
 class Queue(Record):
     """A PBS queue, Slurm partition or QOS, or resource type, with the node behind it. CPUs are what the scheduler
-    counts. `cpus_per_gpu`: the CPUs that go with each GPU, where nodes are shared. `routing`: the server chooses
-    another queue by the job's size."""
+    counts. `gpu_type`: the word for the GPUs that a request has to name. `cpus_per_gpu`: the CPUs that go with each
+    GPU, where nodes are shared. `routing`: the server chooses another queue by the job's size. `partition`: the one of
+    whose QOS this is; "" where the queue is a partition itself, or the site names no partitions. `gpu_chunks`: whether
+    each chunk of a request is one GPU, with its share of the one node that all of them are on."""
 
     gpus: int | None = None
     gpu: str | None = None
     vendor: str = "nvidia"
+    gpu_type: str = ""
     gpu_mem_gb: int | None = None
     cpus: int | None = None
     cpus_per_gpu: int | None = None
@@ -51,6 +54,8 @@ class Queue(Record):
     local_gb: int | None = None
     exclusive: bool = False
     routing: bool = False
+    partition: str = ""
+    gpu_chunks: bool = False
     limits: tuple[Limit, ...] = ()
     source: str = ""
 

@@ -34,6 +34,8 @@ def compare_queues(site: Site, found: Sequence[QueueFound], asked: str) -> list[
     live = {queue.name: queue for queue in found}
     differences = []
     for name, queue in site.queues.items():
+        if queue.partition:  # a QOS is in no list of partitions
+            continue
         now = live.get(name)
         if now is None:
             gone = {"queues": {name: GONE}} if name != site.queue else {}

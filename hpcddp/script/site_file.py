@@ -110,6 +110,7 @@ QUEUE: dict[str, Reader] = {
     "gpus": read_number,
     "gpu": read_text,
     "vendor": read_choice("nvidia", "amd", "intel"),
+    "gpu_type": read_text,
     "gpu_mem_gb": read_count,
     "cpus": read_count,
     "cpus_per_gpu": read_count,
@@ -118,6 +119,8 @@ QUEUE: dict[str, Reader] = {
     "local_gb": read_count,
     "exclusive": read_flag,
     "routing": read_flag,
+    "partition": read_text,
+    "gpu_chunks": read_flag,
     "limits": read_limits,
     "source": read_text,
 }
@@ -204,6 +207,7 @@ def site_keys(rows: Sequence[Scheduler]) -> dict[str, Reader]:
     return {
         **SITE,
         **({} if any(row.directives.chunks for row in rows) else _without_chunks(rows)),
+        "queues": partial(read_blocks, Queue, _queue_keys(rows)),
         "account": partial(read_block, Account, account),
         "size": _read_word(rows, "size"),
         "queue_option": _read_word(rows, "queue_option", "none"),
@@ -221,6 +225,14 @@ def _without_chunks(rows: Sequence[Scheduler]) -> dict[str, Reader]:
     """Readers of what only a request of chunks can carry, where no scheduler has one: dropped, it would be lost."""
     refused = {key: partial(_refuse_key, _titles(rows), key) for key in ("chunk", "placement")}
     return {**refused, "vars": partial(read_blocks, Variable, {**VARIABLE, "chunk": refused["chunk"]})}
+
+
+def _queue_keys(rows: Sequence[Scheduler]) -> dict[str, Reader]:
+    """The keys of a queue. Those are refused that no request of these schedulers can carry: dropped, they would be
+    lost."""
+    lost = [] if any(row.directives.chunks for row in rows) else ["gpu_chunks"]
+    lost += [] if any("gpus_option" in row.directives.site_words for row in rows) else ["gpu_type", "partition"]
+    return {**QUEUE, **{key: partial(_refuse_key, _titles(rows), key) for key in lost}}
 
 
 def _titles(rows: Sequence[Scheduler]) -> str:

@@ -76,6 +76,7 @@ def format_queue(queue: Queue) -> str:
     unit = "hardware threads" if queue.cpu_unit == "hwthread" else "cores"
     of_model = f"{queue.gpus} x {queue.gpu}" if queue.gpus and queue.gpu else format_count(queue.gpus or 0, "GPU")
     parts = [
+        f"QOS of {queue.partition}" if queue.partition else "",
         "" if queue.gpus is None else of_model,
         f"{queue.cpus} {unit}" if queue.cpus else "",
         f"{queue.mem_gb} GB" if queue.mem_gb else "",

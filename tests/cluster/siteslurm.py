@@ -54,7 +54,8 @@ def write_conf(folder: Path, site: Site, features: set[str]) -> None:
         count = 8 if queue.gpus is None else queue.gpus
         shape = f"CPUs={cpus} Boards=1 SocketsPerBoard=1 CoresPerSocket={cpus // threads} ThreadsPerCore={threads}"
         shape += f" RealMemory={(queue.mem_gb or 1000) * 1024} State=CLOUD"
-        shape += f" Gres=gpu:{count}" if count else ""
+        kind = f"{queue.gpu_type}:" if queue.gpu_type else ""
+        shape += f" Gres=gpu:{kind}{count}" if count else ""
         shape += f" Feature={','.join(sorted(features))}" if features else ""
         lines.append(f"NodeName={nodes} {shape}\n")
         longest = max((r.walltime_s or 0 for r in queue.limits), default=0)
@@ -63,7 +64,8 @@ def write_conf(folder: Path, site: Site, features: set[str]) -> None:
         # where the queue is a QOS, or the server chooses, the partition is the site's only one
         lines.append(f"PartitionName={name} Nodes={nodes} {default}{limit} State=UP\n")
         if count:
-            gres.append(f"NodeName={nodes} Name=gpu Count={count}\n")
+            kind = f" Type={queue.gpu_type}" if queue.gpu_type else ""
+            gres.append(f"NodeName={nodes} Name=gpu{kind} Count={count}\n")
     (folder / "state").mkdir(parents=True)
     (folder / "slurm.conf").write_text("".join(lines))
     (folder / "gres.conf").write_text("".join(gres))

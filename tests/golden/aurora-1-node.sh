@@ -27,6 +27,7 @@ export CCL_KVS_MODE=mpi
 export FI_MR_CACHE_MONITOR=userfaultfd
 export http_proxy=http://proxy.alcf.anl.gov:3128
 export https_proxy=http://proxy.alcf.anl.gov:3128
+export no_proxy='admin,*.hostmgmt.cm.aurora.alcf.anl.gov,*.alcf.anl.gov,localhost'
 
 read -r MASTER_ADDR < "${PBS_NODEFILE:?is not set: this is a PBS job script}" # a candidate: the ranks verify it
 MASTER_ADDR=${MASTER_ADDR%%.*}.hsn.cm.aurora.alcf.anl.gov # its name on the network that ranks meet on

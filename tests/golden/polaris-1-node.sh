@@ -34,6 +34,7 @@ export FI_CXI_DEFAULT_CQ_SIZE=131072
 export TMPDIR=/tmp
 export http_proxy=http://proxy.alcf.anl.gov:3128
 export https_proxy=http://proxy.alcf.anl.gov:3128
+export no_proxy='admin,polaris-adminvm-01,localhost,*.cm.polaris.alcf.anl.gov,polaris-*,*.polaris.alcf.anl.gov,*.alcf.anl.gov'
 export CUDA_VISIBLE_DEVICES=3,2,1,0 # a rank's GPU is the one next to its CPUs
 
 read -r MASTER_ADDR < "${PBS_NODEFILE:?is not set: this is a PBS job script}" # a candidate: the ranks verify it

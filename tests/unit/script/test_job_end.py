@@ -8,6 +8,7 @@ from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.job_end import JobEnd, note_job_end, read_job_end
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.supervisor.job import End, Job, MovingEnd
+from hpcddp.supervisor.order import Order
 from hpcddp.supervisor.supervise import Start
 
 from .conftest import StubbedNode, script
@@ -37,11 +38,11 @@ def test_the_file_follows_an_end_that_is_moved(tmp_path):
 
     job = Job("slurm", "77", "77")
     start = Start.__new__(Start)
-    start._job, start._attempt, start._warn_at = job, attempt, None
+    start._job, start._attempt, start._order = job, attempt, Order("", {}, "openmpi", warns_s=100)
     start._end, start._reports, start._tell = Moved(job, End(2000000000, "before"), {}), Ranks(), lambda _text: None
     start._stop_request = type("Nobody", (), {"look": lambda self: None})()
     start._look_around()
-    assert read_job_end(attempt) == JobEnd("slurm", "77", 2000000600, "as scontrol says")
+    assert read_job_end(attempt) == JobEnd("slurm", "77", 2000000600, "as scontrol says", 2000000500)
     assert told == [2000000600]
 
 

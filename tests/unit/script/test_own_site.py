@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from hpcddp.errors import RequestError, SiteError
+from hpcddp.lint.equivalent import same_job
+from hpcddp.lint.script import read_script
 from hpcddp.schedulers.pbs import parse_queues
 from hpcddp.schedulers.row import QueueFound
 from hpcddp.schedulers.slurm import parse_partitions
@@ -17,6 +20,8 @@ from hpcddp.script.loading import load_yaml
 from hpcddp.script.schema import site_schema
 from hpcddp.script.site_file import load_site
 from hpcddp.script.survey import format_start
+
+from .conftest import script
 
 
 def captured(repo, name: str) -> str:
@@ -125,3 +130,118 @@ def test_the_schema_knows_what_the_loader_refuses():
     assert not matches(schema, {"schema": "1", "scheduler": "torque"})
     assert not matches(schema, {"queues": {"a": {"gpuz": "4"}}})
     assert not matches(schema, {"queues": {"a": {"limits": [{"walltime": "10:00"}]}}})
+
+
+GPU_TYPE = """\
+# https://docs.example.org/
+schema: 1
+summary: two kinds of GPU
+scheduler: {scheduler}
+standing: documented
+verified: 2026-11-24
+walltime: 1:00:00
+queue: gpu
+queues: {{gpu: {{gpus: 4, gpu_type: gh200, cpus: 288}}, cpu: {{gpus: 0, cpus: 64}}}}
+{said}
+"""
+
+
+def test_a_gpu_type_stands_in_each_form_of_the_request(tmp_path):
+    (tmp_path / "my.yaml").write_text("")
+    for said, line in (
+        ("gpus_option: --gres", "--gres=gpu:gh200:4"),
+        ("gpus_option: --gpus", "--gpus=gh200:8"),
+        ("", "--gpus-per-node=gh200:4"),
+    ):
+        (tmp_path / "my.yaml").write_text(GPU_TYPE.format(scheduler="slurm", said=f"{said}\nlauncher: {{name: srun}}"))
+        assert f"\n#SBATCH {line}\n" in script(str(tmp_path / "my.yaml"), nodes="2"), said
+        assert "gh200" not in script(str(tmp_path / "my.yaml"), queue="cpu", ranks_per_node="2")
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "key", "value", "title"),
+    [
+        ("pbs", "gpu_type", "gh200", "PBS"),
+        ("pbs", "partition", "gpu", "PBS"),
+        ("slurm", "gpu_chunks", "true", "Slurm"),
+        ("gridengine", "gpu_chunks", "true", "Grid Engine"),
+        ("gridengine", "gpu_type", "gh200", "Grid Engine"),
+    ],
+)
+def test_a_key_of_a_queue_that_no_request_could_carry_is_refused(tmp_path, scheduler, key, value, title):
+    text = GPU_TYPE.format(scheduler=scheduler, said="").replace("gpu_type: gh200", f"{key}: {value}")
+    (tmp_path / "my.yaml").write_text(text)
+    with pytest.raises(SiteError) as error:
+        load_site("my", str(tmp_path / "my.yaml"))
+    assert error.value.message.endswith(f", but {title} has no use for this key")
+    assert error.value.hint == f"leave out {key}"
+
+
+def test_a_queue_of_gpu_chunks_asks_for_one_chunk_for_each_gpu_and_places_none():
+    asked = {"account": "a", "walltime": "1:00:00", "queue": "by-gpu"}
+    text = script("sophia", **asked, gpus_per_node="4")
+    assert "\n#PBS -l select=4:mpiprocs=1:ompthreads=16\n" in text
+    assert "place=" not in text
+    assert "\n#PBS -l place=excl\n" in script("sophia", **asked, exclusive="true")
+    for more, message in (
+        ({"gpus_per_node": "3"}, "1 to 2 GPUs, .* not 1 with 3 GPUs"),
+        ({"gpus_per_node": "2", "ranks_per_node": "4"}, "4 ranks do not go on 2 GPUs"),
+        ({"mem_gb": "100"}, "mem_gb 100 cannot be asked for"),
+    ):
+        with pytest.raises(RequestError, match=message):
+            script("sophia", **asked, **more)
+
+
+def test_lint_finds_the_chunks_of_such_a_queue_as_gpus_of_one_node():
+    text = "#!/bin/bash\n#PBS -q by-gpu -l select=4 -l walltime=1:00:00 -A abc\nmpirun -np 4 python a.py\n"
+    site = open_site(SiteChoice("sophia", "test"), {})
+    known = read_script(text, site, lambda path: True)
+    assert (known.request.nodes, known.request.gpus_per_node) == (1, 4)
+    line = "hpcddp render --site sophia --nodes 1 --gpus-per-node 4 --walltime 01:00:00 --queue by-gpu --account abc"
+    for read in (known, read_script(text, None, lambda path: True)):
+        assert same_job(read, site).line.startswith(line)
+
+
+QOS = """\
+# https://docs.example.org/
+schema: 1
+summary: a partition and two QOS of it
+scheduler: slurm
+standing: documented
+verified: 2026-11-24
+walltime: 1:00:00
+queue: prod
+queues:
+  prod: {gpus: 4, cpus: 64}
+  debug: {like: prod, partition: prod, limits: [{nodes: 1-2}]}
+launcher: {name: srun}
+"""
+
+
+def test_a_queue_that_is_a_qos_of_a_partition_stands_beside_it(tmp_path):
+    (tmp_path / "my.yaml").write_text(QOS)
+    assert "\n#SBATCH --partition=prod\n#SBATCH --qos=debug\n" in script(str(tmp_path / "my.yaml"), queue="debug")
+    assert "--qos" not in script(str(tmp_path / "my.yaml"), queue="prod")
+    with pytest.raises(RequestError, match="queue debug of site my takes 1 to 2 nodes"):
+        script(str(tmp_path / "my.yaml"), queue="debug", nodes="3")
+
+
+@pytest.mark.parametrize("word", ["partition: a b", 'gpu_type: "#"', "gpu_type: a\\"])
+def test_a_word_of_a_queue_that_no_directive_can_carry_is_refused(tmp_path, word):
+    (tmp_path / "my.yaml").write_text(QOS.replace("partition: prod", word))
+    with pytest.raises(RequestError, match=f"{word.split(':')[0]} of queue debug in .*my.yaml .* is not a word"):
+        script(str(tmp_path / "my.yaml"), queue="debug")
+
+
+def test_lint_finds_a_qos_of_a_partition_as_the_queue_that_it_is(tmp_path):
+    (tmp_path / "my.yaml").write_text(QOS)
+    site = load_site("my", str(tmp_path / "my.yaml"))
+    for said, queue in (
+        ("-p prod\n#SBATCH -q debug", "debug"),
+        ("--qos=debug", "debug"),
+        ("-p other\n#SBATCH -q debug", "other"),
+        ("-p prod\n#SBATCH -q unknown", "prod"),
+        ("-N 2", "prod"),
+    ):
+        read = read_script(f"#!/bin/bash\n#SBATCH {said}\nsrun python a.py\n", site, lambda path: True)
+        assert read.queue_name == queue, said

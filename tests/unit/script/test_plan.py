@@ -97,6 +97,15 @@ def test_the_nearest_request_that_fits_is_taken_from_the_rules_of_the_size():
         check_limits(site, "batch", 200, 60)
 
 
+def test_the_nearest_number_of_nodes_is_one_that_a_rule_about_gpus_takes():
+    rules = (Limit(nodes=(1, 4), gpus=(1, 4)), Limit(gpus=(5, 10)))
+    site = Site("x", "x.yaml", "", "", "slurm", "documented", "2026-01-01", queues={"gpu": Queue(limits=rules)})
+    for nodes, gpus, hint in ((4, 16, "--nodes 2"), (1, 11, "other --nodes, or other --gpus-per-node")):
+        with pytest.raises(RequestError) as error:
+            check_limits(site, "gpu", nodes, 60, gpus)
+        assert error.value.hint == f"nearest: {hint}", nodes
+
+
 def test_node_hours_bound_the_walltime_of_large_jobs():
     rule = Limit((1, 4), None, 2)
     site = Site("s", "s.yaml", "", "", "slurm", "documented", "2026-01-01", queues={"debug": Queue(limits=(rule,))})

@@ -10,7 +10,7 @@ import pytest
 from hpcddp.errors import SiteError
 from hpcddp.script.find_site import site_files
 from hpcddp.script.plan import PlannedBy, plan_job
-from hpcddp.script.site import Site
+from hpcddp.script.site import Queue, Site
 from hpcddp.script.site_age import remark_age
 from hpcddp.script.site_file import load_site
 from hpcddp.script.spec import read_spec
@@ -20,9 +20,11 @@ SITES = {name: load_site(name, path) for name, path in site_files({}).items()}
 ASKS = {
     "aspire2a": "still needs GPUs per node",
     "gadi": "still needs",
+    "horizon": "still needs a launcher",
     "imperial-cx3": "still needs GPUs per node",
     "jupiter": "still needs CPUs per rank",
     "juwels-booster": "still needs CPUs per rank",
+    "lonestar6": "still needs",
     "stampede3": "still needs a launcher",
 }
 SHARED = [
@@ -47,6 +49,13 @@ def plan(site: Site, queue: str, **asked: str):  # type: ignore[no-untyped-def] 
     )
 
 
+def least_nodes(about: Queue, gpus: int) -> int:
+    """The smallest job of nodes with so many GPUs that the queue takes: some want 65 nodes, or 4 GPUs, at least. 0 if
+    it takes none."""
+    fits = (n for n in range(1, 99) if not about.limits or any(r.takes(n, n * gpus) for r in about.limits))
+    return next(fits, 0)
+
+
 def test_there_are_such_queues() -> None:
     assert {param.id.split()[0] for param in SHARED} >= {"delta", "derecho", "isambard-ai", "lumi-g", "leonardo"}
 
@@ -55,9 +64,11 @@ def test_there_are_such_queues() -> None:
 def test_each_gpu_goes_with_its_share(site: Site, queue: str) -> None:
     about = site.queues[queue]
     assert about.gpus
-    whole = plan(site, queue)
-    for gpus in range(1, about.gpus):
-        part = plan(site, queue, gpus_per_node=str(gpus))
+    whole = plan(site, queue, nodes=str(least_nodes(about, about.gpus)))
+    sizes = [gpus for gpus in range(1, about.gpus) if least_nodes(about, gpus)]  # Sophia's by-gpu: 1, 2 and 4
+    assert sizes
+    for gpus in sizes:
+        part = plan(site, queue, nodes=str(least_nodes(about, gpus)), gpus_per_node=str(gpus))
         assert part.cpus_per_node <= -(-whole.cpus_per_node * gpus // about.gpus), gpus
         assert part.mem_gb <= -(-whole.mem_gb * gpus // about.gpus), gpus
         assert part.cpus_per_node >= 1

@@ -26,6 +26,7 @@ queue: gpu
 queues:
   gpu: {gpus: 4, cpus: 64, mem_gb: 500, limits: [{nodes: 1-8, walltime: 24:00:00}]}
   old: {gpus: 4, cpus: 64}
+  dbg: {like: gpu, partition: gpu}
 modules: {load: [cuda/12.2, mpi]}
 launcher: {name: srun}
 """
@@ -79,11 +80,12 @@ def test_each_difference_is_said_once_and_written_once(
         "site mine: 5 differ",
     ]
     assert "accounts that you may charge: abc, def" in out.err
+    assert "QOS dbg: not asked (sacctmgr show qos)" in out.err
     assert main(["sites", "check", "mine", "--write"]) == 1
     written = capsys.readouterr().out.strip()
     assert written == str(config / "overlays/mine.yaml")
     site = load_site("mine", str(config / "sites/mine.yaml"), written)
-    assert list(site.queues) == ["gpu"]
+    assert list(site.queues) == ["gpu", "dbg"]
     (rule,) = site.queues["gpu"].limits
     assert (rule.nodes, rule.walltime_s) == ((1, 4), 12 * 3600)
     assert site.modules.load == ("cuda/12.6", "mpi")

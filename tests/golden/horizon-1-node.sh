@@ -1,0 +1,29 @@
+#!/bin/bash
+#SBATCH --job-name=train
+#SBATCH --partition=gb
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=2
+#SBATCH --cpus-per-task=36
+#SBATCH --time=02:20:05
+#SBATCH --output=%x-%j.out
+#SBATCH --no-requeue
+# Made by hpcddp 1.2.3 for site horizon (https://docs.tacc.utexas.edu/hpc/horizon/):
+#   hpcddp render job.yaml
+# Nodes 1, ranks per node 2, ranks 2, CPUs per rank 36.
+
+cd "${SLURM_SUBMIT_DIR:-.}" || exit
+
+set -e # from here on a line that fails ends the job
+launcher=$(type -P mpirun) || launcher=mpirun # the site's goes before the environment's
+HPCDDP_PYTHON=/opt/env/bin/python
+export PATH="${HPCDDP_PYTHON%/*}:$PATH" OMP_NUM_THREADS=36
+
+export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train
+
+exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"horizon\"\nnodes: 1\nwalltime: \"02:20:05\"\nlauncher: \"openmpi\"\ncommand: [\"python\", \"train.py\"]\n", "plan": {"schema": 1, "name": "train", "site": "horizon", "scheduler": "slurm", "launcher": "openmpi", "nodes": 1, "ranks_per_node": 2, "world_size": 2, "gpus_per_node": 2, "cpus_per_rank": 36, "threads_per_rank": 36, "walltime_s": 8405, "queue": "gb", "account": null, "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}, "makes_ranks": "openmpi", "walltime_s": 8405, "passes_on": "USR1"}' -- \
+    "$launcher" -np 2 --map-by ppr:2:node --bind-to none \
+    -x PATH -x OMP_NUM_THREADS \
+    -x HPCDDP_PYTHON -x HPCDDP_RUN_DIR -x HPCDDP_ATTEMPT -x HPCDDP_DEADLINE -x HPCDDP_LOG_RANKS \
+    ${LD_LIBRARY_PATH:+-x LD_LIBRARY_PATH} \
+    "$HPCDDP_PYTHON" -m hpcddp exec -- \
+    python train.py

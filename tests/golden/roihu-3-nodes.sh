@@ -1,0 +1,34 @@
+#!/bin/bash
+#SBATCH --job-name=train
+#SBATCH --account=project_2001234
+#SBATCH --partition=gpularge
+#SBATCH --nodes=3
+#SBATCH --ntasks-per-node=4
+#SBATCH --cpus-per-task=72
+#SBATCH --gres=gpu:gh200:4
+#SBATCH --time=02:20:05
+#SBATCH --output=%x-%j.out
+#SBATCH --no-requeue
+# Made by hpcddp 1.2.3 for site roihu (https://docs.csc.fi/computing/systems-roihu/):
+#   hpcddp render job.yaml
+# Nodes 3, ranks per node 4, ranks 12, CPUs per rank 72.
+
+cd "${SLURM_SUBMIT_DIR:-.}" || exit
+
+module load python-pytorch/2.10 || exit
+
+set -e # from here on a line that fails ends the job
+HPCDDP_PYTHON=/opt/env/bin/python
+export PATH="${HPCDDP_PYTHON%/*}:$PATH" OMP_NUM_THREADS=72
+
+export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train
+export HPCDDP_STAGED=$TMPDIR # below it each attempt has a folder, copied to once on each node
+
+exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"roihu\"\nnodes: 3\nwalltime: \"02:20:05\"\nqueue: \"gpularge\"\naccount: \"project_2001234\"\nstage_in: [\"data/train.tar\"]\ncommand: [\"python\", \"train.py\"]\n", "plan": {"schema": 1, "name": "train", "site": "roihu", "scheduler": "slurm", "launcher": "srun", "nodes": 3, "ranks_per_node": 4, "world_size": 12, "gpus_per_node": 4, "cpus_per_rank": 72, "threads_per_rank": 72, "walltime_s": 8405, "queue": "gpularge", "account": "project_2001234", "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}, "makes_ranks": "srun", "walltime_s": 8405, "passes_on": "USR1"}' -- \
+    srun --nodes=3 --ntasks=3 --ntasks-per-node=1 \
+    --cpus-per-task=288 --kill-on-bad-exit=1 \
+    bash -c 'mkdir -p "$HPCDDP_STAGED" && cp -rL -- "$@" "$HPCDDP_STAGED"' stage data/train.tar --then \
+    srun --nodes=3 --ntasks=12 --ntasks-per-node=4 \
+    --cpus-per-task=72 --kill-on-bad-exit=1 \
+    "$HPCDDP_PYTHON" -m hpcddp exec -- \
+    python train.py

@@ -1,0 +1,40 @@
+#!/bin/bash
+#PBS -N train
+#PBS -A abc123
+#PBS -q by-node
+#PBS -l select=3:mpiprocs=8:ompthreads=16
+#PBS -l place=scatter
+#PBS -l walltime=02:20:05
+#PBS -j oe
+#PBS -r n
+#PBS -k doe
+#PBS -l filesystems=eagle
+# Made by hpcddp 1.2.3 for site sophia (https://docs.alcf.anl.gov/sophia/):
+#   hpcddp render job.yaml
+# Nodes 3, ranks per node 8, ranks 24, CPUs per rank 32.
+
+cd "${PBS_O_WORKDIR:-.}" || exit # PBS starts in the home folder
+
+. /etc/profile
+module use /soft/modulefiles || exit
+module load compilers/openmpi || exit
+module load conda || exit
+conda activate base || exit
+
+set -e # from here on a line that fails ends the job
+launcher=$(type -P mpirun) || launcher=mpirun # the site's goes before the environment's
+HPCDDP_PYTHON=/opt/env/bin/python
+export PATH="${HPCDDP_PYTHON%/*}:$PATH" OMP_NUM_THREADS=16
+export http_proxy=http://proxy.alcf.anl.gov:3128
+export https_proxy=http://proxy.alcf.anl.gov:3128
+
+read -r MASTER_ADDR < "${PBS_NODEFILE:?is not set: this is a PBS job script}" # a candidate: the ranks verify it
+export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train MASTER_ADDR
+
+exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"sophia\"\nnodes: 3\nwalltime: \"02:20:05\"\naccount: \"abc123\"\ncommand: [\"python\", \"train.py\"]\nfilesystems: \"eagle\"\n", "plan": {"schema": 1, "name": "train", "site": "sophia", "scheduler": "pbs", "launcher": "openmpi", "nodes": 3, "ranks_per_node": 8, "world_size": 24, "gpus_per_node": 8, "cpus_per_rank": 32, "threads_per_rank": 16, "walltime_s": 8405, "queue": "by-node", "account": "abc123", "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}, "makes_ranks": "openmpi", "walltime_s": 8405, "passes_on": "USR1"}' -- \
+    "$launcher" -np 24 --map-by ppr:8:node --bind-to none -hostfile "$PBS_NODEFILE" \
+    -x PATH -x OMP_NUM_THREADS -x http_proxy -x https_proxy -x MASTER_ADDR \
+    -x HPCDDP_PYTHON -x HPCDDP_RUN_DIR -x HPCDDP_ATTEMPT -x HPCDDP_DEADLINE -x HPCDDP_LOG_RANKS \
+    ${LD_LIBRARY_PATH:+-x LD_LIBRARY_PATH} \
+    "$HPCDDP_PYTHON" -m hpcddp exec -- \
+    python train.py
