@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Mapping
 
-from hpcddp.errors import RequestError
+from hpcddp.errors import HpcddpError, RequestError, SchedulerError
 from hpcddp.login.find_run import find_run, is_same_job, list_all_runs, list_jobs
 from hpcddp.login.look import look_here
 from hpcddp.login.planning import plan_spec
@@ -67,8 +67,6 @@ def check_parts(parts: Parts, env: Mapping[str, str]) -> list[str]:
 def submit_parts(parts: Parts, env: Mapping[str, str]) -> list[Queued]:
     """Queue them all; on this machine one after another. What was queued stays queued if a later one is refused: the
     error says how many were."""
-    from hpcddp.errors import HpcddpError
-
     if parts.sweep is not None:
         _note(parts)
     queued: list[Queued] = []
@@ -76,12 +74,14 @@ def submit_parts(parts: Parts, env: Mapping[str, str]) -> list[Queued]:
     for number, part in enumerate(parts.parts, 1):
         try:
             done = submit_part(part, env, number, before)
-        except HpcddpError as error:
+        except (HpcddpError, KeyboardInterrupt) as error:
             if not queued:
                 raise
             ids = f"{queued[0].submission.job} to {queued[-1].submission.job}"
-            told = f"{error.message}; {len(queued)} of {len(parts.parts)} jobs are queued, {ids}"
-            raise type(error)(told, error.hint) from error
+            left = f"; {len(queued)} of {len(parts.parts)} jobs are queued, {ids}"
+            if isinstance(error, HpcddpError):
+                raise type(error)(f"{error.message}{left}", error.hint) from error
+            raise SchedulerError(f"interrupted{left}", f"hpcddp cancel {queued[0].submission.job}") from error
         queued.append(done)
         if find_scheduler(part.plan.site.scheduler).this_machine:
             before = done.submission

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
+import shlex
+import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 
 from hpcddp.errors import HpcddpError, RequestError, SchedulerError
-from hpcddp.login.background import name_job, output_of, start_job
+from hpcddp.login.background import end_job, name_job, output_of, start_job
 from hpcddp.login.clean_env import clean_environment
 from hpcddp.record import Record
-from hpcddp.runs.choice import Origin, RunChoice, choose_run, is_run
+from hpcddp.runs.choice import Origin, RunChoice, check_unused, choose_run, is_run
 from hpcddp.runs.folder import RunFolder, list_holders
 from hpcddp.runs.jsonfile import write_object
 from hpcddp.runs.lock import read_end, read_holder
@@ -68,6 +70,7 @@ def plan_part(plan: JobPlan, env: Mapping[str, str], index: str = "") -> Part:
                 f"{plan.run_dir} is a run already, and an array has one for each index beside its own folder",
                 f"--name {plan.name}-array",
             )
+        check_unused(run)
         return Part(plan, render_script(plan), run, not is_run(run), "", index)
     choice = choose_run(plan.asked_run._replace(base=base), Origin())
     _check_free(choice, plan, env)
@@ -91,12 +94,19 @@ def submit_part(
         submission = _describe(part, created_in or os.getcwd())
         row = find_scheduler(plan.site.scheduler)
         clean = clean_environment(env)
-        if row.this_machine:
-            submission = submission._replace(job=name_job(number), output=output_of(folder))
-            submission = start_job(submission, folder, clean, part.array_index, before)
-        else:
-            submission = submission._replace(job=_hand_in(row, plan, script_of(folder), clean, submission.folder))
-        note_submission(folder, submission)
+        with _later_interrupts() as interrupts:
+            if row.this_machine:
+                submission = submission._replace(job=name_job(number), output=output_of(folder))
+                submission = start_job(submission, folder, clean, part.array_index, before)
+            else:
+                submission = submission._replace(job=_hand_in(row, plan, script_of(folder), clean, submission.folder))
+            try:
+                note_submission(folder, submission)
+                if interrupts:
+                    raise KeyboardInterrupt
+            except (OSError, KeyboardInterrupt):
+                _take_back(submission, clean)
+                raise
     except OSError as error:
         _clean_up(part, folder)
         where = error.filename or run.path
@@ -104,10 +114,41 @@ def submit_part(
             f"{where} cannot be written: {(error.strerror or str(error)).lower()}",
             "choose a folder that every node can write: --set run_dir=DIR",
         ) from error
-    except HpcddpError:
+    except (HpcddpError, KeyboardInterrupt):
         _clean_up(part, folder)
         raise
     return Queued(submission, run)
+
+
+@contextmanager
+def _later_interrupts() -> Iterator[list[int]]:
+    """Ctrl-C waits for the end of the block: between the hand-in and the note, it would leave a job that no run knows.
+    The list has the ones that came."""
+    came: list[int] = []
+    try:
+        before = signal.signal(signal.SIGINT, lambda number, _frame: came.append(number))
+    except ValueError:  # Python tells only its main thread of them
+        yield came
+        return
+    try:
+        yield came
+    finally:
+        signal.signal(signal.SIGINT, before or signal.default_int_handler)
+
+
+def _take_back(submission: Submission, env: Mapping[str, str]) -> None:
+    """End a job that could not be noted. SchedulerError if it is still in the queue."""
+    row = find_scheduler(submission.scheduler)
+    if row.this_machine:
+        end_job(submission, kill=True)
+        return
+    words = [*row.commands.cancel, submission.job]
+    answer = run_program(words, env, apart=True)
+    if answer.status:
+        raise SchedulerError(
+            f"job {submission.job} is queued, and not noted in its run: {(answer.stderr or answer.stdout).strip()}",
+            shlex.join(words),
+        )
 
 
 def _hand_in(row: Scheduler, plan: JobPlan, script: str, env: Mapping[str, str], folder: str) -> str:
@@ -117,7 +158,7 @@ def _hand_in(row: Scheduler, plan: JobPlan, script: str, env: Mapping[str, str],
     words = [script if word == "{script}" else word for word in words]
     if not words:
         raise SchedulerError(f"hpcddp submits no jobs to {row.title}", "hpcddp render … | its own command")
-    answer = run_program(words, env, folder=folder)
+    answer = run_program(words, env, folder=folder, apart=True)
     said = [line.strip() for line in answer.stdout.splitlines() if line.strip()]
     found = re.fullmatch(row.commands.submitted, said[-1]) if said else None
     if answer.status == 0 and found is not None:
@@ -186,11 +227,17 @@ def _make_folder(part: Part) -> None:
 
 
 def _clean_up(part: Part, folder: str) -> None:
-    """Nothing was queued: what was made for it goes."""
+    """Nothing was queued: what was made for it goes, and nothing else that lies in the folder."""
+    run = part.place
     if folder:
         drop_submission(folder)
-    if part.is_new and not list_holders(part.place) and not read_submissions(part.place):
-        shutil.rmtree(part.place.path, ignore_errors=True)
+    if part.is_new and not list_holders(run) and not read_submissions(run):
+        for path in (run.about, run.job, run.plan, run.sweep):
+            with suppress(OSError):
+                os.unlink(path)
+        for path in (run.submitted, run.path):
+            with suppress(OSError):  # it is not empty
+                os.rmdir(path)
 
 
 def _describe(part: Part, folder: str) -> Submission:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from hpcddp.errors import RequestError
@@ -72,12 +73,17 @@ def write_object(path: str, content: Mapping[str, Any], *, durable: bool = False
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     folder, name = os.path.split(path)
     partial = os.path.join(folder, f".{name}.tmp-{os.getpid()}")
-    with open(partial, "w", encoding="utf-8") as file:
-        file.write(json.dumps({"schema": SCHEMAS[name], **content}, indent=1) + "\n")
-        if durable:
-            file.flush()
-            os.fsync(file.fileno())
-    os.replace(partial, path)
+    try:
+        with open(partial, "w", encoding="utf-8") as file:
+            file.write(json.dumps({"schema": SCHEMAS[name], **content}, indent=1) + "\n")
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(partial)
+        raise
 
 
 def read_text(path: str) -> str:

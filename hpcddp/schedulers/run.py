@@ -24,8 +24,9 @@ def run_program(
     *,
     folder: str | None = None,
     patience_s: float | None = None,
+    apart: bool = False,
 ) -> Answer:
-    """What a program says, run in `folder`. SchedulerError if it cannot be started, or has not answered in time."""
+    """What a program says, run in `folder`. `apart`: the terminal's Ctrl-C does not reach it. SchedulerError if it cannot be started, or has not answered in time."""
     patience_s = _PATIENCE_S if patience_s is None else patience_s
     try:
         done = subprocess.run(
@@ -36,6 +37,7 @@ def run_program(
             capture_output=True,
             timeout=patience_s,
             check=False,
+            start_new_session=apart,
         )
     except OSError as e:
         where = f" in {folder}" if folder is not None and not os.path.isdir(folder) else ""

@@ -81,6 +81,72 @@ def test_an_answer_without_an_id_is_no_success(
     assert "which has no job id: the job may be queued all the same" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("array", [(), ("--array", "1-3")])
+def test_a_refusal_leaves_the_folders_own_files_where_they_are(
+    array: tuple[str, ...], here: Path, program: Program
+) -> None:
+    program("sbatch", "echo 'sbatch: error: Invalid account' >&2; exit 1")
+    (here / "data").mkdir()
+    (here / "data/images.bin").write_text("precious")
+    assert submit("--set", "run_dir=data", *array, *TRAIN) == 5
+    assert os.listdir(here / "data") == ["images.bin"]
+    assert submit("--set", "run_dir=.", *array, *TRAIN) == 5
+    assert os.listdir(here) == ["data"]
+
+
+@pytest.mark.parametrize("array", [(), ("--array", "1-3")])
+def test_a_folder_that_is_no_run_keeps_its_job_yaml(
+    array: tuple[str, ...], here: Path, program: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program("sbatch", SBATCH)
+    (here / "job.yaml").write_text("mine")
+    assert submit("--set", "run_dir=.", *array, *TRAIN) == 2
+    said = capsys.readouterr().err
+    assert "is no run, and the run would write over its job.yaml" in said
+    assert "hint: --set run_dir=runs/train" in said
+    assert os.listdir(here) == ["job.yaml"]
+
+
+def test_a_job_that_cannot_be_noted_is_taken_back(
+    here: Path, program: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program("sbatch", 'mkdir -p "$(dirname "$2")/submission.json/in-the-way"; echo 4711')
+    program("scancel", 'echo "$@" >> cancelled')
+    assert submit(*TRAIN) == 2
+    assert "cannot be written" in capsys.readouterr().err
+    assert (here / "cancelled").read_text() == "4711\n"
+    assert os.listdir(here / "runs") == []
+    program("scancel", "echo 'scancel: error: Unable to contact slurm controller' >&2; exit 1")
+    assert submit(*TRAIN) == 5
+    said = capsys.readouterr().err
+    assert "job 4711 is queued, and not noted in its run: scancel: error: Unable to contact" in said
+    assert "hint: scancel 4711" in said
+
+
+def test_an_interrupt_while_the_scheduler_answers_takes_the_job_back(
+    here: Path, program: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program("sbatch", "kill -INT $PPID; echo 4711")
+    program("scancel", 'echo "$@" >> cancelled')
+    assert submit(*TRAIN) == 130
+    out = capsys.readouterr()
+    assert (out.out, out.err.splitlines()[-1]) == ("", "hpcddp: interrupted")
+    assert (here / "cancelled").read_text() == "4711\n"
+    assert os.listdir(here / "runs") == []
+
+
+def test_an_interrupt_among_several_jobs_says_what_is_queued(
+    here: Path, program: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program("sbatch", "[ -e one ] && kill -INT $PPID; [ -e one ] && echo 101 || echo 100; touch one")
+    program("scancel", 'echo "$@" >> cancelled')
+    assert submit("--name", "s", "--set", "sweep.nodes=1,2,4", *TRAIN) == 5
+    said = capsys.readouterr().err
+    assert "interrupted; 1 of 3 jobs are queued, 100 to 100" in said
+    assert "hint: hpcddp cancel 100" in said
+    assert (here / "cancelled").read_text() == "101\n"
+
+
 def test_two_jobs_cannot_wait_for_one_run_unless_one_waits_for_the_other(
     here: Path, program: Program, capsys: pytest.CaptureFixture[str]
 ) -> None:
