@@ -26,7 +26,10 @@ def run_program(
     patience_s: float | None = None,
     apart: bool = False,
 ) -> Answer:
-    """What a program says, run in `folder`. `apart`: the terminal's Ctrl-C does not reach it. SchedulerError if it cannot be started, or has not answered in time."""
+    """What a program says, run in `folder`. `apart`: the terminal's Ctrl-C does not reach it.
+
+    SchedulerError if it cannot be started, or has not answered in time.
+    """
     patience_s = _PATIENCE_S if patience_s is None else patience_s
     try:
         done = subprocess.run(
