@@ -28,7 +28,8 @@ def read_axes(value: object, where: str) -> dict[str, tuple[str, ...]]:
     """Axes as a job file gives them: each name with a list of values, or a range `1-3` or `0-100:25`, both ends
     included. RequestError for anything else, and for more than MOST points."""
     if not isinstance(value, dict) or not value:
-        raise RequestError(f"{where} is not a mapping of names to values", "sweep: {lr: [0.1, 0.01], seed: 1-3}")
+        hint = "--set sweep.lr=0.1,0.01" if where.startswith("--set") else "sweep: {lr: [0.1, 0.01], seed: 1-3}"
+        raise RequestError(f"{where} is not a mapping of names to values", hint)
     axes = {str(name): _read_values(str(name), values, where) for name, values in value.items()}
     points = count_points(axes)
     if points > MOST:

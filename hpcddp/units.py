@@ -17,7 +17,15 @@ WALLTIME_PATTERN = (
 )
 _FORMS = "1:30:00 (hours:minutes:seconds), 90m, 1h30m or 2-00:00:00"
 # What an example of a key's value is, where 4 would be a strange one; the keys of a job file and of a site file.
-_EXAMPLES = {"mem_gb": "512", "global_batch": "256", "signal": "0:02:00", "stall_limit": "60s", "least": "0:10:00"}
+_EXAMPLES = {
+    "mem_gb": "512",
+    "global_batch": "256",
+    "signal": "0:02:00",
+    "stall_limit": "60s",
+    "min_nodes": "1",
+    "spares": "1",
+    "least": "0:10:00",
+}
 _WALLTIME_EXAMPLE = "1:30:00"
 
 

@@ -18,7 +18,7 @@ class RunStatus(Record):
     `links`: jobs of its chain so far, and of how many at most (0: no chain). `starts`: when its waiting job may start,
     seconds since 1970. `ends`: the end of its running job. `left_s`: to the end of the training. `point`: its values in
     a sweep. `best`: what it named its best, by `best_mode`; `best_run` and `jobs`, how many are in which
-    state, of a sweep. `why`: why it waits, or ended."""
+    state, and `size`, how many it was made of, of a sweep. `why`: why it waits, or ended."""
 
     name: str
     path: str
@@ -40,6 +40,7 @@ class RunStatus(Record):
     best_mode: str = ""
     best_run: str = ""
     jobs: Mapping[str, int] = MappingProxyType({})
+    size: int = 0
     exit_status: int | None = None
     weights_sha256: str | None = None
     exact: Mapping[str, object] | None = None

@@ -35,6 +35,7 @@ def judge_sweep(
         job=fact.submissions[-1].job if fact.submissions else "",
         point=told,
         jobs=counts,
+        size=_count(indices),
         starts=waits.starts if waits is not None else None,
     )
 
@@ -48,6 +49,9 @@ def complete_sweeps(runs: list[RunStatus]) -> list[RunStatus]:
             for run in of_it:
                 if not sweep.job or run.state not in LIVE:  # those of an array are counted as its jobs
                     counts[run.state] = counts.get(run.state, 0) + 1
+            lost = sweep.size - sum(counts.values())
+            if lost > 0 and "unknown" not in counts:  # they have no run, and no scheduler knows them any more
+                counts["cancelled"] = counts.get("cancelled", 0) + lost
             state = next((word for word in _BY_WEIGHT if word in counts), "unknown")
             best, said = _find_best(of_it)
             told = ", ".join(f"{number} {word}" for word, number in counts.items())

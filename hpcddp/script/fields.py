@@ -12,7 +12,8 @@ from functools import partial
 from typing import Any
 
 from hpcddp.errors import RequestError, nearest
-from hpcddp.units import assign, parse_count, parse_walltime
+from hpcddp.units import assign, example, parse_count, parse_walltime, shorten, wrong_number
+from hpcddp.units import read_number as parse_number
 
 Reader = Callable[[object, str], Any]
 # What people write for the two flags in other places.
@@ -43,7 +44,10 @@ def read_count(value: object, where: str) -> int:
 def read_number(value: object, where: str) -> int:
     """A whole number of 0 or more."""
     text = read_text(value, where)
-    return 0 if text == "0" else parse_count(text, where)
+    number = parse_number(text.strip())
+    if number is None:
+        raise RequestError(f"{where} {shorten(text)!r} {wrong_number(text, least=0)}", example(where))
+    return number
 
 
 def read_hours(value: object, where: str) -> float:

@@ -126,6 +126,19 @@ def test_all_links_of_a_chain_are_one_run_and_the_next_one_waits(here: Path, pro
     assert status("a").state == "finished"
 
 
+def test_an_arrays_indices_that_never_ran_are_counted(here: Path, program: Program) -> None:
+    sweep = RunFolder("runs/s")
+    submitted(sweep, "12", array="1-6")
+    Path(sweep.sweep).write_text('{"schema": 1, "axes": {}, "array": "1-6"}')
+    squeue(program)
+    assert (status("s").state, status("s").why) == ("cancelled", "6 cancelled")
+    for index in ("1", "2"):
+        held(RunFolder(f"runs/s.{index}"), f"{12 + int(index)}", attempt=f"12-{index}.1", status=0)
+    assert (status("s").state, status("s").why) == ("cancelled", "2 finished, 4 cancelled")
+    program("squeue", "exit 1")
+    assert status("s").why == "1 unknown, 2 finished"  # who does not answer has not said that they are gone
+
+
 def test_a_sweep_has_its_runs_below_it_and_its_best(
     here: Path, program: Program, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -67,6 +67,8 @@ def test_an_empty_file_asks_for_nothing():
         ("gpu", "3", r"unknown key 'gpu'.*did you mean 'gpus_per_node'"),
         ("nodes", "0", "'0' is below 1\nhint: nodes: 4$"),
         ("nodes", "-3", "is below 1"),
+        ("gpus_per_node", "-3", "is below 0"),
+        ("min_nodes", "0", "'0' is below 1\nhint: min_nodes: 1$"),
         ("nodes", "99999999999999999999", "is too large"),
         ("mem_gb", "x", "not a whole number of 1 or more\nhint: mem_gb: 512$"),
         ("nodes", "1.5", "not a whole number"),
