@@ -25,6 +25,9 @@ _WITHOUT = {
 _FORM = re.compile(r"(?<![{$])\{([a-z]+(?:_[a-z]+)*)\}")  # ${name} is the shell's
 _ESCAPED = re.compile(r"(?<![{$])\{\{([a-z_]+)\}\}(?!\})")
 _INTERPRETER = re.compile(r"(.*/)?(python[\d.]*|bash|sh|dash|ksh|zsh)")
+# Options of theirs that are followed by a word of their own.
+_PYTHONS = "-[A-Za-z]*[WX]"
+_SHELLS = r"[-+][A-Za-z]*[oO]|--rcfile|--init-file"
 _ALIKE = 0.85  # {world_sise} is meant to be one, {micro_batch_size} need not be
 
 
@@ -61,13 +64,19 @@ def fill_placeholders(command: Sequence[str], values: Mapping[str, object]) -> l
 
 def find_code(command: Sequence[str]) -> int | None:
     """Where a command has its program's text, behind `bash -c` or `python -c`: variables in it may have our names."""
-    is_interpreted = False
+    interpreter, is_value = None, False
     for i, word in enumerate(command):
-        if is_interpreted and re.fullmatch("-[a-z]*c", word):
+        if interpreter is None:
+            interpreter = _INTERPRETER.fullmatch(word)
+        elif is_value:
+            is_value = False
+        elif re.fullmatch("-[A-Za-z]*c", word):
             return i + 1
-        if is_interpreted and not word.startswith("-"):
+        elif not word.startswith(("-", "+")):
             return None
-        is_interpreted = is_interpreted or _INTERPRETER.fullmatch(word) is not None
+        else:
+            with_value = _PYTHONS if interpreter[2].startswith("python") else _SHELLS
+            is_value = re.fullmatch(with_value, word) is not None
     return None
 
 

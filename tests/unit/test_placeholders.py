@@ -19,7 +19,14 @@ def test_known_names_are_filled_and_others_are_the_programs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "code"), [(["bash", "-c", "echo ${rank} {rank}"], 2), (["python3", "-u", "-c", "f'{rank}'"], 3)]
+    ("command", "code"),
+    [
+        (["bash", "-c", "echo ${rank} {rank}"], 2),
+        (["env", "A=1", "bash", "-lc", "echo {rank}"], 4),
+        (["bash", "-eo", "pipefail", "-c", "echo {rank}"], 4),
+        (["python3", "-u", "-c", "f'{rank}'"], 3),
+        (["python", "-O", "-W", "ignore", "-c", "f'{rank}'"], 5),
+    ],
 )
 def test_the_text_of_a_program_is_not_filled(command: list[str], code: int) -> None:
     assert find_placeholders([*command, "{run_dir}"]) == ("run_dir",)
