@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 
 from hpcddp.cli.parser import VerbParser
-from hpcddp.cli.request import read_plan, request_parser
+from hpcddp.cli.request import listed, read_plan, request_parser
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.ranks.predict import predict_environment
 from hpcddp.ranks.rankinfo import NUMBERS
@@ -78,6 +78,12 @@ def _variable_lines(plan: JobPlan, place: Place) -> list[str]:
     """What a rank's launcher sets for it; nothing where an unknown command makes the ranks."""
     if plan.own_ranks == SOME_COMMAND:
         return [""]
+    if calls := LAUNCHERS[plan.launcher].calls:
+        return [
+            "",
+            f"{plan.makes_ranks} calls {listed(calls)}, whose variables the ranks have: hpcddp env shows them",
+            "",
+        ]
     variables = (f"  {name}={value}" for name, value in _variables(plan, place).items())
     return ["", f"{plan.makes_ranks} sets for rank {place.rank}:", *variables, ""]
 
@@ -92,6 +98,8 @@ def _shown(plan: JobPlan) -> list[int]:
 def _variables(plan: JobPlan, place: Place) -> dict[str, str]:
     """Of what the launcher sets, the numbers: identifiers and host names are not known before the job runs."""
     row = LAUNCHERS[plan.launcher]
+    if row.calls:
+        return {}
     numbers = {getattr(row, number) for number in NUMBERS}
     return {name: value for name, value in predict_rank(plan, place).items() if name in numbers}
 

@@ -23,7 +23,7 @@ class AgentCommand(Record):
 
 
 # What starts ranks as well and has no row: no rank's variables of it were ever recorded.
-_FOREIGN = ("aprun", "ibrun", "deepspeed")
+_FOREIGN = ("aprun", "deepspeed")
 #: Commands that start one process per rank; of two words where the first alone does not.
 COMMANDS = frozenset(
     (*(command for row in LAUNCHERS.values() for made in row.all_commands for command in made.commands), *_FOREIGN)

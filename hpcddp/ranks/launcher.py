@@ -92,6 +92,9 @@ class Launcher(Record):
     step: JobStep | None = None
     #: Keys of rows whose variables this launcher sets as well; they are the same launch if rank and size agree.
     speaks: tuple[str, ...] = ()
+    #: Keys of the rows one of which it calls, which one the loaded modules say: its ranks are theirs, and no variable
+    #: tells its own.
+    calls: tuple[str, ...] = ()
     #: Names in /proc/<pid>/comm of the process that starts the ranks.
     programs: tuple[str, ...] = ()
     #: How the names of the variables begin that it, or a user for it, sets: what a run's record keeps.
@@ -159,6 +162,8 @@ class Launcher(Record):
     passes_on: str = ""
     #: Seconds that it leaves its ranks after that signal; 0: it waits for them.
     grace_s: int = 0
+    #: Whether it can be told which of the job's hosts to start on.
+    takes_hosts: bool = True
     #: What stands between the name of a host and its number of processes in its host file.
     host_slots: str = ":"
     #: Variables that the script has to export for it, beside those of the job.

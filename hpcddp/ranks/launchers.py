@@ -39,6 +39,13 @@ def _srun_line(job: LaunchRequest) -> Iterator[Words]:
     yield from job.container_options
 
 
+def _ibrun_line(job: LaunchRequest) -> Iterator[Words]:
+    """ibrun fills the job's nodes in order, each with as many ranks as the variable says, else as the job's own tasks
+    (https://docs.tacc.utexas.edu/hpc/vista/#mps)."""
+    yield "env", f"TACC_TASKS_PER_NODE={job.processes_per_node}", program_word(job), "-n", str(job.processes)
+    yield job.launcher_options
+
+
 def _pyxis_options(image: str, mounts: str) -> tuple[Words, ...]:
     """pyxis, a plugin of srun."""
     of_job = "$PWD:$PWD,${HPCDDP_RUN_DIR%/*}:${HPCDDP_RUN_DIR%/*}"
@@ -149,6 +156,23 @@ LAUNCHERS: dict[str, Launcher] = {
         cpus_per_rank=("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK"),  # since 22.05 (Slurm's RELEASE_NOTES)
         containers={"pyxis": _pyxis_options, "cscs": _cscs_options},
         call_remark=_describe_srun_in_step,
+    ),
+    # TACC's, a script: https://docs.tacc.utexas.edu/hpc/stampede3/
+    "ibrun": Launcher(
+        "ibrun",
+        RESOURCE_MANAGER,
+        *("", ""),
+        calls=("intelmpi", "openmpi", "mvapich", "mpich"),
+        prefixes=("TACC_TASKS_",),
+        command="ibrun -n {n}",
+        commands=("ibrun",),
+        typed=dict.fromkeys(("-n", "-np"), "--nodes N --ranks-per-node R"),
+        order=45,
+        program="ibrun",
+        line=_ibrun_line,
+        schedulers=("slurm",),
+        takes_hosts=False,
+        passes_on="",  # bash, which runs it, ends of a signal
     ),
     "torchrun": Launcher(
         "torchrun",
@@ -267,8 +291,12 @@ LAUNCHERS: dict[str, Launcher] = {
     ),
 }
 
-#: What `launcher` can be; also what HPCDDP_LAUNCHER takes. PMIx alone is a protocol.
-LAUNCHER_NAMES = (*dict.fromkeys(row.name for key, row in LAUNCHERS.items() if key != "pmix"), "none")
+#: What `launcher` can be; also what HPCDDP_LAUNCHER takes. PMIx alone is a protocol, and
+#: what calls another launcher leaves that one's variables.
+LAUNCHER_NAMES = (
+    *dict.fromkeys(row.name for key, row in LAUNCHERS.items() if key != "pmix" and not row.calls),
+    "none",
+)
 #: What a job file may ask for. By each row's word, not by its place in the table.
 JOB_LAUNCHERS = tuple(
     sorted((key for key, row in LAUNCHERS.items() if row.program), key=lambda key: (LAUNCHERS[key].order, key))

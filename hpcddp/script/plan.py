@@ -201,6 +201,11 @@ def _remarks(plan: JobPlan) -> list[str]:
             f"signal: {plan.launcher} ends at the first SIG{WARNING} and takes its ranks with it",
             f"leave out --launcher {plan.launcher}",
         )
+    if signal_s and plan.outer and not plan.outer.passes_on:
+        raise RequestError(
+            f"signal: {plan.outer.name} ends at the first signal, and passes none on",
+            "leave out signal: ranks with hpcddp.runtime stop by the job's end, which they know",
+        )
     remarks += filter(None, [remark_name(plan), _remark_output(plan)])
     if plan.ranks_per_node > plan.gpus_per_node > 0:
         gpus = format_count(plan.gpus_per_node, "GPU")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hpcddp.errors import HpcddpError, RequestError
+from hpcddp.ranks.launchers import JOB_LAUNCHERS
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.script.jobplan import JobPlan
 from hpcddp.script.shares import check_placeholders, plan_data_size
@@ -48,6 +49,12 @@ def plan_recovery(plan: JobPlan) -> Recover | None:
     spec = plan.spec
     if not spec.max_restarts:
         return None
+    if plan.outer and not plan.outer.takes_hosts and plan.allocated_nodes > 1:
+        others = [name for name in plan.outer.calls if name in JOB_LAUNCHERS]
+        raise RequestError(
+            f"max_restarts: {plan.outer.name} cannot be told to leave out a lost node",
+            f"--launcher {' or '.join(others)}, or leave out max_restarts",
+        )
     fits = tuple(nodes for nodes in range(_least(plan), plan.nodes + 1) if _works_out(plan, nodes))
     if spec.min_nodes is not None and spec.min_nodes not in fits:
         numbers = " or ".join(map(str, fits))

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from livecluster import HERE, PLACE, PYTHON, Cluster, assert_is_label, assert_is_mpi
+from livecluster import HERE, PLACE, PYTHON, Cluster, assert_is_label, assert_is_mpi, assert_one_world
 from mpis import find_mpi
 
 pytestmark = pytest.mark.cluster
@@ -34,6 +34,31 @@ def test_ranks_are_what_layout_predicts(cluster: Cluster, shared: Path, launcher
         assert (found["RANK"], found["WORLD_SIZE"]) == (str(rank["rank"]), "4")
         assert (found["LOCAL_RANK"], found["LOCAL_WORLD_SIZE"]) == (str(rank["local_rank"]), "2")
         assert found["SLURMD_NODENAME"] in {f"node{rank['node_rank'] + 1}", "node1"}  # mpirun may carry node1's on
+
+
+# What TACC's script does, as far as its manual says it: a stand-in.
+IBRUN = """#!/bin/bash
+shift # -n
+ranks=$1
+shift
+exec mpiexec.hydra -n "$ranks" -ppn "$TACC_TASKS_PER_NODE" "$@"
+"""
+
+
+def test_ibrun_starts_the_ranks_of_the_mpi_that_it_calls(cluster: Cluster, shared: Path) -> None:
+    (shared / "bin").mkdir()
+    (shared / "bin/ibrun").write_text(IBRUN)
+    (shared / "bin/ibrun").chmod(0o755)
+    environment = dict(find_mpi("impi").env)
+    path = f"{shared}/bin:{environment.pop('PATH', '/usr/bin:/bin')}"
+    more = "I_MPI_JOB_RESPECT_PROCESS_PLACEMENT=off"
+    options = f"{OPTIONS} --launcher ibrun --nodes 2 --ranks-per-node 2 --name called -- {PYTHON} {PLACE} {shared}"
+    pipe = f"hpcddp render {options} | PATH={path} {more} env --unset=HPCDDP_TEST_MARK sbatch --parsable"
+    job = cluster.wait(cluster.ok(["sh", "-c", pipe], cwd=shared, env=environment).strip(), cwd=shared)
+    assert job.state == "COMPLETED", job.output
+    places = cluster.places(shared)
+    assert_one_world(places, "intelmpi", 4)
+    assert sorted(place["host"] for place in places) == ["node1", "node1", "node2", "node2"]
 
 
 def test_launch_in_a_salloc_shell_starts_the_ranks_of_the_allocation(cluster: Cluster, shared: Path) -> None:

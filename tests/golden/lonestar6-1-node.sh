@@ -14,14 +14,13 @@
 cd "${SLURM_SUBMIT_DIR:-.}" || exit
 
 set -e # from here on a line that fails ends the job
-launcher=$(type -P mpiexec.hydra) || launcher=mpiexec.hydra # the site's goes before the environment's
+launcher=$(type -P ibrun) || launcher=ibrun # the site's goes before the environment's
 HPCDDP_PYTHON=/opt/env/bin/python
 export PATH="${HPCDDP_PYTHON%/*}:$PATH" OMP_NUM_THREADS=48
 
-export I_MPI_PIN=off I_MPI_JOB_RESPECT_PROCESS_PLACEMENT=off
 export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train
 
-exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"lonestar6\"\nnodes: 1\nwalltime: \"02:20:05\"\nqueue: \"gpu-h100\"\nlauncher: \"intelmpi\"\ncommand: [\"python\", \"train.py\"]\n", "plan": {"schema": 1, "name": "train", "site": "lonestar6", "scheduler": "slurm", "launcher": "intelmpi", "nodes": 1, "ranks_per_node": 2, "world_size": 2, "gpus_per_node": 2, "cpus_per_rank": 48, "threads_per_rank": 48, "walltime_s": 8405, "queue": "gpu-h100", "account": null, "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}, "makes_ranks": "intelmpi", "walltime_s": 8405, "passes_on": "USR1"}' -- \
-    "$launcher" -n 2 -ppn 2 \
+exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"lonestar6\"\nnodes: 1\nwalltime: \"02:20:05\"\nqueue: \"gpu-h100\"\ncommand: [\"python\", \"train.py\"]\n", "plan": {"schema": 1, "name": "train", "site": "lonestar6", "scheduler": "slurm", "launcher": "ibrun", "nodes": 1, "ranks_per_node": 2, "world_size": 2, "gpus_per_node": 2, "cpus_per_rank": 48, "threads_per_rank": 48, "walltime_s": 8405, "queue": "gpu-h100", "account": null, "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}, "makes_ranks": "ibrun", "walltime_s": 8405}' -- \
+    env TACC_TASKS_PER_NODE=2 "$launcher" -n 2 \
     "$HPCDDP_PYTHON" -m hpcddp exec -- \
     python train.py

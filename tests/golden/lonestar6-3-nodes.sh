@@ -14,14 +14,13 @@
 cd "${SLURM_SUBMIT_DIR:-.}" || exit
 
 set -e # from here on a line that fails ends the job
-launcher=$(type -P mpiexec.hydra) || launcher=mpiexec.hydra # the site's goes before the environment's
+launcher=$(type -P ibrun) || launcher=ibrun # the site's goes before the environment's
 HPCDDP_PYTHON=/opt/env/bin/python
 export PATH="${HPCDDP_PYTHON%/*}:$PATH" OMP_NUM_THREADS=42
 
-export I_MPI_PIN=off I_MPI_JOB_RESPECT_PROCESS_PLACEMENT=off
 export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train
 
-exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"lonestar6\"\nnodes: 3\nwalltime: \"02:20:05\"\nlauncher: \"intelmpi\"\ncommand: [\"python\", \"train.py\"]\n", "plan": {"schema": 1, "name": "train", "site": "lonestar6", "scheduler": "slurm", "launcher": "intelmpi", "nodes": 3, "ranks_per_node": 3, "world_size": 9, "gpus_per_node": 3, "cpus_per_rank": 42, "threads_per_rank": 42, "walltime_s": 8405, "queue": "gpu-a100", "account": null, "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}, "makes_ranks": "intelmpi", "walltime_s": 8405, "passes_on": "USR1"}' -- \
-    "$launcher" -n 9 -ppn 3 \
+exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"lonestar6\"\nnodes: 3\nwalltime: \"02:20:05\"\ncommand: [\"python\", \"train.py\"]\n", "plan": {"schema": 1, "name": "train", "site": "lonestar6", "scheduler": "slurm", "launcher": "ibrun", "nodes": 3, "ranks_per_node": 3, "world_size": 9, "gpus_per_node": 3, "cpus_per_rank": 42, "threads_per_rank": 42, "walltime_s": 8405, "queue": "gpu-a100", "account": null, "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}, "makes_ranks": "ibrun", "walltime_s": 8405}' -- \
+    env TACC_TASKS_PER_NODE=3 "$launcher" -n 9 \
     "$HPCDDP_PYTHON" -m hpcddp exec -- \
     python train.py

@@ -47,6 +47,14 @@ def test_the_table_has_a_row_per_rank_and_names_the_launchers_variables():
     assert "  OMPI_COMM_WORLD_RANK=23" in lines
 
 
+def test_a_launcher_that_calls_another_one_tells_nothing_of_its_own():
+    lines = format_layout(plan("stampede3", nodes="3", walltime="1h")).splitlines()
+    assert (
+        lines[-1]
+        == "ibrun calls intelmpi, openmpi, mvapich or mpich, whose variables the ranks have: hpcddp env shows them"
+    )
+
+
 def test_a_large_jobs_table_is_its_first_node_and_its_last():
     lines = format_layout(plan("abci3", nodes="128")).splitlines()
     assert len(lines) < 40

@@ -46,6 +46,15 @@ def test_keys_that_say_nothing_together_are_refused(asked: dict[str, str], said:
         plan("generic-slurm", nodes="4", **asked)
 
 
+@pytest.mark.parametrize("launcher", ["ibrun", "torchrun"])
+def test_a_launcher_that_cannot_leave_out_a_host_starts_nothing_again(launcher: str):
+    with pytest.raises(RequestError, match="ibrun cannot be told to leave out a lost node") as caught:
+        plan("stampede3", nodes="2", walltime="1h", launcher=launcher, max_restarts="3")
+    assert "--launcher intelmpi or openmpi or mpich" in caught.value.hint
+    assert recovery("stampede3", nodes="1", walltime="1h", launcher=launcher).fits == (1,)
+    assert recovery("stampede3", nodes="2", walltime="1h", launcher="intelmpi").fits == (1, 2)
+
+
 def test_this_machine_has_no_spare_nodes():
     with pytest.raises(RequestError, match="this machine has no other nodes"):
         plan("local", max_restarts="3", spares="1")

@@ -72,6 +72,7 @@ def test_each_wish_is_said_in_the_schedulers_words(asked, pbs, slurm, gridengine
         ("generic-slurm", {"constraint": "a b"}, "constraint 'a b'"),
         ("generic-slurm", {"signal": "1:00:00"}, "not within 01:00:00"),
         ("generic-slurm", {"signal": "0:01:00", "launcher": "torchrun"}, "torchrun ends at the first SIGUSR1"),
+        ("stampede3", {"signal": "0:01:00", "walltime": "1h"}, "ibrun ends at the first signal, and passes none on"),
         ("generic-slurm", {"hold": "true", "directives": ["--hold"]}, "printed by the script itself"),
         ("generic-slurm", {"signal": "0:10:00", "directives": ["--signal=B:USR2@60"]}, "printed by the script itself"),
         ("generic-pbs", {"output": "x", "directives": ["-ofile"]}, "printed by the script itself"),
