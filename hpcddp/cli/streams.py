@@ -110,8 +110,9 @@ def write_exactly(text: str) -> None:
 
 
 def shown_bytes(line: bytes) -> bytes:
-    """A line of somebody else's output: on a terminal without what moves its cursor or changes its colours."""
-    return line.translate(None, _MOVING) if sys.stdout.isatty() else line
+    """A line of somebody else's output: on a terminal without what moves its cursor or changes its colours, and of a
+    progress bar what it showed last."""
+    return line.rstrip(b"\r").rpartition(b"\r")[2].translate(None, _MOVING) if sys.stdout.isatty() else line
 
 
 def open_missing_streams() -> bool:

@@ -61,7 +61,7 @@ def list_sources(
             if match is None:
                 continue
             rank, host = int(match[1]), match[2]
-            if (not ranks or rank in ranks) and (not hosts or host in hosts):
+            if (not ranks or rank in ranks) and (not hosts or _short(host) in map(_short, hosts)):
                 found.append(Source(os.path.join(folder, name), attempt.name, rank, host))
     return found
 
@@ -138,6 +138,10 @@ def find_time(line: bytes) -> float | None:
         return datetime.fromisoformat(f"{day}T{clock}.{part or '0':0<6}{zone}").timestamp()
     except (ValueError, OverflowError):
         return None
+
+
+def _short(host: str) -> str:
+    return host.partition(".")[0]
 
 
 def _began(attempt: AttemptFolder) -> float:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcddp.cli.main import main
+from hpcddp.cli.streams import shown_bytes
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.lock import release_run
 from hpcddp.runs.logs import LogReader, Source, find_time, merge, read_lines
@@ -70,7 +71,16 @@ def test_ranks_are_merged_by_the_times_that_their_lines_begin_with(
     ]
     assert logs(capsys, "--rank", "2") == "2026-11-24 00:00:03.25 two\n"
     assert logs(capsys, "--rank", "0") == logs(capsys)
+    assert logs(capsys, "--host", "n1.cluster") == logs(capsys, "--host", "n1")
     assert logs(capsys, "--host", "n1") == "n1 rank 1 | [2026-11-24T00:00:02,500] one\n"
+
+
+def test_a_terminal_gets_of_a_progress_bar_what_it_showed_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = b"\r 10%\r 50%\x1b[K\r\x1b[32m100%\r"
+    assert shown_bytes(line) == line
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert shown_bytes(line) == b"[32m100%"
+    assert shown_bytes(b"plain") == b"plain"
 
 
 def test_files_without_times_follow_one_another_and_that_is_said(
