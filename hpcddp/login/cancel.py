@@ -68,7 +68,7 @@ def _cancel(
     if now and running:
         names = [_spell(job, commands.of_index) for job, _ in running]
         _run_all(commands.cancel, names, env)
-        return [*told, f"{_listed(names)} is killed"]
+        return [*told, f"{_listed(names)} {'is' if len(names) == 1 else 'are'} killed"]
     for job, fact in running:
         told.append(_stop(job, fact, commands.stop, commands.cancel, commands.of_index, env))
     return told

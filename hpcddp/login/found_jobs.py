@@ -32,9 +32,12 @@ def _number(job: str) -> str:
 def jobs_of(jobs: FoundJobs, scheduler: str, job: str) -> Sequence[JobFound]:
     """What the scheduler shows of one job; of one of an array, its own."""
     near = jobs.get(scheduler, {}).get(_number(job), ())
-    return [
-        one for one in near if job in {one.id, one.own_id} or is_same_job(_whole(one), job) or is_same_job(one.id, job)
-    ]
+    return [one for one in near if is_job(one, job)]
+
+
+def is_job(one: JobFound, job: str) -> bool:
+    """Whether it is the job with this id, or one of its indices."""
+    return job in {one.id, one.own_id} or is_same_job(_whole(one), job) or is_same_job(one.id, job)
 
 
 def _whole(job: JobFound) -> str:

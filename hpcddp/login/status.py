@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from hpcddp.login.background import find_jobs
-from hpcddp.login.found_jobs import FoundJobs, index_jobs, jobs_of
+from hpcddp.login.found_jobs import FoundJobs, index_jobs, is_job, jobs_of
 from hpcddp.login.run_facts import RunFacts, find_sweep, read_facts, with_points
 from hpcddp.login.run_status import LIVE, WAITS, RunStatus, Statuses
 from hpcddp.login.sweep_status import complete_sweeps, judge_sweep
@@ -107,8 +107,10 @@ def _judge_ended(base: RunStatus, fact: RunFacts, found: Sequence[JobFound]) -> 
             return base._replace(state=job.state, why=job.reason or "it ended before its script began")
         return base._replace(state="cancelled", why="its scheduler does not know it any more, and it has not started")
     if fact.ended and fact.exit_status is not None:
-        state_word = "finished" if fact.exit_status == 0 else "failed"
-        said = job.reason if job is not None and job.state not in LIVE else ""
+        own = next((one for one in found if is_job(one, fact.holder.job) and one.state not in LIVE), None)
+        taken = own is not None and own.state == "cancelled"
+        state_word = "finished" if fact.exit_status == 0 else "cancelled" if taken else "failed"
+        said = own.reason if own is not None else ""
         why = "" if fact.exit_status == 0 else "; ".join(filter(None, [f"exit status {fact.exit_status}", said]))
         return base._replace(state=state_word, why=why)
     if job is not None:

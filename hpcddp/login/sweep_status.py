@@ -35,7 +35,7 @@ def judge_sweep(
         job=fact.submissions[-1].job if fact.submissions else "",
         point=told,
         jobs=counts,
-        size=_count(indices),
+        size=_count(indices.partition("%")[0]),
         starts=waits.starts if waits is not None else None,
     )
 

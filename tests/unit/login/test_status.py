@@ -79,6 +79,16 @@ def test_the_scheduler_says_why_where_the_ranks_could_not(here: Path, program: P
     assert (status("a").state, status("a").why) == ("failed", "exit status 143; TIMEOUT")
 
 
+def test_a_job_that_its_owner_has_ended_is_cancelled(here: Path, program: Program) -> None:
+    attempt = held(RunFolder("runs/a"), "12", status=143)
+    Path(attempt.next).write_text("13\n")
+    ended = "2026-01-01T12:00:00|2026-01-01T12:10:00|None|a"
+    squeue(program, f"12|12|N/A|CANCELLED|{ended}", "13|13|N/A|CANCELLED|N/A|N/A|Dependency|a")
+    assert (status("a").state, status("a").why) == ("cancelled", "exit status 143")
+    squeue(program, "13|13|N/A|CANCELLED|N/A|N/A|Dependency|a")  # of the next link, which never began
+    assert (status("a").state, status("a").why) == ("failed", "exit status 143")
+
+
 def test_an_array_as_a_whole_is_none_of_its_jobs(here: Path, program: Program) -> None:
     run = RunFolder("runs/s")
     submitted(run, "48[].pbs1", array="1-2", scheduler="pbs")
@@ -128,8 +138,8 @@ def test_all_links_of_a_chain_are_one_run_and_the_next_one_waits(here: Path, pro
 
 def test_an_arrays_indices_that_never_ran_are_counted(here: Path, program: Program) -> None:
     sweep = RunFolder("runs/s")
-    submitted(sweep, "12", array="1-6")
-    Path(sweep.sweep).write_text('{"schema": 1, "axes": {}, "array": "1-6"}')
+    submitted(sweep, "12", array="1-6%2")
+    Path(sweep.sweep).write_text('{"schema": 1, "axes": {}, "array": "1-6%2"}')
     squeue(program)
     assert (status("s").state, status("s").why) == ("cancelled", "6 cancelled")
     for index in ("1", "2"):
