@@ -50,7 +50,7 @@ def plan_parts(spec: JobSpec, site: Site, env: Mapping[str, str], created_by: st
     for one, index in split:
         plan = plan_spec(one, site, created_by)
         remarks.update(dict.fromkeys(plan.remarks))
-        parts.append(plan_part(plan, env, index))
+        parts.append(plan_part(plan, env, index, spec.array or ""))
     return Parts(tuple(parts), tuple(remarks), sweep, spec, before)
 
 

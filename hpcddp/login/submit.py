@@ -39,8 +39,8 @@ _LIVE = {"queued", "held", "running", "suspended", "exiting", "moved", "unknown"
 
 
 class Part(Record):
-    """One job of what was asked. `array_index`: of an array on this machine, where nothing else tells it. `place`: the
-    folder of its run, or of the array's."""
+    """One job of what was asked. `array_index`: of an `array` on this machine, where nothing else tells it.
+    `place`: the folder of its run, or of the array's."""
 
     plan: JobPlan
     script: str
@@ -48,6 +48,7 @@ class Part(Record):
     is_new: bool
     why: str
     array_index: str = ""
+    array: str = ""
 
 
 class Queued(Record):
@@ -57,8 +58,8 @@ class Queued(Record):
     run: RunFolder
 
 
-def plan_part(plan: JobPlan, env: Mapping[str, str], index: str = "") -> Part:
-    """The run that the plan's job gets, and its script. Writes nothing.
+def plan_part(plan: JobPlan, env: Mapping[str, str], index: str = "", array: str = "") -> Part:
+    """The run that the plan's job gets, and its script; `index`: of an `array` that no scheduler makes. Writes nothing.
 
     RequestError if another job of the run has not ended and this one does not wait for it.
     """
@@ -71,7 +72,7 @@ def plan_part(plan: JobPlan, env: Mapping[str, str], index: str = "") -> Part:
                 f"--name {plan.name}-array",
             )
         check_unused(run)
-        return Part(plan, render_script(plan), run, not is_run(run), "", index)
+        return Part(plan, render_script(plan), run, not is_run(run), "", index, plan.options.array or array)
     choice = choose_run(plan.asked_run._replace(base=base), Origin())
     _check_free(choice, plan, env)
     if choice.is_new:
@@ -222,8 +223,8 @@ def _make_folder(part: Part) -> None:
     with open(run.job, "w", encoding="utf-8", errors="surrogateescape") as file:
         file.write(format_request(plan))
     write_object(run.plan, plan_record(plan))
-    if plan.options.array or part.array_index:
-        note_sweep(run, plan.spec.sweep or {}, plan.options.array)
+    if part.array:
+        note_sweep(run, plan.spec.sweep or {}, part.array)
 
 
 def _clean_up(part: Part, folder: str) -> None:

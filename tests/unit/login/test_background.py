@@ -89,7 +89,8 @@ def test_an_array_and_a_sweep_run_one_after_another(here: Path, capsys: pytest.C
     assert (here / "order").read_text() == "123"
     code = "import os; open('order', 'a').write(os.environ['HPCDDP_ARRAY_INDEX'])"
     submit(capsys, "--name", "r", "--array", "4-6:2", "--", "python", "-c", code)
-    ended("r")
+    array = ended("r")
+    assert (array.point, array.why) == ("array 4-6:2", "2 finished")
     assert (here / "order").read_text() == "12346"
     assert sorted(path.name for path in (here / "runs").iterdir()) == ["r", "r.4", "r.6", "s", "s.1", "s.2", "s.3"]
 
