@@ -14,7 +14,7 @@ from hpcddp.errors import HpcddpError, RequestError, SchedulerError
 from hpcddp.login.background import end_job, name_job, output_of, start_job
 from hpcddp.login.clean_env import clean_environment
 from hpcddp.record import Record
-from hpcddp.runs.choice import Origin, RunChoice, check_unused, choose_run, is_run
+from hpcddp.runs.choice import Origin, check_unused, choose_run, is_run
 from hpcddp.runs.folder import RunFolder, list_holders
 from hpcddp.runs.jsonfile import write_object
 from hpcddp.runs.lock import read_end, read_holder
@@ -22,6 +22,8 @@ from hpcddp.runs.submitted import (
     Submission,
     begin_submission,
     drop_submission,
+    has_submissions,
+    is_begun_beside,
     note_submission,
     read_submissions,
     script_of,
@@ -74,7 +76,7 @@ def plan_part(plan: JobPlan, env: Mapping[str, str], index: str = "", array: str
         check_unused(run)
         return Part(plan, render_script(plan), run, not is_run(run), "", index, plan.options.array or array)
     choice = choose_run(plan.asked_run._replace(base=base), Origin())
-    _check_free(choice, plan, env)
+    _check_free(choice.run, plan, env)
     if choice.is_new:
         plan = plan._replace(made_run=os.path.basename(choice.run.path))
     return Part(plan, render_script(plan), choice.run, choice.is_new, str(choice))
@@ -92,6 +94,8 @@ def submit_part(
     try:
         _make_folder(part)
         folder = begin_submission(run, part.script)
+        if not part.array:
+            _check_alone(part, folder, env)
         submission = _describe(part, created_in or os.getcwd())
         row = find_scheduler(plan.site.scheduler)
         clean = clean_environment(env)
@@ -176,10 +180,10 @@ def _hand_in(row: Scheduler, plan: JobPlan, script: str, env: Mapping[str, str],
     )
 
 
-def _check_free(choice: RunChoice, plan: JobPlan, env: Mapping[str, str]) -> None:
+def _check_free(run: RunFolder, plan: JobPlan, env: Mapping[str, str]) -> None:
     """RequestError if a job that has not ended writes this run, or will, and the new one does not wait for it."""
     waited = {job for word in plan.spec.dependency or () for job in word.split(":")[1:]}
-    for submission in _open_jobs(choice.run):
+    for submission in _open_jobs(run):
         if submission.job in waited:
             continue
         if submission.scheduler != plan.site.scheduler or find_scheduler(submission.scheduler).this_machine:
@@ -194,6 +198,15 @@ def _check_free(choice: RunChoice, plan: JobPlan, env: Mapping[str, str]) -> Non
                 f"job {submission.job} ({state}) has {plan.run_dir}, and two jobs cannot write one run",
                 f"--after afterany:{submission.job} to resume it then; or a run of its own: --fresh",
             )
+
+
+def _check_alone(part: Part, folder: str, env: Mapping[str, str]) -> None:
+    """RequestError if somebody else has submitted a job for this run since it was planned, or is about to."""
+    if is_begun_beside(folder):
+        raise RequestError(
+            f"another submit for {part.plan.run_dir} is under way", "again in two minutes; or a run of its own: --fresh"
+        )
+    _check_free(part.place, part.plan, env)
 
 
 def _state_here(submission: Submission) -> str:
@@ -232,7 +245,7 @@ def _clean_up(part: Part, folder: str) -> None:
     run = part.place
     if folder:
         drop_submission(folder)
-    if part.is_new and not list_holders(run) and not read_submissions(run):
+    if part.is_new and not list_holders(run) and not has_submissions(run):
         for path in (run.about, run.job, run.plan, run.sweep):
             with suppress(OSError):
                 os.unlink(path)

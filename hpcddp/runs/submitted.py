@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
+from contextlib import suppress
 
 from hpcddp.record import Record
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.jsonfile import DamagedFileError, read_object, write_object
 
+_TAKES_S = 120  # the longest that a scheduler's answer is waited for, twice
 _TRIES = 100  # each one that fails means that another submission has taken the number
 
 
@@ -55,6 +58,18 @@ def begin_submission(run: RunFolder, script: str) -> str:
     raise FileExistsError(f"{run.submitted}: other submissions take every number")
 
 
+def is_begun_beside(folder: str) -> bool:
+    """Whether another submission for the same run is under way: its folder is there, is young, and says no job yet."""
+    parent, own = os.path.split(folder)
+    for name in _names_in(parent):
+        other = os.path.join(parent, name)
+        with suppress(OSError):
+            young = time.time() - os.stat(other).st_mtime < _TAKES_S
+            if name != own and young and not os.path.exists(_about(other)):
+                return True
+    return False
+
+
 def note_submission(folder: str, submission: Submission) -> None:
     """The job was queued. OSError if it cannot be written."""
     write_object(_about(folder), submission._asdict(), durable=True)
@@ -63,6 +78,11 @@ def note_submission(folder: str, submission: Submission) -> None:
 def drop_submission(folder: str) -> None:
     """The job was not queued: nothing is left of it, and of a run that was made for it alone."""
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def has_submissions(run: RunFolder) -> bool:
+    """Whether any was begun, and not dropped."""
+    return bool(_names(run))
 
 
 def read_submissions(run: RunFolder) -> list[Submission]:
@@ -87,8 +107,12 @@ def _read(folder: str) -> Submission | None:
 
 
 def _names(run: RunFolder) -> list[str]:
+    return _names_in(run.submitted)
+
+
+def _names_in(folder: str) -> list[str]:
     try:
-        return sorted((name for name in os.listdir(run.submitted) if name.isdecimal()), key=int)
+        return sorted((name for name in os.listdir(folder) if name.isdecimal()), key=int)
     except OSError:
         return []
 

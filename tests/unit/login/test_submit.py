@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 
 from hpcddp.cli.main import main
 from hpcddp.runs.folder import RunFolder
-from hpcddp.runs.submitted import read_submissions
+from hpcddp.runs.submitted import begin_submission, read_submissions
 
 from .conftest import SLURM
 
@@ -162,6 +163,23 @@ def test_two_jobs_cannot_wait_for_one_run_unless_one_waits_for_the_other(
     assert submit("--name", "train", "--fresh", *TRAIN) == 0
     assert sorted(os.listdir(here / "runs")) == ["train", "train-2"]
     assert '"made": "train-2"' in (here / "given.sh").read_text()
+
+
+def test_two_submits_at_once_do_not_both_get_the_run(
+    here: Path, program: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nested = f"{sys.executable} -m hpcddp submit {' '.join(SLURM)} --name train"
+    program("sbatch", f"{nested} -- python -c pass > beside.out 2> beside.err; echo $? > beside.status; {SBATCH}")
+    program("squeue", SQUEUE)
+    assert submit("--name", "train", *TRAIN) == 0  # while it was handed in, another one tried
+    assert (here / "beside.status").read_text() == "2\n"
+    assert "another submit for runs/train is under way" in (here / "beside.err").read_text()
+    assert os.listdir(here / "runs/train/submitted") == ["000001"]
+    assert (here / "runs/train/plan.json").exists()
+    left = begin_submission(RunFolder("runs/old"), "")  # of a submit that was killed long ago
+    os.utime(left, (1, 1))
+    program("sbatch", SBATCH)
+    assert submit("--name", "old", *TRAIN) == 0
 
 
 def test_after_takes_a_run_and_means_that_it_has_ended_well(here: Path, program: Program) -> None:
