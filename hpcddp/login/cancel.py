@@ -9,16 +9,18 @@ from collections.abc import Mapping, Sequence
 
 from hpcddp.errors import SchedulerError
 from hpcddp.login.background import end_job, find_jobs
-from hpcddp.login.find_run import is_same_job
-from hpcddp.login.found_jobs import index_jobs, jobs_of
+from hpcddp.login.found_jobs import index_jobs, is_job, jobs_of
 from hpcddp.login.run_facts import RunFacts, read_facts, with_points
 from hpcddp.login.run_status import LIVE, WAITS
 from hpcddp.runs.folder import RunFolder, job_of, show_path
 from hpcddp.schedulers.registry import find_scheduler
-from hpcddp.schedulers.row import JobFound
+from hpcddp.schedulers.row import Commands, JobFound
 from hpcddp.schedulers.run import ask_jobs, run_program
 
 _AT_ONCE = 500  # ids of one command
+# Of what such a command prints: that there is nothing to cancel, and that it was done.
+_OVER = ("has finished", "Unknown Job Id", "already completing", "Invalid job id", "does not exist")
+_DONE = ("has registered the job", "has deleted job")
 
 
 def cancel_runs(runs: Sequence[RunFolder], env: Mapping[str, str], *, now: bool) -> list[str]:
@@ -56,7 +58,7 @@ def _cancel(
     scheduler: str, jobs: Sequence[tuple[JobFound, RunFacts]], env: Mapping[str, str], *, now: bool
 ) -> list[str]:
     commands = find_scheduler(scheduler).commands
-    waiting = [_spell(job, commands.of_index) for job, _ in jobs if job.state in WAITS]
+    waiting = [name for job, _ in jobs if job.state in WAITS for name in _spell(job, commands)]
     told = []
     if waiting:
         _run_all(commands.cancel, waiting, env)
@@ -66,33 +68,27 @@ def _cancel(
     running = [(job, fact) for job, fact in running if not _is_by_hand(fact)]
     told += [_ask_by_folder(fact, now=now) for fact in by_hand]
     if now and running:
-        names = [_spell(job, commands.of_index) for job, _ in running]
+        names = [name for job, _ in running for name in _spell(job, commands)]
         _run_all(commands.cancel, names, env)
         return [*told, f"{_listed(names)} {'is' if len(names) == 1 else 'are'} killed"]
     for job, fact in running:
-        told.append(_stop(job, fact, commands.stop, commands.cancel, commands.of_index, env))
+        told.append(_stop(job, fact, commands, env))
     return told
 
 
-def _stop(
-    job: JobFound,
-    fact: RunFacts,
-    stop: Sequence[str],
-    cancel: Sequence[str],
-    of_index: str,
-    env: Mapping[str, str],
-) -> str:
+def _stop(job: JobFound, fact: RunFacts, commands: Commands, env: Mapping[str, str]) -> str:
     """Ask one job to save and end: by its scheduler's command, else through the run's folder."""
-    name = _spell(job, of_index)
+    stop, cancel, names = commands.stop, commands.cancel, _spell(job, commands)
+    name = _listed(names)
     kills = f"hpcddp cancel {shlex.quote(os.path.basename(fact.run.path))} --now kills it"
     if stop:
-        _run_all([word for word in stop if word != "{job}"], [job.own_id or name], env)
+        _run_all([word for word in stop if word != "{job}"], [job.own_id or names[0]], env)
         return f"{name} was asked to save and stop; {kills}"
-    if fact.holder is not None and not fact.ended and is_same_job(fact.holder.job, job.own_id or job.id):
+    if fact.holder is not None and not fact.ended and is_job(job, fact.holder.job):
         path = _write_request(fact)
         if path:
             return f"{name} was asked to save and stop, through {path}; {kills}"
-    _run_all(cancel, [name], env)
+    _run_all(cancel, names, env)
     return f"{name} was cancelled by {cancel[0]}, which leaves it the scheduler's own grace"
 
 
@@ -127,22 +123,26 @@ def _run_all(command: Sequence[str], ids: Sequence[str], env: Mapping[str, str])
     for at in range(0, len(ids), _AT_ONCE):
         words = [*command, *ids[at : at + _AT_ONCE]]
         answer = run_program(words, env)
-        said = [line.strip() for line in answer.stderr.splitlines() if line.strip()]
-        if answer.status and not all(_is_over(line) for line in said):
+        said = [line.strip() for line in f"{answer.stderr}\n{answer.stdout}".splitlines() if line.strip()]
+        said = [line for line in said if not any(text in line for text in _DONE)]
+        if answer.status and not (said and all(_is_over(line) for line in said)):
             raise SchedulerError(f"{words[0]}: {'; '.join(said[:3])[:300] or answer.status}", shlex.join(words)[:300])
 
 
 def _is_over(line: str) -> bool:
     """Whether a command says that a job has ended: then there is nothing to cancel."""
-    return any(text in line for text in ("has finished", "Unknown Job Id", "already completing", "Invalid job id"))
+    return any(text in line for text in _OVER)
 
 
-def _spell(job: JobFound, of_index: str) -> str:
-    """The id by which a command takes one job, or the jobs of an array that wait together."""
+def _spell(job: JobFound, commands: Commands) -> list[str]:
+    """The ids by which a command takes one job, or the jobs of an array that wait together."""
     if not job.array_index:
-        return job.id
-    index = job.array_index if job.array_index.isdecimal() else f"[{job.array_index}]"
-    return of_index.format(job=job.id, index=index) if of_index else job.own_id or job.id
+        return [job.id]
+    if not commands.of_index:
+        return [job.own_id or job.id]
+    if commands.of_indices and not job.array_index.isdecimal():
+        return [commands.of_indices.format(job=job.id, index=job.array_index)]
+    return [commands.of_index.format(job=job.id, index=index) for index in job.array_index.split(",")]
 
 
 def _cancel_here(facts: Sequence[RunFacts], *, now: bool) -> list[str]:

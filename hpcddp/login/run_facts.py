@@ -9,7 +9,7 @@ from hpcddp.errors import HpcddpError
 from hpcddp.login.find_run import is_same_job, read_follow_up
 from hpcddp.record import Record
 from hpcddp.runs.best import Best, read_best
-from hpcddp.runs.folder import RunFolder, list_attempts, list_holders, list_runs
+from hpcddp.runs.folder import RunFolder, job_of, list_attempts, list_holders, list_runs
 from hpcddp.runs.holder import Holder
 from hpcddp.runs.job_end import read_job_end
 from hpcddp.runs.jsonfile import read_object
@@ -25,7 +25,7 @@ class RunFacts(Record):
 
     run: RunFolder
     state: State | None
-    holder: Holder | None
+    holder: Holder | None  # with an id that is its own, also in an array
     ended: bool
     exit_status: int | None
     submissions: tuple[Submission, ...]
@@ -69,7 +69,7 @@ def read_facts(run: RunFolder) -> RunFacts:
     for path in holders:
         holder = read_holder(path)
         if holder is not None:
-            held.append((holder, *read_end(path)))
+            held.append((holder._replace(job=_own_job(holder)), *read_end(path)))
     holder, ended, status = held[-1] if held else (None, True, None)
     over = {one.job for one, has_said, _ in held if has_said} | {one.job for one, _, _ in held[:-1]}
     scheduler = holder.scheduler if holder is not None else ""
@@ -101,6 +101,13 @@ def read_facts(run: RunFolder) -> RunFacts:
     return RunFacts(
         run, state, holder, ended, status, submissions, open_jobs, again, links, latest, point, best, ends, problem
     )
+
+
+def _own_job(holder: Holder) -> str:
+    """The id of the job that holds the run; of one of an array with its index, where all have the array's id."""
+    own = job_of(holder.attempt)
+    index = own.removeprefix(f"{holder.job}-")
+    return f"{holder.job}_{index}" if own != index and index.isdecimal() else holder.job
 
 
 def _is_over(job: str, over: set[str]) -> bool:

@@ -135,7 +135,8 @@ def _with_progress(base: RunStatus, fact: RunFacts) -> RunStatus:
 
 def _name(job: JobFound) -> str:
     """The id that stands for this job alone."""
-    return job.own_id or job.id if job.array_index else job.id
+    own = f"{job.id}_{job.array_index}" if job.array_index.isdecimal() else job.id
+    return job.own_id or own if job.array_index else job.id
 
 
 def _is_held_now(fact: RunFacts) -> bool:

@@ -89,6 +89,7 @@ SCHEDULER = Scheduler(
         submitted=r"(\d+)(?:\.\d+-\d+:\d+)?",  # an array's with its indices
         interactive=("qrsh",),
         identified=False,
+        of_index="{job}.{index}",
         state=("qstat", "-j", "{}"),
         parse_state=parse_state,
         jobs=("qstat", "-u", "{user}", "-xml"),

@@ -170,9 +170,8 @@ class Commands(Record):
     #: Submits the script {script}; further options of the site's go in place of {options}.
     hand_in: tuple[str, ...] = ()
     submitted: str = ""  # pattern of the line in which it says the job's id, the pattern's first group
-    of_index: str = (
-        ""  # pattern of the id of some jobs of an array, {job} and {index}, `3` or `[5-9]`; "": each shows its own
-    )
+    of_index: str = ""  # pattern of the id of one job of an array, {job} and {index}; "": each shows its own
+    of_indices: str = ""  # the same of several, {index} is `5-9,12`; "": each range by `of_index`
     stop: tuple[str, ...] = ()  # asks the job {job}, which runs, to end by itself; (): only the run folder can
     interactive: tuple[str, ...] = ()  # asks for a shell on the nodes of a job
     version: str = ""  # what `SUBMIT --version` says, where several schedulers have a command of that name

@@ -105,8 +105,27 @@ def test_torques_xml() -> None:
 def test_grid_engine() -> None:
     jobs = by_id(parse("gridengine", GRIDENGINE))
     assert jobs["7", ""].state == "running"
-    assert (jobs["8", "1-9"].state, jobs["8", "1-9"].name) == ("held", "a b")
+    assert (jobs["8", "1-9:1"].state, jobs["8", "1-9:1"].name) == ("held", "a b")
     assert "error" in jobs["9", ""].reason
+
+
+def test_what_a_real_grid_engine_printed() -> None:
+    recorded = json.loads((CAPTURES / "gridengine/qstat.json").read_text())["cases"]
+    running, later, none = (by_id(parse("gridengine", case["stdout"])) for case in recorded[:3])
+    assert {job: one.state for job, one in running.items()} == {
+        ("1", ""): "running",
+        ("2", ""): "suspended",
+        ("3", "1"): "running",
+        ("3", "2-6:1"): "queued",
+        ("5", ""): "held",
+        ("6", ""): "held",
+        ("7", ""): "queued",
+        ("8", ""): "held",
+    }
+    assert "error" in running["8", ""].reason
+    assert later["3", "2-4:1,6"].state == "queued"
+    assert ("1", "") not in later
+    assert none == {}
 
 
 WHOLE = {
