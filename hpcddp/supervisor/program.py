@@ -35,6 +35,7 @@ _IDLE_S = 5.0
 _REST_S = 5.0  # for what is left in the pipe once nobody should write any more
 _FULL_S = 0.1  # until the next look whether what was read has been written
 _READABLE = select.POLLIN | select.POLLHUP
+_HINT = "put its folder on PATH, or name the module that brings it (modules in the job file)"
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
@@ -106,7 +107,8 @@ class Launcher:
             _end_with_parent(self._parent)
             os.execvpe(words[0], words, dict(env))
         except OSError as error:
-            os.write(2, f"hpcddp: {words[0]} cannot be run: {error.strerror}\n".encode(errors="replace"))
+            told = f"hpcddp: {words[0]} cannot be run: {error.strerror}\nhint: {_HINT}\n"
+            os.write(2, told.encode(errors="replace"))
         finally:
             os._exit(127)
 

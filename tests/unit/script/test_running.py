@@ -121,6 +121,13 @@ def test_a_module_that_is_not_there_ends_the_job(node: StubbedNode):
     assert not (node.folder / "arguments").exists()
 
 
+def test_a_launcher_that_is_nowhere_is_said_with_a_remedy(node: StubbedNode):
+    text = script("generic-slurm", node.planned_by).replace("    srun ", "    no-such-srun ")
+    done = node.run(text)
+    assert done.returncode == 127
+    assert b"hpcddp: no-such-srun cannot be run: No such file or directory\nhint: put its folder on PATH" in done.stdout
+
+
 def test_the_sites_mpirun_wins_over_one_that_comes_with_the_environment(node: StubbedNode):
     (node.folder / "env/mpirun").write_text("#!/bin/bash\nexit 66\n")
     (node.folder / "env/mpirun").chmod(0o755)
