@@ -49,7 +49,7 @@ def plan_recovery(plan: JobPlan) -> Recover | None:
     spec = plan.spec
     if not spec.max_restarts:
         return None
-    if plan.outer and not plan.outer.takes_hosts and plan.allocated_nodes > 1:
+    if plan.outer and not plan.outer.takes_hosts:
         others = [name for name in plan.outer.calls if name in JOB_LAUNCHERS]
         raise RequestError(
             f"max_restarts: {plan.outer.name} cannot be told to leave out a lost node",

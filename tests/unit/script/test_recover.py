@@ -51,7 +51,9 @@ def test_a_launcher_that_cannot_leave_out_a_host_starts_nothing_again(launcher: 
     with pytest.raises(RequestError, match="ibrun cannot be told to leave out a lost node") as caught:
         plan("stampede3", nodes="2", walltime="1h", launcher=launcher, max_restarts="3")
     assert "--launcher intelmpi or openmpi or mpich" in caught.value.hint
-    assert recovery("stampede3", nodes="1", walltime="1h", launcher=launcher).fits == (1,)
+    with pytest.raises(RequestError, match="ibrun cannot be told"):
+        plan("stampede3", nodes="1", walltime="1h", launcher="ibrun", max_restarts="3")  # its line is not written again
+    assert recovery("stampede3", nodes="1", walltime="1h", launcher="torchrun").fits == (1,)
     assert recovery("stampede3", nodes="2", walltime="1h", launcher="intelmpi").fits == (1, 2)
 
 
