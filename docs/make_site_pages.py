@@ -98,7 +98,7 @@ def _examples(site: Site) -> list[tuple[str, str]]:
     fitting = (
         name for name in ("abc123", "abcd-gpu", "project_465000000") if re.fullmatch(site.account.pattern or ".*", name)
     )
-    account = next(fitting, "NAME")
+    account = next(fitting, site.account.example or "NAME")
     return [(option, account if option == "--account" else value) for option, value in missing_facts(site)]
 
 

@@ -1,0 +1,33 @@
+#!/bin/bash
+#SBATCH --job-name=train
+#SBATCH --account=abc@h100
+#SBATCH --qos=qos_gpu_h100-t4
+#SBATCH --constraint=h100
+#SBATCH --nodes=3
+#SBATCH --ntasks-per-node=4
+#SBATCH --cpus-per-task=24
+#SBATCH --gres=gpu:4
+#SBATCH --time=02:20:05
+#SBATCH --output=%x-%j.out
+#SBATCH --no-requeue
+#SBATCH --hint=nomultithread
+# Made by hpcddp 1.2.3 for site jean-zay-h100 (http://www.idris.fr/eng/jean-zay/):
+#   hpcddp render job.yaml
+# Nodes 3, ranks per node 4, ranks 12, CPUs per rank 24.
+
+cd "${SLURM_SUBMIT_DIR:-.}" || exit
+
+module purge || exit
+module load arch/h100 || exit
+
+set -e # from here on a line that fails ends the job
+HPCDDP_PYTHON=/opt/env/bin/python
+export PATH="${HPCDDP_PYTHON%/*}:$PATH" OMP_NUM_THREADS=24
+
+export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train
+
+exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"jean-zay-h100\"\nnodes: 3\nwalltime: \"02:20:05\"\nqueue: \"qos_gpu_h100-t4\"\naccount: \"abc@h100\"\ncommand: [\"python\", \"train.py\"]\n", "plan": {"schema": 1, "name": "train", "site": "jean-zay-h100", "scheduler": "slurm", "launcher": "srun", "nodes": 3, "ranks_per_node": 4, "world_size": 12, "gpus_per_node": 4, "cpus_per_rank": 24, "threads_per_rank": 24, "walltime_s": 8405, "queue": "qos_gpu_h100-t4", "account": "abc@h100", "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}, "makes_ranks": "srun", "walltime_s": 8405, "passes_on": "USR1"}' -- \
+    srun --nodes=3 --ntasks=12 --ntasks-per-node=4 \
+    --cpus-per-task=24 --kill-on-bad-exit=1 \
+    "$HPCDDP_PYTHON" -m hpcddp exec -- \
+    python train.py
