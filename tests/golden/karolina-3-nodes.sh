@@ -1,0 +1,28 @@
+#!/bin/bash
+#SBATCH --job-name=train
+#SBATCH --account=OPEN-12-3
+#SBATCH --partition=qgpu
+#SBATCH --nodes=3
+#SBATCH --ntasks-per-node=8
+#SBATCH --cpus-per-task=16
+#SBATCH --gpus-per-node=8
+#SBATCH --time=02:20:05
+#SBATCH --output=%x-%j.out
+#SBATCH --no-requeue
+# Made by hpcddp 1.2.3 for site karolina (https://docs.it4i.cz/):
+#   hpcddp render job.yaml
+# Nodes 3, ranks per node 8, ranks 24, CPUs per rank 16.
+
+cd "${SLURM_SUBMIT_DIR:-.}" || exit
+
+set -e # from here on a line that fails ends the job
+HPCDDP_PYTHON=/opt/env/bin/python
+export PATH="${HPCDDP_PYTHON%/*}:$PATH" OMP_NUM_THREADS=16
+
+export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train
+
+exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"karolina\"\nnodes: 3\nwalltime: \"02:20:05\"\naccount: \"OPEN-12-3\"\ncommand: [\"python\", \"train.py\"]\n", "plan": {"schema": 1, "name": "train", "site": "karolina", "scheduler": "slurm", "launcher": "srun", "nodes": 3, "ranks_per_node": 8, "world_size": 24, "gpus_per_node": 8, "cpus_per_rank": 16, "threads_per_rank": 16, "walltime_s": 8405, "queue": "qgpu", "account": "OPEN-12-3", "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}, "makes_ranks": "srun", "walltime_s": 8405, "passes_on": "USR1"}' -- \
+    srun --nodes=3 --ntasks=24 --ntasks-per-node=8 \
+    --cpus-per-task=16 --kill-on-bad-exit=1 \
+    "$HPCDDP_PYTHON" -m hpcddp exec -- \
+    python train.py
