@@ -21,7 +21,7 @@ from hpcddp.script.missing import check_complete, known
 from hpcddp.script.own_ranks import plan_own_ranks, remark_counted
 from hpcddp.script.recover import check_asked_recovery, remark_recovery
 from hpcddp.script.scheduler_options import SchedulerOptions, asked_options, plan_scheduler_options
-from hpcddp.script.shape import plan_shape
+from hpcddp.script.shape import check_whole_nodes, plan_shape
 from hpcddp.script.shares import check_placeholders, plan_data_size
 from hpcddp.script.site import Queue, Site
 from hpcddp.script.sources import plan_sources
@@ -48,6 +48,7 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
     queue = site.queues.get(queue_name, Queue())
     shape = plan_shape(spec, site, queue, planned_by.cpus if scheduler.this_machine else None)
     check_gpu_chunks(spec, site, queue_name, shape.ranks_per_node, shape.gpus_per_node)
+    check_whole_nodes(site, queue, shape.nodes + (spec.spares or 0), shape.cpus_per_node)
     counted = remark_counted(own_ranks, shape.nodes, shape.ranks_per_node, shape.gpus_per_node)
     walltime_s = known(spec.walltime_s or site.walltime_s)
     if queue_name in site.queues and not spec.reservation:  # a reservation has limits of its own

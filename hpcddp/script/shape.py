@@ -47,6 +47,20 @@ def plan_shape(spec: JobSpec, site: Site, queue: Queue, local_cpus: int | None =
     return Shape(spec.nodes or 1, ranks, gpus, each, on_node, cpus, max(threads, 1), memory)
 
 
+def check_whole_nodes(site: Site, queue: Queue, nodes: int, cpus: int) -> None:
+    """RequestError for parts of several nodes where a request is the totals of a job: the server would pack `cpus` of
+    each into fewer nodes."""
+    if site.size != "totals" or nodes == 1 or not queue.cpus or cpus == queue.cpus:
+        return
+    source = site.source(site.cited.get("size", ""))
+    all_of_it = f"--gpus-per-node {queue.gpus}" if queue.gpus else f"--set cpus_per_node={queue.cpus}"
+    raise RequestError(
+        f"site {site.name} is asked for the totals of a job: {nodes} nodes are whole nodes, of {queue.cpus} CPUs each,"
+        f" not {format_count(cpus, 'CPU')} ({source})",
+        f"{all_of_it}, or --nodes 1",
+    )
+
+
 def _even_share(site: Site, queue: Queue, gpus: int) -> int | None:
     """The CPUs that go with a part of a shared node's GPUs, where the guide gives no number for each: the same part of
     the CPUs. None where the node, or a fixed resource type, is the job's alone."""

@@ -156,8 +156,8 @@ def test_a_site_says_nothing_of_chunks_where_its_scheduler_has_none(scheduler, s
 @pytest.mark.parametrize(
     ("site", "asked", "option"),
     [
-        ("gadi", {"account": "a", "walltime": "1:00:00", "launcher": "openmpi"}, "--set storage=gdata"),
-        ("gadi", {"account": "a", "walltime": "1:00:00", "storage": "x"}, "--launcher"),
+        ("gadi", {"account": "a", "walltime": "1:00:00"}, "--set storage=gdata"),
+        ("horizon", {"walltime": "1:00:00"}, "--launcher"),
         ("aurora", {"account": "a", "queue": "debug", "walltime": "1:00:00"}, "--set filesystems=home:flare"),
         ("juwels-booster", {"account": "a", "walltime": "1:00:00"}, "--cpus-per-rank"),
         ("aspire2a", {"cpus_per_rank": "8", "walltime": "1:00:00"}, "--gpus-per-node"),
@@ -208,12 +208,22 @@ def test_a_request_beyond_a_sites_rules_is_refused_with_the_rule(site, asked, wo
 
 
 def test_a_shared_nodes_cpus_and_memory_follow_the_gpus():
-    asked = {"account": "a", "walltime": "1:00:00", "storage": "x", "launcher": "openmpi"}
+    asked = {"account": "a", "walltime": "1:00:00", "storage": "x"}
     found = directives("gadi", **asked, gpus_per_node="1", nodes="1")
     assert {"-l ncpus=12", "-l ngpus=1", "-l mem=95GB"} <= set(found)
     found = directives("gadi", **asked, nodes="3")
     assert {"-l ncpus=144", "-l ngpus=12", "-l mem=1146GB"} <= set(found)
     assert not any("select" in d for d in found)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"nodes": "2", "gpus_per_node": "2"}, {"nodes": "1", "spares": "1", "max_restarts": "1", "gpus_per_node": "1"}],
+)
+def test_totals_of_several_nodes_are_whole_nodes(asked):
+    with pytest.raises(RequestError, match="2 nodes are whole nodes, of 48 CPUs each") as error:
+        plan("gadi", account="a", walltime="1:00:00", storage="x", **asked)
+    assert error.value.hint == "--gpus-per-node 4, or --nodes 1"
 
 
 def test_a_torque_name_is_short():

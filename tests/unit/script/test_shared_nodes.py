@@ -19,7 +19,6 @@ SITES = {name: load_site(name, path) for name, path in site_files({}).items()}
 # Queues whose pages do not say all that a script needs, with what is missing: the error says what to type.
 ASKS = {
     "aspire2a": "still needs GPUs per node",
-    "gadi": "still needs",
     "horizon": "still needs a launcher",
     "imperial-cx3": "still needs GPUs per node",
     "jupiter": "still needs CPUs per rank",
