@@ -249,8 +249,9 @@ def test_a_signal_ends_it_with_130_and_the_terminal_is_as_it_was(terminal: Termi
 def test_another_size_is_drawn_at_once(terminal: Terminal):
     terminal.read_until(b"q ends this")
     terminal.resize(8, 30)
-    said = terminal.read_until("not th…".encode())
-    narrow = said[said.rindex(b"\x1b[H") :]
+    cut = "not th…".encode()  # the end of the last line, in 30 columns
+    drawn, _, _ = terminal.read_until(cut).partition(cut)  # what was read may hold the beginning of the next drawing
+    narrow = drawn[drawn.rindex(b"\x1b[H") :]
     assert narrow.count(b"\n") == 7
     os.write(terminal.entry, b"q")
     assert terminal.process.wait(PATIENCE_S) == 0
