@@ -16,6 +16,7 @@ sys.path.insert(0, str(HERE))  # bringup and livecluster, for the tests beside t
 
 from livecluster import Cluster, Done  # noqa: E402  found through the line above
 from mpis import NAMES, Mpi, find_mpi  # noqa: E402  the same
+from struck_job import STEPS, undisturbed_run  # noqa: E402  the same
 
 # one cluster per run, so that two test runs do not take each other's down
 STATE = Path(f"/var/tmp/hpcddp-cluster-tests-{os.getpid()}")
@@ -90,3 +91,9 @@ def empty_queue(cluster: Cluster) -> Iterator[None]:
 @pytest.fixture(params=NAMES)
 def mpi(request: pytest.FixtureRequest) -> Mpi:
     return find_mpi(request.param)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(run: Callable[..., Done], tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The weights that a job of survival has to end with."""
+    return undisturbed_run(run, tmp_path_factory.mktemp("undisturbed"), STEPS)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from livecluster import Cluster
-from test_survival import Outcome, assert_nothing_is_left, submit, undisturbed_run
+from struck_job import Outcome, assert_nothing_is_left, undisturbed_run
+from test_survival import submit
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 

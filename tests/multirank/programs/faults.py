@@ -16,7 +16,8 @@ def refuse(_file: int) -> None:
 def take_too_much() -> None:
     root = "/sys/fs/cgroup"
     v1 = os.path.isdir(f"{root}/memory")
-    group = f"{root}/memory/hpcddp-{os.getpid()}" if v1 else f"{root}/hpcddp-{os.getpid()}"
+    name = f"hpcddp-{os.path.basename(os.getcwd())}"  # hosts share it, and process ids are a host's own
+    group = f"{root}/memory/{name}" if v1 else f"{root}/{name}"
     os.mkdir(group)
     for file, value in (("memory.limit_in_bytes" if v1 else "memory.max", 64 << 20), ("cgroup.procs", os.getpid())):
         with open(f"{group}/{file}", "w") as written:
@@ -52,6 +53,9 @@ def strike(kind: str) -> None:
         os.fsync = refuse
     elif kind == "daemon":  # Slurm's alone: what it has started lives on
         subprocess.run(["pkill", "-9", "-x", "slurmd"], check=True)
+    elif kind == "proxy":  # mpirun's daemon on this host alone, of Open MPI 5, 4, MPICH and Intel MPI
+        daemons = "prted|orted|hydra_pmi_proxy|hydra_bstrap_proxy"
+        subprocess.run(["pkill", "-9", "-f", f"(^|/)({daemons}) "], check=True)
     elif kind == "memory":  # what the kernel ends when a job takes more than it may
         take_too_much()
     elif kind == "companion":

@@ -1,0 +1,206 @@
+"""A job under each mpirun loses ranks and hosts, for real; it goes on with the others, and ends with the weights of an
+undisturbed run, bit for bit. The same on a real Slurm: test_survival.py.
+
+The job is a pretended PBS job, whose own commands are stand-ins here, which say so. Each test has a cluster of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from livecluster import Cluster, wait_until
+from mpis import RSH, Mpi
+from struck_job import (
+    ASKED,
+    AT,
+    FAULTS,
+    KILLED_HOST,
+    STEPS,
+    STRUCK,
+    Outcome,
+    assert_nothing_is_left,
+    remove_memory_group,
+)
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+#: As a real one it hangs where the host is silent.
+TMRSH = 'host=$1; shift; {bin}/remote "$host" "$@" || [ $? != 255 ] || exec sleep 600'
+#: A host on which nothing can be started, and whoever tries waits for ever; the words of mpirun's starter name it.
+REMOTE = """for word; do
+    case $word in {deaf}) exec sleep 600 ;; node?) break ;; esac
+done
+exec {rsh} "$@\""""
+RELEASE = 'echo "$*" >> {bin}/../released'
+
+
+@pytest.fixture
+def cluster(cluster_of: Callable[..., Iterator[Cluster]], request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    yield from cluster_of(f"survival-{abs(hash(request.node.name))}", 4)
+
+
+class PretendedJob:
+    """`hpcddp launch` on login, in a pretended PBS job on the nodes: the script's host is none of the ranks'."""
+
+    def __init__(self, cluster: Cluster, shared: Path, mpi: Mpi) -> None:
+        self._cluster, self.folder, self._mpi = cluster, shared, mpi
+        self.released = shared / "released"
+        self.deaf = "nobody"  # the host on which nothing can be started
+        self.on_release = ""  # what happens besides while a host is given back
+
+    def run(self, kinds: str, struck: str, *asked: str, at: str = str(AT), walltime: str = "10m") -> Outcome:
+        bin_folder = self.folder / "bin"
+        self._write_commands(bin_folder)
+        (self.folder / "nodes").write_text("".join(f"node{number}\n" for number in (1, 2, 3, 4)))
+        env = self._mpi.env | {
+            "PATH": f"{bin_folder}:{self._mpi.env['PATH']}",
+            "PBS_NODEFILE": str(self.folder / "nodes"),
+            "PBS_JOBID": "7.server",
+            "PBS_ENVIRONMENT": "PBS_BATCH",
+            "OMPI_MCA_plm_rsh_agent": f"{bin_folder}/remote",
+            "PRTE_MCA_plm_ssh_agent": f"{bin_folder}/remote",
+            "HYDRA_LAUNCHER": "ssh",
+            "HYDRA_LAUNCHER_EXEC": f"{bin_folder}/remote",
+            "I_MPI_HYDRA_BOOTSTRAP": "ssh",
+            "I_MPI_HYDRA_BOOTSTRAP_EXEC": f"{bin_folder}/remote",
+        }
+        options = [word for setting in asked or ASKED for word in ("--set", setting)]
+        size = ["--launcher", self._mpi.launcher, "--ranks-per-node", "1", "--walltime", walltime, "--name", "t"]
+        train = [*STRUCK.split(), str(STEPS), kinds, struck, at]
+        done = self._cluster.sh(["hpcddp", "launch", *size, *options, "--", *train], cwd=self.folder, env=env)
+        return Outcome(done.stdout + done.stderr, self.folder)
+
+    def _write_commands(self, folder: Path) -> None:
+        folder.mkdir()
+        commands = {
+            "remote": REMOTE.format(deaf=self.deaf, rsh=RSH),
+            "pbs_tmrsh": TMRSH.format(bin=folder),
+            "pbs_release_nodes": f"{RELEASE.format(bin=folder)}\n{self.on_release}",
+        }
+        for name, command in commands.items():
+            (folder / name).write_text(f"#!/bin/sh\n# a stand-in, no scheduler\n{command}\n")
+            (folder / name).chmod(0o755)
+
+
+@pytest.fixture
+def job(cluster: Cluster, shared: Path, mpi: Mpi) -> PretendedJob:
+    return PretendedJob(cluster, shared, mpi)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_job_goes_on(cluster: Cluster, job: PretendedJob, fault: str, undisturbed: str) -> None:
+    kind, struck, cause, hosts = FAULTS[fault]
+    job.run(kind, str(struck)).assert_went_on(cause, hosts, undisturbed)
+    assert job.released.exists() == (len(hosts) < 4)
+    assert_nothing_is_left(cluster)
+
+
+def test_it_goes_on_after_all_processes_of_a_host_are_gone(job: PretendedJob, undisturbed: str) -> None:
+    kind, struck, cause = KILLED_HOST
+    job.run(kind, str(struck)).assert_went_on(cause, (1, 2, 3, 4), undisturbed)
+
+
+def test_a_launcher_whose_daemon_of_a_host_is_killed_does_not_decide(
+    cluster: Cluster, job: PretendedJob, undisturbed: str
+) -> None:
+    outcome = job.run("proxy", "2")
+    # MPICH and Intel MPI wait for their ranks, which train on; Open MPI ends at once
+    assert outcome.starts in ([], ["node1, node2, node3, node4"]), outcome.said
+    assert (outcome.state["status"], outcome.state["step"]) == ("finished", STEPS), outcome.said
+    assert outcome.state["weights_sha256"] == undisturbed
+    outcome.assert_steps_once()
+    assert_nothing_is_left(cluster)
+
+
+def test_a_rank_that_takes_too_much_memory_is_ended_by_the_kernel(job: PretendedJob, undisturbed: str) -> None:
+    job.run("memory", "2").assert_went_on("rank 2 on node3 was killed by SIGKILL", (1, 2, 3, 4), undisturbed)
+    remove_memory_group(job.folder)
+
+
+def test_the_host_of_rank_0_may_be_the_lost_one(job: PretendedJob, undisturbed: str) -> None:
+    job.run("cut", "0").assert_went_on("node1 is silent", (2, 3, 4), undisturbed)
+    assert job.released.read_text() == "-j 7.server node1\n"
+
+
+def test_a_spare_node_takes_the_place_of_a_lost_one(job: PretendedJob, undisturbed: str) -> None:
+    outcome = job.run("cut", "2", *ASKED, "spares=1", "min_nodes=3")
+    outcome.assert_went_on("node3 is silent", (1, 2, 4), undisturbed)
+
+
+def test_two_hosts_are_lost_one_after_the_other(cluster: Cluster, job: PretendedJob, undisturbed: str) -> None:
+    # with node3 gone, rank 2 is on node4
+    outcome = job.run("cut,cut", "2,2", at=f"{AT},{AT + 3}")
+    assert outcome.starts == ["node1, node2, node4", "node1, node2"], outcome.said
+    assert [cause.split()[0] for cause in outcome.causes] == ["node3", "node4"]
+    assert (outcome.state["status"], outcome.state["step"]) == ("finished", STEPS), outcome.said
+    assert outcome.state["weights_sha256"] == undisturbed
+    outcome.assert_steps_once()
+    assert job.released.read_text() == "-j 7.server node3\n-j 7.server node4\n"
+    assert_nothing_is_left(cluster)
+
+
+def test_a_host_that_comes_back_finds_that_the_job_went_on(
+    cluster: Cluster, job: PretendedJob, undisturbed: str
+) -> None:
+    outcome = job.run("return", "2")
+    outcome.assert_went_on("node3 is silent", (1, 2, 4), undisturbed)
+    wait_until(lambda: "UP" in cluster.ok(["ip", "-br", "link", "show", "eth0"], host="node3", cwd=Path("/")))
+    assert_nothing_is_left(cluster)
+    assert Outcome("", job.folder).state == outcome.state
+
+
+def test_a_network_that_comes_back_at_once_is_no_fault(job: PretendedJob, undisturbed: str) -> None:
+    outcome = job.run("glitch", "2")
+    assert outcome.causes == [], outcome.said
+    assert outcome.state["weights_sha256"] == undisturbed
+
+
+@pytest.mark.parametrize(
+    ("kind", "cause"), [("save", "rank 0 on node1 was killed by SIGKILL"), ("full", "rank 0 on node1: .*No space left")]
+)
+def test_a_loss_during_a_save_leaves_the_checkpoint_before_it(
+    job: PretendedJob, undisturbed: str, kind: str, cause: str
+) -> None:
+    outcome = job.run(kind, "0")
+    outcome.assert_went_on(cause, (1, 2, 3, 4), undisturbed)
+    assert "from step 9" in outcome.said
+
+
+def test_an_error_at_the_same_step_for_ever_ends_the_job_as_failed(job: PretendedJob) -> None:
+    outcome = job.run("bug", "2")
+    assert len(outcome.starts) == 1
+    assert f"the same error came twice at step {AT}: it would come again" in outcome.said
+    assert (outcome.state["status"], outcome.state["step"]) == ("failed", AT)
+
+
+def test_nothing_is_started_again_shortly_before_the_job_s_end(job: PretendedJob) -> None:
+    outcome = job.run("kill", "2", walltime="1m")
+    assert "the ranks are not started again: the job ends soon" in outcome.said
+    assert outcome.starts == []
+    assert (outcome.state["status"], outcome.state["step"]) == ("unfinished", 9)
+
+
+def test_who_ends_a_job_during_its_recovery_has_ended_it(cluster: Cluster, job: PretendedJob) -> None:
+    job.on_release = "kill -TERM $PPID"  # as qdel does to all processes of a job
+    outcome = job.run("cut", "2")
+    assert outcome.starts == [], outcome.said
+    assert (outcome.state["status"], outcome.state["step"]) == ("unfinished", 9)
+    assert not (job.folder / "again").exists()
+    cluster.ok(["ip", "link", "set", "eth0", "up"], host="node3", cwd=job.folder)
+    assert_nothing_is_left(cluster)
+
+
+def test_a_start_up_that_never_meets_is_ended_and_the_deaf_host_is_left_out(
+    job: PretendedJob, undisturbed: str
+) -> None:
+    job.deaf = "node3"
+    outcome = job.run("none", "0", "max_restarts=2", "stall_limit=3s")
+    assert outcome.starts in (["node1, node2, node4"], []), outcome.said
+    assert outcome.causes, outcome.said
+    assert re.search(r"no rank was started in 30 s|were not started|did not arrive|launcher ended", outcome.causes[0])
+    assert "node3 is left out: it does not answer" in outcome.said
+    assert (outcome.state["status"], outcome.state["step"]) == ("finished", STEPS), outcome.said
+    assert outcome.state["weights_sha256"] == undisturbed
