@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _BACK_S = 3.0  # a connection that broke may come again
 _FIRST_STEP = 10  # times as long as a step: it compiles
 _SLOWER = 10  # times the longest time without a move so far
+_NAP_S = 1.0  # between two looks, where nothing comes
 
 
 class Reports:
@@ -49,6 +50,7 @@ class Reports:
         self._has_stepped = False  # more than once: the first step of an attempt compiles
         self._is_ending = False
         self._opened = 0.0
+        self._awake = 0.0  # when this process looked last
         self._records = ""  # the folder in which each rank that is started leaves a file
         self._world_size = 0  # as the ranks say it; 0: none has
         self.ranks: dict[int, RankReport] = {}
@@ -71,12 +73,14 @@ class Reports:
         self._slowest_s, self._has_stepped = 0.0, False
         self.ranks, self.events = {}, []
         self._world_size, self._opened = 0, time.monotonic()
+        self._awake = self._opened
         self._records = os.path.dirname(attempt.rank_environment(0))
         with suppress(OSError):
             write_supervised(attempt, self._told)
 
     def read(self) -> None:
         """Whatever has come."""
+        self._forgive_pause()
         for number, _ in self._poll.poll(0):
             if number == self._own.fileno():
                 self._accept()
@@ -87,6 +91,7 @@ class Reports:
 
     def look(self) -> None:
         """What nobody says: who is silent, gone or stuck."""
+        self._forgive_pause()
         now = time.monotonic()
         for one in self.ranks.values():
             if one.left and now - one.left > _BACK_S:
@@ -137,6 +142,18 @@ class Reports:
     def all_well(self) -> bool:
         """Whether every rank has said that it ended well."""
         return len(self.ranks) == self._world_size > 0 and all(one.is_well for one in self.ranks.values())
+
+    def _forgive_pause(self) -> None:
+        """Where this process did not run itself, as in a job that is suspended, nobody has been silent for longer; the
+        others may run again only after it."""
+        now = time.monotonic()
+        paused = now - self._awake > 2 * self._told.every_s + _NAP_S
+        self._awake = now
+        if paused:
+            self._opened = now
+            for one in self.ranks.values():
+                one.heard = one.moved = one.looked = now
+                one.left = now if one.left else 0.0
 
     def _look_for_absent(self, now: float) -> None:
         """A launcher may wait for a host for ever, and the ranks that are there for those that are not."""
