@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.streams import shown_bytes, tell
 from hpcddp.errors import RequestError
-from hpcddp.login.find_run import find_run
+from hpcddp.login.find_run import call_run, find_run
 from hpcddp.login.status import is_alive
 from hpcddp.runs.folder import AttemptFolder, RunFolder
 from hpcddp.runs.logs import LogReader, Source, find_time, list_sources, merge, order_attempts, read_lines
@@ -48,8 +48,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     """Lines on stdout as they are, each behind its source where there are several."""
     of = find_run(args.run)
     if os.path.exists(of.sweep):
-        name = shlex.quote(os.path.basename(of.path))
-        raise RequestError(f"{of.path} is a sweep, and each of its runs has logs", f"hpcddp logs {name}.1")
+        raise RequestError(f"{of.path} is a sweep, and each of its runs has logs", f"hpcddp logs {call_run(of)}.1")
     last = None if args.lines is None else parse_count(args.lines, "--lines")
     printer = _Printer(_read_ranks(args.rank), args.host)
     there = order_attempts(of)
@@ -177,8 +176,9 @@ def _print_start(of: RunFolder, last: int | None) -> int:
             for line in lines:
                 sys.stdout.buffer.write(shown_bytes(line) + b"\n")
             return 0
-    name = shlex.quote(os.path.basename(of.path))
-    raise RequestError(f"run {of.path} has no log: none of its jobs has started its ranks", f"hpcddp status {name}")
+    raise RequestError(
+        f"run {of.path} has no log: none of its jobs has started its ranks", f"hpcddp status {call_run(of)}"
+    )
 
 
 def _read_ranks(text: str | None) -> frozenset[int] | None:

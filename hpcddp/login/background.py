@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from hpcddp.runs.holder import find_machine, start_time
@@ -13,8 +13,8 @@ from hpcddp.runs.submitted import Submission, script_of
 from hpcddp.schedulers.row import JobFound
 from hpcddp.schedulers.run import start_detached
 
-# It waits for the process of the job before it, and then becomes the script, so that its process number stays.
-_START = '[ -z "$1" ] || tail --pid="$1" -f /dev/null; exec bash "$0"'
+# It waits for the processes of the jobs before it, and then becomes the script, so that its process number stays.
+_START = 'for before; do tail --pid="$before" -f /dev/null; done; exec bash "$0"'
 
 
 def name_job(number: int) -> str:
@@ -28,15 +28,15 @@ def output_of(folder: str) -> str:
 
 
 def start_job(
-    submission: Submission, folder: str, env: Mapping[str, str], index: str, before: Submission | None
+    submission: Submission, folder: str, env: Mapping[str, str], index: str, before: Sequence[Submission]
 ) -> Submission:
-    """Start the script of `folder`, once the job `before` has ended. The submission with its process.
+    """Start the script of `folder`, once all jobs `before` it have ended: of one that is cancelled while it waits, the
+    ones before it may still run. The submission with its process.
 
     SchedulerError if it cannot be started.
     """
     told = {"HPCDDP_JOB_ID": submission.job, **({"HPCDDP_ARRAY_INDEX": index} if index else {})}
-    wait_for = str(before.process) if before is not None and is_alive(before) else ""
-    argv = ["bash", "-c", _START, script_of(folder), wait_for]
+    argv = ["bash", "-c", _START, script_of(folder), *(str(one.process) for one in before if is_alive(one))]
     process = start_detached(argv, {**env, **told}, folder=submission.folder, output=submission.output)
     return submission._replace(process=process, started=start_time(process), machine=find_machine())
 
@@ -68,8 +68,8 @@ def end_job(submission: Submission, *, kill: bool) -> bool:
     with suppress(ProcessLookupError):
         if kill:
             _kill_session(submission.process)
-        elif _is_waiting(submission.process):
-            os.killpg(submission.process, signal.SIGTERM)  # the shell, and what waits in it
+        elif _is_waiting(submission.process) or not submission.supervised:
+            os.killpg(submission.process, signal.SIGTERM)  # the shell, and what waits or runs in it
         else:
             os.kill(submission.process, signal.SIGTERM)  # the supervisor, which hands it on
     return True

@@ -9,10 +9,12 @@ from collections.abc import Mapping, Sequence
 
 from hpcddp.errors import SchedulerError
 from hpcddp.login.background import end_job, find_jobs
+from hpcddp.login.find_run import call_run
 from hpcddp.login.found_jobs import index_jobs, is_job, jobs_of
-from hpcddp.login.run_facts import RunFacts, read_facts, with_points
+from hpcddp.login.run_facts import RunFacts, read_facts
 from hpcddp.login.run_status import LIVE, WAITS
 from hpcddp.runs.folder import RunFolder, job_of, show_path
+from hpcddp.runs.sweep_folder import list_points
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import Commands, JobFound
 from hpcddp.schedulers.run import ask_jobs, run_program
@@ -28,7 +30,7 @@ def cancel_runs(runs: Sequence[RunFolder], env: Mapping[str, str], *, now: bool)
 
     SchedulerError if the scheduler does not say which of them live, or refuses to end one.
     """
-    each = {os.path.abspath(run.path): run for one in runs for run in with_points(one)}
+    each = {os.path.abspath(run.path): run for one in runs for run in (one, *list_points(one))}
     facts = [read_facts(run) for run in each.values()]
     told = _cancel_here(facts, now=now)
     asked: dict[str, dict[str, None]] = {}
@@ -51,7 +53,7 @@ def cancel_runs(runs: Sequence[RunFolder], env: Mapping[str, str], *, now: bool)
             if one.state in (WAITS if (name, job) in fact.again else LIVE)
         }
         told += _cancel(scheduler, list(jobs.values()), env, now=now)
-    return told or [f"{_listed([os.path.basename(run.path) for run in runs])}: nothing waits or runs"]
+    return told or [f"{_listed([call_run(run) for run in runs])}: nothing waits or runs"]
 
 
 def _cancel(
@@ -80,7 +82,7 @@ def _stop(job: JobFound, fact: RunFacts, commands: Commands, env: Mapping[str, s
     """Ask one job to save and end: by its scheduler's command, else through the run's folder."""
     stop, cancel, names = commands.stop, commands.cancel, _spell(job, commands)
     name = _listed(names)
-    kills = f"hpcddp cancel {shlex.quote(os.path.basename(fact.run.path))} --now kills it"
+    kills = f"hpcddp cancel {call_run(fact.run)} --now kills it"
     if stop:
         _run_all([word for word in stop if word != "{job}"], [job.own_id or names[0]], env)
         return f"{name} was asked to save and stop; {kills}"
@@ -100,7 +102,7 @@ def _is_by_hand(fact: RunFacts) -> bool:
 def _ask_by_folder(fact: RunFacts, *, now: bool) -> str:
     assert fact.holder is not None
     path = _write_request(fact)
-    name = os.path.basename(fact.run.path)
+    name = call_run(fact.run)
     done = f"was asked to save and stop, through {path}" if path else "cannot be asked: its folder cannot be written"
     more = f"; --now would end all of job {fact.holder.job}, in which it was launched by hand" if now else ""
     return f"{name} {done}{more}"
@@ -164,7 +166,7 @@ def _cancel_here(facts: Sequence[RunFacts], *, now: bool) -> list[str]:
             if job.state == "unknown":
                 told.append(f"{submission.job}: {job.reason}")
             elif end_job(submission, kill=now):
-                kills = f"hpcddp cancel {shlex.quote(os.path.basename(fact.run.path))} --now kills it"
+                kills = f"hpcddp cancel {call_run(fact.run)} --now kills it"
                 done = "will not start" if wanted else "is killed" if now else f"was asked to save and stop; {kills}"
                 told.append(f"{submission.job} {done}")
     return told

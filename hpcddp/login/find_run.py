@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Sequence
 
 from hpcddp.errors import RequestError, nearest
 from hpcddp.runs.choice import is_run
-from hpcddp.runs.folder import RunFolder, job_of, list_attempts, list_holders
+from hpcddp.runs.folder import RunFolder, job_of, list_attempts, list_holders, show_path
 from hpcddp.runs.jsonfile import read_text
 from hpcddp.runs.lock import read_holder
 from hpcddp.runs.submitted import read_submissions
@@ -51,6 +52,12 @@ def find_run(word: str, folder: str = RUNS) -> RunFolder:
     raise RequestError(f"there is no run '{word}'{_near(runs, word)} in {folder}/", _list_hint(runs))
 
 
+def call_run(run: RunFolder) -> str:
+    """What people can call this run in a command: its name, or its folder where it is not below `runs/`."""
+    path = show_path(run.path)
+    return shlex.quote(os.path.basename(path) if os.path.dirname(path) == RUNS else path)
+
+
 def list_all_runs(folder: str = RUNS) -> list[RunFolder]:
     """Every run in the folder, those of a number in the order of their numbers. RequestError if it cannot be read."""
     try:
@@ -88,7 +95,7 @@ def is_same_job(one: str, other: str) -> bool:
 
 
 def _plain(job: str) -> str:
-    number = re.match(r"(\d+)(?:\[(\d*)\]|[_-](\d+))?", job)
+    number = re.fullmatch(r"(\d+)(?:\[(\d*)\]|[_-](\d+))?(?:\.[A-Za-z][\w.-]*)?", job, re.ASCII)
     if number is None:
         return job
     index = number[2] or number[3]

@@ -50,7 +50,7 @@ def plan_parts(spec: JobSpec, site: Site, env: Mapping[str, str], created_by: st
     for one, index in split:
         plan = plan_spec(one, site, created_by)
         remarks.update(dict.fromkeys(plan.remarks))
-        parts.append(plan_part(plan, env, index, spec.array or ""))
+        parts.append(plan_part(plan, env, index, spec.array or "", () if before is None else (before.job,)))
     return Parts(tuple(parts), tuple(remarks), sweep, spec, before)
 
 
@@ -70,7 +70,7 @@ def submit_parts(parts: Parts, env: Mapping[str, str]) -> list[Queued]:
     if parts.sweep is not None:
         _note(parts)
     queued: list[Queued] = []
-    before = parts.before
+    before = [parts.before] if parts.before is not None else []
     for number, part in enumerate(parts.parts, 1):
         try:
             done = submit_part(part, env, number, before)
@@ -84,7 +84,7 @@ def submit_parts(parts: Parts, env: Mapping[str, str]) -> list[Queued]:
             raise SchedulerError(f"interrupted{left}", f"hpcddp cancel {queued[0].submission.job}") from error
         queued.append(done)
         if find_scheduler(part.plan.site.scheduler).this_machine:
-            before = done.submission
+            before.append(done.submission)
     return queued
 
 
@@ -107,6 +107,8 @@ def _split(spec: JobSpec, site: Site) -> tuple[list[tuple[JobSpec, str]], RunFol
     takes_arrays = option is not None and option not in site.rejects
     if spec.sweep is not None and count_points(spec.sweep) > 1 and not (takes_arrays and is_one_array(spec)):
         check_sweep(spec)
+        if row.this_machine and is_one_array(spec):  # one after another, which is within any limit
+            spec = spec._replace(array_limit=None)
         if spec.array_limit:
             raise RequestError("array_limit beside a sweep that is no array", "leave out array_limit")
         name = spec.name or name_command(spec.command or ("job",))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 
 from hpcddp.errors import HpcddpError
 from hpcddp.login.find_run import is_same_job, read_follow_up
 from hpcddp.record import Record
 from hpcddp.runs.best import Best, read_best
-from hpcddp.runs.folder import RunFolder, job_of, list_attempts, list_holders, list_runs
+from hpcddp.runs.folder import RunFolder, job_of, list_attempts, list_holders
 from hpcddp.runs.holder import Holder
 from hpcddp.runs.job_end import read_job_end
 from hpcddp.runs.jsonfile import read_object
@@ -37,20 +36,6 @@ class RunFacts(Record):
     best: Best | None = None
     ends: int | None = None  # of the job that holds it, as its supervisor wrote
     problem: str = ""
-
-
-def with_points(run: RunFolder) -> list[RunFolder]:
-    """The run; or the folder of a sweep, and the newest run of each of its points."""
-    if not os.path.exists(run.sweep):
-        return [run]
-    parent, name = os.path.split(run.path)
-    with os.scandir(parent or ".") as entries:
-        numbers = {
-            tail.partition("-")[0]
-            for entry in entries
-            if (tail := entry.name.removeprefix(f"{name}.")) != entry.name and tail.partition("-")[0].isdecimal()
-        }
-    return [run, *(list_runs(f"{run.path}.{number}")[-1][1] for number in sorted(numbers, key=int))]
 
 
 def read_facts(run: RunFolder) -> RunFacts:

@@ -18,7 +18,8 @@ class RunStatus(Record):
     `links`: jobs of its chain so far, and of how many at most (0: no chain). `starts`: when its waiting job may start,
     seconds since 1970. `ends`: the end of its running job. `left_s`: to the end of the training. `point`: its values in
     a sweep. `best`: what it named its best, by `best_mode`; `best_run` and `jobs`, how many are in which
-    state, and `size`, how many it was made of, of a sweep. `why`: why it waits, or ended."""
+    state, and `size`, how many it was made of, of a sweep. `sweep`: the folder of the one that it belongs to. `why`:
+    why it waits, or ended."""
 
     name: str
     path: str
@@ -41,6 +42,7 @@ class RunStatus(Record):
     best_run: str = ""
     jobs: Mapping[str, int] = MappingProxyType({})
     size: int = 0
+    sweep: str = ""
     exit_status: int | None = None
     weights_sha256: str | None = None
     exact: Mapping[str, object] | None = None

@@ -9,14 +9,16 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
+from hpcddp.errors import HpcddpError
 from hpcddp.login.background import find_jobs
 from hpcddp.login.found_jobs import FoundJobs, index_jobs, is_job, jobs_of
-from hpcddp.login.run_facts import RunFacts, find_sweep, read_facts, with_points
+from hpcddp.login.run_facts import RunFacts, find_sweep, read_facts
 from hpcddp.login.run_status import LIVE, WAITS, RunStatus, Statuses
 from hpcddp.login.sweep_status import complete_sweeps, judge_sweep
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.holder import describe_process, has_ended
 from hpcddp.runs.state import correct_killed
+from hpcddp.runs.sweep_folder import list_points
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import JobFound
 from hpcddp.schedulers.run import ask_jobs
@@ -24,14 +26,25 @@ from hpcddp.schedulers.run import ask_jobs
 
 def find_status(runs: Sequence[RunFolder], env: Mapping[str, str]) -> Statuses:
     """The status of each run, in this order; a sweep is followed by its runs."""
-    each = {os.path.abspath(run.path): run for one in runs for run in with_points(one)}
+    each: dict[str, RunFolder] = {}
+    sweeps: dict[str, str] = {}
+    problems = []
+    for one in runs:
+        points: list[RunFolder] = []
+        try:
+            points = list_points(one)
+        except HpcddpError as error:
+            problems.append(str(error))
+        each |= {os.path.abspath(run.path): run for run in (one, *points)}
+        sweeps |= {os.path.abspath(run.path): one.path for run in points}
     facts = [read_facts(run) for run in each.values()]
     asked: dict[str, dict[str, None]] = {}
     for fact in facts:
         for scheduler, job in (*fact.open_jobs, *fact.again):
             asked.setdefault(scheduler, {})[job] = None
     jobs: dict[str, list[JobFound]] = {}
-    problems = [fact.problem for fact in facts if fact.problem]
+    problems += [fact.problem for fact in facts if fact.problem]
+    is_damaged = bool(problems)
     for scheduler, ids in asked.items():
         if find_scheduler(scheduler).this_machine:
             own = {s.job: s for fact in facts for s in fact.submissions if s.job in ids}
@@ -46,8 +59,8 @@ def find_status(runs: Sequence[RunFolder], env: Mapping[str, str]) -> Statuses:
             missing = [job for job in ids if not jobs_of(shown, scheduler, job)]
             jobs[scheduler] += [JobFound(job, "unknown", reason="the scheduler does not answer") for job in missing]
     index = {name: index_jobs(found) for name, found in jobs.items()}
-    is_damaged = any(fact.problem for fact in facts)
-    return Statuses(tuple(complete_sweeps([_judge(fact, index) for fact in facts])), tuple(problems), is_damaged)
+    judged = [_judge(fact, index)._replace(sweep=sweeps.get(path, "")) for path, fact in zip(each, facts, strict=True)]
+    return Statuses(tuple(complete_sweeps(judged)), tuple(problems), is_damaged)
 
 
 def is_alive(run: RunFolder, env: Mapping[str, str]) -> bool:
@@ -68,7 +81,8 @@ def _judge(fact: RunFacts, jobs: FoundJobs) -> RunStatus:
         state = job.state if job is not None else "running"
         own = _name(job) if job is not None else fact.holder.job if fact.holder is not None else ""
         if fact.holder is None:  # it has started, and its supervisor has not yet
-            why = job.reason if job is not None and job.state == "unknown" else "it starts"
+            starts = "it starts" if _is_supervised(fact) else ""
+            why = job.reason if job is not None and job.state == "unknown" else starts
             return base._replace(state=state, job=own, why=why, ends=job.ends if job is not None else None)
         return base._replace(
             state=state,
@@ -104,7 +118,10 @@ def _judge_ended(base: RunStatus, fact: RunFacts, found: Sequence[JobFound]) -> 
         queued = fact.submissions[-1]
         base = base._replace(job=queued.job)
         if job is not None:
-            return base._replace(state=job.state, why=job.reason or "it ended before its script began")
+            early = "it ended before its script began" if queued.supervised else ""
+            return base._replace(state=job.state, why=job.reason or early, exit_status=job.status)
+        if not queued.supervised:
+            return base._replace(state="unknown", why="it is over, and supervise: false leaves no word of how it ended")
         return base._replace(state="cancelled", why="its scheduler does not know it any more, and it has not started")
     if fact.ended and fact.exit_status is not None:
         own = next((one for one in found if is_job(one, fact.holder.job) and one.state not in LIVE), None)
@@ -145,6 +162,11 @@ def _is_held_now(fact: RunFacts) -> bool:
         return False
     mine = describe_process("", os.getpid(), {}, ())
     return has_ended(fact.holder, mine, lambda _scheduler, _job: None) is False
+
+
+def _is_supervised(fact: RunFacts) -> bool:
+    """Whether its newest job leaves word of itself in the run's folder."""
+    return not fact.submissions or fact.submissions[-1].supervised
 
 
 def _is_finished(fact: RunFacts) -> bool:

@@ -18,7 +18,7 @@ def format_statuses(runs: Sequence[RunStatus], now: float) -> str:
     """A table; of one run all that is known."""
     if len(runs) == 1 and not runs[0].is_sweep:
         return _format_one(runs[0], now)
-    rows = [_HEADS, *(_row(run, runs, now) for run in runs)]
+    rows = [_HEADS, *(_row(run, now) for run in runs)]
     used = [i for i in range(len(_HEADS)) if i < 3 or any(row[i] for row in rows[1:])]
     widths = {i: max(len(row[i]) for row in rows) for i in used}
     lines = []
@@ -35,11 +35,10 @@ def status_record(run: RunStatus) -> dict[str, Any]:
     return record
 
 
-def _row(run: RunStatus, runs: Sequence[RunStatus], now: float) -> tuple[str, ...]:
-    inside = any(one.is_sweep and run.path.startswith(f"{one.path}.") for one in runs)
+def _row(run: RunStatus, now: float) -> tuple[str, ...]:
     said = "; ".join(filter(None, [run.point, _say_why(run, now)]))
     return (
-        f"  {run.name}" if inside else run.name,
+        f"  {run.name}" if run.sweep else run.name,
         run.state,
         run.job,
         _say_step(run, "/"),

@@ -7,7 +7,7 @@ import re
 import shlex
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 from hpcddp.errors import HpcddpError, RequestError, SchedulerError
@@ -42,7 +42,7 @@ _LIVE = {"queued", "held", "running", "suspended", "exiting", "moved", "unknown"
 
 class Part(Record):
     """One job of what was asked. `array_index`: of an `array` on this machine, where nothing else tells it.
-    `place`: the folder of its run, or of the array's."""
+    `place`: the folder of its run, or of the array's. `waited`: the jobs that it waits for."""
 
     plan: JobPlan
     script: str
@@ -51,6 +51,7 @@ class Part(Record):
     why: str
     array_index: str = ""
     array: str = ""
+    waited: Sequence[str] = ()
 
 
 class Queued(Record):
@@ -60,11 +61,15 @@ class Queued(Record):
     run: RunFolder
 
 
-def plan_part(plan: JobPlan, env: Mapping[str, str], index: str = "", array: str = "") -> Part:
-    """The run that the plan's job gets, and its script; `index`: of an `array` that no scheduler makes. Writes nothing.
+def plan_part(
+    plan: JobPlan, env: Mapping[str, str], index: str = "", array: str = "", waited: Sequence[str] = ()
+) -> Part:
+    """The run that the plan's job gets, and its script; `index`: of an `array` that no scheduler makes. `waited`: the
+    jobs that it waits for on this machine. Writes nothing.
 
     RequestError if another job of the run has not ended and this one does not wait for it.
     """
+    waited = (*waited, *(job for word in plan.spec.dependency or () for job in word.split(":")[1:]))
     base = os.path.join(os.getcwd(), plan.spec.workdir or "", plan.run_dir)
     if plan.options.array or index:
         run = RunFolder(base)
@@ -74,18 +79,20 @@ def plan_part(plan: JobPlan, env: Mapping[str, str], index: str = "", array: str
                 f"--name {plan.name}-array",
             )
         check_unused(run)
-        return Part(plan, render_script(plan), run, not is_run(run), "", index, plan.options.array or array)
+        _check_free(run, plan, waited, env)
+        new = not is_run(run)
+        return Part(plan, render_script(plan), run, new, "", index, plan.options.array or array, waited)
     choice = choose_run(plan.asked_run._replace(base=base), Origin())
-    _check_free(choice.run, plan, env)
+    _check_free(choice.run, plan, waited, env)
     if choice.is_new:
         plan = plan._replace(made_run=os.path.basename(choice.run.path))
-    return Part(plan, render_script(plan), choice.run, choice.is_new, str(choice))
+    return Part(plan, render_script(plan), choice.run, choice.is_new, str(choice), waited=waited)
 
 
 def submit_part(
-    part: Part, env: Mapping[str, str], number: int = 1, before: Submission | None = None, created_in: str = ""
+    part: Part, env: Mapping[str, str], number: int = 1, before: Sequence[Submission] = (), created_in: str = ""
 ) -> Queued:
-    """Make the run's folder, queue the job, and note its id. `before`: on this machine, the job that it waits for.
+    """Make the run's folder, queue the job, and note its id. `before`: on this machine, the jobs that it waits for.
 
     SchedulerError with the scheduler's words if it refuses the job: then nothing is left of it.
     """
@@ -94,7 +101,7 @@ def submit_part(
     try:
         _make_folder(part)
         folder = begin_submission(run, part.script)
-        if not part.array:
+        if not part.array_index:  # the jobs before it are of the same request
             _check_alone(part, folder, env)
         submission = _describe(part, created_in or os.getcwd())
         row = find_scheduler(plan.site.scheduler)
@@ -107,6 +114,7 @@ def submit_part(
                 submission = submission._replace(job=_hand_in(row, plan, script_of(folder), clean, submission.folder))
             try:
                 note_submission(folder, submission)
+                _renew_sweep(part)
                 if interrupts:
                     raise KeyboardInterrupt
             except (OSError, KeyboardInterrupt):
@@ -180,9 +188,9 @@ def _hand_in(row: Scheduler, plan: JobPlan, script: str, env: Mapping[str, str],
     )
 
 
-def _check_free(run: RunFolder, plan: JobPlan, env: Mapping[str, str]) -> None:
-    """RequestError if a job that has not ended writes this run, or will, and the new one does not wait for it."""
-    waited = {job for word in plan.spec.dependency or () for job in word.split(":")[1:]}
+def _check_free(run: RunFolder, plan: JobPlan, waited: Sequence[str], env: Mapping[str, str]) -> None:
+    """RequestError if a job that has not ended writes this run, or will, and the new one does not wait for it. Of an
+    array's folder: its runs."""
     for submission in _open_jobs(run):
         if submission.job in waited:
             continue
@@ -190,13 +198,15 @@ def _check_free(run: RunFolder, plan: JobPlan, env: Mapping[str, str]) -> None:
             state = _state_here(submission)
         else:
             found = ask_jobs(submission.scheduler, [submission.job], env)
-            state = next((job.state for job in found.jobs if job.id == submission.job), "gone")
+            states = [job.state for job in found.jobs if job.id == submission.job]
+            state = next((one for one in states if one in _LIVE), "gone")
             if found.problem:
                 continue
         if state in _LIVE:
+            own = f"runs of its own: --name {plan.name}-2" if os.path.exists(run.sweep) else "a run of its own: --fresh"
             raise RequestError(
                 f"job {submission.job} ({state}) has {plan.run_dir}, and two jobs cannot write one run",
-                f"--after afterany:{submission.job} to resume it then; or a run of its own: --fresh",
+                f"--after afterany:{submission.job} to resume it then; or {own}",
             )
 
 
@@ -206,7 +216,7 @@ def _check_alone(part: Part, folder: str, env: Mapping[str, str]) -> None:
         raise RequestError(
             f"another submit for {part.plan.run_dir} is under way", "again in two minutes; or a run of its own: --fresh"
         )
-    _check_free(part.place, part.plan, env)
+    _check_free(part.place, part.plan, part.waited, env)
 
 
 def _state_here(submission: Submission) -> str:
@@ -240,6 +250,12 @@ def _make_folder(part: Part) -> None:
         note_sweep(run, plan.spec.sweep or {}, part.array)
 
 
+def _renew_sweep(part: Part) -> None:
+    """The folder of an array that was there already has the request, the plan and the indices of its newest job."""
+    if part.array and not part.is_new:
+        _make_folder(part._replace(is_new=True))
+
+
 def _clean_up(part: Part, folder: str) -> None:
     """Nothing was queued: what was made for it goes, and nothing else that lies in the folder."""
     run = part.place
@@ -265,4 +281,5 @@ def _describe(part: Part, folder: str) -> Submission:
         array=plan.options.array,
         walltime_s=plan.walltime_s,
         name=plan.name,
+        supervised=plan.supervised,
     )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from hpcddp.login.found_jobs import FoundJobs, jobs_of
 from hpcddp.login.run_facts import RunFacts
 from hpcddp.login.run_status import LIVE, WAITS, RunStatus
+from hpcddp.runs.sweep_folder import read_span
 
 # Of a sweep's jobs, what its own state is called after.
 _BY_WEIGHT = (
@@ -44,7 +45,7 @@ def complete_sweeps(runs: list[RunStatus]) -> list[RunStatus]:
     """The same; in each sweep's row how many of its jobs and runs are in which state, and its best run."""
     for at, sweep in enumerate(runs):
         if sweep.is_sweep:
-            of_it = [run for run in runs[at + 1 :] if run.path.startswith(f"{sweep.path}.")]
+            of_it = [run for run in runs if run.sweep == sweep.path]
             counts = dict(sweep.jobs)
             for run in of_it:
                 if not sweep.job or run.state not in LIVE:  # those of an array are counted as its jobs
@@ -76,12 +77,5 @@ def _find_best(runs: Sequence[RunStatus]) -> tuple[str, str]:
 
 def _count(index: str) -> int:
     """How many `5-9999` are, or `1,3,7-9:2`."""
-    total = 0
-    for part in index.split(","):
-        span, _, step = part.partition(":")
-        first, _, last = span.partition("-")
-        if first.isdecimal() and last.isdecimal() and (not step or step.isdecimal()):
-            total += len(range(int(first), int(last) + 1, int(step or 1) or 1))
-        else:
-            total += 1
-    return total
+    spans = map(read_span, index.split(","))
+    return sum(1 if span is None else len(span) for span in spans)

@@ -19,8 +19,8 @@ _TRIES = 100  # each one that fails means that another submission has taken the 
 
 
 class Submission(Record):
-    """One job. `array`: its indices, each with a run of its own. The last three are of a job on this machine without a
-    scheduler: its process, when that started in the kernel's clock ticks, and on which kernel."""
+    """One job. `array`: its indices, each with a run of its own. `process`, `started` and `machine`: of a job on this
+    machine without a scheduler, its process, when that started in the kernel's clock ticks, and on which kernel."""
 
     scheduler: str
     job: str  # the id, as the scheduler printed it
@@ -34,6 +34,7 @@ class Submission(Record):
     process: int = 0
     started: str = ""
     machine: str = ""
+    supervised: bool = True  # whether a process of hpcddp's leaves word of the job in the run's folder
 
 
 def script_of(folder: str) -> str:
@@ -103,7 +104,7 @@ def _read(folder: str) -> Submission | None:
     texts = [one.scheduler, one.job, one.since, one.host, one.folder, one.array, one.name, one.output, one.started]
     numbers = [one.process, one.walltime_s or 0]
     is_whole = all(isinstance(text, str) for text in texts) and all(type(number) is int for number in numbers)
-    return one if is_whole and one.job else None
+    return one if is_whole and type(one.supervised) is bool and one.job else None
 
 
 def _names(run: RunFolder) -> list[str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping, Sequence
 
-from hpcddp.runs.folder import RunFolder
+from hpcddp.runs.folder import RunFolder, list_runs
 from hpcddp.runs.jsonfile import read_object, write_object
 
 
@@ -26,3 +28,24 @@ def read_sweep(run: RunFolder) -> tuple[dict[str, list[str]], str] | None:
         if isinstance(values, list) and values
     }
     return whole, str(content.get("array") or "")
+
+
+def list_points(run: RunFolder) -> list[RunFolder]:
+    """The newest run of each index of a sweep's folder, `NAME.7` or `NAME.7-2`, as far as it is there; of a run's
+    folder none. A run with another number is not of the sweep, whatever it is called. DamagedFileError."""
+    sweep = read_sweep(run)
+    if sweep is None:
+        return []
+    spans = [read_span(part) for part in sweep[1].partition("%")[0].split(",")]
+    parent, name = os.path.split(run.path)
+    with os.scandir(parent or ".") as entries:
+        tails = {entry.name.removeprefix(f"{name}.").partition("-")[0] for entry in entries if entry.name != name}
+    numbers = sorted({int(tail) for tail in tails if re.fullmatch(r"0|[1-9]\d*", tail, re.ASCII)})
+    of_it = [number for number in numbers if any(span is not None and number in span for span in spans)]
+    return [found[-1][1] for number in of_it if (found := list_runs(f"{run.path}.{number}"))]
+
+
+def read_span(text: str) -> range | None:
+    """The indices of `7`, `5-9999` or `7-9:2`; None for another text."""
+    found = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9})(?::([1-9]\d{0,8}))?)?", text, re.ASCII)
+    return range(int(found[1]), int(found[2] or found[1]) + 1, int(found[3] or 1)) if found else None
