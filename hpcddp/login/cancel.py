@@ -11,7 +11,7 @@ from hpcddp.errors import SchedulerError
 from hpcddp.login.background import end_job, find_jobs
 from hpcddp.login.find_run import call_run
 from hpcddp.login.found_jobs import index_jobs, is_job, jobs_of
-from hpcddp.login.run_facts import RunFacts, read_facts
+from hpcddp.login.run_facts import RunFacts, owners_of, read_facts
 from hpcddp.login.run_status import LIVE, WAITS
 from hpcddp.runs.folder import RunFolder, job_of, show_path
 from hpcddp.runs.sweep_folder import list_points
@@ -39,7 +39,7 @@ def cancel_runs(runs: Sequence[RunFolder], env: Mapping[str, str], *, now: bool)
             if not find_scheduler(scheduler).this_machine:
                 asked.setdefault(scheduler, {})[job] = None
     for scheduler, ids in asked.items():
-        found = ask_jobs(scheduler, list(ids), env)
+        found = ask_jobs(scheduler, list(ids), env, owners_of(facts))
         if found.problem and not found.jobs:
             title = find_scheduler(scheduler).title
             raise SchedulerError(f"{found.problem}; nothing of {title}'s was cancelled", "again in a while")

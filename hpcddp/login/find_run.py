@@ -6,13 +6,15 @@ import os
 import re
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 
 from hpcddp.errors import RequestError, nearest
 from hpcddp.runs.choice import is_run
 from hpcddp.runs.folder import RunFolder, job_of, list_attempts, list_holders, show_path
 from hpcddp.runs.jsonfile import read_text
 from hpcddp.runs.lock import read_holder
-from hpcddp.runs.submitted import read_submissions
+from hpcddp.runs.submitted import list_submissions, read_submissions
+from hpcddp.runs.sweep_folder import list_points
 
 #: Where runs are, unless a job file says otherwise.
 RUNS = "runs"
@@ -42,6 +44,9 @@ def find_run(word: str, folder: str = RUNS) -> RunFolder:
     runs = list_all_runs(folder)
     if re.match(r"\d", word) or word.startswith("local-"):
         of_job = [run for run in runs if _has_job(run, word)]
+        if len(of_job) > 1:  # Slurm gives the last of an array's jobs the array's own id
+            arrays = [run for run in of_job if any(is_same_job(word, one.job) for one in read_submissions(run))]
+            of_job = arrays if len(arrays) == 1 else of_job
         if len(of_job) == 1:
             return of_job[0]
         if of_job:
@@ -80,6 +85,30 @@ def list_jobs(run: RunFolder) -> list[str]:
     return list(dict.fromkeys(ids))
 
 
+def find_newest_jobs(run: RunFolder) -> list[str]:
+    """The ids of the newest job of the run, or of each run of a sweep; of an array its own. The newest one is the one
+    that was submitted, has begun, or was queued as a follow-up last."""
+    times: list[tuple[float, str]] = []
+    for folder, one in list_submissions(run):
+        times.append((_changed(folder), one.job))
+    for path in list_holders(run):
+        holder = read_holder(path)
+        if holder is not None and holder.job:
+            times.append((_changed(path), holder.job))
+    for attempt in list_attempts(run):
+        if follows := read_follow_up(attempt.next):
+            times.append((_changed(attempt.next), follows))
+    if times:
+        return [max(times, key=lambda one: one[0])[1]]
+    return [job for point in list_points(run) for job in find_newest_jobs(point)]
+
+
+def _changed(path: str) -> float:
+    with suppress(OSError):
+        return os.stat(path).st_mtime
+    return 0.0
+
+
 def read_follow_up(path: str) -> str:
     """The job id in an attempt's `next`; "" where there is none."""
     try:
@@ -92,6 +121,11 @@ def is_same_job(one: str, other: str) -> bool:
     """Whether two texts are one job's id: with or without its server, `47` and `47.pbs1`, and in each scheduler's way
     of an array's index, `47_3`, `47[3].pbs1` and `47-3`, the name that attempts have."""
     return _plain(one) == _plain(other)
+
+
+def is_job_id(text: str) -> bool:
+    """Whether a job can be called so: by its number, perhaps with an array's index and the server's name."""
+    return text.startswith("local-") or _plain(text) != text or text.isdecimal()
 
 
 def _plain(job: str) -> str:

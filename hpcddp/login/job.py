@@ -33,15 +33,20 @@ class Job:
         command: str | Sequence[str] | None = None,
         *,
         file: str | os.PathLike[str] | None = None,
-        run: str | os.PathLike[str] | None = None,
+        run: str | os.PathLike[str] | int | None = None,
         **keys: object,
     ) -> None:
         with two_lines():
+            if file is not None and not isinstance(file, (str, os.PathLike)):
+                raise RequestError(f"Job(file={file!r}) is no path", 'hpcddp.Job(file="job.yaml")')
+            if run is not None and not isinstance(run, (str, os.PathLike, int)):
+                raise RequestError(f"Job(run={run!r}) is no name, folder or job id", 'hpcddp.Job(run="train")')
+            name = None if run is None else str(run) if isinstance(run, int) else os.fspath(run)
             if run is not None and (command is not None or file is not None or keys):
-                raise RequestError(f"Job(run={os.fspath(run)!r}) takes no other argument", "Job(run=…).status()")
+                raise RequestError(f"Job(run={name!r}) takes no other argument", "Job(run=…).status()")
             if run is None and command is None and file is None and "command" not in keys:
                 raise RequestError("Job() has no command", 'hpcddp.Job("python train.py", nodes=4)')
-        self._run = None if run is None else os.fspath(run)
+        self._run = name
         self._file = None if file is None else os.fspath(file)
         given = {"command": command, **keys} if command is not None else dict(keys)
         self._keys = {key: value for key, value in given.items() if value is not None}
@@ -97,13 +102,27 @@ class Job:
         return status
 
     def logs(self, rank: int = 0) -> str:
-        """What this rank has printed in the newest attempt, rank 0 with the launcher; "" before it has started."""
-        from hpcddp.login.find_run import find_run
+        """What this rank has printed in the newest attempt, rank 0 with the launcher; "" before it has started.
+
+        RequestError for a sweep, whose runs have logs, and for a rank that an ended attempt did not have.
+        """
+        from hpcddp.login.find_run import call_run, find_run
+        from hpcddp.login.run_facts import read_facts
         from hpcddp.runs.logs import list_sources, order_attempts, read_lines
 
         with two_lines():
-            attempts = order_attempts(find_run(self._name()))
-        sources = list_sources(attempts[-1], frozenset({rank})) if attempts else []
+            if type(rank) is not int:
+                raise RequestError(f"logs(rank={rank!r}) is no number of a rank", "logs(rank=3)")
+            run = find_run(self._name())
+            if os.path.exists(run.sweep):
+                first = f"{call_run(run)}.1"
+                raise RequestError(
+                    f"{run.path} is a sweep, and each of its runs has logs", f"hpcddp.Job(run={first!r}).logs()"
+                )
+            attempts = order_attempts(run)
+            sources = list_sources(attempts[-1], frozenset({rank})) if attempts else []
+            if attempts and not sources and read_facts(run).ended:
+                raise RequestError(f"there is no log of rank {rank} in attempt {attempts[-1].name}", "logs(rank=0)")
         lines = [line for source in sources for line in read_lines(source.path)[0]]
         return "".join(f"{line.decode(errors='replace')}\n" for line in lines)
 
@@ -133,19 +152,27 @@ class Job:
         if self._file is not None:
             asked = {key: (value, f"{key} in {self._file}") for key, value in load_yaml(self._file)[0].items()}
         for key, value in self._keys.items():
-            asked[key] = (_as_yaml(value), f"Job({key}=…)")
+            asked[key] = (_as_yaml(value, f"Job({key}=…)"), f"Job({key}=…)")
         return asked
 
 
 _CREATED_BY = "hpcddp.Job(…).submit()"
 
 
-def _as_yaml(value: Any) -> Any:
-    """The value as a job file's reader gets it: text, and lists and mappings of text."""
+def _as_yaml(value: Any, where: str) -> Any:
+    """The value as a job file's reader gets it: text, and lists and mappings of text. Arrays are lists."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Mapping):
-        return {str(key): _as_yaml(one) for key, one in value.items()}
+        return {str(key): _as_yaml(one, where) for key, one in value.items()}
     if isinstance(value, (list, tuple, range)):
-        return [_as_yaml(one) for one in value]
-    return os.fspath(value) if isinstance(value, os.PathLike) else str(value)
+        return [_as_yaml(one, where) for one in value]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, (str, int, float)):
+        return str(value)
+    if hasattr(value, "tolist"):  # numpy's and torch's
+        return _as_yaml(value.tolist(), where)
+    raise RequestError(
+        f"{where} has a value of type {type(value).__name__}", "text, numbers, booleans, lists and mappings of them"
+    )

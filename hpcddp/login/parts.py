@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 
 from hpcddp.errors import HpcddpError, RequestError, SchedulerError
-from hpcddp.login.find_run import find_run, is_same_job, list_all_runs, list_jobs
+from hpcddp.login.find_run import find_newest_jobs, find_run, is_job_id, is_same_job, list_all_runs
 from hpcddp.login.look import look_here
 from hpcddp.login.planning import plan_spec
 from hpcddp.login.submit import Part, Queued, plan_part, submit_part
@@ -27,20 +27,20 @@ from hpcddp.sweep import count_points
 
 class Parts(Record):
     """All jobs of one request. `sweep`: the folder of a sweep that is several jobs; its runs lie beside it. `before`:
-    on this machine, the job that the first one waits for."""
+    on this machine, the jobs that the first one waits for."""
 
     parts: tuple[Part, ...]
     remarks: tuple[str, ...]
     sweep: RunFolder | None = None
     spec: JobSpec = JobSpec()
-    before: Submission | None = None
+    before: tuple[Submission, ...] = ()
 
 
 def plan_parts(spec: JobSpec, site: Site, env: Mapping[str, str], created_by: str = "") -> Parts:
     """Plan every job of the request. Writes nothing, and raises what `plan_job` and `plan_part` do."""
     row = find_scheduler(site.scheduler)
     spec = _with_kinds(spec, row.directives.dependencies if not row.this_machine else ("afterany",))
-    before = None
+    before: list[Submission] = []
     if row.this_machine and spec.dependency:
         before = _find_before(spec.dependency)
         spec = spec._replace(dependency=None)
@@ -50,8 +50,8 @@ def plan_parts(spec: JobSpec, site: Site, env: Mapping[str, str], created_by: st
     for one, index in split:
         plan = plan_spec(one, site, created_by)
         remarks.update(dict.fromkeys(plan.remarks))
-        parts.append(plan_part(plan, env, index, spec.array or "", () if before is None else (before.job,)))
-    return Parts(tuple(parts), tuple(remarks), sweep, spec, before)
+        parts.append(plan_part(plan, env, index, spec.array or "", [one.job for one in before]))
+    return Parts(tuple(parts), tuple(remarks), sweep, spec, tuple(before))
 
 
 def check_parts(parts: Parts, env: Mapping[str, str]) -> list[str]:
@@ -67,13 +67,14 @@ def check_parts(parts: Parts, env: Mapping[str, str]) -> list[str]:
 def submit_parts(parts: Parts, env: Mapping[str, str]) -> list[Queued]:
     """Queue them all; on this machine one after another. What was queued stays queued if a later one is refused: the
     error says how many were."""
-    if parts.sweep is not None:
-        _note(parts)
     queued: list[Queued] = []
-    before = [parts.before] if parts.before is not None else []
+    before = list(parts.before)
     for number, part in enumerate(parts.parts, 1):
         try:
             done = submit_part(part, env, number, before)
+            queued.append(done)
+            if parts.sweep is not None and number == 1:
+                _note(parts)
         except (HpcddpError, KeyboardInterrupt) as error:
             if not queued:
                 raise
@@ -82,7 +83,6 @@ def submit_parts(parts: Parts, env: Mapping[str, str]) -> list[Queued]:
             if isinstance(error, HpcddpError):
                 raise type(error)(f"{error.message}{left}", error.hint) from error
             raise SchedulerError(f"interrupted{left}", f"hpcddp cancel {queued[0].submission.job}") from error
-        queued.append(done)
         if find_scheduler(part.plan.site.scheduler).this_machine:
             before.append(done.submission)
     return queued
@@ -140,23 +140,27 @@ def _dependency(word: str, kinds: tuple[str, ...]) -> str:
     kind, colon, job = word.partition(":")
     if not colon:
         kind, job = "afterok" if "afterok" in kinds else kinds[0], word
-    if not re.match(r"\d", job) and not job.startswith("local-"):
-        ids = list_jobs(find_run(job))
+    if not is_job_id(job):
+        ids = find_newest_jobs(find_run(job))
         if not ids:
             raise RequestError(f"--after {job}: no job of that run is known", "--after JOBID")
-        job = ids[-1]
+        job = ":".join(ids)
     return f"{kind}:{job}"
 
 
-def _find_before(words: tuple[str, ...]) -> Submission:
-    """The job on this machine that the words name."""
-    kind, _, job = words[0].partition(":")
-    if len(words) > 1 or kind not in {"afterany", "after"}:
-        raise RequestError(
-            f"--after {' '.join(words)}: on this machine a job waits for the end of one other", "--after afterany:JOB"
-        )
-    for run in list_all_runs():
-        for one in read_submissions(run):
-            if is_same_job(one.job, job):
-                return one
-    raise RequestError(f"there is no job {job} below runs/", "hpcddp status")
+def _find_before(words: tuple[str, ...]) -> list[Submission]:
+    """The jobs on this machine that the words name."""
+    known = [one for run in list_all_runs() for one in read_submissions(run)]
+    found = []
+    for word in words:
+        kind, *jobs = word.split(":")
+        if kind not in {"afterany", "after"}:
+            raise RequestError(
+                f"--after {word}: on this machine a job waits for the end of others", "--after afterany:JOB"
+            )
+        for job in jobs:
+            one = next((one for one in known if is_same_job(one.job, job)), None)
+            if one is None:
+                raise RequestError(f"there is no job {job} below runs/", "hpcddp status")
+            found.append(one)
+    return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from contextlib import suppress
 
 from hpcddp.errors import HpcddpError
@@ -97,6 +99,15 @@ def _own_job(holder: Holder) -> str:
 
 def _is_over(job: str, over: set[str]) -> bool:
     return job in over or any(is_same_job(job, other) for other in over if other)
+
+
+def owners_of(facts: Sequence[RunFacts]) -> set[int]:
+    """The users whose folders these runs are, by number: their jobs are theirs."""
+    owners = set()
+    for fact in facts:
+        with suppress(OSError):
+            owners.add(os.stat(fact.run.path).st_uid)
+    return owners
 
 
 def find_sweep(fact: RunFacts) -> tuple[dict[str, list[str]], str] | None:

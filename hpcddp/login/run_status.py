@@ -14,7 +14,8 @@ WAITS = ("queued", "held")
 
 
 class RunStatus(Record):
-    """One run. `state`: queued, held, running, suspended, exiting, unfinished, finished, failed, cancelled, or unknown.
+    """One run. `state`: queued, held, running, suspended, exiting, unfinished, finished, failed, cancelled, ended
+    (however: nobody says), or unknown.
     `links`: jobs of its chain so far, and of how many at most (0: no chain). `starts`: when its waiting job may start,
     seconds since 1970. `ends`: the end of its running job. `left_s`: to the end of the training. `point`: its values in
     a sweep. `best`: what it named its best, by `best_mode`; `best_run` and `jobs`, how many are in which

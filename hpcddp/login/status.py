@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from hpcddp.errors import HpcddpError
 from hpcddp.login.background import find_jobs
 from hpcddp.login.found_jobs import FoundJobs, index_jobs, is_job, jobs_of
-from hpcddp.login.run_facts import RunFacts, find_sweep, read_facts
+from hpcddp.login.run_facts import RunFacts, find_sweep, owners_of, read_facts
 from hpcddp.login.run_status import LIVE, WAITS, RunStatus, Statuses
 from hpcddp.login.sweep_status import complete_sweeps, judge_sweep
 from hpcddp.runs.folder import RunFolder
@@ -50,7 +50,7 @@ def find_status(runs: Sequence[RunFolder], env: Mapping[str, str]) -> Statuses:
             own = {s.job: s for fact in facts for s in fact.submissions if s.job in ids}
             jobs[scheduler] = find_jobs(list(own.values()))
             continue
-        found = ask_jobs(scheduler, list(ids), env)
+        found = ask_jobs(scheduler, list(ids), env, owners_of(facts))
         if found.problem:
             problems.append(f"{found.problem}; what the run folders say is shown")
         jobs[scheduler] = list(found.jobs)
@@ -121,7 +121,7 @@ def _judge_ended(base: RunStatus, fact: RunFacts, found: Sequence[JobFound]) -> 
             early = "it ended before its script began" if queued.supervised else ""
             return base._replace(state=job.state, why=job.reason or early, exit_status=job.status)
         if not queued.supervised:
-            return base._replace(state="unknown", why="it is over, and supervise: false leaves no word of how it ended")
+            return base._replace(state="ended", why="supervise: false leaves no word of how")
         return base._replace(state="cancelled", why="its scheduler does not know it any more, and it has not started")
     if fact.ended and fact.exit_status is not None:
         own = next((one for one in found if is_job(one, fact.holder.job) and one.state not in LIVE), None)

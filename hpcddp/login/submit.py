@@ -13,11 +13,11 @@ from contextlib import contextmanager, suppress
 from hpcddp.errors import HpcddpError, RequestError, SchedulerError
 from hpcddp.login.background import end_job, name_job, output_of, start_job
 from hpcddp.login.clean_env import clean_environment
+from hpcddp.login.free_run import check_free
 from hpcddp.record import Record
 from hpcddp.runs.choice import Origin, check_unused, choose_run, is_run
 from hpcddp.runs.folder import RunFolder, list_holders
 from hpcddp.runs.jsonfile import write_object
-from hpcddp.runs.lock import read_end, read_holder
 from hpcddp.runs.submitted import (
     Submission,
     begin_submission,
@@ -25,19 +25,15 @@ from hpcddp.runs.submitted import (
     has_submissions,
     is_begun_beside,
     note_submission,
-    read_submissions,
     script_of,
 )
 from hpcddp.runs.sweep_folder import note_sweep
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import Scheduler
-from hpcddp.schedulers.run import ask_jobs, run_program
+from hpcddp.schedulers.run import run_program
 from hpcddp.script.plan import JobPlan
 from hpcddp.script.record import format_request, plan_record, submit_options
 from hpcddp.script.render import render_script
-
-#: States of a job that has not ended.
-_LIVE = {"queued", "held", "running", "suspended", "exiting", "moved", "unknown"}
 
 
 class Part(Record):
@@ -79,11 +75,11 @@ def plan_part(
                 f"--name {plan.name}-array",
             )
         check_unused(run)
-        _check_free(run, plan, waited, env)
+        check_free(run, plan, waited, env)
         new = not is_run(run)
         return Part(plan, render_script(plan), run, new, "", index, plan.options.array or array, waited)
     choice = choose_run(plan.asked_run._replace(base=base), Origin())
-    _check_free(choice.run, plan, waited, env)
+    check_free(choice.run, plan, waited, env)
     if choice.is_new:
         plan = plan._replace(made_run=os.path.basename(choice.run.path))
     return Part(plan, render_script(plan), choice.run, choice.is_new, str(choice), waited=waited)
@@ -188,52 +184,13 @@ def _hand_in(row: Scheduler, plan: JobPlan, script: str, env: Mapping[str, str],
     )
 
 
-def _check_free(run: RunFolder, plan: JobPlan, waited: Sequence[str], env: Mapping[str, str]) -> None:
-    """RequestError if a job that has not ended writes this run, or will, and the new one does not wait for it. Of an
-    array's folder: its runs."""
-    for submission in _open_jobs(run):
-        if submission.job in waited:
-            continue
-        if submission.scheduler != plan.site.scheduler or find_scheduler(submission.scheduler).this_machine:
-            state = _state_here(submission)
-        else:
-            found = ask_jobs(submission.scheduler, [submission.job], env)
-            states = [job.state for job in found.jobs if job.id == submission.job]
-            state = next((one for one in states if one in _LIVE), "gone")
-            if found.problem:
-                continue
-        if state in _LIVE:
-            own = f"runs of its own: --name {plan.name}-2" if os.path.exists(run.sweep) else "a run of its own: --fresh"
-            raise RequestError(
-                f"job {submission.job} ({state}) has {plan.run_dir}, and two jobs cannot write one run",
-                f"--after afterany:{submission.job} to resume it then; or {own}",
-            )
-
-
 def _check_alone(part: Part, folder: str, env: Mapping[str, str]) -> None:
     """RequestError if somebody else has submitted a job for this run since it was planned, or is about to."""
     if is_begun_beside(folder):
         raise RequestError(
             f"another submit for {part.plan.run_dir} is under way", "again in two minutes; or a run of its own: --fresh"
         )
-    _check_free(part.place, part.plan, part.waited, env)
-
-
-def _state_here(submission: Submission) -> str:
-    from hpcddp.login.background import find_jobs
-
-    found = find_jobs([submission]) if find_scheduler(submission.scheduler).this_machine else []
-    return found[0].state if found else "gone"
-
-
-def _open_jobs(run: RunFolder) -> list[Submission]:
-    """The submitted jobs of the run that have not said that they ended."""
-    ended = set()
-    for path in list_holders(run):
-        holder = read_holder(path)
-        if holder is not None and read_end(path)[0]:
-            ended.add(holder.job)
-    return [one for one in read_submissions(run) if one.job not in ended]
+    check_free(part.place, part.plan, part.waited, env)
 
 
 def _make_folder(part: Part) -> None:

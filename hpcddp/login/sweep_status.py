@@ -12,7 +12,7 @@ from hpcddp.runs.sweep_folder import read_span
 # Of a sweep's jobs, what its own state is called after.
 _BY_WEIGHT = (
     *("running", "suspended", "exiting", "queued", "held", "moved", "unknown"),
-    *("failed", "unfinished", "cancelled", "finished"),
+    *("failed", "unfinished", "cancelled", "ended", "finished"),
 )
 
 

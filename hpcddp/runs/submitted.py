@@ -91,8 +91,13 @@ def read_submissions(run: RunFolder) -> list[Submission]:
 
     NewerFileError if a newer hpcddp wrote one.
     """
-    found = (_read(os.path.join(run.submitted, name)) for name in _names(run))
-    return [one for one in found if one is not None]
+    return [one for _, one in list_submissions(run)]
+
+
+def list_submissions(run: RunFolder) -> list[tuple[str, Submission]]:
+    """The same, each behind the file that says so."""
+    folders = [os.path.join(run.submitted, name) for name in _names(run)]
+    return [(_about(folder), one) for folder in folders if (one := _read(folder)) is not None]
 
 
 def _read(folder: str) -> Submission | None:

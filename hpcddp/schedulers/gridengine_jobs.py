@@ -28,9 +28,8 @@ def parse_jobs(answer: Answer, states: Mapping[str, str]) -> JobsFound:
             continue
         state = states.get(letters) or _guess(letters)
         why = "an error came before it started: qstat -j says which" if letters.startswith("E") else ""
-        name = "".join(c if c.isprintable() else " " for c in told.get("JB_name", ""))
         index = told.get("tasks", "")  # `3`, `4-6:1`, `2-4:1,6`
-        jobs.append(JobFound(job, state, index, "", name, why, _time(told.get("JAT_start_time", ""))))
+        jobs.append(JobFound(job, state, index, "", why, _time(told.get("JAT_start_time", ""))))
     return JobsFound(tuple(jobs))
 
 

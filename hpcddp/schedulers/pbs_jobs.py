@@ -104,7 +104,7 @@ def _describe(job: str, about: Mapping[str, Any], states: Mapping[str, str]) -> 
     else:
         estimated = about.get("estimated")
         starts = _time(estimated.get("start_time")) if isinstance(estimated, dict) else None
-    return JobFound(array, state, index, job, _line(about.get("Job_Name")), comment, starts, ends, status)
+    return JobFound(array, state, index, job, comment, starts, ends, status)
 
 
 def _judge_end(about: Mapping[str, Any], status: int | None, comment: str, *, is_array: bool) -> str:

@@ -108,7 +108,6 @@ class JobFound(Record):
     state: str
     array_index: str = ""
     own_id: str = ""
-    name: str = ""
     reason: str = ""
     starts: int | None = None
     ends: int | None = None

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from hpcddp.errors import SchedulerError
 from hpcddp.schedulers.commands import check_deleted, describe_answer, plan_deletion, plan_question
@@ -130,17 +130,21 @@ def ask_about(name: str, job: str, env: Mapping[str, str], patience_s: float | N
         return None
 
 
-def ask_jobs(name: str, ids: Sequence[str], env: Mapping[str, str], patience_s: float = 10.0) -> JobsFound:
+def ask_jobs(
+    name: str, ids: Sequence[str], env: Mapping[str, str], owners: Iterable[int] = (), patience_s: float = 10.0
+) -> JobsFound:
     """What the scheduler shows of these jobs, by one question however many they are. Jobs that it does not know (any
-    more) are not in the answer, and others may be. A scheduler that gives no answer is the answer's `problem`."""
+    more) are not in the answer, and others may be. `owners`: the users whose jobs they may be, by number, beside who
+    asks. A scheduler that gives no answer is the answer's `problem`."""
     scheduler = find_scheduler(name)
     commands = scheduler.commands
     if not commands.jobs or not ids:
         return JobsFound()
     asked = (commands.jobs, commands.older_jobs) if commands.older_jobs else (commands.jobs,)
     found = JobsFound()
+    users = ",".join(dict.fromkeys(map(_name_user, (os.getuid(), *owners))))
     for words in asked:
-        argv = [w for word in words for w in (ids if word == "{ids}" else [word.replace("{user}", _user())])]
+        argv = [w for word in words for w in (ids if word == "{ids}" else [word.replace("{user}", users)])]
         try:
             answer = run_program(argv, {**env, **commands.ask_env}, patience_s=patience_s)
         except SchedulerError as error:
@@ -151,14 +155,14 @@ def ask_jobs(name: str, ids: Sequence[str], env: Mapping[str, str], patience_s: 
     return found
 
 
-def _user() -> str:
-    """The name of who runs this; its number where it has none."""
+def _name_user(number: int) -> str:
+    """The name of this user; the number where it has none."""
     import pwd
 
     try:
-        return pwd.getpwuid(os.getuid()).pw_name
+        return pwd.getpwuid(number).pw_name
     except KeyError:
-        return str(os.getuid())
+        return str(number)
 
 
 def ask_scheduler(name: str, script: str, env: Mapping[str, str]) -> str:

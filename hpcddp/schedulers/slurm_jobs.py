@@ -1,4 +1,4 @@
-"""Slurm's jobs as text: what `squeue` prints of them. The job's name stands last, since it may hold any character."""
+"""Slurm's jobs as text: what `squeue` prints of them. It is not asked for their names, which may hold line ends."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _SAYS_WHY = ("TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "BOOT_FAIL", 
 
 
 def parse_jobs(answer: Answer, states: Mapping[str, str]) -> JobsFound:
-    """The jobs of `squeue --noheader --format=%F|%A|%K|%T|%S|%e|%r|%j`: the job's id, of an array the array's; its
-    own; index; state; start, perhaps an estimate; end; reason; name. `states`: its word -> ours."""
+    """The jobs of `squeue --noheader --format=%F|%A|%K|%T|%S|%e|%r|`: the job's id, of an array the array's; its
+    own; index; state; start, perhaps an estimate; end; reason. `states`: its word -> ours."""
     if answer.status:
         said = [line for line in answer.stderr.splitlines() if line.strip()]
         return JobsFound((), f"squeue: {said[0].strip()[:200]}" if said else f"squeue ended with {answer.status}")
@@ -36,7 +36,7 @@ def _parse(line: str, states: Mapping[str, str]) -> JobFound | None:
     fields = line.split("|", 7)
     if len(fields) != 8 or not fields[0].isdecimal():
         return None
-    job, own, index, word, start, end, reason, name = fields
+    job, own, index, word, start, end, reason, _ = fields
     state = states.get(word, "unknown")
     if state == "queued" and reason.startswith("JobHeld"):
         state = "held"
@@ -48,10 +48,9 @@ def _parse(line: str, states: Mapping[str, str]) -> JobFound | None:
         state,
         "" if index == "N/A" else index.partition("%")[0],
         own,
-        _printable(name),
-        _printable(why),
-        read_time(start),
-        read_time(end),
+        reason=_printable(why),
+        starts=read_time(start),
+        ends=read_time(end),
     )
 
 

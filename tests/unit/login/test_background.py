@@ -149,3 +149,73 @@ def test_importing_job_brings_no_torch() -> None:
 def test_job_has_these_six_methods_and_no_more() -> None:
     public = {name for name in vars(hpcddp.Job) if not name.startswith("_")}
     assert public == {"render", "submit", "status", "wait", "logs", "cancel"}
+
+
+def test_who_waits_in_a_sweep_waits_for_all_before_it_and_not_only_for_the_one_that_was_taken_back(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = f"import sys\nopen(sys.argv[1], 'w')\n{WAITS}"
+    submit(capsys, "--name", "s", "--set", "sweep.x=1-3", "--", "python", "-c", code, "{x}")
+    until((here / "here").exists)
+    assert main(["cancel", "s.2"]) == 0
+    assert ended("s.2").state == "cancelled"
+    assert status("s.3").state == "queued"
+    (here / "go").touch()
+    assert ended("s.3").state == "finished"
+    assert not (here / "2").exists()
+
+
+def test_a_sweep_here_may_have_a_limit(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--name", "s", "--set", "sweep.x=1,2", "--set", "array_limit=2", "--", "python", "-c", "pass", "{x}"]
+    assert len(submit(capsys, *words).split()) == 2
+    assert ended("s").why == "2 finished"
+
+
+def test_a_job_without_a_supervisor_is_over_and_nobody_says_how(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    submit(capsys, "--name", "a", "--set", "supervise=false", "--", "python", "-c", WAITS)
+    until((here / "here").exists)
+    assert (status("a").state, status("a").why) == ("running", "")
+    (here / "go").touch()
+    assert ended("a").state == "ended"
+    assert "supervise: false" in status("a").why
+
+
+def test_cancel_ends_all_that_a_job_without_a_supervisor_has_started(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = f"import os\nopen('pid', 'w').write(str(os.getpid()))\n{WAITS}"
+    submit(capsys, "--name", "a", "--set", "supervise=false", "--", "python", "-c", code)
+    until((here / "here").exists)
+    rank = int((here / "pid").read_text())
+    assert main(["cancel", "a"]) == 0
+    until(lambda: not Path(f"/proc/{rank}").exists() or " Z " in Path(f"/proc/{rank}/stat").read_text())
+
+
+def test_values_from_python_are_those_of_yaml_and_arrays_are_lists(here: Path) -> None:
+    import numpy
+
+    of_array = hpcddp.Job("echo {lr}", site="generic-slurm", nodes=1, sweep={"lr": numpy.array([0.5, 0.25])})
+    assert "sweep: {lr: [0.5, 0.25]}" in repr_of_sweep(of_array)
+    for value in ({"a"}, b"a", (one for one in "a"), {"A": None}):
+        with pytest.raises(RequestError, match=r"Job\(env=…\) has a value of type"):
+            hpcddp.Job("true", site="local", env=value).render()
+    assert repr(hpcddp.Job(run=3)) == "hpcddp.Job(run='3')"
+    with pytest.raises(RequestError, match="is no path"):
+        hpcddp.Job(file=3)  # type: ignore[arg-type]  # the mistake that is meant
+
+
+def repr_of_sweep(job: hpcddp.Job) -> str:
+    return "sweep: {lr: [" + ", ".join(job._asked()["sweep"][0]["lr"]) + "]}"  # type: ignore[index]  # it is a mapping
+
+
+def test_logs_from_python_are_refused_where_the_command_line_refuses_them(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    submit(capsys, "--name", "s", "--set", "sweep.x=1,2", "--", "python", "-c", "pass", "{x}")
+    assert ended("s").why == "2 finished"
+    with pytest.raises(RequestError, match="is a sweep"):
+        hpcddp.Job(run="s").logs()
+    with pytest.raises(RequestError, match="no log of rank 99"):
+        hpcddp.Job(run="s.1").logs(99)
+    with pytest.raises(RequestError, match="no number of a rank"):
+        hpcddp.Job(run="s.1").logs("all")  # type: ignore[arg-type]  # the mistake that is meant

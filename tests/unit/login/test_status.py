@@ -233,3 +233,49 @@ def test_ten_thousand_runs_would_still_be_one_question(here: Path, program: Prog
     assert [one.state for one in found.runs] == ["queued"] * 30
     assert [one.name for one in found.runs][:3] == ["r0", "r1", "r2"]
     assert (here.parent / "asked").read_text() == "x\n"
+
+
+def test_a_run_with_a_number_that_is_none_of_a_sweeps_is_not_of_it(here: Path, program: Program) -> None:
+    sweep = RunFolder("runs/s")
+    submitted(sweep, "12", array="1-2")
+    Path(sweep.sweep).write_text(json.dumps({"schema": 1, "axes": {}, "array": "1-2"}))
+    held(RunFolder("runs/s.1"), "13", attempt="12-1.1", status=0)
+    held(RunFolder("runs/s.50"), "50", status=3)
+    squeue(program, "12|12|2|RUNNING|2026-01-01T12:00:00|N/A|None|")
+    one = status("s")
+    assert (one.why, one.size) == ("1 running, 1 finished", 2)
+    import os
+
+    found = {run.name: run.sweep for run in find_status(find_runs([]), os.environ).runs}
+    assert found == {"s": "", "s.1": "runs/s", "s.50": ""}
+
+
+def test_the_id_of_an_array_is_the_array_although_its_last_job_has_the_same(here: Path) -> None:
+    sweep = RunFolder("runs/s")
+    submitted(sweep, "12", array="1-2")
+    Path(sweep.sweep).write_text(json.dumps({"schema": 1, "axes": {}, "array": "1-2"}))
+    held(RunFolder("runs/s.2"), "12", attempt="12-2.1")
+    assert find_run("12").path == "runs/s"
+    assert find_run("12_2").path == "runs/s.2"
+
+
+@pytest.mark.parametrize("word", ["12x", "12,13", "12-train", "12.1"])
+def test_a_word_that_only_begins_with_a_jobs_number_is_no_job(
+    here: Path, capsys: pytest.CaptureFixture[str], word: str
+) -> None:
+    held(RunFolder("runs/a"), "12")
+    assert main(["cancel", word]) == 2
+    assert f"there is no run {word!r}" in capsys.readouterr().err
+
+
+def test_jobs_of_another_owner_are_asked_about_too(
+    here: Path, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import os
+
+    submitted(RunFolder("runs/a"), "12")
+    program("squeue", 'echo "$*" >> ../asked')
+    owner = os.stat("runs/a").st_uid
+    monkeypatch.setattr("os.getuid", lambda: owner + 4711)
+    status("a")
+    assert f"--user={owner + 4711}," in (here.parent / "asked").read_text()

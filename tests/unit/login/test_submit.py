@@ -14,8 +14,10 @@ import pytest
 from hpcddp.cli.main import main
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.submitted import begin_submission, read_submissions
+from hpcddp.runs.sweep_folder import note_sweep
 
 from .conftest import SLURM
+from .runs import held, submitted
 
 Program = Callable[[str, str], None]
 TRAIN = ["--", "python", "-c", "pass"]
@@ -319,3 +321,84 @@ def test_each_scheduler_says_the_id_in_its_own_way(
 
 def _launcher(site: str) -> str:
     return "srun" if "slurm" in site else "openmpi"
+
+
+def test_a_second_array_of_a_name_is_refused_while_the_first_one_lives(
+    here: Path, program: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program("sbatch", SBATCH)
+    program("squeue", "echo '4711|4712|1|COMPLETED|N/A|N/A|None|'; echo '4711|4711|2|PENDING|N/A|N/A|Priority|'")
+    words = ["--name", "s", "--set", "sweep.x=1,2", "--", "python", "-c", "pass", "{x}"]
+    assert submit(*words) == 0
+    assert submit(*words) == 2
+    said = capsys.readouterr().err
+    assert "job 4711 (queued) has runs/s" in said
+    assert "or runs of its own: --name s-2" in said
+    assert submit("--after", "afterany:4711", *words) == 0
+
+
+def test_the_folder_of_an_array_has_the_values_of_its_newest_job(here: Path, program: Program) -> None:
+    program("sbatch", SBATCH)
+    program("squeue", "")
+    for axis in ("x=1-6", "y=7,8"):
+        name = axis[0]
+        assert submit("--name", "s", "--set", f"sweep.{axis}", "--", "python", "-c", "pass", f"{{{name}}}") == 0
+    about = json.loads((here / "runs/s/sweep.json").read_text())
+    assert (about["axes"], about["array"]) == ({"y": ["7", "8"]}, "1-2")
+    assert '"y"' in (here / "runs/s/job.yaml").read_text()
+    program("sbatch", "echo 'sbatch: error: no more' >&2; exit 1")
+    assert submit("--name", "s", "--set", "sweep.z=1-3", "--", "python", "-c", "pass", "{z}") == 5
+    assert json.loads((here / "runs/s/sweep.json").read_text()) == about
+
+
+def test_the_next_job_of_a_chain_has_the_run_as_well(
+    here: Path, program: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program("sbatch", SBATCH)
+    run = RunFolder("runs/train")
+    first = held(run, "30", status=85)
+    Path(first.next).write_text("31\n")
+    program("squeue", "echo '31|31|N/A|PENDING|N/A|N/A|JobHeldUser|'")
+    assert submit("--name", "train", "--", "python", "-c", "pass") == 2
+    assert "job 31 (held) has runs/train" in capsys.readouterr().err
+
+
+def test_after_means_the_newest_job_of_a_run_and_all_runs_of_a_sweep(
+    here: Path, program: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program("sbatch", SBATCH)
+    run = RunFolder("runs/c")
+    begun = held(run, "30", status=85)
+    Path(begun.next).write_text("31\n")
+    held(run, "31", status=0)
+    for age, path in enumerate([begun.next, *sorted(map(str, Path(run.holders).glob("*/holder.json")))]):
+        os.utime(path, (age + 1, age + 1))
+    submitted(run, "33")
+    assert submit("--name", "e", "--after", "c", *TRAIN) == 0
+    assert "#SBATCH --dependency=afterok:33" in (here / "given.sh").read_text()
+    note_sweep(RunFolder("runs/s"), {"nodes": ["1", "2"]}, "1-2")
+    for index in ("1", "2"):
+        submitted(RunFolder(f"runs/s.{index}"), f"4{index}")
+    assert submit("--name", "f", "--after", "s", *TRAIN) == 0
+    assert "#SBATCH --dependency=afterok:41:42" in (here / "given.sh").read_text()
+    assert submit("--name", "g", "--after", "33x", *TRAIN) == 2
+    assert "there is no run '33x'" in capsys.readouterr().err
+
+
+def test_a_scheduler_that_does_not_answer_lets_no_second_job_in(
+    here: Path, program: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program("sbatch", SBATCH)
+    assert submit("--name", "train", *TRAIN) == 0
+    program("squeue", "echo 'slurm_load_jobs error: no controller' >&2; exit 1")
+    assert submit("--name", "train", *TRAIN) == 5
+    said = capsys.readouterr().err
+    assert "no controller: whether job 4711 of" in said
+    assert submit("--name", "train", "--fresh", *TRAIN) == 0
+
+
+def test_a_refused_sweep_of_several_jobs_leaves_nothing(here: Path, program: Program) -> None:
+    program("sbatch", "echo 'sbatch: error: no more' >&2; exit 1")
+    assert submit("--name", "s", "--set", "sweep.nodes=1,2", *TRAIN) == 5
+    assert not (here / "runs/s").exists()
+    assert not (here / "runs/s.1").exists()
