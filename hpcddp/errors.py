@@ -55,6 +55,10 @@ class SchedulerError(HpcddpError):
     exit_code = 5
 
 
+class NoAnswerError(SchedulerError):
+    """The scheduler's command has not ended in its time: it may have done all the same what it was asked to."""
+
+
 #: The status of a rank that is well, but ends since another one failed.
 PEER_FAILED = 6
 

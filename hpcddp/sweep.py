@@ -95,7 +95,9 @@ def _read_values(name: str, values: object, where: str) -> tuple[str, ...]:
     if not _NAME.fullmatch(name):
         raise RequestError(f"{where}: {name!r} is no name", "letters, digits and _ . -")
     if isinstance(values, str):
-        found = _RANGE.fullmatch(values)
+        found = _RANGE.fullmatch(values.strip())
+        if (found is not None and int(found[1]) > int(found[2])) or re.fullmatch(r"\s*\d+-\d+:0+\s*", values):
+            raise RequestError(f"{where}: {name}={values.strip()} is a range without a number in it", f"{name}: 1-3")
         if found is not None and int(found[1]) <= int(found[2]):
             numbers = range(int(found[1]), int(found[2]) + 1, int(found[3] or 1))
             if len(numbers) > MOST:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import select
-import shlex
 import signal
 import sys
 from collections.abc import Iterator, Mapping
@@ -13,7 +12,7 @@ from contextlib import contextmanager, suppress
 
 from hpcddp.cli.parser import VerbParser
 from hpcddp.errors import RequestError
-from hpcddp.login.find_run import find_run
+from hpcddp.login.find_run import call_run, find_run
 from hpcddp.login.watched import Watcher
 
 _DESCRIPTION = """\
@@ -36,7 +35,7 @@ def build_parser() -> VerbParser:
 def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     """The screen, until somebody ends it."""
     of = find_run(args.run)
-    name = shlex.quote(args.run)
+    name = call_run(of)
     if os.path.exists(of.sweep):
         raise RequestError(f"{of.path} is a sweep, and each of its runs has a screen", f"hpcddp watch {name}.1")
     if not sys.stdout.isatty() or env.get("TERM", "dumb") == "dumb":

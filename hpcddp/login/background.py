@@ -43,8 +43,11 @@ def start_job(
 
 def is_alive(submission: Submission) -> bool | None:
     """Whether its process still is; None if that cannot be seen from this machine."""
-    if submission.machine != find_machine() or not submission.machine:
-        return None
+    here = find_machine()
+    if submission.machine != here or not here:
+        # the same host under another kernel's start: it was rebooted, and none of its processes is left
+        rebooted = submission.machine.split()[:1] != here.split()[:1] and submission.host == os.uname().nodename
+        return False if rebooted and here and submission.machine else None
     return start_time(submission.process) == submission.started
 
 

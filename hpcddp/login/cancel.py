@@ -73,8 +73,14 @@ def _cancel(
         names = [name for job, _ in running for name in _spell(job, commands)]
         _run_all(commands.cancel, names, env)
         return [*told, f"{_listed(names)} {'is' if len(names) == 1 else 'are'} killed"]
+    errors = []
     for job, fact in running:
-        told.append(_stop(job, fact, commands, env))
+        try:
+            told.append(_stop(job, fact, commands, env))
+        except SchedulerError as error:  # it takes no other job away
+            errors.append(error)
+    if errors:
+        raise SchedulerError("; ".join([*told, *(error.message for error in errors)]), errors[0].hint)
     return told
 
 
@@ -83,8 +89,9 @@ def _stop(job: JobFound, fact: RunFacts, commands: Commands, env: Mapping[str, s
     stop, cancel, names = commands.stop, commands.cancel, _spell(job, commands)
     name = _listed(names)
     kills = f"hpcddp cancel {call_run(fact.run)} --now kills it"
-    if stop:
-        _run_all([word for word in stop if word != "{job}"], [job.own_id or names[0]], env)
+    if stop and job.state != "suspended":  # there it would wait for the job to go on
+        # not by its own id: that of the last one is the array's, for Slurm
+        _run_all([word for word in stop if word != "{job}"], names, env, says_why=True)
         return f"{name} was asked to save and stop; {kills}"
     if fact.holder is not None and not fact.ended and is_job(job, fact.holder.job):
         path = _write_request(fact)
@@ -120,14 +127,15 @@ def _write_request(fact: RunFacts) -> str:
         return ""
 
 
-def _run_all(command: Sequence[str], ids: Sequence[str], env: Mapping[str, str]) -> None:
-    """SchedulerError if the command fails, for another reason than that a job has ended meanwhile."""
+def _run_all(command: Sequence[str], ids: Sequence[str], env: Mapping[str, str], *, says_why: bool = False) -> None:
+    """SchedulerError if the command fails, for another reason than that a job has ended meanwhile. `says_why`: it does
+    where it has failed (of one job of an array scancel ends with 229 and no word, and has signalled it)."""
     for at in range(0, len(ids), _AT_ONCE):
         words = [*command, *ids[at : at + _AT_ONCE]]
         answer = run_program(words, env)
         said = [line.strip() for line in f"{answer.stderr}\n{answer.stdout}".splitlines() if line.strip()]
         said = [line for line in said if not any(text in line for text in _DONE)]
-        if answer.status and not (said and all(_is_over(line) for line in said)):
+        if answer.status and (said or not says_why) and not (said and all(_is_over(line) for line in said)):
             raise SchedulerError(f"{words[0]}: {'; '.join(said[:3])[:300] or answer.status}", shlex.join(words)[:300])
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from hpcddp.ranks.frameworks import FRAMEWORK_VARIABLES
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.runs.holder import find_job
 from hpcddp.schedulers.registry import all_schedulers
 
 # hpcddp's own that a person sets; all others are those of a job or of a rank.
-_SETTINGS = ("HPCDDP_SITE", "HPCDDP_INTERFACE", "HPCDDP_LOG_TO", "HPCDDP_WATCHDOG", "HPCDDP_PROGRESS", "HPCDDP_GUARDED")
+_SETTINGS = ("HPCDDP_SITE", "HPCDDP_INTERFACE", "HPCDDP_LOG_TO", "HPCDDP_WATCHDOG", "HPCDDP_PROGRESS")
 # What schedulers and job scripts set beside the variables with their names in them.
 _OF_JOBS = (
     *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK", "GPU_DEVICE_ORDINAL"),
@@ -29,4 +30,5 @@ def clean_environment(env: Mapping[str, str]) -> dict[str, str]:
         *(prefix for row in LAUNCHERS.values() for prefix in row.prefixes),
     )
     gone = {name for name in env if name.startswith(prefixes) and name not in kept}
+    gone.update(FRAMEWORK_VARIABLES, *(row.reads for row in LAUNCHERS.values()))
     return {name: value for name, value in env.items() if name not in gone and name not in _OF_JOBS}

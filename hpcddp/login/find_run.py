@@ -11,10 +11,12 @@ from contextlib import suppress
 from hpcddp.errors import RequestError, nearest
 from hpcddp.runs.choice import is_run
 from hpcddp.runs.folder import RunFolder, job_of, list_attempts, list_holders, show_path
+from hpcddp.runs.holder import Holder
 from hpcddp.runs.jsonfile import read_text
 from hpcddp.runs.lock import read_holder
 from hpcddp.runs.submitted import list_submissions, read_submissions
-from hpcddp.runs.sweep_folder import list_points
+from hpcddp.runs.sweep_folder import has_index, list_points
+from hpcddp.schedulers.registry import find_scheduler
 
 #: Where runs are, unless a job file says otherwise.
 RUNS = "runs"
@@ -39,7 +41,7 @@ def find_run(word: str, folder: str = RUNS) -> RunFolder:
     path = word.rstrip("/") or "/"
     beside = RunFolder(os.path.join(folder, path))
     for run in (beside, RunFolder(path)) if "/" not in path else (RunFolder(path), beside):
-        if is_run(run):
+        if is_run(run) or find_waiting_point(run) is not None:
             return run
     runs = list_all_runs(folder)
     if re.match(r"\d", word) or word.startswith("local-"):
@@ -49,6 +51,10 @@ def find_run(word: str, folder: str = RUNS) -> RunFolder:
             of_job = arrays if len(arrays) == 1 else of_job
         if len(of_job) == 1:
             return of_job[0]
+        if not of_job:
+            waiting = [run for sweep in runs for run in [_find_index(sweep, word)] if run is not None]
+            if waiting:
+                return waiting[0]
         if of_job:
             names = ", ".join(os.path.basename(run.path) for run in of_job[:8])
             raise RequestError(f"job {word} is of several runs: {names}", f"name one: {of_job[0].path}")
@@ -94,7 +100,7 @@ def find_newest_jobs(run: RunFolder) -> list[str]:
     for path in list_holders(run):
         holder = read_holder(path)
         if holder is not None and holder.job:
-            times.append((_changed(path), holder.job))
+            times.append((_changed(path), own_job(holder)))
     for attempt in list_attempts(run):
         if follows := read_follow_up(attempt.next):
             times.append((_changed(attempt.next), follows))
@@ -123,6 +129,34 @@ def is_same_job(one: str, other: str) -> bool:
     return _plain(one) == _plain(other)
 
 
+def own_job(holder: Holder) -> str:
+    """The id of the job that holds the run; of one of an array with its index, where all have the array's id."""
+    own = job_of(holder.attempt)
+    index = own.removeprefix(f"{holder.job}-")
+    return f"{holder.job}_{index}" if own != index and index.isdecimal() else holder.job
+
+
+def find_waiting_point(run: RunFolder) -> tuple[str, str] | None:
+    """Scheduler and job of a sweep's or array's point that has no folder yet, by the name that this has: `lr.7`."""
+    base, _, number = run.path.rpartition(".")
+    if is_run(run) or not base or not number.isdecimal() or not number.isascii():
+        return None
+    sweep = RunFolder(base)
+    submissions = [one for one in read_submissions(sweep) if one.array]
+    if not submissions or not has_index(sweep, int(number)):
+        return None
+    newest = submissions[-1]
+    return newest.scheduler, spell_index(newest.scheduler, newest.job, number)
+
+
+def spell_index(scheduler: str, job: str, index: str) -> str:
+    """The id of one job of an array, as its scheduler takes it."""
+    if "[]" in job:
+        return job.replace("[]", f"[{index}]")
+    of_index = find_scheduler(scheduler).commands.of_index or "{job}_{index}"
+    return of_index.format(job=job, index=index)
+
+
 def is_job_id(text: str) -> bool:
     """Whether a job can be called so: by its number, perhaps with an array's index and the server's name."""
     return text.startswith("local-") or _plain(text) != text or text.isdecimal()
@@ -139,6 +173,14 @@ def _plain(job: str) -> str:
 def _has_job(run: RunFolder, word: str) -> bool:
     names = [job_of(attempt.name) for attempt in list_attempts(run)]
     return any(is_same_job(word, job) for job in (*list_jobs(run), *names))
+
+
+def _find_index(sweep: RunFolder, word: str) -> RunFolder | None:
+    """The point of this sweep's array that has not begun, by the id of its job."""
+    index = _plain(word).rpartition("-")[2]
+    run = RunFolder(f"{sweep.path}.{index}")
+    waiting = find_waiting_point(run) if index.isdecimal() else None
+    return run if waiting is not None and is_same_job(waiting[1], word) else None
 
 
 def _by_number(name: str) -> tuple[object, ...]:

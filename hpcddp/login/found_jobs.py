@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from hpcddp.login.find_run import is_same_job
+from hpcddp.runs.sweep_folder import read_span
 from hpcddp.schedulers.row import JobFound
 
 #: scheduler -> the number in an id -> the jobs with that number
@@ -30,9 +31,20 @@ def _number(job: str) -> str:
 
 
 def jobs_of(jobs: FoundJobs, scheduler: str, job: str) -> Sequence[JobFound]:
-    """What the scheduler shows of one job; of one of an array, its own."""
+    """What the scheduler shows of one job; of one of an array, its own, also where several wait together."""
     near = jobs.get(scheduler, {}).get(_number(job), ())
-    return [one for one in near if is_job(one, job)]
+    found = [one for one in near if is_job(one, job)]
+    return found or [one._replace(array_index=index, own_id="") for one in near if (index := _index_in(one, job))]
+
+
+def _index_in(one: JobFound, job: str) -> str:
+    """The job's index, if it is one of these that wait together; else ""."""
+    for part in one.array_index.split(","):
+        span = read_span(part.partition("%")[0])
+        index = job.rstrip("]").replace("[", "_").partition(".")[0].rpartition("_")[2]
+        if span is not None and len(span) > 1 and index.isdecimal() and int(index) in span:
+            return index
+    return ""
 
 
 def is_job(one: JobFound, job: str) -> bool:

@@ -11,7 +11,7 @@ from hpcddp.login.find_run import is_same_job
 from hpcddp.login.found_jobs import index_jobs, jobs_of
 from hpcddp.login.run_facts import RunFacts, owners_of, read_facts
 from hpcddp.login.run_status import LIVE, WAITS
-from hpcddp.runs.folder import RunFolder
+from hpcddp.runs.folder import RunFolder, show_path
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.run import ask_jobs
 from hpcddp.script.plan import JobPlan
@@ -29,7 +29,7 @@ def check_free(run: RunFolder, plan: JobPlan, waited: Sequence[str], env: Mappin
     for one, state in states.items():
         if state in (WAITS if one in fact.again else LIVE):
             raise RequestError(
-                f"job {one[1]} ({state}) has {plan.run_dir}, and two jobs cannot write one run",
+                f"job {one[1]} ({state}) has {show_path(run.path)}, and two jobs cannot write one run",
                 f"--after afterany:{one[1]} to resume it then; or {own}",
             )
 

@@ -52,7 +52,8 @@ class Job:
         self._keys = {key: value for key, value in given.items() if value is not None}
 
     def __repr__(self) -> str:
-        shown = {"run": self._run, "file": self._file, **self._keys}
+        is_new = self._keys or self._file is not None
+        shown = {"run": None if is_new else self._run, "file": self._file, **self._keys}
         return f"hpcddp.Job({', '.join(f'{key}={value!r}' for key, value in shown.items() if value is not None)})"
 
     def render(self) -> str:

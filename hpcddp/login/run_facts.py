@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 
 from hpcddp.errors import HpcddpError
-from hpcddp.login.find_run import is_same_job, read_follow_up
+from hpcddp.login.find_run import find_waiting_point, is_same_job, own_job, read_follow_up
 from hpcddp.record import Record
 from hpcddp.runs.best import Best, read_best
-from hpcddp.runs.folder import RunFolder, job_of, list_attempts, list_holders
+from hpcddp.runs.folder import RunFolder, list_attempts, list_holders, list_runs
 from hpcddp.runs.holder import Holder
 from hpcddp.runs.job_end import read_job_end
 from hpcddp.runs.jsonfile import read_object
 from hpcddp.runs.latest import Latest, read_latest
-from hpcddp.runs.lock import read_end, read_holder
+from hpcddp.runs.lock import read_end, read_holder, read_holders
 from hpcddp.runs.state import State, read_state
 from hpcddp.runs.submitted import Submission, read_submissions
 from hpcddp.runs.sweep_folder import read_sweep
@@ -56,7 +57,7 @@ def read_facts(run: RunFolder) -> RunFacts:
     for path in holders:
         holder = read_holder(path)
         if holder is not None:
-            held.append((holder._replace(job=_own_job(holder)), *read_end(path)))
+            held.append((holder._replace(job=own_job(holder)), *read_end(path)))
     holder, ended, status = held[-1] if held else (None, True, None)
     over = {one.job for one, has_said, _ in held if has_said} | {one.job for one, _, _ in held[:-1]}
     scheduler = holder.scheduler if holder is not None else ""
@@ -75,6 +76,11 @@ def read_facts(run: RunFolder) -> RunFacts:
         if type(turn) is int and type(most) is int:
             links = max(links, (turn, most))
     open_jobs = tuple((name, job) for job, name in known.items() if name and not _is_over(job, over))
+    if open_jobs:
+        elsewhere = _jobs_of_siblings(run)
+        open_jobs = tuple((name, job) for name, job in open_jobs if not _is_over(job, elsewhere))
+    elif (waiting := find_waiting_point(run)) is not None:
+        open_jobs = (waiting,)
     is_done = state.status != "unfinished" if state is not None else status == 0
     may_wait = holder is not None and ended and holder.job and not holder.by_hand and not is_done
     again = ((scheduler, holder.job),) if holder is not None and may_wait else ()
@@ -90,11 +96,12 @@ def read_facts(run: RunFolder) -> RunFacts:
     )
 
 
-def _own_job(holder: Holder) -> str:
-    """The id of the job that holds the run; of one of an array with its index, where all have the array's id."""
-    own = job_of(holder.attempt)
-    index = own.removeprefix(f"{holder.job}-")
-    return f"{holder.job}_{index}" if own != index and index.isdecimal() else holder.job
+def _jobs_of_siblings(run: RunFolder) -> set[str]:
+    """The jobs that hold or have held another run of this name, NAME-2: one that was submitted for this run, and was
+    too late, has begun that one."""
+    base = re.sub(r"-\d+$", "", run.path)
+    others = {one.path: one for path in {base, run.path} for _, one in list_runs(path) if one.path != run.path}
+    return {own_job(holder) for one in others.values() for holder in read_holders(one) if holder.job}
 
 
 def _is_over(job: str, over: set[str]) -> bool:

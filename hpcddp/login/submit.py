@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
-from hpcddp.errors import HpcddpError, RequestError, SchedulerError
+from hpcddp.errors import HpcddpError, NoAnswerError, RequestError, SchedulerError
 from hpcddp.login.background import end_job, name_job, output_of, start_job
 from hpcddp.login.clean_env import clean_environment
 from hpcddp.login.free_run import check_free
@@ -82,6 +82,8 @@ def plan_part(
     check_free(choice.run, plan, waited, env)
     if choice.is_new:
         plan = plan._replace(made_run=os.path.basename(choice.run.path))
+    elif plan.spec.resume is None:
+        plan = plan._replace(resumed_run=os.path.basename(choice.run.path))
     return Part(plan, render_script(plan), choice.run, choice.is_new, str(choice), waited=waited)
 
 
@@ -122,6 +124,10 @@ def submit_part(
         raise RequestError(
             f"{where} cannot be written: {(error.strerror or str(error)).lower()}",
             "choose a folder that every node can write: --set run_dir=DIR",
+        ) from error
+    except NoAnswerError as error:  # what was made for the job stays, since it may be queued
+        raise NoAnswerError(
+            f"{error.message}: job {plan.name} may be queued all the same", "look for it in the queue"
         ) from error
     except (HpcddpError, KeyboardInterrupt):
         _clean_up(part, folder)
@@ -173,10 +179,7 @@ def _hand_in(row: Scheduler, plan: JobPlan, script: str, env: Mapping[str, str],
     if answer.status == 0 and found is not None:
         return found[1]
     if answer.status == 0:
-        raise SchedulerError(
-            f"{words[0]} answered {' '.join(said)[:200]!r}, which has no job id: the job may be queued all the same",
-            "look for it in the queue",
-        )
+        raise NoAnswerError(f"{words[0]} answered {' '.join(said)[:200]!r}, which has no job id", "")
     why = [line.strip() for line in answer.stderr.splitlines() if line.strip() and "usage" not in line.lower()]
     raise SchedulerError(
         f"{words[0]} refuses the job (status {answer.status}): {'; '.join(why[:3])[:400] or 'it gives no reason'}",

@@ -18,6 +18,13 @@ if TYPE_CHECKING:
     from hpcddp.ranks.rankinfo import RankInfo
 
 
+#: All that `framework_variables` may set, and `agent_variables` beside what an agent's row names.
+FRAMEWORK_VARIABLES = (
+    *("GROUP_RANK", "NODE_RANK", "TORCHELASTIC_RUN_ID", "PL_TRAINER_NUM_NODES", "PL_TRAINER_DEVICES"),
+    "ACCELERATE_USE_CPU",
+)
+
+
 def framework_variables(env: Mapping[str, str], launch: Launch, *, gpus: int, cpu_only: bool) -> dict[str, str]:
     """Variables for the program of this rank of several; none that `env` has.
 

@@ -46,14 +46,15 @@ def order_attempts(run: RunFolder) -> list[AttemptFolder]:
 def list_sources(
     attempt: AttemptFolder, ranks: frozenset[int] | None = frozenset(), hosts: Sequence[str] = ()
 ) -> list[Source]:
-    """The files of these ranks (None: of all) on these hosts (none: on any); without both `job.log`, as for rank 0."""
+    """The files of these ranks (None: of all) on these hosts (none: on any); without both `job.log`, as for rank 0,
+    which is of the host of the job script."""
     folder = os.path.dirname(attempt.log)
     try:
         names = sorted(os.listdir(folder))
     except OSError:
         return []
     found = []
-    if os.path.basename(attempt.log) in names and (not hosts and (not ranks or 0 in ranks)):
+    if os.path.basename(attempt.log) in names and (not ranks or 0 in ranks) and _is_on(attempt, hosts):
         found.append(Source(attempt.log, attempt.name))
     if ranks or ranks is None or hosts:
         for name in names:
@@ -138,6 +139,12 @@ def find_time(line: bytes) -> float | None:
         return datetime.fromisoformat(f"{day}T{clock}.{part or '0':0<6}{zone}").timestamp()
     except (ValueError, OverflowError):
         return None
+
+
+def _is_on(attempt: AttemptFolder, hosts: Sequence[str]) -> bool:
+    """Whether the job script was on one of these hosts; none: on any."""
+    of_it = [one.host for one in read_holders(attempt.run) if one.attempt == attempt.name] if hosts else []
+    return not hosts or any(_short(host) in map(_short, hosts) for host in of_it)
 
 
 def _short(host: str) -> str:

@@ -20,6 +20,8 @@ def parse_jobs(answer: Answer, states: Mapping[str, str]) -> JobsFound:
     except ElementTree.ParseError:
         said = [line.strip() for line in answer.stderr.splitlines() if line.strip()]
         return JobsFound((), f"qstat: {said[0][:200]}" if said else "qstat's answer cannot be read")
+    if root.tag != "job_info":
+        return JobsFound((), "qstat's answer cannot be read")
     jobs = []
     for one in root.iter("job_list"):
         told = {field.tag: (field.text or "").strip() for field in one}

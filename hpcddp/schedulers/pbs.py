@@ -186,10 +186,13 @@ SCHEDULER = Scheduler(
         question=("qsub", "-h"),  # there is no dry run: the job is submitted held, and deleted
         queued=r"\d+(\[\])?\.\S+",
         state=("qstat", "-x", "-f", "{}"),  # -x: also a job that has ended
+        live_state=("qstat", "-f", "{}"),
         parse_state=parse_state,
         parse_end=parse_end,
         jobs=("qstat", "-t", "-x", "-f", "-F", "json", "{ids}"),
+        live_jobs=("qstat", "-t", "-f", "-F", "json", "{ids}"),
         older_jobs=("qstat", "-t", "-x", "{ids}"),  # Torque's
+        keeps_none="not configured to maintain job history",
         starter=("pbs_tmrsh", "{host}"),
         remote_shell=TMRSH,
         drop=("pbs_release_nodes", "-j", "{job}", "{host}"),
@@ -210,6 +213,7 @@ SCHEDULER = Scheduler(
         "E": "exiting",
         "X": "finished",  # one job of an array
         "F": "finished",
+        "C": "finished",  # Torque's
         "M": "moved",
     },
     find_job=find_job,

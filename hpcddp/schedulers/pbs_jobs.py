@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from hpcddp.schedulers.row import Answer
 
-# qstat's exit status where jobs are unknown, and where they have ended and no history is kept: it shows the others.
+# qstat's exit status where jobs are unknown, and where they have ended and -x was not asked for: it shows the others.
 _SOME_UNKNOWN = {0, 35, 153}
 _BY_QDEL = 91  # substate
 
@@ -29,9 +29,10 @@ def parse_jobs(answer: Answer, states: Mapping[str, str]) -> JobsFound:
     if found is None and text.startswith("{"):
         found = _read_each(text)
         problem = "qstat: a part of its answer cannot be read"
-    if not found and answer.status not in _SOME_UNKNOWN:
+    if answer.status not in _SOME_UNKNOWN:  # it may show some, and not those of the server that did not answer
         said = [line.strip() for line in answer.stderr.splitlines() if line.strip()]
-        return JobsFound((), f"qstat: {said[-1][:200]}" if said else f"qstat ended with {answer.status}")
+        problem = problem or (f"qstat: {said[-1][:200]}" if said else f"qstat ended with {answer.status}")
+        found = found or []
     if found is None:
         return JobsFound((), "qstat: its answer cannot be read")
     jobs = [_describe(job, about, states) for job, about in found if job[:1].isdigit()]
@@ -75,6 +76,8 @@ def _read_xml(text: str) -> list[tuple[str, Mapping[str, Any]]] | None:
         root = ElementTree.fromstring(text)  # noqa: S314  # the same
     except ElementTree.ParseError:
         return None
+    if root.tag != "Data":
+        return None
     found: list[tuple[str, Mapping[str, Any]]] = []
     for job in root.iter("Job"):
         about: dict[str, Any] = {}
@@ -117,7 +120,7 @@ def _judge_end(about: Mapping[str, Any], status: int | None, comment: str, *, is
 
 
 def _split_index(job: str) -> tuple[str, str]:
-    """`48[3].pbs1` is index 3 of `48[].pbs1`; Torque writes `48[3].host` or `48-3.host`."""
+    """`48[3].pbs1` is index 3 of `48[].pbs1`."""
     import re
 
     found = re.fullmatch(r"(\d+)\[(\d+)\](.*)", job)

@@ -179,13 +179,16 @@ class Commands(Record):
     queued: str = ""  # pattern of the id of the job that the question leaves; "": it leaves none
     describe: Callable[[Answer], str] = _nothing_more  # what the answer says beside yes
     state: tuple[str, ...] = ()  # asks for the state of one job, whose id goes in place of {}
+    live_state: tuple[str, ...] = ()  # the same, where the scheduler keeps no word of a job that has ended
     parse_state: Callable[[Answer], str | None] = _no_state  # -> its own word, "gone" for no such job, None: no answer
     parse_end: Callable[[Answer], int | None] = _no_end  # the same answer -> the job's end, as `end` of Variables
     #: The same answer -> whether the scheduler takes the nodes away itself, by preemption or because one failed.
     parse_taken: Callable[[Answer], bool] = _not_taken
-    #: Shows the jobs {ids}, or all of the user {user}; `older_jobs` is asked where the first is refused as unknown.
-    #: NAME_jobs.py beside the row parses the answers.
+    #: Shows the jobs {ids}, or all of the users {user}; `older_jobs` is asked where the first is refused as unknown,
+    #: `live_jobs` where the scheduler keeps no word of jobs that have ended. NAME_jobs.py parses the answers.
     jobs: tuple[str, ...] = ()
+    live_jobs: tuple[str, ...] = ()
+    keeps_none: str = ""  # a part of what it says then
     older_jobs: tuple[str, ...] = ()
     ask_env: Mapping[str, str] = _NOTHING  # what the commands that ask need in their environment
     #: Starts a command on the host {host} of the job, beside what runs there.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
-from hpcddp.errors import SchedulerError
+from hpcddp.errors import NoAnswerError, SchedulerError
 from hpcddp.schedulers.commands import check_deleted, describe_answer, plan_deletion, plan_question
 from hpcddp.schedulers.registry import find_scheduler, parse_jobs
 from hpcddp.schedulers.row import Answer, JobsFound
@@ -28,7 +29,7 @@ def run_program(
 ) -> Answer:
     """What a program says, run in `folder`. `apart`: the terminal's Ctrl-C does not reach it.
 
-    SchedulerError if it cannot be started, or has not answered in time.
+    SchedulerError if it cannot be started; NoAnswerError if it has not answered in time.
     """
     patience_s = _PATIENCE_S if patience_s is None else patience_s
     try:
@@ -46,8 +47,8 @@ def run_program(
         where = f" in {folder}" if folder is not None and not os.path.isdir(folder) else ""
         raise SchedulerError(f"{argv[0]} cannot be run{where}: {e.strerror}", f"which {argv[0]}") from e
     except subprocess.TimeoutExpired as e:
-        raise SchedulerError(
-            f"{argv[0]} has not answered in {patience_s:.0f} s", f"try it by hand: {' '.join(argv)}"
+        raise NoAnswerError(
+            f"{argv[0]} has not answered in {patience_s:.0f} s", f"try it by hand: {shlex.join(argv)}"
         ) from e
     return Answer(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
 
@@ -123,11 +124,16 @@ def ask_job_end(name: str, job: str, env: Mapping[str, str]) -> int | None:
 
 def ask_about(name: str, job: str, env: Mapping[str, str], patience_s: float | None = None) -> Answer | None:
     """What the scheduler's command says of a job; None if there is no such command, or if it does not answer."""
-    question = [word.replace("{}", job) for word in find_scheduler(name).commands.state]
+    commands = find_scheduler(name).commands
+    answer = None
     try:
-        return run_program(question, env, patience_s=patience_s) if question else None
+        for question in filter(None, (commands.state, commands.live_state)):
+            answer = run_program([word.replace("{}", job) for word in question], env, patience_s=patience_s)
+            if not commands.keeps_none or commands.keeps_none not in answer.stderr:
+                break
     except SchedulerError:
         return None
+    return answer
 
 
 def ask_jobs(
@@ -140,7 +146,7 @@ def ask_jobs(
     commands = scheduler.commands
     if not commands.jobs or not ids:
         return JobsFound()
-    asked = (commands.jobs, commands.older_jobs) if commands.older_jobs else (commands.jobs,)
+    asked = [words for words in (commands.jobs, commands.live_jobs, commands.older_jobs) if words]
     found = JobsFound()
     users = ",".join(dict.fromkeys(map(_name_user, (os.getuid(), *owners))))
     for words in asked:
@@ -149,6 +155,9 @@ def ask_jobs(
             answer = run_program(argv, {**env, **commands.ask_env}, patience_s=patience_s)
         except SchedulerError as error:
             return JobsFound((), error.message)
+        if commands.keeps_none and commands.keeps_none in answer.stderr:
+            found = JobsFound((), f"{argv[0]}: {commands.keeps_none}")
+            continue
         if "invalid option" not in answer.stderr and "usage:" not in answer.stderr.lower():
             return parse_jobs(scheduler, answer)
         found = JobsFound((), f"{argv[0]} does not know the options {' '.join(words[1:-1])}")

@@ -86,6 +86,7 @@ class JobPlan(Record):
     own_ranks: str = ""
     slots: int | None = None
     made_run: str = ""  # the name of the run that `hpcddp submit` made for this job
+    resumed_run: str = ""  # the same of a run that was there, and that this job is to resume
     sources: Mapping[str, str] = MappingProxyType({})
 
     @property

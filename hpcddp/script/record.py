@@ -62,6 +62,7 @@ def format_job_order(plan: JobPlan) -> str:
         recover=plan_recovery(plan),
         calls=plan.outer_launcher if plan.agents else "",
         made=plan.made_run,
+        resumes=plan.resumed_run,
         sweep={name: list(values) for name, values in (plan.spec.sweep or {}).items()},
     )
     return quote_word(format_order(order))

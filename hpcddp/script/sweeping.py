@@ -10,7 +10,10 @@ from hpcddp.script.spec import FIELDS, KEYS, JobSpec
 from hpcddp.sweep import check_axes, count_points, fill_point, find_point
 
 # Of these a sweep has its own, or they are of the whole sweep.
-_NOT_SWEPT = ("sweep", "array", "array_limit", "chain", "site", "name", "run_dir", "command", "dependency", "resume")
+_NOT_SWEPT = (
+    *("sweep", "array", "array_limit", "chain", "site", "name", "run_dir", "workdir", "command", "dependency"),
+    "resume",
+)
 
 
 def plan_sweep(spec: JobSpec) -> JobSpec:

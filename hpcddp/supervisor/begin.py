@@ -10,10 +10,11 @@ from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.chain import start_attempt
 from hpcddp.runs.choice import Asked
 from hpcddp.runs.command import identify_command
-from hpcddp.runs.folder import AttemptFolder
+from hpcddp.runs.folder import AttemptFolder, RunFolder
 from hpcddp.runs.jsonfile import write_object
 from hpcddp.runs.lock import release_run
 from hpcddp.runs.start import start_run
+from hpcddp.runs.state import read_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -42,10 +43,13 @@ def begin(
     *,
     by_hand: bool,
 ) -> Begun | int:
-    """The attempt, which holds its run; the exit status where a chain has nothing left to do.
+    """The attempt, which holds its run; the exit status where nothing is left to do.
 
     The errors of `start_run` and `start_attempt`; LaunchError if the folder cannot be written.
     """
+    if order.resumes and _is_finished(RunFolder(os.path.join(os.path.dirname(base), order.resumes))):
+        tell(f"nothing is left to do: run {order.resumes}, which this job was to resume, has finished meanwhile")
+        return 0
     asked = Asked(base, identify_command(order.command), order.fresh, order.resume, made=order.made)
     choice = start_run(asked, job.name, env, process=os.getpid(), by_hand=by_hand, numbered=True)
     tell(str(choice))
@@ -64,6 +68,11 @@ def begin(
         release_run(attempt.run, attempt.name)
         raise
     return Begun(attempt, left)
+
+
+def _is_finished(run: RunFolder) -> bool:
+    state = read_state(run)
+    return state is not None and state.status == "finished"
 
 
 def make_folders(attempt: AttemptFolder) -> None:

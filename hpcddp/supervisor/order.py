@@ -40,7 +40,8 @@ class Order(Record):
     `warns_s`: seconds before the end at which the ranks are warned; 0: never, or the scheduler does it. `chain`: how
     many attempts there may be; 0: no chain. `follow_options`: further options of the command that queues the next one.
     `recover`: None: the job ends with the first rank that does. `calls`: the launcher that starts what makes the ranks.
-    `made`: the name of the run that `hpcddp submit` made for the job.
+    `made`: the name of the run that `hpcddp submit` made for the job; `resumes`: that of one that the job was submitted
+    to resume.
     `sweep`: the axes, name -> values, where the job is a point of one, or all points as an array.
     """
 
@@ -58,6 +59,7 @@ class Order(Record):
     recover: Recover | None = None
     calls: str = ""
     made: str = ""
+    resumes: str = ""
     sweep: Mapping[str, Any] = _NOTHING
 
     @property

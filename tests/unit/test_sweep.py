@@ -52,6 +52,8 @@ def test_a_value_never_becomes_a_shells_code() -> None:
         ({"a b": ["1"]}, "is no name"),
         ({"seed": "1-99999"}, "99999 values"),
         ({"a": "1-200", "b": "1-200"}, "40000 points"),
+        ({"seed": "3-1"}, "a range without a number"),
+        ({"seed": "1-3:0"}, "a range without a number"),
     ],
 )
 def test_what_is_no_sweep(axes: object, said: str) -> None:

@@ -18,7 +18,7 @@ def take_too_much() -> None:
     v1 = os.path.isdir(f"{root}/memory")
     name = f"hpcddp-{os.path.basename(os.getcwd())}"  # hosts share it, and process ids are a host's own
     group = f"{root}/memory/{name}" if v1 else f"{root}/{name}"
-    os.mkdir(group)
+    os.makedirs(group, exist_ok=True)  # of a test that was killed
     for file, value in (("memory.limit_in_bytes" if v1 else "memory.max", 64 << 20), ("cgroup.procs", os.getpid())):
         with open(f"{group}/{file}", "w") as written:
             written.write(str(value))
@@ -46,7 +46,8 @@ def strike(kind: str) -> None:
         os.kill(-1, signal.SIGKILL)  # all of this process namespace but this process and its first one
         os.kill(os.getpid(), signal.SIGKILL)
     elif kind == "return":  # long after the others have gone on without it
-        subprocess.Popen(["sh", "-c", "ip link set eth0 down; sleep 40; ip link set eth0 up"], env={"PATH": PATH})
+        back = ["sh", "-c", "ip link set eth0 down; sleep 40; ip link set eth0 up"]
+        subprocess.Popen(back, env={"PATH": PATH}, start_new_session=True)  # it outlives the rank
     elif kind == "save":  # the next one
         os.fsync = lambda _file: os.kill(os.getpid(), signal.SIGKILL)
     elif kind == "full":  # the disk, when the next checkpoint is written

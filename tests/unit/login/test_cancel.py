@@ -57,7 +57,7 @@ def test_of_an_array_those_that_wait_go_and_those_that_run_are_asked(here: Path,
     Path("runs/s/sweep.json").write_text('{"schema": 1, "axes": {}, "array": "1-9"}')
     on_slurm(program, "12|14|2|RUNNING|N/A|N/A|None|s", "12|12|3-9%1|PENDING|N/A|N/A|x|s")
     assert main(["cancel", "s"]) == 0
-    assert called(here) == ["scancel 12_[3-9]", "scancel --batch --signal=TERM 14"]
+    assert called(here) == ["scancel 12_[3-9]", "scancel --batch --signal=TERM 12_2"]
 
 
 def test_of_grid_engines_array_each_index_is_its_own(
@@ -185,3 +185,46 @@ def test_what_was_launched_by_hand_ends_without_the_allocation_around_it(
         assert called(here) == []
         assert Path(run.stop_request("12")).exists()
     assert "would end all of job 12, in which it was launched by hand" in capsys.readouterr().err
+
+
+def test_of_an_array_the_last_job_alone_is_asked_although_it_has_the_arrays_id(here: Path, program: Program) -> None:
+    submitted(RunFolder("runs/s"), "26", array="1-3")
+    Path("runs/s/sweep.json").write_text('{"schema": 1, "axes": {}, "array": "1-3"}')
+    held(RunFolder("runs/s.3"), "26", attempt="26-3.1")
+    on_slurm(program, "26|27|1|RUNNING|N/A|N/A|None|", "26|28|2|RUNNING|N/A|N/A|None|", "26|26|3|RUNNING|N/A|N/A|None|")
+    assert main(["cancel", "s.3"]) == 0
+    assert called(here) == ["scancel --batch --signal=TERM 26_3"]
+
+
+@pytest.mark.parametrize("word", ["s.5", "12_5"])
+def test_one_job_of_an_array_can_be_taken_back_before_it_begins(here: Path, program: Program, word: str) -> None:
+    submitted(RunFolder("runs/s"), "12", array="1-9")
+    Path("runs/s/sweep.json").write_text('{"schema": 1, "axes": {}, "array": "1-9"}')
+    on_slurm(program, "12|14|2|RUNNING|N/A|N/A|None|", "12|12|3-9%1|PENDING|N/A|N/A|x|")
+    assert main(["cancel", word]) == 0
+    assert called(here) == ["scancel 12_5"]
+    assert main(["status", "s.12"]) == 2
+
+
+def test_a_command_that_fails_without_a_word_has_signalled_and_one_that_fails_takes_no_other_away(
+    here: Path, program: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for job, run in (("12", "a"), ("13", "b")):
+        held(RunFolder(f"runs/{run}"), job)
+    on_slurm(program, "12|12|N/A|RUNNING|N/A|N/A|None|", "13|13|N/A|RUNNING|N/A|N/A|None|")
+    program("scancel", f"{NOTE}; exit 229")
+    assert main(["cancel", "a"]) == 0
+    program("scancel", f"{NOTE}; [ $3 = 13 ] || {{ echo 'scancel: error: no' >&2; exit 1; }}")
+    assert main(["cancel", "a", "b"]) == 5
+    said = capsys.readouterr().err
+    assert "13 was asked to save and stop" in said
+    assert "scancel: scancel: error: no" in said
+    assert called(here)[-2:] == ["scancel --batch --signal=TERM 12", "scancel --batch --signal=TERM 13"]
+
+
+def test_a_suspended_job_is_asked_through_its_folder(here: Path, program: Program) -> None:
+    held(RunFolder("runs/a"), "12")
+    on_slurm(program, "12|12|N/A|SUSPENDED|N/A|N/A|None|")
+    assert main(["cancel", "a"]) == 0
+    assert called(here) == []
+    assert (here / "runs/a/stop/12").exists()

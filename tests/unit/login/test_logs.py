@@ -215,3 +215,9 @@ def test_what_is_no_time(line: bytes) -> None:
 
 def test_times_with_a_zone() -> None:
     assert find_time(b"2026-11-24T01:00:00Z x") == find_time(b"[2026-11-24 02:00:00+0100] x") == 1795482000.0
+
+
+def test_the_output_of_the_script_is_of_its_host(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write("9", "9.1", {"job.log": "a\n", "rank-0001.node1.log": "b\n", "rank-0002.node2.log": "c\n"})
+    assert logs(capsys, "--host", "node1.site") == "job | a\nnode1 rank 1 | b\n"
+    assert logs(capsys, "--host", "node2") == "node2 rank 2 | c\n"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp.cli.main import main
+from hpcddp.login.background import is_alive
 from hpcddp.login.find_run import find_run, find_runs, is_same_job
 from hpcddp.login.run_status import RunStatus
 from hpcddp.login.status import find_status
@@ -279,3 +280,35 @@ def test_jobs_of_another_owner_are_asked_about_too(
     monkeypatch.setattr("os.getuid", lambda: owner + 4711)
     status("a")
     assert f"--user={owner + 4711}," in (here.parent / "asked").read_text()
+
+
+def test_a_job_that_holds_another_run_of_the_name_is_not_this_ones(here: Path, program: Program) -> None:
+    run = RunFolder("runs/a")
+    attempt = held(run, "38", status=0)
+    write_state(attempt, "finished", step=8, epoch=1, reason="the end")
+    submitted(run, "39")
+    held(RunFolder("runs/a-2"), "39")
+    squeue(program, "39|39|N/A|RUNNING|N/A|N/A|None|")
+    assert (status("a").state, status("a-2").state, status("a-2").job) == ("finished", "running", "39")
+
+
+def test_a_point_that_has_not_begun_is_known(here: Path, program: Program) -> None:
+    submitted(RunFolder("runs/s"), "12", array="1-9")
+    Path("runs/s/sweep.json").write_text('{"schema": 1, "axes": {}, "array": "1-9"}')
+    squeue(program, "12|12|3-9%1|PENDING|N/A|N/A|Priority|")
+    for word in ("s.4", "12_4"):
+        assert (status(word).name, status(word).state, status(word).job) == ("s.4", "queued", "12_4")
+
+
+def test_a_job_of_before_a_reboot_has_ended(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    one = submitted(RunFolder("runs/a"), "local-1", scheduler="local")
+    here_now = "boot-2 pid:[1]"
+    monkeypatch.setattr("hpcddp.login.background.find_machine", lambda: here_now)
+    for host, machine, alive in (
+        (os.uname().nodename, "boot-1 pid:[1]", False),
+        (os.uname().nodename, "boot-2 pid:[2]", None),
+        ("other", "boot-1 pid:[1]", None),
+    ):
+        assert is_alive(one._replace(host=host, machine=machine)) is alive

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp.cli.main import main
+from hpcddp.ranks.frameworks import FRAMEWORK_VARIABLES
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.submitted import begin_submission, read_submissions
 from hpcddp.runs.sweep_folder import note_sweep
@@ -81,7 +82,8 @@ def test_an_answer_without_an_id_is_no_success(
 ) -> None:
     program("sbatch", "echo welcome to the cluster")
     assert submit(*TRAIN) == 5
-    assert "which has no job id: the job may be queued all the same" in capsys.readouterr().err
+    assert "which has no job id: job python may be queued all the same" in capsys.readouterr().err
+    assert (here / "runs/python/submitted/000001/script.sh").exists()
 
 
 @pytest.mark.parametrize("array", [(), ("--array", "1-3")])
@@ -402,3 +404,41 @@ def test_a_refused_sweep_of_several_jobs_leaves_nothing(here: Path, program: Pro
     assert submit("--name", "s", "--set", "sweep.nodes=1,2", *TRAIN) == 5
     assert not (here / "runs/s").exists()
     assert not (here / "runs/s.1").exists()
+
+
+def test_a_scheduler_that_answers_too_late_may_have_the_job(
+    here: Path, program: Program, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpcddp.schedulers.run._PATIENCE_S", 0.1)
+    program("sbatch", "exec sleep 1000")
+    assert submit("--name", "a", *TRAIN) == 5
+    said = capsys.readouterr().err
+    assert "job a may be queued all the same" in said
+    assert (here / "runs/a/submitted/000001/script.sh").exists()
+
+
+def test_no_variable_that_hpcddp_gave_a_rank_goes_into_a_new_job(
+    here: Path, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPCDDP_ATTEMPT", "3.1")
+    monkeypatch.setenv("HPCDDP_GUARDED", "2 hpcddp-3.1")
+    for name in FRAMEWORK_VARIABLES:
+        monkeypatch.setenv(name, "3")
+    program("sbatch", SBATCH)
+    assert submit(*TRAIN) == 0
+    seen = {line.partition("=")[0] for line in (here / "given.env").read_text().splitlines()}
+    assert not seen & {*FRAMEWORK_VARIABLES, "HPCDDP_GUARDED", "HPCDDP_ATTEMPT"}
+
+
+def test_a_job_that_was_to_resume_a_run_says_which(here: Path, program: Program) -> None:
+    program("sbatch", SBATCH)
+    program("squeue", "")
+    assert submit("--name", "a", *TRAIN) == 0
+    assert '"made": "a"' in (here / "given.sh").read_text()
+    assert submit("--name", "a", *TRAIN) == 0
+    assert '"resumes": "a"' in (here / "given.sh").read_text()
+
+
+def test_a_sweep_over_folders_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert submit("--name", "a", "--set", "sweep.workdir=x,y", *TRAIN) == 2
+    assert "workdir" in capsys.readouterr().err

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hpcddp.schedulers.registry import find_scheduler, parse_jobs
 from hpcddp.schedulers.row import Answer, JobFound, JobsFound
-from hpcddp.schedulers.run import ask_jobs
+from hpcddp.schedulers.run import ask_job_state, ask_jobs
 
 CAPTURES = Path(__file__).parents[2] / "captures"
 SQUEUE = json.loads((CAPTURES / "slurm/squeue.json").read_text())["stdout"]
@@ -194,3 +194,39 @@ def test_torque_is_asked_in_its_own_words_where_it_does_not_know_the_first(tmp_p
     program.chmod(0o755)
     found = ask_jobs("pbs", ["12.head", "13[].head"], {"PATH": f"{tmp_path}:/usr/bin:/bin"})
     assert [job.id for job in found.jobs] == ["12.head", "13[].head"]
+
+
+def test_torques_completed_jobs_have_ended() -> None:
+    text = "<Data><Job><Job_Id>9.head</Job_Id><job_state>C</job_state><exit_status>{}</exit_status></Job></Data>"
+    assert [by_id(parse("pbs", text.format(n)))["9.head", ""].state for n in (0, 1)] == ["finished", "failed"]
+
+
+@pytest.mark.parametrize("name", ["pbs", "gridengine"])
+def test_another_xml_is_no_answer(name: str) -> None:
+    assert parse(name, "<html><body/></html>").problem
+
+
+def test_pbs_an_answer_with_some_jobs_and_an_error_is_a_problem_as_well() -> None:
+    found = parse("pbs", qstat("qstat -t -f -F json '353[].pbs1'"), 255, "qstat: cannot connect to server pbs1\n")
+    assert len(found.jobs) == 4
+    assert "cannot connect" in found.problem
+
+
+NO_HISTORY = (
+    "qstat: PBS is not configured to maintain job history 353[].pbs1\n"  # openpbs, src/lib/Libifl/pbs_messages.c
+)
+
+
+def test_pbs_without_a_history_is_asked_again_for_what_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = tmp_path / "answer"
+    answer.write_text(qstat("qstat -t -f -F json '353[].pbs1'"))
+    stand_in = tmp_path / "qstat"
+    stand_in.write_text(
+        f"#!/bin/sh\ncase \" $* \" in *' -x '*) printf '{NO_HISTORY.rstrip()}\\n' >&2 ;; *) cat {answer} ;; esac\n"
+    )
+    stand_in.chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    found = ask_jobs("pbs", ["353[].pbs1"], env)
+    assert (len(found.jobs), found.problem) == (4, "")
+    answer.write_text("Job Id: 7.pbs1\n    job_state = R\n")
+    assert ask_job_state("pbs", "7.pbs1", env) == "running"

@@ -188,3 +188,13 @@ def test_a_script_outside_of_a_job_says_how_to_submit_it():
     with pytest.raises(LaunchError, match="PBS_JOBID is not set: this is a job script for PBS") as error:
         find_own_job("pbs", {})
     assert error.value.hint == "qsub SCRIPT, or hpcddp launch -- COMMAND"
+
+
+def test_a_job_that_was_to_resume_a_run_that_has_finished_meanwhile_has_nothing_to_do(node: Node):
+    begun = node.begin("41.pbs1")
+    assert isinstance(begun, Begun)
+    write_state(begun.attempt, "finished", step=8, epoch=1, reason="the end")
+    release_run(RunFolder(str(node.base)), "41.pbs1.1")
+    assert node.begin("42.pbs1", resumes="train") == 0
+    assert "has finished meanwhile" in node.told[0]
+    assert isinstance(node.begin("43.pbs1"), Begun)  # who asks for it again gets a new run
