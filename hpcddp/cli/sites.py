@@ -137,12 +137,12 @@ def _write_start(name: str, file: str | None, env: Mapping[str, str]) -> str:
 def _survey(env: Mapping[str, str]) -> tuple[str, list[QueueFound], str]:
     """Scheduler, queues, and the commands that were run, of the first scheduler whose commands are all on PATH."""
     from hpcddp.schedulers.registry import scripted_schedulers
+    from hpcddp.schedulers.run import ask_queues
 
     for scheduler in scripted_schedulers():
         commands = scheduler.commands.survey
         if commands and all(on_path(command[0], env) for command in commands):
-            found = scheduler.commands.parse_survey(*(_ask([*command], env) for command in commands))
-            queues = [queue for queue in found if queue.is_open]
+            queues = [queue for queue in ask_queues(scheduler.name, env) if queue.is_open]
             return scheduler.name, queues, "; ".join(map(" ".join, commands))
     return _unknown(), [], ""
 
@@ -152,16 +152,6 @@ def _unknown() -> str:
     from hpcddp.schedulers.registry import scripted_schedulers
 
     return scripted_schedulers()[0].name
-
-
-def _ask(command: list[str], env: Mapping[str, str]) -> str:
-    from hpcddp.schedulers.run import run_program
-
-    answer = run_program(command, env)
-    if answer.status:
-        said = (answer.stderr or answer.stdout).strip().splitlines()
-        raise SchedulerError(f"{command[0]} ended with {answer.status}: {said[0] if said else ''}", " ".join(command))
-    return answer.stdout
 
 
 def _format_list(sites: list[Site]) -> str:

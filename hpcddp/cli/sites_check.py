@@ -14,7 +14,7 @@ from hpcddp.errors import RequestError, SchedulerError, SiteError
 from hpcddp.login.planning import find_site_here, on_path
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import QueueFound
-from hpcddp.schedulers.run import run_program
+from hpcddp.schedulers.run import ask_queues, run_program
 from hpcddp.script.find_site import SiteChoice, asked_site, config_folder, open_site
 from hpcddp.script.overlay import merge_overlay, read_overlay
 from hpcddp.script.site import Site
@@ -85,20 +85,7 @@ def _survey(site: Site, env: Mapping[str, str]) -> list[QueueFound]:
         raise SchedulerError(
             f"there is no {missing} here to ask", f"on a login node of {site.name}: hpcddp sites check"
         )
-    texts = []
-    for command in commands.survey:
-        answer = run_program([*command], env, patience_s=_MODULES_S)
-        if answer.status:
-            said = (answer.stderr or answer.stdout).strip().splitlines()
-            first = said[0] if said else ""
-            raise SchedulerError(f"{command[0]} ended with {answer.status}: {first}", " ".join(command))
-        texts.append(answer.stdout)
-    try:
-        return commands.parse_survey(*texts)
-    except (ValueError, TypeError, AttributeError, KeyError) as error:
-        raise SchedulerError(
-            f"what {commands.survey[0][0]} printed cannot be read: {error}", " ".join(commands.survey[0])
-        ) from error
+    return ask_queues(site.scheduler, env, _MODULES_S)
 
 
 def _ask_accounts(site: Site, env: Mapping[str, str]) -> list[str]:

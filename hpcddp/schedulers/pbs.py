@@ -8,7 +8,6 @@ from hpcddp.schedulers.row import Answer, Commands, Directives, QueueFound, Remo
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Any
 
 # `pbs_tmrsh` has no shell, refuses ssh's options, and wants a host just as the job's list has it, while Open MPI leaves
 # out the domain. This was seen to work with OpenPBS 23.06 and Open MPI 4 and 5 and MPICH.
@@ -60,33 +59,10 @@ def find_kept_hostfile(env: Mapping[str, str]) -> str | None:
 
 
 def parse_queues(queues: str, nodes: str) -> list[QueueFound]:
-    """Queues that are open, with what their chunks get, else with the largest node of the server.
+    """See pbs_queues.py, which no rank needs."""
+    from hpcddp.schedulers.pbs_queues import parse_queues as parse
 
-    `queues`: what `qstat -Q -f -F json` prints; `nodes`: what `pbsnodes -a -F json` prints.
-    """
-    import json
-    import re
-
-    each = [n.get("resources_available", {}) for n in json.loads(nodes).get("nodes", {}).values()]
-    largest: Mapping[str, Any] = max(each, key=lambda r: (r.get("ngpus", 0), r.get("ncpus", 0)), default={})
-    found = []
-    for name, queue in json.loads(queues).get("Queue", {}).items():
-        chunk = queue.get("default_chunk", {})
-        most = queue.get("resources_max", {})
-        memory = re.fullmatch(r"(\d+)gb", str(chunk.get("mem") or largest.get("mem") or ""))
-        found.append(
-            QueueFound(
-                name,
-                most.get("nodect") or len(each) or None,
-                chunk.get("ncpus") or largest.get("ncpus"),
-                int(memory[1]) if memory else None,
-                chunk.get("ngpus", largest.get("ngpus")),
-                walltime=most.get("walltime"),
-                most_nodes=most.get("nodect"),
-                is_open=str(queue.get("enabled")) == str(queue.get("started")) == "True",
-            )
-        )
-    return found
+    return parse(queues, nodes)
 
 
 def parse_state(answer: Answer) -> str | None:

@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 # The modules of this folder that all schedulers share.
 SHARED = frozenset({"__init__", "allocation", "commands", "host_names", "nodelist", "registry", "row", "run"})
-#: `pbs_jobs.py` is a part of the row `pbs`: what qstat prints of jobs, which no rank reads.
-_OF_JOBS = "_jobs"
+#: `pbs_jobs.py` and `pbs_queues.py` are parts of the row `pbs`: what qstat prints, which no rank reads.
+_OF_JOBS, _OF_QUEUES = "_jobs", "_queues"
 _loaded: list[Scheduler] = []
 
 
 def scheduler_names() -> tuple[str, ...]:
     """The names of all schedulers, sorted. Loads none of them."""
     stems = (file[:-3] for file in os.listdir(os.path.dirname(__file__)) if file.endswith(".py"))
-    return tuple(sorted(stem for stem in stems if stem not in SHARED and not stem.endswith(_OF_JOBS)))
+    return tuple(sorted(stem for stem in stems if stem not in SHARED and not stem.endswith((_OF_JOBS, _OF_QUEUES))))
 
 
 def find_scheduler(name: str) -> Scheduler:

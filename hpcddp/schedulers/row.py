@@ -83,7 +83,9 @@ class OneGpu(Record):
 
 
 class QueueFound(Record):
-    """One queue as the scheduler shows it; None: it does not say. `nodes`: how many it has."""
+    """One queue as the scheduler shows it; None: it does not say. `nodes`: how many it has. `mixed`: its nodes differ,
+    and what is said is of the largest. `defaults`: those of `cpus`, `mem_gb` and `gpus` that a request gets which names
+    none, instead of what a node has."""
 
     name: str
     nodes: int | None = None
@@ -94,6 +96,8 @@ class QueueFound(Record):
     walltime: str | None = None
     most_nodes: int | None = None  # of one job
     is_open: bool = True  # whether it takes jobs
+    mixed: bool = False
+    defaults: tuple[str, ...] = ()
 
 
 class JobFound(Record):

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from hpcddp.errors import NoAnswerError, SchedulerError
 from hpcddp.schedulers.commands import check_deleted, describe_answer, plan_deletion, plan_question
 from hpcddp.schedulers.registry import find_scheduler, parse_jobs
-from hpcddp.schedulers.row import Answer, JobsFound
+from hpcddp.schedulers.row import Answer, JobsFound, QueueFound
 
 _PATIENCE_S = 60.0
 
@@ -172,6 +172,25 @@ def _name_user(number: int) -> str:
         return pwd.getpwuid(number).pw_name
     except KeyError:
         return str(number)
+
+
+def ask_queues(name: str, env: Mapping[str, str], patience_s: float | None = None) -> list[QueueFound]:
+    """The queues of this machine's scheduler. SchedulerError if it does not answer, or if its answer cannot be read."""
+    commands = find_scheduler(name).commands
+    texts = list[str]()
+    for command in commands.survey:
+        answer = run_program([*command], env, patience_s=patience_s)
+        if answer.status:
+            said = (answer.stderr or answer.stdout).strip().splitlines()
+            first = f": {said[0]}" if said else ""
+            raise SchedulerError(f"{command[0]} ended with {answer.status}{first}", shlex.join(command))
+        texts.append(answer.stdout)
+    try:
+        return commands.parse_survey(*texts)
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
+        asked = " and ".join(command[0] for command in commands.survey)
+        hint = "; ".join(map(shlex.join, commands.survey))
+        raise SchedulerError(f"what {asked} printed cannot be read: {error}", hint) from error
 
 
 def ask_scheduler(name: str, script: str, env: Mapping[str, str]) -> str:

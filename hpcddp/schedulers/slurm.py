@@ -86,46 +86,10 @@ def parse_taken(answer: Answer) -> bool:
 
 
 def parse_partitions(text: str) -> list[QueueFound]:
-    """Partitions, of the largest node each has: `gpu|4|16|16000|gpu:a100:8(S:0-1)|1-00:00:00|up|1-4`.
-    A line of another form is passed over."""
-    import re
+    """See slurm_queues.py, which no rank needs."""
+    from hpcddp.schedulers.slurm_queues import parse_partitions as parse
 
-    found: dict[str, QueueFound] = {}
-    for line in text.splitlines():
-        fields = line.split("|")
-        if len(fields) != 8 or not all(field.rstrip("+").isdecimal() for field in fields[1:4]):
-            continue
-        name, nodes, cpus, memory, gres, limit, up, size = fields
-        gpu = re.search(r"gpu:(?:([A-Za-z][\w.-]*):)?(\d+)", gres)
-        one = QueueFound(
-            name,
-            int(nodes),
-            int(cpus.rstrip("+")),
-            int(memory.rstrip("+")) // 1024 or None,
-            int(gpu[2]) if gpu else 0,
-            gpu[1] if gpu else None,
-            _parse_limit(limit),
-            read_number(size.rpartition("-")[2]) or None,  # else it is infinite
-            up == "up",
-        )
-        before = found.get(name)
-        if before is None:
-            found[name] = one
-        else:
-            larger = max(before, one, key=lambda f: (f.gpus or 0, f.cpus or 0))
-            found[name] = larger._replace(nodes=(before.nodes or 0) + (one.nodes or 0))
-    return list(found.values())
-
-
-def _parse_limit(limit: str) -> str | None:
-    """sinfo's `1-00:00:00`, `30:00` (minutes) or `infinite`, as H:M:S."""
-    import re
-
-    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", limit)
-    if not found:
-        return None
-    days, hours, minutes, seconds = (int(n or 0) for n in found.groups())
-    return f"{days * 24 + hours}:{minutes:02d}:{seconds:02d}"
+    return parse(text)
 
 
 SCHEDULER = Scheduler(
@@ -227,7 +191,7 @@ SCHEDULER = Scheduler(
         ask_env={"SLURM_TIME_FORMAT": "standard", "SLURM_BITSTR_LEN": "0"},
         starter=("srun", "--overlap", "--nodes=1", "--ntasks=1", "--nodelist={host}"),
         drop=("scontrol", "update", "JobId={job}", "NodeList={kept}"),
-        survey=(("sinfo", "--noheader", "--format=%R|%D|%c|%m|%G|%l|%a|%s"),),
+        survey=(("sinfo", "--exact", "--noheader", "--format=%R|%D|%c|%m|%G|%l|%a|%s"),),
         parse_survey=parse_partitions,
         accounts=("sacctmgr", "--noheader", "--parsable2", "show", "associations", "user={user}", "format=account"),
     ),

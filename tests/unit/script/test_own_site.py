@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from pathlib import Path
@@ -12,9 +11,7 @@ import pytest
 from hpcddp.errors import RequestError, SiteError
 from hpcddp.lint.equivalent import same_job
 from hpcddp.lint.script import read_script
-from hpcddp.schedulers.pbs import parse_queues
 from hpcddp.schedulers.row import QueueFound
-from hpcddp.schedulers.slurm import parse_partitions
 from hpcddp.script.find_site import SiteChoice, open_site, site_files
 from hpcddp.script.loading import load_yaml
 from hpcddp.script.schema import site_schema
@@ -22,28 +19,6 @@ from hpcddp.script.site_file import load_site
 from hpcddp.script.survey import format_start
 
 from .conftest import script
-
-
-def captured(repo, name: str) -> str:
-    return json.dumps(json.loads((repo / f"tests/captures/pbs/{name}.json").read_text())["stdout_json"])
-
-
-def test_pbs_queues_are_those_that_are_open_with_the_nodes_behind_them(repo):
-    found = {q.name: q for q in parse_queues(captured(repo, "qstat_queues_json"), captured(repo, "pbsnodes_json"))}
-    assert found["rt_HF"] == QueueFound("rt_HF", 4, 192, 1000, 8, None, "168:00:00")
-    assert found["rt_HG"] == QueueFound("rt_HG", 4, 16, 1000, 1)
-    assert [name for name, queue in found.items() if not queue.is_open] == ["closed", "stopped"]
-
-
-def test_partitions_are_read_with_their_largest_node():
-    text = "gpu|4|64|515000|gpu:a100:4(S:0-1)|2-00:00:00|up|1-4\ngpu|2|64|1031000|gpu:a100:8|2-00:00:00|up|1-4\n"
-    text += "cpu|9|48|192000|(null)|30:00|down|1-infinite\nall|15|48+|192000+|(null)|infinite|up|1-infinite\n"
-    text += "half a li"
-    assert parse_partitions(text) == [
-        QueueFound("gpu", 6, 64, 1006, 8, "a100", "48:00:00", 4),
-        QueueFound("cpu", 9, 48, 187, 0, None, "0:30:00", is_open=False),
-        QueueFound("all", 15, 48, 187, 0, None, None),
-    ]
 
 
 def test_a_new_site_takes_the_name_of_no_shipped_one_but_a_copy_may(run, tmp_path):

@@ -148,12 +148,21 @@ def test_what_could_not_be_asked_is_never_taken_for_agreement(
     assert "sinfo ended with 1" in capsys.readouterr().err
 
 
-def test_output_that_cannot_be_read_is_no_traceback(
-    machine: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    "sinfo", ["", "gpu|6|64\n\x00|||\n", "<html>\n", "gpu|6|64|512000|(null)|1:00:00|up|1-4\nold|8|9\n"]
+)
+def test_an_answer_that_cannot_be_read_makes_no_queue_gone(
+    machine: Callable[..., Path], capsys: pytest.CaptureFixture[str], sinfo: str
 ) -> None:
-    machine(sinfo="gpu|6|64\n\x00|||\n")
-    assert main(["sites", "check", "mine"]) == 1
-    assert "queue gpu: it is in the site's file, and not in sinfo  (correct it by hand)" in capsys.readouterr().out
+    config = machine(sinfo=sinfo)
+    assert main(["sites", "check", "mine", "--write"]) == 5
+    out = capsys.readouterr()
+    message, hint = out.err.splitlines()
+    assert (out.out, message.startswith("hpcddp: what sinfo printed cannot be read: ")) == ("", True)
+    assert hint == "hint: sinfo --exact --noheader '--format=%R|%D|%c|%m|%G|%l|%a|%s'"
+    assert not (config / "overlays").exists()
+    assert main(["sites", "new", "lab"]) == 0
+    assert "what sinfo printed cannot be read" in capsys.readouterr().err
 
 
 def test_a_file_that_asks_for_less_than_there_is_agrees(tmp_path: Path) -> None:
