@@ -44,12 +44,23 @@ def compare_queues(site: Site, found: Sequence[QueueFound], asked: str) -> list[
         if not now.is_open:
             differences.append(Difference(f"queue {name}: it takes no jobs now, by {asked}"))
         differences += _compare_limits(name, queue, now, asked)
-        differences += _compare_nodes(name, queue, now, asked)
+        differences += _compare_nodes(name, site, now, asked)
     unknown = [name for name in live if name not in site.queues]
     if site.queues and unknown:
         listed = ", ".join(unknown[:8]) + (f" and {len(unknown) - 8} more" if len(unknown) > 8 else "")
         differences.append(Difference(f"not in the site's file: {listed} (by {asked})"))
     return differences
+
+
+def unsaid_facts(site: Site, found: Sequence[QueueFound], asked: str) -> list[str]:
+    """What the file says of nodes and the scheduler does not, in a line for each fact."""
+    unsaid: dict[str, list[str]] = {}
+    for now in found:
+        if now.name in site.queues and not site.queues[now.name].partition:
+            for _, word, said, live in _facts(now.name, site, now):
+                unsaid.setdefault(word, []).extend([now.name] if said and live is None else [])
+    verb = "do" if " and " in asked else "does"
+    return [f"{word} of {', '.join(names)}: {asked} {verb} not say" for word, names in unsaid.items() if names]
 
 
 def compare_modules(site: Site, found: ModulesFound) -> list[Difference]:
@@ -115,18 +126,32 @@ def _compare_limits(name: str, queue: Queue, now: QueueFound, asked: str) -> lis
     return [Difference(f"queue {name}: {text}", correction) for text in told]
 
 
-def _compare_nodes(name: str, queue: Queue, now: QueueFound, asked: str) -> list[Difference]:
-    """What a node is said to have and has not. A file that asks for less than there is leaves it to the system."""
+def _compare_nodes(name: str, site: Site, now: QueueFound, asked: str) -> list[Difference]:
+    """What a node is said to have and has not. A file that asks for less than there is leaves it to the system. What
+    only some of the nodes have, and whether there are GPUs at all, is a person's to correct."""
     differences = []
-    for key, word, said, live in (
-        ("gpus", "GPUs", queue.gpus, now.gpus),
-        ("cpus", "CPUs", queue.cpus, now.cpus),
-        ("mem_gb", "GB of memory", queue.mem_gb, now.mem_gb),
-    ):
-        if said is not None and live is not None and (said > live or (key == "gpus" and said != live)):
-            told = f"queue {name}: {said} {word} in each node in the site's file, {live} by {asked}"
-            differences.append(Difference(told, {"queues": {name: {key: str(live)}}}))
+    for key, word, said, live in _facts(name, site, now):
+        if said is None or live is None or not (said > live or (key == "gpus" and said != live and not now.mixed)):
+            continue
+        told = f"queue {name}: {said} {word} in each node in the site's file, {live} by {asked}"
+        by_hand = now.mixed or (key == "gpus" and 0 in (said, live))
+        differences.append(Difference(told, {} if by_hand else {"queues": {name: {key: str(live)}}}))
     return differences
+
+
+def _facts(name: str, site: Site, now: QueueFound) -> list[tuple[str, str, int | None, int | None]]:
+    """Key, word, what the file says, and what the scheduler does. What a request gets that names nothing says nothing
+    of one that names it, or that has whole nodes."""
+    queue = site.queues[name]
+    facts = (
+        ("gpus", "GPUs", "ngpus", queue.gpus, now.gpus),
+        ("cpus", "CPUs", "ncpus", queue.cpus, now.cpus),
+        ("mem_gb", "GB of memory", "mem", queue.mem_gb, now.mem_gb),
+    )
+    return [
+        (key, word, said, None if key in now.defaults and (queue.exclusive or asked in site.chunk) else live)
+        for key, word, asked, said, live in facts
+    ]
 
 
 def _with_limit(name: str, queue: Queue, **changed: str) -> dict[str, Any]:

@@ -12,7 +12,8 @@ import pytest
 from hpcddp.cli.main import main
 from hpcddp.schedulers.row import QueueFound
 from hpcddp.script.overlay import merge_overlay
-from hpcddp.script.site_check import compare_queues, module_questions, read_modules
+from hpcddp.script.site import Site
+from hpcddp.script.site_check import compare_queues, module_questions, read_modules, unsaid_facts
 from hpcddp.script.site_file import load_site
 
 SITE = """\
@@ -188,3 +189,33 @@ def test_a_queue_that_is_gone_leaves_what_others_took_from_it() -> None:
     raw = {"queues": {"a": {"gpus": "4", "cpus": "8"}, "b": {"like": "a", "cpus": "9"}}, "env": {"X": "1"}}
     merged = merge_overlay(raw, {"queues": {"a": "gone"}, "env": {"Y": "2"}})
     assert merged == {"queues": {"b": {"gpus": "4", "cpus": "9"}}, "env": {"X": "1", "Y": "2"}}
+
+
+def queue_site(tmp_path: Path, facts: str, more: str = "") -> Site:
+    text = f"# https://a.b/\nschema: 1\nsummary: x\nscheduler: pbs\nstanding: practice\nverified: 2026-11-24\n{more}"
+    (tmp_path / "mine.yaml").write_text(f"{text}\nqueues:\n  a: {{{facts}}}\n")
+    return load_site("mine", str(tmp_path / "mine.yaml"))
+
+
+FULL = "gpus: 4, cpus: 64, mem_gb: 500"
+
+
+def test_what_a_request_gets_that_names_nothing_says_nothing_of_one_that_names_it(tmp_path: Path) -> None:
+    live = QueueFound("a", 4, 1, 2, 1, defaults=("cpus", "mem_gb", "gpus"))
+    found = compare_queues(queue_site(tmp_path, FULL), [live], "qstat")
+    assert [one.correction["queues"]["a"] for one in found] == [{"gpus": "1"}, {"cpus": "1"}, {"mem_gb": "2"}]
+    assert compare_queues(queue_site(tmp_path, f"{FULL}, exclusive: true"), [live], "qstat") == []
+    assert compare_queues(queue_site(tmp_path, FULL, "chunk: [ncpus, ngpus, mem]"), [live], "qstat") == []
+
+
+def test_nodes_that_differ_and_gpus_that_are_there_or_not_are_a_persons_to_correct(tmp_path: Path) -> None:
+    site = queue_site(tmp_path, FULL)
+    assert compare_queues(site, [QueueFound("a", 4, 64, 500, 8, mixed=True)], "qstat") == []
+    (told,) = compare_queues(site, [QueueFound("a", 4, 48, 500, 8, mixed=True)], "qstat")
+    assert (told.text, told.correction) == ("queue a: 64 CPUs in each node in the site's file, 48 by qstat", {})
+    (told,) = compare_queues(site, [QueueFound("a", 4, 64, 500, 0)], "qstat")
+    assert (told.text, told.correction) == ("queue a: 4 GPUs in each node in the site's file, 0 by qstat", {})
+    assert unsaid_facts(site, [QueueFound("a", 4, 64)], "qstat") == [
+        "GPUs of a: qstat does not say",
+        "GB of memory of a: qstat does not say",
+    ]
