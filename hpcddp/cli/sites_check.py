@@ -5,53 +5,68 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Mapping
-from typing import Any
 
-from hpcddp.cli.streams import tell, write_exactly
-from hpcddp.errors import RequestError, SchedulerError, SiteError
+from hpcddp.cli.sites_write import find_overlay, write_overlay
+from hpcddp.cli.streams import tell_each, write_exactly
+from hpcddp.errors import HpcddpError, SchedulerError
 from hpcddp.login.planning import find_site_here, on_path
+from hpcddp.record import Record
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import QueueFound
 from hpcddp.schedulers.run import ask_queues, run_program
-from hpcddp.script.find_site import SiteChoice, asked_site, config_folder, open_site
-from hpcddp.script.overlay import merge_overlay, read_overlay
+from hpcddp.script.find_site import SiteChoice, asked_site, open_site
+from hpcddp.script.module_check import compare_modules
 from hpcddp.script.site import Site
-from hpcddp.script.site_check import Difference, compare_modules, compare_queues, module_questions, read_modules
-from hpcddp.script.site_file import load_site
+from hpcddp.script.site_check import Difference, compare_queues, unlisted_queues, unsaid_facts
 
-_MODULES_S = 30.0
+_PATIENCE_S = 30.0
 _DIFFERS = 1
+
+
+class _Found(Record):
+    """What differs, what could not be asked, and what is for people to know and no difference."""
+
+    differences: tuple[Difference, ...] = ()
+    unasked: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
 
 def check_site(name: str | None, env: Mapping[str, str], *, as_json: bool, write: bool) -> int:
     """The exit status: 1 if something differs. SchedulerError if the scheduler does not answer."""
     choice = SiteChoice(name, "hpcddp sites check") if name else asked_site(None, None, "", env) or find_site_here(env)
     site = open_site(choice, env)
-    differences, unasked = _compare(site, env)
-    written = _write(site, differences, env) if write else ""
+    overlay = find_overlay(choice, site, env) if write else ""
+    found = _compare(site, env)
+    written, refused = "", None
+    if write:
+        try:
+            written = write_overlay(site, found.differences, overlay)
+        except HpcddpError as error:  # the report is said all the same
+            refused = error
     if as_json:
-        told = [{"text": one.text, "correction": one.correction or None} for one in differences]
-        record = {"site": site.name, "file": site.file, "differences": told, "not_asked": unasked}
-        sys.stdout.write(json.dumps({**record, "written": written or None}, indent=2) + "\n")
+        told = [{"text": one.text, "correction": one.correction or None} for one in found.differences]
+        record = {"site": site.name, "file": site.file, "differences": told, "not_asked": found.unasked}
+        sys.stdout.write(json.dumps({**record, "remarks": found.remarks, "written": written or None}, indent=2) + "\n")
     else:
-        for why in unasked:
-            tell(why)
-        lines = [f"{one.text}{'' if one.correction else '  (correct it by hand)'}" for one in differences]
-        count = f"{len(lines)} differ" if len(lines) != 1 else "1 differs"
-        agreed = "nothing differs in what could be asked" if unasked else "nothing differs"
-        agreed = f"site {site.name}: {count if lines else agreed}"
-        report = "".join(f"{line}\n" for line in [*lines, agreed])
-        (sys.stderr if write else sys.stdout).write(report)
+        tell_each([*found.unasked, *found.remarks])
+        (sys.stderr if write else sys.stdout).write(_report(site, found))
         if written:
             write_exactly(f"{written}\n")
-    return _DIFFERS if differences else 0
+    if refused is not None:
+        raise refused
+    return _DIFFERS if found.differences else 0
 
 
-def _compare(site: Site, env: Mapping[str, str]) -> tuple[list[Difference], list[str]]:
-    """The differences, and what could not be asked."""
-    differences, unasked = list[Difference](), list[str]()
+def _report(site: Site, found: _Found) -> str:
+    lines = [f"{one.text}{'' if one.correction else '  (correct it by hand)'}" for one in found.differences]
+    count = f"{len(lines)} differ" if len(lines) != 1 else "1 differs"
+    agreed = "nothing differs in what could be asked" if found.unasked else "nothing differs"
+    return "".join(f"{line}\n" for line in [*lines, f"site {site.name}: {count if lines else agreed}"])
+
+
+def _compare(site: Site, env: Mapping[str, str]) -> _Found:
+    differences, unasked, remarks = list[Difference](), list[str](), list[str]()
     commands = find_scheduler(site.scheduler).commands
     if site.queue_option == "--qos":
         unasked.append("its queues are QOS, which have limits of their own: not asked (sacctmgr show qos)")
@@ -63,19 +78,24 @@ def _compare(site: Site, env: Mapping[str, str]) -> tuple[list[Difference], list
         qos = [name for name, queue in site.queues.items() if queue.partition]
         unasked += [f"QOS {', '.join(qos)}: not asked (sacctmgr show qos)"] if qos else []
         asked = " and ".join(command[0] for command in commands.survey)
-        differences += compare_queues(site, _survey(site, env), asked)
-    unasked += _ask_accounts(site, env)
+        queues = _survey(site, env)
+        differences += compare_queues(site, queues, asked)
+        unasked += unsaid_facts(site, queues, asked)
+        remarks += unlisted_queues(site, queues, asked)
+    accounts, unknown = _ask_accounts(site, env)
+    remarks += accounts
+    unasked += unknown
     if site.modules.load:
-        shell = ["bash", "-l"]
         try:
-            answer = run_program(shell, env, module_questions(site), patience_s=_MODULES_S)
-            found = read_modules(answer.stdout, answer.status)
+            modules, unknown = compare_modules(
+                site, lambda lines: run_program(["bash", "-l"], env, lines, patience_s=_PATIENCE_S)
+            )
         except SchedulerError as error:
             unasked.append(f"modules: {error.message}")
         else:
-            differences += compare_modules(site, found)
-            unasked += [found.problem] if found.problem else []
-    return differences, unasked
+            differences += modules
+            unasked += unknown
+    return _Found(tuple(differences), tuple(unasked), tuple(remarks))
 
 
 def _survey(site: Site, env: Mapping[str, str]) -> list[QueueFound]:
@@ -85,69 +105,20 @@ def _survey(site: Site, env: Mapping[str, str]) -> list[QueueFound]:
         raise SchedulerError(
             f"there is no {missing} here to ask", f"on a login node of {site.name}: hpcddp sites check"
         )
-    return ask_queues(site.scheduler, env, _MODULES_S)
+    return ask_queues(site.scheduler, env, _PATIENCE_S)
 
 
-def _ask_accounts(site: Site, env: Mapping[str, str]) -> list[str]:
-    """Which accounts the user may charge, as far as the scheduler says it: for people, it is no difference."""
+def _ask_accounts(site: Site, env: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """Which accounts the user may charge, as far as the scheduler says it, and why they could not be asked."""
     command = find_scheduler(site.scheduler).commands.accounts
     if not command:
-        return ["accounts: hpcddp knows no command that lists them here"] if site.account.required else []
+        return [], ["accounts: hpcddp knows no command that lists them here"] if site.account.required else []
     try:
         user = env.get("USER") or env.get("LOGNAME") or str(os.getuid())
-        answer = run_program([word.replace("{user}", user) for word in command], env, patience_s=_MODULES_S)
+        answer = run_program([word.replace("{user}", user) for word in command], env, patience_s=_PATIENCE_S)
     except SchedulerError as error:
-        return [f"accounts: {error.message}"]
+        return [], [f"accounts: {error.message}"]
     names = sorted({line.strip().strip("|") for line in answer.stdout.splitlines() if line.strip()})
     if answer.status or not names:
-        return [f"accounts: {command[0]} does not say which ones are yours"]
-    return [f"accounts that you may charge: {', '.join(names[:12])}"]
-
-
-def _write(site: Site, differences: list[Difference], env: Mapping[str, str]) -> str:
-    """The overlay with what can be corrected; "" if there is nothing. What stood in it stays."""
-    import yaml
-
-    corrections = [one.correction for one in differences if one.correction]
-    if not corrections:
-        return ""
-    if "/" in site.name or not os.path.basename(site.file).startswith(site.name):
-        raise RequestError(f"{site.file} is a file of your own", "correct it there")
-    path = os.path.join(config_folder(env), "overlays", f"{site.name}.yaml")
-    merged: dict[str, Any] = read_overlay(path)
-    for correction in corrections:
-        merged = _add(merged, correction)
-    day = time.strftime("%Y-%m-%d")
-    source = f"hpcddp sites check on {os.uname().nodename} {day}"
-    merged = merge_overlay(merged, {"sources": {"checked": source}})
-    for name in {name for correction in corrections for name in correction.get("queues", {})}:
-        if isinstance(merged["queues"][name], dict):
-            merged["queues"][name]["source"] = "checked"
-    head = f"# Corrections of site {site.name}, found by hpcddp sites check on {day}. They win over {site.file}.\n"
-    partial = f"{path}.{os.getpid()}.tmp"
-    try:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        if os.path.exists(path):
-            os.replace(path, f"{path}.before")
-            tell(f"what was there before: {path}.before (comments are not kept)")
-        with open(partial, "w", encoding="utf-8") as file:
-            file.write(head + yaml.safe_dump(merged, sort_keys=False, default_flow_style=None, allow_unicode=True))
-        os.replace(partial, path)
-    except OSError as error:
-        raise RequestError(f"{path} cannot be written: {(error.strerror or '').lower()}", "ls -ld ~/.config") from error
-    try:
-        load_site(site.name, site.file, path)
-    except SiteError as error:
-        os.unlink(path)
-        raise SiteError(f"the correction makes no site: {error.message}", error.hint) from error
-    return path
-
-
-def _add(merged: dict[str, Any], correction: Mapping[str, Any]) -> dict[str, Any]:
-    """Two corrections of one queue are both kept."""
-    added = merge_overlay(merged, {key: value for key, value in correction.items() if key != "queues"})
-    queues = dict(merged.get("queues") or {})
-    for name, facts in correction.get("queues", {}).items():
-        before = queues.get(name)
-        queues[name] = {**before, **facts} if isinstance(before, dict) and isinstance(facts, Mapping) else facts
-    return {**added, "queues": queues} if queues else added
+        return [], [f"accounts: {command[0]} does not say which ones are yours"]
+    return [f"accounts that you may charge: {', '.join(names[:12])}"], []

@@ -115,10 +115,15 @@ def site_files(env: Mapping[str, str]) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
+def is_path(named: str) -> bool:
+    """Whether a site is given as its file, of which there is no overlay."""
+    return "/" in named or named.endswith((".yaml", ".yml"))
+
+
 def open_site(choice: SiteChoice, env: Mapping[str, str]) -> Site:
     """The chosen profile: a path (it has a `/` or ends in .yaml), else a name. Raises SiteError when there is none."""
     named = choice.site
-    if "/" in named or named.endswith((".yaml", ".yml")):
+    if is_path(named):
         return load_site(os.path.splitext(os.path.basename(named))[0], named)
     own = os.path.join(config_folder(env), "sites", f"{named}.yaml")
     shipped = os.path.join(find_folder("templates"), "sites", f"{named}.yaml")

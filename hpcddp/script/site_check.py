@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +10,10 @@ from hpcddp.schedulers.row import QueueFound
 from hpcddp.script.overlay import GONE
 from hpcddp.script.site import Queue, Site
 from hpcddp.units import format_count, format_walltime, parse_walltime
+
+#: The name under which an overlay keeps where a correction is from.
+CHECKED = "checked"
+_NEAR = 0.9  # of the memory that is installed, the system and the scheduler keep a part; guides count it in GB or GiB
 
 
 class Difference(Record):
@@ -21,18 +24,13 @@ class Difference(Record):
     correction: Mapping[str, Any] = {}  # never written to
 
 
-class ModulesFound(Record):
-    """`missing`: a module of the file that is not there -> those of the same name that are. `problem`: why the module
-    system could not be asked."""
-
-    missing: Mapping[str, tuple[str, ...]] = {}  # never written to
-    problem: str = ""
-
-
 def compare_queues(site: Site, found: Sequence[QueueFound], asked: str) -> list[Difference]:
     """The differences of queues, their limits and their nodes. `asked`: the command that found them."""
     live = {queue.name: queue for queue in found}
     differences = []
+    listed = [name for name, queue in site.queues.items() if not queue.partition]
+    if listed and not live.keys() & set(listed):
+        return [Difference(f"none of the queues of the site's file is in {asked}: this may be another machine")]
     for name, queue in site.queues.items():
         if queue.partition:  # a QOS is in no list of partitions
             continue
@@ -45,10 +43,6 @@ def compare_queues(site: Site, found: Sequence[QueueFound], asked: str) -> list[
             differences.append(Difference(f"queue {name}: it takes no jobs now, by {asked}"))
         differences += _compare_limits(name, queue, now, asked)
         differences += _compare_nodes(name, site, now, asked)
-    unknown = [name for name in live if name not in site.queues]
-    if site.queues and unknown:
-        listed = ", ".join(unknown[:8]) + (f" and {len(unknown) - 8} more" if len(unknown) > 8 else "")
-        differences.append(Difference(f"not in the site's file: {listed} (by {asked})"))
     return differences
 
 
@@ -63,67 +57,30 @@ def unsaid_facts(site: Site, found: Sequence[QueueFound], asked: str) -> list[st
     return [f"{word} of {', '.join(names)}: {asked} {verb} not say" for word, names in unsaid.items() if names]
 
 
-def compare_modules(site: Site, found: ModulesFound) -> list[Difference]:
-    """The modules of the file that are not there."""
-    differences = []
-    for module, others in found.missing.items():
-        known = f"; there is {', '.join(others[:6])}" if others else ""
-        correction: dict[str, Any] = {}
-        if len(others) == 1:
-            correction = {"modules": {"load": [others[0] if name == module else name for name in site.modules.load]}}
-        differences.append(Difference(f"module {module} is not there{known}", correction))
-    return differences
-
-
-def read_modules(text: str, status: int) -> ModulesFound:
-    """What the shell lines of `module_questions` have printed."""
-    if "HPCDDP-NO-MODULES" in text or ("HPCDDP-ASKED" not in text):
-        return ModulesFound(problem=f"the module system does not answer in a login shell (status {status})")
-    missing: dict[str, tuple[str, ...]] = {}
-    current = ""
-    for line in map(str.strip, text.splitlines()):
-        if line.startswith("HPCDDP-MISSING "):
-            current = line.partition(" ")[2]
-            missing[current] = ()
-        elif line.startswith("HPCDDP-"):
-            current = ""
-        elif current:
-            name = re.sub(r"\((default|D|L)[^)]*\)$", "", line).rstrip("/").strip()
-            if re.fullmatch(r"[\w.+-]+(/[\w.+-]+)*", name, re.ASCII) and name.split("/")[0] == current.split("/")[0]:
-                missing[current] = (*missing[current], name)
-    return ModulesFound({name: tuple(dict.fromkeys(others)) for name, others in missing.items()})
-
-
-def module_questions(site: Site) -> str:
-    """Shell lines for a login shell, which ask for each module of the file; its own first lines go before."""
-    from hpcddp.script.words import quote_word
-
-    asked = [
-        f"module is-avail {quote_word(name)} >/dev/null 2>&1 || "
-        f"{{ case $(module -t avail {quote_word(name)} 2>&1) in *{quote_word(name)}*) :;; *) "
-        f"echo HPCDDP-MISSING {quote_word(name)}; module -t avail {quote_word(name.split('/')[0])} 2>&1;; esac; }}"
-        for name in site.modules.load
-    ]
-    begin = [site.modules.init] if site.modules.init else []
-    lines = [*begin, "type module >/dev/null 2>&1 || { echo HPCDDP-NO-MODULES; exit; }", *site.modules.before, *asked]
-    return "\n".join([*lines, "echo HPCDDP-ASKED"]) + "\n"
+def unlisted_queues(site: Site, found: Sequence[QueueFound], asked: str) -> list[str]:
+    """Queues that the file leaves out, as many do: for people, it is no difference."""
+    unknown = [queue.name for queue in found if queue.name not in site.queues]
+    listed = ", ".join(unknown[:8]) + (f" and {len(unknown) - 8} more" if len(unknown) > 8 else "")
+    return [f"not in the site's file: {listed} (by {asked})"] if unknown else []
 
 
 def _compare_limits(name: str, queue: Queue, now: QueueFound, asked: str) -> list[Difference]:
-    told, changed = list[str](), dict[str, str]()
+    """A limit that is wider now is a person's to correct: a QOS or a rule of people may be what the file says."""
+    told, changed = list[tuple[str, bool]](), dict[str, str]()
     longest = max((rule.walltime_s for rule in queue.limits if rule.walltime_s is not None), default=None)
     live_s = None if now.walltime is None else parse_walltime(now.walltime, "walltime")
     if longest is not None and live_s is not None and longest != live_s:
-        changed["walltime"] = format_walltime(live_s)
-        told.append(f"walltime {format_walltime(longest)} in the site's file, {format_walltime(live_s)} by {asked}")
+        changed.update({"walltime": format_walltime(live_s)} if live_s < longest else {})
+        text = f"walltime {format_walltime(longest)} in the site's file, {format_walltime(live_s)} by {asked}"
+        told.append((text, live_s < longest))
     most = max((rule.nodes[1] for rule in queue.limits if rule.nodes is not None), default=None)
     live = min((count for count in (now.most_nodes, now.nodes) if count), default=None)
     if most is not None and live is not None and (most > live or (now.most_nodes is not None and most < live)):
         first = next((rule.nodes[0] for rule in queue.limits if rule.nodes is not None), 1)
-        changed["nodes"] = f"{first}-{live}" if live > first else str(live)
-        told.append(f"at most {format_count(most, 'node')} in the site's file, {live} by {asked}")
-    correction = _with_limit(name, queue, **changed)  # of all that differs: a rule is corrected as a whole
-    return [Difference(f"queue {name}: {text}", correction) for text in told]
+        changed.update({"nodes": f"{first}-{live}" if live > first else str(live)} if live < most else {})
+        told.append((f"at most {format_count(most, 'node')} in the site's file, {live} by {asked}", live < most))
+    correction = _with_limit(name, queue, **changed)  # of all that is tighter: a rule is corrected as a whole
+    return [Difference(f"queue {name}: {text}", correction if tighter else {}) for text, tighter in told]
 
 
 def _compare_nodes(name: str, site: Site, now: QueueFound, asked: str) -> list[Difference]:
@@ -131,7 +88,10 @@ def _compare_nodes(name: str, site: Site, now: QueueFound, asked: str) -> list[D
     only some of the nodes have, and whether there are GPUs at all, is a person's to correct."""
     differences = []
     for key, word, said, live in _facts(name, site, now):
-        if said is None or live is None or not (said > live or (key == "gpus" and said != live and not now.mixed)):
+        if said is None or live is None:
+            continue
+        near = _NEAR if key == "mem_gb" and "mem" not in site.chunk and not site.asks_memory else 1
+        if not (said * near > live or (key == "gpus" and said != live and not now.mixed)):
             continue
         told = f"queue {name}: {said} {word} in each node in the site's file, {live} by {asked}"
         by_hand = now.mixed or (key == "gpus" and 0 in (said, live))

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from hpcddp.cli.main import main
-from hpcddp.schedulers.row import QueueFound
+from hpcddp.schedulers.row import Answer, QueueFound
+from hpcddp.schedulers.run import run_program
+from hpcddp.script.module_check import compare_modules, module_questions, read_modules
 from hpcddp.script.overlay import merge_overlay
 from hpcddp.script.site import Site
-from hpcddp.script.site_check import compare_queues, module_questions, read_modules, unsaid_facts
+from hpcddp.script.site_check import compare_queues, unsaid_facts
 from hpcddp.script.site_file import load_site
 
 SITE = """\
@@ -76,11 +78,11 @@ def test_each_difference_is_said_once_and_written_once(
         "queue gpu: walltime 24:00:00 in the site's file, 12:00:00 by sinfo",
         "queue gpu: at most 8 nodes in the site's file, 4 by sinfo",
         "queue old: it is in the site's file, and not in sinfo",
-        "not in the site's file: new (by sinfo)  (correct it by hand)",
         "module cuda/12.2 is not there; there is cuda/12.6",
-        "site mine: 5 differ",
+        "site mine: 4 differ",
     ]
     assert "accounts that you may charge: abc, def" in out.err
+    assert "not in the site's file: new (by sinfo)" in out.err
     assert "QOS dbg: not asked (sacctmgr show qos)" in out.err
     assert main(["sites", "check", "mine", "--write"]) == 1
     written = capsys.readouterr().out.strip()
@@ -90,8 +92,8 @@ def test_each_difference_is_said_once_and_written_once(
     (rule,) = site.queues["gpu"].limits
     assert (rule.nodes, rule.walltime_s) == ((1, 4), 12 * 3600)
     assert site.modules.load == ("cuda/12.6", "mpi")
-    assert main(["sites", "check", "mine"]) == 1  # the queue that the file lacks is a person's
-    assert capsys.readouterr().out.splitlines()[-1] == "site mine: 1 differs"
+    assert main(["sites", "check", "mine"]) == 0  # that the file leaves out a queue is no difference
+    assert capsys.readouterr().out == "site mine: nothing differs in what could be asked\n"
 
 
 def test_the_overlay_wins_and_says_so(machine: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
@@ -160,7 +162,7 @@ def test_an_answer_that_cannot_be_read_makes_no_queue_gone(
     out = capsys.readouterr()
     message, hint = out.err.splitlines()
     assert (out.out, message.startswith("hpcddp: what sinfo printed cannot be read: ")) == ("", True)
-    assert hint == "hint: sinfo --exact --noheader '--format=%R|%D|%c|%m|%G|%l|%a|%s'"
+    assert hint == "hint: sinfo --all --exact --noheader '--format=%R|%D|%c|%m|%G|%l|%a|%s'"
     assert not (config / "overlays").exists()
     assert main(["sites", "new", "lab"]) == 0
     assert "what sinfo printed cannot be read" in capsys.readouterr().err
@@ -177,11 +179,12 @@ def test_a_file_that_asks_for_less_than_there_is_agrees(tmp_path: Path) -> None:
 
 def test_a_module_name_is_one_word_for_the_shell(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(SITE.replace("cuda/12.2", "'$(touch x)'"))
-    asked = module_questions(load_site("mine", str(tmp_path / "mine.yaml")))
+    site = load_site("mine", str(tmp_path / "mine.yaml"))
+    asked = module_questions(site, site.modules.load)
     assert "'$(touch x)'" in asked
     assert " $(touch x)" not in asked
     assert read_modules("", 0).problem
-    found = read_modules("HPCDDP-MISSING cuda/1\n/x:\ncuda/2\ncuda/3(default)\nHPCDDP-ASKED\n", 0)
+    found = read_modules("HPCDDP-MODULE cuda/1\n/x:\ncuda/2\ncuda/3(default)\nHPCDDP-ASKED\n", 0)
     assert found.missing == {"cuda/1": ("cuda/2", "cuda/3")}
 
 
@@ -251,3 +254,124 @@ def test_what_is_empty_in_an_overlay_leaves_what_the_file_says() -> None:
     assert merge_overlay(raw, empty) == raw
     assert merge_overlay(raw, {"queues": {"a": ""}}) == raw
     assert merge_overlay(raw, {"env": {"A": ""}})["env"] == {"A": ""}
+
+
+def test_a_file_that_is_given_by_its_path_is_refused_before_anything_is_asked(
+    machine: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = machine()
+    path = str(config / "sites/mine.yaml")
+    assert main(["sites", "check", path, "--write"]) == 2
+    out = capsys.readouterr()
+    assert out.err.splitlines()[1] == f"hint: hpcddp sites check {path}, and correct the file"
+    assert (out.out, (config / "overlays").exists()) == ("", False)
+
+
+def test_what_a_person_wrote_is_kept_through_every_later_correction(
+    machine: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = machine()
+    overlays = config / "overlays"
+    overlays.mkdir()
+    (overlays / "mine.yaml").write_text("# by hand\nenv: {A: b}\n")
+    main(["sites", "check", "mine", "--write"])
+    main(["sites", "check", "mine", "--write"])  # nothing more to correct
+    machine(sinfo=SINFO.replace("12:00:00", "6:00:00"))
+    main(["sites", "check", "mine", "--write"])
+    assert {file.name for file in overlays.iterdir()} == {"mine.yaml", "mine.yaml.before"}
+    written = overlays / "mine.yaml"
+    written.write_text(f"{written.read_text()}# by hand, later\n")
+    machine(sinfo=SINFO.replace("12:00:00", "3:00:00"))
+    main(["sites", "check", "mine", "--write"])
+    assert {file.name for file in overlays.iterdir()} == {"mine.yaml", "mine.yaml.before", "mine.yaml.before2"}
+    assert "# by hand\n" in (overlays / "mine.yaml.before").read_text()
+    assert "# by hand, later\n" in (overlays / "mine.yaml.before2").read_text()
+    assert capsys.readouterr().err.count(" (comments are not kept)") == 2
+
+
+def test_a_correction_that_makes_no_site_leaves_the_overlay_and_the_report(
+    machine: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = machine()
+    (config / "overlays").mkdir()
+    overlay = "env: {A: b}\nqueues:\n  mine: {like: old, partition: gpu}\n"
+    (config / "overlays/mine.yaml").write_text(overlay)
+    assert main(["sites", "check", "mine", "--write"]) == 3
+    out = capsys.readouterr()
+    assert "the correction makes no site: mine in queues in " in out.err
+    assert "queue old: it is in the site's file, and not in sinfo\n" in out.err
+    assert [file.name for file in (config / "overlays").iterdir()] == ["mine.yaml"]
+    assert (config / "overlays/mine.yaml").read_text() == overlay
+
+
+def test_a_limit_that_is_wider_now_and_memory_that_is_nearly_there_are_not_written(tmp_path: Path) -> None:
+    site = queue_site(tmp_path, f"{FULL}, limits: [{{nodes: 1-2, walltime: 2:00:00}}]")
+    live = QueueFound("a", 90, 64, 460, 4, None, "4:00:00", 9)
+    assert [(one.text, one.correction) for one in compare_queues(site, [live], "qstat")] == [
+        ("queue a: walltime 02:00:00 in the site's file, 04:00:00 by qstat", {}),
+        ("queue a: at most 2 nodes in the site's file, 9 by qstat", {}),
+    ]
+    (asks,) = compare_queues(queue_site(tmp_path, FULL, "asks_memory: true"), [live], "qstat")
+    assert asks.correction == {"queues": {"a": {"mem_gb": "460"}}}
+    mixed = compare_queues(site, [live._replace(walltime="1:00:00")], "qstat")
+    assert [bool(one.correction) for one in mixed] == [True, False]
+    assert mixed[0].correction == {"queues": {"a": {"limits": [{"nodes": "1-2", "walltime": "01:00:00"}]}}}
+
+
+def test_a_scheduler_with_none_of_the_sites_queues_is_another_machines(tmp_path: Path) -> None:
+    (told,) = compare_queues(queue_site(tmp_path, FULL), [QueueFound("b")], "qstat")
+    assert (told.text, told.correction) == (
+        "none of the queues of the site's file is in qstat: this may be another machine",
+        {},
+    )
+
+
+def module_site(tmp_path: Path, load: str) -> Site:
+    return queue_site(tmp_path, FULL, f"modules: {{load: [{load}]}}")
+
+
+def login_shell(modules: str) -> Callable[[str], Answer]:
+    return lambda lines: run_program(["bash"], {"PATH": os.environ["PATH"]}, modules + lines)
+
+
+# openmpi shows when cuda is loaded, as in a hierarchy of modules
+HIERARCHY = """\
+loaded=
+there() { case "$1:$loaded" in cuda/12.6:*) : ;; openmpi/4.1.7:*cuda/12.6*) : ;; openmpi/3:) : ;; *) false ;; esac; }
+module() {
+    case "$1" in
+    is-avail) there "$2" ;;
+    load) there "$2" && loaded="$loaded $2" ;;
+    -t) for name in cuda/12.6 openmpi/4.1.7 openmpi/3; do there $name && echo $name; done ;;
+    esac
+}
+"""
+
+
+def test_each_module_is_asked_for_where_those_before_it_are_loaded(tmp_path: Path) -> None:
+    ask = login_shell(HIERARCHY)
+    assert compare_modules(module_site(tmp_path, "cuda/12.6, openmpi/4.1.7"), ask) == ([], [])
+    (told,), unasked = compare_modules(module_site(tmp_path, "cuda/12.2, openmpi/4.1.7"), ask)
+    assert (told.text, unasked) == ("module cuda/12.2 is not there; there is cuda/12.6", [])
+    assert told.correction == {"modules": {"load": ["cuda/12.6", "openmpi/4.1.7"], "source": "checked"}}
+    (told,), unasked = compare_modules(module_site(tmp_path, "gcc, openmpi/4.1.7"), ask)
+    assert (told.text, told.correction) == ("module gcc is not there", {})
+    assert unasked == ["module openmpi/4.1.7: not found without gcc"]
+
+
+def test_two_modules_that_are_not_there_are_one_correction(tmp_path: Path) -> None:
+    modules = "module() { case $1 in -t) printf 'cuda/12.8\\nopenmpi/5.0.3(default)\\n' ;; *) false ;; esac; }\n"
+    found, _ = compare_modules(module_site(tmp_path, "cuda/12.6, openmpi/4.1.7"), login_shell(modules))
+    assert [one.text for one in found] == [
+        "module cuda/12.6 is not there; there is cuda/12.8",
+        "module openmpi/4.1.7 is not there; there is openmpi/5.0.3",
+    ]
+    load = {"load": ["cuda/12.8", "openmpi/5.0.3"], "source": "checked"}
+    assert [one.correction for one in found] == [{"modules": load}] * 2
+
+
+def test_a_name_within_another_line_is_not_the_module(tmp_path: Path) -> None:
+    text = "HPCDDP-MODULE cuda/12.6\ncuda/12.6.2\nUnable to locate a modulefile for 'cuda/12.6'\nHPCDDP-ASKED\n"
+    assert read_modules(text, 0).missing == {"cuda/12.6": ("cuda/12.6.2",)}
+    assert not read_modules("HPCDDP-MODULE cuda/12.6\ncuda/12.6(default)\nHPCDDP-ASKED\n", 0).missing
+    assert not read_modules("HPCDDP-MODULE cuda\ncuda/12.6\nHPCDDP-ASKED\n", 0).missing
