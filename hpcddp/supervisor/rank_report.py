@@ -32,6 +32,11 @@ class RankReport:
         self.status: int | None = None  # its wait status, once it has ended
         self.is_told = False  # whether there is an event about it
 
+    def forgive(self, now: float) -> None:
+        """Nobody could be heard until now."""
+        self.heard = self.moved = self.looked = now
+        self.left = now if self.left else 0.0
+
     @property
     def is_over(self) -> bool:
         """Whether nothing more is to be expected of it."""

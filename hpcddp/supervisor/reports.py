@@ -14,13 +14,14 @@ from contextlib import suppress
 
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.runs.heartbeat import Beat, Supervised, write_supervised
-from hpcddp.supervisor.events import ABSENT, ERROR, GONE, KILLED, LEFT, SILENT, STUCK, Event
+from hpcddp.supervisor.absent import find_absent
+from hpcddp.supervisor.events import ERROR, GONE, KILLED, LEFT, SILENT, STUCK, Event
 from hpcddp.supervisor.rank_report import RankReport, find_odd
 from hpcddp.supervisor.sockets import accept, open_listener, own_names, receive
 
 if TYPE_CHECKING:
     import _socket
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from hpcddp.runs.folder import AttemptFolder
 
@@ -32,10 +33,10 @@ _NAP_S = 1.0  # between two looks, where nothing comes
 
 class Reports:
     """Of one attempt at a time. `limit_s`: how long ranks may be silent, or make no step, before it is an event; 0: for
-    ever."""
+    ever. `clock`: seconds, from anywhere."""
 
-    def __init__(self, limit_s: float, env: Mapping[str, str]) -> None:
-        self._limit_s = limit_s
+    def __init__(self, limit_s: float, env: Mapping[str, str], clock: Callable[[], float] = time.monotonic) -> None:
+        self._limit_s, self._clock = limit_s, clock
         every_s = min(5.0, limit_s / 8) if limit_s else 5.0
         self._own = open_listener()
         self._poll = select.epoll()
@@ -72,7 +73,7 @@ class Reports:
         self._attempt, self._is_ending = attempt.name, False
         self._slowest_s, self._has_stepped = 0.0, False
         self.ranks, self.events = {}, []
-        self._world_size, self._opened = 0, time.monotonic()
+        self._world_size, self._opened = 0, self._clock()
         self._awake = self._opened
         self._records = os.path.dirname(attempt.rank_environment(0))
         with suppress(OSError):
@@ -92,18 +93,21 @@ class Reports:
     def look(self) -> None:
         """What nobody says: who is silent, gone or stuck."""
         self._forgive_pause()
-        now = time.monotonic()
+        now = self._clock()
         for one in self.ranks.values():
             if one.left and now - one.left > _BACK_S:
                 self._add(one, GONE, one.left)
             elif self._limit_s and one.connection is not None and now - one.heard > self._limit_s:
                 self._add(one, SILENT, one.heard)
-        self._look_for_absent(now)
+        limit_s = self._limit_s * _FIRST_STEP
+        if limit_s and not self.events and now - self._opened >= limit_s:
+            absent = find_absent(self.ranks, self._world_size, limit_s, now, self._records)
+            self.events += [absent] if absent is not None else []
         self._look_for_stuck(now)
 
     def settle(self) -> None:
         """The attempt ends, for what is known: a rank that is late with its word may be the cause of it."""
-        now = time.monotonic()
+        now = self._clock()
         unexplained = bool(self.events) and all(event.is_of_another for event in self.events)
         for one in self.ranks.values():
             if one.left:
@@ -146,30 +150,13 @@ class Reports:
     def _forgive_pause(self) -> None:
         """Where this process did not run itself, as in a job that is suspended, nobody has been silent for longer; the
         others may run again only after it."""
-        now = time.monotonic()
+        now = self._clock()
         paused = now - self._awake > 2 * self._told.every_s + _NAP_S
         self._awake = now
         if paused:
             self._opened = now
             for one in self.ranks.values():
-                one.heard = one.moved = one.looked = now
-                one.left = now if one.left else 0.0
-
-    def _look_for_absent(self, now: float) -> None:
-        """A launcher may wait for a host for ever, and the ranks that are there for those that are not."""
-        limit_s = self._limit_s * _FIRST_STEP
-        if not limit_s or self.events or now - self._opened < limit_s or len(self.ranks) >= (self._world_size or 1):
-            return
-        if not self.ranks:
-            if not _has_files(self._records):  # else they were started, and cannot call here
-                self.events.append(Event(ABSENT, -1, "", now, text=f"no rank was started in {limit_s:.0f} s"))
-        elif any(one.beat.looks for one in self.ranks.values()) and not any(
-            one.beat.step for one in self.ranks.values()
-        ):
-            missing = next(rank for rank in range(self._world_size) if rank not in self.ranks)
-            count = f"{self._world_size - len(self.ranks)} of {self._world_size} ranks"
-            text = f"{count} were not started in {limit_s:.0f} s, the first of them rank {missing}"
-            self.events.append(Event(ABSENT, missing, "", now, text=text))
+                one.forgive(now)
 
     def _look_for_stuck(self, now: float) -> None:
         there = [one for one in self.ranks.values() if one.connection is not None]
@@ -210,7 +197,7 @@ class Reports:
             self._close(caller)
             return
         _, _, attempt, rank, world_size, host = words
-        now = time.monotonic()
+        now = self._clock()
         if attempt != self._attempt:  # left behind by another attempt
             with suppress(OSError):
                 caller.send(b"end\n")
@@ -235,7 +222,7 @@ class Reports:
             self._leave(one)
             return
         one.begun += came
-        one.heard = time.monotonic()
+        one.heard = self._clock()
         self._read_lines(one)
         if not came:
             self._leave(one)
@@ -253,7 +240,7 @@ class Reports:
                     self._note_end(one, int(words[1]), bytes.fromhex(words[2].strip("-")).decode(errors="replace"))
 
     def _note_beat(self, one: RankReport, beat: Beat, *, is_stopped: bool) -> None:
-        now, before = time.monotonic(), one.beat
+        now, before = self._clock(), one.beat
         if beat.looks != before.looks:
             one.looked = now
             one.has_left = not beat.looks
@@ -272,7 +259,7 @@ class Reports:
     def _note_end(self, one: RankReport, status: int, text: str) -> None:
         one.status = status
         if not one.is_well and not self._is_ending:
-            self._add(one, KILLED if os.WIFSIGNALED(status) else ERROR, time.monotonic(), text)
+            self._add(one, KILLED if os.WIFSIGNALED(status) else ERROR, self._clock(), text)
         self._leave(one)
 
     def _leave(self, one: RankReport) -> None:
@@ -283,7 +270,7 @@ class Reports:
         self._close(one.connection)
         one.connection = None
         if one.status is None:
-            one.left = time.monotonic()
+            one.left = self._clock()
 
     def _close(self, connection: _socket.socket) -> None:
         with suppress(OSError):
@@ -299,9 +286,3 @@ class Reports:
         if one.connection is not None:
             with suppress(OSError):  # one that reads nothing is silent soon
                 one.connection.send(f"{line}\n".encode())
-
-
-def _has_files(folder: str) -> bool:
-    with suppress(OSError):
-        return bool(os.listdir(folder))
-    return False

@@ -143,6 +143,62 @@ def test_a_rank_that_says_nothing_for_longer_than_the_limit_is_silent(ranks_with
     assert [(event.kind, event.rank, event.step) for event in reports.events] == [(SILENT, 5, 12)]
 
 
+class Clock:
+    """That of a process that may be suspended."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize("is_suspended", [True, False])
+def test_a_supervisor_that_was_suspended_itself_calls_nobody_silent_stuck_or_absent(
+    attempt: AttemptFolder, is_suspended: bool
+):
+    clock = Clock()
+    reports = Reports(60.0, {}, clock)
+    reports.open(attempt)
+    told = read_supervised(attempt)
+    assert told is not None
+    with socket.create_connection(("127.0.0.1", told.port)) as caller:
+        caller.sendall(f"hello {told.key} 7.1 0 2 n5\nbeat 12 1 1 0 0\n".encode())
+        while not (reports.ranks and reports.ranks[0].beat.step):
+            reports.read()
+        for _ in range(1 if is_suspended else 2000):
+            clock.now += 2000 if is_suspended else 1
+            reports.read()
+            reports.look()
+        assert [event.kind for event in reports.events] == ([] if is_suspended else [SILENT])
+        clock.now += 1
+        reports.look()
+        assert len(reports.events) == (not is_suspended)  # the others may run again only now
+    reports.close()
+
+
+def test_a_rank_whose_connection_broke_while_its_supervisor_was_suspended_may_call_again(attempt: AttemptFolder):
+    clock = Clock()
+    reports = Reports(60.0, {}, clock)
+    reports.open(attempt)
+    told = read_supervised(attempt)
+    assert told is not None
+    with socket.create_connection(("127.0.0.1", told.port)) as caller:
+        caller.sendall(f"hello {told.key} 7.1 0 2 n5\n".encode())
+        while not reports.ranks:
+            reports.read()
+    while not reports.ranks[0].left:
+        reports.read()
+    clock.now += 100
+    reports.look()
+    assert reports.events == []
+    for _ in range(5):
+        clock.now += 1
+        reports.look()
+    assert [event.kind for event in reports.events] == [GONE]
+    reports.close()
+
+
 @pytest.mark.parametrize(
     "line", ["hello wrong 7.1 0 4 n0", "hello {key} 7.1 x 4 n0", "GET / HTTP/1.1", "hello {key}", ""]
 )
