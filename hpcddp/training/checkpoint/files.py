@@ -7,6 +7,7 @@ any moment leaves the older checkpoints as they were. The folder of a step is ne
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import pickle
@@ -20,9 +21,12 @@ import torch
 from hpcddp.errors import RequestError
 from hpcddp.runs import folder as folders
 from hpcddp.runs.folder import MANIFEST
-from hpcddp.runs.jsonfile import DamagedFileError, write_object
+from hpcddp.runs.jsonfile import DamagedFileError, UnreadableFileError, write_object
 from hpcddp.training.checkpoint.manifest import STATE, read_manifest
 from hpcddp.training.setup import Hints
+
+# There is no such file, or it is no file: that is seen wherever the checkpoint is.
+_OF_NAMES = {None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
 
 
 def name_step(folder: Path, step: int) -> Path:
@@ -70,7 +74,8 @@ def list_checkpoint_folders(folder: Path) -> list[Path]:
 def find_fault(path: Path, nth: int = 0, parts: int = 1) -> str | None:
     """What is wrong with a checkpoint by its manifest, or None. Of its files the nth of every `parts` is read.
 
-    NewerFileError if a newer hpcddp wrote it: it is whole, but not for this one.
+    NewerFileError if a newer hpcddp wrote it: it is whole, but not for this one. OSError or UnreadableFileError if the
+    system does not let a file be read: nobody knows then what it holds.
     """
     try:
         files = read_manifest(path)["files"]
@@ -79,9 +84,15 @@ def find_fault(path: Path, nth: int = 0, parts: int = 1) -> str | None:
                 return f"{name} has {size} bytes, the manifest says {files[name]['bytes']}"
             if _hash_file(path / name) != files[name]["sha256"]:
                 return f"{name} does not have the SHA-256 of the manifest"
+    except UnreadableFileError:
+        raise
     except DamagedFileError as error:
         return error.message
-    except (OSError, ValueError) as error:  # a name that no file can have
+    except OSError as error:
+        if error.errno not in _OF_NAMES:
+            raise
+        return f"{type(error).__name__}: {error}"
+    except ValueError as error:  # a name that no file can have
         return f"{type(error).__name__}: {error}"
     return None
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 from torch import Tensor
 
 from hpcddp.errors import RequestError
-from hpcddp.training.checkpoint.files import find_fault, list_checkpoint_folders, read_checkpoint, set_aside
+from hpcddp.training.checkpoint.files import list_checkpoint_folders, read_checkpoint
 from hpcddp.training.checkpoint.manifest import read_manifest
+from hpcddp.training.checkpoint.newest import choose_newest
 from hpcddp.training.checkpoint.same_objects import check_added_groups, check_same_classes, check_same_groups
 from hpcddp.training.checkpoint.state_tree import list_tensors, map_tensors, split_like, write_key
 from hpcddp.training.checkpoint.tracked import FindLike, Tracked
@@ -21,7 +20,8 @@ from hpcddp.training.rendezvous.group import Group
 def resume(group: Group, folder: Path, tracked: Tracked, anew: str) -> dict[str, int] | None:
     """Load the newest checkpoint that verifies, the same one on every rank; returns its position. A collective.
 
-    RequestError if the run's objects are not those of the checkpoint. `anew`: how to begin a new run, for the hint.
+    RequestError if the run's objects are not those of the checkpoint, and the errors of `choose_newest`. `anew`: how to
+    begin a new run, for the hint.
     """
     path = choose_newest(group, folder)
     if path is None:
@@ -49,31 +49,6 @@ def resume(group: Group, folder: Path, tracked: Tracked, anew: str) -> dict[str,
     check_added_groups(tree, tracked.objects, source)
     tracked.restore_others(tree, source, hint)
     return position
-
-
-def choose_newest(group: Group, folder: Path) -> Path | None:
-    """The newest checkpoint whose files are as its manifest says; a damaged one is named and set aside. A collective.
-
-    The ranks share the reading.
-    """
-    names: list[Any] = [[path.name for path in list_checkpoint_folders(folder)] if group.is_first else None]
-    if group.world_size > 1:
-        dist.broadcast_object_list(names, src=0, device=group.device)
-    name: str
-    for name in reversed(names[0]):
-        faults: list[str | None] = [None] * group.world_size
-        mine = find_fault(folder / name, group.rank, group.world_size)
-        if group.world_size > 1:
-            dist.all_gather_object(faults, mine)
-        else:
-            faults = [mine]
-        fault = next((fault for fault in faults if fault is not None), None)
-        if fault is None:
-            return folder / name
-        if group.is_first:
-            print(f"hpcddp: checkpoint {folder / name} is damaged ({fault}); an older one is used", file=sys.stderr)
-            set_aside(folder / name)
-    return None
 
 
 def last_save_s(folder: Path) -> float | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
+import os
 import random
 import resource
 import signal
@@ -19,7 +21,8 @@ from torch.utils.data import TensorDataset
 import hpcddp
 import hpcddp.training.runtime
 from hpcddp.errors import RequestError
-from hpcddp.training.checkpoint import interval
+from hpcddp.runs.jsonfile import DamagedFileError
+from hpcddp.training.checkpoint import files, interval, newest
 from hpcddp.training.gradient.buffers import average_buffers
 from hpcddp.training.rendezvous.group import Group
 from tests.killing import kill_at_operation
@@ -154,6 +157,22 @@ def train_with_saves_that_seem_long(argument: dict[str, Any]) -> None:
     """So that one beside the training is tried."""
     interval._WORTH_S = 0.0
     train_on_nodes_that_hardly_last(argument)
+
+
+def choose_on_a_sick_host(argument: dict[str, Any]) -> None:
+    """One rank finds something else in a checkpoint than the others."""
+    newest._PAUSES_S = ()
+
+    def read_manifest(path: Path) -> dict[str, Any]:
+        if argument["kind"] == "damage":
+            raise DamagedFileError("its manifest.json is a riddle", "")
+        number = getattr(errno, argument["kind"])
+        raise OSError(number, os.strerror(number), str(path))
+
+    with hpcddp.init() as group:
+        if group.rank == argument["sick"]:
+            files.read_manifest = read_manifest
+        newest.choose_newest(group, Path(argument["folder"]))
 
 
 def train_on_a_full_disk(argument: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -14,10 +15,11 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
-from hpcddp.errors import RequestError
+from hpcddp.errors import LaunchError, RequestError
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.holder import describe_process
 from hpcddp.runs.lock import HeldError, check_not_taken, take_run
+from hpcddp.training.checkpoint import files, newest
 from hpcddp.training.checkpoint.files import (
     begin,
     commit,
@@ -29,7 +31,7 @@ from hpcddp.training.checkpoint.files import (
     write_state_file,
 )
 from hpcddp.training.checkpoint.manifest import STATE
-from hpcddp.training.checkpoint.resume import choose_newest
+from hpcddp.training.checkpoint.newest import choose_newest
 from hpcddp.training.checkpoint.tracked import Tracked
 from hpcddp.training.checkpoint.writer import Writer
 from hpcddp.training.rendezvous.group import Group
@@ -95,6 +97,69 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(
     for line, path, words in zip(said, reversed(paths[1:]), ("SHA-256", "manifest.json", "100 bytes"), strict=True):
         assert f"checkpoint {path} is damaged" in line
         assert words in line
+
+
+class Disk:
+    """Answers so many reads of a checkpoint's files with an error."""
+
+    def __init__(self, failures: float, number: int) -> None:
+        self._failures, self._number, self._hash_file = failures, number, files._hash_file
+
+    def hash_file(self, path: Path) -> str:
+        self._failures -= 1
+        if self._failures >= 0:
+            raise OSError(self._number, os.strerror(self._number), str(path))
+        return self._hash_file(path)
+
+
+def test_a_checkpoint_that_cannot_be_read_for_a_moment_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [_write(tmp_path, step) for step in (1, 2)]
+    monkeypatch.setattr(newest, "_PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr(files, "_hash_file", Disk(2, errno.EIO).hash_file)
+    assert choose_newest(ALONE, tmp_path) == paths[1]
+    assert list_checkpoint_folders(tmp_path) == paths
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES], ids=errno.errorcode.__getitem__)
+def test_a_checkpoint_that_cannot_be_read_is_no_damaged_one(
+    tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [_write(tmp_path, step) for step in (1, 2)]
+    monkeypatch.setattr(newest, "_PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr(files, "_hash_file", Disk(float("inf"), number).hash_file)
+    told = f"rank 0 on here cannot read checkpoint {paths[1]}, which stays as it is: .*: {os.strerror(number).lower()}"
+    with pytest.raises(LaunchError, match=told):
+        choose_newest(ALONE, tmp_path)
+    assert list_checkpoint_folders(tmp_path) == paths
+
+
+def test_a_manifest_that_cannot_be_opened_is_no_damaged_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = _write(tmp_path, 1)
+    (path / "manifest.json").rename(tmp_path / "manifest.json")
+    (path / "manifest.json").mkdir()  # root may read everything, and no folder
+    monkeypatch.setattr(newest, "_PAUSES_S", ())
+    with pytest.raises(LaunchError, match=f"{path}/manifest.json cannot be read: is a directory"):
+        choose_newest(ALONE, tmp_path)
+    assert list_checkpoint_folders(tmp_path) == [path]
+
+
+@pytest.mark.parametrize("kind", ["EIO", "ENOENT", "damage"])
+@pytest.mark.parametrize("sick", [0, 1])
+def test_what_one_rank_alone_finds_wrong_is_no_damage(
+    run_ranks: Callable[..., Any], tmp_path: Path, kind: str, sick: int
+) -> None:
+    paths = [_write(tmp_path, step) for step in (1, 2)]
+    argument = {"folder": str(tmp_path), "kind": kind, "sick": sick}
+    outcome = run_ranks("checkpoint_bodies:choose_on_a_sick_host", 2, argument)
+    assert "LaunchError: " in outcome.outputs[sick], outcome.outputs
+    assert "PeerFailedError: " in outcome.outputs[1 - sick]
+    told = f"rank {sick} on {os.uname().nodename} cannot read checkpoint {paths[1]}, which stays as it is: "
+    for output in outcome.outputs:
+        assert told in output
+    assert list_checkpoint_folders(tmp_path) == paths
 
 
 _EXACT = {"method": "tree", "slices": 2, "global_batch": 8, "conditions": {}, "deviations": []}
