@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from hpcddp.errors import HpcddpError, LaunchError
+from hpcddp.errors import HpcddpError, LaunchError, RequestError
 from hpcddp.runs.jsonfile import UnreadableFileError
 from hpcddp.training.checkpoint.files import find_fault, list_checkpoint_folders, set_aside
 from hpcddp.training.rendezvous.failure import Failure, PeerFailedError
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.rendezvous.shutdown import claim_failure
+from hpcddp.units import format_count
 
 _PAUSES_S = (1.0, 4.0, 10.0)  # before each further look at a checkpoint that a rank cannot read
 
@@ -30,24 +32,38 @@ class _Look(NamedTuple):
     unreadable: str = ""
 
 
-def choose_newest(group: Group, folder: Path) -> Path | None:
-    """The newest checkpoint whose files are as its manifest says; a damaged one is named and set aside. None: there
-    is none. A collective: the ranks share the reading.
+def choose_newest(group: Group, folder: Path, anew: str) -> Path | None:
+    """The newest checkpoint whose files are as its manifest says; newer ones, which are damaged, are named and set
+    aside. None: there is none. A collective: the ranks share the reading.
 
-    LaunchError on a rank that cannot read one, PeerFailedError on the others.
+    RequestError if all are damaged; they stay as they are. LaunchError on a rank that cannot read one, PeerFailedError
+    on the others. `anew`: how to begin a new run, for the hint.
     """
     names: list[Any] = [[path.name for path in list_checkpoint_folders(folder)] if group.is_first else None]
     if group.world_size > 1:
         dist.broadcast_object_list(names, src=0, device=group.device)
+    damaged: list[tuple[Path, str]] = []
     saved: list[str] = names[0]
     for path in (folder / name for name in reversed(saved)):
         damage = _find_damage(group, path)
         if not damage:
+            _set_aside(group, damaged)
             return path
-        if group.is_first:
-            print(f"hpcddp: checkpoint {path} is damaged ({damage}); an older one is used", file=sys.stderr)
-            set_aside(path)
+        damaged.append((path, damage))
+    if damaged:
+        path, damage = damaged[0]
+        older = f", and {format_count(len(damaged) - 1, 'older one')} too" if damaged[1:] else ""
+        raise RequestError(
+            f"checkpoint {path} is damaged ({damage}){older}: the run has no other one to resume from",
+            f"restore it from a copy, or {anew}",
+        )
     return None
+
+
+def _set_aside(group: Group, damaged: Sequence[tuple[Path, str]]) -> None:
+    for path, damage in damaged if group.is_first else ():
+        print(f"hpcddp: checkpoint {path} is damaged ({damage}); an older one is used", file=sys.stderr)
+        set_aside(path)
 
 
 def _find_damage(group: Group, path: Path) -> str:

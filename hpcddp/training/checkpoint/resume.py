@@ -23,7 +23,7 @@ def resume(group: Group, folder: Path, tracked: Tracked, anew: str) -> dict[str,
     RequestError if the run's objects are not those of the checkpoint, and the errors of `choose_newest`. `anew`: how to
     begin a new run, for the hint.
     """
-    path = choose_newest(group, folder)
+    path = choose_newest(group, folder, anew)
     if path is None:
         return None
     tree, manifest = read_checkpoint(path, anew), read_manifest(path)

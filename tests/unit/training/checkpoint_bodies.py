@@ -172,7 +172,7 @@ def choose_on_a_sick_host(argument: dict[str, Any]) -> None:
     with hpcddp.init() as group:
         if group.rank == argument["sick"]:
             files.read_manifest = read_manifest
-        newest.choose_newest(group, Path(argument["folder"]))
+        newest.choose_newest(group, Path(argument["folder"]), "")
 
 
 def train_on_a_full_disk(argument: dict[str, Any]) -> None:

@@ -91,12 +91,29 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(
     (paths[3] / "state.pt").write_bytes(content)
     (paths[2] / "manifest.json").unlink()
     os.truncate(paths[1] / "state.pt", 100)
-    assert choose_newest(ALONE, tmp_path) == paths[0]
+    assert choose_newest(ALONE, tmp_path, "") == paths[0]
     assert list_checkpoint_folders(tmp_path) == [paths[0]], "the damaged ones are set aside"
     said = capsys.readouterr().err.splitlines()
     for line, path, words in zip(said, reversed(paths[1:]), ("SHA-256", "manifest.json", "100 bytes"), strict=True):
         assert f"checkpoint {path} is damaged" in line
         assert words in line
+
+
+def test_where_every_checkpoint_is_damaged_the_run_does_not_begin_at_step_0(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [_write(tmp_path, step) for step in (1, 2)]
+    for path in paths:
+        os.truncate(path / "state.pt", 100)
+    told = (
+        rf"checkpoint {paths[1]} is damaged \(state.pt has 100 bytes, .*\), and 1 older one too: the run has no"
+        r" other one to resume from\nhint: restore it from a copy, or begin a new run: --fresh"
+    )
+    for _ in range(2):  # the same command again is refused again
+        with pytest.raises(RequestError, match=told):
+            choose_newest(ALONE, tmp_path, "begin a new run: --fresh")
+    assert list_checkpoint_folders(tmp_path) == paths
+    assert capsys.readouterr().err == ""
 
 
 class Disk:
@@ -118,7 +135,7 @@ def test_a_checkpoint_that_cannot_be_read_for_a_moment_is_read_again(
     paths = [_write(tmp_path, step) for step in (1, 2)]
     monkeypatch.setattr(newest, "_PAUSES_S", (0.0, 0.0))
     monkeypatch.setattr(files, "_hash_file", Disk(2, errno.EIO).hash_file)
-    assert choose_newest(ALONE, tmp_path) == paths[1]
+    assert choose_newest(ALONE, tmp_path, "") == paths[1]
     assert list_checkpoint_folders(tmp_path) == paths
     assert capsys.readouterr().err == ""
 
@@ -132,7 +149,7 @@ def test_a_checkpoint_that_cannot_be_read_is_no_damaged_one(
     monkeypatch.setattr(files, "_hash_file", Disk(float("inf"), number).hash_file)
     told = f"rank 0 on here cannot read checkpoint {paths[1]}, which stays as it is: .*: {os.strerror(number).lower()}"
     with pytest.raises(LaunchError, match=told):
-        choose_newest(ALONE, tmp_path)
+        choose_newest(ALONE, tmp_path, "")
     assert list_checkpoint_folders(tmp_path) == paths
 
 
@@ -142,7 +159,7 @@ def test_a_manifest_that_cannot_be_opened_is_no_damaged_one(tmp_path: Path, monk
     (path / "manifest.json").mkdir()  # root may read everything, and no folder
     monkeypatch.setattr(newest, "_PAUSES_S", ())
     with pytest.raises(LaunchError, match=f"{path}/manifest.json cannot be read: is a directory"):
-        choose_newest(ALONE, tmp_path)
+        choose_newest(ALONE, tmp_path, "")
     assert list_checkpoint_folders(tmp_path) == [path]
 
 
@@ -196,7 +213,7 @@ def test_a_checkpoint_whose_manifest_is_damaged_is_named_and_the_one_before_is_t
     older, newer = (_write(tmp_path, step) for step in (1, 2))
     manifest = newer / "manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | change))
-    assert choose_newest(ALONE, tmp_path) == older
+    assert choose_newest(ALONE, tmp_path, "") == older
     assert list_checkpoint_folders(tmp_path) == [older], "the damaged one is set aside"
     [line] = capsys.readouterr().err.splitlines()
     assert f"checkpoint {newer} is damaged" in line
@@ -210,7 +227,7 @@ def test_a_manifest_with_what_a_later_hpcddp_added_to_it_is_whole(tmp_path: Path
     more = {"exact": _EXACT | {"later": 1}, "settings": {"later": {}}, "later": [1]}
     more |= {"parameter_groups": {"optimizer": [{"parameters": 1, "sha256": "", "later": 1}]}}
     (path / "manifest.json").write_text(json.dumps(manifest | more))
-    assert choose_newest(ALONE, tmp_path) == path
+    assert choose_newest(ALONE, tmp_path, "") == path
 
 
 def test_the_folder_of_a_step_is_never_written_twice(tmp_path: Path) -> None:
@@ -219,7 +236,7 @@ def test_the_folder_of_a_step_is_never_written_twice(tmp_path: Path) -> None:
     _write(tmp_path, 1, numbers=2)
     assert (path / "state.pt").stat().st_ino == before
     set_aside(path)
-    assert choose_newest(ALONE, tmp_path) is None
+    assert choose_newest(ALONE, tmp_path, "") is None
 
 
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:
