@@ -30,6 +30,8 @@ def end_attempt(attempt: AttemptFolder, ended: Ended, follow_up: FollowUp | None
     try:
         if ended.signal:
             _name_signal(attempt, ended.signal, tell)
+            if ended.cause is not None and ended.cause.is_loss:
+                _correct_failed(attempt, ended.cause)
         elif ended.cause is not None and ended.cause.is_loss:
             note_lost(attempt, ended.cause)
         state = _read_end(attempt)
@@ -51,6 +53,14 @@ def note_lost(attempt: AttemptFolder, cause: Event) -> None:
     note_loss(attempt, str(cause))
     state = read_state(attempt.run)
     if state is not None and state.attempt == attempt.name and state.status != "finished":
+        with suppress(OSError):
+            replace_state(attempt.run, step_back(attempt.run, state, str(cause)))
+
+
+def _correct_failed(attempt: AttemptFolder, cause: Event) -> None:
+    """A signal came, and ranks were lost before or after it: one that has seen that may have written `failed`."""
+    state = read_state(attempt.run)
+    if state is not None and (state.attempt, state.status) == (attempt.name, "failed"):
         with suppress(OSError):
             replace_state(attempt.run, step_back(attempt.run, state, str(cause)))
 

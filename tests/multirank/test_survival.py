@@ -80,6 +80,18 @@ def test_ranks_are_started_again_from_the_newest_checkpoint(job: Job, kind: str,
     assert steps_of(second) == list(range(10, 17))
 
 
+# The program that asks whether this host is well is a child of the supervisor.
+SIGNAL = "kill -TERM $PPID; exit 0"
+
+
+def test_a_signal_during_the_recovery_leaves_the_run_unfinished(job: Job):
+    state = job.train("kill", 1, "max_restarts=1", f"health_check={SIGNAL}")
+    assert job.status == 137, job.said
+    assert "SIGTERM came after the ranks had ended: they are not started again" in job.said
+    assert (state["status"], state["step"]) == ("unfinished", 9)
+    assert "was killed by SIGKILL" in state["reason"]
+
+
 @pytest.mark.slow  # over hosts and with every launcher: tests/cluster/test_survival.py
 def test_what_was_started_again_has_the_weights_of_an_undisturbed_run(job: Job, tmp_path: Path):
     state = job.train("kill", 1, "max_restarts=1")

@@ -15,6 +15,7 @@ from hpcddp.runs.lock import is_held_by, release_run
 from hpcddp.runs.state import note_checkpoint, read_state, write_state
 from hpcddp.supervisor.begin import Begun, begin
 from hpcddp.supervisor.end import end_attempt
+from hpcddp.supervisor.events import ERROR, KILLED, Event
 from hpcddp.supervisor.job import find_own_job
 from hpcddp.supervisor.order import Order, read_order
 from hpcddp.supervisor.program import Ended
@@ -99,6 +100,27 @@ def test_the_signal_that_came_to_the_script_is_the_reason_and_one_that_nobody_ca
     node.told.clear()
     assert end_attempt(attempt, Ended(0, "SIGTERM"), None, node.told.append) == 85
     assert node.told == ["unfinished: step 40 (deadline)"]
+
+
+def test_ranks_that_were_lost_are_no_failure_where_a_signal_comes_too(node: Node):
+    """A rank that has seen another one end writes `failed`; the signal may come while hosts are asked."""
+    attempt = node.begin("41").attempt
+    (node.base / "checkpoints/step-00000009").mkdir(parents=True)
+    write_state(attempt, "failed", step=10, epoch=0, reason="rank 0: RuntimeError: Connection closed by peer")
+    killed = Event(KILLED, 1, "n1", step=10, status=9)
+    node.told.clear()
+    assert end_attempt(attempt, Ended(137, "SIGTERM", killed), None, node.told.append) == 137
+    assert "unfinished: step 9 (rank 1 on n1 was killed by SIGKILL (often: out of memory))" in node.told
+    state = read_state(attempt.run)
+    assert (state.status, state.step) == ("unfinished", 9)
+
+
+def test_an_error_of_the_program_is_a_failure_where_a_signal_comes_too(node: Node):
+    attempt = node.begin("41").attempt
+    write_state(attempt, "failed", step=10, epoch=0, reason="rank 0: ValueError: a")
+    error = Event(ERROR, 0, "n0", step=10, status=1 << 8, text="ValueError: a")
+    assert end_attempt(attempt, Ended(1, "SIGTERM", error), None, node.told.append) == 1
+    assert read_state(attempt.run).status == "failed"
 
 
 @pytest.fixture
