@@ -153,7 +153,8 @@ def _with_progress(base: RunStatus, fact: RunFacts) -> RunStatus:
 def _name(job: JobFound) -> str:
     """The id that stands for this job alone."""
     own = f"{job.id}_{job.array_index}" if job.array_index.isdecimal() else job.id
-    return job.own_id or own if job.array_index else job.id
+    is_own = job.own_id not in {"", job.id}  # Slurm gives the last job of an array the array's id
+    return (job.own_id if is_own else own) if job.array_index else job.id
 
 
 def _is_held_now(fact: RunFacts) -> bool:
