@@ -41,8 +41,10 @@ def _srun_line(job: LaunchRequest) -> Iterator[Words]:
 
 def _ibrun_line(job: LaunchRequest) -> Iterator[Words]:
     """ibrun fills the job's nodes in order, each with as many ranks as the variable says, else as the job's own tasks
-    (https://docs.tacc.utexas.edu/hpc/vista/#mps)."""
-    yield "env", f"TACC_TASKS_PER_NODE={job.processes_per_node}", program_word(job), "-n", str(job.processes)
+    (https://docs.tacc.utexas.edu/hpc/vista/#mps). Its -n has to stand with -o, the place in the list of hosts where it
+    begins (https://docs.tacc.utexas.edu/hpc/stampede3/#launching-mpiconcurrent)."""
+    count = ("-n", str(job.processes), "-o", "0")
+    yield "env", f"TACC_TASKS_PER_NODE={job.processes_per_node}", program_word(job), *count
     yield job.launcher_options
 
 
@@ -164,7 +166,7 @@ LAUNCHERS: dict[str, Launcher] = {
         *("", ""),
         calls=("intelmpi", "openmpi", "mvapich", "mpich"),
         prefixes=("TACC_TASKS_",),
-        command="ibrun -n {n}",
+        command="ibrun -n {n} -o 0",
         commands=("ibrun",),
         typed=dict.fromkeys(("-n", "-np"), "--nodes N --ranks-per-node R"),
         order=45,

@@ -54,7 +54,7 @@ FORWARDED = "-x HPCDDP_PYTHON -x HPCDDP_RUN_DIR -x HPCDDP_ATTEMPT -x HPCDDP_DEAD
         ("mpich", "/mpi/bin/start -n 8 -ppn 4 -hosts node1:4,node2:4 --own a|b"),
         ("intelmpi", "/mpi/bin/start -n 8 -ppn 4 -hosts node1,node2 --own a|b"),
         ("pals", "/mpi/bin/start -n 8 --ppn 4 --depth 8 --hosts node1,node2 --own a|b"),
-        ("ibrun", "env TACC_TASKS_PER_NODE=4 /mpi/bin/start -n 8 --own a|b"),  # it takes no hosts
+        ("ibrun", "env TACC_TASKS_PER_NODE=4 /mpi/bin/start -n 8 -o 0 --own a|b"),  # it takes no hosts
         (
             "srun",
             "/mpi/bin/start --nodes=2 --ntasks=8 --ntasks-per-node=4 --cpus-per-task=8 --kill-on-bad-exit=1 "
