@@ -31,6 +31,7 @@ export PATH="${HPCDDP_PYTHON%/*}:$PATH" OMP_NUM_THREADS=7
 export NCCL_SOCKET_IFNAME=hsn0,hsn1,hsn2,hsn3
 export http_proxy=http://proxy.ccs.ornl.gov:3128/
 export https_proxy=http://proxy.ccs.ornl.gov:3128/
+export no_proxy='localhost,127.0.0.0/8,*.ccs.ornl.gov'
 
 export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train
 export HPCDDP_STAGED=/mnt/bb/$USER # below it each attempt has a folder, copied to once on each node

@@ -30,6 +30,7 @@ export PATH="${HPCDDP_PYTHON%/*}:$PATH" OMP_NUM_THREADS=14
 export NCCL_SOCKET_IFNAME=hsn0,hsn1,hsn2,hsn3
 export http_proxy=http://proxy.ccs.ornl.gov:3128/
 export https_proxy=http://proxy.ccs.ornl.gov:3128/
+export no_proxy='localhost,127.0.0.0/8,*.ccs.ornl.gov'
 export HPCDDP_GPUS_PER_RANK=2
 
 export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train
