@@ -1,25 +1,25 @@
 #!/bin/bash
 #PBS -N train
-#PBS -l select=1:ncpus=64:mpiprocs=4:ngpus=4:mem=480GB:ompthreads=16:gpu_type=A100
+#PBS -l select=1:ncpus=32:mpiprocs=4:ngpus=4:mem=480GB:ompthreads=8:gpu_type=A100
 #PBS -l place=scatter
 #PBS -l walltime=07:20:05
 #PBS -j oe
 #PBS -r n
 # Made by hpcddp 1.2.3 for site imperial-cx3 (https://icl-rcs-user-guide.readthedocs.io/):
 #   hpcddp render job.yaml
-# Nodes 1, ranks per node 4, ranks 4, CPUs per rank 16.
+# Nodes 1, ranks per node 4, ranks 4, CPUs per rank 8.
 
 cd "${PBS_O_WORKDIR:-.}" || exit # PBS starts in the home folder
 
 set -e # from here on a line that fails ends the job
 launcher=$(type -P mpirun) || launcher=mpirun # the site's goes before the environment's
 HPCDDP_PYTHON=/opt/env/bin/python
-export PATH="${HPCDDP_PYTHON%/*}:$PATH" OMP_NUM_THREADS=16
+export PATH="${HPCDDP_PYTHON%/*}:$PATH" OMP_NUM_THREADS=8
 
 read -r MASTER_ADDR < "${PBS_NODEFILE:?is not set: this is a PBS job script}" # a candidate: the ranks verify it
 export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train MASTER_ADDR
 
-exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"imperial-cx3\"\nnodes: 1\ngpus_per_node: 4\nmem_gb: 480\nwalltime: \"07:20:05\"\ncommand: [\"python\", \"train.py\"]\ngpu_type: \"A100\"\n", "plan": {"schema": 1, "name": "train", "site": "imperial-cx3", "scheduler": "pbs", "launcher": "openmpi", "nodes": 1, "ranks_per_node": 4, "world_size": 4, "gpus_per_node": 4, "cpus_per_rank": 16, "threads_per_rank": 16, "walltime_s": 26405, "queue": "gpu72", "account": null, "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}, "makes_ranks": "openmpi", "walltime_s": 26405, "passes_on": "USR1"}' -- \
+exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"imperial-cx3\"\nnodes: 1\ngpus_per_node: 4\nmem_gb: 480\nwalltime: \"07:20:05\"\ncommand: [\"python\", \"train.py\"]\ngpu_type: \"A100\"\n", "plan": {"schema": 1, "name": "train", "site": "imperial-cx3", "scheduler": "pbs", "launcher": "openmpi", "nodes": 1, "ranks_per_node": 4, "world_size": 4, "gpus_per_node": 4, "cpus_per_rank": 8, "threads_per_rank": 8, "walltime_s": 26405, "queue": "gpu72", "account": null, "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}, "makes_ranks": "openmpi", "walltime_s": 26405, "passes_on": "USR1"}' -- \
     "$launcher" -np 4 --map-by ppr:4:node --bind-to none -hostfile "$PBS_NODEFILE" \
     -x PATH -x OMP_NUM_THREADS -x MASTER_ADDR \
     -x HPCDDP_PYTHON -x HPCDDP_RUN_DIR -x HPCDDP_ATTEMPT -x HPCDDP_DEADLINE -x HPCDDP_LOG_RANKS \
