@@ -21,7 +21,7 @@ from hpcddp.script.missing import check_complete, known
 from hpcddp.script.own_ranks import plan_own_ranks, remark_counted
 from hpcddp.script.recover import check_asked_recovery, remark_recovery
 from hpcddp.script.scheduler_options import SchedulerOptions, asked_options, plan_scheduler_options
-from hpcddp.script.shape import check_whole_nodes, plan_shape
+from hpcddp.script.shape import Shape, check_whole_nodes, plan_shape
 from hpcddp.script.shares import check_placeholders, plan_data_size
 from hpcddp.script.site import Queue, Site
 from hpcddp.script.sources import plan_sources
@@ -116,7 +116,7 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
         chunk=_plan_chunk(site, words, options),
         options=options,
         container=container,
-        gpu_order=",".join(site.gpu_order) if len(site.gpu_order) == shape.gpus_per_node else "",
+        gpu_order=_plan_gpu_order(site, shape, full=full),
         bind=(full and site.launcher.bind_full) or site.launcher.bind,
         directives=plan_directives(spec, site, queue_name, words, container.directives, asked.values()),
         remarks=(*counted, *account_remarks),
@@ -126,6 +126,13 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
     if not plan.supervised:
         _check_bare(plan)
     return plan._replace(remarks=(*_remarks(plan), *plan.remarks), sources=plan_sources(plan))
+
+
+def _plan_gpu_order(site: Site, shape: Shape, *, full: bool) -> str:
+    """The order in which a rank's GPU is next to its CPUs: for all GPUs of a node, each with its rank where the site's
+    own list of CPUs makes it so."""
+    near = len(site.gpu_order) == shape.gpus_per_node and (full or not site.launcher.bind_full)
+    return ",".join(site.gpu_order) if near else ""
 
 
 def _check_bare(plan: JobPlan) -> None:
