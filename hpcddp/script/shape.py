@@ -35,6 +35,8 @@ def plan_shape(spec: JobSpec, site: Site, queue: Queue, local_cpus: int | None =
     if each > 1:
         _check_shares(spec, gpus, each)
     ranks = spec.ranks_per_node or max(gpus // each, 1)
+    if spec.exclusive and queue.cpus:  # the whole node is charged, so that the job has all of it
+        queue = queue._replace(exclusive=True, cpus_per_gpu=None)
     with_gpus = queue.cpus_per_gpu * gpus if queue.cpus_per_gpu and gpus else _even_share(site, queue, gpus)
     available = spec.cpus_per_node or with_gpus or queue.cpus or local_cpus
     cpus = known(available) // ranks if spec.cpus_per_rank is None else spec.cpus_per_rank
@@ -93,7 +95,8 @@ def _check_shares(spec: JobSpec, gpus: int, each: int) -> None:
 
 
 def _plan_memory(spec: JobSpec, site: Site, queue: Queue, gpus: int) -> int:
-    """What is asked for; where the site's request has to name memory, else the node's, by its share of the GPUs."""
+    """What is asked for; else the node's, where the site's request has to name memory: by its share of the GPUs if the
+    node is shared."""
     if spec.mem_gb:
         if queue.mem_gb and spec.mem_gb > queue.mem_gb:
             raise RequestError(
@@ -105,7 +108,7 @@ def _plan_memory(spec: JobSpec, site: Site, queue: Queue, gpus: int) -> int:
     if not asks:
         return 0
     mem_gb = known(queue.mem_gb)
-    return mem_gb * gpus // queue.gpus if queue.gpus and gpus else mem_gb
+    return mem_gb * gpus // queue.gpus if queue.gpus and gpus and not queue.exclusive else mem_gb
 
 
 def _check_fit(site: Site, queue: Queue, gpus: int, ranks: int, cpus: int, available: int | None) -> None:

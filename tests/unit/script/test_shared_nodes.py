@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from hpcddp.errors import SiteError
+from hpcddp.errors import RequestError, SiteError
 from hpcddp.script.find_site import site_files
 from hpcddp.script.plan import PlannedBy, plan_job
 from hpcddp.script.site import Queue, Site
@@ -15,15 +15,15 @@ from hpcddp.script.site_age import remark_age
 from hpcddp.script.site_file import load_site
 from hpcddp.script.spec import read_spec
 
+from .conftest import script
+
 SITES = {name: load_site(name, path) for name, path in site_files({}).items()}
 # Queues whose pages do not say all that a script needs, with what is missing: the error says what to type.
 ASKS = {
     "aspire2a": "still needs GPUs per node",
     "horizon": "still needs a launcher",
-    "imperial-cx3": "still needs GPUs per node",
     "jupiter": "still needs CPUs per rank",
     "juwels-booster": "still needs CPUs per rank",
-    "lonestar6": "still needs",
     "stampede3": "still needs a launcher",
 }
 SHARED = [
@@ -71,6 +71,45 @@ def test_each_gpu_goes_with_its_share(site: Site, queue: str) -> None:
         assert part.cpus_per_node <= -(-whole.cpus_per_node * gpus // about.gpus), gpus
         assert part.mem_gb <= -(-whole.mem_gb * gpus // about.gpus), gpus
         assert part.cpus_per_node >= 1
+
+
+def test_a_job_alone_on_its_node_has_all_of_its_memory() -> None:
+    derecho = plan(SITES["derecho"], "main", gpus_per_node="2")
+    assert (derecho.cpus_per_node, derecho.mem_gb) == (64, 480)
+    shared = plan(SITES["delta"], "gpuA100x4", gpus_per_node="1")
+    alone = plan(SITES["delta"], "gpuA100x4", gpus_per_node="1", exclusive="true")
+    assert (shared.cpus_per_node, alone.cpus_per_node) == (16, 64)
+    assert alone.mem_gb in {0, 4 * shared.mem_gb}  # 0: --exclusive and nothing named is the site's own default
+
+
+def test_several_parts_of_nodes_are_asked_for_by_the_node() -> None:
+    """Slurm 22.05 deals a total unevenly: --nodes=2 --ntasks-per-node=2 --gpus=4 gave 3 GPUs and 1."""
+    for nodes, gpus, line in (("2", "2", "--gpus-per-node=2"), ("2", "4", "--gpus=8"), ("1", "2", "--gpus=2")):
+        text = script("isambard-ai", nodes=nodes, gpus_per_node=gpus, account="a", walltime="1:00:00")
+        assert f"\n#SBATCH {line}\n" in text
+        assert text.count("#SBATCH --gpus") == 1
+
+
+def test_what_no_internal_queue_takes_is_refused() -> None:
+    asked = {"cpus_per_rank": "8", "launcher": "openmpi"}
+    for gpus, walltime in (("8", "2:00:01"), ("4", "0:30:00"), ("64", "120:00:00")):
+        assert plan(SITES["aspire2a"], "normal", gpus_per_node=gpus, walltime=walltime, **asked).queue == "normal"
+    with pytest.raises(RequestError, match="run at least 02:00:01, not 01:00:00"):
+        plan(SITES["aspire2a"], "normal", gpus_per_node="8", walltime="1:00:00", **asked)
+    with pytest.raises(RequestError, match="regular-mig of site miyabi-g takes 1 to 2 nodes, 4 nodes per job, not 3"):
+        plan(SITES["miyabi-g"], "regular-mig", nodes="3")
+
+
+def test_a_rank_has_the_cpus_next_to_its_gpu_or_is_not_bound() -> None:
+    asked = {"account": "a", "walltime": "0:30:00", "queue": "debug", "filesystems": "home"}
+    whole = script("polaris", **asked)
+    assert "--cpu-bind list:0-7,32-39:8-15,40-47:16-23,48-55:24-31,56-63 " in whole
+    assert "CUDA_VISIBLE_DEVICES=3,2,1,0 # a rank's GPU is the one next to its CPUs" in whole
+    for part in ({"gpus_per_node": "2"}, {"ranks_per_node": "8"}):
+        text = script("polaris", **asked, **part)
+        assert "--cpu-bind none " in text
+        assert "CUDA_VISIBLE_DEVICES=" not in text
+    assert "--cpu-bind none " in script("aurora", **asked, gpus_per_node="6")
 
 
 @pytest.mark.parametrize("name", SITES)
