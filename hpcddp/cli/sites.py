@@ -11,12 +11,13 @@ import time
 from collections.abc import Mapping
 
 from hpcddp.cli.parser import VerbParser
-from hpcddp.cli.streams import tell, write_exactly
+from hpcddp.cli.streams import tell, tell_each, write_exactly
 from hpcddp.errors import RequestError, SchedulerError, nearest
-from hpcddp.login.planning import on_path
+from hpcddp.login.planning import on_path, today
 from hpcddp.script.find_site import SiteChoice, config_folder, open_site, overlay_of, site_files
 from hpcddp.script.folders import find_folder
 from hpcddp.script.site import Site
+from hpcddp.script.site_age import remark_age
 from hpcddp.script.site_file import load_site
 from hpcddp.script.site_text import site_record, site_rows, site_summary
 
@@ -60,6 +61,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     elif args.action == "show" and args.name:
         site = open_site(SiteChoice(args.name, "hpcddp sites show"), env)
         sys.stdout.write(_json(site_record(site)) if args.json else _format_site(site))
+        tell_each(remark_age(site, today(env)))
     elif args.action == "new" and args.name:
         write_exactly(_write_start(args.name, args.file, env) + "\n")
     elif args.action == "check":

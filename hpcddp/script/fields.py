@@ -6,6 +6,7 @@ are what they say. `where` names the value's source in errors.
 
 from __future__ import annotations
 
+import datetime
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -15,6 +16,7 @@ from hpcddp.errors import RequestError, nearest
 from hpcddp.units import assign, example, parse_count, parse_walltime, shorten, wrong_number
 from hpcddp.units import read_number as parse_number
 
+DAY_PATTERN = r"\d{4}-\d\d-\d\d"
 Reader = Callable[[object, str], Any]
 # What people write for the two flags in other places.
 _FLAGS = {**dict.fromkeys(("yes", "on", "1", "y"), ("true",)), **dict.fromkeys(("no", "off", "0", "n"), ("false",))}
@@ -61,6 +63,16 @@ def read_hours(value: object, where: str) -> float:
 def read_walltime(value: object, where: str) -> int:
     """A duration, such as `2:30:00` or `90m`, to seconds."""
     return parse_walltime(read_text(value, where), where)
+
+
+def read_day(value: object, where: str) -> str:
+    """A day, as 2026-11-24."""
+    text = read_text(value, where)
+    try:
+        datetime.date.fromisoformat(text if re.fullmatch(DAY_PATTERN, text, re.ASCII) else "")
+    except ValueError as e:
+        raise RequestError(f"{where} {text!r} is not a day", assign(where, "2026-11-24")) from e
+    return text
 
 
 def read_flag(value: object, where: str) -> bool:

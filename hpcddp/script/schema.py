@@ -21,6 +21,7 @@ _FORMS: dict[Reader, dict[str, Any]] = {
     fields.read_number: {"type": "integer", "minimum": 0},
     fields.read_hours: {"type": "number", "exclusiveMinimum": 0},
     fields.read_walltime: _WALLTIME,
+    fields.read_day: {"type": "string", "pattern": f"^{fields.DAY_PATTERN}$"},
     fields.read_flag: {"type": "boolean"},
     fields.read_words: _LIST,
     fields.read_command: _LIST,

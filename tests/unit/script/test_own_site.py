@@ -220,3 +220,22 @@ def test_lint_finds_a_qos_of_a_partition_as_the_queue_that_it_is(tmp_path):
     ):
         read = read_script(f"#!/bin/bash\n#SBATCH {said}\nsrun python a.py\n", site, lambda path: True)
         assert read.queue_name == queue, said
+
+
+@pytest.mark.parametrize("said", ["2024", "last year", "2026-13-01", "2026-11-24 or so"])
+def test_a_day_that_is_none_would_never_age(tmp_path, said):
+    (tmp_path / "my.yaml").write_text(QOS.replace("2026-11-24", said))
+    with pytest.raises(SiteError, match=f"verified in .*my.yaml '{said}' is not a day") as error:
+        load_site("my", str(tmp_path / "my.yaml"))
+    assert error.value.hint == "verified: 2026-11-24"
+
+
+def test_an_old_file_is_said_to_be_where_it_is_shown(run, tmp_path):
+    (tmp_path / "my.yaml").write_text(QOS)
+    env = {"HOME": str(tmp_path), "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
+    for year, said in ((2027, False), (2028, True)):
+        shown = run(
+            ["hpcddp", "sites", "show", f"{tmp_path}/my.yaml"],
+            env={**env, "SOURCE_DATE_EPOCH": str((year - 1970) * 31557600)},
+        )
+        assert ("more than a year ago" in shown.stderr) == said, shown.stderr
