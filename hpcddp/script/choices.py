@@ -34,6 +34,10 @@ def check_gpu_chunks(spec: JobSpec, site: Site, queue: str, ranks: int, gpus: in
     if not site.queues.get(queue, Queue()).gpu_chunks:
         return
     what = f"queue {queue} of site {site.name} deals out GPUs, each with its share of the node"
+    if not gpus:
+        others = [name for name, other in site.queues.items() if not other.gpu_chunks]
+        another = f", or --queue {others[0]}" if others else ""
+        raise RequestError(f"{what}, and 0 GPUs were asked for", f"--gpus-per-node 1{another}")
     if ranks > gpus:
         raise RequestError(
             f"{what}: {ranks} ranks do not go on {format_count(gpus, 'GPU')}", "leave out ranks_per_node"

@@ -22,7 +22,8 @@ def check_limits(site: Site, queue: str, nodes: int, walltime_s: int, gpus: int 
         raise RequestError(
             f"queue {queue} of site {site.name} takes {', '.join(_size(r) for r in rules)} per job,"
             f" not {_asked(rules, nodes, gpus)} ({source}){lost}",
-            f"nearest: {_nearest_size(rules, nodes, gpus // nodes)}{_other_queue(site, queue, nodes, gpus)}",
+            f"nearest: {_nearest_size(rules, nodes, gpus // nodes)}"
+            + _other_queue(site, queue, nodes, gpus, walltime_s),
         )
     if any(_allows(r, nodes, walltime_s) for r in about):
         return
@@ -55,13 +56,20 @@ def _nearest_size(rules: tuple[Limit, ...], nodes: int, gpus_per_node: int) -> s
     ends |= {end // gpus_per_node for r in rules for end in (r.gpus or () if gpus_per_node else ())}
     fits = [end for end in ends if end and any(r.takes(end, end * gpus_per_node) for r in rules)]
     if not fits:
-        return "other --nodes, or other --gpus-per-node"
+        each = {end // nodes for r in rules for end in r.gpus or ()}
+        fits = [gpus for gpus in each if any(r.takes(nodes, nodes * gpus) for r in rules)]
+        nearest = min(sorted(fits), key=lambda gpus: abs(gpus - gpus_per_node), default=None)
+        return "other --nodes, or other --gpus-per-node" if nearest is None else f"--gpus-per-node {nearest}"
     return f"--nodes {min(sorted(fits), key=lambda end: abs(end - nodes))}"
 
 
-def _other_queue(site: Site, queue: str, nodes: int, gpus: int) -> str:
-    fits = [n for n, q in site.queues.items() if n != queue and any(r.takes(nodes, gpus) for r in q.limits)]
-    return f", or --queue {fits[0]}" if fits else ""
+def _other_queue(site: Site, queue: str, nodes: int, gpus: int, walltime_s: int) -> str:
+    """A queue of the same GPUs that takes the job, else one that takes its size."""
+    others = [(name, q) for name, q in site.queues.items() if name != queue and q.gpu == site.queues[queue].gpu]
+    fits = [(name, [r for r in q.limits if r.takes(nodes, gpus)]) for name, q in others]
+    by_time = [name for name, rules in fits if any(_allows(r, nodes, walltime_s) for r in rules)]
+    named = by_time or [name for name, rules in fits if rules]
+    return f", or --queue {named[0]}" if named else ""
 
 
 def _asked(rules: tuple[Limit, ...], nodes: int, gpus: int) -> str:

@@ -48,7 +48,9 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
     queue = site.queues.get(queue_name, Queue())
     shape = plan_shape(spec, site, queue, planned_by.cpus if scheduler.this_machine else None)
     check_gpu_chunks(spec, site, queue_name, shape.ranks_per_node, shape.gpus_per_node)
-    check_whole_nodes(site, queue, shape.nodes + (spec.spares or 0), shape.cpus_per_node)
+    check_whole_nodes(
+        site, queue, shape.nodes + (spec.spares or 0), shape.cpus_per_node, asked=spec.cpus_per_node is not None
+    )
     counted = remark_counted(own_ranks, shape.nodes, shape.ranks_per_node, shape.gpus_per_node)
     walltime_s = known(spec.walltime_s or site.walltime_s)
     if queue_name in site.queues and not spec.reservation:  # a reservation has limits of its own

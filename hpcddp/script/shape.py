@@ -41,7 +41,8 @@ def plan_shape(spec: JobSpec, site: Site, queue: Queue, local_cpus: int | None =
     available = spec.cpus_per_node or with_gpus or queue.cpus or local_cpus
     cpus = known(available) // ranks if spec.cpus_per_rank is None else spec.cpus_per_rank
     if local_cpus is None:
-        _check_fit(site, queue, gpus, ranks, cpus, available)
+        share = f"that go with {format_count(gpus, 'GPU')}" if available == with_gpus else "of a node"
+        _check_fit(site, queue, gpus, ranks, cpus, available, share)
     cpus = max(cpus, 1)
     threads = cpus // 2 if queue.cpu_unit == "hwthread" else cpus
     on_node = spec.cpus_per_node or with_gpus or cpus * ranks
@@ -49,13 +50,14 @@ def plan_shape(spec: JobSpec, site: Site, queue: Queue, local_cpus: int | None =
     return Shape(spec.nodes or 1, ranks, gpus, each, on_node, cpus, max(threads, 1), memory)
 
 
-def check_whole_nodes(site: Site, queue: Queue, nodes: int, cpus: int) -> None:
+def check_whole_nodes(site: Site, queue: Queue, nodes: int, cpus: int, *, asked: bool = False) -> None:
     """RequestError for parts of several nodes where a request is the totals of a job: the server would pack `cpus` of
-    each into fewer nodes."""
+    each into fewer nodes. `asked`: whether the request names them."""
     if site.size != "totals" or nodes == 1 or not queue.cpus or cpus == queue.cpus:
         return
     source = site.source(site.cited.get("size", ""))
     all_of_it = f"--gpus-per-node {queue.gpus}" if queue.gpus else f"--set cpus_per_node={queue.cpus}"
+    all_of_it = "leave out cpus_per_node" if asked else all_of_it
     raise RequestError(
         f"site {site.name} is asked for the totals of a job: {nodes} nodes are whole nodes, of {queue.cpus} CPUs each,"
         f" not {format_count(cpus, 'CPU')} ({source})",
@@ -111,8 +113,9 @@ def _plan_memory(spec: JobSpec, site: Site, queue: Queue, gpus: int) -> int:
     return mem_gb * gpus // queue.gpus if queue.gpus and gpus and not queue.exclusive else mem_gb
 
 
-def _check_fit(site: Site, queue: Queue, gpus: int, ranks: int, cpus: int, available: int | None) -> None:
-    """RequestError for more than a node has: the job would wait forever, or run on fewer CPUs than asked for."""
+def _check_fit(site: Site, queue: Queue, gpus: int, ranks: int, cpus: int, available: int | None, share: str) -> None:
+    """RequestError for more than a node has: the job would wait forever, or run on fewer CPUs than asked for. `share`:
+    whose the CPUs are that are available."""
     source = site.source(queue.source)
     if queue.gpus is not None and gpus > queue.gpus:
         raise RequestError(
@@ -120,15 +123,16 @@ def _check_fit(site: Site, queue: Queue, gpus: int, ranks: int, cpus: int, avail
             f"nearest: --gpus-per-node {queue.gpus}",
         )
     most = min(filter(None, (queue.cpus, available)), default=None)
+    whose = share if most != queue.cpus else "of a node"
     if most is not None and ranks > most:
         raise RequestError(
-            f"{ranks} ranks do not fit on the {format_count(most, 'CPU')} of a node ({source})",
+            f"{ranks} ranks do not fit on the {format_count(most, 'CPU')} {whose} ({source})",
             f"nearest: --ranks-per-node {most}",
         )
     too_many = queue.cpus is not None and available is not None and available > queue.cpus
     if most is not None and (cpus * ranks > most or too_many):
         raise RequestError(
             f"{format_count(ranks, 'rank')} of {format_count(cpus, 'CPU')} do not fit on the"
-            f" {format_count(most, 'CPU')} of a node ({source})",
+            f" {format_count(most, 'CPU')} {whose} ({source})",
             f"nearest: --cpus-per-rank {most // ranks}",
         )

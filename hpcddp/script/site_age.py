@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from hpcddp.script.site import Site
 
-_OLD_DAYS = 365
+_OLD_DAYS = 366
 
 
 def remark_age(site: Site, now: float) -> Iterator[str]:

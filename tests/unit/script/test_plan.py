@@ -100,7 +100,7 @@ def test_the_nearest_request_that_fits_is_taken_from_the_rules_of_the_size():
 def test_the_nearest_number_of_nodes_is_one_that_a_rule_about_gpus_takes():
     rules = (Limit(nodes=(1, 4), gpus=(1, 4)), Limit(gpus=(5, 10)))
     site = Site("x", "x.yaml", "", "", "slurm", "documented", "2026-01-01", queues={"gpu": Queue(limits=rules)})
-    for nodes, gpus, hint in ((4, 16, "--nodes 2"), (1, 11, "other --nodes, or other --gpus-per-node")):
+    for nodes, gpus, hint in ((4, 16, "--nodes 2"), (1, 11, "--gpus-per-node 10")):
         with pytest.raises(RequestError) as error:
             check_limits(site, "gpu", nodes, 60, gpus)
         assert error.value.hint == f"nearest: {hint}", nodes

@@ -112,6 +112,28 @@ def test_a_rank_has_the_cpus_next_to_its_gpu_or_is_not_bound() -> None:
     assert "--cpu-bind none " in script("aurora", **asked, gpus_per_node="6")
 
 
+HINTS = [
+    ("gadi", {"nodes": "2", "cpus_per_node": "24"}, "leave out cpus_per_node, or --nodes 1"),
+    ("sophia", {"queue": "by-gpu", "gpus_per_node": "0"}, "--gpus-per-node 1, or --queue by-node"),
+    ("sophia", {"queue": "by-gpu", "gpus_per_node": "3"}, "nearest: --gpus-per-node 2, or --queue by-node"),
+    ("miyabi-g", {"nodes": "257"}, "nearest: --nodes 256"),
+    ("aurora", {"nodes": "1", "walltime": "30:00:00"}, "nearest: --nodes 256, or --queue capacity"),
+]
+
+
+@pytest.mark.parametrize(("name", "asked", "hint"), HINTS, ids=[f"{name} {hint}" for name, _, hint in HINTS])
+def test_a_hint_that_is_typed_is_not_refused_for_the_same_reason(name: str, asked: dict[str, str], hint: str) -> None:
+    site = SITES[name]
+    with pytest.raises(RequestError) as refused:
+        plan(site, asked.get("queue", site.queue), **{key: value for key, value in asked.items() if key != "queue"})
+    assert refused.value.hint == hint
+
+
+def test_the_cpus_of_a_part_of_a_node_are_said_to_be_its_own() -> None:
+    with pytest.raises(RequestError, match="1 rank of 100 CPUs do not fit on the 72 CPUs that go with 1 GPU"):
+        plan(SITES["isambard-ai"], "workq", gpus_per_node="1", cpus_per_rank="100")
+
+
 @pytest.mark.parametrize("name", SITES)
 def test_every_queue_of_a_shipped_site_gives_a_script_or_says_what_to_type(name: str) -> None:
     site = SITES[name]
@@ -131,7 +153,7 @@ def test_every_queue_of_a_shipped_site_gives_a_script_or_says_what_to_type(name:
 def test_a_file_older_than_a_year_is_said_to_be() -> None:
     site = SITES["abci3"]
     looked = time.mktime(time.strptime(site.verified[:10], "%Y-%m-%d"))
-    assert list(remark_age(site, looked + 364 * 86400)) == []
-    (said,) = remark_age(site, looked + 366 * 86400)
+    assert list(remark_age(site, looked + 365.5 * 86400)) == []
+    (said,) = remark_age(site, looked + 367 * 86400)
     assert said.endswith("more than a year ago: hpcddp sites check abci3")
     assert list(remark_age(SITES["generic-slurm"], looked + 9999 * 86400)) == []
