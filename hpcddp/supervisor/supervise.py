@@ -13,6 +13,7 @@ from hpcddp.runs.job_end import JobEnd, note_job_end
 from hpcddp.runs.lock import release_run
 from hpcddp.runs.state import read_state
 from hpcddp.schedulers.registry import find_scheduler
+from hpcddp.supervisor.asked import ask_beside
 from hpcddp.supervisor.begin import BY_HAND, begin
 from hpcddp.supervisor.end import end_attempt, note_lost
 from hpcddp.supervisor.follow import FollowUp
@@ -216,7 +217,7 @@ class Start:
         if self._end.look() and self._end.end.at is not None:
             self._tell(f"the job ends at {self._end.end} now")
             self._reports.tell_end(self._end.end.at)
-            self._note_end()
+            ask_beside(self._note_end)  # a file system may hang
 
     def _warn_at(self) -> int | None:
         """When the ranks are warned, as the job file's signal asks."""

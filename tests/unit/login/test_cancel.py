@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -83,6 +84,12 @@ def test_of_grid_engines_array_each_index_is_its_own(
     assert "qdel: denied: alice may not" in capsys.readouterr().err
 
 
+def until(is_so: Callable[[], object]) -> None:
+    """The folder is looked at beside the supervisor."""
+    while not is_so():
+        time.sleep(0.01)
+
+
 def test_on_pbs_the_supervisor_is_asked_through_the_runs_folder(here: Path, program: Program) -> None:
     run = RunFolder("runs/a")
     submitted(run, "47.pbs1", scheduler="pbs")
@@ -106,13 +113,15 @@ def test_on_pbs_the_supervisor_is_asked_through_the_runs_folder(here: Path, prog
         now = [100.0]
         request = StopRequest(attempt, lambda: now[0])
         request.look()
+        until(lambda: got)
         assert (got, asked.exists()) == ([signal.SIGTERM], False)
         asked.touch()
         request.look()  # it has just looked
         assert len(got) == 1
         now[0] += LOOK_S
+        until(lambda: request._taken is not None and not request._taken.empty())
         request.look()
-        assert len(got) == 2
+        until(lambda: len(got) == 2)
     finally:
         signal.signal(signal.SIGTERM, before)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.job_end import JobEnd, note_job_end, read_job_end
@@ -42,6 +43,8 @@ def test_the_file_follows_an_end_that_is_moved(tmp_path):
     start._end, start._reports, start._tell = Moved(job, End(2000000000, "before"), {}), Ranks(), lambda _text: None
     start._stop_request = type("Nobody", (), {"look": lambda self: None})()
     start._look_around()
+    while read_job_end(attempt) is None:  # it is written beside the supervisor
+        time.sleep(0.01)
     assert read_job_end(attempt) == JobEnd("slurm", "77", 2000000600, "as scontrol says", 2000000500)
     assert told == [2000000600]
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from hpcddp.runs.folder import RunFolder
 from hpcddp.supervisor.follow import FollowUp
 from hpcddp.supervisor.job import End, Job, MovingEnd, find_end
+from hpcddp.supervisor.stop_request import StopRequest
 
 # It does not answer before it is told what.
 _QSTAT = """\
@@ -90,3 +93,23 @@ def test_who_ends_a_job_with_a_chain_need_not_wait_for_the_scheduler(cluster: Cl
     follow_up.cancel("nothing is left to do")
     assert cluster.lines("deleted") == ["8.server"]
     assert told == ["somebody ends this job long before its end, and with it the chain: 8.server is cancelled"]
+
+
+def test_a_run_folder_that_hangs_does_not_keep_the_supervisor_from_hearing_the_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    answers, looks, now = threading.Event(), list[str](), [10.0]
+
+    def exists(path: str) -> bool:
+        looks.append(path)
+        return not answers.wait(300)
+
+    monkeypatch.setattr("hpcddp.supervisor.stop_request.os.path.exists", exists)
+    request = StopRequest(RunFolder(str(tmp_path)).attempt("7.1"), lambda: now[0])
+    for _ in range(3):
+        request.look()
+        now[0] += 100
+    wait_until(lambda: looks != [])
+    assert len(looks) == 1
+    answers.set()
+    wait_until(lambda: request.look() or len(looks) > 1)
