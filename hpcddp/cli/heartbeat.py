@@ -1,8 +1,9 @@
 """The process beside a rank tells the job's supervisor how the rank is, and ends it when the supervisor says so.
 
 One line per message. To the supervisor: `hello KEY ATTEMPT RANK RANKS HOST`, `beat STEP MOVES LOOKS TOUCHED STOPPED`,
-`ended STATUS ERROR`, `at PLACE`, where the error is the last line of a rank's output and the place is where it stands,
-both in hexadecimal digits. From it: `ok` to each of them, or `end`, or `until TIME`.
+`ended STATUS ERROR`, `at PLACE`, `unheard SECONDS`, where the error is the last line of a rank's output and the place
+is where it stands, both in hexadecimal digits. The last one comes before `ended`: the rank was ended since nothing was
+heard for so long. From it: `ok` to each of them, or `end`, or `until TIME`.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class Heartbeat:
         self._heard: float | None = None  # when the supervisor last said something
         self._place = ""  # the last that was told
         self._is_over = False
+        self._unheard_s = 0.0  # for how long the supervisor was not heard before the rank was ended for that
         self.was_ended = False  # by the supervisor's word, or since it was not heard any more
 
     @property
@@ -80,6 +82,8 @@ class Heartbeat:
             with suppress(OSError):
                 self._socket.settimeout(_LAST_WORD_S)
                 self._say(self._describe())  # the last step that it made
+                if self._unheard_s:
+                    self._say(f"unheard {self._unheard_s:.0f}")
                 self._say(f"ended {status} {error[:_MOST_TEXT].encode(errors='replace').hex() or '-'}")
                 while self._socket.recv(4096):  # it closes the connection once it has read that
                     pass
@@ -180,7 +184,11 @@ class Heartbeat:
                 self._page.write_lease(self._heard + told.lease_s * _ITSELF)
 
     def _check_lease(self, told: Supervised) -> None:
-        if told.lease_s and self._heard is not None and time.monotonic() - self._heard > told.lease_s:
+        if not told.lease_s or self._heard is None or self.was_ended:
+            return
+        unheard_s = time.monotonic() - self._heard
+        if unheard_s > told.lease_s:
+            self._unheard_s = unheard_s
             self._end_rank()
 
     def _end_rank(self) -> None:

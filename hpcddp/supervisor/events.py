@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 ERROR, KILLED, GONE, SILENT, STUCK = "error", "killed", "gone", "silent", "stuck"
-LEFT, UNKNOWN, ABSENT = "left", "unknown", "absent"
+LEFT, UNKNOWN, ABSENT, UNHEARD = "left", "unknown", "absent", "unheard"
 
 _ERRORS = "PeerFailedError|DistNetworkError|DistStoreError|DistBackendError"
 # What a rank says that has only seen another one end.
@@ -98,6 +98,8 @@ class Event(Record):
             return f"{rank} ended with status 0 while others still trained"
         if self.kind == STUCK:
             return f"no rank gets on{since}; {rank} {self.text}"
+        if self.kind == UNHEARD:
+            return f"{rank} was ended, since it had not heard the supervisor for {self.text} s"
         if self.kind == ERROR and self.text:
             return f"{rank}: {self.text}"
         return f"{rank} {describe_end(self.status)}"

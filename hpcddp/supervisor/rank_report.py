@@ -30,6 +30,7 @@ class RankReport:
         self.has_left = False  # the runtime: what its program does then, it does not say
         self.left = 0.0  # when its connection broke
         self.status: int | None = None  # its wait status, once it has ended
+        self.unheard_s = 0  # for how long it had not heard this process when it was ended for that
         self.is_told = False  # whether there is an event about it
 
     def forgive(self, now: float) -> None:

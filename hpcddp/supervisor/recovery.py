@@ -14,7 +14,7 @@ from hpcddp.runs.jsonfile import write_object
 from hpcddp.runs.start import hold_run
 from hpcddp.runs.state import read_state, replace_state
 from hpcddp.supervisor.begin import BY_HAND, make_folders
-from hpcddp.supervisor.events import STUCK
+from hpcddp.supervisor.events import STUCK, UNHEARD
 from hpcddp.supervisor.hosts import Hosts, list_checks
 from hpcddp.units import format_count
 
@@ -51,7 +51,7 @@ class Recovery:
         if why_not:
             self._tell(f"the ranks are not started again: {why_not}")
             return False
-        if cause.is_loss and cause.host and not cause.is_of_another:
+        if cause.is_loss and cause.host and not cause.is_of_another and cause.kind != UNHEARD:
             self._hosts.blame(cause.host)
         if self._hosts.names:
             usable = self._hosts.find_usable(attempt, suspects)

@@ -15,7 +15,7 @@ from contextlib import suppress
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.runs.heartbeat import Beat, Supervised, write_supervised
 from hpcddp.supervisor.absent import find_absent
-from hpcddp.supervisor.events import ERROR, GONE, KILLED, LEFT, SILENT, STUCK, Event
+from hpcddp.supervisor.events import ERROR, GONE, KILLED, LEFT, SILENT, STUCK, UNHEARD, Event
 from hpcddp.supervisor.rank_report import RankReport, find_odd
 from hpcddp.supervisor.sockets import accept, open_listener, own_names, receive
 
@@ -236,6 +236,8 @@ class Reports:
                     self._note_beat(one, Beat(*map(int, words[1:5])), is_stopped=words[5] == "1")
                 elif words[0] == "at":
                     one.place = bytes.fromhex(words[1].strip("-")).decode(errors="replace")
+                elif words[0] == "unheard":
+                    one.unheard_s = int(words[1])
                 elif words[0] == "ended":
                     self._note_end(one, int(words[1]), bytes.fromhex(words[2].strip("-")).decode(errors="replace"))
 
@@ -259,7 +261,9 @@ class Reports:
     def _note_end(self, one: RankReport, status: int, text: str) -> None:
         one.status = status
         if not one.is_well and not self._is_ending:
-            self._add(one, KILLED if os.WIFSIGNALED(status) else ERROR, self._clock(), text)
+            kind = KILLED if os.WIFSIGNALED(status) else ERROR
+            kind, text = (UNHEARD, str(one.unheard_s)) if one.unheard_s else (kind, text)
+            self._add(one, kind, self._clock(), text)
         self._leave(one)
 
     def _leave(self, one: RankReport) -> None:

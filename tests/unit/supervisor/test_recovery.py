@@ -13,7 +13,7 @@ import pytest
 
 from hpcddp.runs.folder import AttemptFolder, RunFolder
 from hpcddp.runs.state import State, read_state, replace_state
-from hpcddp.supervisor.events import ERROR, KILLED, SILENT, STUCK, UNKNOWN, Event
+from hpcddp.supervisor.events import ERROR, KILLED, SILENT, STUCK, UNHEARD, UNKNOWN, Event
 from hpcddp.supervisor.job import End, Job
 from hpcddp.supervisor.order import Order, Recover
 from hpcddp.supervisor.recovery import Recovery
@@ -301,6 +301,14 @@ def test_a_host_that_was_blamed_twice_is_left_out_if_it_works_out_without(cluste
         cluster.reach(step)
         assert needed.goes_on(cluster.attempt, KILL, LATER, set())
     assert len(needed.chosen) == 4
+
+
+def test_ranks_that_have_not_heard_the_supervisor_blame_no_host(cluster: Cluster):
+    recovery = cluster.recovery()
+    for step in (3, 6):
+        cluster.reach(step)
+        assert recovery.goes_on(cluster.attempt, Event(UNHEARD, 2, "n3", text="45"), LATER, set())
+    assert len(recovery.chosen) == 4
 
 
 def test_no_two_addresses_are_one_host(cluster: Cluster):

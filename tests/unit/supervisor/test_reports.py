@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import signal
 import socket
@@ -19,7 +20,7 @@ import pytest
 from hpcddp.cli.heartbeat import Heartbeat
 from hpcddp.runs.folder import AttemptFolder, RunFolder
 from hpcddp.runs.heartbeat import make_page, open_page, read_supervised, write_supervised
-from hpcddp.supervisor.events import ERROR, GONE, KILLED, LEFT, SILENT, STUCK, UNKNOWN, find_first_cause
+from hpcddp.supervisor.events import ERROR, GONE, KILLED, LEFT, SILENT, STUCK, UNHEARD, UNKNOWN, find_first_cause
 from hpcddp.supervisor.rank_report import RankReport, find_odd
 from hpcddp.supervisor.reports import Reports
 from hpcddp.supervisor.sockets import allow_files, allow_more_files
@@ -244,6 +245,19 @@ def test_a_rank_whose_supervisor_is_not_heard_for_its_lease_ends_itself(ranks_wi
     ranks.until(lambda: companion._heard is not None)
     assert ranks.processes[0].wait() == -signal.SIGKILL  # nobody reads any more
     assert companion.was_ended
+
+
+def test_a_rank_that_was_ended_for_its_lease_is_said_to_be(ranks_with: Callable[[float], Ranks]):
+    ranks = ranks_with(SHORT_S)
+    companion = ranks.start("n0")
+    ranks.until(lambda: companion._heard is not None)
+    assert ranks.processes[0].wait() == -signal.SIGKILL  # as if a file system kept the supervisor
+    report_end(ranks, companion, signal.SIGKILL)
+    [event] = ranks.reports.events
+    assert (event.kind, event.rank) == (UNHEARD, 0)
+    assert re.fullmatch(r"rank 0 on n0 was ended, since it had not heard the supervisor for \d+ s", str(event))
+    assert event.is_loss
+    assert event.exit_status == 0
 
 
 def test_a_rank_that_never_reached_its_supervisor_is_left_alone(ranks_with: Callable[[float], Ranks]):
