@@ -11,6 +11,7 @@ from hpcddp.runs.chain import find_follow_up, start_attempt, write_follow_up
 from hpcddp.runs.command import identify_command
 from hpcddp.runs.folder import list_checkpoints, number_attempt, step_of
 from hpcddp.runs.jsonfile import write_object
+from hpcddp.runs.lock import release_run
 from hpcddp.runs.start import hold_run
 from hpcddp.runs.state import read_state, replace_state
 from hpcddp.supervisor.begin import BY_HAND, make_folders
@@ -67,10 +68,6 @@ class Recovery:
             self._tell(f"the ranks are not started again: {unwell}")
             return False
         self._restarts += 1
-        where = f" on {', '.join(self.chosen)}" if self.chosen else ""
-        step = _newest_step(attempt)
-        since = f"from step {step}" if step else "from the start: there is no checkpoint yet"
-        self._tell(f"start {self._restarts + 1} of at most {self._recover.restarts + 1}{where}, {since}")
         return True
 
     def _judge(self, attempt: AttemptFolder, cause: Event, end: End) -> str:
@@ -100,32 +97,44 @@ class Recovery:
     def begin_again(self, attempt: AttemptFolder) -> AttemptFolder | None:
         """The next attempt, which takes the run from this one: whatever is left of it writes no more. None if that
         cannot be done, which is told: another job has taken the run, or its folder is full."""
+        new = None
         try:
-            return self._take_over(attempt)
+            new = attempt.run.attempt(number_attempt(attempt.run, self._job.name))
+            self._take_over(attempt, new)
         except HpcddpError as error:
             self._tell(f"the ranks are not started again: {error}")
         except OSError as error:
             what = f"{error.filename or attempt.run.path}: {error.strerror}"
             self._tell(f"the ranks are not started again: the run folder cannot be written, {what}")
+        else:
+            self._tell_start(new)
+            return new
+        if new is not None:
+            release_run(new.run, new.name)  # it may hold the run already
         return None
 
-    def _take_over(self, attempt: AttemptFolder) -> AttemptFolder:
+    def _tell_start(self, attempt: AttemptFolder) -> None:
+        where = f" on {', '.join(self.chosen)}" if self.chosen else ""
+        step = _newest_step(attempt)
+        since = f"from step {step}" if step else "from the start: there is no checkpoint yet"
+        self._tell(f"start {self._restarts + 1} of at most {self._recover.restarts + 1}{where}, {since}")
+
+    def _take_over(self, attempt: AttemptFolder, new: AttemptFolder) -> None:
         run, order = attempt.run, self._order
-        new = run.attempt(number_attempt(run, self._job.name))
         command, by_hand = identify_command(order.command), BY_HAND in self._env
         hold_run(new, self._env, command, process=os.getpid(), by_hand=by_hand)
         if order.chain:
             start_attempt(new, order.chain)
         make_folders(new)
-        state = read_state(run)
-        if state is not None and state.attempt == attempt.name and state.status == "unfinished":
-            replace_state(run, state._replace(attempt=new.name))  # what is there is this one's, as for a chain
         queued = find_follow_up(new)
         if queued is not None:
             write_follow_up(new, queued)
         nodes = len(self.chosen) or int(order.plan["nodes"])
         write_object(run.plan, {**order.plan, "nodes": nodes, "world_size": nodes * int(order.plan["ranks_per_node"])})
-        return new
+        state = read_state(run)
+        if state is not None and state.attempt == attempt.name and state.status == "unfinished":
+            # the last that is written: what is there is the new one's, as for a chain
+            replace_state(run, state._replace(attempt=new.name))
 
 
 def _newest_step(attempt: AttemptFolder) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -11,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp.runs.folder import AttemptFolder, RunFolder
+from hpcddp.runs.chain import is_unfinished
+from hpcddp.runs.folder import AttemptFolder, RunFolder, find_holder
+from hpcddp.runs.lock import read_end
 from hpcddp.runs.state import State, read_state, replace_state
 from hpcddp.supervisor.events import ERROR, KILLED, SILENT, STUCK, UNHEARD, UNKNOWN, Event
 from hpcddp.supervisor.job import End, Job
@@ -106,6 +109,7 @@ def test_a_killed_rank_goes_on_where_it_was(cluster: Cluster):
     recovery = cluster.recovery()
     assert recovery.goes_on(cluster.attempt, KILL, LATER, set())
     assert recovery.chosen == ("n1.site", "n2.site", "n3.site", "n4.site")
+    assert recovery.begin_again(cluster.attempt) is not None
     assert cluster.told == [
         "the first cause: rank 2 on n3 was killed by SIGKILL (often: out of memory)",
         "start 2 of at most 10 on n1.site, n2.site, n3.site, n4.site, from step 9",
@@ -280,6 +284,32 @@ def test_what_an_attempt_has_left_is_the_next_one_s(cluster: Cluster):
     state = read_state(again.run)
     assert state is not None
     assert (state.attempt, state.step, state.status) == (again.name, 500, "unfinished")
+
+
+@pytest.mark.parametrize("name", ["plan.json", "state.json"])
+def test_where_the_next_attempt_cannot_be_written_the_run_stays_unfinished_and_a_chain_goes_on(
+    cluster: Cluster, name: str, monkeypatch: pytest.MonkeyPatch
+):
+    cluster.reach(9)
+    replace_state(cluster.attempt.run, State("unfinished", 9, 0, "lost", cluster.attempt.name))
+    replace = os.replace
+
+    def replace_on_a_full_disk(old: str, new: str) -> None:
+        if os.path.basename(new) == name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), new)
+        replace(old, new)
+
+    monkeypatch.setattr(os, "replace", replace_on_a_full_disk)
+    recovery = cluster.recovery()
+    assert recovery.goes_on(cluster.attempt, KILL, LATER, set())
+    assert recovery.begin_again(cluster.attempt) is None
+    assert cluster.told[-1].endswith(f"{name}: No space left on device")
+    assert not any(line.startswith("start ") for line in cluster.told)
+    state = read_state(cluster.attempt.run)
+    assert is_unfinished(state, cluster.attempt.name)
+    _, holder = find_holder(cluster.attempt.run)
+    assert holder is not None
+    assert read_end(holder) == (True, None)
 
 
 def test_a_run_that_another_job_has_taken_is_not_started_again(cluster: Cluster):
