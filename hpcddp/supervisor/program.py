@@ -31,6 +31,9 @@ _NAMES: dict[int, str] = {
 }
 #: What the launcher ignores: a terminal sends these to every process, and this one passes them on.
 _OF_TERMINAL = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
+#: A wish to end the job, however long ago it came. The others mean what a program makes of them.
+_ENDS = ("SIGTERM", "SIGINT")
+_ACTS_S = 300.0  # that ranks may take to save and end after one of the others
 _IDLE_S = 5.0
 _REST_S = 5.0  # for what is left in the pipe once nobody should write any more
 _FULL_S = 0.1  # until the next look whether what was read has been written
@@ -69,6 +72,12 @@ class Signals:
 def name_of(number: int) -> str:
     """`SIGTERM`."""
     return _NAMES[number]
+
+
+def ended_by(name: str, ago_s: float, grace_s: float) -> bool:
+    """Whether ranks that were lost so long after this signal ("": none came) may have ended by it, or by who sent it.
+    `grace_s`: that the launcher leaves them then."""
+    return name in _ENDS or (name != "" and ago_s <= max(_ACTS_S, grace_s))
 
 
 def _wake_up(_number: int, _frame: object) -> None:
@@ -175,7 +184,7 @@ def watch(
         within = f"; its ranks have {order.grace_s} seconds" if order.grace_s else ""
         becomes = f"was passed on as SIG{passes_on}{within}"
     poll = _poll(launcher.entry, signals.entry, *([teardown.entry] if teardown else []))
-    last, is_read, is_closed, is_warned = "", True, False, False
+    last, came_at, is_read, is_closed, is_warned = "", 0.0, True, False, False
     while not launcher.has_ended:
         idle()
         warns = None if is_warned else warn_at()
@@ -191,7 +200,7 @@ def watch(
         ready = [descriptor for descriptor, _ in poll.poll(min(waits) * 1000)]
         is_closed |= launcher.entry in ready and not launcher.pass_output_on()  # it may work on
         for one in signals.read() if signals.entry in ready else ():
-            last = name_of(one)
+            last, came_at = name_of(one), time.monotonic()
             if number:
                 launcher.send(number)
             tell(f"{last} came and {becomes}")
@@ -202,7 +211,10 @@ def watch(
             is_warned = True
             launcher.send(number)
             tell(f"the ranks are warned: SIG{passes_on} was sent, as the job file's signal asks")
-    return Ended(launcher.status, last, teardown.conclude(launcher.status) if teardown else None)
+    cause = teardown.conclude(launcher.status) if teardown else None
+    if cause is not None and not ended_by(last, time.monotonic() - came_at, order.grace_s):
+        last = ""
+    return Ended(launcher.status, last, cause)
 
 
 def _poll(*entries: int) -> select.poll:

@@ -102,7 +102,10 @@ def _run_job(
         while True:
             ended = start.run(attempt, staged, recovery)
             cause = ended.cause
-            if recovery is None or cause is None or ended.signal or _is_finished(attempt):
+            if recovery is None or cause is None or _is_finished(attempt):
+                break
+            if ended.signal:
+                tell(f"the ranks are not started again: {ended.signal} came, and they may have ended by it ({cause})")
                 break
             goes_on = recovery.goes_on(attempt, cause, moving.end, reports.lost_hosts)
             # as where the scheduler ends the ranks first, and then the script

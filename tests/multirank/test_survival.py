@@ -146,6 +146,35 @@ def test_programs_that_know_nothing_of_hpcddp_are_started_again_too(
     assert done.stdout.count("hpcddp: rank 1 on ") == 4
 
 
+# A program that catches a signal and goes on, and is struck after it.
+CATCHES = """
+trap : USR1
+touch here-$RANK
+until [ -e signalled ]; do sleep 0.1; done
+[ "$RANK" = 0 ] || kill -9 $$
+until [ -e never ]; do sleep 1; done
+"""
+SIGNALS = """
+JOB 2> said &
+until [ -e here-0 ] && [ -e here-1 ] || ! kill -0 $!; do sleep 0.1; done
+kill -USR1 $!
+until grep -q 'SIGUSR1 came and was passed on' said || ! kill -0 $!; do sleep 0.1; done
+touch signalled
+wait $! || true
+cat said >&2
+"""
+
+
+def test_where_a_signal_has_come_it_is_said_why_the_ranks_are_not_started_again(
+    run: Callable[..., Any], openmpi5: Any, tmp_path: Path
+):
+    launch = ["hpcddp", "launch", "--here", "--ranks-per-node", "2", "--launcher", "openmpi", "--name", "t"]
+    job = shlex.join([*launch, "--set", "max_restarts=1", "--", "sh", "-c", CATCHES])
+    done = run(["bash", "-c", SIGNALS.replace("JOB", job)], env=openmpi5.env, cwd=tmp_path)
+    assert "the ranks are not started again: SIGUSR1 came, and they may have ended by it (rank 1 on " in done.stderr
+    assert "start 2" not in done.stderr
+
+
 # What rank 0 says is more than fits into the job's pipe and the launcher's.
 TALKS = """
 if [ "$RANK" = 0 ] && mkdir struck; then
