@@ -15,7 +15,7 @@ from hpcddp.runs.lock import release_run
 from hpcddp.runs.start import hold_run
 from hpcddp.runs.state import read_state, replace_state
 from hpcddp.supervisor.begin import BY_HAND, make_folders
-from hpcddp.supervisor.events import STUCK, UNHEARD
+from hpcddp.supervisor.events import ERROR, KILLED, STUCK, UNHEARD
 from hpcddp.supervisor.hosts import Hosts, list_checks
 from hpcddp.units import format_count
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hpcddp.supervisor.order import Order, Recover
 
 _MOST_STUCK = 2  # as often as a host has to be blamed before it is left out
+_MOST_CRASHES = 2  # the same
 _LEAST_LEFT_S = 60  # before the job's end: a start and a step would not fit
 
 
@@ -41,6 +42,7 @@ class Recovery:
         self._hosts = Hosts(job, env, list_checks(order, env["HPCDDP_RUN_DIR"]), tell)
         self._restarts = 0
         self._stuck: list[tuple[str, int]] = []  # where, step
+        self._crashes: list[tuple[str, int, int, int]] = []  # kind, status, step, the newest checkpoint's step
         self._failures: list[tuple[str, int, int]] = []  # text, step, the newest checkpoint's step
         self.chosen = self._hosts.names[: max(recover.fits)] if recover.spares else ()  # (): as the script has it
 
@@ -87,6 +89,12 @@ class Recovery:
             self._stuck.append((cause.text, cause.step))
             if same >= _MOST_STUCK:
                 return f"no rank got on at the same place and step {same} times before"
+        if cause.step and (cause.kind == KILLED or (cause.kind == ERROR and cause.is_loss)):
+            crash = (cause.kind, cause.status, cause.step, step)
+            same = self._crashes.count(crash)
+            self._crashes.append(crash)
+            if same >= _MOST_CRASHES:
+                return f"ranks ended alike at step {cause.step} {same} times before: no other host would help"
         if is_own and any((cause.text, cause.step) == (text, at) for text, at, _ in before):
             at = f" at step {cause.step}" if cause.step else ""
             return f"the same error came twice{at}: it would come again"

@@ -401,6 +401,34 @@ def test_lost_ranks_are_no_fault_of_the_program_however_often(cluster: Cluster):
 
 
 @pytest.mark.parametrize(
+    "crash",
+    [
+        Event(KILLED, 2, "n3", step=8, status=signal.SIGABRT),
+        Event(KILLED, 2, "n3", step=8, status=signal.SIGKILL),  # its own memory
+        Event(ERROR, 2, "n3", step=8, status=1 << 8, text="RuntimeError: gloo: 5 and 3000005 do not fit"),
+    ],
+    ids=["SIGABRT", "SIGKILL", "gloo"],
+)
+def test_ranks_that_end_alike_at_one_step_for_the_third_time_are_not_started_again(cluster: Cluster, crash: Event):
+    """Whichever rank it is: its place may be another one's in the next start."""
+    cluster.reach(6)
+    recovery = cluster.recovery()
+    assert crash.is_loss
+    for rank in (0, 1):
+        assert recovery.goes_on(cluster.attempt, crash._replace(rank=rank), LATER, set())
+    assert recovery.goes_on(cluster.attempt, crash._replace(step=7), LATER, set())
+    assert not recovery.goes_on(cluster.attempt, crash, LATER, set())
+    assert why_not(cluster) == "ranks ended alike at step 8 2 times before: no other host would help"
+
+
+def test_ranks_that_end_alike_with_progress_between_are_started_again(cluster: Cluster):
+    recovery = cluster.recovery()
+    for step in (3, 6, 9, 12):
+        cluster.reach(step)
+        assert recovery.goes_on(cluster.attempt, Event(KILLED, 2, "n3", step=12, status=6), LATER, set())
+
+
+@pytest.mark.parametrize(
     ("cause", "end", "why"),
     [
         (KILL, End(int(time.time()) + 30, ""), "the job ends soon"),
