@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 
 from hpcddp.errors import HpcddpError, RequestError, SchedulerError
-from hpcddp.login.find_run import find_newest_jobs, find_run, is_job_id, is_same_job, list_all_runs
+from hpcddp.login.find_run import call_run, find_newest_jobs, find_run, is_job_id, is_same_job, list_all_runs
 from hpcddp.login.look import look_here
 from hpcddp.login.planning import plan_spec
 from hpcddp.login.submit import Part, Queued, plan_part, submit_part
@@ -82,7 +82,8 @@ def submit_parts(parts: Parts, env: Mapping[str, str]) -> list[Queued]:
             left = f"; {len(queued)} of {len(parts.parts)} jobs are queued, {ids}"
             if isinstance(error, HpcddpError):
                 raise type(error)(f"{error.message}{left}", error.hint) from error
-            raise SchedulerError(f"interrupted{left}", f"hpcddp cancel {queued[0].submission.job}") from error
+            of_all = call_run(parts.sweep) if parts.sweep is not None else queued[0].submission.job
+            raise SchedulerError(f"interrupted{left}", f"hpcddp cancel {of_all}") from error
         if find_scheduler(part.plan.site.scheduler).this_machine:
             before.append(done.submission)
     return queued

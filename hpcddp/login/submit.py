@@ -137,18 +137,22 @@ def submit_part(
 
 @contextmanager
 def _later_interrupts() -> Iterator[list[int]]:
-    """Ctrl-C waits for the end of the block: between the hand-in and the note, it would leave a job that no run knows.
-    The list has the ones that came."""
+    """Ctrl-C, or a terminal that is closed, waits for the end of the block: between the hand-in and the note, it would
+    leave a job that no run knows. The list has the ones that came."""
     came: list[int] = []
+    before = {}
     try:
-        before = signal.signal(signal.SIGINT, lambda number, _frame: came.append(number))
+        for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(one) != signal.SIG_IGN:
+                before[one] = signal.signal(one, lambda number, _frame: came.append(number))
     except ValueError:  # Python tells only its main thread of them
         yield came
         return
     try:
         yield came
     finally:
-        signal.signal(signal.SIGINT, before or signal.default_int_handler)
+        for one, handler in before.items():
+            signal.signal(one, signal.SIG_DFL if handler is None else handler)
 
 
 def _take_back(submission: Submission, env: Mapping[str, str]) -> None:

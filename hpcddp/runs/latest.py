@@ -11,6 +11,7 @@ from typing import Any
 from hpcddp.record import Record
 
 _HEAD, _TAIL = 8192, 65536  # bytes; a line has a few hundred
+_LEAST_S = 1.0  # the first lines of a start are written together, and are no pace
 
 
 class Latest(Record):
@@ -70,7 +71,7 @@ def _pace(lines: list[dict[str, Any]]) -> float | None:
     if len(made) < 2:
         return None
     (first, began), (last, ended) = made[0], made[-1]
-    return (ended - began) / (last - first) if last > first and ended >= began else None
+    return (ended - began) / (last - first) if last > first and ended - began >= _LEAST_S else None
 
 
 def _read(line: bytes) -> dict[str, Any] | None:

@@ -312,3 +312,10 @@ def test_a_job_of_before_a_reboot_has_ended(here: Path, monkeypatch: pytest.Monk
         ("other", "boot-1 pid:[1]", None),
     ):
         assert is_alive(one._replace(host=host, machine=machine)) is alive
+
+
+def test_lines_that_were_written_together_are_no_pace(here: Path, program: Program) -> None:
+    submitted(RunFolder("runs/a"), "12")
+    metrics(held(RunFolder("runs/a"), "12"), 10, total=40, seconds_per_step=0.001)
+    squeue(program, "12|12|N/A|RUNNING|N/A|N/A|None|")
+    assert (status("a").step, status("a").left_s) == (10, None)

@@ -128,10 +128,11 @@ def test_a_job_that_cannot_be_noted_is_taken_back(
     assert "hint: scancel 4711" in said
 
 
+@pytest.mark.parametrize("signal", ["INT", "TERM", "HUP"])
 def test_an_interrupt_while_the_scheduler_answers_takes_the_job_back(
-    here: Path, program: Program, capsys: pytest.CaptureFixture[str]
+    here: Path, program: Program, capsys: pytest.CaptureFixture[str], signal: str
 ) -> None:
-    program("sbatch", "kill -INT $PPID; echo 4711")
+    program("sbatch", f"kill -{signal} $PPID; echo 4711")
     program("scancel", 'echo "$@" >> cancelled')
     assert submit(*TRAIN) == 130
     out = capsys.readouterr()
@@ -148,7 +149,7 @@ def test_an_interrupt_among_several_jobs_says_what_is_queued(
     assert submit("--name", "s", "--set", "sweep.nodes=1,2,4", *TRAIN) == 5
     said = capsys.readouterr().err
     assert "interrupted; 1 of 3 jobs are queued, 100 to 100" in said
-    assert "hint: hpcddp cancel 100" in said
+    assert "hint: hpcddp cancel s\n" in said
     assert (here / "cancelled").read_text() == "101\n"
 
 
