@@ -16,7 +16,6 @@
 cd "${SLURM_SUBMIT_DIR:-.}" || exit
 
 module load brics/nccl || exit
-module load brics/aws-ofi-nccl || exit
 
 set -e # from here on a line that fails ends the job
 HPCDDP_PYTHON=/opt/env/bin/python
