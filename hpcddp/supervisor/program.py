@@ -60,6 +60,8 @@ class Signals:
         os.set_blocking(self._wake, False)
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
         for number in (*_NAMES, signal.SIGCHLD):
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                continue  # nohup: what was started goes on when its terminal is closed
             signal.signal(number, _wake_up)
 
     def read(self) -> list[int]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+
 import pytest
 
 from hpcddp.supervisor.program import ended_by
@@ -23,3 +27,28 @@ def test_a_signal_after_which_the_ranks_went_on_is_not_why_they_were_lost(
     name: str, ago_s: float, grace_s: float, is_so: bool
 ):
     assert ended_by(name, ago_s, grace_s) == is_so
+
+
+_READS = """
+import os, signal, time
+from hpcddp.supervisor.program import Signals
+signals = Signals()
+os.kill(os.getpid(), signal.SIGINT)
+os.kill(os.getpid(), signal.SIGHUP)
+os.kill(os.getpid(), signal.SIGUSR1)
+came = []
+while signal.SIGUSR1 not in came:
+    came += signals.read()
+print(sorted(came))
+"""
+
+
+@pytest.mark.parametrize("ignored", ["", "HUP", "HUP INT USR1"])
+def test_a_hangup_that_is_ignored_at_the_start_stays_ignored(ignored: str):
+    """As nohup asks for it. What a scheduler or a person sends is heard in any
+    case: a shell ignores SIGINT for all that it starts in its background."""
+    shell = f'trap - HUP INT USR1; {f"trap {chr(39) * 2} {ignored}; " if ignored else ""}exec "$@"'
+    words = ["env", "--default-signal=HUP,INT,USR1", "sh", "-c", shell, "sh", sys.executable, "-c", _READS]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    hangup = [] if "HUP" in ignored else [int(signal.SIGHUP)]
+    assert done.stdout == f"{[*hangup, int(signal.SIGINT), int(signal.SIGUSR1)]}\n"
