@@ -10,6 +10,7 @@ import time
 from hpcddp.errors import HpcddpError
 from hpcddp.ranks.allocation import find_allocation
 from hpcddp.record import TYPE_CHECKING, Record
+from hpcddp.runs.folder import MANIFEST, list_checkpoints
 from hpcddp.schedulers.host_names import same_host
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.run import run_program, run_side_by_side
@@ -58,9 +59,9 @@ class Check(Record):
     is_doubt: bool = False
 
 
-def list_checks(order: Order, run_dir: str) -> list[Check]:
-    """In the order in which they are made."""
-    checks = [Check(("test", "-d", os.path.abspath(run_dir)), "it does not see the run folder")]
+def list_checks(order: Order) -> list[Check]:
+    """In the order in which they are made, after those of the attempt."""
+    checks = list[Check]()
     gpus = int(order.plan.get("gpus_per_node") or 0)
     if gpus:
         missing = f"it does not have {format_count(gpus, 'GPU')}, or one of them needs a reset"
@@ -76,6 +77,17 @@ def clear_check(attempt: AttemptFolder) -> Check:
     """No rank of this attempt is left on the host, as one whose companion has lost its connection may be."""
     marks = (f"HPCDDP_RUN_DIR={attempt.run.path}", f"HPCDDP_ATTEMPT={attempt.name}")
     return Check(("sh", "-c", _CLEAR, "sh", *marks), "ranks of the last start cannot be ended there")
+
+
+def folder_checks(attempt: AttemptFolder) -> list[Check]:
+    """The run's own folder, which may have another name than the job asked for, and its newest checkpoint are there."""
+    path = os.path.abspath(attempt.run.path)
+    checks = [Check(("test", "-d", path), "it does not see the run folder")]
+    saved = list_checkpoints(os.path.abspath(attempt.run.checkpoints))
+    manifest = os.path.join(saved[-1], MANIFEST) if saved else ""
+    if os.path.isfile(manifest):
+        checks.append(Check(("head", "-c", "1", manifest), "it cannot read the newest checkpoint"))
+    return checks
 
 
 def list_hosts(env: Mapping[str, str]) -> tuple[str, ...]:
@@ -110,7 +122,7 @@ class Hosts:
         for name in silent:
             self._leave_out(name, "it does not answer")
         self._drop(silent)
-        checks = [clear_check(attempt), *self._checks]
+        checks = [clear_check(attempt), *folder_checks(attempt), *self._checks]
         for check in checks if self._starter or len(self.names) < 2 else ():
             there = [name for name in there if name not in self._left_out]
             failed = self._ask(there, check.words)
@@ -124,10 +136,10 @@ class Hosts:
                 self._leave_out(name, check.why)
         return tuple(name for name in there if name not in self._left_out)
 
-    def check_here(self) -> str:
+    def check_here(self, attempt: AttemptFolder) -> str:
         """Why no ranks may be started on this machine, the only host that there is; "": it is well. One of our own
         checks that fails here fails everywhere, and is told and not believed."""
-        for check in self._checks:
+        for check in (*folder_checks(attempt), *self._checks):
             if not self._ask([os.uname().nodename], check.words):
                 continue
             if check.is_doubt:

@@ -39,7 +39,7 @@ class Recovery:
         self, order: Order, recover: Recover, job: Job, env: Mapping[str, str], tell: Callable[[str], None]
     ) -> None:
         self._order, self._recover, self._job, self._env, self._tell = order, recover, job, env, tell
-        self._hosts = Hosts(job, env, list_checks(order, env["HPCDDP_RUN_DIR"]), tell)
+        self._hosts = Hosts(job, env, list_checks(order), tell)
         self._restarts = 0
         self._stuck: list[tuple[str, int]] = []  # where, step
         self._crashes: list[tuple[str, int, int, int]] = []  # kind, status, step, the newest checkpoint's step
@@ -66,7 +66,7 @@ class Recovery:
                     f" {len(usable)} can be used, and this job can go on with {fits}"
                 )
                 return False
-        elif unwell := self._hosts.check_here():
+        elif unwell := self._hosts.check_here(attempt):
             self._tell(f"the ranks are not started again: {unwell}")
             return False
         self._restarts += 1

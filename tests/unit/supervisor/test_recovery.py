@@ -193,6 +193,30 @@ def test_a_host_that_does_not_see_the_run_folder_is_left_out(cluster: Cluster):
     assert "n2.site is left out: it does not see the run folder" in cluster.told
 
 
+def test_the_run_folder_that_a_host_has_to_see_is_the_one_of_the_run(cluster: Cluster):
+    """After `--resume`, of an index of an array, or the second run of a name, the base's folder need not be there."""
+    cluster.env["HPCDDP_RUN_DIR"] = str(cluster.folder / "runs/base")
+    (cluster.folder / "blind-n2.site").touch()
+    recovery = cluster.recovery()
+    assert recovery.goes_on(cluster.attempt, KILL, LATER, set())
+    assert recovery.chosen == ("n1.site", "n3.site", "n4.site")
+    assert f"n3.site test -d {cluster.attempt.run.path}" in cluster.lines("asked")
+    assert not any("a check fails" in line for line in cluster.told)
+
+
+def test_a_host_that_cannot_read_the_newest_checkpoint_is_left_out(cluster: Cluster):
+    cluster.reach(9)
+    (cluster.folder / "runs/t/checkpoints/step-00000009/manifest.json").write_text("{}")
+    folder = cluster.folder / "bin-n2.site"
+    folder.mkdir()
+    (folder / "head").write_text("#!/bin/sh\n# a stand-in for one whose file system is sick\nexit 1\n")
+    (folder / "head").chmod(0o755)
+    recovery = cluster.recovery()
+    assert recovery.goes_on(cluster.attempt, KILL, LATER, set())
+    assert recovery.chosen == ("n1.site", "n3.site", "n4.site")
+    assert "n2.site is left out: it cannot read the newest checkpoint" in cluster.told
+
+
 def test_a_host_with_too_few_gpus_or_one_that_needs_a_reset_is_left_out(cluster: Cluster):
     for host, gpus, pending in (("n1", 8, "No"), ("n2", 7, "No"), ("n3", 8, "Yes"), ("n4", 8, "No")):
         cluster.give_gpus(f"{host}.site", gpus, pending)
