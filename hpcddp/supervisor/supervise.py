@@ -120,6 +120,7 @@ def _run_job(
             if again is None:
                 break
             attempt = again
+        start.hear("after the ranks had ended")  # the owner's wish ends a chain then, too
         status = end_attempt(attempt, _judge(ended, attempt), follow_up if order.chain else None, tell)
         return status
     finally:

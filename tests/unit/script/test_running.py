@@ -168,3 +168,20 @@ def test_a_signal_to_the_script_reaches_the_launcher_as_the_one_that_it_survives
     # tests that run in the background, or under nohup, inherit ignored signals, for which bash sets no trap
     assert node.run("exec env --default-signal bash job.sh 2> /dev/full").returncode == 7
     assert (node.folder / "told").exists()
+
+
+# A launcher that leaves a process behind, which sends the script a signal when it is ended.
+_LEAVES = """\
+#!/bin/bash
+setsid bash -c "trap 'kill -TERM $PPID; exit' TERM; touch ready; while :; do sleep 0.05; done" &> /dev/null &
+until [ -e ready ]; do sleep 0.05; done
+exit 7
+"""
+
+
+def test_a_signal_that_comes_after_the_launcher_s_end_is_heard(node: StubbedNode):
+    """It may be the owner's wish to end a chain."""
+    (node.folder / "bin/mpiexec.hydra").write_text(_LEAVES)
+    done = node.run(script("local", node.planned_by, name="x", launcher="intelmpi"))
+    assert done.returncode == 7
+    assert b"SIGTERM came after the ranks had ended" in done.stderr
