@@ -38,9 +38,9 @@ def test_ranks_are_what_layout_predicts(cluster: Cluster, shared: Path, launcher
 
 # What TACC's script does, as far as its manual says it: a stand-in.
 IBRUN = """#!/bin/bash
-shift # -n
-ranks=$1
-shift
+[ "$1 $3 $4" = "-n -o 0" ] || exit 2 # the two go together
+ranks=$2
+shift 4
 exec mpiexec.hydra -n "$ranks" -ppn "$TACC_TASKS_PER_NODE" "$@"
 """
 
