@@ -21,7 +21,7 @@ def find_absent(
     there, or those that are do not wait. `world_size`: 0 as long as no rank has said it. `records`: the folder in which
     each rank that is started leaves a file."""
     if not ranks:
-        if _has_files(records):  # they were started, and cannot call here
+        if has_files(records):  # they were started, and cannot call here
             return None
         return Event(ABSENT, -1, "", now, text=f"no rank was started in {waited_s:.0f} s")
     is_waiting = any(one.beat.looks for one in ranks.values()) and not any(one.beat.step for one in ranks.values())
@@ -35,7 +35,8 @@ def find_absent(
     return Event(ABSENT, missing, "", now, text=text)
 
 
-def _has_files(folder: str) -> bool:
+def has_files(folder: str) -> bool:
+    """Whether ranks were started: each leaves a file there."""
     with suppress(OSError):
         return bool(os.listdir(folder))
     return False

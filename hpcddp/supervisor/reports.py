@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.runs.heartbeat import Beat, Supervised, write_supervised
-from hpcddp.supervisor.absent import find_absent
+from hpcddp.supervisor.absent import find_absent, has_files
 from hpcddp.supervisor.events import ERROR, GONE, KILLED, LEFT, SILENT, STUCK, UNHEARD, Event
 from hpcddp.supervisor.rank_report import RankReport, find_odd
 from hpcddp.supervisor.sockets import accept, open_listener, own_names, receive
@@ -50,6 +50,7 @@ class Reports:
         self._slowest_s = 0.0
         self._has_stepped = False  # more than once: the first step of an attempt compiles
         self._is_ending = False
+        self.is_deaf = False  # ranks were started long ago, and none has called
         self._opened = 0.0
         self._awake = 0.0  # when this process looked last
         self._records = ""  # the folder in which each rank that is started leaves a file
@@ -70,7 +71,7 @@ class Reports:
     def open(self, attempt: AttemptFolder) -> None:
         """The ranks of this attempt are started next; those of others are told to end."""
         self.end_all()
-        self._attempt, self._is_ending = attempt.name, False
+        self._attempt, self._is_ending, self.is_deaf = attempt.name, False, False
         self._slowest_s, self._has_stepped = 0.0, False
         self.ranks, self.events = {}, []
         self._world_size, self._opened = 0, self._clock()
@@ -103,6 +104,7 @@ class Reports:
         if limit_s and not self.events and now - self._opened >= limit_s:
             absent = find_absent(self.ranks, self._world_size, limit_s, now, self._records)
             self.events += [absent] if absent is not None else []
+            self.is_deaf = not self.ranks and has_files(self._records)
         self._look_for_stuck(now)
 
     def settle(self) -> None:

@@ -28,6 +28,9 @@ _LAUNCHER_S = 30.0  # that it gets to end by itself, where nothing is started ag
 _TERM_S = 1.0  # from the end of the ranks
 _KILL_S = 5.0  # from SIGTERM, which Open MPI 5 and Intel MPI ignore while a host is silent
 _LAST_WORDS_S = 1.0
+_DEAF = """\
+warning: the ranks were started, and none can call this host: one that hangs, or whose host falls silent, is not seen
+hint: let the nodes of a job reach each other on every port, as their training needs it, too"""
 
 
 class Teardown:
@@ -38,6 +41,7 @@ class Teardown:
         self._began: float | None = None  # the first event
         self._ended_at: float | None = None  # the ranks were told to end
         self._sent = 0
+        self._is_deafness_told = False
         self.is_wish = False  # a signal came: the ranks may end as they like
 
     @property
@@ -50,6 +54,9 @@ class Teardown:
         self._reports.read()
         self._reports.look()
         now = time.monotonic()
+        if self._reports.is_deaf and not self._is_deafness_told:
+            self._is_deafness_told = True
+            self._tell(_DEAF)
         if not self._reports.events:
             return _LOOK_S
         self._began = self._began or now

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -319,15 +319,22 @@ def test_a_launcher_that_starts_no_rank_is_told_of(ranks_with: Callable[[float],
     assert reports.events[0].is_loss
 
 
-def test_ranks_that_were_started_and_cannot_call_are_left_alone(ranks_with: Callable[[float], Ranks]):
+def test_ranks_that_were_started_and_cannot_call_are_left_alone_and_it_is_said_once(
+    ranks_with: Callable[[float], Ranks],
+):
     ranks = ranks_with(SHORT_S)
     record = Path(ranks.attempt.rank_environment(0))
     record.parent.mkdir()
     ranks.reports._opened -= 1000
     record.touch()
     ranks.reports._opened -= 1000
-    ranks.reports.look()
+    told, launcher = list[str](), cast("Any", None)  # nothing is sent to it
+    teardown = Teardown(ranks.reports, told.append, acts=True)
+    for _ in range(3):
+        teardown.look(launcher)
     assert ranks.reports.events == []
+    assert [line.split(":")[0] for line in told] == ["warning"]
+    assert "none can call this host" in told[0]
 
 
 def test_ranks_that_wait_for_others_which_were_not_started(ranks_with: Callable[[float], Ranks]):
