@@ -15,12 +15,12 @@ from contextlib import suppress
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.runs.heartbeat import Beat, Supervised, write_supervised
 from hpcddp.supervisor.absent import find_absent, has_files
+from hpcddp.supervisor.callers import Callers
 from hpcddp.supervisor.events import ERROR, GONE, KILLED, LEFT, SILENT, STUCK, UNHEARD, Event
 from hpcddp.supervisor.rank_report import RankReport, find_odd
-from hpcddp.supervisor.sockets import accept, open_listener, own_names, receive
+from hpcddp.supervisor.sockets import own_names, receive
 
 if TYPE_CHECKING:
-    import _socket
     from collections.abc import Callable, Mapping
 
     from hpcddp.runs.folder import AttemptFolder
@@ -38,13 +38,9 @@ class Reports:
     def __init__(self, limit_s: float, env: Mapping[str, str], clock: Callable[[], float] = time.monotonic) -> None:
         self._limit_s, self._clock = limit_s, clock
         every_s = min(5.0, limit_s / 8) if limit_s else 5.0
-        self._own = open_listener()
         self._poll = select.epoll()
-        self._poll.register(self._own.fileno(), select.EPOLLIN)
-        self._told = Supervised(
-            self._own.getsockname()[1], os.urandom(16).hex(), every_s, limit_s * 3 / 4, own_names(env)
-        )
-        self._callers: dict[int, tuple[_socket.socket, bytes]] = {}  # who has not said yet which rank it is
+        self._callers = Callers(self._poll)
+        self._told = Supervised(self._callers.port, os.urandom(16).hex(), every_s, limit_s * 3 / 4, own_names(env))
         self._connected: dict[int, RankReport] = {}
         self._attempt = ""
         self._slowest_s = 0.0
@@ -84,8 +80,8 @@ class Reports:
         """Whatever has come."""
         self._forgive_pause()
         for number, _ in self._poll.poll(0):
-            if number == self._own.fileno():
-                self._accept()
+            if number == self._callers.listener:
+                self._callers.accept(self._clock())
             elif number in self._callers:
                 self._greet(number)
             elif number in self._connected:
@@ -95,6 +91,7 @@ class Reports:
         """What nobody says: who is silent, gone or stuck."""
         self._forgive_pause()
         now = self._clock()
+        self._callers.look(now)
         for one in self.ranks.values():
             if one.left and now - one.left > _BACK_S:
                 self._add(one, GONE, one.left)
@@ -129,10 +126,8 @@ class Reports:
         """Nobody is heard any more."""
         for one in list(self._connected.values()):
             self._leave(one)
-        for caller, _ in self._callers.values():
-            caller.close()
+        self._callers.close_all()
         self._poll.close()
-        self._own.close()
 
     def tell_end(self, at: float) -> None:
         """The job's end is another one now, in seconds since 1970."""
@@ -174,36 +169,22 @@ class Reports:
                 stands = f"stands at {one.place}" if one.place else "is one of them"
                 self._add(one, STUCK, since, "was stopped by a signal" if one.is_stopped else stands)
 
-    def _accept(self) -> None:
-        try:
-            while (caller := accept(self._own)) is not None:
-                self._callers[caller.fileno()] = caller, b""
-                self._poll.register(caller.fileno(), select.EPOLLIN)
-        except OSError:  # as many ranks as this process may open files: the others are not heard
-            self._poll.unregister(self._own.fileno())
-
     def _greet(self, number: int) -> None:
         """The caller's first line: only who can read the attempt's folder knows the key."""
-        caller, begun = self._callers[number]
-        came = receive(caller)
-        if came is None:
+        taken = self._callers.take(number)
+        if taken is None:
             return
-        line, found, rest = (begun + came).partition(b"\n")
-        if came and not found and len(line) < 4096:
-            self._callers[number] = caller, line
-            return
-        del self._callers[number]
-        words = line.decode(errors="replace").split()
-        is_greeting = found and len(words) == 6 and words[:2] == ["hello", self._told.key]
+        caller, words, rest = taken
+        is_greeting = len(words) == 6 and words[:2] == ["hello", self._told.key]
         if not is_greeting or not all(map(str.isdecimal, words[3:5])):
-            self._close(caller)
+            self._callers.close(caller)
             return
         _, _, attempt, rank, world_size, host = words
         now = self._clock()
         if attempt != self._attempt:  # left behind by another attempt
             with suppress(OSError):
                 caller.send(b"end\n")
-            self._close(caller)
+            self._callers.close(caller)
             return
         self._world_size = int(world_size)
         one = self.ranks.setdefault(int(rank), RankReport(int(rank), host, now))
@@ -273,15 +254,10 @@ class Reports:
         if one.connection is None:
             return
         self._connected.pop(one.connection.fileno(), None)
-        self._close(one.connection)
+        self._callers.close(one.connection)
         one.connection = None
         if one.status is None:
             one.left = self._clock()
-
-    def _close(self, connection: _socket.socket) -> None:
-        with suppress(OSError):
-            self._poll.unregister(connection.fileno())
-        connection.close()
 
     def _add(self, one: RankReport, kind: str, at: float, text: str = "") -> None:
         if not one.is_told:

@@ -1,0 +1,113 @@
+"""Who calls the supervisor and is no rank: a scan of ports, or more callers than files may be open."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpcddp.runs.folder import RunFolder
+from hpcddp.runs.heartbeat import Supervised, read_supervised
+from hpcddp.supervisor import callers
+from hpcddp.supervisor.reports import Reports
+
+
+class Node:
+    """The supervisor, with a clock that is told, and who calls it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.now = 1000.0
+        self.reports = Reports(0.0, {}, lambda: self.now)
+        attempt = RunFolder(str(folder)).attempt("7.1")
+        os.makedirs(attempt.path)
+        self.reports.open(attempt)
+        told = read_supervised(attempt)
+        assert told is not None
+        self.told: Supervised = told
+        self.sockets: list[socket.socket] = []
+
+    def call(self, line: str = "") -> socket.socket:
+        caller = socket.create_connection(("127.0.0.1", self.told.port))
+        self.sockets.append(caller)
+        caller.sendall(line.encode())
+        return caller
+
+    def call_as_rank(self, rank: int) -> None:
+        self.call(f"hello {self.told.key} 7.1 {rank} 2 n{rank}\n")
+
+    def pass_time(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.now += 1
+            self.reports.read()
+            self.reports.look()
+
+    def wait_for(self, rank: int) -> None:
+        """The test's own timeout ends what never comes."""
+        while rank not in self.reports.ranks:
+            self.reports.read()
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    node = Node(tmp_path)
+    yield node
+    node.reports.close()
+    for one in node.sockets:
+        one.close()
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EPROTO, errno.EHOSTUNREACH])
+def test_after_a_caller_that_could_not_be_let_in_the_next_ones_are(
+    node: Node, monkeypatch: pytest.MonkeyPatch, number: int
+):
+    accept = callers.accept
+    refused = list[int]()
+
+    def refuse(listener: socket.socket) -> socket.socket | None:
+        refused.append(number)
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("hpcddp.supervisor.callers.accept", refuse)
+    node.call_as_rank(0)
+    while not refused:
+        node.reports.read()
+    for _ in range(100):
+        node.reports.read()  # it does not turn in a circle until then
+    assert len(refused) == 1
+    monkeypatch.setattr("hpcddp.supervisor.callers.accept", accept)
+    node.pass_time(2)
+    node.wait_for(0)
+    node.call_as_rank(1)
+    node.wait_for(1)
+
+
+def test_who_calls_and_says_nothing_takes_nobodys_place_for_long(node: Node, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("hpcddp.supervisor.callers._MOST", 3)
+    idle = [node.call("hel") for _ in range(3)]
+    while len(node.reports._callers._waiting) < 3:
+        node.reports.read()
+    node.call_as_rank(0)
+    node.pass_time(5)
+    assert node.reports.ranks == {}
+    node.pass_time(8)
+    assert [caller.recv(10) for caller in idle] == [b"", b"", b""]
+    node.wait_for(0)
+
+
+def test_more_ranks_at_once_than_are_let_in_at_once_are_all_heard(node: Node, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("hpcddp.supervisor.callers._MOST", 2)
+    for rank in range(9):
+        node.call_as_rank(rank)
+    for rank in range(9):
+        node.wait_for(rank)  # at one moment of the clock
+
+
+def test_a_rank_that_is_known_is_not_closed_for_what_others_do(node: Node):
+    node.call_as_rank(0)
+    node.wait_for(0)
+    node.pass_time(30)
+    assert node.reports.ranks[0].connection is not None
