@@ -210,6 +210,9 @@ def _run_beside(
                 path = None if log is None or failure.is_as_rank_0(env, lines) else log.path
                 end = failure.describe_end(status)
                 beside.report(failure.format_failure(info.rank, hostname, end, lines, path), job_output)
+    from hpcddp.cli.streams import tell
+
+    heartbeat.end_left(tell)
     beside.end_alike(status)
 
 

@@ -16,11 +16,12 @@ import time
 from contextlib import suppress
 
 from hpcddp.runs.heartbeat import make_page, read_supervised
-from hpcddp.supervisor.leftover import find_left
+from hpcddp.supervisor.leftover import end_left, find_left
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
+    from collections.abc import Callable
 
     from hpcddp.runs.folder import AttemptFolder
     from hpcddp.runs.heartbeat import Supervised
@@ -29,6 +30,8 @@ else:
 
 _CONNECT_S = 3.0
 _LAST_WORD_S = 2.0
+_REST_S = 0.5  # for what ends by itself with its rank, such as workers of a loader
+_GRACE_S = 2.0  # from SIGTERM to SIGKILL
 _MOST_TEXT = 400  # characters
 _ITSELF = 1.1  # of the lease, after which the rank ends itself if this process has not ended it
 
@@ -88,6 +91,19 @@ class Heartbeat:
                 while self._socket.recv(4096):  # it closes the connection once it has read that
                     pass
             self._socket.close()
+
+    def end_left(self, tell: Callable[[str], None]) -> None:
+        """The rank has ended, and that was told: what it has started ends, too. On the other hosts nobody else does
+        it. A launcher that ends this process, since a rank has failed, gives it no long time."""
+        if self.path:
+            end_left(self._marks, tell, f"rank {self._rank}", _REST_S, _GRACE_S)
+
+    @property
+    def _marks(self) -> dict[str, str]:
+        """What the environment of all that the rank has started has."""
+        # an agent's ranks have other numbers than it has; the page is this process's alone
+        own = {"HPCDDP_HEARTBEAT": self.path} if self.path else {"RANK": str(self._rank)}
+        return {"HPCDDP_RUN_DIR": self._attempt.run.path, "HPCDDP_ATTEMPT": self._attempt.name, **own}
 
     def _beat(self, told: Supervised) -> None:
         while not self._is_over and not self.was_ended:
@@ -200,11 +216,7 @@ class Heartbeat:
             return  # it was not started
         with suppress(OSError):
             os.kill(self._program, signal.SIGKILL)
-        # an agent's ranks have other numbers than it has; the page is this process's alone
-        own = {"HPCDDP_HEARTBEAT": self.path} if self.path else {"RANK": str(self._rank)}
-        for process in find_left(
-            {"HPCDDP_RUN_DIR": self._attempt.run.path, "HPCDDP_ATTEMPT": self._attempt.name, **own}
-        ):
+        for process in find_left(self._marks):
             with suppress(OSError):
                 os.kill(process, signal.SIGKILL)
 

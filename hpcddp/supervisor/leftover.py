@@ -1,4 +1,4 @@
-"""What an attempt's launcher left behind on this host is ended, so that no later job meets it."""
+"""What an attempt's launcher, or a rank, left behind on this host is ended, so that no later job meets it."""
 
 from __future__ import annotations
 
@@ -17,22 +17,35 @@ else:
 _GRACE_S = 10.0
 
 
-def end_left(marks: Mapping[str, str], tell: Callable[[str], None]) -> None:
-    """End every process of this user whose environment has these variables: by SIGTERM, then by SIGKILL."""
-    left = find_left(marks)
+def end_left(
+    marks: Mapping[str, str],
+    tell: Callable[[str], None],
+    whose: str = "the launcher",
+    rest_s: float = 0.0,
+    grace_s: float = _GRACE_S,
+) -> None:
+    """End every process of this user whose environment has these variables: by SIGTERM, then by SIGKILL. `whose`: who
+    started them. `rest_s`: for those that end by themselves. `grace_s`: for those that were sent a signal."""
+    left = _wait_for(marks, rest_s)
     if not left:
         return
-    tell(f"the launcher left {len(left)} of its processes on this host; they are ended")
+    tell(f"{whose} left {len(left)} of its processes on this host; they are ended")
     for number in (signal.SIGTERM, signal.SIGKILL):
         for process in left:
             with suppress(OSError):
                 os.kill(process, number)
-        end = time.monotonic() + _GRACE_S
-        while (left := find_left(marks)) and time.monotonic() < end:
-            time.sleep(0.05)
+        left = _wait_for(marks, grace_s)
         if not left:
             return
-    tell(f"these processes of the launcher could not be ended: {' '.join(map(str, left))}")
+    tell(f"these processes of {whose} could not be ended: {' '.join(map(str, left))}")
+
+
+def _wait_for(marks: Mapping[str, str], at_most_s: float) -> list[int]:
+    """Those that are still there then."""
+    end = time.monotonic() + at_most_s
+    while (left := find_left(marks)) and time.monotonic() < end:
+        time.sleep(0.05)
+    return left
 
 
 def find_left(marks: Mapping[str, str]) -> list[int]:

@@ -1,0 +1,70 @@
+"""What a rank leaves running is ended on its host, by the process beside it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpcddp.runs.folder import AttemptFolder, RunFolder
+from hpcddp.supervisor.leftover import end_left, find_left
+from hpcddp.supervisor.reports import Reports
+
+LEAVES = "setsid sleep 1000 >/dev/null 2>&1 </dev/null & exit {}"
+IGNORES = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(1000)"
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> AttemptFolder:
+    attempt = RunFolder(str(tmp_path)).attempt("7.1")
+    os.makedirs(os.path.dirname(attempt.log))
+    return attempt
+
+
+@pytest.fixture
+def marks(attempt: AttemptFolder) -> Iterator[dict[str, str]]:
+    marks = {"HPCDDP_RUN_DIR": attempt.run.path, "HPCDDP_ATTEMPT": attempt.name}
+    yield marks
+    for process in find_left(marks):
+        os.kill(process, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("status", [0, 7])
+def test_a_rank_leaves_nothing_running(attempt: AttemptFolder, marks: dict[str, str], status: int):
+    reports = Reports(0.0, {})
+    reports.open(attempt)
+    variables = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "HPCDDP_LOG_RANKS": "1"}
+    words = [sys.executable, "-m", "hpcddp", "exec", "--", "sh", "-c", LEAVES.format(status)]
+    with subprocess.Popen(words, env=os.environ | variables | marks) as rank:
+        while rank.poll() is None:
+            reports.read()
+            time.sleep(0.01)
+    reports.close()
+    assert rank.returncode == status
+    assert reports.ranks[1].status == status << 8  # it was told before
+    assert find_left(marks) == []
+    log = "".join(path.read_text() for path in Path(attempt.log).parent.iterdir())
+    assert "hpcddp: rank 1 left 1 of its processes on this host; they are ended" in log
+
+
+def test_what_does_not_end_by_sigterm_is_killed(marks: dict[str, str]):
+    told = list[str]()
+    with subprocess.Popen([sys.executable, "-c", IGNORES], env=os.environ | marks, stdout=subprocess.PIPE) as left:
+        assert left.stdout is not None
+        left.stdout.readline()
+        end_left(marks, told.append, "rank 3", grace_s=0.0)
+        assert left.wait() == -signal.SIGKILL
+    assert told[0] == "rank 3 left 1 of its processes on this host; they are ended"
+
+
+def test_where_nothing_is_left_nothing_is_said(marks: dict[str, str]):
+    told = list[str]()
+    end_left(marks, told.append)
+    assert told == []
