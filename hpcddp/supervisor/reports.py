@@ -17,8 +17,9 @@ from hpcddp.runs.heartbeat import Beat, Supervised, write_supervised
 from hpcddp.supervisor.absent import find_absent, has_files
 from hpcddp.supervisor.callers import Callers
 from hpcddp.supervisor.events import ERROR, GONE, KILLED, LEFT, SILENT, STUCK, UNHEARD, Event
-from hpcddp.supervisor.rank_report import RankReport, find_odd
+from hpcddp.supervisor.rank_report import RankReport
 from hpcddp.supervisor.sockets import own_names, receive
+from hpcddp.supervisor.stuck import FIRST_STEP, Pace, describe_stand
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from hpcddp.runs.folder import AttemptFolder
 
 _BACK_S = 3.0  # a connection that broke may come again
-_FIRST_STEP = 10  # times as long as a step: it compiles
-_SLOWER = 10  # times the longest time without a move so far
 _NAP_S = 1.0  # between two looks, where nothing comes
 
 
@@ -43,8 +42,7 @@ class Reports:
         self._told = Supervised(self._callers.port, os.urandom(16).hex(), every_s, limit_s * 3 / 4, own_names(env))
         self._connected: dict[int, RankReport] = {}
         self._attempt = ""
-        self._slowest_s = 0.0
-        self._has_stepped = False  # more than once: the first step of an attempt compiles
+        self._pace = Pace(limit_s)
         self._is_ending = False
         self.is_deaf = False  # ranks were started long ago, and none has called
         self._opened = 0.0
@@ -68,7 +66,7 @@ class Reports:
         """The ranks of this attempt are started next; those of others are told to end."""
         self.end_all()
         self._attempt, self._is_ending, self.is_deaf = attempt.name, False, False
-        self._slowest_s, self._has_stepped = 0.0, False
+        self._pace = Pace(self._limit_s)
         self.ranks, self.events = {}, []
         self._world_size, self._opened = 0, self._clock()
         self._awake = self._opened
@@ -97,7 +95,7 @@ class Reports:
                 self._add(one, GONE, one.left)
             elif self._limit_s and one.connection is not None and now - one.heard > self._limit_s:
                 self._add(one, SILENT, one.heard)
-        limit_s = self._limit_s * _FIRST_STEP
+        limit_s = self._limit_s * FIRST_STEP
         if limit_s and not self.events and now - self._opened >= limit_s:
             absent = find_absent(self.ranks, self._world_size, limit_s, now, self._records)
             self.events += [absent] if absent is not None else []
@@ -156,18 +154,9 @@ class Reports:
                 one.forgive(now)
 
     def _look_for_stuck(self, now: float) -> None:
-        there = [one for one in self.ranks.values() if one.connection is not None]
-        told = [one for one in there if one.beat.looks or one.has_touched]
-        if not self._limit_s or not told or self.events or any(one.has_left for one in there):
-            return
-        limit_s = max(self._limit_s, _SLOWER * self._slowest_s) * (1 if self._has_stepped else _FIRST_STEP)
-        since = max(one.moved for one in told)
-        if now - since > limit_s:
-            frozen = [one for one in there if one.is_stopped]
-            frozen = frozen or [one for one in told if one.beat.looks and now - one.looked > limit_s / 2]
-            for one in frozen or find_odd(told):
-                stands = f"stands at {one.place}" if one.place else "is one of them"
-                self._add(one, STUCK, since, "was stopped by a signal" if one.is_stopped else stands)
+        stuck, since = self._pace.find_stuck(self.ranks.values(), now)
+        for one in stuck if not self.events else ():
+            self._add(one, STUCK, since, describe_stand(one))
 
     def _greet(self, number: int) -> None:
         """The caller's first line: only who can read the attempt's folder knows the key."""
@@ -225,20 +214,8 @@ class Reports:
                     self._note_end(one, int(words[1]), bytes.fromhex(words[2].strip("-")).decode(errors="replace"))
 
     def _note_beat(self, one: RankReport, beat: Beat, *, is_stopped: bool) -> None:
-        now, before = self._clock(), one.beat
-        if beat.looks != before.looks:
-            one.looked = now
-            one.has_left = not beat.looks
-        touched = not beat.looks and before.touched not in {0, beat.touched}  # it was made at some time, too
-        self._has_stepped |= touched and one.has_touched
-        one.has_touched |= touched
-        if beat.step != before.step or beat.moves != before.moves or touched:
-            if self._has_stepped:
-                self._slowest_s = max(self._slowest_s, now - one.moved)
-            one.moved = now
-        if before.step and beat.step > before.step:
-            self._has_stepped = True
-        one.beat, one.is_stopped = beat, is_stopped
+        self._pace.note(one, beat, self._clock())
+        one.is_stopped = is_stopped
         self._say(one, "end" if self._is_ending else "ok")
 
     def _note_end(self, one: RankReport, status: int, text: str) -> None:

@@ -93,7 +93,7 @@ def ranks_with(attempt: AttemptFolder) -> Iterator[Callable[[float], Ranks]]:
 @pytest.fixture
 def no_longer_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first step has no more time than others."""
-    monkeypatch.setattr("hpcddp.supervisor.reports._FIRST_STEP", 1)
+    monkeypatch.setattr("hpcddp.supervisor.stuck.FIRST_STEP", 1)
 
 
 def report_end(ranks: Ranks, companion: Heartbeat, status: int, text: str = "") -> None:

@@ -1,0 +1,63 @@
+"""Whether the ranks of an attempt get on, by what they have shown so far of how long they may stand."""
+
+from __future__ import annotations
+
+from hpcddp.record import TYPE_CHECKING
+from hpcddp.supervisor.rank_report import find_odd
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hpcddp.runs.heartbeat import Beat
+    from hpcddp.supervisor.rank_report import RankReport
+
+#: Times as long as a step: the first one of an attempt compiles.
+FIRST_STEP = 10
+_SLOWER = 10  # times the longest time without a move so far
+
+
+class Pace:
+    """Of one attempt. `limit_s`: how long all ranks may make no step at least; 0: for ever."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._slowest_s = 0.0
+        self._has_stepped = False  # more than once: the first step of an attempt compiles
+
+    def note(self, one: RankReport, beat: Beat, now: float) -> None:
+        """What this rank says of itself."""
+        before = one.beat
+        if beat.looks != before.looks:
+            one.looked = now
+            one.has_left = not beat.looks
+        touched = not beat.looks and before.touched not in {0, beat.touched}  # it was made at some time, too
+        self._has_stepped |= touched and one.has_touched
+        one.has_touched |= touched
+        if beat.step != before.step or beat.moves != before.moves or touched:
+            if self._has_stepped:
+                self._slowest_s = max(self._slowest_s, now - one.moved)
+            one.moved = now
+        if before.step and beat.step > before.step:
+            self._has_stepped = True
+        one.beat = beat
+
+    def find_stuck(self, ranks: Iterable[RankReport], now: float) -> tuple[list[RankReport], float]:
+        """Those that the others wait for, if no rank gets on, and since when; empty: some rank does."""
+        there = [one for one in ranks if one.connection is not None]
+        told = [one for one in there if one.beat.looks or one.has_touched]
+        if not self._limit_s or not told or any(one.has_left for one in there):
+            return [], now
+        limit_s = max(self._limit_s, _SLOWER * self._slowest_s) * (1 if self._has_stepped else FIRST_STEP)
+        since = max(one.moved for one in told)
+        if now - since <= limit_s:
+            return [], now
+        frozen = [one for one in there if one.is_stopped]
+        frozen = frozen or [one for one in told if one.beat.looks and now - one.looked > limit_s / 2]
+        return frozen or find_odd(told), since
+
+
+def describe_stand(one: RankReport) -> str:
+    """What such a rank does."""
+    if one.is_stopped:
+        return "was stopped by a signal"
+    return f"stands at {one.place}" if one.place else "is one of them"
