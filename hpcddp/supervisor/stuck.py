@@ -53,11 +53,20 @@ class Pace:
             return [], now
         frozen = [one for one in there if one.is_stopped]
         frozen = frozen or [one for one in told if one.beat.looks and now - one.looked > limit_s / 2]
-        return frozen or find_odd(told), since
+        return frozen or _find_unopened(there) or find_odd(told), since
+
+
+def _find_unopened(there: list[RankReport]) -> list[RankReport]:
+    """Those that have not opened the runtime, while the others that have wait for them: nobody makes a step before."""
+    if any(one.beat.step for one in there) or not any(one.beat.looks for one in there):
+        return []
+    return [one for one in there if not (one.beat.looks or one.has_touched)]
 
 
 def describe_stand(one: RankReport) -> str:
     """What such a rank does."""
     if one.is_stopped:
         return "was stopped by a signal"
+    if not (one.beat.looks or one.has_touched):
+        return "has not opened hpcddp's runtime, as others have"
     return f"stands at {one.place}" if one.place else "is one of them"

@@ -1,0 +1,71 @@
+"""When no rank gets on, and which of them the others wait for; times are told."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from hpcddp.runs.heartbeat import Beat
+from hpcddp.supervisor.rank_report import RankReport
+from hpcddp.supervisor.stuck import Pace, describe_stand
+
+LIMIT_S = 60.0
+FIRST_S = 10 * LIMIT_S  # the first step has so long
+
+
+class Ranks:
+    """Of one attempt; they say each second what they are told to say."""
+
+    def __init__(self, count: int) -> None:
+        self.pace, self.now = Pace(LIMIT_S), 1000.0
+        self.ranks = [RankReport(rank, f"n{rank}", self.now) for rank in range(count)]
+        connection: Any = object()
+        for one in self.ranks:
+            one.connection = connection
+
+    def pass_time(self, seconds: float, step: int = 0, moves: Collection[int] = (), uses: Collection[int] = ()) -> None:
+        """Ranks that have opened the runtime say that they are there; `moves`, `uses`: those that get on, or only use
+        the processor."""
+        until = self.now + seconds
+        while self.now < until:
+            self.now += 1
+            for one in self.ranks:
+                if one.beat.looks:
+                    self.say(one.rank, step, moves=one.rank in moves, uses=one.rank in uses)
+
+    def say(self, rank: int, step: int = 0, *, moves: bool = False, uses: bool = False) -> None:
+        beat = self.ranks[rank].beat
+        new = Beat(step or beat.step, beat.moves + moves, beat.looks + 1, 0)
+        self.pace.note(self.ranks[rank], new, self.now)
+
+    def stuck(self) -> list[str]:
+        found, _ = self.pace.find_stuck(self.ranks, self.now)
+        return [f"rank {one.rank} {describe_stand(one)}" for one in found]
+
+
+def test_a_rank_that_has_not_opened_the_runtime_is_the_one_that_others_wait_for():
+    ranks = Ranks(3)
+    for rank in (0, 2):
+        ranks.say(rank, moves=True)
+        ranks.ranks[rank].place = "train.py:29, in main (in wait_until)"
+    ranks.pass_time(FIRST_S)
+    assert ranks.stuck() == []
+    ranks.pass_time(2)
+    assert ranks.stuck() == ["rank 1 has not opened hpcddp's runtime, as others have"]
+
+
+def test_of_ranks_that_have_not_opened_the_runtime_one_that_a_signal_has_stopped_comes_first():
+    ranks = Ranks(3)
+    ranks.say(0, moves=True)
+    ranks.ranks[2].is_stopped = True
+    ranks.pass_time(FIRST_S + 2)
+    assert ranks.stuck() == ["rank 2 was stopped by a signal"]
+
+
+def test_ranks_that_never_open_the_runtime_are_not_named_where_the_others_make_steps():
+    ranks = Ranks(2)
+    ranks.say(0, step=4, moves=True)
+    ranks.say(0, step=5, moves=True)
+    ranks.ranks[0].place = "train.py:7, in main: sleep()"
+    ranks.pass_time(LIMIT_S + 2)
+    assert ranks.stuck() == ["rank 0 stands at train.py:7, in main: sleep()"]
