@@ -1,9 +1,9 @@
 """The process beside a rank tells the job's supervisor how the rank is, and ends it when the supervisor says so.
 
-One line per message. To the supervisor: `hello KEY ATTEMPT RANK RANKS HOST`, `beat STEP MOVES LOOKS TOUCHED STOPPED`,
-`ended STATUS ERROR`, `at PLACE`, `unheard SECONDS`, where the error is the last line of a rank's output and the place
-is where it stands, both in hexadecimal digits. The last one comes before `ended`: the rank was ended since nothing was
-heard for so long. From it: `ok` to each of them, or `end`, or `until TIME`.
+One line per message. To the supervisor: `hello KEY ATTEMPT RANK RANKS HOST`, `beat STEP MOVES LOOKS TOUCHED STOPPED
+USES`, `ended STATUS ERROR`, `at PLACE`, `unheard SECONDS`, where the error is the last line of a rank's output and the
+place is where it stands, both in hexadecimal digits. The last one comes before `ended`: the rank was ended since
+nothing was heard for so long. From it: `ok` to each of them, or `end`, or `until TIME`.
 """
 
 from __future__ import annotations
@@ -169,9 +169,9 @@ class Heartbeat:
     def _describe(self) -> str:
         page = self._page
         if page is None:
-            return f"beat 0 0 0 0 {int(self._is_stopped())}"
+            return f"beat 0 0 0 0 {int(self._is_stopped())} 0"
         beat = page.read()
-        return f"beat {beat.step} {beat.moves} {beat.looks} {beat.touched} {int(self._is_stopped())}"
+        return f"beat {beat.step} {beat.moves} {beat.looks} {beat.touched} {int(self._is_stopped())} {beat.uses}"
 
     def _say_place(self) -> None:
         place = self._page.read_place() if self._page is not None else ""

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from hpcddp.runs.folder import AttemptFolder
 
 VARIABLE = "HPCDDP_HEARTBEAT"
+#: Bytes of the numbers that a rank writes at the page's begin.
+_COUNTS = 84
 #: Where in the page the job's end, the lease and the place stand; the most bytes of the place.
 _END_AT, _LEASE_AT, _PLACE_AT, _PLACE = 128, 192, 256, 200
 
@@ -23,12 +25,13 @@ _END_AT, _LEASE_AT, _PLACE_AT, _PLACE = 128, 192, 256, 200
 class Beat(Record):
     """`step`: of the optimizer, over all attempts. `moves` grows while the rank's main thread gets on, `looks` while
     the process runs at all; 0: the program does not say it, or says no more. `touched`: when the page was last written,
-    in ns."""
+    in ns. `uses` grows while the main thread stands and uses the processor."""
 
     step: int = 0
     moves: int = 0
     looks: int = 0
     touched: int = 0
+    uses: int = 0
 
 
 class Page:
@@ -42,18 +45,18 @@ class Page:
         """How other processes of this host open it."""
         return f"/proc/{os.getpid()}/fd/{self.file}"
 
-    def write(self, step: int, moves: int, looks: int) -> None:
+    def write(self, step: int, moves: int, looks: int, uses: int = 0) -> None:
         """The rank's part."""
-        os.pwrite(self.file, f"{step:020d} {moves:020d} {looks:020d}\n".encode(), 0)
+        os.pwrite(self.file, f"{step:020d} {moves:020d} {looks:020d} {uses:020d}\n".encode(), 0)
 
     def read(self) -> Beat:
         """What the rank wrote last."""
-        written = os.pread(self.file, 63, 0).split()
+        written = os.pread(self.file, _COUNTS, 0).replace(b"\0", b" ").split()
         touched = os.fstat(self.file).st_mtime_ns
-        if len(written) != 3 or not all(map(bytes.isdigit, written)):  # a program may write there, too
+        if len(written) not in {3, 4} or not all(map(bytes.isdigit, written)):  # a program may write there, too
             return Beat(touched=touched)
-        step, moves, looks = map(int, written)
-        return Beat(step, moves, looks, touched)
+        step, moves, looks, *uses = map(int, written)  # an older hpcddp in the rank does not say the last
+        return Beat(step, moves, looks, touched, *uses)
 
     def write_place(self, text: str) -> None:
         """Where the rank's main thread stands; empty: it gets on."""

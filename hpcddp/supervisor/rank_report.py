@@ -22,7 +22,7 @@ class RankReport:
         self.rank, self.host = rank, host
         self.connection: _socket.socket | None = None
         self.begun = b""  # of a message
-        self.heard = self.moved = self.looked = now
+        self.heard = self.moved = self.used = self.looked = now
         self.beat = Beat()
         self.is_stopped = False
         self.place = ""  # where its program stands, if it does
@@ -35,7 +35,7 @@ class RankReport:
 
     def forgive(self, now: float) -> None:
         """Nobody could be heard until now."""
-        self.heard = self.moved = self.looked = now
+        self.heard = self.moved = self.used = self.looked = now
         self.left = now if self.left else 0.0
 
     @property

@@ -205,7 +205,7 @@ class Reports:
             words = line.decode(errors="replace").split()
             with suppress(ValueError, IndexError):
                 if words[0] == "beat":
-                    self._note_beat(one, Beat(*map(int, words[1:5])), is_stopped=words[5] == "1")
+                    self._note_beat(one, Beat(*map(int, words[1:5]), *map(int, words[6:7])), is_stopped=words[5] == "1")
                 elif words[0] == "at":
                     one.place = bytes.fromhex(words[1].strip("-")).decode(errors="replace")
                 elif words[0] == "unheard":

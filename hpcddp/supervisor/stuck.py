@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 #: Times as long as a step: the first one of an attempt compiles.
 FIRST_STEP = 10
 _SLOWER = 10  # times the longest time without a move so far
+_BUSY = 10  # times as long, for ranks that stand and use the processor
 
 
 class Pace:
@@ -21,7 +22,8 @@ class Pace:
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
-        self._slowest_s = 0.0
+        self._slowest_s = 0.0  # the longest time in which a rank neither moved nor used the processor
+        self._longest_s = 0.0  # in which it did not move
         self._has_stepped = False  # more than once: the first step of an attempt compiles
 
     def note(self, one: RankReport, beat: Beat, now: float) -> None:
@@ -33,10 +35,14 @@ class Pace:
         touched = not beat.looks and before.touched not in {0, beat.touched}  # it was made at some time, too
         self._has_stepped |= touched and one.has_touched
         one.has_touched |= touched
-        if beat.step != before.step or beat.moves != before.moves or touched:
-            if self._has_stepped:
-                self._slowest_s = max(self._slowest_s, now - one.moved)
-            one.moved = now
+        moved = beat.step != before.step or beat.moves != before.moves or touched
+        used = beat.uses != before.uses
+        if self._has_stepped and (moved or used):
+            self._slowest_s = max(self._slowest_s, now - max(one.moved, one.used))
+        if self._has_stepped and moved:
+            self._longest_s = max(self._longest_s, now - one.moved)
+        one.moved = now if moved else one.moved
+        one.used = now if used else one.used
         if before.step and beat.step > before.step:
             self._has_stepped = True
         one.beat = beat
@@ -47,9 +53,12 @@ class Pace:
         told = [one for one in there if one.beat.looks or one.has_touched]
         if not self._limit_s or not told or any(one.has_left for one in there):
             return [], now
-        limit_s = max(self._limit_s, _SLOWER * self._slowest_s) * (1 if self._has_stepped else FIRST_STEP)
+        least_s = self._limit_s * (1 if self._has_stepped else FIRST_STEP)
+        limit_s = max(least_s, _SLOWER * self._slowest_s)
+        busy_s = _BUSY * max(least_s, self._longest_s)
         since = max(one.moved for one in told)
-        if now - since <= limit_s:
+        used = max(since, *(one.used for one in told))
+        if now - used <= limit_s and now - since <= busy_s:
             return [], now
         frozen = [one for one in there if one.is_stopped]
         frozen = frozen or [one for one in told if one.beat.looks and now - one.looked > limit_s / 2]

@@ -1,7 +1,8 @@
 """A rank's sign of life, for the process beside it: how far it is, and whether its main thread gets on.
 
-The main thread gets on if it makes a step, stands elsewhere than before, or uses the processor. One that waits in
-a collective does none of these; one whose GPU works may do none either, so that the limit has to be long.
+The main thread gets on if it makes a step or stands elsewhere than before. One that stands and uses the processor may
+work or wait: a loop without end does, and a thread that waits for a GPU. That is told, too. One that waits in a
+collective does none of these; one whose GPU works may do none either, so that the limit has to be long.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Pulse:
         self._thread = threading.get_ident()
         self._clock = time.pthread_getcpuclockid(self._thread)
         self._over = threading.Event()
-        self._moves = self._looks = self._past = 0
+        self._moves = self._looks = self._uses = self._past = 0
         self._is_told = False  # where the thread stands
         self._beats = threading.Thread(target=self._beat, name="hpcddp-pulse", daemon=True)
         if page is not None:
@@ -64,8 +65,9 @@ class Pulse:
         while not self._over.wait(_EVERY_S):
             place, now_s = list_places(self._frame()), time.clock_gettime(self._clock)
             self._looks += 1
-            moved = place != before or now_s - used_s > _EVERY_S * _LEAST_CPU
+            moved = place != before
             self._moves += moved
+            self._uses += not moved and now_s - used_s > _EVERY_S * _LEAST_CPU
             before, used_s = place, now_s
             stood = 0 if moved else stood + 1
             self._tell()
@@ -86,7 +88,7 @@ class Pulse:
     def _tell(self) -> None:
         assert self._page is not None
         with suppress(OSError):
-            self._page.write(self._step(), self._moves, self._looks)
+            self._page.write(self._step(), self._moves, self._looks, self._uses)
 
     def _tell_place(self, *, stands: bool) -> None:
         assert self._page is not None

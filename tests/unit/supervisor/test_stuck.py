@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+import pytest
+
 from hpcddp.runs.heartbeat import Beat
 from hpcddp.supervisor.rank_report import RankReport
 from hpcddp.supervisor.stuck import Pace, describe_stand
@@ -35,7 +37,7 @@ class Ranks:
 
     def say(self, rank: int, step: int = 0, *, moves: bool = False, uses: bool = False) -> None:
         beat = self.ranks[rank].beat
-        new = Beat(step or beat.step, beat.moves + moves, beat.looks + 1, 0)
+        new = Beat(step or beat.step, beat.moves + moves, beat.looks + 1, 0, beat.uses + uses)
         self.pace.note(self.ranks[rank], new, self.now)
 
     def stuck(self) -> list[str]:
@@ -69,3 +71,57 @@ def test_ranks_that_never_open_the_runtime_are_not_named_where_the_others_make_s
     ranks.ranks[0].place = "train.py:7, in main: sleep()"
     ranks.pass_time(LIMIT_S + 2)
     assert ranks.stuck() == ["rank 0 stands at train.py:7, in main: sleep()"]
+
+
+@pytest.fixture
+def training() -> Ranks:
+    """Two ranks after some steps of a second each."""
+    ranks = Ranks(2)
+    for step in range(1, 5):
+        for rank in range(2):
+            ranks.say(rank, step, moves=True)
+        ranks.now += 1
+    ranks.ranks[0].place = "train.py:9, in main: rt.step() (in all_reduce)"
+    ranks.ranks[1].place = "train.py:7, in main: while True: pass"
+    return ranks
+
+
+@pytest.mark.parametrize("uses", [{1}, {0, 1}], ids=["one", "all, as those do that wait for a GPU"])
+def test_ranks_that_stand_and_use_the_processor_have_ten_times_as_long(training: Ranks, uses: set[int]):
+    training.pass_time(10 * LIMIT_S - 5, uses=uses)
+    assert training.stuck() == []
+    training.pass_time(10, uses=uses)
+    assert training.stuck() == ["rank 1 stands at train.py:7, in main: while True: pass"]
+
+
+def test_ranks_that_stand_and_do_not_use_the_processor_have_the_limit(training: Ranks):
+    training.pass_time(100, uses={1})
+    training.pass_time(LIMIT_S - 5)
+    assert training.stuck() == []
+    training.pass_time(10)
+    assert training.stuck() == ["rank 1 stands at train.py:7, in main: while True: pass"]
+
+
+def test_long_work_between_steps_is_no_fault_while_its_lines_change(training: Ranks):
+    for _ in range(100):
+        training.pass_time(LIMIT_S - 5, uses={1})
+        training.pass_time(1, moves={1})
+        assert training.stuck() == []
+
+
+def test_the_limit_of_what_uses_the_processor_is_learnt_from_the_longest_that_the_run_has_seen(training: Ranks):
+    training.pass_time(500, uses={1})  # one call that takes so long, as it does after each epoch
+    training.pass_time(1, step=5, moves={0, 1})
+    training.pass_time(4900, uses={1})
+    assert training.stuck() == []
+    training.pass_time(200, uses={1})
+    assert training.stuck() != []
+
+
+def test_the_first_step_has_ten_times_as_long_in_this_too():
+    ranks = Ranks(1)
+    ranks.say(0, moves=True)
+    ranks.pass_time(10 * FIRST_S - 5, uses={0})
+    assert ranks.stuck() == []
+    ranks.pass_time(10, uses={0})
+    assert ranks.stuck() != []

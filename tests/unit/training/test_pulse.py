@@ -1,0 +1,70 @@
+"""A rank's sign of life, of a real process whose main thread does one thing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from hpcddp.runs.heartbeat import VARIABLE, Page, make_page
+from tests.conftest import PATIENCE_S
+
+BEATS = """
+import hashlib, os, time
+from hpcddp.training.pulse import beating
+with beating(os.environ):
+    {}
+"""
+CALL = 'hashlib.pbkdf2_hmac("sha256", b"a", b"b", 2_000_000_000)'  # in one line, for many minutes
+SLEEP = "time.sleep(1000)"
+WORK = "while True: sum(range(1000)); len(str(time.time()))"
+
+
+@pytest.fixture
+def rank() -> Iterator[Callable[[str], Page]]:
+    started = list[subprocess.Popen[bytes]]()
+
+    def start(line: str) -> Page:
+        page = make_page()
+        assert page is not None
+        env = os.environ | {VARIABLE: page.path}
+        started.append(subprocess.Popen([sys.executable, "-c", BEATS.format(line)], env=env))
+        return page
+
+    yield start
+    for one in started:
+        one.kill()
+        one.wait()
+
+
+def wait_until(is_so: Callable[[], object]) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_a_thread_that_stands_in_one_call_and_uses_the_processor_does_not_move(rank: Callable[[str], Page]):
+    page = rank(CALL)
+    wait_until(page.read_place)
+    assert "<string>:5" in page.read_place()
+    before = page.read()
+    wait_until(lambda: page.read().uses > before.uses + 3)
+    assert page.read().moves == before.moves
+
+
+def test_a_thread_that_stands_and_uses_nothing_says_neither(rank: Callable[[str], Page]):
+    page = rank(SLEEP)
+    wait_until(page.read_place)
+    before = page.read()
+    wait_until(lambda: page.read().looks > before.looks + 3)
+    assert (page.read().moves, page.read().uses) == (before.moves, before.uses)
+
+
+def test_a_thread_whose_lines_change_moves(rank: Callable[[str], Page]):
+    page = rank(WORK)
+    wait_until(lambda: page.read().moves > 3)
