@@ -86,7 +86,7 @@ class JobPlan(Record):
     own_ranks: str = ""
     slots: int | None = None
     made_run: str = ""  # the name of the run that `hpcddp submit` made for this job
-    resumed_run: str = ""  # the same of a run that was there, and that this job is to resume
+    resumed_run: str = ""  # the same of one that was there
     sources: Mapping[str, str] = MappingProxyType({})
 
     @property
@@ -185,8 +185,7 @@ class JobPlan(Record):
 
     @property
     def oversubscribe(self) -> bool:
-        """Whether there may be more processes than places: on this machine, which no scheduler divides, and in an
-        allocation that was asked for with fewer."""
+        """Whether there may be more processes than places: on this machine, and in an allocation that has fewer."""
         few = self.slots is not None and self.slots < self.processes_per_node
         return few or find_scheduler(self.site.scheduler).this_machine
 
