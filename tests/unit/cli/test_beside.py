@@ -7,6 +7,9 @@ import select
 import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -57,11 +60,24 @@ def test_a_signal_to_it_goes_on_to_the_program() -> None:
     assert process.returncode == 7
 
 
+def watches_its_end(process: int) -> bool:
+    """Whether the kernel is to signal the program when this process's pipe is closed: O_ASYNC, by one of its files."""
+    for path in Path(f"/proc/{process}/fdinfo").iterdir():
+        with suppress(FileNotFoundError):  # it was closed meanwhile
+            if int(path.read_text().partition("flags:")[2].split()[0], 8) & os.O_ASYNC:
+                return True
+    return False
+
+
 def test_the_program_does_not_outlive_it() -> None:
     process = start(sys.executable, "-c", WAITING)
     assert process.stdout is not None
     program = int(process.stdout.readline())
     waiter = os.pidfd_open(program)
+    end = time.monotonic() + PATIENCE_S
+    while not watches_its_end(process.pid):  # on a busy machine the program may be first
+        assert time.monotonic() < end
+        time.sleep(0.001)
     process.kill()
     ended, _, _ = select.select([waiter], [], [], PATIENCE_S)
     os.close(waiter)
