@@ -86,10 +86,11 @@ class Run:
         self._until_end.enter_context(self._optimizers.watching())
         pulse = self._until_end.enter_context(beating(self._env))
         self._until_end.enter_context(pulse.following(lambda: self.step, self._watch.move_deadline))
-        steps = self.ranks.agree(self.step)
-        if len(set(steps)) > 1:
+        found = self.ranks.agree((self.step, os.uname().nodename))
+        (least, there), (most, here) = min(found), max(found)
+        if least != most:
             raise RequestError(
-                f"the ranks found different checkpoints: of step {min(steps)} and of step {max(steps)}",
+                f"the ranks found different checkpoints: of step {least} on {there}, and of step {most} on {here}",
                 f"the run folder {self.attempt.run.path} has to be the same on every node",
             )
         if self.ranks.is_first:
@@ -199,11 +200,9 @@ class Run:
 
     @contextmanager
     def _timed(self, step: int, epoch: int, began: float | None = None) -> Iterator[dict[str, Any]]:
-        """Around a save: its facts for the manifest, and the state after it. HeldError on rank 0 if another attempt has
-        taken the run."""
+        """Around a save: its facts for the manifest, and the state after it. HeldError on rank 0, as `_check_own`."""
         began = time.monotonic() if began is None else began
-        if self.ranks.is_first:
-            check_not_taken(self.attempt.run, self.attempt.name)
+        self._check_own()
         self._watch.pace.save_began()
         facts = {"step": step, "epoch": epoch, "framework": self._framework}
         yield facts | {"world_size": self.ranks.world_size, "global_batch": self.global_batch, "began": began}
@@ -219,8 +218,14 @@ class Run:
             note_checkpoint(self.attempt, step=step, epoch=epoch)
         self._watch.pace.training_resumed()
 
+    def _check_own(self) -> None:
+        """HeldError on rank 0 if another attempt has taken the run."""
+        if self.ranks.is_first:
+            check_not_taken(self.attempt.run, self.attempt.name)
+
     def _complete(self, step: int, facts: Mapping[str, Any]) -> None:
         self.ranks.wait()
+        self._check_own()  # the writing may have taken minutes
         if self.ranks.is_first:
             seconds = time.monotonic() - facts["began"]
             known = {name: value for name, value in facts.items() if name != "began"}

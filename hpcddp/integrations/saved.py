@@ -3,6 +3,8 @@
 `checkpoints/step-00001200/` in the run folder holds what the framework saved, or a `manifest.json` with the path of it.
 The folder has another name until every rank has written; the manifest, which says the size of each file, is last.
 Runs may share the folder that a framework saves to: a mark in it says whose the newest files are.
+
+A file that cannot be read is no damage: the file system may be away for a moment, or on this host.
 """
 
 from __future__ import annotations
@@ -11,15 +13,17 @@ import os
 import secrets
 import shutil
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hpcddp.errors import RequestError
+from hpcddp.errors import LaunchError, RequestError
 from hpcddp.record import Record
 from hpcddp.runs.folder import MANIFEST, AttemptFolder, RunFolder, list_checkpoints, name_checkpoint, step_of
-from hpcddp.runs.jsonfile import DamagedFileError, read_object
-from hpcddp.training.checkpoint.files import commit, remove_old
+from hpcddp.runs.jsonfile import DamagedFileError, UnreadableFileError, read_object
+from hpcddp.training.checkpoint.files import OF_NAMES, commit, remove_old
+from hpcddp.training.checkpoint.newest import PAUSES_S
 
 _MARK = "hpcddp-run"  # a file in a folder that a framework has saved to
 
@@ -36,16 +40,14 @@ class Saved(Record):
 
 
 def find_newest(run: RunFolder, framework: str) -> Saved | None:
-    """The newest complete checkpoint of the run; an incomplete one is named.
+    """The newest complete checkpoint of the run; newer ones, which are not whole, are named. None: there is none.
 
-    RequestError if something else than this framework wrote it; NewerFileError.
+    RequestError if something else than this framework wrote it, or if none is whole; LaunchError if this host cannot
+    read one; NewerFileError.
     """
+    faults: list[str] = []
     for folder in reversed(list_checkpoints(run.checkpoints)):
-        try:
-            manifest = read_object(os.path.join(folder, MANIFEST)) or {}
-            fault = _find_fault(folder, manifest)
-        except DamagedFileError as error:
-            manifest, fault = {}, error.message
+        manifest, fault = _look(folder)
         if manifest and manifest.get("framework") != framework:
             raise RequestError(
                 f"checkpoint {folder} was written by {manifest.get('framework', 'hpcddp.runtime')}, not by {framework}",
@@ -57,12 +59,39 @@ def find_newest(run: RunFolder, framework: str) -> Saved | None:
                 name: manifest.get(name) for name in ("epoch", "world_size", "global_batch", "seconds")
             }
             return Saved(path=path, step=step_of(folder), **facts)
-        print(f"hpcddp: checkpoint {folder} is not used: {fault}", file=sys.stderr, flush=True)
+        faults.append(f"checkpoint {folder} is not used: {fault}")
+        print(f"hpcddp: {faults[-1]}", file=sys.stderr, flush=True)
+    if faults:
+        raise RequestError(
+            f"{faults[0]}; the run has no other one to resume from",
+            "restore it from a copy, or begin a new run: --fresh",
+        )
     return None
 
 
+def _look(folder: str) -> tuple[Mapping[str, Any], str | None]:
+    """The manifest, and why the checkpoint cannot be loaded; None if it can. LaunchError if it cannot be read, also
+    some seconds later."""
+    why: OSError | UnreadableFileError | None = None
+    for pause_s in (0.0, *PAUSES_S):
+        time.sleep(pause_s)
+        try:
+            manifest = read_object(os.path.join(folder, MANIFEST)) or {}
+            return manifest, _find_fault(folder, manifest)
+        except (OSError, UnreadableFileError) as error:
+            why = error
+        except DamagedFileError as error:
+            return {}, error.message
+    what = why.message if isinstance(why, UnreadableFileError) else str(why)
+    host = os.uname().nodename
+    raise LaunchError(
+        f"{host} cannot read checkpoint {folder}, which stays as it is: {what}",
+        f"look at it on {host}: ls -l {folder}",
+    )
+
+
 def _find_fault(folder: str, manifest: Mapping[str, Any]) -> str | None:
-    """Why the checkpoint cannot be loaded; None if it can."""
+    """Why the checkpoint cannot be loaded; None if it can. OSError if nobody knows."""
     files, below = manifest.get("files"), manifest.get("path") or folder
     if not isinstance(files, dict):
         return f"it has no complete {MANIFEST}"
@@ -70,6 +99,8 @@ def _find_fault(folder: str, manifest: Mapping[str, Any]) -> str | None:
         try:
             found = os.stat(os.path.join(below, name)).st_size
         except OSError as error:
+            if error.errno not in OF_NAMES:
+                raise
             return f"{os.path.join(below, name)}: {(error.strerror or str(error)).lower()}"
         if found != size:
             return f"{os.path.join(below, name)} has {found} bytes, the manifest says {size}"
@@ -81,7 +112,7 @@ def _find_fault(folder: str, manifest: Mapping[str, Any]) -> str | None:
 def _read_mark(folder: str) -> str | None:
     try:
         return Path(folder, _MARK).read_text(encoding="utf-8")
-    except (OSError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
 
 

@@ -25,8 +25,8 @@ from hpcddp.runs.jsonfile import DamagedFileError, UnreadableFileError, write_ob
 from hpcddp.training.checkpoint.manifest import STATE, read_manifest
 from hpcddp.training.setup import Hints
 
-# There is no such file, or it is no file: that is seen wherever the checkpoint is.
-_OF_NAMES = {None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
+#: There is no such file, or it is no file: that is seen wherever the checkpoint is.
+OF_NAMES = {None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
 
 
 def name_step(folder: Path, step: int) -> Path:
@@ -89,7 +89,7 @@ def find_fault(path: Path, nth: int = 0, parts: int = 1) -> str | None:
     except DamagedFileError as error:
         return error.message
     except OSError as error:
-        if error.errno not in _OF_NAMES:
+        if error.errno not in OF_NAMES:
             raise
         return f"{type(error).__name__}: {error}"
     except ValueError as error:  # a name that no file can have

@@ -22,7 +22,7 @@ from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.rendezvous.shutdown import claim_failure
 from hpcddp.units import format_count
 
-_PAUSES_S = (1.0, 4.0, 10.0)  # before each further look at a checkpoint that a rank cannot read
+PAUSES_S = (1.0, 4.0, 10.0)  # before each further look at a checkpoint that a rank cannot read
 
 
 class _Look(NamedTuple):
@@ -69,7 +69,7 @@ def _set_aside(group: Group, damaged: Sequence[tuple[Path, str]]) -> None:
 def _find_damage(group: Group, path: Path) -> str:
     """What is wrong with this checkpoint; empty: it is whole. Errors as `choose_newest`."""
     mine = _Look("", "not looked at")
-    for pause_s in (0.0, *_PAUSES_S):
+    for pause_s in (0.0, *PAUSES_S):
         time.sleep(pause_s)
         mine = mine if mine == _Look() else _look(path, group.rank, group.world_size)
         looks = _gather(group, mine)

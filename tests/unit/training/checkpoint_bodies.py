@@ -161,7 +161,7 @@ def train_with_saves_that_seem_long(argument: dict[str, Any]) -> None:
 
 def choose_on_a_sick_host(argument: dict[str, Any]) -> None:
     """One rank finds something else in a checkpoint than the others."""
-    newest._PAUSES_S = ()
+    newest.PAUSES_S = ()
 
     def read_manifest(path: Path) -> dict[str, Any]:
         if argument["kind"] == "damage":

@@ -133,7 +133,7 @@ def test_a_checkpoint_that_cannot_be_read_for_a_moment_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     paths = [_write(tmp_path, step) for step in (1, 2)]
-    monkeypatch.setattr(newest, "_PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr(newest, "PAUSES_S", (0.0, 0.0))
     monkeypatch.setattr(files, "_hash_file", Disk(2, errno.EIO).hash_file)
     assert choose_newest(ALONE, tmp_path, "") == paths[1]
     assert list_checkpoint_folders(tmp_path) == paths
@@ -145,7 +145,7 @@ def test_a_checkpoint_that_cannot_be_read_is_no_damaged_one(
     tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = [_write(tmp_path, step) for step in (1, 2)]
-    monkeypatch.setattr(newest, "_PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr(newest, "PAUSES_S", (0.0, 0.0))
     monkeypatch.setattr(files, "_hash_file", Disk(float("inf"), number).hash_file)
     told = f"rank 0 on here cannot read checkpoint {paths[1]}, which stays as it is: .*: {os.strerror(number).lower()}"
     with pytest.raises(LaunchError, match=told):
@@ -157,7 +157,7 @@ def test_a_manifest_that_cannot_be_opened_is_no_damaged_one(tmp_path: Path, monk
     path = _write(tmp_path, 1)
     (path / "manifest.json").rename(tmp_path / "manifest.json")
     (path / "manifest.json").mkdir()  # root may read everything, and no folder
-    monkeypatch.setattr(newest, "_PAUSES_S", ())
+    monkeypatch.setattr(newest, "PAUSES_S", ())
     with pytest.raises(LaunchError, match=f"{path}/manifest.json cannot be read: is a directory"):
         choose_newest(ALONE, tmp_path, "")
     assert list_checkpoint_folders(tmp_path) == [path]

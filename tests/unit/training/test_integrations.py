@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -19,6 +20,7 @@ import pytest
 import torch
 
 import hpcddp.integrations
+import hpcddp.integrations.saved as saved_by_frameworks
 from hpcddp.errors import LaunchError, RequestError
 from hpcddp.integrations.hf_trainer import Hooks
 from hpcddp.integrations.own_loop import open_loop
@@ -220,13 +222,60 @@ def test_a_frameworks_folder_that_another_run_has_written_over_is_not_used(
         (shared / "weights").write_text(run.path[-3:])
         begin_checkpoint(run.attempt("a"), 4)
         complete(run.attempt("a"), 4, 2, facts)
-    assert find_newest(runs[0], "F") is None
+    with pytest.raises(RequestError, match="the run has no other one to resume from"):
+        find_newest(runs[0], "F")
     assert f"{shared} was written over by another run" in capsys.readouterr().err
     found = find_newest(runs[1], "F")
     assert found is not None
     assert (found.step, found.path) == (4, str(shared))
     (shared / "hpcddp-run").unlink()
-    assert find_newest(runs[1], "F") is None
+    with pytest.raises(RequestError, match="hpcddp-run: no such file or directory; the run has no other one"):
+        find_newest(runs[1], "F")
+
+
+class Disk:
+    """Answers the first questions for the size of `0.txt` with an error."""
+
+    def __init__(self, fails: int, number: int) -> None:
+        self.fails, self.number = fails, number
+        self._stat = os.stat
+
+    def stat(self, path: Any, **options: Any) -> os.stat_result:
+        if Path(path).name == "0.txt" and self.fails:
+            self.fails -= 1
+            raise OSError(self.number, os.strerror(self.number), str(path))
+        return self._stat(path, **options)
+
+
+def test_a_checkpoint_that_cannot_be_read_for_a_moment_is_read_again(
+    alone: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(alone(save_every=6))
+    monkeypatch.setattr(saved_by_frameworks, "PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr(saved_by_frameworks.os, "stat", Disk(2, errno.EIO).stat)
+    assert train(alone("b")) == 12
+
+
+def test_a_checkpoint_that_a_host_cannot_read_is_no_damage(
+    alone: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(alone(save_every=6))
+    monkeypatch.setattr(saved_by_frameworks, "PAUSES_S", (0.0,))
+    monkeypatch.setattr(saved_by_frameworks.os, "stat", Disk(9, errno.ESTALE).stat)
+    with pytest.raises(LaunchError, match=r"cannot read checkpoint .*step-00000012, which stays as it is") as refused:
+        train(alone("b"))
+    assert os.uname().nodename in refused.value.message
+    monkeypatch.undo()
+    assert train(alone("b")) == 12
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_anew(alone: Callable[..., Any], tmp_path: Path) -> None:
+    train(alone(save_every=6))
+    for path in list_checkpoints(str(tmp_path / "run/checkpoints")):
+        (Path(path) / "0.txt").unlink()
+    with pytest.raises(RequestError, match="the run has no other one to resume from"):
+        train(alone("b"))
+    assert len(saved(tmp_path)) == 2
 
 
 def test_another_number_of_ranks_is_refused_unless_a_step_has_as_many_samples() -> None:
@@ -255,6 +304,16 @@ def test_another_attempt_that_has_taken_the_run_keeps_its_state(alone: Callable[
             pass
         release_run(RunFolder(str(tmp_path / "run")), "b")
         take_run(RunFolder(str(tmp_path / "run")), describe_process("a", os.getpid(), {}, ()), lambda *_: None)
+
+
+def test_a_run_that_is_taken_while_a_checkpoint_is_written_gets_none(alone: Callable[..., Any], tmp_path: Path) -> None:
+    def save_slowly(folder: Path) -> None:
+        save(folder)
+        take_run(RunFolder(str(tmp_path / "run")), describe_process("b", os.getpid(), {}, ()), lambda *_: None)
+
+    with pytest.raises(HeldError), alone(save_every=1) as run:
+        run.after_step(1, save_slowly)
+    assert saved(tmp_path) == []
 
 
 def test_a_trainer_that_found_fewer_ranks_is_refused() -> None:
