@@ -39,12 +39,11 @@ def jobs_of(jobs: FoundJobs, scheduler: str, job: str) -> Sequence[JobFound]:
 
 def _index_in(one: JobFound, job: str) -> str:
     """The job's index, if it is one of these that wait together; else ""."""
-    for part in one.array_index.split(","):
-        span = read_span(part.partition("%")[0])
-        index = job.rstrip("]").replace("[", "_").partition(".")[0].rpartition("_")[2]
-        if span is not None and len(span) > 1 and index.isdecimal() and int(index) in span:
-            return index
-    return ""
+    index = job.rstrip("]").replace("[", "_").partition(".")[0].rpartition("_")[2]
+    if not index.isdecimal():
+        return ""
+    spans = (read_span(part.partition("%")[0]) for part in one.array_index.split(","))
+    return index if any(span is not None and len(span) > 1 and int(index) in span for span in spans) else ""
 
 
 def is_job(one: JobFound, job: str) -> bool:

@@ -51,16 +51,17 @@ def note_lost(attempt: AttemptFolder, cause: Event) -> None:
     """The run is where its newest checkpoint is, whatever a rank wrote that has seen another one end: a rank, several
     and a whole node are lost alike, and the program has not failed."""
     note_loss(attempt, str(cause))
-    state = read_state(attempt.run)
-    if state is not None and state.attempt == attempt.name and state.status != "finished":
-        with suppress(OSError):
-            replace_state(attempt.run, step_back(attempt.run, state, str(cause)))
+    _step_back(attempt, cause, lambda status: status != "finished")
 
 
 def _correct_failed(attempt: AttemptFolder, cause: Event) -> None:
     """A signal came, and ranks were lost before or after it: one that has seen that may have written `failed`."""
+    _step_back(attempt, cause, lambda status: status == "failed")
+
+
+def _step_back(attempt: AttemptFolder, cause: Event, applies: Callable[[str], bool]) -> None:
     state = read_state(attempt.run)
-    if state is not None and (state.attempt, state.status) == (attempt.name, "failed"):
+    if state is not None and state.attempt == attempt.name and applies(state.status):
         with suppress(OSError):
             replace_state(attempt.run, step_back(attempt.run, state, str(cause)))
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 #: Between the command that copies data to the nodes and the launcher's.
 THEN = "--then"
 _NOTHING: Mapping[str, Any] = {}
+_WHOLE = ("walltime_s", "grace_s", "warns_s", "chain")
 
 
 class Recover(Record):
@@ -99,14 +100,24 @@ def read_order(text: str) -> Order:
         order = Order(**{**told, "follow_options": tuple(told.get("follow_options", ()))})
         if order.recover is not None:
             order = order._replace(recover=Recover(**{**told["recover"], "fits": tuple(told["recover"]["fits"])}))
-        known = (order.scheduler, order.command)
+        _check(order)
     except (ValueError, TypeError, KeyError) as error:
         raise RequestError(
             "the job script's order to hpcddp supervise cannot be read: it was changed, or another hpcddp made it",
             "render the script again: hpcddp render",
         ) from error
-    assert known
     return order
+
+
+def _check(order: Order) -> None:
+    """TypeError or KeyError for what people change in a script and hpcddp does not write."""
+    plan = order.plan
+    whole = [getattr(order, name) for name in _WHOLE] + [plan["nodes"], plan["ranks_per_node"], plan["world_size"]]
+    if order.recover is not None:
+        whole += [*order.recover.fits, order.recover.restarts, order.recover.spares]
+    texts = [order.request, order.makes_ranks, order.passes_on, plan["name"], order.scheduler, *plan["command"]]
+    if not (all(isinstance(one, int | None) for one in whole) and all(isinstance(one, str) for one in texts)):
+        raise TypeError
 
 
 def split_stage(words: list[str]) -> tuple[list[str], list[str]]:

@@ -103,7 +103,9 @@ def test_spare_nodes_are_asked_for_and_not_trained_on(site: str, directive: str)
 
 
 def test_an_order_is_read_as_it_was_written():
-    order = Order("name: x\n", {"scheduler": "pbs", "command": ["a"]}, "openmpi", recover=recovery("abci3", nodes="4"))
+    ranks = {"nodes": 4, "ranks_per_node": 8, "world_size": 32}
+    made = {"scheduler": "pbs", "name": "x", "command": ["a"], **ranks}
+    order = Order("name: x\n", made, "openmpi", recover=recovery("abci3", nodes="4"))
     read = read_order(format_order(order))
     assert read.recover is not None
     assert read.recover.fits == (2, 3, 4)

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -204,6 +205,28 @@ def test_a_chain_that_ends_holds_its_run_no_longer(node: Node):
 def test_an_order_that_was_changed_is_refused(text: str):
     with pytest.raises(HpcddpError, match="order to hpcddp supervise cannot be read"):
         read_order(text)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"walltime_s": "02:00:00"},
+        {"chain": "3"},
+        {"passes_on": None},
+        {"plan": {"nodes": "four"}},
+        {"plan": {"world_size": "8"}},
+        {"plan": {"command": 5}},
+        {"recover": {"restarts": "2", "fits": [2]}},
+        {"recover": {"restarts": 2, "fits": ["2"]}},
+    ],
+)
+def test_an_order_with_another_kind_of_value_is_refused(change: dict[str, Any]):
+    plan = {"scheduler": "pbs", "name": "x", "nodes": 4, "ranks_per_node": 8, "world_size": 32, "command": ["true"]}
+    order: dict[str, Any] = {"request": "", "makes_ranks": "openmpi", "plan": plan}
+    assert read_order(json.dumps(order)).chain == 0
+    changed = {**order, **change, "plan": {**plan, **change.get("plan", {})}}
+    with pytest.raises(HpcddpError, match="order to hpcddp supervise cannot be read"):
+        read_order(json.dumps(changed))
 
 
 def test_a_script_outside_of_a_job_says_how_to_submit_it():
