@@ -141,7 +141,7 @@ def _find_heartbeat(env: Mapping[str, str], info: RankInfo, hostname: str) -> He
         return None
     from hpcddp.cli.heartbeat import Heartbeat
 
-    return Heartbeat(folder, info.rank, info.world_size, hostname)
+    return Heartbeat(folder, info.rank, info.world_size, hostname, env)
 
 
 def _become(command: list[str], env: dict[str, str], info: RankInfo, hostname: str, job_output: int) -> NoReturn:

@@ -21,7 +21,7 @@ from hpcddp.supervisor.leftover import end_left, find_left
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from hpcddp.runs.folder import AttemptFolder
     from hpcddp.runs.heartbeat import Supervised
@@ -39,8 +39,10 @@ _ITSELF = 1.1  # of the lease, after which the rank ends itself if this process 
 class Heartbeat:
     """Of one rank. Nothing is told where no supervisor listens, or where this host cannot reach it."""
 
-    def __init__(self, attempt: AttemptFolder, rank: int, world_size: int, host: str) -> None:
+    def __init__(self, attempt: AttemptFolder, rank: int, world_size: int, host: str, env: Mapping[str, str]) -> None:
+        """`env`: of this process."""
         self._attempt, self._rank, self._world_size, self._host = attempt, rank, world_size, host
+        self._env = env
         self._supervised = read_supervised(attempt)
         self._page = make_page() if self._supervised else None
         self._program = 0
@@ -96,7 +98,7 @@ class Heartbeat:
         """The rank has ended, and that was told: what it has started ends, too. On the other hosts nobody else does
         it. A launcher that ends this process, since a rank has failed, gives it no long time."""
         if self.path:
-            end_left(self._marks, tell, f"rank {self._rank}", _REST_S, _GRACE_S)
+            end_left(self._marks, self._env, tell, f"rank {self._rank}", _REST_S, _GRACE_S)
 
     @property
     def _marks(self) -> dict[str, str]:
@@ -216,7 +218,7 @@ class Heartbeat:
             return  # it was not started
         with suppress(OSError):
             os.kill(self._program, signal.SIGKILL)
-        for process in find_left(self._marks):
+        for process in find_left(self._marks, self._env):
             with suppress(OSError):
                 os.kill(process, signal.SIGKILL)
 

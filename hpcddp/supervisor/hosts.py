@@ -14,6 +14,7 @@ from hpcddp.runs.folder import MANIFEST, list_checkpoints
 from hpcddp.schedulers.host_names import same_host
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.run import run_program, run_side_by_side
+from hpcddp.supervisor.leftover import JOB_IDS, job_lines
 from hpcddp.units import format_count
 
 if TYPE_CHECKING:
@@ -39,9 +40,15 @@ _ECC_CHECK = """\
 command -v nvidia-smi >/dev/null || exit 0
 ! nvidia-smi --query-gpu=ecc.errors.uncorrected.volatile.total --format=csv,noheader | grep -q '^[1-9]'"""
 #: For a shell, with two variables as in an environment: no process has both. Those that have are killed.
+# Every process that has both marks, and none of the variables in $3, or with the values in $4: of no other job.
 _CLEAR = """\
+find_left() {
+for file in $(grep -slzxF -e "$2" /dev/null $(grep -slzxF -e "$1" /dev/null /proc/[0-9]*/environ)); do
+tr '\\0' '\\n' <"$file" 2>/dev/null | grep -aE "^($3)=" | grep -qavxF -e "$4" || echo "$file"
+done
+}
 tries=0
-while left=$(grep -slzxF -e "$2" /dev/null $(grep -slzxF -e "$1" /proc/[0-9]*/environ)); [ "$left" ]; do
+while left=$(find_left "$@"); [ "$left" ]; do
 [ "$tries" -lt 50 ] || exit 1
 tries=$((tries + 1))
 for file in $left; do file=${file%/environ}; kill -KILL "${file#/proc/}" 2>/dev/null; done
@@ -73,9 +80,10 @@ def list_checks(order: Order) -> list[Check]:
     return checks
 
 
-def clear_check(attempt: AttemptFolder) -> Check:
+def clear_check(attempt: AttemptFolder, env: Mapping[str, str]) -> Check:
     """No rank of this attempt is left on the host, as one whose companion has lost its connection may be."""
-    marks = (f"HPCDDP_RUN_DIR={attempt.run.path}", f"HPCDDP_ATTEMPT={attempt.name}")
+    own = b"\n".join(job_lines(env)).decode(errors="surrogateescape")
+    marks = (f"HPCDDP_RUN_DIR={attempt.run.path}", f"HPCDDP_ATTEMPT={attempt.name}", "|".join(JOB_IDS), own)
     return Check(("sh", "-c", _CLEAR, "sh", *marks), "ranks of the last start cannot be ended there")
 
 
@@ -122,7 +130,7 @@ class Hosts:
         for name in silent:
             self._leave_out(name, "it does not answer")
         self._drop(silent)
-        checks = [clear_check(attempt), *folder_checks(attempt), *self._checks]
+        checks = [clear_check(attempt, self._env), *folder_checks(attempt), *self._checks]
         for check in checks if self._starter or len(self.names) < 2 else ():
             there = [name for name in there if name not in self._left_out]
             failed = self._ask(there, check.words)

@@ -197,7 +197,7 @@ class Start:
                 launcher = Launcher(program, env, attempt.log, self._output, self._files)
                 hear = self._follow_up.hear
                 ended = watch(launcher, self._signals, passes_on, warned, order, tell, hear, heard, self._look_around)
-                end_left({name: env[name] for name in ("HPCDDP_RUN_DIR", "HPCDDP_ATTEMPT")}, tell)
+                end_left({name: env[name] for name in ("HPCDDP_RUN_DIR", "HPCDDP_ATTEMPT")}, env, tell)
                 launcher.finish_output()
                 if ended.status and program is stage:
                     tell(f"the data could not be copied to the nodes (status {ended.status}); no rank was started")

@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from hpcddp.runs.folder import AttemptFolder, RunFolder
-from hpcddp.supervisor.leftover import end_left, find_left
+from hpcddp.schedulers.registry import all_schedulers
+from hpcddp.supervisor.hosts import clear_check
+from hpcddp.supervisor.leftover import JOB_IDS, end_left, find_left
 from hpcddp.supervisor.reports import Reports
 
 LEAVES = "setsid sleep 1000 >/dev/null 2>&1 </dev/null & exit {}"
@@ -31,7 +33,7 @@ def attempt(tmp_path: Path) -> AttemptFolder:
 def marks(attempt: AttemptFolder) -> Iterator[dict[str, str]]:
     marks = {"HPCDDP_RUN_DIR": attempt.run.path, "HPCDDP_ATTEMPT": attempt.name}
     yield marks
-    for process in find_left(marks):
+    for process in find_left(marks, os.environ):
         os.kill(process, signal.SIGKILL)
 
 
@@ -49,7 +51,7 @@ def test_a_rank_leaves_nothing_running(attempt: AttemptFolder, marks: dict[str, 
     reports.close()
     assert rank.returncode == status
     assert reports.ranks[1].status == status << 8  # it was told before
-    assert find_left(marks) == []
+    assert find_left(marks, os.environ) == []
     log = "".join(path.read_text() for path in Path(attempt.log).parent.iterdir())
     assert "hpcddp: rank 1 left 1 of its processes on this host; they are ended" in log
 
@@ -59,12 +61,31 @@ def test_what_does_not_end_by_sigterm_is_killed(marks: dict[str, str]):
     with subprocess.Popen([sys.executable, "-c", IGNORES], env=os.environ | marks, stdout=subprocess.PIPE) as left:
         assert left.stdout is not None
         left.stdout.readline()
-        end_left(marks, told.append, "rank 3", grace_s=0.0)
+        end_left(marks, os.environ, told.append, "rank 3", grace_s=0.0)
         assert left.wait() == -signal.SIGKILL
     assert told[0] == "rank 3 left 1 of its processes on this host; they are ended"
 
 
 def test_where_nothing_is_left_nothing_is_said(marks: dict[str, str]):
     told = list[str]()
-    end_left(marks, told.append)
+    end_left(marks, os.environ, told.append)
     assert told == []
+
+
+@pytest.mark.parametrize("own", [{"SLURM_JOB_ID": "7"}, {}], ids=["in a job", "where ssh left its number out"])
+def test_a_job_that_a_rank_has_submitted_is_left_alone(
+    attempt: AttemptFolder, marks: dict[str, str], own: dict[str, str]
+):
+    with (
+        subprocess.Popen(["sleep", "1000"], env=os.environ | marks | own) as left,
+        subprocess.Popen(["sleep", "1000"], env=os.environ | marks | own | {"SLURM_JOB_ID": "8"}) as other,
+    ):
+        assert find_left(marks, own) == [left.pid]
+        subprocess.run(clear_check(attempt, own).words, check=True)
+        assert left.wait() == -signal.SIGKILL
+        assert other.poll() is None
+        other.kill()
+
+
+def test_a_job_is_known_by_every_schedulers_variable():
+    assert {row.variables.job_id for row in all_schedulers()} == {*JOB_IDS, "FLUX_JOB_ID"}

@@ -53,7 +53,7 @@ class Ranks:
             "RANK": str(rank),
         }
         self.processes.append(subprocess.Popen(sleep, env=env))
-        companion = Heartbeat(self.attempt, rank, 4, host)
+        companion = Heartbeat(self.attempt, rank, 4, host, os.environ)
         self.companions.append(companion)
         companion.start(self.processes[-1].pid)
         self.until(lambda: rank in self.reports.ranks)
@@ -232,7 +232,7 @@ def test_ranks_of_an_attempt_before_are_ended_when_they_call(ranks_with: Callabl
     assert ranks.processes[0].returncode == -signal.SIGKILL
     assert ranks.companions[0].was_ended
     assert ranks.reports.ranks == {}
-    late = Heartbeat(ranks.attempt, 0, 4, "n0")  # a host that comes back
+    late = Heartbeat(ranks.attempt, 0, 4, "n0", os.environ)  # a host that comes back
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"]) as left:
         late.start(left.pid)
         ranks.until(lambda: left.poll() is not None)
@@ -266,7 +266,7 @@ def test_a_rank_that_never_reached_its_supervisor_is_left_alone(ranks_with: Call
     assert told is not None
     write_supervised(attempt, told._replace(hosts=("127.0.0.1",), port=1))
     with subprocess.Popen(["sleep", "2"]) as rank:
-        companion = Heartbeat(attempt, 0, 4, "n0")
+        companion = Heartbeat(attempt, 0, 4, "n0", os.environ)
         companion.start(rank.pid)
         assert rank.wait() == 0
     assert not companion.was_ended
