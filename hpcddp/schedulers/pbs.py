@@ -92,6 +92,13 @@ def parse_end(answer: Answer) -> int | None:
     return int(since) + hours * 3600 + minutes * 60 + seconds
 
 
+def parse_taken(answer: Answer, _env: Mapping[str, str]) -> bool:
+    """A job that is run again (`qrerun`) has one of four substates (OpenPBS, src/include/job.h, JOB_SUBSTATE_RERUN)."""
+    import re
+
+    return re.search(r"^ *substate = 6[0-3]$", answer.stdout, re.MULTILINE) is not None
+
+
 SCHEDULER = Scheduler(
     name="pbs",
     title="PBS",
@@ -165,6 +172,7 @@ SCHEDULER = Scheduler(
         live_state=("qstat", "-f", "{}"),
         parse_state=parse_state,
         parse_end=parse_end,
+        parse_taken=parse_taken,
         jobs=("qstat", "-t", "-x", "-f", "-F", "json", "{ids}"),
         live_jobs=("qstat", "-t", "-f", "-F", "json", "{ids}"),
         older_jobs=("qstat", "-t", "-x", "{ids}"),  # Torque's

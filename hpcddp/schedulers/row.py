@@ -149,7 +149,7 @@ def _no_end(_answer: Answer) -> int | None:
     return None
 
 
-def _not_taken(_answer: Answer) -> bool:
+def _not_taken(_answer: Answer, _env: Mapping[str, str]) -> bool:
     return False
 
 
@@ -186,8 +186,9 @@ class Commands(Record):
     live_state: tuple[str, ...] = ()  # the same, where the scheduler keeps no word of a job that has ended
     parse_state: Callable[[Answer], str | None] = _no_state  # -> its own word, "gone" for no such job, None: no answer
     parse_end: Callable[[Answer], int | None] = _no_end  # the same answer -> the job's end, as `end` of Variables
-    #: The same answer -> whether the scheduler takes the nodes away itself, by preemption or because one failed.
-    parse_taken: Callable[[Answer], bool] = _not_taken
+    #: The same answer, in the job's environment -> whether the scheduler takes the nodes away itself: by preemption,
+    #: because one failed, or to start the job again.
+    parse_taken: Callable[[Answer, Mapping[str, str]], bool] = _not_taken
     #: Shows the jobs {ids}, or all of the users {user}; `older_jobs` is asked where the first is refused as unknown,
     #: `live_jobs` where the scheduler keeps no word of jobs that have ended. NAME_jobs.py parses the answers.
     jobs: tuple[str, ...] = ()

@@ -76,10 +76,15 @@ def parse_end(answer: Answer) -> int | None:
         return None
 
 
-def parse_taken(answer: Answer) -> bool:
+def parse_taken(answer: Answer, env: Mapping[str, str]) -> bool:
     """A preempted job has `PreemptTime=`; one whose node failed, or that is queued again, its own state. One at its
-    time limit, which may have been changed, is COMPLETING for a reason, while `scancel` leaves Reason=None."""
+    time limit, which may have been changed, is COMPLETING for a reason, while `scancel` leaves Reason=None. While one
+    that will be queued again ends (`scontrol requeue`), its next start is counted already."""
     import re
+
+    starts = re.search(r"\bRestarts=(\d+)", answer.stdout)
+    if starts and int(starts[1]) > (read_number(env.get("SLURM_RESTART_COUNT", "")) or 0):
+        return True
 
     why = re.search(r"\bPreemptTime=(?!None)|\bReason=(TimeLimit|NodeDown|Preempt)", answer.stdout)
     return why is not None or parse_state(answer) in {"NODE_FAIL", "PREEMPTED", "REQUEUED", "TIMEOUT"}

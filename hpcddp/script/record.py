@@ -63,6 +63,7 @@ def format_job_order(plan: JobPlan) -> str:
         calls=plan.outer_launcher if plan.agents else "",
         made=plan.made_run,
         resumes=plan.resumed_run,
+        stages=bool(plan.spec.stage_in),
         sweep={name: list(values) for name, values in (plan.spec.sweep or {}).items()},
     )
     return quote_word(format_order(order))

@@ -118,15 +118,15 @@ class MovingEnd:
 
 
 def is_wish(job: Job, end: End, env: Mapping[str, str], came: float) -> bool:
-    """Whether a SIGTERM that `came` at this time is the owner's wish: the walltime, a preemption and a failed node are
-    not."""
+    """Whether a SIGTERM that `came` at this time is the owner's wish: the walltime, a preemption, a failed node and a
+    job that is queued again are not."""
     answer = ask_about(job.scheduler, job.id, env, _PATIENCE_S) if job.id else None
     commands = find_scheduler(job.scheduler).commands
     now_ends = commands.parse_end(answer) if answer is not None else None  # the walltime may have been changed
     ends = now_ends if now_ends is not None else end.at
     if ends is not None and came > ends - _EARLY_S:
         return False
-    return answer is None or not commands.parse_taken(answer)
+    return answer is None or not commands.parse_taken(answer, env)
 
 
 def is_waiting(scheduler: str, job: str, env: Mapping[str, str]) -> bool:

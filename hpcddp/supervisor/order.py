@@ -43,6 +43,7 @@ class Order(Record):
     `recover`: None: the job ends with the first rank that does. `calls`: the launcher that starts what makes the ranks.
     `made`: the name of the run that `hpcddp submit` made for the job; `resumes`: that of one that the job was submitted
     to resume.
+    `stages`: whether a command that copies data to the nodes goes before the launcher's.
     `sweep`: the axes, name -> values, where the job is a point of one, or all points as an array.
     """
 
@@ -61,6 +62,7 @@ class Order(Record):
     calls: str = ""
     made: str = ""
     resumes: str = ""
+    stages: bool = False
     sweep: Mapping[str, Any] = _NOTHING
 
     @property
@@ -120,9 +122,9 @@ def _check(order: Order) -> None:
         raise TypeError
 
 
-def split_stage(words: list[str]) -> tuple[list[str], list[str]]:
+def split_stage(order: Order, words: list[str]) -> tuple[list[str], list[str]]:
     """The command that copies data to the nodes, empty if there is none, and the launcher's."""
-    if THEN not in words:
-        return [], words
+    if not order.stages:
+        return [], words  # a program may have an argument of this name
     cut = words.index(THEN)
     return words[:cut], words[cut + 1 :]

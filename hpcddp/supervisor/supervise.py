@@ -162,7 +162,7 @@ class Start:
         tell: Callable[[str], None],
     ) -> None:
         self._order, self._env, self._job, self._signals, self._output = order, env, job, signals, output
-        self._stage, self._launch = split_stage(words)
+        self._stage, self._launch = split_stage(order, words)
         self._files = allow_more_files(int(order.plan.get("world_size", 1)) + _OWN_FILES)  # one for each rank
         self._reports, self._follow_up, self._end, self._tell = reports, follow_up, end, tell
 

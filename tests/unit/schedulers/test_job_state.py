@@ -151,7 +151,24 @@ def test_slurm_says_when_a_running_job_ends_and_of_one_that_is_being_ended_nothi
         ("Deadline=N/A", "Deadline=N/A\n   PreemptEligibleTime=2026-11-23T13:26:06 PreemptTime=None", False),
         ("Deadline=N/A", "Deadline=N/A\n   PreemptTime=2026-11-23T13:26:08", True),
         ("JobState=COMPLETING", "JobState=NODE_FAIL", True),
+        ("Restarts=0", "Restarts=1", False),
+        ("Restarts=0", "Restarts=2", True),
     ],
 )
 def test_slurm_says_whether_it_takes_the_nodes_away_itself(old: str, new: str, is_taken: bool) -> None:
-    assert find_scheduler("slurm").commands.parse_taken(Answer(0, _CANCELLED.replace(old, new), "")) == is_taken
+    started_again = {"SLURM_RESTART_COUNT": "1"}
+    answer = Answer(0, _CANCELLED.replace(old, new), "")
+    assert find_scheduler("slurm").commands.parse_taken(answer, started_again) == is_taken
+
+
+def test_slurm_counts_the_next_start_of_a_job_while_it_ends() -> None:
+    requeued = _CANCELLED.replace("Restarts=0", "Restarts=1").replace("EndTime=2026-11-23T13:26:08", "EndTime=Unknown")
+    assert find_scheduler("slurm").commands.parse_taken(Answer(0, requeued, ""), {})
+    assert not find_scheduler("slurm").commands.parse_taken(Answer(0, _CANCELLED, ""), {})
+
+
+@pytest.mark.parametrize(("substate", "is_taken"), [(42, False), (63, True), (92, False)])
+def test_pbs_says_that_it_runs_a_job_again(substate: int, is_taken: bool) -> None:
+    """The numbers are of OpenPBS' source: no rerun was recorded while the job ended."""
+    answer = Answer(0, f"    job_state = R\n    substate = {substate}\n", "")
+    assert find_scheduler("pbs").commands.parse_taken(answer, {}) is is_taken
