@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 from hpcddp.errors import RequestError
@@ -19,6 +19,7 @@ from hpcddp.script.spec import JobSpec
 
 _SHELLS = {"bash", "dash", "ksh", "sh", "zsh"}
 _ANSWERS = {"-V", "-VV", "--version", "-h", "-?", "--help", "--help-env", "--help-xoptions", "--help-all"}  # of python
+_SEPARATOR = ":"  # of programs, in the command line of every launcher that is no agent
 _TRAINER = ("-m", "hpcddp.trainer.train")
 # Set by the script, the launchers and hpcddp exec: a job's own value would be lost, or would break the ranks.
 _OWN = {*(getattr(LAUNCHERS["env"], number) for number in NUMBERS), "MASTER_PORT"}
@@ -66,6 +67,15 @@ def plan_variables(spec: JobSpec, site: Site) -> tuple[tuple[str, str], ...]:
         if name in _OWN or name.startswith((*_OWN_PREFIXES, *_scheduler_prefixes())) or instead:
             raise RequestError(f"env {name} is set by the job script itself", instead or f"leave {name} out of env")
     return tuple({**site.env, **(spec.env or {})}.items())
+
+
+def check_separator(words: Iterable[str], launcher: str) -> None:
+    """RequestError for a word that ends one program's arguments: what follows would be run as another program."""
+    if launcher and _SEPARATOR in words:
+        raise RequestError(
+            f"an argument is {_SEPARATOR!r} alone, with which {launcher} begins another program: no program can get it",
+            "put the command into a script: -- bash train.sh",
+        )
 
 
 def _refuse_nothing(command: tuple[str, ...]) -> None:

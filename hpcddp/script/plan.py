@@ -12,7 +12,7 @@ from hpcddp.runs.command import name_command
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import LONGEST_NAME
 from hpcddp.script.choices import check_gpu_chunks, plan_account, plan_launcher, plan_queue, plan_site_words
-from hpcddp.script.command import plan_command, plan_variables
+from hpcddp.script.command import check_separator, plan_command, plan_variables
 from hpcddp.script.container import plan_container, plan_python
 from hpcddp.script.directives import job_name, plan_directives
 from hpcddp.script.jobplan import WARNING, JobPlan, PlannedBy
@@ -71,6 +71,8 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
                 f"container_runtime {container.runtime} works with {container.launcher} only",
                 f"--launcher {container.launcher}",
             )
+    swept = [value for values in (spec.sweep or {}).values() for value in values]
+    check_separator((*command, *(spec.stage_in or ()), *swept), outer_launcher)
     account, account_option, account_remarks = plan_account(spec, site)
     warned_by_scheduler = outer_launcher != "" and LAUNCHERS[outer_launcher].warned_by_scheduler
     asked = asked_options(spec, site, warned_by_scheduler=warned_by_scheduler)

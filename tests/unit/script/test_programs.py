@@ -187,3 +187,35 @@ def test_what_differs_between_container_runtimes_stands_in_their_rows_only():
     named = {path.name: set(re.findall(r"\w+", path.read_text())) & {*CONTAINER_RUNTIMES} for path in code}
     assert named.pop(rows.name)
     assert {path: words for path, words in named.items() if words} == {}
+
+
+@pytest.mark.parametrize("launcher", ["openmpi", "mpich", "intelmpi", "srun", "torchrun"])
+def test_a_word_with_which_launchers_begin_another_program_is_refused(launcher: str):
+    """Run for real: each of them takes it wherever it stands, and `echo more` would be a program of its own."""
+    for asked in (
+        {"command": ["python", "a.py", "x", ":", "echo", "more"]},
+        {"command": ["python", "a.py", "{x}"], "sweep": {"x": ["a", ":"]}},
+        {"stage_in": [":"], "stage_dir": "/tmp"},
+    ):
+        with pytest.raises(RequestError, match=r"an argument is .:. alone, with which .* begins another program"):
+            plan("generic-slurm", launcher=launcher, nodes="2", **asked)
+    assert plan("generic-slurm", launcher=launcher, nodes="2", command=["python", "a.py", "x:y", "::"])
+
+
+def test_torchrun_alone_takes_every_word():
+    assert plan("generic-slurm", launcher="torchrun", nodes="1", command=["python", "a.py", ":"])
+
+
+def test_a_programs_argument_is_no_end_of_what_copies_the_data(node: StubbedNode):
+    put(node, "srun", '#!/bin/bash\nwhile [ "$1" != "$HPCDDP_PYTHON" ]; do shift; done\nexec "$@"\n')
+    words = ["python", "a.py", "--then", "echo", "hi"]
+    assert node.run(script("generic-slurm", node.planned_by, command=words)).returncode == 0
+    assert node.arguments == words
+    (node.folder / "data").write_text("7")
+    staged = {"stage_in": ["data"], "stage_dir": f"{node.folder}/disk"}
+    put(
+        node, "srun", '#!/bin/bash\nwhile [ "$1" != bash ] && [ "$1" != "$HPCDDP_PYTHON" ]; do shift; done\nexec "$@"\n'
+    )
+    done = node.run(script("generic-slurm", node.planned_by, command=words, name="two", **staged))
+    assert done.returncode == 0, done.stderr
+    assert node.arguments == words
