@@ -55,6 +55,9 @@ for file in $left; do file=${file%/environ}; kill -KILL "${file#/proc/}" 2>/dev/
 sleep 0.2
 done"""
 
+# As a parallel file system does it that was mounted again to be read alone, after an error.
+_WRITE = 'file=$1/.written-by-$(uname -n).$$; touch "$file" && rm -f "$file"'
+
 
 class Check(Record):
     """What a host has to run without an error, or it is left out: `why`. One of ours (`is_own`) that fails on every
@@ -88,9 +91,13 @@ def clear_check(attempt: AttemptFolder, env: Mapping[str, str]) -> Check:
 
 
 def folder_checks(attempt: AttemptFolder) -> list[Check]:
-    """The run's own folder, which may have another name than the job asked for, and its newest checkpoint are there."""
+    """The run's own folder, which may have another name than the job asked for, is there and can be written, and its
+    newest checkpoint can be read."""
     path = os.path.abspath(attempt.run.path)
-    checks = [Check(("test", "-d", path), "it does not see the run folder")]
+    checks = [
+        Check(("test", "-d", path), "it does not see the run folder"),
+        Check(("sh", "-c", _WRITE, "sh", path), "it cannot write to the run folder"),
+    ]
     saved = list_checkpoints(os.path.abspath(attempt.run.checkpoints))
     manifest = os.path.join(saved[-1], MANIFEST) if saved else ""
     if os.path.isfile(manifest):

@@ -193,6 +193,18 @@ def test_a_host_that_does_not_see_the_run_folder_is_left_out(cluster: Cluster):
     assert "n2.site is left out: it does not see the run folder" in cluster.told
 
 
+def test_a_host_that_cannot_write_to_the_run_folder_is_left_out(cluster: Cluster):
+    folder = cluster.folder / "bin-n2.site"
+    folder.mkdir()
+    (folder / "touch").write_text("#!/bin/sh\n# a stand-in for one whose file system can be read alone\nexit 1\n")
+    (folder / "touch").chmod(0o755)
+    recovery = cluster.recovery()
+    assert recovery.goes_on(cluster.attempt, KILL, LATER, set())
+    assert recovery.chosen == ("n1.site", "n3.site", "n4.site")
+    assert "n2.site is left out: it cannot write to the run folder" in cluster.told
+    assert not [*Path(cluster.attempt.run.path).glob(".written*")]
+
+
 def test_the_run_folder_that_a_host_has_to_see_is_the_one_of_the_run(cluster: Cluster):
     """After `--resume`, of an index of an array, or the second run of a name, the base's folder need not be there."""
     cluster.env["HPCDDP_RUN_DIR"] = str(cluster.folder / "runs/base")

@@ -104,6 +104,19 @@ def test_an_exit_inside_the_body_is_no_success(code: Any, kind: type[BaseExcepti
         assert "by sys.exit() after step 0, and the run is not finished\nhint: rt.finish_early" in str(caught.value)
 
 
+def test_an_error_stays_the_one_that_is_told_where_the_state_cannot_be_written(tmp_path: Path) -> None:
+    def run() -> None:
+        with hpcddp.runtime(run_dir=str(tmp_path)) as rt:
+            rt.prepare(DataLoader(DATA, 4))
+            (tmp_path / "state.json").unlink(missing_ok=True)
+            (tmp_path / "state.json").mkdir()  # no file can take its place
+            raise ValueError("of the script")
+
+    with pytest.raises(ValueError, match="of the script") as caught:
+        run()
+    assert caught.value.__context__ is None
+
+
 @pytest.mark.parametrize(
     ("samples", "options", "message"),
     [
