@@ -17,6 +17,7 @@ from hpcddp.schedulers.registry import all_schedulers
 from hpcddp.supervisor.hosts import clear_check
 from hpcddp.supervisor.leftover import JOB_IDS, end_left, find_left
 from hpcddp.supervisor.reports import Reports
+from tests.conftest import wait_until
 
 LEAVES = "setsid sleep 1000 >/dev/null 2>&1 </dev/null & exit {}"
 IGNORES = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(1000)"
@@ -80,6 +81,8 @@ def test_a_job_that_a_rank_has_submitted_is_left_alone(
         subprocess.Popen(["sleep", "1000"], env=os.environ | marks | own) as left,
         subprocess.Popen(["sleep", "1000"], env=os.environ | marks | own | {"SLURM_JOB_ID": "8"}) as other,
     ):
+        for process in (left, other):  # in the middle of an exec it is empty
+            assert wait_until(lambda process=process: Path(f"/proc/{process.pid}/environ").read_bytes() != b"")
         assert find_left(marks, own) == [left.pid]
         subprocess.run(clear_check(attempt, own).words, check=True)
         assert left.wait() == -signal.SIGKILL

@@ -19,7 +19,7 @@ import pytest
 
 from hpcddp.cli.heartbeat import Heartbeat
 from hpcddp.runs.folder import AttemptFolder, RunFolder
-from hpcddp.runs.heartbeat import make_page, open_page, read_supervised, write_supervised
+from hpcddp.runs.heartbeat import open_page, read_supervised, write_supervised
 from hpcddp.supervisor.events import ERROR, GONE, KILLED, LEFT, SILENT, STUCK, UNHEARD, UNKNOWN, find_first_cause
 from hpcddp.supervisor.rank_report import RankReport, find_odd
 from hpcddp.supervisor.reports import Reports
@@ -270,18 +270,6 @@ def test_a_rank_that_never_reached_its_supervisor_is_left_alone(ranks_with: Call
         companion.start(rank.pid)
         assert rank.wait() == 0
     assert not companion.was_ended
-
-
-def test_a_rank_ends_itself_where_the_process_beside_it_is_stopped():
-    page = make_page()
-    assert page is not None
-    beat = "import os, time; from hpcddp.training.pulse import beating\nwith beating(os.environ): time.sleep(1000)"
-    with subprocess.Popen([sys.executable, "-c", beat], env=os.environ | {"HPCDDP_HEARTBEAT": page.path}) as rank:
-        page.write_lease(time.monotonic() + 1000)
-        while page.read().looks < 3:
-            time.sleep(0.05)
-        page.write_lease(time.monotonic() - 1)
-        assert rank.wait() == -signal.SIGKILL
 
 
 def test_the_last_words_of_an_attempt_are_no_news_of_the_next(ranks_with: Callable[[float], Ranks]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -68,3 +69,14 @@ def test_a_thread_that_stands_and_uses_nothing_says_neither(rank: Callable[[str]
 def test_a_thread_whose_lines_change_moves(rank: Callable[[str], Page]):
     page = rank(WORK)
     wait_until(lambda: page.read().moves > 3)
+
+
+def test_a_rank_ends_itself_where_the_process_beside_it_is_stopped() -> None:
+    page = make_page()
+    assert page is not None
+    env = os.environ | {VARIABLE: page.path}
+    with subprocess.Popen([sys.executable, "-c", BEATS.format(SLEEP)], env=env) as process:
+        page.write_lease(time.monotonic() + 1000)
+        wait_until(lambda: process.poll() is not None or page.read().looks >= 3)
+        page.write_lease(time.monotonic() - 1)
+        assert process.wait() == -signal.SIGKILL
