@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -128,11 +129,22 @@ def test_a_job_that_cannot_be_noted_is_taken_back(
     assert "hint: scancel 4711" in said
 
 
-@pytest.mark.parametrize("signal", ["INT", "TERM", "HUP"])
+@pytest.fixture
+def heard() -> Iterator[None]:
+    """Signals do what they do in a terminal: under `nohup`, or in the background of a script, some are ignored."""
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("heard")
+@pytest.mark.parametrize("name", ["INT", "TERM", "HUP"])
 def test_an_interrupt_while_the_scheduler_answers_takes_the_job_back(
-    here: Path, program: Program, capsys: pytest.CaptureFixture[str], signal: str
+    here: Path, program: Program, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    program("sbatch", f"kill -{signal} $PPID; echo 4711")
+    program("sbatch", f"kill -{name} $PPID; echo 4711")
     program("scancel", 'echo "$@" >> cancelled')
     assert submit(*TRAIN) == 130
     out = capsys.readouterr()
@@ -141,6 +153,7 @@ def test_an_interrupt_while_the_scheduler_answers_takes_the_job_back(
     assert os.listdir(here / "runs") == []
 
 
+@pytest.mark.usefixtures("heard")
 def test_an_interrupt_among_several_jobs_says_what_is_queued(
     here: Path, program: Program, capsys: pytest.CaptureFixture[str]
 ) -> None:
