@@ -192,6 +192,7 @@ def _run_beside(
     if stderr:
         stderr.start()
     heartbeat.start(program)
+    heartbeat.outlive()
     status = beside.wait_for(program)
     if stderr:
         stderr.finish()

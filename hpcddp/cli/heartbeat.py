@@ -16,7 +16,7 @@ import time
 from contextlib import suppress
 
 from hpcddp.runs.heartbeat import make_page, read_supervised
-from hpcddp.supervisor.leftover import end_left, find_left
+from hpcddp.supervisor.leftover import end_left, find_left, kill_left
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ class Heartbeat:
         self._place = ""  # the last that was told
         self._is_over = False
         self._unheard_s = 0.0  # for how long the supervisor was not heard before the rank was ended for that
+        self._alive: int | None = None  # open as long as this process is there
         self.was_ended = False  # by the supervisor's word, or since it was not heard any more
 
     @property
@@ -99,6 +100,32 @@ class Heartbeat:
         it. A launcher that ends this process, since a rank has failed, gives it no long time."""
         if self.path:
             end_left(self._marks, self._env, tell, f"rank {self._rank}", _REST_S, _GRACE_S)
+            if self._alive is not None:
+                os.write(self._alive, b"done\n")
+
+    def outlive(self) -> None:
+        """A process ends what the rank has started where this one is killed, as launchers do with all ranks once one
+        has failed: nobody else on this host does it. It waits for the end of a pipe, in a session of its own, and holds
+        nothing open that a launcher waits for."""
+        if not self.path:
+            return
+        ends, self._alive = os.pipe()
+        nothing = os.open(os.devnull, os.O_RDWR)
+        moves: list[tuple[int, ...]] = [
+            (os.POSIX_SPAWN_DUP2, file, number) for number, file in enumerate((ends, nothing, nothing))
+        ]
+        for number in (int(name) for name in os.listdir("/proc/self/fd")):
+            with suppress(OSError):  # that of the list itself
+                if number > 2 and os.get_inheritable(number):
+                    moves.append((os.POSIX_SPAWN_CLOSE, number))
+        name = self._attempt.name
+        shell, option, code, *words = kill_left({"HPCDDP_ATTEMPT": name, "HPCDDP_HEARTBEAT": self.path}, self._env)
+        line = (shell, option, f"read -r done && exit\n{code}", *words)
+        env = {"PATH": self._env.get("PATH", os.defpath)}  # without what marks a rank's processes
+        with suppress(OSError):  # without a shell, or another process
+            os.posix_spawnp(shell, line, env, file_actions=moves, setsigmask=(), setsid=True)
+        os.close(ends)
+        os.close(nothing)
 
     @property
     def _marks(self) -> dict[str, str]:

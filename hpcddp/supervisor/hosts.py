@@ -14,7 +14,7 @@ from hpcddp.runs.folder import MANIFEST, list_checkpoints
 from hpcddp.schedulers.host_names import same_host
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.run import run_program, run_side_by_side
-from hpcddp.supervisor.leftover import JOB_IDS, job_lines
+from hpcddp.supervisor.leftover import kill_left
 from hpcddp.units import format_count
 
 if TYPE_CHECKING:
@@ -39,23 +39,7 @@ command -v nvidia-smi >/dev/null || exit 0
 _ECC_CHECK = """\
 command -v nvidia-smi >/dev/null || exit 0
 ! nvidia-smi --query-gpu=ecc.errors.uncorrected.volatile.total --format=csv,noheader | grep -q '^[1-9]'"""
-#: For a shell, with two variables as in an environment: no process has both. Those that have are killed.
-# Every process that has both marks, and none of the variables in $3, or with the values in $4: of no other job.
-_CLEAR = """\
-find_left() {
-for file in $(grep -slzxF -e "$2" /dev/null $(grep -slzxF -e "$1" /dev/null /proc/[0-9]*/environ)); do
-tr '\\0' '\\n' <"$file" 2>/dev/null | grep -aE "^($3)=" | grep -qavxF -e "$4" || echo "$file"
-done
-}
-tries=0
-while left=$(find_left "$@"); [ "$left" ]; do
-[ "$tries" -lt 50 ] || exit 1
-tries=$((tries + 1))
-for file in $left; do file=${file%/environ}; kill -KILL "${file#/proc/}" 2>/dev/null; done
-sleep 0.2
-done"""
-
-# As a parallel file system does it that was mounted again to be read alone, after an error.
+# A parallel file system may be mounted again to be read alone, after an error.
 _WRITE = 'file=$1/.written-by-$(uname -n).$$; touch "$file" && rm -f "$file"'
 
 
@@ -85,9 +69,8 @@ def list_checks(order: Order) -> list[Check]:
 
 def clear_check(attempt: AttemptFolder, env: Mapping[str, str]) -> Check:
     """No rank of this attempt is left on the host, as one whose companion has lost its connection may be."""
-    own = b"\n".join(job_lines(env)).decode(errors="surrogateescape")
-    marks = (f"HPCDDP_RUN_DIR={attempt.run.path}", f"HPCDDP_ATTEMPT={attempt.name}", "|".join(JOB_IDS), own)
-    return Check(("sh", "-c", _CLEAR, "sh", *marks), "ranks of the last start cannot be ended there")
+    marks = {"HPCDDP_RUN_DIR": attempt.run.path, "HPCDDP_ATTEMPT": attempt.name}
+    return Check(kill_left(marks, env), "ranks of the last start cannot be ended there")
 
 
 def folder_checks(attempt: AttemptFolder) -> list[Check]:

@@ -19,6 +19,22 @@ _GRACE_S = 10.0
 #: but for that. Without Flux's, which runs in other schedulers' jobs: its ranks have one where the script has none.
 JOB_IDS = ("SLURM_JOB_ID", "PBS_JOBID", "JOB_ID", "LSB_JOBID", "PJM_JOBID", "HPCDDP_JOB_ID")
 
+# SIGKILL to every process that has the marks $1 and $2, and none of the variables $3 but with the values $4, until
+# there is none. What it runs itself has no mark.
+_KILL = """\
+find_left() {
+for file in $(grep -slzxF -e "$2" /dev/null $(grep -slzxF -e "$1" /dev/null /proc/[0-9]*/environ)); do
+tr '\\0' '\\n' <"$file" 2>/dev/null | grep -aE "^($3)=" | grep -qavxF -e "$4" || echo "$file"
+done
+}
+tries=0
+while left=$(find_left "$@"); [ "$left" ]; do
+[ "$tries" -lt 50 ] || exit 1
+tries=$((tries + 1))
+for file in $left; do file=${file%/environ}; kill -KILL "${file#/proc/}" 2>/dev/null; done
+sleep 0.2
+done"""
+
 
 def end_left(
     marks: Mapping[str, str],
@@ -56,7 +72,7 @@ def find_left(marks: Mapping[str, str], env: Mapping[str, str]) -> list[int]:
     """The numbers of the processes of this user whose environment has these variables, but for this one and those of
     another job than `env` is of. What cannot be read is another user's."""
     wanted = set(_lines(marks))
-    own = set(job_lines(env))
+    own = set(_job_lines(env))
     names = tuple(f"{name}=".encode() for name in JOB_IDS)
     found = []
     for name in filter(str.isdecimal, os.listdir("/proc")):
@@ -69,7 +85,15 @@ def find_left(marks: Mapping[str, str], env: Mapping[str, str]) -> list[int]:
     return found
 
 
-def job_lines(env: Mapping[str, str]) -> list[bytes]:
+def kill_left(marks: Mapping[str, str], env: Mapping[str, str]) -> tuple[str, ...]:
+    """The command that does it at once and by itself, here or on another host. `marks`: two; and of `env` as
+    `find_left`. It fails where some are still there after ten seconds."""
+    first, second = (f"{name}={value}" for name, value in marks.items())
+    own = b"\n".join(_job_lines(env)).decode(errors="surrogateescape")
+    return "sh", "-c", _KILL, "sh", first, second, "|".join(JOB_IDS), own
+
+
+def _job_lines(env: Mapping[str, str]) -> list[bytes]:
     """What says in an environment which job it is of."""
     return _lines({name: env[name] for name in JOB_IDS if name in env})
 

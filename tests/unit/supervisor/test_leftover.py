@@ -57,6 +57,29 @@ def test_a_rank_leaves_nothing_running(attempt: AttemptFolder, marks: dict[str, 
     assert "hpcddp: rank 1 left 1 of its processes on this host; they are ended" in log
 
 
+def test_what_a_rank_has_started_ends_where_the_process_beside_it_is_killed(
+    attempt: AttemptFolder, marks: dict[str, str]
+):
+    """As Open MPI does it with all ranks once one has failed; on their hosts nobody else looks after that."""
+    reports = Reports(0.0, {})
+    reports.open(attempt)
+    variables = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "HPCDDP_LOG_RANKS": "1"}
+    starts = f"setsid sleep 1000 >/dev/null 2>&1 </dev/null & echo $! >{attempt.path}/left; exec sleep 1000"
+    words = [sys.executable, "-m", "hpcddp", "exec", "--", "sh", "-c", starts]
+    with subprocess.Popen(
+        words, env=os.environ | variables | marks, start_new_session=True, stdout=subprocess.PIPE
+    ) as rank:
+        left = Path(attempt.path, "left")
+        assert wait_until(lambda: 1 in reports.ranks or bool(reports.read()))
+        assert wait_until(lambda: left.exists() and left.read_text().endswith("\n"))
+        os.killpg(rank.pid, signal.SIGKILL)
+        assert rank.stdout is not None
+        assert rank.stdout.read() == b""  # a launcher waits for its end: nobody holds it
+    reports.close()
+    assert wait_until(lambda: find_left(marks, os.environ) == [])
+
+
 def test_what_does_not_end_by_sigterm_is_killed(marks: dict[str, str]):
     told = list[str]()
     with subprocess.Popen([sys.executable, "-c", IGNORES], env=os.environ | marks, stdout=subprocess.PIPE) as left:
