@@ -12,8 +12,9 @@ from contextlib import suppress
 
 from hpcddp.errors import LaunchError, RequestError
 from hpcddp.record import Record
-from hpcddp.runs.folder import AttemptFolder, job_of, list_attempts, start_of
+from hpcddp.runs.folder import AttemptFolder, RunFolder, job_of, list_attempts, start_of
 from hpcddp.runs.jsonfile import DamagedFileError, read_object, read_text, write_object
+from hpcddp.runs.lock import read_holders
 from hpcddp.runs.state import State, read_state, replace_state
 
 
@@ -77,6 +78,8 @@ def start_attempt(attempt: AttemptFolder, most: int) -> Started:
     try:
         again = _find_earlier_start(attempt)
         before = None if again else find_before(attempt)
+        if before is not None and state is not None and _came_later(attempt.run, state.attempt, before.attempt):
+            before = before._replace(attempt=state.attempt)  # a job of no chain, while this one waited
         decision = decide_restart(state, again) if again else decide_start(state, before)
         turn = again.turn if again else before.turn + 1 if before else 1
         link = Link(attempt.name, turn, step)
@@ -92,6 +95,12 @@ def start_attempt(attempt: AttemptFolder, most: int) -> Started:
             f"ls -ld {attempt.run.path} {attempt.path}",
         ) from error
     return Started(decision, link, max(most - link.turn, 0))
+
+
+def _came_later(run: RunFolder, attempt: str, before: str) -> bool:
+    """Whether the first of these attempts held the run after the other one."""
+    held = [holder.attempt for holder in read_holders(run)]
+    return attempt in held and before in held and held.index(attempt) > held.index(before)
 
 
 def is_unfinished(state: State | None, attempt: str | None) -> bool:

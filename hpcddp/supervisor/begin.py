@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from hpcddp.supervisor.job import Job
     from hpcddp.supervisor.order import Order
 
-#: The variable by which `hpcddp launch` says that one allocation may see several attempts.
+#: The variable by which `hpcddp launch` says that one allocation may see several attempts: the number of its process,
+#: which becomes this one. A job that is submitted from such a rank inherits the variable, but not the number.
 BY_HAND = "HPCDDP_LAUNCH"
 
 

@@ -14,7 +14,7 @@ from hpcddp.runs.jsonfile import write_object
 from hpcddp.runs.lock import release_run
 from hpcddp.runs.start import hold_run
 from hpcddp.runs.state import read_state, replace_state
-from hpcddp.supervisor.begin import BY_HAND, make_folders
+from hpcddp.supervisor.begin import make_folders
 from hpcddp.supervisor.events import ERROR, KILLED, STUCK, UNHEARD
 from hpcddp.supervisor.hosts import Hosts, list_checks
 from hpcddp.units import format_count
@@ -36,9 +36,17 @@ class Recovery:
     """Of one job. `recover`: of the order."""
 
     def __init__(
-        self, order: Order, recover: Recover, job: Job, env: Mapping[str, str], tell: Callable[[str], None]
+        self,
+        order: Order,
+        recover: Recover,
+        job: Job,
+        env: Mapping[str, str],
+        tell: Callable[[str], None],
+        *,
+        by_hand: bool = False,
     ) -> None:
         self._order, self._recover, self._job, self._env, self._tell = order, recover, job, env, tell
+        self._by_hand = by_hand
         self._hosts = Hosts(job, env, list_checks(order), tell)
         self._restarts = 0
         self._stuck: list[tuple[str, int]] = []  # where, step
@@ -129,8 +137,8 @@ class Recovery:
 
     def _take_over(self, attempt: AttemptFolder, new: AttemptFolder) -> None:
         run, order = attempt.run, self._order
-        command, by_hand = identify_command(order.command), BY_HAND in self._env
-        hold_run(new, self._env, command, process=os.getpid(), by_hand=by_hand)
+        command = identify_command(order.command)
+        hold_run(new, self._env, command, process=os.getpid(), by_hand=self._by_hand)
         if order.chain:
             start_attempt(new, order.chain)
         make_folders(new)

@@ -69,13 +69,13 @@ def _run_job(
 ) -> int:
     order, words = take_point(order, words, env, tell)
     job = find_own_job(order.scheduler, env)
-    by_hand = BY_HAND in env
+    by_hand = env.get(BY_HAND) == str(os.getpid())
     begun = begin(order, env["HPCDDP_RUN_DIR"], job, env, script, tell, by_hand=by_hand)
     if isinstance(begun, int):
         return begun
     attempt = begun.attempt
-    own = find_scheduler(order.scheduler).variables.job_id if not job.id else ""
-    env = {name: value for name, value in env.items() if name != own}  # what a rank starts is no part of this job
+    own = {BY_HAND} if job.id else {BY_HAND, find_scheduler(order.scheduler).variables.job_id}
+    env = {name: value for name, value in env.items() if name not in own}  # what a rank starts is no part of this job
     status: int | None = None
     reports = Reports(order.recover.limit_s if order.recover is not None else 0, env)
     try:
@@ -90,7 +90,7 @@ def _run_job(
         if recover is not None:
             from hpcddp.supervisor.recovery import Recovery  # most jobs start without it
 
-            recovery = Recovery(order, recover, job, env, tell)
+            recovery = Recovery(order, recover, job, env, tell, by_hand=by_hand)
         is_fixed = by_hand and end.source == BY_REQUEST
         moving = MovingEnd(job._replace(id="") if is_fixed else job, end, env)
         if find_scheduler(order.scheduler).commands.remote_shell:

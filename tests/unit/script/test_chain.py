@@ -53,6 +53,7 @@ if step:
     write_state(run, said, step=int(step), epoch=0, reason="as told")
 if status.startswith("killed"):
     os.kill(os.getppid(), signal.SIGKILL)  # the script, as at the walltime
+Path(os.environ["SERVER"], "variables").write_text(" ".join(os.environ))
 sys.exit(status == "failed")
 """
 
@@ -73,6 +74,7 @@ class Server:
             self._program(name, _RUN_HERE)
         for name in ("qsub", "qdel", "sbatch", "scancel"):
             self._program(name, _STAND_IN)
+        self.env: dict[str, str] = {}
         (folder / "last").write_text("40")
         (folder / "attempt.py").write_text(_ATTEMPT)
         (folder / "nodes").write_text("node1\n")
@@ -100,6 +102,13 @@ class Server:
     def run(self, *story: str, **asked: object) -> list[Ended]:
         """Submit the script, and run what is queued until nothing is; each job's end."""
         (self.folder / "story").write_text("\n".join(story))
+        self.submit(**asked)
+        ends = []
+        while self.queue:
+            ends.append(self._run(self.queue[0]))
+        return ends
+
+    def submit(self, **asked: object) -> None:
         command = [sys.executable, str(self.folder / "attempt.py")]
         asked = {
             "chain": "5",
@@ -117,10 +126,6 @@ class Server:
             env={"PATH": "/usr/bin:/bin", "SERVER": str(self.folder), "SUFFIX": ""},
             check=True,
         )
-        ends = []
-        while self.queue:
-            ends.append(self._run(self.queue[0]))
-        return ends
 
     def _run(self, number: int) -> Ended:
         folder, path, _ = self.submission(number)
@@ -135,6 +140,7 @@ class Server:
             **dict.fromkeys(("PBS_O_WORKDIR", "SLURM_SUBMIT_DIR", "SGE_O_WORKDIR"), folder),
             **dict.fromkeys(("PBS_JOBID", "SLURM_JOB_ID", "JOB_ID"), f"{number}{suffix}"),
             **dict.fromkeys(("PBS_NODEFILE", "PE_HOSTFILE"), f"{self.folder}/nodes"),
+            **self.env,
         }
         done = subprocess.run(
             ["bash", str(spooled)], env=env, cwd="/", capture_output=True, text=True, timeout=600, check=False
@@ -204,10 +210,46 @@ def test_a_follow_up_that_could_not_be_cancelled_sees_that_nothing_is_left_to_do
     assert pbs.state["status"] == "finished"
 
 
+@pytest.mark.parametrize(
+    ("by_another", "statuses", "said", "state"),
+    [
+        ("finished 9", [0, 0], "the chain ends here: attempt 43.pbs1.1 has finished the run at step 9", "finished"),
+        ("unfinished 7", [0, 0], "attempt 2 of at most 5, from step 7", "finished"),
+        ("failed 7", [0, 1], "the chain ends here: attempt 43.pbs1.1 failed at step 7: as told", "failed"),
+    ],
+)
+def test_a_waiting_link_sees_what_another_job_has_made_of_the_run(pbs, by_another, statuses, said, state):
+    pbs_run, others = pbs._run, []
+
+    def between(number: int) -> Ended:
+        end = pbs_run(number)
+        if number == 41:  # 42 still waits
+            pbs.submit(chain=None)
+            others.append(pbs_run(43))
+        return end
+
+    pbs._run = between
+    ends = pbs.run("unfinished 5", by_another, "finished 9")
+    assert [end.status for end in ends] == statuses
+    assert "run runs/long: again" in others[0].said
+    assert said in ends[1].said
+    assert pbs.state["status"] == state
+
+
 def test_no_more_attempts_than_asked_for_run(pbs):
     ends = pbs.run("unfinished 5", "unfinished 7", "unfinished 9", chain="2")
     assert [end.status for end in ends] == [0, 85]
     assert "unfinished: step 7" in ends[1].said
+
+
+def test_a_chain_that_a_rank_of_launch_has_submitted_is_one_chain(pbs):
+    """The rank's environment says that its own job is one of several starts in an allocation; the chain is not."""
+    pbs.env = {"HPCDDP_LAUNCH": "17"}
+    ends = pbs.run("unfinished 5", "finished 9", fresh="true")
+    assert [end.status for end in ends] == [0, 0]
+    assert "attempt 2 of at most 5, from step 5" in ends[1].said
+    assert pbs.state["status"] == "finished"
+    assert "HPCDDP_LAUNCH" not in (pbs.folder / "variables").read_text()
 
 
 def test_submitting_again_begins_a_new_chain_on_the_same_run(pbs):
