@@ -9,6 +9,7 @@ from typing import NamedTuple
 from hpcddp.errors import LaunchError, RequestError
 from hpcddp.ranks.allocation import Allocation
 from hpcddp.ranks.device import count_gpus
+from hpcddp.schedulers.nodelist import expand_counts
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.units import format_count, parse_count, read_number
 
@@ -39,7 +40,10 @@ def find_room(allocation: Allocation | None, env: Mapping[str, str]) -> Room:
             f"the allocation has {min(counts)} to {max(counts)} slots per host ({allocation.source})",
             "ask for the same number on every node",
         )
-    cpus = read_number(env.get(find_scheduler(allocation.scheduler).variables.cpus, "")) or cpus
+    variables = find_scheduler(allocation.scheduler).variables
+    each = env.get(variables.cpus_of_nodes, "")
+    given = min(expand_counts(each, variables.cpus_of_nodes)) if each else None
+    cpus = read_number(env.get(variables.cpus, "")) or given or cpus
     return Room(len(allocation.hosts), counts.pop(), cpus, gpus)
 
 

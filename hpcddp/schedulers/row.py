@@ -69,6 +69,7 @@ class Variables(Record):
     hostfile: str = ""  # in the job script, the name of the launcher's host file
     hostfile_alone: bool = True  # whether a job of one node has it
     cpus: str = ""  # the job's CPUs on this node
+    cpus_of_nodes: str = ""  # on each of its nodes, as `8(x2),4`
     end: str = ""  # when the job ends, in seconds since 1970
     settings: tuple[str, ...] = ()  # those that begin as a job's and are a person's or the site's: how to reach it
 

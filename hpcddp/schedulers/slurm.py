@@ -165,6 +165,7 @@ SCHEDULER = Scheduler(
         folder="SLURM_SUBMIT_DIR",
         host="SLURMD_NODENAME",
         cpus="SLURM_CPUS_ON_NODE",
+        cpus_of_nodes="SLURM_JOB_CPUS_PER_NODE",  # salloc's shell may be on the login node, and has this alone
         end="SLURM_JOB_END_TIME",
         settings=("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_TIME_FORMAT"),
     ),

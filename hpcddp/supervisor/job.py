@@ -85,7 +85,8 @@ def find_end(job: Job, env: Mapping[str, str], walltime_s: int | None, *, by_han
         end = End(said, f"as {row.commands.state[0]} says")
     else:
         end = End(None, "")
-    if end.at is None or (by_hand and asked is not None and asked.at is not None and asked.at < end.at):
+    # `hpcddp launch` without a walltime asks for what is left of the allocation, which is no end of its own.
+    if end.at is None or (by_hand and asked is not None and asked.at is not None and asked.at < end.at - _SAME_S):
         return asked or End(None, "")
     return end
 

@@ -97,6 +97,19 @@ def test_a_slurm_allocation_gets_srun(tmp_path: Path) -> None:
     assert "--cpus-per-task=8" in said.stdout
 
 
+@pytest.mark.parametrize(("counts", "each"), [("8(x2)", 4), ("16,4", 2), ("1(x2)", 1)])
+def test_salloc_on_the_login_node_says_the_cpus_of_the_nodes(tmp_path: Path, counts: str, each: int) -> None:
+    said = launch(
+        *(tmp_path, "--ranks-per-node", "2" if each > 1 else "1", "--dry-run", "--", "true"),
+        SLURM_JOB_ID="7",
+        SLURM_JOB_NODELIST="node[1-2]",
+        SLURM_TASKS_PER_NODE="1(x2)",
+        SLURM_JOB_CPUS_PER_NODE=counts,
+    )
+    assert said.returncode == 0, said.stderr
+    assert f"--cpus-per-task={each}" in said.stdout
+
+
 @pytest.mark.parametrize("count", ["two", "²", ""])
 def test_a_count_of_cpus_that_is_no_number_is_this_machines(tmp_path: Path, count: str) -> None:
     slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node1", "SLURM_CPUS_ON_NODE": count}

@@ -73,6 +73,18 @@ def test_the_end_of_a_job_follows_a_walltime_that_is_changed(cluster: Cluster):
     assert moving.end == End(end.at + 3600, "as qstat says")
 
 
+def test_what_is_left_of_an_allocation_is_no_end_of_its_own(cluster: Cluster):
+    """`hpcddp launch` without a walltime asks for it, and knows it to a second or two."""
+    now = int(time.time())
+    began = time.strftime("%a %b %d %H:%M:%S %Y", time.localtime(now))
+    cluster.answers(f"job_state = R\n    stime = {began}\n    Resource_List.walltime = 01:00:00\n")
+    job = Job("pbs", "7.server", "7.server")
+    script_s = (find_end(Job("local", "", "x"), cluster.env, 0, by_hand=False).at or 0) - now
+    left_s = 3600 - script_s
+    assert find_end(job, cluster.env, left_s - 2, by_hand=True) == End(now + 3600, "as qstat says")
+    assert find_end(job, cluster.env, left_s - 60, by_hand=True).source == "as the request says"
+
+
 def wait_until(is_so: Callable[[], bool]) -> None:
     until = time.monotonic() + 300
     while not is_so():
