@@ -19,7 +19,7 @@ from hpcddp.runs.jsonfile import NewerFileError
 from hpcddp.runs.lock import HeldError, check_not_taken, note_loaded
 from hpcddp.runs.losses import read_losses
 from hpcddp.runs.opening import open_attempt
-from hpcddp.runs.state import note_checkpoint, write_failure, write_state
+from hpcddp.runs.state import AT_ITS_END, note_checkpoint, write_failure, write_state
 from hpcddp.training.arguments import AUTO
 from hpcddp.training.checkpoint.interval import SaveInterval
 from hpcddp.training.pulse import beating
@@ -170,8 +170,7 @@ class Run:
             if self.stop_reason:
                 write_state(self.attempt, "unfinished", step=step, epoch=epoch, reason=self.stop_reason)
             else:
-                reason = "the training loop came to its end"
-                write_state(self.attempt, "finished", step=self.step, epoch=self.epoch, reason=reason)
+                write_state(self.attempt, "finished", step=self.step, epoch=self.epoch, reason=AT_ITS_END)
         if self.stop_reason:
             self.say(
                 f"stopped after step {self.step} ({self.stop_reason}): unfinished, saved at step {self._saved_at[0]}"

@@ -3,7 +3,8 @@
 Runs of one name are `train`, `train-2`, `train-3`, …. The first of these rules that fits chooses:
 
 1. A job that was started again, and a job of a chain, stay in their run. A job that `hpcddp submit` made a run for gets
-   that one, if nobody has held it.
+   that one, if nobody has held it. So does a script of a job that chooses its runs itself: each start opens the runs
+   that the starts before it have begun, in their order, unless it names one.
 2. `--resume RUN` resumes that run, whatever its command and state.
 3. `--fresh` begins a new run, with the next number.
 4. The newest run of the same command is resumed, unless it is finished.
@@ -68,17 +69,20 @@ class Asked(Record):
 
 
 class Origin(Record):
-    """The job that starts an attempt. `by_hand`: one of several starts in one job, such as `hpcddp launch`."""
+    """The job that starts an attempt. `by_hand`: one of several starts in one job, such as `hpcddp launch`. `within`,
+    `start`: of a script that chooses its runs itself, as in `Holder`."""
 
     attempt: str = ""
     scheduler: str = ""
     job: str = ""
     by_hand: bool = False
+    within: str = ""
+    start: tuple[int, int] = (0, 0)
 
 
 class RunChoice(Record):
     """The run, whether it is new, and why. `before`: the attempt of a chain that this one follows. `attempt`: the name
-    of this one, once it holds the run."""
+    of this one, once it holds the run. `over`: why the run ended, of one that this job has finished before."""
 
     run: RunFolder
     is_new: bool
@@ -86,9 +90,12 @@ class RunChoice(Record):
     other: str  # how to get another run than this one
     before: str | None = None
     attempt: str = ""
+    over: str = ""
 
     def __str__(self) -> str:
         name = f"run {show_path(self.run.path)}"
+        if self.over:
+            return f"{name}: finished by an earlier start of this job; no step is left"
         if self.is_new:
             return f"{name}: new{self.why}{self.other}"
         checkpoints = list_checkpoints(self.run.checkpoints)
@@ -110,6 +117,10 @@ def choose_run(asked: Asked, origin: Origin) -> RunChoice:
         before = _find_before(run, origin)
         if before is not None or _began_in(run, origin):
             return RunChoice(run, False, "", "", before.attempt if before is not None else None)
+    if origin.within and asked.resume is None:
+        for run in runs:
+            if _began_before(run, origin, asked.command):
+                return RunChoice(run, False, "", "", over=_why_over(run))
     made = next((run for run in runs if os.path.basename(run.path) == asked.made), None)
     if made is not None and not list_holders(made):
         return RunChoice(made, True, "", "")
@@ -184,6 +195,19 @@ def _began_in(run: RunFolder, origin: Origin) -> bool:
     if not origin.job or origin.by_hand:
         return False
     return any((one.scheduler, one.job) == (origin.scheduler, origin.job) for one in read_holders(run))
+
+
+def _began_before(run: RunFolder, origin: Origin, command: tuple[str, ...]) -> bool:
+    """Whether earlier starts of this job held the run for the same command, and this start has not opened it yet: a
+    script may begin several runs of one name, one after the other."""
+    starts = [one.start for one in read_holders(run) if one.within == origin.within and one.command == command]
+    return bool(starts) and max(starts) < origin.start
+
+
+def _why_over(run: RunFolder) -> str:
+    """Why the run is finished; "" for one that is not, or whose weights nobody could load again."""
+    state = read_state(run) if list_checkpoints(run.checkpoints) else None
+    return state.reason if state is not None and state.status == "finished" else ""
 
 
 def _named_run(asked: Asked, name: str, runs: Sequence[RunFolder]) -> RunFolder:

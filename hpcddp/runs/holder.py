@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from hpcddp.record import TYPE_CHECKING, Record
+from hpcddp.runs.folder import job_of, start_of
 from hpcddp.schedulers.registry import all_schedulers
 
 if TYPE_CHECKING:
@@ -30,14 +31,28 @@ class Holder(Record):
     command: tuple[str, ...] = ()
     since: str = ""
     by_hand: bool = False  # one of several starts in one job
+    within: str = ""  # of a run that a script of a job chose itself: the folder of the job's first attempt
+    restart: int = 0  # how often the launcher itself had started the ranks again in this attempt, as torchrun does
 
     def __str__(self) -> str:
         job = f"job {self.job}" if self.job else f"attempt {self.attempt}"
         return f"{job} on {self.host} (process {self.process}, since {self.since})"
 
+    @property
+    def start(self) -> tuple[int, int]:
+        """Which start of the ranks in its job this is."""
+        return start_of(self.attempt, job_of(self.attempt)), self.restart
+
 
 def describe_process(
-    attempt: str, process: int, env: Mapping[str, str], command: tuple[str, ...], *, by_hand: bool = False
+    attempt: str,
+    process: int,
+    env: Mapping[str, str],
+    command: tuple[str, ...],
+    *,
+    by_hand: bool = False,
+    within: str = "",
+    restart: int = 0,
 ) -> Holder:
     """This attempt as a holder: `process` is what lives as long as it does, and runs on this host."""
     import time
@@ -46,7 +61,8 @@ def describe_process(
     since = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     host = os.uname().nodename
     started = start_time(process)
-    return Holder(attempt, host, find_machine(), process, started, scheduler, job, command, since, by_hand)
+    machine = find_machine()
+    return Holder(attempt, host, machine, process, started, scheduler, job, command, since, by_hand, within, restart)
 
 
 def find_job(env: Mapping[str, str]) -> tuple[str, str]:
@@ -72,8 +88,11 @@ def has_ended(holder: Holder, mine: Holder, ask: Ask) -> bool | None:
     """Whether the holder's processes are gone; None if that cannot be found out from here.
 
     On its own machine its process decides; what this very process held has ended. Elsewhere its job does: `mine`, if it
-    is the same job, was started again.
+    is the same job, was started again. An earlier attempt of the job that `mine` is within is over, on whatever
+    host: the supervisor begins the next one only after it has ended it, or cut it off.
     """
+    if mine.within and holder.within == mine.within and holder.start[0] < mine.start[0]:
+        return True
     same_host = holder.host == mine.host and holder.machine != ""
     if same_host and holder.machine == mine.machine and holder.started:
         is_mine = (holder.process, holder.started) == (mine.process, mine.started)

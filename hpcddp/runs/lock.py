@@ -20,7 +20,7 @@ from hpcddp.runs.jsonfile import DamagedFileError, read_object, read_text, write
 if TYPE_CHECKING:
     from hpcddp.runs.holder import Ask
 
-_NO_TEXTS = {"process", "command", "by_hand"}  # of a holder's fields
+_NO_TEXTS = {"process", "command", "by_hand", "restart"}  # of a holder's fields
 _TRIES = 100  # each one that fails means that another attempt has taken the run meanwhile
 
 

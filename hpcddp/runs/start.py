@@ -54,9 +54,12 @@ def start_run(
     process: int,
     by_hand: bool = False,
     numbered: bool = False,
+    within: str = "",
+    restart: int = 0,
 ) -> RunChoice:
     """Choose the run of this attempt, and hold it. `process`: what lives as long as the attempt, on this host.
-    `numbered`: `attempt` is the job's name, and the attempt's is made of it (`number_attempt`).
+    `numbered`: `attempt` is the job's name, and the attempt's is made of it (`number_attempt`). `within`, `restart`: of
+    a run that a script of a job chooses itself, as in `Holder`.
 
     RequestError or NewerFileError of `choose_run`; HeldError if another job holds the run; LaunchError if the folder
     cannot be written.
@@ -64,10 +67,10 @@ def start_run(
     from hpcddp.schedulers.run import ask_job_state
 
     asked = asked.of_index(find_index(env))
-    mine = describe_process(attempt, process, env, asked.command, by_hand=by_hand)
+    mine = describe_process(attempt, process, env, asked.command, by_hand=by_hand, within=within, restart=restart)
     ask = partial(ask_job_state, env=env)
     for left in reversed(range(_TRIES)):
-        choice = choose_run(asked, Origin(attempt, *find_job(env), by_hand=by_hand))
+        choice = choose_run(asked, Origin(attempt, *find_job(env), by_hand=by_hand, within=within, start=mine.start))
         name = number_attempt(choice.run, attempt) if numbered else attempt
         mine = mine._replace(attempt=name)
         check_attempt(choice.run.attempt(name))

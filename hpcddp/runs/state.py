@@ -15,6 +15,8 @@ from hpcddp.runs.jsonfile import DamagedFileError, UnreadableFileError, read_obj
 from hpcddp.runs.lock import check_not_taken
 from hpcddp.runs.opening import check_run_folder
 
+#: Why a run is finished that has made all its steps.
+AT_ITS_END = "the training loop came to its end"
 _STATUSES = ("unfinished", "finished", "failed")
 _UNFINISHED_OF_SCHEMA_1 = "continue"
 _NOT_ENDED = "the attempt has not ended"  # in a state without `ended`, as hpcddp 0.1 wrote it, only this says so

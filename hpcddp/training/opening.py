@@ -71,9 +71,10 @@ def open_runtime(
         split = _plan_split(asked, group, options)
         if check is not None:
             check()
-        folder = stack.enter_context(open_run(folder, group, env, options))
+        folder, over, loads = stack.enter_context(open_run(folder, group, env, options))
         layout = open_layout(group.rank, group.world_size, (*split.model_mesh, *options.model_mesh))
-        setup = RunSetup(options, group, layout, split, batch, folder, choose_hints(folder, env, options))
+        hints = choose_hints(folder, env, options)
+        setup = RunSetup(options, group, layout, split, batch, folder, hints, over, loads)
         gradients = stack.enter_context(_open_gradients(env, setup))
         seed_generators("start", options.seed)  # the same on every rank, so that all build the same model
         if folder is not None and group.is_first:

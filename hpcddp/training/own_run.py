@@ -8,11 +8,14 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from hpcddp.errors import HpcddpError, LaunchError
+from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.runs.choice import Asked, Spelling
 from hpcddp.runs.command import identify_command
-from hpcddp.runs.folder import AttemptFolder, RunFolder, list_checkpoints, show_path
+from hpcddp.runs.first_start import find_first_start
+from hpcddp.runs.folder import AttemptFolder, RunFolder, find_attempt, list_checkpoints, show_path
 from hpcddp.runs.lock import is_held_by, release_run
 from hpcddp.runs.opening import check_attempt
 from hpcddp.runs.start import hold_run, start_run
@@ -30,17 +33,27 @@ _ALL_READ_S = 60.0
 _openings = itertools.count()  # a group may see several runtimes
 
 
+class OpenedRun(NamedTuple):
+    """This attempt at a run. None: nothing is written. `over`: why the run ended, of one that an earlier start of this
+    job has finished; empty: there may be steps left. `loads`: whether the newest checkpoint is loaded, if there is one.
+    """
+
+    attempt: AttemptFolder | None
+    over: str = ""
+    loads: bool = True
+
+
 @contextmanager
 def open_run(
     folder: AttemptFolder | None, group: Group, env: Mapping[str, str], options: RuntimeOptions
-) -> Iterator[AttemptFolder | None]:
+) -> Iterator[OpenedRun]:
     """The attempt's folder, the same on every rank: in the run that the job script chose, else in the one that rank 0
     chooses for `folder` as its base. Rank 0 holds the run if the job script does not.
 
-    The HpcddpError of `start_run` on rank 0, PeerFailedError on the others. None if nothing is written.
+    The HpcddpError of `start_run` on rank 0, PeerFailedError on the others.
     """
     if folder is None:
-        yield None
+        yield OpenedRun(None)
         return
     key = f"run-{next(_openings)}"
     if not group.is_first:
@@ -48,19 +61,22 @@ def open_run(
         if told["error"]:
             group.store.add(f"{key}-read", 1)
             raise PeerFailedError(Failure(0, group.members[0].host, told["error"]))
-        yield RunFolder(told["run"]).attempt(told["attempt"])
+        yield OpenedRun(RunFolder(told["run"]).attempt(told["attempt"]), told["over"], told["loads"])
         return
     try:
-        attempt, is_mine = _start(folder, env, options)
+        opened, is_mine = _start(folder, env, options)
     except HpcddpError as error:
         claim_failure(group, error)
         group.store.set(key, json.dumps({"error": str(error)}))
         # the store ends with this process: a rank that is late would see nothing but a broken connection
         wait_until(lambda: group.store.add(f"{key}-read", 0) >= group.world_size - 1, _ALL_READ_S)
         raise
-    group.store.set(key, json.dumps({"error": "", "run": attempt.run.path, "attempt": attempt.name}))
+    attempt = opened.attempt
+    assert attempt is not None
+    told = {"error": "", "run": attempt.run.path, "attempt": attempt.name, "over": opened.over, "loads": opened.loads}
+    group.store.set(key, json.dumps(told))
     try:
-        yield attempt
+        yield opened
     finally:
         if is_mine:
             release_run(attempt.run, attempt.name)
@@ -83,21 +99,37 @@ def _is_of_script(folder: AttemptFolder, env: Mapping[str, str]) -> bool:
     return bool(env.get("HPCDDP_ATTEMPT")) and folder.run.path == of_script
 
 
-def _start(folder: AttemptFolder, env: Mapping[str, str], options: RuntimeOptions) -> tuple[AttemptFolder, bool]:
-    """The attempt, and whether this process holds its run."""
+def _start(folder: AttemptFolder, env: Mapping[str, str], options: RuntimeOptions) -> tuple[OpenedRun, bool]:
+    """The run, and whether this process holds it."""
     command = identify_command(sys.orig_argv)
     if _is_of_script(folder, env):
         _check_not_finished(folder)
+        # what an earlier start of this job has begun anew is resumed
+        opened = OpenedRun(folder, loads=options.resume is not False or _has_begun_before(folder))
         if is_held_by(folder.run, folder.name):
-            return folder, False
+            return opened, False
         hold_run(folder, env, command, process=os.getpid())
-        return folder, True
+        return opened, True
     resume = options.resume if isinstance(options.resume, str) else None
     spelling = _choose_spelling(options)
     asked = Asked(folder.run.path, command, options.resume is False, resume, spelling)
-    choice = start_run(asked, folder.name, env, process=os.getpid(), by_hand=True)
+    job_s = find_attempt(env)
+    within = find_first_start(job_s) if job_s is not None else ""
+    choice = start_run(
+        asked, folder.name, env, process=os.getpid(), by_hand=True, within=within, restart=_count_restarts(env)
+    )
     print(f"hpcddp: {choice}", file=sys.stderr, flush=True)
-    return choice.run.attempt(folder.name), True
+    return OpenedRun(choice.run.attempt(folder.name), choice.over), True
+
+
+def _has_begun_before(folder: AttemptFolder) -> bool:
+    return find_first_start(folder) not in {"", folder.path}
+
+
+def _count_restarts(env: Mapping[str, str]) -> int:
+    """How often a launcher has started the ranks of this attempt again by itself."""
+    counts = (env.get(row.restarts, "") for row in LAUNCHERS.values() if row.restarts)
+    return sum(int(count) for count in counts if count.isdecimal())
 
 
 def _check_not_finished(folder: AttemptFolder) -> None:

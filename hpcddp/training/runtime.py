@@ -7,6 +7,7 @@ from contextlib import ExitStack, suppress
 
 from hpcddp.batchplan import BatchPlan
 from hpcddp.runs.metrics import MetricsFile
+from hpcddp.runs.state import AT_ITS_END
 from hpcddp.training.arguments import read_epochs
 from hpcddp.training.checkpoint.checkpointer import Checkpointer
 from hpcddp.training.data.randomness import seed_generators
@@ -50,6 +51,8 @@ class Runtime(Stepping):
         self.metrics = metrics
         self.weights_sha256: str | None = None  # of the tracked models at the end, on rank 0
         self._watch, self._record = watch, record
+        self._is_over = loop.epoch_is_read = bool(setup.over)
+        self._finish_reason = None if setup.over in {"", AT_ITS_END} else setup.over  # it finished early
         until_end.callback(loop.close)
         until_end.enter_context(loop.caught.noted())
 
@@ -72,7 +75,7 @@ class Runtime(Stepping):
 
     @property
     def _is_ending(self) -> bool:
-        return self.stopping or self._finish_reason is not None
+        return self.stopping or self._finish_reason is not None or self._is_over
 
     # ---- the loop
 

@@ -30,3 +30,5 @@ class RunSetup:
     global_batch: int | None  # of the caller, or of the job plan; None: the training loader says it
     folder: AttemptFolder | None  # None: nothing is written
     hints: Hints
+    over: str = ""  # why the run ended, of one that is finished already: no step is left
+    loads: bool = True  # the newest checkpoint, if there is one

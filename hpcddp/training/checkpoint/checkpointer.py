@@ -18,7 +18,7 @@ from hpcddp.errors import LaunchError
 from hpcddp.runs.best import MODES, Best, read_best, write_best
 from hpcddp.runs.lock import check_not_taken
 from hpcddp.runs.losses import read_losses
-from hpcddp.runs.state import note_checkpoint, write_state
+from hpcddp.runs.state import AT_ITS_END, note_checkpoint, write_state
 from hpcddp.training.arguments import AUTO
 from hpcddp.training.checkpoint.best import is_better
 from hpcddp.training.checkpoint.files import name_step
@@ -63,7 +63,7 @@ class Checkpointer:
         self._group = group
         self._folder = folder = setup.folder
         self._watch = watch
-        self._resume = bool(options.resume)
+        self._resume = setup.loads
         self._provenance: Provenance | None = None
         self._exactness = options.exactness
         self._override = options.override
@@ -206,7 +206,7 @@ class Checkpointer:
         more: dict[str, Any] = {} if self._weights_sha256 is None else {"weights_sha256": self._weights_sha256}
         if self._provenance is not None:
             more["exact"] = {"method": self._provenance.method, "deviations": self._provenance.deviations}
-        reason = stop_reason or finished or "the training loop came to its end"
+        reason = stop_reason or finished or AT_ITS_END
         self.write_state("unfinished" if stop_reason else "finished", reason, step=step, epoch=epoch, **more)
         return self._weights_sha256
 

@@ -17,9 +17,10 @@ from torch.utils.data import DataLoader, TensorDataset
 import hpcddp
 from hpcddp.errors import HpcddpError
 from hpcddp.runs.choice import find_command
+from hpcddp.runs.first_start import find_first_start
 from hpcddp.runs.folder import RunFolder, choose_attempt
-from hpcddp.runs.holder import describe_process
-from hpcddp.runs.lock import HeldError, is_held_by, take_run
+from hpcddp.runs.holder import Holder, describe_process
+from hpcddp.runs.lock import HeldError, check_not_taken, is_held_by, release_run, take_run
 from hpcddp.runs.state import read_state, write_state
 from hpcddp.training import own_run
 from hpcddp.training.options import RuntimeOptions
@@ -47,7 +48,7 @@ def open_on_two_ranks(
     def rank(number: int) -> None:
         folder = choose_attempt(env or {}, asked.run_dir)
         try:
-            with open_run(folder, group_of(number, store), env or {}, asked) as attempt:
+            with open_run(folder, group_of(number, store), env or {}, asked) as (attempt, *_):
                 assert attempt is not None
                 found[number] = attempt.run.path
                 if number == 0:
@@ -148,6 +149,143 @@ def test_a_run_that_another_process_holds_is_refused_by_rank_0_and_reported_by_i
     assert isinstance(other, PeerFailedError)
     env = {"HPCDDP_RUN_DIR": run.path, "HPCDDP_ATTEMPT": "42"}  # an environment that no job script made
     assert isinstance(open_on_two_ranks(tmp_path, monkeypatch, env)[0], HeldError)
+
+
+class Job:
+    """A job under a supervisor, whose script chooses its runs itself."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.run, self._set = RunFolder(str(folder / "t")), monkeypatch.setenv
+
+    def start(self, number: int, *, job: str = "7", restart: int = 0, by_hand: bool = False) -> None:
+        """As the supervisor does on another host, before it starts the ranks."""
+        holder = Holder(f"{job}.{number}", "login", "another", 8, "8", "slurm", job, by_hand=by_hand)
+        if not restart:
+            take_run(self.run, holder, lambda *_: "gone", before=f"{job}.{number - 1}")
+        env = {"HPCDDP_RUN_DIR": self.run.path, "HPCDDP_ATTEMPT": holder.attempt, "SLURM_JOB_ID": job}
+        for name, value in (env | {"TORCHELASTIC_RESTART_COUNT": str(restart)}).items():
+            self._set(name, value)
+
+    def end(self) -> None:
+        release_run(self.run, os.environ["HPCDDP_ATTEMPT"], 0)
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+    monkeypatch.setenv("HPCDDP_LAUNCHER", "none")
+    return Job(tmp_path, monkeypatch)
+
+
+def _fold(base: Path, *, ends: str = "", **options: object) -> tuple[str, int, int]:
+    """Train three steps, or until step 2. The run's name, its step at the end, and how many steps this start made."""
+    made = 0
+    model, data = torch.nn.Linear(2, 1), DataLoader(TensorDataset(torch.ones(6, 2)), batch_size=2)
+    with hpcddp.runtime(run_dir=str(base), save_every=1, **options) as rt:  # type: ignore[arg-type]  # as given
+        model, optimizer, loader = rt.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), data)
+        for _ in rt.epochs(1):
+            for (x,) in loader:
+                made += 1
+                rt.backward(model(x).sum())
+                rt.step(optimizer)
+                if ends == "lost" and made == 2:
+                    raise KeyboardInterrupt
+                if ends == "early" and made == 2:
+                    rt.finish_early("it is good enough")
+    assert rt.folder is not None
+    return os.path.basename(rt.folder.run.path), rt.steps, made
+
+
+def _lose(base: Path, **options: object) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        _fold(base, ends="lost", **options)
+
+
+def test_a_start_of_the_same_job_goes_on_in_the_runs_that_the_job_has_begun(
+    tmp_path: Path, job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """So a loss in the last fold costs the steps since its newest checkpoint, and none of the folds before."""
+    job.start(1)
+    assert _fold(tmp_path / "fold0") == ("fold0", 3, 3)
+    _lose(tmp_path / "fold1", resume=False)
+    job.start(2)
+    assert _fold(tmp_path / "fold0") == ("fold0", 3, 0)
+    assert _fold(tmp_path / "fold1", resume=False) == ("fold1", 3, 2)  # step 2 was not saved
+    assert "fold0: finished by an earlier start of this job; no step is left\n" in capsys.readouterr().err
+    assert read_state(RunFolder(str(tmp_path / "fold0"))).reason == "the training loop came to its end"
+    job.end()
+    job.start(1, job="8")
+    assert _fold(tmp_path / "fold0") == ("fold0-2", 3, 3)  # as for a start by hand
+
+
+def test_the_next_start_of_a_job_does_not_begin_its_run_anew_again(tmp_path: Path, job: Job) -> None:
+    options = {"resume": False}
+    job.start(1)
+    _lose(tmp_path / "t", **options)
+    assert os.path.isdir(f"{job.run.checkpoints}/step-00000001")
+    job.start(2)
+    assert _fold(tmp_path / "t", **options) == ("t", 3, 2)
+
+
+def test_a_run_that_finished_early_in_a_start_before_makes_no_more_steps(tmp_path: Path, job: Job) -> None:
+    job.start(1)
+    assert _fold(tmp_path / "fold0", ends="early") == ("fold0", 2, 2)
+    job.start(2)
+    assert _fold(tmp_path / "fold0", ends="early") == ("fold0", 2, 0)
+    assert read_state(RunFolder(str(tmp_path / "fold0"))).reason == "it is good enough"
+
+
+def test_runs_of_one_name_are_opened_by_the_next_start_in_the_order_in_which_they_began(
+    tmp_path: Path, job: Job
+) -> None:
+    job.start(1)
+    assert [_fold(tmp_path / "x")[0] for _ in range(2)] == ["x", "x-2"]
+    _lose(tmp_path / "x")
+    job.start(2)
+    assert [_fold(tmp_path / "x") for _ in range(4)] == [("x", 3, 0), ("x-2", 3, 0), ("x-3", 3, 2), ("x-4", 3, 3)]
+
+
+def test_what_a_script_names_is_opened_by_each_start(tmp_path: Path, job: Job) -> None:
+    job.start(1)
+    assert [_fold(tmp_path / "x")[0] for _ in range(2)] == ["x", "x-2"]
+    job.start(2)
+    assert _fold(tmp_path / "x", resume="x-2") == ("x-2", 3, 0)
+
+
+def test_ranks_that_torchrun_has_started_again_go_on_in_the_runs_of_their_attempt(tmp_path: Path, job: Job) -> None:
+    job.start(1)
+    assert _fold(tmp_path / "fold0") == ("fold0", 3, 3)
+    _lose(tmp_path / "fold1")
+    job.start(1, restart=1)
+    assert _fold(tmp_path / "fold0") == ("fold0", 3, 0)
+    assert _fold(tmp_path / "fold1") == ("fold1", 3, 2)
+
+
+def test_a_launch_that_is_typed_again_after_the_one_before_has_ended_begins_new_runs(tmp_path: Path, job: Job) -> None:
+    job.start(1, by_hand=True)
+    _fold(tmp_path / "fold0")
+    job.end()
+    job.start(2, by_hand=True)
+    assert _fold(tmp_path / "fold0") == ("fold0-2", 3, 3)
+    job.start(3, by_hand=True)  # by its supervisor: nobody said that start 2 has ended
+    assert _fold(tmp_path / "fold0") == ("fold0-2", 3, 0)
+
+
+def test_an_attempt_that_was_on_a_host_that_is_lost_does_not_hold_the_run_of_its_script(
+    tmp_path: Path, job: Job
+) -> None:
+    """Rank 0 of the next attempt is on another host, and cannot look for its process."""
+    run, ask_nobody = RunFolder(str(tmp_path / "fold0")), lambda *_: None
+    job.start(1)
+    within = find_first_start(job.run.attempt("7.1"))
+    lost = Holder("7.1", "node1", "another", 9, "9", "slurm", "7", by_hand=True, within=within)
+    take_run(run, lost, ask_nobody)
+    again = lost._replace(host="node2", process=10)
+    with pytest.raises(HeldError):  # another program of the same start
+        take_run(run, again, ask_nobody)
+    job.start(2)
+    assert _fold(tmp_path / "fold0") == ("fold0", 3, 3)
+    with pytest.raises(HeldError):  # it was cut off, and has come back
+        check_not_taken(run, "7.1")
 
 
 def _lose_the_run(run: RunFolder, error: Exception | None) -> None:
