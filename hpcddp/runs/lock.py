@@ -111,6 +111,11 @@ def note_loaded(run: RunFolder, attempt: str) -> None:
             pass
 
 
+def is_loaded(run: RunFolder) -> bool:
+    """Whether hpcddp has ever loaded a checkpoint of the run, or looked for one."""
+    return any(os.path.exists(_loaded(path)) for path in list_holders(run))
+
+
 def find_owner(run: RunFolder) -> Holder | None:
     """The holder whose command the run belongs to; None if no holder can be read.
 

@@ -11,11 +11,11 @@ from hpcddp.runs.chain import find_follow_up, start_attempt, write_follow_up
 from hpcddp.runs.command import identify_command
 from hpcddp.runs.folder import list_checkpoints, number_attempt, step_of
 from hpcddp.runs.jsonfile import write_object
-from hpcddp.runs.lock import release_run
+from hpcddp.runs.lock import is_loaded, release_run
 from hpcddp.runs.start import hold_run
 from hpcddp.runs.state import read_state, replace_state
 from hpcddp.supervisor.begin import make_folders
-from hpcddp.supervisor.events import ERROR, KILLED, STUCK, UNHEARD
+from hpcddp.supervisor.events import ERROR, KILLED, STUCK, UNHEARD, UNKNOWN
 from hpcddp.supervisor.hosts import Hosts, list_checks
 from hpcddp.units import format_count
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _MOST_STUCK = 2  # as often as a host has to be blamed before it is left out
 _MOST_CRASHES = 2  # the same
+_MOST_ERRORS, _MOST_BLIND_ERRORS = 1, 2  # alike, of the program; where nobody says how far it was
 _LEAST_LEFT_S = 60  # before the job's end: a start and a step would not fit
 
 
@@ -51,7 +52,7 @@ class Recovery:
         self._restarts = 0
         self._stuck: list[tuple[str, int]] = []  # where, step
         self._crashes: list[tuple[str, int, int, int]] = []  # kind, status, step, the newest checkpoint's step
-        self._failures: list[tuple[str, int, int]] = []  # text, step, the newest checkpoint's step
+        self._failures: list[tuple[str, int, tuple[bool, int]]] = []  # text, step, how far the job was
         self.chosen = self._hosts.names[: max(recover.fits)] if recover.spares else ()  # (): as the script has it
 
     def goes_on(self, attempt: AttemptFolder, cause: Event, end: End, suspects: set[str]) -> bool:
@@ -84,8 +85,10 @@ class Recovery:
         """Why the ranks are not started again; empty: they are."""
         step = _newest_step(attempt)
         before, is_own = self._failures, not cause.is_loss
+        # programs may save elsewhere, and need not say their steps
+        reached = (step > 0, step or cause.step)
         if is_own:  # lost ranks and hosts do not count
-            self._failures = [*before, (cause.text, cause.step, step)]
+            self._failures = [*before, (cause.text, cause.step, reached)]
         if end.at is not None and time.time() > end.at - _LEAST_LEFT_S:
             return "the job ends soon"
         if self._restarts >= self._recover.restarts:
@@ -103,11 +106,22 @@ class Recovery:
             self._crashes.append(crash)
             if same >= _MOST_CRASHES:
                 return f"ranks ended alike at step {cause.step} {same} times before: no other host would help"
-        if is_own and any((cause.text, cause.step) == (text, at) for text, at, _ in before):
+        return self._judge_errors(before, cause, reached) if is_own else ""
+
+    def _judge_errors(
+        self, before: list[tuple[str, int, tuple[bool, int]]], cause: Event, reached: tuple[bool, int]
+    ) -> str:
+        alike = [(text, at) == (cause.text, cause.step) for text, at, _ in before]
+        if not reached[1] and cause.kind != UNKNOWN:  # a launcher that failed by itself has no step
+            if len(alike) >= _MOST_BLIND_ERRORS and all(alike[-_MOST_BLIND_ERRORS:]):
+                return "the same error came three times, and no step is known between them: it would come again"
+            return ""
+        if alike.count(True) >= _MOST_ERRORS:
             at = f" at step {cause.step}" if cause.step else ""
             return f"the same error came twice{at}: it would come again"
-        if is_own and len(before) >= 2 and all(at == step for _, _, at in before[-2:]):
-            return f"two starts have made no progress beyond step {step}"
+        last = [at for _, _, at in before[-2:]]
+        if len(last) == 2 and min(last) >= reached:
+            return f"two starts have made no progress beyond step {max(last)[1]}"
         return ""
 
     def begin_again(self, attempt: AttemptFolder) -> AttemptFolder | None:
@@ -132,8 +146,10 @@ class Recovery:
     def _tell_start(self, attempt: AttemptFolder) -> None:
         where = f" on {', '.join(self.chosen)}" if self.chosen else ""
         step = _newest_step(attempt)
-        since = f"from step {step}" if step else "from the start: there is no checkpoint yet"
-        self._tell(f"start {self._restarts + 1} of at most {self._recover.restarts + 1}{where}, {since}")
+        since = f", from step {step}" if step else ""
+        if not step and is_loaded(attempt.run):  # else its checkpoints, if it has any, are its own
+            since = ", from the start: there is no checkpoint yet"
+        self._tell(f"start {self._restarts + 1} of at most {self._recover.restarts + 1}{where}{since}")
 
     def _take_over(self, attempt: AttemptFolder, new: AttemptFolder) -> None:
         run, order = attempt.run, self._order

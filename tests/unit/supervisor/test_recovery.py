@@ -14,7 +14,7 @@ import pytest
 
 from hpcddp.runs.chain import is_unfinished
 from hpcddp.runs.folder import AttemptFolder, RunFolder, find_holder
-from hpcddp.runs.lock import read_end
+from hpcddp.runs.lock import note_loaded, read_end
 from hpcddp.runs.state import State, read_state, replace_state
 from hpcddp.supervisor.events import ERROR, KILLED, SILENT, STUCK, UNHEARD, UNKNOWN, Event
 from hpcddp.supervisor.job import End, Job
@@ -418,15 +418,51 @@ def test_the_same_error_at_the_same_step_is_a_bug(cluster: Cluster):
 
 
 def test_errors_at_other_steps_end_the_job_once_two_starts_made_no_progress(cluster: Cluster):
+    cluster.reach(2)
     recovery = cluster.recovery()
     for step in (3, 4):
         assert recovery.goes_on(cluster.attempt, ERROR_AT[step], LATER, set())
     assert not recovery.goes_on(cluster.attempt, ERROR_AT[5], LATER, set())
-    assert why_not(cluster) == "two starts have made no progress beyond step 0"
+    assert why_not(cluster) == "two starts have made no progress beyond step 2"
     with_progress = cluster.recovery()
     for step in (3, 4, 5, 6):
         cluster.reach(step)
         assert with_progress.goes_on(cluster.attempt, ERROR_AT[step], LATER, set())
+
+
+def test_without_a_checkpoint_of_the_job_s_run_progress_is_the_step_that_the_ranks_told(cluster: Cluster):
+    """As of a script that chooses its runs itself."""
+    recovery = cluster.recovery()
+    for step in (3, 5, 4):
+        assert recovery.goes_on(cluster.attempt, ERROR_AT[step], LATER, set())
+    assert not recovery.goes_on(cluster.attempt, ERROR_AT[3]._replace(text="ValueError: b"), LATER, set())
+    assert why_not(cluster) == "two starts have made no progress beyond step 5"
+
+
+def test_where_no_step_is_known_the_same_error_has_to_come_three_times_in_a_row(cluster: Cluster):
+    """A program with its own checkpoints may have got on."""
+    recovery = cluster.recovery()
+    for text in ("one", "two", "three", "two", "two", "three", "three"):
+        error = Event(ERROR, 2, "n3", status=1 << 8, text=f"RuntimeError: {text}")
+        assert recovery.goes_on(cluster.attempt, error, LATER, set())
+    assert not recovery.goes_on(cluster.attempt, error, LATER, set())
+    assert why_not(cluster) == (
+        "the same error came three times, and no step is known between them: it would come again"
+    )
+
+
+def test_where_the_next_start_begins_is_said_of_programs_whose_checkpoints_are_hpcddp_s(cluster: Cluster):
+    plain, saving = cluster.recovery(), cluster.recovery()
+    assert plain.begin_again(cluster.attempt) is not None
+    assert cluster.told[-1] == "start 1 of at most 10"
+    again = saving.begin_again(cluster.attempt)
+    assert again is not None
+    note_loaded(again.run, again.name)
+    assert saving.begin_again(again) is not None
+    assert cluster.told[-1] == "start 1 of at most 10, from the start: there is no checkpoint yet"
+    cluster.reach(6)
+    assert plain.begin_again(cluster.attempt) is not None
+    assert cluster.told[-1] == "start 1 of at most 10, from step 6"
 
 
 def test_lost_ranks_are_no_fault_of_the_program_however_often(cluster: Cluster):
