@@ -31,6 +31,7 @@ _OF_NETWORK = re.compile(
     re.IGNORECASE,
 )
 _SIGTERM = 15
+_CRASHES = {4, 6, 7, 8, 11}  # SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV
 
 #: RequestError's and SiteError's, argparse's, and a shell's for a command that it cannot run or find.
 _MISTAKES = {2, 3, 126, 127}
@@ -77,6 +78,11 @@ class Event(Record):
     def is_clean_up(self) -> bool:
         """Whether it was ended by the launcher, which knows why: nobody else sends SIGTERM to a rank alone."""
         return self.kind == KILLED and os.WTERMSIG(self.status) == _SIGTERM
+
+    @property
+    def is_by_itself(self) -> bool:
+        """Whether the program crashed, by a signal that nobody else sends."""
+        return self.kind == KILLED and os.WTERMSIG(self.status) in _CRASHES
 
     @property
     def exit_status(self) -> int:

@@ -100,12 +100,14 @@ class Recovery:
             self._stuck.append((cause.text, cause.step))
             if same >= _MOST_STUCK:
                 return f"no rank got on at the same place and step {same} times before"
-        if cause.step and (cause.kind == KILLED or (cause.kind == ERROR and cause.is_loss)):
+        is_crash = cause.kind == KILLED or (cause.kind == ERROR and cause.is_loss)
+        if is_crash and (cause.step or cause.is_by_itself):
             crash = (cause.kind, cause.status, cause.step, step)
             same = self._crashes.count(crash)
             self._crashes.append(crash)
             if same >= _MOST_CRASHES:
-                return f"ranks ended alike at step {cause.step} {same} times before: no other host would help"
+                where = f"at step {cause.step}" if cause.step else "before any step was known"
+                return f"ranks ended alike {where} {same} times before: no other host would help"
         return self._judge_errors(before, cause, reached) if is_own else ""
 
     def _judge_errors(

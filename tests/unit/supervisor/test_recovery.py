@@ -493,6 +493,15 @@ def test_ranks_that_end_alike_at_one_step_for_the_third_time_are_not_started_aga
     assert why_not(cluster) == "ranks ended alike at step 8 2 times before: no other host would help"
 
 
+@pytest.mark.parametrize("number", [signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV])
+def test_a_program_that_crashes_before_its_first_step_is_started_twice_again(cluster: Cluster, number: int):
+    """As one whose library does not fit this host."""
+    recovery = cluster.recovery()
+    crash = Event(KILLED, 2, "n3", status=number)
+    assert [recovery.goes_on(cluster.attempt, crash, LATER, set()) for _ in range(3)] == [True, True, False]
+    assert why_not(cluster) == "ranks ended alike before any step was known 2 times before: no other host would help"
+
+
 def test_ranks_that_end_alike_with_progress_between_are_started_again(cluster: Cluster):
     recovery = cluster.recovery()
     for step in (3, 6, 9, 12):
