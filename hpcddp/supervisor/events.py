@@ -39,7 +39,8 @@ _MISTAKES = {2, 3, 126, 127}
 
 class Event(Record):
     """Of one rank. `at`: when, in seconds from anywhere. `step`: the last one that it was seen to make. `status`: its
-    wait status, of one that has ended. `text`: the last line of its output, of an error."""
+    wait status, of one that has ended. `text`: the last line of its output, of an error. `is_sure`: whether it is this
+    rank, and no other."""
 
     kind: str
     rank: int
@@ -48,6 +49,7 @@ class Event(Record):
     step: int = 0
     status: int = 0
     text: str = ""
+    is_sure: bool = True
 
     @property
     def is_loss(self) -> bool:

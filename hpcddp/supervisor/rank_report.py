@@ -12,6 +12,8 @@ from hpcddp.supervisor.end import UNFINISHED
 if TYPE_CHECKING:
     import _socket
 
+#: Here DDP's ranks wait for those that have not come so far; a rank may also compute there.
+_IN_BACKWARD = re.compile(r"\(in _engine_run_backward\)")
 _IN_COLLECTIVE = re.compile(r"\(in (all_\w+|barrier|broadcast\w*|gather\w*|reduce\w*|scatter\w*|send|recv)\)")
 
 
@@ -51,10 +53,14 @@ class RankReport:
         return self.status == 0 or (os.WIFEXITED(self.status) and os.WEXITSTATUS(self.status) == UNFINISHED)
 
 
-def find_odd(ranks: list[RankReport]) -> list[RankReport]:
-    """Those that stand where few others do, and in no collective if others are: those wait for them. All alike: the
-    first one."""
-    ranks = [one for one in ranks if not _IN_COLLECTIVE.search(one.place)] or ranks
-    places = [one.place for one in ranks]
+def find_odd(ranks: list[RankReport]) -> tuple[list[RankReport], bool]:
+    """Those that stand where few others do, and in no collective and no backward pass if others are: those wait for
+    them; and whether that tells these from the others. If it does not: the first one."""
+    left = ranks
+    for waits in (_IN_COLLECTIVE, _IN_BACKWARD):
+        left = [one for one in left if not waits.search(one.place)] or left
+    places = [one.place for one in left]
     fewest = min(map(places.count, places))
-    return [one for one in ranks if places.count(one.place) == fewest] if fewest < len(ranks) else ranks[:1]
+    odd = [one for one in left if places.count(one.place) == fewest]
+    is_known = len(odd) < len(ranks) or len(ranks) == 1
+    return odd if is_known else ranks[:1], is_known

@@ -17,6 +17,7 @@ from hpcddp.runs.state import read_state, replace_state
 from hpcddp.supervisor.begin import make_folders
 from hpcddp.supervisor.events import ERROR, KILLED, STUCK, UNHEARD, UNKNOWN
 from hpcddp.supervisor.hosts import Hosts, list_checks
+from hpcddp.supervisor.stuck import NOWHERE
 from hpcddp.units import format_count
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class Recovery:
         if why_not:
             self._tell(f"the ranks are not started again: {why_not}")
             return False
-        if cause.is_loss and cause.host and not cause.is_of_another and cause.kind != UNHEARD:
+        if cause.is_loss and cause.host and cause.is_sure and not cause.is_of_another and cause.kind != UNHEARD:
             self._hosts.blame(cause.host)
         if self._hosts.names:
             usable = self._hosts.find_usable(attempt, suspects)
@@ -95,7 +96,7 @@ class Recovery:
             return f"they were already, {format_count(self._restarts, 'time')} (max_restarts)"
         if cause.is_mistake:
             return "that is no node's fault"
-        if cause.kind == STUCK:
+        if cause.kind == STUCK and (cause.step or cause.text != NOWHERE):
             same = self._stuck.count((cause.text, cause.step))
             self._stuck.append((cause.text, cause.step))
             if same >= _MOST_STUCK:

@@ -154,9 +154,9 @@ class Reports:
                 one.forgive(now)
 
     def _look_for_stuck(self, now: float) -> None:
-        stuck, since = self._pace.find_stuck(self.ranks.values(), now)
+        stuck, since, is_sure = self._pace.find_stuck(self.ranks.values(), now)
         for one in stuck if not self.events else ():
-            self._add(one, STUCK, since, describe_stand(one))
+            self._add(one, STUCK, since, describe_stand(one), is_sure=is_sure)
 
     def _greet(self, number: int) -> None:
         """The caller's first line: only who can read the attempt's folder knows the key."""
@@ -236,10 +236,10 @@ class Reports:
         if one.status is None:
             one.left = self._clock()
 
-    def _add(self, one: RankReport, kind: str, at: float, text: str = "") -> None:
+    def _add(self, one: RankReport, kind: str, at: float, text: str = "", *, is_sure: bool = True) -> None:
         if not one.is_told:
             one.is_told = True
-            self.events.append(Event(kind, one.rank, one.host, at, one.beat.step, one.status or 0, text))
+            self.events.append(Event(kind, one.rank, one.host, at, one.beat.step, one.status or 0, text, is_sure))
 
     def _say(self, one: RankReport, line: str) -> None:
         if one.connection is not None:

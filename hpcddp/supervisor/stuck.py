@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 #: Times as long as a step: the first one of an attempt compiles.
 FIRST_STEP = 10
+#: Of a rank that does not say where it stands.
+NOWHERE = "is one of them"
 _SLOWER = 10  # times the longest time without a move so far
 _BUSY = 10  # times as long, for ranks that stand and use the processor
 
@@ -47,22 +49,25 @@ class Pace:
             self._has_stepped = True
         one.beat = beat
 
-    def find_stuck(self, ranks: Iterable[RankReport], now: float) -> tuple[list[RankReport], float]:
-        """Those that the others wait for, if no rank gets on, and since when; empty: some rank does."""
+    def find_stuck(self, ranks: Iterable[RankReport], now: float) -> tuple[list[RankReport], float, bool]:
+        """Those that the others wait for, if no rank gets on, since when, and whether it is known that these are the
+        ones; empty: some rank does."""
         there = [one for one in ranks if one.connection is not None]
         told = [one for one in there if one.beat.looks or one.has_touched]
         if not self._limit_s or not told or any(one.has_left for one in there):
-            return [], now
+            return [], now, False
         least_s = self._limit_s * (1 if self._has_stepped else FIRST_STEP)
         limit_s = max(least_s, _SLOWER * self._slowest_s)
         busy_s = _BUSY * max(least_s, self._longest_s)
         since = max(one.moved for one in told)
         used = max(since, *(one.used for one in told))
         if now - used <= limit_s and now - since <= busy_s:
-            return [], now
+            return [], now, False
         frozen = [one for one in there if one.is_stopped]
         frozen = frozen or [one for one in told if one.beat.looks and now - one.looked > limit_s / 2]
-        return frozen or _find_unopened(there) or find_odd(told), since
+        late = frozen or _find_unopened(there)
+        odd, is_known = (late, True) if late else find_odd(told)
+        return odd, since, is_known
 
 
 def _find_unopened(there: list[RankReport]) -> list[RankReport]:
@@ -78,4 +83,4 @@ def describe_stand(one: RankReport) -> str:
         return "was stopped by a signal"
     if not (one.beat.looks or one.has_touched):
         return "has not opened hpcddp's runtime, as others have"
-    return f"stands at {one.place}" if one.place else "is one of them"
+    return f"stands at {one.place}" if one.place else NOWHERE

@@ -20,6 +20,7 @@ from hpcddp.supervisor.events import ERROR, KILLED, SILENT, STUCK, UNHEARD, UNKN
 from hpcddp.supervisor.job import End, Job
 from hpcddp.supervisor.order import Order, Recover
 from hpcddp.supervisor.recovery import Recovery
+from hpcddp.supervisor.stuck import NOWHERE
 
 # Starts a command on a host of a pretended cluster: one that is in `silent` hangs, one in `blind` sees no run folder.
 # As pbs_tmrsh it has no shell; `ssh` gives one all the words.
@@ -302,6 +303,15 @@ def test_ranks_that_stand_at_the_same_place_for_the_third_time_are_not_started_a
     assert recovery.goes_on(cluster.attempt, stuck, LATER, set())
     assert not recovery.goes_on(cluster.attempt, stuck, LATER, set())
     assert "no rank got on at the same place and step 2 times before" in cluster.told[-1]
+
+
+def test_programs_that_say_no_place_and_no_step_are_not_judged_by_them_and_no_host_is_blamed(cluster: Cluster):
+    """They have touched their page, and may have made progress; the rank that is named is any of them."""
+    recovery = cluster.recovery()
+    stuck = Event(STUCK, 2, "n3", text=NOWHERE, is_sure=False)
+    for _ in range(4):
+        assert recovery.goes_on(cluster.attempt, stuck, LATER, set())
+    assert len(recovery.chosen) == 4
 
 
 def test_a_launcher_that_was_killed_is_a_loss_however_often(cluster: Cluster):

@@ -19,7 +19,7 @@ class Ranks:
     """Of one attempt; they say each second what they are told to say."""
 
     def __init__(self, count: int) -> None:
-        self.pace, self.now = Pace(LIMIT_S), 1000.0
+        self.pace, self.now, self.is_known = Pace(LIMIT_S), 1000.0, False
         self.ranks = [RankReport(rank, f"n{rank}", self.now) for rank in range(count)]
         connection: Any = object()
         for one in self.ranks:
@@ -41,7 +41,7 @@ class Ranks:
         self.pace.note(self.ranks[rank], new, self.now)
 
     def stuck(self) -> list[str]:
-        found, _ = self.pace.find_stuck(self.ranks, self.now)
+        found, _, self.is_known = self.pace.find_stuck(self.ranks, self.now)
         return [f"rank {one.rank} {describe_stand(one)}" for one in found]
 
 
@@ -84,6 +84,37 @@ def training() -> Ranks:
     ranks.ranks[0].place = "train.py:9, in main: rt.step() (in all_reduce)"
     ranks.ranks[1].place = "train.py:7, in main: while True: pass"
     return ranks
+
+
+@pytest.mark.parametrize(
+    ("places", "named", "is_known"),
+    [
+        (("(in _engine_run_backward)", "in read: sleep()"), "rank 1 ", True),  # DDP waits there for the others
+        (("(in all_reduce)", "(in _engine_run_backward)"), "rank 1 ", True),
+        (("in a: sleep()", "in b: sleep()"), "rank 0 ", False),
+        (("(in all_reduce)", "(in all_reduce)"), "rank 0 ", False),
+        (("", ""), "rank 0 is one of them", False),
+    ],
+)
+def test_of_two_ranks_the_one_that_does_not_wait_is_named_if_that_can_be_told(
+    training: Ranks, places: tuple[str, str], named: str, is_known: bool
+):
+    for one, place in zip(training.ranks, places, strict=True):
+        one.place = place
+    training.pass_time(LIMIT_S + 2)
+    (found,) = training.stuck()
+    assert (found.startswith(named), training.is_known) == (True, is_known)
+
+
+def test_half_of_the_ranks_that_wait_in_their_backward_pass_are_not_named():
+    ranks = Ranks(4)
+    for step in (1, 2, 3):
+        for rank in range(4):
+            ranks.say(rank, step, moves=True)
+    for rank, place in enumerate(("(in _engine_run_backward)", "in read", "(in _engine_run_backward)", "in read")):
+        ranks.ranks[rank].place = place
+    ranks.pass_time(LIMIT_S + 2)
+    assert ranks.stuck() == ["rank 1 stands at in read", "rank 3 stands at in read"]
 
 
 @pytest.mark.parametrize("uses", [{1}, {0, 1}], ids=["one", "all, as those do that wait for a GPU"])
