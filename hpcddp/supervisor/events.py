@@ -103,7 +103,7 @@ class Event(Record):
         if self.kind == GONE:
             return f"{rank} vanished without a word{f' after step {self.step}' if self.step else ''}"
         if self.kind == LEFT:
-            return f"{rank} ended with status 0 while others still trained"
+            return f"{rank} {describe_end(self.status)} while {self.text or 'others still trained'}"
         if self.kind == STUCK:
             return f"no rank gets on{since}; {rank} {self.text}"
         if self.kind == UNHEARD:

@@ -105,12 +105,18 @@ class Reports:
     def settle(self) -> None:
         """The attempt ends, for what is known: a rank that is late with its word may be the cause of it."""
         now = self._clock()
+        first = min((event.at for event in self.events), default=now)
         unexplained = bool(self.events) and all(event.is_of_another for event in self.events)
+        are_swept = all(event.is_of_another or event.kind == GONE for event in self.events) and any(
+            one.left or one.is_told for one in self.ranks.values()
+        )
         for one in self.ranks.values():
             if one.left:
                 self._add(one, GONE, one.left)
             elif one.status == 0 and unexplained:
                 self._add(one, LEFT, one.heard)
+            elif one.status and one.is_well and are_swept and one.heard <= first:
+                self._add(one, LEFT, one.heard)  # the launcher has ended the others for that status
             elif one.connection is not None and now - one.heard > 2 * self._told.every_s + _BACK_S:
                 self._add(one, SILENT, one.heard)
 
@@ -156,7 +162,8 @@ class Reports:
     def _look_for_stuck(self, now: float) -> None:
         stuck, since, is_sure = self._pace.find_stuck(self.ranks.values(), now)
         for one in stuck if not self.events else ():
-            self._add(one, STUCK, since, describe_stand(one), is_sure=is_sure)
+            kind, at = (STUCK, since) if one.status is None else (LEFT, one.heard)
+            self._add(one, kind, at, describe_stand(one), is_sure=is_sure)
 
     def _greet(self, number: int) -> None:
         """The caller's first line: only who can read the attempt's folder knows the key."""

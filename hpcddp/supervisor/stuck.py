@@ -6,13 +6,15 @@ from hpcddp.record import TYPE_CHECKING
 from hpcddp.supervisor.rank_report import find_odd
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from hpcddp.runs.heartbeat import Beat
     from hpcddp.supervisor.rank_report import RankReport
 
 #: Times as long as a step: the first one of an attempt compiles.
 FIRST_STEP = 10
+#: Others than a rank that has ended.
+WAITING = "others wait for it in hpcddp's runtime"
 #: Of a rank that does not say where it stands.
 NOWHERE = "is one of them"
 _SLOWER = 10  # times the longest time without a move so far
@@ -49,14 +51,15 @@ class Pace:
             self._has_stepped = True
         one.beat = beat
 
-    def find_stuck(self, ranks: Iterable[RankReport], now: float) -> tuple[list[RankReport], float, bool]:
+    def find_stuck(self, ranks: Collection[RankReport], now: float) -> tuple[list[RankReport], float, bool]:
         """Those that the others wait for, if no rank gets on, since when, and whether it is known that these are the
         ones; empty: some rank does."""
         there = [one for one in ranks if one.connection is not None]
         told = [one for one in there if one.beat.looks or one.has_touched]
         if not self._limit_s or not told or any(one.has_left for one in there):
             return [], now, False
-        least_s = self._limit_s * (1 if self._has_stepped else FIRST_STEP)
+        ended = _find_ended(ranks, there)
+        least_s = self._limit_s * (1 if self._has_stepped or ended else FIRST_STEP)
         limit_s = max(least_s, _SLOWER * self._slowest_s)
         busy_s = _BUSY * max(least_s, self._longest_s)
         since = max(one.moved for one in told)
@@ -65,9 +68,16 @@ class Pace:
             return [], now, False
         frozen = [one for one in there if one.is_stopped]
         frozen = frozen or [one for one in told if one.beat.looks and now - one.looked > limit_s / 2]
-        late = frozen or _find_unopened(there)
+        late = ended or frozen or _find_unopened(there)
         odd, is_known = (late, True) if late else find_odd(told)
         return odd, since, is_known
+
+
+def _find_ended(ranks: Iterable[RankReport], there: list[RankReport]) -> list[RankReport]:
+    """Those that have ended well and never opened the runtime, while the others that have wait for them there."""
+    if any(one.beat.step for one in there) or not any(one.beat.looks for one in there):
+        return []
+    return [one for one in ranks if one.is_well and not (one.beat.looks or one.beat.step or one.has_touched)]
 
 
 def _find_unopened(there: list[RankReport]) -> list[RankReport]:
@@ -78,7 +88,9 @@ def _find_unopened(there: list[RankReport]) -> list[RankReport]:
 
 
 def describe_stand(one: RankReport) -> str:
-    """What such a rank does."""
+    """What such a rank does; of one that has ended, what the others do."""
+    if one.status is not None:
+        return WAITING
     if one.is_stopped:
         return "was stopped by a signal"
     if not (one.beat.looks or one.has_touched):

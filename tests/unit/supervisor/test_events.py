@@ -118,6 +118,8 @@ def test_events_are_said_with_rank_host_and_step():
     assert str(Event(GONE, 2, "n3", step=812)) == "rank 2 on n3 vanished without a word after step 812"
     stuck = Event(STUCK, 2, "n3", step=812, text="stands at train.py:4, in main: f()")
     assert str(stuck) == "no rank gets on since step 812; rank 2 on n3 stands at train.py:4, in main: f()"
+    left = Event(LEFT, 2, "n3", status=85 << 8, text="others wait for it in hpcddp's runtime")
+    assert str(left) == "rank 2 on n3 ended with status 85 while others wait for it in hpcddp's runtime"
     assert str(Event(LEFT, 2, "n3")) == "rank 2 on n3 ended with status 0 while others still trained"
 
 

@@ -420,6 +420,19 @@ def test_a_rank_that_left_early_is_the_cause_of_what_the_others_say(ranks_with: 
     assert (cause.kind, cause.rank) == (LEFT, 2)
 
 
+def test_a_rank_that_ends_alone_with_the_status_of_an_unfinished_run_is_the_cause(
+    ranks_with: Callable[[float], Ranks],
+):
+    """Its launcher ends the others, and the processes beside them, for that status."""
+    ranks = ranks_with(LONG_S)
+    ranks.start("n0")
+    report_end(ranks, ranks.start("n1"), 85 << 8)
+    ranks.reports._leave(ranks.reports.ranks[0])
+    ranks.reports.settle()
+    cause = find_first_cause(ranks.reports.events)
+    assert str(cause) == "rank 1 on n1 ended with status 85 while others still trained"
+
+
 def test_ranks_that_all_end_well_are_no_cause_of_what_their_launcher_says(ranks_with: Callable[[float], Ranks]):
     ranks = ranks_with(LONG_S)
     for companion in (ranks.start("n0"), ranks.start("n1")):

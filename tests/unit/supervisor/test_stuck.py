@@ -40,6 +40,10 @@ class Ranks:
         new = Beat(step or beat.step, beat.moves + moves, beat.looks + 1, 0, beat.uses + uses)
         self.pace.note(self.ranks[rank], new, self.now)
 
+    def end(self, rank: int) -> None:
+        """Its program has ended well."""
+        self.ranks[rank].connection, self.ranks[rank].status = None, 0
+
     def stuck(self) -> list[str]:
         found, _, self.is_known = self.pace.find_stuck(self.ranks, self.now)
         return [f"rank {one.rank} {describe_stand(one)}" for one in found]
@@ -54,6 +58,32 @@ def test_a_rank_that_has_not_opened_the_runtime_is_the_one_that_others_wait_for(
     assert ranks.stuck() == []
     ranks.pass_time(2)
     assert ranks.stuck() == ["rank 1 has not opened hpcddp's runtime, as others have"]
+
+
+def test_a_rank_that_has_ended_before_it_opened_the_runtime_is_named_after_the_limit_of_a_step():
+    ranks = Ranks(3)
+    for rank in (0, 2):
+        ranks.say(rank, moves=True)
+    ranks.end(1)
+    ranks.pass_time(LIMIT_S)
+    assert ranks.stuck() == []
+    ranks.pass_time(2)
+    assert ranks.stuck() == ["rank 1 others wait for it in hpcddp's runtime"]
+
+
+@pytest.mark.parametrize("says", ["nothing", "steps", "left"])
+def test_a_rank_that_has_ended_is_not_missed_where_nobody_waits_for_it(says: str):
+    """As of programs without the runtime, or after it."""
+    ranks = Ranks(2)
+    if says == "steps":
+        for step in (4, 5):
+            ranks.say(0, step=step, moves=True)
+    elif says == "left":
+        ranks.say(0, moves=True)
+        ranks.pace.note(ranks.ranks[0], Beat(0, 1, 0), ranks.now)
+    ranks.end(1)
+    ranks.pass_time(FIRST_S + 2, step=5, moves={0} if says == "steps" else ())
+    assert ranks.stuck() == []
 
 
 def test_of_ranks_that_have_not_opened_the_runtime_one_that_a_signal_has_stopped_comes_first():
