@@ -70,7 +70,7 @@ class Asked(Record):
 
 class Origin(Record):
     """The job that starts an attempt. `by_hand`: one of several starts in one job, such as `hpcddp launch`. `within`,
-    `start`: of a script that chooses its runs itself, as in `Holder`."""
+    `start`: of a script that chooses its runs itself, as in `Holder`; so is `job_start`."""
 
     attempt: str = ""
     scheduler: str = ""
@@ -78,6 +78,7 @@ class Origin(Record):
     by_hand: bool = False
     within: str = ""
     start: tuple[int, int] = (0, 0)
+    job_start: str = ""
 
 
 class RunChoice(Record):
@@ -115,7 +116,7 @@ def choose_run(asked: Asked, origin: Origin) -> RunChoice:
     runs = [run for _, run in known if not os.path.exists(run.sweep)]
     for run in reversed(runs):
         before = _find_before(run, origin)
-        if before is not None or _began_in(run, origin):
+        if before is not None or _began_in(run, origin, asked.command):
             return RunChoice(run, False, "", "", before.attempt if before is not None else None)
     if origin.within and asked.resume is None:
         for run in runs:
@@ -190,11 +191,15 @@ def _find_before(run: RunFolder, origin: Origin) -> Link | None:
     return find_before(run.attempt(origin.attempt)) if origin.job and not origin.by_hand else None
 
 
-def _began_in(run: RunFolder, origin: Origin) -> bool:
-    """Whether this job has held the run before: the scheduler started it again."""
+def _began_in(run: RunFolder, origin: Origin, command: tuple[str, ...]) -> bool:
+    """Whether an earlier start of this job has held the run for this command: the scheduler started the job again. In
+    one start, scripts may run one after the other, or side by side."""
     if not origin.job or origin.by_hand:
         return False
-    return any((one.scheduler, one.job) == (origin.scheduler, origin.job) for one in read_holders(run))
+    held = [one for one in read_holders(run) if (one.scheduler, one.job) == (origin.scheduler, origin.job)]
+    if not held or not _is_same(held[-1].command, command):
+        return False
+    return not held[-1].job_start or held[-1].job_start != origin.job_start
 
 
 def _began_before(run: RunFolder, origin: Origin, command: tuple[str, ...]) -> bool:

@@ -33,6 +33,7 @@ class Holder(Record):
     by_hand: bool = False  # one of several starts in one job
     within: str = ""  # of a run that a script of a job chose itself: the folder of the job's first attempt
     restart: int = 0  # how often the launcher itself had started the ranks again in this attempt, as torchrun does
+    job_start: str = ""  # which start of the job this is of, by `find_job_start`; "": not known
 
     def __str__(self) -> str:
         job = f"job {self.job}" if self.job else f"attempt {self.attempt}"
@@ -61,8 +62,21 @@ def describe_process(
     since = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     host = os.uname().nodename
     started = start_time(process)
-    machine = find_machine()
-    return Holder(attempt, host, machine, process, started, scheduler, job, command, since, by_hand, within, restart)
+    return Holder(
+        attempt,
+        host,
+        find_machine(),
+        process,
+        started,
+        scheduler,
+        job,
+        command,
+        since,
+        by_hand,
+        within,
+        restart,
+        find_job_start(env),
+    )
 
 
 def find_job(env: Mapping[str, str]) -> tuple[str, str]:
@@ -73,6 +87,21 @@ def find_job(env: Mapping[str, str]) -> tuple[str, str]:
         if job:
             return row.name, job
     return "", ""
+
+
+def find_job_start(env: Mapping[str, str]) -> str:
+    """What differs between the starts of a job that its scheduler starts again, and is the same for all scripts that
+    run in one start; "" outside of a job, or if the system does not say. Without a count: the session of the job's own
+    script or shell."""
+    for row in all_schedulers():
+        names = (row.variables.job_id, row.variables.older_job_id)
+        if any(name and env.get(name) for name in names):
+            if row.variables.counts_restarts:
+                return env.get(row.variables.restarts) or "0"
+            session = os.getsid(0)
+            started = start_time(session)
+            return f"{find_machine()} {session} {started}" if started else ""
+    return ""
 
 
 def find_index(env: Mapping[str, str]) -> str:
@@ -88,8 +117,8 @@ def has_ended(holder: Holder, mine: Holder, ask: Ask) -> bool | None:
     """Whether the holder's processes are gone; None if that cannot be found out from here.
 
     On its own machine its process decides; what this very process held has ended. Elsewhere its job does: `mine`, if it
-    is the same job, was started again. An earlier attempt of the job that `mine` is within is over, on whatever
-    host: the supervisor begins the next one only after it has ended it, or cut it off.
+    is another start of the same job, was started again. An earlier attempt of the job that `mine` is within is over, on
+    whatever host: the supervisor begins the next one only after it has ended it, or cut it off.
     """
     if mine.within and holder.within == mine.within and holder.start[0] < mine.start[0]:
         return True
@@ -99,7 +128,8 @@ def has_ended(holder: Holder, mine: Holder, ask: Ask) -> bool | None:
         return is_mine or start_time(holder.process) != holder.started
     if holder.job:
         if (holder.scheduler, holder.job) == (mine.scheduler, mine.job):
-            return None if mine.by_hand else True
+            is_same_start = mine.job_start != "" and holder.job_start == mine.job_start
+            return None if mine.by_hand or is_same_start else True
         state = ask(holder.scheduler, holder.job)
         return None if state is None else state in ENDED
     # the same kernel: another process namespace, which cannot be looked into; another one: the host has started anew

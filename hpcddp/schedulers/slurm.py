@@ -160,6 +160,7 @@ SCHEDULER = Scheduler(
         job_id="SLURM_JOB_ID",
         older_job_id="SLURM_JOBID",
         restarts="SLURM_RESTART_COUNT",
+        counts_restarts=True,
         array_index=("SLURM_ARRAY_TASK_ID",),
         array_id="SLURM_ARRAY_JOB_ID",
         folder="SLURM_SUBMIT_DIR",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,9 +31,16 @@ def train(tmp_path: Path) -> Train:
     number = itertools.count()
 
     def start(
-        status: str = "", *, command: tuple[str, ...] = COMMAND, job: str = "", loads: bool = False, **asked: object
+        status: str = "",
+        *,
+        command: tuple[str, ...] = COMMAND,
+        job: str = "",
+        restarts: str = "",
+        loads: bool = False,
+        **asked: object,
     ) -> RunChoice:
         env = {"SLURM_JOB_ID": job} if job else {}
+        env |= {"SLURM_RESTART_COUNT": restarts} if restarts else {}
         attempt = job or f"local-{next(number)}"
         wanted = Asked(str(tmp_path / "runs" / "train"), command, **asked)  # type: ignore[arg-type]  # as given
         choice = start_run(wanted, attempt, env, process=os.getpid())
@@ -133,8 +142,46 @@ def test_the_hint_for_a_run_that_is_not_there_lists_those_beside_it(train: Train
 def test_a_job_that_is_started_again_stays_in_its_run(train: Train) -> None:
     train("unfinished")
     assert named(train("finished", job="41", fresh=True)) == "train-2"
-    assert named(train(job="41", fresh=True)) == "train-2"
+    assert named(train(job="41", restarts="1", fresh=True)) == "train-2"
+    assert named(train(job="41", restarts="2", fresh=True)) == "train-2"
     assert named(train(job="42", fresh=True)) == "train-3"
+
+
+def test_scripts_of_one_job_are_no_starts_of_it(train: Train) -> None:
+    """A driver job, or a shell of salloc, that runs several rendered scripts."""
+    assert named(train("finished", job="41")) == "train"
+    assert named(train("finished", job="41", command=OTHER)) == "train-2"
+    assert named(train("unfinished", job="41")) == "train-3"
+    assert named(train(job="41", fresh=True)) == "train-4"
+    assert named(train("finished", job="41", command=OTHER, fresh=True)) == "train-5"
+    assert named(train(job="41", command=OTHER, restarts="1")) == "train-5"  # all of them are started again
+    assert named(train(job="41", restarts="1")) == "train-4"
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["one start", "started again"])
+def test_where_starts_are_not_counted_the_session_of_the_script_tells_them_apart(tmp_path: Path, again: bool) -> None:
+    script = f"""
+import os
+from hpcddp.runs.choice import Asked
+from hpcddp.runs.lock import release_run
+from hpcddp.runs.start import start_run
+choice = start_run(Asked({str(tmp_path / "train")!r}, ("a",), True), "41", {{"PBS_JOBID": "41"}}, process=os.getpid())
+release_run(choice.run, "41")
+print(os.path.basename(choice.run.path))
+"""
+    each = '"$0" -c "$1"'
+    sessions = [each, each] if again else [f"{each}; {each}"]
+    said = [
+        subprocess.run(
+            ["sh", "-c", f"{line}; true", sys.executable, script],
+            capture_output=True,
+            text=True,
+            check=True,
+            start_new_session=True,
+        ).stdout
+        for line in sessions
+    ]
+    assert "".join(said) == ("train\ntrain\n" if again else "train\ntrain-2\n")
 
 
 def test_a_job_of_a_chain_stays_in_the_run_of_the_job_that_queued_it(train: Train) -> None:

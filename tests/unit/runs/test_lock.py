@@ -110,6 +110,15 @@ def test_a_job_that_was_started_again_takes_its_own_run(run: RunFolder) -> None:
         )
 
 
+def test_a_script_on_another_host_of_one_start_of_a_job_may_live(run: RunFolder) -> None:
+    one = Holder("41", "node7", "other", 7, "7", "slurm", "41", job_start="0")
+    take_run(run, one, ask_nobody)
+    beside = one._replace(attempt="41-8", host="node8", machine="another", process=8, started="8")
+    with pytest.raises(HeldError):
+        take_run(run, beside, lambda _scheduler, _job: "running")
+    take_run(run, beside._replace(job_start="1"), ask_nobody)  # the scheduler started the job again
+
+
 def test_a_job_of_a_chain_follows_the_one_that_queued_it_without_a_question(run: RunFolder) -> None:
     take_run(run, Holder("41", "node7", "other", 7, "7", "slurm", "41"), ask_nobody)
     take_run(run, here("42", job="42", scheduler="slurm"), ask_nobody, before="41")
