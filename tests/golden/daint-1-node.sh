@@ -13,6 +13,7 @@
 # Nodes 1, ranks per node 4, ranks 4, CPUs per rank 72.
 
 cd "${SLURM_SUBMIT_DIR:-.}" || exit
+unset SLURM_EXPORT_ENV # of sbatch --export=NONE, which is not meant for the ranks
 
 set -e # from here on a line that fails ends the job
 HPCDDP_PYTHON=/opt/env/bin/python

@@ -15,6 +15,7 @@
 # Nodes 3, ranks per node 8, ranks 24, CPUs per rank 7.
 
 cd "${SLURM_SUBMIT_DIR:-.}" || exit
+unset SLURM_EXPORT_ENV # of sbatch --export=NONE, which is not meant for the ranks
 
 module load PrgEnv-gnu/8.7.0 || exit
 module load cpe/26.03 || exit

@@ -14,6 +14,7 @@
 # Nodes 3, ranks per node 4, ranks 12, CPUs per rank 8.
 
 cd "${SLURM_SUBMIT_DIR:-.}" || exit
+unset SLURM_EXPORT_ENV # of sbatch --export=NONE, which is not meant for the ranks
 
 set -e # from here on a line that fails ends the job
 launcher=$(type -P mpirun) || launcher=mpirun # the site's goes before the environment's

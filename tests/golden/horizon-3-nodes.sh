@@ -12,6 +12,7 @@
 # Nodes 3, ranks per node 2, ranks 6, CPUs per rank 36.
 
 cd "${SLURM_SUBMIT_DIR:-.}" || exit
+unset SLURM_EXPORT_ENV # of sbatch --export=NONE, which is not meant for the ranks
 
 set -e # from here on a line that fails ends the job
 launcher=$(type -P mpirun) || launcher=mpirun # the site's goes before the environment's

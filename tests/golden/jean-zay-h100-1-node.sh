@@ -16,6 +16,7 @@
 # Nodes 1, ranks per node 4, ranks 4, CPUs per rank 24.
 
 cd "${SLURM_SUBMIT_DIR:-.}" || exit
+unset SLURM_EXPORT_ENV # of sbatch --export=NONE, which is not meant for the ranks
 
 module purge || exit
 module load arch/h100 || exit

@@ -12,6 +12,7 @@
 # Nodes 3, ranks per node 3, ranks 9, CPUs per rank 42.
 
 cd "${SLURM_SUBMIT_DIR:-.}" || exit
+unset SLURM_EXPORT_ENV # of sbatch --export=NONE, which is not meant for the ranks
 
 set -e # from here on a line that fails ends the job
 launcher=$(type -P ibrun) || launcher=ibrun # the site's goes before the environment's

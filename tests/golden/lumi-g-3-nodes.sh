@@ -14,6 +14,7 @@
 # Nodes 3, ranks per node 4, ranks 12, CPUs per rank 14.
 
 cd "${SLURM_SUBMIT_DIR:-.}" || exit
+unset SLURM_EXPORT_ENV # of sbatch --export=NONE, which is not meant for the ranks
 
 module use /appl/local/laifs/modules || exit
 module load lumi-aif-singularity-bindings || exit

@@ -15,6 +15,7 @@
 # Nodes 1, ranks per node 4, ranks 4, CPUs per rank 32.
 
 cd "${SLURM_SUBMIT_DIR:-.}" || exit
+unset SLURM_EXPORT_ENV # of sbatch --export=NONE, which is not meant for the ranks
 
 module load pytorch/2.6.0 || exit
 

@@ -12,6 +12,7 @@
 # Nodes 1, ranks per node 1, ranks 1, CPUs per rank 72.
 
 cd "${SLURM_SUBMIT_DIR:-.}" || exit
+unset SLURM_EXPORT_ENV # of sbatch --export=NONE, which is not meant for the ranks
 
 module load gcc || exit
 module load cuda || exit
