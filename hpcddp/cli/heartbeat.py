@@ -33,6 +33,7 @@ _LAST_WORD_S = 2.0
 _REST_S = 0.5  # for what ends by itself with its rank, such as workers of a loader
 _GRACE_S = 2.0  # from SIGTERM to SIGKILL
 _MOST_TEXT = 400  # characters
+_ORPHAN_S = 15.0  # without the supervisor and without the launcher that has started it
 _ITSELF = 1.1  # of the lease, after which the rank ends itself if this process has not ended it
 
 
@@ -44,6 +45,7 @@ class Heartbeat:
         self._attempt, self._rank, self._world_size, self._host = attempt, rank, world_size, host
         self._env = env
         self._supervised = read_supervised(attempt)
+        self._launcher = os.getppid()
         self._page = make_page() if self._supervised else None
         self._program = 0
         self._socket: _socket.socket | None = None
@@ -229,10 +231,11 @@ class Heartbeat:
                 self._page.write_lease(self._heard + told.lease_s * _ITSELF)
 
     def _check_lease(self, told: Supervised) -> None:
-        if not told.lease_s or self._heard is None or self.was_ended:
+        if self._heard is None or self.was_ended:
             return
         unheard_s = time.monotonic() - self._heard
-        if unheard_s > told.lease_s:
+        is_orphan = unheard_s > _ORPHAN_S and os.getppid() != self._launcher  # both were killed: nobody ends this one
+        if is_orphan or (told.lease_s and unheard_s > told.lease_s):
             self._unheard_s = unheard_s
             self._end_rank()
 

@@ -1,11 +1,12 @@
 """The paths of a run folder. A file that only one module reads and writes is named there, such as a holder's.
 
-`hpcddp exec` imports this in every rank, so it needs no more of the standard library than `os`, and paths are plain
+`hpcddp exec` imports this in every rank, so it needs little more of the standard library than `os`, and paths are plain
 strings.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Mapping
@@ -165,6 +166,15 @@ def choose_attempt(env: Mapping[str, str], run_dir: str | None = None) -> Attemp
     path = os.path.join(os.getcwd(), path)
     own = f"local-{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}"
     return find_attempt(env, path) or AttemptFolder(RunFolder(path), own)
+
+
+def cannot_write(run: RunFolder, error: OSError) -> LaunchError:
+    """What is told of it."""
+    hint = "choose one that every node can write: run_dir in the job file, or another folder to start in"
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        hint = "make room there, or choose another run folder: run_dir in the job file, or another folder to start in"
+    why = (error.strerror or str(error)).lower()
+    return LaunchError(f"the run folder {run.path} cannot be written: {why}", hint)
 
 
 def list_attempts(run: RunFolder) -> list[AttemptFolder]:

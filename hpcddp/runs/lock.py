@@ -13,7 +13,15 @@ from contextlib import suppress
 
 from hpcddp.errors import LaunchError
 from hpcddp.record import TYPE_CHECKING
-from hpcddp.runs.folder import RunFolder, find_holder, list_checkpoints, list_holders, name_holder, show_path
+from hpcddp.runs.folder import (
+    RunFolder,
+    cannot_write,
+    find_holder,
+    list_checkpoints,
+    list_holders,
+    name_holder,
+    show_path,
+)
 from hpcddp.runs.holder import Holder, has_ended
 from hpcddp.runs.jsonfile import DamagedFileError, read_object, read_text, write_object
 
@@ -47,10 +55,7 @@ def take_run(
             if _create(run, number + 1, mine):
                 return
     except OSError as error:
-        raise LaunchError(
-            f"the run folder {run.path} cannot be written: {(error.strerror or str(error)).lower()}",
-            "choose one that every node can write: --run-dir, or run_dir in the job file",
-        ) from error
+        raise cannot_write(run, error) from error
     raise LaunchError(f"other jobs take {run.path} all the time", f"a run of its own: {own}")
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-from hpcddp.errors import LaunchError, RequestError
+from hpcddp.errors import RequestError
 from hpcddp.runs.best import read_best
-from hpcddp.runs.folder import MANIFEST, AttemptFolder, RunFolder, list_checkpoints
+from hpcddp.runs.folder import MANIFEST, AttemptFolder, RunFolder, cannot_write, list_checkpoints
 from hpcddp.runs.jsonfile import DamagedFileError, UnreadableFileError, read_object, write_object
 from hpcddp.runs.metrics import check_metrics
 
@@ -47,10 +47,7 @@ def open_attempt(attempt: AttemptFolder) -> None:
         if not os.path.exists(attempt.run.about):
             write_object(attempt.run.about, {})
     except OSError as error:
-        raise LaunchError(
-            f"the run folder {attempt.run.path} cannot be written: {(error.strerror or str(error)).lower()}",
-            "choose one that every node can write: --run-dir, or run_dir in the job file",
-        ) from error
+        raise cannot_write(attempt.run, error) from error
 
 
 def read_planned_batch(run: RunFolder) -> int | None:

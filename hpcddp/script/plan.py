@@ -193,7 +193,8 @@ def _remark_output(plan: JobPlan) -> str | None:
     """Where the job's output lies, if that is not where everybody looks."""
     pattern = find_scheduler(plan.site.scheduler).directives.home_output
     keeps = next((text for text in plan.directives if pattern and re.fullmatch(pattern, text)), None)
-    return keeps and f"the job's output will be ~/{plan.name}.oID, with the job's number ({keeps})"
+    name, number = ("oID.INDEX", "number and index") if plan.options.array else ("oID", "number")
+    return keeps and f"the job's output will be ~/{plan.name}.{name}, with the job's {number} ({keeps})"
 
 
 def _name_limit(site: Site) -> int:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 
-from hpcddp.errors import HpcddpError, LaunchError
+from hpcddp.errors import HpcddpError
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.chain import start_attempt
 from hpcddp.runs.choice import Asked
 from hpcddp.runs.command import identify_command
-from hpcddp.runs.folder import AttemptFolder, RunFolder
+from hpcddp.runs.folder import AttemptFolder, RunFolder, cannot_write
 from hpcddp.runs.jsonfile import write_object
 from hpcddp.runs.lock import release_run
 from hpcddp.runs.start import start_run
@@ -92,7 +92,4 @@ def _leave_records(order: Order, attempt: AttemptFolder, script: str) -> None:
             file.write(order.request)
         write_object(run.plan, order.plan)
     except OSError as error:
-        raise LaunchError(
-            f"the run folder {run.path} cannot be written: {(error.strerror or str(error)).lower()}",
-            "choose one that every node can write: --run-dir, or run_dir in the job file",
-        ) from error
+        raise cannot_write(run, error) from error

@@ -13,6 +13,7 @@ import pytest
 from hpcddp.errors import LaunchError, RequestError
 from hpcddp.runs.folder import (
     RunFolder,
+    cannot_write,
     choose_attempt,
     find_attempt,
     list_attempts,
@@ -172,3 +173,14 @@ def test_a_link_loop_among_folders_is_named(tmp_path: Path) -> None:
     (tmp_path / "train").symlink_to(tmp_path / "train")
     with pytest.raises(RequestError, match=r"/train cannot be read: too many levels .*\nhint: ls -ld .*/train$"):
         list_runs(f"{tmp_path}/train")
+
+
+@pytest.mark.parametrize(
+    ("number", "hint"),
+    [(errno.ENOSPC, "make room there, or"), (errno.EDQUOT, "make room there, or"), (errno.EROFS, "choose one")],
+)
+def test_a_run_folder_that_cannot_be_written_has_a_hint_that_can_be_followed(number: int, hint: str) -> None:
+    told = cannot_write(RunFolder("runs/x"), OSError(number, os.strerror(number)))
+    assert told.message == f"the run folder runs/x cannot be written: {os.strerror(number).lower()}"
+    assert told.hint.startswith(hint)
+    assert "run_dir in the job file" in told.hint

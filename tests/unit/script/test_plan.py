@@ -172,3 +172,14 @@ def test_gpus_given_to_each_task_are_remarked_on():
     asked = plan("generic-slurm", **shape, directives=["--gpus-per-task=1"])
     assert any("shows each rank one GPU" in remark for remark in asked.remarks)
     assert not any("shows each rank one GPU" in remark for remark in plan("generic-slurm", **shape).remarks)
+
+
+@pytest.mark.parametrize(
+    ("array", "name"),
+    [
+        (None, "~/resnet.oID, with the job's number (-k oe)"),
+        ("1-3", "~/resnet.oID.INDEX, with the job's number and index (-k oe)"),
+    ],
+)
+def test_where_the_output_will_be_is_said(array: str | None, name: str):
+    assert f"the job's output will be {name}" in plan("abci3", name="resnet", array=array).remarks

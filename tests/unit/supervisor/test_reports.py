@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import pytest
 
+from hpcddp.cli import heartbeat
 from hpcddp.cli.heartbeat import Heartbeat
 from hpcddp.runs.folder import AttemptFolder, RunFolder
 from hpcddp.runs.heartbeat import open_page, read_supervised, write_supervised
@@ -245,6 +246,20 @@ def test_a_rank_whose_supervisor_is_not_heard_for_its_lease_ends_itself(ranks_wi
     ranks.until(lambda: companion._heard is not None)
     assert ranks.processes[0].wait() == -signal.SIGKILL  # nobody reads any more
     assert companion.was_ended
+
+
+def test_a_rank_that_has_lost_its_supervisor_and_its_launcher_is_ended(
+    ranks_with: Callable[[float], Ranks], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(heartbeat, "_ORPHAN_S", 0.1)
+    ranks = ranks_with(0.0)  # without a lease: nothing is started again
+    left, kept = ranks.start("n0"), ranks.start("n1")
+    ranks.until(lambda: left._heard is not None and kept._heard is not None)
+    left._launcher = 0  # a stand-in for one that was killed
+    ranks.reports.close()
+    assert ranks.processes[0].wait() == -signal.SIGKILL
+    assert left.was_ended
+    assert ranks.processes[1].poll() is None  # its launcher lives, and may end it
 
 
 def test_a_rank_that_was_ended_for_its_lease_is_said_to_be(ranks_with: Callable[[float], Ranks]):
