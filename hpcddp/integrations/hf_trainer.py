@@ -121,6 +121,8 @@ class Hooks:
     def on_epoch_end(self, _args: Any, _state: Any, control: Any, **_: Any) -> Any:
         """A save may follow this, too."""
         self._began = time.monotonic()
+        if control.should_save:
+            self._run.save_began()
         return control
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> Any:

@@ -22,7 +22,7 @@ from hpcddp.runs.opening import open_attempt
 from hpcddp.runs.state import AT_ITS_END, note_checkpoint, write_failure, write_state
 from hpcddp.training.arguments import AUTO
 from hpcddp.training.checkpoint.interval import SaveInterval
-from hpcddp.training.pulse import beating
+from hpcddp.training.pulse import at_files, beating
 from hpcddp.training.stopping import SAVE, STOP_FLAGS, SignalFlag, StopTraining, StopWatch, read_deadline
 
 _FINISHED: set[str] = set()  # attempts in which this process has trained to the end
@@ -73,6 +73,7 @@ class Run:
         self._saved_at = (self.step, self.epoch)
         self._knows_save_s = False
         self._until_end = ExitStack()
+        self._own_save = self._until_end.enter_context(ExitStack())  # the framework's, in a way of its own
 
     def open(self) -> None:
         """The ranks are there, and what `saved` says was loaded, or will be. RequestError if they have not all found
@@ -113,6 +114,7 @@ class Run:
     def count_step(self, step: int, epoch: int = 0) -> bool:
         """The optimizer has made step number `step`; whether the loop ends here, to be resumed."""
         pace = self._watch.pace
+        self._own_save.close()  # one that did not come about
         self.step, self.epoch = step, epoch
         pace.step_ended(last=False)
         needs_save_s = self._watch.deadline is not None or self._interval is not None
@@ -148,15 +150,19 @@ class Run:
             if self.ranks.is_first:
                 begin(self.attempt, step)
             self.ranks.wait()
-            yield name_partial(self.attempt, step)
+            with at_files():
+                yield name_partial(self.attempt, step)
             self._complete(step, facts)
 
     def save_began(self) -> None:
         """The framework begins to save, in a way of its own."""
         self._watch.pace.save_began()
+        self._own_save.close()
+        self._own_save.enter_context(at_files())
 
     def note_saved(self, path: str, step: int, epoch: int, seconds: float) -> None:
         """The framework has saved to `path`, on this rank; the checkpoint counts once all ranks say so."""
+        self._own_save.close()
         with self._timed(step, epoch, time.monotonic() - seconds) as facts:
             if self.ranks.is_first:
                 begin(self.attempt, step)

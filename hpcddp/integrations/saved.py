@@ -24,6 +24,7 @@ from hpcddp.runs.folder import MANIFEST, AttemptFolder, RunFolder, list_checkpoi
 from hpcddp.runs.jsonfile import DamagedFileError, UnreadableFileError, read_object
 from hpcddp.training.checkpoint.files import OF_NAMES, commit, remove_old
 from hpcddp.training.checkpoint.newest import PAUSES_S
+from hpcddp.training.pulse import at_files
 
 _MARK = "hpcddp-run"  # a file in a folder that a framework has saved to
 
@@ -121,6 +122,7 @@ def name_partial(attempt: AttemptFolder, step: int) -> Path:
     return Path(f"{name_checkpoint(attempt.run.checkpoints, step)}.tmp-{attempt.name}")
 
 
+@at_files()
 def begin(attempt: AttemptFolder, step: int) -> None:
     """Make the folder of `name_partial` anew."""
     partial = name_partial(attempt, step)
@@ -128,6 +130,7 @@ def begin(attempt: AttemptFolder, step: int) -> None:
     partial.mkdir(parents=True)
 
 
+@at_files()
 def complete(attempt: AttemptFolder, step: int, keep: int, facts: Mapping[str, Any]) -> None:
     """Every rank has written. `facts`: Saved's fields; `path` if the framework has saved elsewhere.
 

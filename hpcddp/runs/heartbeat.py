@@ -25,7 +25,8 @@ _END_AT, _LEASE_AT, _PLACE_AT, _PLACE = 128, 192, 256, 200
 class Beat(Record):
     """`step`: of the optimizer, over all attempts. `moves` grows while the rank's main thread gets on, `looks` while
     the process runs at all; 0: the program does not say it, or says no more. `touched`: when the page was last written,
-    in ns. `uses` grows while the main thread stands and uses the processor."""
+    in ns. `uses` grows while the main thread stands and is at work all the same: it uses the processor, or its process
+    is at a checkpoint's files."""
 
     step: int = 0
     moves: int = 0

@@ -1,8 +1,9 @@
 """A rank's sign of life, for the process beside it: how far it is, and whether its main thread gets on.
 
 The main thread gets on if it makes a step or stands elsewhere than before. One that stands and uses the processor may
-work or wait: a loop without end does, and a thread that waits for a GPU. That is told, too. One that waits in a
-collective does none of these; one whose GPU works may do none either, so that the limit has to be long.
+work or wait: a loop without end does, and a thread that waits for a GPU. That is told, too, and that the process is
+at a checkpoint's files, where one call may wait for the disk for minutes. One that waits in a collective does none of
+these; one whose GPU works may do none either, so that the limit has to be long.
 """
 
 from __future__ import annotations
@@ -23,6 +24,31 @@ _EVERY_S = 0.25
 _STANDS = 8  # looks without a move, before it is told where the thread stands
 _LEAST_CPU = 0.02  # of the time
 _PAST = 8  # looks after the lease's end: a process that was suspended lets the one beside it be first
+
+_file_lock = threading.Lock()
+_file_uses = 0  # by threads of this process, at this moment
+
+
+@contextmanager
+def at_files() -> Iterator[None]:
+    """In the body this process reads or writes a checkpoint. Collectives do not belong there: ranks that wait for each
+    other would have the longer limit, too."""
+    _count_file_use(1)
+    try:
+        yield
+    finally:
+        _count_file_use(-1)
+
+
+def is_at_files() -> bool:
+    """Whether any thread is: the main thread may wait for one that writes beside the training."""
+    return _file_uses > 0
+
+
+def _count_file_use(more: int) -> None:
+    global _file_uses
+    with _file_lock:
+        _file_uses += more
 
 
 class Pulse:
@@ -67,7 +93,7 @@ class Pulse:
             self._looks += 1
             moved = place != before
             self._moves += moved
-            self._uses += not moved and now_s - used_s > _EVERY_S * _LEAST_CPU
+            self._uses += not moved and (now_s - used_s > _EVERY_S * _LEAST_CPU or is_at_files())
             before, used_s = place, now_s
             stood = 0 if moved else stood + 1
             self._tell()

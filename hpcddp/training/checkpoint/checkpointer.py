@@ -42,6 +42,7 @@ from hpcddp.training.checkpoint.state_tree import list_tensors, make_outline
 from hpcddp.training.checkpoint.tracked import Tracked
 from hpcddp.training.checkpoint.untouched import LoadedState
 from hpcddp.training.checkpoint.writer import Saved, Writer
+from hpcddp.training.pulse import at_files
 from hpcddp.training.setup import RunSetup
 from hpcddp.training.stopping import StopWatch
 
@@ -144,7 +145,8 @@ class Checkpointer:
             return
         self.poll(stop_reason, wait=True)
         if self._folder is not None and self._group.is_first:
-            check_not_taken(self._folder.run, self._folder.name)
+            with at_files():
+                check_not_taken(self._folder.run, self._folder.name)
         self._watch.pace.save_began()
         self._saved_at = position["step"]
         exact = {"exact": self._provenance._asdict()} if self._provenance is not None else {}
@@ -171,7 +173,8 @@ class Checkpointer:
         self.poll(stop_reason, wait=True)
         self._best_is_named = True
         if self._folder is not None and self._group.is_first:
-            write_best(self._folder.run.checkpoints, self._best)
+            with at_files():
+                write_best(self._folder.run.checkpoints, self._best)
 
     def _fits_beside(self) -> bool:
         """Whether this host's ranks may each keep a copy of their part of the state, with as much again to spare."""
@@ -210,6 +213,7 @@ class Checkpointer:
         self.write_state("unfinished" if stop_reason else "finished", reason, step=step, epoch=epoch, **more)
         return self._weights_sha256
 
+    @at_files()
     def write_state(self, status: str, reason: str, *, step: int, epoch: int, **more: Any) -> None:
         """Write `state.json` on rank 0."""
         if self._folder is not None and self._group.is_first:
@@ -235,6 +239,7 @@ class Checkpointer:
                 print(f"hpcddp: warning: the run {words} exact: {deviation}", file=sys.stderr)
         return continued
 
+    @at_files()
     def _note(self, saved: Saved | None, stop_reason: str | None) -> None:
         if saved is not None:
             self._saved = saved
@@ -261,6 +266,7 @@ def _count_bytes(tracked: Tracked) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in list_tensors(tracked.capture()).values())
 
 
+@at_files()
 def time_probe(path: Path) -> float:
     """Seconds to write, flush and hash a few megabytes. LaunchError if they cannot be written."""
     content = os.urandom(PROBE_BYTES)  # some file systems store zeros for nothing

@@ -23,6 +23,7 @@ from hpcddp.runs import folder as folders
 from hpcddp.runs.folder import MANIFEST
 from hpcddp.runs.jsonfile import DamagedFileError, UnreadableFileError, write_object
 from hpcddp.training.checkpoint.manifest import STATE, read_manifest
+from hpcddp.training.pulse import at_files
 from hpcddp.training.setup import Hints
 
 #: There is no such file, or it is no file: that is seen wherever the checkpoint is.
@@ -33,6 +34,7 @@ def name_step(folder: Path, step: int) -> Path:
     return Path(folders.name_checkpoint(str(folder), step))
 
 
+@at_files()
 def begin(folder: Path, step: int) -> Path | None:
     """The temporary folder of a step's checkpoint, made anew; None if that step is there already."""
     target = name_step(folder, step)
@@ -44,6 +46,7 @@ def begin(folder: Path, step: int) -> Path | None:
     return partial
 
 
+@at_files()
 def write_state_file(partial: Path, state: Any) -> dict[str, Any]:
     """Write `state.pt`, durably; returns what the manifest says of it."""
     with (partial / STATE).open("wb") as file:
@@ -52,10 +55,12 @@ def write_state_file(partial: Path, state: Any) -> dict[str, Any]:
     return describe_file(partial / STATE)
 
 
+@at_files()
 def describe_file(path: Path) -> dict[str, Any]:
     return {"bytes": path.stat().st_size, "sha256": _hash_file(path)}
 
 
+@at_files()
 def commit(partial: Path, files: Mapping[str, dict[str, Any]], facts: Mapping[str, Any]) -> Path:
     """Write the manifest of a temporary folder whose files are written and durable, and give it its name."""
     write_object(os.path.join(partial, MANIFEST), {"files": files, **facts}, durable=True)
@@ -71,6 +76,7 @@ def list_checkpoint_folders(folder: Path) -> list[Path]:
     return [Path(path) for path in folders.list_checkpoints(str(folder))]
 
 
+@at_files()
 def find_fault(path: Path, nth: int = 0, parts: int = 1) -> str | None:
     """What is wrong with a checkpoint by its manifest, or None. Of its files the nth of every `parts` is read.
 
@@ -97,11 +103,13 @@ def find_fault(path: Path, nth: int = 0, parts: int = 1) -> str | None:
     return None
 
 
+@at_files()
 def set_aside(path: Path) -> None:
     """Rename a damaged checkpoint, so that its step can be written again."""
     path.rename(path.with_name(f"{path.name}.damaged-{os.getpid()}"))
 
 
+@at_files()
 def read_checkpoint(path: Path, anew: str = Hints().anew) -> dict[str, Any]:
     """The state, on the CPU; of a sharded checkpoint its outline. Nothing but tensors and plain values is unpickled."""
     try:
@@ -114,6 +122,7 @@ def read_checkpoint(path: Path, anew: str = Hints().anew) -> dict[str, Any]:
     return state
 
 
+@at_files()
 def remove_old(folder: Path, keep: int, best: int | None = None) -> None:
     """Remove all but the newest `keep` checkpoints and the one of step `best`, and what killed writers left.
 
@@ -130,6 +139,7 @@ def remove_old(folder: Path, keep: int, best: int | None = None) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
+@at_files()
 def flush_folder(path: Path) -> None:
     """Make the names in a folder durable."""
     descriptor = os.open(path, os.O_RDONLY)

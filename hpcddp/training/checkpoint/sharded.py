@@ -22,17 +22,18 @@ from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
 from hpcddp.errors import RequestError
 from hpcddp.training.checkpoint.manifest import INDEX
+from hpcddp.training.pulse import at_files
 from hpcddp.training.torch_compat import end_of_saving, is_failed_write, load_metadata
 
 
 def write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors, which may be sharded, by name; returns when all ranks have. A collective on the default group."""
-    save(dict(tensors), storage_writer=FileSystemWriter(folder))
+    save(dict(tensors), storage_writer=_Writer(folder))
 
 
 def start_writing(folder: Path, tensors: Mapping[str, Tensor], ranks: Any) -> Future[Any]:
     """Copy the tensors and return; a thread writes the copy. `ranks` is a gloo group for this purpose only."""
-    return end_of_saving(async_save(dict(tensors), storage_writer=FileSystemWriter(folder), process_group=ranks))
+    return end_of_saving(async_save(dict(tensors), storage_writer=_Writer(folder), process_group=ranks))
 
 
 def read_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -49,7 +50,24 @@ def read_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
         ) from error
 
 
+class _Writer(FileSystemWriter):
+    """What DCP does between its collectives."""
+
+    @at_files()
+    def write_data(self, *args: Any, **kwargs: Any) -> Any:
+        return super().write_data(*args, **kwargs)
+
+    @at_files()
+    def finish(self, *args: Any, **kwargs: Any) -> None:
+        super().finish(*args, **kwargs)
+
+
 class _Reader(FileSystemReader):
+    @at_files()
+    def read_data(self, *args: Any, **kwargs: Any) -> Any:
+        return super().read_data(*args, **kwargs)
+
+    @at_files()
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         if kwargs.get("rank") is not None:  # one for each rank, which hpcddp does not write
             return super().read_metadata(*args, **kwargs)

@@ -13,6 +13,7 @@ from hpcddp.errors import LaunchError
 from hpcddp.training.checkpoint.stage_states import gather_stages
 from hpcddp.training.checkpoint.state_tree import gather_whole, map_tensors, module_state
 from hpcddp.training.parallel.stage_links import StageLinks
+from hpcddp.training.pulse import at_files
 from hpcddp.training.rendezvous.group import Group
 
 
@@ -35,6 +36,7 @@ def write_whole(model: nn.Module, path: Path, group: Group, links: StageLinks | 
         )
 
 
+@at_files()
 def _write(tree: object, path: Path) -> str | None:
     """Returns what prevented it, or None."""
     partial = path.with_name(f".{path.name}.tmp-{os.getpid()}")

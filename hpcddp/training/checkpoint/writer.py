@@ -31,6 +31,7 @@ from hpcddp.training.checkpoint.fingerprint import describe_objects
 from hpcddp.training.checkpoint.manifest import STATE
 from hpcddp.training.checkpoint.state_tree import gather_whole, list_tensors, make_outline, write_key
 from hpcddp.training.checkpoint.tracked import Tracked
+from hpcddp.training.pulse import at_files
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.versions import list_versions
 
@@ -162,6 +163,7 @@ class Writer:
             self._under_way = partial, self._thread.submit(end, writing)
             return None
 
+    @at_files()
     def _finish(self, partial: Path, files: dict[str, Any], facts: dict[str, Any], started: float) -> None:
         self._fence()  # the writing may have taken minutes
         commit(partial, files, {**facts, "seconds": round(time.monotonic() - started, 3)})

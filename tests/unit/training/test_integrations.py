@@ -37,6 +37,7 @@ from hpcddp.runs.jsonfile import read_object, write_object
 from hpcddp.runs.lock import HeldError, release_run, take_run
 from hpcddp.runs.state import State, read_state
 from hpcddp.training.checkpoint.files import find_fault
+from hpcddp.training.pulse import is_at_files
 from hpcddp.training.stopping import STOP_SIGNALS
 
 RunRanks = Callable[..., Any]
@@ -161,6 +162,33 @@ def test_a_trainer_that_stops_where_an_evaluation_is_due_leaves_it_out_and_says_
         Hooks(run).on_step_end(None, SimpleNamespace(global_step=6, epoch=1.5, max_steps=12), control)
         assert (control.should_save, control.should_training_stop, control.should_evaluate) == (True, True, False)
     assert said == ["the evaluation at step 6 is left out: no time is left for it"]
+
+
+def test_a_rank_that_saves_is_at_work_whoever_writes(alone: Callable[..., Any], tmp_path: Path) -> None:
+    """The disk may let it wait for long: see hpcddp.training.pulse."""
+    asked = list[bool]()
+
+    def save_and_ask(folder: Path) -> None:
+        asked.append(is_at_files())
+        save(folder)
+
+    with alone(save_every=6) as loop:
+        for step in range(1, 8):
+            loop.after_step(step, save_and_ask)
+        run = loop._run
+        framework = Hooks(run)
+        assert not is_at_files()
+        framework.on_epoch_end(None, None, SimpleNamespace(should_save=True))
+        assert is_at_files()
+        run.note_saved(str(tmp_path), 7, 1, 0.1)
+        assert not is_at_files()
+        run.save_began()
+        run.save_began()
+        run.count_step(8)  # it did not save
+        assert not is_at_files()
+        run.save_began()
+    assert not is_at_files()
+    assert asked == [True]
 
 
 def test_a_second_training_in_one_attempt_is_refused(alone: Callable[..., Any], tmp_path: Path) -> None:

@@ -16,12 +16,13 @@ from tests.conftest import PATIENCE_S
 
 BEATS = """
 import hashlib, os, time
-from hpcddp.training.pulse import beating
+from hpcddp.training.pulse import at_files, beating
 with beating(os.environ):
     {}
 """
 CALL = 'hashlib.pbkdf2_hmac("sha256", b"a", b"b", 2_000_000_000)'  # in one line, for many minutes
 SLEEP = "time.sleep(1000)"
+FSYNC = "with at_files(): time.sleep(1000)"  # as a call does that waits for a disk
 WORK = "while True: sum(range(1000)); len(str(time.time()))"
 
 
@@ -80,3 +81,12 @@ def test_a_rank_ends_itself_where_the_process_beside_it_is_stopped() -> None:
         wait_until(lambda: process.poll() is not None or page.read().looks >= 3)
         page.write_lease(time.monotonic() - 1)
         assert process.wait() == -signal.SIGKILL
+
+
+def test_a_thread_that_waits_for_a_checkpoint_s_files_is_at_work_and_does_not_move(rank: Callable[[str], Page]):
+    page = rank(FSYNC)
+    wait_until(page.read_place)
+    assert "<string>:5" in page.read_place()
+    before = page.read()
+    wait_until(lambda: page.read().uses > before.uses + 3)
+    assert page.read().moves == before.moves

@@ -1,0 +1,77 @@
+"""While a checkpoint's files are written or read, a rank says that it is at work: the disk may take minutes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from hpcddp.training import pulse
+from hpcddp.training.checkpoint import checkpointer, files, sharded, whole_model
+from hpcddp.training.pulse import at_files
+
+
+@pytest.fixture
+def noted(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """At each `fsync` and each look into a file of tensors: whether the rank says that it is there."""
+    noted = list[bool]()
+
+    def watched(call: Callable[..., Any]) -> Callable[..., Any]:
+        def noting(*given: Any, **named: Any) -> Any:
+            noted.append(pulse.is_at_files())
+            return call(*given, **named)
+
+        return noting
+
+    monkeypatch.setattr(os, "fsync", watched(os.fsync))
+    monkeypatch.setattr(torch, "load", watched(torch.load))
+    return noted
+
+
+def write(folder: Path) -> Path:
+    partial = files.begin(folder, 3)
+    assert partial is not None
+    return files.commit(partial, {"state.pt": files.write_state_file(partial, {"step": 3})}, {})
+
+
+def test_a_checkpoint_of_one_file_is_written_and_read(tmp_path: Path, noted: list[bool]):
+    path = write(tmp_path)
+    assert len(noted) >= 3  # the file, the manifest, the folders
+    writes = len(noted)
+    assert files.read_checkpoint(path) == {"step": 3}
+    assert len(noted) == writes + 1
+    assert all(noted)
+    assert not pulse.is_at_files()
+
+
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")  # torch 2.6 warns of its own code
+@pytest.mark.filterwarnings("ignore:torch.distributed is")  # one process, without a group
+def test_a_checkpoint_in_parts_is_written_and_read(tmp_path: Path, noted: list[bool]):
+    sharded.write_tensors(tmp_path, {"weights": torch.arange(4.0)})
+    writes = len(noted)
+    assert writes >= 2  # the tensors, the index
+    room = {"weights": torch.zeros(4)}
+    sharded.read_tensors(tmp_path, room)
+    assert room["weights"].tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert len(noted) > writes
+    assert all(noted)
+
+
+def test_a_model_and_the_probe_of_the_disk_are_written(tmp_path: Path, noted: list[bool]):
+    alone: Any = SimpleNamespace(is_first=True, world_size=1)
+    whole_model.write_whole(torch.nn.Linear(2, 1), tmp_path / "model.pt", alone)
+    checkpointer.time_probe(tmp_path / "probe")
+    assert noted == [True, True]
+
+
+def test_who_is_at_files_twice_is_there_until_the_last_one_ends():
+    with at_files():
+        with at_files():
+            pass
+        assert pulse.is_at_files()
+    assert not pulse.is_at_files()
