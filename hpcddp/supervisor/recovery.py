@@ -103,13 +103,22 @@ class Recovery:
                 return f"no rank got on at the same place and step {same} times before"
         is_crash = cause.kind == KILLED or (cause.kind == ERROR and cause.is_loss)
         if is_crash and (cause.step or cause.is_by_itself):
-            crash = (cause.kind, cause.status, cause.step, step)
-            same = self._crashes.count(crash)
-            self._crashes.append(crash)
-            if same >= _MOST_CRASHES:
-                where = f"at step {cause.step}" if cause.step else "before any step was known"
-                return f"ranks ended alike {where} {same} times before: no other host would help"
+            why = self._judge_crash(cause, step)
+            if why:
+                return why
         return self._judge_errors(before, cause, reached) if is_own else ""
+
+    def _judge_crash(self, cause: Event, saved: int) -> str:
+        crash = (cause.kind, cause.status, saved)
+        steps = [at for kind, status, at, before in self._crashes if (kind, status, before) == crash]
+        self._crashes.append((cause.kind, cause.status, cause.step, saved))
+        # the step that a rank told last may be some behind where it crashed
+        alike = [at for at in steps if at == cause.step or (cause.is_by_itself and (saved or at > cause.step))]
+        if len(alike) < _MOST_CRASHES:
+            return ""
+        where = f"at step {cause.step}" if cause.step else "before any step was known"
+        where = where if {*alike} == {cause.step} else "without a new checkpoint"
+        return f"ranks ended alike {where} {len(alike)} times before: no other host would help"
 
     def _judge_errors(
         self, before: list[tuple[str, int, tuple[bool, int]]], cause: Event, reached: tuple[bool, int]

@@ -485,11 +485,10 @@ def test_lost_ranks_are_no_fault_of_the_program_however_often(cluster: Cluster):
 @pytest.mark.parametrize(
     "crash",
     [
-        Event(KILLED, 2, "n3", step=8, status=signal.SIGABRT),
         Event(KILLED, 2, "n3", step=8, status=signal.SIGKILL),  # its own memory
         Event(ERROR, 2, "n3", step=8, status=1 << 8, text="RuntimeError: gloo: 5 and 3000005 do not fit"),
     ],
-    ids=["SIGABRT", "SIGKILL", "gloo"],
+    ids=["SIGKILL", "gloo"],
 )
 def test_ranks_that_end_alike_at_one_step_for_the_third_time_are_not_started_again(cluster: Cluster, crash: Event):
     """Whichever rank it is: its place may be another one's in the next start."""
@@ -510,6 +509,26 @@ def test_a_program_that_crashes_before_its_first_step_is_started_twice_again(clu
     crash = Event(KILLED, 2, "n3", status=number)
     assert [recovery.goes_on(cluster.attempt, crash, LATER, set()) for _ in range(3)] == [True, True, False]
     assert why_not(cluster) == "ranks ended alike before any step was known 2 times before: no other host would help"
+
+
+def test_a_crash_is_the_same_at_another_step_if_no_newer_checkpoint_came_between(cluster: Cluster):
+    """A rank tells its step four times a second, and may crash at once after its start."""
+    crash = Event(KILLED, 2, "n3", status=signal.SIGSEGV)
+    cluster.reach(60)
+    recovery = cluster.recovery()
+    goes_on = [recovery.goes_on(cluster.attempt, crash._replace(step=at), LATER, set()) for at in (0, 61, 60)]
+    assert goes_on == [True, True, False]
+    assert why_not(cluster) == "ranks ended alike without a new checkpoint 2 times before: no other host would help"
+    outside = cluster.recovery()
+    for at in (0, 61, 60, 0):
+        assert outside.goes_on(cluster.attempt, KILL._replace(step=at), LATER, set())
+
+
+def test_a_crash_without_a_checkpoint_counts_unless_the_ranks_came_further(cluster: Cluster):
+    """As of a script that chooses its runs itself, where the job's run has no checkpoint."""
+    crash, recovery = Event(KILLED, 2, "n3", status=signal.SIGSEGV), cluster.recovery()
+    goes_on = [recovery.goes_on(cluster.attempt, crash._replace(step=at), LATER, set()) for at in (5, 9, 12, 11, 7)]
+    assert goes_on == [True, True, True, True, False]
 
 
 def test_ranks_that_end_alike_with_progress_between_are_started_again(cluster: Cluster):
