@@ -30,7 +30,7 @@ _OF_NETWORK = re.compile(
     r"|ranks did not arrive in",
     re.IGNORECASE,
 )
-_SIGTERM = 15
+_SIGKILL, _SIGTERM = 9, 15
 _CRASHES = {4, 6, 7, 8, 11}  # SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV
 
 #: RequestError's and SiteError's, argparse's, and a shell's for a command that it cannot run or find.
@@ -111,6 +111,12 @@ class Event(Record):
         if self.kind == ERROR and self.text:
             return f"{rank}: {self.text}"
         return f"{rank} {describe_end(self.status)}"
+
+
+def read_shell_status(status: int) -> int:
+    """The wait status of a rank's program, also where a shell around it (`bash train.sh`) says that a signal ended it."""
+    number = os.WEXITSTATUS(status) - 128 if os.WIFEXITED(status) else 0
+    return number if number in {*_CRASHES, _SIGKILL, _SIGTERM} else status
 
 
 def find_first_cause(events: Sequence[Event]) -> Event | None:

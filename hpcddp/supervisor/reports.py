@@ -16,7 +16,7 @@ from hpcddp.record import TYPE_CHECKING
 from hpcddp.runs.heartbeat import Beat, Supervised, write_supervised
 from hpcddp.supervisor.absent import find_absent, has_files
 from hpcddp.supervisor.callers import Callers
-from hpcddp.supervisor.events import ERROR, GONE, KILLED, LEFT, SILENT, STUCK, UNHEARD, Event
+from hpcddp.supervisor.events import ERROR, GONE, KILLED, LEFT, SILENT, STUCK, UNHEARD, Event, read_shell_status
 from hpcddp.supervisor.rank_report import RankReport
 from hpcddp.supervisor.sockets import own_names, receive
 from hpcddp.supervisor.stuck import FIRST_STEP, Pace, describe_stand
@@ -226,7 +226,7 @@ class Reports:
         self._say(one, "end" if self._is_ending else "ok")
 
     def _note_end(self, one: RankReport, status: int, text: str) -> None:
-        one.status = status
+        one.status = status = read_shell_status(status)
         if not one.is_well and not self._is_ending:
             kind = KILLED if os.WIFSIGNALED(status) else ERROR
             kind, text = (UNHEARD, str(one.unheard_s)) if one.unheard_s else (kind, text)

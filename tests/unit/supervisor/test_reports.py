@@ -448,6 +448,17 @@ def test_a_rank_that_ends_alone_with_the_status_of_an_unfinished_run_is_the_caus
     assert str(cause) == "rank 1 on n1 ended with status 85 while others still trained"
 
 
+def test_a_rank_that_was_killed_behind_a_shell_is_a_lost_one(ranks_with: Callable[[float], Ranks]):
+    ranks = ranks_with(LONG_S)
+    first, second = ranks.start("n0"), ranks.start("n1")
+    report_end(ranks, first, (128 + signal.SIGKILL) << 8)
+    report_end(ranks, second, 200 << 8)
+    assert ranks.kinds() == [(KILLED, 0), (ERROR, 1)]
+    killed = ranks.reports.events[0]
+    assert (killed.is_loss, killed.exit_status) == (True, 128 + signal.SIGKILL)
+    assert str(killed).startswith("rank 0 on n0 was killed by SIGKILL")
+
+
 def test_ranks_that_all_end_well_are_no_cause_of_what_their_launcher_says(ranks_with: Callable[[float], Ranks]):
     ranks = ranks_with(LONG_S)
     for companion in (ranks.start("n0"), ranks.start("n1")):
