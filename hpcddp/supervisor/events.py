@@ -114,7 +114,7 @@ class Event(Record):
 
 
 def read_shell_status(status: int) -> int:
-    """The wait status of a rank's program, also where a shell around it (`bash train.sh`) says that a signal ended it."""
+    """The wait status of a rank's program, also where a shell around it (`bash train.sh`) says that it was a signal."""
     number = os.WEXITSTATUS(status) - 128 if os.WIFEXITED(status) else 0
     return number if number in {*_CRASHES, _SIGKILL, _SIGTERM} else status
 
