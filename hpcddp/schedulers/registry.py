@@ -9,6 +9,8 @@ from hpcddp.errors import SiteError, nearest
 from hpcddp.record import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from hpcddp.schedulers.row import Answer, JobsFound, Scheduler
 
 # The modules of this folder that all schedulers share.
@@ -50,6 +52,15 @@ def all_schedulers() -> list[Scheduler]:
     if not _loaded:
         _loaded.extend(sorted(map(find_scheduler, scheduler_names()), key=lambda row: (row.order, row.name)))
     return _loaded
+
+
+def job_variables(env: Mapping[str, str]) -> list[str]:
+    """The variables that say which job a process with this environment belongs to; outside of a job all that could.
+
+    A job that a rank submits inherits the rank's environment, but for these.
+    """
+    names = [row.variables.job_id for row in all_schedulers()]
+    return [name for name in names if name in env] or names
 
 
 def submit_commands() -> list[tuple[str, Scheduler]]:

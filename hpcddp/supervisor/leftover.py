@@ -7,6 +7,7 @@ import time
 from contextlib import suppress
 
 from hpcddp.record import TYPE_CHECKING
+from hpcddp.schedulers.registry import job_variables
 
 if TYPE_CHECKING:
     import signal
@@ -15,9 +16,6 @@ else:
     import _signal as signal
 
 _GRACE_S = 10.0
-#: Where the schedulers say which job a process belongs to. A job that a rank submits inherits the rank's environment,
-#: but for that. Without Flux's, which runs in other schedulers' jobs: its ranks have one where the script has none.
-JOB_IDS = ("SLURM_JOB_ID", "PBS_JOBID", "JOB_ID", "LSB_JOBID", "PJM_JOBID", "HPCDDP_JOB_ID")
 
 # SIGKILL to every process that has the marks $1 and $2, and none of the variables $3 but with the values $4, until
 # there is none. What it runs itself has no mark.
@@ -72,15 +70,15 @@ def find_left(marks: Mapping[str, str], env: Mapping[str, str]) -> list[int]:
     """The numbers of the processes of this user whose environment has these variables, but for this one and those of
     another job than `env` is of. What cannot be read is another user's."""
     wanted = set(_lines(marks))
-    own = set(_job_lines(env))
-    names = tuple(f"{name}=".encode() for name in JOB_IDS)
+    names, own = _describe_job(env)
+    begins = tuple(f"{name}=".encode() for name in names)
     found = []
     for name in filter(str.isdecimal, os.listdir("/proc")):
         with suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
             there = set(file.read().split(b"\0"))
             if not wanted <= there or int(name) == os.getpid():
                 continue
-            if all(line in own for line in there if line.startswith(names)):
+            if all(line in own for line in there if line.startswith(begins)):
                 found.append(int(name))
     return found
 
@@ -89,13 +87,15 @@ def kill_left(marks: Mapping[str, str], env: Mapping[str, str]) -> tuple[str, ..
     """The command that does it at once and by itself, here or on another host. `marks`: two; and of `env` as
     `find_left`. It fails where some are still there after ten seconds."""
     first, second = (f"{name}={value}" for name, value in marks.items())
-    own = b"\n".join(_job_lines(env)).decode(errors="surrogateescape")
-    return "sh", "-c", _KILL, "sh", first, second, "|".join(JOB_IDS), own
+    names, lines = _describe_job(env)
+    own = b"\n".join(lines).decode(errors="surrogateescape")
+    return "sh", "-c", _KILL, "sh", first, second, "|".join(names), own
 
 
-def _job_lines(env: Mapping[str, str]) -> list[bytes]:
-    """What says in an environment which job it is of."""
-    return _lines({name: env[name] for name in JOB_IDS if name in env})
+def _describe_job(env: Mapping[str, str]) -> tuple[list[str], list[bytes]]:
+    """The variables that tell jobs apart, and what they are in the one that `env` is of."""
+    names = job_variables(env)
+    return names, _lines({name: env[name] for name in names if name in env})
 
 
 def _lines(variables: Mapping[str, str]) -> list[bytes]:

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from hpcddp.runs.folder import AttemptFolder, RunFolder
-from hpcddp.schedulers.registry import all_schedulers
 from hpcddp.supervisor.hosts import clear_check
-from hpcddp.supervisor.leftover import JOB_IDS, end_left, find_left
+from hpcddp.supervisor.leftover import end_left, find_left
 from hpcddp.supervisor.reports import Reports
 from tests.conftest import wait_until
 
@@ -113,5 +112,8 @@ def test_a_job_that_a_rank_has_submitted_is_left_alone(
         other.kill()
 
 
-def test_a_job_is_known_by_every_schedulers_variable():
-    assert {row.variables.job_id for row in all_schedulers()} == {*JOB_IDS, "FLUX_JOB_ID"}
+def test_a_resource_manager_inside_the_job_makes_no_other_job(marks: dict[str, str]):
+    own = {"SLURM_JOB_ID": "7"}
+    with subprocess.Popen(["sleep", "1000"], env=os.environ | marks | own | {"FLUX_JOB_ID": "f1"}) as rank:
+        assert wait_until(lambda: find_left(marks, own) == [rank.pid])
+        rank.kill()
