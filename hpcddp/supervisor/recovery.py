@@ -51,6 +51,8 @@ class Recovery:
         self._by_hand = by_hand
         self._hosts = Hosts(job, env, list_checks(order), tell)
         self._restarts = 0
+        self._fits = recover.fits
+        self.is_too_few = False  # the program has refused the number of nodes that are left, not the request's
         self._stuck: list[tuple[str, int]] = []  # where, step
         self._crashes: list[tuple[str, int, int, int]] = []  # kind, status, step, the newest checkpoint's step
         self._failures: list[tuple[str, int, tuple[bool, int]]] = []  # text, step, how far the job was
@@ -68,9 +70,9 @@ class Recovery:
             self._hosts.blame(cause.host)
         if self._hosts.names:
             usable = self._hosts.find_usable(attempt, suspects)
-            self.chosen = self._hosts.choose(usable, self._recover.fits)
+            self.chosen = self._hosts.choose(usable, self._fits)
             if not self.chosen:
-                fits = " or ".join(map(str, self._recover.fits))
+                fits = " or ".join(map(str, self._fits))
                 self._tell(
                     f"the ranks are not started again: of {format_count(len(self._hosts.names), 'host')}"
                     f" {len(usable)} can be used, and this job can go on with {fits}"
@@ -90,10 +92,15 @@ class Recovery:
         reached = (step > 0, step or cause.step)
         if is_own:  # lost ranks and hosts do not count
             self._failures = [*before, (cause.text, cause.step, reached)]
+        self.is_too_few = cause.is_refusal and 0 < len(self.chosen) < max(self._recover.fits)
         if end.at is not None and time.time() > end.at - _LEAST_LEFT_S:
             return "the job ends soon"
         if self._restarts >= self._recover.restarts:
             return f"they were already, {format_count(self._restarts, 'time')} (max_restarts)"
+        if self.is_too_few:
+            count = len(self.chosen)
+            self._fits = tuple(number for number in self._fits if number < count)
+            return "" if self._fits else f"the program does not work out on {count}, and fewer are not allowed"
         if cause.is_mistake:
             return "that is no node's fault"
         if cause.kind == STUCK and (cause.step or cause.text != NOWHERE):

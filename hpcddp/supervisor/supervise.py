@@ -112,7 +112,7 @@ def _run_job(
             late = start.hear("after the ranks had ended: they are not started again")
             if late is not None:
                 ended = ended._replace(signal=late.signal)
-            if goes_on or (late is not None and cause.is_loss):
+            if goes_on or recovery.is_too_few or (late is not None and cause.is_loss):
                 note_lost(attempt, cause)
             if late is not None or not goes_on:
                 break

@@ -413,6 +413,29 @@ def test_too_few_hosts_end_the_job(cluster: Cluster):
     )
 
 
+REFUSED = Event(ERROR, 0, "n1", status=2 << 8, text="RequestError: a global batch of 8 over 3 ranks …")
+
+
+def test_a_program_that_refuses_fewer_nodes_than_it_was_asked_for_is_tried_on_fewer_still(cluster: Cluster):
+    """The supervisor knows the request, and not the batch that the script asks for."""
+    (cluster.folder / "silent-n3.site").touch()
+    recovery = cluster.recovery()
+    assert recovery.goes_on(cluster.attempt, LOST, LATER, {"n3"})
+    assert recovery.goes_on(cluster.attempt, REFUSED, LATER, set())
+    assert recovery.chosen == ("n1.site", "n2.site")
+    assert recovery.is_too_few
+    assert not recovery.goes_on(cluster.attempt, REFUSED, LATER, set())
+    assert recovery.is_too_few  # so that the run is unfinished, and a chain goes on with nodes of its own
+    assert why_not(cluster) == "the program does not work out on 2, and fewer are not allowed"
+
+
+def test_a_program_that_refuses_all_of_its_nodes_is_not_tried_on_fewer(cluster: Cluster):
+    recovery = cluster.recovery(spares=1, fits=(2, 3))
+    assert len(recovery.chosen) == 3
+    assert not recovery.goes_on(cluster.attempt, REFUSED, LATER, set())
+    assert not recovery.is_too_few
+
+
 ERROR_AT = {step: Event(ERROR, 2, "n3", step=step, status=1 << 8, text="ValueError: a") for step in (3, 4, 5, 6)}
 
 
