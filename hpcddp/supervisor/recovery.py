@@ -66,7 +66,9 @@ class Recovery:
         if why_not:
             self._tell(f"the ranks are not started again: {why_not}")
             return False
-        if cause.is_loss and cause.host and cause.is_sure and not cause.is_of_another and cause.kind != UNHEARD:
+        # a broken GPU is told of by an error, too: a bug would come again at the same step, or on other hosts
+        is_of_host = (cause.is_loss or cause.kind == ERROR) and cause.kind != UNHEARD and not self.is_too_few
+        if is_of_host and cause.host and cause.is_sure and not cause.is_of_another:
             self._hosts.blame(cause.host)
         if self._hosts.names:
             usable = self._hosts.find_usable(attempt, suspects)

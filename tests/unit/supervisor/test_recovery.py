@@ -379,6 +379,16 @@ def test_a_host_that_was_blamed_twice_is_left_out_if_it_works_out_without(cluste
     assert len(needed.chosen) == 4
 
 
+def test_a_host_on_which_errors_came_in_two_starts_is_left_out_if_it_works_out_without(cluster: Cluster):
+    """As of a GPU that is broken, which torch tells of by an error of the program."""
+    recovery = cluster.recovery()
+    for step in (3, 6):
+        cluster.reach(step)
+        text = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
+        assert recovery.goes_on(cluster.attempt, ERROR_AT[step]._replace(text=text), LATER, set())
+    assert recovery.chosen == ("n1.site", "n2.site", "n4.site")
+
+
 def test_ranks_that_have_not_heard_the_supervisor_blame_no_host(cluster: Cluster):
     recovery = cluster.recovery()
     for step in (3, 6):
