@@ -9,6 +9,7 @@ from hpcddp.errors import HpcddpError
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.runs.chain import is_unfinished
 from hpcddp.runs.losses import note_loss
+from hpcddp.runs.own_runs import list_own_runs
 from hpcddp.runs.state import State, correct_killed, name_signal, read_state, replace_state, step_back
 
 if TYPE_CHECKING:
@@ -60,10 +61,11 @@ def _correct_failed(attempt: AttemptFolder, cause: Event) -> None:
 
 
 def _step_back(attempt: AttemptFolder, cause: Event, applies: Callable[[str], bool]) -> None:
-    state = read_state(attempt.run)
-    if state is not None and state.attempt == attempt.name and applies(state.status):
-        with suppress(OSError):
-            replace_state(attempt.run, step_back(attempt.run, state, str(cause)))
+    for run in (attempt.run, *list_own_runs(attempt)):
+        state = read_state(run)
+        if state is not None and state.attempt == attempt.name and applies(state.status):
+            with suppress(OSError):
+                replace_state(run, step_back(run, state, str(cause)))
 
 
 def _read_end(attempt: AttemptFolder) -> State | None:

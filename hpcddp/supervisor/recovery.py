@@ -6,12 +6,13 @@ import os
 import time
 
 from hpcddp.errors import HpcddpError
-from hpcddp.record import TYPE_CHECKING
+from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.chain import find_follow_up, start_attempt, write_follow_up
 from hpcddp.runs.command import identify_command
-from hpcddp.runs.folder import list_checkpoints, number_attempt, step_of
+from hpcddp.runs.folder import list_checkpoints, number_attempt, show_path, step_of
 from hpcddp.runs.jsonfile import write_object
 from hpcddp.runs.lock import is_loaded, release_run
+from hpcddp.runs.own_runs import list_own_runs
 from hpcddp.runs.start import hold_run
 from hpcddp.runs.state import read_state, replace_state
 from hpcddp.supervisor.begin import make_folders
@@ -23,7 +24,7 @@ from hpcddp.units import format_count
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from hpcddp.runs.folder import AttemptFolder
+    from hpcddp.runs.folder import AttemptFolder, RunFolder
     from hpcddp.supervisor.events import Event
     from hpcddp.supervisor.job import End, Job
     from hpcddp.supervisor.order import Order, Recover
@@ -32,6 +33,14 @@ _MOST_STUCK = 2  # as often as a host has to be blamed before it is left out
 _MOST_CRASHES = 2  # the same
 _MOST_ERRORS, _MOST_BLIND_ERRORS = 1, 2  # alike, of the program; where nobody says how far it was
 _LEAST_LEFT_S = 60  # before the job's end: a start and a step would not fit
+
+
+class Saved(Record):
+    """A checkpoint. `nth`: of the job's runs, its own being the first; 0: there is none, and `step` is what the ranks
+    told."""
+
+    nth: int
+    step: int
 
 
 class Recovery:
@@ -54,8 +63,9 @@ class Recovery:
         self._fits = recover.fits
         self.is_too_few = False  # the program has refused the number of nodes that are left, not the request's
         self._stuck: list[tuple[str, int]] = []  # where, step
-        self._crashes: list[tuple[str, int, int, int]] = []  # kind, status, step, the newest checkpoint's step
-        self._failures: list[tuple[str, int, tuple[bool, int]]] = []  # text, step, how far the job was
+        self._own: list[RunFolder] = []  # that the job's script has opened
+        self._crashes: list[tuple[str, int, int, Saved]] = []  # kind, status, step, the newest checkpoint
+        self._failures: list[tuple[str, int, int, Saved]] = []  # text, step, how many own runs, how far the job was
         self.chosen = self._hosts.names[: max(recover.fits)] if recover.spares else ()  # (): as the script has it
 
     def goes_on(self, attempt: AttemptFolder, cause: Event, end: End, suspects: set[str]) -> bool:
@@ -88,12 +98,13 @@ class Recovery:
 
     def _judge(self, attempt: AttemptFolder, cause: Event, end: End) -> str:
         """Why the ranks are not started again; empty: they are."""
-        step = _newest_step(attempt)
+        self._own += [run for run in list_own_runs(attempt) if run not in self._own]
+        saved = self._find_newest(attempt)
         before, is_own = self._failures, not cause.is_loss
         # programs may save elsewhere, and need not say their steps
-        reached = (step > 0, step or cause.step)
+        reached = saved if saved.step else Saved(0, cause.step)
         if is_own:  # lost ranks and hosts do not count
-            self._failures = [*before, (cause.text, cause.step, reached)]
+            self._failures = [*before, (cause.text, cause.step, len(self._own), reached)]
         self.is_too_few = cause.is_refusal and 0 < len(self.chosen) < max(self._recover.fits)
         if end.at is not None and time.time() > end.at - _LEAST_LEFT_S:
             return "the job ends soon"
@@ -112,37 +123,35 @@ class Recovery:
                 return f"no rank got on at the same place and step {same} times before"
         is_crash = cause.kind == KILLED or (cause.kind == ERROR and cause.is_loss)
         if is_crash and (cause.step or cause.is_by_itself):
-            why = self._judge_crash(cause, step)
+            why = self._judge_crash(cause, saved)
             if why:
                 return why
         return self._judge_errors(before, cause, reached) if is_own else ""
 
-    def _judge_crash(self, cause: Event, saved: int) -> str:
+    def _judge_crash(self, cause: Event, saved: Saved) -> str:
         crash = (cause.kind, cause.status, saved)
         steps = [at for kind, status, at, before in self._crashes if (kind, status, before) == crash]
         self._crashes.append((cause.kind, cause.status, cause.step, saved))
         # the step that a rank told last may be some behind where it crashed
-        alike = [at for at in steps if at == cause.step or (cause.is_by_itself and (saved or at > cause.step))]
+        alike = [at for at in steps if at == cause.step or (cause.is_by_itself and (saved.step or at > cause.step))]
         if len(alike) < _MOST_CRASHES:
             return ""
         where = f"at step {cause.step}" if cause.step else "before any step was known"
         where = where if {*alike} == {cause.step} else "without a new checkpoint"
         return f"ranks ended alike {where} {len(alike)} times before: no other host would help"
 
-    def _judge_errors(
-        self, before: list[tuple[str, int, tuple[bool, int]]], cause: Event, reached: tuple[bool, int]
-    ) -> str:
-        alike = [(text, at) == (cause.text, cause.step) for text, at, _ in before]
-        if not reached[1] and cause.kind != UNKNOWN:  # a launcher that failed by itself has no step
+    def _judge_errors(self, before: list[tuple[str, int, int, Saved]], cause: Event, reached: Saved) -> str:
+        alike = [(text, at, own) == (cause.text, cause.step, len(self._own)) for text, at, own, _ in before]
+        if not reached.step and cause.kind != UNKNOWN:  # a launcher that failed by itself has no step
             if len(alike) >= _MOST_BLIND_ERRORS and all(alike[-_MOST_BLIND_ERRORS:]):
                 return "the same error came three times, and no step is known between them: it would come again"
             return ""
         if alike.count(True) >= _MOST_ERRORS:
             at = f" at step {cause.step}" if cause.step else ""
             return f"the same error came twice{at}: it would come again"
-        last = [at for _, _, at in before[-2:]]
+        last = [saved for *_, saved in before[-2:]]
         if len(last) == 2 and min(last) >= reached:
-            return f"two starts have made no progress beyond step {max(last)[1]}"
+            return f"two starts have made no progress beyond step {max(last).step}"
         return ""
 
     def begin_again(self, attempt: AttemptFolder) -> AttemptFolder | None:
@@ -164,10 +173,19 @@ class Recovery:
             release_run(new.run, new.name)  # it may hold the run already
         return None
 
+    def _find_newest(self, attempt: AttemptFolder) -> Saved:
+        """The newest checkpoint of the run that was begun last, of those that have one."""
+        for nth, run in reversed([*enumerate((attempt.run, *self._own), 1)]):
+            saved = list_checkpoints(run.checkpoints)
+            if saved:
+                return Saved(nth, step_of(saved[-1]))
+        return Saved(0, 0)
+
     def _tell_start(self, attempt: AttemptFolder) -> None:
         where = f" on {', '.join(self.chosen)}" if self.chosen else ""
-        step = _newest_step(attempt)
+        nth, step = self._find_newest(attempt)
         since = f", from step {step}" if step else ""
+        since += f" of {show_path(self._own[nth - 2].path)}" if nth > 1 else ""
         if not step and is_loaded(attempt.run):  # else its checkpoints, if it has any, are its own
             since = ", from the start: there is no checkpoint yet"
         self._tell(f"start {self._restarts + 1} of at most {self._recover.restarts + 1}{where}{since}")
@@ -188,9 +206,3 @@ class Recovery:
         if state is not None and state.attempt == attempt.name and state.status == "unfinished":
             # the last that is written: what is there is the new one's, as for a chain
             replace_state(run, state._replace(attempt=new.name))
-
-
-def _newest_step(attempt: AttemptFolder) -> int:
-    """Of the run's newest checkpoint; 0 without one."""
-    saved = list_checkpoints(attempt.run.checkpoints)
-    return step_of(saved[-1]) if saved else 0

@@ -11,6 +11,7 @@ from hpcddp.record import TYPE_CHECKING
 from hpcddp.runs.heartbeat import VARIABLE as HEARTBEAT
 from hpcddp.runs.job_end import JobEnd, note_job_end
 from hpcddp.runs.lock import release_run
+from hpcddp.runs.own_runs import list_own_runs
 from hpcddp.runs.state import read_state
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.supervisor.asked import ask_beside
@@ -137,12 +138,13 @@ def _judge(ended: Ended, attempt: AttemptFolder) -> Ended:
 
 
 def _is_finished(attempt: AttemptFolder) -> bool:
-    """Whether the ranks have written that the run is finished: what happened to them after that does not matter."""
+    """Whether the ranks have written that the run is finished, and each that their script has opened since: what
+    happened to them after that does not matter."""
     try:
-        state = read_state(attempt.run)
+        states = [read_state(run) for run in (attempt.run, *list_own_runs(attempt))]
     except HpcddpError:
         return False
-    return state is not None and (state.status, state.attempt) == ("finished", attempt.name)
+    return all(state is not None and (state.status, state.attempt) == ("finished", attempt.name) for state in states)
 
 
 class Start:

@@ -14,10 +14,10 @@ from hpcddp.errors import HpcddpError, LaunchError
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.runs.choice import Asked, Spelling
 from hpcddp.runs.command import identify_command
-from hpcddp.runs.first_start import find_first_start
-from hpcddp.runs.folder import AttemptFolder, RunFolder, find_attempt, list_checkpoints, show_path
+from hpcddp.runs.folder import AttemptFolder, RunFolder, find_attempt, job_of, list_checkpoints, show_path, start_of
 from hpcddp.runs.lock import is_held_by, release_run
 from hpcddp.runs.opening import check_attempt
+from hpcddp.runs.own_runs import find_first_start, note_own_run
 from hpcddp.runs.start import hold_run, start_run
 from hpcddp.runs.state import read_state
 from hpcddp.training.options import RuntimeOptions
@@ -104,8 +104,10 @@ def _start(folder: AttemptFolder, env: Mapping[str, str], options: RuntimeOption
     command = identify_command(sys.orig_argv)
     if _is_of_script(folder, env):
         _check_not_finished(folder)
-        # what an earlier start of this job has begun anew is resumed
-        opened = OpenedRun(folder, loads=options.resume is not False or _has_begun_before(folder))
+        has_begun = find_first_start(folder) not in {"", folder.path}
+        # what an earlier start of this job has begun anew is resumed, and what it has finished stays so
+        loads, over = options.resume is not False or has_begun, _why_over(folder) if has_begun else ""
+        opened = OpenedRun(folder, over, loads)
         if is_held_by(folder.run, folder.name):
             return opened, False
         hold_run(folder, env, command, process=os.getpid())
@@ -119,11 +121,17 @@ def _start(folder: AttemptFolder, env: Mapping[str, str], options: RuntimeOption
         asked, folder.name, env, process=os.getpid(), by_hand=True, within=within, restart=_count_restarts(env)
     )
     print(f"hpcddp: {choice}", file=sys.stderr, flush=True)
+    if job_s is not None and within:
+        note_own_run(job_s, choice.run)
     return OpenedRun(choice.run.attempt(folder.name), choice.over), True
 
 
-def _has_begun_before(folder: AttemptFolder) -> bool:
-    return find_first_start(folder) not in {"", folder.path}
+def _why_over(folder: AttemptFolder) -> str:
+    """Why an earlier start of this job has finished its run; "" if none has."""
+    state = read_state(folder.run)
+    if state is None or state.status != "finished" or not list_checkpoints(folder.run.checkpoints):
+        return ""
+    return state.reason if start_of(state.attempt, job_of(folder.name)) else ""
 
 
 def _count_restarts(env: Mapping[str, str]) -> int:

@@ -15,12 +15,15 @@ import pytest
 from hpcddp.runs.chain import is_unfinished
 from hpcddp.runs.folder import AttemptFolder, RunFolder, find_holder
 from hpcddp.runs.lock import note_loaded, read_end
+from hpcddp.runs.own_runs import note_own_run
 from hpcddp.runs.state import State, read_state, replace_state
+from hpcddp.supervisor.end import note_lost
 from hpcddp.supervisor.events import ERROR, KILLED, SILENT, STUCK, UNHEARD, UNKNOWN, Event
 from hpcddp.supervisor.job import End, Job
 from hpcddp.supervisor.order import Order, Recover
 from hpcddp.supervisor.recovery import Recovery
 from hpcddp.supervisor.stuck import NOWHERE
+from hpcddp.supervisor.supervise import _is_finished
 
 # Starts a command on a host of a pretended cluster: one that is in `silent` hangs, one in `blind` sees no run folder.
 # As pbs_tmrsh it has no shell; `ssh` gives one all the words.
@@ -480,6 +483,45 @@ def test_without_a_checkpoint_of_the_job_s_run_progress_is_the_step_that_the_ran
         assert recovery.goes_on(cluster.attempt, ERROR_AT[step], LATER, set())
     assert not recovery.goes_on(cluster.attempt, ERROR_AT[3]._replace(text="ValueError: b"), LATER, set())
     assert why_not(cluster) == "two starts have made no progress beyond step 5"
+
+
+def open_own_run(cluster: Cluster, name: str, status: str, step: int) -> RunFolder:
+    """As the script of the job does, and trains until this checkpoint."""
+    run = RunFolder(str(cluster.folder / "runs" / name))
+    note_own_run(cluster.attempt, run)
+    os.makedirs(f"{run.checkpoints}/step-{step:08d}")
+    replace_state(run, State(status, step, 1, "as told", cluster.attempt.name))
+    return run
+
+
+def test_progress_is_the_newest_checkpoint_of_the_run_that_the_script_has_begun_last(cluster: Cluster):
+    cluster.reach(500)
+    recovery = cluster.recovery()
+    for step in (3, 6, 9):
+        open_own_run(cluster, "fold0", "unfinished", step)
+        assert recovery.goes_on(cluster.attempt, ERROR_AT[3]._replace(step=step + 1), LATER, set())
+    open_own_run(cluster, "fold0", "finished", 12)
+    open_own_run(cluster, "fold1", "unfinished", 3)
+    for step in (4, 5):
+        assert recovery.goes_on(cluster.attempt, ERROR_AT[step], LATER, set())
+    assert not recovery.goes_on(cluster.attempt, ERROR_AT[6], LATER, set())
+    assert why_not(cluster) == "two starts have made no progress beyond step 3"
+    assert recovery.begin_again(cluster.attempt) is not None
+    assert cluster.told[-1].endswith(f", from step 3 of {cluster.folder}/runs/fold1")
+
+
+def test_a_loss_after_the_job_s_run_has_finished_is_one_of_the_run_that_the_script_has_opened_since(cluster: Cluster):
+    replace_state(cluster.attempt.run, State("finished", 9, 1, "done", cluster.attempt.name))
+    assert _is_finished(cluster.attempt)
+    tuned = open_own_run(cluster, "tuned", "failed", 3)
+    assert not _is_finished(cluster.attempt)
+    note_lost(cluster.attempt, KILL)
+    state = read_state(tuned)
+    assert state is not None
+    assert (state.status, state.step, state.reason) == ("unfinished", 3, str(KILL))
+    assert read_state(cluster.attempt.run) == State("finished", 9, 1, "done", cluster.attempt.name)
+    open_own_run(cluster, "tuned", "finished", 6)
+    assert _is_finished(cluster.attempt)
 
 
 def test_where_no_step_is_known_the_same_error_has_to_come_three_times_in_a_row(cluster: Cluster):

@@ -17,10 +17,10 @@ from torch.utils.data import DataLoader, TensorDataset
 import hpcddp
 from hpcddp.errors import HpcddpError
 from hpcddp.runs.choice import find_command
-from hpcddp.runs.first_start import find_first_start
 from hpcddp.runs.folder import RunFolder, choose_attempt
 from hpcddp.runs.holder import Holder, describe_process
 from hpcddp.runs.lock import HeldError, check_not_taken, is_held_by, release_run, take_run
+from hpcddp.runs.own_runs import find_first_start, list_own_runs
 from hpcddp.runs.state import read_state, write_state
 from hpcddp.training import own_run
 from hpcddp.training.options import RuntimeOptions
@@ -162,6 +162,7 @@ class Job:
         holder = Holder(f"{job}.{number}", "login", "another", 8, "8", "slurm", job, by_hand=by_hand)
         if not restart:
             take_run(self.run, holder, lambda *_: "gone", before=f"{job}.{number - 1}")
+            os.makedirs(self.run.attempt(holder.attempt).path)
         env = {"HPCDDP_RUN_DIR": self.run.path, "HPCDDP_ATTEMPT": holder.attempt, "SLURM_JOB_ID": job}
         for name, value in (env | {"TORCHELASTIC_RESTART_COUNT": str(restart)}).items():
             self._set(name, value)
@@ -224,6 +225,19 @@ def test_the_next_start_of_a_job_does_not_begin_its_run_anew_again(tmp_path: Pat
     assert os.path.isdir(f"{job.run.checkpoints}/step-00000001")
     job.start(2)
     assert _fold(tmp_path / "t", **options) == ("t", 3, 2)
+
+
+def test_a_job_s_run_that_an_earlier_start_has_finished_lets_the_next_one_come_to_what_follows_it(
+    tmp_path: Path, job: Job
+) -> None:
+    """As for a script that pretrains in the job's run, and tunes in one of its own."""
+    job.start(1)
+    assert _fold(tmp_path / "t", ends="early") == ("t", 2, 2)
+    _lose(tmp_path / "tuned")
+    assert [run.path for run in list_own_runs(job.run.attempt("7.1"))] == [str(tmp_path / "tuned")]
+    job.start(2)
+    assert _fold(tmp_path / "t") == ("t", 2, 0)
+    assert _fold(tmp_path / "tuned") == ("tuned", 3, 2)
 
 
 def test_a_run_that_finished_early_in_a_start_before_makes_no_more_steps(tmp_path: Path, job: Job) -> None:
