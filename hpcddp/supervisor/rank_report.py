@@ -12,9 +12,17 @@ from hpcddp.supervisor.end import UNFINISHED
 if TYPE_CHECKING:
     import _socket
 
-#: Here DDP's ranks wait for those that have not come so far; a rank may also compute there.
-_IN_BACKWARD = re.compile(r"\(in _engine_run_backward\)")
-_IN_COLLECTIVE = re.compile(r"\(in (all_\w+|barrier|broadcast\w*|gather\w*|reduce\w*|scatter\w*|send|recv)\)")
+# Where ranks wait for each other, by the innermost function that the program's line is in: collectives of torch and of
+# FSDP, and hpcddp's own exchanges.
+_IN_COLLECTIVE = re.compile(
+    r"\(in ((\w*_)?(all_\w+|barrier|broadcast\w*|gather\w*|reduce\w*|scatter\w*|send|recv|wait_tensor)"
+    r"|pull|last_vote|_end_oldest|wait_until)\)$"
+)
+# Where they may wait, or compute: the backward pass, in which DDP's buckets are reduced; operators of a DTensor; and
+# for a GPU whose collective does not end, or a work handle, by the call in the line itself, which is no Python function.
+_MAY_WAIT = re.compile(
+    r"\(in (_engine_run_backward|__call__|synchronize)\)$|\.(wait|item|cpu|tolist|synchronize)\(\)(?!.*\(in \w+\)$)"
+)
 
 
 class RankReport:
@@ -54,13 +62,14 @@ class RankReport:
 
 
 def find_odd(ranks: list[RankReport]) -> tuple[list[RankReport], bool]:
-    """Those that stand where few others do, and in no collective and no backward pass if others are: those wait for
-    them; and whether that tells these from the others. If it does not: the first one."""
+    """Those that stand where few others do, and do not wait for others if some do not: those wait for them; and whether
+    that names one host. Where it tells none from the others: the first one."""
     left = ranks
-    for waits in (_IN_COLLECTIVE, _IN_BACKWARD):
+    for waits in (_IN_COLLECTIVE, _MAY_WAIT):
         left = [one for one in left if not waits.search(one.place)] or left
     places = [one.place for one in left]
     fewest = min(map(places.count, places))
     odd = [one for one in left if places.count(one.place) == fewest]
-    is_known = len(odd) < len(ranks) or len(ranks) == 1
-    return odd if is_known else ranks[:1], is_known
+    if len(odd) == len(ranks) > 1:
+        return ranks[:1], False
+    return odd, len({one.host for one in odd}) == 1

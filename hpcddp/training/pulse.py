@@ -18,11 +18,12 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 from hpcddp.runs.heartbeat import VARIABLE, Page, open_page
-from hpcddp.training.watchdog import find_stand, list_places
+from hpcddp.training.watchdog import Stand, find_stand, list_places
 
 _EVERY_S = 0.25
 _STANDS = 8  # looks without a move, before it is told where the thread stands
 _LEAST_CPU = 0.02  # of the time
+_LONGEST_LINE = 140  # characters; the page has room for the function after it, by which it is known who waits
 _PAST = 8  # looks after the lease's end: a process that was suspended lets the one beside it be first
 
 _file_lock = threading.Lock()
@@ -120,10 +121,15 @@ class Pulse:
         assert self._page is not None
         frame, self._is_told = self._frame(), stands
         with suppress(OSError, ValueError):
-            self._page.write_place(str(find_stand(frame, 0)) if stands and frame is not None else "")
+            self._page.write_place(describe_place(find_stand(frame, 0)) if stands and frame is not None else "")
 
     def _frame(self) -> FrameType | None:
         return sys._current_frames().get(self._thread)
+
+
+def describe_place(stand: Stand) -> str:
+    """As much of it as the page has room for."""
+    return str(stand._replace(line=stand.line[:_LONGEST_LINE]))
 
 
 @contextmanager

@@ -522,3 +522,32 @@ def test_who_waits_in_a_collective_is_not_the_one_that_the_others_wait_for():
     waits.place, sleeps.place = "left.py:3, in main: rt.sum(x) (in all_gather)", "left.py:9, in main: time.sleep(1000)"
     assert find_odd([waits, sleeps]) == ([sleeps], True)
     assert find_odd([waits]) == ([waits], True)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "train.py:16, in main: rt.backward(loss) (in _engine_run_backward)",  # DDP's ranks wait here most of the time
+        "train.py:16, in main: dist.monitored_barrier() (in monitored_barrier)",
+        "train.py:16, in main: y = model(x) (in foreach_all_gather)",
+        "train.py:16, in main: y = model(x) (in _wait_tensor)",
+        "train.py:16, in main: work.wait()",
+        "train.py:16, in main: total += loss.item()",
+        "train.py:16, in main: torch.cuda.synchronize() (in synchronize)",
+    ],
+)
+def test_whoever_waits_for_other_ranks_or_for_a_gpu_is_less_suspect_than_a_line_of_the_program_s_own(place: str):
+    waits, reads = RankReport(0, "n0", 0.0), RankReport(1, "n1", 0.0)
+    waits.place, reads.place = place, "train.py:10, in read: time.sleep(10000)"
+    assert find_odd([waits, reads]) == ([reads], True)
+    assert find_odd([reads, waits]) == ([reads], True)
+
+
+def test_suspects_on_several_hosts_are_a_guess():
+    ranks = [RankReport(rank, f"n{rank // 2}", 0.0) for rank in range(4)]
+    for rank in (0, 1, 2):
+        ranks[rank].place = f"train.py:{rank}, in main: read({rank})"
+    ranks[3].place = "train.py:16, in main: dist.barrier() (in barrier)"
+    assert find_odd(ranks) == (ranks[:3], False)
+    ranks[2].place = ranks[3].place
+    assert find_odd(ranks) == (ranks[:2], True)  # both on one host

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from hpcddp.runs.heartbeat import VARIABLE, Page, make_page
+from hpcddp.training.pulse import describe_place
+from hpcddp.training.watchdog import Stand
 from tests.conftest import PATIENCE_S
 
 BEATS = """
@@ -90,3 +92,10 @@ def test_a_thread_that_waits_for_a_checkpoint_s_files_is_at_work_and_does_not_mo
     before = page.read()
     wait_until(lambda: page.read().uses > before.uses + 3)
     assert page.read().moves == before.moves
+
+
+def test_the_function_that_a_long_line_is_in_fits_into_the_page():
+    page = make_page()
+    assert page is not None
+    page.write_place(describe_place(Stand(f"train.py:9, in main: {'x' * 300}", "_engine_run_backward", 0.0)))
+    assert page.read_place().endswith("xx (in _engine_run_backward)")
