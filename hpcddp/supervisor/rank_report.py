@@ -19,7 +19,7 @@ _IN_COLLECTIVE = re.compile(
     r"|pull|last_vote|_end_oldest|wait_until)\)$"
 )
 # Where they may wait, or compute: the backward pass, in which DDP's buckets are reduced; operators of a DTensor; and
-# for a GPU whose collective does not end, or a work handle, by the call in the line itself, which is no Python function.
+# for a GPU whose collective does not end, or a work handle, by the call in the line itself (no Python function).
 _MAY_WAIT = re.compile(
     r"\(in (_engine_run_backward|__call__|synchronize)\)$|\.(wait|item|cpu|tolist|synchronize)\(\)(?!.*\(in \w+\)$)"
 )
