@@ -33,6 +33,7 @@ _LAST_WORD_S = 2.0
 _REST_S = 0.5  # for what ends by itself with its rank, such as workers of a loader
 _GRACE_S = 2.0  # from SIGTERM to SIGKILL
 _MOST_TEXT = 400  # characters
+_DEAF = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 _ORPHAN_S = 15.0  # without the supervisor and without the launcher that has started it
 _ITSELF = 1.1  # of the lease, after which the rank ends itself if this process has not ended it
 
@@ -103,12 +104,15 @@ class Heartbeat:
         if self.path:
             end_left(self._marks, self._env, tell, f"rank {self._rank}", _REST_S, _GRACE_S)
             if self._alive is not None:
-                os.write(self._alive, b"done\n")
+                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
+                with suppress(OSError):  # it was killed
+                    os.write(self._alive, b"done\n")
 
     def outlive(self) -> None:
         """A process ends what the rank has started where this one is killed, as launchers do with all ranks once one
-        has failed: nobody else on this host does it. It waits for the end of a pipe, in a session of its own, and holds
-        nothing open that a launcher waits for."""
+        has failed: nobody else on this host does it. It waits for the end of a pipe, in a session of its own, holds
+        nothing open that a launcher waits for, and does not hear the signals that a scheduler sends to all processes of
+        a job."""
         if not self.path:
             return
         ends, self._alive = os.pipe()
@@ -125,7 +129,7 @@ class Heartbeat:
         line = (shell, option, f"read -r done && exit\n{code}", *words)
         env = {"PATH": self._env.get("PATH", os.defpath)}  # without what marks a rank's processes
         with suppress(OSError):  # without a shell, or another process
-            os.posix_spawnp(shell, line, env, file_actions=moves, setsigmask=(), setsid=True)
+            os.posix_spawnp(shell, line, env, file_actions=moves, setsigmask=_DEAF, setsid=True)
         os.close(ends)
         os.close(nothing)
 

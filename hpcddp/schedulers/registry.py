@@ -59,8 +59,10 @@ def job_variables(env: Mapping[str, str]) -> list[str]:
 
     A job that a rank submits inherits the rank's environment, but for these.
     """
-    names = [row.variables.job_id for row in all_schedulers()]
-    return [name for name in names if name in env] or names
+    rows = [row.variables for row in all_schedulers()]
+    # one that no prefix of the scheduler's covers, such as JOB_ID, may be a program's own
+    could = [row.job_id for row in rows if row.job_id not in row.prefixes]
+    return [row.job_id for row in rows if row.job_id in env] or could
 
 
 def submit_commands() -> list[tuple[str, Scheduler]]:

@@ -79,6 +79,31 @@ def test_what_a_rank_has_started_ends_where_the_process_beside_it_is_killed(
     assert wait_until(lambda: find_left(marks, os.environ) == [])
 
 
+def test_signals_to_all_processes_of_a_job_end_no_rank_that_catches_them(attempt: AttemptFolder, marks: dict[str, str]):
+    """Slurm sends its warning to each process of a step: also to the one that outlives the one beside the rank."""
+    reports = Reports(0.0, {})
+    reports.open(attempt)
+    variables = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "HPCDDP_LOG_RANKS": "1"}
+    waits = f"until [ -e {attempt.path}/go ]; do sleep 0.05; done"
+    words = [sys.executable, "-m", "hpcddp", "exec", "--", "sh", "-c", waits]
+    with subprocess.Popen(words, env=os.environ | variables | marks) as rank:
+        children = Path(f"/proc/{rank.pid}/task/{rank.pid}/children")
+        assert wait_until(
+            lambda: len(children.read_text().split()) == 2 and (bool(reports.read()) or 1 in reports.ranks)
+        )
+        for child in map(int, children.read_text().split()):
+            if b"read -r done" in Path(f"/proc/{child}/cmdline").read_bytes():
+                for number in (signal.SIGUSR1, signal.SIGTERM):
+                    os.kill(child, number)
+        Path(attempt.path, "go").touch()
+        while rank.poll() is None:
+            reports.read()
+            time.sleep(0.01)
+        assert rank.returncode == 0
+    reports.close()
+
+
 def test_what_does_not_end_by_sigterm_is_killed(marks: dict[str, str]):
     told = list[str]()
     with subprocess.Popen([sys.executable, "-c", IGNORES], env=os.environ | marks, stdout=subprocess.PIPE) as left:
@@ -110,6 +135,13 @@ def test_a_job_that_a_rank_has_submitted_is_left_alone(
         assert left.wait() == -signal.SIGKILL
         assert other.poll() is None
         other.kill()
+
+
+def test_a_variable_of_the_programs_own_makes_no_other_job(marks: dict[str, str]):
+    with subprocess.Popen(["sleep", "1000"], env=os.environ | marks | {"JOB_ID": "exp-1"}) as process:
+        assert wait_until(lambda: find_left(marks, {}) == [process.pid])
+        assert wait_until(lambda: find_left(marks, {"SLURM_JOB_ID": "7"}) == [process.pid])
+        process.kill()
 
 
 def test_a_resource_manager_inside_the_job_makes_no_other_job(marks: dict[str, str]):
