@@ -116,8 +116,11 @@ def choose_run(asked: Asked, origin: Origin) -> RunChoice:
     runs = [run for _, run in known if not os.path.exists(run.sweep)]
     for run in reversed(runs):
         before = _find_before(run, origin)
-        if before is not None or _began_in(run, origin, asked.command):
-            return RunChoice(run, False, "", "", before.attempt if before is not None else None)
+        if before is not None:
+            return RunChoice(run, False, "", "", before.attempt)
+    for run in runs:  # of several scripts each comes back to its own, in their order
+        if _began_in(run, origin, asked.command):
+            return RunChoice(run, False, "", "")
     if origin.within and asked.resume is None:
         for run in runs:
             if _began_before(run, origin, asked.command):

@@ -11,6 +11,8 @@ from hpcddp.schedulers.registry import all_schedulers
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from hpcddp.schedulers.row import Scheduler
+
     #: (scheduler, job id) -> the job's state in the words that all schedulers share; None: it cannot be found out
     Ask = Callable[[str, str], str | None]
 
@@ -81,27 +83,37 @@ def describe_process(
 
 def find_job(env: Mapping[str, str]) -> tuple[str, str]:
     """The scheduler's name and the id of the job around this process; two empty texts outside of one."""
-    for row in all_schedulers():
-        names = (row.variables.job_id, row.variables.older_job_id)
-        job = next((env[name] for name in names if name and env.get(name)), "")
-        if job:
-            return row.name, job
-    return "", ""
+    found = _find_row(env)
+    return ("", "") if found is None else (found[0].name, found[1])
 
 
 def find_job_start(env: Mapping[str, str]) -> str:
     """What differs between the starts of a job that its scheduler starts again, and is the same for all scripts that
     run in one start; "" outside of a job, or if the system does not say. Without a count: the session of the job's own
     script or shell."""
+    found = _find_row(env)
+    if found is None:
+        return ""
+    variables = found[0].variables
+    if variables.of_start:
+        return " ".join(env.get(name, "") for name in variables.of_start)
+    session = os.getsid(0)
+    started = start_time(session)
+    return f"{find_machine()} {session} {started}" if started else ""
+
+
+def _find_row(env: Mapping[str, str]) -> tuple[Scheduler, str] | None:
+    """The scheduler of the job around this process, and the job's id; None outside of one."""
     for row in all_schedulers():
-        names = (row.variables.job_id, row.variables.older_job_id)
-        if any(name and env.get(name) for name in names):
-            if row.variables.counts_restarts:
-                return env.get(row.variables.restarts) or "0"
-            session = os.getsid(0)
-            started = start_time(session)
-            return f"{find_machine()} {session} {started}" if started else ""
-    return ""
+        variables = row.variables
+        names = (variables.job_id, variables.older_job_id)
+        job = next((env[name] for name in names if name and env.get(name)), "")
+        # one that no prefix of the scheduler's covers, such as JOB_ID, may be a person's own
+        others = tuple(prefix for prefix in variables.prefixes if prefix != variables.job_id)
+        is_sure = variables.job_id not in variables.prefixes or any(name.startswith(others) for name in env)
+        if job and is_sure:
+            return row, job
+    return None
 
 
 def find_index(env: Mapping[str, str]) -> str:

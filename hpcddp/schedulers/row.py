@@ -62,7 +62,7 @@ class Variables(Record):
     job_id: str = ""
     older_job_id: str = ""  # what older releases call it
     restarts: str = ""  # whether, or how often, the job has started before
-    counts_restarts: bool = False  # how often
+    of_start: tuple[str, ...] = ()  # what differs from one start of the job to the next; (): nothing is sure to
     array_index: tuple[str, ...] = ()  # a job's index in its array, by the names that releases give it
     array_id: str = ""  # the array's own id, where a job of it has another one
     folder: str = ""  # the folder that the job was submitted from

@@ -16,6 +16,7 @@ from hpcddp.errors import HpcddpError, RequestError
 from hpcddp.runs.choice import Asked, Origin, RunChoice, choose_run, find_command
 from hpcddp.runs.command import identify_command
 from hpcddp.runs.folder import RunFolder
+from hpcddp.runs.holder import find_job, find_job_start
 from hpcddp.runs.lock import note_loaded, release_run
 from hpcddp.runs.start import foresee_run, start_run
 from hpcddp.runs.state import write_state
@@ -154,8 +155,23 @@ def test_scripts_of_one_job_are_no_starts_of_it(train: Train) -> None:
     assert named(train("unfinished", job="41")) == "train-3"
     assert named(train(job="41", fresh=True)) == "train-4"
     assert named(train("finished", job="41", command=OTHER, fresh=True)) == "train-5"
-    assert named(train(job="41", command=OTHER, restarts="1")) == "train-5"  # all of them are started again
-    assert named(train(job="41", restarts="1")) == "train-4"
+    assert named(train(job="41", command=OTHER, restarts="1")) == "train-2"  # all of them are started again
+    assert named(train(job="41", restarts="1")) == "train"
+    assert named(train(job="41", restarts="1")) == "train-3"
+    assert named(train(job="41", command=OTHER, restarts="1", fresh=True)) == "train-5"
+
+
+def test_a_variable_job_id_of_ones_own_is_no_job() -> None:
+    assert find_job({"JOB_ID": "exp1"}) == ("", "")
+    assert find_job_start({"JOB_ID": "exp1"}) == ""
+    assert find_job({"JOB_ID": "7", "SGE_TASK_ID": "undefined"}) == ("gridengine", "7")
+
+
+def test_a_count_of_restarts_that_was_inherited_hides_no_start() -> None:
+    """Slurm hands SLURM_RESTART_COUNT on to a job that is submitted, and sets it from its first restart on."""
+    first = {"SLURM_JOB_ID": "8", "SLURM_RESTART_COUNT": "1", "SLURM_JOB_NODELIST": "node3"}
+    assert find_job_start(first) != find_job_start(first | {"SLURM_JOB_NODELIST": "node2"})
+    assert find_job_start(first) == find_job_start(first | {"SLURM_STEP_ID": "4"})
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["one start", "started again"])
