@@ -34,6 +34,8 @@ class Pace:
         """What this rank says of itself."""
         before = one.beat
         if beat.looks != before.looks:
+            if one.has_left and beat.looks:  # the script has opened another runtime, whose first step compiles, too
+                self._has_stepped = False
             one.looked = now
             one.has_left = not beat.looks
         touched = not beat.looks and before.touched not in {0, beat.touched}  # it was made at some time, too

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 
 from hpcddp.batchplan import BatchPlan
 from hpcddp.errors import HpcddpError
 from hpcddp.parallelism import Parallel, Split, check_goes_with, plan_split, read_parallel
-from hpcddp.runs.folder import choose_attempt
+from hpcddp.runs.folder import choose_attempt, find_attempt
 from hpcddp.runs.jsonfile import NewerFileError, write_object
 from hpcddp.runs.lock import HeldError
 from hpcddp.runs.metrics import MetricsFile
@@ -41,6 +41,8 @@ from hpcddp.training.versions import list_numerics, list_versions
 from hpcddp.training.watchdog import DEFAULT_STALL_S, Watchdog
 from hpcddp.training.with_body import explained
 
+_STOPPED: dict[str, tuple[str, bool]] = {}  # attempts in which this process has stopped in time: why; on rank 0
+
 
 @contextmanager
 def open_runtime(
@@ -50,6 +52,7 @@ def open_runtime(
 
     `check`: raises for what is wrong with the program's own input, on every rank, before a run begins.
     """
+    _end_if_stopped(env)
     folder = choose_attempt(env, options.run_dir)
     batch = options.global_batch
     if batch is None and folder is not None:
@@ -100,6 +103,7 @@ def open_runtime(
             rt.finish()
             if rt.stop_reason in STOP_FLAGS:
                 signals.obey()
+                _note_stopped(env, rt.stop_reason, is_first=group.is_first)
         except BaseException as error:
             report.fail()
             first = claim_failure(group, error)
@@ -111,6 +115,25 @@ def open_runtime(
                     with suppress(HeldError, OSError):
                         write_failure(folder, str(first), step=rt.steps, epoch=rt.epoch)
             raise
+
+
+def _note_stopped(env: Mapping[str, str], reason: str, *, is_first: bool) -> None:
+    attempt = find_attempt(env)
+    if attempt is not None:
+        _STOPPED[attempt.path] = reason, is_first
+
+
+def _end_if_stopped(env: Mapping[str, str]) -> None:
+    """SystemExit, on every rank, where this attempt was stopped in time before: the signal was for the job, and its end
+    is as near as it was, so that another training of the script does not begin. It may have been meant for the same
+    run, with other data."""
+    attempt = find_attempt(env)
+    if attempt is None or attempt.path not in _STOPPED:
+        return
+    reason, is_first = _STOPPED[attempt.path]
+    if is_first:
+        print(f"hpcddp: the script ends here: it was stopped ({reason}) in the run before", file=sys.stderr, flush=True)
+    raise SystemExit(0)
 
 
 def _plan_split(asked: Parallel, group: Group, options: RuntimeOptions) -> Split:

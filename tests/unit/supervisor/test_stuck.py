@@ -186,3 +186,18 @@ def test_the_first_step_has_ten_times_as_long_in_this_too():
     assert ranks.stuck() == []
     ranks.pass_time(10, uses={0})
     assert ranks.stuck() != []
+
+
+def test_the_first_step_of_a_later_runtime_of_a_script_has_ten_times_as_long_again():
+    ranks = Ranks(2)
+    for rank in (0, 1):
+        for step in (0, 1, 2):
+            ranks.say(rank, step)
+    for one in ranks.ranks:  # its body has ended
+        ranks.pace.note(one, Beat(2), ranks.now)
+    for rank in (0, 1):
+        ranks.say(rank)
+    ranks.pass_time(LIMIT_S * 5)
+    assert ranks.stuck() == []
+    ranks.pass_time(LIMIT_S * 6)
+    assert ranks.stuck() != []

@@ -402,3 +402,38 @@ def test_a_held_run_ends_a_script_in_two_lines_and_its_own_errors_keep_their_tra
     first, second = told.splitlines()
     assert (status, first.startswith("hpcddp: run own is in use by attempt 41")) == (4, True)
     assert second == "hint: wait for its end, or a run of its own: resume=False, or another run_dir"
+
+
+FOLDS = """
+import signal, sys, torch, hpcddp
+from torch.utils.data import DataLoader, TensorDataset
+for fold in range(3):
+    data = TensorDataset(torch.ones(40, 2) * fold)
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with hpcddp.runtime(4, **({"run_dir": f"runs/fold{fold}"} if "own" in sys.argv else {})) as rt:
+        model, optimizer, loader = rt.prepare(model, optimizer, DataLoader(data, 4))
+        for epoch in rt.epochs(1):
+            for number, (x,) in enumerate(loader):
+                rt.backward(model(x).mean())
+                rt.step(optimizer)
+                if number == 2:
+                    signal.raise_signal(signal.SIGTERM)
+    print("fold", fold, rt.steps)
+"""
+
+
+@pytest.mark.parametrize("where", ["job", "own"])
+def test_a_signal_that_has_stopped_one_training_begins_no_other(tmp_path: Path, where: str) -> None:
+    (tmp_path / "folds.py").write_text(FOLDS)
+    env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+    env |= {"HPCDDP_RUN_DIR": f"{tmp_path}/runs/j", "HPCDDP_ATTEMPT": "7.1"}
+    words = [sys.executable, "folds.py", where]
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "hpcddp: the script ends here: it was stopped (SIGTERM) in the run before" in done.stderr
+    assert done.stdout.splitlines()[-1] == "fold 0 4"
+    state = read_state(RunFolder(str(tmp_path / "runs" / ("fold0" if where == "own" else "j"))))
+    assert state is not None
+    assert (state.status, state.step) == ("unfinished", 4)
+    assert not (tmp_path / "runs/fold1").exists()
