@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 _MOST_STUCK = 2  # as often as a host has to be blamed before it is left out
 _MOST_CRASHES = 2  # the same
 _MOST_ERRORS, _MOST_BLIND_ERRORS = 1, 2  # alike, of the program; where nobody says how far it was
+_FULL_TRIES = 120  # to write to a run folder that is full, after the first one: ten minutes
 _LEAST_LEFT_S = 60  # before the job's end: a start and a step would not fit
 
 
@@ -62,6 +64,9 @@ class Recovery:
         self._restarts = 0
         self._fits = recover.fits
         self.is_too_few = False  # the program has refused the number of nodes that are left, not the request's
+        self.is_full = False  # the run folder, at the last try to begin again
+        self._full_tries = 0
+        self._next: AttemptFolder | None = None
         self._stuck: list[tuple[str, int]] = []  # where, step
         self._own: list[RunFolder] = []  # that the job's script has opened
         self._crashes: list[tuple[str, int, int, Saved]] = []  # kind, status, step, the newest checkpoint
@@ -71,6 +76,7 @@ class Recovery:
     def goes_on(self, attempt: AttemptFolder, cause: Event, end: End, suspects: set[str]) -> bool:
         """Whether the ranks are started again, on the hosts `chosen` then; why not is told. `suspects`: hosts that the
         attempt has lost."""
+        self._full_tries = 0
         self._tell(f"the first cause: {cause}")
         why_not = self._judge(attempt, cause, end)
         if why_not:
@@ -156,22 +162,33 @@ class Recovery:
 
     def begin_again(self, attempt: AttemptFolder) -> AttemptFolder | None:
         """The next attempt, which takes the run from this one: whatever is left of it writes no more. None if that
-        cannot be done, which is told: another job has taken the run, or its folder is full."""
-        new = None
+        cannot be done, which is told: another job has taken the run, or its folder is full. `is_full`: it may have room
+        again in a moment."""
+        new = self._next if self._full_tries else None
         try:
-            new = attempt.run.attempt(number_attempt(attempt.run, self._job.name))
+            new = self._next = new or attempt.run.attempt(number_attempt(attempt.run, self._job.name))
             self._take_over(attempt, new)
-        except HpcddpError as error:
-            self._tell(f"the ranks are not started again: {error}")
-        except OSError as error:
-            what = f"{error.filename or attempt.run.path}: {error.strerror}"
-            self._tell(f"the ranks are not started again: the run folder cannot be written, {what}")
+        except (HpcddpError, OSError) as error:
+            self._note_failure(attempt, error)
         else:
             self._tell_start(new)
             return new
         if new is not None:
             release_run(new.run, new.name)  # it may hold the run already
         return None
+
+    def _note_failure(self, attempt: AttemptFolder, error: HpcddpError | OSError) -> None:
+        below = error if isinstance(error, OSError) else error.__cause__
+        full = isinstance(below, OSError) and below.errno in {errno.ENOSPC, errno.EDQUOT}
+        self.is_full = full and self._full_tries < _FULL_TRIES
+        self._full_tries += 1
+        why = str(error)
+        if isinstance(error, OSError):
+            why = f"the run folder cannot be written, {error.filename or attempt.run.path}: {error.strerror}"
+        if not self.is_full:
+            self._tell(f"the ranks are not started again: {why}")
+        elif self._full_tries == 1:
+            self._tell(f"the ranks cannot be started again yet, which is tried for ten minutes: {why}")
 
     def _find_newest(self, attempt: AttemptFolder) -> Saved:
         """The newest checkpoint of the run that was begun last, of those that have one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from contextlib import suppress
 
 from hpcddp.errors import HpcddpError
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 #: The variable with the folder of the copied data: of all attempts, in the script; of this one, in the ranks.
 STAGED = "HPCDDP_STAGED"
 _OWN_FILES = 256
+_FULL_PAUSE_S = 5.0  # between two tries to write to a run folder that is full
 #: The status of a job that has lost ranks where its launcher gives 0, as Open MPI 5 does: that of a killed process.
 _LOST = 137
 
@@ -118,7 +120,12 @@ def _run_job(
             if late is not None or not goes_on:
                 break
             again = recovery.begin_again(attempt)
+            while again is None and recovery.is_full and late is None:
+                time.sleep(_FULL_PAUSE_S)
+                late = start.hear("while the run folder was full: the ranks are not started again")
+                again = recovery.begin_again(attempt) if late is None else None
             if again is None:
+                ended = ended._replace(signal=late.signal) if late is not None else ended
                 break
             attempt = again
         start.hear("after the ranks had ended")  # the owner's wish ends a chain then, too

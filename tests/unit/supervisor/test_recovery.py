@@ -361,6 +361,34 @@ def test_where_the_next_attempt_cannot_be_written_the_run_stays_unfinished_and_a
     assert read_end(holder) == (True, None)
 
 
+def test_a_full_run_folder_is_tried_again_for_ten_minutes(cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
+    cluster.reach(9)
+    replace, is_full = os.replace, [True]
+
+    def replace_on_a_full_disk(old: str, new: str) -> None:
+        if is_full[0] and os.path.basename(new) == "plan.json":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), new)
+        replace(old, new)
+
+    monkeypatch.setattr(os, "replace", replace_on_a_full_disk)
+    recovery = cluster.recovery()
+    assert recovery.goes_on(cluster.attempt, KILL, LATER, set())
+    for _ in range(120):
+        assert recovery.begin_again(cluster.attempt) is None
+        assert recovery.is_full
+    full = [line for line in cluster.told if "No space left on device" in line]
+    assert len(full) == 1
+    assert full[0].startswith("the ranks cannot be started again yet, which is tried for ten minutes: the run folder")
+    is_full[0] = False
+    again = recovery.begin_again(cluster.attempt)
+    assert again is not None
+    assert again.name == "7.server.2"
+    is_full[0] = True
+    assert recovery.begin_again(cluster.attempt) is None
+    assert not recovery.is_full
+    assert cluster.told[-1].startswith("the ranks are not started again: the run folder")
+
+
 def test_a_run_that_another_job_has_taken_is_not_started_again(cluster: Cluster):
     recovery = cluster.recovery()
     shutil.rmtree(cluster.attempt.run.path)
