@@ -27,8 +27,14 @@ from struck_job import (
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
-#: As a real one it hangs where the host is silent.
-TMRSH = 'host=$1; shift; {bin}/remote "$host" "$@" || [ $? != 255 ] || exec sleep 600'
+#: As a real one it runs the words as they are, without a shell, ends as they do, and hangs where the host is silent.
+TMRSH = r"""
+host=$1 line=; shift
+for word; do line="$line '$(printf %s "$word" | sed "s/'/'\\\\''/g")'"; done
+{bin}/remote "$host" "$line"
+status=$?
+[ $status != 255 ] || exec sleep 600
+exit $status"""
 #: A host on which nothing can be started, and whoever tries waits for ever; the words of mpirun's starter name it.
 REMOTE = """for word; do
     case $word in {deaf}) exec sleep 600 ;; node?) break ;; esac
