@@ -183,3 +183,9 @@ def test_gpus_given_to_each_task_are_remarked_on():
 )
 def test_where_the_output_will_be_is_said(array: str | None, name: str):
     assert f"the job's output will be {name}" in plan("abci3", name="resnet", array=array).remarks
+
+
+def test_a_script_for_four_nodes_reads_in_a_minute():
+    lines = [line for line in script("abci3", nodes="4").splitlines() if line]
+    assert len(lines) <= 30
+    assert len([line for line in lines if not line.startswith("#")]) <= 18
