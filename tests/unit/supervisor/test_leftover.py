@@ -18,6 +18,10 @@ from hpcddp.supervisor.leftover import end_left, find_left
 from hpcddp.supervisor.reports import Reports
 from tests.conftest import wait_until
 
+RANK = {
+    **{"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"},
+    **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "HPCDDP_LOG_RANKS": "1"},
+}
 LEAVES = "setsid sleep 1000 >/dev/null 2>&1 </dev/null & exit {}"
 IGNORES = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(1000)"
 
@@ -41,10 +45,8 @@ def marks(attempt: AttemptFolder) -> Iterator[dict[str, str]]:
 def test_a_rank_leaves_nothing_running(attempt: AttemptFolder, marks: dict[str, str], status: int):
     reports = Reports(0.0, {})
     reports.open(attempt)
-    variables = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
-    variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "HPCDDP_LOG_RANKS": "1"}
     words = [sys.executable, "-m", "hpcddp", "exec", "--", "sh", "-c", LEAVES.format(status)]
-    with subprocess.Popen(words, env=os.environ | variables | marks) as rank:
+    with subprocess.Popen(words, env=os.environ | RANK | marks) as rank:
         while rank.poll() is None:
             reports.read()
             time.sleep(0.01)
@@ -62,13 +64,9 @@ def test_what_a_rank_has_started_ends_where_the_process_beside_it_is_killed(
     """As Open MPI does it with all ranks once one has failed; on their hosts nobody else looks after that."""
     reports = Reports(0.0, {})
     reports.open(attempt)
-    variables = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
-    variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "HPCDDP_LOG_RANKS": "1"}
     starts = f"setsid sleep 1000 >/dev/null 2>&1 </dev/null & echo $! >{attempt.path}/left; exec sleep 1000"
     words = [sys.executable, "-m", "hpcddp", "exec", "--", "sh", "-c", starts]
-    with subprocess.Popen(
-        words, env=os.environ | variables | marks, start_new_session=True, stdout=subprocess.PIPE
-    ) as rank:
+    with subprocess.Popen(words, env=os.environ | RANK | marks, start_new_session=True, stdout=subprocess.PIPE) as rank:
         left = Path(attempt.path, "left")
         assert wait_until(lambda: 1 in reports.ranks or bool(reports.read()))
         assert wait_until(lambda: left.exists() and left.read_text().endswith("\n"))
@@ -83,11 +81,9 @@ def test_signals_to_all_processes_of_a_job_end_no_rank_that_catches_them(attempt
     """Slurm sends its warning to each process of a step: also to the one that outlives the one beside the rank."""
     reports = Reports(0.0, {})
     reports.open(attempt)
-    variables = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
-    variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "HPCDDP_LOG_RANKS": "1"}
     waits = f"until [ -e {attempt.path}/go ]; do sleep 0.05; done"
     words = [sys.executable, "-m", "hpcddp", "exec", "--", "sh", "-c", waits]
-    with subprocess.Popen(words, env=os.environ | variables | marks) as rank:
+    with subprocess.Popen(words, env=os.environ | RANK | marks) as rank:
         children = Path(f"/proc/{rank.pid}/task/{rank.pid}/children")
         assert wait_until(
             lambda: len(children.read_text().split()) == 2 and (bool(reports.read()) or 1 in reports.ranks)
