@@ -19,8 +19,13 @@ from hpcddp.supervisor.reports import Reports
 from tests.conftest import wait_until
 
 RANK = {
-    **{"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"},
-    **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "HPCDDP_LOG_RANKS": "1"},
+    "RANK": "1",
+    "WORLD_SIZE": "2",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+    "HPCDDP_LOG_RANKS": "1",
 }
 LEAVES = "setsid sleep 1000 >/dev/null 2>&1 </dev/null & exit {}"
 IGNORES = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(1000)"
