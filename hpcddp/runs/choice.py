@@ -121,10 +121,9 @@ def choose_run(asked: Asked, origin: Origin) -> RunChoice:
     for run in runs:  # of several scripts each comes back to its own, in their order
         if _began_in(run, origin, asked.command):
             return RunChoice(run, False, "", "")
-    if origin.within and asked.resume is None:
-        for run in runs:
-            if _began_before(run, origin, asked.command):
-                return RunChoice(run, False, "", "", over=_why_over(run))
+    begun = _find_begun(asked, origin, runs) if origin.within and asked.resume is None else None
+    if begun is not None:
+        return RunChoice(begun, False, "", "", over=_why_over(begun))
     made = next((run for run in runs if os.path.basename(run.path) == asked.made), None)
     if made is not None and not list_holders(made):
         return RunChoice(made, True, "", "")
@@ -205,11 +204,27 @@ def _began_in(run: RunFolder, origin: Origin, command: tuple[str, ...]) -> bool:
     return not held[-1].job_start or held[-1].job_start != origin.job_start
 
 
-def _began_before(run: RunFolder, origin: Origin, command: tuple[str, ...]) -> bool:
-    """Whether earlier starts of this job held the run for the same command, and this start has not opened it yet: a
-    script may begin several runs of one name, one after the other."""
-    starts = [one.start for one in read_holders(run) if one.within == origin.within and one.command == command]
-    return bool(starts) and max(starts) < origin.start
+def _find_begun(asked: Asked, origin: Origin, runs: Sequence[RunFolder]) -> RunFolder | None:
+    """The run that earlier starts of this job have begun for the same command, if this start has not opened it yet.
+
+    RequestError where there are several: a script that skips its finished folds opens them in another order.
+    """
+    begun = [(run, starts) for run in runs if (starts := _list_starts(run, origin, asked.command))]
+    begun = [(run, starts) for run, starts in begun if min(starts) < origin.start]
+    left = [run for run, starts in begun if max(starts) < origin.start]
+    if left and len(begun) > 1:
+        names = ", ".join(os.path.basename(run.path) for run, _ in begun)
+        raise RequestError(
+            f"earlier starts of this job have begun {len(begun)} runs of one run_dir, {names}, and nothing says which"
+            " one the script means now: the weights might be those of another training",
+            'give each training a run_dir of its own, such as run_dir=f"runs/fold{k}"',
+        )
+    return left[0] if left else None
+
+
+def _list_starts(run: RunFolder, origin: Origin, command: tuple[str, ...]) -> list[tuple[int, int]]:
+    """The starts of this job that have opened the run for this command."""
+    return [one.start for one in read_holders(run) if one.within == origin.within and one.command == command]
 
 
 def _why_over(run: RunFolder) -> str:

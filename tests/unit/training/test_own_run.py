@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import hpcddp
-from hpcddp.errors import HpcddpError
+from hpcddp.errors import HpcddpError, RequestError
 from hpcddp.runs.choice import find_command
 from hpcddp.runs.folder import RunFolder, choose_attempt
 from hpcddp.runs.holder import Holder, describe_process
@@ -248,14 +248,26 @@ def test_a_run_that_finished_early_in_a_start_before_makes_no_more_steps(tmp_pat
     assert read_state(RunFolder(str(tmp_path / "fold0"))).reason == "it is good enough"
 
 
-def test_runs_of_one_name_are_opened_by_the_next_start_in_the_order_in_which_they_began(
+def test_one_of_several_runs_of_one_name_is_opened_by_the_next_start_only_if_it_is_named(
     tmp_path: Path, job: Job
 ) -> None:
+    """A script that skips its finished folds would get the weights of another one."""
     job.start(1)
-    assert [_fold(tmp_path / "x")[0] for _ in range(2)] == ["x", "x-2"]
+    assert _fold(tmp_path / "x")[0] == "x"
     _lose(tmp_path / "x")
     job.start(2)
-    assert [_fold(tmp_path / "x") for _ in range(4)] == [("x", 3, 0), ("x-2", 3, 0), ("x-3", 3, 2), ("x-4", 3, 3)]
+    with pytest.raises(RequestError, match=r"have begun 2 runs of one run_dir, x, x-2, and nothing says") as refused:
+        _fold(tmp_path / "x", resume=False)
+    assert 'run_dir=f"runs/fold{k}"' in str(refused.value.hint)
+    assert [_fold(tmp_path / "x", resume=name) for name in ("x", "x-2")] == [("x", 3, 0), ("x-2", 3, 2)]
+    assert _fold(tmp_path / "x") == ("x-3", 3, 3)  # neither is left to be opened
+
+
+def test_the_only_run_of_its_name_is_opened_by_the_next_start_and_others_are_begun(tmp_path: Path, job: Job) -> None:
+    job.start(1)
+    _lose(tmp_path / "x")
+    job.start(2)
+    assert [_fold(tmp_path / "x") for _ in range(2)] == [("x", 3, 2), ("x-2", 3, 3)]
 
 
 def test_what_a_script_names_is_opened_by_each_start(tmp_path: Path, job: Job) -> None:
