@@ -22,7 +22,7 @@ from contextlib import suppress
 from hpcddp.errors import RequestError
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.chain import find_before
-from hpcddp.runs.command import identify_command
+from hpcddp.runs.command import identify_command, identify_program
 from hpcddp.runs.folder import (
     RunFolder,
     list_checkpoints,
@@ -205,13 +205,21 @@ def _began_in(run: RunFolder, origin: Origin, command: tuple[str, ...]) -> bool:
 
 
 def _find_begun(asked: Asked, origin: Origin, runs: Sequence[RunFolder]) -> RunFolder | None:
-    """The run that earlier starts of this job have begun for the same command, if this start has not opened it yet.
+    """The run that earlier starts of this job have begun for the same program, if this start has not opened it yet.
+    Arguments differ between starts, such as one of `$HPCDDP_ATTEMPT` or `$(mktemp)`: they choose among several runs.
 
-    RequestError where there are several: a script that skips its finished folds opens them in another order.
+    RequestError where they do not: a script that skips its finished folds opens them in another order.
     """
-    begun = [(run, starts) for run in runs if (starts := _list_starts(run, origin, asked.command))]
-    begun = [(run, starts) for run, starts in begun if min(starts) < origin.start]
-    left = [run for run, starts in begun if max(starts) < origin.start]
+    opened = [(run, [one for one in read_holders(run) if one.within == origin.within]) for run in runs]
+    program = identify_program(asked.command)
+    begun = [
+        (run, held)
+        for run, held in opened
+        if held and held[0].start < origin.start and identify_program(held[0].command) == program
+    ]
+    same = [(run, held) for run, held in begun if any(one.command == asked.command for one in held)]
+    begun = same or begun
+    left = [run for run, held in begun if held[-1].start < origin.start]
     if left and len(begun) > 1:
         names = ", ".join(os.path.basename(run.path) for run, _ in begun)
         raise RequestError(
@@ -220,11 +228,6 @@ def _find_begun(asked: Asked, origin: Origin, runs: Sequence[RunFolder]) -> RunF
             'give each training a run_dir of its own, such as run_dir=f"runs/fold{k}"',
         )
     return left[0] if left else None
-
-
-def _list_starts(run: RunFolder, origin: Origin, command: tuple[str, ...]) -> list[tuple[int, int]]:
-    """The starts of this job that have opened the run for this command."""
-    return [one.start for one in read_holders(run) if one.within == origin.within and one.command == command]
 
 
 def _why_over(run: RunFolder) -> str:

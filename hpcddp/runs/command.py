@@ -32,6 +32,11 @@ def identify_command(words: Sequence[str]) -> tuple[str, ...]:
     return ("python", *rest)
 
 
+def identify_program(command: tuple[str, ...]) -> tuple[str, ...]:
+    """What `identify_command` gave, without the arguments of the script or module."""
+    return command[: 3 if command[:2] == ("python", "-m") else 2]
+
+
 def name_command(words: Sequence[str]) -> str:
     """A run without a name is called after its module or script, else after its program; `job` if nothing is left."""
     known = identify_command(words)

@@ -270,6 +270,36 @@ def test_the_only_run_of_its_name_is_opened_by_the_next_start_and_others_are_beg
     assert [_fold(tmp_path / "x") for _ in range(2)] == [("x", 3, 2), ("x-2", 3, 3)]
 
 
+def test_arguments_may_differ_between_the_starts_of_a_job(
+    tmp_path: Path, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with a folder named after the attempt."""
+    for number, opened in ((1, [("a", 3, 3), ("b", 3, 3)]), (2, [("a", 3, 0), ("b", 3, 0)])):
+        job.start(number)
+        monkeypatch.setattr(sys, "orig_argv", ["python", "fold.py", "--scratch", f"/tmp/7.{number}"])
+        assert [_fold(tmp_path / name) for name in ("a", "b")] == opened
+
+
+def test_programs_and_arguments_tell_runs_of_one_name_apart(
+    tmp_path: Path, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(*words: str) -> tuple[str, int, int]:
+        monkeypatch.setattr(sys, "orig_argv", ["python", *words])
+        return _fold(tmp_path / "x")
+
+    job.start(1)
+    assert start("before.py") == ("x", 3, 3)
+    job.start(2)  # begins where the one before was lost
+    assert start("t.py", "1") == ("x-2", 3, 3)
+    assert start("t.py", "2") == ("x-3", 3, 3)
+    job.start(3)
+    assert start("t.py", "2") == ("x-3", 3, 0)
+    with pytest.raises(RequestError, match="have begun 2 runs of one run_dir, x-2, x-3"):
+        start("t.py", "3")
+    assert start("t.py", "1") == ("x-2", 3, 0)
+    assert start("t.py", "3") == ("x-4", 3, 3)
+
+
 def test_what_a_script_names_is_opened_by_each_start(tmp_path: Path, job: Job) -> None:
     job.start(1)
     assert [_fold(tmp_path / "x")[0] for _ in range(2)] == ["x", "x-2"]
