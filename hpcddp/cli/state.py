@@ -80,7 +80,7 @@ def find_own_attempt(env: Mapping[str, str], run_dir: str) -> AttemptFolder:
 
 def _start(attempt: AttemptFolder, most: int) -> int:
     """Nothing on stdout and status 0: the run is finished. Else how many attempts may follow this one."""
-    decision, link, left = start_attempt(attempt, most)
+    decision, link, left, _ = start_attempt(attempt, most)
     if not decision.starts:
         tell(f"the chain ends here: {decision.reason}")
         return 1 if decision.is_failure else 0

@@ -15,11 +15,13 @@ from hpcddp.record import Record
 from hpcddp.runs.folder import AttemptFolder, RunFolder, job_of, list_attempts, start_of
 from hpcddp.runs.jsonfile import DamagedFileError, read_object, read_text, write_object
 from hpcddp.runs.lock import read_holders
+from hpcddp.runs.own_runs import read_own_states
 from hpcddp.runs.state import State, read_state, replace_state
 
 
 class Link(Record):
-    """One attempt of a chain: its name, which one it is (from 1), and the run's step when it began."""
+    """One attempt of a chain: its name, which one it is (from 1), and the run's step when it began, to which those of
+    the runs that its script has opened itself are added."""
 
     attempt: str
     turn: int
@@ -35,11 +37,13 @@ class StartDecision(Record):
 
 
 class Started(Record):
-    """What `start_attempt` decided; of an attempt that starts, which one it is, and how many may follow."""
+    """What `start_attempt` decided; of an attempt that starts, which one it is, and how many may follow. `of_several`:
+    the link's step is of several runs together."""
 
     decision: StartDecision
     link: Link
     left: int
+    of_several: bool = False
 
 
 def decide_start(state: State | None, before: Link | None) -> StartDecision:
@@ -74,13 +78,13 @@ def start_attempt(attempt: AttemptFolder, most: int) -> Started:
     state = read_state(attempt.run)
     with suppress(DamagedFileError):
         read_object(attempt.chain)
-    step = state.step if state is not None else 0
     try:
         again = _find_earlier_start(attempt)
         before = None if again else find_before(attempt)
         if before is not None and state is not None and _came_later(attempt.run, state.attempt, before.attempt):
             before = before._replace(attempt=state.attempt)  # a job of no chain, while this one waited
-        decision = decide_restart(state, again) if again else decide_start(state, before)
+        whole, step, of_several = _add_own_runs(attempt.run, state, again or before)
+        decision = decide_restart(whole, again) if again else decide_start(whole, before)
         turn = again.turn if again else before.turn + 1 if before else 1
         link = Link(attempt.name, turn, step)
         if decision.starts:
@@ -94,7 +98,25 @@ def start_attempt(attempt: AttemptFolder, most: int) -> Started:
             f"the run folder {attempt.run.path} cannot be used: {(error.strerror or str(error)).lower()}",
             f"ls -ld {attempt.run.path} {attempt.path}",
         ) from error
-    return Started(decision, link, max(most - link.turn, 0))
+    return Started(decision, link, max(most - link.turn, 0), of_several)
+
+
+def _add_own_runs(run: RunFolder, state: State | None, since: Link | None) -> tuple[State | None, int, bool]:
+    """The state of the job's run and of those that its script has opened itself together, their steps, and whether
+    there are such runs. `since`: what was written before this attempt's job says nothing."""
+    own = [one for _, one in read_own_states(run)]
+    step = sum(one.step for one in [*own, *([state] if state is not None else [])])
+    if not own or since is None:
+        return state, step, bool(own)
+    held = [holder.attempt for holder in read_holders(run)]
+    first = next((at for at, name in enumerate(held) if start_of(name, job_of(since.attempt))), len(held))
+    states = [one for one in (state, *own) if one is not None and one.attempt in held[first:]]
+    if not states:
+        return state, step, True
+    found = min(states, key=lambda one: ("unfinished", "failed", "finished").index(one.status))
+    if state is not None and state.attempt in held[first:] and state.status != "finished":
+        found = state  # the job's own run decides
+    return found._replace(step=step, attempt=since.attempt), step, True
 
 
 def _came_later(run: RunFolder, attempt: str, before: str) -> bool:

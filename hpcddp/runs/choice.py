@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hpcddp.runs.chain import Link
+    from hpcddp.runs.holder import Holder
 
 _SHOWN_RUNS = 12
 
@@ -70,14 +71,14 @@ class Asked(Record):
 
 class Origin(Record):
     """The job that starts an attempt. `by_hand`: one of several starts in one job, such as `hpcddp launch`. `within`,
-    `start`: of a script that chooses its runs itself, as in `Holder`; so is `job_start`."""
+    `restart`: of a script that chooses its runs itself, as in `Holder`; so is `job_start`."""
 
     attempt: str = ""
     scheduler: str = ""
     job: str = ""
     by_hand: bool = False
     within: str = ""
-    start: tuple[int, int] = (0, 0)
+    restart: int = 0
     job_start: str = ""
 
 
@@ -215,11 +216,11 @@ def _find_begun(asked: Asked, origin: Origin, runs: Sequence[RunFolder]) -> RunF
     begun = [
         (run, held)
         for run, held in opened
-        if held and held[0].start < origin.start and identify_program(held[0].command) == program
+        if held and not _is_of_this_start(held[0], origin) and identify_program(held[0].command) == program
     ]
     same = [(run, held) for run, held in begun if any(one.command == asked.command for one in held)]
     begun = same or begun
-    left = [run for run, held in begun if held[-1].start < origin.start]
+    left = [run for run, held in begun if not _is_of_this_start(held[-1], origin)]
     if left and len(begun) > 1:
         names = ", ".join(os.path.basename(run.path) for run, _ in begun)
         raise RequestError(
@@ -228,6 +229,11 @@ def _find_begun(asked: Asked, origin: Origin, runs: Sequence[RunFolder]) -> RunF
             'give each training a run_dir of its own, such as run_dir=f"runs/fold{k}"',
         )
     return left[0] if left else None
+
+
+def _is_of_this_start(one: Holder, origin: Origin) -> bool:
+    """Whether a run that this job has opened was held by its present start; the others came before it."""
+    return (one.attempt, one.restart) == (origin.attempt, origin.restart)
 
 
 def _why_over(run: RunFolder) -> str:

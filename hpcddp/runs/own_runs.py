@@ -1,4 +1,4 @@
-"""Runs that the script of a job chooses itself: what its starts have in common, and which runs one has opened."""
+"""Runs that the script of a job has opened itself, beside the job's own."""
 
 from __future__ import annotations
 
@@ -6,30 +6,12 @@ import os
 from contextlib import suppress
 
 from hpcddp.record import TYPE_CHECKING
-from hpcddp.runs.folder import RunFolder, job_of, list_holders, start_of
-from hpcddp.runs.lock import read_end, read_holder
+from hpcddp.runs.folder import RunFolder, list_attempts
+from hpcddp.runs.state import read_state
 
 if TYPE_CHECKING:
     from hpcddp.runs.folder import AttemptFolder
-
-
-def find_first_start(attempt: AttemptFolder) -> str:
-    """The folder of the first attempt of this one's job; "" if no supervisor began this one.
-
-    `hpcddp launch` that is typed again in one allocation, after the one before it has ended, is no start of that one's
-    job. RequestError if the folder cannot be read; NewerFileError if a newer hpcddp wrote a holder.
-    """
-    job, first = job_of(attempt.name), ""
-    for path in list_holders(attempt.run):
-        holder = read_holder(path)
-        if holder is None or not start_of(holder.attempt, job):
-            continue
-        first = first or holder.attempt
-        if holder.attempt == attempt.name:
-            return attempt.run.attempt(first).path
-        if holder.by_hand and read_end(path)[0]:
-            first = ""
-    return ""
+    from hpcddp.runs.state import State
 
 
 def note_own_run(attempt: AttemptFolder, run: RunFolder) -> None:
@@ -43,6 +25,13 @@ def list_own_runs(attempt: AttemptFolder) -> list[RunFolder]:
     with suppress(OSError), open(_list(attempt), encoding="utf-8", errors="surrogateescape") as file:
         return [RunFolder(path) for path in dict.fromkeys(file.read().splitlines())]
     return []
+
+
+def read_own_states(run: RunFolder) -> list[tuple[RunFolder, State]]:
+    """What the ranks wrote last of each run that scripts have opened in any attempt of the job's run. The errors of
+    `read_state`."""
+    own = dict.fromkeys(one for attempt in list_attempts(run) for one in list_own_runs(attempt))
+    return [(one, state) for one in own if (state := read_state(one)) is not None]
 
 
 def _list(attempt: AttemptFolder) -> str:

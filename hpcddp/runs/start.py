@@ -70,7 +70,7 @@ def start_run(
     mine = describe_process(attempt, process, env, asked.command, by_hand=by_hand, within=within, restart=restart)
     ask = partial(ask_job_state, env=env)
     for left in reversed(range(_TRIES)):
-        origin = Origin(attempt, *find_job(env), by_hand, within, mine.start, mine.job_start)
+        origin = Origin(attempt, *find_job(env), by_hand, within, restart, mine.job_start)
         choice = choose_run(asked, origin)
         name = number_attempt(choice.run, attempt) if numbered else attempt
         mine = mine._replace(attempt=name)

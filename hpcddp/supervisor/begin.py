@@ -58,12 +58,13 @@ def begin(
     left = 0
     try:
         if order.chain:
-            decision, link, left = start_attempt(attempt, order.chain)
+            decision, link, left, of_several = start_attempt(attempt, order.chain)
             if not decision.starts:
                 tell(f"the chain ends here: {decision.reason}")
                 release_run(attempt.run, attempt.name)
                 return 1 if decision.is_failure else 0
-            tell(f"attempt {link.turn} of at most {order.chain}, from step {link.step}")
+            more = " of the runs of its script together" if of_several else ""
+            tell(f"attempt {link.turn} of at most {order.chain}, from step {link.step}{more}")
         _leave_records(order, attempt, script)
     except HpcddpError:
         release_run(attempt.run, attempt.name)

@@ -8,8 +8,10 @@ from contextlib import suppress
 from hpcddp.errors import HpcddpError
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.runs.chain import is_unfinished
+from hpcddp.runs.folder import show_path
 from hpcddp.runs.losses import note_loss
 from hpcddp.runs.own_runs import list_own_runs
+from hpcddp.runs.starts import find_left
 from hpcddp.runs.state import State, correct_killed, name_signal, read_state, replace_state, step_back
 
 if TYPE_CHECKING:
@@ -36,14 +38,19 @@ def end_attempt(attempt: AttemptFolder, ended: Ended, follow_up: FollowUp | None
         elif ended.cause is not None and ended.cause.is_loss:
             note_lost(attempt, ended.cause)
         state = _read_end(attempt)
+        is_left = state is not None and is_unfinished(state, attempt.name)
+        left = [] if is_left else find_left(attempt, state, ended.status)
     except HpcddpError as error:
         tell(str(error))
         return ended.status or error.exit_code
-    if state is None or not is_unfinished(state, attempt.name):
+    if state is not None and is_left:
+        tell(f"unfinished: step {state.step} ({state.reason})")
+    elif not left:
         if follow_up is not None:
             follow_up.cancel("nothing is left to do")
         return ended.status
-    tell(f"unfinished: step {state.step} ({state.reason})")
+    for run, own in left:
+        tell(f"unfinished: run {show_path(run.path)}, step {own.step} ({own.reason})")
     follows = follow_up is not None and follow_up.is_waiting()
     return ended.status if follows else ended.status or UNFINISHED
 
@@ -76,7 +83,9 @@ def _read_end(attempt: AttemptFolder) -> State | None:
 
 def _name_signal(attempt: AttemptFolder, name: str, tell: Callable[[str], None]) -> None:
     """The launcher may have handed on another signal: the state names the one that was sent, or nobody caught it."""
-    if name_signal(attempt, name) or os.path.exists(attempt.metrics):
+    own = list_own_runs(attempt)
+    named = [name_signal(run.attempt(attempt.name), name) for run in (attempt.run, *own)]
+    if any(named) or own or os.path.exists(attempt.metrics):
         return
     state = read_state(attempt.run)  # the loops of other frameworks write no metrics
     if state is None or state.attempt != attempt.name:

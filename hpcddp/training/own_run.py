@@ -14,11 +14,12 @@ from hpcddp.errors import HpcddpError, LaunchError
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.runs.choice import Asked, Spelling
 from hpcddp.runs.command import identify_command
-from hpcddp.runs.folder import AttemptFolder, RunFolder, find_attempt, job_of, list_checkpoints, show_path, start_of
+from hpcddp.runs.folder import AttemptFolder, RunFolder, find_attempt, list_checkpoints, show_path
 from hpcddp.runs.lock import is_held_by, release_run
 from hpcddp.runs.opening import check_attempt
-from hpcddp.runs.own_runs import find_first_start, note_own_run
+from hpcddp.runs.own_runs import note_own_run
 from hpcddp.runs.start import hold_run, start_run
+from hpcddp.runs.starts import list_starts
 from hpcddp.runs.state import read_state
 from hpcddp.training.options import RuntimeOptions
 from hpcddp.training.rendezvous.failure import Failure, PeerFailedError
@@ -104,9 +105,9 @@ def _start(folder: AttemptFolder, env: Mapping[str, str], options: RuntimeOption
     command = identify_command(sys.orig_argv)
     if _is_of_script(folder, env):
         _check_not_finished(folder)
-        has_begun = find_first_start(folder) not in {"", folder.path}
+        earlier = list_starts(folder)[:-1]
         # what an earlier start of this job has begun anew is resumed, and what it has finished stays so
-        loads, over = options.resume is not False or has_begun, _why_over(folder) if has_begun else ""
+        loads, over = options.resume is not False or bool(earlier), _why_over(folder, earlier)
         opened = OpenedRun(folder, over, loads)
         if is_held_by(folder.run, folder.name):
             return opened, False
@@ -116,7 +117,8 @@ def _start(folder: AttemptFolder, env: Mapping[str, str], options: RuntimeOption
     spelling = _choose_spelling(options)
     asked = Asked(folder.run.path, command, options.resume is False, resume, spelling)
     job_s = find_attempt(env)
-    within = find_first_start(job_s) if job_s is not None else ""
+    starts = list_starts(job_s) if job_s is not None else []
+    within = starts[0].path if starts else ""
     choice = start_run(
         asked, folder.name, env, process=os.getpid(), by_hand=True, within=within, restart=_count_restarts(env)
     )
@@ -126,12 +128,12 @@ def _start(folder: AttemptFolder, env: Mapping[str, str], options: RuntimeOption
     return OpenedRun(choice.run.attempt(folder.name), choice.over), True
 
 
-def _why_over(folder: AttemptFolder) -> str:
-    """Why an earlier start of this job has finished its run; "" if none has."""
+def _why_over(folder: AttemptFolder, earlier: list[AttemptFolder]) -> str:
+    """Why one of the earlier starts of this job has finished its run; "" if none has."""
     state = read_state(folder.run)
     if state is None or state.status != "finished" or not list_checkpoints(folder.run.checkpoints):
         return ""
-    return state.reason if start_of(state.attempt, job_of(folder.name)) else ""
+    return state.reason if folder.run.attempt(state.attempt) in earlier else ""
 
 
 def _count_restarts(env: Mapping[str, str]) -> int:

@@ -37,11 +37,13 @@ echo "$(basename "$0") $4" >> "$SERVER/started"
 if [ "$4" = exec ]; then shift 5; fi
 exec "$@"
 """
-# One attempt: what the first line of `story` says that its ranks do.
+# One attempt: what the first line of `story` says that its ranks do. `+fold0=9`: the same of a run of the script's own,
+# which is finished at step 9.
 _ATTEMPT = """
 import os, signal, sys
 from pathlib import Path
-from hpcddp.runs.folder import find_attempt
+from hpcddp.runs.folder import RunFolder, find_attempt
+from hpcddp.runs.own_runs import note_own_run
 from hpcddp.runs.state import write_state
 story = Path(os.environ["SERVER"], "story")
 lines = story.read_text().splitlines()
@@ -49,6 +51,12 @@ story.write_text("\\n".join(lines[1:]))
 status, _, step = lines[0].partition(" ")
 run = find_attempt(os.environ)
 said = {"killed": "unfinished", "killed-finished": "finished"}.get(status, status)
+for fold in step.split("+")[1:]:
+    name, _, reached = fold.partition("=")
+    own = RunFolder(os.path.join(os.path.dirname(run.run.path), name)).attempt(run.name)
+    note_own_run(run, own.run)
+    write_state(own, "finished" if reached == "9" else "unfinished", step=int(reached), epoch=0, reason="as told")
+step = step.partition("+")[0]
 if step:
     write_state(run, said, step=int(step), epoch=0, reason="as told")
 if status.startswith("killed"):
@@ -178,6 +186,21 @@ def test_a_run_goes_on_until_it_is_finished_although_an_attempt_is_killed(schedu
     assert (server.state["status"], server.state["step"]) == ("finished", 9)
     assert (tmp_path / "cancelled").read_text().startswith("44")
     assert "attempt 3 of at most 5, from step 7" in ends[2].said
+
+
+def test_a_chain_goes_on_until_the_runs_that_its_script_has_opened_are_finished(pbs):
+    ends = pbs.run("done +fold0=5", "killed +fold0=9+fold1=3", "done +fold1=9", "done +fold2=9")
+    assert [end.status for end in ends] == [0, -9, 0]
+    assert "unfinished: run runs/fold0, step 5 (as told)" in ends[0].said
+    assert "attempt 2 of at most 5, from step 5 of the runs of its script together" in ends[1].said
+    assert "attempt 3 of at most 5, from step 12 of the runs of its script together" in ends[2].said
+    assert "nothing is left to do: 44.pbs1 is cancelled" in ends[2].said
+
+
+def test_a_job_s_run_that_is_finished_does_not_end_the_chain_of_what_its_script_does_then(pbs):
+    ends = pbs.run("finished 7+tuned=3", "done +tuned=5", "done +tuned=5", "done +tuned=9")
+    assert [end.status for end in ends] == [0, 0, 0, 1]
+    assert "no progress: attempt 43.pbs1.1 began and ended at step 12" in ends[3].said
 
 
 def test_the_same_step_twice_ends_the_chain_without_a_launch(pbs):

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from hpcddp.errors import HpcddpError, LaunchError
-from hpcddp.runs.folder import RunFolder
+from hpcddp.runs.folder import AttemptFolder, RunFolder
 from hpcddp.runs.lock import is_held_by, release_run
+from hpcddp.runs.own_runs import note_own_run
 from hpcddp.runs.state import note_checkpoint, read_state, write_state
 from hpcddp.supervisor.begin import Begun, begin
 from hpcddp.supervisor.end import end_attempt
@@ -122,6 +123,40 @@ def test_an_error_of_the_program_is_a_failure_where_a_signal_comes_too(node: Nod
     error = Event(ERROR, 0, "n0", step=10, status=1 << 8, text="ValueError: a")
     assert end_attempt(attempt, Ended(1, "SIGTERM", error), None, node.told.append) == 1
     assert read_state(attempt.run).status == "failed"
+
+
+def own_run(node: Node, attempt: AttemptFolder, name: str, status: str) -> AttemptFolder:
+    """As the script of the attempt opens it, and leaves it at step 30."""
+    own = RunFolder(f"{node.base}-{name}").attempt(attempt.name)
+    note_own_run(attempt, own.run)
+    write_state(own, status, step=30, epoch=3, reason="SIGUSR1")
+    return own
+
+
+def test_a_job_is_unfinished_as_long_as_a_run_of_its_script_is(node: Node):
+    attempt = node.begin("41").attempt
+    own = own_run(node, attempt, "fold", "unfinished")
+    node.told.clear()
+    assert end_attempt(attempt, Ended(0, "SIGTERM"), None, node.told.append) == 85
+    assert node.told == ["unfinished: run runs/train-fold, step 30 (SIGTERM)"]
+    again = node.begin("41").attempt  # its scheduler has started it again, and it does not come to the run
+    assert end_attempt(again, Ended(0), None, node.told.append) == 85
+    other = own_run(node, again, "other", "failed")
+    assert end_attempt(again, Ended(1), None, node.told.append) == 1
+    write_state(other, "finished", step=30, epoch=3, reason="done")
+    write_state(again, "finished", step=9, epoch=1, reason="done")
+    assert end_attempt(again, Ended(0), None, node.told.append) == 85
+    write_state(own.run.attempt(again.name), "finished", step=30, epoch=3, reason="done")
+    node.told.clear()
+    assert end_attempt(again, Ended(0), None, node.told.append) == 0
+    assert node.told == []
+
+
+def test_what_another_job_has_left_of_a_script_s_run_is_no_word_on_this_one(node: Node):
+    attempt = node.begin("41").attempt
+    own_run(node, attempt, "fold", "unfinished")
+    release_run(attempt.run, attempt.name)
+    assert end_attempt(node.begin("42").attempt, Ended(0), None, node.told.append) == 0
 
 
 @pytest.fixture

@@ -16,11 +16,14 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hpcddp
 from hpcddp.errors import HpcddpError, RequestError
+from hpcddp.runs.chain import write_follow_up
 from hpcddp.runs.choice import find_command
 from hpcddp.runs.folder import RunFolder, choose_attempt
 from hpcddp.runs.holder import Holder, describe_process
+from hpcddp.runs.jsonfile import write_object
 from hpcddp.runs.lock import HeldError, check_not_taken, is_held_by, release_run, take_run
-from hpcddp.runs.own_runs import find_first_start, list_own_runs
+from hpcddp.runs.own_runs import list_own_runs
+from hpcddp.runs.starts import list_starts
 from hpcddp.runs.state import read_state, write_state
 from hpcddp.training import own_run
 from hpcddp.training.options import RuntimeOptions
@@ -280,6 +283,22 @@ def test_arguments_may_differ_between_the_starts_of_a_job(
         assert [_fold(tmp_path / name) for name in ("a", "b")] == opened
 
 
+def test_the_next_job_of_a_chain_goes_on_in_the_runs_that_the_ones_before_have_begun(tmp_path: Path, job: Job) -> None:
+    for number, name in enumerate(("7", "8", "9")):
+        job.start(1, job=name)
+        write_object(job.run.attempt(f"{name}.1").chain, {"turn": number + 1, "of": 3, "step": 0})
+        write_follow_up(job.run.attempt(f"{name}.1"), str(int(name) + 1))
+        if name == "7":
+            assert _fold(tmp_path / "t", ends="early") == ("t", 2, 2)
+            _lose(tmp_path / "fold1", resume=False)
+        else:
+            assert _fold(tmp_path / "t") == ("t", 2, 0)
+            assert _fold(tmp_path / "fold1", resume=False) == ("fold1", 3, 2 if name == "8" else 0)
+        job.end()
+    job.start(1, job="11")  # no job of the chain
+    assert _fold(tmp_path / "fold1")[0] == "fold1-2"
+
+
 def test_programs_and_arguments_tell_runs_of_one_name_apart(
     tmp_path: Path, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -332,7 +351,7 @@ def test_an_attempt_that_was_on_a_host_that_is_lost_does_not_hold_the_run_of_its
     """Rank 0 of the next attempt is on another host, and cannot look for its process."""
     run, ask_nobody = RunFolder(str(tmp_path / "fold0")), lambda *_: None
     job.start(1)
-    within = find_first_start(job.run.attempt("7.1"))
+    within = list_starts(job.run.attempt("7.1"))[0].path
     lost = Holder("7.1", "node1", "another", 9, "9", "slurm", "7", by_hand=True, within=within)
     take_run(run, lost, ask_nobody)
     again = lost._replace(host="node2", process=10)
