@@ -11,12 +11,13 @@ from hpcddp.errors import HpcddpError
 from hpcddp.login.find_run import find_waiting_point, is_same_job, own_job, read_follow_up
 from hpcddp.record import Record
 from hpcddp.runs.best import Best, read_best
-from hpcddp.runs.folder import RunFolder, list_attempts, list_holders, list_runs
+from hpcddp.runs.folder import RunFolder, list_attempts, list_holders, list_runs, show_path
 from hpcddp.runs.holder import Holder
 from hpcddp.runs.job_end import read_job_end
 from hpcddp.runs.jsonfile import read_object
 from hpcddp.runs.latest import Latest, read_latest
 from hpcddp.runs.lock import read_end, read_holder, read_holders
+from hpcddp.runs.starts import find_left
 from hpcddp.runs.state import State, read_state
 from hpcddp.runs.submitted import Submission, read_submissions
 from hpcddp.runs.sweep_folder import read_sweep
@@ -39,6 +40,7 @@ class RunFacts(Record):
     best: Best | None = None
     ends: int | None = None  # of the job that holds it, as its supervisor wrote
     problem: str = ""
+    left: str = ""  # the runs that the script of its job has opened itself and left unfinished
 
 
 def read_facts(run: RunFolder) -> RunFacts:
@@ -92,8 +94,31 @@ def read_facts(run: RunFolder) -> RunFacts:
             told = read_job_end(current)
             ends = told.ends if told is not None else None
     return RunFacts(
-        run, state, holder, ended, status, submissions, open_jobs, again, links, latest, point, best, ends, problem
+        run,
+        state,
+        holder,
+        ended,
+        status,
+        submissions,
+        open_jobs,
+        again,
+        links,
+        latest,
+        point,
+        best,
+        ends,
+        problem,
+        _find_left(run, state, holder, status),
     )
+
+
+def _find_left(run: RunFolder, state: State | None, holder: Holder | None, status: int | None) -> str:
+    """In words; empty where the job's own run says enough."""
+    left = []
+    if holder is not None and (state is None or state.status == "finished"):
+        with suppress(HpcddpError):
+            left = find_left(run.attempt(holder.attempt), state, status or 0)
+    return "; ".join(f"run {show_path(own.path)}: step {one.step} ({one.reason})" for own, one in left)
 
 
 def _jobs_of_siblings(run: RunFolder) -> set[str]:

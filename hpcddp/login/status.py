@@ -101,6 +101,8 @@ def _judge_ended(base: RunStatus, fact: RunFacts, found: Sequence[JobFound]) -> 
     """No job of the run lives: what the ranks wrote last, else how the job ended."""
     last = fact.holder.job or fact.holder.attempt if fact.holder is not None else ""
     base = base._replace(job=last, left_s=None, exit_status=fact.exit_status)
+    if fact.left:
+        return base._replace(state="unfinished", why=fact.left)
     if fact.state is not None:
         state = correct_killed(fact.run, fact.state, lambda: False)
         return base._replace(
@@ -171,4 +173,4 @@ def _is_supervised(fact: RunFacts) -> bool:
 
 
 def _is_finished(fact: RunFacts) -> bool:
-    return fact.state is not None and fact.state.status == "finished" and fact.ended
+    return fact.state is not None and fact.state.status == "finished" and fact.ended and not fact.left

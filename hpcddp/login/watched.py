@@ -138,11 +138,13 @@ def _judge(facts: RunFacts, attempts: list[AttemptFolder]) -> tuple[str, str]:
         if not seen:
             return "running", "" if seen is False else f"on {holder.host}, as its folder says"
         gone = True
-    if state is not None and state.status == "finished":
+    if state is not None and state.status == "finished" and not facts.left:
         return "finished", state.reason
     follows = read_follow_up(attempts[-1].next) if attempts else ""
     if follows and follows in {job for _, job in facts.open_jobs}:
         return "waiting", f"job {follows} is to follow; hpcddp status asks its scheduler"
+    if facts.left:
+        return "unfinished", facts.left
     if state is not None:
         state = correct_killed(facts.run, state, lambda: False)
         return state.status, state.reason

@@ -13,7 +13,9 @@ from hpcddp.login.background import is_alive
 from hpcddp.login.find_run import find_run, find_runs, is_same_job
 from hpcddp.login.run_status import RunStatus
 from hpcddp.login.status import find_status
+from hpcddp.login.watched import Watcher
 from hpcddp.runs.folder import RunFolder
+from hpcddp.runs.own_runs import note_own_run
 from hpcddp.runs.state import write_state
 
 from .runs import held, metrics, submitted
@@ -65,6 +67,18 @@ def test_a_program_without_a_state_ended_as_its_job_did(
     assert (one.state, one.why, one.exit_status) == (state, why, exit_status)
     if exit_status == 0:
         assert not (here.parent / "asked").exists()  # nothing of it can live: nobody is asked
+
+
+def test_a_job_that_left_a_run_of_its_script_unfinished_is_not_finished(here: Path, program: Program) -> None:
+    attempt, fold = held(RunFolder("runs/a"), "12", status=85), RunFolder("runs/fold")
+    note_own_run(attempt, fold)
+    write_state(fold.attempt(attempt.name), "unfinished", step=7, epoch=1, reason="deadline")
+    for _ in range(2):
+        assert (status("a").state, status("a").why) == ("unfinished", "run runs/fold: step 7 (deadline)")
+        assert Watcher(RunFolder("runs/a")).look().state == "unfinished"
+        write_state(attempt, "finished", step=9, epoch=1, reason="done")  # as of a script that tunes it then
+    write_state(fold.attempt(attempt.name), "finished", step=9, epoch=1, reason="done")
+    assert status("a").state == "finished"
 
 
 def test_a_run_whose_ranks_wrote_how_it_ended(here: Path, program: Program) -> None:
