@@ -71,7 +71,8 @@ class Asked(Record):
 
 class Origin(Record):
     """The job that starts an attempt. `by_hand`: one of several starts in one job, such as `hpcddp launch`. `within`,
-    `restart`: of a script that chooses its runs itself, as in `Holder`; so is `job_start`."""
+    `restart`: of a script that chooses its runs itself, as in `Holder`; so is `job_start`. `earlier`: the attempts of
+    its job and chain that came before this one, and have ended."""
 
     attempt: str = ""
     scheduler: str = ""
@@ -80,11 +81,13 @@ class Origin(Record):
     within: str = ""
     restart: int = 0
     job_start: str = ""
+    earlier: tuple[str, ...] = ()
 
 
 class RunChoice(Record):
-    """The run, whether it is new, and why. `before`: the attempt of a chain that this one follows. `attempt`: the name
-    of this one, once it holds the run. `over`: why the run ended, of one that this job has finished before."""
+    """The run, whether it is new, and why. `before`: the attempt that has held it, if this one follows that in a chain
+    or job. `attempt`: the name of this one, once it holds the run. `over`: why the run ended, of one that this job has
+    finished before."""
 
     run: RunFolder
     is_new: bool
@@ -124,7 +127,9 @@ def choose_run(asked: Asked, origin: Origin) -> RunChoice:
             return RunChoice(run, False, "", "")
     begun = _find_begun(asked, origin, runs) if origin.within and asked.resume is None else None
     if begun is not None:
-        return RunChoice(begun, False, "", "", over=_why_over(begun))
+        held_by = read_holders(begun)[-1].attempt
+        ended = held_by if held_by in origin.earlier else None
+        return RunChoice(begun, False, "", "", ended, over=_why_over(begun))
     made = next((run for run in runs if os.path.basename(run.path) == asked.made), None)
     if made is not None and not list_holders(made):
         return RunChoice(made, True, "", "")

@@ -56,10 +56,11 @@ def start_run(
     numbered: bool = False,
     within: str = "",
     restart: int = 0,
+    earlier: tuple[str, ...] = (),
 ) -> RunChoice:
     """Choose the run of this attempt, and hold it. `process`: what lives as long as the attempt, on this host.
-    `numbered`: `attempt` is the job's name, and the attempt's is made of it (`number_attempt`). `within`, `restart`: of
-    a run that a script of a job chooses itself, as in `Holder`.
+    `numbered`: `attempt` is the job's name, and the attempt's is made of it (`number_attempt`). `within`, `restart`,
+    `earlier`: of a run that a script of a job chooses itself, as in `Origin`.
 
     RequestError or NewerFileError of `choose_run`; HeldError if another job holds the run; LaunchError if the folder
     cannot be written.
@@ -70,7 +71,7 @@ def start_run(
     mine = describe_process(attempt, process, env, asked.command, by_hand=by_hand, within=within, restart=restart)
     ask = partial(ask_job_state, env=env)
     for left in reversed(range(_TRIES)):
-        origin = Origin(attempt, *find_job(env), by_hand, within, restart, mine.job_start)
+        origin = Origin(attempt, *find_job(env), by_hand, within, restart, mine.job_start, earlier)
         choice = choose_run(asked, origin)
         name = number_attempt(choice.run, attempt) if numbered else attempt
         mine = mine._replace(attempt=name)

@@ -120,7 +120,14 @@ def _start(folder: AttemptFolder, env: Mapping[str, str], options: RuntimeOption
     starts = list_starts(job_s) if job_s is not None else []
     within = starts[0].path if starts else ""
     choice = start_run(
-        asked, folder.name, env, process=os.getpid(), by_hand=True, within=within, restart=_count_restarts(env)
+        asked,
+        folder.name,
+        env,
+        process=os.getpid(),
+        by_hand=True,
+        within=within,
+        restart=_count_restarts(env),
+        earlier=tuple(one.name for one in starts[:-1]),
     )
     print(f"hpcddp: {choice}", file=sys.stderr, flush=True)
     if job_s is not None and within:

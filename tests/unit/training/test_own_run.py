@@ -18,6 +18,7 @@ import hpcddp
 from hpcddp.errors import HpcddpError, RequestError
 from hpcddp.runs.chain import write_follow_up
 from hpcddp.runs.choice import find_command
+from hpcddp.runs.command import identify_command
 from hpcddp.runs.folder import RunFolder, choose_attempt
 from hpcddp.runs.holder import Holder, describe_process
 from hpcddp.runs.jsonfile import write_object
@@ -297,6 +298,35 @@ def test_the_next_job_of_a_chain_goes_on_in_the_runs_that_the_ones_before_have_b
         job.end()
     job.start(1, job="11")  # no job of the chain
     assert _fold(tmp_path / "fold1")[0] == "fold1-2"
+
+
+def test_a_job_of_a_chain_that_was_killed_on_another_host_does_not_hold_the_run_of_its_script(
+    tmp_path: Path, job: Job
+) -> None:
+    """Nobody can be asked here whether that job has ended: the next one of a chain starts after its end."""
+    job.start(1)
+    first = job.run.attempt("7.1")
+    write_object(first.chain, {"turn": 1, "of": 3, "step": 0})
+    write_follow_up(first, "8")
+    run = RunFolder(str(tmp_path / "fold0"))
+    lost = Holder(
+        "7.1",
+        "node1",
+        "another",
+        9,
+        "9",
+        "slurm",
+        "7",
+        identify_command(sys.orig_argv),
+        by_hand=True,
+        within=first.path,
+    )
+    take_run(run, lost, lambda *_: None)
+    job.end()
+    job.start(1, job="8")
+    assert _fold(tmp_path / "fold0") == ("fold0", 3, 3)
+    with pytest.raises(HeldError):  # it lives on, and comes back
+        check_not_taken(run, "7.1")
 
 
 def test_programs_and_arguments_tell_runs_of_one_name_apart(
