@@ -184,6 +184,7 @@ def _run_beside(
     stderr = None if log else beside.Stderr(job_output)
     if heartbeat.path:
         env[HEARTBEAT] = heartbeat.path
+    heartbeat.outlive()
     try:
         program = beside.start_program(command, env, stderr.entry if stderr else None)
     except OSError as error:
@@ -192,7 +193,6 @@ def _run_beside(
     if stderr:
         stderr.start()
     heartbeat.start(program)
-    heartbeat.outlive()
     status = beside.wait_for(program)
     if stderr:
         stderr.finish()
