@@ -3,8 +3,8 @@
 Runs of one name are `train`, `train-2`, `train-3`, …. The first of these rules that fits chooses:
 
 1. A job that was started again, and a job of a chain, stay in their run. A job that `hpcddp submit` made a run for gets
-   that one, if nobody has held it. So does a script of a job that chooses its runs itself: each start opens the runs
-   that the starts before it have begun, in their order, unless it names one.
+   that one, if nobody has held it. So does a script of a job that chooses its runs itself: each start opens the run
+   of a name that the starts before it have begun, if it is the only one; several are refused, unless it names one.
 2. `--resume RUN` resumes that run, whatever its command and state.
 3. `--fresh` begins a new run, with the next number.
 4. The newest run of the same command is resumed, unless it is finished.

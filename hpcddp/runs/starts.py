@@ -23,18 +23,19 @@ def list_starts(attempt: AttemptFolder) -> list[AttemptFolder]:
     job, earlier, starts = job_of(attempt.name), set[str](), list[str]()
     for path in list_holders(attempt.run):
         holder = read_holder(path)
-        if holder is None or not start_of(holder.attempt, job):
-            if holder is not None and not starts:
+        if holder is None:
+            continue
+        if not start_of(holder.attempt, job):
+            if not starts:
                 earlier.add(holder.attempt)
             continue
         starts.append(holder.attempt)
         if holder.attempt == attempt.name:
             found = [attempt.run.attempt(name) for name in starts]
             before = find_before(found[0])
-            is_known = (
-                before is not None and before.attempt in earlier
-            )  # not where the scheduler has begun its ids anew
-            return [*(list_starts(attempt.run.attempt(before.attempt)) if before and is_known else ()), *found]
+            if before is None or before.attempt not in earlier:  # the scheduler may have begun its ids anew
+                return found
+            return [*list_starts(attempt.run.attempt(before.attempt)), *found]
         if holder.by_hand and read_end(path)[0]:
             starts.clear()
     return []
