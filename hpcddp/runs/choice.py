@@ -34,7 +34,7 @@ from hpcddp.runs.folder import (
 )
 from hpcddp.runs.jsonfile import DamagedFileError, read_object
 from hpcddp.runs.lock import find_owner, read_holders
-from hpcddp.runs.state import read_state
+from hpcddp.runs.state import read_finish, read_state
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -129,7 +129,8 @@ def choose_run(asked: Asked, origin: Origin) -> RunChoice:
     if begun is not None:
         held_by = read_holders(begun)[-1].attempt
         ended = held_by if held_by in origin.earlier else None
-        return RunChoice(begun, False, "", "", ended, over=_why_over(begun))
+        finish = read_finish(begun)
+        return RunChoice(begun, False, "", "", ended, over=finish.reason if finish is not None else "")
     made = next((run for run in runs if os.path.basename(run.path) == asked.made), None)
     if made is not None and not list_holders(made):
         return RunChoice(made, True, "", "")
@@ -239,12 +240,6 @@ def _find_begun(asked: Asked, origin: Origin, runs: Sequence[RunFolder]) -> RunF
 def _is_of_this_start(one: Holder, origin: Origin) -> bool:
     """Whether a run that this job has opened was held by its present start; the others came before it."""
     return (one.attempt, one.restart) == (origin.attempt, origin.restart)
-
-
-def _why_over(run: RunFolder) -> str:
-    """Why the run is finished; "" for one that is not, or whose weights nobody could load again."""
-    state = read_state(run) if list_checkpoints(run.checkpoints) else None
-    return state.reason if state is not None and state.status == "finished" else ""
 
 
 def _named_run(asked: Asked, name: str, runs: Sequence[RunFolder]) -> RunFolder:

@@ -63,6 +63,13 @@ def read_state(run: RunFolder) -> State | None:
     return State(**known)
 
 
+def read_finish(run: RunFolder) -> State | None:
+    """The state of a run that is finished; None for one that is not, or whose weights nobody could load again. The
+    errors of `read_state`."""
+    state = read_state(run)
+    return state if state is not None and state.status == "finished" and list_checkpoints(run.checkpoints) else None
+
+
 def _is_known(name: str, value: object) -> bool:
     """Whether hpcddp writes such a value in the field of that name."""
     if name == "status":

@@ -14,13 +14,13 @@ from hpcddp.errors import HpcddpError, LaunchError
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.runs.choice import Asked, Spelling
 from hpcddp.runs.command import identify_command
-from hpcddp.runs.folder import AttemptFolder, RunFolder, find_attempt, list_checkpoints, show_path
+from hpcddp.runs.folder import AttemptFolder, RunFolder, find_attempt, show_path
 from hpcddp.runs.lock import is_held_by, release_run
 from hpcddp.runs.opening import check_attempt
 from hpcddp.runs.own_runs import note_own_run
 from hpcddp.runs.start import hold_run, start_run
 from hpcddp.runs.starts import list_starts
-from hpcddp.runs.state import read_state
+from hpcddp.runs.state import read_finish
 from hpcddp.training.options import RuntimeOptions
 from hpcddp.training.rendezvous.failure import Failure, PeerFailedError
 from hpcddp.training.rendezvous.group import Group
@@ -137,10 +137,8 @@ def _start(folder: AttemptFolder, env: Mapping[str, str], options: RuntimeOption
 
 def _why_over(folder: AttemptFolder, earlier: list[AttemptFolder]) -> str:
     """Why one of the earlier starts of this job has finished its run; "" if none has."""
-    state = read_state(folder.run)
-    if state is None or state.status != "finished" or not list_checkpoints(folder.run.checkpoints):
-        return ""
-    return state.reason if folder.run.attempt(state.attempt) in earlier else ""
+    finish = read_finish(folder.run)
+    return finish.reason if finish is not None and folder.run.attempt(finish.attempt) in earlier else ""
 
 
 def _count_restarts(env: Mapping[str, str]) -> int:
@@ -152,14 +150,13 @@ def _count_restarts(env: Mapping[str, str]) -> int:
 def _check_not_finished(folder: AttemptFolder) -> None:
     """LaunchError if this attempt has finished the job's run already: a second runtime, as for the next fold or the
     next learning rate, would load the weights of the first one and train nothing."""
-    state = read_state(folder.run)
-    if state is None or (state.status, state.attempt) != ("finished", folder.name):
+    finish = read_finish(folder.run)
+    if finish is None or finish.attempt != folder.name:
         return
-    if list_checkpoints(folder.run.checkpoints):
-        check_attempt(folder)  # of a newer hpcddp's file there is more to say
-        path = show_path(folder.run.path)
-        raise LaunchError(
-            f"this attempt has finished run {path} already, at step {state.step}: another runtime in this job would"
-            " load those weights and train nothing",
-            f'a run of its own for each, such as hpcddp.runtime(run_dir=f"{path}-{{n}}"), n = 1, 2, …',
-        )
+    check_attempt(folder)  # of a newer hpcddp's file there is more to say
+    path = show_path(folder.run.path)
+    raise LaunchError(
+        f"this attempt has finished run {path} already, at step {finish.step}: another runtime in this job would"
+        " load those weights and train nothing",
+        f'a run of its own for each, such as hpcddp.runtime(run_dir=f"{path}-{{n}}"), n = 1, 2, …',
+    )
