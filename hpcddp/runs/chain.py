@@ -12,9 +12,9 @@ from contextlib import suppress
 
 from hpcddp.errors import LaunchError, RequestError
 from hpcddp.record import Record
-from hpcddp.runs.folder import AttemptFolder, RunFolder, job_of, list_attempts, start_of
+from hpcddp.runs.folder import AttemptFolder, RunFolder, job_of, list_attempts, list_holders, start_of
 from hpcddp.runs.jsonfile import DamagedFileError, read_object, read_text, write_object
-from hpcddp.runs.lock import read_holders
+from hpcddp.runs.lock import read_end, read_holder, read_holders
 from hpcddp.runs.own_runs import read_own_states
 from hpcddp.runs.state import State, read_state, replace_state
 
@@ -46,14 +46,19 @@ class Started(Record):
     of_several: bool = False
 
 
-def decide_start(state: State | None, before: Link | None) -> StartDecision:
-    """Whether the next attempt may start. `state`: what state.json holds; no `before`: the first of its chain."""
+def decide_start(state: State | None, before: Link | None, *, ended_well: bool = True) -> StartDecision:
+    """Whether the next attempt may start. `state`: what state.json holds; no `before`: the first of its chain.
+    `ended_well`: of the job before; a program that was ended behind its training comes to the rest of it again."""
     if before is None:
         return StartDecision(True)
     if state is None or state.attempt != before.attempt:
         return StartDecision(False, f"attempt {before.attempt} ended before its first checkpoint", True)
-    if state.status == "finished":
+    if state.status == "finished" and ended_well:
         return StartDecision(False, f"attempt {before.attempt} has finished the run at step {state.step}")
+    if state.status == "finished" and state.step <= before.step:
+        return StartDecision(False, f"no step is left, and attempt {before.attempt} did not end well after that", True)
+    if state.status == "finished":
+        return StartDecision(True)
     if state.status != "unfinished":
         return StartDecision(False, f"attempt {before.attempt} failed at step {state.step}: {state.reason}", True)
     if state.step <= before.step:
@@ -61,9 +66,10 @@ def decide_start(state: State | None, before: Link | None) -> StartDecision:
     return StartDecision(True)
 
 
-def decide_restart(state: State | None, again: Link) -> StartDecision:
+def decide_restart(state: State | None, again: Link, *, ended_well: bool = True) -> StartDecision:
     """Whether a job of a chain that its scheduler starts again may start. That it made no progress is no reason."""
-    if state is not None and state.attempt == again.attempt and state.status != "unfinished":
+    is_over = state is not None and (state.status == "failed" or (state.status == "finished" and ended_well))
+    if state is not None and state.attempt == again.attempt and is_over:
         return decide_start(state, again)
     return StartDecision(True)
 
@@ -83,13 +89,17 @@ def start_attempt(attempt: AttemptFolder, most: int) -> Started:
         before = None if again else find_before(attempt)
         if before is not None and state is not None and _came_later(attempt.run, state.attempt, before.attempt):
             before = before._replace(attempt=state.attempt)  # a job of no chain, while this one waited
-        whole, step, of_several = _add_own_runs(attempt.run, state, again or before)
-        decision = decide_restart(whole, again) if again else decide_start(whole, before)
+        since = again or before
+        whole, step, of_several = _add_own_runs(attempt.run, state, since)
+        well = since is None or _has_ended_well(attempt, job_of(since.attempt))
+        decision = (
+            decide_restart(whole, again, ended_well=well) if again else decide_start(whole, before, ended_well=well)
+        )
         turn = again.turn if again else before.turn + 1 if before else 1
         link = Link(attempt.name, turn, step)
         if decision.starts:
             write_object(attempt.chain, {"turn": link.turn, "of": most, "step": step})
-        elif decision.is_failure:
+        elif decision.is_failure and (whole is None or whole.status != "finished"):
             last = state or State("failed", 0, 0, "", attempt.name)
             reason = f"the chain stopped: {decision.reason}"
             replace_state(attempt.run, last._replace(status="failed", reason=reason, attempt=attempt.name))
@@ -117,6 +127,15 @@ def _add_own_runs(run: RunFolder, state: State | None, since: Link | None) -> tu
     if state is not None and state.attempt in held[first:] and state.status != "finished":
         found = state  # the job's own run decides
     return found._replace(step=step, attempt=since.attempt), step, True
+
+
+def _has_ended_well(attempt: AttemptFolder, job: str) -> bool:
+    """Whether the last start of this job, before the attempt, wrote that it ended with status 0. hpcddp 0.1 wrote
+    nothing of its end."""
+    holders = ((path, read_holder(path)) for path in list_holders(attempt.run))
+    names = [(path, one.attempt) for path, one in holders if one is not None and one.attempt != attempt.name]
+    ends = [read_end(path) for path, name in names if start_of(name, job)]
+    return not ends or ends[-1] == (True, 0)
 
 
 def _came_later(run: RunFolder, attempt: str, before: str) -> bool:

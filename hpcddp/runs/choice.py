@@ -4,7 +4,8 @@ Runs of one name are `train`, `train-2`, `train-3`, …. The first of these rule
 
 1. A job that was started again, and a job of a chain, stay in their run. A job that `hpcddp submit` made a run for gets
    that one, if nobody has held it. So does a script of a job that chooses its runs itself: each start opens the run
-   of a name that the starts before it have begun, if it is the only one; several are refused, unless it names one.
+   of a name that the starts before it have begun, if it is the only one; several are refused, unless it names one,
+   and a finished one is not opened by other arguments.
 2. `--resume RUN` resumes that run, whatever its command and state.
 3. `--fresh` begins a new run, with the next number.
 4. The newest run of the same command is resumed, unless it is finished.
@@ -22,7 +23,7 @@ from contextlib import suppress
 from hpcddp.errors import RequestError
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.chain import find_before
-from hpcddp.runs.command import identify_command, identify_program
+from hpcddp.runs.command import identify_command, identify_program, leave_out_start
 from hpcddp.runs.folder import (
     RunFolder,
     list_checkpoints,
@@ -213,9 +214,10 @@ def _began_in(run: RunFolder, origin: Origin, command: tuple[str, ...]) -> bool:
 
 def _find_begun(asked: Asked, origin: Origin, runs: Sequence[RunFolder]) -> RunFolder | None:
     """The run that earlier starts of this job have begun for the same program, if this start has not opened it yet.
-    Arguments differ between starts, such as one of `$HPCDDP_ATTEMPT` or `$(mktemp)`: they choose among several runs.
+    Arguments choose among several runs. They may differ between starts in any way, but for a finished run in what
+    `leave_out_start` leaves out only: a script that skips its finished folds has come to another one.
 
-    RequestError where they do not: a script that skips its finished folds opens them in another order.
+    RequestError where nothing chooses: such a script opens several runs in another order.
     """
     opened = [(run, [one for one in read_holders(run) if one.within == origin.within]) for run in runs]
     program = identify_program(asked.command)
@@ -224,7 +226,10 @@ def _find_begun(asked: Asked, origin: Origin, runs: Sequence[RunFolder]) -> RunF
         for run, held in opened
         if held and not _is_of_this_start(held[0], origin) and identify_program(held[0].command) == program
     ]
-    same = [(run, held) for run, held in begun if any(one.command == asked.command for one in held)]
+    words = leave_out_start(asked.command, origin.attempt, origin.job)
+    same = [(run, held) for run, held in begun if any(_settle(one) == words for one in held)]
+    if not same and all(read_finish(run) is not None for run, _ in begun):
+        return None
     begun = same or begun
     left = [run for run, held in begun if not _is_of_this_start(held[-1], origin)]
     if left and len(begun) > 1:
@@ -235,6 +240,10 @@ def _find_begun(asked: Asked, origin: Origin, runs: Sequence[RunFolder]) -> RunF
             'give each training a run_dir of its own, such as run_dir=f"runs/fold{k}"',
         )
     return left[0] if left else None
+
+
+def _settle(one: Holder) -> tuple[str, ...]:
+    return leave_out_start(one.command, one.attempt, one.job)
 
 
 def _is_of_this_start(one: Holder, origin: Origin) -> bool:

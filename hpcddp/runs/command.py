@@ -15,6 +15,7 @@ from hpcddp.record import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_LEAST_NAME = 3  # characters: a shorter job id may be any number
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")  # options of Python whose value is a word of its own
 
 
@@ -35,6 +36,13 @@ def identify_command(words: Sequence[str]) -> tuple[str, ...]:
 def identify_program(command: tuple[str, ...]) -> tuple[str, ...]:
     """What `identify_command` gave, without the arguments of the script or module."""
     return command[: 3 if command[:2] == ("python", "-m") else 2]
+
+
+def leave_out_start(command: tuple[str, ...], attempt: str, job: str) -> tuple[str, ...]:
+    """The command without what each start of a job has otherwise: the attempt's name, the job's id, temporary files."""
+    names = [re.escape(name) for name in (attempt, job) if len(name) >= _LEAST_NAME]
+    changing = re.compile("|".join([*(rf"\b{name}\b" for name in names), r"/(?:var/)?tmp/[^\s,:;=]*"]))
+    return tuple(changing.sub("…", word) for word in command)
 
 
 def name_command(words: Sequence[str]) -> str:

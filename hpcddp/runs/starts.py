@@ -6,7 +6,7 @@ from hpcddp.record import TYPE_CHECKING
 from hpcddp.runs.chain import find_before
 from hpcddp.runs.folder import job_of, list_holders, start_of
 from hpcddp.runs.lock import read_end, read_holder
-from hpcddp.runs.own_runs import read_own_states
+from hpcddp.runs.own_runs import list_own_runs, read_own_states
 from hpcddp.runs.state import correct_killed
 
 if TYPE_CHECKING:
@@ -39,6 +39,11 @@ def list_starts(attempt: AttemptFolder) -> list[AttemptFolder]:
         if holder.by_hand and read_end(path)[0]:
             starts.clear()
     return []
+
+
+def opens_own_runs(attempt: AttemptFolder) -> bool:
+    """Whether the script of this attempt's job has opened runs itself, in any start. The errors of `list_starts`."""
+    return any(list_own_runs(one) for one in list_starts(attempt) or [attempt])
 
 
 def find_left(attempt: AttemptFolder, state: State | None, status: int) -> list[tuple[RunFolder, State]]:

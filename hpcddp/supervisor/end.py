@@ -11,7 +11,7 @@ from hpcddp.runs.chain import is_unfinished
 from hpcddp.runs.folder import show_path
 from hpcddp.runs.losses import note_loss
 from hpcddp.runs.own_runs import list_own_runs
-from hpcddp.runs.starts import find_left
+from hpcddp.runs.starts import find_left, list_starts, opens_own_runs
 from hpcddp.runs.state import State, correct_killed, name_signal, read_state, replace_state, step_back
 
 if TYPE_CHECKING:
@@ -40,11 +40,14 @@ def end_attempt(attempt: AttemptFolder, ended: Ended, follow_up: FollowUp | None
         state = _read_end(attempt)
         is_left = state is not None and is_unfinished(state, attempt.name)
         left = [] if is_left else find_left(attempt, state, ended.status)
+        is_cut_off = _is_cut_off(attempt, ended, state)
     except HpcddpError as error:
         tell(str(error))
         return ended.status or error.exit_code
     if state is not None and is_left:
         tell(f"unfinished: step {state.step} ({state.reason})")
+    elif not left and is_cut_off:
+        tell("unfinished: no step of a run is left, but the program was ended before it came to its end")
     elif not left:
         if follow_up is not None:
             follow_up.cancel("nothing is left to do")
@@ -53,6 +56,16 @@ def end_attempt(attempt: AttemptFolder, ended: Ended, follow_up: FollowUp | None
         tell(f"unfinished: run {show_path(run.path)}, step {own.step} ({own.reason})")
     follows = follow_up is not None and follow_up.is_waiting()
     return ended.status if follows else ended.status or UNFINISHED
+
+
+def _is_cut_off(attempt: AttemptFolder, ended: Ended, state: State | None) -> bool:
+    """Whether a program was ended behind a training, or between two of them: nobody knows what it still wanted."""
+    was_ended = bool(ended.signal) or (ended.cause is not None and ended.cause.is_loss_of_work)
+    if not (ended.status and was_ended):
+        return False
+    starts = {one.name for one in list_starts(attempt)} or {attempt.name}
+    has_trained = state is not None and state.status == "finished" and state.attempt in starts
+    return has_trained or opens_own_runs(attempt)
 
 
 def note_lost(attempt: AttemptFolder, cause: Event) -> None:

@@ -92,6 +92,12 @@ class Event(Record):
         return self.kind == KILLED and os.WTERMSIG(self.status) in _CRASHES
 
     @property
+    def is_loss_of_work(self) -> bool:
+        """Whether a rank surely was ended from outside: what its program still wanted to do after its training is not
+        done. A crash while it ends, and what the launcher does then, are none."""
+        return self.kind == SILENT or (self.kind == KILLED and not self.is_by_itself and not self.is_clean_up)
+
+    @property
     def exit_status(self) -> int:
         """That of the rank's program, as a shell says it; 0: it does not say why the attempt ended."""
         if self.kind not in {ERROR, KILLED} or self.is_clean_up or (self.kind == ERROR and self.is_loss):

@@ -12,7 +12,7 @@ from hpcddp.record import TYPE_CHECKING
 from hpcddp.runs.heartbeat import VARIABLE as HEARTBEAT
 from hpcddp.runs.job_end import JobEnd, note_job_end
 from hpcddp.runs.lock import release_run
-from hpcddp.runs.own_runs import list_own_runs
+from hpcddp.runs.starts import opens_own_runs
 from hpcddp.runs.state import read_state
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.supervisor.asked import ask_beside
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from hpcddp.runs.folder import AttemptFolder
+    from hpcddp.supervisor.events import Event
     from hpcddp.supervisor.job import End, Job
     from hpcddp.supervisor.order import Order
     from hpcddp.supervisor.recovery import Recovery
@@ -105,7 +106,10 @@ def _run_job(
         while True:
             ended = start.run(attempt, staged, recovery)
             cause = ended.cause
-            if recovery is None or cause is None or _is_finished(attempt):
+            if recovery is None or cause is None:
+                break
+            if _is_over(attempt, cause):
+                tell(f"the ranks are not started again: their run had finished ({cause})")
                 break
             if ended.signal:
                 tell(f"the ranks are not started again: {ended.signal} came, and they may have ended by it ({cause})")
@@ -139,19 +143,20 @@ def _run_job(
 def _judge(ended: Ended, attempt: AttemptFolder) -> Ended:
     """What the launcher's status does not say: srun gives that of its own signal where a rank failed, Open MPI 5 gives
     0 where a host was lost."""
-    if ended.cause is None or ended.signal or _is_finished(attempt):
+    if ended.cause is None or ended.signal or _is_over(attempt, ended.cause):
         return ended
     return ended._replace(status=ended.cause.exit_status or ended.status or _LOST)
 
 
-def _is_finished(attempt: AttemptFolder) -> bool:
-    """Whether the ranks have written that the run is finished, and each that their script has opened since: what
-    happened to them after that does not matter."""
+def _is_over(attempt: AttemptFolder, cause: Event) -> bool:
+    """Whether the ranks have written that the run is finished, and what happened to them after that does not matter.
+    Of a script that opens runs itself nobody knows how many more it wants to open."""
     try:
-        states = [read_state(run) for run in (attempt.run, *list_own_runs(attempt))]
+        state = read_state(attempt.run)
+        is_finished = state is not None and (state.status, state.attempt) == ("finished", attempt.name)
+        return is_finished and not cause.is_loss_of_work and not opens_own_runs(attempt)
     except HpcddpError:
         return False
-    return all(state is not None and (state.status, state.attempt) == ("finished", attempt.name) for state in states)
 
 
 class Start:

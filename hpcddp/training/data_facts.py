@@ -55,11 +55,11 @@ class DataFacts:
             self.outline = outline_data(self._samples)
         self._samples = []
 
-    def describe_other(self, old: dict[str, Any] | None, step: int) -> str | None:
-        """What differs from the data that a checkpoint of this step was trained with; on rank 0."""
+    def describe_other(self, old: dict[str, Any] | None) -> str | None:
+        """What differs from the data that a checkpoint was trained with; on rank 0."""
         if self._source is None or old is None or self.outline is None:
             return None
-        return describe_other_data(old, self.outline, self._source.dataset, self._source.reading.num_workers, step)
+        return describe_other_data(old, self.outline, self._source.dataset, self._source.reading.num_workers)
 
     @property
     def _keeps(self) -> bool:

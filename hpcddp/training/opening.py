@@ -110,7 +110,8 @@ def open_runtime(
             if first.rank == group.rank:
                 if not isinstance(error, HpcddpError):  # the caller prints those
                     print(f"hpcddp: {first}", file=sys.stderr, flush=True)
-                if folder is not None and not isinstance(error, NewerFileError):  # a newer hpcddp's state stays
+                # a newer hpcddp's state stays, and that of a run that was finished before
+                if folder is not None and not over and not isinstance(error, NewerFileError):
                     # So does that of the attempt that has the run now. A disk that refuses this too adds no news.
                     with suppress(HeldError, OSError):
                         write_failure(folder, str(first), step=rt.steps, epoch=rt.epoch)

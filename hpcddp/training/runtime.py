@@ -51,7 +51,7 @@ class Runtime(Stepping):
         self.metrics = metrics
         self.weights_sha256: str | None = None  # of the tracked models at the end, on rank 0
         self._watch, self._record = watch, record
-        self._is_over = loop.epoch_is_read = bool(setup.over)
+        loop.epoch_is_read = self._is_finished
         self._finish_reason = None if setup.over in {"", AT_ITS_END} else setup.over  # it finished early
         until_end.callback(loop.close)
         until_end.enter_context(loop.caught.noted())
@@ -75,7 +75,7 @@ class Runtime(Stepping):
 
     @property
     def _is_ending(self) -> bool:
-        return self.stopping or self._finish_reason is not None or self._is_over
+        return self.stopping or self._finish_reason is not None or self._is_finished
 
     # ---- the loop
 

@@ -117,9 +117,9 @@ def outline_data(samples: list[Any]) -> dict[str, Any]:
 
 
 def describe_other_data(
-    old: dict[str, Any], new: dict[str, Any], dataset: Dataset[Any], num_workers: int, step: int
+    old: dict[str, Any], new: dict[str, Any], dataset: Dataset[Any], num_workers: int
 ) -> str | None:
-    """A line that the `new` outline is not the `old` one, of the checkpoint of this step; None if it is.
+    """That the `new` outline is not the `old` one, of a checkpoint; None if it is.
 
     A data set that gives another sample when it is asked again is not compared.
     """
@@ -129,10 +129,7 @@ def describe_other_data(
     if not is_alike(outline_samples(draw_samples(dataset, num_workers)), mine):
         return None
     which = "its first sample" if isinstance(dataset, IterableDataset) else "its first, middle or last sample"
-    return (
-        f"resumed at step {step}: this {type(dataset).__name__} is not the checkpoint's data, {which} is another; the"
-        " script's is in force"
-    )
+    return f"this {type(dataset).__name__} is not the checkpoint's data, {which} is another"
 
 
 def _gather(mine: Any, layout: Layout) -> list[Any]:

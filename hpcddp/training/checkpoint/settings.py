@@ -7,13 +7,14 @@ that a scheduler has moved since is no difference.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from hpcddp.errors import RequestError, nearest
+from hpcddp.runs.folder import show_path
 
 Settings = dict[str, dict[str, Any]]  # by the object's name, or "optimizer[1]" for its second parameter group
 
@@ -114,12 +115,25 @@ def merge(old: Settings, new: Settings, not_taken: Sequence[Change]) -> Settings
 def describe_changes(changes: Sequence[Change], left: Sequence[Change], step: int) -> Iterator[str]:
     """One line for each change, with the value that is in force."""
     for change in changes:
-        words = f"resumed at step {step}: {change.thing}'s {change.name} {change.old} -> {change.new}; "
+        words = f"resumed at step {step}: {describe_change(change)}; "
         if change not in left:
             yield words + f"the script's {change.new} is in force"
         else:
             more = f', hpcddp.runtime(override=["{change.name}"]) takes the script\'s' if _can(change) else ""
             yield words + f"the checkpoint's {change.old} is in force{more}"
+
+
+def describe_change(change: Change) -> str:
+    return f"{change.thing}'s {change.name} {change.old} -> {change.new}"
+
+
+def refuse_finished(run: str, other: str) -> NoReturn:
+    """RequestError: an earlier start of this job has finished the run, and it was another training than this one, as
+    `other` says: this one would get those weights, and make no step."""
+    raise RequestError(
+        f"an earlier start of this job has finished run {show_path(run)}, and that was another training: {other}",
+        'give each training a run_dir of its own, such as run_dir=f"runs/fold{k}"',
+    )
 
 
 def describe_gone(manifest: Mapping[str, Any], objects: Mapping[str, Any], step: int) -> Iterator[str]:

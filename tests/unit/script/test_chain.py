@@ -226,11 +226,15 @@ def test_a_failed_attempt_cancels_its_follow_up_and_keeps_its_status(pbs):
     assert (pbs.folder / "cancelled").read_text() == "42.pbs1\n"
 
 
-def test_a_follow_up_that_could_not_be_cancelled_sees_that_nothing_is_left_to_do(pbs):
-    ends = pbs.run("killed-finished 9", "unfinished 10")
-    assert [end.status for end in ends] == [-9, 0]
-    assert "the chain ends here: attempt 41.pbs1.1 has finished the run at step 9" in ends[1].said
+def test_a_job_that_was_killed_behind_its_training_is_followed_once(pbs):
+    """Its program may have been in an evaluation."""
+    ends = pbs.run("killed-finished 9", "killed-finished 9", "finished 9")
+    assert [end.status for end in ends] == [-9, -9, 1]
+    assert "attempt 2 of at most 5, from step 9" in ends[1].said
+    assert "no step is left, and attempt 42.pbs1.1 did not end well after that" in ends[2].said
     assert pbs.state["status"] == "finished"
+    ends = pbs.run("killed-finished 19", "finished 19")
+    assert [end.status for end in ends] == [-9, 0]
 
 
 @pytest.mark.parametrize(

@@ -152,6 +152,61 @@ def test_a_job_is_unfinished_as_long_as_a_run_of_its_script_is(node: Node):
     assert node.told == []
 
 
+KILL = Event(KILLED, 1, "n0", status=9)
+
+
+@pytest.mark.parametrize("ended", [Ended(143, "SIGTERM"), Ended(137, cause=KILL)], ids=["walltime", "loss"])
+@pytest.mark.parametrize("is_own", [True, False], ids=["own run", "job's run"])
+def test_a_program_that_was_ended_behind_a_training_is_unfinished(node: Node, ended: Ended, *, is_own: bool):
+    """It may have been about to begin the next one."""
+    attempt = node.begin("41").attempt
+    if is_own:
+        own_run(node, attempt, "fold", "finished")
+    else:
+        write_state(attempt, "finished", step=9, epoch=1, reason="done")
+    node.told.clear()
+    assert end_attempt(attempt, ended, None, node.told.append) == ended.status
+    assert node.told == ["unfinished: no step of a run is left, but the program was ended before it came to its end"]
+    node.told.clear()
+    crash = Event(KILLED, 1, "n0", status=11)
+    for well in (Ended(0), Ended(139, cause=crash), Ended(1)):
+        assert end_attempt(attempt, well, None, node.told.append) == well.status
+    assert node.told == []
+
+
+def test_a_chain_goes_on_behind_finished_runs_unless_their_job_has_ended_well(node: Node):
+    """A job that is killed cannot say that its script has not come to its next training."""
+    first = node.begin("41", chain=9).attempt
+    own_run(node, first, "fold1", "finished")
+    _follow(first, "42")
+    second = node.begin("42", chain=9).attempt
+    assert node.told[-1] == "attempt 2 of at most 9, from step 30 of the runs of its script together"
+    write_state(second, "finished", step=40, epoch=1, reason="done")
+    _follow(second, "43")
+    third = node.begin("43", chain=9).attempt
+    assert node.told[-1] == "attempt 3 of at most 9, from step 70 of the runs of its script together"
+    write_state(third, "finished", step=40, epoch=1, reason="done")
+    _follow(third, "44")
+    assert node.begin("44", chain=9) == 1  # twice, and no step between: it would be so for ever
+    why = f"no step is left, and attempt {third.name} did not end well after that"
+    assert node.told[-1] == f"the chain ends here: {why}"
+    assert read_state(third.run).status == "finished"
+
+
+def test_a_chain_ends_with_finished_runs_whose_job_has_ended_well(node: Node):
+    attempt = node.begin("41", chain=9).attempt
+    own_run(node, attempt, "fold1", "finished")
+    release_run(attempt.run, attempt.name, 0)
+    _follow(attempt, "42")
+    assert node.begin("42", chain=9) == 0
+    assert node.told[-1] == f"the chain ends here: attempt {attempt.name} has finished the run at step 30"
+
+
+def _follow(attempt: AttemptFolder, job: str) -> None:
+    """This attempt's job has queued that one; if it wrote no end, it was killed then."""
+    Path(attempt.next).write_text(f"{job}\n")
+
+
 def test_what_another_job_has_left_of_a_script_s_run_is_no_word_on_this_one(node: Node):
     attempt = node.begin("41").attempt
     own_run(node, attempt, "fold", "unfinished")
@@ -192,6 +247,7 @@ def test_a_link_that_its_scheduler_starts_again_goes_on_as_the_same_link(chain: 
     assert node.begin("44.pbs1", chain=5).attempt.name == "44.pbs1.1"
     assert "attempt 4 of at most 5, from step 9" in node.told
     write_state(chain.attempt("44.pbs1.1"), "finished", step=10, epoch=0, reason="done")
+    release_run(chain, "44.pbs1.1", 0)
     assert node.begin("44.pbs1", chain=5) == 0
     assert node.told[-1] == "the chain ends here: attempt 44.pbs1.1 has finished the run at step 10"
 
@@ -230,7 +286,7 @@ def test_a_chain_that_ends_holds_its_run_no_longer(node: Node):
     assert first.left == 2
     write_state(first.attempt, "finished", step=9, epoch=1, reason="done")
     Path(first.attempt.next).write_text("42")
-    release_run(first.attempt.run, first.attempt.name)
+    release_run(first.attempt.run, first.attempt.name, 0)  # its follow-up could not be cancelled
     assert node.begin("42", chain=3) == 0
     assert "the chain ends here" in node.told[-1]
     assert node.attempt("43", resume="train") == f"{node.base}/attempts/43.1"

@@ -23,7 +23,7 @@ from hpcddp.supervisor.job import End, Job
 from hpcddp.supervisor.order import Order, Recover
 from hpcddp.supervisor.recovery import Recovery
 from hpcddp.supervisor.stuck import NOWHERE
-from hpcddp.supervisor.supervise import _is_finished
+from hpcddp.supervisor.supervise import _is_over
 
 # Starts a command on a host of a pretended cluster: one that is in `silent` hangs, one in `blind` sees no run folder.
 # As pbs_tmrsh it has no shell; `ssh` gives one all the words.
@@ -538,18 +538,29 @@ def test_progress_is_the_newest_checkpoint_of_the_run_that_the_script_has_begun_
     assert cluster.told[-1].endswith(f", from step 3 of {cluster.folder}/runs/fold1")
 
 
+CRASH, CLEAN_UP, BUG = KILL._replace(status=11), KILL._replace(status=15), Event(ERROR, 1, "n1", status=1 << 8)
+
+
+def test_what_happens_to_ranks_whose_run_has_finished_does_not_matter_but_for_a_loss(cluster: Cluster):
+    """An evaluation, or the next training, was still to come; a crash while a program ends costs nothing."""
+    replace_state(cluster.attempt.run, State("finished", 9, 1, "done", cluster.attempt.name))
+    silent = Event(SILENT, 1, "n1")
+    assert [_is_over(cluster.attempt, cause) for cause in (CRASH, CLEAN_UP, BUG)] == [True] * 3
+    assert [_is_over(cluster.attempt, cause) for cause in (KILL, silent)] == [False] * 2
+
+
 def test_a_loss_after_the_job_s_run_has_finished_is_one_of_the_run_that_the_script_has_opened_since(cluster: Cluster):
     replace_state(cluster.attempt.run, State("finished", 9, 1, "done", cluster.attempt.name))
-    assert _is_finished(cluster.attempt)
+    assert _is_over(cluster.attempt, CRASH)
     tuned = open_own_run(cluster, "tuned", "failed", 3)
-    assert not _is_finished(cluster.attempt)
+    assert not _is_over(cluster.attempt, CRASH)
     note_lost(cluster.attempt, KILL)
     state = read_state(tuned)
     assert state is not None
     assert (state.status, state.step, state.reason) == ("unfinished", 3, str(KILL))
     assert read_state(cluster.attempt.run) == State("finished", 9, 1, "done", cluster.attempt.name)
     open_own_run(cluster, "tuned", "finished", 6)
-    assert _is_finished(cluster.attempt)
+    assert not _is_over(cluster.attempt, CRASH)  # nobody knows whether the script has come to its end
 
 
 def test_where_no_step_is_known_the_same_error_has_to_come_three_times_in_a_row(cluster: Cluster):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -155,6 +157,9 @@ def test_a_run_that_another_process_holds_is_refused_by_rank_0_and_reported_by_i
     assert isinstance(open_on_two_ranks(tmp_path, monkeypatch, env)[0], HeldError)
 
 
+RunRanks = Callable[..., Any]
+
+
 class Job:
     """A job under a supervisor, whose script chooses its runs itself."""
 
@@ -181,12 +186,14 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     return Job(tmp_path, monkeypatch)
 
 
-def _fold(base: Path, *, ends: str = "", **options: object) -> tuple[str, int, int]:
+def _fold(
+    base: Path, *, ends: str = "", lr: float = 0.1, number: float = 1.0, **options: object
+) -> tuple[str, int, int]:
     """Train three steps, or until step 2. The run's name, its step at the end, and how many steps this start made."""
     made = 0
-    model, data = torch.nn.Linear(2, 1), DataLoader(TensorDataset(torch.ones(6, 2)), batch_size=2)
+    model, data = torch.nn.Linear(2, 1), DataLoader(TensorDataset(torch.full((6, 2), number)), batch_size=2)
     with hpcddp.runtime(run_dir=str(base), save_every=1, **options) as rt:  # type: ignore[arg-type]  # as given
-        model, optimizer, loader = rt.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), data)
+        model, optimizer, loader = rt.prepare(model, torch.optim.SGD(model.parameters(), lr=lr), data)
         for _ in rt.epochs(1):
             for (x,) in loader:
                 made += 1
@@ -329,6 +336,46 @@ def test_a_job_of_a_chain_that_was_killed_on_another_host_does_not_hold_the_run_
         check_not_taken(run, "7.1")
 
 
+def test_a_finished_run_is_not_opened_by_other_arguments(
+    tmp_path: Path, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a shell's loop that skips the folds that it has the results of, lost before the next one began."""
+    job.start(1)
+    monkeypatch.setattr(sys, "orig_argv", ["python", "fold.py", "1"])
+    assert _fold(tmp_path / "x") == ("x", 3, 3)
+    job.start(2)
+    monkeypatch.setattr(sys, "orig_argv", ["python", "fold.py", "2"])
+    assert _fold(tmp_path / "x") == ("x-2", 3, 3)
+    job.start(3)
+    assert _fold(tmp_path / "x") == ("x-2", 3, 0)
+
+
+def test_a_finished_run_is_not_opened_by_another_training_of_a_script_that_skips_it(tmp_path: Path, job: Job) -> None:
+    job.start(1)
+    assert _fold(tmp_path / "x") == ("x", 3, 3)
+    job.start(2)
+    with pytest.raises(RequestError, match=r"has finished run .*x, and that was another.* 0\.1 -> 0\.2") as refused:
+        _fold(tmp_path / "x", lr=0.2)
+    assert 'run_dir=f"runs/fold{k}"' in str(refused.value.hint)
+    job.start(3)
+    with pytest.raises(RequestError, match="another training: this TensorDataset is not the checkpoint's data"):
+        _fold(tmp_path / "x", number=2.0)
+    assert read_state(RunFolder(str(tmp_path / "x"))).status == "finished"
+    job.start(4)
+    assert _fold(tmp_path / "x") == ("x", 3, 0)
+
+
+def test_a_finished_run_that_is_opened_again_refuses_other_trainings_on_every_rank_and_has_sums(
+    run_ranks: RunRanks, tmp_path: Path
+) -> None:
+    run_ranks("own_run_bodies:start_four_times", 2, str(tmp_path)).check()
+    for rank in range(2):
+        first, again, other_data, other_lr = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert (first, again) == ([2, 2, 8], [2, 0, 8])
+        assert "this TensorDataset is not the checkpoint's data" in other_data
+        assert "optimizer's lr 0.1 -> 0.4" in other_lr
+
+
 def test_programs_and_arguments_tell_runs_of_one_name_apart(
     tmp_path: Path, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -343,10 +390,8 @@ def test_programs_and_arguments_tell_runs_of_one_name_apart(
     assert start("t.py", "2") == ("x-3", 3, 3)
     job.start(3)
     assert start("t.py", "2") == ("x-3", 3, 0)
-    with pytest.raises(RequestError, match="have begun 2 runs of one run_dir, x-2, x-3"):
-        start("t.py", "3")
-    assert start("t.py", "1") == ("x-2", 3, 0)
     assert start("t.py", "3") == ("x-4", 3, 3)
+    assert start("t.py", "1") == ("x-2", 3, 0)
 
 
 def test_what_a_script_names_is_opened_by_each_start(tmp_path: Path, job: Job) -> None:
