@@ -88,7 +88,7 @@ class Origin(Record):
 class RunChoice(Record):
     """The run, whether it is new, and why. `before`: the attempt that has held it, if this one follows that in a chain
     or job. `attempt`: the name of this one, once it holds the run. `over`: why the run ended, of one that this job has
-    finished before."""
+    finished before. `is_same`: whether the job began it for this command; else it may be another training's."""
 
     run: RunFolder
     is_new: bool
@@ -97,6 +97,7 @@ class RunChoice(Record):
     before: str | None = None
     attempt: str = ""
     over: str = ""
+    is_same: bool = True
 
     def __str__(self) -> str:
         name = f"run {show_path(self.run.path)}"
@@ -131,7 +132,8 @@ def choose_run(asked: Asked, origin: Origin) -> RunChoice:
         held_by = read_holders(begun)[-1].attempt
         ended = held_by if held_by in origin.earlier else None
         finish = read_finish(begun)
-        return RunChoice(begun, False, "", "", ended, over=finish.reason if finish is not None else "")
+        over = finish.reason if finish is not None else ""
+        return RunChoice(begun, False, "", "", ended, over=over, is_same=_is_for(begun, asked, origin))
     made = next((run for run in runs if os.path.basename(run.path) == asked.made), None)
     if made is not None and not list_holders(made):
         return RunChoice(made, True, "", "")
@@ -141,6 +143,7 @@ def choose_run(asked: Asked, origin: Origin) -> RunChoice:
     if same is not None and not asked.fresh:
         state = read_state(same)
         if state is None or state.status != "finished":
+            _check_only(same, asked, origin, runs)
             return RunChoice(same, False, "", f" (a new run instead: {asked.spelling.fresh})")
     last = max((number for number, _ in there), default=0) if known else 0
     new = RunFolder(asked.base if last == 0 else f"{asked.base}-{last + 1}")
@@ -226,20 +229,48 @@ def _find_begun(asked: Asked, origin: Origin, runs: Sequence[RunFolder]) -> RunF
         for run, held in opened
         if held and not _is_of_this_start(held[0], origin) and identify_program(held[0].command) == program
     ]
-    words = leave_out_start(asked.command, origin.attempt, origin.job)
-    same = [(run, held) for run, held in begun if any(_settle(one) == words for one in held)]
+    same = [(run, held) for run, held in begun if _is_for(run, asked, origin)]
     if not same and all(read_finish(run) is not None for run, _ in begun):
         return None
     begun = same or begun
     left = [run for run, held in begun if not _is_of_this_start(held[-1], origin)]
     if left and len(begun) > 1:
-        names = ", ".join(os.path.basename(run.path) for run, _ in begun)
-        raise RequestError(
-            f"earlier starts of this job have begun {len(begun)} runs of one run_dir, {names}, and nothing says which"
-            " one the script means now: the weights might be those of another training",
-            'give each training a run_dir of its own, such as run_dir=f"runs/fold{k}"',
-        )
+        raise _of_several("earlier starts of this job have", [run for run, _ in begun], "")
     return left[0] if left else None
+
+
+def _check_only(run: RunFolder, asked: Asked, origin: Origin, runs: Sequence[RunFolder]) -> None:
+    """RequestError if the script of the job that held the run last has opened others under this name: its first
+    training, which asks now, may be that of another one."""
+    last = read_holders(run)[-1:]
+    if not last or not last[0].within or last[0].within == origin.within:
+        return
+    beside = [one for one in runs if one is not run and _opened_by(one, last[0])]
+    if beside:
+        opened = [one for one in runs if one is run or one in beside]
+        job = f"job {last[0].job} has" if last[0].job else "the job before has"
+        raise _of_several(job, opened, f"; or {asked.spelling.named.format(os.path.basename(run.path))}")
+
+
+def _opened_by(run: RunFolder, one: Holder) -> bool:
+    """Whether the job of this holder has opened the run, too, for the same command."""
+    words = _settle(one)
+    return any(held.within == one.within and _settle(held) == words for held in read_holders(run))
+
+
+def _of_several(who: str, begun: Sequence[RunFolder], or_named: str) -> RequestError:
+    names = ", ".join(os.path.basename(run.path) for run in begun)
+    return RequestError(
+        f"{who} begun {len(begun)} runs of one run_dir, {names}, and nothing says which one the script means now: the"
+        " weights might be those of another training",
+        f'give each training a run_dir of its own, such as run_dir=f"runs/fold{{k}}"{or_named}',
+    )
+
+
+def _is_for(run: RunFolder, asked: Asked, origin: Origin) -> bool:
+    """Whether the job has opened the run for this command."""
+    words = leave_out_start(asked.command, origin.attempt, origin.job)
+    return any(one.within == origin.within and _settle(one) == words for one in read_holders(run))
 
 
 def _settle(one: Holder) -> tuple[str, ...]:

@@ -74,10 +74,10 @@ def open_runtime(
         split = _plan_split(asked, group, options)
         if check is not None:
             check()
-        folder, over, loads = stack.enter_context(open_run(folder, group, env, options))
+        folder, over, loads, is_strict = stack.enter_context(open_run(folder, group, env, options))
         layout = open_layout(group.rank, group.world_size, (*split.model_mesh, *options.model_mesh))
         hints = choose_hints(folder, env, options)
-        setup = RunSetup(options, group, layout, split, batch, folder, hints, over, loads)
+        setup = RunSetup(options, group, layout, split, batch, folder, hints, over, loads, is_strict)
         gradients = stack.enter_context(_open_gradients(env, setup))
         seed_generators("start", options.seed)  # the same on every rank, so that all build the same model
         if folder is not None and group.is_first:

@@ -37,11 +37,13 @@ _openings = itertools.count()  # a group may see several runtimes
 class OpenedRun(NamedTuple):
     """This attempt at a run. None: nothing is written. `over`: why the run ended, of one that an earlier start of this
     job has finished; empty: there may be steps left. `loads`: whether the newest checkpoint is loaded, if there is one.
+    `is_strict`: whether it has to be of a training with the same data and settings.
     """
 
     attempt: AttemptFolder | None
     over: str = ""
     loads: bool = True
+    is_strict: bool = False
 
 
 @contextmanager
@@ -62,7 +64,8 @@ def open_run(
         if told["error"]:
             group.store.add(f"{key}-read", 1)
             raise PeerFailedError(Failure(0, group.members[0].host, told["error"]))
-        yield OpenedRun(RunFolder(told["run"]).attempt(told["attempt"]), told["over"], told["loads"])
+        mine = RunFolder(told["run"]).attempt(told["attempt"])
+        yield OpenedRun(mine, told["over"], told["loads"], told["is_strict"])
         return
     try:
         opened, is_mine = _start(folder, env, options)
@@ -74,7 +77,7 @@ def open_run(
         raise
     attempt = opened.attempt
     assert attempt is not None
-    told = {"error": "", "run": attempt.run.path, "attempt": attempt.name, "over": opened.over, "loads": opened.loads}
+    told = opened._asdict() | {"error": "", "run": attempt.run.path, "attempt": attempt.name}
     group.store.set(key, json.dumps(told))
     try:
         yield opened
@@ -96,8 +99,8 @@ def _choose_spelling(options: RuntimeOptions) -> Spelling:
 
 def _is_of_script(folder: AttemptFolder, env: Mapping[str, str]) -> bool:
     """Whether the job script chose this run."""
-    of_script = os.path.join(os.getcwd(), env.get("HPCDDP_RUN_DIR", ""))
-    return bool(env.get("HPCDDP_ATTEMPT")) and folder.run.path == of_script
+    of_script = os.path.realpath(env.get("HPCDDP_RUN_DIR", ""))
+    return bool(env.get("HPCDDP_ATTEMPT")) and os.path.realpath(folder.run.path) == of_script
 
 
 def _start(folder: AttemptFolder, env: Mapping[str, str], options: RuntimeOptions) -> tuple[OpenedRun, bool]:
@@ -108,7 +111,7 @@ def _start(folder: AttemptFolder, env: Mapping[str, str], options: RuntimeOption
         earlier = list_starts(folder)[:-1]
         # what an earlier start of this job has begun anew is resumed, and what it has finished stays so
         loads, over = options.resume is not False or bool(earlier), _why_over(folder, earlier)
-        opened = OpenedRun(folder, over, loads)
+        opened = OpenedRun(folder, over, loads, bool(over))
         if is_held_by(folder.run, folder.name):
             return opened, False
         hold_run(folder, env, command, process=os.getpid())
@@ -132,7 +135,8 @@ def _start(folder: AttemptFolder, env: Mapping[str, str], options: RuntimeOption
     print(f"hpcddp: {choice}", file=sys.stderr, flush=True)
     if job_s is not None and within:
         note_own_run(job_s, choice.run)
-    return OpenedRun(choice.run.attempt(folder.name), choice.over), True
+    is_strict = bool(choice.over) or not choice.is_same
+    return OpenedRun(choice.run.attempt(folder.name), choice.over, is_strict=is_strict), True
 
 
 def _why_over(folder: AttemptFolder, earlier: list[AttemptFolder]) -> str:

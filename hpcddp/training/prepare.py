@@ -19,7 +19,7 @@ from hpcddp.training.checkpoint.checkpointer import Checkpointer
 from hpcddp.training.checkpoint.owned_states import OwnedStates
 from hpcddp.training.checkpoint.position import move_to
 from hpcddp.training.checkpoint.same_data import outline_evaluation
-from hpcddp.training.checkpoint.settings import refuse_finished
+from hpcddp.training.checkpoint.settings import refuse_other
 from hpcddp.training.checkpoint.stage_states import StageStates
 from hpcddp.training.checkpoint.tracked import unwrap
 from hpcddp.training.data.evaluation import EvaluationLoader
@@ -64,7 +64,7 @@ class Preparation(Wrapping):
         super().__init__(setup, gradients, loop, report, self._list_untrained)
         self.seed = setup.options.seed
         self.folder = setup.folder
-        self._is_finished = bool(setup.over)
+        self._is_finished, self._is_strict = bool(setup.over), setup.is_strict
         self._hints = setup.hints
         self._batch = setup.global_batch
         self._planned = planned
@@ -269,15 +269,15 @@ class Preparation(Wrapping):
         return plan
 
     def _compare_data(self) -> None:
-        """Say it if a checkpoint was loaded and was trained with other data. RequestError, on every rank, if the run is
-        finished: this is another training."""
+        """Say it if a checkpoint was loaded and was trained with other data. RequestError, on every rank, if it may
+        not be another training."""
         if self._position is None:
             return
         other = self._facts.describe_other(self._checkpointer.old_data)
-        if self._is_finished and self.folder is not None:
+        if self._is_strict and self.folder is not None:
             other = collectives.broadcast(other, self.layout, self.device)
             if other is not None:
-                refuse_finished(self.folder.run.path, other)
+                refuse_other(self.folder.run.path, other)
         if other is not None:
             self._report.say(f"resumed at step {self._position['step']}: {other}; the script's is in force")
 

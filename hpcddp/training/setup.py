@@ -32,3 +32,4 @@ class RunSetup:
     hints: Hints
     over: str = ""  # why the run ended, of one that is finished already: no step is left
     loads: bool = True  # the newest checkpoint, if there is one
+    is_strict: bool = False  # it has to be of a training with the same data and settings: see `OpenedRun`

@@ -38,7 +38,7 @@ from hpcddp.training.checkpoint.settings import (
     merge,
     override,
     read_settings,
-    refuse_finished,
+    refuse_other,
 )
 from hpcddp.training.checkpoint.state_tree import list_tensors, make_outline
 from hpcddp.training.checkpoint.tracked import Tracked
@@ -67,7 +67,7 @@ class Checkpointer:
         self._folder = folder = setup.folder
         self._watch = watch
         self._resume = setup.loads
-        self._is_over = bool(setup.over)
+        self._is_strict = setup.is_strict
         self._provenance: Provenance | None = None
         self._exactness = options.exactness
         self._override = options.override
@@ -227,8 +227,8 @@ class Checkpointer:
         and the objects that are gone."""
         old = manifest.get("settings", {})
         changes = list_changes(old, self._settings)
-        if self._is_over and changes and self._folder is not None:
-            refuse_finished(self._folder.run.path, describe_change(changes[0]))
+        if self._is_strict and changes and self._folder is not None:
+            refuse_other(self._folder.run.path, describe_change(changes[0]))
         left = override(objects, changes, self._override)
         self._settings = merge(old, self._settings, left)
         if self._group.is_first:

@@ -127,11 +127,11 @@ def describe_change(change: Change) -> str:
     return f"{change.thing}'s {change.name} {change.old} -> {change.new}"
 
 
-def refuse_finished(run: str, other: str) -> NoReturn:
-    """RequestError: an earlier start of this job has finished the run, and it was another training than this one, as
-    `other` says: this one would get those weights, and make no step."""
+def refuse_other(run: str, other: str) -> NoReturn:
+    """RequestError: an earlier start of this job has begun the run, and it was another training than this one, as
+    `other` says: this one would get its weights."""
     raise RequestError(
-        f"an earlier start of this job has finished run {show_path(run)}, and that was another training: {other}",
+        f"an earlier start of this job has begun run {show_path(run)}, and that was another training: {other}",
         'give each training a run_dir of its own, such as run_dir=f"runs/fold{k}"',
     )
 

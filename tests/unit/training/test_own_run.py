@@ -274,6 +274,30 @@ def test_one_of_several_runs_of_one_name_is_opened_by_the_next_start_only_if_it_
     assert _fold(tmp_path / "x") == ("x-3", 3, 3)  # neither is left to be opened
 
 
+def test_several_runs_of_one_name_that_a_job_has_begun_are_not_resumed_by_the_next_one_unless_named(
+    tmp_path: Path, job: Job
+) -> None:
+    """A sweep in one script that was stopped in its second training: the first of the next job would go on in it."""
+    job.start(1)
+    assert _fold(tmp_path / "x") == ("x", 3, 3)
+    _lose(tmp_path / "x")
+    job.end()
+    job.start(1, job="8")
+    with pytest.raises(RequestError, match="job 7 has begun 2 runs of one run_dir, x, x-2, and nothing") as refused:
+        _fold(tmp_path / "x")
+    assert str(refused.value.hint).endswith('run_dir=f"runs/fold{k}"; or resume="x-2"')
+    assert _fold(tmp_path / "x", resume=False) == ("x-3", 3, 3)
+    assert _fold(tmp_path / "x", resume="x-2") == ("x-2", 3, 2)
+
+
+def test_the_job_s_run_is_the_job_s_however_its_folder_is_written(tmp_path: Path, job: Job) -> None:
+    job.start(1)
+    (tmp_path / "link").symlink_to(tmp_path)
+    assert _fold(tmp_path / "link" / "." / ".." / tmp_path.name / "t") == ("t", 3, 3)
+    with pytest.raises(HpcddpError, match=r"this attempt has finished run .*t already"):
+        _fold(tmp_path / "t" / ".." / "t")
+
+
 def test_the_only_run_of_its_name_is_opened_by_the_next_start_and_others_are_begun(tmp_path: Path, job: Job) -> None:
     job.start(1)
     _lose(tmp_path / "x")
@@ -339,7 +363,8 @@ def test_a_job_of_a_chain_that_was_killed_on_another_host_does_not_hold_the_run_
 def test_a_finished_run_is_not_opened_by_other_arguments(
     tmp_path: Path, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As of a shell's loop that skips the folds that it has the results of, lost before the next one began."""
+    """As of a shell's loop that skips the folds that it has the results of, lost before the next one began. In one
+    whose order is shuffled not even the first one is left where it was lost."""
     job.start(1)
     monkeypatch.setattr(sys, "orig_argv", ["python", "fold.py", "1"])
     assert _fold(tmp_path / "x") == ("x", 3, 3)
@@ -348,13 +373,20 @@ def test_a_finished_run_is_not_opened_by_other_arguments(
     assert _fold(tmp_path / "x") == ("x-2", 3, 3)
     job.start(3)
     assert _fold(tmp_path / "x") == ("x-2", 3, 0)
+    _lose(tmp_path / "y")
+    job.start(4)
+    monkeypatch.setattr(sys, "orig_argv", ["python", "fold.py", "1"])
+    with pytest.raises(RequestError, match=r"has begun run .*y, and that was another training: optimizer's lr"):
+        _fold(tmp_path / "y", lr=0.2)
+    job.start(5)
+    assert _fold(tmp_path / "y") == ("y", 3, 2)
 
 
 def test_a_finished_run_is_not_opened_by_another_training_of_a_script_that_skips_it(tmp_path: Path, job: Job) -> None:
     job.start(1)
     assert _fold(tmp_path / "x") == ("x", 3, 3)
     job.start(2)
-    with pytest.raises(RequestError, match=r"has finished run .*x, and that was another.* 0\.1 -> 0\.2") as refused:
+    with pytest.raises(RequestError, match=r"has begun run .*x, and that was another.* 0\.1 -> 0\.2") as refused:
         _fold(tmp_path / "x", lr=0.2)
     assert 'run_dir=f"runs/fold{k}"' in str(refused.value.hint)
     job.start(3)
