@@ -197,6 +197,13 @@ def test_a_chain_goes_on_until_the_runs_that_its_script_has_opened_are_finished(
     assert "nothing is left to do: 44.pbs1 is cancelled" in ends[2].said
 
 
+def test_a_chain_goes_on_behind_a_job_that_was_killed_between_two_runs_of_its_script(pbs):
+    ends = pbs.run("killed +fold0=9", "done +fold1=9", "done +fold2=9")
+    assert [end.status for end in ends] == [-9, 0]
+    assert "attempt 2 of at most 5, from step 9 of the runs of its script together" in ends[1].said
+    assert "nothing is left to do: 43.pbs1 is cancelled" in ends[1].said
+
+
 def test_a_job_s_run_that_is_finished_does_not_end_the_chain_of_what_its_script_does_then(pbs):
     ends = pbs.run("finished 7+tuned=3", "done +tuned=5", "done +tuned=5", "done +tuned=9")
     assert [end.status for end in ends] == [0, 0, 0, 1]
