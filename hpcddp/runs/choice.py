@@ -22,8 +22,9 @@ from contextlib import suppress
 
 from hpcddp.errors import RequestError
 from hpcddp.record import TYPE_CHECKING, Record
+from hpcddp.runs.begun import check_only, find_begun, is_for
 from hpcddp.runs.chain import find_before
-from hpcddp.runs.command import identify_command, identify_program, leave_out_start
+from hpcddp.runs.command import identify_command
 from hpcddp.runs.folder import (
     RunFolder,
     list_checkpoints,
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hpcddp.runs.chain import Link
-    from hpcddp.runs.holder import Holder
 
 _SHOWN_RUNS = 12
 
@@ -127,13 +127,13 @@ def choose_run(asked: Asked, origin: Origin) -> RunChoice:
     for run in runs:  # of several scripts each comes back to its own, in their order
         if _began_in(run, origin, asked.command):
             return RunChoice(run, False, "", "")
-    begun = _find_begun(asked, origin, runs) if origin.within and asked.resume is None else None
+    begun = find_begun(asked, origin, runs) if origin.within and asked.resume is None else None
     if begun is not None:
         held_by = read_holders(begun)[-1].attempt
         ended = held_by if held_by in origin.earlier else None
         finish = read_finish(begun)
         over = finish.reason if finish is not None else ""
-        return RunChoice(begun, False, "", "", ended, over=over, is_same=_is_for(begun, asked, origin))
+        return RunChoice(begun, False, "", "", ended, over=over, is_same=is_for(begun, asked, origin))
     made = next((run for run in runs if os.path.basename(run.path) == asked.made), None)
     if made is not None and not list_holders(made):
         return RunChoice(made, True, "", "")
@@ -143,7 +143,7 @@ def choose_run(asked: Asked, origin: Origin) -> RunChoice:
     if same is not None and not asked.fresh:
         state = read_state(same)
         if state is None or state.status != "finished":
-            _check_only(same, asked, origin, runs)
+            check_only(same, asked, origin, runs)
             return RunChoice(same, False, "", f" (a new run instead: {asked.spelling.fresh})")
     last = max((number for number, _ in there), default=0) if known else 0
     new = RunFolder(asked.base if last == 0 else f"{asked.base}-{last + 1}")
@@ -213,73 +213,6 @@ def _began_in(run: RunFolder, origin: Origin, command: tuple[str, ...]) -> bool:
     if not held or not _is_same(held[-1].command, command):
         return False
     return not held[-1].job_start or held[-1].job_start != origin.job_start
-
-
-def _find_begun(asked: Asked, origin: Origin, runs: Sequence[RunFolder]) -> RunFolder | None:
-    """The run that earlier starts of this job have begun for the same program, if this start has not opened it yet.
-    Arguments choose among several runs. They may differ between starts in any way, but for a finished run in what
-    `leave_out_start` leaves out only: a script that skips its finished folds has come to another one.
-
-    RequestError where nothing chooses: such a script opens several runs in another order.
-    """
-    opened = [(run, [one for one in read_holders(run) if one.within == origin.within]) for run in runs]
-    program = identify_program(asked.command)
-    begun = [
-        (run, held)
-        for run, held in opened
-        if held and not _is_of_this_start(held[0], origin) and identify_program(held[0].command) == program
-    ]
-    same = [(run, held) for run, held in begun if _is_for(run, asked, origin)]
-    if not same and all(read_finish(run) is not None for run, _ in begun):
-        return None
-    begun = same or begun
-    left = [run for run, held in begun if not _is_of_this_start(held[-1], origin)]
-    if left and len(begun) > 1:
-        raise _of_several("earlier starts of this job have", [run for run, _ in begun], "")
-    return left[0] if left else None
-
-
-def _check_only(run: RunFolder, asked: Asked, origin: Origin, runs: Sequence[RunFolder]) -> None:
-    """RequestError if the script of the job that held the run last has opened others under this name: its first
-    training, which asks now, may be that of another one."""
-    last = read_holders(run)[-1:]
-    if not last or not last[0].within or last[0].within == origin.within:
-        return
-    beside = [one for one in runs if one is not run and _opened_by(one, last[0])]
-    if beside:
-        opened = [one for one in runs if one is run or one in beside]
-        job = f"job {last[0].job} has" if last[0].job else "the job before has"
-        raise _of_several(job, opened, f"; or {asked.spelling.named.format(os.path.basename(run.path))}")
-
-
-def _opened_by(run: RunFolder, one: Holder) -> bool:
-    """Whether the job of this holder has opened the run, too, for the same command."""
-    words = _settle(one)
-    return any(held.within == one.within and _settle(held) == words for held in read_holders(run))
-
-
-def _of_several(who: str, begun: Sequence[RunFolder], or_named: str) -> RequestError:
-    names = ", ".join(os.path.basename(run.path) for run in begun)
-    return RequestError(
-        f"{who} begun {len(begun)} runs of one run_dir, {names}, and nothing says which one the script means now: the"
-        " weights might be those of another training",
-        f'give each training a run_dir of its own, such as run_dir=f"runs/fold{{k}}"{or_named}',
-    )
-
-
-def _is_for(run: RunFolder, asked: Asked, origin: Origin) -> bool:
-    """Whether the job has opened the run for this command."""
-    words = leave_out_start(asked.command, origin.attempt, origin.job)
-    return any(one.within == origin.within and _settle(one) == words for one in read_holders(run))
-
-
-def _settle(one: Holder) -> tuple[str, ...]:
-    return leave_out_start(one.command, one.attempt, one.job)
-
-
-def _is_of_this_start(one: Holder, origin: Origin) -> bool:
-    """Whether a run that this job has opened was held by its present start; the others came before it."""
-    return (one.attempt, one.restart) == (origin.attempt, origin.restart)
 
 
 def _named_run(asked: Asked, name: str, runs: Sequence[RunFolder]) -> RunFolder:
