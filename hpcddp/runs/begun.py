@@ -32,7 +32,7 @@ def find_begun(asked: Asked, origin: Origin, runs: Sequence[RunFolder]) -> RunFo
         for run, held in opened
         if held and not _is_of_this_start(held[0], origin) and identify_program(held[0].command) == program
     ]
-    same = [(run, held) for run, held in begun if is_for(run, asked, origin)]
+    same = [(run, held) for run, held in begun if is_for(held, asked, origin)]
     if not same and all(read_finish(run) is not None for run, _ in begun):
         return None
     begun = same or begun
@@ -70,10 +70,10 @@ def _of_several(who: str, begun: Sequence[RunFolder], or_named: str) -> RequestE
     )
 
 
-def is_for(run: RunFolder, asked: Asked, origin: Origin) -> bool:
-    """Whether the job has opened the run for this command."""
+def is_for(held: Sequence[Holder], asked: Asked, origin: Origin) -> bool:
+    """Whether the job of one of these holders of a run, which is the origin's, has opened it for this command."""
     words = leave_out_start(asked.command, origin.attempt, origin.job)
-    return any(one.within == origin.within and _settle(one) == words for one in read_holders(run))
+    return any(one.within == origin.within and _settle(one) == words for one in held)
 
 
 def _settle(one: Holder) -> tuple[str, ...]:

@@ -129,11 +129,11 @@ def choose_run(asked: Asked, origin: Origin) -> RunChoice:
             return RunChoice(run, False, "", "")
     begun = find_begun(asked, origin, runs) if origin.within and asked.resume is None else None
     if begun is not None:
-        held_by = read_holders(begun)[-1].attempt
-        ended = held_by if held_by in origin.earlier else None
+        held = read_holders(begun)
+        ended = held[-1].attempt if held[-1].attempt in origin.earlier else None
         finish = read_finish(begun)
         over = finish.reason if finish is not None else ""
-        return RunChoice(begun, False, "", "", ended, over=over, is_same=is_for(begun, asked, origin))
+        return RunChoice(begun, False, "", "", ended, over=over, is_same=is_for(held, asked, origin))
     made = next((run for run in runs if os.path.basename(run.path) == asked.made), None)
     if made is not None and not list_holders(made):
         return RunChoice(made, True, "", "")

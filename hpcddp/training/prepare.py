@@ -13,13 +13,11 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from hpcddp.batchplan import BatchPlan, plan_batch
 from hpcddp.errors import RequestError
 from hpcddp.runs.lock import note_loaded
-from hpcddp.training import collectives
 from hpcddp.training.arguments import read_whole
 from hpcddp.training.checkpoint.checkpointer import Checkpointer
 from hpcddp.training.checkpoint.owned_states import OwnedStates
 from hpcddp.training.checkpoint.position import move_to
 from hpcddp.training.checkpoint.same_data import outline_evaluation
-from hpcddp.training.checkpoint.settings import refuse_other
 from hpcddp.training.checkpoint.stage_states import StageStates
 from hpcddp.training.checkpoint.tracked import unwrap
 from hpcddp.training.data.evaluation import EvaluationLoader
@@ -64,7 +62,7 @@ class Preparation(Wrapping):
         super().__init__(setup, gradients, loop, report, self._list_untrained)
         self.seed = setup.options.seed
         self.folder = setup.folder
-        self._is_finished, self._is_strict = bool(setup.over), setup.is_strict
+        self._is_finished = bool(setup.over)
         self._hints = setup.hints
         self._batch = setup.global_batch
         self._planned = planned
@@ -269,17 +267,11 @@ class Preparation(Wrapping):
         return plan
 
     def _compare_data(self) -> None:
-        """Say it if a checkpoint was loaded and was trained with other data. RequestError, on every rank, if it may
-        not be another training."""
-        if self._position is None:
-            return
-        other = self._facts.describe_other(self._checkpointer.old_data)
-        if self._is_strict and self.folder is not None:
-            other = collectives.broadcast(other, self.layout, self.device)
+        """Say it if a checkpoint was loaded and was trained with other data. RequestError as `describe_other`."""
+        if self._position is not None:
+            other = self._facts.describe_other(self._checkpointer.old_data)
             if other is not None:
-                refuse_other(self.folder.run.path, other)
-        if other is not None:
-            self._report.say(f"resumed at step {self._position['step']}: {other}; the script's is in force")
+                self._report.say(f"resumed at step {self._position['step']}: {other}; the script's is in force")
 
     def _choose_workers(self, dataset: Dataset[Any]) -> int:
         return choose_workers(dataset, self.group.cpus, self.device)
