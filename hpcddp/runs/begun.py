@@ -73,7 +73,8 @@ def _of_several(who: str, begun: Sequence[RunFolder], or_named: str) -> RequestE
 def is_for(held: Sequence[Holder], asked: Asked, origin: Origin) -> bool:
     """Whether the job of one of these holders of a run, which is the origin's, has opened it for this command."""
     words = leave_out_start(asked.command, origin.attempt, origin.job)
-    return any(one.within == origin.within and _settle(one) == words for one in held)
+    mine = [one for one in held if one.within == origin.within]
+    return any(one.command == asked.command or _settle(one) == words for one in mine)
 
 
 def _settle(one: Holder) -> tuple[str, ...]:

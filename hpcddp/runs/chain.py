@@ -51,7 +51,7 @@ def decide_start(state: State | None, before: Link | None, *, ended_well: bool =
     `ended_well`: of the job before; a program that was ended behind its training comes to the rest of it again."""
     if before is None:
         return StartDecision(True)
-    if state is None or state.attempt != before.attempt:
+    if state is None or job_of(state.attempt) != job_of(before.attempt):
         return StartDecision(False, f"attempt {before.attempt} ended before its first checkpoint", True)
     if state.status == "finished" and ended_well:
         return StartDecision(False, f"attempt {before.attempt} has finished the run at step {state.step}")

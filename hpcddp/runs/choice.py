@@ -6,7 +6,8 @@ Runs of one name are `train`, `train-2`, `train-3`, …. The first of these rule
    that one, if nobody has held it. So does a script of a job that chooses its runs itself: each start opens the run
    of a name that the starts before it have begun, if it is the only one; several are refused, unless it names one,
    and a finished one is not opened by other arguments.
-2. `--resume RUN` resumes that run, whatever its command and state.
+2. `--resume RUN` resumes that run, whatever its command and state. One that an earlier start of a job has finished
+   makes no more steps in the next one.
 3. `--fresh` begins a new run, with the next number.
 4. The newest run of the same command is resumed, unless it is finished.
 5. Else a new run begins, with the next number.
@@ -138,7 +139,9 @@ def choose_run(asked: Asked, origin: Origin) -> RunChoice:
     if made is not None and not list_holders(made):
         return RunChoice(made, True, "", "")
     if asked.resume is not None:
-        return RunChoice(_named_run(asked, asked.resume, runs), False, f", as {asked.spelling.resume} asks", "")
+        named = _named_run(asked, asked.resume, runs)
+        over = _find_finish(named, origin)
+        return RunChoice(named, False, f", as {asked.spelling.resume} asks", "", over=over)
     same = next((run for run in reversed(runs) if _is_same(find_command(run), asked.command)), None)
     if same is not None and not asked.fresh:
         state = read_state(same)
@@ -225,6 +228,15 @@ def _named_run(asked: Asked, name: str, runs: Sequence[RunFolder]) -> RunFolder:
         hint = f"one of: {', '.join(known[:_SHOWN_RUNS])}{more}" if known else f"leave out {asked.spelling.resume}"
         raise RequestError(f"{asked.spelling.named.format(name)}: there is no run {path}", hint)
     return RunFolder(path)
+
+
+def _find_finish(run: RunFolder, origin: Origin) -> str:
+    """Why an earlier start of this job has finished the run; "" if none has, or a damaged state cannot say it."""
+    with suppress(DamagedFileError):
+        finish = read_finish(run)
+        if finish is not None and finish.attempt in origin.earlier:
+            return finish.reason
+    return ""
 
 
 def _why_new(asked: Asked, same: RunFolder | None, runs: Sequence[RunFolder]) -> tuple[str, str]:

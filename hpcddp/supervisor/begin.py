@@ -7,10 +7,10 @@ import shutil
 
 from hpcddp.errors import HpcddpError
 from hpcddp.record import TYPE_CHECKING, Record
-from hpcddp.runs.chain import start_attempt
+from hpcddp.runs.chain import find_before, start_attempt
 from hpcddp.runs.choice import Asked
 from hpcddp.runs.command import identify_command
-from hpcddp.runs.folder import AttemptFolder, RunFolder, cannot_write
+from hpcddp.runs.folder import AttemptFolder, RunFolder, cannot_write, list_attempts, start_of
 from hpcddp.runs.jsonfile import write_object
 from hpcddp.runs.lock import release_run
 from hpcddp.runs.start import start_run
@@ -48,7 +48,7 @@ def begin(
 
     The errors of `start_run` and `start_attempt`; LaunchError if the folder cannot be written.
     """
-    if order.resumes and _is_finished(RunFolder(os.path.join(os.path.dirname(base), order.resumes))):
+    if order.resumes and _is_finished(RunFolder(os.path.join(os.path.dirname(base), order.resumes)), job.name):
         tell(f"nothing is left to do: run {order.resumes}, which this job was to resume, has finished meanwhile")
         return 0
     asked = Asked(base, identify_command(order.command), order.fresh, order.resume, made=order.made)
@@ -72,9 +72,13 @@ def begin(
     return Begun(attempt, left)
 
 
-def _is_finished(run: RunFolder) -> bool:
+def _is_finished(run: RunFolder, job: str) -> bool:
+    """By another job. What is left of this one's own work, and of its chain's, `start_attempt` and the script find."""
     state = read_state(run)
-    return state is not None and state.status == "finished"
+    if state is None or state.status != "finished":
+        return False
+    mine = [one for one in list_attempts(run) if start_of(one.name, job)]
+    return not mine and find_before(run.attempt(f"{job}.1")) is None
 
 
 def make_folders(attempt: AttemptFolder) -> None:

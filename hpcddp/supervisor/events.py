@@ -95,7 +95,9 @@ class Event(Record):
     def is_loss_of_work(self) -> bool:
         """Whether a rank surely was ended from outside: what its program still wanted to do after its training is not
         done. A crash while it ends, and what the launcher does then, are none."""
-        return self.kind == SILENT or (self.kind == KILLED and not self.is_by_itself and not self.is_clean_up)
+        if self.kind == KILLED:
+            return not self.is_by_itself and not self.is_clean_up
+        return self.kind in {SILENT, GONE, UNHEARD} or (self.kind == UNKNOWN and self.status == 128 + _SIGKILL)
 
     @property
     def exit_status(self) -> int:

@@ -54,7 +54,7 @@ class DataFacts:
         """Write data.json, on rank 0 of a run with a folder."""
         if self._source is not None and self._setup.folder is not None and self._keeps:
             write_object(self._setup.folder.data, describe_dataset(self._source.dataset, self._samples))
-            self.outline = outline_data(self._samples)
+            self.outline = outline_data(self._source.dataset, self._samples)
         self._samples = []
 
     def describe_other(self, old: dict[str, Any] | None) -> str | None:

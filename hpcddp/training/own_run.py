@@ -7,14 +7,15 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from hpcddp.errors import HpcddpError, LaunchError
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.runs.choice import Asked, Spelling
 from hpcddp.runs.command import identify_command
-from hpcddp.runs.folder import AttemptFolder, RunFolder, find_attempt, show_path
+from hpcddp.runs.folder import AttemptFolder, RunFolder, choose_attempt, find_attempt, show_path
+from hpcddp.runs.jsonfile import DamagedFileError, read_object
 from hpcddp.runs.lock import is_held_by, release_run
 from hpcddp.runs.opening import check_attempt
 from hpcddp.runs.own_runs import note_own_run
@@ -32,6 +33,7 @@ _OF_OPTIONS = Spelling(own="--fresh, or --run-dir DIR")  # `hpcddp train` has th
 _OF_ARGUMENTS = Spelling("resume=False", "resume", 'resume="{}"', "resume=False, or another run_dir")
 _ALL_READ_S = 60.0
 _openings = itertools.count()  # a group may see several runtimes
+_opened: set[AttemptFolder] = set()  # what this process has opened in a job: its next training may be another one
 
 
 class OpenedRun(NamedTuple):
@@ -103,15 +105,29 @@ def _is_of_script(folder: AttemptFolder, env: Mapping[str, str]) -> bool:
     return bool(env.get("HPCDDP_ATTEMPT")) and os.path.realpath(folder.run.path) == of_script
 
 
+def _find_job_s(folder: AttemptFolder, env: Mapping[str, str], options: RuntimeOptions) -> AttemptFolder:
+    """The job's run, where a script asks for the name whose next number that got: `m`, in a job that has `m-2`."""
+    job_s = choose_attempt(env) if env.get("HPCDDP_ATTEMPT") else None
+    if job_s is None or isinstance(options.resume, str):
+        return folder
+    with suppress(DamagedFileError):
+        name = os.path.basename(str((read_object(job_s.run.plan) or {}).get("run_dir", "")))
+        named = os.path.join(os.path.dirname(job_s.run.path), name)
+        if name and os.path.realpath(named) == os.path.realpath(folder.run.path):
+            return job_s
+    return folder
+
+
 def _start(folder: AttemptFolder, env: Mapping[str, str], options: RuntimeOptions) -> tuple[OpenedRun, bool]:
     """The run, and whether this process holds it."""
     command = identify_command(sys.orig_argv)
+    folder = _find_job_s(folder, env, options)
     if _is_of_script(folder, env):
         _check_not_finished(folder)
         earlier = list_starts(folder)[:-1]
         # what an earlier start of this job has begun anew is resumed, and what it has finished stays so
         loads, over = options.resume is not False or bool(earlier), _why_over(folder, earlier)
-        opened = OpenedRun(folder, over, loads, bool(over))
+        opened = OpenedRun(folder, over, loads, bool(over) or _is_again(folder))
         if is_held_by(folder.run, folder.name):
             return opened, False
         hold_run(folder, env, command, process=os.getpid())
@@ -133,10 +149,21 @@ def _start(folder: AttemptFolder, env: Mapping[str, str], options: RuntimeOption
         earlier=tuple(one.name for one in starts[:-1]),
     )
     print(f"hpcddp: {choice}", file=sys.stderr, flush=True)
+    is_again = False
     if job_s is not None and within:
         note_own_run(job_s, choice.run)
-    is_strict = bool(choice.over) or not choice.is_same
+        is_again = _is_again(choice.run.attempt(folder.name))
+    is_strict = bool(choice.over) or not choice.is_same or (is_again and resume is None)
     return OpenedRun(choice.run.attempt(folder.name), choice.over, is_strict=is_strict), True
+
+
+def _is_again(attempt: AttemptFolder) -> bool:
+    """Whether this process has opened the run before. Its training was lost by an error that the script has caught, or
+    it was stopped; what comes now is the same once more, or the next of several."""
+    known = RunFolder(os.path.realpath(attempt.run.path)).attempt(attempt.name)
+    is_again = known in _opened
+    _opened.add(known)
+    return is_again
 
 
 def _why_over(folder: AttemptFolder, earlier: list[AttemptFolder]) -> str:

@@ -237,9 +237,9 @@ class Preparation(Wrapping):
                 note_steps(optimizer.optimizer)
             if self._loader is not None:
                 move_to(self._position, self._loader.sampler, self._hints)
+        self._compare_data()
         if self.folder is not None and self.group.is_first:
             note_loaded(self.folder.run, self.folder.name)
-        self._compare_data()
         self._report.start(str(self.plan), self._position["step"] if self._position is not None else None)
 
     def _share_out(self, objects: dict[str, Any]) -> OwnedStates:

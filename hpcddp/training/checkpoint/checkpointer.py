@@ -67,7 +67,7 @@ class Checkpointer:
         self._folder = folder = setup.folder
         self._watch = watch
         self._resume = setup.loads
-        self._is_strict = setup.is_strict
+        self._is_strict, self._is_over = setup.is_strict, bool(setup.over)
         self._provenance: Provenance | None = None
         self._exactness = options.exactness
         self._override = options.override
@@ -98,7 +98,7 @@ class Checkpointer:
         """Save these objects from now on; returns the position of the newest checkpoint if it was loaded."""
         self._tracked = Tracked(objects, owned, hashes_split=self._exactness is not None)
         batch = {} if global_batch is None else {"global batch": global_batch}
-        self._settings = read_settings(objects) | {RUN: {"seed": self._seed} | batch}
+        self._settings = self._asked = read_settings(objects) | {RUN: {"seed": self._seed} | batch}
         if self._exactness is not None and global_batch is not None:
             self._provenance = make_provenance(self._exactness, global_batch, self._group.device)
         if self._folder is None:
@@ -153,7 +153,8 @@ class Checkpointer:
         self._watch.pace.save_began()
         self._saved_at = position["step"]
         exact = {"exact": self._provenance._asdict()} if self._provenance is not None else {}
-        facts = {**facts, **exact, "settings": self._settings}
+        asked = {"asked": self._asked} if self._asked != self._settings else {}
+        facts = {**facts, **exact, "settings": self._settings, **asked}
         began = time.monotonic()
         form = self.interval.form if self.interval is not None and stop_reason is None else None
         self._note(self._writer.save(self._tracked, position, facts, form), stop_reason)
@@ -227,8 +228,11 @@ class Checkpointer:
         and the objects that are gone."""
         old = manifest.get("settings", {})
         changes = list_changes(old, self._settings)
-        if self._is_strict and changes and self._folder is not None:
-            refuse_other(self._folder.run.path, describe_change(changes[0]))
+        if self._is_strict and self._folder is not None:
+            others = list_changes(manifest.get("asked", old), self._settings)
+            taken = () if self._is_over else self._override
+            for other in (one for one in others if one.name not in taken):
+                refuse_other(self._folder.run.path, describe_change(other))
         left = override(objects, changes, self._override)
         self._settings = merge(old, self._settings, left)
         if self._group.is_first:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from hpcddp.training.checkpoint.state_tree import gather_whole
 from hpcddp.training.data.randomness import SeededSamples, kept_generators
@@ -21,6 +21,7 @@ from hpcddp.training.data.stream import Stream
 
 _PIECE = 1 << 24  # elements: what is copied from a device at once
 _COMPARED = 8  # samples of a stream: the first alone may be the same by chance
+_ROWS = 32  # samples: in blocks, that many folds differ in one
 _ROUNDING = 1e-3  # of a tensor's mean: other hardware rounds otherwise, other samples differ by more
 
 
@@ -52,6 +53,12 @@ def draw_samples(dataset: Dataset[Any], num_workers: int = 0) -> list[Any]:
     if isinstance(dataset, IterableDataset):
         return list(Stream(dataset, 0, 0).read(1))
     return _draw_indices(dataset, _list_indices(dataset), num_workers)
+
+
+def draw_rows(dataset: Dataset[Any]) -> list[Any]:
+    """Samples from all over a data set of tensors in memory; none of another one, where they may take long."""
+    length = len(dataset) if type(dataset) is TensorDataset else 0
+    return [dataset[at] for at in sorted({length * nth // _ROWS for nth in range(_ROWS)})] if length else []
 
 
 def draw_and_repeat(dataset: Dataset[Any], num_workers: int = 0) -> tuple[list[Any], list[Any]]:

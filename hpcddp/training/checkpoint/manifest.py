@@ -38,7 +38,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 def _find_fault(manifest: dict[str, Any]) -> str | None:
     """What is wrong with it, or None. `settings`, `data` and `parameter_groups` are absent in those of hpcddp 0.1,
-    `exact` in a run that is not.
+    `exact` in a run that is not. `asked`: the settings of the script, where others are in force.
     """
     files, form = manifest.get("files"), manifest.get("form")
     if not isinstance(files, dict) or not all(_has(about, bytes=int, sha256=str) for about in files.values()):
@@ -48,9 +48,9 @@ def _find_fault(manifest: dict[str, Any]) -> str | None:
     for name in (STATE,) if form == "single" else (STATE, INDEX):
         if name not in files:
             return f"lists no {name}"
-    settings = manifest.get("settings", {})
-    if not isinstance(settings, dict) or not all(isinstance(values, dict) for values in settings.values()):
-        return "does not give the settings of each object"
+    for settings in (manifest.get("settings", {}), manifest.get("asked", {})):
+        if not isinstance(settings, dict) or not all(isinstance(values, dict) for values in settings.values()):
+            return "does not give the settings of each object"
     objects = manifest.get("objects", {})
     if not isinstance(objects, dict) or not all(isinstance(about, dict) for about in objects.values()):
         return "does not describe each of the objects"
@@ -58,12 +58,16 @@ def _find_fault(manifest: dict[str, Any]) -> str | None:
     if not isinstance(groups, dict) or not all(map(_are_groups, groups.values())):
         return "does not give the count and the SHA-256 of the parameters of each parameter_groups entry"
     data = manifest.get("data", {"sha256": "", "means": []})
-    if not _has(data, sha256=str, means=list) or not all(isinstance(mean, int | float) for mean in data["means"]):
+    if not _is_outline(data) or not _is_outline(data.get("rows", data)):
         return "does not give the hash and the means of the data's samples"
     kinds: dict[str, type] = {"method": str, "slices": int, "global_batch": int, "conditions": dict, "deviations": list}
     if "exact" in manifest and not _has(manifest["exact"], **kinds):
         return f"does not give what an exact run needs: {', '.join(Provenance._fields)}"
     return None
+
+
+def _is_outline(data: Any) -> bool:
+    return _has(data, sha256=str, means=list) and all(isinstance(mean, int | float) for mean in data["means"])
 
 
 def _are_groups(groups: Any) -> bool:

@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch.distributed as dist
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, Subset
 
 from hpcddp.errors import RequestError
 from hpcddp.training.checkpoint.fingerprint import (
     describe_dataset,
+    draw_rows,
     draw_samples,
     hash_choice,
     is_alike,
@@ -110,10 +111,19 @@ def warn_of_own_draws(dataset: Dataset[Any], samples: list[Any], repeated: list[
     )
 
 
-def outline_data(samples: list[Any]) -> dict[str, Any]:
-    """What a checkpoint's manifest says of the training data. `samples`: what `draw_samples` drew."""
+def outline_data(dataset: Dataset[Any], samples: list[Any]) -> dict[str, Any]:
+    """What a checkpoint's manifest says of the training data. `samples`: what `draw_samples` drew.
+
+    The folds of a cross-validation may have these in common. They differ in `subset`, or in one of the `rows`: of
+    tensors in memory, which are looked at in no time, and are the same in each start.
+    """
     digest, means = outline_samples(samples)
-    return {"sha256": digest, "means": means}
+    facts: dict[str, Any] = {"sha256": digest, "means": means}
+    if isinstance(dataset, Subset):
+        facts["subset"] = hash_choice(dataset)
+    if rows := draw_rows(dataset):
+        facts["rows"] = dict(zip(("sha256", "means"), outline_samples(rows), strict=True))
+    return facts
 
 
 def describe_other_data(
@@ -123,13 +133,17 @@ def describe_other_data(
 
     A data set that gives another sample when it is asked again is not compared.
     """
-    mine = new["sha256"], new["means"]
+    name, mine = type(dataset).__name__, (new["sha256"], new["means"])
     if is_alike(mine, (old["sha256"], old["means"])):
-        return None
+        if "subset" in old and "subset" in new and old["subset"] != new["subset"]:
+            return f"this {name} has other samples of its data set than the checkpoint's"
+        rows = [(one["rows"]["sha256"], one["rows"]["means"]) for one in (old, new) if "rows" in one]
+        differ = len(rows) == 2 and not is_alike(*rows)
+        return f"this {name} is not the checkpoint's data, some of its samples are others" if differ else None
     if not is_alike(outline_samples(draw_samples(dataset, num_workers)), mine):
         return None
     which = "its first sample" if isinstance(dataset, IterableDataset) else "its first, middle or last sample"
-    return f"this {type(dataset).__name__} is not the checkpoint's data, {which} is another"
+    return f"this {name} is not the checkpoint's data, {which} is another"
 
 
 def _gather(mine: Any, layout: Layout) -> list[Any]:

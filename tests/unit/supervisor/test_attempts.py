@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -17,7 +18,7 @@ from hpcddp.runs.own_runs import note_own_run
 from hpcddp.runs.state import note_checkpoint, read_state, write_state
 from hpcddp.supervisor.begin import Begun, begin
 from hpcddp.supervisor.end import end_attempt
-from hpcddp.supervisor.events import ERROR, KILLED, Event
+from hpcddp.supervisor.events import ERROR, GONE, KILLED, SILENT, UNHEARD, UNKNOWN, Event
 from hpcddp.supervisor.job import find_own_job
 from hpcddp.supervisor.order import Order, read_order
 from hpcddp.supervisor.program import Ended
@@ -155,7 +156,17 @@ def test_a_job_is_unfinished_as_long_as_a_run_of_its_script_is(node: Node):
 KILL = Event(KILLED, 1, "n0", status=9)
 
 
-@pytest.mark.parametrize("ended", [Ended(143, "SIGTERM"), Ended(137, cause=KILL)], ids=["walltime", "loss"])
+ENDS = {
+    "walltime": Ended(143, "SIGTERM"),
+    "loss": Ended(137, cause=KILL),
+    "host": Ended(143, cause=Event(SILENT, 1, "n0")),
+    "all processes of a host": Ended(143, cause=Event(GONE, 1, "n0")),
+    "supervisor unheard": Ended(143, cause=Event(UNHEARD, 1, "n0", text="46")),
+    "launcher": Ended(137, cause=Event(UNKNOWN, -1, "", status=137, text="the launcher ended with status 137")),
+}
+
+
+@pytest.mark.parametrize("ended", ENDS.values(), ids=list(ENDS))
 @pytest.mark.parametrize("is_own", [True, False], ids=["own run", "job's run"])
 def test_a_program_that_was_ended_behind_a_training_is_unfinished(node: Node, ended: Ended, *, is_own: bool):
     """It may have been about to begin the next one."""
@@ -191,6 +202,50 @@ def test_a_chain_goes_on_behind_finished_runs_unless_their_job_has_ended_well(no
     why = f"no step is left, and attempt {third.name} did not end well after that"
     assert node.told[-1] == f"the chain ends here: {why}"
     assert read_state(third.run).status == "finished"
+
+
+@pytest.fixture
+def restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each start is another one of its job: the clock of this test's process tells them not apart."""
+    starts = map(str, itertools.count())
+    monkeypatch.setattr("hpcddp.runs.holder.find_job_start", lambda _env: next(starts))
+
+
+@pytest.mark.usefixtures("restarts")
+@pytest.mark.parametrize("status", ["finished", "unfinished"])
+def test_what_all_starts_of_a_job_have_done_counts_for_its_chain(node: Node, status: str):
+    """The last one may have been lost before it came to its run again."""
+    first = node.begin("41", chain=9).attempt
+    write_state(first, status, step=9, epoch=1, reason="done")
+    _follow(first, "42")
+    again = node.begin("41", chain=9).attempt
+    assert again.name == "41.2"
+    _follow(again, "42")
+    release_run(again.run, again.name, 137)
+    third = node.begin("42", chain=9).attempt
+    _follow(third, "43")
+    release_run(third.run, third.name, 137)
+    assert node.begin("43", chain=9) == 1  # a whole job without a step
+
+
+@pytest.mark.usefixtures("restarts")
+def test_a_job_that_was_to_resume_a_run_and_finished_it_comes_to_what_its_script_opens_next(node: Node):
+    before = node.begin("40").attempt
+    note_checkpoint(before, step=5, epoch=0)
+    release_run(before.run, before.name, 85)
+    attempt = node.begin("41", chain=9, resumes="train").attempt
+    assert attempt.run == before.run
+    write_state(attempt, "finished", step=9, epoch=1, reason="done")
+    own_run(node, attempt, "fold", "unfinished")
+    _follow(attempt, "42")
+    assert end_attempt(attempt, Ended(0), None, node.told.append) == 85
+    release_run(attempt.run, attempt.name, 0)
+    again = node.begin("41", chain=9, resumes="train").attempt  # its scheduler has started it again
+    assert (again.run, again.name) == (before.run, "41.2")
+    release_run(again.run, again.name, 137)
+    following = node.begin("42", chain=9, resumes="train").attempt
+    assert (following.run, following.name) == (before.run, "42.1")
+    assert node.begin("50", resumes="train") == 0  # another job
 
 
 def test_a_chain_ends_with_finished_runs_whose_job_has_ended_well(node: Node):

@@ -18,7 +18,7 @@ from hpcddp.runs.lock import note_loaded, read_end
 from hpcddp.runs.own_runs import note_own_run
 from hpcddp.runs.state import State, read_state, replace_state
 from hpcddp.supervisor.end import note_lost
-from hpcddp.supervisor.events import ERROR, KILLED, SILENT, STUCK, UNHEARD, UNKNOWN, Event
+from hpcddp.supervisor.events import ERROR, GONE, KILLED, SILENT, STUCK, UNHEARD, UNKNOWN, Event
 from hpcddp.supervisor.job import End, Job
 from hpcddp.supervisor.order import Order, Recover
 from hpcddp.supervisor.recovery import Recovery
@@ -544,9 +544,9 @@ CRASH, CLEAN_UP, BUG = KILL._replace(status=11), KILL._replace(status=15), Event
 def test_what_happens_to_ranks_whose_run_has_finished_does_not_matter_but_for_a_loss(cluster: Cluster):
     """An evaluation, or the next training, was still to come; a crash while a program ends costs nothing."""
     replace_state(cluster.attempt.run, State("finished", 9, 1, "done", cluster.attempt.name))
-    silent = Event(SILENT, 1, "n1")
+    silent, gone = Event(SILENT, 1, "n1"), Event(GONE, 1, "n1")
     assert [_is_over(cluster.attempt, cause) for cause in (CRASH, CLEAN_UP, BUG)] == [True] * 3
-    assert [_is_over(cluster.attempt, cause) for cause in (KILL, silent)] == [False] * 2
+    assert [_is_over(cluster.attempt, cause) for cause in (KILL, silent, gone)] == [False] * 3
 
 
 def test_a_loss_after_the_job_s_run_has_finished_is_one_of_the_run_that_the_script_has_opened_since(cluster: Cluster):

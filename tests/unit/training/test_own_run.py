@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 import hpcddp
 from hpcddp.errors import HpcddpError, RequestError
@@ -187,13 +187,19 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
 
 
 def _fold(
-    base: Path, *, ends: str = "", lr: float = 0.1, number: float = 1.0, **options: object
+    base: Path,
+    *,
+    ends: str = "",
+    lr: float = 0.1,
+    number: float = 1.0,
+    data: Dataset[Any] | None = None,
+    **options: object,
 ) -> tuple[str, int, int]:
     """Train three steps, or until step 2. The run's name, its step at the end, and how many steps this start made."""
     made = 0
-    model, data = torch.nn.Linear(2, 1), DataLoader(TensorDataset(torch.full((6, 2), number)), batch_size=2)
+    model, read = torch.nn.Linear(2, 1), DataLoader(data or TensorDataset(torch.full((6, 2), number)), batch_size=2)
     with hpcddp.runtime(run_dir=str(base), save_every=1, **options) as rt:  # type: ignore[arg-type]  # as given
-        model, optimizer, loader = rt.prepare(model, torch.optim.SGD(model.parameters(), lr=lr), data)
+        model, optimizer, loader = rt.prepare(model, torch.optim.SGD(model.parameters(), lr=lr), read)
         for _ in rt.epochs(1):
             for (x,) in loader:
                 made += 1
@@ -288,6 +294,21 @@ def test_several_runs_of_one_name_that_a_job_has_begun_are_not_resumed_by_the_ne
     assert str(refused.value.hint).endswith('run_dir=f"runs/fold{k}"; or resume="x-2"')
     assert _fold(tmp_path / "x", resume=False) == ("x-3", 3, 3)
     assert _fold(tmp_path / "x", resume="x-2") == ("x-2", 3, 2)
+
+
+def test_a_job_that_got_the_next_number_of_a_name_has_the_run_that_its_script_calls_so(
+    tmp_path: Path, job: Job
+) -> None:
+    """As where the same command with `--name t` is submitted again after its run has finished."""
+    job.start(1)
+    assert _fold(tmp_path / "t") == ("t", 3, 3)
+    job.run = RunFolder(str(tmp_path / "t-2"))
+    job.start(1, job="8")
+    write_object(job.run.plan, {"run_dir": "runs/t"})
+    assert _fold(tmp_path / "t") == ("t-2", 3, 3)
+    job.start(2, job="8")
+    assert _fold(tmp_path / "t") == ("t-2", 3, 0)
+    assert _fold(tmp_path / "u") == ("u", 3, 3)
 
 
 def test_the_job_s_run_is_the_job_s_however_its_folder_is_written(tmp_path: Path, job: Job) -> None:
@@ -395,6 +416,76 @@ def test_a_finished_run_is_not_opened_by_another_training_of_a_script_that_skips
     assert read_state(RunFolder(str(tmp_path / "x"))).status == "finished"
     job.start(4)
     assert _fold(tmp_path / "x") == ("x", 3, 0)
+
+
+@pytest.mark.parametrize("is_part", [True, False], ids=["Subset", "tensors"])
+def test_folds_that_begin_and_end_alike_are_other_trainings(tmp_path: Path, job: Job, *, is_part: bool) -> None:
+    """Neighbours of a cross-validation have the first, the middle and the last sample in common."""
+    everything = torch.arange(200.0).reshape(100, 2)
+
+    def leave_out(fold: int) -> Dataset[Any]:
+        rows = [row for row in range(100) if row // 10 != fold]
+        return Subset(TensorDataset(everything), rows) if is_part else TensorDataset(everything[rows])
+
+    job.start(1)
+    assert _fold(tmp_path / "x", data=leave_out(1)) == ("x", 45, 45)
+    job.start(2)
+    words = "has other samples of its data set" if is_part else "is not the checkpoint's data, some of its samples"
+    with pytest.raises(RequestError, match=rf"that was another training: this \w+ {words}"):
+        _fold(tmp_path / "x", data=leave_out(2))
+    job.start(3)
+    assert _fold(tmp_path / "x", data=leave_out(1)) == ("x", 45, 0)
+
+
+def test_a_start_that_was_refused_a_run_leaves_it_to_its_command(
+    tmp_path: Path, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the next job would find the other training in it, as that of its own command."""
+    monkeypatch.setattr(sys, "orig_argv", ["python", "fold.py", "1"])
+    job.start(1)
+    _lose(tmp_path / "x")
+    job.start(2)
+    monkeypatch.setattr(sys, "orig_argv", ["python", "fold.py", "2"])
+    with pytest.raises(RequestError, match="another training: this TensorDataset"):
+        _fold(tmp_path / "x", number=2.0)
+    job.end()
+    job.start(1, job="8")
+    assert _fold(tmp_path / "x", number=2.0) == ("x-2", 3, 3)
+    monkeypatch.setattr(sys, "orig_argv", ["python", "fold.py", "1"])
+    assert _fold(tmp_path / "x") == ("x", 3, 2)
+
+
+def test_a_finished_run_that_a_script_resumes_by_its_name_makes_no_more_steps(tmp_path: Path, job: Job) -> None:
+    job.start(1)
+    _lose(tmp_path / "x")
+    job.end()
+    job.start(1, job="8")
+    assert _fold(tmp_path / "x", resume="x", ends="early") == ("x", 3, 2)
+    job.start(2, job="8")
+    assert _fold(tmp_path / "x", resume="x", ends="early") == ("x", 3, 0)
+
+
+@pytest.mark.parametrize("name", ["x", "t"], ids=["own run", "job's run"])
+def test_the_next_training_of_a_script_does_not_go_on_in_one_that_it_has_lost(
+    tmp_path: Path, job: Job, name: str
+) -> None:
+    """A sweep whose first learning rate diverges would train the second one from its weights."""
+    job.start(1)
+    _lose(tmp_path / name)
+    with pytest.raises(RequestError, match=r"another training: optimizer's lr 0\.1 -> 0\.2"):
+        _fold(tmp_path / name, lr=0.2)
+    assert _fold(tmp_path / name, lr=0.2, override=["lr"]) == (name, 3, 2)
+
+
+def test_a_run_that_has_kept_its_checkpoint_s_settings_is_the_same_training_in_the_next_start(
+    tmp_path: Path, job: Job
+) -> None:
+    job.start(1)
+    _lose(tmp_path / "t")
+    job.start(1, job="8")
+    assert _fold(tmp_path / "t", lr=0.2) == ("t", 3, 2)  # 0.1 is in force, which is said
+    job.start(2, job="8")
+    assert _fold(tmp_path / "t", lr=0.2) == ("t", 3, 0)
 
 
 def test_a_finished_run_that_is_opened_again_refuses_other_trainings_on_every_rank_and_has_sums(
