@@ -75,13 +75,16 @@ MPIS = {
     "openmpi5": ("pmix", ["-n5"], 5),
     "openmpi4": ("pmix", ["-n5"], 5),
 }
+# MPI_Init of Open MPI 4 crashed here once (SIGSEGV in its PMIx 3, beside other load). This avoids PMIx's store in
+# shared memory, which is known for that; what the test asks for does not depend on it.
+OWN_STORE = {"openmpi4": {"PMIX_MCA_gds": "hash"}}
 
 
 @pytest.mark.parametrize("name", MPIS)
 def test_mpi_programs_under_srun_are_srun_ranks_and_what_mpi_says(cluster: Cluster, shared: Path, name: str) -> None:
     pmi, options, tasks = MPIS[name]
     srun = ["srun", "--label", f"--mpi={pmi}", "-N2", *options, PYTHON, PLACE, str(shared), "mpi"]
-    said = cluster.ok(srun, cwd=shared, env=find_mpi(name).env)
+    said = cluster.ok(srun, cwd=shared, env={**find_mpi(name).env, **OWN_STORE.get(name, {})})
     places = by_label(said, shared)
     assert len(places) == tasks
     assert_is_mpi(list(places.values()), "srun", tasks)
