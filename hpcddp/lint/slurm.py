@@ -6,15 +6,9 @@ Checked against a real sbatch 22.05, which also parses #PBS lines unless `#SBATC
 from __future__ import annotations
 
 from hpcddp.lint.directive import UNIX_LINES, Option, Refusal, ScriptDirectives, Tokens, UnmatchedError, numbered
+from hpcddp.schedulers.registry import find_scheduler
 
-SHORT = {
-    "A": "account", "a": "array", "b": "begin", "C": "constraint", "c": "cpus-per-task", "D": "chdir",
-    "d": "dependency", "e": "error", "F": "nodefile", "G": "gpus", "H": "hold", "h": "help", "I": "immediate",
-    "i": "input", "J": "job-name", "k": "no-kill", "L": "licenses", "M": "clusters", "m": "distribution",
-    "N": "nodes", "n": "ntasks", "O": "overcommit", "o": "output", "p": "partition", "Q": "quiet", "q": "qos",
-    "S": "core-spec", "s": "oversubscribe", "t": "time", "V": "version", "v": "verbose", "W": "wait",
-    "w": "nodelist", "x": "exclude",
-}  # fmt: skip
+_LETTERS = find_scheduler("slurm").directives.letters
 # Options whose value, if they have one, is joined on: the next word is none.
 _ALONE = {
     "contiguous", "exclusive", "export-file", "get-user-env", "help", "hold", "ignore-pbs", "immediate", "nice",
@@ -102,12 +96,12 @@ def _options(words: list[tuple[str, int]]) -> tuple[list[Option], list[tuple[str
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
         elif word.startswith("-") and len(word) > 1:
-            name, value = SHORT.get(word[1], word[1]), word[2:]
+            name, value = _LETTERS.get(word[1], word[1]), word[2:]
             equals = "=" if value else ""
         else:
             stray.append((word, line))
             continue
-        known = name in SHORT.values() or name in _VALUED  # of another option it is not known that it has a value
+        known = name in _LETTERS.values() or name in _VALUED  # of another option it is not known that it has a value
         if not equals and name not in _ALONE and rest and (known or not rest[0][0].startswith("-")):
             value = rest.pop(0)[0]
         found.append(Option(f"--{name}", value, line))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from hpcddp.record import TYPE_CHECKING, Record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from hpcddp.schedulers.allocation import Allocation
 
@@ -27,6 +27,11 @@ class Directives(Record):
     #: Job-file key -> the option that carries it; `signal` where the scheduler itself sends a warning.
     options: Mapping[str, str] = _NOTHING
     typed: Mapping[str, str] = _NOTHING  # an option of its commands -> ours, for people who type theirs (cli/meant.py)
+    letters: Mapping[str, str] = _NOTHING  # `p` -> `partition`, where the submit command has both
+    #: Groups of options of which the submit command takes one.
+    alternatives: tuple[tuple[str, ...], ...] = ()
+    #: Options that count GPUs, as N or TYPE:N, with what stands before that; a job has a type in all of them or in none
+    gpu_counts: Mapping[str, str] = _NOTHING
     account: str = "none"  # the option that carries the account where the site does not say otherwise
     #: A key of site files whose words this scheduler's template reads -> those words: account (its option), size,
     #: queue_option, gpus_option.
@@ -53,6 +58,27 @@ class Directives(Record):
     reservation_is_queue: bool = False
     home_output: str = ""  # pattern of a directive with which the output lies in the home folder
     overwrites_output: bool = False  # whether a later job of one output file replaces what an earlier one wrote
+
+
+def refused_together(directives: Directives, options: Sequence[tuple[str, str]]) -> list[tuple[int, int, str]]:
+    """The pairs of a job's options, (long name, value) each, that the submit command refuses: their places, and why."""
+    found = []
+    for second, (name, value) in enumerate(options):
+        typed = _gpu_types(directives, name, value)
+        for first, (other, its_value) in enumerate(options[: second + 1]):
+            if other != name and any(name in group and other in group for group in directives.alternatives):
+                found.append((first, second, "exclude each other"))
+            elif len(typed | _gpu_types(directives, other, its_value)) > 1 and (other != name or first == second):
+                found.append((first, second, "ask for GPUs with a type and without one"))
+    return found
+
+
+def _gpu_types(directives: Directives, name: str, value: str) -> set[bool]:
+    """Whether the counts of GPUs in an option's value name a type: `gpu:a100:4`; `gpu:4,tmpfs:1G`."""
+    before = directives.gpu_counts.get(name)
+    words = [word for word in f"{value},".split(",") if word] if before is not None else []
+    counts = [word[len(before or "") :] for word in words if f"{word}:".startswith(before or "")]
+    return {count != "" and not count[0].isdigit() for count in counts}
 
 
 class Variables(Record):

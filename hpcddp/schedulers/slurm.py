@@ -12,6 +12,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _MOST_COMPONENTS = 128  # MAX_HET_JOB_COMPS
+_LETTERS = {
+    "A": "account", "a": "array", "B": "extra-node-info", "b": "begin", "C": "constraint", "c": "cpus-per-task",
+    "D": "chdir", "d": "dependency", "e": "error", "F": "nodefile", "G": "gpus", "H": "hold", "h": "help",
+    "I": "immediate", "i": "input", "J": "job-name", "k": "no-kill", "L": "licenses", "M": "clusters",
+    "m": "distribution", "N": "nodes", "n": "ntasks", "O": "overcommit", "o": "output", "p": "partition",
+    "Q": "quiet", "q": "qos", "S": "core-spec", "s": "oversubscribe", "t": "time", "V": "version", "v": "verbose",
+    "W": "wait", "w": "nodelist", "x": "exclude",
+}  # fmt: skip
 _INTERACTIVE_STEP = "4294967290"  # the step of salloc's shell
 
 
@@ -135,6 +143,20 @@ SCHEDULER = Scheduler(
             "-a": "--set array=",
             "-d": "--set dependency=",
             "-C": "--set constraint=",
+        },
+        letters=_LETTERS,
+        # what a real sbatch 22.05 refuses; tests/cluster/test_options.py
+        alternatives=(
+            ("--mem", "--mem-per-cpu", "--mem-per-gpu"),
+            ("--ntasks-per-gpu", "--gpus-per-task"),
+            ("--ntasks-per-gpu", "--gpus-per-socket"),
+            ("--ntasks-per-gpu", "--ntasks-per-node"),
+            ("--cpus-per-task", "--cpus-per-gpu"),
+            ("--core-spec", "--thread-spec"),
+        ),
+        gpu_counts={
+            "--gres": "gpu:",
+            **dict.fromkeys(("--gpus", "--gpus-per-node", "--gpus-per-task", "--gpus-per-socket"), ""),
         },
         account="--account",
         site_words={

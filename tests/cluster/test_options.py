@@ -1,0 +1,64 @@
+"""Which of sbatch's options exclude each other: the table of the row against a real `sbatch --test-only`."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+from livecluster import Cluster
+
+from hpcddp.schedulers.registry import find_scheduler
+from hpcddp.schedulers.row import refused_together
+
+DIRECTIVES = find_scheduler("slurm").directives
+# Values with which each is taken by itself; two nodes of 16 CPUs and 8 GPUs.
+VALUES = {
+    "--mem": "1G", "--mem-per-cpu": "100M", "--mem-per-gpu": "1G", "--ntasks-per-gpu": "1", "--gpus-per-task": "1",
+    "--gpus-per-socket": "2", "--ntasks-per-node": "4", "--cpus-per-task": "2", "--cpus-per-gpu": "2",
+    "--core-spec": "1", "--thread-spec": "1", "--gres": "gpu:4", "--gpus-per-node": "4", "--gpus": "8",
+    "--exclusive": "", "--oversubscribe": "", "--requeue": "", "--no-requeue": "", "--hold": "", "--time-min": "1",
+    "--ntasks-per-socket": "2", "--nodelist": "node1,node2", "--overcommit": "",
+    "--contiguous": "", "--switches": "1", "--gpu-bind": "closest", "--signal": "B:USR1@60", "--array": "0-1",
+}  # fmt: skip
+WITH = {"--mem-per-gpu": ["--gpus=8"], "--ntasks-per-gpu": ["--gpus=8"], "--gpus-per-task": ["--ntasks=8"],
+        "--gpus-per-socket": ["--sockets-per-node=2"]}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def said(cluster: Cluster):
+    """What sbatch says to each pair: all in one call, since a process start in a host costs most."""
+    folder = cluster.state / "work" / "options"
+    folder.mkdir()
+    for first, second in combinations(VALUES, 2):
+        words = [f"{n}={VALUES[n]}" if VALUES[n] else n for n in (first, second)]
+        words += [w for n in (first, second) for w in WITH.get(n, ()) if w.partition("=")[0] not in (first, second)]
+        lines = "".join(f"#SBATCH {word}\n" for word in ["--nodes=2", *words])
+        (folder / f"{first[2:]}+{second[2:]}").write_text(f"#!/bin/bash\n{lines}true\n")
+    cluster.ok(["sh", "-c", "for f in *+*; do sbatch --test-only < $f 2> $f.said; done; true"], cwd=folder)
+    return {tuple(p.stem.split("+")): p.read_text() for p in folder.glob("*.said")}
+
+
+def test_the_options_that_exclude_each_other_are_those_that_a_real_sbatch_refuses(said):
+    refused = {pair for pair, text in said.items() if "mutually exclusive" in text}
+    table = {
+        (first[2:], second[2:])
+        for first, second in combinations(VALUES, 2)
+        if refused_together(DIRECTIVES, [(first, VALUES[first]), (second, VALUES[second])])
+    }
+    assert len(said) == len(VALUES) * (len(VALUES) - 1) // 2
+    assert table == refused
+    assert {option for group in DIRECTIVES.alternatives for option in group} <= set(VALUES)
+
+
+def test_counts_of_gpus_with_a_type_and_without_are_refused_as_by_a_real_sbatch(cluster: Cluster, shared):
+    counts = ["--gres=gpu:4", "--gres=gpu:a100:4", "--gpus-per-node=4", "--gpus-per-node=a100:4", "--gpus=8",
+              "--gpus=a100:8", "--gpus-per-task=1", "--gpus-per-task=a100:1", "--gres=gpu:2,gpu:a100:2"]  # fmt: skip
+    pairs = [(a, b) for a, b in combinations(counts, 2) if a.partition("=")[0] != b.partition("=")[0]]
+    for i, pair in enumerate(pairs):
+        lines = "".join(f"#SBATCH {word}\n" for word in ["--nodes=2", "--ntasks=8", *pair])
+        (shared / f"{i}.sh").write_text(f"#!/bin/bash\n{lines}true\n")
+    cluster.ok(["sh", "-c", "for f in *.sh; do sbatch --test-only < $f 2> $f.said; done; true"], cwd=shared)
+    for i, pair in enumerate(pairs):
+        refused = "error: Invalid" in (shared / f"{i}.sh.said").read_text()
+        options = [(name, value) for name, _, value in (word.partition("=") for word in pair)]
+        assert bool(refused_together(DIRECTIVES, options)) == refused, pair
