@@ -52,6 +52,8 @@ def build_parser() -> VerbParser:
     batch = parser.add_argument_group("placeholders in the command")
     batch.add_argument("--global-batch", metavar="B", help="for {global_batch}, {per_rank_batch}, {micro_batch}")
     batch.add_argument("--max-micro-batch", metavar="M", help="for {micro_batch} and {accumulation}")
+    gpus = parser.add_argument_group("a job with GPUs")
+    gpus.add_argument("--gpus-per-node", metavar="G", help="refuse to start where no GPU can be seen")
     own = parser.add_argument_group("a command that makes the ranks of a node itself, started once per node")
     own.add_argument("--nodes", metavar="N", help="nodes of the launch")
     own.add_argument("--ranks-per-node", metavar="R", help="ranks that the command makes on each of them")
@@ -88,9 +90,19 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     """See `run_command`; RequestError without a command."""
     if not args.command:
         raise RequestError("there is no command to run", "hpcddp exec -- python train.py")
-    from hpcddp.cli.handed_on import read_options
+    from hpcddp.cli.handed_on import ExecOptions, read_options
 
-    return run_command(args.command, env, read_options(args))
+    return run_command(args.command, env, read_options({name: getattr(args, name) for name in ExecOptions._fields}))
+
+
+def run_plain(command: list[str], env: Mapping[str, str], words: list[str]) -> int | None:
+    """The same without argparse, for the options of a job script; None where they need it."""
+    if not words:
+        return run_command(command, env)
+    from hpcddp.cli.handed_on import read_options, split_options
+
+    texts = split_options(words)
+    return None if texts is None else run_command(command, env, read_options(texts))
 
 
 def run_command(command: list[str], env: Mapping[str, str], options: ExecOptions | None = None) -> int:
@@ -101,6 +113,7 @@ def run_command(command: list[str], env: Mapping[str, str], options: ExecOptions
     if not command[0].strip():
         raise RequestError(f"the command begins with an empty word, {command[0]!r}", "hpcddp exec -- python train.py")
     from hpcddp.cli import handed_on
+    from hpcddp.ranks.device import GPUS_PER_NODE
     from hpcddp.ranks.launch import Launch
     from hpcddp.ranks.reach import require_resolved
     from hpcddp.ranks.rendezvous import is_enough
@@ -115,7 +128,9 @@ def run_command(command: list[str], env: Mapping[str, str], options: ExecOptions
             rendezvous = _ask_run_folder(launch, hostname) or rendezvous
         if info.world_size > 1 and rendezvous.master_addr is not None:
             require_resolved(rendezvous.master_addr, rendezvous.source["master_addr"], hostname)
-        exported = dict(env) | torch_variables(info, rendezvous)
+        exported = {name: value for name, value in env.items() if name != GPUS_PER_NODE}  # of a job around this one
+        exported |= handed_on.check_gpus(command, env, info, hostname, options.gpus_per_node)
+        exported |= torch_variables(info, rendezvous)
         exported |= handed_on.further_variables(command, exported, launch, options)
         command = handed_on.fill_command(command, exported, info, options)
         # Left by an outer launcher, it would turn every rank into a client of a store that nobody serves.
@@ -127,7 +142,7 @@ def run_command(command: list[str], env: Mapping[str, str], options: ExecOptions
         heartbeat = _find_heartbeat(env, info, hostname)
         if heartbeat is not None:
             heartbeat.refuse(error.exit_code, error.message)
-        raise
+        _refuse(error, env, info, job_output)
     heartbeat = _find_heartbeat(env, info, hostname)  # not before: a shared file system may show the folder late
     if heartbeat is not None and (info.world_size > 1 or heartbeat.is_needed):
         return _run_beside(command, exported, info, hostname, job_output, log, heartbeat)
@@ -148,25 +163,26 @@ def _become(command: list[str], env: dict[str, str], info: RankInfo, hostname: s
     try:
         os.execvpe(command[0], command, env)
     except OSError as error:
-        _refuse(command, env, info, hostname, job_output, error)
+        _refuse(_cannot_run(command, info, hostname, error), env, info, job_output)
 
 
-def _refuse(
-    command: list[str], env: dict[str, str], info: RankInfo, hostname: str, job_output: int, error: OSError
-) -> NoReturn:
-    """Say that the command cannot run, and end; of all ranks one says it on the job's output."""
+def _refuse(refusal: HpcddpError, env: Mapping[str, str], info: RankInfo, job_output: int) -> NoReturn:
+    """Say why the command does not run, and end; of all ranks one says it on the job's output."""
     from hpcddp.cli.streams import tell
     from hpcddp.runs import failure
 
-    refusal = LaunchError(
-        f"rank {info.rank} on {hostname} cannot run {command[0]!r}: {error.strerror}",
-        "check the command's spelling, and that it is on PATH on every node",
-    )
     with failure.first_failure(env) as is_first:
         if is_first or info.rank == 0:  # rank 0 has no log of its own
             os.dup2(job_output if is_first else os.open(os.devnull, os.O_WRONLY), 2)
         tell(str(refusal))
     raise SystemExit(refusal.exit_code)
+
+
+def _cannot_run(command: list[str], info: RankInfo, hostname: str, error: OSError) -> LaunchError:
+    return LaunchError(
+        f"rank {info.rank} on {hostname} cannot run {command[0]!r}: {error.strerror}",
+        "check the command's spelling, and that it is on PATH on every node",
+    )
 
 
 def _run_beside(
@@ -189,7 +205,7 @@ def _run_beside(
         program = beside.start_program(command, env, stderr.entry if stderr else None)
     except OSError as error:
         heartbeat.refuse(_CANNOT_RUN, f"cannot run {command[0]!r}: {error.strerror}")
-        _refuse(command, env, info, hostname, job_output, error)
+        _refuse(_cannot_run(command, info, hostname, error), env, info, job_output)
     if stderr:
         stderr.start()
     heartbeat.start(program)

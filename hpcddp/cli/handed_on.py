@@ -11,30 +11,37 @@ from hpcddp.record import Record
 
 TYPE_CHECKING = False  # see cli/exec.py
 if TYPE_CHECKING:
-    import argparse
-
     from hpcddp.ranks.launch import Launch
     from hpcddp.ranks.rankinfo import RankInfo
 
 
 class ExecOptions(Record):
     """What the options of `hpcddp exec` say: for placeholders the batch; `nodes` and `ranks_per_node` where the command
-    makes the ranks of a node itself, else 0."""
+    makes the ranks of a node itself, else 0; how many GPUs the job has on each node."""
 
     nodes: int = 0
     ranks_per_node: int = 0
     global_batch: int | None = None
     max_micro_batch: int | None = None
+    gpus_per_node: int = 0
 
 
 NO_OPTIONS = ExecOptions()
 
 
-def read_options(args: argparse.Namespace) -> ExecOptions:
+def split_options(words: list[str]) -> dict[str, str] | None:
+    """The options where each is a whole name and its value, as in a job script; None for other words.
+
+    Without argparse, which would be a tenth of exec's time on every rank."""
+    names = [word.removeprefix("--").replace("-", "_") for word in words[::2]]
+    plain = len(words) % 2 == 0 and all(word.startswith("--") for word in words[::2])
+    return dict(zip(names, words[1::2], strict=True)) if plain and set(names) <= set(ExecOptions._fields) else None
+
+
+def read_options(texts: Mapping[str, str | None]) -> ExecOptions:
     """The options as numbers. RequestError for one that is none, or for half of a pair."""
     from hpcddp.units import parse_count
 
-    texts = {name: getattr(args, name) for name in ExecOptions._fields}
     given = {name: parse_count(text, f"--{name.replace('_', '-')}") for name, text in texts.items() if text is not None}
     if ("nodes" in given) != ("ranks_per_node" in given):
         raise RequestError("--nodes and --ranks-per-node belong together", "--nodes N --ranks-per-node R")
@@ -47,10 +54,25 @@ def launch_environment(env: Mapping[str, str], options: ExecOptions) -> Mapping[
     return {**env, "HPCDDP_LAUNCHER": "none"} if options.nodes == 1 else env
 
 
+def check_gpus(command: list[str], env: Mapping[str, str], info: RankInfo, hostname: str, each: int) -> dict[str, str]:
+    """The variable by which the program knows that each node has GPUs; none where it is to train on CPUs.
+
+    LaunchError where it could find no GPU, and would train on CPUs without a word.
+    """
+    from hpcddp.ranks.device import GPUS_PER_NODE, asks_for_cpu, no_gpu, why_no_accelerator
+
+    if not each or asks_for_cpu(command, env):
+        return {}
+    if why := why_no_accelerator(env):
+        raise no_gpu(f"rank {info.rank} on {hostname} sees none", each, why)
+    return {GPUS_PER_NODE: str(each)}
+
+
 def further_variables(
     command: list[str], env: Mapping[str, str], launch: Launch, options: ExecOptions
 ) -> dict[str, str]:
     """What frameworks read, or the agent of this node, and the guard against ranks that never meet."""
+    from hpcddp.ranks.device import GPUS_PER_NODE
     from hpcddp.ranks.frameworks import agent_variables, framework_variables
 
     info = launch.info
@@ -68,11 +90,11 @@ def further_variables(
             watched = _guard(env) | {guard.RANK_MARKS: " ".join(LAUNCHERS[agent].marks), guard.AGENT_RANKS: ranks}
         return agent_variables(agent, env, info, options.nodes, options.ranks_per_node) | watched
     if info.world_size == 1:
-        return {}
-    from hpcddp.ranks.device import count_gpus, has_no_accelerator
+        return _guard(env) if GPUS_PER_NODE in env else {}
+    from hpcddp.ranks.device import count_gpus, why_no_accelerator
 
     gpus = count_gpus(env)
-    return framework_variables(env, launch, gpus=gpus, cpu_only=has_no_accelerator(env)) | _guard(env)
+    return framework_variables(env, launch, gpus=gpus, cpu_only=bool(why_no_accelerator(env))) | _guard(env)
 
 
 def _guard(env: Mapping[str, str]) -> dict[str, str]:

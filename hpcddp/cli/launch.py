@@ -138,7 +138,9 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         found = _find_launcher(site, env)  # on one node a command that makes the ranks needs no agent
         spec = spec if own_ranks.maker and LAUNCHERS[found].is_agent else spec._replace(launcher=found)
     plan = plan_job(spec._replace(ranks_per_node=spec.ranks_per_node or ranks), site, this_process())
-    plan = plan._replace(slots=None if allocation is None else room.slots)
+    # What this machine has was not asked for, and a program may leave it.
+    asks = allocation is not None or each > 1
+    plan = plan._replace(slots=None if allocation is None else room.slots, needs_gpus=asks)
     if (renamed := remark_name(plan)) is not None:
         tell(renamed)
     _refuse_another_dialect(plan.outer_launcher, plan.outer_program, site, env)

@@ -72,8 +72,8 @@ def _run(argv: list[str]) -> int:
     if "--" in options:
         cut = options.index("--")
         options, command = options[:cut], options[cut + 1 :]
-    if verb == "exec" and command and not options:  # on every rank of a job: argparse would be a tenth of its time
-        return int(module.run_command(command, dict(os.environ)))
+    if verb == "exec" and command and (status := module.run_plain(command, dict(os.environ), options)) is not None:
+        return int(status)
     parser = module.build_parser()
     args = parser.read_words(options)
     if command and not parser.takes_command:

@@ -22,6 +22,12 @@ _GUARDED = "HPCDDP_GUARDED"  # the ranks, and the run of the agent that started 
 _RANK_MARKS = "HPCDDP_RANK_MARKS"  # this and the next two as in __init__.py, which is not on this path
 _AGENT_RANKS = "HPCDDP_AGENT_RANKS"
 _AGENT_NAMES = "HPCDDP_AGENT_NAMES"
+_GPUS_PER_NODE = "HPCDDP_GPUS_PER_NODE"  # as in hpcddp/ranks/device.py
+_OPENS_GROUPS = "hpcddp.training.rendezvous.process_group"
+_KINDS = ("accelerator", "cuda", "xpu")  # torch's names for what can train in place of a CPU; the first is 2.6's
+_MASKS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+_ON_CPUS = "gpus_per_node: 0 in the job file, or leave --gpus-per-node out of the script's exec line"
+HINT_NO_GPU = f"to train on CPUs: {_ON_CPUS}"
 
 
 def check(world_size: int, step: int) -> None:
@@ -49,10 +55,52 @@ def refuse_unstarted(ranks: int, step: int) -> None:
         _end(f"{what}: it trains alone", hint)
 
 
+def check_gpus(gpus: str) -> None:
+    """End this process of a job with so many GPUs on each node, if torch sees none of them."""
+    torch = sys.modules["torch"]
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1")  # by the program: exec refuses it
+    if chosen or any(getattr(torch, kind).device_count() for kind in _KINDS if hasattr(torch, kind)):
+        return
+    if _OPENS_GROUPS in sys.modules:  # it looks itself, and knows whether gloo was asked for
+        return
+    what = f"the job has {gpus} GPUs on each node, and torch sees none"
+    _write(
+        f"rank {os.environ.get('RANK', '?')} takes an optimizer step on the CPU: {what}: {explain_no_gpu(torch)}",
+        HINT_NO_GPU,
+    )
+
+
+def explain_no_gpu(torch: Any) -> str:
+    """Why torch sees no GPU of NVIDIA's or AMD's, for people."""
+    if not torch.version.cuda and not torch.version.hip:
+        return f"torch {torch.__version__} is a build for CPUs"
+    if torch.version.cuda and not os.path.exists("/dev/nvidiactl"):
+        return f"torch {torch.__version__} is for NVIDIA's GPUs, and there is no /dev/nvidiactl here"
+    if torch.version.cuda:
+        import ctypes
+
+        try:
+            ctypes.CDLL("libcuda.so.1")
+        except OSError:
+            return "the driver's libcuda.so.1 cannot be loaded (in a container: it is started without --nv)"
+    if torch.version.hip and not os.path.exists("/dev/kfd"):
+        return f"torch {torch.__version__} is for AMD's GPUs, and there is no /dev/kfd here"
+    masks = [f"{name}={os.environ[name]}" for name in _MASKS if name in os.environ]
+    try:
+        torch.cuda.init()
+    except Exception as error:  # whatever the driver says
+        return "; ".join([*masks, *str(error).split("\n")[:1]])
+    return " ".join(masks) or "the driver shows none"
+
+
 def _end(what: str, hint: str) -> None:
     own = "where ranks are to train alone: independent: true in the job file, or export HPCDDP_INDEPENDENT=1"
+    _write(what, f"{hint} {own}")
+
+
+def _write(what: str, hint: str) -> None:
     sys.stdout.flush()
-    sys.stderr.write(f"hpcddp: {what}\nhint: {hint} {own}\n")
+    sys.stderr.write(f"hpcddp: {what}\nhint: {hint}\n")
     sys.stderr.flush()
     os._exit(4)  # an exception could be caught, and would end a thread only
 
@@ -142,25 +190,33 @@ def agents_words() -> tuple[str, str, str, str, str]:
 
 
 def start() -> None:
-    """Watch for torch's optimizers, where this is a rank of several and nobody said that they train alone.
+    """Watch for torch's optimizers, where this is a rank of several, unless they train alone, or of a job with GPUs.
 
     Only the first Python of a rank: actors and probes that it starts may train alone, but no agent of one node.
     An agent is no rank, unless it trains.
     """
-    if os.environ.get("HPCDDP_INDEPENDENT", "").lower() not in ("", "0", "false", "no"):
-        return
+    is_independent = os.environ.get("HPCDDP_INDEPENDENT", "").lower() not in ("", "0", "false", "no")
     agent, run, agents, _, _ = agents_words()
-    size = os.environ.get("WORLD_SIZE", "")
+    gpus = os.environ.get(_GPUS_PER_NODE, "")
+    size = "1" if is_independent else os.environ.get("WORLD_SIZE", "")
     marks = os.environ.get(_RANK_MARKS, "").split()
     is_agent = bool(marks) and not any(mark in os.environ for mark in marks)
     ranks, _, run_of_rank = os.environ.get(_GUARDED, "").partition(" ")
     if ranks:
-        if agents == "1" and run not in ("", run_of_rank):
+        if not is_independent and ranks != "1" and agents == "1" and run not in ("", run_of_rank):
             _watch_steps(lambda _: refuse_own_agent(agent, ranks))
     elif is_agent:
         planned = os.environ.get(_AGENT_RANKS, "")
-        if planned.isdigit() and int(planned) > 1:  # an agent never steps, but some commands train without one
+        if not is_independent and planned.isdigit() and int(planned) > 1:  # an agent never steps, but some train alone
             _watch_steps(lambda step: refuse_unstarted(int(planned), step))
-    elif size.isdigit() and int(size) > 1:
+    elif size.isdigit() and (int(size) > 1 or gpus):
         os.environ[_GUARDED] = f"{size} {run}"
-        _watch_steps(lambda step: check(int(size), step))
+        _watch_steps(lambda step: check_rank(int(size), gpus, step))
+
+
+def check_rank(world_size: int, gpus: str, step: int) -> None:
+    """The checks of a rank at this optimizer step."""
+    if gpus and step == 1:
+        check_gpus(gpus)
+    if world_size > 1:
+        check(world_size, step)

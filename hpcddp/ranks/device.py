@@ -6,6 +6,7 @@ A local rank is not a device index: a scheduler may show each rank one GPU, and 
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 
 from hpcddp.errors import LaunchError
 from hpcddp.record import TYPE_CHECKING
@@ -13,9 +14,15 @@ from hpcddp.schedulers.registry import all_schedulers
 from hpcddp.units import format_count, read_number
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-_MASKS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+# How a vendor's device files are called, and the masks that its driver reads: AMD's takes the first of the last two
+# that is set, and counts in what the first one leaves.
+_MASKS = {
+    "nvidia": ("CUDA_VISIBLE_DEVICES",),
+    "kfd": ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
+    "renderD": ("ZE_AFFINITY_MASK",),
+}
 # How their device files are called: NVIDIA's, AMD's, Intel's and other GPUs', Windows' GPUs under Linux, TPUs, Intel's
 # Gaudi, Huawei's Ascend, AWS's Trainium.
 _ACCELERATORS = ("nvidia", "kfd", "renderD", "dxg", "accel", "habana", "hl", "davinci", "neuron")
@@ -45,7 +52,7 @@ def visible_devices(env: Mapping[str, str], mask: str = "CUDA_VISIBLE_DEVICES") 
 
 def count_gpus(env: Mapping[str, str], devices: str = "/dev") -> int:
     """Those that the scheduler's mask shows; without a mask, NVIDIA's that this machine has."""
-    for mask in _MASKS:
+    for mask in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"):
         visible = visible_devices(env, mask)
         if visible is not None:
             return len(visible)
@@ -53,12 +60,46 @@ def count_gpus(env: Mapping[str, str], devices: str = "/dev") -> int:
     return sum(name.startswith("nvidia") and read_number(name.removeprefix("nvidia")) is not None for name in names)
 
 
-def has_no_accelerator(env: Mapping[str, str], devices: str = "/dev") -> bool:
-    """Whether a program could find no GPU or other accelerator here: the mask hides all, or the machine has none."""
-    if any(env.get(mask, "all").strip() in {"", "-1", "NoDevFiles"} for mask in _MASKS):
+def why_no_accelerator(env: Mapping[str, str], devices: str = "/dev") -> str:
+    """What keeps every program from a GPU or another accelerator here, for people: there is none, or masks hide all.
+    Empty where one could be found. LaunchError as of `visible_devices`."""
+    names = {*_list(devices), *_list(os.path.join(devices, "dri"))}
+    if not any(name.startswith(_ACCELERATORS) for name in names):
+        return f"this host has no GPU: there is no {devices}/nvidia*, {devices}/kfd or the like"
+    masks = next((of for vendor, of in _MASKS.items() if any(name.startswith(vendor) for name in names)), ())
+    shown = [(mask, visible) for mask in masks if (visible := visible_devices(env, mask)) is not None]
+    for mask, visible in shown:
+        if not visible:
+            return f"{mask}={env[mask]!r} hides all GPUs of this host"
+    if len(shown) > 1 and shown[0][0] == masks[0]:
+        (first, left), (second, entries) = shown[:2]
+        if (read_number(entries[0]) or 0) >= len(left):
+            numbered = "number 0" if len(left) == 1 else f"numbers 0 to {len(left) - 1}"
+            return f"{first}={env[first]} leaves {numbered}, and {second}={env[second]} shows none of these"
+    return ""
+
+
+def asks_for_cpu(command: Sequence[str], env: Mapping[str, str]) -> bool:
+    """Whether the command says by itself that it trains on CPUs: by `--backend gloo`, `--device=cpu`, `--use_cpu`, or
+    by what Accelerate and Lightning read."""
+    if env.get("ACCELERATE_USE_CPU", "").lower() in {"1", "true", "yes"} or env.get("PL_TRAINER_ACCELERATOR") == "cpu":
         return True
-    names = {*os.listdir(devices), *(_list(os.path.join(devices, "dri")))}
-    return not any(name.startswith(_ACCELERATORS) for name in names)
+    words = [word.lower().replace("_", "-") for word in command]
+    if any(word.lstrip("-") in _CPU_FLAGS for word in words if word.startswith("-")):
+        return True
+    pairs = [*pairwise(words), *(word.partition("=")[::2] for word in words)]
+    return any(value in _ON_CPU and name.endswith(_CHOOSE) and "offload" not in name for name, value in pairs)
+
+
+_CPU_FLAGS = {"cpu", "use-cpu", "no-cuda"}
+_CHOOSE, _ON_CPU = ("backend", "device", "accelerator"), {"gloo", "cpu"}
+
+
+def no_gpu(who: str, each: int, why: str) -> LaunchError:
+    """The error of a job that has `each` GPUs on each node, and whose ranks would train on CPUs."""
+    from hpcddp.guard.hpcddp_guard import HINT_NO_GPU
+
+    return LaunchError(f"the job has {format_count(each, 'GPU')} on each node, and {who}: {why}", HINT_NO_GPU)
 
 
 def _list(folder: str) -> list[str]:
@@ -76,8 +117,15 @@ def label_devices(count: int, env: Mapping[str, str]) -> tuple[str, ...]:
     return entries[:count]
 
 
+#: How many GPUs the job has on each node: `hpcddp exec` sets it where its line says so, and where it could see one.
+GPUS_PER_NODE = "HPCDDP_GPUS_PER_NODE"
 #: How many devices each rank takes, if a job file's `gpus_per_rank` says so.
 GPUS_PER_RANK = "HPCDDP_GPUS_PER_RANK"
+
+
+def read_gpus_per_node(env: Mapping[str, str]) -> int:
+    """What `hpcddp exec` has said; 0: nothing."""
+    return read_number(env.get(GPUS_PER_NODE, "")) or 0
 
 
 def read_gpus_per_rank(env: Mapping[str, str]) -> int:

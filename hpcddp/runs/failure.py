@@ -51,9 +51,11 @@ def _claim_path(env: Mapping[str, str]) -> str | None:
 
 
 def _claim(path: str) -> bool:
-    """Whether this rank made the file."""
+    """Whether this rank made the file, or is where nobody can make it: its host does not see the run's folder."""
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o644))
+    except FileNotFoundError:
+        return True
     except OSError:
         return False
     return True

@@ -44,7 +44,7 @@ class JobPlan(Record):
 
     `allocated_nodes`: with spare ones. `own_ranks`: what makes the ranks of each node, if the command itself does.
     `sources`: job-file key -> where its value came from. `data_size`: ranks that see different samples. `slots`: places
-    on each node of an allocation; None: those of the request.
+    on each node of an allocation; None: those of the request. `needs_gpus`: whether ranks that see no GPU are refused.
     """
 
     site: Site
@@ -85,6 +85,7 @@ class JobPlan(Record):
     remarks: tuple[str, ...]
     own_ranks: str = ""
     slots: int | None = None
+    needs_gpus: bool = True
     made_run: str = ""  # the name of the run that `hpcddp submit` made for this job
     resumed_run: str = ""  # the same of one that was there
     sources: Mapping[str, str] = MappingProxyType({})
@@ -122,6 +123,8 @@ class JobPlan(Record):
             options += ["--global-batch", str(self.global_batch)]
             if self.spec.max_micro_batch:
                 options += ["--max-micro-batch", str(self.spec.max_micro_batch)]
+        if self.gpus_per_node and self.needs_gpus:
+            options += ["--gpus-per-node", str(self.gpus_per_node)]
         return tuple(options)
 
     @property

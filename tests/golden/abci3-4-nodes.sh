@@ -33,5 +33,5 @@ exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"ab
     -x PATH -x PYTHONPATH -x OMP_NUM_THREADS -x NCCL_DEBUG -x MASTER_ADDR \
     -x HPCDDP_PYTHON -x HPCDDP_RUN_DIR -x HPCDDP_ATTEMPT -x HPCDDP_DEADLINE -x HPCDDP_LOG_RANKS \
     ${LD_LIBRARY_PATH:+-x LD_LIBRARY_PATH} ${UCX_NET_DEVICES:+-x UCX_NET_DEVICES} ${UCX_MAX_RNDV_RAILS:+-x UCX_MAX_RNDV_RAILS} ${UCX_MAX_EAGER_RAILS:+-x UCX_MAX_EAGER_RAILS} \
-    "$HPCDDP_PYTHON" -m hpcddp exec -- \
+    "$HPCDDP_PYTHON" -m hpcddp exec --gpus-per-node 8 -- \
     python train.py --data /groups/gabc12345/imagenet

@@ -35,5 +35,5 @@ exec /opt/env/bin/python -m hpcddp supervise --script "$0" '{"request": "site: \
     ${LD_LIBRARY_PATH:+-x LD_LIBRARY_PATH} ${UCX_NET_DEVICES:+-x UCX_NET_DEVICES} ${UCX_MAX_RNDV_RAILS:+-x UCX_MAX_RNDV_RAILS} ${UCX_MAX_EAGER_RAILS:+-x UCX_MAX_EAGER_RAILS} \
     singularity exec --nv --pwd "$PWD" --bind "$PWD" --bind "${HPCDDP_RUN_DIR%/*}" \
     'torch 2.sif' \
-    "$HPCDDP_PYTHON" -m hpcddp exec -- \
+    "$HPCDDP_PYTHON" -m hpcddp exec --gpus-per-node 8 -- \
     python train.py

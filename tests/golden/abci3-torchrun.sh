@@ -35,5 +35,5 @@ exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"ab
     ${LD_LIBRARY_PATH:+-x LD_LIBRARY_PATH} ${UCX_NET_DEVICES:+-x UCX_NET_DEVICES} ${UCX_MAX_RNDV_RAILS:+-x UCX_MAX_RNDV_RAILS} ${UCX_MAX_EAGER_RAILS:+-x UCX_MAX_EAGER_RAILS} \
     "$HPCDDP_PYTHON" -m torch.distributed.run --no-python --nproc-per-node=8 --nnodes=3 \
     --rdzv-backend=c10d --rdzv-endpoint="$rendezvous" --rdzv-id="$job_number" \
-    "$HPCDDP_PYTHON" -m hpcddp exec -- \
+    "$HPCDDP_PYTHON" -m hpcddp exec --gpus-per-node 8 -- \
     python train.py

@@ -36,5 +36,5 @@ exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"cl
     srun --nodes=1 --ntasks=4 --ntasks-per-node=4 \
     --cpus-per-task=72 --kill-on-bad-exit=1 \
     -u \
-    "$HPCDDP_PYTHON" -m hpcddp exec -- \
+    "$HPCDDP_PYTHON" -m hpcddp exec --gpus-per-node 4 -- \
     python train.py

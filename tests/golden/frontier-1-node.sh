@@ -39,5 +39,5 @@ exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"fr
     srun --nodes=1 --ntasks=8 --ntasks-per-node=8 \
     --cpus-per-task=7 --kill-on-bad-exit=1 \
     --gpus-per-task=1 --gpu-bind=closest \
-    "$HPCDDP_PYTHON" -m hpcddp exec -- \
+    "$HPCDDP_PYTHON" -m hpcddp exec --gpus-per-node 8 -- \
     python train.py

@@ -40,5 +40,5 @@ exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"fr
     srun --nodes=3 --ntasks=12 --ntasks-per-node=4 \
     --cpus-per-task=14 --kill-on-bad-exit=1 \
     --gpus-per-task=2 --gpu-bind=closest \
-    "$HPCDDP_PYTHON" -m hpcddp exec -- \
+    "$HPCDDP_PYTHON" -m hpcddp exec --gpus-per-node 8 -- \
     python train.py

@@ -36,5 +36,5 @@ exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"ge
     -x PATH -x OMP_NUM_THREADS -x MASTER_ADDR -x HPCDDP_STAGED \
     -x HPCDDP_PYTHON -x HPCDDP_RUN_DIR -x HPCDDP_ATTEMPT -x HPCDDP_DEADLINE -x HPCDDP_LOG_RANKS \
     ${LD_LIBRARY_PATH:+-x LD_LIBRARY_PATH} \
-    "$HPCDDP_PYTHON" -m hpcddp exec -- \
+    "$HPCDDP_PYTHON" -m hpcddp exec --gpus-per-node 2 -- \
     python train.py

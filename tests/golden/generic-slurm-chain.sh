@@ -27,5 +27,5 @@ exec /opt/env/bin/python -m hpcddp supervise --script "$0" '{"request": "site: \
     --cpus-per-task=8 --kill-on-bad-exit=1 \
     --container-image='nvcr.io#nvidia/pytorch:25.01-py3' --container-workdir="$PWD" \
     --container-mounts="$PWD:$PWD,${HPCDDP_RUN_DIR%/*}:${HPCDDP_RUN_DIR%/*}"'' \
-    "$HPCDDP_PYTHON" -m hpcddp exec -- \
+    "$HPCDDP_PYTHON" -m hpcddp exec --gpus-per-node 2 -- \
     python train.py

@@ -28,5 +28,5 @@ exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"ge
     --cpus-per-task=32 --kill-on-bad-exit=1 \
     "$HPCDDP_PYTHON" -m torch.distributed.run --no-python --nproc-per-node=4 --nnodes=3 \
     --rdzv-backend=c10d --rdzv-endpoint="$rendezvous" --rdzv-id="$job_number" \
-    "$HPCDDP_PYTHON" -m hpcddp exec -- \
+    "$HPCDDP_PYTHON" -m hpcddp exec --gpus-per-node 2 -- \
     python train.py

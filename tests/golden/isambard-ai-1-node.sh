@@ -31,5 +31,5 @@ exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"is
     srun --nodes=1 --ntasks=4 --ntasks-per-node=4 \
     --cpus-per-task=72 --kill-on-bad-exit=1 \
     --mpi=pmi2 \
-    "$HPCDDP_PYTHON" -m hpcddp exec -- \
+    "$HPCDDP_PYTHON" -m hpcddp exec --gpus-per-node 4 -- \
     python train.py

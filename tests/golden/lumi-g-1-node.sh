@@ -31,5 +31,5 @@ exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"lu
     srun --nodes=1 --ntasks=8 --ntasks-per-node=8 \
     --cpus-per-task=7 --kill-on-bad-exit=1 \
     --cpu-bind=mask_cpu=0x00fe000000000000,0xfe00000000000000,0x0000000000fe0000,0x00000000fe000000,0x00000000000000fe,0x000000000000fe00,0x000000fe00000000,0x0000fe0000000000 \
-    "$HPCDDP_PYTHON" -m hpcddp exec -- \
+    "$HPCDDP_PYTHON" -m hpcddp exec --gpus-per-node 8 -- \
     python train.py

@@ -33,5 +33,5 @@ exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"pe
     --cpus-per-task=32 --kill-on-bad-exit=1 \
     --cpu-bind=cores \
     -u \
-    "$HPCDDP_PYTHON" -m hpcddp exec -- \
+    "$HPCDDP_PYTHON" -m hpcddp exec --gpus-per-node 4 -- \
     python train.py

@@ -37,5 +37,5 @@ exec /opt/env/bin/python -m hpcddp supervise --script "$0" '{"request": "site: \
     --cpu-bind=cores \
     -u \
     shifter \
-    "$HPCDDP_PYTHON" -m hpcddp exec -- \
+    "$HPCDDP_PYTHON" -m hpcddp exec --gpus-per-node 4 -- \
     python train.py

@@ -31,5 +31,5 @@ exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"ro
     bash -c 'mkdir -p "$HPCDDP_STAGED" && cp -rL -- "$@" "$HPCDDP_STAGED"' stage data/train.tar --then \
     srun --nodes=3 --ntasks=12 --ntasks-per-node=4 \
     --cpus-per-task=72 --kill-on-bad-exit=1 \
-    "$HPCDDP_PYTHON" -m hpcddp exec -- \
+    "$HPCDDP_PYTHON" -m hpcddp exec --gpus-per-node 4 -- \
     python train.py

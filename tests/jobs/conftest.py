@@ -38,11 +38,13 @@ class Folder(NamedTuple):
         words = (command or self.row.command).split() or load_yaml(str(self.path / job))[0]["command"]
         size = ["--site", "local", "--nodes", "1", "--ranks-per-node", str(ranks)]
         size += (self.row.alone if ranks == 1 else self.row.together).split()
-        size += ["--gpus-per-node", str(ranks * self.row.gpus)] if self.row.gpus else []
+        gpus = ["--gpus-per-node", str(ranks * self.row.gpus)] if self.row.gpus else []
+        size += gpus
         render = [sys.executable, "-m", "hpcddp", "render", job, *size, *options, "--", *words, *add.split()]
         script = self.run(render, cwd=self.path, env=ENVIRONMENT)
         assert script.returncode == 0, script.stderr
-        return self.run(["bash"], stdin=script.stdout, cwd=self.path, env=ENVIRONMENT)
+        text = script.stdout.replace(f"exec {' '.join(gpus)} --", "exec --")  # CPUs stand in for them here
+        return self.run(["bash"], stdin=text, cwd=self.path, env=ENVIRONMENT)
 
     def state(self) -> dict[str, object]:
         """state.json of its one run."""

@@ -42,6 +42,19 @@ def test_every_rank_runs_and_leaves_its_records(script, openmpi5, run, programs,
         assert (place["rank"], place["world_size"], place["launcher"]) == (rank, 2, "openmpi")
 
 
+def test_a_job_with_gpus_that_sees_none_does_not_train(openmpi5, run, tmp_path):
+    hidden = dict.fromkeys(("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"), "")
+    done = run([*RENDER, "--gpus-per-node", "2", "--", "touch", "trained"], cwd=tmp_path)
+    done = run(["bash"], stdin=done.stdout, cwd=tmp_path, env=openmpi5.env | hidden)
+    assert done.returncode == 4
+    printed = done.stdout + done.stderr
+    assert printed.count("hpcddp: the job has 2 GPUs on each node, and rank ") == 1, printed
+    assert printed.count("\nhint: to train on CPUs: gpus_per_node: 0 in the job file") == 1
+    assert not (tmp_path / "trained").exists()
+    told = run([*RENDER, "--gpus-per-node", "2", "--", "true", "--device=cpu"], cwd=tmp_path)
+    assert run(["bash"], stdin=told.stdout, cwd=tmp_path, env=openmpi5.env | hidden).returncode == 0
+
+
 @pytest.mark.parametrize("flavour", ["openmpi5", "mpich", "impi"], indirect=True)
 def test_each_launcher_that_can_be_asked_for_runs(flavour, run, programs, tmp_path):
     """.venv's own Open MPI 5 comes first on PATH inside the script; it must not stand in for another launcher."""

@@ -62,6 +62,32 @@ def test_only_a_rank_of_several_that_should_meet_is_watched(tmp_path: Path) -> N
     assert not watched(tmp_path, HPCDDP_INDEPENDENT="1")
 
 
+def test_a_rank_of_a_job_with_gpus_is_watched_and_no_program_that_it_starts(tmp_path: Path) -> None:
+    gpus = {"HPCDDP_GPUS_PER_NODE": "2"}
+    assert watched(tmp_path, WORLD_SIZE="1", **gpus)
+    assert watched(tmp_path, HPCDDP_INDEPENDENT="1", **gpus)
+    assert not watched(tmp_path, WORLD_SIZE="1", HPCDDP_GUARDED="1 ", **gpus)
+
+
+_BLIND = "import torch\nfor kind in (torch.accelerator, torch.cuda, torch.xpu):\n    kind.device_count = lambda: {}\n"
+
+
+@pytest.mark.parametrize(("size", "seen", "status"), [("1", 0, 4), ("2", 0, 4), ("1", 1, 0)])
+def test_a_rank_of_a_job_with_gpus_that_torch_does_not_see_takes_no_step(
+    tmp_path: Path, size: str, seen: int, status: int
+) -> None:
+    torch = pytest.importorskip("torch")
+    if not hasattr(torch, "accelerator"):
+        pytest.skip("torch has a name for all of them since 2.6")
+    visible = {"CUDA_VISIBLE_DEVICES": "0", "HPCDDP_GPUS_PER_NODE": "2", "WORLD_SIZE": size}
+    done = python(tmp_path, _BLIND.format(seen) + TRAIN, "alone", "1", **visible)
+    assert (done.returncode, "trained" in done.stdout) == (status, status == 0), done.stderr
+    told = "rank 0 takes an optimizer step on the CPU: the job has 2 GPUs on each node, and torch sees none: "
+    assert status == 0 or told in done.stderr
+    hidden = python(tmp_path, _BLIND.format(seen) + TRAIN, "alone", "1", **visible | {"CUDA_VISIBLE_DEVICES": "-1"})
+    assert hidden.returncode == (4 if size == "2" else 0), "hidden by the program itself, since exec refuses that"
+
+
 def test_the_sitecustomize_that_it_hides_runs_as_before(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("found = 'hidden'\n")
     code = "import sitecustomize, sys; print(sitecustomize.found, sys.path.count(sys.argv[1]))"

@@ -7,8 +7,29 @@ from collections.abc import Mapping
 import torch
 
 from hpcddp.errors import LaunchError
-from hpcddp.ranks.device import choose_devices
+from hpcddp.ranks.device import choose_devices, no_gpu
 from hpcddp.training.rendezvous.roll_call import Member, local_rank_of, ranks_on_host
+from hpcddp.units import format_count
+
+
+def choose_backend(members: tuple[Member, ...], gpus_per_node: int) -> str:
+    """nccl where the ranks see GPUs, else gloo. LaunchError on every rank where some see none, or all in a job that has
+    GPUs: they would wait for each other for ever, or train on CPUs without a word."""
+    blind = [member for member in members if not member.gpus]
+    if not blind:
+        return "nccl"
+    if len(blind) == len(members) and not gpus_per_node:
+        return "gloo"
+    more = f" (and {len(blind) - 1} more)" if len(blind) > 1 else ""
+    named = f"rank {blind[0].rank} on {blind[0].host}{more}"
+    if len(blind) == len(members):
+        raise no_gpu(f"{named} sees none", gpus_per_node, blind[0].no_gpu)
+    seeing = next(member for member in members if member.gpus)
+    raise LaunchError(
+        f"{named} sees no GPU, and rank {seeing.rank} on {seeing.host} sees {format_count(len(seeing.gpus), 'GPU')}:"
+        f" {blind[0].no_gpu}",
+        f"look at {blind[0].host} with nvidia-smi; backend='gloo' trains on what each rank has",
+    )
 
 
 def device_indices(members: tuple[Member, ...], rank: int, backend: str, each: int = 1) -> tuple[int, ...]:

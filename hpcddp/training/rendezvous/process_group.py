@@ -23,13 +23,14 @@ import torch.distributed.nn  # DDP imports it later, and its functions would kee
 from hpcddp.checks.environment import run_checks
 from hpcddp.checks.machine import look_at_machine
 from hpcddp.errors import RequestError
-from hpcddp.ranks.device import label_devices, read_gpus_per_rank
+from hpcddp.guard.hpcddp_guard import explain_no_gpu
+from hpcddp.ranks.device import label_devices, read_gpus_per_node, read_gpus_per_rank
 from hpcddp.ranks.launch import Launch
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.ranks.rankinfo import RankInfo
 from hpcddp.ranks.rendezvous import Rendezvous
 from hpcddp.training.rendezvous.backend import check_backend
-from hpcddp.training.rendezvous.device import set_threads, take_devices
+from hpcddp.training.rendezvous.device import choose_backend, set_threads, take_devices
 from hpcddp.training.rendezvous.failure import PeerFailedError
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.rendezvous.network import look_around, settle_interface
@@ -119,9 +120,10 @@ def _join(
     # device_count() asks the driver without making a context, so it is safe before set_device
     gpus = label_devices(torch.cuda.device_count(), env)
     cpus = ",".join(map(str, sorted(os.sched_getaffinity(0))))
-    me = Member(info.rank, socket.gethostname(), os.getpid(), info.local_rank, cpus, gpus)
+    no_gpu = "" if gpus else explain_no_gpu(torch)
+    me = Member(info.rank, socket.gethostname(), os.getpid(), info.local_rank, cpus, gpus, no_gpu)
     members = call_roll(store, me, info.world_size, arrival_timeout_s) if info.world_size > 1 else (me,)
-    chosen = backend or ("nccl" if gpus else "gloo")
+    chosen = backend or choose_backend(members, read_gpus_per_node(env))
     devices = take_devices(chosen, members, info.rank, read_gpus_per_rank(env))
     set_threads(env, members, info.rank)
     if info.world_size > 1:

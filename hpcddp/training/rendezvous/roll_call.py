@@ -33,6 +33,7 @@ class Member(NamedTuple):
     local_rank: int | None  # None: the launcher does not say
     cpus: str  # the CPUs it may run on, as text: equal text means that they are shared
     gpus: tuple[str, ...]  # the labels of the devices it can see
+    no_gpu: str = ""  # why it sees none, for people
 
 
 def call_roll(store: Store, me: Member, world_size: int, timeout_s: float) -> tuple[Member, ...]:
@@ -91,8 +92,8 @@ def _tell_outcome(store: Store, text: str) -> None:
 
 
 def _parse_member(record: bytes) -> Member:
-    rank, host, pid, local_rank, cpus, gpus = json.loads(record)
-    return Member(rank, host, pid, local_rank, cpus, tuple(gpus))
+    me = Member(*json.loads(record))
+    return me._replace(gpus=tuple(me.gpus))
 
 
 def local_rank_of(members: tuple[Member, ...], rank: int) -> int:

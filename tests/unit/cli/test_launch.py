@@ -126,6 +126,13 @@ def test_gpus_are_those_of_the_mask_else_the_machines(tmp_path: Path, mask: dict
     assert count_gpus(mask, str(tmp_path)) == count
 
 
+def test_the_gpus_of_an_allocation_have_to_be_seen_and_those_of_this_machine_may_be_left(tmp_path: Path) -> None:
+    two = {"CUDA_VISIBLE_DEVICES": "0,1"}
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node1", "SLURM_TASKS_PER_NODE": "2"}
+    assert "hpcddp exec --gpus-per-node 2 -- " in launch(tmp_path, "--dry-run", "--", "true", **two, **slurm).stdout
+    assert "hpcddp exec -- " in launch(tmp_path, "--here", "--dry-run", "--", "true", **two).stdout
+
+
 def test_each_rank_can_have_several_gpus(tmp_path: Path) -> None:
     eight = {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}
     said = launch(tmp_path, "--here", "--gpus-per-rank", "2", "--dry-run", "--", "true", **eight)

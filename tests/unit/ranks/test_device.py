@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hpcddp.errors import LaunchError
-from hpcddp.ranks.device import choose_devices, label_devices, read_gpus_per_rank, visible_devices
+from hpcddp.ranks.device import (
+    asks_for_cpu,
+    choose_devices,
+    label_devices,
+    read_gpus_per_rank,
+    visible_devices,
+    why_no_accelerator,
+)
 from hpcddp.ranks.launch import resolve
 
 from .captured import load
@@ -111,3 +119,52 @@ def test_a_mask_is_read_as_cuda_reads_it(mask: str | None, entries: tuple[str, .
 def test_a_device_that_is_named_twice_is_an_error() -> None:
     with pytest.raises(LaunchError, match="names 1 twice"):
         visible_devices({"CUDA_VISIBLE_DEVICES": "1,1"})
+
+
+@pytest.mark.parametrize(
+    ("names", "env", "why"),
+    [
+        ([], {"CUDA_VISIBLE_DEVICES": "0"}, "this host has no GPU"),
+        (["nvidia0"], {}, ""),
+        (["nvidia0"], {"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, "CUDA_VISIBLE_DEVICES='NoDevFiles' hides all"),
+        (["nvidia0"], {"ROCR_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": "1"}, ""),  # as Slurm sets both
+        (["kfd"], {"CUDA_VISIBLE_DEVICES": "1"}, ""),
+        (["kfd"], {"ROCR_VISIBLE_DEVICES": ""}, "ROCR_VISIBLE_DEVICES='' hides all"),
+        (
+            ["kfd"],
+            {"ROCR_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": "1"},
+            "ROCR_VISIBLE_DEVICES=1 leaves number 0, and CUDA_VISIBLE_DEVICES=1 shows none of these",
+        ),
+        (["kfd"], {"ROCR_VISIBLE_DEVICES": "2,3", "HIP_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": "3"}, ""),
+        (["kfd"], {"ROCR_VISIBLE_DEVICES": "2,3", "HIP_VISIBLE_DEVICES": "2"}, "leaves numbers 0 to 1, and HIP_"),
+        (["kfd"], {"HIP_VISIBLE_DEVICES": "2", "CUDA_VISIBLE_DEVICES": "3"}, ""),  # the second is not read
+        (["dri/renderD128"], {"CUDA_VISIBLE_DEVICES": ""}, ""),  # another vendor's mask
+        (["dri/renderD128"], {"ZE_AFFINITY_MASK": ""}, "ZE_AFFINITY_MASK='' hides all"),
+    ],
+)
+def test_what_hides_all_gpus_is_named(tmp_path: Path, names: list[str], env: dict[str, str], why: str) -> None:
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    found = why_no_accelerator(env, str(tmp_path))
+    assert (why in found, bool(found)) == (True, bool(why)), found
+
+
+@pytest.mark.parametrize(
+    ("command", "asks"),
+    [
+        ("python train.py", False),
+        ("python train.py --backend gloo", True),
+        ("python train.py --dist_backend=gloo", True),
+        ("python train.py --device cpu", True),
+        ("python -m lightning fit --trainer.accelerator=cpu", True),
+        ("python train.py --use_cpu", True),
+        ("python train.py --no-cuda", True),
+        ("python train.py --offload_optimizer_device cpu", False),
+        ("python train.py --pin cpu", False),
+        ("python cpu/train.py --name gloo", False),
+    ],
+)
+def test_a_command_that_asks_for_cpus_is_known_by_its_words(command: str, asks: bool) -> None:
+    assert asks_for_cpu(command.split(), {}) is asks
+    assert asks_for_cpu(command.split(), {"ACCELERATE_USE_CPU": "true"})

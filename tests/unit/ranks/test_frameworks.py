@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp.ranks.device import has_no_accelerator
+from hpcddp.ranks.device import why_no_accelerator
 from hpcddp.ranks.frameworks import agent_variables, framework_variables
 from hpcddp.ranks.launch import Launch, resolve
 
@@ -86,4 +86,4 @@ def test_a_machine_without_accelerators_has_no_device_of_one(
     for name in ("null", *names):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    assert has_no_accelerator(env, str(tmp_path)) is none
+    assert bool(why_no_accelerator(env, str(tmp_path))) is none

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from hpcddp.errors import RequestError
+from hpcddp.errors import LaunchError, RequestError
 from hpcddp.parallelism import Split
 from hpcddp.training.parallel.placing import check_places, list_accelerators, place
 from hpcddp.training.parallel.replicated import wrap_ddp
-from hpcddp.training.rendezvous.device import device_indices
+from hpcddp.training.rendezvous.device import choose_backend, device_indices
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.rendezvous.roll_call import Member
 from hpcddp.training.torch_compat import HashStore
@@ -27,6 +27,21 @@ def test_a_rank_takes_the_neighbours_that_its_job_gives_it(backend: str, taken: 
     group = Group(1, 2, "srun", backend, OWN[0], MEMBERS, HashStore(), OWN[1:])
     assert group.devices == OWN
     assert [group.device_name(rank) for rank in range(2)] == ["cuda:0,1", "cuda:2,3"]
+
+
+def test_all_ranks_open_one_backend_or_none() -> None:
+    blind = [Member(rank, f"n{rank}", rank, 0, "0", (), "no driver") for rank in range(3)]
+    seeing = [one._replace(gpus=("0", "1")) for one in blind]
+    assert choose_backend(tuple(seeing), 2) == choose_backend(tuple(seeing), 0) == "nccl"
+    assert choose_backend(tuple(blind), 0) == "gloo"
+    for members, gpus, words in (
+        ((seeing[0], *blind[1:]), 0, "rank 1 on n1 (and 1 more) sees no GPU, and rank 0 on n0 sees 2 GPUs: no driver"),
+        ((*blind[:1], *seeing[1:]), 2, "rank 0 on n0 sees no GPU, and rank 1 on n1 sees 2 GPUs: no driver"),
+        (tuple(blind), 2, "the job has 2 GPUs on each node, and rank 0 on n0 (and 2 more) sees none: no driver"),
+    ):
+        with pytest.raises(LaunchError) as caught:
+            choose_backend(members, gpus)
+        assert caught.value.message == words
 
 
 def test_gloo_ranks_may_share_devices_that_are_too_few() -> None:
