@@ -41,7 +41,8 @@ ip link set lo up
 [ "$name" != login ] || {
     number=0
     while read -r address; do
-        ip link add "br$number" type bridge
+        # a bridge without an address of its own has that of one of its nodes, and a new one when that node dies
+        ip link add "br$number" address "02:00:00:00:66:0$number" type bridge
         # shellcheck disable=SC2086 # an address and how to add it
         ip addr add $address dev "br$number"
         ip link set "br$number" up
