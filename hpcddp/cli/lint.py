@@ -60,7 +60,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         findings += found
     if args.json:
         same = [
-            {"command": one.line, "examples": list(one.examples), "refused": list(one.refused)}
+            {"command": one.line, "examples": list(one.examples), "not_in_the_line": list(one.left_out)}
             for one in renders
             if one.line
         ]
@@ -81,7 +81,7 @@ def format_findings(findings: list[Finding], renders: list[SameJob]) -> str:
                 f"queue {one.queue} is site {one.site}'s: hpcddp lint --site {one.site} checks that site's rules, too\n"
             )
         text += f"the same job: {one.line}\n" if one.line else ""
-        text += "".join(f"    not taken over, since site {one.site} refuses it: {what}\n" for what in one.refused)
+        text += "".join(f"    not in the line: {what}\n" for what in one.left_out)
         text += f"    the script does not say these, change them: {', '.join(one.examples)}\n" if one.examples else ""
     return text
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from hpcddp.lint.request import Request
 from hpcddp.lint.shell import Command
-from hpcddp.ranks.launch_commands import PROGRAMS
+from hpcddp.ranks.launch_commands import PROGRAMS, find_agent, find_launch_command
+from hpcddp.ranks.launchers import AGENTS, LAUNCHERS
 
 # torchrun's processes are looked at by themselves: torchrun_words.
 _PER_RANK = PROGRAMS - {"torchrun"}
@@ -16,12 +17,27 @@ _PER_RANK = PROGRAMS - {"torchrun"}
 REACHES = {*_PER_RANK, "ssh", "rsh", "pdsh", "clush", "pbsdsh", "pbs_tmrsh", "parallel", "ray", "dask",
            "horovodrun", "accelerate", "colossalai", "flux", "blaunch", "charmrun"}  # fmt: skip
 _PROGRAM = re.compile(
-    r"(.*/)?(python[\d.]*|torchrun|bash|sh|env|numactl|taskset|singularity|apptainer|shifter|podman|nsys|ncu|time)"
+    r"(.*/)?(python[\d.]*|torchrun|accelerate(-launch)?|deepspeed|bash|sh|env|numactl|taskset|singularity|apptainer|shifter|podman|nsys|ncu|time)"
     r"|.*\.(py|sh)|\./.*|\$\{?\w*(PYTHON|python)\w*\}?"
 )
 _OPEN_MPI_ONLY = re.compile(
     r"-x|--?hostfile|--?npernode|--?map-by|--?mca|--?bind-to|--?rankfile|--prtemca|--oversubscribe"
 )
+
+
+# Commands that make the ranks of a node themselves.
+_MAKERS = frozenset(c for name in AGENTS for made in LAUNCHERS[name].all_commands for c in made.commands) | {
+    "deepspeed"
+}
+_ARGUMENTS = {"$@", "$*", "${@}", "${*}"}
+_RENDEZVOUS = {"--main-process-port", "--same-network", "--deepspeed-hostfile"}
+# Options of launchers for what hpcddp works out itself.
+_WORKED_OUT = {
+    *("-n", "-np", "--np", "--n", "--ntasks", "-N", "--nodes", "--ntasks-per-node", "-ppn", "--ppn", "-perhost"),
+    *("-npernode", "--npernode", "-pernode", "-hostfile", "--hostfile", "-machinefile", "--machinefile", "-f", "-x"),
+    *("--map-by", "-map-by", "--bind-to", "-bind-to", "-c", "--cpus-per-task", "--mpi", "-u", "--unbuffered", "-l"),
+    *("--label", "-K", "--kill-on-bad-exit", "--cpu-bind", "--export", "-bootstrap", "-env", "-genv", "--mca", "-mca"),
+}
 
 
 class LaunchCommand(NamedTuple):
@@ -93,6 +109,85 @@ def count(launch: LaunchCommand) -> int | None:
     return int(said) if said and said.isdecimal() else None
 
 
+class Program(NamedTuple):
+    """What a script runs in its ranks, and how many on a node. `unknown`: words whose values only the script knows;
+    `left_out`: what else it starts or asks of its launcher."""
+
+    words: tuple[str, ...] = ()
+    ranks_per_node: int | None = None
+    unknown: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+
+def find_program(
+    commands: Sequence[Command], launches: Sequence[LaunchCommand], values: Mapping[str, str], request: Request
+) -> Program:
+    """The first program that is started in ranks: behind a launcher, torchrun, `accelerate launch`, deepspeed."""
+    starting = [launch for launch in launches if launch.started]
+    launch = starting[0] if starting else None
+    options = [w.partition("=")[0] for w in launch.options if w.startswith("-")] if launch else []
+    left_out = [f"{launch.launcher} {name}" for name in options if launch and name not in _WORKED_OUT]
+    left_out += [f"{other.command.text} (line {other.command.line})" for other in starting[1:] if other.started]
+    words = launch.started if launch else ()
+    each = per_node(launch, request) if launch else None
+    made = next((m for m in map(rank_maker, (words, *(c.words for c in commands))) if m), ())
+    if launch is None and not made:
+        return Program()
+    if made:
+        words, number, of_all = _made_ranks(tuple(_expand(w, values) for w in made))
+        shares = number // request.nodes if number and of_all and request.nodes else number
+        each = shares * (1 if of_all else each or 1) if shares else request.gpus_per_node
+    words = tuple(_expand(word, values) for word in words)
+    left_out += [f"the script's own arguments ({word})" for word in words if word in _ARGUMENTS]
+    words = tuple(word for word in words if word not in _ARGUMENTS)
+    unknown = tuple(word for word in words if re.search(r"\$[\w{(]|`", word))
+    return Program(words, each, unknown, tuple(left_out))
+
+
+def rank_maker(words: Sequence[str]) -> tuple[str, ...]:
+    """The words from torchrun, `accelerate launch` or deepspeed on, or () where none is started."""
+    for i in range(len(words)):
+        found = find_launch_command(words[i : i + 2])
+        if found and found[0] == 0 and found[1] in _MAKERS:
+            return tuple(words[i:])
+    return ()
+
+
+def _made_ranks(words: tuple[str, ...]) -> tuple[tuple[str, ...], int | None, bool]:
+    """What a command that makes ranks itself runs in them, how many it makes, and whether on all nodes together."""
+    found = find_launch_command(words)
+    assert found is not None  # the caller has looked
+    at, name = found
+    agent = find_agent(words)
+    flags = agent[1].flags if agent else ("--no_ssh", "--no_python", "--no_local_rank", "-m", "--module")
+    rest = list(words[at + len(name.split()) :])
+    options: list[tuple[str, str | None]] = []
+    module = False
+    while rest and rest[0].startswith("-"):
+        option, equals, value = rest.pop(0).partition("=")
+        option = option.replace("_", "-")
+        takes = not equals and option not in {f.replace("_", "-") for f in flags} and rest[:1] != []
+        module = module or option in {"-m", "--module"}
+        if takes and not rest[0].endswith(".py") and not rest[0].startswith("--"):
+            equals, value = "=", rest.pop(0)
+        options.append((option, value if equals else None))
+    given = dict(options)
+    python = () if "--no-python" in given else ("python", *(("-m",) if module else ()))
+    program = (*python, *rest) if rest else ()
+    if name.startswith("accelerate") or "accelerate" in name:
+        dropped = {*_RENDEZVOUS, *(agent[1].rendezvous_options if agent else ()), "--num-processes"}
+        keep = [w for o, v in options if o not in dropped for w in (o, v) if w is not None]
+        program = (*words[:at], *name.split(), *keep, *rest) if rest else ()
+        number = given.get("--num-processes")
+        return program, int(number) if number and number.isdecimal() else None, True
+    number = (
+        given.get("--nproc-per-node")
+        or given.get("--num-gpus")
+        or ("1" if "--nproc-per-node" in (agent[1].typed if agent else ()) else "")
+    )
+    return program, int(number) if number.isdecimal() else None, False
+
+
 def torchrun_words(words: Iterable[str]) -> tuple[str, ...]:
     """The words from torchrun on, or () where it is not started."""
     listed = tuple(words)
@@ -123,5 +218,5 @@ def trains(words: tuple[str, ...]) -> bool:
 
 
 def _expand(word: str, values: Mapping[str, str]) -> str:
-    plain = re.fullmatch(r"\$\{?(\w+)\}?", word)
-    return values.get(plain[1], word) if plain else word
+    """A word with the variables that hold one plain word."""
+    return re.sub(r"\$(?:(\w+)|\{(\w+)\})", lambda found: values.get(found[1] or found[2], found[0]), word)

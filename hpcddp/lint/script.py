@@ -67,8 +67,14 @@ class Script:
         return said.value if said else ""
 
     def request_on(self, site: Site) -> Request:
-        """The request as this site takes it: in some queues each chunk is a GPU, and all of them are on one node."""
+        """The request as this site takes it: in some queues each chunk is a GPU, and all of them are on one node; some
+        sites are asked for the totals of a job."""
         request, queue = self.request, site.queues.get(self.named_queue(site) or site.queue, Queue())
+        if site.size == "totals" and not request.nodes and request.cpus_per_node and queue.cpus:
+            nodes = -(-request.cpus_per_node // queue.cpus)
+            parts = (request.cpus_per_node, request.gpus_per_node, request.mem_mb)
+            cpus, gpus, mem_mb = (part and part // nodes for part in parts)
+            return request._replace(nodes=nodes, cpus_per_node=cpus, gpus_per_node=gpus, mem_mb=mem_mb)
         if not queue.gpu_chunks or not request.nodes or request.gpus_per_node is not None:
             return request
         slots = request.slots and request.slots * request.nodes

@@ -181,7 +181,7 @@ def test_a_script_may_come_from_standard_input_and_line_ends_are_seen(hpcddp):
     done = hpcddp("lint", "-", stdin=text.replace("\n", "\r\n"))
     assert "-:1: D1 mistake: qsub refuses the script: script contains cr, lf" in done.stdout
     assert (
-        "the same job: hpcddp render --site abci3 --nodes 4 --queue rt_HF --account NAME -- python train.py\n"
+        "the same job: hpcddp render --site abci3 --nodes 4 --queue rt_HF --name x --account NAME -- python train.py\n"
         in done.stdout
     )
 
@@ -189,11 +189,12 @@ def test_a_script_may_come_from_standard_input_and_line_ends_are_seen(hpcddp):
 @pytest.mark.parametrize(
     ("text", "options", "examples"),
     [
-        ("#PBS -l walltime=1:30\nmpirun python a.py\n", "", "--gpus-per-node 4, --cpus-per-rank 8, --walltime 1:00:00"),
+        ("#PBS -l walltime=1:30\nmpirun python a.py\n", "--walltime 00:01:30", "--gpus-per-node 4, --cpus-per-rank 8"),
+        ("#PBS -l walltime=1day\nmpirun python a.py\n", "", "--gpus-per-node 4, --cpus-per-rank 8, --walltime 1:00:00"),
         ("#PBS -l walltime=24h\nmpirun python a.py\n", "--walltime 24:00:00", "--gpus-per-node 4, --cpus-per-rank 8"),
         (
             "#SBATCH --nodes=2 --time=1-12:00:00 --cpus-per-task=6\nsrun python a.py\n",
-            "--nodes 2 --cpus-per-rank 6 --walltime 36:00:00",
+            "--nodes 2 --ranks-per-node 1 --cpus-per-rank 6 --walltime 36:00:00",
             "--gpus-per-node 4",
         ),
         ("#$ -l h_rt=2:00:00\nmpirun python a.py\n", "--walltime 02:00:00", "--gpus-per-node 4, --cpus-per-rank 8"),
@@ -222,7 +223,7 @@ def test_the_line_for_the_same_job_renders_and_names_its_examples(text, options,
             "#PBS -q rt_HG -l select=4 -P a\n",
             "queue rt_HG is site abci3's",
             "--site abci3 --queue rt_HG --account a --",
-            "not taken over, since site abci3 refuses it: --nodes 4 (queue rt_HG of site abci3 takes 1 node",
+            "not in the line: --nodes 4 (queue rt_HG of site abci3 takes 1 node",
         ),
         ("#SBATCH --qos acc_ehpc -A x -t 1:0:0\n", "queue acc_ehpc is site marenostrum5-acc's", "--queue acc_ehpc", ""),
         ("#$ -l node_f=4\n", "queue node_f is site tsubame4's", "--site tsubame4 --nodes 4 --queue node_f", ""),
@@ -248,8 +249,8 @@ def test_what_the_named_site_refuses_is_not_in_the_line():
     text = "#!/bin/bash\n#PBS -q rt_HF -l select=200:mpiprocs=8 -l walltime=900:00:00\nmpirun python a.py\n"
     site = open_site(SiteChoice("abci3", ""), {})
     same = same_job(read_script(text, site, lambda path: True), site)
-    assert same.line == "hpcddp render --site abci3 --queue rt_HF --account NAME --walltime 1:00:00 -- python a.py"
-    assert [what.partition(" (")[0] for what in same.refused] == ["--nodes 200", "--walltime 900:00:00"]
+    assert same.line == "hpcddp render --site abci3 --queue rt_HF --walltime 1:00:00 --account NAME -- python a.py"
+    assert [what.partition(" (")[0] for what in same.left_out] == ["--nodes 200", "--walltime 900:00:00"]
 
 
 def test_what_cannot_be_read_is_the_users_error(hpcddp, tmp_path):

@@ -1,0 +1,158 @@
+"""The line for the same job: what its script asks the scheduler for is what the script that was read asks for, or the
+difference is listed."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from hpcddp.cli.lint import choose_same_job, format_findings
+from hpcddp.cli.request import read_plan, request_parser
+from hpcddp.lint.request import read_seconds
+from hpcddp.lint.script import read_script, unix_lines
+from hpcddp.script.render import render_script
+
+from .lint_cases import CASES
+
+HERE = Path(__file__).parent
+TESTS = HERE.parents[1]
+RUN = "srun python train.py\n"
+SLURM = "#!/bin/bash\n#SBATCH --no-requeue\n"
+
+
+def all_scripts() -> dict[str, str]:
+    files = [*HERE.glob("scripts/*.sh"), *TESTS.glob("golden/*.sh"), *TESTS.glob("captures/pbs-lint/*.sh")]
+    found = {str(f.relative_to(TESTS)): f.read_bytes().decode("utf-8", "surrogateescape") for f in sorted(files)}
+    cases = ((f"{rule}-{i}", text) for rule, (bad, good, _) in CASES.items() for i, text in enumerate([*bad, *good]))
+    headers = {
+        "\n".join(line for line in text.split("\n") if line.startswith("#")): (name, text) for name, text in cases
+    }
+    return {name: with_a_program(text) for name, text in (found | dict(headers.values())).items()}
+
+
+def with_a_program(text: str) -> str:
+    """A script that starts nothing, or hpcddp's supervisor, has no line: its directives are tried with a program."""
+    if not re.search(r"\b(srun|mpirun|mpiexec|torchrun|ibrun)\b", text) or "-m hpcddp supervise" in text:
+        header = [line for line in unix_lines(text).split("\n") if line.startswith("#")]
+        return "\n".join([*header, f"{'srun' if '#SBATCH' in text else 'mpirun'} python train.py", ""])
+    return text
+
+
+SCRIPTS = all_scripts()
+
+
+def rendered_again(text):
+    """The script, the line for it, and the script that the line renders; None where there is no line."""
+    script = read_script(unix_lines(text), None, lambda _: True)
+    same = choose_same_job(script, None, {})
+    if not same.line:
+        return None
+    words = shlex.split(same.line)
+    end = words.index("--")
+    args = request_parser("render", "", example="", exits=()).parse_args(words[2:end])
+    args.command = words[end + 1 :]
+    return script, same, read_script(render_script(read_plan(args, {})), None, lambda _: True)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_rendered_script_asks_for_the_same_or_the_rest_is_listed(name):
+    found = rendered_again(SCRIPTS[name])
+    if found is None:
+        return
+    script, same, rendered = found
+    listed = " ".join([*same.left_out, *same.examples])
+    a, b = script.request, rendered.request
+    number = {
+        "nodes": "nodes",
+        "gpus_per_node": "gpus-per-node",
+        "cpus_per_node": "cpus-per-rank|cpus_per_node|CPUs",
+        "mem_mb": "mem",
+    }
+    for field, words in number.items():
+        old, new = getattr(a, field), getattr(b, field)
+        assert old in (None, new) or re.search(f"{words}|{field}|{old}|select|-l {field}", listed), (
+            field,
+            old,
+            new,
+            same,
+        )
+    times = [
+        read_seconds(r.walltime.value, s.scheduler) if r.walltime else None for r, s in ((a, script), (b, rendered))
+    ]
+    assert times[0] in (None, times[1]) or "walltime" in listed, (times, same)
+    assert not a.gpu_type or a.gpu_type == b.gpu_type or a.gpu_type in listed
+    for option in script.directives.options:
+        if script.directives.get(option.name) != option:
+            continue  # another of that name counts
+        one_of_them = option in (a.size, a.queue, a.walltime, a.account) or option.name in COUNTED
+        if one_of_them or (option.name, option.value) in {(o.name, o.value) for o in rendered.directives.options}:
+            continue
+        assert option.text in listed or (option.name, option.value) in USUAL, (option, same)
+
+
+# numbers, compared above; and what every script of hpcddp's does
+COUNTED = {"--ntasks", "--ntasks-per-node", "--cpus-per-task", "--gpus-per-node", "--gpus", "--gpus-per-task", "--gres"}
+COUNTED |= {"--mem", "--ntasks-per-gpu", "-l place", "-l ncpus", "-l mem", "-l ngpus"}
+USUAL = {
+    ("--no-requeue", ""),
+    ("-r", "n"),
+    ("-r", "y"),
+    ("-j", "oe"),
+    ("-j", "eo"),
+    ("-j", "y"),
+    ("-cwd", ""),
+    ("--export", "ALL"),
+}
+
+
+@pytest.mark.parametrize(
+    ("header", "run", "line", "left_out"),
+    [
+        ("--time=2160", RUN, "--walltime 36:00:00", ""),  # minutes, as Slurm reads it
+        ("--nodes=1 --ntasks-per-node=2 --gres=gpu:1", RUN, "--nodes 1 --ranks-per-node 2 --gpus-per-node 1", ""),
+        ("--ntasks=8 --gpus=8", RUN, "--nodes 1 --gpus-per-node 8", ""),
+        ("--nodes=2 --ntasks=8 --gpus=8", RUN, "--nodes 2 --gpus-per-node 4", ""),
+        ("--nodes=2 --gpus-per-task=1 --ntasks-per-node=4", RUN, "--nodes 2 --gpus-per-node 4", ""),
+        ("--nodes=2 --ntasks-per-gpu=2 --gpus-per-node=2", RUN, "--ranks-per-node 4 --gpus-per-node 2", ""),
+        ("--nodes=1 --cpus-per-gpu=6 --gpus-per-node=4 --ntasks-per-node=4", RUN, "--cpus-per-rank 6", ""),
+        (
+            "--nodes=2 --ntasks-per-node=1 --gpus-per-node=8 --cpus-per-task=96",
+            "srun torchrun --nnodes 2 --nproc_per_node 8 train.py --lr 1\n",
+            "--gpus-per-node 8 --cpus-per-rank 12 --walltime 1:00:00 -- python train.py --lr 1",
+            "",
+        ),
+        (
+            "--nodes=2 --gpus-per-node=4 --cpus-per-task=16",
+            "srun accelerate launch --num_machines 2 --machine_rank 0 --num_processes 8 -m bf16.x\n",
+            "--gpus-per-node 4 --cpus-per-rank 4 --walltime 1:00:00 -- accelerate launch -m bf16.x",
+            "",
+        ),
+        ("--nodes=1", 'srun python train.py "$@"\n', "-- python train.py", "the script's own arguments ($@)"),
+        ("--nodes=1", "LR=0.1\nsrun python train.py --lr=$LR\n", "-- python train.py --lr=0.1", ""),
+        ("--gres=gpu:p6000:1,tmpfs:10G", RUN, "--gpus-per-node 1", "p6000 GPUs"),
+        ("--gres=gpu:p6000:1,tmpfs:10G", RUN, "--set directives=--gres=tmpfs:10G", "p6000 GPUs"),
+        ("--mem=32GB --nodes=1", RUN, "--set mem_gb=32", ""),
+        ("--mem=1500M --nodes=1", RUN, "--set directives=--mem=1500M", ""),
+        ("--mem-per-cpu=4G --nodes=1", RUN, "--set directives=--mem-per-cpu=4G", ""),
+        ("--mem=0", RUN, "--set directives=--mem=0", ""),
+        ("--constraint=a100&nvlink", RUN, "--set 'constraint=a100&nvlink'", ""),
+        ("--exclusive", RUN, "--set exclusive=true", ""),
+        ("--array=0-7%2", RUN, "--set array=0-7 --set array_limit=2", ""),
+        ("--array=1,5,7", RUN, "", "--array 1,5,7 (array '1,5,7' is not FIRST-LAST or FIRST-LAST:STEP)"),
+        ("--signal=USR1@90", RUN, "--set signal=90s", ""),
+        ("--signal=B:TERM@90", RUN, "", "--signal B:TERM@90"),
+        ("--exclude=node3 --nodelist=node1", RUN, "--set 'directives=--exclude=node3 --nodelist=node1'", ""),
+        ("--nodes=2", RUN + "srun python evaluate.py\n", "-- python train.py", "srun python evaluate.py (line 5)"),
+        ("--nodes=1", "srun --gres-flags=none python train.py\n", "-- python train.py", "srun --gres-flags"),
+    ],
+)
+def test_what_a_slurm_script_asks_for_is_in_the_line_or_named(header, run, line, left_out):
+    _, same, rendered = rendered_again(f"{SLURM}#SBATCH {header}\n{run}")
+    assert line in same.line
+    assert list(same.left_out) == ([left_out] if left_out else [])
+    assert not rendered.directives.refusals
+    text = format_findings([], [same])
+    assert not left_out or f"    not in the line: {left_out}\n" in text
