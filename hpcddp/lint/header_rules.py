@@ -7,12 +7,15 @@ import re
 from collections.abc import Iterator
 
 from hpcddp.errors import HpcddpError
-from hpcddp.lint.directive import numbered
+from hpcddp.lint.directive import Option, numbered
 from hpcddp.lint.finding import Said
 from hpcddp.lint.pbs_resources import foreign_names, is_time, refused_resources, unknown_names
 from hpcddp.lint.pbs_values import refused_values
+from hpcddp.lint.request import count_gpus
 from hpcddp.lint.script import PREFIXES, Script
+from hpcddp.lint.slurm import read_options
 from hpcddp.schedulers.registry import find_scheduler
+from hpcddp.schedulers.row import refused_together
 from hpcddp.script.limits import check_limits
 from hpcddp.script.site import Site
 from hpcddp.units import format_count, parse_walltime
@@ -36,6 +39,60 @@ def refused_value(script: Script) -> Iterator[Said]:
     if script.scheduler == "pbs" and not script.directives.torque:
         for line, why, instead in (*refused_values(found), *refused_resources(found), *foreign_names(found, added)):
             yield Said(line, f"qsub refuses the script: {why}", instead)
+
+
+def refused_options(script: Script) -> Iterator[Said]:
+    """D4: options that the submit command refuses together, or without another one."""
+    row = find_scheduler(script.scheduler)
+    options = script.directives.options
+    for first, second, why in refused_together(row.directives, [(o.name, o.value) for o in options]):
+        both = " and ".join(dict.fromkeys(o.text for o in (options[first], options[second])))
+        yield Said(options[second].line, f"{row.commands.submit[0]} refuses the script: {both} {why}", "one of them")
+    if script.scheduler == "slurm":
+        for option, why in _contradictions(script):
+            yield Said(option.line, f"sbatch refuses the script: {option.text}: {why}", "numbers that agree")
+        yield from _refused_steps(script)
+
+
+def _refused_steps(script: Script) -> Iterator[Said]:
+    """Options of srun against each other and against the script's, which srun gets as variables; its memory is its
+    own."""
+    rules = find_scheduler("slurm").directives
+    inherited = [o for o in script.directives.options if not o.name.startswith("--mem")]
+    for launch in script.launches:
+        if launch.launcher == "srun":
+            own, _ = read_options([(word, launch.command.line) for word in launch.options])
+            names = {o.name for o in own}
+            options = [*(o for o in inherited if o.name not in names), *own]
+            for first, second, why in refused_together(rules, [(o.name, o.value) for o in options]):
+                if options[second] in own and "exclude" in why:
+                    both = f"{options[first].text} and {options[second].text}"
+                    yield Said(launch.command.line, f"srun refuses to start: {both} {why}", "one of them")
+
+
+def _contradictions(script: Script) -> Iterator[tuple[Option, str]]:
+    """Numbers that a real sbatch 22.05 refuses as they stand beside each other."""
+    found = {o.name: o for o in script.directives.options}
+    number = {name: count_gpus(o.value)[1] for name, o in found.items()}
+    gpus, each, of_task = (number.get(f"--{name}") for name in ("gpus", "gpus-per-node", "gpus-per-task"))
+    tasks, on_node, nodes = (number.get(f"--{name}") for name in ("ntasks", "ntasks-per-node", "nodes"))
+    fixed = nodes if "--nodes" in found and found["--nodes"].value.isdecimal() else None
+    some = {"--gpus", "--gpus-per-node", "--gpus-per-task", "--gpus-per-socket", "--gres"} & set(found)
+    if gpus and of_task and tasks and gpus != of_task * tasks:
+        yield found["--gpus"], f"{tasks} tasks with {of_task} GPUs each are {tasks * of_task}"
+    if gpus and each and (gpus % each or (fixed and gpus != each * fixed)):
+        yield found["--gpus"], f"--gpus-per-node={each}" + (f" on {fixed} nodes is {each * fixed}" if fixed else "")
+    if each and of_task and on_node and each != of_task * on_node:
+        yield found["--gpus-per-node"], f"{on_node} tasks with {of_task} GPUs each are {on_node * of_task}"
+    if fixed and tasks and on_node and tasks > fixed * on_node:
+        yield found["--ntasks"], f"--ntasks-per-node={on_node} on {fixed} nodes is {fixed * on_node} at most"
+    if "--mem-per-gpu" in found and not some:
+        yield found["--mem-per-gpu"], "no GPU is asked for"
+    if "--gpus-per-socket" in found and "--sockets-per-node" not in found:
+        yield found["--gpus-per-socket"], "--sockets-per-node has to stand beside it"
+    low, _, high = found["--nodes"].value.partition("-") if "--nodes" in found else ("", "", "")
+    if low.isdecimal() and high.isdecimal() and int(low) > int(high):
+        yield found["--nodes"], "the least is above the most"
 
 
 def unknown_resource(script: Script) -> Iterator[Said]:

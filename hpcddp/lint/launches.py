@@ -13,9 +13,6 @@ from hpcddp.ranks.launchers import AGENTS, LAUNCHERS
 
 # torchrun's processes are looked at by themselves: torchrun_words.
 _PER_RANK = PROGRAMS - {"torchrun"}
-# Programs that reach other nodes by themselves: where one stands, it is not known what runs where.
-REACHES = {*_PER_RANK, "ssh", "rsh", "pdsh", "clush", "pbsdsh", "pbs_tmrsh", "parallel", "ray", "dask",
-           "horovodrun", "accelerate", "colossalai", "flux", "blaunch", "charmrun"}  # fmt: skip
 _PROGRAM = re.compile(
     r"(.*/)?(python[\d.]*|torchrun|accelerate(-launch)?|deepspeed|bash|sh|env|numactl|taskset|singularity|apptainer|shifter|podman|nsys|ncu|time)"
     r"|.*\.(py|sh)|\./.*|\$\{?\w*(PYTHON|python)\w*\}?"

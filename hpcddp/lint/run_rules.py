@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterator
 from itertools import pairwise
 
 from hpcddp.lint.finding import Said
-from hpcddp.lint.launches import torchrun_words, trains
+from hpcddp.lint.launches import per_node, torchrun_words, trains
 from hpcddp.lint.script import Script
+from hpcddp.lint.shell import REACHES, Command
+from hpcddp.ranks.launchers import LAUNCHERS
 
 _NODE_COUNT = re.compile(r"node|host|machine", re.IGNORECASE)
 _RANK_COUNT = re.compile(r"rank|slot|proc|gpu|task|world|size_?total|^np$", re.IGNORECASE)
+_SUBMIT_HOSTS = {"SLURM_SUBMIT_HOST", "PBS_O_HOST", "SGE_O_HOST"}
+_FOREIGN_HOST = re.compile(rf"\$\{{?({'|'.join(_SUBMIT_HOSTS)}|SLURM_LAUNCH_NODE_IPADDR|SLURM_SRUN_COMM_HOST)\b")
+_ADDRESS = re.compile(r"MASTER|ADDR|HEAD|MAIN|RDZV|ENDPOINT|INIT.METHOD|DIST.URL|(^|_)HOST$|IP$", re.IGNORECASE)
+_UNIQUE = re.compile(r"sort\s+(-\w+\s+)*-\w*u|\buniq\b|awk|scontrol")
+#: The variables by which a rank knows its place: launchers set them in what they start.
+_ROWS = [row for name, row in LAUNCHERS.items() if name not in {"env", "torchrun"}]
+_OF_RANK = {getattr(row, number) for row in _ROWS for number in ("rank", "local_rank", "node_rank")} - {""}
+_OF_RANK |= {"OMPI_COMM_WORLD_NODE_RANK", "PMI_LOCAL_RANK", "PBS_TASKNUM", "PBS_NODENUM", "PBS_VNODENUM"}
 _OURS = "hpcddp exec finds it"
 # Variables that schedulers, launchers, modules and login shells set.
 _GIVEN = re.compile(
@@ -58,7 +69,7 @@ def hostname_reads_nothing(script: Script) -> Iterator[Said]:
 def own_hostname(script: Script) -> Iterator[Said]:
     """M12: a MASTER_ADDR that each task works out for itself is each task's own host."""
     for command, value in script.assigned("MASTER_ADDR"):
-        if command.nested and re.search(r"\$\(\s*hostname|`\s*hostname|\$\{?HOSTNAME", value):
+        if command.launched and re.search(r"\$\(\s*hostname|`\s*hostname|\$\{?HOSTNAME", value):
             yield Said(
                 command.line,
                 "MASTER_ADDR is worked out in each task: every task takes its own host for the master",
@@ -97,11 +108,11 @@ def master_addr_stays_here(script: Script) -> Iterator[Said]:
     launches = [x for x in script.launches if x.started and not torchrun_words(x.started) and _runs_python(x.started)]
     if not script.several_nodes() or not launches or any("hpcddp" in w for x in launches for w in x.started):
         return
-    assigned = [c for c, _ in script.assigned("MASTER_ADDR") if not c.nested]
+    assigned = [c for c, _ in script.assigned("MASTER_ADDR") if not c.launched]
     forwarded = "MASTER_ADDR" in "".join(w for x in launches for w in (*x.options, *x.started))
     exports = re.search(r"\b(export|declare -x)\b[^\n;]*\bMASTER_ADDR\b|set -a\b|allexport", script.code)
     by_argument = re.search(r"--?(master[-_]addr|dist[-_]url|init[-_]method|rdzv)|tcp://|file://", script.code)
-    if forwarded or by_argument or any(c.nested for c, _ in script.assigned("MASTER_ADDR")):
+    if forwarded or by_argument or any(c.launched for c, _ in script.assigned("MASTER_ADDR")):
         return
     last = launches[-1]
     if not assigned and not exports:
@@ -187,6 +198,177 @@ def tee_hides_status(script: Script) -> Iterator[Said]:
                 f"{command.program} … | tee ends with tee's status: a failure of {command.program} is hidden",
                 "set -o pipefail before it",
             )
+
+
+def rank_of_batch_shell(script: Script) -> Iterator[Said]:
+    """A26: a rank's variables in the batch shell, where they are 0 or not set: every rank gets the same."""
+    starting = [launch for launch in script.launches if launch.started]
+    one_task = not script.several_nodes() and all((per_node(x, script.request) or 1) == 1 for x in starting)
+    by_itself = any("$0" in word or "BASH_SOURCE" in word for x in starting for word in x.started)
+    if by_itself or one_task or not (starting or _reaching(script)) or not script.directives.options:
+        return  # a script that each rank runs, or that has one rank
+    for command in script.commands:
+        names = [name for name in command.expands if name in _OF_RANK]
+        if script.request.nodes == 1:
+            names = [name for name in names if not re.search("NODE", name)]  # 0 on the only node
+        if not names or command.launched or _in_rank_function(script, command) or _only_prints(command):
+            continue
+        shown = ", ".join(f"${name}" for name in names)
+        what = f"the batch shell expands {shown} before any rank is started: it is 0 there or not set, for every rank"
+        right = f"single quotes, so that each rank's shell expands it: {starting[0].launcher if starting else 'srun'}"
+        yield Said(command.line, what, f"{right} bash -c '… ${names[0]} …'; hpcddp exec sets RANK and LOCAL_RANK")
+
+
+def submit_host(script: Script) -> Iterator[Said]:
+    """A27: the host that a job was submitted from, or a launcher's host that the batch shell does not know yet."""
+    in_batch = {name for command in script.commands if not command.launched for name in command.expands}
+    slurm = script.scheduler == "slurm"
+    right = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)' if slurm else '$(head -n 1 "$PBS_NODEFILE")'
+    for command in script.commands:
+        options = [(word, *word.partition("=")[::2]) for word in command.words]
+        joined = [(option, value) for word, option, value in options if word.startswith("-") and value]
+        apart = [(word, value) for word, value in pairwise(command.words) if word.startswith("-")]
+        for name, value in (*command.sets, *joined, *apart):
+            found = _FOREIGN_HOST.search(value)
+            if found and _ADDRESS.search(name) and (found[1] in _SUBMIT_HOSTS or found[1] in in_batch):
+                told = "the host that the job was submitted from, where no rank runs"
+                where = told if found[1] in _SUBMIT_HOSTS else "not set in the batch shell: only srun sets it"
+                yield Said(command.line, f"{found[1]} is {where}", f"export MASTER_ADDR={right}; {_OURS}")
+                break
+
+
+def loop_over_slots(script: Script) -> Iterator[Said]:
+    """A28: a loop over the node file starts something once per slot."""
+    slots = script.request.slots
+    if script.scheduler != "pbs" or slots == 1 or (slots is None and not script.directives.torque):
+        return
+    said: set[tuple[str, ...]] = set()
+    for command in script.commands:
+        if not command.loops or command.loops in said or not any(_base(w) in REACHES for w in command.words):
+            continue
+        for loop in command.loops:
+            lists = [v for n in re.findall(r"\$\{?(\w+)", loop) for _, v in script.assigned(n)]
+            read = [
+                c.text for c in script.commands if c.program in {"mapfile", "readarray"} and f"${{{c.words[-1]}" in loop
+            ]
+            if any("PBS_NODEFILE" in text and not _UNIQUE.search(text) for text in (loop, *lists, *read)):
+                said.add(command.loops)
+                times = f"{slots} times" if slots else "as often as it has slots"
+                what = f"the loop goes through the node file, which lists each node {times}: each line starts one more"
+                yield Said(command.line, what, 'for node in $(sort -u "$PBS_NODEFILE"); do …')
+
+
+def port_of_each_task(script: Script) -> Iterator[Said]:
+    """A29: a port that each task draws for itself."""
+    for command in script.commands:
+        each = command.launched or (command.loops and any(_base(w) in REACHES for w in command.words))
+        drawn = [value for name, value in command.sets if re.search("PORT$", name)]
+        for word, after in pairwise((*command.words, "")):
+            name, equals, value = word.partition("=")
+            if re.fullmatch(r"--?(master|main[-_]process)[-_]port|--rdzv[-_]endpoint", name):
+                drawn.append(value if equals else after)
+        random = [v for v in drawn if re.search(r"RANDOM|\bshuf\b|\$\$|random|socket|free_?port", v)]
+        early = command.launched and all("RANDOM" in v and "RANDOM" not in command.expands for v in random)
+        if each and random and not (early and not command.sets):
+            what = "each task draws a port of its own: they never meet"
+            yield Said(command.line, what, f"export MASTER_PORT in the script, before the launcher; {_OURS}")
+
+
+def signal_kills_script(script: Script) -> Iterator[Said]:
+    """A30: a warning signal to the batch shell, which ends by it, or reads it when its program has ended."""
+    option = script.directives.get("--signal")
+    if (
+        script.scheduler != "slurm"
+        or option is None
+        or "B" not in option.value.partition(":")[0]
+        or ":" not in option.value
+    ):
+        return
+    name = _signal_name(option.value.partition(":")[2].partition("@")[0])
+    program = next((c for c in reversed(script.commands) if not c.launched and _trains_or_launches(script, c)), None)
+    if program is None or program.text.startswith("exec "):
+        return
+    traps = [c for c in script.commands if c.program == "trap" and name in map(_signal_name, c.words[2:])]
+    ours = "hpcddp warns the ranks: --set signal=5m"
+    if not traps:
+        what = f"SIG{name} goes to the batch shell alone, which has no trap for it: the job ends there"
+        yield Said(
+            option.line, what, f"a trap, and the program in the background with wait; or --signal={name}@…; {ours}"
+        )
+    elif not program.background and not re.search(r"[)}]\s*&\s*(\n|#|;|wait)", script.text):
+        what = f"the trap for SIG{name} runs when {program.program} has ended: bash waits for what is in the foreground"
+        yield Said(program.line, what, f"{program.program} … & wait; {ours}")
+
+
+def signal_to_nothing(script: Script) -> Iterator[Said]:
+    """A31: a warning signal to the steps of a job that has none."""
+    option = script.directives.get("--signal")
+    if script.scheduler != "slurm" or option is None or "B" in option.value.partition("@")[0].partition(":")[0][:2]:
+        return
+    program = next((c for c in script.commands if trains(c.words) or torchrun_words(c.words)), None)
+    if program and not _reaching(script):
+        what = (
+            f"--signal={option.value} goes to what srun starts: {program.program} is started without it and gets none"
+        )
+        yield Said(option.line, what, f"srun {program.program} …; hpcddp warns the ranks: --set signal=5m")
+
+
+def requeue_of_array(script: Script) -> Iterator[Said]:
+    """A32: the last index of an array has the array's own job id."""
+    if script.scheduler != "slurm" or not script.directives.get("--array"):
+        return
+    for command in script.commands:
+        job = command.words[-1] if command.program == "scontrol" and "requeue" in command.words else ""
+        if re.search(r"\$\{?SLURM_(ARRAY_)?JOB_?ID\}?$", job):
+            what = f"{job} of the array's last index is the whole array: all of its jobs are queued again"
+            yield Said(command.line, what, "scontrol requeue ${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}")
+
+
+def _base(word: str) -> str:
+    return word.rsplit("/", 1)[-1]
+
+
+def _reaching(script: Script) -> bool:
+    """Whether some command starts processes elsewhere, or may: one whose name is in a variable."""
+    return any(_base(w) in REACHES for c in script.commands for w in c.words) or any(
+        c.words[0].startswith("$") for c in script.commands if c.words
+    )
+
+
+def _in_rank_function(script: Script, command: Command) -> bool:
+    """Whether a command stands in a function that the ranks' shells call, or nothing in the batch shell."""
+    name = command.function
+    if not name:
+        return False
+    exported = any(
+        c.program in {"export", "declare", "typeset"} and "-f" in c.words and name in c.words for c in script.commands
+    )
+    called = any(c.words and c.words[0] == name and not c.launched and c.function != name for c in script.commands)
+    return exported or not called
+
+
+def _only_prints(command: Command) -> bool:
+    """Whether a command only tests a variable, or prints it where people read it."""
+    if command.program in {"[", "[[", "test", "case"} or (
+        command.program[:2] == "((" and not re.search(r"\w\s*=[^=]", command.text)
+    ):
+        return True
+    reads = set(command.into) - {"tee", "grep", "sort", "logger"}
+    file = command.output and not re.search(r"\.(log|out|err|txt)$|^/dev/|^&", command.output)
+    elsewhere = command.captured or reads or file or "-v" in command.words
+    return command.program in {"echo", "printf", "cat", "logger"} and not elsewhere
+
+
+def _signal_name(word: str) -> str:
+    """USR1 of USR1, SIGUSR1, usr1 and 10."""
+    number = int(word) if word.isdecimal() else 0
+    name = next((s.name for s in signal.Signals if s.value == number), word.upper())
+    return name.removeprefix("SIG")
+
+
+def _trains_or_launches(script: Script, command: Command) -> bool:
+    starts = any(launch.command == command and launch.started for launch in script.launches)
+    return starts or trains(command.words) or bool(torchrun_words(command.words))
 
 
 def _lines(script: Script) -> list[tuple[int, str]]:

@@ -1,29 +1,49 @@
-"""The commands of a bash script, as far as one can know them without running it: words, assignments, lines.
+"""The commands of a bash script, as far as one can know them without running it: words, assignments, lines, and which
+variables the shell that reads a command expands in it.
 
-Quotes are removed from words, `$` stays as it is written. Here-documents are skipped, substitutions and the text of
-`bash -c` are read as well. What bash would refuse is read as far as it goes.
+Quotes are removed from words, `$` stays as it is written. The lines of here-documents are no commands; substitutions
+and the text of `bash -c`, `eval`, `trap` and ssh are read as well. What bash would refuse is read as far as it goes.
 """
 
 from __future__ import annotations
 
 import re
-from itertools import pairwise
 from typing import NamedTuple
 
+from hpcddp.ranks.launch_commands import PROGRAMS
+
+#: Programs that start processes on other nodes or one per rank: where one stands, it is not known what runs where.
+REACHES = (PROGRAMS - {"torchrun", "deepspeed"}) | {
+    *("ssh", "rsh", "pdsh", "clush", "pbsdsh", "pbs_tmrsh", "parallel", "ray", "dask", "horovodrun", "accelerate"),
+    *("colossalai", "flux", "blaunch", "charmrun", "deepspeed"),
+}
 _RESERVED = {"if", "then", "elif", "else", "fi", "do", "done", "while", "until", "!", "{", "}", "time", "exec", "nohup"}
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\+?=)(.*)", re.DOTALL)
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[[^]]*\])?(?:\+?=)(.*)", re.DOTALL)
+_DECLARES = {"export", "declare", "local", "readonly", "typeset"}
+_SHELLS = {"bash", "sh", "zsh", "dash", "ksh"}
+_SSH_VALUES = "bcDEeFIiJLlmOopQRSWw"  # options of ssh with a value
+# Before an expansion that the shell which reads the text carries out: behind it, nothing is left of the `$`.
+_MARK = "\ue000"
 
 
 class Command(NamedTuple):
-    """A simple command; `text` is as it stands. `nested`: it stands in the text that another command hands to a shell,
-    and so runs wherever that one puts it. `into`: the programs behind its pipe."""
+    """A simple command; `text` is as it stands. `expands`: the variables that its shell expands in it, its redirections
+    and its here-documents. `launched`: it stands in the text that a launcher or ssh hands to a shell. `captured`: in a
+    substitution. `function`: the function that it is in. `into`: the programs behind its pipe, `output` its file.
+    `background`: an & ends it. `loops`: what the loops around it go through."""
 
     line: int
     words: tuple[str, ...]
     sets: tuple[tuple[str, str], ...]
     text: str
-    nested: bool = False
+    launched: bool = False
     into: tuple[str, ...] = ()
+    expands: tuple[str, ...] = ()
+    captured: bool = False
+    function: str = ""
+    output: str = ""
+    background: bool = False
+    loops: tuple[str, ...] = ()
 
     @property
     def program(self) -> str:
@@ -31,21 +51,23 @@ class Command(NamedTuple):
         return self.words[0].rsplit("/", 1)[-1] if self.words else ""
 
 
-def read_commands(text: str, first_line: int = 1, nested: bool = False) -> list[Command]:
+def read_commands(text: str) -> list[Command]:
     """Every command, in the order in which its end is read."""
-    return _Reader(text, first_line, nested).read()
+    return _Reader(text.replace(_MARK, ""), Command(1, (), (), "")).read()
 
 
 class OpenDocument(NamedTuple):
-    """A here-document that no line ends: where it begins, and the word that was to end it."""
+    """A here-document: where it begins, the word that ends it, whether that is quoted, and what may stand before it."""
 
     line: int
     end: str
+    quoted: bool = False
+    before: str = ""
 
 
 def find_open_document(text: str) -> OpenDocument | None:
     """The here-document that takes the rest of the script; None where each has its end."""
-    reader = _Reader(text, 1, nested=False)
+    reader = _Reader(text, Command(1, (), (), ""))
     reader.read()
     return reader.open_document
 
@@ -53,18 +75,23 @@ def find_open_document(text: str) -> OpenDocument | None:
 class _Reader:
     """One pass over the text. A class because a dozen functions would hand the same six values to each other."""
 
-    def __init__(self, text: str, first_line: int, nested: bool) -> None:
+    def __init__(self, text: str, around: Command) -> None:
         self.text = text
         self.at = 0
-        self.first_line = first_line
-        self.nested = nested
+        self.around = around  # where the text stands: its line, and whether it is launched or captured
         self.found: list[Command] = []
         self.words: list[str] = []
         self.word: str | None = None
         self.start = 0
-        self.documents: list[tuple[OpenDocument, str]] = []  # each with what may stand before its end
+        self.expands: list[str] = []
+        self.output = ""
+        self.documents: list[OpenDocument] = []
+        self.readers: list[int] = []  # of each here-document, the command that reads it; -1 while that is being read
         self.open_document: OpenDocument | None = None
         self.pipeline: list[int] = []  # the commands whose output goes into the one that is being read
+        self.function = around.function
+        self.braces: list[str] = []  # the function around each open brace
+        self.loops: list[tuple[str, int]] = []  # what each open loop goes through, and its first command
 
     def read(self) -> list[Command]:
         text = self.text
@@ -86,7 +113,16 @@ class _Reader:
                 self._end_word()
                 self.at += 1
             elif text.startswith("((", self.at) and (end := _arithmetic_end(text, self.at)):
+                self._add(text[self.at : end])
+                self._note_names(text[self.at : end])
                 self.at = end
+            elif c == "(" and self.word and _ASSIGNMENT.fullmatch(self.word) and self.word.endswith("="):
+                self._array()
+            elif c == "(" and (name := self._opened_function()):
+                self.at = text.index(")", self.at) + 1
+                self.words, self.word, self.function = [], None, name
+            elif c == _MARK:
+                self._expanded_before()
             elif c in "\n;&|()":
                 self._end_command()
                 if (
@@ -114,13 +150,16 @@ class _Reader:
         return len(self.text) if at < 0 else at
 
     def _line(self, at: int) -> int:
-        return self.first_line + self.text.count("\n", 0, at)
+        return self.around.line + self.text.count("\n", 0, at)
 
     def _quoted(self, quote: str) -> None:
         self._add("")
         self.at += 1
         while self.at < len(self.text) and self.text[self.at] != quote:
             c = self.text[self.at]
+            if c == _MARK:
+                self._expanded_before()
+                continue
             if quote == '"' and c in "$`":
                 self._expansion()
                 continue
@@ -138,20 +177,44 @@ class _Reader:
             self.at += 1
             self._quoted("'")
             return
-        if text.startswith(("$(", "${"), start):
-            self.at = _closing(text, start + 1)
-            inner, arithmetic = text[start + 2 : self.at - 1], text.startswith("$((", start)
-            if text[start + 1] == "(" and not arithmetic:
-                self.found += read_commands(inner, self._line(start), self.nested)
-        elif text[start] == "`":
-            self.at += 1
-            self.at = min(self._find("`") + 1, len(text))
-            self.found += read_commands(text[start + 1 : self.at - 1], self._line(start), self.nested)
+        end = _expansion_end(text, start)
+        whole = text[start:end]
+        if whole[:1] == "`" or (whole.startswith("$(") and not whole.startswith("$((")):
+            inner = whole[1:-1] if whole[0] == "`" else whole[2:-1]
+            around = self.around._replace(line=self._line(start), captured=True, function=self.function)
+            self.found += _Reader(inner, around).read()
         else:
-            self.at += 1
-        end, self.at = self.at, start
-        self._add(text[start:end])
+            self._note_names(whole)
+        self._add((_MARK if len(whole) > 1 else "") + whole)
         self.at = max(end, start + 1)
+
+    def _expanded_before(self) -> None:
+        """An expansion that the shell around this text has carried out already."""
+        end = _expansion_end(self.text, self.at + 1)
+        self._add(self.text[self.at + 1 : end])
+        self.at = max(end, self.at + 1)
+
+    def _note_names(self, text: str) -> None:
+        """The words in an expansion that may be variables: arithmetic names them without a `$`."""
+        names = re.findall(r"[A-Za-z_]\w*", re.sub(r"'[^']*'", "", text))
+        self.expands += [name for name in names if name not in self.expands]
+
+    def _array(self) -> None:
+        """The elements of `a=(…)` as the rest of the word."""
+        end = _closing(self.text, self.at)
+        around = self.around._replace(line=self._line(self.at), function=self.function)
+        for command in _Reader(self.text[self.at + 1 : end - 1], around).read():
+            self.expands += [name for name in command.expands if name not in self.expands]
+            self.found += [command] if command.captured and not self.around.captured else []
+        self._add(self.text[self.at : end])
+        self.at = end
+
+    def _opened_function(self) -> str:
+        """The name before `()`; "" where no function begins."""
+        words = [*self.words, *([self.word] if self.word else [])]
+        named = words[-1:] if len(words) == 1 or words[:1] == ["function"] or words[-2:-1] == [";"] else []
+        opens = re.compile(r"\(\s*\)\s*\{\s").match(self.text, self.at)
+        return named[0] if named and opens and re.fullmatch(r"[\w:.-]+", named[0]) else ""
 
     def _redirection(self) -> None:
         """An operator and the word behind it. `<(…)` is read like a substitution."""
@@ -162,20 +225,41 @@ class _Reader:
         assert operator is not None  # the caller saw < or >
         self.at = operator.end()
         if self.text.startswith("(", self.at):
+            end = _closing(self.text, self.at)
+            inner = self.around._replace(line=self._line(self.at), captured=operator[0] == "<", function=self.function)
+            self.found += _Reader(self.text[self.at + 1 : end - 1], inner).read()
+            self.at = end
             return
-        target = re.compile(r"[ \t]*('[^'\n]*'|\"[^\"\n]*\"|[^\s;&|<>()]+)").match(self.text, self.at)
+        target = re.compile(r"[ \t]*('[^'\n]*'|\"[^\"\n]*\"|(?:\$\{[^}\n]*\}|\$\([^)\n]*\)|[^\s;&|<>()])+)").match(
+            self.text, self.at
+        )
         if target:
             self.at = target.end()
+            word = re.sub(r"['\"\\]", "", target[1])
             if operator[0] in {"<<", "<<-"}:
-                found = OpenDocument(self._line(self.at), re.sub(r"['\"\\]", "", target[1]))
-                self.documents.append((found, r"\t*" if operator[0] == "<<-" else ""))
+                before = r"\t*" if operator[0] == "<<-" else ""
+                self.documents.append(OpenDocument(self._line(self.at), word, word != target[1], before))
+                self.readers.append(-1)
+                return
+            for found in re.finditer(r"\$(\w+|\{[^}]*\})", "" if target[1][0] == "'" else target[1]):
+                self._note_names(found[0])
+            self.output = word if operator[0][0] == ">" and operator[0] != ">&" else self.output
 
     def _skip_documents(self) -> None:
-        for found, before in self.documents:
-            closing = re.compile(rf"^{before}{re.escape(found.end)}$", re.MULTILINE).search(self.text, self.at)
-            self.open_document = self.open_document or (None if closing else found)
+        for document, reader in zip(self.documents, self.readers, strict=True):
+            pattern = rf"^{document.before}{re.escape(document.end)}$"
+            closing = re.compile(pattern, re.MULTILINE).search(self.text, self.at)
+            self.open_document = self.open_document or (None if closing else document)
+            end = closing.start() if closing else len(self.text)
+            if not document.quoted and reader >= 0:
+                self.expands = list(self.found[reader].expands)
+                body = re.sub(r"\\.", "", self.text[self.at : end], flags=re.DOTALL)
+                for found in re.finditer(r"\$(\w+|\{[^}]*\}|\(.*?\))|`.*?`", body):
+                    self._note_names(found[0])
+                self.found[reader] = self.found[reader]._replace(expands=tuple(self.expands))
+                self.expands = []
             self.at = closing.end() if closing else len(self.text)
-        self.documents = []
+        self.documents, self.readers = [], []
 
     def _end_word(self) -> None:
         if self.word is not None:
@@ -184,11 +268,24 @@ class _Reader:
 
     def _end_command(self) -> None:
         self._end_word()
-        words, self.words = self.words, []
-        while words and words[0] in _RESERVED:
-            words.pop(0)
+        marked, self.words = self.words, []
+        expands, self.expands = tuple(self.expands), []
+        output, self.output = self.output, ""
+        marked_done: tuple[str, int] | None = None
+        while marked and marked[0] in _RESERVED:
+            if marked[0] == "done" and self.loops:
+                marked_done = self.loops[-1]
+            self._note_block(marked.pop(0))
+        if marked[:1] == ["function"] and len(marked) > 1:
+            self.function = marked[1]
+            marked = marked[2:]
+            while marked and marked[0] == "{":
+                self._note_block(marked.pop(0))
+        if marked[:1] in (["for"], ["select"]):
+            self.loops.append((" ".join(marked).replace(_MARK, ""), len(self.found)))
+        words = [word.replace(_MARK, "") for word in marked]
         sets: list[tuple[str, str]] = []
-        declares = bool(words) and words[0] in {"export", "declare", "local", "readonly"}
+        declares = bool(words) and words[0] in _DECLARES
         for word in words[1:] if declares else list(words):
             assignment = _ASSIGNMENT.fullmatch(word)
             if assignment:
@@ -196,19 +293,82 @@ class _Reader:
             elif not declares:
                 break
         if not declares:
-            words = words[len(sets) :]
+            words, marked = words[len(sets) :], marked[len(sets) :]
         if not words and not sets:
+            if marked_done and expands:  # done < "$PBS_NODEFILE"
+                for i in range(marked_done[1], len(self.found)):
+                    self.found[i] = self.found[i]._replace(
+                        loops=(*self.found[i].loops, f"while < {' '.join(f'${name}' for name in expands)}")
+                    )
             return
-        text = self.text[self.start : self.at].strip()
+        if words[:1] in (["let"], ["printenv"]):  # which read variables by their names
+            expands += tuple(name for word in words[1:] for name in re.findall(r"[A-Za-z_]\w*", word))
+        text = self.text[self.start : self.at].strip().replace(_MARK, "")
         line = self._line(self.start)
-        self.found.append(Command(line, tuple(words), tuple(sets), text, self.nested))
+        background = self.text[self.at : self.at + 1] == "&" and "&" not in (
+            self.text[self.at - 1 : self.at],
+            self.text[self.at + 1 : self.at + 2],
+        )
+        command = self.around._replace(line=line, words=tuple(words), sets=tuple(sets), text=text, expands=expands)
+        self.found.append(
+            command._replace(
+                function=self.function,
+                output=output,
+                background=background,
+                loops=(*self.around.loops, *(text for text, _ in self.loops)),
+            )
+        )
+        self.readers = [len(self.found) - 1 if reader < 0 else reader for reader in self.readers]
         for at in self.pipeline:
             self.found[at] = self.found[at]._replace(into=(*self.found[at].into, self.found[-1].program))
         if self.text[self.at : self.at + 1] != "|":
             self.pipeline = []
-        for flag, script in pairwise(words):
-            if re.fullmatch(r"-[a-z]*c", flag) and any(w.rsplit("/", 1)[-1] in {"bash", "sh"} for w in words):
-                self.found += read_commands(script, line, nested=True)
+        for script, launched in _handed_text(marked):
+            around = self.found[-1]._replace(launched=launched or self.around.launched, into=())
+            self.found += _Reader(script, around).read()
+
+    def _note_block(self, word: str) -> None:
+        """A reserved word that opens or closes a function or a loop."""
+        if word == "{":
+            self.braces.append(self.function)
+        elif word == "}" and self.braces:
+            self.braces.pop()
+            self.function = self.braces[-1] if self.braces else self.around.function
+        elif word == "done" and self.loops:
+            self.loops.pop()
+        elif word in {"while", "until"}:
+            fed = f"{self.found[self.pipeline[-1]].text} | " if self.pipeline else ""
+            self.loops.append((fed + word, len(self.found)))
+
+
+def _handed_text(words: list[str]) -> list[tuple[str, bool]]:
+    """What a command hands to a shell as text, and whether that shell runs in the ranks or on another host."""
+    names = [word.rsplit("/", 1)[-1] for word in words]
+    if names[:1] in (["eval"], ["trap"]):
+        return [(" ".join(words[1:]) if names[0] == "eval" else "".join(words[1:2]), False)]
+    for i, name in enumerate(names):
+        elsewhere = any(n in REACHES or n.startswith(_MARK) for n in names[:i])
+        if name in _SHELLS:
+            at = next((k for k in range(i + 1, len(words) - 1) if re.fullmatch(r"-[a-z]*c", words[k])), 0)
+            return [(words[at + 1], elsewhere)] if at else []
+        if name in {"ssh", "rsh"}:
+            rest = words[i + 1 :]
+            while rest and rest[0].startswith("-"):
+                takes = len(rest[0]) == 2 and rest[0][1] in _SSH_VALUES
+                rest = rest[2 if takes else 1 :]
+            return [(" ".join(rest[1:]), True)] if rest[1:] else []
+    return []
+
+
+def _expansion_end(text: str, start: int) -> int:
+    """Behind the expansion that begins here."""
+    if text.startswith(("$(", "${", "$["), start):
+        return _closing(text, start + 1)
+    if text[start : start + 1] == "`":
+        end = re.compile(r"(?:\\.|[^`\\])*`", re.DOTALL).match(text, start + 1)
+        return end.end() if end else len(text)
+    named = re.compile(r"\$([A-Za-z_]\w*|[0-9@*#?$!-])").match(text, start)
+    return named.end() if named else start + 1
 
 
 def _arithmetic_end(text: str, at: int) -> int:
@@ -219,7 +379,7 @@ def _arithmetic_end(text: str, at: int) -> int:
 
 def _closing(text: str, at: int) -> int:
     """Behind the bracket that closes the one at `at`; quotes within are skipped."""
-    pairs = {"(": ")", "{": "}"}
+    pairs = {"(": ")", "{": "}", "[": "]"}
     depth, opening, closing = 0, text[at], pairs[text[at]]
     while at < len(text):
         c = text[at]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 
 from hpcddp.lint.finding import Said
-from hpcddp.lint.launches import REACHES, LaunchCommand, count, per_node, torchrun_option, torchrun_words, trains
+from hpcddp.lint.launches import LaunchCommand, count, per_node, rank_maker, torchrun_option, torchrun_words, trains
 from hpcddp.lint.pbs import chunks
 from hpcddp.lint.script import Script
+from hpcddp.lint.shell import REACHES
 
 # Options of mpirun that say how many processes, or how many on each node.
 _COUNTS = ("-np", "--np", "-n", "--n", "-c", "-npernode", "--npernode", "-N", "-ppn", "--ppn", "-perhost", "--map-by",
@@ -129,30 +131,32 @@ def idle_nodes(script: Script) -> Iterator[Said]:
 
 
 def two_launchers(script: Script) -> Iterator[Said]:
-    """M15: torchrun under a launcher that starts one process per GPU already."""
+    """M15: torchrun, accelerate or deepspeed under a launcher that starts one process per GPU already."""
     for launch in script.launches:
-        torchrun = torchrun_words(launch.started)
+        maker = rank_maker(launch.started)
         each = per_node(launch, script.request)
-        workers = torchrun_option(torchrun, "nproc-per-node") or "1"
-        if torchrun and each is not None and each > 1 and workers != "1":
-            yield Said(
-                launch.command.line,
-                f"{launch.launcher} starts {each} torchruns on each node, and each of them {workers} workers",
-                f"one per node ({launch.launcher} with 1 process per node), or no torchrun",
-            )
+        if not maker or each is None or each < 2:
+            continue
+        options = dict(pairwise((*" ".join(maker).replace("=", " ").replace("_", "-").split(), "")))
+        counts = ("--nproc-per-node", "--num-processes", "--num-gpus")
+        workers = next((options[name] for name in counts if name in options), "1" if torchrun_words(maker) else "")
+        if workers != "1":
+            name = "torchrun" if torchrun_words(maker) else maker[0].rsplit("/", 1)[-1]
+            number = f"{workers} workers" if workers else "one process per GPU"
+            what = f"{launch.launcher} starts {each} processes of {name} on each node, and each of them {number}"
+            right = f"one per node ({launch.launcher} with 1 process per node), or no {name}"
+            yield Said(launch.command.line, what, right)
 
 
 def no_cpus_for_srun(script: Script) -> Iterator[Said]:
-    """M24: since Slurm 22.05 srun does not take --cpus-per-task from the job."""
+    """M24: Slurm 22.05 to 23.02, whose srun does not take --cpus-per-task from the job."""
     if script.scheduler != "slurm" or not script.request.cpus_per_task or script.assigned("SRUN_CPUS_PER_TASK"):
         return
+    threads = script.request.cpus_per_task
     for launch in script.launches:
         if launch.launcher == "srun" and launch.started and launch.option("-c", "--cpus-per-task") is None:
-            yield Said(
-                launch.command.line,
-                f"since Slurm 22.05 srun does not take over the job's --cpus-per-task={script.request.cpus_per_task}",
-                f"srun --cpus-per-task={script.request.cpus_per_task} …",
-            )
+            what = f"in Slurm 22.05 to 23.02 srun does not take over the job's --cpus-per-task={threads}"
+            yield Said(launch.command.line, what, f"srun --cpus-per-task={threads} …")
 
 
 def too_many_cpus(script: Script) -> Iterator[Said]:

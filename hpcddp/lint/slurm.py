@@ -47,7 +47,7 @@ def read_slurm(text: str) -> ScriptDirectives:
                 words += [(word, number) for word in split_slurm(line[len("#SBATCH") :])]
             except UnmatchedError as e:
                 refusals.append(Refusal(number, str(e)))
-    options, stray = _options(words)
+    options, stray = read_options(words)
     refusals += [Refusal(number, f"invalid directive found in batch script: {word}") for word, number in stray]
     return ScriptDirectives("slurm", tuple(options), tuple(refusals), tuple(unread), command_line)
 
@@ -86,7 +86,7 @@ def split_slurm(text: str) -> Tokens:
     return (*words, word) if word else tuple(words)
 
 
-def _options(words: list[tuple[str, int]]) -> tuple[list[Option], list[tuple[str, int]]]:
+def read_options(words: list[tuple[str, int]]) -> tuple[list[Option], list[tuple[str, int]]]:
     """Options under their long names, and the stray words, each with its line."""
     found: list[Option] = []
     stray: list[tuple[str, int]] = []
@@ -95,6 +95,7 @@ def _options(words: list[tuple[str, int]]) -> tuple[list[Option], list[tuple[str
         word, line = rest.pop(0)
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
+            name = "ntasks-per-node" if name == "tasks-per-node" else name
         elif word.startswith("-") and len(word) > 1:
             name, value = _LETTERS.get(word[1], word[1]), word[2:]
             equals = "=" if value else ""

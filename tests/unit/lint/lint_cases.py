@@ -87,6 +87,7 @@ CASES: dict[str, tuple[list[str], list[str], int]] = {
         [
             f"{PBS}#PBS -l select=4 -l place=scatter\npython train.py\n",
             f"{SLURM}#SBATCH --nodes=4\n\ntorchrun --nnodes=4 --nproc_per_node=8 train.py\n",
+            f"{PBS}#PBS -l nodes=a:ppn=24+b:ppn=24\npython train.py\n",
         ],
         [
             f"{PBS}#PBS -l select=1\npython train.py\n",
@@ -121,10 +122,16 @@ CASES: dict[str, tuple[list[str], list[str], int]] = {
         [
             f"{SLURM}{TASKS}\nsrun torchrun --nnodes=2 --nproc_per_node=4 train.py\n",
             f"{PBS}{TWO}mpirun -np 8 python -m torch.distributed.run --nproc-per-node 4 train.py\n",
+            f"{SLURM}{TASKS}\nsrun accelerate launch train.py\n",
+            f"{SLURM}{TASKS}\nsrun accelerate launch --num_processes=8 train.py\n",
+            f"{SLURM}{TASKS}\nmpirun -np 8 deepspeed --launcher openmpi train.py\n",
         ],
         [
             f"{SLURM}{TASKS}srun --ntasks-per-node=1 torchrun --nnodes=2 --nproc_per_node=4 train.py\n",
             f"{PBS}{TWO}mpirun -np 2 --map-by ppr:1:node torchrun --nnodes=2 --nproc_per_node=4 train.py\n",
+            f"{SLURM}{TASKS}srun --ntasks-per-node=1 accelerate launch train.py\n",
+            f"{SLURM}{TASKS}srun accelerate launch --num_processes 1 train.py\n",
+            f"{SLURM}{TASKS}deepspeed --hostfile hosts train.py\n",
         ],
         5,
     ),
@@ -145,6 +152,33 @@ CASES: dict[str, tuple[list[str], list[str], int]] = {
             f"{SLURM}#SBATCH -c 8\nexport SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK\nsrun python train.py\n",
         ],
         4,
+    ),
+    "D4": (
+        [
+            f"{SLURM}#SBATCH --mem=4G --mem-per-cpu=1G\n",
+            f"{SLURM}#SBATCH --mem-per-gpu=4G --mem=1G --gpus=1\n",
+            f"{SLURM}#SBATCH --ntasks-per-gpu=1 --gpus-per-task=1 --gpus=4\n",
+            f"{SLURM}#SBATCH --ntasks-per-gpu=1 --tasks-per-node=2 --gpus=4\n",
+            f"{SLURM}#SBATCH --cpus-per-gpu=8 -c 8 --gpus=4\n",
+            f"{SLURM}#SBATCH --gpus-per-node=4 --gres=gpu:a100:4\n",
+            f"{SLURM}#SBATCH --gres=gpu:2,gpu:a100:2\n",
+            f"{SLURM}#SBATCH --gpus=6 --gpus-per-task=1 --ntasks=4\n",
+            f"{SLURM}#SBATCH --gpus=6 --gpus-per-node=4\n",
+            f"{SLURM}#SBATCH --nodes=2 --gpus=4 --gpus-per-node=4\n",
+            f"{SLURM}#SBATCH --nodes=2 --ntasks=8 --ntasks-per-node=2\n",
+            f"{SLURM}#SBATCH --nodes=4-2\n",
+            f"{SLURM}#SBATCH --mem-per-gpu=4G\n",
+            f"{SLURM}#SBATCH --gpus-per-socket=2\n",
+            "#!/bin/bash\n#SBATCH --no-requeue --ntasks-per-gpu=1 --gpus=4\nsrun --gpus-per-task=1 python train.py\n",
+            "#!/bin/bash\n#SBATCH --no-requeue --gpus=4\nsrun --mem=4G --mem-per-cpu=1G python train.py\n",
+        ],
+        [
+            f"{SLURM}#SBATCH --mem=4G --gpus=a100:4 --gres=tmp:1G,gpu:a100:4\nsrun --mem-per-cpu=1G python a.py\n",
+            f"{SLURM}#SBATCH --nodes=2 --ntasks=8 --ntasks-per-node=4 --gpus=8 --gpus-per-task=1\n",
+            f"{SLURM}#SBATCH --exclusive --oversubscribe --nodes=2-4 --gpus-per-node=4 --gpus=8\n",
+            f"{SLURM}#SBATCH --ntasks-per-gpu=1 --gpus=4\nsrun --ntasks-per-gpu=2 python train.py\n",
+        ],
+        3,
     ),
     "M29": (["#!/bin/bash\n#PBS -N x\n", "#!/bin/bash\n#SBATCH -N1\n"], [PBS, SLURM], 1),
     "M31": (["#!/bin/bash\n#PBS -r n\n"], [PBS, "#!/bin/bash\n#SBATCH -N1\n"], 1),
@@ -251,6 +285,101 @@ CASES: dict[str, tuple[list[str], list[str], int]] = {
             f'{SLURM}x=$(cat <<E"O"F\na\nEOF\n)\ncat <<E"O"F\nEOF\npython train.py\n',
         ],
         3,
+    ),
+    "A26": (
+        [f"{SLURM}{TASKS}srun python train.py --rank $SLURM_PROCID\n"],  # more: test_early_expansion.py
+        [f"{SLURM}{TASKS}srun bash -c 'python train.py --rank $SLURM_PROCID'\n"],
+        4,
+    ),
+    "A27": (
+        [
+            f"{SLURM}export MASTER_ADDR=$SLURM_SUBMIT_HOST\n",
+            f"{SLURM}export MASTER_ADDR=${{SLURM_LAUNCH_NODE_IPADDR}}\n",
+            f"{SLURM}srun torchrun --rdzv_endpoint=$SLURM_SUBMIT_HOST:29400 train.py\n",
+            f"{SLURM}srun torchrun --master_addr $SLURM_SUBMIT_HOST train.py\n",
+            f"{SLURM}srun bash -c 'MASTER_ADDR=$SLURM_SUBMIT_HOST python train.py'\n",
+            f'{SLURM}srun bash -c "MASTER_ADDR=$SLURM_LAUNCH_NODE_IPADDR python train.py"\n',
+            "#!/bin/bash\n#PBS -N x -r n\nHEAD_NODE=$PBS_O_HOST\n",
+        ],
+        [
+            f"{SLURM}echo from $SLURM_SUBMIT_HOST\nexport MASTER_ADDR=$(hostname)\n",
+            f"{SLURM}srun bash -c 'MASTER_ADDR=$SLURM_LAUNCH_NODE_IPADDR python train.py'\n",
+            f"{SLURM}rsync -a $SLURM_SUBMIT_HOST:data .\n",
+        ],
+        3,
+    ),
+    "A28": (
+        [
+            f"{PBS}{TWO}for h in $(cat $PBS_NODEFILE); do ssh $h python train.py & done\n",
+            f"{PBS}{TWO}for h in `cat $PBS_NODEFILE`; do ssh $h python train.py & done\n",
+            f"{PBS}{TWO}while read -r h; do ssh $h python train.py & done < $PBS_NODEFILE\n",
+            f"{PBS}{TWO}cat $PBS_NODEFILE | while read h; do ssh $h python train.py & done\n",
+            f'{PBS}{TWO}HOSTS=$(cat $PBS_NODEFILE); for h in $HOSTS; do ssh $h "cd $PWD; python train.py" & done\n',
+            f'{PBS}{TWO}HOSTS=($(<$PBS_NODEFILE)); for h in "${{HOSTS[@]}}"; do ssh $h python train.py & done\n',
+            f'{PBS}{TWO}mapfile -t HOSTS < $PBS_NODEFILE; for h in "${{HOSTS[@]}}"; do ssh $h python train.py & done\n',
+        ],
+        [
+            f"{PBS}{TWO}for h in $(sort -u $PBS_NODEFILE); do ssh $h python train.py & done\n",
+            f"{PBS}{TWO}sort -u $PBS_NODEFILE | while read h; do ssh $h python train.py & done\n",
+            f"{PBS}{TWO}uniq $PBS_NODEFILE > hosts; while read h; do ssh $h python train.py & done < hosts\n",
+            f"{PBS}{TWO}for h in $(cat $PBS_NODEFILE); do echo $h; done\n",
+            f"{PBS}#PBS -l select=2:mpiprocs=1\nfor h in $(cat $PBS_NODEFILE); do ssh $h python train.py & done\n",
+        ],
+        0,
+    ),
+    "A29": (
+        [
+            f"{SLURM}srun bash -c 'export MASTER_PORT=$((20000 + RANDOM % 1000)); python train.py'\n",
+            f"{SLURM}srun bash -c 'MASTER_PORT=$(shuf -i 20000-30000 -n 1) python train.py'\n",
+            f"{SLURM}srun bash -c 'torchrun --nnodes 2 --master_port $RANDOM train.py'\n",
+            f"{SLURM}for h in $(scontrol show hostnames); do ssh $h torchrun --master_port $RANDOM train.py & done\n",
+        ],
+        [
+            f"{SLURM}export MASTER_PORT=$((20000 + RANDOM % 1000))\nsrun python train.py\n",
+            f'{SLURM}srun bash -c "torchrun --nnodes 2 --master_port $((20000 + RANDOM % 99)) train.py"\n',
+            f"{SLURM}PORT=$(shuf -i 20000-30000 -n 1)\nsrun torchrun --nnodes 2 --master_port $PORT train.py\n",
+            f"{SLURM}srun bash -c 'export MASTER_PORT=$((20000 + SLURM_JOB_ID % 9999)); python train.py'\n",
+        ],
+        3,
+    ),
+    "A30": (
+        [
+            f"{SLURM}#SBATCH --signal=B:USR1@300\nsrun python train.py &\nwait\n",
+            f"{SLURM}#SBATCH --signal=B:10@300\ntrap 'touch stop' USR2\nsrun python train.py &\nwait\n",
+            f"{SLURM}#SBATCH --signal=BR:TERM@300\npython train.py\n",
+            f"{SLURM}trap 'touch stop' USR1\nsrun python train.py\n".replace("x --no", "x --signal=B:USR1@300 --no"),
+        ],
+        [
+            f"{SLURM}#SBATCH --signal=B:USR1@300\ntrap 'touch stop' USR1\nsrun python train.py &\nwait\n",
+            f"{SLURM}#SBATCH --signal=B:SIGUSR1@300\ntrap handler INT 10\n(srun python train.py) &\nwait\n",
+            f"{SLURM}#SBATCH --signal=B:USR1@300\nexec srun python train.py\n",
+            f"{SLURM}#SBATCH --signal=USR1@300\nsrun python train.py\n",
+        ],
+        0,
+    ),
+    "A31": (
+        [
+            f"{SLURM}#SBATCH --signal=USR1@90\npython train.py\n",
+            f"{SLURM}#SBATCH --signal=SIGTERM@90\ntorchrun --standalone --nproc_per_node 4 train.py\n",
+        ],
+        [
+            f"{SLURM}#SBATCH --signal=USR1@90\nsrun python train.py\n",
+            f"{SLURM}#SBATCH --signal=B:USR1@90\ntrap : USR1\npython train.py & wait\n",
+            f"{SLURM}#SBATCH --signal=USR1@90\n$LAUNCHER python train.py\n",
+            f"{SLURM}#SBATCH --signal=USR1@90\nmpirun python train.py\n",
+        ],
+        3,
+    ),
+    "A32": (
+        [
+            f"{SLURM}#SBATCH --array=0-3\nsrun python train.py || scontrol requeue $SLURM_JOB_ID\n",
+            f"{SLURM}#SBATCH -a 0-3\ntrap 'scontrol requeue ${{SLURM_JOB_ID}}' USR1\n",
+        ],
+        [
+            f"{SLURM}srun python train.py || scontrol requeue $SLURM_JOB_ID\n",
+            f"{SLURM}#SBATCH -a 0-3\nscontrol requeue ${{SLURM_ARRAY_JOB_ID}}_${{SLURM_ARRAY_TASK_ID}}\n",
+        ],
+        4,
     ),
     "A25": (
         ["#!/bin/bash\n#$ -r n\npython train.py\r\n", "#!/bin/bash\r\n# a\r\n#$ -r n\r\npython train.py\r\n"],

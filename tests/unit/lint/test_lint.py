@@ -113,6 +113,25 @@ def test_the_projects_own_scripts_are_clean_with_their_site_and_without(repo):
         assert (golden.name, lint(text)) == (golden.name, [])
 
 
+def test_right_scripts_and_the_manuals_are_not_blamed(repo):
+    files = [
+        *(repo / "tests/unit/lint/scripts").glob("*right*.sh"),
+        *(repo / "tests/captures").glob("runs*/**/script.sh"),
+    ]
+    texts = {str(file): file.read_text() for file in files}
+    for page in [*repo.glob("docs/**/*.md"), *repo.glob("jobs/**/*.md"), repo / "README.md"]:
+        blocks = re.findall(r"^```\w+\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+        lines = (re.sub(r"^(> ?|\$ )", "", block, flags=re.MULTILINE) for block in blocks if page.name != "lint.md")
+        texts |= {
+            f"{page}:{i}": f"#!/bin/bash\n{text}" for i, text in enumerate(lines) if re.search("srun|mpirun|^#", text)
+        }
+    assert len(texts) > 50
+    new = {rule.id for rule in RULES if rule.id in {"D4", "M15"} or rule.id > "A25"} - {f"A{n}" for n in range(3, 10)}
+    found = {(name, rule) for name, text in texts.items() for rule, _ in lint(text) if rule in new}
+    assert not found
+    assert all(lint(texts[str(file)]) == [] for file in files if "right" in file.name)
+
+
 def test_the_starting_articles_script_is_taken_apart():
     text = """#!/bin/bash
 #PBS -q rt_HF

@@ -95,7 +95,7 @@ def test_the_rendered_script_asks_for_the_same_or_the_rest_is_listed(name):
 
 # numbers, compared above; and what every script of hpcddp's does
 COUNTED = {"--ntasks", "--ntasks-per-node", "--cpus-per-task", "--gpus-per-node", "--gpus", "--gpus-per-task", "--gres"}
-COUNTED |= {"--mem", "--ntasks-per-gpu", "-l place", "-l ncpus", "-l mem", "-l ngpus"}
+COUNTED |= {"--mem", "--cpus-per-gpu", "--ntasks-per-gpu", "-l place", "-l ncpus", "-l mem", "-l ngpus"}
 USUAL = {
     ("--no-requeue", ""),
     ("-r", "n"),
