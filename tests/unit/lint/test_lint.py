@@ -123,10 +123,12 @@ def test_right_scripts_and_the_manuals_are_not_blamed(repo):
         blocks = re.findall(r"^```\w+\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
         lines = (re.sub(r"^(> ?|\$ )", "", block, flags=re.MULTILINE) for block in blocks if page.name != "lint.md")
         texts |= {
-            f"{page}:{i}": f"#!/bin/bash\n{text}" for i, text in enumerate(lines) if re.search("srun|mpirun|^#", text)
+            f"{page}:{i}": f"#!/bin/bash\n{text}"
+            for i, text in enumerate(lines)
+            if re.search("srun|mpirun|#SBATCH|#PBS", text)
         }
     assert len(texts) > 50
-    new = {rule.id for rule in RULES if rule.id in {"D4", "M15"} or rule.id > "A25"} - {f"A{n}" for n in range(3, 10)}
+    new = {"D4", "M15", *(f"A{number}" for number in range(26, 33))}  # of others, a page's excerpt has some
     found = {(name, rule) for name, text in texts.items() for rule, _ in lint(text) if rule in new}
     assert not found
     assert all(lint(texts[str(file)]) == [] for file in files if "right" in file.name)
