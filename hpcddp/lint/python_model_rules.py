@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from hpcddp.lint.expression import dotted, is_constant, keyword, last_word, may_have, words
+from hpcddp.lint.expression import dotted, is_constant, keyword, last_word, may_have, shown, words
 from hpcddp.lint.finding import Said
 from hpcddp.lint.training_script import SHARDERS, CodeBlock, TrainingScript
 
@@ -49,7 +49,7 @@ def item_in_loop(script: TrainingScript) -> Iterator[Said]:
 
 def no_rank_check(script: TrainingScript) -> Iterator[Said]:
     """A15: every rank writes the same file."""
-    if not script.is_distributed() or "deepspeed" in script.modules:
+    if not (script.is_distributed() or script.runtimes()) or "deepspeed" in script.modules:
         return
     for call in script.find_calls("save"):
         if dotted(call.func) == "torch.save" and len(call.args) > 1 and script.on_every_rank(call):
@@ -59,6 +59,20 @@ def no_rank_check(script: TrainingScript) -> Iterator[Said]:
                 continue
             what = "torch.save on every rank: all of them write the same file, and a reader may find a half of it"
             yield Said(call.lineno, what, "if rank == 0: torch.save(…), or rt.save_model(…)")
+
+
+def backward_beside_runtime(script: TrainingScript) -> Iterator[Said]:
+    """A33: `loss.backward()` where hpcddp's runtime has prepared the model, and no backward pass is the runtime's."""
+    runtimes = script.runtimes()
+    calls = [call for call in script.find_calls("backward") if isinstance(call.func, ast.Attribute)]
+    if not runtimes or script.has("train_step") or any(dotted(call.func)[:-9] in runtimes for call in calls):
+        return
+    for call in calls:
+        if script.blocks[call].loop is not None and dotted(call.func) != "torch.autograd.backward":
+            name = next(iter(runtimes))
+            what = f"{shown(call)} beside {name}.prepare: the gradients are not those of the global batch"
+            yield Said(call.lineno, what, f"{name}.backward(loss)")
+            return
 
 
 def optimizer_before_sharding(script: TrainingScript) -> Iterator[Said]:

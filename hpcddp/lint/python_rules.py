@@ -6,12 +6,13 @@ import ast
 import re
 from collections.abc import Iterator
 
-from hpcddp.lint.expression import dotted, is_constant, keyword, last_word, may_have, shown, words
+from hpcddp.lint.expression import dotted, is_constant, keyword, last_word, may_have, parameters, shown, words
 from hpcddp.lint.finding import Said
 from hpcddp.lint.training_script import COMPARED, TrainingScript
 
 _URL = re.compile(r"tcp://(?P<host>[^:/]+)(:(?P<port>\d+))?")
 _GPUS = re.compile(r"device_count|(n|num)_?gpus?(_per_node)?$|gpus_per_node|gpu_count|devices_per_node", re.IGNORECASE)
+_DRAWN = re.compile(r"rand(int|range|om)?$|free_?port|open_?port|available_?port|choice$")
 _GLOBAL = {"RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"}
 _LAUNCHERS = re.compile(r"\b(torchrun|torch\.distributed\.(run|launch)|accelerate launch|deepspeed)\b")
 _LOCAL_RANK = "the launcher's local rank: int(os.environ['LOCAL_RANK']), or hpcddp.env().local_rank"
@@ -72,6 +73,24 @@ def global_rank_as_device(script: TrainingScript) -> Iterator[Said]:
             what = "the global rank chooses the device: from the second node on there is no GPU with that number"
             yield Said(device.lineno, what, _LOCAL_RANK)
             return
+
+
+def port_of_each_rank(script: TrainingScript) -> Iterator[Said]:
+    """A29: a port that each rank draws for itself. A script that starts its ranks draws it once."""
+    if script.has("spawn", "start_processes", "Process"):
+        return
+    for node in script.nodes:
+        found = _environment_variable(node)
+        drawn = found and found[0] == "MASTER_PORT" and any(_DRAWN.search(word) for word in words(found[1]))
+        if (
+            found
+            and drawn
+            and script.on_every_rank(node)
+            and not any(_is_choice(b.node) for b in script.blocks[node].outward())
+        ):
+            what = "each rank draws a MASTER_PORT of its own: they never meet"
+            right = "nothing: the launcher sets MASTER_PORT, and hpcddp exec picks it from the job id"
+            yield Said(found[1].lineno, what, right)
 
 
 def starts_processes(script: TrainingScript) -> Iterator[Said]:
@@ -178,7 +197,7 @@ def _device_of(node: ast.AST) -> ast.expr | None:
         ids = keyword(node, "device_ids") if name in {"DistributedDataParallel", "DDP"} else None
         if isinstance(ids, ast.List) and len(ids.elts) == 1:
             return ids.elts[0]
-        if name == "set_device" and len(node.args) == 1:
+        if name in {"set_device", "set_device_index"} and len(node.args) == 1:
             return node.args[0]
         if name == "device" and len(node.args) == 2 and not may_have(node, ""):
             return node.args[1]
@@ -188,9 +207,14 @@ def _device_of(node: ast.AST) -> ast.expr | None:
     return None
 
 
-def _is_global_rank(script: TrainingScript, node: ast.expr) -> bool:
-    """Whether an expression is the global rank, by what it is set to in this file."""
-    held = script.held(node, dotted(node)) if dotted(node) else [node]
+def _is_global_rank(script: TrainingScript, node: ast.expr, calls: int = 3) -> bool:
+    """Whether an expression is the global rank, by what it is set to in this file, through parameters of so many
+    calls."""
+    name, function = dotted(node), script.blocks[node].function
+    if function is not None and name in parameters(function):
+        given = script.arguments(function, name) if calls and not script.values.get((function, name)) else []
+        return bool(given) and all(_is_global_rank(script, value, calls - 1) for value in given)
+    held = script.held(node, name) if name else [node]
     return bool(held) and all(_reads_global_rank(value) for value in held)
 
 

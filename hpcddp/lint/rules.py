@@ -82,4 +82,6 @@ PYTHON_RULES: tuple[tuple[str, bool, Callable[[TrainingScript], Iterator[Said]]]
     ("A20", False, python_rules.starts_processes),
     ("A21", False, python_model_rules.no_map_location),
     ("A22", True, python_model_rules.collective_on_some_ranks),
+    ("A29", True, python_rules.port_of_each_rank),
+    ("A33", True, python_model_rules.backward_beside_runtime),
 )

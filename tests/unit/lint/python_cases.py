@@ -37,6 +37,10 @@ class Photos(Dataset):
 data = Photos()
 """
 
+RUNTIME = (
+    "import hpcddp, torch\nwith hpcddp.runtime() as rt:\n    model, optimizer, data = rt.prepare(net, opt, loader)\n"
+    "    for epoch in rt.epochs(9):\n        for x in data:\n"
+)
 CASES = {
     "A3": Cases(
         [
@@ -124,10 +128,23 @@ CASES = {
             (2, "rank = int(os.environ['RANK'])\ndevice = torch.device('cuda', rank)"),
             (1, "torch.cuda.set_device(torch.distributed.get_rank())"),
             (2, "rank = dist.get_rank()\nmodel.to(f'cuda:{rank}')"),
+            (2, "rank = dist.get_rank()\ntorch.accelerator.set_device_index(rank)"),
+            (2, "def setup(rank, size):\n    torch.cuda.set_device(rank)\nsetup(int(os.environ['RANK']), 8)"),
+            (2, "def setup(rank):\n    torch.cuda.set_device(rank)\nr = dist.get_rank()\nsetup(rank=r)"),
+            (2, "def a(r):\n    torch.cuda.set_device(r)\ndef b(k):\n    a(k)\nb(dist.get_rank())"),
+            (
+                3,
+                "class Trainer:\n    def __init__(self, model, rank):\n        torch.cuda.set_device(rank)\n"
+                "Trainer(net, int(os.environ['SLURM_PROCID']))",
+            ),
         ],
         [
             "rank = int(os.environ['LOCAL_RANK'])\ntorch.cuda.set_device(rank)",
             "def main(rank, world_size):\n    torch.cuda.set_device(rank)",
+            "def setup(rank):\n    torch.cuda.set_device(rank)\nsetup(int(os.environ['LOCAL_RANK']))",
+            "def setup(rank):\n    torch.cuda.set_device(rank)\nsetup(dist.get_rank())\nsetup(0)",
+            "def setup(rank):\n    rank = rank % 4\n    torch.cuda.set_device(rank)\nsetup(dist.get_rank())",
+            "def setup(*rank):\n    torch.cuda.set_device(rank)\nsetup(dist.get_rank())",
             "rank = dist.get_rank()\nif one:\n    rank = local\ntorch.cuda.set_device(rank)",
             "def main(i):\n    rank = dist.get_rank()\n    torch.cuda.set_device(rank)\nspawn(main)",
         ],
@@ -190,6 +207,7 @@ CASES = {
         [
             (9, loop(STEP, DDP, f"    torch.save(model.state_dict(), 'last.pt')\n{END}")),
             (6, loop(STEP, f"{DDP}def save(state):\n    torch.save(state, 'c.pt')\n", f"    save(state)\n{END}")),
+            (7, f"{RUNTIME}            rt.backward(loss(model(x)))\n        torch.save(model.state_dict(), 'c.pt')\n"),
         ],
         [
             loop(STEP, DDP, f"    if rank == 0:\n        torch.save(model.state_dict(), 'last.pt')\n{END}"),
@@ -295,6 +313,30 @@ CASES = {
             f"{INIT}if rank == 0:\n    dist.send(x, 1)",
             f"{INIT}if rank == 0:\n    dist.barrier(group=first_two)",
             f"{INIT}if rank == 0:\n    functools.reduce(f, x)",
+        ],
+    ),
+    "A29": Cases(
+        [
+            (1, f"os.environ['MASTER_PORT'] = str(random.randint(20000, 30000))\n{INIT}"),
+            (1, f"os.environ['MASTER_PORT'] = str(find_free_port())\n{INIT}"),
+        ],
+        [
+            f"os.environ.setdefault('MASTER_PORT', str(random.randint(20000, 30000)))\n{INIT}",
+            f"if 'MASTER_PORT' not in os.environ:\n    os.environ['MASTER_PORT'] = str(find_free_port())\n{INIT}",
+            "os.environ['MASTER_PORT'] = str(find_free_port())\nmp.spawn(main)",
+            f"os.environ['MASTER_PORT'] = os.environ['PORT']\n{INIT}",
+        ],
+    ),
+    "A33": Cases(
+        [
+            (7, f"{RUNTIME}            y = loss(model(x))\n            y.backward()\n            optimizer.step()\n"),
+            (6, f"{RUNTIME}            loss(model(x)).backward()\n            optimizer.step()\n"),
+        ],
+        [
+            f"{RUNTIME}            rt.backward(loss(model(x)))\n            optimizer.step()\n",
+            f"{RUNTIME}            rt.train_step(x, loss_of)\n            probe(x).backward()\n",
+            f"{RUNTIME}            rt.backward(loss(model(x)))\n            penalty(x).backward()\n",
+            f"import hpcddp\nhpcddp.init()\n{DDP}for x in data:\n    net(x).backward()",
         ],
     ),
 }
