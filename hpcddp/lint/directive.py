@@ -34,7 +34,8 @@ class Refusal(NamedTuple):
 class ScriptDirectives(NamedTuple):
     """One scheduler's reading of a script; `unread` are lines that look like directives and are none to it.
 
-    `torque`: a script for Torque's qsub, whose values are not PBS's.
+    `torque`: a script for Torque's qsub, whose values are not PBS's. `other_words`: what begins another component of a
+    job; the options are the first one's.
     """
 
     scheduler: str
@@ -43,6 +44,7 @@ class ScriptDirectives(NamedTuple):
     unread: tuple[int, ...] = ()
     command_line: int = 0
     torque: bool = False
+    other_words: tuple[str, ...] = ()
 
     def all(self, *names: str) -> list[Option]:
         """Every option of these names, in the order of the script."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from hpcddp.errors import HpcddpError, RequestError
@@ -37,6 +37,9 @@ _COMPARED = {"--nodes", "--ntasks", "--ntasks-per-node", "--cpus-per-task", "--c
              "--gpus", "--gpus-per-task", "--ntasks-per-gpu", "--time", "-l select", "-l nodes", "-l walltime",
              "-l h_rt", "-l ncpus", "-l ngpus", "-l mem"}  # fmt: skip
 _ACCOUNTS = {"-P", "-A", "-W group_list", "-g"}
+_SET_UP = {"module", "ml", "source", ".", "conda", "mamba", "micromamba", "spack"}
+_ADDRESS = {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "NODE_RANK", "OMP_NUM_THREADS",
+            "SRUN_CPUS_PER_TASK"}  # fmt: skip
 _OF_CHUNK = {"ncpus", "mpiprocs", "ngpus", "mem", "ompthreads"}
 # Keys of a job file whose option may stand there as a directive, too.
 _AS_DIRECTIVES = {"mail", "mail_to", "dependency", "hold", "mem_gb", "chain"}
@@ -116,9 +119,20 @@ def same_job(script: Script, site: Site) -> SameJob:
     dropped_keys = {one.key for one in wanted if one not in settings} | {one.key for one in examples}
     left_out += _differing_numbers(script, rendered, program, plan, dropped_keys)
     left_out += _missing_options(script, rendered, {one.option for one in wanted if one not in settings})
+    left_out += ["the job's other components (hetjob)"] if "hetjob" in script.directives.other_words else []
+    left_out += _set_up(script)
     words = ["hpcddp", "render", "--site", site.name, *_typed(settings), *_typed(examples), "--", *program.words]
     shown = (*(" ".join(_typed([example])) for example in examples), *program.unknown)
     return SameJob(quote_words(words), shown, tuple(dict.fromkeys([*left_out, *program.left_out])), site.name)
+
+
+def _set_up(script: Script) -> list[str]:
+    """The script's commands that change what the program finds: modules, environments, variables."""
+    commands = [c for c in script.commands if not (c.launched or c.captured or c.function)]
+    found = [c.text for c in commands if c.program in _SET_UP]
+    names = [name for c in commands if c.program == "export" for name, _ in c.sets if name not in _ADDRESS]
+    found += [f"export {' '.join(dict.fromkeys(names))}"] if names else []
+    return ["; ".join(dict.fromkeys(found))] if found else []
 
 
 def _typed(settings: Iterable[Setting]) -> list[str]:
@@ -212,9 +226,8 @@ def _normal(script: Script, site: Site) -> Request:
 
 def _further(script: Script, site: Site) -> list[Option]:
     """The directives beside size, time, queue and account."""
-    row = find_scheduler(script.scheduler).directives
     taken = {*_COMPARED, site.queue_option or "", "-q" if script.scheduler != "slurm" else "--partition"}
-    taken |= {"--account", *_ACCOUNTS, *({"--qos"} if _queue(script, site) and "--qos" in row.typed else ())}
+    taken |= {"--account", *_ACCOUNTS, *({"--qos"} if _is_queue(script, site) else ())}
     size = script.request.size.name if script.request.size else ""
     found = [o for o in script.directives.options if o.name not in taken and o.name != size]
     return [o for o in found if (o.name, o.value) not in _USUAL]
@@ -288,7 +301,19 @@ def _differing_numbers(script: Script, rendered: Script, program: Program, plan:
             found.append(f"{old} {what}".strip() + (f" (the line: {new})" if new is not None else ""))
     if not before.one_size and before.size:
         found.append(f"{before.size.text} (nodes that differ)")
-    return found
+    if before.walltime and was is None and not _walltime(before.walltime, script.scheduler):
+        found.append(before.walltime.text)
+    return found + [option.text for option in _uneven(script)]
+
+
+def _uneven(script: Script) -> Iterator[Option]:
+    """Numbers of the whole job that are not the same on each node, and a number of nodes that is a range."""
+    request = script.request
+    for option in script.directives.options:
+        spread = option.name == "--ntasks" and request.nodes and request.slots is None
+        spread = spread or (option.name == "--gpus" and request.nodes and request.gpus_per_node is None)
+        if spread or (option.name == "--nodes" and not option.value.isdecimal()):
+            yield option
 
 
 def _missing_options(script: Script, rendered: Script, named: set[Option | None]) -> list[str]:
@@ -348,6 +373,12 @@ def _queue(script: Script, site: Site) -> str:
     if script.scheduler == "gridengine" and script.request.size and script.request.size.name[3:] in site.queues:
         return script.request.size.name[3:]  # a resource type
     return script.named_queue(site)
+
+
+def _is_queue(script: Script, site: Site) -> bool:
+    """Whether the script's QOS is the site's queue."""
+    qos = script.directives.get("--qos")
+    return qos is not None and qos.value == _queue(script, site)
 
 
 def _walltime(option: Option, scheduler: str) -> str:

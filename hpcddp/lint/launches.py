@@ -13,6 +13,7 @@ from hpcddp.ranks.launchers import AGENTS, LAUNCHERS
 
 # torchrun's processes are looked at by themselves: torchrun_words.
 _PER_RANK = PROGRAMS - {"torchrun"}
+_PYTHON = re.compile(r"(.*/)?python[\d.]*|env|bash|sh")
 _PROGRAM = re.compile(
     r"(.*/)?(python[\d.]*|torchrun|accelerate(-launch)?|deepspeed|bash|sh|env|numactl|taskset|singularity|apptainer|shifter|podman|nsys|ncu|time)"
     r"|.*\.(py|sh)|\./.*|\$\{?\w*(PYTHON|python)\w*\}?"
@@ -26,6 +27,8 @@ _OPEN_MPI_ONLY = re.compile(
 _MAKERS = frozenset(c for name in AGENTS for made in LAUNCHERS[name].all_commands for c in made.commands) | {
     "deepspeed"
 }
+_EACH_SLOT = {f"{before}{name}{after}" for name in ("PBS_NP", "SLURM_NTASKS", "SLURM_NPROCS", "NSLOTS")
+              for before, after in (("$", ""), ("${", "}"))}  # fmt: skip
 _ARGUMENTS = {"$@", "$*", "${@}", "${*}"}
 _RENDEZVOUS = {"--main-process-port", "--same-network", "--deepspeed-hostfile"}
 # Options of launchers for what hpcddp works out itself.
@@ -89,6 +92,8 @@ def per_node(launch: LaunchCommand, request: Request) -> int | None:
     said = launch.option(*(n for n in names if not (n == "-N" and launch.launcher == "srun")))
     if said is not None:
         return int(said) if said.isdecimal() else None
+    if _EACH_SLOT & set(launch.options):
+        return request.slots
     ranks = count(launch)
     nodes = request.nodes
     if launch.launcher == "srun":
@@ -134,6 +139,10 @@ def find_program(
         words, number, of_all = _made_ranks(tuple(_expand(w, values) for w in made))
         shares = number // request.nodes if number and of_all and request.nodes else number
         each = shares * (1 if of_all else each or 1) if shares else request.gpus_per_node
+        around = (
+            launch.started[: len(launch.started) - len(made)] if launch and launch.started[-1:] == made[-1:] else ()
+        )
+        left_out += [" ".join(around)] if around and not _PYTHON.fullmatch(around[0]) else []
     words = tuple(_expand(word, values) for word in words)
     left_out += [f"the script's own arguments ({word})" for word in words if word in _ARGUMENTS]
     words = tuple(word for word in words if word not in _ARGUMENTS)

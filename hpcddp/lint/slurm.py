@@ -16,6 +16,7 @@ _ALONE = {
     "share", "spread-job", "test-only", "usage", "use-min-nodes", "verbose", "version", "wait",
 }  # fmt: skip
 
+_COMPONENT = {"hetjob", "packjob"}
 _VALUED = {"comment", "gres", "gpus-per-node", "gpus-per-task", "mem", "ntasks-per-node", "reservation", "signal"}
 
 
@@ -47,9 +48,18 @@ def read_slurm(text: str) -> ScriptDirectives:
                 words += [(word, number) for word in split_slurm(line[len("#SBATCH") :])]
             except UnmatchedError as e:
                 refusals.append(Refusal(number, str(e)))
-    options, stray = read_options(words)
+    ends = [i for i, (word, _) in enumerate(words) if word in _COMPONENT]
+    component = next((i for i in ends if any(word not in _COMPONENT for word, _ in words[:i])), None)
+    options, stray = read_options([one for one in words[:component] if one[0] not in _COMPONENT])
     refusals += [Refusal(number, f"invalid directive found in batch script: {word}") for word, number in stray]
-    return ScriptDirectives("slurm", tuple(options), tuple(refusals), tuple(unread), command_line)
+    return ScriptDirectives(
+        "slurm",
+        tuple(options),
+        tuple(refusals),
+        tuple(unread),
+        command_line,
+        other_words=("hetjob",) * (component is not None),
+    )
 
 
 def split_slurm(text: str) -> Tokens:
@@ -90,7 +100,7 @@ def read_options(words: list[tuple[str, int]]) -> tuple[list[Option], list[tuple
     """Options under their long names, and the stray words, each with its line."""
     found: list[Option] = []
     stray: list[tuple[str, int]] = []
-    rest = [(word, line) for word, line in words if word not in {"hetjob", "packjob"}]
+    rest = list(words)
     while rest:
         word, line = rest.pop(0)
         if word.startswith("--"):

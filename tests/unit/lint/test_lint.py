@@ -224,7 +224,8 @@ def test_a_script_may_come_from_standard_input_and_line_ends_are_seen(hpcddp):
 def test_the_line_for_the_same_job_renders_and_names_its_examples(text, options, examples, hpcddp, tmp_path):
     (tmp_path / "a.py").touch()
     (tmp_path / "job.sh").write_text(f"#!/bin/bash\n{text}")
-    line, note = hpcddp("lint", "job.sh").stdout.splitlines()[-2:]
+    said = hpcddp("lint", "job.sh").stdout.splitlines()
+    line, note = next(each for each in said if each.startswith("the same job: ")), said[-1]
     assert options in line
     assert note.removeprefix("    the script does not say these, change them: ").startswith(examples)
     done = hpcddp(*shlex.split(line.removeprefix("the same job: hpcddp ")))
