@@ -35,6 +35,7 @@ from hpcddp.script.recover import RECOVERY_KEYS
 from hpcddp.script.render import render_script
 from hpcddp.script.site import Account, Site
 from hpcddp.script.spec import read_spec
+from hpcddp.script.words import LONGEST_ARGUMENT
 from hpcddp.units import format_count, parse_count
 
 _DESCRIPTION = """\
@@ -156,7 +157,13 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     tell(f"{size}, by {plan.makes_ranks}")
     # an allocation may see several launches, each an attempt of its own
     own = {"HPCDDP_LAUNCH": str(os.getpid())} if allocation is not None else {}
-    argv: list[str | bytes] = ["bash", "-c", exact_bytes(script), "hpcddp-launch"]
+    text = exact_bytes(script)
+    if len(text) > LONGEST_ARGUMENT:
+        raise RequestError(
+            f"the script of this command is {len(text)} bytes long, and bash -c takes {LONGEST_ARGUMENT}",
+            "let the program read its long list from a file",
+        )
+    argv: list[str | bytes] = ["bash", "-c", text, "hpcddp-launch"]
     os.execvpe("bash", argv, {**env, **own})
     raise AssertionError("exec returned")  # it does not: it replaces this process or raises
 

@@ -6,13 +6,14 @@ import json
 import re
 from typing import Any
 
+from hpcddp.errors import RequestError
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.runs.jsonfile import SCHEMAS
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.script.plan import JobPlan
 from hpcddp.script.recover import plan_recovery
 from hpcddp.script.spec import spec_items
-from hpcddp.script.words import quote_word
+from hpcddp.script.words import LONGEST_ARGUMENT, quote_word
 from hpcddp.supervisor.order import Order, format_order
 from hpcddp.sweep import count_points
 from hpcddp.units import format_walltime
@@ -66,7 +67,14 @@ def format_job_order(plan: JobPlan) -> str:
         stages=bool(plan.spec.stage_in),
         sweep={name: list(values) for name, values in (plan.spec.sweep or {}).items()},
     )
-    return quote_word(format_order(order))
+    text = format_order(order)
+    if len(text) <= LONGEST_ARGUMENT:
+        return quote_word(text)
+    points = count_points(plan.spec.sweep) if plan.spec.sweep else 1
+    what = f"a sweep of {points} points" if points > 1 else f"a command of {len(' '.join(plan.command))} characters"
+    remedy = "split the sweep into several jobs" if points > 1 else "let the program read its long list from a file"
+    too_long = f"makes an argument of the job script {len(text)} bytes long, and Linux takes {LONGEST_ARGUMENT}"
+    raise RequestError(f"{what} {too_long}", remedy)
 
 
 def submit_options(plan: JobPlan) -> tuple[str, ...]:

@@ -8,19 +8,25 @@ from typing import Any
 
 import jinja2
 
-from hpcddp.errors import SiteError
+from hpcddp.errors import RequestError, SiteError
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.script.compiled import CompiledTemplates
 from hpcddp.script.folders import find_folder
 from hpcddp.script.jobplan import WARNING
 from hpcddp.script.plan import JobPlan
 from hpcddp.script.record import format_job_order
-from hpcddp.script.words import quote_line, quote_path, quote_word, quote_words
+from hpcddp.script.words import LONGEST_ARGUMENT, quote_line, quote_path, quote_word, quote_words
 
 
 def format_command(plan: JobPlan) -> str:
     """The ranks' command as bash words, as the launcher next to them takes it."""
     words = plan.command if plan.own_ranks else LAUNCHERS[plan.launcher].as_arguments(plan.command)
+    longest = max(len(word.encode(errors="surrogateescape")) for word in words)
+    if longest > LONGEST_ARGUMENT:
+        raise RequestError(
+            f"a word of the command is {longest} bytes long, and Linux takes {LONGEST_ARGUMENT} of one argument",
+            "let the program read it from a file",
+        )
     return quote_words(words)
 
 

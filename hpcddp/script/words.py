@@ -13,6 +13,8 @@ from hpcddp.ranks.launch_line import FromShell, IfSet
 if TYPE_CHECKING:
     from hpcddp.ranks.launch_line import Word
 
+#: Bytes of a program's longest argument: Linux' MAX_ARG_STRLEN without its NUL. Measured: 131071 run, 131072 do not.
+LONGEST_ARGUMENT = 131071
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+").fullmatch
 _OPTION = re.compile(r"(--[\w-]+=)(.+)", re.DOTALL | re.ASCII).fullmatch
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")

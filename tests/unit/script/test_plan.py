@@ -189,3 +189,26 @@ def test_a_script_for_four_nodes_reads_in_a_minute():
     lines = [line for line in script("abci3", nodes="4").splitlines() if line]
     assert len(lines) <= 30
     assert len([line for line in lines if not line.startswith("#")]) <= 18
+
+
+@pytest.mark.parametrize(
+    ("asked", "words", "hint"),
+    [
+        (
+            {"command": ["python", "t.py", *map(str, range(9000))]},
+            "a command of 43901 characters makes an arg",
+            "a file",
+        ),
+        ({"sweep": {"lr": [*map(str, range(19000))]}, "command": ["t.py", "{lr}"]}, "a sweep of 19000 points", "split"),
+        ({"command": ["t.py", "é" * 65536], "supervise": "false"}, "a word of the command is 131072 bytes", "a file"),
+    ],
+)
+def test_what_no_program_can_be_given_as_an_argument_is_refused(
+    asked: dict[str, object], words: str, hint: str
+) -> None:
+    """Measured on Linux: an argument of 131071 bytes runs, one of 131072 does not."""
+    with pytest.raises(RequestError) as caught:
+        script("generic-slurm", **asked)
+    assert words in caught.value.message
+    assert hint in caught.value.hint
+    script("generic-slurm", command=["t.py", "é" * 65535], supervise="false")
