@@ -51,6 +51,17 @@ def launcher_pid() -> int | None:
     return None
 
 
+def launcher_option(programs: tuple[str, ...], option: str) -> str:
+    """The value of an option of the nearest of these programs among the parents; "" where it cannot be seen."""
+    pid = next((pid for pid, name in parents() if name in programs), None)
+    try:
+        with open(f"/proc/{pid}/cmdline", encoding="utf-8", errors="surrogateescape") as file:
+            words = file.read().split("\0")
+        return words[words.index(option) + 1]
+    except (OSError, ValueError, IndexError):
+        return ""
+
+
 def parents() -> list[tuple[int, str]]:
     """(pid, command name) of this process's ancestors, nearest first, as far as /proc shows them."""
     chain: list[tuple[int, str]] = []

@@ -73,8 +73,8 @@ class Launch:
 
     @cached_property
     def key(self) -> tuple[str, str]:
-        """A text that only the ranks of this launch have, and its source; both empty if no variable gives one."""
-        return launch_key(self.env, self.info, lambda: self.allocation)
+        """A text that only the ranks of this launch have, and its source; both empty if nothing gives one."""
+        return launch_key(self.env, self.info, lambda: self.allocation, live=self.live)
 
     @cached_property
     def local_key(self) -> tuple[str, str]:

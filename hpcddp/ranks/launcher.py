@@ -103,6 +103,8 @@ class Launcher(Record):
     own_prefixes: tuple[str, ...] = ()
     #: Variables that name the launch, equal on all its ranks and on all nodes.
     launch_id: tuple[str, ...] = ()
+    #: Where no variable does: the option of its process on each node (`programs`) that is equal on all of them.
+    launch_option: str = ""
     #: Variables in which the launcher tells this node's name.
     host: tuple[str, ...] = ()
     #: Other variables that tell its ranks from another launcher's, with the values that `predict` gives them: {node} is

@@ -82,7 +82,7 @@ def _torchrun_line(job: LaunchRequest) -> Iterator[Words]:
         yield (
             "--rdzv-backend=c10d",
             FromShell("$rendezvous", before="--rdzv-endpoint="),
-            FromShell("$job_number", before="--rdzv-id="),
+            FromShell("$launch_number", before="--rdzv-id="),
         )
     else:
         yield ("--standalone",)

@@ -103,6 +103,7 @@ MPI_LAUNCHERS: dict[str, Launcher] = {
         identity=HYDRA,
         excluded_by=_INTEL,
         programs=_HYDRA_PROGRAMS,
+        launch_option="--control-port",  # mpiexec's own address and port
         prefixes=("MPI_LOCAL", "HYD"),
         host=("PMI_HOSTNAME",),
         pmi_socket=True,
@@ -152,6 +153,7 @@ MPI_LAUNCHERS: dict[str, Launcher] = {
         excluded_by=("PMI_RANK", "PMI_SIZE", "MV2_COMM_WORLD_RANK"),
         optional=("local_rank", "local_world_size"),
         programs=_HYDRA_PROGRAMS,
+        launch_option="--control-port",
         host=("PMI_HOSTNAME",),
         local_pair=True,
     ),

@@ -167,16 +167,22 @@ def _find_port(env: Mapping[str, str], find_key: FindKey, *, live: bool) -> tupl
     return (ports[0], f"{because} (a port derived from it)") if ports else (None, "")
 
 
-def launch_key(env: Mapping[str, str], info: RankInfo, allocation: FindAllocation) -> tuple[str, str]:
+def launch_key(env: Mapping[str, str], info: RankInfo, allocation: FindAllocation, *, live: bool) -> tuple[str, str]:
     """A text that is the same on all ranks of this launch and on no other's, and where it came from. Empty: there is
     none.
 
-    Made only of variables that every rank has: a job id is missing where mpirun came by ssh, and under mpirun a step
-    id belongs to some of its daemons.
+    Made only of what every rank has: a job id is missing where mpirun came by ssh, and under mpirun a step id belongs
+    to some of its daemons. Two launches of one job may have attempts of one name, in two run folders.
     """
     row = LAUNCHERS.get(info.launcher)
-    ids = [name for name in (row.launch_id if row else ()) if env.get(name)]
-    names = ids or [name for name in ("HPCDDP_ATTEMPT",) if env.get(name)]
+    names = [name for name in (row.launch_id if row else ()) if env.get(name)]
+    if live and not names and row is not None and row.launch_option:
+        from hpcddp.ranks.ancestry import launcher_option
+
+        if value := launcher_option(row.programs, row.launch_option):
+            return f"{row.name} {value}", f"{row.name}'s {row.launch_option} {value}"
+    if not names and env.get("HPCDDP_ATTEMPT"):
+        names = [name for name in ("HPCDDP_ATTEMPT", "HPCDDP_RUN_DIR") if env.get(name)]
     if names:
         return "|".join(env[name] for name in names), ", ".join(names)
     given = allocation()

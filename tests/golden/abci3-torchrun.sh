@@ -24,9 +24,10 @@ HPCDDP_PYTHON=/opt/env/bin/python
 export PATH="${HPCDDP_PYTHON%/*}:$PATH" OMP_NUM_THREADS=12
 
 read -r MASTER_ADDR < "${PBS_NODEFILE:?is not set: this is a PBS job script}" # a candidate: the ranks verify it
-job_number=${PBS_JOBID%%.*}
-rendezvous=$MASTER_ADDR:$((12000 + 10#${job_number//[!0-9]/} % 20000)) # below the ports that Linux hands out
 export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train MASTER_ADDR
+job_number=${PBS_JOBID%%.*}
+launch_number=$(cksum <<< "$job_number $HPCDDP_RUN_DIR") launch_number=${launch_number%% *} # a job may start several
+rendezvous=$MASTER_ADDR:$((12000 + launch_number % 20000)) # below the ports that Linux hands out
 
 exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"abci3\"\nnodes: 3\naccount: \"gabc12345\"\nlauncher: \"torchrun\"\ncommand: [\"python\", \"train.py\"]\n", "plan": {"schema": 1, "name": "train", "site": "abci3", "scheduler": "pbs", "launcher": "torchrun", "nodes": 3, "ranks_per_node": 8, "world_size": 24, "gpus_per_node": 8, "cpus_per_rank": 24, "threads_per_rank": 12, "walltime_s": 3600, "queue": "rt_HF", "account": "gabc12345", "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}, "makes_ranks": "torchrun", "walltime_s": 3600, "calls": "openmpi"}' -- \
     "$launcher" -np 3 --map-by ppr:1:node --bind-to none -hostfile "$PBS_NODEFILE" \
@@ -34,6 +35,6 @@ exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"ab
     -x HPCDDP_PYTHON -x HPCDDP_RUN_DIR -x HPCDDP_ATTEMPT -x HPCDDP_DEADLINE -x HPCDDP_LOG_RANKS \
     ${LD_LIBRARY_PATH:+-x LD_LIBRARY_PATH} ${UCX_NET_DEVICES:+-x UCX_NET_DEVICES} ${UCX_MAX_RNDV_RAILS:+-x UCX_MAX_RNDV_RAILS} ${UCX_MAX_EAGER_RAILS:+-x UCX_MAX_EAGER_RAILS} \
     "$HPCDDP_PYTHON" -m torch.distributed.run --no-python --nproc-per-node=8 --nnodes=3 \
-    --rdzv-backend=c10d --rdzv-endpoint="$rendezvous" --rdzv-id="$job_number" \
+    --rdzv-backend=c10d --rdzv-endpoint="$rendezvous" --rdzv-id="$launch_number" \
     "$HPCDDP_PYTHON" -m hpcddp exec --gpus-per-node 8 -- \
     python train.py

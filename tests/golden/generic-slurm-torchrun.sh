@@ -19,14 +19,15 @@ HPCDDP_PYTHON=/opt/env/bin/python
 export PATH="${HPCDDP_PYTHON%/*}:$PATH" OMP_NUM_THREADS=8
 
 read -r MASTER_ADDR < <(scontrol show hostnames "${SLURM_JOB_NODELIST:?is not set: this is a Slurm job script}")
-job_number=$SLURM_JOB_ID
-rendezvous=$MASTER_ADDR:$((12000 + 10#${job_number//[!0-9]/} % 20000)) # below the ports that Linux hands out
 export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train MASTER_ADDR
+job_number=$SLURM_JOB_ID
+launch_number=$(cksum <<< "$job_number $HPCDDP_RUN_DIR") launch_number=${launch_number%% *} # a job may start several
+rendezvous=$MASTER_ADDR:$((12000 + launch_number % 20000)) # below the ports that Linux hands out
 
 exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"generic-slurm\"\nnodes: 3\nranks_per_node: 4\ngpus_per_node: 2\ncpus_per_rank: 8\nwalltime: \"01:20:05\"\nlauncher: \"torchrun\"\ncommand: [\"python\", \"train.py\"]\n", "plan": {"schema": 1, "name": "train", "site": "generic-slurm", "scheduler": "slurm", "launcher": "torchrun", "nodes": 3, "ranks_per_node": 4, "world_size": 12, "gpus_per_node": 2, "cpus_per_rank": 8, "threads_per_rank": 8, "walltime_s": 4805, "queue": null, "account": null, "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}, "makes_ranks": "torchrun", "walltime_s": 4805, "calls": "srun"}' -- \
     srun --nodes=3 --ntasks=3 --ntasks-per-node=1 \
     --cpus-per-task=32 --kill-on-bad-exit=1 \
     "$HPCDDP_PYTHON" -m torch.distributed.run --no-python --nproc-per-node=4 --nnodes=3 \
-    --rdzv-backend=c10d --rdzv-endpoint="$rendezvous" --rdzv-id="$job_number" \
+    --rdzv-backend=c10d --rdzv-endpoint="$rendezvous" --rdzv-id="$launch_number" \
     "$HPCDDP_PYTHON" -m hpcddp exec --gpus-per-node 2 -- \
     python train.py

@@ -84,3 +84,15 @@ def test_of_nested_mpiruns_the_inner_one_counts(order, mpich, openmpi5, run, pro
     for report in reports(tmp_path, 2):
         assert report["mpi"]["world_size"] == 2
         assert report["hpcddp"] == {"launcher": inner.launcher, **report["mpi"]}
+
+
+def test_of_two_launches_in_one_job_each_has_a_name_that_all_of_its_ranks_see(flavour, run, tmp_path):
+    """Hosts that MPICH makes up, since its ranks have no variable for it: each has a process that starts its ranks."""
+    hosts = ("-launcher", "fork", "-hosts", "h1:1,h2:1") if flavour.launcher == "mpich" else ()
+    job = ["PBS_JOBID=47.pbs1", "PBS_ENVIRONMENT=PBS_BATCH"]  # for the ranks alone: some mpiexec ask for its hosts
+    program = ["env", *job, sys.executable, "-m", "hpcddp", "env", "--json"]
+    done = run([*flavour.mpirun(2), *hosts, *program], env=flavour.env, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line)["source"]["master_port"] for line in done.stdout.splitlines() if line.startswith("{")]
+    assert (len(found), len(set(found))) == (2, 1)
+    assert "PBS_JOBID" not in found[0]

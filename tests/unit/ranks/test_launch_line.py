@@ -16,7 +16,7 @@ SHELL = {
     "HPCDDP_PYTHON": "/opt/env/bin/python",
     "HPCDDP_RUN_DIR": "/runs/a b",
     "HPCDDP_ATTEMPT": "77.1",
-    "job_number": "77",
+    "launch_number": "77",
     "PWD": "/work dir",
     "rendezvous": "node1:12345",
     "PBS_NODEFILE": "/var/spool/it's here",

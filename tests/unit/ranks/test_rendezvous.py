@@ -155,6 +155,13 @@ def test_the_list_is_long_enough_for_all_to_go_on_together() -> None:
     assert len(port_candidates("slurm|17|0")) == 16
 
 
+def test_two_runs_in_one_job_meet_on_two_ports() -> None:
+    """An attempt is named by its job, and each run has a first one."""
+    a, b = (meet(world("mpich", HPCDDP_ATTEMPT="47.1", HPCDDP_RUN_DIR=f"/runs/{name}")) for name in "ab")
+    assert a.master_port != b.master_port
+    assert a.source["master_port"] == "HPCDDP_ATTEMPT, HPCDDP_RUN_DIR (a port derived from it)"
+
+
 def test_the_agents_ports_lie_where_all_others_do() -> None:
     template = (Path(__file__).parents[3] / "templates" / "base.sh.j2").read_text()
-    assert f"$(({LOWEST} + 10#${{job_number//[!0-9]/}} % {HIGHEST - LOWEST + 1}))" in template
+    assert f"$(({LOWEST} + launch_number % {HIGHEST - LOWEST + 1}))" in template
