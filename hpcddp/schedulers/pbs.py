@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.schedulers.allocation import Allocation, read_lines, read_named_file
+from hpcddp.schedulers.host_names import is_address, same_host
 from hpcddp.schedulers.row import Answer, Commands, Directives, QueueFound, RemoteShell, Scheduler, Variables
 
 if TYPE_CHECKING:
@@ -99,6 +100,28 @@ def parse_taken(answer: Answer, _env: Mapping[str, str]) -> bool:
     return re.search(r"^ *substate = 6[0-3]$", answer.stdout, re.MULTILINE) is not None
 
 
+def parse_vnodes(answer: Answer, host: str) -> tuple[str, ...]:
+    """The vnodes that a job has on a host, by what `qstat -f` prints: the list of hosts may have names with a domain,
+    which `pbs_release_nodes` refuses, and a host may have several vnodes. Without an answer, the name's first label.
+
+    Each entry of exec_host belongs to one chunk of exec_vnode, `(node4[0]:ncpus=4+node4[1]:ncpus=4)+(node5:ncpus=8)`.
+    """
+    import re
+
+    text = answer.stdout.replace("\n\t", "")
+    found = [re.search(rf"^ *{name} = (.+)$", text, re.MULTILINE) for name in ("exec_host", "exec_vnode")]
+    entries, chunks = (
+        match[1].strip("()").split(by) if match else [] for match, by in zip(found, ("+", ")+("), strict=True)
+    )
+    names = [
+        part.partition(":")[0]
+        for entry, chunk in zip(entries, chunks, strict=False)
+        if same_host(entry.partition("/")[0], host)
+        for part in chunk.split("+")
+    ]
+    return tuple(dict.fromkeys(names)) or (host if is_address(host) else host.partition(".")[0],)
+
+
 SCHEDULER = Scheduler(
     name="pbs",
     title="PBS",
@@ -180,6 +203,7 @@ SCHEDULER = Scheduler(
         starter=("pbs_tmrsh", "{host}"),
         remote_shell=TMRSH,
         drop=("pbs_release_nodes", "-j", "{job}", "{host}"),
+        parse_names=parse_vnodes,
         survey=(("qstat", "-Q", "-f", "-F", "json"), ("pbsnodes", "-a", "-F", "json")),
         parse_survey=parse_queues,
         site_lines=("chunk: [ncpus, ngpus]      # what a chunk of select has to name", "placement: scatter"),

@@ -181,6 +181,10 @@ def _not_taken(_answer: Answer, _env: Mapping[str, str]) -> bool:
     return False
 
 
+def _same_name(_answer: Answer, host: str) -> tuple[str, ...]:
+    return (host,)
+
+
 class RemoteShell(Record):
     """What starts a command on a host of the job, for launchers that know ssh alone. `program`: on PATH, or in the
     folder `bin` of that in `home_variable`, else of `home`. `script`: what a launcher calls as it calls ssh."""
@@ -229,6 +233,8 @@ class Commands(Record):
     remote_shell: RemoteShell | None = None
     #: Takes the host {host}, which is gone, out of the running job {job}, so that the job lives on {kept}.
     drop: tuple[str, ...] = ()
+    #: The answer of `state`, and a host of the job's list -> the scheduler's own names of it, for `drop`.
+    parse_names: Callable[[Answer, str], tuple[str, ...]] = _same_name
     survey: tuple[tuple[str, ...], ...] = ()  # commands that list queues and nodes
     parse_survey: Callable[..., list[QueueFound]] = _no_queues  # their outputs -> the queues
     accounts: tuple[str, ...] = ()  # lists the accounts that the user {user} may charge, one in a line

@@ -13,7 +13,8 @@ from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.folder import MANIFEST, list_checkpoints
 from hpcddp.schedulers.host_names import same_host
 from hpcddp.schedulers.registry import find_scheduler
-from hpcddp.schedulers.run import run_program, run_side_by_side
+from hpcddp.schedulers.row import Answer
+from hpcddp.schedulers.run import ask_about, run_program, run_side_by_side
 from hpcddp.supervisor.leftover import kill_left
 from hpcddp.units import format_count
 
@@ -213,8 +214,10 @@ class Hosts:
         if not words or not gone or not shutil.which(words[0], path=self._env.get("PATH")):
             return
         each = gone if "{host}" in " ".join(words) else gone[:1]
+        answer = ask_about(self._job.scheduler, self._job.id, self._env, _PROBE_S) or Answer(1, "", "")
         for name in each:
-            asked = self._fill(words, name)
+            called = self._commands.parse_names(answer, name)
+            asked = [one for word in words for one in (called if word == "{host}" else self._fill((word,), name))]
             why = self._insist(asked)
             if why:
                 self._tell(f"the scheduler did not take {name} out of the job, and may end it: {why}")

@@ -172,3 +172,28 @@ def test_pbs_says_that_it_runs_a_job_again(substate: int, is_taken: bool) -> Non
     """The numbers are of OpenPBS' source: no rerun was recorded while the job ended."""
     answer = Answer(0, f"    job_state = R\n    substate = {substate}\n", "")
     assert find_scheduler("pbs").commands.parse_taken(answer, {}) is is_taken
+
+
+_TWO = ("node001/0*2+node002/0*2", "(node001:ncpus=2)+(node002:ncpus=2)")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "vnodes", "host", "names"),
+    [  # recorded on OpenPBS 23.06, whose list of hosts then had node004.hpc.test
+        (*_TWO, "node002.hpc.test", ("node002",)),
+        (*_TWO, "node002", ("node002",)),
+        ("node004/0*0", "(node004[0]:ngpus=4:ncpus=96+node004[1]:ngpus=4:ncpus=96)", "node004.hpc.test", (0, 1)),
+        ("node004/0+node004/1*0+node004/2*0", "(node004[0]:ncpus=1)+(node004)+(node004[1])", "node004", (0, "", 1)),
+        ("node001/0+node002/0+node001/1", "(node001:ncpus=1)+(node002:ncpus=1)+(node001:ncpus=1)", "node001", None),
+        ("", "", "node003.hpc.test", ("node003",)),  # no answer
+        ("", "", "10.0.0.3", ("10.0.0.3",)),
+    ],
+)
+def test_pbs_has_names_of_its_own_for_the_hosts_of_a_job(
+    hosts: str, vnodes: str, host: str, names: tuple[object, ...] | None
+) -> None:
+    """qstat breaks long values: a line begins with a tab then."""
+    text = f"Job Id: 41.pbs1\n    exec_host = {hosts}\n    exec_vnode = {vnodes[:30]}\n\t{vnodes[30:]}\n    queue = q\n"
+    found = find_scheduler("pbs").commands.parse_names(Answer(0, text if hosts else "", ""), host)
+    wanted = [f"node004[{one}]" if isinstance(one, int) else one or "node004" for one in names or ("node001",)]
+    assert list(found) == wanted

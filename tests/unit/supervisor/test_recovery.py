@@ -126,17 +126,28 @@ def test_a_host_that_is_gone_is_left_out_and_given_back(cluster: Cluster):
     recovery = cluster.recovery()
     assert recovery.goes_on(cluster.attempt, LOST, LATER, {"n3"})
     assert recovery.chosen == ("n1.site", "n2.site", "n4.site")
-    assert cluster.lines("released") == ["-j 7.server n3.site"]
+    assert cluster.lines("released") == ["-j 7.server n3"], "without an answer of qstat: its first label"
     asked = [line for line in cluster.lines("asked") if line.endswith(" true")]
     assert sorted(asked) == [f"n{i}.site true" for i in (1, 2, 3, 4)]  # its silence was the other word
     assert "n3.site is left out: it does not answer" in cluster.told
+
+
+def test_a_host_is_given_back_by_the_names_that_the_scheduler_itself_has_for_it(cluster: Cluster):
+    (cluster.folder / "silent-n3.site").touch()
+    vnodes = "(n1:ncpus=8)+(n2:ncpus=8)+(n3[0]:ngpus=4:ncpus=4+n3[1]:ngpus=4:ncpus=4)+(n4:ncpus=8)"
+    qstat = f"    exec_host = n1/0*8+n2/0*8+n3/0*0+n4/0*8\n    exec_vnode = {vnodes}\n"
+    (cluster.folder / "qstat").write_text('#!/bin/sh\n[ "$2 $3" != "-f 7.server" ] || cat "$CLUSTER/answer"\n')
+    (cluster.folder / "answer").write_text(qstat)
+    (cluster.folder / "qstat").chmod(0o755)
+    assert cluster.recovery().goes_on(cluster.attempt, LOST, LATER, {"n3"})
+    assert cluster.lines("released") == ["-j 7.server n3[0] n3[1]"]
 
 
 def test_a_host_that_only_the_starter_does_not_reach_is_asked_twice(cluster: Cluster):
     (cluster.folder / "silent-n2.site").touch()
     assert cluster.recovery().goes_on(cluster.attempt, KILL, LATER, set())
     assert cluster.lines("asked").count("n2.site true") == 2
-    assert cluster.lines("released") == ["-j 7.server n2.site"]
+    assert cluster.lines("released") == ["-j 7.server n2"]
 
 
 def test_a_scheduler_that_keeps_a_lost_host_is_told_of(cluster: Cluster):
