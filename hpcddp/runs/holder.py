@@ -6,7 +6,7 @@ import os
 
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.folder import job_of, start_of
-from hpcddp.schedulers.registry import all_schedulers
+from hpcddp.schedulers.registry import all_schedulers, read_array_index, read_job_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -106,8 +106,7 @@ def _find_row(env: Mapping[str, str]) -> tuple[Scheduler, str] | None:
     """The scheduler of the job around this process, and the job's id; None outside of one."""
     for row in all_schedulers():
         variables = row.variables
-        names = (variables.job_id, variables.older_job_id)
-        job = next((env[name] for name in names if name and env.get(name)), "")
+        job = read_job_id(row, env)
         # one that no prefix of the scheduler's covers, such as JOB_ID, may be a person's own
         others = tuple(prefix for prefix in variables.prefixes if prefix != variables.job_id)
         is_sure = variables.job_id not in variables.prefixes or any(name.startswith(others) for name in env)
@@ -118,11 +117,7 @@ def _find_row(env: Mapping[str, str]) -> tuple[Scheduler, str] | None:
 
 def find_index(env: Mapping[str, str]) -> str:
     """This job's index in its array; "" outside of one."""
-    for row in all_schedulers():
-        for name in row.variables.array_index:
-            if env.get(name, "").isdecimal():
-                return env[name]
-    return ""
+    return next(filter(None, (read_array_index(row, env) for row in all_schedulers())), "")
 
 
 def has_ended(holder: Holder, mine: Holder, ask: Ask) -> bool | None:

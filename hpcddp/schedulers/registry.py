@@ -65,6 +65,23 @@ def job_variables(env: Mapping[str, str]) -> list[str]:
     return [row.job_id for row in rows if row.job_id in env] or could
 
 
+def read_job_id(row: Scheduler, env: Mapping[str, str]) -> str:
+    """The id of the job around this process, as this scheduler's commands take it; "" outside of one.
+
+    The last job of a Slurm array has the array's own id in SLURM_JOB_ID, by which commands mean all of its jobs.
+    """
+    variables = row.variables
+    job = next((env[name] for name in (variables.job_id, variables.older_job_id) if name and env.get(name)), "")
+    index = read_array_index(row, env)
+    is_array = bool(job and index) and job == env.get(variables.array_id)
+    return row.commands.of_index.format(job=job, index=index) if is_array else job
+
+
+def read_array_index(row: Scheduler, env: Mapping[str, str]) -> str:
+    """The job's index in its array; "" outside of one."""
+    return next((env[name] for name in row.variables.array_index if env.get(name, "").isdecimal()), "")
+
+
 def submit_commands() -> list[tuple[str, Scheduler]]:
     """The submit commands that show their scheduler where they are on PATH, in the order in which they are looked for.
 

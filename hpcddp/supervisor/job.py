@@ -8,7 +8,7 @@ import time
 from hpcddp.errors import LaunchError
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.holder import start_time
-from hpcddp.schedulers.registry import find_scheduler
+from hpcddp.schedulers.registry import find_scheduler, read_array_index, read_job_id
 from hpcddp.schedulers.run import ask_about, read_job_state
 from hpcddp.supervisor.asked import ask_beside
 from hpcddp.units import read_number
@@ -52,15 +52,13 @@ def find_own_job(scheduler: str, env: Mapping[str, str]) -> Job:
     if row.this_machine:
         own = time.strftime("local-%Y%m%dT%H%M%S-") + str(os.getpid())
         return Job(scheduler, "", env.get(row.variables.job_id) or own)
-    names = (row.variables.job_id, row.variables.older_job_id)
-    job = next((env[name] for name in names if env.get(name)), "")
+    job = read_job_id(row, env)
     if not job:
         raise LaunchError(
             f"{row.variables.job_id} is not set: this is a job script for {row.title}",
             f"{row.commands.submit[0]} SCRIPT, or hpcddp launch -- COMMAND",
         )
-    index = next((env[name] for name in row.variables.array_index if env.get(name, "").isdecimal()), "")
-    return Job(scheduler, job, _name_job(job, env.get(row.variables.array_id, ""), index))
+    return Job(scheduler, job, _name_job(job, env.get(row.variables.array_id, ""), read_array_index(row, env)))
 
 
 def _name_job(job: str, array: str, index: str) -> str:

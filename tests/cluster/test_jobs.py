@@ -40,7 +40,11 @@ def test_the_shell_of_an_interactive_step_is_not_launched(cluster: Cluster, shar
 
 
 def test_the_elements_of_an_array_are_worlds_of_their_own(cluster: Cluster, shared: Path) -> None:
-    script = f"mkdir $SLURM_ARRAY_TASK_ID; srun --label {PYTHON} {PLACE} {shared}/$SLURM_ARRAY_TASK_ID"
+    own_id = "import os; from hpcddp.runs.holder import find_job; print(find_job(os.environ)[1])"
+    script = f"""
+        mkdir $SLURM_ARRAY_TASK_ID; srun --label {PYTHON} {PLACE} {shared}/$SLURM_ARRAY_TASK_ID
+        scontrol --oneliner show job "$({PYTHON} -c '{own_id}')" > $SLURM_ARRAY_TASK_ID.job
+    """
     job = cluster.batch(script, "--array=3-4", "-N2", "-n2", cwd=shared)
     assert job.state == "COMPLETED", job.output
     ports = set()
@@ -48,6 +52,8 @@ def test_the_elements_of_an_array_are_worlds_of_their_own(cluster: Cluster, shar
         places = cluster.places(shared / element)
         assert_one_world(places, "srun", 2)
         ports |= {place["found"]["master_port"] for place in places}
+        (shown,) = (shared / f"{element}.job").read_text().splitlines()  # by its own id, no other one's
+        assert f" ArrayTaskId={element} " in shown
     assert ports == {None} or len(ports) == 2
 
 
