@@ -47,17 +47,29 @@ def check_echoes(chosen: Candidate, env: Mapping[str, str]) -> None:
 
 
 def check_torch_variables(chosen: Candidate, env: Mapping[str, str], torch: Launcher) -> None:
-    """LaunchError if an exported number (RANK, WORLD_SIZE, …; `torch` is their row) differs from the launcher's.
+    """LaunchError if an exported number (RANK, NODE_RANK, …; `torch` is their row) differs from the launcher's.
 
     `hpcddp exec` exports them, and people do by hand.
     """
-    for number in NUMBERS[:-1]:  # the number of nodes is torchrun's own
-        variable = getattr(torch, number)
+    own = [(number, getattr(torch, number)) for number in NUMBERS[:-1]]  # the number of nodes is torchrun's own
+    for number, variable in (*own, *torch.echoes):
         value, text = chosen.numbers[number], env.get(variable, "")
         if value is not None and text and read_number(text) != value:
             raise LaunchError(
                 f"{chosen.source[number]} says {number} {value}, but {variable}={shorten(text)} is exported too",
-                f"unset {variable}, or, if that is the right one: HPCDDP_LAUNCHER=env",
+                f"unset {variable}"
+                + (", or, if that is the right one: HPCDDP_LAUNCHER=env" if (number, variable) in own else ""),
+            )
+
+
+def check_node_rank(env: Mapping[str, str], node_rank: int, torch: Launcher) -> None:
+    """The same for the node's number, where not the launcher has said it but the job's list of hosts."""
+    for variable in (torch.node_rank, *(name for number, name in torch.echoes if number == "node_rank")):
+        text = env.get(variable, "")
+        if text and read_number(text) != node_rank:
+            raise LaunchError(
+                f"this is node {node_rank} of the launch, but {variable}={shorten(text)} is exported too",
+                f"unset {variable}",
             )
 
 

@@ -6,6 +6,7 @@ deepspeed 0.19 and composer 0.32.
 
 from __future__ import annotations
 
+from hpcddp.ranks.consistency import check_node_rank
 from hpcddp.ranks.launcher import HANDED_ON
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.record import TYPE_CHECKING
@@ -33,6 +34,8 @@ def framework_variables(env: Mapping[str, str], launch: Launch, *, gpus: int, cp
     found: dict[str, str] = {}
     info, node_rank = launch.info, _node_rank(launch)
     if node_rank is not None:
+        if LAUNCHERS[info.launcher].rank != LAUNCHERS["env"].rank:  # agents may number the nodes as they come
+            check_node_rank(env, node_rank, LAUNCHERS["env"])
         # torchrun's name of it, and the one that Composer insists on
         found |= {"GROUP_RANK": str(node_rank), "NODE_RANK": str(node_rank)}
     # Lightning then takes the place of this rank from RANK and WORLD_SIZE. Without it, it looks for Slurm's variables,
@@ -49,6 +52,7 @@ def agent_variables(
 ) -> dict[str, str]:
     """What this agent reads where its options say nothing: all of them meet at rank 0's address, which `env` has."""
     node = "0" if nodes == 1 else str(info.rank)
+    check_node_rank(env, int(node), LAUNCHERS["env"])
     values = {
         "nodes": str(nodes),
         "node_rank": node,

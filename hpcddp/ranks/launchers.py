@@ -284,6 +284,7 @@ LAUNCHERS: dict[str, Launcher] = {
         AGENT,
         *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
         marks=("RANK", "WORLD_SIZE"),
+        echoes=(("node_rank", "NODE_RANK"), ("node_rank", "PET_NODE_RANK")),  # Lightning's and Composer's; torchrun's
         excluded_by=("TORCHELASTIC_RUN_ID",),
         prefixes=("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_"),
         optional=("local_rank", "local_world_size", "node_rank", "num_nodes"),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcddp.errors import LaunchError
 from hpcddp.ranks.device import why_no_accelerator
 from hpcddp.ranks.frameworks import agent_variables, framework_variables
 from hpcddp.ranks.launch import Launch, resolve
@@ -46,6 +47,10 @@ def test_the_nodes_number_is_that_of_its_host_in_the_job(tmp_path: Path) -> None
     hosts.write_text("a\nb\nc\n")
     job = {"PBS_JOBID": "1.server", "PBS_NODEFILE": str(hosts)}
     assert handed(openmpi(5, 6, 2, **job), "c.cluster")["NODE_RANK"] == "2"
+    for variable in ("NODE_RANK", "PET_NODE_RANK", "GROUP_RANK"):
+        assert variable not in handed(openmpi(5, 6, 2, **job, **{variable: "2"}), "c")
+        with pytest.raises(LaunchError, match=f"this is node 2 of the launch, but {variable}=0 is exported too"):
+            handed(openmpi(5, 6, 2, **job, **{variable: "0"}), "c")
     assert "NODE_RANK" not in handed(openmpi(3, 4, 2, **job), "c"), "the launch does not use all hosts"
     assert "NODE_RANK" not in handed(openmpi(3, 4, 2), "c"), "no job says which hosts there are"
 
@@ -65,6 +70,8 @@ def test_an_agent_gets_its_node_and_where_all_meet() -> None:
     found = agent_variables("torchrun", env, resolve(openmpi(1, 2, 1)), 2, 8)
     assert "PET_NNODES" not in found, "the user's own"
     assert found["PET_NODE_RANK"] == found["NODE_RANK"] == found["GROUP_RANK"] == "1"
+    with pytest.raises(LaunchError, match="this is node 1 of the launch, but PET_NODE_RANK=0 is exported too"):
+        agent_variables("torchrun", env | {"PET_NODE_RANK": "0"}, resolve(openmpi(1, 2, 1)), 2, 8)
     assert (found["PET_NPROC_PER_NODE"], found["PET_MASTER_ADDR"], found["PET_MASTER_PORT"]) == ("8", "a", "12345")
 
 

@@ -92,3 +92,14 @@ def test_the_batch_shell_of_a_heterogeneous_job_names_no_task_count() -> None:
     with pytest.raises(LaunchError, match="not launched") as error:
         resolve(env_of("ranks/slurm-22.05-het-batch"))
     assert error.value.hint.startswith("srun hpcddp exec")
+
+
+@pytest.mark.parametrize("variable", ["GROUP_RANK", "NODE_RANK", "PET_NODE_RANK"])
+def test_a_nodes_number_that_was_exported_for_another_node_is_refused(variable: str) -> None:
+    """A job script exports it once, on the first node, for all of them."""
+    step = {"SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2"}
+    env = TASK | step | {"SLURM_STEP_NODELIST": "node[1-2]", "SLURM_NODEID": "1", "SLURM_LOCALID": "0"}
+    assert resolve(env | {variable: "1"}).node_rank == 1
+    with pytest.raises(LaunchError, match=f"SLURM_NODEID says node_rank 1, but {variable}=0 is exported too") as caught:
+        resolve(env | {variable: "0"})
+    assert caught.value.hint.startswith(f"unset {variable}")
