@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import signal
 import time
@@ -28,6 +27,7 @@ from hpcddp.runs.submitted import (
     script_of,
 )
 from hpcddp.runs.sweep_folder import note_sweep
+from hpcddp.schedulers.commands import find_id
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import Scheduler
 from hpcddp.schedulers.run import run_program
@@ -178,12 +178,12 @@ def _hand_in(row: Scheduler, plan: JobPlan, script: str, env: Mapping[str, str],
     if not words:
         raise SchedulerError(f"hpcddp submits no jobs to {row.title}", "hpcddp render … | its own command")
     answer = run_program(words, env, folder=folder, apart=True)
-    said = [line.strip() for line in answer.stdout.splitlines() if line.strip()]
-    found = re.fullmatch(row.commands.submitted, said[-1]) if said else None
-    if answer.status == 0 and found is not None:
-        return found[1]
+    job = find_id(row.commands.submitted, answer)
+    if job is not None:
+        return job
     if answer.status == 0:
-        raise NoAnswerError(f"{words[0]} answered {' '.join(said)[:200]!r}, which has no job id", "")
+        said = " ".join(answer.stdout.split())
+        raise NoAnswerError(f"{words[0]} answered {said[-200:]!r}, which has no job id", "")
     why = [line.strip() for line in answer.stderr.splitlines() if line.strip() and "usage" not in line.lower()]
     raise SchedulerError(
         f"{words[0]} refuses the job (status {answer.status}): {'; '.join(why[:3])[:400] or 'it gives no reason'}",

@@ -11,6 +11,16 @@ if TYPE_CHECKING:
     from hpcddp.schedulers.row import Answer, Scheduler
 
 
+def find_id(pattern: str, answer: Answer) -> str | None:
+    """The job's id in what a submit command has said, where a site's banner may stand around it; None: there is none.
+
+    `pattern` is that of a whole line; its first group, if it has one, is the id.
+    """
+    lines = [line.strip() for line in answer.stdout.splitlines() if line.strip()]
+    found = next(filter(None, (re.fullmatch(pattern, line) for line in reversed(lines))), None)
+    return None if found is None or answer.status else found[1 if found.re.groups else 0]
+
+
 def plan_question(scheduler: Scheduler, version: str | None) -> list[str]:
     """The command that takes the script on its standard input, and queues nothing that could run.
 
@@ -42,10 +52,10 @@ def plan_deletion(scheduler: Scheduler, answer: Answer) -> list[str]:
         )
     if not commands.queued:
         return []
-    job = answer.stdout.strip()
-    if not re.fullmatch(commands.queued, job):
+    job = find_id(commands.queued, answer)
+    if job is None:
         raise SchedulerError(
-            f"{program} answered {job!r}, which is no job id",
+            f"{program} answered {answer.stdout.strip()!r}, which is no job id",
             f"look for the held job, and delete it: {' '.join(commands.cancel)} JOB",
         )
     return [*commands.cancel, job]

@@ -98,6 +98,8 @@ class FollowUp:
         self.id = None
 
     def _submit(self, script: str, options: tuple[str, ...]) -> str | None:
+        from hpcddp.schedulers.commands import find_id  # most jobs start without it
+
         words = list[str]()
         for word in self._commands.follow:
             filled = word.replace("{job}", self._job.id).replace("{script}", script)
@@ -107,10 +109,11 @@ class FollowUp:
         if not why:
             try:
                 answer = run_program(words, self._env, folder=folder)
-                queued = answer.stdout.strip().partition(";")[0]  # where there are several clusters, sbatch adds which
-                if answer.status == 0 and queued:
+                queued = find_id(self._commands.submitted, answer)
+                if queued is not None:
                     return queued
-                why = answer.stderr.strip() or f"{words[0]} ended with status {answer.status}"
+                no_id = f"{words[0]} answered {' '.join(answer.stdout.split())[-200:]!r}, which has no job id"
+                why = no_id if answer.status == 0 else answer.stderr.strip() or f"{words[0]} ended with {answer.status}"
             except SchedulerError as error:
                 why = error.message
         self._tell(f"the next attempt is not queued: {why}\nhint: on a login node: cd {folder} && {shlex.join(words)}")

@@ -27,14 +27,15 @@ _STAND_IN = """#!/bin/bash
 case $0 in
 */qdel|*/scancel) rm "$SERVER/queue/${1%%.*}" && echo "$1" >> "$SERVER/cancelled" ;;
 *) id=$(($(cat "$SERVER/last") + 1)); echo $id > "$SERVER/last"
-   printf '%s\\n' "$PWD" "${*: -1}" "${*:1:$#-1}" > "$SERVER/queue/$id"; echo "$id$SUFFIX" ;;
+   printf '%s\\n' "$PWD" "${*: -1}" "${*:1:$#-1}" > "$SERVER/queue/$id"; cat "$SERVER/banner" 2>/dev/null
+   echo "$id$SUFFIX" ;;
 esac
 """
 # Stands in for a launcher of one rank, and for a container's runtime: runs here what it is given.
 _RUN_HERE = """#!/bin/bash
 while [ "$1" != "$HPCDDP_PYTHON" ]; do shift; done
 echo "$(basename "$0") $4" >> "$SERVER/started"
-if [ "$4" = exec ]; then shift 5; fi
+if [ "$4" = exec ]; then while [ "$1" != -- ]; do shift; done; shift; fi
 exec "$@"
 """
 # One attempt: what the first line of `story` says that its ranks do. `+fold0=9`: the same of a run of the script's own,
@@ -186,6 +187,15 @@ def test_a_run_goes_on_until_it_is_finished_although_an_attempt_is_killed(schedu
     assert (server.state["status"], server.state["step"]) == ("finished", 9)
     assert (tmp_path / "cancelled").read_text().startswith("44")
     assert "attempt 3 of at most 5, from step 7" in ends[2].said
+
+
+@pytest.mark.parametrize("scheduler", ["pbs", "slurm", "gridengine"])
+def test_a_follow_up_is_found_behind_a_sites_banner(scheduler, tmp_path):
+    server = Server(tmp_path, scheduler)
+    (tmp_path / "banner").write_text("\n-----\n  Welcome to the Example3 Supercomputer\n--> Checking 3 things...OK\n")
+    (end,) = server.run("finished 9")
+    assert "job 42" in end.said
+    assert (tmp_path / "cancelled").read_text().startswith("42")
 
 
 def test_a_chain_goes_on_until_the_runs_that_its_script_has_opened_are_finished(pbs):
