@@ -22,7 +22,7 @@ from hpcddp.runs.folder import (
     name_holder,
     show_path,
 )
-from hpcddp.runs.holder import Holder, has_ended
+from hpcddp.runs.holder import Holder, has_ended, start_time
 from hpcddp.runs.jsonfile import DamagedFileError, read_object, read_text, write_object
 
 if TYPE_CHECKING:
@@ -42,16 +42,19 @@ def take_run(
     """Hold the run. HeldError if another attempt does, with who it is; LaunchError if the folder cannot be written.
 
     `before`: the attempt that queued this one. It has ended, or this one would not run. `own`: what a person writes for
-    a run of its own.
+    a run of its own. What killed writers have left of checkpoints goes, which may be what has filled the disk.
     """
     try:
         for _ in range(_TRIES):
+            left = _list_left(run)  # before the holder is read: it is not that of whoever takes the run meanwhile
             number, path = find_holder(run)
             if path is not None and not os.path.exists(_end(path)):
                 holder = read_holder(path)
                 if holder is None or (holder.attempt != before and not has_ended(holder, mine, ask)):
                     surely = holder is not None and has_ended(holder, mine, ask) is False
                     raise _held(run, path, holder, surely, f"a run of its own: {own}")
+            for folder in left:
+                shutil.rmtree(folder, ignore_errors=True)
             if _create(run, number + 1, mine):
                 return
     except OSError as error:
@@ -158,6 +161,23 @@ def read_holder(path: str) -> Holder | None:
         return Holder(**{**known, "command": tuple(command), "process": int(known["process"])})
     except (DamagedFileError, KeyError, TypeError, ValueError, OverflowError):
         return None
+
+
+def _list_left(run: RunFolder) -> list[str]:
+    """Folders of checkpoints that were not completed, or not wholly removed, but for those of living processes here:
+    `step-00000100.tmp-HOST.PROCESS`, `step-00000100.tmp-ATTEMPT`, `step-00000050.old-PROCESS`."""
+    try:
+        names = os.listdir(run.checkpoints)
+    except OSError:
+        return []
+    found = []
+    for name in names:
+        step, _, writer = name.partition(".")
+        host, _, process = writer.removeprefix("tmp-").rpartition(".")
+        lives = host == os.uname().nodename and process.isdecimal() and start_time(int(process)) != ""
+        if step.startswith("step-") and writer.startswith(("tmp-", "old-")) and not lives:
+            found.append(os.path.join(run.checkpoints, name))
+    return found
 
 
 def _create(run: RunFolder, number: int, mine: Holder) -> bool:

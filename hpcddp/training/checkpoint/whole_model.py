@@ -15,6 +15,7 @@ from hpcddp.training.checkpoint.state_tree import gather_whole, map_tensors, mod
 from hpcddp.training.parallel.stage_links import StageLinks
 from hpcddp.training.pulse import at_files
 from hpcddp.training.rendezvous.group import Group
+from hpcddp.training.torch_compat import is_failed_write
 
 
 def write_whole(model: nn.Module, path: Path, group: Group, links: StageLinks | None = None) -> None:
@@ -46,7 +47,11 @@ def _write(tree: object, path: Path) -> str | None:
             torch.save(map_tensors(tree, lambda _, tensor: tensor.detach().cpu()), file)
             os.fsync(file.fileno())
         partial.replace(path)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:
         partial.unlink(missing_ok=True)
-        return (error.strerror or str(error)).lower()
+        if isinstance(error, OSError):
+            return (error.strerror or str(error)).lower()
+        if not is_failed_write(error):
+            raise
+        return f"torch could not write all of it ({error})"
     return None

@@ -247,3 +247,29 @@ def test_a_kill_at_any_operation_keeps_nobody_out_and_leaves_every_holder_readab
 def test_a_kill_while_a_lock_is_written_in_place_keeps_everybody_out(run: RunFolder) -> None:
     """Negative control: the measure above sees what it is for."""
     assert _kills_that_lock_out(run, _take_in_place)[0] > 0
+
+
+def test_what_killed_writers_have_left_goes_when_the_run_is_taken(run: RunFolder, sleeper: int) -> None:
+    """Of each form: one file or sharded (a host's process), a framework's (an attempt), and a removal's."""
+    dead = [f"step-00000005.tmp-{HOST}.{NO_PROCESS}", "step-00000006.tmp-elsewhere.7", "step-00000007.tmp-41.pbs1.1"]
+    dead += ["step-00000001.old-7"]
+    stays = [
+        "step-00000004",
+        f"step-00000005.tmp-{HOST}.{sleeper}",
+        "step-00000003.damaged-7",
+        "mine.tmp-7",
+        "best.json",
+    ]
+    for name in (*dead, *stays):
+        Path(run.checkpoints, name).mkdir(parents=True)
+        Path(run.checkpoints, name, "state.pt").write_text("…")
+    take_run(run, here("41", NO_PROCESS), ask_nobody)
+    assert sorted(os.listdir(run.checkpoints)) == sorted(stays)
+
+
+def test_a_second_that_is_refused_removes_nothing(run: RunFolder, sleeper: int) -> None:
+    take_run(run, here("41", sleeper), ask_nobody)
+    Path(run.checkpoints, "step-00000006.tmp-elsewhere.7").mkdir(parents=True)
+    with pytest.raises(HeldError):
+        take_run(run, here("42"), ask_nobody)
+    assert os.listdir(run.checkpoints) == ["step-00000006.tmp-elsewhere.7"]

@@ -13,6 +13,7 @@ import torch
 
 from hpcddp.batchplan import plan_batch
 from hpcddp.errors import RequestError
+from hpcddp.training.checkpoint import whole_model
 from hpcddp.training.checkpoint.files import find_fault, list_checkpoint_folders
 from hpcddp.training.checkpoint.manifest import read_manifest
 from hpcddp.training.checkpoint.position import check_position, describe_position, move_to
@@ -174,3 +175,15 @@ def test_a_kill_of_either_rank_at_any_operation_leaves_every_checkpoint_readable
         assert [find_fault(path) for path in checkpoints] == [None] * len(checkpoints), attempt
     assert interrupted > 5, "the kills did not come while a checkpoint was being written"
     assert len(checkpoints) > 1
+
+
+def test_a_model_that_a_full_disk_cuts_off_leaves_no_part_of_itself(tmp_path: Path, monkeypatch) -> None:
+    def cut_off(_tree: object, file: Any) -> None:
+        file.write(b"PK")
+        raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598")  # recorded: 2.14
+
+    monkeypatch.setattr(torch, "save", cut_off)
+    why = whole_model._write({}, tmp_path / "model.pt")
+    assert why is not None
+    assert "unexpected pos 704 vs 598" in why
+    assert list(tmp_path.iterdir()) == []
