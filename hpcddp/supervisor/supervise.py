@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 #: The variable with the folder of the copied data: of all attempts, in the script; of this one, in the ranks.
 STAGED = "HPCDDP_STAGED"
 _OWN_FILES = 256
+#: For what ends by itself: the ssh to each host with which an mpirun has started its daemon is there a moment longer.
+_REST_S = 5.0
 _FULL_PAUSE_S = 5.0  # between two tries to write to a run folder that is full
 #: The status of a job that has lost ranks where its launcher gives 0, as Open MPI 5 does: that of a killed process.
 _LOST = 137
@@ -211,7 +213,8 @@ class Start:
                 launcher = Launcher(program, env, attempt.log, self._output, self._files)
                 hear = self._follow_up.hear
                 ended = watch(launcher, self._signals, passes_on, warned, order, tell, hear, heard, self._look_around)
-                end_left({name: env[name] for name in ("HPCDDP_RUN_DIR", "HPCDDP_ATTEMPT")}, env, tell)
+                marks = {name: env[name] for name in ("HPCDDP_RUN_DIR", "HPCDDP_ATTEMPT")}
+                end_left(marks, env, tell, rest_s=_REST_S if ended.cause is None else 0.0)
                 launcher.finish_output()
                 if ended.status and program is stage:
                     tell(f"the data could not be copied to the nodes (status {ended.status}); no rank was started")

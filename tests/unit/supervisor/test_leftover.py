@@ -115,6 +115,15 @@ def test_what_does_not_end_by_sigterm_is_killed(marks: dict[str, str]):
     assert told[0] == "rank 3 left 1 of its processes on this host; they are ended"
 
 
+def test_of_what_ends_by_itself_nothing_is_said(marks: dict[str, str]):
+    """Open MPI's ssh to the other hosts, which waits for a daemon there: it may end after mpirun has."""
+    told = list[str]()
+    with subprocess.Popen(["sleep", "0.2"], env=os.environ | marks) as ssh:
+        end_left(marks, os.environ, told.append, rest_s=600.0)
+        assert ssh.wait() == 0
+    assert told == []
+
+
 def test_where_nothing_is_left_nothing_is_said(marks: dict[str, str]):
     told = list[str]()
     end_left(marks, os.environ, told.append)
