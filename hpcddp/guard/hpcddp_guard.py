@@ -23,7 +23,6 @@ _RANK_MARKS = "HPCDDP_RANK_MARKS"  # this and the next two as in __init__.py, wh
 _AGENT_RANKS = "HPCDDP_AGENT_RANKS"
 _AGENT_NAMES = "HPCDDP_AGENT_NAMES"
 _GPUS_PER_NODE = "HPCDDP_GPUS_PER_NODE"  # as in hpcddp/ranks/device.py
-_OPENS_GROUPS = "hpcddp.training.rendezvous.process_group"
 _KINDS = ("accelerator", "cuda", "xpu")  # torch's names for what can train in place of a CPU; the first is 2.6's
 _MASKS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 _ON_CPUS = "gpus_per_node: 0 in the job file, or leave --gpus-per-node out of the script's exec line"
@@ -55,13 +54,11 @@ def refuse_unstarted(ranks: int, step: int) -> None:
         _end(f"{what}: it trains alone", hint)
 
 
-def check_gpus(gpus: str) -> None:
-    """End this process of a job with so many GPUs on each node, if torch sees none of them."""
-    torch = sys.modules["torch"]
+def check_gpus() -> None:
+    """End this process of a job with GPUs, if torch sees none of them and the program has not asked for gloo."""
+    torch, gpus = sys.modules["torch"], os.environ.get(_GPUS_PER_NODE, "")  # hpcddp.init(backend="gloo") unsets it
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1")  # by the program: exec refuses it
-    if chosen or any(getattr(torch, kind).device_count() for kind in _KINDS if hasattr(torch, kind)):
-        return
-    if _OPENS_GROUPS in sys.modules:  # it looks itself, and knows whether gloo was asked for
+    if not gpus or chosen or any(getattr(torch, kind).device_count() for kind in _KINDS if hasattr(torch, kind)):
         return
     what = f"the job has {gpus} GPUs on each node, and torch sees none"
     _write(
@@ -211,12 +208,12 @@ def start() -> None:
             _watch_steps(lambda step: refuse_unstarted(int(planned), step))
     elif size.isdigit() and (int(size) > 1 or gpus):
         os.environ[_GUARDED] = f"{size} {run}"
-        _watch_steps(lambda step: check_rank(int(size), gpus, step))
+        _watch_steps(lambda step: check_rank(int(size), step))
 
 
-def check_rank(world_size: int, gpus: str, step: int) -> None:
+def check_rank(world_size: int, step: int) -> None:
     """The checks of a rank at this optimizer step."""
-    if gpus and step == 1:
-        check_gpus(gpus)
+    if step == 1:
+        check_gpus()
     if world_size > 1:
         check(world_size, step)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from hpcddp import guard
 from hpcddp.cli.handed_on import NO_OPTIONS, further_variables
+from hpcddp.guard import hpcddp_guard
 from hpcddp.ranks.launch import Launch
 
 GUARD = next(iter(guard.__path__))
@@ -72,20 +75,47 @@ def test_a_rank_of_a_job_with_gpus_is_watched_and_no_program_that_it_starts(tmp_
 _BLIND = "import torch\nfor kind in (torch.accelerator, torch.cuda, torch.xpu):\n    kind.device_count = lambda: {}\n"
 
 
-@pytest.mark.parametrize(("size", "seen", "status"), [("1", 0, 4), ("2", 0, 4), ("1", 1, 0)])
-def test_a_rank_of_a_job_with_gpus_that_torch_does_not_see_takes_no_step(
-    tmp_path: Path, size: str, seen: int, status: int
-) -> None:
+def test_a_rank_of_a_job_with_gpus_that_torch_does_not_see_takes_no_step(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     if not hasattr(torch, "accelerator"):
         pytest.skip("torch has a name for all of them since 2.6")
-    visible = {"CUDA_VISIBLE_DEVICES": "0", "HPCDDP_GPUS_PER_NODE": "2", "WORLD_SIZE": size}
-    done = python(tmp_path, _BLIND.format(seen) + TRAIN, "alone", "1", **visible)
-    assert (done.returncode, "trained" in done.stdout) == (status, status == 0), done.stderr
+    visible = {"CUDA_VISIBLE_DEVICES": "0", "HPCDDP_GPUS_PER_NODE": "2", "WORLD_SIZE": "1"}
+    done = python(tmp_path, _BLIND.format(0) + TRAIN, "alone", "1", **visible)
+    assert (done.returncode, "trained" in done.stdout) == (4, False), done.stderr
     told = "rank 0 takes an optimizer step on the CPU: the job has 2 GPUs on each node, and torch sees none: "
-    assert status == 0 or told in done.stderr
-    hidden = python(tmp_path, _BLIND.format(seen) + TRAIN, "alone", "1", **visible | {"CUDA_VISIBLE_DEVICES": "-1"})
-    assert hidden.returncode == (4 if size == "2" else 0), "hidden by the program itself, since exec refuses that"
+    assert told in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("env", "seen", "refused"),
+    [
+        ({"HPCDDP_GPUS_PER_NODE": "2"}, 0, True),
+        ({"HPCDDP_GPUS_PER_NODE": "2"}, 1, False),
+        ({}, 0, False),  # no job with GPUs, or hpcddp.init(backend="gloo")
+        ({"HPCDDP_GPUS_PER_NODE": "2", "CUDA_VISIBLE_DEVICES": "-1"}, 0, False),  # by the program: exec refuses it
+    ],
+)
+@pytest.mark.parametrize("kind", ["accelerator", "cuda", "xpu"])
+def test_a_program_trains_on_cpus_where_it_hides_the_gpus_or_the_job_has_none(
+    monkeypatch: pytest.MonkeyPatch, env: dict[str, str], seen: int, refused: bool, kind: str
+) -> None:
+    class LeftError(Exception):
+        pass
+
+    def leave(_status: int) -> None:
+        raise LeftError
+
+    devices = SimpleNamespace(device_count=lambda: seen)
+    version = SimpleNamespace(cuda=None, hip=None)
+    torch = SimpleNamespace(**{kind: devices}, version=version, __version__="2.14.1+cpu")
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    for name in ("HPCDDP_GPUS_PER_NODE", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(os, "_exit", leave)
+    with pytest.raises(LeftError) if refused else nullcontext():
+        hpcddp_guard.check_gpus()
 
 
 def test_the_sitecustomize_that_it_hides_runs_as_before(tmp_path: Path) -> None:
@@ -260,3 +290,14 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def test_a_program_of_a_job_with_gpus_trains_on_cpus_where_it_asks_for_gloo(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    if not hasattr(torch, "accelerator"):
+        pytest.skip("torch has a name for all of them since 2.6")
+    opens = "import hpcddp\ngroup = hpcddp.init(backend='gloo').__enter__()\n"
+    train = _BLIND.format(0) + opens + TRAIN
+    job = {"CUDA_VISIBLE_DEVICES": "0", "HPCDDP_GPUS_PER_NODE": "2", "WORLD_SIZE": "1", "HPCDDP_LAUNCHER": "none"}
+    done = python(tmp_path, train, "alone", "1", **job)
+    assert (done.returncode, "trained" in done.stdout) == (0, True), done.stderr

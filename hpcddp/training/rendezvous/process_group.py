@@ -24,7 +24,7 @@ from hpcddp.checks.environment import run_checks
 from hpcddp.checks.machine import look_at_machine
 from hpcddp.errors import RequestError
 from hpcddp.guard.hpcddp_guard import explain_no_gpu
-from hpcddp.ranks.device import label_devices, read_gpus_per_node, read_gpus_per_rank
+from hpcddp.ranks.device import GPUS_PER_NODE, label_devices, read_gpus_per_node, read_gpus_per_rank
 from hpcddp.ranks.launch import Launch
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.ranks.rankinfo import RankInfo
@@ -123,6 +123,8 @@ def _join(
     no_gpu = "" if gpus else explain_no_gpu(torch)
     me = Member(info.rank, socket.gethostname(), os.getpid(), info.local_rank, cpus, gpus, no_gpu)
     members = call_roll(store, me, info.world_size, arrival_timeout_s) if info.world_size > 1 else (me,)
+    if backend is not None:
+        env.pop(GPUS_PER_NODE, None)  # what was asked for needs no GPU: the guard need not look
     chosen = backend or choose_backend(members, read_gpus_per_node(env))
     devices = take_devices(chosen, members, info.rank, read_gpus_per_rank(env))
     set_threads(env, members, info.rank)
