@@ -1,4 +1,4 @@
-"""The first optimizer step of a rank of W without a process group of W ranks ends the rank with two lines.
+"""A rank of W that takes optimizer steps without a process group of W ranks is warned at its first, and ended at its 50th.
 
 W ranks that never met train W copies of one model, and end with 0: Accelerate, Lightning and HF's Trainer do where they
 find no GPU, and so does a script that starts processes itself.
@@ -6,6 +6,7 @@ find no GPU, and so does a script that starts processes itself.
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 
@@ -16,9 +17,12 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-_NO_GROUPS = {"horovod.torch", "torch_xla", "mpi4py.MPI"}  # they sum gradients without torch's process groups
+_NO_GROUPS = {"horovod.torch", "torch_xla", "mpi4py.MPI", "ray"}  # they join ranks without torch's process groups
+_ENDS_AT = 50  # steps of a rank that is alone: a probe before init_process_group() makes fewer
 _UNUSED_AT = 64  # steps after which something must have been sent: local SGD trains some steps alone
-_GUARDED = "HPCDDP_GUARDED"  # the ranks, and the run of the agent that started them
+_GUARDED = (
+    "HPCDDP_GUARDED"  # the ranks, the run of the agent that started them, and the rank's first process with torch
+)
 _RANK_MARKS = "HPCDDP_RANK_MARKS"  # this and the next two as in __init__.py, which is not on this path
 _AGENT_RANKS = "HPCDDP_AGENT_RANKS"
 _AGENT_NAMES = "HPCDDP_AGENT_NAMES"
@@ -29,29 +33,85 @@ _ON_CPUS = "gpus_per_node: 0 in the job file, or leave --gpus-per-node out of th
 HINT_NO_GPU = f"to train on CPUs: {_ON_CPUS}"
 
 
-def check(world_size: int, step: int) -> None:
-    """End this process with status 4 unless it has a process group of `world_size` ranks, which is used by and by."""
-    alone = _how_alone(world_size, step)
-    if not alone:
-        return
-    what = f"rank {os.environ.get('RANK', '?')} of {world_size} takes an optimizer step with {alone}"
-    hint = "init_process_group() and DDP before training (Accelerate and HF Trainer on CPUs: ACCELERATE_USE_CPU=true);"
-    _end(f"{what}: each rank trains a whole copy of its own", hint)
+class Watch:
+    """What optimizer steps of this process are to be part of, and what to say where they are not.
 
+    `ranks` have to be in this process's group; one alone needs none. What is said: `who` takes a step, `result` comes
+    of it. `world`: why this rank is alone, where that is known before. `gpus`: those of each node, which torch has to
+    see.
+    """
 
-def refuse_own_agent(agent: str, ranks: str) -> None:
-    """End this rank of an agent, which is alone and is itself in each of so many ranks."""
-    what = f"a rank takes an optimizer step in a world of its own: each of {ranks} ranks has started a {agent}"
-    hint = f"write {agent} itself behind --, not a script that calls it: then one is started per node, in one world;"
-    _end(f"{what}, and trains a whole copy", hint)
+    def __init__(
+        self, ranks: int, who: str, result: str, hint: str, world: str = "", gpus: str = "", warns: bool = True
+    ) -> None:
+        self._ranks = ranks
+        self._who = who
+        self._result = result
+        own = "where ranks are to train alone: independent: true in the job file, or export HPCDDP_INDEPENDENT=1"
+        self._hint = f"{hint}; {own}"
+        self._gpus = gpus
+        self._world = world
+        self._warns = warns
+        self._steps = 0
+        self._was_alone = False
 
+    def step(self) -> None:
+        """Count one; warn at the first and end this process at the 50th if it is alone at both."""
+        self._steps += 1
+        if self._steps == 1:
+            if self._gpus:
+                check_gpus()
+            alone = self.how_alone()
+            self._was_alone = bool(alone)
+            if alone and self._warns:
+                what = f"takes an optimizer step with {alone}"
+                _write(f"{self._tell(what)}; it is ended at step {_ENDS_AT}", self._hint)
+                atexit.register(self._tell_end)
+        elif self._steps == _ENDS_AT and self._was_alone:
+            if alone := self.how_alone():
+                _end(self._tell(f"has taken {_ENDS_AT} optimizer steps with {alone}"), self._hint)
+        elif self._steps == _UNUSED_AT and (unused := self.how_unused()):
+            _end(self._tell(f"takes an optimizer step with {unused}"), self._hint)
 
-def refuse_unstarted(ranks: int, step: int) -> None:
-    """End this process, which the command started in place of so many ranks, unless it has joined them all."""
-    if alone := _how_alone(ranks, step):
-        what = f"the command was to start {ranks} ranks, and this one takes an optimizer step with {alone}"
-        hint = "write the script's own command behind --, as python train.py, which is started once per rank;"
-        _end(f"{what}: it trains alone", hint)
+    @property
+    def is_over(self) -> bool:
+        """Whether no further step is looked at."""
+        return self._steps >= _UNUSED_AT
+
+    def how_alone(self) -> str:
+        """Why this rank trains alone; "" if it does not, or if it cannot be told."""
+        if self._world:
+            return self._world
+        if self._ranks == 1 or not _NO_GROUPS.isdisjoint(sys.modules):
+            return ""
+        distributed = _find_distributed()
+        if distributed is None:
+            rpc = getattr(sys.modules.get("torch.distributed.rpc"), "_is_current_rpc_agent_set", bool)
+            return "" if rpc() else "no process group"
+        size = distributed.get_world_size()
+        return "" if size == self._ranks else f"a process group of {size}"
+
+    def how_unused(self) -> str:
+        """As `how_alone`, of a rank that has a group; one that has left it may train a probe for an evaluation."""
+        distributed = _find_distributed()
+        if distributed is None or self._world or self._ranks == 1 or not _NO_GROUPS.isdisjoint(sys.modules):
+            return ""
+        if alone := self.how_alone():
+            return alone
+        try:  # torch's own count of a group's collectives, which not every backend has
+            groups = distributed.distributed_c10d._world.pg_map  # the list has no public name
+            # nor has the count; hpcddp.integrations has a group of its own, over which nothing is trained
+            used = any(g._get_sequence_number_for_group() for g in groups if getattr(g, "group_desc", "") != "hpcddp")
+        except (AttributeError, RuntimeError):
+            return ""
+        return "" if used else f"a process group in which nothing was sent in {_UNUSED_AT} steps"
+
+    def _tell(self, what: str) -> str:
+        return f"{self._who} {what}: {self._result}"
+
+    def _tell_end(self) -> None:
+        if self._steps < _ENDS_AT and (alone := self.how_alone()):
+            _write(self._tell(f"ends after {self._steps} optimizer steps with {alone}"), self._hint)
 
 
 def check_gpus() -> None:
@@ -61,10 +121,8 @@ def check_gpus() -> None:
     if not gpus or chosen or any(getattr(torch, kind).device_count() for kind in _KINDS if hasattr(torch, kind)):
         return
     what = f"the job has {gpus} GPUs on each node, and torch sees none"
-    _write(
-        f"rank {os.environ.get('RANK', '?')} takes an optimizer step on the CPU: {what}: {explain_no_gpu(torch)}",
-        HINT_NO_GPU,
-    )
+    rank = os.environ.get("RANK", "?")
+    _end(f"rank {rank} takes an optimizer step on the CPU: {what}: {explain_no_gpu(torch)}", HINT_NO_GPU)
 
 
 def explain_no_gpu(torch: Any) -> str:
@@ -91,43 +149,24 @@ def explain_no_gpu(torch: Any) -> str:
 
 
 def _end(what: str, hint: str) -> None:
-    own = "where ranks are to train alone: independent: true in the job file, or export HPCDDP_INDEPENDENT=1"
-    _write(what, f"{hint} {own}")
-
-
-def _write(what: str, hint: str) -> None:
     sys.stdout.flush()
-    sys.stderr.write(f"hpcddp: {what}\nhint: {hint}\n")
-    sys.stderr.flush()
+    _write(what, hint)
     os._exit(4)  # an exception could be caught, and would end a thread only
 
 
-def _how_alone(world_size: int, step: int) -> str:
-    """What is wrong with this rank's process groups; "" for nothing, or if it cannot be told."""
-    if not _NO_GROUPS.isdisjoint(sys.modules):
-        return ""
+def _write(what: str, hint: str) -> None:
+    sys.stderr.write(f"hpcddp: {what}\nhint: {hint}\n")
+    sys.stderr.flush()
+
+
+def _find_distributed() -> Any:
+    """torch.distributed, if this process has a process group."""
     distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        if step > 1:  # it had its group at the first step, and has left it: an evaluation may train a probe
-            return ""
-        rpc = getattr(sys.modules.get("torch.distributed.rpc"), "_is_current_rpc_agent_set", bool)
-        return "" if rpc() else "no process group"
-    size = distributed.get_world_size()
-    if size != world_size:
-        return f"a process group of {size}"
-    if step == 1:
-        return ""
-    try:  # torch's own count of a group's collectives, which not every backend has
-        groups = distributed.distributed_c10d._world.pg_map  # the list has no public name
-        # nor has the count; hpcddp.integrations has a group of its own, over which nothing is trained
-        used = any(g._get_sequence_number_for_group() for g in groups if getattr(g, "group_desc", "") != "hpcddp")
-    except (AttributeError, RuntimeError):
-        return ""
-    return "" if used else f"a process group in which nothing was sent in {step} steps"
+    return distributed if distributed and distributed.is_available() and distributed.is_initialized() else None
 
 
 class AtImport:
-    """Calls a function with a module once that was imported. Without `begin` it waits for nothing."""
+    """Calls a function with a module once that was imported, or now if it was. Without `begin` it waits for nothing."""
 
     def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
         self.name = name
@@ -135,7 +174,10 @@ class AtImport:
 
     def begin(self) -> None:
         """Wait for the module."""
-        sys.meta_path.insert(0, self)
+        if self.name in sys.modules:
+            self._then(sys.modules[self.name])
+        else:
+            sys.meta_path.insert(0, self)
 
     def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> ModuleSpec | None:
         if name != self.name:
@@ -155,27 +197,24 @@ class AtImport:
         return spec
 
 
-def _watch_steps(check_step: Callable[[int], None]) -> None:
-    """Torch's optimizers call `check_step` at the first step and at one much later."""
+def _watch_steps(watch: Watch, marks: str = "") -> None:
+    """Torch's optimizers call `watch`. `marks`: so that what this process starts from then on is no rank."""
 
-    def watch(module: ModuleType) -> None:
+    def begin(module: ModuleType) -> None:
+        if marks:
+            os.environ[_GUARDED] = marks
         if not hasattr(module, "register_optimizer_step_pre_hook"):  # torch 1 has no such hook
             return
-        torch = module.torch
-        steps = 0
+        compiler = getattr(sys.modules["torch"], "compiler", None)
+        is_compiling = getattr(compiler, "is_compiling", bool)
 
         def at_step(*_: Any) -> None:  # torch goes through its hooks, and none may leave meanwhile
-            nonlocal steps
-            is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", bool)
-            if steps >= _UNUSED_AT or is_compiling():  # a compiled step has no place for this
-                return
-            steps += 1
-            if steps in (1, _UNUSED_AT):
-                check_step(steps)
+            if not watch.is_over and not is_compiling():  # a compiled step has no place for this
+                watch.step()
 
         module.register_optimizer_step_pre_hook(at_step)
 
-    AtImport("torch.optim.optimizer", watch).begin()
+    AtImport("torch.optim.optimizer", begin).begin()
 
 
 def agents_words() -> tuple[str, str, str, str, str]:
@@ -189,8 +228,8 @@ def agents_words() -> tuple[str, str, str, str, str]:
 def start() -> None:
     """Watch for torch's optimizers, where this is a rank of several, unless they train alone, or of a job with GPUs.
 
-    Only the first Python of a rank: actors and probes that it starts may train alone, but no agent of one node.
-    An agent is no rank, unless it trains.
+    The rank is the first process with torch in it: not a Python that only starts another (a tracer, `conda run`), and
+    no actor or probe that the rank starts, but each agent of one node. An agent is no rank, unless it trains.
     """
     is_independent = os.environ.get("HPCDDP_INDEPENDENT", "").lower() not in ("", "0", "false", "no")
     agent, run, agents, _, _ = agents_words()
@@ -198,22 +237,42 @@ def start() -> None:
     size = "1" if is_independent else os.environ.get("WORLD_SIZE", "")
     marks = os.environ.get(_RANK_MARKS, "").split()
     is_agent = bool(marks) and not any(mark in os.environ for mark in marks)
-    ranks, _, run_of_rank = os.environ.get(_GUARDED, "").partition(" ")
-    if ranks:
+    ranks, run_of_rank, process = [*os.environ.get(_GUARDED, "").split(" "), "", ""][:3]
+    if ranks and process != str(os.getpid()):  # else the rank has become another Python
         if not is_independent and ranks != "1" and agents == "1" and run not in ("", run_of_rank):
-            _watch_steps(lambda _: refuse_own_agent(agent, ranks))
+            result = f"each of {ranks} ranks has started a {agent}, and trains a whole copy"
+            hint = f"write {agent} itself behind --, not a script that calls it: then one is started per node"
+            _watch_steps(Watch(0, "a rank", result, hint, world="a world of its own"))
     elif is_agent:
         planned = os.environ.get(_AGENT_RANKS, "")
         if not is_independent and planned.isdigit() and int(planned) > 1:  # an agent never steps, but some train alone
-            _watch_steps(lambda step: refuse_unstarted(int(planned), step))
+            who = f"the command was to start {planned} ranks, and this one"
+            hint = "write the script's own command behind --, as python train.py, which is started once per rank"
+            _watch_steps(Watch(int(planned), who, "it trains alone", hint))
     elif size.isdigit() and (int(size) > 1 or gpus):
-        os.environ[_GUARDED] = f"{size} {run}"
-        _watch_steps(lambda step: check_rank(int(size), step))
+        rank = os.environ.get("RANK", "?")
+        result = "each rank trains a whole copy of its own"
+        warns = rank in ("0", "?")
+        watch = Watch(int(size), f"rank {rank} of {size}", result, _hint(int(size)), gpus=gpus, warns=warns)
+        _watch_steps(watch, marks=f"{size} {run} {os.getpid()}")
 
 
-def check_rank(world_size: int, step: int) -> None:
-    """The checks of a rank at this optimizer step."""
-    if step == 1:
-        check_gpus()
-    if world_size > 1:
-        check(world_size, step)
+def _hint(size: int) -> str:
+    local = os.environ.get("LOCAL_WORLD_SIZE", "")
+    each = int(local) if local.isdigit() and local != "0" and size % int(local) == 0 else size
+    return (
+        "with hpcddp.runtime(), or init_process_group() and DDP, before training; Accelerate and HF Trainer on CPUs:"
+        f" ACCELERATE_USE_CPU=true; Lightning: Trainer(num_nodes={size // each}, devices={each}), LightningCLI:"
+        " --trainer.num_nodes={nodes} --trainer.devices={local_world_size}"
+    )
+
+
+def start_with_torch() -> None:
+    """What torch calls at the end of its import, by the entry point of hpcddp or of this folder: for a rank whose
+    Python has not run this folder's sitecustomize."""
+    if not os.environ.get(_AGENT_NAMES) or "hpcddp_faults" in sys.modules:
+        return
+    import hpcddp_faults  # type: ignore[import-not-found]  # this folder is on the path, and sitecustomize imports both
+
+    start()
+    hpcddp_faults.start()

@@ -1,4 +1,5 @@
-"""Ranks that train without ever meeting end with an error. The guard starts with Python, in front of what it hides."""
+"""Ranks that train without ever meeting are warned and ended. The guard starts with Python, in front of what it hides,
+or with torch, where something hides it."""
 
 from __future__ import annotations
 
@@ -42,6 +43,31 @@ if how == "integrations":
     Ranks(dist.get_rank(), 2).wait()
 for _ in range(int(sys.argv[2])):
     optimizer.step()
+print("trained")
+"""
+# What of torch the guard and its start need; like torch since 2.5, it ends its import with the backends of others.
+FAKE_TORCH = {
+    "torch/__init__.py": """\
+from importlib.metadata import entry_points
+from torch import optim
+for backend in entry_points(group="torch.backends"):
+    backend.load()()
+""",
+    "torch/optim/__init__.py": "from torch.optim import optimizer\n",
+    "torch/optim/optimizer.py": """\
+hooks = []
+register_optimizer_step_pre_hook = hooks.append
+def step():
+    for hook in hooks:
+        hook()
+""",
+}
+STEPS = """\
+import sys
+sys.path.insert(0, sys.argv[2])
+import torch
+for _ in range(int(sys.argv[1])):
+    torch.optim.optimizer.step()
 print("trained")
 """
 
@@ -132,19 +158,100 @@ def test_an_error_in_the_hidden_one_is_said_as_python_says_it(tmp_path: Path) ->
     assert "no_such_module" in done.stderr
 
 
-def test_a_rank_of_two_that_trains_alone_ends(tmp_path: Path) -> None:
+def train(folder: Path, steps: int, words: list[str] | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+    """Take so many steps with the torch above, behind these words in place of the interpreter."""
+    for name, text in FAKE_TORCH.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    (folder / "train.py").write_text(STEPS)
+    argv = [*(words or [sys.executable]), "train.py", str(steps), str(folder)]
+    clean = {"PATH": os.environ["PATH"], "HOME": str(folder)}
+    return subprocess.run(argv, capture_output=True, text=True, cwd=folder, env=clean | RANK | env, check=False)
+
+
+def test_a_rank_of_two_that_trains_alone_is_warned_at_its_first_step_and_ended_at_its_50th(tmp_path: Path) -> None:
     pytest.importorskip("torch")  # the login node's Pythons have none
-    done = python(tmp_path, TRAIN, "alone", "1")
-    assert done.returncode == 4
-    assert done.stdout == ""
-    assert done.stderr.startswith("hpcddp: rank 0 of 2 takes an optimizer step with no process group: each rank trains")
-    assert "hint: init_process_group()" in done.stderr
+    done = python(tmp_path, TRAIN, "alone", "50")
+    assert (done.returncode, done.stdout) == (4, "")
+    first, hint, last, again = done.stderr.splitlines()
+    assert first == (
+        "hpcddp: rank 0 of 2 takes an optimizer step with no process group: each rank trains a whole copy of its own;"
+        " it is ended at step 50"
+    )
+    assert last.startswith("hpcddp: rank 0 of 2 has taken 50 optimizer steps with no process group: each rank trains a")
+    assert hint == again
+    for way in ("hpcddp.runtime", "DDP", "Accelerate", "HF Trainer", "num_nodes=1, devices=2", "independent: true"):
+        assert way in hint
 
 
-def test_what_a_rank_starts_is_not_watched(tmp_path: Path) -> None:
-    child = "import sys; print(any('AtImport' in str(f) for f in sys.meta_path))"
-    done = python(tmp_path, f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}], check=True)")
-    assert (done.stdout, done.stderr) == ("False\n", "")
+def test_before_its_50th_step_it_is_told_again_at_its_end(tmp_path: Path) -> None:
+    done = train(tmp_path, 49)
+    assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
+    assert "hpcddp: rank 0 of 2 ends after 49 optimizer steps with no process group: each" in done.stderr
+
+
+def test_of_all_ranks_the_first_warns_and_each_is_ended(tmp_path: Path) -> None:
+    done = train(tmp_path, 49, RANK="1")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert train(tmp_path, 50, RANK="1").returncode == 4
+
+
+def test_a_probe_before_the_process_group_is_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(GUARD)
+    import hpcddp_guard  # type: ignore[import-not-found]
+
+    world = [0]
+    pretended = SimpleNamespace(
+        is_available=lambda: True, is_initialized=lambda: world[0] > 0, get_world_size=lambda: world[0]
+    )
+    monkeypatch.setitem(sys.modules, "torch.distributed", pretended)
+    monkeypatch.setattr(hpcddp_guard.atexit, "register", lambda _: None)
+    ends: list[int] = []
+    monkeypatch.setattr(hpcddp_guard.os, "_exit", ends.append)
+    for joined, ended in ((2, []), (4, [4])):
+        world[0] = 0
+        watch = hpcddp_guard.Watch(2, "it", "alone", "join")
+        for step in range(1, 60):
+            world[0] = joined if step > 20 else 0
+            watch.step()
+        assert ends == ended
+
+
+@pytest.mark.parametrize("mode", ["-I", "-E", "PYTHONPATH is set anew"])
+def test_it_starts_with_torch_where_python_does_not_see_its_folder(tmp_path: Path, mode: str) -> None:
+    """By the entry point that hpcddp is installed with: `make .venv/.installed` after pyproject.toml has changed."""
+    words = [sys.executable, mode] if mode.startswith("-") else ["env", f"PYTHONPATH={tmp_path}", sys.executable]
+    assert train(tmp_path, 50, words).returncode == 4
+
+
+BECOME = "import os, sys; os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+CALL = "import subprocess, sys; sys.exit(subprocess.run([sys.executable, *sys.argv[1:]]).returncode)"
+CHAINED = "import sys\nthis = sys.modules.pop('sitecustomize')\ndel sys.path[sys.path.index('wrapper')]\nimport sitecustomize\n"
+
+
+@pytest.mark.parametrize("wrapper", [BECOME, CALL], ids=["becomes it", "calls it"])
+@pytest.mark.parametrize("customize", ["", CHAINED], ids=["hides ours", "goes on to ours"])
+def test_a_python_that_starts_the_rank_with_a_sitecustomize_of_its_own_hides_nothing(
+    tmp_path: Path, wrapper: str, customize: str
+) -> None:
+    """As opentelemetry-instrument (no word of the hidden one) and ddtrace-run (imports it) do."""
+    (tmp_path / "wrapper").mkdir()
+    (tmp_path / "wrapper/sitecustomize.py").write_text(customize.replace("'wrapper'", f"'{tmp_path}/wrapper'"))
+    first = f"import os; os.environ['PYTHONPATH'] = '{tmp_path}/wrapper:{GUARD}'; "
+    done = train(tmp_path, 50, [sys.executable, "-c", first + wrapper])
+    assert (done.returncode, done.stdout) == (4, ""), done.stderr
+
+
+def test_without_a_rank_of_ours_the_entry_point_does_nothing(tmp_path: Path) -> None:
+    done = train(tmp_path, 64, [sys.executable, "-I"], **{guard.AGENT_NAMES: ""})
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_what_a_rank_with_torch_starts_is_not_watched(tmp_path: Path) -> None:
+    probe = "import subprocess, sys, torch; sys.exit(subprocess.run([sys.executable, *sys.argv[1:]]).returncode)"
+    first = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); "
+    done = train(tmp_path, 64, [sys.executable, "-c", first + probe])
+    assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
 
 
 @pytest.mark.parametrize(
@@ -158,15 +265,14 @@ def test_an_agent_is_no_rank(tmp_path: Path, more: dict[str, str], is_watched: b
 
 def test_a_command_that_trains_alone_in_place_of_starting_ranks_ends(tmp_path: Path) -> None:
     """As `accelerate launch` does on a CPU."""
-    pytest.importorskip("torch")
     agent = {guard.RANK_MARKS: "ORBIT_RANK", "WORLD_SIZE": "1"}
-    done = python(tmp_path, TRAIN, "alone", "1", **agent, **{guard.AGENT_RANKS: "2"})
+    done = train(tmp_path, 50, **agent, **{guard.AGENT_RANKS: "2"})
     assert done.returncode == 4
     assert done.stderr.startswith(
         "hpcddp: the command was to start 2 ranks, and this one takes an optimizer step with no"
     )
     assert "hint: write the script's own command behind --, as python train.py" in done.stderr
-    assert python(tmp_path, TRAIN, "alone", "1", **agent, **{guard.AGENT_RANKS: "1"}).returncode == 0
+    assert train(tmp_path, 50, **agent, **{guard.AGENT_RANKS: "1"}).returncode == 0
 
 
 @pytest.mark.torch_compat
@@ -203,7 +309,7 @@ begun.wait()
 def test_a_torchrun_in_each_rank_is_watched_if_it_is_alone(
     tmp_path: Path, more: dict[str, str], is_watched: bool
 ) -> None:
-    inside = {"HPCDDP_GUARDED": "2 hpcddp-47", "GROUP_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "none"}
+    inside = {"HPCDDP_GUARDED": "2 hpcddp-47 1", "GROUP_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "none"}
     assert watched(tmp_path, **inside | more) is is_watched
 
 
@@ -213,9 +319,9 @@ def test_the_names_of_the_agents_variables_are_handed_on() -> None:
 
 
 @pytest.mark.slow
-def test_a_torchrun_in_each_rank_ends_before_it_trains(tmp_path: Path) -> None:
+def test_a_torchrun_in_each_rank_ends_while_it_trains(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
-    line = "import os; os.system('torchrun --standalone --nproc-per-node 1 train.py ddp 1')"
+    line = "import os; os.system('torchrun --standalone --nproc-per-node 1 train.py ddp 50')"
     env = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "TORCHELASTIC_RUN_ID": "hpcddp-47"}
     done = python(tmp_path, line, **env)
     assert done.stdout == ""
@@ -245,7 +351,7 @@ print(store.check(["address of rank 0"]))
 @pytest.mark.slow
 def test_the_end_cannot_be_caught(tmp_path: Path) -> None:
     body = "\n".join(f"    {line}" for line in TRAIN.splitlines())
-    done = python(tmp_path, f"try:\n{body}\nexcept BaseException:\n    print('caught')\n", "alone", "1")
+    done = python(tmp_path, f"try:\n{body}\nexcept BaseException:\n    print('caught')\n", "alone", "50")
     assert (done.returncode, done.stdout) == (4, "")
 
 
