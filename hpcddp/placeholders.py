@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 #: What differs from rank to rank, what the launch has, and what the global batch gives.
 OF_RANK = ("rank", "local_rank")
-OF_LAUNCH = (*OF_RANK, "world_size", "local_world_size", "node_rank", "run_dir")
+OF_LAUNCH = (*OF_RANK, "world_size", "local_world_size", "nodes", "node_rank", "run_dir")
 OF_BATCH = ("global_batch", "per_rank_batch", "micro_batch", "accumulation")
 _KNOWN = (*OF_LAUNCH, *OF_BATCH)
 _WITHOUT = {

@@ -122,6 +122,7 @@ def fill_command(command: list[str], env: Mapping[str, str], info: RankInfo, opt
     if not any("{" in word for word in command):
         return command
     from hpcddp.placeholders import batch_numbers, fill_placeholders
+    from hpcddp.ranks.frameworks import count_nodes
 
     world_size = options.nodes * options.ranks_per_node or info.world_size
     values: dict[str, object] = {
@@ -129,6 +130,7 @@ def fill_command(command: list[str], env: Mapping[str, str], info: RankInfo, opt
         "local_rank": None if options.nodes else info.local_rank,
         "world_size": world_size,
         "local_world_size": options.ranks_per_node or info.local_world_size,
+        "nodes": options.nodes or count_nodes(info),
         "node_rank": env.get("GROUP_RANK"),
         "run_dir": env.get("HPCDDP_RUN_DIR"),
     }

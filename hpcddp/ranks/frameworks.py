@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from hpcddp.ranks.rankinfo import RankInfo
 
 
+_LIGHTNING = ("PL_TRAINER_", "LT_")  # what Trainer and Fabric look for, each with the names of its arguments
 #: All that `framework_variables` may set, and `agent_variables` beside what an agent's row names.
 FRAMEWORK_VARIABLES = (
     *("GROUP_RANK", "NODE_RANK", "TORCHELASTIC_RUN_ID", "PL_TRAINER_NUM_NODES", "PL_TRAINER_DEVICES"),
-    "ACCELERATE_USE_CPU",
+    *("LT_NUM_NODES", "LT_DEVICES", "ACCELERATE_USE_CPU"),
 )
 
 
@@ -76,12 +77,19 @@ def _node_rank(launch: Launch) -> int | None:
 
 
 def _lightning_size(info: RankInfo, gpus: int) -> dict[str, str]:
-    """Lightning's world is devices x nodes, which its Trainer does not take from the environment otherwise. Nothing
-    where nodes have different numbers of ranks, or where ranks share a GPU."""
+    """Lightning's world is devices x nodes, which its Trainer and its Fabric do not take from the environment
+    otherwise. Nothing where nodes have different numbers of ranks, or where ranks share a GPU."""
+    nodes, local = count_nodes(info), info.local_world_size
+    if nodes is None or local is None or 0 < gpus < local:
+        return {}
+    # with LT_CLI_USED beside them, fabric.launch() would be refused
+    return {f"{who}NUM_NODES": str(nodes) for who in _LIGHTNING} | {f"{who}DEVICES": str(local) for who in _LIGHTNING}
+
+
+def count_nodes(info: RankInfo) -> int | None:
+    """The nodes of a launch with as many ranks on each of them; None where they differ, or it is not known."""
     local = info.local_world_size
-    if local is None or info.world_size % local or 0 < gpus < local:
-        return {}
-    nodes = info.world_size // local
-    if info.num_nodes not in (None, nodes):
-        return {}
-    return {"PL_TRAINER_NUM_NODES": str(nodes), "PL_TRAINER_DEVICES": str(local)}
+    if local is None:
+        return info.num_nodes
+    nodes, rest = divmod(info.world_size, local)
+    return nodes if not rest and info.num_nodes in (None, nodes) else None

@@ -1,4 +1,4 @@
-"""A training loop with Lightning Fabric. Fabric takes the number of nodes from its arguments only."""
+"""A training loop with Lightning Fabric."""
 
 import argparse
 

@@ -22,7 +22,7 @@ def environment(repo: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    "program", ["plain_ddp", "accelerate_loop", "hf_trainer", "lightning_trainer", "deepspeed_zero"]
+    "program", ["plain_ddp", "accelerate_loop", "hf_trainer", "lightning_trainer", "fabric_loop", "deepspeed_zero"]
 )
 def test_a_script_is_one_world(program, repo, run, tmp_path, check_world):
     line = [*mpirun(repo, 2), *EXEC, sys.executable, str(PROGRAMS / f"{program}.py"), str(tmp_path)]

@@ -182,16 +182,7 @@ ROWS = (
     ),
     Row("HF Trainer", "frameworks/hf-trainer.yaml", (1, 2), IN_DOUBLE, LINE, LINE, package="transformers"),
     Row("Lightning Trainer", "frameworks/lightning.yaml", (1, 2), IN_DOUBLE, LINE, LINE, package="lightning"),
-    Row(
-        "Lightning Fabric",
-        "frameworks/fabric.yaml",
-        (1, 2),
-        IN_DOUBLE,
-        LINE,
-        LINE,
-        renders="1 node; for more change the script's `--nodes`, too",
-        package="lightning",
-    ),
+    Row("Lightning Fabric", "frameworks/fabric.yaml", (1, 2), IN_DOUBLE, LINE, LINE, package="lightning"),
     *(
         Row(
             f"DeepSpeed ZeRO-{stage}",

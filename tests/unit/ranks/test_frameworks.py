@@ -25,11 +25,13 @@ def handed(env: dict[str, str], hostname: str = "a", gpus: int = 0, *, cpu_only:
 def test_lightning_gets_the_size_of_the_launch() -> None:
     found = handed(openmpi(3, 4, 2))
     assert (found["PL_TRAINER_NUM_NODES"], found["PL_TRAINER_DEVICES"]) == ("2", "2")
+    assert (found["LT_NUM_NODES"], found["LT_DEVICES"]) == ("2", "2")
+    assert "LT_CLI_USED" not in found, "fabric.launch() would be refused"
 
 
 @pytest.mark.parametrize(("size", "local", "gpus"), [(5, 2, 0), (4, 4, 2)])
 def test_no_size_where_nodes_differ_or_ranks_share_a_gpu(size: int, local: int, gpus: int) -> None:
-    assert not [name for name in handed(openmpi(1, size, local), gpus=gpus) if name.startswith("PL_")]
+    assert not [name for name in handed(openmpi(1, size, local), gpus=gpus) if name.startswith(("PL_", "LT_"))]
 
 
 def test_what_the_user_set_stays() -> None:
