@@ -171,9 +171,11 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
 def _check_command(plan: JobPlan, env: Mapping[str, str]) -> None:
     """RequestError for a command that cannot be started, before it has a run folder."""
     from hpcddp.login.look import look_here
+    from hpcddp.login.script_check import check_training_script
     from hpcddp.script.program import check_program
 
     tell_each(check_program(plan.command[0], os.getcwd(), plan.python, look_here(env)))
+    tell_each(check_training_script(plan, {}))
 
 
 def _refuse_inside_a_rank(env: Mapping[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""A rank of W that takes optimizer steps without a process group of W ranks is warned at its first, and ended at its 50th.
+"""A rank of W that trains without a process group of W ranks is warned at its first step, and ended at its 50th.
 
 W ranks that never met train W copies of one model, and end with 0: Accelerate, Lightning and HF's Trainer do where they
 find no GPU, and so does a script that starts processes itself.

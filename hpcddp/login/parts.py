@@ -11,6 +11,7 @@ from hpcddp.errors import HpcddpError, RequestError, SchedulerError
 from hpcddp.login.find_run import call_run, find_newest_jobs, find_run, is_job_id, is_same_job, list_all_runs
 from hpcddp.login.look import look_here
 from hpcddp.login.planning import plan_spec
+from hpcddp.login.script_check import ReadPrograms, check_training_script
 from hpcddp.login.submit import Part, Queued, plan_part, submit_part
 from hpcddp.record import Record
 from hpcddp.runs.command import name_command
@@ -58,8 +59,10 @@ def check_parts(parts: Parts, env: Mapping[str, str]) -> list[str]:
     """Remarks on paths, each once. RequestError for what clearly is not there."""
     here = look_here(env)
     told: dict[str, None] = {}
+    read: ReadPrograms = {}
     for part in parts.parts:
         told.update(dict.fromkeys(check_plan(part.plan, here)))
+        told.update(dict.fromkeys(check_training_script(part.plan, read)))
         told.update(dict.fromkeys(check_output(part.plan.site.scheduler, part.script, here)))
     return list(told)
 

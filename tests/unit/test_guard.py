@@ -226,7 +226,12 @@ def test_it_starts_with_torch_where_python_does_not_see_its_folder(tmp_path: Pat
 
 BECOME = "import os, sys; os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
 CALL = "import subprocess, sys; sys.exit(subprocess.run([sys.executable, *sys.argv[1:]]).returncode)"
-CHAINED = "import sys\nthis = sys.modules.pop('sitecustomize')\ndel sys.path[sys.path.index('wrapper')]\nimport sitecustomize\n"
+CHAINED = """\
+import sys
+this = sys.modules.pop('sitecustomize')
+del sys.path[sys.path.index('wrapper')]
+import sitecustomize
+"""
 
 
 @pytest.mark.parametrize("wrapper", [BECOME, CALL], ids=["becomes it", "calls it"])
