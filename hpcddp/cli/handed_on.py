@@ -82,13 +82,13 @@ def further_variables(
         from hpcddp.ranks.launchers import AGENTS, LAUNCHERS
 
         found = find_agent(command)
-        agent = found[1].agent if found else AGENTS[0]
+        agent, reads = (found[1].agent, found[1].reads) if found else (AGENTS[0], LAUNCHERS[AGENTS[0]].reads)
         # WORLD_SIZE counts nodes here; the ranks that an agent makes get one of their own, and these marks
         watched = {}
         if found:
             ranks = str(options.nodes * (options.ranks_per_node or 1))
             watched = _guard(env) | {guard.RANK_MARKS: " ".join(LAUNCHERS[agent].marks), guard.AGENT_RANKS: ranks}
-        return agent_variables(agent, env, info, options.nodes, options.ranks_per_node) | watched
+        return agent_variables(reads, env, info, options.nodes, options.ranks_per_node) | watched
     if info.world_size == 1:
         return _guard(env) if GPUS_PER_NODE in env else {}
     from hpcddp.ranks.device import count_gpus, why_no_accelerator

@@ -30,5 +30,5 @@ def clean_environment(env: Mapping[str, str]) -> dict[str, str]:
         *(prefix for row in LAUNCHERS.values() for prefix in row.prefixes),
     )
     gone = {name for name in env if name.startswith(prefixes) and name not in kept}
-    gone.update(FRAMEWORK_VARIABLES, *(row.reads for row in LAUNCHERS.values()))
+    gone.update(FRAMEWORK_VARIABLES, *(row.all_reads for row in LAUNCHERS.values()))
     return {name: value for name, value in env.items() if name not in gone and name not in _OF_JOBS}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from hpcddp.ranks.consistency import check_node_rank
 from hpcddp.ranks.launcher import HANDED_ON
-from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.schedulers.host_names import same_host
 
@@ -49,9 +48,9 @@ def framework_variables(env: Mapping[str, str], launch: Launch, *, gpus: int, cp
 
 
 def agent_variables(
-    agent: str, env: Mapping[str, str], info: RankInfo, nodes: int, ranks_per_node: int
+    reads: Mapping[str, str], env: Mapping[str, str], info: RankInfo, nodes: int, ranks_per_node: int
 ) -> dict[str, str]:
-    """What this agent reads where its options say nothing: all of them meet at rank 0's address, which `env` has."""
+    """What an agent `reads` where its options say nothing: all of them meet at rank 0's address, which `env` has."""
     node = "0" if nodes == 1 else str(info.rank)
     check_node_rank(env, int(node), LAUNCHERS["env"])
     values = {
@@ -60,8 +59,9 @@ def agent_variables(
         "ranks_per_node": str(ranks_per_node),
         "master_addr": env["MASTER_ADDR"],
         "master_port": env["MASTER_PORT"],
+        "yes": "1",
     }
-    found = {name: values[what] for name, what in LAUNCHERS[agent].reads.items()}
+    found = {name: values[what] for name, what in reads.items()}
     found |= {"NODE_RANK": node, "GROUP_RANK": node}
     return {name: value for name, value in found.items() if name not in env}
 

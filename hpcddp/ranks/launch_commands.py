@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 class AgentCommand(Record):
     """A command that makes the ranks of one node: the row of its ranks, its options for which hpcddp has others, and
     those that say where the agents' rendezvous is; `counts_all`: the one that elsewhere
-    is the processes of all nodes."""
+    is the processes of all nodes; `reads`: the variables that take the place of options; `needs`: an option without
+    which it makes no ranks."""
 
     command: str
     agent: str
@@ -20,10 +21,17 @@ class AgentCommand(Record):
     rendezvous_options: tuple[str, ...]
     flags: tuple[str, ...]
     counts_all: str
+    reads: Mapping[str, str]
+    needs: str
 
 
 # What starts ranks as well and has no row: no rank's variables of it were ever recorded.
-_FOREIGN = ("aprun", "deepspeed")
+_FOREIGN = (
+    *("aprun", "deepspeed", "-m deepspeed.launcher.runner", "-m deepspeed.launcher.launch"),
+    *("fabric run", "lightning run", "-m lightning.fabric.cli", "-m lightning_fabric.cli"),
+    *("composer", "-m composer.cli.launcher", "horovodrun", "-m horovod.runner.launch", "colossalai run"),
+)
+_WORDS = {"composer"}  # it may be a value of a program's option, too
 #: Commands that start one process per rank; of two words where the first alone does not.
 COMMANDS = frozenset(
     (*(command for row in LAUNCHERS.values() for made in row.all_commands for command in made.commands), *_FOREIGN)
@@ -38,6 +46,8 @@ def find_launch_command(words: Sequence[str]) -> tuple[int, str] | None:
     for i, word in enumerate(words):
         if word.endswith(".py") and " " not in word:
             return None
+        if word in _WORDS and any(before.rsplit("/", 1)[-1].startswith("python") for before in words[:i]):
+            continue
         program = word.rsplit("/", 1)[-1]
         pair = " ".join((program, *words[i + 1 : i + 2]))
         if program in COMMANDS or pair in COMMANDS:
@@ -54,9 +64,8 @@ def find_agent(words: Sequence[str]) -> tuple[int, AgentCommand] | None:
     for row in (LAUNCHERS[agent] for agent in AGENTS if LAUNCHERS[agent].reads):
         for made in row.all_commands:
             if name in made.commands:
-                return at, AgentCommand(
-                    name, row.name, made.typed, made.rendezvous_options, made.flags, made.counts_all
-                )
+                options = (made.typed, made.rendezvous_options, made.flags, made.counts_all)
+                return at, AgentCommand(name, row.name, *options, {**row.reads, **made.reads}, made.needs)
     return None
 
 

@@ -50,7 +50,8 @@ class JobStep(Record):
 class FrontEnd(Record):
     """A program that starts an agent by options of its own. The agent still reads its variables where they say nothing.
 
-    Fields as in `Launcher`. `counts_all`: the option that elsewhere is the processes of all nodes.
+    Fields as in `Launcher`; it `reads` those variables beside the agent's. `counts_all`: the option that elsewhere is
+    the processes of all nodes. `needs`: the option without which, or another of the agent's, it starts no agent.
     """
 
     commands: tuple[str, ...]
@@ -58,6 +59,8 @@ class FrontEnd(Record):
     rendezvous_options: tuple[str, ...]
     flags: tuple[str, ...]
     counts_all: str = ""
+    reads: Mapping[str, str] = _NO_OPTIONS
+    needs: str = ""
 
 
 class Launcher(Record):
@@ -210,6 +213,11 @@ class Launcher(Record):
     def all_commands(self) -> tuple[FrontEnd, ...]:
         """Its own commands, then those of its front ends, each with its options."""
         return (FrontEnd(self.commands, self.typed, self.rendezvous_options, self.flags), *self.front_ends)
+
+    @property
+    def all_reads(self) -> set[str]:
+        """Every variable that it or one of its front ends reads."""
+        return {name for one in (self.reads, *(front.reads for front in self.front_ends)) for name in one}
 
 
 def shows(env: Mapping[str, str], mark: str) -> bool:

@@ -88,10 +88,12 @@ def _torchrun_line(job: LaunchRequest) -> Iterator[Words]:
         yield ("--standalone",)
 
 
-_ACCELERATE = FrontEnd(  # it calls torchrun's code
+_ACCELERATE = FrontEnd(  # it calls torchrun's code, and the last two lines call it (trl/cli.py, axolotl/cli/launchers)
     commands=(
         *("accelerate launch", "accelerate-launch", "-m accelerate.commands.launch"),
         "accelerate.commands.accelerate_cli launch",
+        *("trl sft", "trl dpo", "trl grpo", "trl kto", "trl reward", "trl rloo"),
+        *("axolotl train", "axolotl.cli.main train"),
     ),
     typed={"--num-processes": "--ranks-per-node"},
     rendezvous_options=("--num-machines", "--machine-rank", "--main-process-ip", "--rdzv-backend", "--rdzv-conf"),
@@ -100,6 +102,27 @@ _ACCELERATE = FrontEnd(  # it calls torchrun's code
         *("--debug", "-q", "--quiet"),
     ),
     counts_all="--num-processes",
+)
+
+_TORCHRUN_TYPED = {"--nnodes": "--nodes", "--nproc-per-node": "--ranks-per-node"}
+_TORCHRUN_RENDEZVOUS = (
+    *("--standalone", "--rdzv-endpoint", "--rdzv-backend", "--rdzv-conf", "--rdzv-id"),
+    *("--node-rank", "--master-addr", "--master-port"),
+)
+_TORCHRUN_FLAGS = ("--standalone", "--no-python", "-m", "--module", "--run-path", "--use-env", "--virtual-local-rank")
+_TORCHTUNE = FrontEnd(  # torchrun's options; without one of them the recipe is one process (torchtune/_cli/run.py)
+    commands=("tune run",),
+    typed=_TORCHRUN_TYPED,
+    rendezvous_options=_TORCHRUN_RENDEZVOUS,
+    flags=_TORCHRUN_FLAGS,
+    needs="--nproc-per-node",
+)
+_LLAMAFACTORY = FrontEnd(  # it gives torchrun options that it makes of variables (llamafactory/cli.py)
+    commands=("llamafactory-cli train", "lmf train"),
+    typed={},
+    rendezvous_options=(),
+    flags=(),
+    reads={"FORCE_TORCHRUN": "yes", "NNODES": "nodes", "NPROC_PER_NODE": "ranks_per_node"},
 )
 
 LAUNCHERS: dict[str, Launcher] = {
@@ -193,7 +216,7 @@ LAUNCHERS: dict[str, Launcher] = {
         fills_arguments=True,
         restarts="TORCHELASTIC_RESTART_COUNT",
         command="torchrun --nproc-per-node={n}",
-        typed={"--nnodes": "--nodes", "--nproc-per-node": "--ranks-per-node"},
+        typed=_TORCHRUN_TYPED,
         commands=("torchrun", "-m torch.distributed.run", "-m torch.distributed.launch"),
         reads={
             "PET_NNODES": "nodes",
@@ -202,12 +225,9 @@ LAUNCHERS: dict[str, Launcher] = {
             "PET_MASTER_ADDR": "master_addr",
             "PET_MASTER_PORT": "master_port",
         },
-        rendezvous_options=(
-            *("--standalone", "--rdzv-endpoint", "--rdzv-backend", "--rdzv-conf", "--rdzv-id"),
-            *("--node-rank", "--master-addr", "--master-port"),
-        ),
-        flags=("--standalone", "--no-python", "-m", "--module", "--run-path", "--use-env", "--virtual-local-rank"),
-        front_ends=(_ACCELERATE,),
+        rendezvous_options=_TORCHRUN_RENDEZVOUS,
+        flags=_TORCHRUN_FLAGS,
+        front_ends=(_ACCELERATE, _TORCHTUNE, _LLAMAFACTORY),
         order=60,
         program="torchrun",
         line=_torchrun_line,

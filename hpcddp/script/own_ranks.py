@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from hpcddp.errors import RequestError
 from hpcddp.ranks.launch_commands import AgentCommand, find_agent
@@ -13,6 +15,9 @@ from hpcddp.script.spec import JobSpec
 from hpcddp.units import format_count
 
 _SPAWNS = "multiprocessing-distributed"  # of pytorch/examples' imagenet and its many copies
+# What that takes from the variables of hpcddp exec where it says so, as its README does not.
+_FROM_ENV = {"dist-url": "env://", "world-size": "-1", "rank": "-1"}
+_LOOPBACK = re.compile(r"(\w+://)?(localhost|127\.[\d.]+|\[?::1\]?)(:.*)?")
 
 
 class OwnRanks(Record):
@@ -41,9 +46,16 @@ def plan_own_ranks(spec: JobSpec) -> tuple[JobSpec, OwnRanks]:
             f"leave out --launcher {spec.launcher}",
         )
     if found is None:
+        if (spec.nodes or 1) > 1 and spec.ranks is None:
+            _refuse_one_place(command)
         return spec, OwnRanks(SOME_COMMAND, AGENTS[0])
     at, agent = found
     given = _options(command[at + len(agent.command.split()) :], agent)
+    if agent.needs and not given:
+        raise RequestError(
+            f"{agent.command} runs its program in one process without {agent.needs}",
+            f"{agent.command} {agent.needs} N …, with the ranks of a node for N",
+        )
     if (spec.nodes or 1) > 1:
         _refuse_rendezvous_options(agent, given)
     for option, ours in agent.typed.items():
@@ -80,6 +92,23 @@ def remark_counted(own_ranks: OwnRanks, nodes: int, ranks: int, gpus: int) -> tu
     return (f"{what}; for {ranks} in all: {option} {each}" if each else what,)
 
 
+def _refuse_one_place(command: Sequence[str]) -> None:
+    """Where the program itself counts nodes, a number in the command would be the same on each of them."""
+    words = [*command, ""]
+    for word, following in pairwise(words):
+        name, equals, value = word.partition("=")
+        option = name.lstrip("-").replace("_", "-") if name.startswith("--") else ""
+        value = value if equals else following
+        if option == "dist-url" and not _LOOPBACK.fullmatch(value):
+            continue
+        if option in _FROM_ENV and value != _FROM_ENV[option] and "{" not in value:
+            right = " ".join(f"--{one} {said}" for one, said in _FROM_ENV.items())
+            raise RequestError(
+                f"{name} {value} on several nodes: each of them would take it for its own",
+                f"{right}: hpcddp gives each node its number and the rendezvous",
+            )
+
+
 def _has_option(command: Sequence[str]) -> bool:
     return any(word.partition("=")[0].lstrip("-").replace("_", "-") == _SPAWNS for word in command if word[:2] == "--")
 
@@ -93,7 +122,7 @@ def _options(words: Sequence[str], agent: AgentCommand) -> Mapping[str, str]:
         name, equals, value = words.pop(0).partition("=")
         name = name.replace("_", "-")
         name = next((full for full in known if full == name or (full.startswith(name) and len(name) > 4)), name)
-        if not equals and name not in agent.flags and words and not words[0].endswith(".py"):
+        if not equals and name not in agent.flags and words and not words[0].endswith(".py") and words[0][:2] != "--":
             value = words.pop(0)
         given[name] = value
     return given

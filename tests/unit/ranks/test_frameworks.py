@@ -10,6 +10,8 @@ from hpcddp.errors import LaunchError
 from hpcddp.ranks.device import why_no_accelerator
 from hpcddp.ranks.frameworks import agent_variables, framework_variables
 from hpcddp.ranks.launch import Launch, resolve
+from hpcddp.ranks.launch_commands import find_agent, find_launch_command
+from hpcddp.ranks.launchers import LAUNCHERS
 
 
 def openmpi(rank: int, size: int, local_size: int, **more: str) -> dict[str, str]:
@@ -57,6 +59,23 @@ def test_the_nodes_number_is_that_of_its_host_in_the_job(tmp_path: Path) -> None
     assert "NODE_RANK" not in handed(openmpi(3, 4, 2), "c"), "no job says which hosts there are"
 
 
+def test_a_front_end_that_reads_variables_of_its_own_gets_them() -> None:
+    found = find_agent(["llamafactory-cli", "train", "sft.yaml"])
+    assert found is not None
+    env = openmpi(1, 2, 1) | {"MASTER_ADDR": "a", "MASTER_PORT": "1"}
+    told = agent_variables(found[1].reads, env, resolve(openmpi(1, 2, 1)), 2, 8)
+    assert {name: told[name] for name in ("FORCE_TORCHRUN", "NNODES", "NODE_RANK", "NPROC_PER_NODE")} == {
+        "FORCE_TORCHRUN": "1",
+        "NNODES": "2",
+        "NODE_RANK": "1",
+        "NPROC_PER_NODE": "8",
+    }
+
+
+def test_a_launchers_name_that_is_a_common_word_may_be_a_value() -> None:
+    assert find_launch_command(["python", "-m", "music", "--by", "composer"]) is None
+
+
 def test_a_rank_with_all_of_it_is_still_its_launchers() -> None:
     env = openmpi(3, 4, 2)
     torch = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
@@ -69,7 +88,7 @@ def test_a_rank_with_all_of_it_is_still_its_launchers() -> None:
 
 def test_an_agent_gets_its_node_and_where_all_meet() -> None:
     env = {"MASTER_ADDR": "a", "MASTER_PORT": "12345", "PET_NNODES": "7"}
-    found = agent_variables("torchrun", env, resolve(openmpi(1, 2, 1)), 2, 8)
+    found = agent_variables(LAUNCHERS["torchrun"].reads, env, resolve(openmpi(1, 2, 1)), 2, 8)
     assert "PET_NNODES" not in found, "the user's own"
     assert found["PET_NODE_RANK"] == found["NODE_RANK"] == found["GROUP_RANK"] == "1"
     with pytest.raises(LaunchError, match="this is node 1 of the launch, but PET_NODE_RANK=0 is exported too"):

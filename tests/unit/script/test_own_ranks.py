@@ -8,6 +8,8 @@ from hpcddp.errors import RequestError
 from hpcddp.script.own_ranks import plan_own_ranks, remark_counted
 from hpcddp.script.spec import JobSpec
 
+IMAGENET = "python main.py -a resnet50 --multiprocessing-distributed"
+
 
 def spec(command: str, **more: object) -> JobSpec:
     return JobSpec(command=tuple(command.split()), **more)  # type: ignore[arg-type]  # what each test gives
@@ -23,10 +25,17 @@ def spec(command: str, **more: object) -> JobSpec:
         ("env A=1 accelerate launch --config_file c.yaml train.py", "accelerate launch"),
         ("accelerate-launch train.py", "accelerate-launch"),
         ("python -m accelerate.commands.accelerate_cli launch a.py", "accelerate.commands.accelerate_cli launch"),
+        ("trl sft --model_name_or_path gpt2 --bf16 --num_processes 2", "trl sft"),
+        ("axolotl train config.yml", "axolotl train"),
+        ("python -m axolotl.cli.main train config.yml", "axolotl.cli.main train"),
+        ("tune run --nproc_per_node 2 full_finetune_distributed --config c", "tune run"),
+        ("llamafactory-cli train sft.yaml", "llamafactory-cli train"),
         ("python main.py --multiprocessing_distributed=True", "the command"),
         ("python main.py --multiprocessing-distributed --dist-url env:// --world-size -1 --rank -1", "the command"),
         ("python train.py", ""),
         ("python train.py torchrun", ""),
+        ("axolotl preprocess config.yml", ""),
+        ("tune download gpt2", ""),
         ("mpirun -n 2 torchrun train.py", ""),
     ],
 )
@@ -81,6 +90,11 @@ def test_accelerates_number_for_all_nodes_is_refused(ranks: int, nodes: int, hin
         ("torchrun --standalone train.py", {"nodes": 2}, "torchrun --standalone on several nodes"),
         ("torchrun --rdzv_endpoint=localhost:1 train.py", {"nodes": 2}, "--rdzv-endpoint on several nodes"),
         ("accelerate launch --machine_rank 0 t.py", {"nodes": 2}, "--machine-rank on several nodes"),
+        ("tune run full_finetune_distributed --config c", {}, "tune run runs its program in one process without"),
+        ("tune run --nnodes 2 --rdzv_backend c10d r --config c", {"nodes": 2}, "tune run --rdzv-backend on several"),
+        (f"{IMAGENET} --rank 0 --world-size 2 --dist-url tcp://10.0.0.1:9", {"nodes": 2}, "--rank 0 on several nodes"),
+        (f"{IMAGENET} --rank=-1 --world_size=1", {"nodes": 2}, "--world_size 1 on several nodes"),
+        (f"{IMAGENET} --dist-url tcp://127.0.0.1:23456", {"nodes": 2}, "--dist-url tcp://127.0.0.1:23456 on several"),
         ("torchrun train.py", {"launcher": "torchrun"}, "launcher torchrun would start it once per rank"),
         ("python train.py", {"launcher": "torchrun", "ranks": "node"}, "the command makes the ranks"),
     ],
@@ -90,6 +104,22 @@ def test_what_contradicts_the_request_is_refused(command: str, more: dict[str, o
         plan_own_ranks(spec(command, **more))
     assert what in caught.value.message
     assert "4" not in caught.value.hint or "4" in command, "a number that nobody said"
+
+
+@pytest.mark.parametrize(
+    ("options", "nodes"),
+    [
+        ("--dist-url env:// --world-size -1 --rank -1", 2),
+        ("--dist-url tcp://10.0.0.1:9 --world-size=2 --rank 0", 1),
+        ("--dist-url tcp://{run_dir} --rank {node_rank} --world-size {nodes}", 2),
+    ],
+)
+def test_what_is_right_on_each_node_or_on_one_is_left_alone(options: str, nodes: int) -> None:
+    assert plan_own_ranks(spec(f"{IMAGENET} {options}", nodes=nodes))[1].maker == "the command"
+
+
+def test_the_number_of_ranks_is_found_behind_a_flag_that_is_not_known() -> None:
+    assert plan_own_ranks(spec("trl sft --bf16 --num_processes 2"))[0].ranks_per_node == 2
 
 
 def test_on_one_node_an_agent_may_stand_alone() -> None:
