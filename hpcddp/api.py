@@ -83,6 +83,7 @@ def init(
     group is gone, and DDP wrappers cannot be used any more: use `model.module`. Raises LaunchError if the environment
     contradicts itself, ranks are missing or doubled, or two would share a GPU.
     """
+    _require_torch("hpcddp.init()")
     from hpcddp.training.arguments import check_choice, read_seconds
     from hpcddp.training.rendezvous.process_group import open_group
     from hpcddp.training.rendezvous.store_address import CHANNELS
@@ -100,6 +101,15 @@ def init(
             rendezvous=rendezvous,
         )
     )
+
+
+def _require_torch(call: str) -> None:
+    from hpcddp.trainer.libraries import find_missing_library
+
+    missing = find_missing_library(call, ("torch",))
+    with two_lines():
+        if missing is not None:
+            raise missing
 
 
 _ONE_BATCH = "global_batch=256"
@@ -177,6 +187,7 @@ def runtime(
     numbers of `rt.log` go besides metrics.jsonl: "tensorboard", "mlflow", "wandb"; None: HPCDDP_LOG_TO. The other
     arguments are those of `init`.
     """
+    _require_torch("hpcddp.runtime()")
     from hpcddp.parallelism import read_parallel
     from hpcddp.training.arguments import (
         check_choice,

@@ -173,7 +173,12 @@ def _check_command(plan: JobPlan, env: Mapping[str, str]) -> None:
     from hpcddp.login.look import look_here
     from hpcddp.login.script_check import check_training_script
     from hpcddp.script.program import check_program
+    from hpcddp.trainer.libraries import find_missing_library
 
+    by_torch = [name for name in (plan.launcher, plan.outer_launcher) if name and LAUNCHERS[name].is_agent]
+    missing = find_missing_library(f"hpcddp launch by {by_torch[0]}", ("torch",)) if by_torch else None
+    if missing is not None and plan.python == sys.executable:
+        raise LaunchError(missing.message, f"{missing.hint}, or put an mpirun on PATH")
     tell_each(check_program(plan.command[0], os.getcwd(), plan.python, look_here(env)))
     tell_each(check_training_script(plan, {}))
 

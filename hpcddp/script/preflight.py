@@ -59,25 +59,37 @@ def check_plan(plan: JobPlan, here: Here) -> list[str]:
     remarks += _check_path("venv", plan.spec.venv, folder, here)
     if plan.spec.venv is None or here.exists(plan.spec.venv):
         remarks += _check_path("python", plan.python, folder, here)
-    remarks += _check_torch(plan, here)
+    remarks += _check_packages(plan, here)
     return remarks
 
 
-def _check_torch(plan: JobPlan, here: Here) -> Iterator[str]:
-    """An interpreter whose own packages lack torch, seen on disk: to start it would cost a login node seconds."""
+def _check_packages(plan: JobPlan, here: Here) -> Iterator[str]:
+    """An interpreter whose own packages lack torch or hpcddp, seen on disk: to start it would cost a login node
+    seconds."""
     program, *words = plan.command
-    if not _PYTHON.fullmatch(program) or "/" in program or "-c" in words or plan.spec.pythonpath:
+    is_python = _PYTHON.fullmatch(program) is not None and "/" not in program and "-c" not in words
+    needed = [*(["torch"] if is_python else []), *([] if plan.planned_by.source_root else ["hpcddp"])]
+    if plan.spec.pythonpath or not needed:
         return
     prefix = os.path.dirname(os.path.dirname(plan.python))
     versions = [name for name in here.names(f"{prefix}/lib") if re.fullmatch(r"python3\.\d+t?", name)]
     own = [f"{prefix}/lib/{version}/site-packages" for version in versions]
-    if not own or any(here.exists(f"{folder}/torch") for folder in own):
+    missing = [name for name in needed if not any(_has_package(folder, name, here) for folder in own)]
+    if not own or not missing:
         return
     if b"include-system-site-packages = true" in here.start_of(f"{prefix}/pyvenv.cfg"):
         return
     if here.exists(f"{prefix}/pyvenv.cfg") or here.exists(f"{prefix}/conda-meta"):
         source = "; a module may bring it" if plan.modules else ""
-        yield f"{plan.python} has no torch in {own[0]}{source}"
+        extra = "[train]" if "torch" in missing else ""
+        hint = f"\nhint: {plan.python} -m pip install 'hpcddp{extra}'" if "hpcddp" in missing else ""
+        yield f"{plan.python} has no {' and no '.join(missing)} in {own[0]}{source}{hint}"
+
+
+def _has_package(folder: str, name: str, here: Here) -> bool:
+    """Whether it is installed there; of an editable one there is the record alone."""
+    record = re.compile(rf"{name}-.*\.dist-info")
+    return here.exists(f"{folder}/{name}") or any(map(record.fullmatch, here.names(folder)))
 
 
 def check_output(scheduler: str, script: str, here: Here) -> list[str]:

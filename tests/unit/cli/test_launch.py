@@ -42,6 +42,30 @@ def pbs_job(tmp_path: Path, *hosts: str) -> dict[str, str]:
     return {"PBS_JOBID": "47.pbs1", "PBS_ENVIRONMENT": "PBS_INTERACTIVE", "PBS_NODEFILE": str(nodefile)}
 
 
+@pytest.mark.parametrize(
+    ("code", "who"),
+    [
+        ("from hpcddp.cli.main import main; sys.exit(main(sys.argv[1:]))", "hpcddp launch by torchrun"),
+        ("import hpcddp; hpcddp.runtime(global_batch=8)", "hpcddp.runtime()"),
+        ("import hpcddp; hpcddp.init()", "hpcddp.init()"),
+    ],
+)
+def test_without_torch_two_lines_say_what_is_missing(tmp_path: Path, code: str, who: str) -> None:
+    argv = ["launch", "--here", "--launcher", "torchrun", "--ranks-per-node", "2", "--", "true"]
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.modules['torch'] = None; {code}", *argv],
+        env={"PATH": _PATH, "HOME": str(tmp_path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 4
+    what, hint = done.stderr.splitlines()
+    assert what == f"hpcddp: {who} needs torch, which {sys.executable} does not have"
+    assert hint.startswith("hint: pip install 'hpcddp[train]'")
+
+
 @pytest.mark.parametrize("program", ["qsub", "sbatch"])
 def test_a_login_node_is_refused_unless_here_is_said(tmp_path: Path, program: str) -> None:
     path = scheduler_in(tmp_path, program).removesuffix(f":{_PATH}")  # this machine may have a real one

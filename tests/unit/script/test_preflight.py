@@ -83,7 +83,7 @@ FOLDERS = {
 EXECUTABLE = {"/sub/plain", "/sub/tool", "/usr/bin/bash", "/opt/env/bin/accelerate"}
 
 
-def look(site: str = "generic-slurm", more: tuple[str, ...] = (), **asked: object) -> list[str]:
+def look(site: str = "generic-slurm", more: tuple[str, ...] = (), source: str = "/src", **asked: object) -> list[str]:
     """The remarks on a machine with these files, of which `more` are there as well."""
     there = THERE | set(FILES) | set(more)
     here = Here(
@@ -94,7 +94,7 @@ def look(site: str = "generic-slurm", more: tuple[str, ...] = (), **asked: objec
         lambda folder: FOLDERS.get(folder, []),
         ("/usr/bin",),
     )
-    return check_plan(plan(site, **asked), here)
+    return check_plan(plan(site, PLANNED_BY._replace(source_root=source), **asked), here)
 
 
 @pytest.mark.parametrize(
@@ -135,6 +135,17 @@ def test_an_interpreter_without_torch_is_told():
     assert look(more=(f"{TORCH}/torch",)) == []
     assert look(pythonpath=["src"]) == []
     assert look(command=["python", "-c", "pass"]) == []
+
+
+def test_an_interpreter_without_hpcddp_is_told_with_all_that_it_lacks(monkeypatch):
+    hint = "\nhint: /opt/env/bin/python -m pip install"
+    assert look(source="") == [f"/opt/env/bin/python has no torch and no hpcddp in {TORCH}{hint} 'hpcddp[train]'"]
+    lacks_hpcddp = [f"/opt/env/bin/python has no hpcddp in {TORCH}{hint} 'hpcddp'"]
+    assert look(source="", more=(f"{TORCH}/torch",)) == lacks_hpcddp
+    assert look(source="", command=["bash", "-c", "true"]) == lacks_hpcddp
+    assert look(source="", more=(f"{TORCH}/torch", f"{TORCH}/hpcddp")) == []
+    monkeypatch.setitem(FOLDERS, TORCH, ["torch", "hpcddp-0.2.0.dist-info"])
+    assert look(source="", more=(f"{TORCH}/torch", f"{TORCH}/hpcddp-0.2.0.dist-info")) == [], "an editable install"
 
 
 def test_more_ranks_than_this_machine_has_cpus_are_told():
