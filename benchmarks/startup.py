@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from hpcddp import guard
 from hpcddp.cli.render import build_parser
 from hpcddp.cli.request import read_plan
 from hpcddp.script.folders import find_folder
@@ -33,7 +34,9 @@ TARGETS = [
     ("hpcddp --help", "python -c pass", 3.0),
     ("hpcddp env", "python -c pass", 3.0),
     ("hpcddp render", "bare render", 1.0),
+    ("with the guard", "without it", 1.5),  # python -c pass in a rank of hpcddp exec: 5 ms of about 12
 ]
+RANK = ["RANK=0", "WORLD_SIZE=2", f"{guard.AGENT_NAMES}=a b c d e"]
 MORE_FILE_CALLS = 400  # that render may make beyond the bare one
 
 
@@ -73,6 +76,8 @@ def commands(job_file: Path) -> dict[str, list[str]]:
     bare = [str(HERE / "bare_render.py"), str(templates), str(templates / f"sites/{SITE}.yaml"), str(job_file)]
     return {
         "python -c pass": [sys.executable, "-c", "pass"],
+        "without it": ["env", *RANK, sys.executable, "-c", "pass"],
+        "with the guard": ["env", *RANK, f"PYTHONPATH={guard.__path__[0]}", sys.executable, "-c", "pass"],
         "hpcddp --help": [hpcddp, "--help"],
         "hpcddp env": [hpcddp, "env"],
         "bare render": [sys.executable, *bare],
