@@ -178,7 +178,7 @@ def _check_command(plan: JobPlan, env: Mapping[str, str]) -> None:
     by_torch = [name for name in (plan.launcher, plan.outer_launcher) if name and LAUNCHERS[name].is_agent]
     missing = find_missing_library(f"hpcddp launch by {by_torch[0]}", ("torch",)) if by_torch else None
     if missing is not None and plan.python == sys.executable:
-        raise LaunchError(missing.message, f"{missing.hint}, or put an mpirun on PATH")
+        raise LaunchError(missing.message, f"{missing.hint}, or put an MPI on PATH")
     tell_each(check_program(plan.command[0], os.getcwd(), plan.python, look_here(env)))
     tell_each(check_training_script(plan, {}))
 
