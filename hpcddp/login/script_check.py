@@ -23,54 +23,23 @@ _MOST_FILES = 200
 _MOST_BYTES = 2**20
 
 # Packages that join no ranks: with them alone a script trains in one process.
-_ALONE = {
-    *(
-        "torch",
-        "torchvision",
-        "torchaudio",
-        "torchtext",
-        "torchinfo",
-        "torchmetrics",
-        "torchsummary",
-        "torch_geometric",
-    ),
-    *(
-        "numpy",
-        "scipy",
-        "pandas",
-        "polars",
-        "pyarrow",
-        "xarray",
-        "h5py",
-        "zarr",
-        "netCDF4",
-        "numba",
-        "joblib",
-        "einops",
-    ),
-    *("sklearn", "skimage", "PIL", "cv2", "imageio", "albumentations", "matplotlib", "seaborn", "plotly", "tqdm"),
-    *("rich", "yaml", "toml", "click", "omegaconf", "psutil", "requests", "packaging", "typing_extensions"),
-    *("tensorboard", "tensorboardX", "wandb", "mlflow", "datasets", "tokenizers", "safetensors", "sentencepiece"),
-    *(
-        "tiktoken",
-        "nltk",
-        "transformers",
-        "timm",
-        "gym",
-        "gymnasium",
-        "nibabel",
-        "rdkit",
-        "ase",
-        "soundfile",
-        "librosa",
-    ),
-}
+_ALONE = set(
+    """
+    torch torchvision torchaudio torchtext torchinfo torchmetrics torchsummary torch_geometric numpy scipy pandas
+    polars pyarrow xarray h5py zarr netCDF4 numba joblib einops sklearn skimage PIL cv2 imageio albumentations
+    matplotlib seaborn plotly tqdm rich yaml toml click omegaconf psutil requests packaging typing_extensions
+    tensorboard tensorboardX wandb mlflow datasets tokenizers safetensors sentencepiece tiktoken nltk transformers
+    timm gym gymnasium nibabel rdkit ase soundfile librosa
+    """.split()  # noqa: SIM905  # as a list literal it would take a line for each name
+)
 # Packages that join ranks themselves. They save, but write no word for the next job of a chain.
-_FRAMEWORKS = {
-    *("accelerate", "lightning", "pytorch_lightning", "lightning_fabric", "deepspeed", "composer", "torchtune", "trl"),
-    *("torchtitan", "peft", "horovod", "jax", "flax", "mpi4py", "ignite", "fastai", "mmengine", "mmcv", "detectron2"),
-    *("torch_xla", "fairscale", "colossalai", "bitsandbytes", "evaluate", "optax"),
-}
+_FRAMEWORKS = set(
+    """
+    accelerate lightning pytorch_lightning lightning_fabric deepspeed composer torchtune trl torchtitan peft
+    horovod jax flax mpi4py ignite fastai mmengine mmcv detectron2 torch_xla fairscale colossalai bitsandbytes
+    evaluate optax
+    """.split()  # noqa: SIM905  # as a list literal it would take a line for each name
+)
 # Of the standard library: what may start other programs or load what is not seen here.
 _HIDDEN = {"subprocess", "multiprocessing", "importlib", "runpy", "pty", "pkgutil", "imp", "ctypes", "code"}
 _HIDDEN_CALLS = {"exec", "eval", "__import__"}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from hpcddp.ranks.consistency import check_node_rank
 from hpcddp.ranks.launcher import HANDED_ON
+from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.schedulers.host_names import same_host
 
