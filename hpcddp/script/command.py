@@ -18,6 +18,26 @@ from hpcddp.script.site import Site
 from hpcddp.script.spec import JobSpec
 
 _SHELLS = {"bash", "dash", "ksh", "sh", "zsh"}
+# Commands of a shell that are no programs, or do nothing as one: each rank would end at once.
+_OF_SHELL = {
+    *(
+        ".",
+        "alias",
+        "cd",
+        "declare",
+        "eval",
+        "exec",
+        "export",
+        "for",
+        "if",
+        "module",
+        "set",
+        "source",
+        "trap",
+        "ulimit",
+    ),
+    *("umask", "unset", "while", "{"),
+}
 _ANSWERS = {"-V", "-VV", "--version", "-h", "-?", "--help", "--help-env", "--help-xoptions", "--help-all"}  # of python
 _SEPARATOR = ":"  # of programs, in the command line of every launcher that is no agent
 _TRAINER = ("-m", "hpcddp.trainer.train")
@@ -85,6 +105,16 @@ def _refuse_nothing(command: tuple[str, ...]) -> None:
         return
     if not command[0].strip():
         raise RequestError(f"the command begins with an empty word, {command[0]!r}", "-- python train.py")
+    if "\n" in command[0]:
+        raise RequestError(
+            f"the command's program is {command[0]!r}, with a line break", "for a shell's lines: -- bash -c '…'"
+        )
+    if command[0] in _OF_SHELL:
+        what = f"the command begins with {command[0]!r}, a shell's own word, and no shell reads it"
+        raise RequestError(what, "-- bash -c '…' for a shell's line; env: and modules: of the job file go before it")
+    if re.match(r"[A-Za-z_]\w*=", command[0], re.ASCII):
+        what = f"the command begins with {command[0]!r}, and no shell reads it as a variable"
+        raise RequestError(what, f"--set {shlex.quote(f'env.{command[0]}')}")
     program = os.path.basename(command[0])
     known = identify_command(command)
     if known in (("python",), ("python", "-")) and not _ANSWERS & {*command}:

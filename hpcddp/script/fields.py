@@ -17,6 +17,7 @@ from hpcddp.units import assign, example, parse_count, parse_walltime, shorten, 
 from hpcddp.units import read_number as parse_number
 
 DAY_PATTERN = r"\d{4}-\d\d-\d\d"
+_QUOTED = r"""\\[^\n]|'[^']*'|"(?:\\.|[^"\\])*\""""  # in a shell's line
 Reader = Callable[[object, str], Any]
 # What people write for the two flags in other places.
 _FLAGS = {**dict.fromkeys(("yes", "on", "1", "y"), ("true",)), **dict.fromkeys(("no", "off", "0", "n"), ("false",))}
@@ -108,9 +109,17 @@ def read_words(value: object, where: str) -> tuple[str, ...]:
 
 
 def read_command(value: object, where: str) -> tuple[str, ...]:
-    """A list of words; or text that is split like a shell line, with any operator of the shell's in quotes."""
+    """A list of words; or text that is split like a shell line, with any operator of the shell's in quotes. A backslash
+    at the end of a line joins the next one on, as in a shell."""
     if isinstance(value, str):
-        plain = re.sub(r"""\\.|'[^']*'|"(\\.|[^"\\])*\"""", "_", value, flags=re.DOTALL)
+        value = re.sub(rf"({_QUOTED})|\\\n", _join_lines, value, flags=re.DOTALL)
+        plain = re.sub(_QUOTED, "_", value, flags=re.DOTALL).strip()
+        if "\n" in plain:
+            lines = plain.count("\n") + 1
+            raise RequestError(
+                f"{where} has {lines} lines, and no shell reads them: they would be one command",
+                f"{assign(where, 'bash -c')} '…' for a shell's lines; or \\ at the end of a line that goes on",
+            )
         found = next((word for word in plain.split() if re.search(r"^[|&;<>]|^\d+[<>]|[|&;<>]$", word)), None)
         if found is not None:
             raise RequestError(
@@ -118,6 +127,11 @@ def read_command(value: object, where: str) -> tuple[str, ...]:
                 f"{assign(where, 'bash -c')} '…' for a shell's line; or quotes around it, as a word of the command",
             )
     return read_words(value, where)
+
+
+def _join_lines(found: re.Match[str]) -> str:
+    quoted = found[1] or ""
+    return quoted.replace("\\\n", "") if quoted.startswith('"') else quoted
 
 
 def read_modules(value: object, where: str) -> tuple[str, ...]:

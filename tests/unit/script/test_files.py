@@ -119,6 +119,19 @@ def test_an_operator_of_the_shells_in_a_commands_text_stands_in_quotes(word):
     assert read_spec({"command": (["python", word], "the command after --")}).command == ("python", word)
 
 
+@pytest.mark.parametrize("text", ["export A=1\npython train.py\n", "python a.py\n\npython b.py", "python 'a\nb'\n--x"])
+@pytest.mark.parametrize("where", ["command in job.yaml", "--set command"])
+def test_a_commands_text_of_several_lines_is_refused(text, where):
+    with pytest.raises(RequestError, match=r"command.* has \d lines, and no shell .*\nhint: .*command.*bash -c '…'"):
+        read_spec({"command": (text, where)})
+
+
+def test_a_backslash_at_the_end_of_a_commands_line_joins_the_next_one_on():
+    text = "python train.py \\\n    --lr 0.1 \\\n --note 'it is\n\\\nso' \"a\\\nb\" \\\\\n"
+    words = ("python", "train.py", "--lr", "0.1", "--note", "it is\n\\\nso", "ab", "\\")
+    assert read_spec({"command": (text, "command in job.yaml")}).command == words
+
+
 def test_a_commands_text_is_split_like_a_shell_line():
     assert read_spec({"command": ("python train.py --note 'a b'", "x")}).command == (
         "python",
