@@ -122,6 +122,12 @@ def parse_vnodes(answer: Answer, host: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names)) or (host if is_address(host) else host.partition(".")[0],)
 
 
+# Resources of a chunk: beside a select they are refused. ngpus is the name that sites with GPUs have for theirs.
+OF_CHUNK = (
+    *("mem", "vmem", "hbmem", "ncpus", "mpiprocs", "ompthreads", "naccelerators", "arch", "vntype", "host", "vnode"),
+    *("aoe", "eoe", "accelerator", "accelerator_model", "accelerator_memory", "accelerator_group", "ngpus"),
+)
+
 SCHEDULER = Scheduler(
     name="pbs",
     title="PBS",
@@ -157,7 +163,14 @@ SCHEDULER = Scheduler(
         account="-A",
         site_words={"account": ("-P", "-A", "-W group_list"), "size": ("totals", "nodes")},
         # PBS keeps the first of two `-l`, and the last of other options, without a word.
-        printed=r"-[NqPArj]|-l *(select|place|walltime|nodes|ncpus|mpiprocs|ngpus)\b",
+        printed=(
+            *("-N", "-q", "-P", "-A", "-r", "-j", "-J", "-t"),
+            *(f"-l {name}" for name in ("select", "place", "walltime", "nodes", "ncpus", "mpiprocs", "ngpus")),
+        ),
+        listed=("-l", "-W"),
+        several=("-v",),
+        excludes=dict.fromkeys(("-l select", "-l place"), ("-l nodes", *(f"-l {name}" for name in OF_CHUNK))),
+        no_submit=("-I", "-z", "-W block", "-W interactive"),
         attached=True,
         outputs=("-o", "-e"),
         output=r"[\w.+/^-]+",  # ^array_index^

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from hpcddp.schedulers.row import Answer, JobsFound, Scheduler
 
 # The modules of this folder that all schedulers share.
-SHARED = frozenset({"__init__", "allocation", "commands", "host_names", "nodelist", "registry", "row", "run"})
+SHARED = frozenset(
+    {"__init__", "allocation", "commands", "directive_rules", "host_names", "nodelist", "registry", "row", "run"}
+)
 #: `pbs_jobs.py` and `pbs_queues.py` are parts of the row `pbs`: what qstat prints, which no rank reads.
 _OF_JOBS, _OF_QUEUES = "_jobs", "_queues"
 _loaded: list[Scheduler] = []

@@ -36,7 +36,15 @@ class Directives(Record):
     #: A key of site files whose words this scheduler's template reads -> those words: account (its option), size,
     #: queue_option, gpus_option.
     site_words: Mapping[str, tuple[str, ...]] = _NO_WORDS
-    printed: str = ""  # pattern of the options that the template prints, so that no job may add them
+    #: Those that the template prints, or that hpcddp itself has to know of: no job may add them.
+    printed: tuple[str, ...] = ()
+    long: Mapping[str, str] = _NOTHING  # another name of an option -> the one that the other tables here have
+    listed: tuple[str, ...] = ()  # whose value is a list of NAME=VALUE, each an option of its own: `-l select`
+    several: tuple[str, ...] = ()  # that may stand more than once
+    excludes: Mapping[str, tuple[str, ...]] = _NO_WORDS  # an option -> those that are refused beside it
+    needs: Mapping[str, tuple[str, ...]] = _NO_WORDS  # an option -> those of which it needs one
+    gpus: tuple[str, ...] = ()  # ask for GPUs: by a list of resources, for the job, for each node, for each rank
+    no_submit: tuple[str, ...] = ()  # with which the submit command queues nothing, or waits for the job's end
     attached: bool = False  # whether `-ofile` means `-o file`
     outputs: tuple[str, ...] = ()  # the options with the job's output files
     output: str = r"[\w.+/-]+"  # with what the scheduler itself puts in

@@ -105,6 +105,17 @@ def parse_partitions(text: str) -> list[QueueFound]:
     return parse(text)
 
 
+# sbatch(1)
+LONG = {
+    "-A": "--account", "-a": "--array", "-b": "--begin", "-C": "--constraint", "-c": "--cpus-per-task",
+    "-D": "--chdir", "-d": "--dependency", "-e": "--error", "-F": "--nodefile", "-G": "--gpus", "-H": "--hold",
+    "-h": "--help", "-I": "--immediate", "-i": "--input", "-J": "--job-name", "-k": "--no-kill", "-L": "--licenses",
+    "-M": "--clusters", "-m": "--distribution", "-N": "--nodes", "-n": "--ntasks", "-O": "--overcommit",
+    "-o": "--output", "-p": "--partition", "-Q": "--quiet", "-q": "--qos", "-S": "--core-spec",
+    "-s": "--oversubscribe", "-t": "--time", "-V": "--version", "-v": "--verbose", "-W": "--wait",
+    "-w": "--nodelist", "-x": "--exclude", "--tasks-per-node": "--ntasks-per-node",
+}  # fmt: skip
+
 SCHEDULER = Scheduler(
     name="slurm",
     title="Slurm",
@@ -114,6 +125,7 @@ SCHEDULER = Scheduler(
         prefix="#SBATCH",
         options={
             "mem_gb": "--mem",
+            "gpu_type": "--gpus-per-node",
             "reservation": "--reservation",
             "constraint": "--constraint",
             "exclusive": "--exclusive",
@@ -165,8 +177,24 @@ SCHEDULER = Scheduler(
             "gpus_option": ("--gres", "--gpus", "none"),
         },
         # Slurm keeps the last of two, without a word.
-        printed=r"-[NnJptAc]|"
-        r"--(nodes|ntasks(-per-node)?|job-name|time|partition|account|cpus-per-task|(no-)?requeue)\b",
+        printed=(
+            *("--nodes", "--ntasks", "--ntasks-per-node", "--job-name", "--time", "--partition", "--account"),
+            *("--cpus-per-task", "--requeue", "--no-requeue", "--array"),
+        ),
+        long=LONG,
+        excludes={
+            "--mem": ("--mem-per-cpu", "--mem-per-gpu"),
+            "--mem-per-cpu": ("--mem-per-gpu",),
+            "--cpus-per-task": ("--cpus-per-gpu",),
+            "--ntasks-per-node": ("--ntasks-per-gpu", "--ntasks-per-tres"),
+            "--core-spec": ("--thread-spec",),
+        },
+        needs={
+            "--mem-per-gpu": ("--gres", "--gpus", "--gpus-per-node", "--gpus-per-task"),
+            "--gpus-per-socket": ("--sockets-per-node",),
+        },
+        gpus=("--gres", "--gpus", "--gpus-per-node", "--gpus-per-task"),
+        no_submit=("--test-only", "--wait"),
         attached=True,
         outputs=("--output", "--error"),
         output=r"[\w.+/%-]+",  # %x, %j

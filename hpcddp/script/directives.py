@@ -9,8 +9,10 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Iterable, Mapping
+from itertools import chain, takewhile
 
-from hpcddp.errors import RequestError
+from hpcddp.errors import RequestError, SiteError
+from hpcddp.schedulers.directive_rules import find_clashes, find_repeats, full_name, read_options
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.script.site import Site
 from hpcddp.script.spec import JobSpec
@@ -75,23 +77,45 @@ def _joined_words(words: Iterable[str], where: str) -> str:
 
 def _check_wanted(site: Site, wanted: Iterable[str], asked: tuple[str, ...]) -> None:
     rules = find_scheduler(site.scheduler).directives
-    for text in wanted:
-        printed = rules.printed and re.match(rules.printed, text)
-        if printed or any(_is_option(text, option, rules.attached) for option in asked):
+    keys = {option: key for key, option in [*rules.options.items()][::-1]}
+    for option in (option for text in wanted for option in read_options(rules, text)):
+        if option.name in (*rules.printed, *asked):
             raise RequestError(
-                f"directive {text!r} is printed by the script itself", "use the option or job key for it"
+                f"directive {option.text!r} is printed by the script itself",
+                f"use the job key {keys[option.name]}" if option.name in keys else "use the option or job key for it",
             )
-        refused = next((option for option in site.rejects if _is_option(text, option, rules.attached)), None)
+        if option.name in rules.no_submit:
+            what = f"directive {option.text!r}: the submit command would queue no job, or wait for its end"
+            raise RequestError(what, f"leave out {option.text!r}")
+        refused = next((one for one in site.rejects if full_name(rules, one) in option.name.split()), None)
         if refused:
             raise RequestError(
                 f"site {site.name} refuses {refused} ({site.source(site.cited.get('rejects', ''))})",
-                f"leave out {text!r}",
+                f"leave out {option.text!r}",
             )
 
 
-def _is_option(text: str, option: str, attached: bool) -> bool:
-    """`attached`: whether a one-letter option may have its value attached, as in -ofile."""
-    return text.startswith(option) and ((attached and len(option) == 2) or not re.match(r"[\w-]", text[len(option) :]))
+def check_script(spec: JobSpec, site: Site, script: str) -> None:
+    """RequestError where the script would ask for one thing twice, or for what its scheduler refuses together;
+    SiteError where nobody but the site's file says so."""
+    scheduler = find_scheduler(site.scheduler)
+    rules = scheduler.directives
+    if not rules.prefix:
+        return
+    head = takewhile(lambda line: line.startswith("#"), script.splitlines()[1:])
+    texts = [line.removeprefix(f"{rules.prefix} ") for line in head if line.startswith(f"{rules.prefix} ")]
+    options = [option for text in texts for option in read_options(rules, text)]
+    clash = next(chain(find_clashes(rules, options), find_repeats(rules, options)), None)
+    if clash is None:
+        return
+    both = [option for option in (clash.first, clash.second) if option is not None]
+    what = f"the script would have {' and '.join(repr(option.text) for option in both)}: {scheduler.title} {clash.why}"
+    own = [repr(option.text) for option in both if option.text in (spec.directives or ())]
+    keys = [key for key, name in rules.options.items() if spec.asks_for(key) and name in {one.name for one in both}]
+    if not own and not keys:
+        raise SiteError(f"{what}, and both are from {site.file}", "leave one of them out of the site's file")
+    instead = "; gpus_per_node and gpu_type ask for GPUs" if {one.name for one in both} & {*rules.gpus} else ""
+    raise RequestError(what, f"leave out {' or '.join([*own[-1:], *keys])}{instead}")
 
 
 def _joined(lines: Iterable[str], option: str) -> tuple[str, ...]:

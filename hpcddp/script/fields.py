@@ -18,6 +18,7 @@ from hpcddp.units import read_number as parse_number
 
 DAY_PATTERN = r"\d{4}-\d\d-\d\d"
 _QUOTED = r"""\\[^\n]|'[^']*'|"(?:\\.|[^"\\])*\""""  # in a shell's line
+_FEW = 12  # keys that a hint lists
 Reader = Callable[[object, str], Any]
 # What people write for the two flags in other places.
 _FLAGS = {**dict.fromkeys(("yes", "on", "1", "y"), ("true",)), **dict.fromkeys(("no", "off", "0", "n"), ("false",))}
@@ -190,12 +191,22 @@ def read_mapping(value: object, readers: Mapping[str, Reader], where: str) -> di
         return {}
     if not isinstance(value, Mapping):
         raise RequestError(f"{where} is a {_kind(value)}, not a mapping of keys", "write key: value, one per line")
-    for key in value:
-        if key not in readers:
-            raise RequestError(
-                f"unknown key {key!r} in {where}{nearest(key, list(readers))}", f"known keys: {', '.join(readers)}"
-            )
+    refuse_unknown(dict.fromkeys(value, f"in {where}"), list(readers), "hpcddp sites schema")
     return {key: readers[key](v, f"{key} in {where}") for key, v in value.items() if v != ""}
+
+
+def refuse_unknown(given: Mapping[str, str], known: list[str], keys: str) -> None:
+    """RequestError that names every key of `given` which is not known, each with its source and the key that is
+    nearest. `keys`: where all of them are listed."""
+    told = []
+    for key in given:
+        if key not in known:
+            begun = [name for name in known if len(key) > 2 and name.startswith(key)]
+            near = f" (did you mean {' or '.join(map(repr, begun))}?)" if 0 < len(begun) < 4 else nearest(key, known)
+            told.append(f"{key!r} {given[key]}{near}")
+    if told:
+        what = f"unknown key{'s' if len(told) > 1 else ''} {', '.join(told)}"
+        raise RequestError(what, f"known keys: {', '.join(known) if len(known) <= _FEW else keys}")
 
 
 def _refuse_nul(text: str, where: str) -> None:

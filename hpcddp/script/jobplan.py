@@ -235,6 +235,11 @@ class JobPlan(Record):
         return self.queue_facts.partition or ("" if self.site.queue_option == "none" else self.queue)
 
     @property
+    def gpu_type(self) -> str:
+        """The scheduler's word for the GPUs, the job's or the queue's; "" where any will do."""
+        return self.spec.gpu_type or self.queue_facts.gpu_type
+
+    @property
     def total_cpus(self) -> int:
         """CPUs of all nodes, where a job is asked for as a whole."""
         return self.allocated_nodes * self.cpus_per_node

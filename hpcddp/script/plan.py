@@ -226,6 +226,12 @@ def _remarks(plan: JobPlan) -> list[str]:
     one_gpu = scheduler.one_gpu.option
     if one_gpu and plan.ranks_per_node > 1 and any(d.startswith(one_gpu) for d in plan.spec.directives or ()):
         remarks.append(f"{one_gpu} shows each rank one GPU, which can keep them from copying GPU to GPU")
+    for text in plan.spec.directives or ():
+        each = re.fullmatch(rf"{one_gpu or 'none'}=(?:[\w.-]+:)?(\d+)", text, re.ASCII)
+        if each and plan.gpus_per_node and int(each[1]) * plan.ranks_per_node != plan.gpus_per_node:
+            gpus = format_count(plan.gpus_per_node, "GPU")
+            what = f"{plan.ranks_per_node} ranks with {text} are not the {gpus} of each node"
+            raise RequestError(what, f"leave out {text}, or {one_gpu}={plan.gpus_per_rank or 1}")
     if plan.global_batch:
         remarks.append(_remark_batch(plan, plan.global_batch))
     remarks += remark_recovery(plan)

@@ -11,6 +11,7 @@ import jinja2
 from hpcddp.errors import RequestError, SiteError
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.script.compiled import CompiledTemplates
+from hpcddp.script.directives import check_script
 from hpcddp.script.folders import find_folder
 from hpcddp.script.jobplan import WARNING
 from hpcddp.script.plan import JobPlan
@@ -43,9 +44,12 @@ SETTINGS: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "keep_tr
 
 
 def render_script(plan: JobPlan) -> str:
-    """The whole job script. Raises SiteError when a template asks for a value that the plan does not have."""
+    """The whole job script. Raises SiteError when a template asks for a value that the plan does not have; RequestError
+    and SiteError for directives that cannot stand together."""
     compiled = CompiledTemplates(SETTINGS)
-    return "".join(render_pieces(plan.site.scheduler, plan, FILTERS, printable, compiled))
+    text = "".join(render_pieces(plan.site.scheduler, plan, FILTERS, printable, compiled))
+    check_script(plan.spec, plan.site, text)
+    return text
 
 
 def render_pieces(

@@ -18,7 +18,18 @@ from hpcddp.script.spec import JobSpec
 
 #: The keys of a job file that not every scheduler has an option for. Not `signal`: a script can warn its ranks itself.
 KEYS = (
-    *("mem_gb", "reservation", "constraint", "exclusive", "output", "mail", "mail_to", "array", "array_limit"),
+    *(
+        "mem_gb",
+        "gpu_type",
+        "reservation",
+        "constraint",
+        "exclusive",
+        "output",
+        "mail",
+        "mail_to",
+        "array",
+        "array_limit",
+    ),
     *("dependency", "hold", "requeue", "chain"),
 )
 _AFTER = re.compile(r"(afterok|afterany|afternotok|after)((?::[0-9][A-Za-z0-9_.\[\]-]*)+)").fullmatch
@@ -59,6 +70,14 @@ def plan_scheduler_options(spec: JobSpec, site: Site, asked: Mapping[str, str]) 
     _check_known(spec, site, rules, asked)
     if spec.mail_to and not spec.mail:
         raise RequestError(f"mail_to {spec.mail_to!r} without mail", "--set 'mail=end fail'")
+    _word("gpu_type", spec.gpu_type, r"\w[\w.-]*")
+    if spec.gpu_type and site.gpus_option == "none":
+        what = (
+            f"site {site.name} asks for GPUs by its queue alone, so that gpu_type {spec.gpu_type} cannot be asked for"
+        )
+        raise RequestError(what, "leave out gpu_type, or --queue with one that has these GPUs")
+    if spec.gpu_type and spec.gpus_per_node == 0:
+        raise RequestError(f"gpu_type {spec.gpu_type}, and no GPUs are asked for", "leave out gpu_type")
     array, requeue = _plan_array(spec, scheduler)
     return SchedulerOptions(
         reservation=_word("reservation", spec.reservation, r"\w[\w.+-]*"),

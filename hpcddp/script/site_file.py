@@ -283,7 +283,7 @@ def _make_site(name: str, where: str, raw: Mapping[str, Any], guide: str, path: 
     if found.get("queue", "") not in {"", *found.get("queues", {})}:
         raise SiteError(f"{where}: its default queue {found['queue']!r} is none of its queues", "describe it there")
     for variable in found.get("vars", {}):
-        if variable in KEYS:
+        if variable in KEYS and variable != "gpu_type":  # for which a site may have its own word
             raise SiteError(f"{where}: {variable!r} in vars is a key of every job file already", "give it another name")
     del found["schema"]
     return Site(name=name, file=path, guide=guide, **{FIELDS.get(key, key): v for key, v in found.items()})

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from hpcddp.errors import RequestError, nearest
 from hpcddp.parallelism import read_parallel
 from hpcddp.ranks.launchers import JOB_LAUNCHERS, LAUNCHERS
 from hpcddp.record import Record
@@ -23,6 +22,7 @@ from hpcddp.script.fields import (
     read_variables,
     read_walltime,
     read_words,
+    refuse_unknown,
 )
 from hpcddp.sweep import read_axes
 
@@ -47,6 +47,7 @@ KEYS: dict[str, Reader] = {
     "ranks_per_node": read_count,
     "gpus_per_node": read_number,
     "gpus_per_rank": read_count,
+    "gpu_type": read_text,
     "cpus_per_node": read_count,
     "cpus_per_rank": read_count,
     "mem_gb": read_count,
@@ -113,6 +114,7 @@ class JobSpec(Record):
     ranks_per_node: int | None = None
     gpus_per_node: int | None = None
     gpus_per_rank: int | None = None
+    gpu_type: str | None = None
     cpus_per_node: int | None = None
     cpus_per_rank: int | None = None
     mem_gb: int | None = None
@@ -184,17 +186,13 @@ def read_spec(asked: Mapping[str, tuple[object, str]], site_keys: Iterable[str] 
     axes: dict[str, object] = {}
     own: dict[str, str] = {}
     site_keys = tuple(site_keys)
+    plain = {key: f"({where})" for key, (_, where) in asked.items() if not key.startswith(("env.", "sweep."))}
+    refuse_unknown(plain, [*KEYS, *site_keys], "docs/job-file.md")
     for key, (value, where) in asked.items():
         if key.startswith("env."):
             env.update(read_variables({key[4:]: value}, where))
         elif key.startswith("sweep."):
             axes[key[6:]] = value
-        elif key not in KEYS and key not in site_keys:
-            known = [*KEYS, *site_keys]
-            begun = [name for name in known if len(key) > 2 and name.startswith(key)]
-            likely = f" (did you mean {' or '.join(map(repr, begun))}?)"
-            near = likely if len(begun) in {1, 2} else nearest(key, known)
-            raise RequestError(f"unknown key {key!r} ({where}){near}", f"known keys: {', '.join(known)}")
         elif key in site_keys:
             own[key] = read_text(value, where)
         else:

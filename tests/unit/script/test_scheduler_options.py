@@ -90,6 +90,90 @@ def test_what_a_scheduler_or_a_site_cannot_do_is_refused_and_never_left_out(site
     assert words in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("site", "asked", "directive", "message"),
+    [
+        (
+            "slurm",
+            {"mem_gb": "64"},
+            "--mem-per-cpu=4G",
+            "'--mem=64G' and '--mem-per-cpu=4G': Slurm takes only one of them",
+        ),
+        ("slurm", {"mem_gb": "64"}, "--mem-per-g=4G", "'--mem=64G' and '--mem-per-g=4G': Slurm takes only one of them"),
+        ("slurm", {}, "--gres=gpu:a100:2", "Slurm takes GPUs with their type or without it, not both"),
+        ("slurm", {}, "--gpus-per-task=a100:1", "Slurm takes GPUs with their type or without it, not both"),
+        ("slurm", {"gpu_type": "a100"}, "-G 2", "Slurm takes GPUs with their type or without it, not both"),
+        ("slurm", {}, "--gres=lustre:1,gpu:2", "Slurm would count GPUs by one of them"),
+        ("slurm", {}, "--gpus-per-node=1", "Slurm would read only one of them"),
+        ("slurm", {}, "--gpus-per-task=2", "2 ranks with --gpus-per-task=2 are not the 2 GPUs of each node"),
+        ("slurm", {}, "--gpus-per-socket=1", "Slurm takes it with --sockets-per-node only"),
+        ("slurm", {"gpus_per_node": "0"}, "--mem-per-gpu=1G", "Slurm takes it with --gres or --gpus or"),
+        ("slurm", {}, "--cpus-per-gpu=2", "Slurm takes only one of them"),
+        ("slurm", {}, "--ntasks-per-gpu=1", "Slurm takes only one of them"),
+        ("slurm", {}, "--tasks-per-node=4", "is printed by the script itself"),
+        ("slurm", {}, "--ntasks-per-nod=4", "is printed by the script itself"),
+        ("slurm", {}, "--part=x", "is printed by the script itself"),
+        ("slurm", {}, "--array=1-3", "is printed by the script itself\nhint: use the job key array"),
+        ("slurm", {}, "-o x", "'--output=%x-%j.out' and '-o x': Slurm would read only one of them"),
+        ("slurm", {"chain": "3"}, "--open-mode=truncate", "Slurm would read only one of them"),
+        ("slurm", {}, "--test-only", "would queue no job, or wait for its end"),
+        ("pbs", {}, "-l mem=4gb", "PBS takes only one of them"),
+        ("pbs", {}, "-l software=x,mem=4gb", "PBS takes only one of them"),
+        ("pbs", {}, "-l nodes=2:ppn=4", "is printed by the script itself"),
+        ("pbs", {}, "-J 1-3", "is printed by the script itself\nhint: use the job key array"),
+        ("pbs", {}, "-W block=true", "would queue no job, or wait for its end"),
+        ("gridengine", {}, "-l gpu=1,h_rt=60", "is printed by the script itself"),
+        ("gridengine", {}, "-t 1-3", "is printed by the script itself\nhint: use the job key array"),
+        ("gridengine", {}, "-wd /x", "Grid Engine takes only one of them"),
+        ("gridengine", {"constraint": "mem_free=4G"}, "-l mem_free=8G", "Grid Engine would read only one of them"),
+        ("gridengine", {}, "-sync y", "would queue no job, or wait for its end"),
+    ],
+)
+def test_a_directive_that_excludes_or_repeats_what_the_script_prints_is_refused(site, asked, directive, message):
+    with pytest.raises(RequestError) as error:
+        script(f"generic-{site}", **asked, directives=[directive])
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("site", "directive"),
+    [
+        *(("slurm", text) for text in ("--mem-per-cpu=4G", "--gres=lustre:1", "--gpus-per-task=1", "--gres-flags=x")),
+        *(("slurm", text) for text in ("--gpus-per-node=2", "--nodelist=a", "--ntasks-per-core=1", "-x node4")),
+        *(("pbs", text) for text in ("-l software=x", "-W umask=022", "-l pmem=4gb", "-v A=1")),
+        *(("gridengine", text) for text in ("-l gpu=1", "-hard", "-p -5")),
+    ],
+)
+def test_a_directive_beside_which_the_script_prints_nothing_of_the_kind_is_taken(site, directive):
+    assert directive in directives(f"generic-{site}", directives=[directive])
+
+
+def test_two_of_one_option_in_a_sites_file_are_an_error_of_the_file(tmp_path):
+    path = tmp_path / "my.yaml"
+    head = "# https://example.org/\nschema: 1\nsummary: x\nscheduler: slurm\nstanding: practice\nverified: 2026-11-22\n"
+    path.write_text(
+        f"{head}queue: a\nqueue_option: --qos\nqueues: {{a: {{gpus: 1, cpus: 4}}}}\nwalltime: 1:00:00\n"
+        "vars: {level: {directive: '--qos={}', default: high}}\nlauncher: {name: srun}\n"
+    )
+    with pytest.raises(
+        SiteError, match=r"'--qos=a' and '--qos=high': Slurm .* only one of them, and both are from .*my"
+    ):
+        script(str(path))
+
+
+def test_a_gpu_type_is_asked_for_in_the_form_that_the_site_has_for_gpus():
+    assert "--gpus-per-node=a100:2" in directives("generic-slurm", gpu_type="a100")
+    with pytest.raises(RequestError, match="asks for GPUs by its queue alone, so that gpu_type a100 cannot"):
+        script("vista", walltime="1:00:00", gpu_type="a100")
+    with pytest.raises(RequestError, match="site generic-pbs cannot take gpu_type"):
+        script("generic-pbs", gpu_type="a100")
+    with pytest.raises(RequestError, match="can carry gpu_type 'a:2'"):
+        script("generic-slurm", gpu_type="a:2")
+    with pytest.raises(RequestError, match="gpu_type a100, and no GPUs are asked for"):
+        script("generic-slurm", gpu_type="a100", gpus_per_node="0")
+    assert ":gpu_type=A100:" in script("imperial-cx3", gpu_type="A100", walltime="1:00:00") + ":"
+
+
 def test_options_of_one_directive_are_put_together():
     found = directives("abci3", reservation="R1234.pbs1", ssh="1", directives=["-v BEEOND_ON=1"], walltime="200:00:00")
     assert "-q R1234" in found
