@@ -75,7 +75,7 @@ def _compare(site: Site, env: Mapping[str, str]) -> _Found:
     elif not site.queues:
         unasked.append("the site's file has no queues to compare")
     else:
-        qos = [name for name, queue in site.queues.items() if queue.partition]
+        qos = [name for name, queue in site.queues.items() if queue.qos]
         unasked += [f"QOS {', '.join(qos)}: not asked (sacctmgr show qos)"] if qos else []
         asked = " and ".join(command[0] for command in commands.survey)
         queues = _survey(site, env)

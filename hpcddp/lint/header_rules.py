@@ -241,8 +241,9 @@ def limits(script: Script) -> Iterator[Said]:
     if site is None or not script.directives.options:
         return
     queue = script.queue_name
-    if site.account.required and not request.account:
-        yield Said(1, f"site {site.name} takes no job without an account", f"{site.account.option} NAME".strip())
+    account = site.account_of(queue)
+    if account.required and not request.account:
+        yield Said(1, f"site {site.name} takes no job without an account", f"{account.option} NAME".strip())
     if site.scheduler == "pbs" and queue and _PBS_RESERVATION.fullmatch(queue):
         return  # a reservation is a queue, with limits of its own
     if site.queues and queue and queue not in site.queues:

@@ -61,9 +61,13 @@ class Script:
         """The queue that the script says, in the site's way of saying it; "" where it says none."""
         said = self.directives.get(site.queue_option) if site.queue_option else self.request.queue
         qos = self.directives.get("--qos")
-        of_qos = site.queues.get(qos.value, Queue()).partition if qos else ""
-        if qos and of_qos and (said.value if said else site.queue) == of_qos:
-            return qos.value
+        if said and not qos and said.value in site.queues:
+            return said.value
+        partition = said.value if said else site.queues.get(site.queue, Queue()).partition or site.queue
+        for name, queue in site.queues.items():
+            both = (queue.partition or name, queue.qos) == (partition, qos.value if qos else "")
+            if both and (queue.partition or queue.qos):
+                return name
         return said.value if said else ""
 
     def request_on(self, site: Site) -> Request:

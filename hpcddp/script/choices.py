@@ -23,7 +23,7 @@ def plan_queue(spec: JobSpec, site: Site) -> str:
             f"--queue one of {', '.join(known)}",
         )
     facts = site.queues.get(queue, Queue())
-    for key, word in (("partition", facts.partition), ("gpu_type", facts.gpu_type)):
+    for key, word in (("partition", facts.partition), ("qos", facts.qos), ("gpu_type", facts.gpu_type)):
         if word:
             directive_word(word, f"{key} of queue {queue} in {site.file}")
     return directive_word(queue, "queue") if queue else ""

@@ -228,11 +228,16 @@ class JobPlan(Record):
 
     @property
     def queue_word(self) -> str:
-        """What stands where the queue's name goes, for a QOS its partition; "" where none is printed. To PBS a
-        reservation is a queue."""
+        """What stands where the queue's name goes, which is another word where the site has one; "" where none is
+        printed. To PBS a reservation is a queue."""
         if self.options.reservation and find_scheduler(self.site.scheduler).directives.reservation_is_queue:
             return self.options.reservation.partition(".")[0]
-        return self.queue_facts.partition or ("" if self.site.queue_option == "none" else self.queue)
+        return self.queue_facts.partition or ("" if self.site.queue_option else self.queue)
+
+    @property
+    def qos(self) -> str:
+        """The quality of service; "" where none is printed."""
+        return self.queue_facts.qos or ("" if self.site.queue_option in {"", "none"} else self.queue)
 
     @property
     def gpu_type(self) -> str:

@@ -29,10 +29,9 @@ def list_missing(spec: JobSpec, site: Site, cpus_known: bool) -> list[Missing]:
 
 def _missing(spec: JobSpec, site: Site, cpus_known: bool) -> Iterator[Missing]:
     queue = site.queues.get(spec.queue or site.queue, Queue())
-    if spec.account is None and site.account.required:
-        yield Missing(
-            f"an account ({site.source(site.account.source)})", "--account", site.account.example or "NAME", False
-        )
+    rule = site.account_of(spec.queue or site.queue)
+    if spec.account is None and rule.required:
+        yield Missing(f"an account ({site.source(rule.source)})", "--account", rule.example or "NAME", False)
     if not (spec.queue or site.queue) and site.queues:
         yield Missing(f"a queue (one of {', '.join(site.queues)})", "--queue", next(iter(site.queues)), False)
     rules = () if spec.reservation else queue.limits
@@ -54,10 +53,10 @@ def _missing(spec: JobSpec, site: Site, cpus_known: bool) -> Iterator[Missing]:
         yield Missing("a walltime", "--walltime", "1:00:00", True)
     if not (spec.launcher or site.launcher.name):
         yield Missing("a launcher", "--launcher", JOB_LAUNCHERS[0], True)
-    for name, rule in site.variables.items():
-        if rule.required and not rule.default and not (spec.variables or {}).get(name):
-            what = f"{name} ({site.source(rule.source)})"
-            yield Missing(what, "--set", f"{name}={rule.example or 'VALUE'}", True)
+    for name, variable in site.variables.items():
+        if variable.required and not variable.default and not (spec.variables or {}).get(name):
+            what = f"{name} ({site.source(variable.source)})"
+            yield Missing(what, "--set", f"{name}={variable.example or 'VALUE'}", True)
 
 
 def known(value: int | None) -> int:

@@ -46,6 +46,7 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
     check_complete(spec, site, cpus_known=scheduler.this_machine)
     queue_name = plan_queue(spec, site)
     queue = site.queues.get(queue_name, Queue())
+    site = site._replace(account=site.account_of(queue_name))
     shape = plan_shape(spec, site, queue, planned_by.cpus if scheduler.this_machine else None)
     check_gpu_chunks(spec, site, queue_name, shape.ranks_per_node, shape.gpus_per_node)
     check_whole_nodes(

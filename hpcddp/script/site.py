@@ -38,9 +38,10 @@ class Limit(Record):
 class Queue(Record):
     """A PBS queue, Slurm partition or QOS, or resource type, with the node behind it. CPUs are what the scheduler
     counts. `gpu_type`: the word for the GPUs that a request has to name. `cpus_per_gpu`: the CPUs that go with each
-    GPU, where nodes are shared. `routing`: the server chooses another queue by the job's size. `partition`: the one of
-    whose QOS this is; "" where the queue is a partition itself, or the site names no partitions. `gpu_chunks`: whether
-    each chunk of a request is one GPU, with its share of the one node that all of them are on."""
+    GPU, where nodes are shared. `routing`: the server chooses another queue by the job's size. `partition` and `qos`:
+    what is asked for where that is not the queue's own name. `account`: what the site's rules for accounts say
+    otherwise here. `gpu_chunks`: whether each chunk of a request is one GPU, with its share of the one node that all of
+    them are on."""
 
     gpus: int | None = None
     gpu: str | None = None
@@ -55,6 +56,8 @@ class Queue(Record):
     exclusive: bool = False
     routing: bool = False
     partition: str = ""
+    qos: str = ""
+    account: Mapping[str, Any] = _NONE
     gpu_chunks: bool = False
     limits: tuple[Limit, ...] = ()
     source: str = ""
@@ -183,6 +186,11 @@ class Site(Record):
     prepend: Mapping[str, str] = _NONE
     notes: tuple[str, ...] = ()
     overlay: str = ""
+
+    def account_of(self, queue: str) -> Account:
+        """The rules for accounts in this queue."""
+        own = self.queues[queue].account if queue in self.queues else _NONE
+        return self.account._replace(**own)
 
     def source(self, key: str) -> str:
         """Where a block's facts come from, for messages: address and date. A source may carry a date of its own."""

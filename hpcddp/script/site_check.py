@@ -28,13 +28,13 @@ def compare_queues(site: Site, found: Sequence[QueueFound], asked: str) -> list[
     """The differences of queues, their limits and their nodes. `asked`: the command that found them."""
     live = {queue.name: queue for queue in found}
     differences = []
-    listed = [name for name, queue in site.queues.items() if not queue.partition]
+    listed = [queue.partition or name for name, queue in site.queues.items() if not queue.qos]
     if listed and not live.keys() & set(listed):
         return [Difference(f"none of the queues of the site's file is in {asked}: this may be another machine")]
     for name, queue in site.queues.items():
-        if queue.partition:  # a QOS is in no list of partitions
+        if queue.qos:  # a QOS is in no list of partitions
             continue
-        now = live.get(name)
+        now = live.get(queue.partition or name)
         if now is None:
             gone = {"queues": {name: GONE}} if name != site.queue else {}
             differences.append(Difference(f"queue {name}: it is in the site's file, and not in {asked}", gone))
@@ -49,17 +49,20 @@ def compare_queues(site: Site, found: Sequence[QueueFound], asked: str) -> list[
 def unsaid_facts(site: Site, found: Sequence[QueueFound], asked: str) -> list[str]:
     """What the file says of nodes and the scheduler does not, in a line for each fact."""
     unsaid: dict[str, list[str]] = {}
-    for now in found:
-        if now.name in site.queues and not site.queues[now.name].partition:
-            for _, word, said, live in _facts(now.name, site, now):
-                unsaid.setdefault(word, []).extend([now.name] if said and live is None else [])
+    live_queues = {now.name: now for now in found}
+    for name, queue in site.queues.items():
+        now = live_queues.get(queue.partition or name)
+        if now is not None and not queue.qos:
+            for _, word, said, live in _facts(name, site, now):
+                unsaid.setdefault(word, []).extend([name] if said and live is None else [])
     verb = "do" if " and " in asked else "does"
     return [f"{word} of {', '.join(names)}: {asked} {verb} not say" for word, names in unsaid.items() if names]
 
 
 def unlisted_queues(site: Site, found: Sequence[QueueFound], asked: str) -> list[str]:
     """Queues that the file leaves out, as many do: for people, it is no difference."""
-    unknown = [queue.name for queue in found if queue.name not in site.queues]
+    known = {queue.partition or name for name, queue in site.queues.items()}
+    unknown = [queue.name for queue in found if queue.name not in known]
     listed = ", ".join(unknown[:8]) + (f" and {len(unknown) - 8} more" if len(unknown) > 8 else "")
     return [f"not in the site's file: {listed} (by {asked})"] if unknown else []
 

@@ -6,11 +6,11 @@ The tables below and `site_keys` are the whole schema; `hpcddp sites schema` exp
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from hpcddp.errors import RequestError, SiteError
+from hpcddp.errors import RequestError, SiteError, nearest
 from hpcddp.ranks.launchers import AGENTS
 from hpcddp.schedulers.registry import find_scheduler, scheduler_names, scripted_schedulers
 from hpcddp.schedulers.row import Scheduler
@@ -121,6 +121,8 @@ QUEUE: dict[str, Reader] = {
     "exclusive": read_flag,
     "routing": read_flag,
     "partition": read_text,
+    "qos": read_text,
+    "account": read_text,  # site_keys puts in the block
     "gpu_chunks": read_flag,
     "limits": read_limits,
     "source": read_text,
@@ -204,12 +206,11 @@ SITE: dict[str, Reader] = {
 
 def site_keys(rows: Sequence[Scheduler]) -> dict[str, Reader]:
     """The table for a site of one of these schedulers: for some keys the words are those that their templates read."""
-    account = {**ACCOUNT, "option": _read_word(rows, "account", "none")}
     return {
         **SITE,
         **({} if any(row.directives.chunks for row in rows) else _without_chunks(rows)),
         "queues": partial(read_blocks, Queue, _queue_keys(rows)),
-        "account": partial(read_block, Account, account),
+        "account": partial(read_block, Account, _account_keys(rows)),
         "size": _read_word(rows, "size"),
         "queue_option": _read_word(rows, "queue_option", "none"),
         "gpus_option": _read_word(rows, "gpus_option"),
@@ -232,8 +233,13 @@ def _queue_keys(rows: Sequence[Scheduler]) -> dict[str, Reader]:
     """The keys of a queue. Those are refused that no request of these schedulers can carry: dropped, they would be
     lost."""
     lost = [] if any(row.directives.chunks for row in rows) else ["gpu_chunks"]
-    lost += [] if any("gpus_option" in row.directives.site_words for row in rows) else ["gpu_type", "partition"]
-    return {**QUEUE, **{key: partial(_refuse_key, _titles(rows), key) for key in lost}}
+    lost += [] if any("gpus_option" in row.directives.site_words for row in rows) else ["gpu_type", "partition", "qos"]
+    account = {"account": partial(read_block, dict, _account_keys(rows))}
+    return {**QUEUE, **account, **{key: partial(_refuse_key, _titles(rows), key) for key in lost}}
+
+
+def _account_keys(rows: Sequence[Scheduler]) -> dict[str, Reader]:
+    return {**ACCOUNT, "option": _read_word(rows, "account", "none")}
 
 
 def _titles(rows: Sequence[Scheduler]) -> str:
@@ -248,6 +254,18 @@ def _schedulers_of(raw: object) -> list[Scheduler]:
     """The scheduler that a file names; all of them where it names none, which is an error of its own."""
     name = raw.get("scheduler") if isinstance(raw, Mapping) else None
     return [find_scheduler(name)] if name in scheduler_names() else scripted_schedulers()
+
+
+def _sources(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Each block that names its source, and that name."""
+    blocks = {key: value for key, value in found.items() if key not in {"sources", "cited"}}
+    named = {key: value for of in ("queues", "vars") for key, value in blocks.pop(of, {}).items()}
+    for name, block in (*blocks.items(), *named.items()):
+        if source := getattr(block, "source", ""):
+            yield name, source
+        if source := getattr(block, "account", {}).get("source", ""):
+            yield f"account of {name}", source
+    yield from found.get("cited", {}).items()
 
 
 MANDATORY = ("schema", "summary", "scheduler", "standing", "verified")
@@ -282,6 +300,11 @@ def _make_site(name: str, where: str, raw: Mapping[str, Any], guide: str, path: 
         raise SiteError(f"{where} lacks the key {missing[0]!r}", "see docs/sites.md for the keys of a site file")
     if found.get("queue", "") not in {"", *found.get("queues", {})}:
         raise SiteError(f"{where}: its default queue {found['queue']!r} is none of its queues", "describe it there")
+    for block, source in _sources(found):
+        if source not in found.get("sources", {}):
+            known_sources = ", ".join(found.get("sources", {})) or "none yet: sources: {NAME: https://…}"
+            what = f"{where}: {block} is from the source {source!r}, which is not one of its sources"
+            raise SiteError(what + nearest(source, list(found.get("sources", {}))), f"one of {known_sources}")
     for variable in found.get("vars", {}):
         if variable in KEYS and variable != "gpu_type":  # for which a site may have its own word
             raise SiteError(f"{where}: {variable!r} in vars is a key of every job file already", "give it another name")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from hpcddp.schedulers.registry import find_scheduler
@@ -76,13 +77,22 @@ def format_queue(queue: Queue) -> str:
     unit = "hardware threads" if queue.cpu_unit == "hwthread" else "cores"
     of_model = f"{queue.gpus} x {queue.gpu}" if queue.gpus and queue.gpu else format_count(queue.gpus or 0, "GPU")
     parts = [
-        f"QOS of {queue.partition}" if queue.partition else "",
+        f"QOS {queue.qos}" if queue.qos else "",
+        f"partition {queue.partition}" if queue.partition else "",
         "" if queue.gpus is None else of_model,
         f"{queue.cpus} {unit}" if queue.cpus else "",
         f"{queue.mem_gb} GB" if queue.mem_gb else "",
         *map(_format_limit, queue.limits),
+        _format_queue_account(queue.account),
     ]
     return ", ".join(p for p in parts if p) or "nothing known"
+
+
+def _format_queue_account(own: Mapping[str, Any]) -> str:
+    """What is said of accounts for one queue alone."""
+    required = {True: "required", False: "optional"}.get(own.get("required", ""), "")
+    parts = [required, f"matches {own['pattern']}" if "pattern" in own else "", own.get("option", "")]
+    return " ".join(filter(None, ["account", *parts])) if own else ""
 
 
 def missing_facts(site: Site) -> list[tuple[str, str]]:

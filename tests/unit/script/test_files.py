@@ -105,6 +105,17 @@ def test_a_job_files_values_are_checked_and_their_source_named(key, value, words
     assert "job.yaml" in str(error.value) or key in str(error.value)
 
 
+def test_each_unknown_key_is_named_with_the_nearest_one():
+    asked = {"nodez": ("1", "nodez in job.yaml"), "wall": ("1h", "--set wall"), "zebra": ("x", "zebra in job.yaml")}
+    with pytest.raises(RequestError) as error:
+        read_spec(asked)
+    assert error.value.message == (
+        "unknown keys 'nodez' (nodez in job.yaml) (did you mean 'nodes'?),"
+        " 'wall' (--set wall) (did you mean 'walltime'?), 'zebra' (zebra in job.yaml)"
+    )
+    assert error.value.hint == "known keys: docs/job-file.md"
+
+
 @pytest.mark.parametrize("word", ["|", "&&", ";", ">", "<", "2>&1", ">out", "data;", "&"])
 def test_an_operator_of_the_shells_in_a_commands_text_stands_in_quotes(word):
     with pytest.raises(RequestError, match=rf"has '{re.escape(word)}', and no shell .*\nhint: command: bash -c"):

@@ -138,6 +138,7 @@ def test_a_gpu_type_stands_in_each_form_of_the_request(tmp_path):
     [
         ("pbs", "gpu_type", "gh200", "PBS"),
         ("pbs", "partition", "gpu", "PBS"),
+        ("pbs", "qos", "gpu", "PBS"),
         ("slurm", "gpu_chunks", "true", "Slurm"),
         ("gridengine", "gpu_chunks", "true", "Grid Engine"),
         ("gridengine", "gpu_type", "gh200", "Grid Engine"),
@@ -188,7 +189,7 @@ walltime: 1:00:00
 queue: prod
 queues:
   prod: {gpus: 4, cpus: 64}
-  debug: {like: prod, partition: prod, limits: [{nodes: 1-2}]}
+  debug: {like: prod, partition: prod, qos: debug, limits: [{nodes: 1-2}]}
 launcher: {name: srun}
 """
 
@@ -201,9 +202,63 @@ def test_a_queue_that_is_a_qos_of_a_partition_stands_beside_it(tmp_path):
         script(str(tmp_path / "my.yaml"), queue="debug", nodes="3")
 
 
-@pytest.mark.parametrize("word", ["partition: a b", 'gpu_type: "#"', "gpu_type: a\\"])
+KINDS = QOS.replace(
+    "queue: prod\nqueues:\n",
+    "account: {required: true, pattern: '.+@v100', example: abc@v100}\nqueue: v100\nqueues:\n"
+    "  v100: {partition: gpu, gpus: 4, cpus: 64, gpu_type: v100}\n"
+    "  h100: {partition: gpu, gpus: 8, cpus: 96, gpu_type: h100, account: {pattern: '.+@h100', example: abc@h100}}\n"
+    "  free: {like: h100, qos: idle, account: {required: false}}\n",
+)
+
+
+def test_queues_may_be_kinds_of_nodes_in_one_partition_each_with_its_rule_for_accounts(tmp_path):
+    path = tmp_path / "my.yaml"
+    path.write_text(KINDS)
+    text = script(str(path), account="abc@v100")
+    assert "\n#SBATCH --partition=gpu\n#SBATCH --nodes=1\n" in text
+    assert "\n#SBATCH --gpus-per-node=v100:4\n" in text
+    text = script(str(path), queue="h100", account="abc@h100")
+    assert ("\n#SBATCH --gpus-per-node=h100:8\n" in text, "--qos" in text) == (True, False)
+    assert "\n#SBATCH --partition=gpu\n#SBATCH --qos=idle\n" in script(str(path), queue="free")
+    with pytest.raises(RequestError, match=r"an account matches .*h100"):
+        script(str(path), queue="h100", account="abc@v100")
+    with pytest.raises(RequestError, match="still needs an account"):
+        script(str(path), queue="h100")
+    site = load_site("my", str(path))
+    for said, queue in (("-p gpu", "v100"), ("-p gpu\n#SBATCH -q idle", "free")):
+        known = read_script(f"#!/bin/bash\n#SBATCH {said}\nsrun python a.py\n", site, lambda path: True)
+        assert known.queue_name == queue
+
+
+@pytest.mark.parametrize(
+    ("line", "block"),
+    [
+        ("account: {required: true, source: nosuch}", "account"),
+        ("queues: {gpu: {gpus: 4, source: nosuch}}", "gpu"),
+        ("queues: {gpu: {account: {source: nosuch}}}", "account of gpu"),
+        ("vars: {fs: {required: true, source: nosuch}}", "fs"),
+        ("modules: {load: [a], source: nosuch}", "modules"),
+        ("launcher: {name: srun, source: nosuch}", "launcher"),
+        ("rendezvous: {suffix: i, source: nosuch}", "rendezvous"),
+        ("staging: {folder: /x, source: nosuch}", "staging"),
+        ("container: {runtime: pyxis, source: nosuch}", "container"),
+        ("cited: {env: nosuch}", "env"),
+    ],
+)
+def test_a_source_that_the_file_does_not_have_is_refused(tmp_path, line, block):
+    head = "schema: 1\nsummary: x\nscheduler: slurm\nstanding: practice\nverified: 2026-11-24\n"
+    (tmp_path / "my.yaml").write_text(
+        f"# https://example.org/\n{head}sources: {{guide: https://example.org/}}\n{line}\n"
+    )
+    with pytest.raises(
+        SiteError, match=rf"my.yaml: {block} is from the source 'nosuch', which .*\nhint: one of guide$"
+    ):
+        load_site("my", str(tmp_path / "my.yaml"))
+
+
+@pytest.mark.parametrize("word", ["partition: a b", "qos: a;b", 'gpu_type: "#"', "gpu_type: a\\"])
 def test_a_word_of_a_queue_that_no_directive_can_carry_is_refused(tmp_path, word):
-    (tmp_path / "my.yaml").write_text(QOS.replace("partition: prod", word))
+    (tmp_path / "my.yaml").write_text(QOS.replace("partition: prod, qos: debug", word))
     with pytest.raises(RequestError, match=f"{word.split(':')[0]} of queue debug in .*my.yaml .* is not a word"):
         script(str(tmp_path / "my.yaml"), queue="debug")
 

@@ -29,7 +29,7 @@ queue: gpu
 queues:
   gpu: {gpus: 4, cpus: 64, mem_gb: 500, limits: [{nodes: 1-8, walltime: 24:00:00}]}
   old: {gpus: 4, cpus: 64}
-  dbg: {like: gpu, partition: gpu}
+  dbg: {like: gpu, partition: gpu, qos: dbg}
 modules: {load: [cuda/12.2, mpi]}
 launcher: {name: srun}
 """
@@ -294,7 +294,7 @@ def test_a_correction_that_makes_no_site_leaves_the_overlay_and_the_report(
 ) -> None:
     config = machine()
     (config / "overlays").mkdir()
-    overlay = "env: {A: b}\nqueues:\n  mine: {like: old, partition: gpu}\n"
+    overlay = "env: {A: b}\nqueues:\n  mine: {like: old, partition: gpu, qos: mine}\n"
     (config / "overlays/mine.yaml").write_text(overlay)
     assert main(["sites", "check", "mine", "--write"]) == 3
     out = capsys.readouterr()
