@@ -169,7 +169,9 @@ SCHEDULER = Scheduler(
         ),
         listed=("-l", "-W"),
         several=("-v",),
-        excludes=dict.fromkeys(("-l select", "-l place"), ("-l nodes", *(f"-l {name}" for name in OF_CHUNK))),
+        alternatives=tuple(
+            (owner, f"-l {name}") for owner in ("-l select", "-l place") for name in ("nodes", *OF_CHUNK)
+        ),
         no_submit=("-I", "-z", "-W block", "-W interactive"),
         attached=True,
         outputs=("-o", "-e"),

@@ -38,12 +38,11 @@ class Directives(Record):
     site_words: Mapping[str, tuple[str, ...]] = _NO_WORDS
     #: Those that the template prints, or that hpcddp itself has to know of: no job may add them.
     printed: tuple[str, ...] = ()
-    long: Mapping[str, str] = _NOTHING  # another name of an option -> the one that the other tables here have
+    synonyms: Mapping[str, str] = _NOTHING  # another name of an option -> the one that the other tables here have
     listed: tuple[str, ...] = ()  # whose value is a list of NAME=VALUE, each an option of its own: `-l select`
     several: tuple[str, ...] = ()  # that may stand more than once
-    excludes: Mapping[str, tuple[str, ...]] = _NO_WORDS  # an option -> those that are refused beside it
     needs: Mapping[str, tuple[str, ...]] = _NO_WORDS  # an option -> those of which it needs one
-    gpus: tuple[str, ...] = ()  # ask for GPUs: by a list of resources, for the job, for each node, for each rank
+    one_of: tuple[str, ...] = ()  # options of `gpu_counts` that say the same in other words, so that one is enough
     no_submit: tuple[str, ...] = ()  # with which the submit command queues nothing, or waits for the job's end
     attached: bool = False  # whether `-ofile` means `-o file`
     outputs: tuple[str, ...] = ()  # the options with the job's output files

@@ -105,17 +105,6 @@ def parse_partitions(text: str) -> list[QueueFound]:
     return parse(text)
 
 
-# sbatch(1)
-LONG = {
-    "-A": "--account", "-a": "--array", "-b": "--begin", "-C": "--constraint", "-c": "--cpus-per-task",
-    "-D": "--chdir", "-d": "--dependency", "-e": "--error", "-F": "--nodefile", "-G": "--gpus", "-H": "--hold",
-    "-h": "--help", "-I": "--immediate", "-i": "--input", "-J": "--job-name", "-k": "--no-kill", "-L": "--licenses",
-    "-M": "--clusters", "-m": "--distribution", "-N": "--nodes", "-n": "--ntasks", "-O": "--overcommit",
-    "-o": "--output", "-p": "--partition", "-Q": "--quiet", "-q": "--qos", "-S": "--core-spec",
-    "-s": "--oversubscribe", "-t": "--time", "-V": "--version", "-v": "--verbose", "-W": "--wait",
-    "-w": "--nodelist", "-x": "--exclude", "--tasks-per-node": "--ntasks-per-node",
-}  # fmt: skip
-
 SCHEDULER = Scheduler(
     name="slurm",
     title="Slurm",
@@ -181,19 +170,12 @@ SCHEDULER = Scheduler(
             *("--nodes", "--ntasks", "--ntasks-per-node", "--job-name", "--time", "--partition", "--account"),
             *("--cpus-per-task", "--requeue", "--no-requeue", "--array"),
         ),
-        long=LONG,
-        excludes={
-            "--mem": ("--mem-per-cpu", "--mem-per-gpu"),
-            "--mem-per-cpu": ("--mem-per-gpu",),
-            "--cpus-per-task": ("--cpus-per-gpu",),
-            "--ntasks-per-node": ("--ntasks-per-gpu", "--ntasks-per-tres"),
-            "--core-spec": ("--thread-spec",),
-        },
         needs={
             "--mem-per-gpu": ("--gres", "--gpus", "--gpus-per-node", "--gpus-per-task"),
             "--gpus-per-socket": ("--sockets-per-node",),
         },
-        gpus=("--gres", "--gpus", "--gpus-per-node", "--gpus-per-task"),
+        one_of=("--gres", "--gpus", "--gpus-per-node"),
+        synonyms={"--tasks-per-node": "--ntasks-per-node"},
         no_submit=("--test-only", "--wait"),
         attached=True,
         outputs=("--output", "--error"),

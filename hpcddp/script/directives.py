@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Iterable, Mapping
-from itertools import chain, takewhile
+from itertools import takewhile
 
 from hpcddp.errors import RequestError, SiteError
-from hpcddp.schedulers.directive_rules import find_clashes, find_repeats, full_name, read_options
+from hpcddp.schedulers.directive_rules import find_clashes, full_name, read_options
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.script.site import Site
 from hpcddp.script.spec import JobSpec
@@ -105,16 +105,16 @@ def check_script(spec: JobSpec, site: Site, script: str) -> None:
     head = takewhile(lambda line: line.startswith("#"), script.splitlines()[1:])
     texts = [line.removeprefix(f"{rules.prefix} ") for line in head if line.startswith(f"{rules.prefix} ")]
     options = [option for text in texts for option in read_options(rules, text)]
-    clash = next(chain(find_clashes(rules, options), find_repeats(rules, options)), None)
+    clash = next(find_clashes(rules, options), None)
     if clash is None:
         return
-    both = [option for option in (clash.first, clash.second) if option is not None]
+    both = clash.options
     what = f"the script would have {' and '.join(repr(option.text) for option in both)}: {scheduler.title} {clash.why}"
     own = [repr(option.text) for option in both if option.text in (spec.directives or ())]
     keys = [key for key, name in rules.options.items() if spec.asks_for(key) and name in {one.name for one in both}]
     if not own and not keys:
         raise SiteError(f"{what}, and both are from {site.file}", "leave one of them out of the site's file")
-    instead = "; gpus_per_node and gpu_type ask for GPUs" if {one.name for one in both} & {*rules.gpus} else ""
+    instead = "; gpus_per_node and gpu_type ask for GPUs" if {one.name for one in both} & {*rules.one_of} else ""
     raise RequestError(what, f"leave out {' or '.join([*own[-1:], *keys])}{instead}")
 
 
