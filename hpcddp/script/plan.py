@@ -41,7 +41,8 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
     Raises RequestError for what the site does not take or no script could carry, SiteError for a fact that is missing.
     """
     scheduler = find_scheduler(site.scheduler)
-    spec, own_ranks = plan_own_ranks(plan_sweep(spec))
+    array = scheduler.directives.options.get("array")
+    spec, own_ranks = plan_own_ranks(plan_sweep(spec, array is not None and array not in site.rejects))
     check_asked_recovery(spec, site.scheduler)
     check_complete(spec, site, cpus_known=scheduler.this_machine)
     queue_name = plan_queue(spec, site)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,8 +17,9 @@ _NOT_SWEPT = (
 )
 
 
-def plan_sweep(spec: JobSpec) -> JobSpec:
-    """The spec of the one job script that the sweep is: its array, or the values of its only point.
+def plan_sweep(spec: JobSpec, arrays: bool) -> JobSpec:
+    """The spec of the one job script that the sweep is: its array, or the values of its only point. `arrays`: whether
+    the site takes arrays.
 
     RequestError for a sweep that is several scripts, or that none could be.
     """
@@ -33,6 +35,9 @@ def plan_sweep(spec: JobSpec) -> JobSpec:
             f"a sweep of {of_job} is a job script for each value, and this is one script",
             "hpcddp submit queues them all",
         )
+    if not arrays:
+        what = f"a sweep of {count_points(spec.sweep)} points is as many jobs on this site, and this is one script"
+        raise RequestError(what, f"hpcddp submit {_job_file(source)} runs them all")
     array = f"1-{count_points(spec.sweep)}"
     return spec._replace(array=array, sources={**spec.sources, "array": source})
 
@@ -44,6 +49,11 @@ def check_sweep(spec: JobSpec) -> None:
         raise RequestError(f"sweep beside array {spec.array}: a sweep makes its own array", "leave out array")
     if spec.resume is not None:
         raise RequestError(f"resume {spec.resume} is one run, and a sweep has one for each point", "leave out resume")
+    if spec.chain and is_one_array(spec):
+        raise RequestError(
+            f"chain {spec.chain} beside sweep: a sweep is one array, and each index would queue the whole array again",
+            f"a chain for each point: {_loop(axes, spec)}",
+        )
     for name in axes:
         if name in _NOT_SWEPT:
             raise RequestError(f"sweep: {name} cannot be swept", f"leave {name} out of the sweep")
@@ -63,6 +73,22 @@ def split_points(spec: JobSpec, run_dir: str) -> list[JobSpec]:
 def is_one_array(spec: JobSpec) -> bool:
     """Whether only the command changes from point to point."""
     return spec.sweep is not None and count_points(spec.sweep) > 1 and not any(name in KEYS for name in spec.sweep)
+
+
+def _loop(axes: Mapping[str, tuple[str, ...]], spec: JobSpec) -> str:
+    """A shell's line that submits each point as a job of its own."""
+    words = ["hpcddp submit", _job_file(spec.sources.get("sweep", ""))]
+    name, heads = spec.name or "train", ""
+    for number, (axis, values) in enumerate(axes.items()):
+        variable = "xyzuvw"[number : number + 1] or f"x{number}"
+        heads += f"for {variable} in {' '.join(map(shlex.quote, values))}; do "
+        words.append(f'--set "sweep.{axis}=${variable}"')
+        name += f"-{axis}${variable}"
+    return f'{heads}{" ".join(words)} --name "{name}"{"; done" * len(axes)}'
+
+
+def _job_file(source: str) -> str:
+    return source.partition(" in ")[2] or "…"
 
 
 def _take_point(spec: JobSpec, point: Mapping[str, str], source: str) -> JobSpec:

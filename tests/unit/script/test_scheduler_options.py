@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 
 import pytest
 
@@ -177,6 +178,24 @@ def test_a_gpu_type_is_asked_for_in_the_form_that_the_site_has_for_gpus():
     with pytest.raises(RequestError, match="gpu_type a100, and no GPUs are asked for"):
         script("generic-slurm", gpu_type="a100", gpus_per_node="0")
     assert ":gpu_type=A100\n" in script("imperial-cx3", gpu_type="A100", walltime="1:00:00")
+
+
+SWEEP = {"sweep": {"lr": ["0.1", "a b"], "n-x": ["1", "2"]}, "command": ["python", "a.py", "{lr}", "{n-x}"]}
+
+
+def test_a_chain_of_a_sweep_is_refused_as_a_sweep_and_the_hint_is_a_loop_that_submits_one_for_each_point():
+    with pytest.raises(RequestError, match="chain 3 beside sweep: a sweep is one array") as error:
+        plan("generic-slurm", **SWEEP, chain="3")
+    loop = error.value.hint.removeprefix("a chain for each point: ").replace("hpcddp submit …", "printf '%s\\n'")
+    done = subprocess.run(["bash", "-ec", loop], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[:4] == ["--set", "sweep.lr=0.1", "--set", "sweep.n-x=1"]
+    names = done.stdout.splitlines()[5::6]
+    assert names == ["train-lr0.1-n-x1", "train-lr0.1-n-x2", "train-lra b-n-x1", "train-lra b-n-x2"]
+
+
+def test_a_sweep_that_cannot_be_an_array_is_no_one_script():
+    with pytest.raises(RequestError, match=r"4 points is as many jobs on this site.*\nhint: hpcddp submit … runs them"):
+        plan("local", **SWEEP)
 
 
 def test_options_of_one_directive_are_put_together():
