@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,9 @@ DAY_PATTERN = r"\d{4}-\d\d-\d\d"
 _QUOTED = r"""\\[^\n]|'[^']*'|"(?:\\.|[^"\\])*\""""  # in a shell's line
 _FEW = 12  # keys that a hint lists
 Reader = Callable[[object, str], Any]
+_NO_MODULES = {"module", "load", "add", "ml", "list", "avail", "show"}
+#: What `module` does beside loading, and how many words each needs behind it.
+MODULE_WORDS = {"purge": 0, "reset": 0, "restore": 1, "swap": 2, "switch": 2, "unload": 1, "use": 1}
 # What people write for the two flags in other places.
 _FLAGS = {**dict.fromkeys(("yes", "on", "1", "y"), ("true",)), **dict.fromkeys(("no", "off", "0", "n"), ("false",))}
 
@@ -138,12 +141,41 @@ def _join_lines(found: re.Match[str]) -> str:
 def read_modules(value: object, where: str) -> tuple[str, ...]:
     """Names of modules. A comma is none of a name's letters: it would be one module that nobody has."""
     words = read_words(value, where)
+    other = next((word for word in words if word.startswith("-") or word in _NO_MODULES), None)
+    if other is not None:
+        raise RequestError(f"{where} has {other!r}, which is no module's name", f"leave out {other}")
     if any("," in word for word in words):
         names = [name for word in words for name in word.split(",") if name]
         in_set = f"--set 'modules={' '.join(names) or 'NAME'}'"
         hint = in_set if where.startswith("--set ") else assign(where, f"[{', '.join(names) or 'NAME'}]")
         raise RequestError(f"{where} has a comma in {' '.join(words)!r}: blanks separate modules", hint)
     return words
+
+
+def read_job_modules(value: object, where: str) -> tuple[str, ...]:
+    """Names of modules, and what else `module` does: `purge gcc/12`, `use /apps/modulefiles cuda`."""
+    words = read_modules(value, where)
+    for line in module_lines(words):
+        if len(line) - 1 != MODULE_WORDS.get(line[0], 1):
+            raise RequestError(
+                f"{where} has {line[0]!r} without what it needs: {' '.join(words)!r}",
+                " ".join([line[0], *["NAME"] * MODULE_WORDS[line[0]]]),
+            )
+    return words
+
+
+def module_lines(words: Sequence[str]) -> list[tuple[str, ...]]:
+    """The arguments of each call of `module`: a name is loaded."""
+    lines, rest = list[tuple[str, ...]](), list(words)
+    while rest:
+        word = rest.pop(0)
+        if word in MODULE_WORDS:
+            count = MODULE_WORDS[word]
+            lines.append((word, *rest[:count]))
+            del rest[:count]
+        else:
+            lines.append(("load", word))
+    return lines
 
 
 def read_lines(value: object, where: str) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from hpcddp.runs.choice import Asked
 from hpcddp.runs.command import identify_command
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.script.container import Container
+from hpcddp.script.fields import module_lines
 from hpcddp.script.scheduler_options import SchedulerOptions
 from hpcddp.script.site import Queue, Site
 from hpcddp.script.spec import JobSpec
@@ -175,6 +176,11 @@ class JobPlan(Record):
     def _as_request(self) -> LaunchRequest:
         """This plan, which has every name of a LaunchRequest, so that `--explain` sees which values each line uses."""
         return cast("LaunchRequest", self)
+
+    @property
+    def module_lines(self) -> list[tuple[str, ...]]:
+        """The arguments of each call of `module`."""
+        return module_lines(self.modules)
 
     @property
     def hosts(self) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ _FORMS: dict[Reader, dict[str, Any]] = {
     fields.read_flag: {"type": "boolean"},
     fields.read_words: _LIST,
     fields.read_command: _LIST,
-    fields.read_modules: _LIST,
+    site_file.read_names_of_modules: _LIST,
     fields.read_lines: _LIST,
     fields.read_variables: {"type": ["object", "null"], "additionalProperties": _TEXT},
     site_file.read_range: {"type": ["integer", "string"], "pattern": r"^\d+(-\d+)?$"},

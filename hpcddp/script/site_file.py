@@ -16,6 +16,7 @@ from hpcddp.schedulers.registry import find_scheduler, scheduler_names, scripted
 from hpcddp.schedulers.row import Scheduler
 from hpcddp.script.container_runtimes import RUNTIMES
 from hpcddp.script.fields import (
+    MODULE_WORDS,
     Reader,
     read_choice,
     read_count,
@@ -64,6 +65,15 @@ def read_scheduler(value: object, where: str) -> str:
     if name in scheduler_names() and find_scheduler(name).generic_site:
         return name
     return read_known(tuple(row.name for row in scripted_schedulers()), value, where)
+
+
+def read_names_of_modules(value: object, where: str) -> tuple[str, ...]:
+    """Names of modules alone: what else `module` does is a line of shell in `before` or `after`."""
+    words = read_modules(value, where)
+    word = next((word for word in words if word in MODULE_WORDS), None)
+    if word is not None:
+        raise RequestError(f"{where} has {word!r}, which is no module's name", f"before: [module {word}]")
+    return words
 
 
 def read_block(make: Callable[..., Any], readers: Mapping[str, Reader], value: object, where: str) -> Any:
@@ -149,7 +159,7 @@ VARIABLE: dict[str, Reader] = {
 MODULES: dict[str, Reader] = {
     "init": read_text,
     "before": read_lines,
-    "load": read_modules,
+    "load": read_names_of_modules,
     "after": read_lines,
     "source": read_text,
 }

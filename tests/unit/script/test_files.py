@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from hpcddp.errors import RequestError, SiteError
-from hpcddp.script.fields import read_command, read_modules, read_variables, read_words
+from hpcddp.script.fields import read_command, read_job_modules, read_variables, read_words
 from hpcddp.script.find_site import (
     SiteChoice,
     asked_site,
@@ -79,6 +79,9 @@ def test_an_empty_file_asks_for_nothing():
         ("signal", "120", "has no unit.*\nhint: signal: 120m, or signal: 120s$"),
         ("signal", "0:0:0", "no time at all\nhint: signal: 0:02:00$"),
         ("modules", "cuda,openmpi", r"comma in 'cuda,openmpi': blanks.*\nhint: modules: \[cuda, openmpi\]$"),
+        ("modules", "load gcc", "'load', which is no module's name\nhint: leave out load$"),
+        ("modules", "--force purge", "'--force', which is no module's name"),
+        ("modules", "gcc swap a", "'swap' without what it needs: 'gcc swap a'\nhint: swap NAME NAME$"),
         ("exclusive", "yes", "'yes' is not known\nhint: exclusive: true$"),
         ("requeue", "off", "hint: requeue: false$"),
         ("launcher", "mpirun", "'mpirun' is not known\nhint: launcher: openmpi$"),
@@ -161,7 +164,7 @@ def test_no_words_at_all_can_be_asked_for():
 @pytest.mark.parametrize("key", KEYS)
 def test_an_empty_value_empties_a_list_or_variables_and_is_refused_for_every_other_key(key, where):
     where = where.replace("KEY", key)
-    if KEYS[key] in {read_words, read_command, read_modules, read_variables}:
+    if KEYS[key] in {read_words, read_command, read_job_modules, read_variables}:
         assert not getattr(read_spec({key: ("", where)}), key)
         return
     with pytest.raises(RequestError) as error:
@@ -214,6 +217,7 @@ launcher: {name: srun}
     [
         (GOOD.replace("# https://x.org\n", ""), "lacks the address of the user guide"),
         (GOOD.replace("verified: 2026-01-01\n", ""), "lacks the key 'verified'"),
+        (GOOD + "modules: {load: [purge, gcc]}\n", r"has 'purge', .*\nhint: before: \[module purge\]"),
         (GOOD + "queus: {}\n", "unknown key 'queus'.*did you mean 'queue"),
         (GOOD + "queues: {a: {gpu: 1, gpuz: 4}}\n", "unknown key 'gpuz' in a in queues"),
         (GOOD + "queues: {a: {limits: [{nodes: 9-1}]}}\n", "ends before it begins"),
