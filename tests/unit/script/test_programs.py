@@ -41,17 +41,6 @@ def put(node: StubbedNode, name: str, text: str) -> None:
 
 @pytest.mark.parametrize("runtime", ["apptainer", "singularity", "shifter"])
 @pytest.mark.parametrize("site", ["generic-pbs", "generic-slurm", "generic-gridengine"])
-def test_the_words_of_module_in_a_jobs_list_are_calls_of_their_own():
-    text = script("local", modules="purge use '/apps/my modules' gcc/12 swap gcc intel cuda")
-    assert [line for line in text.splitlines() if line.startswith("module ")] == [
-        "module purge || exit",
-        "module use '/apps/my modules' || exit",
-        "module load gcc/12 || exit",
-        "module swap gcc intel || exit",
-        "module load cuda || exit",
-    ]
-
-
 def test_ranks_run_in_the_container(site, runtime, node: StubbedNode):
     put(node, runtime, _RUNTIME)
     for name in ("mpirun", "srun"):
@@ -230,3 +219,14 @@ def test_a_programs_argument_is_no_end_of_what_copies_the_data(node: StubbedNode
     done = node.run(script("generic-slurm", node.planned_by, command=words, name="two", **staged))
     assert done.returncode == 0, done.stderr
     assert node.arguments == words
+
+
+def test_the_words_of_module_in_a_jobs_list_are_calls_of_their_own():
+    text = script("local", modules="purge use '/apps/my modules' gcc/12 swap gcc intel cuda")
+    assert [line for line in text.splitlines() if line.startswith("module ")] == [
+        "module purge || exit",
+        "module use '/apps/my modules' || exit",
+        "module load gcc/12 || exit",
+        "module swap gcc intel || exit",
+        "module load cuda || exit",
+    ]
