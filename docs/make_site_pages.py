@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
 from pathlib import Path
 
-from hpcddp import __version__
-from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.script.find_site import site_files
-from hpcddp.script.jobplan import JobPlan
-from hpcddp.script.plan import PlannedBy, plan_job
-from hpcddp.script.render import render_script
-from hpcddp.script.site import Queue, Site
+from hpcddp.script.site import Queue
 from hpcddp.script.site_file import load_site
-from hpcddp.script.site_text import missing_facts, site_rows
-from hpcddp.script.spec import read_spec
+from hpcddp.script.site_page import page_of
 
+_MADE_BY = "docs/make_site_pages.py"
 _HEAD = """\
 # The sites
 
@@ -46,92 +39,7 @@ def pages() -> dict[str, str]:
         gpus = site.queues.get(site.queue, Queue()).gpus
         cells = [f"[`{site.name}`]({site.name}.md)", site.scheduler, "your option" if gpus is None else str(gpus)]
         rows += f"| {' | '.join([*cells, site.standing, site.verified, site.summary])} |\n"
-    return {"README.md": _HEAD + rows, **{f"{site.name}.md": page_of(site) for site in sites}}
-
-
-def page_of(site: Site) -> str:
-    """The site's page in docs/sites, in Markdown."""
-    asked = " ".join(f"{option} {value}" for option, value in _examples(site))
-    request = f"--site {site.name} {asked}".rstrip()
-    basis = {
-        "documented": "the site's own documentation",
-        "practice": "scripts and notes of users or staff, not the site's manual: read one script before you trust it",
-        "generic": "its scheduler's documentation; your options say what a node has",
-    }[site.standing]
-    submit = " ".join(find_scheduler(site.scheduler).commands.submit) or "bash"
-    prefix = find_scheduler(site.scheduler).directives.prefix
-    pattern = f"^{prefix.replace('$', '[$]')} " if prefix else "^launcher="
-    plan = _plan(site)
-    lines = [
-        f"# {site.name}",
-        "",
-        "<!-- made by docs/make_site_pages.py from the site's file -->",
-        "",
-        f"After reading this page you can render a job for {site.name}, and you know its queues and limits.",
-        "",
-        f"{site.summary}. User guide: <{site.guide}>. The facts are from {basis}; verified {site.verified}.",
-        "",
-        "```console",
-        f"$ hpcddp render {request} -- python train.py > job.sh",
-        f"hpcddp: site {site.name} (--site)",
-        *(f"hpcddp: {remark}" for remark in plan.remarks),
-        f"$ grep '{pattern}' job.sh",
-        *(line for line in render_script(plan).splitlines() if re.search(pattern, line)),
-        "```",
-        "",
-        f"`{submit} job.sh` {'queues' if prefix else 'runs'} it.",
-        "",
-        *_to_fill_in(site),
-        "| | |",
-        "|---|---|",
-        *(f"| {key} | {_cell(value)} |" for key, value in site_rows(site)),
-        "",
-    ]
-    if site.notes:
-        lines += ["What you have to do without hpcddp:", "", *(f"- {note}" for note in site.notes), ""]
-    if site.sources:
-        lines += ["| source | address | date |", "|---|---|---|", *_source_rows(site), ""]
-    return "\n".join(lines)
-
-
-def _examples(site: Site) -> list[tuple[str, str]]:
-    fitting = (
-        name for name in ("abc123", "abcd-gpu", "project_465000000") if re.fullmatch(site.account.pattern or ".*", name)
-    )
-    account = next(fitting, site.account.example or "NAME")
-    return [(option, account if option == "--account" else value) for option, value in missing_facts(site)]
-
-
-def _plan(site: Site) -> JobPlan:
-    """What the page asks for, as `hpcddp render` plans it."""
-    asked = {"site": site.name, "command": "python train.py"}
-    for option, value in _examples(site):
-        key, _, said = value.partition("=") if option == "--set" else (option[2:].replace("-", "_"), "", value)
-        asked[key] = said
-    spec = read_spec({key: (value, key) for key, value in asked.items()}, site.variables)
-    return plan_job(spec, site, PlannedBy(python="/usr/bin/python3", version=__version__, created_by="", cpus=1))
-
-
-def _to_fill_in(site: Site) -> list[str]:
-    facts = missing_facts(site)
-    if not facts:
-        return []
-    return [
-        "The site's file does not give "
-        + ", ".join(f"`{option} {value}`" for option, value in facts)
-        + ": use your own values.",
-        "",
-    ]
-
-
-def _source_rows(site: Site) -> Iterator[str]:
-    for key in site.sources:
-        address, _, date = site.source(key).rpartition(", ")
-        yield f"| {key} | {f'<{address}>' if address.startswith('http') and ' ' not in address else address} | {date} |"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+    return {"README.md": _HEAD + rows, **{f"{site.name}.md": page_of(site, _MADE_BY) for site in sites}}
 
 
 if __name__ == "__main__":

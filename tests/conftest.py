@@ -22,6 +22,8 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 # 2026-11-24. A site's file grows older and says so: what a test compares must not depend on the day.
 os.environ["SOURCE_DATE_EPOCH"] = "1795478400"
+# Nor on what this machine's centre says of sites.
+os.environ["XDG_CONFIG_DIRS"] = "/nonexistent"
 
 # How long a test waits for what should come. It is a limit for hangs: a busy machine must not reach it.
 PATIENCE_S = 600
@@ -36,7 +38,7 @@ settings.register_profile("random", _CALM, derandomize=False, max_examples=1000)
 settings.load_profile("same")
 
 # What a program may inherit from whoever runs the tests: nothing that a launcher or a scheduler set.
-_INHERITED = ("HOME", "LANG", "TMPDIR", "USER", "SSL_CERT_FILE", "PIP_", "SOURCE_DATE_EPOCH")
+_INHERITED = ("HOME", "LANG", "TMPDIR", "USER", "SSL_CERT_FILE", "PIP_", "SOURCE_DATE_EPOCH", "XDG_CONFIG_DIRS")
 
 
 def marked(mark: str, proc: Path = Path("/proc")) -> dict[int, str]:

@@ -40,7 +40,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
 def describe_verbs(sites: tuple[str, ...]) -> list[VerbCompletions]:
     """What can be typed behind each verb, read from its parser."""
     words = {"site": sites, "diff": sites, "launcher": JOB_LAUNCHERS, "verb": tuple(VERBS)}
-    words |= {"action": ("show", "new", "schema"), "name": sites}
+    words |= {"action": ("show", "page", "check", "new", "schema"), "name": sites}
     return [
         VerbCompletions(verb, text, parser.takes_command, tuple(_describe(parser._actions, verb, words)))
         for verb, text in VERBS.items()

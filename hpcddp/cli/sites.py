@@ -29,11 +29,12 @@ _DESCRIPTION = """\
 List the known sites: scheduler, GPUs, the basis of the facts (documented, practice or generic) and their date.
 
 hpcddp sites show NAME   one site's queues, limits and sources; a path to a YAML file works, too
+hpcddp sites page NAME   a page for people of that site, in Markdown: what to type, queues, limits, sources
 hpcddp sites check NAME  what the scheduler and the modules of this machine say otherwise; --write corrects it for you
 hpcddp sites new NAME    a start for a site of your own, with what this machine's scheduler says
 hpcddp sites schema      the keys of a site's file as JSON Schema, for editors"""
-_USAGE = "hpcddp sites [--json] [show NAME | check [NAME] [--write] | new NAME [--file PATH] | schema]"
-_ACTIONS = ("show", "new")  # which take a name
+_USAGE = "hpcddp sites [--json] [show NAME | page NAME | check [NAME] [--write] | new NAME [--file PATH] | schema]"
+_ACTIONS = ("show", "page", "new")  # which take a name
 _DIFFERS = {1: "check: something differs"}
 _LONGEST = 200  # of a file's name most systems take 255 bytes
 
@@ -44,7 +45,7 @@ def build_parser() -> VerbParser:
         "sites", _DESCRIPTION, example="hpcddp sites show abci3", exits=(2, 3, 5), also={1: "check: something differs"}
     )
     parser.usage = _USAGE
-    parser.add_argument("action", nargs="?", metavar="ACTION", help="show, check, new or schema")
+    parser.add_argument("action", nargs="?", metavar="ACTION", help="show, page, check, new or schema")
     parser.add_argument("name", nargs="?", metavar="NAME", help="the site's name, or the path of its file")
     parser.add_argument("--json", action="store_true", help="print the list, or the site, as one JSON object")
     parser.add_argument("--write", action="store_true", help="check: put what can be corrected into your own overlay")
@@ -62,6 +63,11 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         site = open_site(SiteChoice(args.name, "hpcddp sites show"), env)
         sys.stdout.write(_json(site_record(site)) if args.json else _format_site(site))
         tell_each(remark_age(site, today(env)))
+    elif args.action == "page" and args.name:
+        from hpcddp.script.site_page import page_of
+
+        site = open_site(SiteChoice(args.name, "hpcddp sites page"), env)
+        write_exactly(page_of(site, f"hpcddp sites page {args.name}"))
     elif args.action == "new" and args.name:
         write_exactly(_write_start(args.name, args.file, env) + "\n")
     elif args.action == "check":
@@ -83,8 +89,9 @@ def _refuse_unused(args: argparse.Namespace) -> None:
         raise RequestError("--file goes with hpcddp sites new", f"hpcddp sites new NAME --file {args.file}")
     if args.write and args.action != "check":
         raise RequestError("--write goes with hpcddp sites check", "hpcddp sites check NAME --write")
-    if args.json and args.action == "new":
-        raise RequestError("hpcddp sites new prints the path of its file, and no JSON", "leave out --json")
+    if args.json and args.action in {"new", "page"}:
+        printed = {"new": "the path of its file", "page": "Markdown"}[args.action]
+        raise RequestError(f"hpcddp sites {args.action} prints {printed}, and no JSON", "leave out --json")
     if args.action == "schema" and args.name is not None:
         raise RequestError(f"hpcddp sites schema takes no further word, got {args.name!r}", "hpcddp sites schema")
 

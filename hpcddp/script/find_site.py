@@ -23,15 +23,32 @@ class SiteChoice(Record):
 
 
 def config_folder(env: Mapping[str, str]) -> str:
-    """The user's own folder: config.yaml, and sites/*.yaml."""
+    """The user's own folder: config.yaml, sites/*.yaml and overlays/*.yaml."""
     base = env.get("XDG_CONFIG_HOME") or os.path.join(env.get("HOME", "/nonexistent"), ".config")
     return os.path.join(base, "hpcddp")
 
 
+def config_folders(env: Mapping[str, str]) -> list[str]:
+    """The user's own folder, then those that a centre has for everybody: in /etc/xdg, or where XDG_CONFIG_DIRS says. An
+    environment without HOME is nobody's."""
+    shared = (env.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(":") if "HOME" in env or "XDG_CONFIG_DIRS" in env else []
+    return [config_folder(env), *(os.path.join(base, "hpcddp") for base in shared if os.path.isabs(base))]
+
+
+def find_config(name: str, env: Mapping[str, str]) -> str:
+    """The path of this file in the first of these folders that has it; "" if none has."""
+    for folder in config_folders(env):
+        path = os.path.join(folder, name)
+        if _is_there(path, folder):
+            return path
+    return ""
+
+
 def overlay_of(name: str, env: Mapping[str, str]) -> str:
     """The file with the user's own corrections of this site; "" if there is none."""
-    path = os.path.join(config_folder(env), "overlays", f"{name}.yaml")
-    return path if is_own(path, env) else ""
+    folder = config_folder(env)
+    path = os.path.join(folder, "overlays", f"{name}.yaml")
+    return path if _is_there(path, folder) else ""
 
 
 def asked_site(option: str | None, in_job_file: str | None, job_file: str, env: Mapping[str, str]) -> SiteChoice | None:
@@ -42,8 +59,8 @@ def asked_site(option: str | None, in_job_file: str | None, job_file: str, env: 
         return SiteChoice(env["HPCDDP_SITE"], "$HPCDDP_SITE")
     if in_job_file:
         return SiteChoice(in_job_file, f"site in {job_file}")
-    config = os.path.join(config_folder(env), "config.yaml")
-    if not is_own(config, env):
+    config = find_config("config.yaml", env)
+    if not config:
         return None
     asked, _ = load_yaml(config, SiteError)
     unknown = next((key for key in asked if key != "site"), None)
@@ -56,14 +73,14 @@ def asked_site(option: str | None, in_job_file: str | None, job_file: str, env: 
     return SiteChoice(site, f"site in {config}") if site else None
 
 
-def is_own(path: str, env: Mapping[str, str]) -> bool:
-    """Whether the user has this in the own folder. SiteError where that cannot be seen: a choice would be ignored."""
+def _is_there(path: str, folder: str) -> bool:
+    """Whether `folder` of configurations has it. SiteError where that cannot be seen: a choice would be ignored."""
     try:
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as e:
-        if not os.path.lexists(config_folder(env)):  # HOME is somebody else's
+        if not os.path.lexists(folder):  # HOME is somebody else's
             return False
         raise SiteError(f"{path} cannot be read: {e.strerror}", f"check the folders above it: namei -l {path}") from e
     return True
@@ -101,10 +118,11 @@ def site_of_scheduler(on_path: Callable[[str], bool], version_of: Callable[[str]
 
 
 def site_files(env: Mapping[str, str]) -> dict[str, str]:
-    """Name -> path of every known profile, sorted; the user's own win over the shipped ones."""
+    """Name -> path of every known profile, sorted; the user's own win over the centre's, and those over the shipped."""
     found: dict[str, str] = {}
-    own = os.path.join(config_folder(env), "sites")
-    for folder in (os.path.join(find_folder("templates"), "sites"), *([own] if is_own(own, env) else [])):
+    own = [os.path.join(folder, "sites") for folder in config_folders(env)[::-1]]
+    there = [folder for folder in own if _is_there(folder, os.path.dirname(folder))]
+    for folder in (os.path.join(find_folder("templates"), "sites"), *there):
         try:
             files = os.listdir(folder)
         except OSError as e:
@@ -125,9 +143,9 @@ def open_site(choice: SiteChoice, env: Mapping[str, str]) -> Site:
     named = choice.site
     if is_path(named):
         return load_site(os.path.splitext(os.path.basename(named))[0], named)
-    own = os.path.join(config_folder(env), "sites", f"{named}.yaml")
+    own = find_config(os.path.join("sites", f"{named}.yaml"), env)
     shipped = os.path.join(find_folder("templates"), "sites", f"{named}.yaml")
-    if is_own(own, env):
+    if own:
         return load_site(named, own, overlay_of(named, env))
     if os.path.isfile(shipped):
         return load_site(named, shipped, overlay_of(named, env))

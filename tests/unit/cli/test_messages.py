@@ -87,6 +87,8 @@ def typed(tmp_path, monkeypatch, capsys):
          "record it in another file: env -0 > train.py.new"),
         ("env --jsno", "hpcddp env has no option --jsno (did you mean '--json'?)", "hpcddp env --help"),
         ("state runs/x x", "hpcddp state takes no further word, got 'x'", "hpcddp state --help"),
+        ("sites page", "hpcddp sites page needs a site's name", "hpcddp sites page NAME"),
+        ("sites page abci3 --json", "hpcddp sites page prints Markdown, and no JSON", "leave out --json"),
         ("sites --file x", "--file goes with hpcddp sites new", "hpcddp sites new NAME --file x"),
         ("sites show abci3 --file x", "--file goes with hpcddp sites new", "hpcddp sites new NAME --file x"),
         ("sites new zz --json", "hpcddp sites new prints the path of its file, and no JSON", "leave out --json"),

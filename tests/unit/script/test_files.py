@@ -12,6 +12,7 @@ from hpcddp.script.fields import read_command, read_job_modules, read_variables,
 from hpcddp.script.find_site import (
     SiteChoice,
     asked_site,
+    config_folders,
     open_site,
     site_files,
     site_of_host,
@@ -248,6 +249,24 @@ def test_an_own_site_is_found_by_name_and_by_path_and_wins_over_a_shipped_one(tm
     assert open_site(SiteChoice("abci3", ""), {}).scheduler == "pbs"
 
 
+def test_a_centres_folder_is_searched_after_the_users_own_and_before_the_shipped_sites(tmp_path):
+    for folder in ("own", "one", "two"):
+        (tmp_path / folder / "hpcddp/sites").mkdir(parents=True)
+        for name in {"own": ["a"], "one": ["a", "b", "abci3"], "two": ["b", "c"]}[folder]:
+            (tmp_path / folder / f"hpcddp/sites/{name}.yaml").write_text(GOOD)
+    (tmp_path / "two/hpcddp/config.yaml").write_text("site: c\n")
+    env = {"XDG_CONFIG_HOME": f"{tmp_path}/own", "XDG_CONFIG_DIRS": f"{tmp_path}/one:relative:{tmp_path}/two"}
+    found = {name: open_site(SiteChoice(name, ""), env).file for name in ("a", "b", "c", "abci3")}
+    assert found == {
+        name: f"{tmp_path}/{folder}/hpcddp/sites/{name}.yaml"
+        for name, folder in (("a", "own"), ("b", "one"), ("c", "two"), ("abci3", "one"))
+    }
+    assert found.items() <= site_files(env).items()
+    default = SiteChoice("c", f"site in {tmp_path}/two/hpcddp/config.yaml")
+    assert asked_site(None, None, "", env) == default
+    assert config_folders({"HOME": "/h"}) == ["/h/.config/hpcddp", "/etc/xdg/hpcddp"]
+
+
 def test_an_unknown_site_names_the_known_ones():
     with pytest.raises(SiteError, match="did you mean 'abci3'") as error:
         open_site(SiteChoice("abci", "--site"), {})
@@ -263,7 +282,7 @@ def test_what_the_user_said_is_taken_in_order(tmp_path):
     assert asked_site(None, "c", "job.yaml", env) == SiteChoice("b", "$HPCDDP_SITE")
     assert asked_site(None, "c", "job.yaml", config) == SiteChoice("c", "site in job.yaml")
     assert asked_site(None, None, "", config) == SiteChoice("d", f"site in {tmp_path}/hpcddp/config.yaml")
-    assert asked_site(None, None, "", {"HOME": str(tmp_path)}) is None
+    assert asked_site(None, None, "", {"XDG_CONFIG_HOME": f"{tmp_path}/none"}) is None
 
 
 @pytest.mark.parametrize(
