@@ -11,7 +11,7 @@ from hpcddp.script.preflight import Here
 def look_here(env: Mapping[str, str]) -> Here:
     """This machine's files, from this folder and with this PATH."""
     path = tuple(filter(None, env.get("PATH", "").split(":")))
-    return Here(os.getcwd(), _exists, _can_run, _start_of, _names, path)
+    return Here(os.getcwd(), _exists, _can_run, _start_of, _names, path, _can_write)
 
 
 def _exists(path: str) -> bool:
@@ -22,6 +22,10 @@ def _exists(path: str) -> bool:
 
 def _can_run(path: str) -> bool:
     return os.access(path, os.X_OK)
+
+
+def _can_write(path: str) -> bool:
+    return os.access(path, os.W_OK | os.X_OK)
 
 
 def _start_of(path: str) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from hpcddp.errors import RequestError
 from hpcddp.ranks.launch_commands import COMMANDS
@@ -29,7 +29,8 @@ _INNER = re.compile(rf"(?<![\w./-])({'|'.join(map(re.escape, sorted(COMMANDS)))}
 
 class Here(Record):
     """This machine: the folder that the job is submitted from, which paths exist, which files can be executed and what
-    they begin with, the names in a folder (none if it cannot be read), and the folders of PATH (none: unknown)."""
+    they begin with, the names in a folder (none if it cannot be read), the folders of PATH (none: unknown), and which
+    folders can be written."""
 
     folder: str
     exists: Callable[[str], bool]
@@ -37,6 +38,7 @@ class Here(Record):
     start_of: Callable[[str], bytes] = lambda _path: b"#!"
     names: Callable[[str], Sequence[str]] = lambda _folder: ()
     path: tuple[str, ...] = ()
+    can_write: Callable[[str], bool] = lambda _path: True
 
 
 def check_plan(plan: JobPlan, here: Here) -> list[str]:
@@ -60,7 +62,17 @@ def check_plan(plan: JobPlan, here: Here) -> list[str]:
     if plan.spec.venv is None or here.exists(plan.spec.venv):
         remarks += _check_path("python", plan.python, folder, here)
     remarks += _check_packages(plan, here)
+    remarks += _check_run_folder(plan.run_dir, folder, here)
     return remarks
+
+
+def _check_run_folder(run_dir: str, folder: str, here: Here) -> Iterator[str]:
+    """The folder in which the run's would be made, if it is here: one that cannot be written ends the job at once."""
+    above = path = os.path.join(folder, run_dir)
+    while not here.exists(above) and os.path.dirname(above) != above:
+        above = os.path.dirname(above)
+    if here.exists(above) and above not in {"/", path} and not here.can_write(above):
+        yield f"the run's folder {run_dir} cannot be made here: {above} cannot be written (run_dir)"
 
 
 def _check_packages(plan: JobPlan, here: Here) -> Iterator[str]:
@@ -100,18 +112,27 @@ def check_output(scheduler: str, script: str, here: Here) -> list[str]:
     if not options:
         return remarks
     output = re.compile(rf"{re.escape(rules.prefix)} (?:{options})(\S+)")
-    for line in script.splitlines()[1:]:
-        if not line.startswith("#"):
-            break
-        found = output.match(line)
-        folder = os.path.dirname(found[1]) if found else ""
-        if folder and not re.search(r"[%^]", folder) and not here.exists(os.path.join(here.folder, folder)):
+    lines = takewhile(lambda line: line.startswith("#"), script.splitlines()[1:])
+    found = [(line, os.path.dirname(file[1])) for line in lines if (file := output.match(line))]
+    for line, folder in found:
+        if not folder or re.search(r"[%^]", folder):
+            continue
+        if here.exists(os.path.join(here.folder, folder)):
+            if not here.can_write(os.path.join(here.folder, folder)):
+                raise RequestError(
+                    f"the output's folder {folder} cannot be written ({line}): the job would end without its output",
+                    "--set output=FILE in a folder of yours",
+                )
+        else:
             if not folder.startswith("/") or _clearly_wrong(folder, here):
                 raise RequestError(
                     f"the output's folder {folder} does not exist ({line}), and no scheduler makes it",
                     f"mkdir -p {folder}",
                 )
             remarks.append(f"the output's folder {folder} is not on this machine")
+    in_home = rules.home_output and re.search(rf"^{re.escape(rules.prefix)} {rules.home_output}$", script, re.MULTILINE)
+    if not in_home and all(not folder for _, folder in found) and not here.can_write(here.folder):
+        remarks.append(f"{here.folder} cannot be written: a job that is submitted from here ends without its output")
     return remarks
 
 

@@ -181,6 +181,21 @@ def test_the_outputs_folder_must_be_there(scheduler, directive):
     assert check_output(scheduler, f"#!/bin/bash\n{directive.replace('log', '/groups/g/log')}\n", HERE)
 
 
+@pytest.mark.parametrize(("site", "option"), [("generic-pbs", "-o"), ("generic-slurm", "--output"), ("abci3", "")])
+def test_a_folder_of_the_output_that_cannot_be_written_is_said(site, option):
+    here = HERE._replace(can_write=lambda path: path not in {"/sub", "/sub/logs"})
+    scheduler = plan(site).site.scheduler
+    said = check_output(scheduler, script(site), here)
+    assert any("/sub cannot be written" in line for line in said) is (site != "abci3")  # whose output lies at home
+    if option:
+        for folder in ("logs/", "/sub/logs/"):
+            with pytest.raises(RequestError, match=f"folder {folder[:-1]} cannot be written"):
+                check_output(scheduler, script(site, output=f"{folder}x"), here)
+        assert check_output(scheduler, script(site, output="/home/alice/x"), here) == []
+    assert "the run's folder runs/train cannot be made here: /sub" in check_plan(plan(site), here)[-1]
+    assert check_plan(plan(site, run_dir="/home/alice/run"), here) == []
+
+
 @pytest.mark.parametrize("site", ["generic-pbs", "generic-slurm", "local"])
 def test_the_scripts_own_output_needs_no_folder(site):
     assert check_output(site.removeprefix("generic-"), script(site), HERE) == []
