@@ -62,9 +62,22 @@ def test_an_mpirun_reaches_the_other_hosts_of_a_pbs_job_without_ssh(cluster: Clu
     assert (done.stdout + logs).count("node1") == 2
 
 
+def without_pbs(path: str, folder: Path) -> str:
+    """The same programs, but for those of a PBS that this machine may have."""
+    folder.mkdir()
+    for program in (program for place in path.split(":") for program in Path(place).glob("*")):
+        link = folder / program.name
+        if not program.name.startswith("pbs_") and not link.is_symlink():
+            link.symlink_to(program)
+    return str(folder)
+
+
 def test_where_neither_ssh_nor_pbs_tmrsh_is_there_the_job_says_what_is_missing(cluster: Cluster, shared: Path) -> None:
     mpi = find_mpi(NAMES[0])
-    done = cluster.sh(launch(mpi), cwd=shared, env=in_pbs_job(cluster, shared, mpi, has_tmrsh=False))
+    env = in_pbs_job(cluster, shared, mpi, has_tmrsh=False)
+    own, system = env["PATH"].split(":/usr/bin:")
+    env |= {"PATH": f"{own}:{without_pbs(f'/usr/bin:{system}', shared / 'programs')}", "PBS_EXEC": str(shared)}
+    done = cluster.sh(launch(mpi), cwd=shared, env=env)
     assert done.returncode != 0
     assert f"ssh does not reach node1.{DOMAIN}, and pbs_tmrsh is not on PATH" in done.stderr
     assert f"hint: give yourself ssh between the nodes (ssh node1.{DOMAIN} true)" in done.stderr

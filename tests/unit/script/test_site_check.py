@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -51,6 +52,10 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pa
     """A login node with stand-ins for sinfo, sacctmgr and module; gives the user's configuration folder."""
     bin_ = tmp_path / "bin"
     bin_.mkdir()
+    # A login shell reads this machine's /etc/profile, which may define `module`. This one has the user's profile alone.
+    clean = f'exec env -i HOME="$HOME" PATH="$PATH" BASH_ENV="$HOME/.bash_profile" {shutil.which("bash")}'
+    (bin_ / "bash").write_text(f'#!/bin/sh\n[ "$*" = -l ] && {clean}\nexit 9\n')
+    (bin_ / "bash").chmod(0o755)
     config = tmp_path / ".config/hpcddp"
     (config / "sites").mkdir(parents=True)
     (config / "sites/mine.yaml").write_text(SITE)
