@@ -121,6 +121,7 @@ def _word(key: str, value: str | None, pattern: str) -> str:
 def _plan_constraint(spec: JobSpec, site: Site, rules: Directives) -> str:
     """The site's and the job's; a node has to have both."""
     asked = _word("constraint", spec.constraint, rules.constraint)
+    _word(f"constraint of site {site.name}", site.constraint or None, rules.constraint)
     if site.constraint and asked:
         one = f"({asked})" if "|" in asked and asked[0] not in "[(" else asked
         return rules.both_constraints.format(site.constraint, one)

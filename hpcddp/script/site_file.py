@@ -67,6 +67,42 @@ def read_scheduler(value: object, where: str) -> str:
     return read_known(tuple(row.name for row in scripted_schedulers()), value, where)
 
 
+def read_pattern(value: object, where: str) -> str:
+    """A regular expression."""
+    text = read_text(value, where)
+    try:
+        re.compile(text)
+    except re.error as e:
+        raise RequestError(f"{where} {text!r} is no regular expression: {e}", f"{where.split()[0]}: '[a-z]+'") from e
+    return text
+
+
+def read_word(value: object, where: str) -> str:
+    """One word, as a directive or the shell takes it where it stands."""
+    text = read_text(value, where)
+    if not re.fullmatch(r"[\w.:=+,-]+", text, re.ASCII):
+        raise RequestError(f"{where} {text!r} is not one plain word", "letters, digits and _ . : = + , -")
+    return text
+
+
+def read_chunk(value: object, where: str) -> tuple[str, ...]:
+    """What a chunk asks for: NAME or NAME=VALUE, each name once."""
+    words = tuple(read_word(word, where) for word in read_words(value, where))
+    names = [word.partition("=")[0] for word in words]
+    twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
+    if twice is not None:
+        raise RequestError(f"{where} has {twice} twice: {' '.join(words)}", f"one {twice}")
+    return words
+
+
+def read_gpu_order(value: object, where: str) -> tuple[str, ...]:
+    """The numbers of a node's GPUs, each once."""
+    words = read_words(value, where)
+    if sorted(words) != sorted(map(str, range(len(words)))):
+        raise RequestError(f"{where} is {' '.join(words)}, not each of a node's GPUs once", "gpu_order: [3, 2, 1, 0]")
+    return words
+
+
 def read_names_of_modules(value: object, where: str) -> tuple[str, ...]:
     """Names of modules alone: what else `module` does is a line of shell in `before` or `after`."""
     words = read_modules(value, where)
@@ -140,7 +176,7 @@ QUEUE: dict[str, Reader] = {
 ACCOUNT: dict[str, Reader] = {
     "required": read_flag,
     "option": read_text,  # site_keys puts in the words
-    "pattern": read_text,
+    "pattern": read_pattern,
     "example": read_text,
     "command_line": read_flag,
     "without": read_text,
@@ -151,7 +187,7 @@ VARIABLE: dict[str, Reader] = {
     "default": read_text,
     "directive": read_text,
     "chunk": read_text,
-    "pattern": read_text,
+    "pattern": read_pattern,
     "example": read_text,
     "meaning": read_text,
     "source": read_text,
@@ -186,15 +222,15 @@ SITE: dict[str, Reader] = {
     "verified": read_day,
     "sources": read_variables,
     "cited": read_variables,
-    "hostname": read_text,
+    "hostname": read_pattern,
     "account": partial(read_block, Account, ACCOUNT),
     "walltime": read_walltime,
     "queue": read_text,
     "queues": partial(read_blocks, Queue, QUEUE),
     "vars": partial(read_blocks, Variable, VARIABLE),
     **dict.fromkeys(("size", "queue_option", "gpus_option"), read_text),  # site_keys puts in the words
-    "chunk": read_words,
-    "placement": read_text,
+    "chunk": read_chunk,
+    "placement": read_word,
     "asks_memory": read_flag,
     "constraint": read_text,
     "reservation": read_words,
@@ -202,9 +238,9 @@ SITE: dict[str, Reader] = {
     "directives": read_words,
     "modules": partial(read_block, Modules, MODULES),
     "launcher": partial(read_block, _make_launcher, LAUNCHER),
-    "gpu_order": read_words,
+    "gpu_order": read_gpu_order,
     "rendezvous": partial(
-        read_block, SiteRendezvous, {"suffix": read_text, "interface": read_text, "source": read_text}
+        read_block, SiteRendezvous, {"suffix": read_word, "interface": read_word, "source": read_text}
     ),
     "staging": partial(read_block, Staging, {"folder": read_text, "source": read_text}),
     "container": partial(read_block, SiteContainer, CONTAINER),
@@ -278,6 +314,19 @@ def _sources(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield from found.get("cited", {}).items()
 
 
+def _examples(found: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Each value in the file that a pattern of the file is about."""
+    account = found.get("account", Account())
+    rules = {"account": account, **found.get("vars", {})}
+    rules |= {
+        f"account of {name}": account._replace(**queue.account) for name, queue in found.get("queues", {}).items()
+    }
+    for name, rule in rules.items():
+        for value in filter(None, (rule.example, getattr(rule, "default", ""))):
+            if rule.pattern:
+                yield name, value, rule.pattern
+
+
 MANDATORY = ("schema", "summary", "scheduler", "standing", "verified")
 
 
@@ -315,6 +364,14 @@ def _make_site(name: str, where: str, raw: Mapping[str, Any], guide: str, path: 
             known_sources = ", ".join(found.get("sources", {})) or "none yet: sources: {NAME: https://…}"
             what = f"{where}: {block} is from the source {source!r}, which is not one of its sources"
             raise SiteError(what + nearest(source, list(found.get("sources", {}))), f"one of {known_sources}")
+    unknown = next((key for key in found.get("cited", {}) if key not in {**SITE, **QUEUE}), None)
+    if unknown is not None:
+        raise SiteError(
+            f"{where}: cited has {unknown!r}, which is no key{nearest(unknown, list(SITE))}", "leave it out"
+        )
+    for rule, value, pattern in _examples(found):
+        if not re.fullmatch(pattern, value, re.ASCII):
+            raise SiteError(f"{where}: {value!r} of {rule} does not match its pattern {pattern}", "correct one of them")
     for variable in found.get("vars", {}):
         if variable in KEYS and variable != "gpu_type":  # for which a site may have its own word
             raise SiteError(f"{where}: {variable!r} in vars is a key of every job file already", "give it another name")

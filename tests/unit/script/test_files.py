@@ -211,6 +211,7 @@ standing: practice
 verified: 2026-01-01
 launcher: {name: srun}
 """
+PBS = GOOD.replace("slurm", "pbs").replace("srun", "openmpi")
 
 
 @pytest.mark.parametrize(
@@ -219,6 +220,19 @@ launcher: {name: srun}
         (GOOD.replace("# https://x.org\n", ""), "lacks the address of the user guide"),
         (GOOD.replace("verified: 2026-01-01\n", ""), "lacks the key 'verified'"),
         (GOOD + "modules: {load: [purge, gcc]}\n", r"has 'purge', .*\nhint: before: \[module purge\]"),
+        (GOOD + "hostname: '['\n", r"hostname in .*'\[' is no regular expression"),
+        (GOOD + "account: {pattern: '('}\n", "pattern in account in .* is no regular expression"),
+        (GOOD + "vars: {fs: {pattern: '('}}\n", "pattern in fs in vars in .* is no regular expression"),
+        (GOOD + "account: {pattern: a+, example: b}\n", r"'b' of account does not match its pattern a\+"),
+        (GOOD + "vars: {fs: {pattern: a+, default: b}}\n", r"'b' of fs does not match its pattern a\+"),
+        (GOOD + "queues: {q: {account: {pattern: a, example: b}}}\n", "'b' of account of q does not match"),
+        (GOOD + "sources: {g: x}\ncited: {nokey: g}\n", "cited has 'nokey', which is no key"),
+        (GOOD + "gpu_order: [0, 0]\n", "gpu_order in .* is 0 0, not each of a node's GPUs once"),
+        (GOOD + "gpu_order: [a]\n", "not each of a node's GPUs once"),
+        (GOOD + "rendezvous: {suffix: 'a b'}\n", "'a b' is not one plain word"),
+        (PBS + "chunk: ['a b']\n", "'a b' is not one plain word"),
+        (PBS + "chunk: [ncpus=4, ncpus]\n", "has ncpus twice: ncpus=4 ncpus"),
+        (PBS + "placement: scatter excl\n", "'scatter excl' is not one plain word"),
         (GOOD + "queus: {}\n", "unknown key 'queus'.*did you mean 'queue"),
         (GOOD + "queues: {a: {gpu: 1, gpuz: 4}}\n", "unknown key 'gpuz' in a in queues"),
         (GOOD + "queues: {a: {limits: [{nodes: 9-1}]}}\n", "ends before it begins"),
