@@ -62,6 +62,10 @@ def check_plan(plan: JobPlan, here: Here) -> list[str]:
     if plan.spec.venv is None or here.exists(plan.spec.venv):
         remarks += _check_path("python", plan.python, folder, here)
     remarks += _check_packages(plan, here)
+    for key, path in (("run_dir", plan.run_dir), ("stage_dir", plan.spec.stage_dir or "")):
+        if (path.startswith("~") or "$" in path) and not here.exists(os.path.join(folder, path)):
+            what = f"{key} {path!r} has a word that only a shell would replace, and none reads it: it would be a name"
+            raise RequestError(what, f"--set {key}=/whole/path, or --no-check")
     remarks += _check_run_folder(plan.run_dir, folder, here)
     return remarks
 

@@ -42,6 +42,8 @@ def test_a_request_whose_paths_are_there_is_not_talked_about():
         ({"pythonpath": ["lib"]}, "pythonpath 'lib' is not in /sub"),
         ({"workdir": "nowhere"}, "workdir 'nowhere' is not in /sub"),
         ({"workdir": "/home/alice/w"}, "'train.py' is not in /home/alice/w"),
+        ({"run_dir": "~/runs"}, "run_dir '~/runs' has a word that only a shell would replace"),
+        ({"stage_dir": "$TMPDIR/x", "stage_in": ["src"]}, r"stage_dir '\$TMPDIR/x' has a word"),
         ({"venv": "/home/alice/env"}, "venv '/home/alice/env' does not exist, though /home/alice does"),
     ],
 )

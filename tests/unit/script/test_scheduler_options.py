@@ -67,6 +67,7 @@ def test_each_wish_is_said_in_the_schedulers_words(asked, pbs, slurm, gridengine
         ("generic-pbs", {"mail_to": "a@b.org"}, "without mail"),
         ("generic-pbs", {"mail": "never"}, "'never' is no event"),
         ("generic-pbs", {"output": "$HOME/x"}, "output '$HOME/x'"),
+        ("generic-slurm", {"output": "logs/"}, "output 'logs/'"),
         ("generic-pbs", {"output": "a b"}, "output 'a b'"),
         ("generic-slurm", {"dependency": "7"}, "is not KIND:JOBID"),
         ("generic-slurm", {"dependency": "afterok:7 x"}, "is not KIND:JOBID"),
