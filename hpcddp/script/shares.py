@@ -11,6 +11,9 @@ from hpcddp.script.spec import JobSpec
 
 def check_placeholders(plan: JobPlan) -> None:
     """RequestError for a placeholder of the command that no rank could fill."""
+    if plan.spec.max_micro_batch and not plan.global_batch:
+        what = f"max_micro_batch {plan.spec.max_micro_batch} without global_batch: it bounds the parts of that"
+        raise RequestError(what, "--global-batch 256")
     numbers = batch_numbers(plan.command, plan.world_size, plan.global_batch, plan.spec.max_micro_batch)
     if numbers.keys() - {"global_batch"} and plan.data_size < plan.world_size:
         raise RequestError(

@@ -64,6 +64,7 @@ def test_each_wish_is_said_in_the_schedulers_words(asked, pbs, slurm, gridengine
         ("generic-pbs", {"array": "1,3"}, "is not FIRST-LAST"),
         ("generic-pbs", {"array": "1-4%2"}, "hint: --set array=1-4 --set array_limit=2"),
         ("generic-pbs", {"array_limit": "3"}, "without array"),
+        ("local", {"max_micro_batch": "8"}, "max_micro_batch 8 without global_batch"),
         ("generic-pbs", {"mail_to": "a@b.org"}, "without mail"),
         ("generic-pbs", {"mail": "never"}, "'never' is no event"),
         ("generic-pbs", {"output": "$HOME/x"}, "output '$HOME/x'"),
