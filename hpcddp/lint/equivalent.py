@@ -160,7 +160,7 @@ def _plan(settings: list[Setting], command: tuple[str, ...], site: Site) -> JobP
 def _refusal(settings: list[Setting], command: tuple[str, ...], site: Site) -> str:
     """Why `hpcddp render` would not take them; "" if it would."""
     try:
-        _plan(settings, command, site)
+        render_script(_plan(settings, command, site))
     except HpcddpError as e:
         return e.message
     return ""
@@ -197,7 +197,7 @@ def _convert(script: Script, program: Program, site: Site) -> list[Setting]:
     whole = left or (ranks or usual) is None
     numbers["cpus_per_node" if whole else "cpus_per_rank"] = request.cpus_per_node if whole else each or None
     texts = {"walltime": request.walltime and _walltime(request.walltime, script.scheduler)}
-    texts |= {"queue": _queue(script, site)}
+    texts |= {"queue": _queue(script, site), "gpu_type": request.gpu_type}
     texts |= {"account": request.account and request.account.value}
     numbers["mem_gb"] = _whole_gb(request) if script.scheduler == "pbs" else None
     found = [Setting(key, str(number)) for key, number in numbers.items() if number is not None]
