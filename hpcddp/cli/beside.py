@@ -1,4 +1,4 @@
-"""The process that stays beside a rank's program, to say how it ended: it passes signals on, and ends as the program.
+"""The process that stays beside a rank's program: it gives it each signal once, and says how it ended.
 
 Only in a job whose ranks write to logs. Elsewhere `hpcddp exec` becomes the program, and what it prints is seen anyway.
 """
@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import _thread  # threading would cost exec a tenth of its time
 import fcntl
+import functools
 import os
 import sys
+import time
 from contextlib import suppress
 
 from hpcddp.ranks.lookup_warning import split_output
@@ -16,51 +18,118 @@ from hpcddp.ranks.lookup_warning import split_output
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from typing import NoReturn
 else:
     import _signal as signal  # the same without enumerations, which cost exec a tenth of its time
 
-_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_CAUGHT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+#: A terminal sends these. Neither Python nor hpcddp's runtime saves at them: a program that catches SIGTERM gets that.
+_OF_TERMINAL = (signal.SIGINT, signal.SIGHUP)
 _REST_S = 2.0
 _KEPT = 16384  # bytes
+#: How a signal comes: to every process of the job; to this process alone; by the supervisor's word.
+TO_ALL, TO_THIS, BY_WORD = "to all", "to this", "by word"
+#: The same signal that comes in several of these ways within so many seconds was sent once.
+_SAME_S = 15.0
 
 
-def start_program(command: list[str], env: Mapping[str, str], stderr: int | None = None) -> int:
-    """Start the program, with `stderr` as its own if given; returns its process number. OSError if it cannot run.
+class SignalCount:
+    """The signals that a program has had. `clock`: seconds, from anywhere."""
 
-    The program does not outlive this process, whatever ends it.
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._came: dict[int, list[tuple[float, str]]] = {}
+
+    def is_new(self, number: int, way: str) -> bool:
+        """Count one that has come. Whether it is none that the program has had already, since it came in another way:
+        mpirun passes on what a scheduler sends to mpirun and to the ranks alike."""
+        now = self._clock()
+        came = [(at, one) for at, one in self._came.get(number, ()) if now - at < _SAME_S]
+        had = max((sum(one == other for _, other in came) for one in (TO_ALL, TO_THIS, BY_WORD)), default=0)
+        came.append((now, way))
+        self._came[number] = came
+        return sum(one == way for _, one in came) > had
+
+
+class Program:
+    """A rank's program, as a process of its own beside this one. OSError if it cannot run.
+
+    `stderr`: its own, if given. `apart`: whether it has a process group of its own, so that a launcher's signals to
+    the group of this process come to this one alone. It does not outlive this process, whatever ends that.
     """
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored there is no status to wait for
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*_PASSED_ON, signal.SIGCHLD})
-    alive, _kept_open = os.pipe()
-    os.set_inheritable(alive, True)
-    moves = [] if stderr is None else [(os.POSIX_SPAWN_DUP2, stderr, 2)]
-    # No fork: it would copy what Python has in memory.
-    program = os.posix_spawnp(command[0], command, env, setsigmask=mask, file_actions=moves)
-    # The kernel sends SIGKILL to the program when the pipe's other end is closed, at this process's end. The program
-    # itself would have to ask for PR_SET_PDEATHSIG.
-    fcntl.fcntl(alive, fcntl.F_SETOWN, program)
-    fcntl.fcntl(alive, fcntl.F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(alive, fcntl.F_SETFL, fcntl.fcntl(alive, fcntl.F_GETFL) | os.O_ASYNC)
-    return program
 
+    def __init__(
+        self,
+        command: list[str],
+        env: Mapping[str, str],
+        stderr: int | None = None,
+        *,
+        apart: bool = True,
+    ) -> None:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored there is no status to wait for
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*_CAUGHT, signal.SIGCHLD})
+        alive, _kept_open = os.pipe()
+        os.set_inheritable(alive, True)
+        moves = [] if stderr is None else [(os.POSIX_SPAWN_DUP2, stderr, 2)]
+        # No fork: it would copy what Python has in memory.
+        spawn = functools.partial(os.posix_spawnp, command[0], command, env, setsigmask=mask, file_actions=moves)
+        self.process = spawn(setpgroup=0) if apart else spawn()
+        # The kernel sends SIGKILL to the program when the pipe's other end is closed, at this process's end. The
+        # program itself would have to ask for PR_SET_PDEATHSIG.
+        fcntl.fcntl(alive, fcntl.F_SETOWN, self.process)
+        fcntl.fcntl(alive, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(alive, fcntl.F_SETFL, fcntl.fcntl(alive, fcntl.F_GETFL) | os.O_ASYNC)
+        self._apart = apart
+        self._lock = _thread.allocate_lock()
+        self._count = SignalCount()
+        self._is_over = False
 
-def wait_for(program: int) -> int:
-    """The wait status of the program. Until it ends, signals that come to this process go on to it.
-
-    A launcher signals the whole process group, so that the program may see a signal twice. The terminal's are not
-    passed on: the terminal sends them to the whole group itself.
-    """
-    while True:
-        came = signal.sigwaitinfo({*_PASSED_ON, signal.SIGCHLD})
-        if came.si_signo == signal.SIGCHLD:
-            ended, status = os.waitpid(program, os.WNOHANG)
-            if ended:
-                return status
-        elif came.si_code <= 0:  # a process sent it, not the kernel
+    def give(self, number: int, way: str) -> None:
+        """Hand the program a signal that has come, unless it has had it. Of one that came to every process of the job
+        that is only counted."""
+        with self._lock:
+            if self._is_over or not self._count.is_new(number, way) or way == TO_ALL:
+                return
+            if way == BY_WORD and number in _OF_TERMINAL and _catches(self.process, signal.SIGTERM):
+                number = signal.SIGTERM
             with suppress(ProcessLookupError):
-                os.kill(program, came.si_signo)
+                os.kill(self.process, number)
+
+    def wait(self, heard: Callable[[int], None] = lambda _: None) -> int:
+        """The wait status of the program. Until it ends, signals that come to this process are given to it. `heard`:
+        is called with each of them."""
+        while True:
+            came = signal.sigwaitinfo({*_CAUGHT, signal.SIGCHLD})
+            if came.si_signo == signal.SIGCHLD:
+                with self._lock:  # nobody signals a process number that may be another's
+                    ended, status = os.waitpid(self.process, os.WNOHANG)
+                    self._is_over = ended != 0
+                if ended:
+                    return status
+            else:
+                self.give(came.si_signo, TO_ALL if self._is_to_all(came) else TO_THIS)
+                heard(came.si_signo)
+
+    def _is_to_all(self, came: signal.struct_siginfo) -> bool:
+        """Whether the program has had this signal, too. A terminal sends its own to the whole group; what another user
+        sends is a scheduler's daemon's or the system's. A sender outside of this container has the number 0."""
+        if came.si_code > 0:
+            return not self._apart
+        if came.si_uid != os.getuid():
+            return True
+        with suppress(OSError), open(f"/proc/{came.si_pid}/comm", encoding="ascii", errors="replace") as file:
+            from hpcddp.schedulers.registry import all_schedulers  # not before the program's start
+
+            return file.read().strip() in {name for row in all_schedulers() for name in row.daemons}
+        return came.si_pid == 0 and not self._apart
+
+
+def _catches(process: int, number: int) -> bool:
+    """Whether the process has a handler for the signal."""
+    with suppress(OSError, IndexError, ValueError), open(f"/proc/{process}/status", "rb") as file:
+        return int(file.read().split(b"SigCgt:")[1].split()[0], 16) >> (number - 1) & 1 == 1
+    return False
 
 
 def end_alike(status: int) -> NoReturn:

@@ -144,7 +144,7 @@ def run_command(command: list[str], env: Mapping[str, str], options: ExecOptions
             heartbeat.refuse(error.exit_code, error.message)
         _refuse(error, env, info, job_output)
     heartbeat = _find_heartbeat(env, info, hostname)  # not before: a shared file system may show the folder late
-    if heartbeat is not None and (info.world_size > 1 or heartbeat.is_needed):
+    if heartbeat is not None:
         return _run_beside(command, exported, info, hostname, job_output, log, heartbeat)
     return _become(command, exported, info, hostname, job_output)
 
@@ -202,14 +202,19 @@ def _run_beside(
         env[HEARTBEAT] = heartbeat.path
     heartbeat.outlive()
     try:
-        program = beside.start_program(command, env, stderr.entry if stderr else None)
+        program = beside.Program(
+            command,
+            env,
+            stderr.entry if stderr else None,
+            apart=info.launcher not in LAUNCHERS or not LAUNCHERS[info.launcher].of_scheduler,
+        )
     except OSError as error:
         heartbeat.refuse(_CANNOT_RUN, f"cannot run {command[0]!r}: {error.strerror}")
         _refuse(_cannot_run(command, info, hostname, error), env, info, job_output)
     if stderr:
         stderr.start()
-    heartbeat.start(program)
-    status = beside.wait_for(program)
+    heartbeat.start(program.process, lambda number: program.give(number, beside.BY_WORD))
+    status = program.wait(heartbeat.note_signal)
     if stderr:
         stderr.finish()
     if not status or heartbeat.was_ended:

@@ -1,9 +1,10 @@
 """The process beside a rank tells the job's supervisor how the rank is, and ends it when the supervisor says so.
 
 One line per message. To the supervisor: `hello KEY ATTEMPT RANK RANKS HOST`, `beat STEP MOVES LOOKS TOUCHED STOPPED
-USES`, `ended STATUS ERROR`, `at PLACE`, `unheard SECONDS`, where the error is the last line of a rank's output and the
-place is where it stands, both in hexadecimal digits. The last one comes before `ended`: the rank was ended since
-nothing was heard for so long. From it: `ok` to each of them, or `end`, or `until TIME`.
+USES`, `ended STATUS ERROR`, `at PLACE`, `unheard SECONDS`, `came SIGNAL`, where the error is the last line of a rank's
+output and the place is where it stands, both in hexadecimal digits. `unheard` comes before `ended`: the rank was ended
+since nothing was heard for so long. `came`: a signal that is not by the supervisor's word. From it: `ok` to each of
+them, or `end`, `until TIME`, or `signal NTH SIGNAL`: the rank gets this one, the NTH of its attempt.
 """
 
 from __future__ import annotations
@@ -54,6 +55,9 @@ class Heartbeat:
         self._heard: float | None = None  # when the supervisor last said something
         self._place = ""  # the last that was told
         self._is_over = False
+        self._give: Callable[[int], None] = lambda _: None
+        self._given = 0  # signals, by the supervisor's word
+        self._came: list[int] = []  # signals that it has not been told of
         self._unheard_s = 0.0  # for how long the supervisor was not heard before the rank was ended for that
         self._alive: int | None = None  # open as long as this process is there
         self.was_ended = False  # by the supervisor's word, or since it was not heard any more
@@ -68,11 +72,18 @@ class Heartbeat:
         """The page, for the rank; empty: there is none."""
         return self._page.path if self._page is not None else ""
 
-    def start(self, program: int) -> None:
-        """The rank has started, as this process. What follows is done in a thread."""
-        self._program = program
+    def start(self, program: int, give: Callable[[int], None] = lambda _: None) -> None:
+        """The rank has started, as this process. What follows is done in a thread. `give`: hands it a signal."""
+        self._program, self._give = program, give
         if self._supervised is not None:
             _thread.start_new_thread(self._beat, (self._supervised,))
+
+    def note_signal(self, number: int) -> None:
+        """A signal came to the rank, or to the process beside it."""
+        with self._lock:
+            self._came.append(number)
+            with suppress(OSError):
+                self._say_signals()
 
     def refuse(self, status: int, why: str) -> None:
         """The rank was not started; `status`: the exit status instead of its."""
@@ -90,6 +101,7 @@ class Heartbeat:
                 return
             with suppress(OSError):
                 self._socket.settimeout(_LAST_WORD_S)
+                self._say_signals()
                 self._say(self._describe())  # the last step that it made
                 if self._unheard_s:
                     self._say(f"unheard {self._unheard_s:.0f}")
@@ -195,6 +207,7 @@ class Heartbeat:
                             self._obey(line.decode(errors="replace").split())
                     if time.monotonic() >= due:
                         due = time.monotonic() + told.every_s
+                        self._say_signals()
                         self._say(self._describe())
                         self._say_place()
                 except OSError:
@@ -214,6 +227,11 @@ class Heartbeat:
             self._place = place
             self._say(f"at {place.encode().hex() or '-'}")
 
+    def _say_signals(self) -> None:
+        while self._socket is not None and self._came:
+            self._say(f"came {self._came[0]}")
+            del self._came[0]
+
     def _is_stopped(self) -> bool:
         """Whether a signal has stopped the rank, as SIGSTOP does."""
         with suppress(OSError), open(f"/proc/{self._program}/stat", "rb") as file:
@@ -223,6 +241,11 @@ class Heartbeat:
     def _obey(self, words: list[str]) -> None:
         if words[:1] == ["end"]:
             self._end_rank()
+        elif words[:1] == ["signal"]:
+            nth, number = map(int, words[1:])
+            if nth > self._given:  # they are said again where the connection was broken
+                self._given = nth
+                self._give(number)
         elif words[:1] == ["until"] and self._page is not None:
             with suppress(OSError, ValueError, IndexError):
                 self._page.write_end(float(words[1]))

@@ -162,11 +162,6 @@ class Launcher(Record):
     of_scheduler: bool = False
     #: Whether the scheduler itself sends the warning signal to its ranks (sbatch --signal).
     warned_by_scheduler: bool = False
-    #: The signal that it survives and passes on to all ranks (seen with each; for PALS it is the manual's word). An
-    #: agent: the signal after which its ranks get time to save, if the script itself starts the agent.
-    passes_on: str = ""
-    #: Seconds that it leaves its ranks after that signal; 0: it waits for them.
-    grace_s: int = 0
     #: Whether it can be told which of the job's hosts to start on.
     takes_hosts: bool = True
     #: What stands between the name of a host and its number of processes in its host file.

@@ -149,7 +149,6 @@ LAUNCHERS: dict[str, Launcher] = {
         program="mpiexec",
         line=_pals_line,
         schedulers=("pbs",),
-        passes_on="USR1",
     ),
     "srun": Launcher(
         "srun",
@@ -177,7 +176,6 @@ LAUNCHERS: dict[str, Launcher] = {
         schedulers=("slurm",),
         of_scheduler=True,
         warned_by_scheduler=True,
-        passes_on="USR1",  # TERM: the ranks are killed at once
         cpus_per_rank=("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK"),  # since 22.05 (Slurm's RELEASE_NOTES)
         containers={"pyxis": _pyxis_options, "cscs": _cscs_options},
         call_remark=_describe_srun_in_step,
@@ -197,7 +195,6 @@ LAUNCHERS: dict[str, Launcher] = {
         line=_ibrun_line,
         schedulers=("slurm",),
         takes_hosts=False,
-        passes_on="",  # bash, which runs it, ends of a signal
     ),
     "torchrun": Launcher(
         "torchrun",
@@ -231,9 +228,6 @@ LAUNCHERS: dict[str, Launcher] = {
         order=60,
         program="torchrun",
         line=_torchrun_line,
-        # TERM: its ranks get it, and 30 seconds. It ends at every other signal, before its ranks.
-        passes_on="TERM",
-        grace_s=30,
     ),
     "flux": Launcher(
         "flux",

@@ -87,7 +87,6 @@ MPI_LAUNCHERS: dict[str, Launcher] = {
         program="mpirun",
         line=_openmpi_line,
         host_slots=" slots=",
-        passes_on="USR1",  # TERM: the ranks are dead half a second later
         remote_shell=(  # release 4's, and 5's; a tree would start it on hosts that may not have these variables
             *(("OMPI_MCA_plm_rsh_agent", "{}"), ("OMPI_MCA_plm_rsh_no_tree_spawn", "1")),
             *(("PRTE_MCA_plm_ssh_agent", "{}"), ("PRTE_MCA_plm_ssh_no_tree_spawn", "1")),
@@ -116,7 +115,6 @@ MPI_LAUNCHERS: dict[str, Launcher] = {
         order=20,
         program="mpiexec",
         line=lambda job: _hydra_line(job, "-f", counts=True),
-        passes_on="USR1",  # USR2 kills it
         remote_shell=(("HYDRA_LAUNCHER", "rsh"), ("HYDRA_LAUNCHER_EXEC", "{}")),
     ),
     "intelmpi": Launcher(
@@ -141,7 +139,6 @@ MPI_LAUNCHERS: dict[str, Launcher] = {
         line=lambda job: _hydra_line(job, "-machinefile", counts=False),
         # It pins each process to one CPU, and places ranks as the scheduler's slots say whatever -ppn says.
         settings=(("I_MPI_PIN", "off"), ("I_MPI_JOB_RESPECT_PROCESS_PLACEMENT", "off")),
-        passes_on="USR1",
         remote_shell=(("I_MPI_HYDRA_BOOTSTRAP", "rsh"), ("I_MPI_HYDRA_BOOTSTRAP_EXEC", "{}")),
     ),
     # `mpiexec -pmi-port`: only the socket gives the size.

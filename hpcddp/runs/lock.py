@@ -89,25 +89,33 @@ def find_live_holder(run: RunFolder, mine: Holder, ask: Ask) -> Holder | None:
     return None if holder is None or has_ended(holder, mine, ask) else holder
 
 
-def release_run(run: RunFolder, attempt: str, status: int | None = None) -> None:
-    """This attempt has ended, with this exit status if it is known; nothing if it does not hold the run. What cannot be
-    written is found out later."""
+def release_run(run: RunFolder, attempt: str, status: int | None = None, signal: str = "") -> None:
+    """This attempt has ended, with this exit status if it is known, and by this signal ("SIGTERM") if one ended it;
+    nothing if it does not hold the run. What cannot be written is found out later."""
     _, path = find_holder(run)
     if path is None:
         return
     holder = read_holder(path)
     if holder is not None and holder.attempt == attempt:
         with suppress(OSError), open(_end(path), "w", encoding="ascii") as file:
-            file.write("" if status is None else f"{status}\n")
+            file.write("" if status is None else f"{status} {signal}".rstrip() + "\n")
 
 
 def read_end(path: str) -> tuple[bool, int | None]:
     """Whether the holder in this folder has said that it ended, and its exit status; None: it did not say that."""
     try:
-        said = read_text(_end(path)).strip()
+        said = read_text(_end(path)).partition(" ")[0].strip()
     except (FileNotFoundError, NotADirectoryError):
         return False, None
     return True, int(said) if said.isdecimal() else None
+
+
+def read_end_signal(path: str) -> str:
+    """The name of the signal that ended the holder in this folder; "" if none did."""
+    try:
+        return read_text(_end(path)).partition(" ")[2].strip()
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
 
 
 def note_loaded(run: RunFolder, attempt: str) -> None:

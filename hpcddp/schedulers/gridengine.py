@@ -85,6 +85,7 @@ SCHEDULER = Scheduler(
             "SGE_LONG_QNAMES",
         ),
     ),
+    daemons=("sge_shepherd",),
     commands=Commands(
         submit=("qsub",),
         cancel=("qdel",),

@@ -196,6 +196,7 @@ SCHEDULER = Scheduler(
         hostfile="PBS_NODEFILE",
         settings=("PBS_CONF_FILE", "PBS_DEFAULT", "PBS_SERVER", "PBS_PRIMARY", "PBS_SECONDARY", "PBS_EXEC", "PBS_HOME"),
     ),
+    daemons=("pbs_mom",),
     commands=Commands(
         submit=("qsub",),
         cancel=("qdel",),

@@ -273,6 +273,7 @@ class Scheduler(Record):
     directives: Directives = Directives()
     variables: Variables = Variables()
     one_gpu: OneGpu = OneGpu()
+    daemons: tuple[str, ...] = ()  # names in /proc/<pid>/comm of what signals every process of a job on its host
     commands: Commands = Commands()
     states: Mapping[str, str] = _NOTHING  # its own word for a job's state -> queued, held, running, finished, …
     find_job: Callable[[Mapping[str, str], str | None], Allocation | None] = _no_job

@@ -211,6 +211,7 @@ SCHEDULER = Scheduler(
         gpus="SLURM_GPUS_ON_NODE",
         instead="ask with --gpus-per-node, or add --gres-flags=allow-task-sharing",
     ),
+    daemons=("slurmstepd",),
     commands=Commands(
         submit=("sbatch",),
         cancel=("scancel",),

@@ -210,13 +210,6 @@ class JobPlan(Record):
         return self.container.launcher_options
 
     @property
-    def passes_on(self) -> str:
-        """The signal that the script gives the launcher when one came to it; "" where none would reach the ranks alive:
-        agents get the signal of the launcher that started them, and have to pass on the same one."""
-        passed = {row.passes_on for row in (self.outer, LAUNCHERS[self.launcher]) if row}
-        return passed.pop() if len(passed) == 1 and self.own_ranks != SOME_COMMAND else ""
-
-    @property
     def supervised(self) -> bool:
         """Whether the script ends in the supervisor, which starts the launcher; else in the bare launcher line."""
         return self.spec.supervise is not False
@@ -273,8 +266,10 @@ class JobPlan(Record):
 
     @property
     def warns_s(self) -> int:
-        """When the supervisor warns the ranks, seconds before the end; 0: never, or the scheduler does it."""
-        return 0 if self.outer and self.outer.warned_by_scheduler else self.options.signal_s
+        """When the supervisor warns the ranks, seconds before the end; 0: never, or the scheduler does it. That would
+        signal agents as well, which end at it."""
+        by_scheduler = self.outer is not None and self.outer.warned_by_scheduler and not self.agents
+        return 0 if by_scheduler else self.options.signal_s
 
     @property
     def master_addr(self) -> bool:

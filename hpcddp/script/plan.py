@@ -15,7 +15,7 @@ from hpcddp.script.choices import check_gpu_chunks, plan_account, plan_launcher,
 from hpcddp.script.command import check_separator, plan_command, plan_variables
 from hpcddp.script.container import plan_container, plan_python
 from hpcddp.script.directives import job_name, plan_directives
-from hpcddp.script.jobplan import WARNING, JobPlan, PlannedBy
+from hpcddp.script.jobplan import SOME_COMMAND, WARNING, JobPlan, PlannedBy
 from hpcddp.script.limits import check_limits
 from hpcddp.script.missing import check_complete, known
 from hpcddp.script.own_ranks import plan_own_ranks, remark_counted
@@ -76,11 +76,11 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
     swept = [value for values in (spec.sweep or {}).values() for value in values]
     check_separator((*command, *(spec.stage_in or ()), *swept), outer_launcher)
     account, account_option, account_remarks = plan_account(spec, site)
-    warned_by_scheduler = outer_launcher != "" and LAUNCHERS[outer_launcher].warned_by_scheduler
-    asked = asked_options(spec, site, warned_by_scheduler=warned_by_scheduler)
+    by_agents = LAUNCHERS[launcher].is_agent
+    warns = outer_launcher != "" and LAUNCHERS[outer_launcher].warned_by_scheduler and not by_agents
+    asked = asked_options(spec, site, warned_by_scheduler=warns)
     options = plan_scheduler_options(spec, site, asked)
     words = plan_site_words(spec, site)
-    by_agents = LAUNCHERS[launcher].is_agent
     full = queue.exclusive and not by_agents and shape.ranks_per_node == shape.gpus_per_node == queue.gpus
     run_dir = (spec.run_dir or f"runs/{name}").rstrip("/") or "/"
     if spec.resume and options.array:
@@ -211,15 +211,10 @@ def _remarks(plan: JobPlan) -> list[str]:
     signal_s = plan.options.signal_s
     if signal_s >= plan.walltime_s:
         raise RequestError(f"signal {format_walltime(signal_s)} is not within {plan.walltime}", "--set signal=0:02:00")
-    if signal_s and plan.agents and LAUNCHERS[plan.launcher].passes_on != WARNING:
+    if signal_s and plan.own_ranks not in {"", SOME_COMMAND}:
         raise RequestError(
-            f"signal: {plan.launcher} ends at the first SIG{WARNING} and takes its ranks with it",
-            f"leave out --launcher {plan.launcher}",
-        )
-    if signal_s and plan.outer and not plan.outer.passes_on:
-        raise RequestError(
-            f"signal: {plan.outer.name} ends at the first signal, and passes none on",
-            "leave out signal: ranks with hpcddp.runtime stop by the job's end, which they know",
+            f"signal: {plan.own_ranks} is the command, so it gets SIG{WARNING}, and ends at it before its ranks",
+            "let hpcddp start the ranks: leave its words out of the command",
         )
     remarks += filter(None, [remark_name(plan), _remark_output(plan)])
     if plan.ranks_per_node > plan.gpus_per_node > 0:

@@ -7,7 +7,6 @@ import re
 from typing import Any
 
 from hpcddp.errors import RequestError
-from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.runs.jsonfile import SCHEMAS
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.script.plan import JobPlan
@@ -53,8 +52,6 @@ def format_job_order(plan: JobPlan) -> str:
         plan=plan_record(plan),
         makes_ranks=plan.makes_ranks,
         walltime_s=None if endless else plan.walltime_s,
-        passes_on=plan.passes_on,
-        grace_s=LAUNCHERS[plan.launcher].grace_s if plan.passes_on else 0,
         warns_s=plan.warns_s,
         chain=plan.options.chain,
         follow_options=submit_options(plan),

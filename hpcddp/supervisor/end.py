@@ -103,6 +103,6 @@ def _name_signal(attempt: AttemptFolder, name: str, tell: Callable[[str], None])
     state = read_state(attempt.run)  # the loops of other frameworks write no metrics
     if state is None or state.attempt != attempt.name:
         tell(
-            f"{name} came before the ranks had opened hpcddp.runtime(), or loop() or attach() of hpcddp.integrations,"
-            " which catch it: no step was made, and nothing of the run is lost (other programs catch it themselves)"
+            f"ended after {name}; no rank had opened hpcddp.runtime(), or loop() or attach() of hpcddp.integrations:"
+            " hpcddp does not know whether the program has saved"
         )

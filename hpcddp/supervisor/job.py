@@ -128,6 +128,13 @@ def is_wish(job: Job, end: End, env: Mapping[str, str], came: float) -> bool:
     return answer is None or not commands.parse_taken(answer, env)
 
 
+def is_ending(job: Job, env: Mapping[str, str]) -> bool:
+    """Whether the scheduler says that it ends the job: then it signals the ranks itself."""
+    answer = ask_about(job.scheduler, job.id, env, _PATIENCE_S)
+    state = None if answer is None else read_job_state(job.scheduler, answer)
+    return state in {"exiting", "cancelled", "failed", "finished"}
+
+
 def is_waiting(scheduler: str, job: str, env: Mapping[str, str]) -> bool:
     """Whether this other job is still there; True if its scheduler does not say."""
     answer = ask_about(scheduler, job, env, _PATIENCE_S)

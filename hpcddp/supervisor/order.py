@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 #: Between the command that copies data to the nodes and the launcher's.
 THEN = "--then"
 _NOTHING: Mapping[str, Any] = {}
-_WHOLE = ("walltime_s", "grace_s", "warns_s", "chain")
+_WHOLE = ("walltime_s", "warns_s", "chain")
 
 
 class Recover(Record):
@@ -36,8 +36,7 @@ class Recover(Record):
 
 class Order(Record):
     """`request`: the text of job.yaml. `plan`: what plan.json holds. `makes_ranks`: the launcher, or what makes the
-    ranks in its place, for people. `walltime_s`: None where nothing ends the job. `passes_on`: the signal that
-    it hands to the ranks alive; "": none does so. `grace_s`: seconds that it leaves them then; 0: as many as they need.
+    ranks in its place, for people. `walltime_s`: None where nothing ends the job.
     `warns_s`: seconds before the end at which the ranks are warned; 0: never, or the scheduler does it. `chain`: how
     many attempts there may be; 0: no chain. `follow_options`: further options of the command that queues the next one.
     `recover`: None: the job ends with the first rank that does. `calls`: the launcher that starts what makes the ranks.
@@ -51,8 +50,6 @@ class Order(Record):
     plan: dict[str, Any]
     makes_ranks: str
     walltime_s: int | None = None
-    passes_on: str = ""
-    grace_s: int = 0
     warns_s: int = 0
     chain: int = 0
     follow_options: tuple[str, ...] = ()
@@ -117,7 +114,7 @@ def _check(order: Order) -> None:
     whole = [getattr(order, name) for name in _WHOLE] + [plan["nodes"], plan["ranks_per_node"], plan["world_size"]]
     if order.recover is not None:
         whole += [*order.recover.fits, order.recover.restarts, order.recover.spares]
-    texts = [order.request, order.makes_ranks, order.passes_on, plan["name"], order.scheduler, *plan["command"]]
+    texts = [order.request, order.makes_ranks, plan["name"], order.scheduler, *plan["command"]]
     if not (all(isinstance(one, int | None) for one in whole) and all(isinstance(one, str) for one in texts)):
         raise TypeError
 

@@ -1,4 +1,5 @@
-"""The launcher as a process beside this one: its output goes to the job's and into the log, signals go on to it."""
+"""The launcher as a process beside this one, whose output goes to the job's and into the log; and signals, which go to
+the ranks."""
 
 from __future__ import annotations
 
@@ -8,16 +9,18 @@ import time
 from contextlib import suppress
 
 from hpcddp.record import TYPE_CHECKING, Record
+from hpcddp.supervisor.asked import ask_beside
 from hpcddp.supervisor.sockets import allow_files
 
 if TYPE_CHECKING:
     import signal
+    from _queue import SimpleQueue
     from collections.abc import Callable, Mapping
     from typing import NoReturn
 
     from hpcddp.supervisor.events import Event
-    from hpcddp.supervisor.order import Order
     from hpcddp.supervisor.output import Output
+    from hpcddp.supervisor.reports import Reports
     from hpcddp.supervisor.teardown import Teardown
 else:
     import _signal as signal  # the same without enumerations, which cost a quarter of the time of the start
@@ -29,13 +32,15 @@ _NAMES: dict[int, str] = {
     signal.SIGUSR1: "SIGUSR1",
     signal.SIGUSR2: "SIGUSR2",
 }
-#: What the launcher ignores: a terminal sends these to every process, and this one passes them on.
-_OF_TERMINAL = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 #: A wish to end the job, however long ago it came. The others mean what a program makes of them.
 _ENDS = ("SIGTERM", "SIGINT")
 _ACTS_S = 300.0  # that ranks may take to save and end after one of the others
 _IDLE_S = 5.0
 _REST_S = 5.0  # for what is left in the pipe once nobody should write any more
+_SOON_S = 0.1
+_ANSWER_S = 10.0  # for the scheduler's
+_CALL_S = 10.0  # for the first rank's, where ranks were started
+_AS_TERM = ", as SIGTERM where it catches that"
 _FULL_S = 0.1  # until the next look whether what was read has been written
 _READABLE = select.POLLIN | select.POLLHUP
 _HINT = "put its folder on PATH, or name the module that brings it (modules in the job file)"
@@ -43,12 +48,14 @@ _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
 class Ended(Record):
-    """`status`: as a shell says it, 128 + the signal of a process that was killed. `signal`: the last one that came.
-    `cause`: the first event of the ranks that did not end well."""
+    """`status`: as a shell says it, 128 + the signal of a process that was killed. `signal`: the last one that came
+    and after which the ranks ended; `heard`: the same of one that came to them alone. `cause`: the first event of the
+    ranks that did not end well."""
 
     status: int
     signal: str = ""
     cause: Event | None = None
+    heard: str = ""
 
 
 class Signals:
@@ -76,10 +83,9 @@ def name_of(number: int) -> str:
     return _NAMES[number]
 
 
-def ended_by(name: str, ago_s: float, grace_s: float) -> bool:
-    """Whether ranks that were lost so long after this signal ("": none came) may have ended by it, or by who sent it.
-    `grace_s`: that the launcher leaves them then."""
-    return name in _ENDS or (name != "" and ago_s <= max(_ACTS_S, grace_s))
+def ended_by(name: str, ago_s: float) -> bool:
+    """Whether ranks that ended so long after this signal ("": none came) may have done so for it, or who sent it."""
+    return name in _ENDS or (name != "" and ago_s <= _ACTS_S)
 
 
 def _wake_up(_number: int, _frame: object) -> None:
@@ -103,12 +109,12 @@ class Launcher:
         os.close(writes)
 
     def _become(self, words: list[str], env: Mapping[str, str], writes: int, files: int | None) -> NoReturn:
-        """In the new process. Its signals are as a shell leaves them to a command in the background."""
+        """In the new process. It has a process group of its own: a terminal's signals come to the supervisor alone."""
         try:
+            os.setpgid(0, 0)
             for number in (*_NAMES, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
-                signal.signal(number, signal.SIG_DFL)
-            for number in _OF_TERMINAL:
-                signal.signal(number, signal.SIG_IGN)
+                if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
+                    signal.signal(number, signal.SIG_DFL)
             signal.set_wakeup_fd(-1)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             os.dup2(writes, 1)
@@ -163,28 +169,93 @@ class Launcher:
                 return
 
 
+class _Waiting(Record):
+    """A signal on its way. `due`: when it is passed on, on the monotonic clock. `asked`: where the scheduler's answer
+    comes. `is_told`: whether people were told of it."""
+
+    number: int
+    due: float
+    asked: SimpleQueue[bool | None] | None = None
+    is_told: bool = False
+
+
+class Passing:
+    """Signals on their way to the ranks of one attempt, by the processes beside them: the launcher has no part in it.
+
+    A scheduler may signal every process of a job. So a signal waits for `settle_s`: a rank that has had it by then gets
+    no other. `is_ending`: asks the scheduler whether it ends the job, and gives the ranks their SIGTERM itself; None:
+    it gives them none.
+    """
+
+    def __init__(
+        self, reports: Reports, tell: Callable[[str], None], settle_s: float, is_ending: Callable[[], bool] | None
+    ) -> None:
+        self._reports, self._tell, self._settle_s, self._is_ending = reports, tell, settle_s, is_ending
+        self._waiting: list[_Waiting] = []
+        self._unheard: list[tuple[float, _Waiting]] = []  # given, and no rank was there yet
+
+    def hear(self, number: int) -> None:
+        """A signal came to this process."""
+        asked = ask_beside(self._is_ending) if self._is_ending is not None and number == signal.SIGTERM else None
+        is_told = number == signal.SIGINT
+        self._waiting.append(_Waiting(number, time.monotonic() + self._settle_s, asked, is_told))
+        if is_told:
+            self._tell("Ctrl-C: the ranks save and stop; once more kills them")
+
+    def warn(self) -> None:
+        """The ranks get SIGUSR1 now."""
+        self._waiting.insert(0, _Waiting(signal.SIGUSR1, time.monotonic(), is_told=True))
+        self._tell("the ranks are warned: SIGUSR1 is sent, as the job file's signal asks")
+
+    def look(self, launcher: Launcher) -> float:
+        """Do what is due; how long to wait at most until the next look, in seconds."""
+        now = time.monotonic()
+        while self._waiting and self._waiting[0].due <= now:
+            one = self._waiting[0]
+            if one.asked is not None and one.asked.empty() and now - one.due < _ANSWER_S:
+                return _SOON_S
+            del self._waiting[0]
+            if one.asked is not None and not one.asked.empty() and one.asked.get():
+                self._say(one, "the scheduler ends the job, and gives it to the ranks itself")
+            elif self._reports.are_started:
+                self._reports.give(one.number)
+                self._unheard.append((now, one))
+                self._say(one, f"each rank gets it{_AS_TERM if one.number == signal.SIGHUP else ''}")
+            else:
+                self._reports.give(one.number)  # to those that start all the same
+                self._say(one, "no rank has started, so the launcher gets it")
+                launcher.send(one.number)
+        for given, one in self._unheard if not self._reports.ranks else ():
+            if now - given > _CALL_S:
+                self._say(one, "no rank calls this host to be given it, so the launcher gets it")
+                launcher.send(one.number)
+        self._unheard = [one for one in self._unheard if now - one[0] <= _CALL_S and not self._reports.ranks]
+        return _SOON_S if self._waiting or self._unheard else _IDLE_S
+
+    def finish(self) -> None:
+        """The launcher has ended."""
+        for one in self._waiting:
+            self._say(one, "the ranks ended")
+
+    def _say(self, one: _Waiting, what: str) -> None:
+        if not one.is_told:
+            self._tell(f"{name_of(one.number)} came: {what}")
+
+
 def watch(
     launcher: Launcher,
     signals: Signals,
-    passes_on: str,
     warn_at: Callable[[], float | None],
-    order: Order,
     tell: Callable[[str], None],
     came: Callable[[int], None],
-    teardown: Teardown | None = None,
+    of_ranks: tuple[Passing, Teardown] | None = None,
     idle: Callable[[], None] = lambda: None,
 ) -> Ended:
-    """Wait for the launcher's end, or bring it about where ranks do not end well. `passes_on`: the signal that it gets
-    for each one that comes here; "": none, since it would end before its ranks have saved.
-    `warn_at`: when the ranks are warned by that signal, in seconds since 1970; it may move. `came`: is told of each
-    that came.
-    `idle` is called again and again.
+    """Wait for the launcher's end, or bring it about where ranks do not end well. `of_ranks`: None where it starts
+    none: it gets SIGTERM for each signal that comes. `warn_at`: when the ranks are warned, in seconds since 1970; it
+    may move. `came`: is told of each signal that came. `idle` is called again and again.
     """
-    number = int(getattr(signal, f"SIG{passes_on}")) if passes_on else 0
-    becomes = f"was not passed on: {order.makes_ranks} would end before its ranks have saved"
-    if number:
-        within = f"; its ranks have {order.grace_s} seconds" if order.grace_s else ""
-        becomes = f"was passed on as SIG{passes_on}{within}"
+    passing, teardown = of_ranks or (None, None)
     poll = _poll(launcher.entry, signals.entry, *([teardown.entry] if teardown else []))
     last, came_at, is_read, is_closed, is_warned = "", 0.0, True, False, False
     while not launcher.has_ended:
@@ -192,6 +263,7 @@ def watch(
         warns = None if is_warned else warn_at()
         waits = [_IDLE_S] if warns is None else [_IDLE_S, max(warns - time.time(), 0)]
         waits += [teardown.look(launcher)] if teardown else []
+        waits += [passing.look(launcher)] if passing else []
         is_due = not (is_closed or launcher.is_ahead)
         if is_due and not is_read:
             poll.register(launcher.entry, _READABLE)
@@ -202,21 +274,29 @@ def watch(
         ready = [descriptor for descriptor, _ in poll.poll(min(waits) * 1000)]
         is_closed |= launcher.entry in ready and not launcher.pass_output_on()  # it may work on
         for one in signals.read() if signals.entry in ready else ():
-            last, came_at = name_of(one), time.monotonic()
-            if number:
-                launcher.send(number)
-            tell(f"{last} came and {becomes}")
+            is_again, last, came_at = last == name_of(one), name_of(one), time.monotonic()
             came(one)
-            if teardown:
+            if teardown is None or passing is None:
+                launcher.send(signal.SIGTERM)
+                tell(f"{last} came")
+            elif one == signal.SIGINT and is_again:
+                tell("Ctrl-C again: the ranks are killed")
+                teardown.kill()
+            else:
                 teardown.is_wish = True
-        if warns is not None and time.time() >= warns:
+                passing.hear(one)
+        if passing and warns is not None and time.time() >= warns:
             is_warned = True
-            launcher.send(number)
-            tell(f"the ranks are warned: SIG{passes_on} was sent, as the job file's signal asks")
+            passing.warn()
     cause = teardown.conclude(launcher.status) if teardown else None
-    if cause is not None and not ended_by(last, time.monotonic() - came_at, order.grace_s):
+    if passing:
+        passing.finish()
+    if not ended_by(last, time.monotonic() - came_at):
         last = ""
-    return Ended(launcher.status, last, cause)
+    heard = teardown.find_signal(cause) if teardown and not last else 0
+    if heard:
+        tell(f"{name_of(heard)} came to the ranks, and not to this script")
+    return Ended(launcher.status, last, cause, name_of(heard) if heard else "")
 
 
 def _poll(*entries: int) -> select.poll:

@@ -49,6 +49,8 @@ class Reports:
         self._awake = 0.0  # when this process looked last
         self._records = ""  # the folder in which each rank that is started leaves a file
         self._world_size = 0  # as the ranks say it; 0: none has
+        self._given: list[int] = []  # the signals that the ranks of the attempt are to get
+        self.came: list[int] = []  # the signals that came to them from elsewhere, before anything had happened to one
         self.ranks: dict[int, RankReport] = {}
         self.events: list[Event] = []
 
@@ -68,6 +70,7 @@ class Reports:
         self._attempt, self._is_ending, self.is_deaf = attempt.name, False, False
         self._pace = Pace(self._limit_s)
         self.ranks, self.events = {}, []
+        self._given, self.came = [], []
         self._world_size, self._opened = 0, self._clock()
         self._awake = self._opened
         self._records = os.path.dirname(attempt.rank_environment(0))
@@ -138,6 +141,17 @@ class Reports:
         for one in self._connected.values():
             self._say(one, f"until {at}")
 
+    def give(self, number: int) -> None:
+        """Every rank gets this signal once, also one that calls later."""
+        self._given.append(number)
+        for one in self._connected.values():
+            self._say(one, f"signal {len(self._given)} {number}")
+
+    @property
+    def are_started(self) -> bool:
+        """Whether a rank was started, as far as this host can see."""
+        return bool(self.ranks) or has_files(self._records)
+
     @property
     def all_over(self) -> bool:
         """Whether every rank that was seen has ended, or is gone."""
@@ -189,6 +203,8 @@ class Reports:
         one.connection, one.begun, one.left, one.heard = caller, rest, 0.0, now
         self._connected[number] = one
         self._say(one, "end" if self._is_ending else "ok")
+        for nth, given in enumerate(self._given, 1):
+            self._say(one, f"signal {nth} {given}")
         self._read_lines(one)
 
     def _hear(self, one: RankReport) -> None:
@@ -215,6 +231,8 @@ class Reports:
                     self._note_beat(one, Beat(*map(int, words[1:5]), *map(int, words[6:7])), is_stopped=words[5] == "1")
                 elif words[0] == "at":
                     one.place = bytes.fromhex(words[1].strip("-")).decode(errors="replace")
+                elif words[0] == "came" and not (self.events or self._is_ending):  # else the launcher ends the others
+                    self.came.append(int(words[1]))
                 elif words[0] == "unheard":
                     one.unheard_s = int(words[1])
                 elif words[0] == "ended":

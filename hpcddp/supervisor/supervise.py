@@ -7,6 +7,7 @@ import time
 from contextlib import suppress
 
 from hpcddp.errors import HpcddpError
+from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.ranks.reach import reached_as
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.runs.heartbeat import VARIABLE as HEARTBEAT
@@ -19,12 +20,12 @@ from hpcddp.supervisor.asked import ask_beside
 from hpcddp.supervisor.begin import BY_HAND, begin
 from hpcddp.supervisor.end import end_attempt, note_lost
 from hpcddp.supervisor.follow import FollowUp
-from hpcddp.supervisor.job import BY_REQUEST, MovingEnd, find_end, find_own_job
+from hpcddp.supervisor.job import BY_REQUEST, MovingEnd, find_end, find_own_job, is_ending
 from hpcddp.supervisor.leftover import end_left
 from hpcddp.supervisor.order import split_stage
 from hpcddp.supervisor.output import Output
 from hpcddp.supervisor.point import take_point
-from hpcddp.supervisor.program import Ended, Launcher, Signals, name_of, watch
+from hpcddp.supervisor.program import Ended, Launcher, Passing, Signals, name_of, watch
 from hpcddp.supervisor.reports import Reports
 from hpcddp.supervisor.sockets import allow_more_files
 from hpcddp.supervisor.stop_request import StopRequest
@@ -44,6 +45,7 @@ STAGED = "HPCDDP_STAGED"
 _OWN_FILES = 256
 #: For what ends by itself: the ssh to each host with which an mpirun has started its daemon is there a moment longer.
 _REST_S = 5.0
+_SETTLE_S = 1.0  # in which every process has what a scheduler sends to all of them
 _FULL_PAUSE_S = 5.0  # between two tries to write to a run folder that is full
 #: The status of a job that has lost ranks where its launcher gives 0, as Open MPI 5 does: that of a killed process.
 _LOST = 137
@@ -83,6 +85,7 @@ def _run_job(
     own = {BY_HAND} if job.id else {BY_HAND, find_scheduler(order.scheduler).variables.job_id}
     env = {name: value for name, value in env.items() if name not in own}  # what a rank starts is no part of this job
     status: int | None = None
+    by = ""
     reports = Reports(order.recover.limit_s if order.recover is not None else 0, env)
     try:
         end = find_end(job, env, order.walltime_s, by_hand=by_hand)
@@ -135,11 +138,12 @@ def _run_job(
                 break
             attempt = again
         start.hear("after the ranks had ended")  # the owner's wish ends a chain then, too
+        by = ended.signal or ended.heard
         status = end_attempt(attempt, _judge(ended, attempt), follow_up if order.chain else None, tell)
         return status
     finally:
         reports.close()
-        release_run(attempt.run, attempt.name, status)
+        release_run(attempt.run, attempt.name, status, by)
 
 
 def _judge(ended: Ended, attempt: AttemptFolder) -> Ended:
@@ -202,17 +206,20 @@ class Start:
                 env["MASTER_ADDR"] = reached_as(recovery.chosen[0], env)  # the script's may be left out
         self._reports.open(attempt)
         self._stop_request = StopRequest(attempt)
-        teardown = Teardown(self._reports, tell, acts=recovery is not None)
+        teardown = Teardown(self._reports, tell, acts=recovery is not None, judges=not env.get("HPCDDP_INDEPENDENT"))
+        row, job = LAUNCHERS.get(order.launcher), self._job
+        by_scheduler = row is not None and row.of_scheduler and job.id != ""
+        ends = (lambda: is_ending(job, env)) if by_scheduler else None
+        of_ranks = Passing(self._reports, tell, _SETTLE_S if job.id else 0.0, ends), teardown
         ended = Ended(0)
-        for program, passes_on, warned in ((stage, "TERM", lambda: None), (launch, order.passes_on, self._warn_at)):
+        for program, warned in ((stage, lambda: None), (launch, self._warn_at)):
             ended = self.hear("before the ranks were started") or ended
             if ended.status or ended.signal:
                 return ended
             if program:
-                heard = teardown if program is launch and not env.get("HPCDDP_INDEPENDENT") else None
                 launcher = Launcher(program, env, attempt.log, self._output, self._files)
-                hear = self._follow_up.hear
-                ended = watch(launcher, self._signals, passes_on, warned, order, tell, hear, heard, self._look_around)
+                hear, these = self._follow_up.hear, of_ranks if program is launch else None
+                ended = watch(launcher, self._signals, warned, tell, hear, these, self._look_around)
                 marks = {name: env[name] for name in ("HPCDDP_RUN_DIR", "HPCDDP_ATTEMPT")}
                 end_left(marks, env, tell, rest_s=_REST_S if ended.cause is None else 0.0)
                 launcher.finish_output()

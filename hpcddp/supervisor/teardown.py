@@ -6,10 +6,11 @@ does where a host falls silent; Open MPI leaves ranks behind.
 
 from __future__ import annotations
 
+import os
 import time
 
 from hpcddp.record import TYPE_CHECKING
-from hpcddp.supervisor.events import SILENT, STUCK, UNKNOWN, Event, find_first_cause
+from hpcddp.supervisor.events import KILLED, SILENT, STUCK, UNKNOWN, Event, find_first_cause
 
 if TYPE_CHECKING:
     import signal
@@ -34,10 +35,11 @@ hint: let the nodes of a job reach each other on every port, as their training n
 
 
 class Teardown:
-    """Of one attempt. `acts`: whether the ranks may be started again, so that a silent one is an end as well."""
+    """Of one attempt. `acts`: whether the ranks may be started again, so that a silent one is an end as well. `judges`:
+    whether the end of one rank is that of all; False where they are independent."""
 
-    def __init__(self, reports: Reports, tell: Callable[[str], None], *, acts: bool) -> None:
-        self._reports, self._tell, self._acts = reports, tell, acts
+    def __init__(self, reports: Reports, tell: Callable[[str], None], *, acts: bool, judges: bool = True) -> None:
+        self._reports, self._tell, self._acts, self._judges = reports, tell, acts, judges
         self._began: float | None = None  # the first event
         self._ended_at: float | None = None  # the ranks were told to end
         self._sent = 0
@@ -57,7 +59,7 @@ class Teardown:
         if self._reports.is_deaf and not self._is_deafness_told:
             self._is_deafness_told = True
             self._tell(_DEAF)
-        if not self._reports.events:
+        if not (self._reports.events and self._judges) and self._ended_at is None:
             return _LOOK_S
         self._began = self._began or now
         if self._ended_at is None:
@@ -79,6 +81,17 @@ class Teardown:
             launcher.send(signal.SIGKILL)
         return _LOOK_S / 4
 
+    def kill(self) -> None:
+        """End the ranks now, whatever they do."""
+        self._ended_at = self._ended_at or time.monotonic()
+        self._reports.end_all()
+
+    def find_signal(self, cause: Event | None) -> int:
+        """The signal that came to the ranks from elsewhere, and by which they ended; 0: by none. `cause`: as concluded,
+        of ranks that did not end well."""
+        by = os.WTERMSIG(cause.status) if cause is not None and cause.kind == KILLED else 0
+        return next((one for one in self._reports.came if cause is None or one == by), 0)
+
     def conclude(self, status: int) -> Event | None:
         """The launcher has ended, with this status: what the first cause was; None if all went well."""
         until = time.monotonic() + _LAST_WORDS_S
@@ -90,6 +103,8 @@ class Teardown:
             self._reports.settle()
         cause = find_first_cause(self._reports.events)
         self._reports.end_all()
+        if not self._judges:
+            return None
         if cause is None and self._reports.all_well:
             return None  # only the launcher itself did not end well: nothing is to be made again
         if status and (cause is None or cause.is_clean_up):

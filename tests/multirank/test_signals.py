@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import shlex
 import socket
 import sys
+from collections.abc import Collection
+from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 
-from .conftest import find_flavour
+from .conftest import Flavour, find_flavour
 
 pytestmark = pytest.mark.multirank
 
@@ -19,7 +23,7 @@ env --default-signal=HUP bash job.sh 2> said &
 job=$!
 until [ -e here-0 ] && [ -e here-1 ] || ! kill -0 $job; do sleep 0.1; done
 kill -FIRST $job
-until grep -q 'came and was passed on' said || ! kill -0 $job; do sleep 0.01; done
+until grep -Eq 'came: each rank gets it|Ctrl-C' said || ! kill -0 $job; do sleep 0.01; done
 for signal in OTHERS; do kill -$signal $job; done
 status=0
 wait $job || status=$?
@@ -29,20 +33,35 @@ exit $status
 SLOW = pytest.mark.slow
 
 
-def stopped(run, programs, folder, flavour, launcher: str, *signals: str, line: str = _SIGNAL):
-    """The job's end, after `signals` in the middle of its training."""
+def is_openmpi4(flavour: Flavour | None) -> bool:
+    """Whose options the local site does not use."""
+    return flavour is not None and flavour.prefix.name.startswith("openmpi-4")
+
+
+def rendered(run, folder, flavour: Flavour | None, command: list[str]) -> str:
+    """A script for two ranks on this machine."""
     site = ["--site", "local"]
-    if flavour is not None and flavour.prefix.name.startswith("openmpi-4"):  # whose options the local site does not use
+    if is_openmpi4(flavour):
         (folder / "nodes").write_text(f"{socket.gethostname()}\n" * 2)
         site = ["--site", "generic-pbs", "--gpus-per-node", "0", "--cpus-per-rank", "1", "--walltime", "1:00:00"]
-    pbs = {"PBS_NODEFILE": f"{folder}/nodes", "PBS_JOBID": "7.pbs"} if "generic-pbs" in site else {}
+    launcher = flavour.launcher if flavour else "torchrun"
     request = ["hpcddp", "render", *site, "--ranks-per-node", "2", "--name", "two", "--launcher", launcher]
-    text = run([*request, "--", sys.executable, programs / "steps.py", "10000", "0.02"], cwd=folder)
+    text = run([*request, "--", *command], cwd=folder)
     assert text.returncode == 0, text.stderr
-    (folder / "job.sh").write_text(text.stdout)
-    env = {**(flavour.env if flavour else {}), **pbs}
+    return text.stdout
+
+
+def environment(folder, flavour: Flavour | None) -> dict[str, str]:
+    pbs = {"PBS_NODEFILE": f"{folder}/nodes", "PBS_JOBID": "7.pbs"} if is_openmpi4(flavour) else {}
+    return {**(flavour.env if flavour else {}), **pbs}
+
+
+def stopped(run, programs, folder, flavour, *signals: str, line: str = _SIGNAL):
+    """The job's end, after `signals` in the middle of its training."""
+    command = [sys.executable, str(programs / "steps.py"), "10000", "0.02"]
+    (folder / "job.sh").write_text(rendered(run, folder, flavour, command))
     line = line.replace("OTHERS", " ".join(signals[1:])).replace("FIRST", signals[0])
-    return run(["bash", "-c", line], cwd=folder, env=env)
+    return run(["bash", "-c", line], cwd=folder, env=environment(folder, flavour))
 
 
 def assert_saved(folder, reason: str) -> None:
@@ -66,9 +85,9 @@ def assert_saved(folder, reason: str) -> None:
 )
 def test_what_signals_come_to_the_script_stop_the_ranks_in_peace(name, signals, run, programs, repo, tmp_path):
     flavour = find_flavour(name, repo)
-    done = stopped(run, programs, tmp_path, flavour, flavour.launcher, *signals)
+    done = stopped(run, programs, tmp_path, flavour, *signals)
     assert done.returncode == 85, done.stdout + done.stderr
-    assert f"hpcddp: SIG{signals[0]} came and was passed on as SIGUSR1" in done.stderr
+    assert f"hpcddp: SIG{signals[0]} came: each rank gets it" in done.stderr
     assert "hpcddp: unfinished: step " in done.stderr
     reason = json.loads((tmp_path / "runs/two/state.json").read_text())["reason"]
     assert reason in {f"SIG{signal}" for signal in signals}  # of several, one that came
@@ -85,12 +104,18 @@ wait $job
 """
 
 
+# what a terminal does that is closed
+_SIGNAL_GROUP = _SIGNAL_ALL.replace("$(ps -o pid= -s $job)", "-- -$job")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("signal", ["TERM", "HUP"])
+@pytest.mark.parametrize(("signal", "line"), [("TERM", _SIGNAL_ALL), ("HUP", _SIGNAL_GROUP)])
 @pytest.mark.parametrize("name", ["mpich", "impi"])
-def test_hydras_ranks_save_when_every_process_of_the_job_is_told_to_end(name, signal, run, programs, repo, tmp_path):
+def test_hydras_ranks_save_when_every_process_of_the_job_is_told_to_end(
+    name, signal, line, run, programs, repo, tmp_path
+):
     flavour = find_flavour(name, repo)
-    done = stopped(run, programs, tmp_path, flavour, flavour.launcher, signal, line=_SIGNAL_ALL)
+    done = stopped(run, programs, tmp_path, flavour, signal, line=line)
     assert done.returncode == 85, done.stdout + done.stderr
     assert_saved(tmp_path, json.loads((tmp_path / "runs/two/state.json").read_text())["reason"])
 
@@ -98,7 +123,7 @@ def test_hydras_ranks_save_when_every_process_of_the_job_is_told_to_end(name, si
 @pytest.mark.slow
 @pytest.mark.parametrize("signal", ["TERM", "INT", "HUP"])
 def test_under_open_mpi_that_leaves_the_last_checkpoint_and_no_process(signal, run, programs, openmpi5, tmp_path):
-    done = stopped(run, programs, tmp_path, openmpi5, "openmpi", signal, line=_SIGNAL_ALL)
+    done = stopped(run, programs, tmp_path, openmpi5, signal, line=_SIGNAL_ALL)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "hpcddp: the launcher ended with status 1" in done.stderr
     assert json.loads((tmp_path / "runs/two/state.json").read_text())["status"] in {"unfinished", "failed"}
@@ -106,11 +131,11 @@ def test_under_open_mpi_that_leaves_the_last_checkpoint_and_no_process(signal, r
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("signal", ["TERM", "HUP"])
-def test_torchrun_gives_its_ranks_time_to_save_although_it_fails(signal, run, programs, tmp_path):
-    done = stopped(run, programs, tmp_path, None, "torchrun", signal)
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert f"hpcddp: SIG{signal} came and was passed on as SIGTERM" in done.stderr
+@pytest.mark.parametrize("signal", ["TERM", "HUP", "USR1"])
+def test_torchrun_s_ranks_save_and_torchrun_does_not_hear_of_it(signal, run, programs, tmp_path):
+    done = stopped(run, programs, tmp_path, None, signal)
+    assert done.returncode == 85, done.stdout + done.stderr
+    assert f"hpcddp: SIG{signal} came: each rank gets it" in done.stderr
     assert_saved(tmp_path, f"SIG{signal}")
 
 
@@ -121,3 +146,76 @@ def test_a_finished_run_ends_with_0(run, programs, openmpi5, tmp_path):
     done = run(["bash"], stdin=text, cwd=tmp_path, env=openmpi5.env)
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads((tmp_path / "runs/two/state.json").read_text())["status"] == "finished"
+
+
+# The table of docs/resume.md, by running it: the launcher alone, or the script that is printed for it. What a terminal
+# sends goes to all processes in its foreground.
+_TABLE = """\
+set -m
+env --default-signal=INT,HUP LINE > said 2>&1 &
+job=$!
+until [ -e here-0 ] && [ -e here-1 ] || ! kill -0 $job; do sleep 0.05; done
+kill -SIGNAL -- TARGET$job
+wait $job
+touch over
+"""
+#: What somebody does -> the signal, and which of the launcher's and the script's processes get it.
+SENT = {
+    "`kill -TERM`": ("TERM", ""),
+    "`kill -USR1`": ("USR1", ""),
+    "`kill -USR2`": ("USR2", ""),
+    "Ctrl-C": ("INT", "-"),
+}
+_NAMES = {"Open MPI 5": "openmpi5", "Open MPI 4": "openmpi4", "MPICH": "mpich", "Intel MPI": "impi", "torchrun": None}
+_SHORT = {("Open MPI 5", "`kill -TERM`"), ("MPICH", "Ctrl-C")}  # in the script
+
+
+def read_table(repo: Path, sent: Collection[str]) -> list[tuple[str, str, str, str]]:
+    """The rows of the table of docs/resume.md with one of these in their second column, one for each launcher."""
+    page = (repo / "docs/resume.md").read_text()
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    return [(name, *row[1:]) for row in rows if len(row) == 4 and row[1] in sent for name in row[0].split(", ")]
+
+
+def outcome(folder: Path) -> str:
+    """What both ranks of programs/saves.py got, in the table's words."""
+    words = {(): "is killed", ("left",): "is left behind"}
+    ends = set()
+    for rank in range(2):
+        got = (folder / f"log-{rank}").read_text().split()
+        end = "saves" if got[-1:] == ["saved"] else "killed while it saves"
+        ends.add(words.get(tuple(got)) or ", ".join([*(name for name in got if name != "saved"), end]))
+    return " / ".join(sorted(ends))
+
+
+def _cases() -> list[ParameterSet]:
+    cases = []
+    for name, sent, bare, script in read_table(Path(__file__).parents[2], SENT):
+        for kind, expected in (("bare", bare), ("script", script)):
+            marks = () if kind == "script" and (name, sent) in _SHORT else SLOW
+            cases.append(pytest.param(name, sent, kind, expected, marks=marks, id=f"{name}-{sent}-{kind}"))
+    return cases
+
+
+@pytest.mark.parametrize(("name", "sent", "kind", "expected"), _cases())
+def test_a_program_gets_what_the_table_of_the_manual_says(name, sent, kind, expected, run, programs, repo, tmp_path):
+    """The program catches the signal that is sent and no other; at Ctrl-C SIGTERM, too."""
+    flavour = find_flavour(_NAMES[name], repo) if _NAMES[name] else None
+    signal, target = SENT[sent]
+    program = [sys.executable, str(programs / "saves.py"), signal, *(["TERM"] if signal == "INT" else [])]
+    if kind == "script":
+        (tmp_path / "job.sh").write_text(rendered(run, tmp_path, flavour, program))
+        line = ["bash", "job.sh"]
+    elif flavour is None:
+        line = ["torchrun", "--standalone", "--nproc-per-node=2", "--no-python", *program]
+    else:
+        mpirun, *options = flavour.mpirun(2)
+        # Intel's mpirun is a script that dies of any signal, and leaves the ranks
+        line = [mpirun.replace("mpirun", "mpiexec.hydra") if name == "Intel MPI" else mpirun, *options, *program]
+    text = _TABLE.replace("LINE", shlex.join(line)).replace("SIGNAL", signal).replace("TARGET", target)
+    run(["bash", "-c", text], cwd=tmp_path, env=environment(tmp_path, flavour))
+    assert outcome(tmp_path) == expected, (tmp_path / "said").read_text()
+
+
+def test_the_table_has_every_launcher_and_what_can_be_sent(repo):
+    assert {row[:2] for row in read_table(repo, SENT)} == {(name, sent) for name in _NAMES for sent in SENT}

@@ -158,7 +158,7 @@ SIGNALS = """
 JOB 2> said &
 until [ -e here-0 ] && [ -e here-1 ] || ! kill -0 $!; do sleep 0.1; done
 kill -USR1 $!
-until grep -q 'SIGUSR1 came and was passed on' said || ! kill -0 $!; do sleep 0.1; done
+until grep -q 'SIGUSR1 came: each rank gets it' said || ! kill -0 $!; do sleep 0.1; done
 touch signalled
 wait $! || true
 cat said >&2

@@ -8,20 +8,21 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
+from hpcddp.cli import beside
 from tests.conftest import PATIENCE_S
 
 BESIDE = """
 import os, sys
 from hpcddp.cli import beside
 stderr = beside.Stderr(os.dup(2))
-program = beside.start_program(sys.argv[1:], dict(os.environ), stderr.entry)
+program = beside.Program(sys.argv[1:], dict(os.environ), stderr.entry)
 stderr.start()
-status = beside.wait_for(program)
+status = program.wait()
 stderr.finish()
 beside.end_alike(status)
 """
@@ -58,6 +59,105 @@ def test_a_signal_to_it_goes_on_to_the_program() -> None:
     process.send_signal(signal.SIGUSR1)
     process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 7
+
+
+ALL, THIS, WORD = beside.TO_ALL, beside.TO_THIS, beside.BY_WORD
+
+
+@pytest.mark.parametrize(
+    ("came", "gets"),
+    [
+        ([(0, WORD)], 1),
+        ([(0, ALL)], 1),
+        ([(0, ALL), (1, WORD)], 1),  # scancel, of which the script hears, too
+        ([(0, ALL), (2, THIS), (3, WORD)], 1),  # qdel, and an mpirun that passes it on
+        ([(0, THIS), (0, THIS), (0, THIS)], 3),  # somebody sends it three times
+        ([(0, ALL), (0, ALL), (1, WORD), (1, WORD)], 2),
+        ([(0, ALL), (1, WORD), (2, WORD)], 2),
+        ([(0, ALL), (3600, WORD)], 2),  # an hour later it is another one
+    ],
+)
+def test_a_signal_that_comes_in_several_ways_is_had_once(came: list[tuple[float, str]], gets: int) -> None:
+    """Of one that comes to every process the program has had each."""
+    now = [0.0]
+    count = beside.SignalCount(lambda: now[0])
+    given = 0
+    for at, way in came:
+        now[0] = at
+        given += count.is_new(10, way) or way == ALL
+    assert given == gets
+
+
+NOTING = """
+import os, signal, sys
+def note(number, frame):
+    print(signal.Signals(number).name, flush=True)
+    if number == signal.SIGUSR2:
+        sys.exit(0)
+for name in sys.argv[1].split():
+    signal.signal(getattr(signal, name), note)
+print(os.getppid(), flush=True)
+while True:
+    signal.pause()
+"""
+# A process of this name, which is there until the end.
+SENDS = """
+import os, signal, sys
+open("/proc/self/comm", "w").write(sys.argv[1])
+for name in sys.argv[3:]:
+    os.kill(int(sys.argv[2]), getattr(signal, name))
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+def test_what_a_scheduler_sends_to_every_process_is_not_given_to_the_program_again() -> None:
+    process = start(sys.executable, "-c", NOTING, "SIGUSR1 SIGUSR2")
+    assert process.stdout is not None
+    assert process.stdout.readline() == f"{process.pid}\n"
+    with ExitStack() as senders:
+        for name, signals in (("slurmstepd", ["SIGUSR1"]), ("mpirun", ["SIGUSR1", "SIGUSR2"])):
+            words = [sys.executable, "-c", SENDS, name, str(process.pid), *signals]
+            sender = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            senders.callback(sender.communicate)
+            assert sender.stdout is not None
+            sender.stdout.readline()
+        text, _ = process.communicate(timeout=PATIENCE_S)
+    assert text == "SIGUSR2\n"  # mpirun passes on what the program has had
+
+
+GIVES = """
+import os, sys
+from hpcddp.cli import beside
+said, entry = os.pipe()
+os.dup2(1, 2)
+os.dup2(entry, 1)  # the program's
+program = beside.Program(sys.argv[2:], dict(os.environ))
+with open(said) as lines:
+    for number in (int(sys.argv[1]), int(beside.signal.SIGUSR2)):
+        print(lines.readline(), end="", file=sys.stderr)  # it waits for one
+        program.give(number, beside.BY_WORD)
+    program.wait()
+    print(lines.readline(), end="", file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    ("catches", "number", "gets"),
+    [
+        ("SIGTERM SIGINT", signal.SIGINT, "SIGTERM"),  # Ctrl-C
+        ("SIGTERM", signal.SIGHUP, "SIGTERM"),
+        ("SIGINT", signal.SIGINT, "SIGINT"),
+        ("SIGHUP", signal.SIGHUP, "SIGHUP"),
+        ("SIGUSR1 SIGTERM", signal.SIGUSR1, "SIGUSR1"),
+        ("SIGTERM SIGUSR1", signal.SIGTERM, "SIGTERM"),
+    ],
+)
+def test_the_supervisor_s_word_gives_the_program_the_signal_that_was_sent(catches: str, number: int, gets: str) -> None:
+    """But a terminal's, which few programs save at."""
+    words = [sys.executable, "-c", GIVES, str(int(number)), sys.executable, "-c", NOTING, f"{catches} SIGUSR2"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.stdout.splitlines()[1:] == [gets, "SIGUSR2"]
 
 
 def watches_its_end(process: int) -> bool:

@@ -27,7 +27,6 @@ ROW = (
             job.launcher_options,
         ],
         order=70,
-        passes_on="USR1",
         host_slots=" ranks=",
         environment_first=True,
         root_settings=(("FLUX_ALLOW_ROOT", "1"),),
@@ -53,22 +52,13 @@ AGENT = """\
             (FromShell("$rendezvous", before="--meet="),) if job.nodes > 1 else (),
         ],
         order=80,
-        passes_on="USR2",
-        grace_s=7,
     ),
 """
-# Another one, which takes the warning signal as well, and which can be the command of a job.
-OTHER_AGENT = (
-    AGENT.replace("orbit", "comet")
-    .replace("ORBIT", "COMET")
-    .replace('"USR2"', '"USR1"')
-    .replace("order=80", "order=90")
-)
+# Another one, which can be the command of a job.
+OTHER_AGENT = AGENT.replace("orbit", "comet").replace("ORBIT", "COMET").replace("order=80", "order=90")
 OTHER_AGENT = OTHER_AGENT.replace('        program="', '        reads={"COMET_NODES": "nodes"},\n        program="')
 # Their lines in docs/ranks.md.
 LINE = "| `flux` | `FLUX_TASK_RANK`, `FLUX_JOB_SIZE` | no |"
-SIGNALS = "| Cray PALS (`pals`) | SIGUSR1 | not tried | |"
-NEW_SIGNALS = SIGNALS + "".join(f"\n| `{name}` | SIGUSR1 | not tried | |" for name in ("flux", "orbit", "comet"))
 NEW_LINES = LINE.replace("no", "yes") + "".join(f" x |\n| `{name}` | x | yes |" for name in ("orbit", "comet"))
 # Made up from flux-environment(7), for this test alone: a real launcher needs a recorded one.
 CAPTURE = {
@@ -102,9 +92,6 @@ class Checkout:
         lines = (folder / "docs/ranks.md").read_text()
         assert lines.count(LINE) == 1
         (folder / "docs/ranks.md").write_text(lines.replace(LINE, NEW_LINES))
-        signals = (folder / "docs/resume.md").read_text()
-        assert signals.count(SIGNALS) == 1
-        (folder / "docs/resume.md").write_text(signals.replace(SIGNALS, NEW_SIGNALS))
         (folder / "bin").mkdir()
         (folder / "bin/flux").write_text("#!/bin/sh\necho 'flux-core 0.60'\n")
         (folder / "bin/flux").chmod(0o755)
@@ -143,7 +130,7 @@ def test_render_prints_its_line_and_explain_says_where_the_numbers_came_from(che
     script = checkout.plan("render", "--", "true")
     assert '"$launcher" run --nodes=2 --ntasks=8 \\\n    --cores-per-task=8 \\\n' in script.stdout, script.stderr
     assert "launcher=$(type -P flux)" in script.stdout
-    assert '"makes_ranks": "flux", "walltime_s": 3600, "passes_on": "USR1"' in script.stdout
+    assert '"makes_ranks": "flux", "walltime_s": 3600}' in script.stdout
     line = next(x for x in checkout.plan("render", "--explain", "--", "true").stdout.splitlines() if "--ntasks=8" in x)
     assert "| --nodes; --ranks-per-node" in line
 
@@ -193,28 +180,27 @@ def test_launch_finds_it_on_path_by_its_version_and_takes_it_for_no_other(checko
     assert "mpiexec.hydra belongs to flux" in refused.stderr
 
 
-def test_an_agents_line_and_its_signals_are_its_rows(checkout: Checkout) -> None:
+def test_an_agents_line_is_its_rows(checkout: Checkout) -> None:
     two = checkout.plan("render", "--", "true", launcher="orbit")
     line = '    orbit --each=4 \\\n    --meet="$rendezvous" \\\n'
     assert line + '    "$HPCDDP_PYTHON" -m hpcddp exec -- \\\n' in two.stdout, two.stderr
     assert "srun --nodes=2 --ntasks=2 --ntasks-per-node=1" in two.stdout
-    assert "passes_on" not in two.stdout  # srun passes on another signal than orbit survives
     one = checkout.plan("render", "--", "true", launcher="orbit", nodes=1, site="generic-pbs")
-    assert '"makes_ranks": "orbit", "walltime_s": 3600, "passes_on": "USR2", "grace_s": 7' in one.stdout
+    assert '"makes_ranks": "orbit", "walltime_s": 3600}' in one.stdout
     for script in (one.stdout, two.stdout):
         assert "torch" not in script
 
 
-def test_an_agent_that_passes_the_warning_signal_on_gets_it_alone_and_below_a_launcher(checkout: Checkout) -> None:
-    warned = ("--set", "signal=0:10:00", "--", "true")
-    two = checkout.plan("render", *warned, launcher="comet")
-    assert "#SBATCH --signal=USR1@600\n" in two.stdout, two.stderr
-    assert '"makes_ranks": "comet", "walltime_s": 3600, "passes_on": "USR1", "grace_s": 7' in two.stdout
-    assert "warns_s" not in two.stdout
-    one = checkout.plan("render", *warned, launcher="comet", nodes=1, site="generic-pbs")
-    assert '"passes_on": "USR1", "grace_s": 7, "warns_s": 600' in one.stdout, one.stderr
-    refused = checkout.plan("render", *warned, launcher="orbit")
-    assert (refused.returncode, "orbit ends at the first SIGUSR1" in refused.stderr) == (2, True)
+def test_the_ranks_of_an_agent_are_warned_by_the_supervisor_and_not_by_slurm_which_would_end_the_agent(
+    checkout: Checkout,
+) -> None:
+    warned = ("--set", "signal=0:10:00", "--")
+    two = checkout.plan("render", *warned, "true", launcher="orbit")
+    assert "#SBATCH --signal" not in two.stdout, two.stderr
+    assert '"warns_s": 600' in two.stdout
+    own = ("--nodes", "1", "--gpus-per-node", "4", "--cpus-per-rank", "8", "--walltime", "1:00:00")
+    itself = checkout.run("render", "--site", "generic-slurm", *own, *warned, "comet", "--each", "4", "true")
+    assert (itself.returncode, "comet is the command, so it gets SIGUSR1" in itself.stderr) == (2, True)
 
 
 def test_layout_and_env_know_an_agents_ranks_and_its_command_inside_a_rank_is_refused(checkout: Checkout) -> None:

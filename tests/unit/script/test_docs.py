@@ -29,11 +29,6 @@ def test_the_table_of_launchers_has_every_row_and_says_which_of_them_job_scripts
     assert marked == {name: "yes" if name in JOB_LAUNCHERS else "no" for name in LAUNCHER_NAMES if name != "none"}
 
 
-def test_the_table_of_signals_has_every_launcher_that_job_scripts_start(repo):
-    table = (repo / "docs/resume.md").read_text().split("\n| launcher | gets |")[1].split("\n\n")[0]
-    assert set(re.findall(r"`([a-z]+)`", table)) >= set(JOB_LAUNCHERS)
-
-
 def test_every_key_of_a_site_file_is_in_the_manual(repo):
     text = (repo / "docs/sites.md").read_text()
     assert keys_in(text, "(exit status 3") == list(site_file.SITE)

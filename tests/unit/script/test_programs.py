@@ -151,7 +151,7 @@ def test_the_warning_comes_before_the_end_and_the_ranks_status_is_kept(node: Stu
     done = node.run("exec env --block-signal=USR1 bash job.sh", SLURM_JOB_END_TIME=str(int(time.time()) + 121))
     assert done.returncode == 3, done.stderr
     assert b"warned" in done.stdout
-    assert b"the ranks are warned: SIGUSR1 was sent" in done.stderr
+    assert b"the ranks are warned: SIGUSR1 is sent" in done.stderr
 
 
 def test_gpus_are_ordered_where_they_are_numbered_against_the_cpus():

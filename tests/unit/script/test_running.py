@@ -148,19 +148,18 @@ def test_the_attempt_keeps_a_copy_of_the_script_where_there_is_a_file(node: Stub
     assert (node.folder / "runs/x/attempts/77.1/script.sh").read_text() == text
 
 
-# A launcher that sends its script a signal, and waits to be told of it. The script may not wait for its launcher yet.
-# When a terminal is closed, every process gets HUP.
+# A launcher that sends its script a signal before it has started a rank, and waits to be given it.
 _SIGNALLED = """\
 #!/bin/bash
-trap 'touch told' USR1
-kill -HUP $$
-until [ -e told ]; do kill -SIGNAL $PPID; sleep 0.05; done
+trap 'touch told' SIGNAL
+kill -SIGNAL $PPID
+until [ -e told ]; do sleep 0.05; done
 exit 7
 """
 
 
 @pytest.mark.parametrize("signal", ["HUP", "TERM", "INT", "USR1", "USR2"])
-def test_a_signal_to_the_script_reaches_the_launcher_as_the_one_that_it_survives(signal, node: StubbedNode):
+def test_a_signal_that_comes_before_a_rank_has_started_is_given_to_the_launcher(signal, node: StubbedNode):
     """Also where the terminal is gone, and nothing can be printed: the script waits for the launcher's own end."""
     (node.folder / "bin/mpiexec.hydra").write_text(_SIGNALLED.replace("SIGNAL", signal))
     text = script("local", node.planned_by, name="x", launcher="intelmpi")

@@ -74,8 +74,6 @@ def test_each_wish_is_said_in_the_schedulers_words(asked, pbs, slurm, gridengine
         ("generic-slurm", {"dependency": "afterok:7 x"}, "is not KIND:JOBID"),
         ("generic-slurm", {"constraint": "a b"}, "constraint 'a b'"),
         ("generic-slurm", {"signal": "1:00:00"}, "not within 01:00:00"),
-        ("generic-slurm", {"signal": "0:01:00", "launcher": "torchrun"}, "torchrun ends at the first SIGUSR1"),
-        ("stampede3", {"signal": "0:01:00", "walltime": "1h"}, "ibrun ends at the first signal, and passes none on"),
         ("generic-slurm", {"hold": "true", "directives": ["--hold"]}, "printed by the script itself"),
         ("generic-slurm", {"signal": "0:10:00", "directives": ["--signal=B:USR2@60"]}, "printed by the script itself"),
         ("generic-pbs", {"output": "x", "directives": ["-ofile"]}, "printed by the script itself"),
@@ -217,6 +215,8 @@ def test_the_script_warns_the_ranks_where_slurm_does_not():
     assert "--signal=USR1@120" in directives("generic-slurm", signal="0:02:00")
     assert '"warns_s": 120' in script("generic-pbs", signal="0:02:00")
     assert "warns_s" not in script("generic-slurm", signal="0:02:00")
+    assert '"warns_s": 120' in script("generic-slurm", signal="0:02:00", launcher="torchrun")  # it would end of Slurm's
+    assert '"warns_s": 60' in script("stampede3", signal="0:01:00", walltime="1h")
 
 
 def test_a_site_that_refuses_the_schedulers_warning_refuses_signal_only_where_the_scheduler_would_send_it(tmp_path):

@@ -94,7 +94,7 @@ def test_the_signal_that_came_to_the_script_is_the_reason_and_one_that_nobody_ca
     attempt = node.begin("41").attempt
     node.told.clear()
     assert end_attempt(attempt, Ended(143, "SIGTERM"), None, node.told.append) == 143
-    assert node.told[0].startswith("SIGTERM came before the ranks had opened hpcddp.runtime(), or loop() or attach()")
+    assert node.told[0].startswith("ended after SIGTERM; no rank had opened hpcddp.runtime(), or loop()")
     write_state(attempt, "unfinished", step=30, epoch=3, reason="SIGUSR1")
     node.told.clear()
     assert end_attempt(attempt, Ended(0, "SIGTERM"), None, node.told.append) == 85
@@ -359,7 +359,7 @@ def test_an_order_that_was_changed_is_refused(text: str):
     [
         {"walltime_s": "02:00:00"},
         {"chain": "3"},
-        {"passes_on": None},
+        {"makes_ranks": None},
         {"plan": {"nodes": "four"}},
         {"plan": {"world_size": "8"}},
         {"plan": {"command": 5}},
