@@ -6,11 +6,11 @@ import json
 import shlex
 import socket
 import sys
-from collections.abc import Collection
-from pathlib import Path
 
 import pytest
 from _pytest.mark import ParameterSet
+
+from tests.signal_table import SAVES, outcome, read_table
 
 from .conftest import Flavour, find_flavour
 
@@ -170,27 +170,9 @@ _NAMES = {"Open MPI 5": "openmpi5", "Open MPI 4": "openmpi4", "MPICH": "mpich", 
 _SHORT = {("Open MPI 5", "`kill -TERM`"), ("MPICH", "Ctrl-C")}  # in the script
 
 
-def read_table(repo: Path, sent: Collection[str]) -> list[tuple[str, str, str, str]]:
-    """The rows of the table of docs/resume.md with one of these in their second column, one for each launcher."""
-    page = (repo / "docs/resume.md").read_text()
-    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
-    return [(name, *row[1:]) for row in rows if len(row) == 4 and row[1] in sent for name in row[0].split(", ")]
-
-
-def outcome(folder: Path) -> str:
-    """What both ranks of programs/saves.py got, in the table's words."""
-    words = {(): "is killed", ("left",): "is left behind"}
-    ends = set()
-    for rank in range(2):
-        got = (folder / f"log-{rank}").read_text().split()
-        end = "saves" if got[-1:] == ["saved"] else "killed while it saves"
-        ends.add(words.get(tuple(got)) or ", ".join([*(name for name in got if name != "saved"), end]))
-    return " / ".join(sorted(ends))
-
-
 def _cases() -> list[ParameterSet]:
     cases = []
-    for name, sent, bare, script in read_table(Path(__file__).parents[2], SENT):
+    for name, sent, bare, script in read_table(SENT):
         for kind, expected in (("bare", bare), ("script", script)):
             marks = () if kind == "script" and (name, sent) in _SHORT else SLOW
             cases.append(pytest.param(name, sent, kind, expected, marks=marks, id=f"{name}-{sent}-{kind}"))
@@ -198,11 +180,11 @@ def _cases() -> list[ParameterSet]:
 
 
 @pytest.mark.parametrize(("name", "sent", "kind", "expected"), _cases())
-def test_a_program_gets_what_the_table_of_the_manual_says(name, sent, kind, expected, run, programs, repo, tmp_path):
+def test_a_program_gets_what_the_table_of_the_manual_says(name, sent, kind, expected, run, repo, tmp_path):
     """The program catches the signal that is sent and no other; at Ctrl-C SIGTERM, too."""
     flavour = find_flavour(_NAMES[name], repo) if _NAMES[name] else None
     signal, target = SENT[sent]
-    program = [sys.executable, str(programs / "saves.py"), signal, *(["TERM"] if signal == "INT" else [])]
+    program = [sys.executable, SAVES, signal, *(["TERM"] if signal == "INT" else [])]
     if kind == "script":
         (tmp_path / "job.sh").write_text(rendered(run, tmp_path, flavour, program))
         line = ["bash", "job.sh"]
@@ -217,5 +199,5 @@ def test_a_program_gets_what_the_table_of_the_manual_says(name, sent, kind, expe
     assert outcome(tmp_path) == expected, (tmp_path / "said").read_text()
 
 
-def test_the_table_has_every_launcher_and_what_can_be_sent(repo):
-    assert {row[:2] for row in read_table(repo, SENT)} == {(name, sent) for name in _NAMES for sent in SENT}
+def test_the_table_has_every_launcher_and_what_can_be_sent():
+    assert {row[:2] for row in read_table(SENT)} == {(name, sent) for name in _NAMES for sent in SENT}

@@ -1,0 +1,52 @@
+"""What srun's ranks get of a signal: alone, and in a rendered script. docs/resume.md has the table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from livecluster import HERE, PYTHON, Cluster, wait_until
+
+from tests.signal_table import SAVES, outcome, read_table
+
+pytestmark = [pytest.mark.cluster, pytest.mark.first]
+
+SENT = {
+    "`scancel JOB`": "TERM",
+    "`scancel --signal=USR1 JOB`": "USR1",
+    "`scancel --batch --signal=TERM JOB`": "TERM",
+    "`scancel --batch --signal=USR1 JOB`": "USR1",
+}
+_SHORT = ("`scancel JOB`", "`scancel --signal=USR1 JOB`", "`scancel --batch --signal=TERM JOB`")
+_BARE = f"#!/bin/bash\n#SBATCH -N2 --ntasks-per-node=1\nsrun --kill-on-bad-exit=1 {PYTHON} {SAVES} SIGNAL\n"
+
+
+def _cases() -> list[Any]:
+    cases = [("script", "`scancel --full --signal=USR1 JOB`", "USR1", "USR1, saves")]
+    for name, sent, bare, script in read_table(SENT):
+        assert name == "srun"
+        cases += [("bare", sent, SENT[sent], bare), ("script", sent, SENT[sent], script)]
+    slow = pytest.mark.slow
+    return [pytest.param(*one, marks=() if one[0] == "script" and one[1] in _SHORT else slow) for one in cases]
+
+
+@pytest.mark.parametrize(("kind", "sent", "signal", "expected"), _cases())
+def test_a_program_gets_what_the_table_of_the_manual_says(
+    cluster: Cluster, shared: Path, kind: str, sent: str, signal: str, expected: str
+) -> None:
+    """It catches the signal that is sent and no other."""
+    text = _BARE.replace("SIGNAL", signal)
+    if kind == "script":
+        size = ["--nodes", "2", "--ranks-per-node", "1", "--cpus-per-rank", "1", "--walltime", "0:30:00"]
+        request = ["hpcddp", "render", "--site", f"{HERE}/site.yaml", *size, "--", PYTHON, SAVES, signal]
+        text = cluster.ok(request, cwd=shared)
+    job = cluster.submit(text, cwd=shared)
+    wait_until(lambda: len(list(shared.glob("here-*"))) == 2)
+    cluster.ok(sent.strip("`").replace("JOB", job).split(), cwd=shared)
+    output = cluster.wait(job, cwd=shared).output
+    assert outcome(shared) == expected, output
+
+
+def test_the_table_has_each_way_in_which_slurm_signals_a_job() -> None:
+    assert {row[1] for row in read_table(SENT)} == set(SENT)

@@ -1,0 +1,27 @@
+"""The table of signals in docs/resume.md, which tests/multirank and tests/cluster run row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+REPO = Path(__file__).parents[1]
+SAVES = str(REPO / "tests/multirank/programs/saves.py")
+
+
+def read_table(sent: Collection[str]) -> list[tuple[str, str, str, str]]:
+    """The rows of the table of docs/resume.md with one of these in their second column, one for each launcher."""
+    page = (REPO / "docs/resume.md").read_text()
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    return [(name, *row[1:]) for row in rows if len(row) == 4 and row[1] in sent for name in row[0].split(", ")]
+
+
+def outcome(folder: Path) -> str:
+    """What both ranks of programs/saves.py got, in the table's words."""
+    words = {(): "is killed", ("left",): "is left behind"}
+    ends = set()
+    for rank in range(2):
+        got = (folder / f"log-{rank}").read_text().split()
+        end = "saves" if got[-1:] == ["saved"] else "killed while it saves"
+        ends.add(words.get(tuple(got)) or ", ".join([*(name for name in got if name != "saved"), end]))
+    return " / ".join(sorted(ends))
