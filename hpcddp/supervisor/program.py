@@ -94,10 +94,18 @@ def _wake_up(_number: int, _frame: object) -> None:
 
 class Launcher:
     """A running launcher. Its words are found on the PATH of `env`. `log`: a file for its output, beside the job's.
-    `files`: how many it may open, if not as many as this process."""
+    `files`: how many it may open, if not as many as this process. `apart`: whether it has a process group of its own,
+    so that a terminal's signals come to this process alone."""
 
     def __init__(
-        self, words: list[str], env: Mapping[str, str], log: str, output: Output, files: int | None = None
+        self,
+        words: list[str],
+        env: Mapping[str, str],
+        log: str,
+        output: Output,
+        files: int | None = None,
+        *,
+        apart: bool = True,
     ) -> None:
         self.entry, writes = os.pipe()
         self._output, self._log = output, _open_log(log)
@@ -105,13 +113,16 @@ class Launcher:
         self._parent = os.getpid()
         self.process = os.fork()
         if self.process == 0:
-            self._become(words, env, writes, files)
+            self._become(words, env, writes, files, apart=apart)
         os.close(writes)
 
-    def _become(self, words: list[str], env: Mapping[str, str], writes: int, files: int | None) -> NoReturn:
-        """In the new process. It has a process group of its own: a terminal's signals come to the supervisor alone."""
+    def _become(
+        self, words: list[str], env: Mapping[str, str], writes: int, files: int | None, *, apart: bool
+    ) -> NoReturn:
+        """In the new process."""
         try:
-            os.setpgid(0, 0)
+            if apart:
+                os.setpgid(0, 0)
             for number in (*_NAMES, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
                 if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
                     signal.signal(number, signal.SIG_DFL)

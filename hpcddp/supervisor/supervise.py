@@ -106,7 +106,7 @@ def _run_job(
             from hpcddp.supervisor.starter import reach_hosts  # most jobs start without it
 
             env = {**env, **reach_hosts(order.scheduler, order.launcher, attempt, env, tell)}
-        start = Start(order, words, env, job, signals, output, reports, follow_up, moving, tell)
+        start = Start(order, words, env, job, signals, output, reports, follow_up, moving, tell, by_hand=by_hand)
         staged = attempt.name
         while True:
             ended = start.run(attempt, staged, recovery)
@@ -180,7 +180,10 @@ class Start:
         follow_up: FollowUp,
         end: MovingEnd,
         tell: Callable[[str], None],
+        *,
+        by_hand: bool,
     ) -> None:
+        self._by_hand = by_hand
         self._order, self._env, self._job, self._signals, self._output = order, env, job, signals, output
         self._stage, self._launch = split_stage(order, words)
         self._files = allow_more_files(int(order.plan.get("world_size", 1)) + _OWN_FILES)  # one for each rank
@@ -217,7 +220,9 @@ class Start:
             if ended.status or ended.signal:
                 return ended
             if program:
-                launcher = Launcher(program, env, attempt.log, self._output, self._files)
+                # PBS signals the job's process group: the launcher hears that without hpcddp, too
+                apart = self._by_hand or not job.id
+                launcher = Launcher(program, env, attempt.log, self._output, self._files, apart=apart)
                 hear, these = self._follow_up.hear, of_ranks if program is launch else None
                 ended = watch(launcher, self._signals, warned, tell, hear, these, self._look_around)
                 marks = {name: env[name] for name in ("HPCDDP_RUN_DIR", "HPCDDP_ATTEMPT")}

@@ -46,6 +46,8 @@ def test_a_program_gets_what_the_table_of_the_manual_says(
     cluster.ok(sent.strip("`").replace("JOB", job).split(), cwd=shared)
     output = cluster.wait(job, cwd=shared).output
     assert outcome(shared) == expected, output
+    if kind == "script":  # it ended well, and has not finished
+        assert next(shared.glob("runs/*/holders/*/ended")).read_text().split() == ["0", f"SIG{signal}"]
 
 
 def test_the_table_has_each_way_in_which_slurm_signals_a_job() -> None:

@@ -6,6 +6,7 @@ import json
 import shlex
 import socket
 import sys
+from pathlib import Path
 
 import pytest
 from _pytest.mark import ParameterSet
@@ -197,7 +198,48 @@ def test_a_program_gets_what_the_table_of_the_manual_says(name, sent, kind, expe
     text = _TABLE.replace("LINE", shlex.join(line)).replace("SIGNAL", signal).replace("TARGET", target)
     run(["bash", "-c", text], cwd=tmp_path, env=environment(tmp_path, flavour))
     assert outcome(tmp_path) == expected, (tmp_path / "said").read_text()
+    if kind == "script":  # it ended well, and has not finished
+        assert ended(tmp_path) == ["0", f"SIG{signal}"]
 
 
 def test_the_table_has_every_launcher_and_what_can_be_sent():
     assert {row[:2] for row in read_table(SENT)} == {(name, sent) for name in _NAMES for sent in SENT}
+
+
+_LAUNCH = """\
+set -m
+launch="hpcddp launch --here --ranks-per-node 2 --launcher openmpi --name two"
+env --default-signal=INT $launch -- sh -c "$RANKS" 2> said &
+job=$!
+until [ -e here-0 ] && [ -e here-1 ] || ! kill -0 $job; do sleep 0.05; done
+"""
+_CTRL_C = """\
+kill -INT -- -$job
+until grep -q Ctrl-C said || ! kill -0 $job; do sleep 0.05; done
+kill -INT -- -$job
+"""
+_END = """\
+wait $job
+cat said >&2
+"""
+
+
+def ended(folder: Path) -> list[str]:
+    """The exit status of the job, and the signal that ended it."""
+    return (folder / "runs/two/holders/000001/ended").read_text().split()
+
+
+def test_a_second_ctrl_c_kills_the_ranks(run, openmpi5, tmp_path):
+    ranks = "trap '' INT TERM; touch here-$RANK; while :; do sleep 1; done"
+    done = run(["bash", "-c", _LAUNCH + _CTRL_C + _END], cwd=tmp_path, env=openmpi5.env | {"RANKS": ranks})
+    assert "hpcddp: Ctrl-C: the ranks save and stop; once more kills them\n" in done.stderr
+    assert "hpcddp: Ctrl-C again: the ranks are killed\n" in done.stderr
+    assert ended(tmp_path)[1] == "SIGINT"
+
+
+def test_ranks_that_do_not_catch_it_yet_are_ended_by_the_signal_and_have_not_failed(run, openmpi5, tmp_path):
+    """As hpcddp cancel does while Python still imports."""
+    line = f"{_LAUNCH}kill -TERM $job\n{_END}"
+    done = run(["bash", "-c", line], cwd=tmp_path, env=openmpi5.env | {"RANKS": "touch here-$RANK; exec sleep 1000"})
+    assert "hpcddp: ended after SIGTERM; no rank had opened hpcddp.runtime()" in done.stderr
+    assert ended(tmp_path) == ["143", "SIGTERM"]

@@ -44,6 +44,7 @@ class Ranks:
         self.attempt, self.reports = attempt, reports
         self.processes: list[subprocess.Popen[bytes]] = []
         self.companions: list[Heartbeat] = []
+        self.given: list[list[int]] = []  # the signals that each was to get
 
     def start(self, host: str) -> Heartbeat:
         rank = len(self.processes)
@@ -56,7 +57,8 @@ class Ranks:
         self.processes.append(subprocess.Popen(sleep, env=env))
         companion = Heartbeat(self.attempt, rank, 4, host, os.environ)
         self.companions.append(companion)
-        companion.start(self.processes[-1].pid)
+        self.given.append([])
+        companion.start(self.processes[-1].pid, self.given[-1].append)
         self.until(lambda: rank in self.reports.ranks)
         return companion
 
@@ -129,6 +131,36 @@ def test_a_companion_that_is_gone_takes_its_rank_with_it(ranks_with: Callable[[f
     ranks.reports.settle()
     assert ranks.kinds() == [(GONE, 0)]
     assert ranks.reports.lost_hosts == {"n0"}
+
+
+def test_each_rank_gets_each_signal_once_also_one_that_calls_late_or_again(ranks_with: Callable[[float], Ranks]):
+    ranks = ranks_with(LONG_S)
+    ranks.start("n0")
+    ranks.reports.give(signal.SIGUSR1)
+    ranks.reports.give(signal.SIGUSR1)
+    ranks.until(lambda: ranks.given == [[10, 10]])
+    first = ranks.reports.ranks[0]
+    assert first.connection is not None
+    ranks.reports._leave(first)  # the connection breaks
+    ranks.start("n1")
+    ranks.until(lambda: first.connection is not None)
+    ranks.reports.give(signal.SIGTERM)
+    ranks.until(lambda: [len(given) for given in ranks.given] == [3, 3])
+    assert ranks.given == [[10, 10, 15]] * 2
+
+
+def test_a_signal_that_comes_to_a_rank_from_elsewhere_is_known_unless_one_has_failed(
+    ranks_with: Callable[[float], Ranks],
+):
+    """Launchers end the other ranks by signals then."""
+    ranks = ranks_with(LONG_S)
+    one, other = ranks.start("n0"), ranks.start("n1")
+    one.note_signal(signal.SIGUSR1)
+    ranks.until(lambda: ranks.reports.came == [signal.SIGUSR1])
+    report_end(ranks, one, 1 << 8, "ValueError: a")
+    other.note_signal(signal.SIGTERM)
+    report_end(ranks, other, signal.SIGTERM)
+    assert ranks.reports.came == [signal.SIGUSR1]
 
 
 def test_a_rank_that_says_nothing_for_longer_than_the_limit_is_silent(ranks_with: Callable[[float], Ranks]):
