@@ -89,10 +89,10 @@ class Program:
         """Hand the program a signal that has come, unless it has had it. Of one that came to every process of the job
         that is only counted."""
         with self._lock:
-            if self._is_over or not self._count.is_new(number, way) or way == TO_ALL:
-                return
             if way == BY_WORD and number in _OF_TERMINAL and _catches(self.process, signal.SIGTERM):
                 number = signal.SIGTERM
+            if self._is_over or not self._count.is_new(number, way) or way == TO_ALL:
+                return
             with suppress(ProcessLookupError):
                 os.kill(self.process, number)
 

@@ -129,10 +129,10 @@ def is_wish(job: Job, end: End, env: Mapping[str, str], came: float) -> bool:
 
 
 def is_ending(job: Job, env: Mapping[str, str]) -> bool:
-    """Whether the scheduler says that it ends the job: then it signals the ranks itself."""
+    """Whether the scheduler says that it ends the job, or starts it again: then it signals the ranks itself."""
     answer = ask_about(job.scheduler, job.id, env, _PATIENCE_S)
     state = None if answer is None else read_job_state(job.scheduler, answer)
-    return state in {"exiting", "cancelled", "failed", "finished"}
+    return state not in {None, "gone", "running", "suspended"}
 
 
 def is_waiting(scheduler: str, job: str, env: Mapping[str, str]) -> bool:

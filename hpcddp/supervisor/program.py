@@ -195,20 +195,27 @@ class Passing:
 
     A scheduler may signal every process of a job. So a signal waits for `settle_s`: a rank that has had it by then gets
     no other. `is_ending`: asks the scheduler whether it ends the job, and gives the ranks their SIGTERM itself; None:
-    it gives them none.
+    it gives them none. `by_hand`: whether a person may sit at its terminal.
     """
 
     def __init__(
-        self, reports: Reports, tell: Callable[[str], None], settle_s: float, is_ending: Callable[[], bool] | None
+        self,
+        reports: Reports,
+        tell: Callable[[str], None],
+        settle_s: float,
+        is_ending: Callable[[], bool] | None,
+        *,
+        by_hand: bool,
     ) -> None:
         self._reports, self._tell, self._settle_s, self._is_ending = reports, tell, settle_s, is_ending
+        self.by_hand = by_hand
         self._waiting: list[_Waiting] = []
         self._unheard: list[tuple[float, _Waiting]] = []  # given, and no rank was there yet
 
     def hear(self, number: int) -> None:
         """A signal came to this process."""
         asked = ask_beside(self._is_ending) if self._is_ending is not None and number == signal.SIGTERM else None
-        is_told = number == signal.SIGINT
+        is_told = self.by_hand and number == signal.SIGINT
         self._waiting.append(_Waiting(number, time.monotonic() + self._settle_s, asked, is_told))
         if is_told:
             self._tell("Ctrl-C: the ranks save and stop; once more kills them")
@@ -231,7 +238,7 @@ class Passing:
             elif self._reports.are_started:
                 self._reports.give(one.number)
                 self._unheard.append((now, one))
-                self._say(one, f"each rank gets it{_AS_TERM if one.number == signal.SIGHUP else ''}")
+                self._say(one, f"each rank gets it{_AS_TERM if one.number in {signal.SIGHUP, signal.SIGINT} else ''}")
             else:
                 self._reports.give(one.number)  # to those that start all the same
                 self._say(one, "no rank has started, so the launcher gets it")
@@ -290,7 +297,7 @@ def watch(
             if teardown is None or passing is None:
                 launcher.send(signal.SIGTERM)
                 tell(f"{last} came")
-            elif one == signal.SIGINT and is_again:
+            elif one == signal.SIGINT and is_again and passing.by_hand:
                 tell("Ctrl-C again: the ranks are killed")
                 teardown.kill()
             else:

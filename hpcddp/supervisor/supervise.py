@@ -213,7 +213,8 @@ class Start:
         row, job = LAUNCHERS.get(order.launcher), self._job
         by_scheduler = row is not None and row.of_scheduler and job.id != ""
         ends = (lambda: is_ending(job, env)) if by_scheduler else None
-        of_ranks = Passing(self._reports, tell, _SETTLE_S if job.id else 0.0, ends), teardown
+        by_hand = self._by_hand or not job.id
+        of_ranks = Passing(self._reports, tell, _SETTLE_S if job.id else 0.0, ends, by_hand=by_hand), teardown
         ended = Ended(0)
         for program, warned in ((stage, lambda: None), (launch, self._warn_at)):
             ended = self.hear("before the ranks were started") or ended
@@ -221,8 +222,7 @@ class Start:
                 return ended
             if program:
                 # PBS signals the job's process group: the launcher hears that without hpcddp, too
-                apart = self._by_hand or not job.id
-                launcher = Launcher(program, env, attempt.log, self._output, self._files, apart=apart)
+                launcher = Launcher(program, env, attempt.log, self._output, self._files, apart=by_hand)
                 hear, these = self._follow_up.hear, of_ranks if program is launch else None
                 ended = watch(launcher, self._signals, warned, tell, hear, these, self._look_around)
                 marks = {name: env[name] for name in ("HPCDDP_RUN_DIR", "HPCDDP_ATTEMPT")}
