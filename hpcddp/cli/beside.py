@@ -32,6 +32,7 @@ _KEPT = 16384  # bytes
 TO_ALL, TO_THIS, BY_WORD = "to all", "to this", "by word"
 #: The same signal that comes in several of these ways within so many seconds was sent once.
 _SAME_S = 15.0
+_LATER_S = 0.5  # by which the scheduler's own comes behind the one that a launcher in its step has passed on
 
 
 class SignalCount:
@@ -56,7 +57,8 @@ class Program:
     """A rank's program, as a process of its own beside this one. OSError if it cannot run.
 
     `stderr`: its own, if given. `apart`: whether it has a process group of its own, so that a launcher's signals to
-    the group of this process come to this one alone. It does not outlive this process, whatever ends that.
+    the group of this process come to this one alone. `in_step`: whether this is part of a step whose every process the
+    scheduler signals, and its launcher, which passes that on. It does not outlive this process, whatever ends that.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Program:
         stderr: int | None = None,
         *,
         apart: bool = True,
+        in_step: bool = False,
     ) -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored there is no status to wait for
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*_CAUGHT, signal.SIGCHLD})
@@ -80,7 +83,7 @@ class Program:
         fcntl.fcntl(alive, fcntl.F_SETOWN, self.process)
         fcntl.fcntl(alive, fcntl.F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(alive, fcntl.F_SETFL, fcntl.fcntl(alive, fcntl.F_GETFL) | os.O_ASYNC)
-        self._apart = apart
+        self._apart, self._in_step = apart, in_step
         self._lock = _thread.allocate_lock()
         self._count = SignalCount()
         self._is_over = False
@@ -108,7 +111,11 @@ class Program:
                 if ended:
                     return status
             else:
-                self.give(came.si_signo, TO_ALL if self._is_to_all(came) else TO_THIS)
+                ways = [TO_ALL if self._is_to_all(came) else TO_THIS]
+                again = signal.sigtimedwait({came.si_signo}, _LATER_S) if self._in_step and ways == [TO_THIS] else None
+                ways += [] if again is None else [TO_ALL if self._is_to_all(again) else TO_THIS]
+                for way in sorted(ways, key=lambda way: way != TO_ALL):
+                    self.give(came.si_signo, way)
                 heard(came.si_signo)
 
     def _is_to_all(self, came: signal.struct_siginfo) -> bool:

@@ -202,12 +202,11 @@ def _run_beside(
         env[HEARTBEAT] = heartbeat.path
     heartbeat.outlive()
     try:
-        program = beside.Program(
-            command,
-            env,
-            stderr.entry if stderr else None,
-            apart=info.launcher not in LAUNCHERS or not LAUNCHERS[info.launcher].of_scheduler,
-        )
+        own = info.launcher in LAUNCHERS and LAUNCHERS[info.launcher].of_scheduler
+        steps = [mark for row in LAUNCHERS.values() if row.of_scheduler for mark in row.marks]
+        in_step = not own and any(mark in env for mark in steps)
+        entry = stderr.entry if stderr else None
+        program = beside.Program(command, env, entry, apart=not own, in_step=in_step)
     except OSError as error:
         heartbeat.refuse(_CANNOT_RUN, f"cannot run {command[0]!r}: {error.strerror}")
         _refuse(_cannot_run(command, info, hostname, error), env, info, job_output)

@@ -36,9 +36,9 @@ signal.pause()
 """
 
 
-def start(*command: str) -> subprocess.Popen[str]:
+def start(*command: str, agent: str = BESIDE) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", BESIDE, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", agent, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
 
@@ -124,6 +124,28 @@ def test_what_a_scheduler_sends_to_every_process_is_not_given_to_the_program_aga
             sender.stdout.readline()
         text, _ = process.communicate(timeout=PATIENCE_S)
     assert text == "SIGUSR2\n"  # mpirun passes on what the program has had
+
+
+def test_what_a_launcher_in_a_step_passes_on_waits_for_the_scheduler_s_own() -> None:
+    in_step = BESIDE.replace("stderr.entry)", "stderr.entry, in_step=True)\nbeside._LATER_S = 600.0")
+    process = start(sys.executable, "-c", NOTING, "SIGUSR1 SIGUSR2", agent=in_step)
+    assert process.stdout is not None
+    process.stdout.readline()
+    program = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0]
+    with ExitStack() as senders:
+        for name in ("mpirun", "slurmstepd"):
+            words = [sys.executable, "-c", SENDS, name, str(process.pid), "SIGUSR1"]
+            sender = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            senders.callback(sender.communicate)
+            assert sender.stdout is not None
+            sender.stdout.readline()
+            end = time.monotonic() + PATIENCE_S
+            while "ShdPnd:\t0000000000000000" not in Path(f"/proc/{process.pid}/status").read_text():
+                assert time.monotonic() < end  # it has not been heard yet
+                time.sleep(0.001)
+        os.kill(int(program), signal.SIGUSR2)
+        text, _ = process.communicate(timeout=PATIENCE_S)
+    assert text == "SIGUSR2\n"
 
 
 GIVES = """
