@@ -15,7 +15,8 @@ from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.streams import shown_bytes, tell
 from hpcddp.errors import RequestError
 from hpcddp.login.find_run import call_run, find_run
-from hpcddp.login.status import is_alive
+from hpcddp.login.judge import is_alive
+from hpcddp.login.on_disk import read_on_disk
 from hpcddp.runs.folder import AttemptFolder, RunFolder
 from hpcddp.runs.logs import LogReader, Source, find_time, list_sources, merge, order_attempts, read_lines
 from hpcddp.runs.submitted import read_submissions
@@ -146,10 +147,8 @@ def _rest() -> None:
 
 
 def _has_said_end(of: RunFolder) -> bool:
-    from hpcddp.login.run_facts import read_facts
-
-    facts = read_facts(of)
-    return facts.holder is not None and facts.ended and not facts.open_jobs
+    one = read_on_disk(of)
+    return one.holder is not None and one.ended and all(job.holder is not None for job in one.jobs)
 
 
 def _choose(of: RunFolder, attempts: list[AttemptFolder], asked: str | None, *, follow: bool) -> list[AttemptFolder]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -12,8 +13,7 @@ from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.streams import tell, tell_each
 from hpcddp.errors import RequestError
 from hpcddp.login.find_run import RUNS, find_runs
-from hpcddp.login.run_status import LIVE, Statuses
-from hpcddp.login.status import find_status
+from hpcddp.login.judge import LIVE, Statuses, find_status
 from hpcddp.login.status_text import format_statuses, status_record
 
 _DESCRIPTION = """\
@@ -23,6 +23,7 @@ and walltime left, ended with why. A chain is one run, a sweep has its runs belo
 RUN is a name below runs/, a run's folder, or the id of one of its jobs; without one, all runs in runs/ are shown.
 The scheduler is asked once, however many jobs there are; one that does not answer is said."""
 _EVERY_S = 30.0
+_WIDTH, _LEAST_WIDTH = 80, 40
 _CLEAR = "\x1b[H\x1b[2J"
 
 
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     if args.json:
         print(json.dumps({"runs": [status_record(one) for one in found.runs], "problems": list(found.problems)}))
     else:
-        sys.stdout.write(format_statuses(found.runs, time.time()))
+        sys.stdout.write(format_statuses(found.runs, time.time(), _width()))
     return RequestError.exit_code if found.is_damaged and args.runs else 0
 
 
@@ -60,7 +61,7 @@ def _watch(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     before = ""
     while True:
         found = find_status(find_runs(args.runs), env)
-        text = format_statuses(found.runs, time.time())
+        text = format_statuses(found.runs, time.time(), _width())
         if sys.stdout.isatty():
             sys.stdout.write(f"{_CLEAR}{time.strftime('%H:%M:%S')}  (Ctrl-C ends this, not the jobs)\n\n{text}")
             for problem in found.problems:
@@ -73,6 +74,14 @@ def _watch(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         if not _lives(found):
             return 0
         time.sleep(_EVERY_S)
+
+
+def _width() -> int:
+    """Characters of a line: the terminal's, else as many as any has."""
+    try:
+        return max(os.get_terminal_size(sys.stdout.fileno()).columns, _LEAST_WIDTH)
+    except (OSError, ValueError):
+        return _WIDTH
 
 
 def _lives(found: Statuses) -> bool:

@@ -1,4 +1,4 @@
-"""`hpcddp watch`: one run on a live screen, from its folder alone."""
+"""`hpcddp watch`: one run on a live screen."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _DESCRIPTION = """\
 Show one run on a live screen: its loss curve over all attempts, the speed of each host, the newest checkpoint, when the
 job ends, why attempts ended, the last lines of its log.
 
-RUN is a name below runs/, a run's folder, or the id of one of its jobs. All of it comes from the run's folder: no
-scheduler is asked. q or Ctrl-C ends the screen, and not the job. Needs Rich: pip install 'hpcddp[watch]'."""
+RUN is a name below runs/, a run's folder, or the id of one of its jobs. The run's folder is read every two seconds; the
+scheduler is asked every 30. q or Ctrl-C ends the screen, and not the job. Needs Rich: pip install 'hpcddp[watch]'."""
 _LOOK_S = 2.0
 
 
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
             "hpcddp watch needs Rich, which is not installed here",
             f"pip install 'hpcddp[watch]', or without it: hpcddp status --watch {name}",
         ) from error
-    _show(Watcher(of))
+    _show(Watcher(of, env))
     return 0
 
 

@@ -13,7 +13,14 @@ from hpcddp.login.watched import Watched
 from hpcddp.runs.loss_curve import LossCurve
 from hpcddp.units import format_count, format_walltime
 
-_COLOURS = {"running": "green", "finished": "green", "failed": "red", "unfinished": "yellow", "waiting": "cyan"}
+_COLOURS = {
+    "running": "green",
+    "finished": "green",
+    "failed": "red",
+    "unfinished": "yellow",
+    "queued": "cyan",
+    "held": "red",
+}
 _LEAST_CURVE = 3  # lines: a lower curve says nothing
 _SCALE = 10  # characters beside the curve, for its values
 

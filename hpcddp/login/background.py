@@ -8,10 +8,12 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from hpcddp.runs.holder import find_machine, start_time
+from hpcddp.runs.folder import RunFolder
+from hpcddp.runs.holder import Holder, find_machine, start_time
 from hpcddp.runs.submitted import Submission, script_of
 from hpcddp.schedulers.row import JobFound
 from hpcddp.schedulers.run import start_detached
+from hpcddp.supervisor.leftover import find_left
 
 # It waits for the processes of the jobs before it, and then becomes the script, so that its process number stays.
 _START = 'for before; do tail --pid="$before" -f /dev/null; done; exec bash "$0"'
@@ -42,7 +44,7 @@ def start_job(
 
 
 def is_alive(submission: Submission) -> bool | None:
-    """Whether its process still is; None if that cannot be seen from this machine."""
+    """Whether its process still lives; None if that cannot be seen from this machine."""
     here = find_machine()
     if submission.machine != here or not here:
         # the same host under another kernel's start: it was rebooted, and none of its processes is left
@@ -60,7 +62,11 @@ def find_jobs(submissions: list[Submission]) -> list[JobFound]:
             found.append(JobFound(one.job, "unknown", reason=f"it runs on {one.host}, and only there can it be seen"))
         elif alive:
             waits = _is_waiting(one.process)
-            found.append(JobFound(one.job, "queued" if waits else "running", reason="Dependency" if waits else ""))
+            found.append(
+                JobFound(
+                    one.job, "queued" if waits else "running", reason="waits for the jobs before it" if waits else ""
+                )
+            )
     return found
 
 
@@ -75,6 +81,21 @@ def end_job(submission: Submission, *, kill: bool) -> bool:
             os.killpg(submission.process, signal.SIGTERM)  # the shell, and what waits or runs in it
         else:
             os.kill(submission.process, signal.SIGTERM)  # the supervisor, which hands it on
+    return True
+
+
+def end_process(run: RunFolder, holder: Holder, *, kill: bool) -> bool:
+    """Ask what holds a run without a scheduler's job to save and stop, or kill it with all that it has started. Whether
+    it was there."""
+    if start_time(holder.process) != holder.started:
+        return False
+    with suppress(ProcessLookupError):
+        marks = {"HPCDDP_RUN_DIR": os.path.abspath(run.path), "HPCDDP_ATTEMPT": holder.attempt}
+        started = find_left(marks, {}) if kill else []
+        os.kill(holder.process, signal.SIGKILL if kill else signal.SIGTERM)
+        for process in started:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
     return True
 
 

@@ -5,24 +5,42 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from hpcddp.errors import SchedulerError
-from hpcddp.login.background import end_job, find_jobs
+from hpcddp.login.background import end_job, end_process
 from hpcddp.login.find_run import call_run
-from hpcddp.login.found_jobs import index_jobs, is_job, jobs_of
-from hpcddp.login.run_facts import RunFacts, owners_of, read_facts
-from hpcddp.login.run_status import LIVE, WAITS
+from hpcddp.login.judge import WAITS, ask, judge
+from hpcddp.login.on_disk import RunJob, read_on_disk
+from hpcddp.record import Record
 from hpcddp.runs.folder import RunFolder, job_of, show_path
-from hpcddp.runs.sweep_folder import list_points
+from hpcddp.runs.lock import release_run
+from hpcddp.runs.sweep_folder import is_in, list_points
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import Commands, JobFound
-from hpcddp.schedulers.run import ask_jobs, run_program
+from hpcddp.schedulers.run import run_program
 
 _AT_ONCE = 500  # ids of one command
 # Of what such a command prints: that there is nothing to cancel, and that it was done.
 _OVER = ("has finished", "Unknown Job Id", "already completing", "Invalid job id", "does not exist")
 _DONE = ("has registered the job", "has deleted job")
+
+
+class _Live(Record):
+    """A job to end, and what its scheduler or this machine says of it."""
+
+    run: RunFolder
+    job: RunJob
+    found: JobFound
+
+    @property
+    def waits(self) -> bool:
+        return self.found.state in WAITS
+
+    @property
+    def is_by_hand(self) -> bool:
+        """Whether `hpcddp launch` started it in an allocation that is a person's, and not its own."""
+        return self.job.holder is not None and self.job.holder.by_hand
 
 
 def cancel_runs(runs: Sequence[RunFolder], env: Mapping[str, str], *, now: bool) -> list[str]:
@@ -31,52 +49,54 @@ def cancel_runs(runs: Sequence[RunFolder], env: Mapping[str, str], *, now: bool)
     SchedulerError if the scheduler does not say which of them live, or refuses to end one.
     """
     each = {os.path.abspath(run.path): run for one in runs for run in (one, *list_points(one))}
-    facts = [read_facts(run) for run in each.values()]
-    told = _cancel_here(facts, now=now)
-    asked: dict[str, dict[str, None]] = {}
-    for fact in facts:
-        for scheduler, job in (*fact.open_jobs, *fact.again):
-            if not find_scheduler(scheduler).this_machine:
-                asked.setdefault(scheduler, {})[job] = None
-    for scheduler, ids in asked.items():
-        found = ask_jobs(scheduler, list(ids), env, owners_of(facts))
-        if found.problem and not found.jobs:
+    read = [read_on_disk(run) for run in each.values()]
+    answers = ask(read, env)
+    found = [_Live(run.run, *pair) for run in read for pair in judge(run, answers).live]
+    live: dict[tuple[str, str, str], _Live] = {}
+    for one in found:  # a sweep and its run know one job, each a part of it
+        key = one.job.scheduler, one.found.id, one.found.array_index
+        submission = one.job.submission or (live[key].job.submission if key in live else None)
+        live[key] = one._replace(job=one.job._replace(submission=submission))
+    live = {key: one for key, one in live.items() if not _is_among(one, live.values())}
+    told = [line for waits in (True, False) for one in live.values() for line in _end_here(one, now=now, waits=waits)]
+    names = dict.fromkeys(job.scheduler for run in read for job in run.jobs if not job.is_here)
+    for scheduler in names:
+        jobs = [one for one in live.values() if one.job.scheduler == scheduler and not one.job.is_here]
+        problem = answers.problems.get(scheduler)
+        if problem and not any(one.found.state != "unknown" for one in jobs):
             title = find_scheduler(scheduler).title
-            raise SchedulerError(f"{found.problem}; nothing of {title}'s was cancelled", "again in a while")
-        index = {scheduler: index_jobs(found.jobs)}
-        jobs = {
-            (one.id, one.array_index): (one, fact)
-            for fact in facts
-            for name, job in (*fact.open_jobs, *fact.again)
-            if name == scheduler
-            for one in jobs_of(index, scheduler, job)
-            if one.state in (WAITS if (name, job) in fact.again else LIVE)
-        }
-        told += _cancel(scheduler, list(jobs.values()), env, now=now)
+            raise SchedulerError(f"{problem}; nothing of {title}'s was cancelled", "again in a while")
+        told += _cancel(find_scheduler(scheduler).commands, jobs, env, now=now)
     return told or [f"{_listed([call_run(run) for run in runs])}: nothing waits or runs"]
 
 
-def _cancel(
-    scheduler: str, jobs: Sequence[tuple[JobFound, RunFacts]], env: Mapping[str, str], *, now: bool
-) -> list[str]:
-    commands = find_scheduler(scheduler).commands
-    waiting = [name for job, _ in jobs if job.state in WAITS for name in _spell(job, commands)]
+def _is_among(one: _Live, others: Iterable[_Live]) -> bool:
+    """Whether it is one of an array's jobs that wait together, which are ended together."""
+    index = one.found.array_index
+    same = (other.found for other in others if other.job.scheduler == one.job.scheduler and other is not one)
+    return index.isdecimal() and any(
+        found.id == one.found.id and not found.array_index.isdecimal() and is_in(found.array_index, int(index))
+        for found in same
+    )
+
+
+def _cancel(commands: Commands, jobs: Sequence[_Live], env: Mapping[str, str], *, now: bool) -> list[str]:
     told = []
+    waiting = [one for one in jobs if one.waits and not one.is_by_hand]
     if waiting:
-        _run_all(commands.cancel, waiting, env)
-        told.append(f"{_listed(waiting)} will not start")
-    running = [(job, fact) for job, fact in jobs if job.state not in WAITS and job.state != "exiting"]
-    by_hand = [fact for _, fact in running if _is_by_hand(fact)]
-    running = [(job, fact) for job, fact in running if not _is_by_hand(fact)]
-    told += [_ask_by_folder(fact, now=now) for fact in by_hand]
+        names = [name for one in waiting for name in _spell(one.found, commands)]
+        _run_all(commands.cancel, names, env)
+        told.append(f"{_listed(names)} will not start")
+    running = [one for one in jobs if not one.waits and one.found.state != "exiting" and not one.is_by_hand]
+    told += [_ask_by_folder(one, commands, now=now) for one in jobs if one.is_by_hand]
     if now and running:
-        names = [name for job, _ in running for name in _spell(job, commands)]
+        names = [name for one in running for name in _spell(one.found, commands)]
         _run_all(commands.cancel, names, env)
         return [*told, f"{_listed(names)} {'is' if len(names) == 1 else 'are'} killed"]
     errors = []
-    for job, fact in running:
+    for one in running:
         try:
-            told.append(_stop(job, fact, commands, env))
+            told.append(_stop(one, commands, env))
         except SchedulerError as error:  # it takes no other job away
             errors.append(error)
     if errors:
@@ -84,47 +104,65 @@ def _cancel(
     return told
 
 
-def _stop(job: JobFound, fact: RunFacts, commands: Commands, env: Mapping[str, str]) -> str:
+def _stop(one: _Live, commands: Commands, env: Mapping[str, str]) -> str:
     """Ask one job to save and end: by its scheduler's command, else through the run's folder."""
-    stop, cancel, names = commands.stop, commands.cancel, _spell(job, commands)
+    stop, cancel, names = commands.stop, commands.cancel, _spell(one.found, commands)
     name = _listed(names)
-    kills = f"hpcddp cancel {call_run(fact.run)} --now kills it"
-    if stop and job.state != "suspended":  # there it would wait for the job to go on
+    kills = f"hpcddp cancel {call_run(one.run)} --now kills it"
+    if stop and one.found.state != "suspended":  # there it would wait for the job to go on
         # not by its own id: that of the last one is the array's, for Slurm
         _run_all([word for word in stop if word != "{job}"], names, env, says_why=True)
         return f"{name} was asked to save and stop; {kills}"
-    if fact.holder is not None and not fact.ended and is_job(job, fact.holder.job):
-        path = _write_request(fact)
-        if path:
-            return f"{name} was asked to save and stop, through {path}; {kills}"
+    if one.job.holds and (path := _write_request(one)):
+        return f"{name} was asked to save and stop, through {path}; {kills}"
     _run_all(cancel, names, env)
     return f"{name} was cancelled by {cancel[0]}, which leaves it the scheduler's own grace"
 
 
-def _is_by_hand(fact: RunFacts) -> bool:
-    """Whether `hpcddp launch` started it in an allocation that is a person's, and not its own."""
-    return fact.holder is not None and fact.holder.by_hand and not fact.ended
-
-
-def _ask_by_folder(fact: RunFacts, *, now: bool) -> str:
-    assert fact.holder is not None
-    path = _write_request(fact)
-    name = call_run(fact.run)
+def _ask_by_folder(one: _Live, commands: Commands, *, now: bool) -> str:
+    name, job = call_run(one.run), one.job.id
+    if not one.job.holds:  # its scheduler starts it again
+        return (
+            f"{name} was launched by hand in job {job}, which {one.found.state}: {shlex.join([*commands.cancel, job])}"
+        )
+    path = _write_request(one)
     done = f"was asked to save and stop, through {path}" if path else "cannot be asked: its folder cannot be written"
-    more = f"; --now would end all of job {fact.holder.job}, in which it was launched by hand" if now else ""
+    more = f"; --now would end all of job {job}, in which it was launched by hand" if now else ""
     return f"{name} {done}{more}"
 
 
-def _write_request(fact: RunFacts) -> str:
-    """The path of the request to the supervisor; "" if it cannot be written."""
-    assert fact.holder is not None
-    path = fact.run.stop_request(job_of(fact.holder.attempt))
+def _write_request(one: _Live) -> str:
+    """The path of the request to the supervisor; "" if it cannot be written, or nobody would read it."""
+    holder = one.job.holder
+    if holder is None:
+        return ""
+    path = one.run.stop_request(job_of(holder.attempt))
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(path, "w", encoding="ascii"):
             return show_path(path)
     except OSError:
         return ""
+
+
+def _end_here(one: _Live, *, now: bool, waits: bool) -> list[str]:
+    """A process of this machine, in the background or in somebody's terminal."""
+    job, found = one.job, one.found
+    if not job.is_here or one.waits is not waits:
+        return []
+    kills = f"hpcddp cancel {call_run(one.run)} --now kills it"
+    if found.state == "unknown":
+        path = "" if now else _write_request(one)
+        asked = f"; it was asked to save and stop, through {path}" if path else ""
+        return [f"{job.id}: {found.reason}{asked}"]
+    if job.submission is not None:
+        was_there = end_job(job.submission, kill=now)
+    else:
+        was_there = job.holder is not None and end_process(one.run, job.holder, kill=now)
+    if now and was_there and job.holder is not None:
+        release_run(one.run, job.holder.attempt, signal="SIGKILL")  # nothing of it lives to say so
+    done = "will not start" if waits else "is killed" if now else f"was asked to save and stop; {kills}"
+    return [f"{job.id} {done}"] if was_there else []
 
 
 def _run_all(command: Sequence[str], ids: Sequence[str], env: Mapping[str, str], *, says_why: bool = False) -> None:
@@ -153,31 +191,6 @@ def _spell(job: JobFound, commands: Commands) -> list[str]:
     if commands.of_indices and not job.array_index.isdecimal():
         return [commands.of_indices.format(job=job.id, index=job.array_index)]
     return [commands.of_index.format(job=job.id, index=index) for index in job.array_index.split(",")]
-
-
-def _cancel_here(facts: Sequence[RunFacts], *, now: bool) -> list[str]:
-    """The jobs in the background of this machine, those that wait first."""
-    own = [
-        (submission, fact)
-        for fact in facts
-        for submission in fact.submissions
-        if find_scheduler(submission.scheduler).this_machine
-        and (submission.scheduler, submission.job) in fact.open_jobs
-    ]
-    found = {job.id: job for job in find_jobs([submission for submission, _ in own])}
-    told = []
-    for wanted in (True, False):
-        for submission, fact in own:
-            job = found.get(submission.job)
-            if job is None or (job.state in WAITS) is not wanted:
-                continue
-            if job.state == "unknown":
-                told.append(f"{submission.job}: {job.reason}")
-            elif end_job(submission, kill=now):
-                kills = f"hpcddp cancel {call_run(fact.run)} --now kills it"
-                done = "will not start" if wanted else "is killed" if now else f"was asked to save and stop; {kills}"
-                told.append(f"{submission.job} {done}")
-    return told
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -10,12 +10,12 @@ from contextlib import suppress
 
 from hpcddp.errors import RequestError, nearest
 from hpcddp.runs.choice import is_run
-from hpcddp.runs.folder import RunFolder, job_of, list_attempts, list_holders, show_path
+from hpcddp.runs.folder import RunFolder, job_of, list_attempts, list_holders, list_runs, show_path
 from hpcddp.runs.holder import Holder
 from hpcddp.runs.jsonfile import read_text
 from hpcddp.runs.lock import read_holder
 from hpcddp.runs.submitted import list_submissions, read_submissions
-from hpcddp.runs.sweep_folder import has_index, list_points
+from hpcddp.runs.sweep_folder import has_index, is_in, list_points
 from hpcddp.schedulers.registry import find_scheduler
 
 #: Where runs are, unless a job file says otherwise.
@@ -138,15 +138,24 @@ def own_job(holder: Holder) -> str:
 
 def find_waiting_point(run: RunFolder) -> tuple[str, str] | None:
     """Scheduler and job of a sweep's or array's point that has no folder yet, by the name that this has: `lr.7`."""
-    base, _, number = run.path.rpartition(".")
-    if is_run(run) or not base or not number.isdecimal() or not number.isascii():
-        return None
+    found = [] if is_run(run) else find_array_jobs(run)
+    return found[-1] if found else None
+
+
+def find_array_jobs(run: RunFolder) -> list[tuple[str, str]]:
+    """Scheduler and id of the job that each array of this run's sweep has for it, the newest one last; of `lr.7` with
+    index 7, or of `lr.7-2` where that is the newest run of the index."""
+    base, _, tail = run.path.rpartition(".")
+    number, _, again = tail.partition("-")
+    if not re.fullmatch(r"\d+(-\d+)?", tail, re.ASCII) or not base:
+        return []
     sweep = RunFolder(base)
-    submissions = [one for one in read_submissions(sweep) if one.array]
-    if not submissions or not has_index(sweep, int(number)):
-        return None
-    newest = submissions[-1]
-    return newest.scheduler, spell_index(newest.scheduler, newest.job, number)
+    arrays = [one for one in read_submissions(sweep) if is_in(one.array, int(number))]
+    if not arrays or not has_index(sweep, int(number)):
+        return []
+    if (again or is_run(run)) and [one.path for _, one in list_runs(f"{base}.{number}")][-1:] != [run.path]:
+        return []
+    return [(one.scheduler, spell_index(one.scheduler, one.job, number)) for one in arrays]
 
 
 def spell_index(scheduler: str, job: str, index: str) -> str:

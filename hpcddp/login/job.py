@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hpcddp.errors import LaunchError, RequestError
-from hpcddp.login.run_status import LIVE, RunStatus
+from hpcddp.login.judge import LIVE, RunStatus, find_status
 from hpcddp.uncaught import two_lines
 
 
@@ -84,18 +84,17 @@ class Job:
     def status(self) -> RunStatus:
         """What became of the run, by its folder and the scheduler; of a sweep its own row."""
         from hpcddp.login.find_run import find_run
-        from hpcddp.login.status import find_status
 
         with two_lines():
             return find_status([find_run(self._name())], os.environ).runs[0]
 
     def wait(self, timeout_s: float | None = None, every_s: float = 30.0) -> RunStatus:
-        """Wait until nothing of the run waits or runs any more, and return its status.
+        """Wait until nothing of the run waits or runs any more, or it is held, and return its status.
 
         TimeoutError after `timeout_s` seconds, with the job left as it is. The scheduler is asked every `every_s`.
         """
         end = None if timeout_s is None else time.monotonic() + timeout_s
-        while (status := self.status()).state in LIVE:
+        while (status := self.status()).state in LIVE and status.state != "held":  # only a person can go on with that
             left = None if end is None else end - time.monotonic()
             if left is not None and left <= 0:
                 raise TimeoutError(f"{status.path} is {status.state} after {timeout_s} s")
@@ -108,7 +107,7 @@ class Job:
         RequestError for a sweep, whose runs have logs, and for a rank that an ended attempt did not have.
         """
         from hpcddp.login.find_run import call_run, find_run
-        from hpcddp.login.run_facts import read_facts
+        from hpcddp.login.on_disk import read_on_disk
         from hpcddp.runs.logs import list_sources, order_attempts, read_lines
 
         with two_lines():
@@ -122,7 +121,7 @@ class Job:
                 )
             attempts = order_attempts(run)
             sources = list_sources(attempts[-1], frozenset({rank})) if attempts else []
-            if attempts and not sources and read_facts(run).ended:
+            if attempts and not sources and read_on_disk(run).ended:
                 raise RequestError(f"there is no log of rank {rank} in attempt {attempts[-1].name}", "logs(rank=0)")
         lines = [line for source in sources for line in read_lines(source.path)[0]]
         return "".join(f"{line.decode(errors='replace')}\n" for line in lines)

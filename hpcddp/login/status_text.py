@@ -2,30 +2,49 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from hpcddp.login.run_status import RunStatus
+from hpcddp.login.judge import RunStatus
 from hpcddp.units import format_walltime
 
-_HEADS = ("run", "state", "job", "step", "loss", "samples/s", "left", "walltime left", "")
-_LONGEST = 100  # of the last column
+_HEADS = ("run", "state", "job", "step", "loss", "samples/s", "left", "walltime left")
 _RIGHT = {3, 4, 5, 6, 7}
+#: The columns that a narrow terminal has no room for, the first one first.
+_LEFT_OUT = (5, 7, 6, 2)
+_WHOLE: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+_LEAST = 20  # characters beside the columns, for what is said of a run; else it goes below
 
 
-def format_statuses(runs: Sequence[RunStatus], now: float) -> str:
-    """A table; of one run all that is known."""
+def format_statuses(runs: Sequence[RunStatus], now: float, width: int) -> str:
+    """A table of at most `width` characters; of one run all that is known. No word is broken but one that is longer."""
     if len(runs) == 1 and not runs[0].is_sweep:
-        return _format_one(runs[0], now)
+        return _format_one(runs[0], now, width)
     rows = [_HEADS, *(_row(run, now) for run in runs)]
     used = [i for i in range(len(_HEADS)) if i < 3 or any(row[i] for row in rows[1:])]
     widths = {i: max(len(row[i]) for row in rows) for i in used}
+    for i in _LEFT_OUT:
+        if sum(widths.values()) + 2 * len(widths) - 2 > width and i in widths:
+            del widths[i]
     lines = []
-    for row in rows:
-        cells = [f"{row[i]:>{widths[i]}}" if i in _RIGHT else f"{row[i]:{widths[i]}}" for i in used]
-        lines.append("  ".join(cells).rstrip())
+    for row, said in zip(rows, ["", *(_say(run, now) for run in runs)], strict=True):
+        cells = [f"{row[i]:>{size}}" if i in _RIGHT else f"{row[i]:{size}}" for i, size in widths.items()]
+        lines += _set_beside("  ".join(cells), said, width)
     return "\n".join(lines) + "\n"
+
+
+def _set_beside(cells: str, text: str, width: int) -> list[str]:
+    """The text behind the cells where there is room, else below them."""
+    room = width - len(cells) - 2
+    if len(text) <= room:
+        return [f"{cells}  {text}".rstrip()]
+    if room >= max(_LEAST, *map(len, text.split())):
+        first, *more = textwrap.wrap(text, room, **_WHOLE)
+        return [f"{cells}  {first}", *(" " * (len(cells) + 2) + line for line in more)]
+    below = " " * 4
+    return [cells.rstrip(), *textwrap.wrap(text, width, **_WHOLE, initial_indent=below, subsequent_indent=below)]
 
 
 def status_record(run: RunStatus) -> dict[str, Any]:
@@ -36,7 +55,6 @@ def status_record(run: RunStatus) -> dict[str, Any]:
 
 
 def _row(run: RunStatus, now: float) -> tuple[str, ...]:
-    said = "; ".join(filter(None, [run.point, _say_why(run, now)]))
     return (
         f"  {run.name}" if run.sweep else run.name,
         run.state,
@@ -46,11 +64,14 @@ def _row(run: RunStatus, now: float) -> tuple[str, ...]:
         "" if run.samples_per_s is None else f"{run.samples_per_s:,.0f}",
         _say_left(run.left_s),
         _say_left(run.ends - now if run.ends is not None and run.state == "running" else None),
-        said if len(said) <= _LONGEST else f"{said[: _LONGEST - 3]}...",
     )
 
 
-def _format_one(run: RunStatus, now: float) -> str:
+def _say(run: RunStatus, now: float) -> str:
+    return "; ".join(filter(None, [run.point, _say_why(run, now)]))
+
+
+def _format_one(run: RunStatus, now: float, width: int) -> str:
     rows = [
         ("job", run.job),
         ("point", run.point),
@@ -61,11 +82,15 @@ def _format_one(run: RunStatus, now: float) -> str:
         ("left", _say_left(run.left_s)),
         ("walltime", f"{_say_left(run.ends - now)} left" if run.ends is not None and run.state == "running" else ""),
         ("why", _say_why(run, now)),
+        ("log", run.log),
         ("weights", run.weights_sha256 or ""),
         ("exact", _say_exact(run)),
     ]
-    told = "".join(f"  {name:8}  {text}\n" for name, text in rows if text)
-    return f"{run.path}: {run.state}\n{told}"
+    lines = [f"{run.path}: {run.state}"]
+    for name, text in rows:
+        begin = f"  {name:8}  "
+        lines += textwrap.wrap(begin + text, width, **_WHOLE, subsequent_indent=" " * len(begin)) if text else []
+    return "\n".join(lines) + "\n"
 
 
 def _say_step(run: RunStatus, of: str) -> str:

@@ -12,11 +12,14 @@ from contextlib import contextmanager, suppress
 from hpcddp.errors import HpcddpError, NoAnswerError, RequestError, SchedulerError
 from hpcddp.login.background import end_job, name_job, output_of, start_job
 from hpcddp.login.clean_env import clean_environment
-from hpcddp.login.free_run import check_free
+from hpcddp.login.find_run import is_same_job
+from hpcddp.login.judge import ask, judge
+from hpcddp.login.on_disk import read_on_disk
 from hpcddp.record import Record
 from hpcddp.runs.choice import Origin, check_unused, choose_run, is_run
-from hpcddp.runs.folder import RunFolder, list_holders
+from hpcddp.runs.folder import RunFolder, list_holders, show_path
 from hpcddp.runs.jsonfile import write_object
+from hpcddp.runs.lock import name_end
 from hpcddp.runs.submitted import (
     Submission,
     begin_submission,
@@ -189,6 +192,38 @@ def _hand_in(row: Scheduler, plan: JobPlan, script: str, env: Mapping[str, str],
         f"{words[0]} refuses the job (status {answer.status}): {'; '.join(why[:3])[:400] or 'it gives no reason'}",
         "change the request; hpcddp sites show SITE has the limits",
     )
+
+
+def check_free(run: RunFolder, plan: JobPlan, waited: Sequence[str], env: Mapping[str, str]) -> None:
+    """RequestError if a job that has not ended writes this run, or will, and the new one does not wait for it: two jobs
+    cannot write one run, and the second would cost node-hours first. Of an array's folder: its runs. `waited`: the jobs
+    that the new one waits for. SchedulerError if nobody says whether one has ended."""
+    one = read_on_disk(run)
+    own = f"runs of its own: --name {plan.name}-2" if os.path.exists(run.sweep) else "a run of its own: --fresh"
+    # jobs of another scheduler are not asked about: it need not be one of this machine
+    one = one._replace(jobs=tuple(job for job in one.jobs if job.is_here or job.scheduler == plan.site.scheduler))
+    one = one._replace(jobs=tuple(job for job in one.jobs if not any(is_same_job(job.id, id_) for id_ in waited)))
+    answers = ask([one], env)
+    for job, found in judge(one, answers).live:
+        if found.state != "unknown":
+            waits = f"--after afterany:{job.id} to resume it then" if job.scheduler else "wait for its end"
+            raise RequestError(
+                f"job {job.id} ({found.state}) has {show_path(run.path)}, and two jobs cannot write one run",
+                f"{waits}; or {own}",
+            )
+    for job in one.jobs:
+        if any(found.state == "unknown" for found in answers.of(job)):
+            if job.scheduler in answers.problems:
+                problem = answers.problems[job.scheduler]
+                raise SchedulerError(
+                    f"{problem}: whether job {job.id} of {run.path} has ended is not known",
+                    f"try again later; or {own}",
+                )
+            where = job.holder.host if job.holder is not None else ""
+            raise RequestError(
+                f"job {job.id} has {show_path(run.path)}, on {where}: whether it has ended can be seen only there",
+                f"submit there, or if it has ended: touch {name_end(run)}; or {own}",
+            )
 
 
 def _check_alone(part: Part, folder: str, env: Mapping[str, str]) -> None:

@@ -1,27 +1,31 @@
-"""What `hpcddp watch` shows of a run: all of it from the run's folder, so that no scheduler is asked however often
-somebody looks."""
+"""What `hpcddp watch` shows of a run: from its folder at each look, and from its scheduler, which is asked as seldom as
+`hpcddp status --watch` asks it, however often somebody looks."""
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 
 from hpcddp.errors import HpcddpError
-from hpcddp.login.find_run import read_follow_up
-from hpcddp.login.run_facts import RunFacts, read_facts
-from hpcddp.record import Record
+from hpcddp.login.judge import LIVE, WAITS, Answers, RunStatus, ask, judge
+from hpcddp.login.on_disk import OnDisk, read_on_disk
+from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.folder import MANIFEST, AttemptFolder, RunFolder, list_checkpoints, list_holders, step_of
-from hpcddp.runs.holder import describe_process, has_ended
 from hpcddp.runs.job_end import JobEnd, read_job_end
 from hpcddp.runs.jsonfile import read_object, read_text
 from hpcddp.runs.latest import Latest, read_latest
-from hpcddp.runs.lock import read_end, read_holder
+from hpcddp.runs.lock import read_cause, read_end, read_holder
 from hpcddp.runs.logs import order_attempts
 from hpcddp.runs.loss_curve import LossCurve
-from hpcddp.runs.state import correct_killed
+from hpcddp.supervisor.asked import ask_beside
 from hpcddp.supervisor.end import UNFINISHED
 
+if TYPE_CHECKING:
+    from _queue import SimpleQueue
+
+ASK_S = 30.0  # between two questions to a scheduler, of one person who looks
 _TAIL = 16384  # bytes of the log, whose lines are shown
 
 
@@ -42,9 +46,8 @@ class AttemptSeen(Record):
 
 
 class Watched(Record):
-    """`state`: waiting, running, unfinished, finished, failed, or unknown; `why` goes with it. `saved`: the newest
-    checkpoint's step, and its age in seconds. `end`: of the job; None: no supervisor has said it. `time`: of this look,
-    in seconds since 1970."""
+    """`state` and `why`: as `RunStatus` has them. `saved`: the newest checkpoint's step, and its age in seconds. `end`:
+    of the job; None: no supervisor has said it. `time`: of this look, in seconds since 1970."""
 
     name: str
     state: str
@@ -63,50 +66,70 @@ class Watched(Record):
 class Watcher:
     """Looks at one run again and again. `curve` is the one of the last look."""
 
-    def __init__(self, run: RunFolder) -> None:
-        self._run = run
+    def __init__(self, run: RunFolder, env: Mapping[str, str]) -> None:
+        self._run, self._env = run, env
+        self._answers = Answers()
+        self._asked_of: tuple[object, ...] = ()  # the jobs that were asked about, and what the folder said then
+        self._asked_at = 0.0
+        self._asking: SimpleQueue[Answers | None] | None = None
         self.curve = LossCurve()
         self._ranks: dict[str, dict[str, int]] = {}  # attempt -> host -> ranks
 
     def look(self) -> Watched:
-        """What the folder says now. What cannot be read is in `problem`."""
-        facts, now = read_facts(self._run), time.time()
+        """What the folder says now, and the scheduler said last. What cannot be found out is in `problem`."""
+        one, now = read_on_disk(self._run), time.time()
         attempts = order_attempts(self._run)
-        problem = facts.problem
+        answers = self._ask(one)
+        problem = one.problem or next(iter(answers.problems.values()), "")
         try:
             self.curve.read(attempts)
         except HpcddpError as error:
             problem = problem or error.message
-        state, why = _judge(facts, attempts)
+        status = judge(one, answers).status
         current = attempts[-1] if attempts else None  # hpcddp 0.1 did not say which one holds the run
-        latest = facts.latest
-        if facts.holder is not None:
-            current = self._run.attempt(facts.holder.attempt)
+        latest = one.latest
+        if one.holder is not None:
+            current = self._run.attempt(one.holder.attempt)
         elif current is not None:
             latest = read_latest(current.metrics)
         end = None
         with suppress(HpcddpError):
-            end = read_job_end(current) if current is not None and state == "running" else None
+            end = read_job_end(current) if current is not None and status.state == "running" else None
         return Watched(
             os.path.basename(os.path.abspath(self._run.path)),
-            state,
-            why,
-            _name_job(facts),
+            status.state,
+            status.why,
+            status.job,
             latest,
             self._read_hosts(current, latest.samples_per_s),
             _find_saved(self._run, now),
             end,
-            tuple(self._describe(attempt, facts, state, why) for attempt in attempts),
+            tuple(self._describe(attempt, one, status) for attempt in attempts),
             _read_tail(current.log) if current is not None else (),
             problem,
             now,
         )
 
-    def _describe(self, attempt: AttemptFolder, facts: RunFacts, state: str, why: str) -> AttemptSeen:
-        is_last = facts.holder is not None and facts.holder.attempt == attempt.name
-        end = _read_lost(attempt) or ("" if state == "running" and is_last else _how_ended(self._run, attempt))
-        if is_last and state in {"unfinished", "finished", "failed"} and why and not os.path.exists(attempt.lost):
-            end = why
+    def _ask(self, one: OnDisk) -> Answers:
+        """What the scheduler said last; it is asked beside this process, and at once where it does not know a job."""
+        jobs = {(job.scheduler, job.id) for job in one.jobs}
+        seen = (frozenset(jobs), one.holder, one.ended)
+        if self._asking is not None and not self._asking.empty():
+            self._answers, self._asking = self._asking.get() or self._answers, None
+        if not self._asked_of or seen[0] != self._asked_of[0]:
+            self._answers, self._asking = ask([one], self._env), None
+            self._asked_of, self._asked_at = seen, time.monotonic()
+        elif self._asking is None and (time.monotonic() - self._asked_at > ASK_S or seen != self._asked_of):
+            self._asked_of, self._asked_at = seen, time.monotonic()
+            self._asking = ask_beside(lambda: ask([one], self._env))
+        return self._answers
+
+    def _describe(self, attempt: AttemptFolder, one: OnDisk, status: RunStatus) -> AttemptSeen:
+        is_last = one.holder is not None and one.holder.attempt == attempt.name
+        runs = is_last and status.state in LIVE and status.state not in WAITS
+        end = _read_lost(attempt) or ("" if runs else _how_ended(self._run, attempt))
+        if is_last and status.state not in LIVE and status.why and not os.path.exists(attempt.lost):
+            end = status.why
         return AttemptSeen(attempt.name, self.curve.made.get(attempt.name), end)
 
     def _read_hosts(self, attempt: AttemptFolder | None, speed: float | None) -> tuple[HostSpeed, ...]:
@@ -121,42 +144,6 @@ class Watcher:
             HostSpeed(host, count, None if speed is None else speed * count / all_ranks)
             for host, count in ranks.items()
         )
-
-
-def _judge(facts: RunFacts, attempts: list[AttemptFolder]) -> tuple[str, str]:
-    """The state and why. A job on another machine runs until its folder says that it ended: its scheduler would know
-    better, and `hpcddp status` asks it."""
-    holder, state = facts.holder, facts.state
-    if holder is None:
-        if facts.submissions:
-            return "waiting", f"job {facts.submissions[-1].job} was submitted; hpcddp status asks its scheduler"
-        return (state.status, state.reason) if state is not None else ("unknown", "no job of this run is known")
-    gone = False
-    if not facts.ended:
-        mine = describe_process("", os.getpid(), {}, ())
-        seen = has_ended(holder, mine, lambda _scheduler, _job: None)
-        if not seen:
-            return "running", "" if seen is False else f"on {holder.host}, as its folder says"
-        gone = True
-    if state is not None and state.status == "finished" and not facts.left:
-        return "finished", state.reason
-    follows = read_follow_up(attempts[-1].next) if attempts else ""
-    if follows and follows in {job for _, job in facts.open_jobs}:
-        return "waiting", f"job {follows} is to follow; hpcddp status asks its scheduler"
-    if facts.left:
-        return "unfinished", facts.left
-    if state is not None:
-        state = correct_killed(facts.run, state, lambda: False)
-        return state.status, state.reason
-    if gone or facts.exit_status is None:
-        return "failed", "it was killed: it left no exit status, and no state"
-    return ("failed", f"exit status {facts.exit_status}") if facts.exit_status else ("finished", "")
-
-
-def _name_job(facts: RunFacts) -> str:
-    if facts.holder is not None:
-        return facts.holder.job or facts.holder.attempt
-    return facts.submissions[-1].job if facts.submissions else ""
 
 
 def _read_lost(attempt: AttemptFolder) -> str:
@@ -174,6 +161,8 @@ def _how_ended(run: RunFolder, attempt: AttemptFolder) -> str:
                 ended, status = read_end(path)
                 if not ended:
                     return "it left no exit status"
+                if cause := read_cause(path):
+                    return cause
                 more = ", unfinished" if status == UNFINISHED else ""
                 return f"exit status {status}{more}" if status else "ended"
     return "ended"

@@ -89,22 +89,23 @@ def find_live_holder(run: RunFolder, mine: Holder, ask: Ask) -> Holder | None:
     return None if holder is None or has_ended(holder, mine, ask) else holder
 
 
-def release_run(run: RunFolder, attempt: str, status: int | None = None, signal: str = "") -> None:
-    """This attempt has ended, with this exit status if it is known, and by this signal ("SIGTERM") if one ended it;
-    nothing if it does not hold the run. What cannot be written is found out later."""
+def release_run(run: RunFolder, attempt: str, status: int | None = None, signal: str = "", cause: str = "") -> None:
+    """This attempt has ended, with this exit status if it is known, by this signal ("SIGTERM") if one ended it, and for
+    this cause if it has failed; nothing if it does not hold the run. What cannot be written is found out later."""
     _, path = find_holder(run)
     if path is None:
         return
     holder = read_holder(path)
     if holder is not None and holder.attempt == attempt:
-        with suppress(OSError), open(_end(path), "w", encoding="ascii") as file:
-            file.write("" if status is None else f"{status} {signal}".rstrip() + "\n")
+        with suppress(OSError), open(_end(path), "w", encoding="utf-8", errors="replace") as file:
+            line = f"{'' if status is None else status} {signal}".rstrip()
+            file.write(f"{line}\n{cause}\n" if line or cause else "")
 
 
 def read_end(path: str) -> tuple[bool, int | None]:
     """Whether the holder in this folder has said that it ended, and its exit status; None: it did not say that."""
     try:
-        said = read_text(_end(path)).partition(" ")[0].strip()
+        said = read_text(_end(path)).partition("\n")[0].partition(" ")[0].strip()
     except (FileNotFoundError, NotADirectoryError):
         return False, None
     return True, int(said) if said.isdecimal() else None
@@ -113,7 +114,20 @@ def read_end(path: str) -> tuple[bool, int | None]:
 def read_end_signal(path: str) -> str:
     """The name of the signal that ended the holder in this folder; "" if none did."""
     try:
-        return read_text(_end(path)).partition(" ")[2].strip()
+        return read_text(_end(path)).partition("\n")[0].partition(" ")[2].strip()
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+
+
+def name_end(run: RunFolder) -> str:
+    """The file that says that the last holder has ended."""
+    return show_path(_end(find_holder(run)[1] or ""))
+
+
+def read_cause(path: str) -> str:
+    """Why the holder in this folder has failed, as it said at its end; "" if it did not."""
+    try:
+        return read_text(_end(path)).partition("\n")[2].strip()
     except (FileNotFoundError, NotADirectoryError):
         return ""
 

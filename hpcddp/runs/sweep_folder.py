@@ -40,17 +40,18 @@ def list_points(run: RunFolder) -> list[RunFolder]:
     with os.scandir(parent or ".") as entries:
         tails = {entry.name.removeprefix(f"{name}.").partition("-")[0] for entry in entries if entry.name != name}
     numbers = sorted({int(tail) for tail in tails if re.fullmatch(r"0|[1-9]\d*", tail, re.ASCII)})
-    of_it = [number for number in numbers if _is_of(sweep[1], number)]
+    of_it = [number for number in numbers if is_in(sweep[1], number)]
     return [found[-1][1] for number in of_it if (found := list_runs(f"{run.path}.{number}"))]
 
 
 def has_index(run: RunFolder, number: int) -> bool:
     """Whether this is the folder of a sweep or an array with that index. DamagedFileError."""
     sweep = read_sweep(run)
-    return sweep is not None and _is_of(sweep[1], number)
+    return sweep is not None and is_in(sweep[1], number)
 
 
-def _is_of(array: str, number: int) -> bool:
+def is_in(array: str, number: int) -> bool:
+    """Whether `1-9%2` has this index."""
     spans = map(read_span, array.partition("%")[0].split(","))
     return any(span is not None and number in span for span in spans)
 

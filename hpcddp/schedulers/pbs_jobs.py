@@ -26,8 +26,9 @@ def parse_jobs(answer: Answer, states: Mapping[str, str]) -> JobsFound:
         found = _read_xml(text)
     else:
         found = _read_json(text) if text else ([] if answer.status in _SOME_UNKNOWN else None)
+        found = _read_json(_mend(text)) if found is None and text else found
     if found is None and text.startswith("{"):
-        found = _read_each(text)
+        found = _read_each(_mend(text))
         problem = "qstat: a part of its answer cannot be read"
     if answer.status not in _SOME_UNKNOWN:  # it may show some, and not those of the server that did not answer
         said = [line.strip() for line in answer.stderr.splitlines() if line.strip()]
@@ -53,6 +54,18 @@ def _read_json(text: str) -> list[tuple[str, Mapping[str, Any]]] | None:
     if not isinstance(jobs, dict):
         return None
     return [(str(job), about) for job, about in jobs.items() if isinstance(about, dict)]
+
+
+def _mend(text: str) -> str:
+    """What qstat prints in JSON's form, as JSON. OpenPBS leaves a backslash before any character as it was (`\\'`,
+    `a\\,b`), and writes text that looks like a number without quotes, such as 005."""
+    import re
+
+    def escape(found: re.Match[str]) -> str:
+        return found[0] if re.fullmatch(r'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})', found[0]) else "\\" + found[0]
+
+    text = re.sub(r"\\(u[0-9a-fA-F]{4}|.)", escape, text, flags=re.DOTALL)
+    return re.sub(r'^(\t+"[^"\n]*":\t)([^"{\[\n]*?)(,?)$', r'\1"\2"\3', text, flags=re.MULTILINE)
 
 
 def _read_each(text: str) -> list[tuple[str, Mapping[str, Any]]]:
@@ -90,6 +103,7 @@ def _read_xml(text: str) -> list[tuple[str, Mapping[str, Any]]] | None:
 def _describe(job: str, about: Mapping[str, Any], states: Mapping[str, str]) -> JobFound:
     array, index = _split_index(job)
     state = states.get(str(about.get("job_state", "")), "unknown")
+    after = _read_after(about.get("depend"))
     status = _number(about.get("Exit_status", about.get("exit_status")))
     comment = _line(about.get("comment"))
     starts, ends = _time(about.get("stime", about.get("start_time"))), None
@@ -107,7 +121,15 @@ def _describe(job: str, about: Mapping[str, Any], states: Mapping[str, str]) -> 
     else:
         estimated = about.get("estimated")
         starts = _time(estimated.get("start_time")) if isinstance(estimated, dict) else None
+    if state == "held" and after and str(about.get("Hold_Types", "s")) == "s":  # by nobody else
+        state, comment = "queued", f"waits for {after}"
     return JobFound(array, state, index, job, comment, starts, ends, status)
+
+
+def _read_after(value: object) -> str:
+    """The ids in `afterok:319.pbs1@pbs1:320.pbs1@pbs1,beforeany:…` that the job itself waits for."""
+    kinds = [word.split(":") for word in str(value or "").split(",")]
+    return ", ".join(job.partition("@")[0] for kind, *jobs in kinds if kind.startswith("after") for job in jobs)
 
 
 def _judge_end(about: Mapping[str, Any], status: int | None, comment: str, *, is_array: bool) -> str:

@@ -137,11 +137,19 @@ def ask_about(name: str, job: str, env: Mapping[str, str], patience_s: float | N
 
 
 def ask_jobs(
-    name: str, ids: Sequence[str], env: Mapping[str, str], owners: Iterable[int] = (), patience_s: float = 10.0
+    name: str,
+    ids: Sequence[str],
+    env: Mapping[str, str],
+    owners: Iterable[int] = (),
+    patience_s: float = 10.0,
+    *,
+    alone: Sequence[str] | None = None,
 ) -> JobsFound:
     """What the scheduler shows of these jobs, by one question however many they are. Jobs that it does not know (any
     more) are not in the answer, and others may be. `owners`: the users whose jobs they may be, by number, beside who
-    asks. A scheduler that gives no answer is the answer's `problem`."""
+    asks. `alone`: those that are asked for one by one if the answer neither shows them nor says that they are unknown,
+    as OpenPBS's qstat does since December 2023 with all ids but the first; None: all. A scheduler that gives no answer
+    is the answer's `problem`."""
     scheduler = find_scheduler(name)
     commands = scheduler.commands
     if not commands.jobs or not ids:
@@ -159,9 +167,22 @@ def ask_jobs(
             found = JobsFound((), f"{argv[0]}: {commands.keeps_none}")
             continue
         if "invalid option" not in answer.stderr and "usage:" not in answer.stderr.lower():
-            return parse_jobs(scheduler, answer)
+            found = parse_jobs(scheduler, answer)
+            left = [] if found.problem or "{ids}" not in words else _list_missing(ids, found, answer)
+            for job in left if len(ids) > 1 else ():
+                if alone is None or job in alone:
+                    more = ask_jobs(name, [job], env, owners, patience_s)
+                    found = JobsFound((*found.jobs, *more.jobs), found.problem or more.problem)
+            return found
         found = JobsFound((), f"{argv[0]} does not know the options {' '.join(words[1:-1])}")
     return found
+
+
+def _list_missing(ids: Sequence[str], found: JobsFound, answer: Answer) -> list[str]:
+    """The jobs of which an answer says nothing at all; with or without their server, they begin alike."""
+    heads = {job.partition(".")[0] for one in found.jobs for job in (one.id, one.own_id)}
+    said = {word.partition(".")[0] for word in answer.stderr.split()}
+    return [job for job in ids if job.partition(".")[0] not in heads and job.partition(".")[0] not in said]
 
 
 def _name_user(number: int) -> str:

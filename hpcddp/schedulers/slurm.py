@@ -228,7 +228,7 @@ SCHEDULER = Scheduler(
         parse_state=parse_state,
         parse_end=parse_end,
         parse_taken=parse_taken,
-        jobs=("squeue", "--noheader", "--states=all", "--user={user}", "--format=%F|%A|%K|%T|%S|%e|%r|"),
+        jobs=("squeue", "--noheader", "--states=all", "--user={user}", "--format=%F|%A|%K|%T|%S|%e|%r|%E|"),
         ask_env={"SLURM_TIME_FORMAT": "standard", "SLURM_BITSTR_LEN": "0"},
         starter=("srun", "--overlap", "--nodes=1", "--ntasks=1", "--nodelist={host}"),
         drop=("scontrol", "update", "JobId={job}", "NodeList={kept}"),

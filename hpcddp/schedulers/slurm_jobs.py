@@ -12,11 +12,14 @@ if TYPE_CHECKING:
 
 #: The states of a job that has ended, of which the state says more than the reason.
 _SAYS_WHY = ("TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "BOOT_FAIL", "DEADLINE", "REVOKED")
+#: Why a job waits that will not start by itself (Slurm src/common/job_state_reason.c, and what slurmctld writes).
+_HELD = ("JobHeld", "JobHoldMaxRequeue", "launch failed requeued held", "DependencyNeverSatisfied", "held state")
 
 
 def parse_jobs(answer: Answer, states: Mapping[str, str]) -> JobsFound:
-    """The jobs of `squeue --noheader --format=%F|%A|%K|%T|%S|%e|%r|`: the job's id, of an array the array's; its
-    own; index; state; start, perhaps an estimate; end; reason. `states`: its word -> ours."""
+    """The jobs of `squeue --noheader --format=%F|%A|%K|%T|%S|%e|%r|%E|`: the job's id, of an array the array's; its
+    own; index; state; start, perhaps an estimate; end; reason; the jobs that it waits for. `states`: its word -> ours.
+    """
     if answer.status:
         said = [line for line in answer.stderr.splitlines() if line.strip()]
         return JobsFound((), f"squeue: {said[0].strip()[:200]}" if said else f"squeue ended with {answer.status}")
@@ -36,11 +39,13 @@ def _parse(line: str, states: Mapping[str, str]) -> JobFound | None:
     fields = line.split("|", 7)
     if len(fields) != 8 or not fields[0].isdecimal():
         return None
-    job, own, index, word, start, end, reason, _ = fields
+    job, own, index, word, start, end, reason, after = fields
     state = states.get(word, "unknown")
-    if state == "queued" and reason.startswith("JobHeld"):
+    if state == "queued" and any(text in reason for text in _HELD):
         state = "held"
     why = "" if reason in {"None", "", "NonZeroExitCode"} else reason
+    if state in {"queued", "held"} and reason.startswith("Dependency") and (jobs := _read_after(after)):
+        why = f"waits for {jobs}" if reason == "Dependency" else f"{why}: it waits for {jobs}"
     if word in _SAYS_WHY:
         why = f"{word}: {why}" if why else word
     return JobFound(
@@ -52,6 +57,13 @@ def _parse(line: str, states: Mapping[str, str]) -> JobFound | None:
         starts=read_time(start),
         ends=read_time(end),
     )
+
+
+def _read_after(text: str) -> str:
+    """The ids in `afterany:12(unfulfilled),afterok:13_*(failed)`."""
+    import re
+
+    return ", ".join(re.findall(r":(\d+)(?:_\*|[+]\d+)*\(", text) or re.findall(r"\bafter\w*:(\d+)", text))
 
 
 def read_time(text: str) -> int | None:

@@ -85,7 +85,7 @@ def _run_job(
     own = {BY_HAND} if job.id else {BY_HAND, find_scheduler(order.scheduler).variables.job_id}
     env = {name: value for name, value in env.items() if name not in own}  # what a rank starts is no part of this job
     status: int | None = None
-    by = ""
+    by = why = ""
     reports = Reports(order.recover.limit_s if order.recover is not None else 0, env)
     try:
         end = find_end(job, env, order.walltime_s, by_hand=by_hand)
@@ -139,11 +139,12 @@ def _run_job(
             attempt = again
         start.hear("after the ranks had ended")  # the owner's wish ends a chain then, too
         by = ended.signal or ended.heard
+        why = "" if by or ended.cause is None else str(ended.cause)
         status = end_attempt(attempt, _judge(ended, attempt), follow_up if order.chain else None, tell)
         return status
     finally:
         reports.close()
-        release_run(attempt.run, attempt.name, status, by)
+        release_run(attempt.run, attempt.name, status, by, why)
 
 
 def _judge(ended: Ended, attempt: AttemptFolder) -> Ended:

@@ -62,7 +62,7 @@ def hold(run: RunFolder, attempt: str, supervisor: subprocess.Popen[bytes]) -> N
 
 
 def draw(run: RunFolder, width: int = 100, height: int = 40, *, plain: bool = False) -> list[str]:
-    watcher = Watcher(run)
+    watcher = Watcher(run, dict(os.environ))
     console = Console(width=width, height=height, force_terminal=False)
     with console.capture() as drawn:
         console.print(Screen(watcher.look(), watcher.curve, plain=plain), end="", height=height)
@@ -98,7 +98,7 @@ def test_a_running_attempt_is_shown_with_its_deadline_checkpoint_hosts_attempts_
 
 
 def test_the_curve_is_that_of_all_attempts_with_its_largest_and_smallest_loss(run: RunFolder):
-    seen = Watcher(run)
+    seen = Watcher(run, dict(os.environ))
     seen.look()
     texts = [path.read_text() for path in sorted(Path(run.attempts).glob("*/metrics.jsonl"))]
     lines = [json.loads(line) for text in texts for line in text.splitlines()]
@@ -121,11 +121,11 @@ def test_the_screen_fits_into_a_terminal_of_any_size(run: RunFolder, supervisor,
 
 
 def state_of(run: RunFolder) -> tuple[str, str]:
-    seen: Watched = Watcher(run).look()
+    seen: Watched = Watcher(run, dict(os.environ)).look()
     return seen.state, seen.why
 
 
-def test_the_state_is_what_the_folder_says_and_no_scheduler_is_asked(run: RunFolder, supervisor, monkeypatch):
+def test_the_state_is_what_the_folder_and_its_process_say(run: RunFolder, supervisor, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     hold(run, "43.pbs1.1", supervisor)
     assert state_of(run) == ("running", "")
@@ -141,22 +141,26 @@ def test_the_state_is_what_the_folder_says_and_no_scheduler_is_asked(run: RunFol
     assert state_of(run) == ("failed", "it was killed: it left no exit status, and no state")
 
 
-def test_a_run_on_another_machine_runs_as_its_folder_says(run: RunFolder, supervisor):
+def test_of_a_run_on_another_machine_its_scheduler_is_asked_and_a_silent_one_is_said(run: RunFolder, supervisor):
     hold(run, "43.pbs1.1", supervisor)
     path = os.path.join(run.holders, "000001", "holder.json")
     holder = json.loads(Path(path).read_text())
     Path(path).write_text(json.dumps(holder | {"host": "n7", "machine": "other", "scheduler": "pbs", "job": "43.pbs1"}))
-    assert state_of(run) == ("running", "on n7, as its folder says")
+    assert state_of(run) == ("unknown", "the scheduler does not answer")
 
 
-def test_a_follow_up_that_is_queued_is_waited_for(run: RunFolder):
+def test_a_follow_up_that_is_queued_is_waited_for(run: RunFolder, tmp_path, monkeypatch):
     mine = describe_process("43.pbs1.1", os.getpid(), {"PBS_JOBID": "43.pbs1"}, ("python", "train.py"))
     take_run(run, mine, lambda _scheduler, _job: "gone", before="42.pbs1")
     os.makedirs(run.attempt("43.pbs1.1").path)
     Path(run.attempt("43.pbs1.1").next).write_text("45.pbs1\n")
     release_run(run, "43.pbs1.1", 0)
-    state, why = state_of(run)
-    assert (state, why.partition(";")[0]) == ("waiting", "job 45.pbs1 is to follow")
+    (tmp_path / "qstat").write_text(
+        """#!/bin/sh\necho '{"Jobs": {"45.pbs1": {"job_state": "H", "depend": "afterany:43.pbs1@pbs1"}}}'\n"""
+    )
+    (tmp_path / "qstat").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert state_of(run) == ("queued", "waits for 43.pbs1")
 
 
 def test_without_a_terminal_and_for_a_sweep_it_says_what_to_type(run: RunFolder, capsys, monkeypatch):

@@ -19,10 +19,23 @@ def submitted(run: RunFolder, job: str, array: str = "", scheduler: str = "slurm
     return one
 
 
-def held(run: RunFolder, job: str, *, status: int | None = None, attempt: str = "") -> AttemptFolder:
+#: When holds of the run begin here.
+SINCE = "2026-01-01T12:00:00+0000"
+
+
+def held(
+    run: RunFolder,
+    job: str,
+    *,
+    status: int | None = None,
+    attempt: str = "",
+    scheduler: str = "slurm",
+    by_hand: bool = False,
+) -> AttemptFolder:
     """An attempt of this job holds the run, on a host that is not this one; with a status it has ended."""
     of = run.attempt(attempt or f"{job}.1")
-    take_run(run, Holder(of.name, "node1", "", 1, "1", "slurm", job), lambda _scheduler, _job: "gone")
+    holder = Holder(of.name, "node1", "", 1, "1", scheduler, job, since=SINCE, by_hand=by_hand)
+    take_run(run, holder, lambda _scheduler, _job: "gone")
     Path(of.path).mkdir(parents=True)
     if status is not None:
         release_run(run, of.name, status)

@@ -16,8 +16,7 @@ import hpcddp
 from hpcddp.cli.main import main
 from hpcddp.errors import LaunchError, RequestError, SchedulerError
 from hpcddp.login.find_run import find_run
-from hpcddp.login.run_status import LIVE, RunStatus
-from hpcddp.login.status import find_status
+from hpcddp.login.judge import LIVE, RunStatus, find_status
 
 from .conftest import JOB
 
@@ -102,8 +101,28 @@ def test_now_kills_the_job_and_all_that_it_started(here: Path, capsys: pytest.Ca
     until((here / "here").exists)
     rank = int((here / "pid").read_text())
     assert main(["cancel", "a", "--now"]) == 0
-    assert ended("a").state == "failed"
+    assert (ended("a").state, ended("a").why) == ("cancelled", "SIGKILL")
     until(lambda: not Path(f"/proc/{rank}").exists() or " Z " in Path(f"/proc/{rank}/stat").read_text())
+
+
+@pytest.mark.parametrize("now", [False, True])
+def test_what_was_launched_in_a_terminal_is_shown_ended_and_keeps_others_out(
+    here: Path, capsys: pytest.CaptureFixture[str], now: bool
+) -> None:
+    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" if now else ""
+    words = ["--ranks-per-node", "1", "--name", "a", "--", "python", "-c", f"{deaf}{WAITS}"]
+    line = [sys.executable, "-m", "hpcddp", "launch", "--here", *words]
+    with subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as launched:
+        try:
+            until((here / "here").exists)
+            assert status("a").state == "running"
+            assert main(["submit", *JOB, *words[2:]]) == 2
+            assert f"job {status('a').job} (running) has runs/a" in capsys.readouterr().err
+            assert main(["cancel", status("a").job, *["--now"][: int(now)]]) == 0
+            assert launched.wait(PATIENCE_S) != 0
+            assert status("a").state == "cancelled"
+        finally:
+            launched.kill()
 
 
 def test_a_job_from_python_has_the_same_verbs(here: Path) -> None:

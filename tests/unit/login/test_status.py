@@ -11,8 +11,7 @@ import pytest
 from hpcddp.cli.main import main
 from hpcddp.login.background import is_alive
 from hpcddp.login.find_run import find_run, find_runs, is_same_job
-from hpcddp.login.run_status import RunStatus
-from hpcddp.login.status import find_status
+from hpcddp.login.judge import RunStatus, find_status
 from hpcddp.login.watched import Watcher
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.own_runs import note_own_run
@@ -75,7 +74,7 @@ def test_a_job_that_left_a_run_of_its_script_unfinished_is_not_finished(here: Pa
     write_state(fold.attempt(attempt.name), "unfinished", step=7, epoch=1, reason="deadline")
     for _ in range(2):
         assert (status("a").state, status("a").why) == ("unfinished", "run runs/fold: step 7 (deadline)")
-        assert Watcher(RunFolder("runs/a")).look().state == "unfinished"
+        assert Watcher(RunFolder("runs/a"), {}).look().state == "unfinished"
         write_state(attempt, "finished", step=9, epoch=1, reason="done")  # as of a script that tunes it then
     write_state(fold.attempt(attempt.name), "finished", step=9, epoch=1, reason="done")
     assert status("a").state == "finished"
@@ -91,7 +90,7 @@ def test_a_run_whose_ranks_wrote_how_it_ended(here: Path, program: Program) -> N
 def test_the_scheduler_says_why_where_the_ranks_could_not(here: Path, program: Program) -> None:
     held(RunFolder("runs/a"), "12", status=143)
     squeue(program, "12|12|N/A|TIMEOUT|2026-01-01T12:00:00|2026-01-01T12:10:00|None|a")
-    assert (status("a").state, status("a").why) == ("failed", "exit status 143; TIMEOUT")
+    assert (status("a").state, status("a").why) == ("unfinished", "SIGTERM; TIMEOUT")
 
 
 def test_a_job_that_its_owner_has_ended_is_cancelled(here: Path, program: Program) -> None:
@@ -99,9 +98,9 @@ def test_a_job_that_its_owner_has_ended_is_cancelled(here: Path, program: Progra
     Path(attempt.next).write_text("13\n")
     ended = "2026-01-01T12:00:00|2026-01-01T12:10:00|None|a"
     squeue(program, f"12|12|N/A|CANCELLED|{ended}", "13|13|N/A|CANCELLED|N/A|N/A|Dependency|a")
-    assert (status("a").state, status("a").why) == ("cancelled", "exit status 143")
+    assert (status("a").state, status("a").why) == ("cancelled", "SIGTERM")
     squeue(program, "13|13|N/A|CANCELLED|N/A|N/A|Dependency|a")  # of the next link, which never began
-    assert (status("a").state, status("a").why) == ("failed", "exit status 143")
+    assert (status("a").state, status("a").why) == ("cancelled", "SIGTERM")
 
 
 def test_an_array_as_a_whole_is_none_of_its_jobs(here: Path, program: Program) -> None:
@@ -127,7 +126,7 @@ def test_a_job_that_was_killed_with_all_its_processes(here: Path, program: Progr
     squeue(program, "12|12|N/A|NODE_FAIL|2026-01-01T12:00:00|2026-01-01T12:10:00|None|a")
     assert (status("a").state, status("a").why) == ("failed", "NODE_FAIL")
     squeue(program)
-    assert status("a").why == "its job was killed: it left no exit status, and no state"
+    assert status("a").why == "it was killed: it left no exit status, and no state"
 
 
 def test_a_job_that_never_started(here: Path, program: Program) -> None:
@@ -159,9 +158,9 @@ def test_an_arrays_indices_that_never_ran_are_counted(here: Path, program: Progr
     assert (status("s").state, status("s").why) == ("cancelled", "6 cancelled")
     for index in ("1", "2"):
         held(RunFolder(f"runs/s.{index}"), f"{12 + int(index)}", attempt=f"12-{index}.1", status=0)
-    assert (status("s").state, status("s").why) == ("cancelled", "2 finished, 4 cancelled")
+    assert (status("s").state, status("s").why) == ("cancelled", "4 cancelled, 2 finished")
     program("squeue", "exit 1")
-    assert status("s").why == "1 unknown, 2 finished"  # who does not answer has not said that they are gone
+    assert status("s").why == "4 unknown, 2 finished"  # who does not answer has not said that they are gone
 
 
 def test_a_sweep_has_its_runs_below_it_and_its_best(
@@ -179,7 +178,7 @@ def test_a_sweep_has_its_runs_below_it_and_its_best(
     assert main(["status"]) == 0
     table = capsys.readouterr().out
     assert "lr=1,2,3; 1 running, 1 queued, 1 finished; best s.2: loss 0.125" in table
-    rows = {line.split()[0]: line.split()[1] for line in table.splitlines()[1:]}
+    rows = {line.split()[0]: line.split()[1] for line in table.splitlines()[1:] if not line.startswith("    ")}
     assert rows == {"s": "running", "s.1": "finished", "s.2": "running"}
     assert (here.parent / "asked").read_text() == "x\n"  # one question for all
 

@@ -92,8 +92,10 @@ def test_one_jobs_variables_that_are_no_json_take_no_other_job_away() -> None:
     broken = text.replace('"PBS_O_HOME":', '"BAD":\t"\\xff\\q",\n\t\t\t\t"PBS_O_HOME":', 1)
     assert broken != text
     found = parse("pbs", broken)
-    assert len(found.jobs) == 4
-    assert "cannot be read" in found.problem
+    assert (len(found.jobs), found.problem) == (4, "")
+    cut = broken.replace('"PBS_O_HOME":', '"PBS_O_HOME', 1)
+    assert len(parse("pbs", cut).jobs) == 4
+    assert "cannot be read" in parse("pbs", cut).problem
 
 
 def test_torques_xml() -> None:

@@ -1,0 +1,491 @@
+"""What became of a run, decided in one function for every verb: by its folder, its scheduler and this machine together.
+
+The folder says which jobs may write the run: those that have held it, those that were submitted for it, and those that
+a chain has queued. The scheduler says which of them live, in one question however many there are. A job that holds the
+run counts whatever its earlier starts were; one whose hold is over counts again once its scheduler starts it again. A
+scheduler that does not answer takes nothing away from what the folder says.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from types import MappingProxyType
+
+from hpcddp.errors import HpcddpError
+from hpcddp.login.background import find_jobs
+from hpcddp.login.find_run import is_same_job, own_job
+from hpcddp.login.on_disk import OnDisk, RunJob, read_on_disk
+from hpcddp.record import Record
+from hpcddp.runs.failure import choose_error, choose_lines, read_end
+from hpcddp.runs.folder import RunFolder, job_of, show_path
+from hpcddp.runs.holder import Holder
+from hpcddp.runs.jsonfile import read_text
+from hpcddp.runs.state import State, correct_killed
+from hpcddp.runs.sweep_folder import list_points, read_span, read_sweep
+from hpcddp.schedulers.registry import find_scheduler
+from hpcddp.schedulers.row import JobFound
+from hpcddp.schedulers.run import ask_jobs
+from hpcddp.supervisor.end import UNFINISHED
+
+#: A job in one of these states has not ended.
+LIVE = ("queued", "held", "running", "suspended", "exiting", "moved", "unknown")
+#: Of these, one that has not begun.
+WAITS = ("queued", "held")
+#: Of a sweep's runs, what its own state is called after.
+_BY_WEIGHT = (
+    *("running", "suspended", "exiting", "queued", "held", "moved", "unknown"),
+    *("failed", "unfinished", "cancelled", "ended", "finished"),
+)
+# Exit statuses of programs that a signal has ended which is sent to a job: 128 + its number.
+_ENDED_BY = {129: "SIGHUP", 130: "SIGINT", 138: "SIGUSR1", 140: "SIGUSR2", 143: "SIGTERM"}
+# What a line has that names an error, in a log without a traceback.
+_ERROR = re.compile(
+    r"(Error|Exception)\b|\b(error|fatal)\b|No space left|Disk quota|not found|Killed|Segmentation fault|Aborted",
+)
+_NO_ANSWER = "the scheduler does not answer"
+
+
+class RunStatus(Record):
+    """One run. `state`: queued, held, running, suspended, exiting, unfinished, finished, failed, cancelled, ended
+    (however: nobody says), or unknown.
+    `links`: jobs of its chain so far, and of how many at most (0: no chain). `starts`: when its waiting job may start,
+    seconds since 1970. `ends`: the end of its running job. `left_s`: to the end of the training. `point`: its values in
+    a sweep. `best`: what it named its best, by `best_mode`; `best_run` and `jobs`, how many are in which
+    state, and `size`, how many it was made of, of a sweep. `sweep`: the folder of the one that it belongs to. `why`:
+    why it waits, or ended; of a run that failed the first cause. `log`: where more of it stands."""
+
+    name: str
+    path: str
+    state: str
+    job: str = ""
+    links: tuple[int, int] = (0, 0)
+    step: int | None = None
+    total_steps: int | None = None
+    epoch: int | None = None
+    loss: float | None = None
+    samples_per_s: float | None = None
+    left_s: float | None = None
+    starts: int | None = None
+    ends: int | None = None
+    why: str = ""
+    log: str = ""
+    point: str = ""
+    is_sweep: bool = False
+    best: float | None = None
+    best_mode: str = ""
+    best_run: str = ""
+    jobs: Mapping[str, int] = MappingProxyType({})
+    size: int = 0
+    sweep: str = ""
+    exit_status: int | None = None
+    weights_sha256: str | None = None
+    exact: Mapping[str, object] | None = None
+
+
+class Statuses(Record):
+    """`problems`: what could not be found out. `is_damaged`: a run's own files are the reason."""
+
+    runs: tuple[RunStatus, ...]
+    problems: tuple[str, ...] = ()
+    is_damaged: bool = False
+
+
+class Verdict(Record):
+    """`live`: the jobs of the run that have not ended, with what was found of each; the one that `status` names is the
+    first. A finished run may have one that waits, and will find nothing to do."""
+
+    status: RunStatus
+    live: tuple[tuple[RunJob, JobFound], ...]
+
+
+# What schedulers and this machine say
+
+
+class _Index:
+    """The jobs that a scheduler showed, by their ids: as it prints them, with or without the server and the index."""
+
+    def __init__(self, found: Sequence[JobFound]) -> None:
+        self._by_number: dict[str, list[JobFound]] = {}
+        arrays = {job.id for job in found if job.array_index}
+        for job in found:
+            if not job.array_index and job.id in arrays:  # an array as a whole, beside its jobs
+                continue
+            for name in {_number(job.id), job.own_id or _number(job.id)}:
+                self._by_number.setdefault(name, []).append(job)
+
+    def of(self, job: str) -> list[JobFound]:
+        """What the scheduler shows of one job; of one of an array, its own, also where several wait together."""
+        near = self._by_number.get(_number(job), [])
+        found = [one for one in near if _is_job(one, job)]
+        return found or [one._replace(array_index=index, own_id="") for one in near if (index := _index_in(one, job))]
+
+
+def _number(job: str) -> str:
+    """The leading number of an id, which PBS follows by a server's name."""
+    head = job.partition(".")[0].partition("[")[0].partition("_")[0]
+    return job if job.startswith("local-") else head
+
+
+def _index_in(one: JobFound, job: str) -> str:
+    """The job's index, if it is one of these that wait together; else ""."""
+    index = job.rstrip("]").replace("[", "_").partition(".")[0].rpartition("_")[2]
+    if not index.isdecimal():
+        return ""
+    spans = (read_span(part.partition("%")[0]) for part in one.array_index.split(","))
+    return index if any(span is not None and len(span) > 1 and int(index) in span for span in spans) else ""
+
+
+def _is_job(one: JobFound, job: str) -> bool:
+    """Whether it is the job with this id, or one of its indices."""
+    return job in {one.id, one.own_id} or is_same_job(_whole(one), job) or is_same_job(one.id, job)
+
+
+def _whole(job: JobFound) -> str:
+    return f"{_number(job.id)}_{job.array_index}" if job.array_index else job.id
+
+
+class Answers:
+    """What was found of the jobs that were asked about. `problems`: of schedulers that do not answer, by their name."""
+
+    def __init__(self) -> None:
+        self.problems: dict[str, str] = {}
+        self._found: dict[str, _Index] = {}
+
+    def add(self, scheduler: str, found: Sequence[JobFound], problem: str = "") -> None:
+        """What one scheduler has answered."""
+        self._found[scheduler] = _Index(found)
+        if problem:
+            self.problems[scheduler] = problem
+
+    def of(self, job: RunJob) -> list[JobFound]:
+        """What is known of a job; of an array each of its jobs, or those that wait together."""
+        holder = job.holder if job.holds else None
+        if job.is_here and job.submission is not None:
+            found = find_jobs([job.submission])
+        else:
+            index = self._found.get(job.scheduler)
+            found = [] if index is None else [*index.of(job.id)]
+        if not any(one.state in LIVE for one in found):
+            if holder is not None and job.is_alive:
+                return [JobFound(job.id, "running")]
+            if job.is_here and holder is not None and not found:
+                return [JobFound(job.id, "unknown", reason=f"it runs on {holder.host}, and only there can it be seen")]
+        if not found and job.scheduler in self.problems:
+            return [JobFound(job.id, "unknown", reason=_NO_ANSWER)]
+        return found
+
+
+def ask(runs: Sequence[OnDisk], env: Mapping[str, str], only: str | None = None) -> Answers:
+    """Ask each scheduler once about the jobs of these runs. `only`: no other one than this, which is of this machine
+    for sure."""
+    answers, owners = Answers(), set[int]()
+    asked: dict[str, dict[str, bool]] = {}
+    for one in runs:
+        with suppress(OSError):
+            owners.add(os.stat(one.run.path).st_uid)  # whose jobs they are
+        for at, job in enumerate(one.jobs):
+            if not job.is_here and only in {None, job.scheduler}:
+                surely = job.holds or job.holder is None or at == 0
+                asked.setdefault(job.scheduler, {})[job.id] = surely
+    for scheduler, ids in asked.items():
+        found = ask_jobs(scheduler, list(ids), env, owners, alone=[job for job, surely in ids.items() if surely])
+        answers.add(scheduler, found.jobs, found.problem)
+    return answers
+
+
+# The judgement
+
+
+def judge(one: OnDisk, answers: Answers) -> Verdict:
+    """What became of a run, and which of its jobs live."""
+    found = [(job, each) for job in one.jobs for each in answers.of(job)]
+    live = [(job, _with_reason(job, each, one.jobs)) for job, each in found if _lives(job, each)]
+    live.sort(key=lambda pair: (pair[1].state in WAITS, pair[0].holder is None, pair[0].before != ""))
+    base = _with_progress(one)
+    if live and live[0][1].state not in WAITS:
+        status = _judge_running(base, one, *live[0])
+    elif live and not one.is_finished:
+        job, each = live[0]
+        status = base._replace(
+            state=each.state, job=name_job(each, job), starts=each.starts, why=each.reason, left_s=None
+        )
+    else:
+        status = _judge_ended(base, one, [each for _, each in found if each.state not in LIVE])
+    return Verdict(status, tuple(live))
+
+
+def _lives(job: RunJob, found: JobFound) -> bool:
+    """Whether it may write the run, now or later. A job whose hold is over may end, or be an allocation in which a
+    person goes on: it counts once its scheduler has started it again since, or is about to."""
+    if found.state not in LIVE:
+        return False
+    if job.holder is None or job.holds or found.state in WAITS:
+        return True
+    return found.state in {"running", "suspended"} and _has_started_since(found, job.holder)
+
+
+def _has_started_since(found: JobFound, holder: Holder) -> bool:
+    """Whether the job has started since this hold of it began; not where nobody says when."""
+    try:
+        began = datetime.strptime(holder.since, "%Y-%m-%dT%H:%M:%S%z").timestamp()
+    except ValueError:
+        return False
+    return found.starts is not None and found.starts > began
+
+
+def _with_reason(job: RunJob, found: JobFound, others: Sequence[RunJob]) -> JobFound:
+    """A chain's next job waits for the one before, which not every scheduler tells from a hold."""
+    waits_for = job.before and any(one.id == job.before for one in others)
+    if found.state in WAITS and waits_for and not found.reason:
+        return found._replace(state="queued", reason=f"waits for {job.before}")
+    return found
+
+
+def _judge_running(base: RunStatus, one: OnDisk, job: RunJob, found: JobFound) -> RunStatus:
+    """`job` runs, or nobody says whether it does."""
+    why = found.reason if found.state == "unknown" else ""
+    has_taken = job.holds and job.holder is not None and not _has_started_since(found, job.holder)
+    if not has_taken and found.state != "unknown":  # it has started, and its supervisor has not yet
+        why = "it starts" if job.submission is None or job.submission.supervised else ""
+        base = base._replace(left_s=None)
+    ends = found.ends if found.ends is not None else one.ends if has_taken else None
+    return base._replace(state=found.state, job=name_job(found, job), ends=ends, why=why)
+
+
+def _judge_ended(base: RunStatus, one: OnDisk, found: Sequence[JobFound]) -> RunStatus:
+    """No job of the run lives: what the ranks wrote last, else how the job ended."""
+    last = own_job(one.holder) or job_of(one.holder.attempt) if one.holder is not None else ""
+    base = base._replace(job=last, left_s=None, exit_status=one.exit_status)
+    its = [each for each in found if one.holder is None or _is_job(each, last)]  # not of a next one that never began
+    job = next(iter(its), None)
+    if one.left:
+        return base._replace(state="unfinished", why=one.left)
+    if one.holder is None:
+        return _judge_unbegun(base, one, job)
+    end = _describe_end(one, job)
+    state = None if one.state is None else correct_killed(one.run, one.state, lambda: False)
+    word, why = (end.state, end.why) if state is None else _judge_state(one, state, end)
+    log = one.run.attempt(one.holder.attempt).log
+    base = base._replace(state=word, why=why, log=show_path(log) if word == "failed" and os.path.exists(log) else "")
+    if state is None:
+        return base if one.exit_status is not None or job is None else base._replace(exit_status=job.status)
+    return base._replace(step=state.step, epoch=state.epoch, weights_sha256=state.weights_sha256, exact=state.exact)
+
+
+class _End(Record):
+    """How the last attempt ended, for programs that write no state. `cause`: the first; "": nothing names it."""
+
+    state: str
+    why: str
+    cause: str
+
+
+def _describe_end(one: OnDisk, job: JobFound | None) -> _End:
+    """By what its supervisor has said, the scheduler, and the end of its log, in this order."""
+    status, said = one.exit_status, job.reason if job is not None else ""
+    is_taken = job is not None and job.state == "cancelled"
+    signal = one.signal or ("" if one.cause else _ENDED_BY.get(status or 0, ""))
+    cause = one.cause or _read_lost(one)
+    if signal or (is_taken and status):
+        # a scheduler that has ended it says why; so does one that has started it again
+        state = "unfinished" if said and not is_taken else "cancelled"
+        return _End(state, "; ".join(filter(None, [signal, said])) or f"exit status {status}", signal or said)
+    if status is None:
+        if job is not None:
+            return _End(job.state, cause or said, cause or said)
+        return _End("failed", cause or "it was killed: it left no exit status, and no state", cause)
+    if not status:
+        return _End("finished", "", "")
+    cause = cause or _find_error(one.run.attempt(one.holder.attempt).log if one.holder is not None else "")
+    return _End("failed", "; ".join(filter(None, [cause or f"exit status {status}", said])), cause or said)
+
+
+def _judge_state(one: OnDisk, state: State, end: _End) -> tuple[str, str]:
+    """What the ranks wrote last, unless their attempt ended otherwise since: the state and why."""
+    if state.status == "finished":
+        return "finished", ""
+    is_signal = end.state in {"cancelled", "unfinished"}
+    if state.status == "failed":
+        ended = "unfinished" if state.step else "cancelled"
+        return (ended, end.why) if is_signal and one.signal else ("failed", one.cause or state.reason)
+    has_said = one.holder is not None and state.attempt == one.holder.attempt and one.state == state
+    if has_said and not (one.cause and state.reason.startswith("SIG")):  # the launcher's, which ends the others
+        return "unfinished", state.reason
+    has_failed = end.state == "failed" and one.exit_status not in {None, UNFINISHED} and not _read_lost(one)
+    why = end.why if has_failed else end.cause
+    saved = f"checkpoint at step {state.step}" if state.step else ""
+    return "failed" if has_failed else "unfinished", "; ".join(filter(None, [why, saved])) if why else state.reason
+
+
+def _judge_unbegun(base: RunStatus, one: OnDisk, job: JobFound | None) -> RunStatus:
+    """No job has ever held the run."""
+    if not one.submissions and not one.jobs:
+        if one.state is not None:
+            return base._replace(state=one.state.status, step=one.state.step, why=one.state.reason)
+        return base._replace(state="unknown", why="no job of this run is known")
+    queued = one.submissions[-1] if one.submissions else None
+    base = base._replace(job=queued.job if queued is not None else one.jobs[0].id)
+    supervised = queued is None or queued.supervised
+    if job is not None:
+        early = "it ended before its ranks were started: its output says why" if supervised else ""
+        log = queued.output if queued is not None and supervised else ""
+        return base._replace(state=job.state, why=job.reason or early, exit_status=job.status, log=log)
+    if not supervised:
+        return base._replace(state="ended", why="supervise: false leaves no word of how")
+    if queued is not None and find_scheduler(queued.scheduler).this_machine and queued.process:
+        error = _find_error(queued.output)
+        return base._replace(state="failed" if error else "cancelled", why=error, log=queued.output if error else "")
+    return base._replace(state="cancelled", why="its scheduler does not know it any more, and it has not started")
+
+
+def _read_lost(one: OnDisk) -> str:
+    """Why the last attempt has lost ranks; "" if it has not."""
+    if one.holder is not None:
+        with suppress(OSError, HpcddpError):
+            return read_text(one.run.attempt(one.holder.attempt).lost).strip().partition("\n")[0]
+    return ""
+
+
+def _find_error(path: str) -> str:
+    """The line at the end of a log that names an error; "" where none looks like one."""
+    lines = choose_lines(read_end(path, 0)) if path else []
+    told = choose_error(lines).strip()
+    if "Traceback" not in "".join(lines[:1]) and not told.startswith("hpcddp: "):
+        told = next((line.strip() for line in reversed(lines) if _ERROR.search(line)), "")
+    return "".join(c for c in told.removeprefix("hpcddp: ") if c.isprintable())[:300]
+
+
+def _with_progress(one: OnDisk) -> RunStatus:
+    latest, state, best = one.latest, one.state, one.best
+    return RunStatus(
+        os.path.basename(os.path.abspath(one.run.path)),
+        one.run.path,
+        "unknown",
+        links=one.links,
+        step=latest.step if latest.step is not None else state.step if state is not None else None,
+        total_steps=latest.total,
+        epoch=latest.epoch,
+        loss=latest.loss,
+        samples_per_s=latest.samples_per_s,
+        left_s=latest.left_s,
+        point=one.point,
+        best=best.value if best is not None else None,
+        best_mode=best.mode if best is not None else "",
+    )
+
+
+def name_job(found: JobFound, job: RunJob) -> str:
+    """The id that stands for this job alone."""
+    own = f"{found.id}_{found.array_index}" if found.array_index.isdecimal() else found.id
+    is_own = found.own_id not in {"", found.id}  # Slurm gives the last job of an array the array's id
+    return ((found.own_id if is_own else own) if found.array_index else found.id) or job.id
+
+
+# Several runs
+
+
+def find_status(runs: Sequence[RunFolder], env: Mapping[str, str]) -> Statuses:
+    """The status of each run, in this order; a sweep is followed by its runs."""
+    each: dict[str, RunFolder] = {}
+    sweeps: dict[str, str] = {}
+    problems = []
+    for one in runs:
+        points: list[RunFolder] = []
+        try:
+            points = list_points(one)
+        except HpcddpError as error:
+            problems.append(str(error))
+        each |= {os.path.abspath(run.path): run for run in (one, *points)}
+        sweeps |= {os.path.abspath(run.path): one.path for run in points}
+    read = [read_on_disk(run) for run in each.values()]
+    problems += [one.problem for one in read if one.problem]
+    is_damaged = bool(problems)
+    answers = ask(read, env)
+    problems += [f"{problem}; what the run folders say is shown" for problem in answers.problems.values()]
+    judged = [judge(each_run, answers) for each_run in read]
+    shown = [one.status._replace(sweep=sweeps.get(path, "")) for path, one in zip(each, judged, strict=True)]
+    for at, (each_run, verdict) in enumerate(zip(read, judged, strict=True)):
+        about = _find_sweep(each_run)
+        if about is not None:
+            of_it = [run for run in shown if run.sweep == each_run.run.path]
+            shown[at] = _judge_sweep(each_run, verdict, about, of_it)
+    return Statuses(tuple(shown), tuple(problems), is_damaged)
+
+
+def is_alive(run: RunFolder, env: Mapping[str, str]) -> bool:
+    """Whether a job of the run waits or runs, or may."""
+    return any(one.state in LIVE for one in find_status([run], env).runs)
+
+
+def _find_sweep(one: OnDisk) -> tuple[dict[str, list[str]], str] | None:
+    with suppress(HpcddpError):
+        return read_sweep(one.run)
+    return None
+
+
+def _judge_sweep(
+    one: OnDisk, verdict: Verdict, about: tuple[dict[str, list[str]], str], runs: Sequence[RunStatus]
+) -> RunStatus:
+    """The folder of a sweep or an array: how many of its runs are in which state, each counted once, and the best."""
+    axes, indices = about
+    point = " ".join(f"{name}={','.join(values)}" for name, values in axes.items()) or f"array {indices}"
+    left = _list_indices(indices.partition("%")[0])
+    size = len(left)
+    counts: dict[str, int] = {}
+    for run in runs:
+        counts[run.state] = counts.get(run.state, 0) + 1
+        left.discard(int(re.sub(r"^.*\.(\d+)(-\d+)?$", r"\1", run.path)))
+    shown = {run.job for run in runs}
+    for job, found in verdict.live:  # of those that have no folder yet
+        if found.array_index:
+            its = _list_indices(found.array_index) & left
+        elif found.state == "unknown":
+            its = left
+        else:  # on this machine an index is a job
+            its = set() if job.id in shown else set(sorted(left)[:1])
+        if its:
+            counts[found.state] = counts.get(found.state, 0) + len(its)
+            left = left - its
+    if left:  # they have no run, and no scheduler knows them any more
+        counts["cancelled"] = counts.get("cancelled", 0) + len(left)
+    order = sorted(counts, key=_BY_WEIGHT.index)
+    best, said = _find_best(runs)
+    why = "; ".join(filter(None, [", ".join(f"{counts[state]} {state}" for state in order), said]))
+    waits = next((found for _, found in verdict.live if found.state in WAITS), None)
+    return RunStatus(
+        verdict.status.name,
+        verdict.status.path,
+        next(iter(order), "unknown"),
+        job=one.submissions[-1].job if one.submissions else "",
+        point=point,
+        why=why,
+        is_sweep=True,
+        jobs=counts,
+        size=size,
+        best_run=best,
+        starts=waits.starts if waits is not None else None,
+    )
+
+
+def _list_indices(text: str) -> set[int]:
+    """Of `5-9999` or `1,3,7-9:2`."""
+    spans = (read_span(part.partition("%")[0]) for part in text.split(","))
+    return {index for span in spans if span is not None for index in span}
+
+
+def _find_best(runs: Sequence[RunStatus]) -> tuple[str, str]:
+    """The best run's name, and what to say of it: by what the runs named best, else by their last loss."""
+    named = [run for run in runs if run.best is not None]
+    modes = {run.best_mode for run in named}
+    losses = [run for run in runs if run.loss is not None]
+    if named and len(modes) == 1:
+        best = (max if modes == {"max"} else min)(named, key=lambda run: run.best or 0.0)
+        return best.name, f"best {best.name}: {best.best:.6g}"
+    if losses:
+        best = min(losses, key=lambda run: run.loss or 0.0)
+        return best.name, f"best {best.name}: loss {best.loss:.4g}"
+    return "", ""

@@ -1,0 +1,200 @@
+"""What the folder of a run says of it: how far it is, how it ended, and which jobs may write it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+
+from hpcddp.errors import HpcddpError
+from hpcddp.login.find_run import find_array_jobs, is_same_job, own_job, read_follow_up
+from hpcddp.record import Record
+from hpcddp.runs.best import Best, read_best
+from hpcddp.runs.folder import AttemptFolder, RunFolder, job_of, list_attempts, list_holders, list_runs, show_path
+from hpcddp.runs.holder import Holder, describe_process, has_ended
+from hpcddp.runs.job_end import read_job_end
+from hpcddp.runs.jsonfile import read_object
+from hpcddp.runs.latest import Latest, read_latest
+from hpcddp.runs.lock import read_cause, read_end, read_end_signal, read_holder, read_holders
+from hpcddp.runs.starts import find_left
+from hpcddp.runs.state import State, read_state
+from hpcddp.runs.submitted import Submission, read_submissions
+from hpcddp.schedulers.registry import find_scheduler
+
+
+class RunJob(Record):
+    """A job that may write the run. `scheduler`: "" of a process without one. `holder`: its last hold of the run; None:
+    it has not begun. `holds`: that hold is not known to be over. `is_alive`: whether its process is seen on this
+    machine; None: it cannot be seen. `before`: of a chain's job, the one that has queued it."""
+
+    scheduler: str
+    id: str
+    holder: Holder | None = None
+    holds: bool = False
+    is_alive: bool | None = None
+    submission: Submission | None = None
+    before: str = ""
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this machine says what became of it, and no scheduler."""
+        return not self.scheduler or find_scheduler(self.scheduler).this_machine
+
+
+class OnDisk(Record):
+    """What the folder of one run says. `holder`: the last one; `ended`: whether it has said that it ended, with this
+    status, by this signal and for this cause. `left`: the runs that the script of its job has opened itself and left
+    unfinished."""
+
+    run: RunFolder
+    state: State | None
+    holder: Holder | None
+    ended: bool
+    exit_status: int | None
+    signal: str
+    cause: str
+    submissions: tuple[Submission, ...]
+    jobs: tuple[RunJob, ...]
+    links: tuple[int, int]
+    latest: Latest
+    point: str
+    best: Best | None = None
+    ends: int | None = None  # of the job that holds it, as its supervisor wrote
+    problem: str = ""
+    left: str = ""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the ranks said so, and their job has ended."""
+        return self.state is not None and self.state.status == "finished" and self.ended and not self.left
+
+
+def read_on_disk(run: RunFolder) -> OnDisk:
+    """Asks nobody. What cannot be read is in `problem`."""
+    state, best, problem, point = None, None, "", ""
+    try:
+        state = read_state(run)
+        best = read_best(run.checkpoints)
+        plan = read_object(run.plan) or {}
+        values = plan.get("point")
+        point = " ".join(f"{k}={v}" for k, v in values.items()) if isinstance(values, dict) else ""
+    except HpcddpError as error:
+        problem = str(error)
+    held = [(path, holder) for path in list_holders(run) if (holder := read_holder(path)) is not None]
+    last, holder = held[-1] if held else ("", None)
+    ended, status = read_end(last) if last else (True, None)
+    attempts = list_attempts(run)
+    latest, ends = Latest(), None
+    if holder is not None:
+        current = run.attempt(holder.attempt)
+        latest = read_latest(current.metrics)
+        with suppress(HpcddpError):
+            told = read_job_end(current)
+            ends = told.ends if told is not None else None
+    submissions = tuple(read_submissions(run))
+    left = _find_left(run, state, holder, status)
+    is_done = ended and not left and (state.status == "finished" if state is not None else status == 0)
+    return OnDisk(
+        run,
+        state,
+        holder,
+        ended,
+        status,
+        read_end_signal(last) if last else "",
+        read_cause(last) if last else "",
+        submissions,
+        tuple(_list_jobs(run, held, submissions, attempts, is_done=is_done)),
+        _read_links(attempts),
+        latest,
+        point,
+        best,
+        ends,
+        problem,
+        left,
+    )
+
+
+def _list_jobs(
+    run: RunFolder,
+    held: Sequence[tuple[str, Holder]],
+    submissions: Sequence[Submission],
+    attempts: Sequence[AttemptFolder],
+    *,
+    is_done: bool,
+) -> list[RunJob]:
+    """Every job that may write the run, each once, the one that held it last first. Those that have held it and are
+    over for good are left out: of a run that is done, and where the job that was to follow has begun."""
+    begun: dict[str, RunJob] = {}  # by the job's part of its attempts' names
+    for path, holder in held:
+        name = job_of(holder.attempt)
+        is_last = path == held[-1][0]
+        alive = _is_alive(holder) if is_last else False
+        holds = is_last and alive is not False and not read_end(path)[0]
+        begun.pop(name, None)
+        begun[name] = RunJob(holder.scheduler, own_job(holder) or name, holder, holds, alive)
+    waiting = {one.job: RunJob(one.scheduler, one.job, submission=one) for one in submissions if not one.array}
+    waiting |= {job: RunJob(scheduler, job) for scheduler, job in find_array_jobs(run)}
+    followed = set[str]()
+    for attempt in attempts:
+        if follows := read_follow_up(attempt.next):
+            before = begun.get(job_of(attempt.name))
+            waiting.setdefault(follows, RunJob(before.scheduler if before else "", follows, before=_id(before)))
+            if any(_is_named(one, name, follows) for name, one in begun.items()):
+                followed.add(job_of(attempt.name))
+    jobs = []
+    for name, one in reversed(begun.items()):
+        submitted = next((job.submission for id_, job in waiting.items() if _is_named(one, name, id_)), None)
+        if one.holds or not (is_done or name in followed):
+            jobs.append(one._replace(submission=submitted))
+    left = [
+        one for id_, one in waiting.items() if not any(_is_named(other, name, id_) for name, other in begun.items())
+    ]
+    elsewhere = _jobs_of_siblings(run) if left else set()
+    # an array's own folder is held by none of its jobs
+    left += [RunJob(one.scheduler, one.job, submission=one) for one in submissions if one.array]
+    return jobs + [one for one in left if one.scheduler and not any(is_same_job(one.id, job) for job in elsewhere)]
+
+
+def _is_alive(holder: Holder) -> bool | None:
+    """Whether its process is seen on this machine; None: only its scheduler may know."""
+    mine = describe_process("", os.getpid(), {}, ())
+    ended = has_ended(holder, mine, lambda _scheduler, _job: None)
+    return None if ended is None else not ended
+
+
+def _is_named(one: RunJob, name: str, job: str) -> bool:
+    """Whether this is its id. All jobs of an array of Slurm's have one of their own, too."""
+    return is_same_job(one.id, job) or is_same_job(name, job)
+
+
+def _id(job: RunJob | None) -> str:
+    return job.id if job is not None else ""
+
+
+def _jobs_of_siblings(run: RunFolder) -> set[str]:
+    """The jobs that hold or have held another run of this name, NAME-2: one that was submitted for this run, and was
+    too late, has begun that one."""
+    base = re.sub(r"-\d+$", "", run.path)
+    others = {one.path: one for path in {base, run.path} for _, one in list_runs(path) if one.path != run.path}
+    return {own_job(holder) for one in others.values() for holder in read_holders(one) if holder.job}
+
+
+def _read_links(attempts: Iterable[AttemptFolder]) -> tuple[int, int]:
+    links = (0, 0)
+    for attempt in attempts:
+        with suppress(HpcddpError):
+            begun = read_object(attempt.chain) or {}
+            turn, most = begun.get("turn"), begun.get("of")
+            if type(turn) is int and type(most) is int:
+                links = max(links, (turn, most))
+    return links
+
+
+def _find_left(run: RunFolder, state: State | None, holder: Holder | None, status: int | None) -> str:
+    """In words; empty where the job's own run says enough."""
+    left = []
+    if holder is not None and (state is None or state.status == "finished"):
+        with suppress(HpcddpError):
+            left = find_left(run.attempt(holder.attempt), state, status or 0)
+    return "; ".join(f"run {show_path(own.path)}: step {one.step} ({one.reason})" for own, one in left)
