@@ -102,6 +102,24 @@ class Hooks:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._began = 0.0
+        self._has_loss = False
+
+    def on_train_begin(self, _args: Any, state: Any, control: Any, **_: Any) -> Any:
+        """The number of steps is known."""
+        if state.max_steps > 0:
+            self._run.expect_steps(state.max_steps)
+        return control
+
+    def on_log(self, _args: Any, _state: Any, control: Any, logs: Any = None, **_: Any) -> Any:
+        """The Trainer has the mean loss since its last log, over all ranks; of one that is shorter than its
+        `logging_steps`, that of all steps at its end."""
+        names = ("loss", "learning_rate") if self._has_loss else ("loss", "learning_rate", "train_loss")
+        loss, lr, *whole = ((logs or {}).get(name) for name in names)
+        loss = next((one for one in (loss, *whole) if isinstance(one, (int, float))), None)
+        if loss is not None:
+            self._has_loss = True
+            self._run.note_loss(loss, lr if isinstance(lr, (int, float)) else None)
+        return control
 
     def on_step_end(self, _args: Any, state: Any, control: Any, **_: Any) -> Any:
         """An optimizer step was made: the ranks agree whether to stop."""

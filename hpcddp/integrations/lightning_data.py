@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from hpcddp.training.torch_compat import drop_iterator
@@ -14,6 +15,13 @@ def count_global_batch(trainer: Any) -> int | None:
     sizes = {getattr(loader, "batch_size", None) for loader in _loaders(trainer)}
     size = sizes.pop() if len(sizes) == 1 else None
     return None if size is None else size * trainer.accumulate_grad_batches * trainer.world_size
+
+
+def find_loss(logged: Mapping[str, Any]) -> float | None:
+    """The training's loss among what the module has logged, by its name; None if it is not clear which that is."""
+    names = [name for name in logged if "loss" in name and not re.match("(val|test|eval|predict)", name)]
+    steps = [name for name in names if not name.endswith("_epoch")]
+    return float(logged[steps[0]]) if len({name.removesuffix("_step") for name in steps}) == 1 else None
 
 
 def skip_batches(trainer: Any, restore: Callable[[], object]) -> str | None:

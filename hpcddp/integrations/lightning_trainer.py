@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from hpcddp.integrations.lightning_data import count_global_batch, skip_batches
+from hpcddp.integrations.lightning_data import count_global_batch, find_loss, skip_batches
 from hpcddp.integrations.random_state import restore_random_state, save_random_state
 from hpcddp.integrations.ranks import join_ranks
 from hpcddp.integrations.run import Run, ended, find_own_attempt
@@ -129,6 +129,8 @@ class Hooks:
             for number, handler in self._handlers.items():
                 signal.signal(number, handler)
         run.global_batch = count_global_batch(trainer)
+        if 0 < trainer.estimated_stepping_batches < float("inf"):
+            run.expect_steps(int(trainer.estimated_stepping_batches))
         if self._saved is None:
             return
         with two_lines():
@@ -144,6 +146,10 @@ class Hooks:
         if trainer.global_step == run.step:  # the gradients of this batch are only added up
             return
         stops = run.count_step(trainer.global_step, trainer.current_epoch)
+        if trainer.global_step % max(trainer.log_every_n_steps, 1) == 0:
+            loss = find_loss(trainer.callback_metrics)  # on every rank: what it computes may have to be added up
+            if loss is not None:
+                run.note_loss(loss)
         if stops and _is_last_step(trainer):
             run.stop_reason = None
         elif stops:

@@ -18,6 +18,7 @@ from hpcddp.runs.folder import AttemptFolder, RunFolder, find_attempt
 from hpcddp.runs.jsonfile import NewerFileError
 from hpcddp.runs.lock import HeldError, check_not_taken, note_loaded
 from hpcddp.runs.losses import read_losses
+from hpcddp.runs.metrics import MetricsFile
 from hpcddp.runs.opening import open_attempt
 from hpcddp.runs.state import AT_ITS_END, note_checkpoint, write_failure, write_state
 from hpcddp.training.arguments import AUTO
@@ -26,6 +27,7 @@ from hpcddp.training.pulse import at_files, beating
 from hpcddp.training.stopping import SAVE, STOP_FLAGS, SignalFlag, StopTraining, StopWatch, read_deadline
 
 _FINISHED: set[str] = set()  # attempts in which this process has trained to the end
+_NOTES_S = 1.0  # between two lines on how far the loop is
 _MANY = 1 << 62  # steps that are left of an epoch: no framework says when it evaluates
 
 
@@ -71,6 +73,8 @@ class Run:
             self._interval = SaveInterval(ranks.nodes, read_losses(attempt.run))
         self._optimizers = SeenOptimizers()
         self._saved_at = (self.step, self.epoch)
+        self._metrics = MetricsFile(None)
+        self._noted = (0.0, self.step)  # when the metrics last had a line, and of which step
         self._knows_save_s = False
         self._until_end = ExitStack()
         self._own_save = self._until_end.enter_context(ExitStack())  # the framework's, in a way of its own
@@ -99,6 +103,8 @@ class Run:
             with suppress(OSError):
                 os.unlink(self._failed)  # of a start before, in a job that was requeued
             note_loaded(self.attempt.run, self.attempt.name)
+            self._metrics = self._until_end.enter_context(MetricsFile(self.attempt.metrics))
+        self._noted = (time.monotonic(), self.step)
         if self.saved is not None:
             self._expect_save(self.saved.seconds)
             self.say(f"resumed from step {self.step}: {self.saved.path}")
@@ -116,6 +122,8 @@ class Run:
         pace = self._watch.pace
         self._own_save.close()  # one that did not come about
         self.step, self.epoch = step, epoch
+        if time.monotonic() - self._noted[0] >= _NOTES_S:
+            self._note("at")
         pace.step_ended(last=False)
         needs_save_s = self._watch.deadline is not None or self._interval is not None
         if needs_save_s and self.ranks.is_first and not self._knows_save_s:
@@ -127,6 +135,24 @@ class Run:
             flags += (SAVE,)
         self.stop_reason = self.stop_reason or self.ranks.vote(step, flags)
         return self.stop_reason is not None
+
+    def expect_steps(self, total: int) -> None:
+        """The training has so many optimizer steps, over all attempts."""
+        self._metrics.write("expect", total_steps=total)
+
+    def note_loss(self, loss: float, lr: float | None = None) -> None:
+        """The framework has logged this loss after the step that was counted last."""
+        self._note("step", loss=loss, lr=lr)
+
+    def _note(self, kind: str, **numbers: float | None) -> None:
+        """A line of the metrics, which `status`, `watch` and a sweep's best read. A disk that is full ends no training
+        that its framework goes on with."""
+        began, before = self._noted
+        now, batch = time.monotonic(), self.global_batch
+        self._noted = now, self.step
+        speed = batch * (self.step - before) / (now - began) if batch and now > began and self.step > before else None
+        with suppress(OSError):
+            self._metrics.write(kind, step=self.step, epoch=self.epoch, samples_per_s=speed, **numbers)
 
     @property
     def is_save_due(self) -> bool:
@@ -171,6 +197,8 @@ class Run:
     def finish(self) -> None:
         """The loop has ended without an error."""
         self.ranks.leave()
+        if self._noted[1] < self.step:
+            self._note("at")
         if self.ranks.is_first:
             step, epoch = self._saved_at
             if self.stop_reason:

@@ -24,7 +24,7 @@ from hpcddp.runs.failure import choose_error, choose_lines, read_end
 from hpcddp.runs.folder import RunFolder, job_of, show_path
 from hpcddp.runs.holder import Holder
 from hpcddp.runs.jsonfile import read_text
-from hpcddp.runs.state import State, correct_killed
+from hpcddp.runs.state import AT_ITS_END, State, correct_killed
 from hpcddp.runs.sweep_folder import list_points, read_span, read_sweep
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import JobFound
@@ -249,7 +249,7 @@ def _judge_running(base: RunStatus, one: OnDisk, job: RunJob, found: JobFound) -
     """`job` runs, or nobody says whether it does."""
     why = found.reason if found.state == "unknown" else ""
     has_taken = job.holds and job.holder is not None and not _has_started_since(found, job.holder)
-    if not has_taken and found.state != "unknown":  # it has started, and its supervisor has not yet
+    if not has_taken and found.state == "running":  # it has started, and its supervisor has not yet
         why = "it starts" if job.submission is None or job.submission.supervised else ""
         base = base._replace(left_s=None)
     ends = found.ends if found.ends is not None else one.ends if has_taken else None
@@ -264,13 +264,13 @@ def _judge_ended(base: RunStatus, one: OnDisk, found: Sequence[JobFound]) -> Run
     job = next(iter(its), None)
     if one.left:
         return base._replace(state="unfinished", why=one.left)
-    if one.holder is None:
+    if one.holder is None and one.state is None:
         return _judge_unbegun(base, one, job)
     end = _describe_end(one, job)
     state = None if one.state is None else correct_killed(one.run, one.state, lambda: False)
     word, why = (end.state, end.why) if state is None else _judge_state(one, state, end)
-    log = one.run.attempt(one.holder.attempt).log
-    base = base._replace(state=word, why=why, log=show_path(log) if word == "failed" and os.path.exists(log) else "")
+    log = one.run.attempt(one.holder.attempt).log if one.holder is not None and word == "failed" else ""
+    base = base._replace(state=word, why=why, log=show_path(log) if os.path.exists(log) else "")
     if state is None:
         return base if one.exit_status is not None or job is None else base._replace(exit_status=job.status)
     return base._replace(step=state.step, epoch=state.epoch, weights_sha256=state.weights_sha256, exact=state.exact)
@@ -291,9 +291,9 @@ def _describe_end(one: OnDisk, job: JobFound | None) -> _End:
     signal = one.signal or ("" if one.cause else _ENDED_BY.get(status or 0, ""))
     cause = one.cause or _read_lost(one)
     if signal or (is_taken and status):
-        # a scheduler that has ended it says why; so does one that has started it again
-        state = "unfinished" if said and not is_taken else "cancelled"
-        return _End(state, "; ".join(filter(None, [signal, said])) or f"exit status {status}", signal or said)
+        if is_taken or not said:  # what a job says that was taken back is why it waited once
+            return _End("cancelled", signal or "its job was cancelled", signal)
+        return _End("unfinished", "; ".join(filter(None, [signal, said])), signal or said)
     if status is None:
         if job is not None:
             return _End(job.state, cause or said, cause or said)
@@ -307,12 +307,12 @@ def _describe_end(one: OnDisk, job: JobFound | None) -> _End:
 def _judge_state(one: OnDisk, state: State, end: _End) -> tuple[str, str]:
     """What the ranks wrote last, unless their attempt ended otherwise since: the state and why."""
     if state.status == "finished":
-        return "finished", ""
+        return "finished", "" if state.reason == AT_ITS_END else state.reason
     is_signal = end.state in {"cancelled", "unfinished"}
     if state.status == "failed":
         ended = "unfinished" if state.step else "cancelled"
         return (ended, end.why) if is_signal and one.signal else ("failed", one.cause or state.reason)
-    has_said = one.holder is not None and state.attempt == one.holder.attempt and one.state == state
+    has_said = one.state == state and (one.holder is None or state.attempt == one.holder.attempt)
     if has_said and not (one.cause and state.reason.startswith("SIG")):  # the launcher's, which ends the others
         return "unfinished", state.reason
     has_failed = end.state == "failed" and one.exit_status not in {None, UNFINISHED} and not _read_lost(one)
@@ -324,8 +324,6 @@ def _judge_state(one: OnDisk, state: State, end: _End) -> tuple[str, str]:
 def _judge_unbegun(base: RunStatus, one: OnDisk, job: JobFound | None) -> RunStatus:
     """No job has ever held the run."""
     if not one.submissions and not one.jobs:
-        if one.state is not None:
-            return base._replace(state=one.state.status, step=one.state.step, why=one.state.reason)
         return base._replace(state="unknown", why="no job of this run is known")
     queued = one.submissions[-1] if one.submissions else None
     base = base._replace(job=queued.job if queued is not None else one.jobs[0].id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import time
@@ -15,6 +16,7 @@ from hpcddp.login.clean_env import clean_environment
 from hpcddp.login.find_run import is_same_job
 from hpcddp.login.judge import ask, judge
 from hpcddp.login.on_disk import read_on_disk
+from hpcddp.login.planning import on_path
 from hpcddp.record import Record
 from hpcddp.runs.choice import Origin, check_unused, choose_run, is_run
 from hpcddp.runs.folder import RunFolder, list_holders, show_path
@@ -98,7 +100,8 @@ def submit_part(
     SchedulerError with the scheduler's words if it refuses the job: then nothing is left of it.
     """
     run, plan = part.place, part.plan
-    folder = ""
+    _check_commands(plan, env)
+    folder, made = "", _list_missing(run.path)
     try:
         _make_folder(part)
         folder = begin_submission(run, part.script)
@@ -122,7 +125,7 @@ def submit_part(
                 _take_back(submission, clean)
                 raise
     except OSError as error:
-        _clean_up(part, folder)
+        _clean_up(part, folder, made)
         where = error.filename or run.path
         raise RequestError(
             f"{where} cannot be written: {(error.strerror or str(error)).lower()}",
@@ -133,9 +136,28 @@ def submit_part(
             f"{error.message}: job {plan.name} may be queued all the same", "look for it in the queue"
         ) from error
     except (HpcddpError, KeyboardInterrupt):
-        _clean_up(part, folder)
+        _clean_up(part, folder, made)
         raise
     return Queued(submission, run)
+
+
+def _check_commands(plan: JobPlan, env: Mapping[str, str]) -> None:
+    """SchedulerError where the command that takes the job is not here: this machine is not one of the site's."""
+    words, site = find_scheduler(plan.site.scheduler).commands.hand_in, plan.site
+    if words and on_path(words[0], env) is None:
+        raise SchedulerError(
+            f"this job is for a login node of {site.name}: here {words[0]} is not on PATH",
+            f"submit it there; or print its script: hpcddp render --site {site.name} …; or hpcddp launch --here",
+        )
+
+
+def _list_missing(path: str) -> list[str]:
+    """The folders above it that are to be made, the lowest first."""
+    missing, above = [], os.path.dirname(path)
+    while above and not os.path.isdir(above):
+        missing.append(above)
+        above = os.path.dirname(above)
+    return missing
 
 
 @contextmanager
@@ -188,9 +210,14 @@ def _hand_in(row: Scheduler, plan: JobPlan, script: str, env: Mapping[str, str],
         said = " ".join(answer.stdout.split())
         raise NoAnswerError(f"{words[0]} answered {said[-200:]!r}, which has no job id", "")
     why = [line.strip() for line in answer.stderr.splitlines() if line.strip() and "usage" not in line.lower()]
+    told = "; ".join(why[:3])[:400] or "it gives no reason"
+    if re.search(r"timed out", told, re.IGNORECASE):
+        raise NoAnswerError(f"{words[0]} has had no answer from its server: {told}", "")
+    if row.commands.down and re.search(row.commands.down, told):
+        raise SchedulerError(f"{row.title} does not answer: {told}", "try again later; nothing was queued")
     raise SchedulerError(
-        f"{words[0]} refuses the job (status {answer.status}): {'; '.join(why[:3])[:400] or 'it gives no reason'}",
-        "change the request; hpcddp sites show SITE has the limits",
+        f"{words[0]} refuses the job (status {answer.status}): {told}",
+        f"change the request; hpcddp sites show {plan.site.name} has the limits",
     )
 
 
@@ -203,6 +230,8 @@ def check_free(run: RunFolder, plan: JobPlan, waited: Sequence[str], env: Mappin
     # jobs of another scheduler are not asked about: it need not be one of this machine
     one = one._replace(jobs=tuple(job for job in one.jobs if job.is_here or job.scheduler == plan.site.scheduler))
     one = one._replace(jobs=tuple(job for job in one.jobs if not any(is_same_job(job.id, id_) for id_ in waited)))
+    if any(not job.is_here for job in one.jobs):
+        _check_commands(plan, env)
     answers = ask([one], env)
     for job, found in judge(one, answers).live:
         if found.state != "unknown":
@@ -255,8 +284,9 @@ def _renew_sweep(part: Part) -> None:
         _make_folder(part._replace(is_new=True))
 
 
-def _clean_up(part: Part, folder: str) -> None:
-    """Nothing was queued: what was made for it goes, and nothing else that lies in the folder."""
+def _clean_up(part: Part, folder: str, made: Sequence[str]) -> None:
+    """Nothing was queued: what was made for it goes, and nothing else that lies in the folder. `made`: the folders
+    around it."""
     run = part.place
     if folder:
         drop_submission(folder)
@@ -264,7 +294,7 @@ def _clean_up(part: Part, folder: str) -> None:
         for path in (run.about, run.job, run.plan, run.sweep):
             with suppress(OSError):
                 os.unlink(path)
-        for path in (run.submitted, run.path):
+        for path in (run.submitted, run.path, *made):
             with suppress(OSError):  # it is not empty
                 os.rmdir(path)
 

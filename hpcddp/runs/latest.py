@@ -47,21 +47,28 @@ def read_latest(path: str) -> Latest:
     lines = [line for text in (head, tail) for line in text.split(b"\n")[:-1]]
     told = [line for line in map(_read, lines) if line is not None]
     totals = [line["total_steps"] for line in told if line.get("kind") == "expect"]
-    steps = [line for line in told if line.get("kind") == "step" and type(line.get("step")) is int]
+    steps = [line for line in told if _is_step(line)]
     total = totals[-1] if totals and type(totals[-1]) is int else None
     if not steps:
         return Latest(total=total)
     last = steps[-1]
-    recent = [line for line in map(_read, tail.split(b"\n")[:-1]) if line and line.get("kind") == "step"]
+    recent = [line for line in map(_read, tail.split(b"\n")[:-1]) if line and _is_step(line)]
+    speeds = (_number(line.get("samples_per_s")) for line in reversed(steps))
+    losses = (line.get("loss") for line in reversed(steps) if line.get("kind") == "step")
     return Latest(
         last["step"],
         total,
         last["epoch"] if type(last.get("epoch")) is int else None,
-        _number(last.get("loss")),
-        _number(last.get("samples_per_s")),
+        _number(next(losses, None)),
+        next((speed for speed in speeds if speed is not None), None),
         _pace(recent),
         _number(last.get("time")),
     )
+
+
+def _is_step(line: dict[str, Any]) -> bool:
+    """Whether it is about a step, as `AtLine` and `StepLine` are."""
+    return line.get("kind") in {"step", "at"} and type(line.get("step")) is int
 
 
 def _pace(lines: list[dict[str, Any]]) -> float | None:

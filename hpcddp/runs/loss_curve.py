@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from hpcddp.errors import RequestError
 from hpcddp.runs.folder import AttemptFolder
 from hpcddp.runs.jsonfile import NewerFileError, UnreadableFileError
-from hpcddp.runs.metrics_reader import MetricsReader, StepLine
+from hpcddp.runs.metrics_reader import AtLine, MetricsReader, StepLine
 
 
 class LossCurve:
@@ -39,20 +39,21 @@ class LossCurve:
         try:
             for line in reader.read():
                 if isinstance(line, StepLine):
-                    self._add(line, attempt)
+                    self._add(line)
+                if isinstance(line, StepLine | AtLine):
+                    first, _ = self.made.get(attempt, (line.step, line.step))
+                    self.made[attempt] = (min(first, line.step), line.step)
         except (NewerFileError, UnreadableFileError):
             raise
         except RequestError:
             return False
         return True
 
-    def _add(self, line: StepLine, attempt: str) -> None:
+    def _add(self, line: StepLine) -> None:
         at = bisect_left(self.steps, line.step) if self.steps and self.steps[-1] >= line.step else len(self.steps)
         del self.steps[at:], self.losses[at:]
         self.steps.append(line.step)
         self.losses.append(math.nan if line.loss is None else line.loss)
-        first, _ = self.made.get(attempt, (line.step, line.step))
-        self.made[attempt] = (min(first, line.step), line.step)
 
     def sample(self, count: int) -> list[float | None]:
         """The curve as so many values at even distances of steps: the mean loss of the steps around each, or what lies

@@ -25,6 +25,14 @@ class StepLine(NamedTuple):
     noise_scale: float | None = None  # in samples
 
 
+class AtLine(NamedTuple):
+    """How far a framework's own loop is, whose loss is known of some steps alone."""
+
+    step: int  # from 1, over all attempts
+    epoch: int | None
+    time: float
+
+
 class EpochLine(NamedTuple):
     """The end of an epoch in the reference trainer. Losses and accuracies (0 to 1) are means over samples."""
 
@@ -47,7 +55,7 @@ class LogLine(NamedTuple):
     time: float
 
 
-Line: TypeAlias = StepLine | EpochLine | LogLine
+Line: TypeAlias = StepLine | AtLine | EpochLine | LogLine
 
 
 class MetricsReader:
@@ -115,6 +123,11 @@ def _parse_step(line: dict[str, Any]) -> StepLine:
     )
 
 
+def _parse_at(line: dict[str, Any]) -> AtLine:
+    epoch = line.get("epoch")
+    return AtLine(int(line["step"]), None if epoch is None else int(epoch), float(line["time"]))
+
+
 def _parse_epoch(line: dict[str, Any]) -> EpochLine:
     names = ("loss", "acc", "test_loss", "test_acc", "samples_per_s", "lr")
     numbers = {name: _number(line.get(name)) for name in names}
@@ -126,7 +139,12 @@ def _parse_log(line: dict[str, Any]) -> LogLine:
     return LogLine(int(line["step"]), numbers, float(line["time"]))
 
 
-_PARSERS: dict[str, Callable[[dict[str, Any]], Line]] = {"step": _parse_step, "epoch": _parse_epoch, "log": _parse_log}
+_PARSERS: dict[str, Callable[[dict[str, Any]], Line]] = {
+    "step": _parse_step,
+    "at": _parse_at,
+    "epoch": _parse_epoch,
+    "log": _parse_log,
+}
 
 
 def _number(value: Any) -> float | None:

@@ -11,7 +11,7 @@ from hpcddp.errors import RequestError
 from hpcddp.runs.facts import describe_attempt, describe_job, list_object_facts
 from hpcddp.runs.folder import MANIFEST, AttemptFolder, RunFolder, list_attempts, list_checkpoints, list_run_folders
 from hpcddp.runs.jsonfile import read_object
-from hpcddp.runs.metrics_reader import EpochLine, Line, LogLine, MetricsReader, StepLine
+from hpcddp.runs.metrics_reader import AtLine, EpochLine, Line, LogLine, MetricsReader, StepLine
 from hpcddp.runs.opening import check_run_folder
 
 
@@ -99,6 +99,8 @@ def _merge(
                 continue
             if isinstance(line, LogLine):
                 logs.append(line)
+                continue
+            if isinstance(line, AtLine):
                 continue
             if line.step in steps:  # made again, after a kill or from the start: what followed it is void, too
                 steps = {step: old for step, old in steps.items() if step < line.step}

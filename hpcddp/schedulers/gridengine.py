@@ -91,6 +91,7 @@ SCHEDULER = Scheduler(
         cancel=("qdel",),
         follow=("qsub", "-terse", "{options}", "-hold_jid", "{job}", "{script}"),
         hand_in=("qsub", "-terse", "{options}", "{script}"),
+        down=r"commlib error|unable to (send message to|contact) qmaster",
         submitted=r"(\d+)(?:\.\d+-\d+:\d+)?",  # an array's with its indices
         interactive=("qrsh",),
         identified=False,

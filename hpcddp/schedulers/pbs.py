@@ -204,6 +204,8 @@ SCHEDULER = Scheduler(
         interactive=("qsub", "-I"),
         version="pbs_version",  # Grid Engine and Torque have a qsub, too
         hand_in=("qsub", "{options}", "{script}"),
+        # errno 15008 is a server's name that no host has
+        down=r"cannot connect to server \S* ?\(errno=(?!15008\b|0\b)|Connection refused|Communication failure",
         submitted=r"(\d+(?:\[\])?(?:\.\S+)?)",
         question=("qsub", "-h"),  # there is no dry run: the job is submitted held, and deleted
         queued=r"\d+(?:\[\])?\.\S+",

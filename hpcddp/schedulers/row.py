@@ -211,6 +211,7 @@ class Commands(Record):
     follow: tuple[str, ...] = ()
     #: Submits the script {script}; further options of the site's go in place of {options}.
     hand_in: tuple[str, ...] = ()
+    down: str = ""  # pattern of what it says where its server does not answer
     submitted: str = ""  # pattern of the line in which it says the job's id, the pattern's first group
     of_index: str = ""  # pattern of the id of one job of an array, {job} and {index}; "": each shows its own
     of_indices: str = ""  # the same of several, {index} is `5-9,12`; "": each range by `of_index`

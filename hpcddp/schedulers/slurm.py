@@ -218,6 +218,7 @@ SCHEDULER = Scheduler(
         follow=("sbatch", "--parsable", "--dependency=afterany:{job}", "{script}"),
         interactive=("salloc",),
         hand_in=("sbatch", "--parsable", "{options}", "{script}"),
+        down=r"Unable to contact|[Uu]nable to connect|Connection refused|in standby mode|Zero Bytes were transmitted",
         submitted=r"(\d+)(?:;.+)?",  # with the cluster's name where there are several
         of_index="{job}_{index}",
         of_indices="{job}_[{index}]",

@@ -92,7 +92,7 @@ def open_runtime(
                 write_object(folder.versions, _describe(setup, plan))
 
         watch = StopWatch(signals, deadline, warn=partial(print_warning, is_first=group.is_first))
-        report = Report(setup, metrics, watch.pace, sinks=sinks, interval_s=interval_s, deadline=deadline)
+        report = Report(setup, metrics, watch.pace, sinks=sinks, interval_s=interval_s, deadline=lambda: watch.deadline)
         rt = Runtime(setup, gradients, watch, metrics, report, note, stack)
         stack.enter_context(pulse.following(lambda: rt.steps, watch.move_deadline))
         if stall_s is not None and group.world_size > 1:

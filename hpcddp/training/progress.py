@@ -97,7 +97,7 @@ class Progress:
     """Prints how far a training is to `out`; nothing if `out` is None, as on every rank but the first.
 
     `interval_s` is the time between two lines where `out` is no terminal; None prints nothing there and draws no bar.
-    `deadline` is in seconds since 1970. `clock` is in seconds, from anywhere.
+    `deadline` says when the job ends, in seconds since 1970: that may move. `clock` is in seconds, from anywhere.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Progress:
         interval_s: float | None = DEFAULT_INTERVAL_S,
         total_steps: int | None = None,
         save_every: int | None = None,
-        deadline: float | None = None,
+        deadline: Callable[[], float | None] = lambda: None,
         columns: Callable[[], int] = lambda: 80,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
@@ -160,7 +160,7 @@ class Progress:
         if self.total_steps is not None and self._first is not None and step > self._first[1]:
             pace_s = (at - self._first[0]) / (step - self._first[1])
             left_s = max(0, self.total_steps - step) * pace_s
-        every = self._save_every
+        every, ends = self._save_every, self._deadline()
         return Standing(
             step,
             self.total_steps,
@@ -168,7 +168,7 @@ class Progress:
             (self._samples - before) / (at - began) if at > began else None,
             left_s,
             step - step % every + every if every else None,
-            self._deadline - self._now() if self._deadline is not None else None,
+            ends - self._now() if ends is not None else None,
         )
 
     def _write(self, text: str) -> None:

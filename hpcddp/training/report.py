@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from shutil import get_terminal_size
 
 from hpcddp.runs.folder import list_checkpoints
@@ -28,9 +28,9 @@ class Report:
         *,
         sinks: Sequence[str] = (),
         interval_s: float | None = None,
-        deadline: float | None = None,
+        deadline: Callable[[], float | None] = lambda: None,
     ) -> None:
-        """`interval_s` is that of `Progress`, `deadline` in seconds since 1970; `sinks` are names of `choose_sinks`."""
+        """`interval_s` is that of `Progress`, `deadline` too; `sinks` are names of `choose_sinks`."""
         self.more: dict[str, str] = {}  # lines of the caller's for the summary
         self._setup = setup
         self._metrics = metrics

@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from hpcddp.login.judge import find_status
+from hpcddp.runs.folder import RunFolder
+
 PROGRAMS = Path(__file__).parent / "programs"
 ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if os.geteuid() == 0 else {}
 # heading on one of the pages -> the file of the weights
@@ -79,6 +82,12 @@ def test_a_script_of_the_page_is_stopped_and_resumed_and_gives_the_same_weights(
     done = launch(whole)
     assert done.returncode == 0, done.stdout + done.stderr
     assert state(whole) == ["finished", STEPS, "the training loop came to its end"]
+    shown = find_status([RunFolder(str(whole / "runs/own"))], {}).runs[0]
+    assert shown.step == STEPS
+    if "Trainer" in heading:
+        assert shown.total_steps == STEPS
+    if heading == "HF Trainer":
+        assert shown.loss is not None
     # after the last step of the first epoch of three, and inside the second one
     for at, signal, step in [(7, "SIGTERM", 8), (2, "SIGUSR1", 11)]:
         stopped = launch(parts, STOP_AT=f"{at} {signal}")

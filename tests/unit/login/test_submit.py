@@ -75,7 +75,77 @@ def test_a_refusal_is_told_in_the_schedulers_words_and_leaves_nothing(
     out = capsys.readouterr()
     assert out.out == ""
     assert "sbatch refuses the job (status 1): sbatch: error: Batch job submission failed: Invalid account" in out.err
-    assert os.listdir(here / "runs") == []
+    assert "hint: change the request; hpcddp sites show generic-slurm has the limits" in out.err
+    assert os.listdir(here) == []
+
+
+@pytest.mark.parametrize(
+    ("site", "program"), [("generic-slurm", "sbatch"), ("generic-pbs", "qsub"), ("generic-gridengine", "qsub")]
+)
+def test_where_the_schedulers_commands_are_not_the_job_is_for_another_machine(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, site: str, program: str
+) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    size = [
+        "--nodes",
+        "1",
+        "--ranks-per-node",
+        "1",
+        "--gpus-per-node",
+        "0",
+        "--cpus-per-rank",
+        "2",
+        "--walltime",
+        "10m",
+    ]
+    own = ["--set", "pe=mpi"] if "gridengine" in site else []
+    assert main(["submit", "--no-check", "--site", site, *size, *own, *TRAIN]) == 5
+    said = capsys.readouterr().err
+    assert f"this job is for a login node of {site}: here {program} is not on PATH" in said
+    assert "hint: submit it there; or print its script: hpcddp render" in said
+    assert os.listdir(here) == []
+
+
+@pytest.mark.parametrize(
+    ("site", "program_", "says"),
+    [
+        ("generic-slurm", "sbatch", "sbatch: error: Batch job submission failed: Unable to contact slurm controller"),
+        ("generic-pbs", "qsub", "Connection refused\nqsub: cannot connect to server pbs1 (errno=111)"),
+    ],
+)
+def test_a_scheduler_that_is_down_is_to_be_tried_later_and_leaves_nothing(
+    here: Path, program: Program, capsys: pytest.CaptureFixture[str], site: str, program_: str, says: str
+) -> None:
+    program(program_, f"printf '{says}\n' >&2; exit 1")
+    size = [
+        "--nodes",
+        "1",
+        "--ranks-per-node",
+        "1",
+        "--gpus-per-node",
+        "0",
+        "--cpus-per-rank",
+        "2",
+        "--walltime",
+        "10m",
+    ]
+    assert main(["submit", "--site", site, "--launcher", _launcher(site), *size, *TRAIN]) == 5
+    said = capsys.readouterr().err
+    assert " does not answer: " in said
+    assert "hint: try again later; nothing was queued" in said
+    assert os.listdir(here) == []
+
+
+def test_a_request_that_the_scheduler_took_and_did_not_answer_may_be_queued(
+    here: Path, program: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program(
+        "sbatch",
+        "echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv operation' >&2; exit 1",
+    )
+    assert submit(*TRAIN) == 5
+    assert "job python may be queued all the same\nhint: look for it in the queue" in capsys.readouterr().err
+    assert (here / "runs/python/submitted/000001/script.sh").exists()
 
 
 def test_an_answer_without_an_id_is_no_success(
@@ -121,7 +191,7 @@ def test_a_job_that_cannot_be_noted_is_taken_back(
     assert submit(*TRAIN) == 2
     assert "cannot be written" in capsys.readouterr().err
     assert (here / "cancelled").read_text() == "4711\n"
-    assert os.listdir(here / "runs") == []
+    assert os.listdir(here) == ["cancelled"]
     program("scancel", "echo 'scancel: error: Unable to contact slurm controller' >&2; exit 1")
     assert submit(*TRAIN) == 5
     said = capsys.readouterr().err
@@ -150,7 +220,7 @@ def test_an_interrupt_while_the_scheduler_answers_takes_the_job_back(
     out = capsys.readouterr()
     assert (out.out, out.err.splitlines()[-1]) == ("", "hpcddp: interrupted")
     assert (here / "cancelled").read_text() == "4711\n"
-    assert os.listdir(here / "runs") == []
+    assert os.listdir(here) == ["cancelled"]
 
 
 @pytest.mark.usefixtures("heard")

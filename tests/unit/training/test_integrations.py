@@ -23,6 +23,7 @@ import hpcddp.integrations
 import hpcddp.integrations.saved as saved_by_frameworks
 from hpcddp.errors import LaunchError, RequestError
 from hpcddp.integrations.hf_trainer import Hooks
+from hpcddp.integrations.lightning_data import find_loss
 from hpcddp.integrations.own_loop import open_loop
 from hpcddp.integrations.random_state import restore_random_state, save_random_state
 from hpcddp.integrations.save_time import SeenOptimizers
@@ -34,7 +35,9 @@ from hpcddp.runs.chain import Link, decide_start
 from hpcddp.runs.folder import RunFolder, list_checkpoints
 from hpcddp.runs.holder import describe_process
 from hpcddp.runs.jsonfile import read_object, write_object
+from hpcddp.runs.latest import read_latest
 from hpcddp.runs.lock import HeldError, release_run, take_run
+from hpcddp.runs.loss_curve import LossCurve
 from hpcddp.runs.state import State, read_state
 from hpcddp.training.checkpoint.files import find_fault
 from hpcddp.training.pulse import is_at_files
@@ -162,6 +165,45 @@ def test_a_trainer_that_stops_where_an_evaluation_is_due_leaves_it_out_and_says_
         Hooks(run).on_step_end(None, SimpleNamespace(global_step=6, epoch=1.5, max_steps=12), control)
         assert (control.should_save, control.should_training_stop, control.should_evaluate) == (True, True, False)
     assert said == ["the evaluation at step 6 is left out: no time is left for it"]
+
+
+def test_step_speed_and_loss_are_recorded_as_a_trainer_logs_them(alone: Callable[..., Any], tmp_path: Path) -> None:
+    attempt = RunFolder(str(tmp_path / "run")).attempt("a")
+    curve = LossCurve()
+    with alone(global_batch=8) as opened:
+        hooks, control = Hooks(opened._run), SimpleNamespace(should_save=False)
+        hooks.on_train_begin(None, SimpleNamespace(max_steps=40), control)
+        for step in range(1, 31):
+            hooks.on_step_end(None, SimpleNamespace(global_step=step, max_steps=40, epoch=step / 20), control)
+            if step % 10 == 0:  # logging_steps
+                hooks.on_log(None, None, control, logs={"loss": 1 / step, "learning_rate": 0.1, "epoch": step / 20})
+            hooks.on_log(None, None, control, logs={"eval_loss": 9.0})
+        seen = read_latest(attempt.metrics)
+        assert (seen.step, seen.total, seen.epoch, seen.loss) == (30, 40, 1, pytest.approx(1 / 30))
+        assert seen.samples_per_s is not None
+        for step in (31, 32):
+            hooks.on_step_end(None, SimpleNamespace(global_step=step, max_steps=40, epoch=step / 20), control)
+    seen = read_latest(attempt.metrics)  # the last step, and the last loss that is known
+    assert (seen.step, seen.loss) == (32, pytest.approx(1 / 30))
+    curve.read([attempt])
+    assert (list(curve.steps), curve.made["a"]) == ([10, 20, 30], (10, 32))
+
+
+@pytest.mark.parametrize(
+    ("logged", "loss"),
+    [
+        ({"train_loss": 1.0}, 1.0),
+        ({"train_loss_step": 1.0, "train_loss_epoch": 2.0, "val_loss": 3.0, "acc": 4.0}, 1.0),
+        ({"loss": 1.0, "loss_step": 1.0}, 1.0),
+        ({"gen_loss": 1.0, "disc_loss": 2.0}, None),
+        ({"val/loss": 1.0}, None),
+        ({}, None),
+    ],
+)
+def test_of_what_a_lightning_module_logs_the_one_training_loss_counts(
+    logged: dict[str, float], loss: float | None
+) -> None:
+    assert find_loss(logged) == loss
 
 
 def test_a_rank_that_saves_is_at_work_whoever_writes(alone: Callable[..., Any], tmp_path: Path) -> None:

@@ -106,16 +106,19 @@ def test_a_bar_stays_on_its_line_and_without_a_last_step_there_is_none() -> None
     assert format_bar(Standing(7), 80) == "step 7"
 
 
-def test_a_log_gets_a_line_per_interval_with_the_rate_of_that_interval() -> None:
-    out, clock = io.StringIO(), Clock()
-    progress = Progress(out, interval_s=30, total_steps=1000, save_every=50, deadline=2000, clock=clock, now=clock)
+def test_a_log_gets_a_line_per_interval_with_its_rate_and_the_end_that_the_job_has_now() -> None:
+    out, clock, ends = io.StringIO(), Clock(), [2000.0]
+    progress = Progress(
+        out, interval_s=30, total_steps=1000, save_every=50, deadline=lambda: ends[0], clock=clock, now=clock
+    )
     for step in range(101, 181):  # resumed; 1 s each, from step 141 on 2 s each
         progress.step(step, 8, 0.5)
         clock.at += 1.0 if step < 141 else 2.0
+        ends[0] = 2000 if step < 160 else 1500  # somebody has moved it: qalter, scontrol update
     assert out.getvalue().splitlines() == [
         "hpcddp: step 131/1000  loss 0.5  8 samples/s  0:14:29 left  save at 150  walltime left 0:16:10",
         "hpcddp: step 151/1000  loss 0.5  5.3 samples/s  0:16:58 left  save at 200  walltime left 0:15:40",
-        "hpcddp: step 166/1000  loss 0.5  4 samples/s  0:19:14 left  save at 200  walltime left 0:15:10",
+        "hpcddp: step 166/1000  loss 0.5  4 samples/s  0:19:14 left  save at 200  walltime left 0:06:50",
     ]
 
 
