@@ -38,7 +38,7 @@ def format_statuses(runs: Sequence[RunStatus], now: float, width: int) -> str:
 def _set_beside(cells: str, text: str, width: int) -> list[str]:
     """The text behind the cells where there is room, else below them."""
     room = width - len(cells) - 2
-    if len(text) <= room:
+    if not text or len(text) <= room:
         return [f"{cells}  {text}".rstrip()]
     if room >= max(_LEAST, *map(len, text.split())):
         first, *more = textwrap.wrap(text, room, **_WHOLE)

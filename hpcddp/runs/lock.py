@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from hpcddp.runs.holder import Ask
 
 _NO_TEXTS = {"process", "command", "by_hand", "restart"}  # of a holder's fields
+_LONGEST_END = 1000  # bytes of what a holder says at its end
 _TRIES = 100  # each one that fails means that another attempt has taken the run meanwhile
 
 
@@ -97,9 +98,20 @@ def release_run(run: RunFolder, attempt: str, status: int | None = None, signal:
         return
     holder = read_holder(path)
     if holder is not None and holder.attempt == attempt:
-        with suppress(OSError), open(_end(path), "w", encoding="utf-8", errors="replace") as file:
-            line = f"{'' if status is None else status} {signal}".rstrip()
-            file.write(f"{line}\n{cause}\n" if line or cause else "")
+        line = f"{'' if status is None else status} {signal}".rstrip()
+        _write_end(path, f"{line}\n{cause}\n" if line or cause else "")
+
+
+def _write_end(path: str, text: str) -> None:
+    """A file system that is full takes it as well: the file is as long as it was made, and has another name then."""
+    written = text.encode(errors="replace")[:_LONGEST_END].ljust(_LONGEST_END)
+    with suppress(OSError):
+        with open(_room_for_end(path), "r+b", buffering=0) as file:
+            file.write(written)
+        os.rename(_room_for_end(path), _end(path))
+        return
+    with suppress(OSError), open(_end(path), "wb") as file:
+        file.write(written)
 
 
 def read_end(path: str) -> tuple[bool, int | None]:
@@ -209,6 +221,8 @@ def _create(run: RunFolder, number: int, mine: Holder) -> bool:
     shutil.rmtree(partial, ignore_errors=True)
     os.makedirs(partial)
     write_object(os.path.join(partial, "holder.json"), mine._asdict(), durable=True)
+    with open(_room_for_end(partial), "wb") as file:
+        file.write(b" " * _LONGEST_END)
     try:
         os.rename(partial, path)
     except OSError:
@@ -223,6 +237,10 @@ def _create(run: RunFolder, number: int, mine: Holder) -> bool:
 
 def _end(path: str) -> str:
     return os.path.join(path, "ended")
+
+
+def _room_for_end(path: str) -> str:
+    return os.path.join(path, "ended.tmp")
 
 
 def _loaded(path: str) -> str:

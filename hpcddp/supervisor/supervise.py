@@ -19,6 +19,7 @@ from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.supervisor.asked import ask_beside
 from hpcddp.supervisor.begin import BY_HAND, begin
 from hpcddp.supervisor.end import end_attempt, note_lost
+from hpcddp.supervisor.events import UNKNOWN
 from hpcddp.supervisor.follow import FollowUp
 from hpcddp.supervisor.job import BY_REQUEST, MovingEnd, find_end, find_own_job, is_ending
 from hpcddp.supervisor.leftover import end_left
@@ -139,7 +140,8 @@ def _run_job(
             attempt = again
         start.hear("after the ranks had ended")  # the owner's wish ends a chain then, too
         by = ended.signal or ended.heard
-        why = "" if by or ended.cause is None else str(ended.cause)
+        names_it = ended.cause is not None and ended.cause.kind != UNKNOWN and not by
+        why = str(ended.cause) if names_it else ""
         status = end_attempt(attempt, _judge(ended, attempt), follow_up if order.chain else None, tell)
         return status
     finally:

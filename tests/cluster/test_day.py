@@ -45,7 +45,7 @@ def test_a_day(cluster: Cluster, shared: Path) -> None:
     assert running["ends"] is not None
     assert running["links"] == {"job": 1, "of": 3}
     queued = status(cluster, shared, waits)
-    assert (queued["name"], queued["state"], queued["why"]) == ("next", "queued", "Dependency")
+    assert (queued["name"], queued["state"], queued["why"]) == ("next", "queued", f"waits for {job}")
     refused = cluster.sh(["hpcddp", "submit", *ASKED, "--name", "long", "--", *STEPS.split(), "100", "0.5"], cwd=shared)
     assert refused.returncode == 2
     assert f"job {job} (running) has runs/long" in refused.stderr
@@ -93,3 +93,23 @@ def test_a_job_from_python_is_killed(cluster: Cluster, shared: Path) -> None:
     wait_until((shared / "here-0").exists, lambda: status(cluster, shared, "py"))
     code = "import hpcddp; job = hpcddp.Job(run='py'); job.cancel(now=True); print(job.wait(500, 0.2).state)"
     assert cluster.ok([PYTHON, "-c", code], cwd=shared).strip() in ENDED
+
+
+def test_a_job_that_is_queued_again_is_what_slurm_says_for_every_verb(cluster: Cluster, shared: Path) -> None:
+    command = ["--name", "again", "--set", "requeue=true", "--", *STEPS.split(), "5000", "0.1"]
+    job = submit(cluster, shared, *command)
+    for state in ("running", "queued", "running"):
+        if state == "queued":
+            (shared / "here-0").unlink()
+            cluster.ok(["scontrol", "requeue", job], cwd=shared)
+        elif not (shared / "here-0").exists() and (shared / "runs/again/holders").exists():
+            cluster.ok(["scontrol", "update", f"jobid={job}", "StartTime=now"], cwd=shared)
+        assert until(cluster, shared, "again", {state})["job"] == job
+        if state == "running":
+            wait_until((shared / "here-0").exists, lambda: status(cluster, shared, "again"))
+        refused = cluster.sh(["hpcddp", "submit", *ASKED, *command], cwd=shared)
+        assert f"job {job} ({state}) has runs/again" in refused.stderr
+    assert len(list((shared / "runs/again/holders").glob("0*"))) == 2
+    said = cluster.sh(["hpcddp", "cancel", "again"], cwd=shared)
+    assert f"{job} was asked to save and stop" in said.stderr
+    assert until(cluster, shared, "again", ENDED)["state"] == "unfinished"

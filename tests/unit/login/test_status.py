@@ -12,8 +12,10 @@ from hpcddp.cli.main import main
 from hpcddp.login.background import is_alive
 from hpcddp.login.find_run import find_run, find_runs, is_same_job
 from hpcddp.login.judge import RunStatus, find_status
+from hpcddp.login.status_text import format_statuses
 from hpcddp.login.watched import Watcher
 from hpcddp.runs.folder import RunFolder
+from hpcddp.runs.lock import release_run
 from hpcddp.runs.own_runs import note_own_run
 from hpcddp.runs.state import write_state
 
@@ -332,3 +334,85 @@ def test_lines_that_were_written_together_are_no_pace(here: Path, program: Progr
     metrics(held(RunFolder("runs/a"), "12"), 10, total=40, seconds_per_step=0.001)
     squeue(program, "12|12|N/A|RUNNING|N/A|N/A|None|")
     assert (status("a").step, status("a").left_s) == (10, None)
+
+
+WHY = "rank 3 on node7: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB; checkpoint at step 400"
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 300])
+def test_a_table_fits_its_terminal_and_breaks_no_word(width: int) -> None:
+    runs = [
+        RunStatus(
+            "train", "runs/train", "running", "54.pbs1", (2, 5), 1200, 64000, 1, 1.25, 12345.0, 3600.0, ends=9000
+        ),
+        RunStatus("train-lr0.1-seed2", "x", "failed", "local-20261125T201724-28852", (0, 0), 400, why=WHY),
+        RunStatus("a", "runs/a", "queued", "4711", why="waits for 4710", starts=4000),
+        RunStatus("s", "runs/s", "running", "12", point="lr=0.1,0.01,0.001,0.0001", why="2 running", is_sweep=True),
+        RunStatus("s.1", "runs/s.1", "finished", "12_1", step=64, total_steps=64, sweep="runs/s"),
+    ]
+    for text in (format_statuses(runs, 0, width), *(format_statuses([run], 0, width) for run in runs[:3])):
+        assert max(map(len, text.splitlines())) <= width
+    table = format_statuses(runs, 0, width)
+    said = {word for run in runs for word in (run.name, run.state, *run.point.split(), *run.why.split())}
+    assert {word.rstrip(";") for word in said} <= {word.rstrip(";") for word in table.split()}
+    assert ("54.pbs1" in table) is (width > 60)
+    assert any(line.split()[:2] == ["s.1", "finished"] for line in table.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("exit_status", "log", "cause", "state", "why"),
+    [
+        (4, "hpcddp: run runs/x is in use by job 9\nhint: wait\n", "", "failed", "run runs/x is in use by job 9"),
+        (1, "Traceback (most recent call last):\n  x\nKeyError: 'lr'\n", "", "failed", "KeyError: 'lr'"),
+        (
+            1,
+            "epoch 3\nOSError: [Errno 28] No space left on device\n",
+            "",
+            "failed",
+            "OSError: [Errno 28] No space left on device",
+        ),
+        (127, "bash: line 3: trian: command not found\n", "", "failed", "bash: line 3: trian: command not found"),
+        (3, "epoch 3\nloss 0.5\n", "", "failed", "exit status 3"),
+        (1, "x\n", "rank 3 on n7: ValueError: no", "failed", "rank 3 on n7: ValueError: no"),
+        (138, "Traceback (most recent call last):\nKeyError: 1\n", "", "cancelled", "SIGUSR1"),
+        (143, "", "", "cancelled", "SIGTERM"),
+        (139, "", "rank 1 on n7 was killed by SIGSEGV", "failed", "rank 1 on n7 was killed by SIGSEGV"),
+        (0, "", "", "finished", ""),
+    ],
+)
+@pytest.mark.parametrize("before", [None, "unfinished", "failed"])
+def test_a_failed_run_shows_its_first_cause_and_where_more_of_it_is(
+    here: Path, program: Program, exit_status: int, log: str, cause: str, state: str, why: str, before: str | None
+) -> None:
+    run = RunFolder("runs/a")
+    if before:  # of an earlier job: it says nothing of how this one has ended
+        first = held(run, "11", status=85)
+        write_state(first, before, step=7, epoch=0, reason="SIGTERM" if before == "unfinished" else "ValueError: once")
+    attempt = held(run, "12")
+    Path(attempt.log).parent.mkdir(parents=True)
+    Path(attempt.log).write_text(log)
+    release_run(run, attempt.name, exit_status, cause=cause)
+    squeue(program)
+    one = status("a")
+    if before is None:
+        assert (one.state, one.why) == (state, why)
+        assert one.log == (attempt.log if state == "failed" else "")
+    elif before == "unfinished" and state == "failed":
+        assert (one.state, one.why, one.log) == (state, f"{why}; checkpoint at step 7", attempt.log)
+    elif before == "unfinished":
+        assert one.state == "unfinished"
+
+
+@pytest.mark.parametrize(("signal", "exit_status"), [("SIGTERM", 0), ("SIGUSR1", 0), ("SIGINT", 1), ("SIGTERM", 143)])
+def test_what_a_signal_has_ended_is_not_finished_unless_the_ranks_said_so(
+    here: Path, program: Program, signal: str, exit_status: int
+) -> None:
+    run = RunFolder("runs/a")
+    attempt = held(run, "12")
+    release_run(run, attempt.name, exit_status, signal)
+    squeue(program)
+    assert (status("a").state, status("a").why) == ("cancelled", signal)
+    write_state(attempt, "failed", step=7, epoch=0, reason="PeerFailedError")
+    assert (status("a").state, status("a").why) == ("unfinished", signal)
+    write_state(attempt, "finished", step=9, epoch=0, reason="done")
+    assert (status("a").state, status("a").why) == ("finished", "done")

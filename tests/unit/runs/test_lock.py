@@ -13,7 +13,16 @@ import pytest
 
 from hpcddp.runs.folder import RunFolder, find_holder
 from hpcddp.runs.holder import Holder, describe_process, find_machine, start_time
-from hpcddp.runs.lock import HeldError, is_held_by, read_holders, release_run, take_run
+from hpcddp.runs.lock import (
+    HeldError,
+    is_held_by,
+    read_cause,
+    read_end,
+    read_end_signal,
+    read_holders,
+    release_run,
+    take_run,
+)
 from tests.killing import kill_at_operation
 
 MACHINE, HOST = find_machine(), os.uname().nodename
@@ -64,6 +73,28 @@ def test_a_run_that_was_released_is_free_and_only_its_holder_releases_it(run: Ru
     release_run(run, "41")
     take_run(run, here("42"), ask_nobody)
     assert [holder.attempt for holder in read_holders(run)] == ["41", "42"]
+
+
+def test_how_a_holder_has_ended_is_written_where_no_room_is_left(run: RunFolder, sleeper: int) -> None:
+    take_run(run, here("41", sleeper), ask_nobody)
+    path = Path(find_holder(run)[1] or "")
+    room = os.stat(path / "ended.tmp")
+    release_run(run, "41", 1, "", "rank 0: OSError: [Errno 28] No space left on device — \N{SNOWMAN}" + 2000 * "x")
+    ended = os.stat(path / "ended")
+    assert (ended.st_ino, ended.st_size) == (room.st_ino, room.st_size)  # no byte more than it had
+    assert read_end(str(path)) == (True, 1)
+    assert read_cause(str(path)).startswith("rank 0: OSError: [Errno 28] No space left on device")
+    assert read_end_signal(str(path)) == ""
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "by"),
+    [("0\n", 0, ""), ("138 SIGTERM\n", 138, "SIGTERM"), (" SIGKILL\n", None, "SIGKILL"), ("", None, "")],
+)
+def test_what_a_holder_has_said_at_its_end_is_read(tmp_path: Path, said: str, status: int | None, by: str) -> None:
+    (tmp_path / "ended").write_text(said)
+    assert read_end(str(tmp_path)) == (True, status)
+    assert (read_end_signal(str(tmp_path)), read_cause(str(tmp_path))) == (by, "")
 
 
 def test_a_process_of_this_machine_that_is_gone_holds_nothing(run: RunFolder, sleeper: int) -> None:

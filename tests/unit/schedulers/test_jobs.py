@@ -98,6 +98,87 @@ def test_one_jobs_variables_that_are_no_json_take_no_other_job_away() -> None:
     assert "cannot be read" in parse("pbs", cut).problem
 
 
+_QSTAT = """{
+@"timestamp":@1745411711,
+@"pbs_server":@"pbs1",
+@"Jobs":@{
+@@"102.pbs1":@{
+@@@"Job_Name":@"a",
+@@@"job_state":@"Q",
+ODD
+@@@"comment":@"Not Running: Insufficient amount of resource: ncpus"
+@@}
+@}
+}
+"""
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [  # as OpenPBS prints what stands in a request
+        r'"Submit_arguments":@"-v A=a\,b job.sh"',
+        r'"Submit_arguments":@"-v A=\'x\' -N \"b\" C:\users job.sh\\"',
+        '"Account_Name":@007',
+        '"project":@-inf',
+        '"Variable_List":@{\n@@@@"FOO":@005,\n@@@@"B":@"' + r"\'x\'" + '"\n@@@}',
+        '"Job_Owner":@"u@@h"',
+    ],
+)
+def test_pbs_what_is_no_json_in_a_job_takes_nothing_of_it_away(odd: str) -> None:
+    found = parse("pbs", _QSTAT.replace("ODD", f"@@@{odd},").replace("@", "\t"))
+    assert found.problem == ""
+    assert [(job.id, job.state, job.reason[:11]) for job in found.jobs] == [("102.pbs1", "queued", "Not Running")]
+
+
+def test_pbs_a_job_that_waits_for_another_is_not_held_and_names_it() -> None:
+    waits = {"job_state": "H", "Hold_Types": "s", "depend": "afterok:319.pbs1@pbs1:320.pbs1@pbs1,beforeok:9.pbs1@pbs1"}
+    jobs = {"54.pbs1": waits, "55.pbs1": waits | {"Hold_Types": "us"}, "56.pbs1": {"job_state": "H"}}
+    found = by_id(parse("pbs", json.dumps({"Jobs": jobs})))
+    assert (found["54.pbs1", ""].state, found["54.pbs1", ""].reason) == ("queued", "waits for 319.pbs1, 320.pbs1")
+    assert {found["55.pbs1", ""].state, found["56.pbs1", ""].state} == {"held"}
+
+
+@pytest.mark.parametrize(
+    ("reason", "after", "state", "says"),
+    [
+        ("Dependency", "afterany:12(unfulfilled),afterok:13_*(unfulfilled)", "queued", "waits for 12, 13"),
+        ("Dependency", "", "queued", "Dependency"),
+        ("DependencyNeverSatisfied", "afterok:12(failed)", "held", "DependencyNeverSatisfied: it waits for 12"),
+        ("launch failed requeued held", "", "held", "launch failed requeued held"),
+        ("JobHoldMaxRequeue", "", "held", "JobHoldMaxRequeue"),
+        ("JobHeldUser", "", "held", "JobHeldUser"),
+        ("Resources", "afterany:12(unfulfilled)", "queued", "Resources"),
+    ],
+)
+def test_slurm_what_waits_for_a_person_is_held_and_what_waits_for_a_job_names_it(
+    reason: str, after: str, state: str, says: str
+) -> None:
+    (found,) = parse("slurm", f"14|14|N/A|PENDING|N/A|N/A|{reason}|{after}|\n").jobs
+    assert (found.state, found.reason) == (state, says)
+
+
+@pytest.mark.parametrize("shown", ["102.pbs1", "103.pbs1", ""])
+def test_a_job_that_an_answer_neither_shows_nor_names_as_unknown_is_asked_for_alone(tmp_path: Path, shown: str) -> None:
+    """OpenPBS's qstat answers for its first id alone (since December 2023)."""
+    answer = '{"Jobs": {"%s": {"job_state": "R"}}}'
+    stand_in = tmp_path / "qstat"
+    stand_in.write_text(
+        f"""#!/bin/sh
+echo "$@" >> {tmp_path}/asked
+shift 5
+for job; do case $job in 105*) echo "qstat: Unknown Job Id 105.pbs1" >&2 ;; esac; done
+[ $# -gt 1 ] && {{ [ -z "{shown}" ] || echo '{answer % shown}'; exit 153; }}
+case $1 in 104*) exit 153 ;; *) printf '{answer}\\n' $1 ;; esac
+"""
+    )
+    stand_in.chmod(0o755)
+    asked = ["102.pbs1", "103.pbs1", "104.pbs1", "105.pbs1"]
+    found = ask_jobs("pbs", asked, {"PATH": f"{tmp_path}:/usr/bin:/bin"}, alone=asked)
+    assert ({job.id for job in found.jobs}, found.problem) == ({"102.pbs1", "103.pbs1"}, "")
+    lines = (tmp_path / "asked").read_text().splitlines()
+    assert [line.split()[5:] for line in lines] == [asked, *([job] for job in asked[:3] if job != shown)]
+
+
 def test_torques_xml() -> None:
     jobs = by_id(parse("pbs", TORQUE))
     assert (jobs["12.head", ""].state, jobs["12.head", ""].ends) == ("running", 1795226442 + 3600)
