@@ -72,7 +72,7 @@ def test_a_job_is_submitted_shown_read_and_ended(shared: Path) -> None:
         time.sleep(0.5)
     hpcddp(shared, "cancel", "a")
     ended = until(shared, "a", "failed", "finished", "unfinished", "cancelled")
-    assert ended["state"] == "failed"  # SIGTERM ends Python
+    assert ended["state"] == "cancelled"  # SIGTERM ends Python
 
 
 def test_a_sweep_is_one_array_and_a_dependent_waits(shared: Path) -> None:
@@ -81,3 +81,25 @@ def test_a_sweep_is_one_array_and_a_dependent_waits(shared: Path) -> None:
     assert until(shared, "s", "finished", "failed")["state"] == "finished"
     assert until(shared, "b", "finished", "failed", "cancelled")["state"] == "finished"
     assert "b\n" in hpcddp(shared, "logs", "b")
+
+
+def test_a_job_that_is_run_again_is_what_qstat_says(shared: Path) -> None:
+    words = ["--name", "a", "--set", "requeue=true", "--", "python", "-c", WAITS]
+    job = hpcddp(shared, "submit", *ASKED, *words).strip()
+    until(shared, "a", "running")
+    end = time.monotonic() + PATIENCE_S
+    while not (shared / "here").exists():
+        assert time.monotonic() < end
+        time.sleep(0.5)
+    (shared / "here").unlink()
+    if subprocess.run(["qrerun", job], check=False).returncode:
+        pytest.skip("this user may not run jobs again")
+    while not (shared / "here").exists():
+        assert status(shared, "a")["state"] in {"queued", "running", "exiting"}
+        assert time.monotonic() < end
+        time.sleep(0.5)
+    assert (status(shared, "a")["state"], status(shared, "a")["job"]) == ("running", job)
+    again = [sys.executable, "-m", "hpcddp", "submit", *ASKED, *words]
+    assert subprocess.run(again, cwd=shared, capture_output=True, check=False).returncode == 2
+    hpcddp(shared, "cancel", "a")
+    assert until(shared, "a", "failed", "finished", "unfinished", "cancelled")["state"] == "cancelled"
