@@ -329,8 +329,9 @@ def _judge_unbegun(base: RunStatus, one: OnDisk, job: JobFound | None) -> RunSta
     base = base._replace(job=queued.job if queued is not None else one.jobs[0].id)
     supervised = queued is None or queued.supervised
     if job is not None:
-        early = "it ended before its ranks were started: its output says why" if supervised else ""
-        log = queued.output if queued is not None and supervised else ""
+        has_begun = supervised and job.state != "cancelled"
+        early = "it ended before its ranks were started: its output says why" if has_begun else ""
+        log = queued.output if queued is not None and has_begun else ""
         return base._replace(state=job.state, why=job.reason or early, exit_status=job.status, log=log)
     if not supervised:
         return base._replace(state="ended", why="supervise: false leaves no word of how")
