@@ -416,3 +416,27 @@ def test_what_a_signal_has_ended_is_not_finished_unless_the_ranks_said_so(
     assert (status("a").state, status("a").why) == ("unfinished", signal)
     write_state(attempt, "finished", step=9, epoch=0, reason="done")
     assert (status("a").state, status("a").why) == ("finished", "done")
+
+
+def test_each_point_of_a_sweep_that_was_submitted_again_is_counted_once(here: Path, program: Program) -> None:
+    sweep = RunFolder("runs/s")
+    for job in ("12", "20"):
+        submitted(sweep, job, array="1-4%2")
+    Path(sweep.sweep).write_text('{"schema": 1, "axes": {}, "array": "1-4%2"}')
+    for index in (1, 2, 3):
+        attempt = held(RunFolder(f"runs/s.{index}"), f"{12 + index}", attempt=f"12-{index}.1", status=85)
+        write_state(attempt, "unfinished", step=7, epoch=0, reason="deadline")
+    held(RunFolder("runs/s.1"), "21", attempt="20-1.1")
+    squeue(
+        program,
+        "20|21|1|RUNNING|2026-01-01T12:00:00|2099-01-01T12:00:00|None||",
+        "20|22|2|RUNNING|2026-01-01T12:00:00|2099-01-01T12:00:00|None||",
+        "20|20|3-4%2|PENDING|N/A|N/A|JobArrayTaskLimit||",
+    )
+    assert (status("s").why, status("s").size) == ("2 running, 2 queued", 4)
+    assert [(status(f"s.{i}").state, status(f"s.{i}").job) for i in (1, 2, 3, 4)] == [
+        ("running", "21"),
+        ("running", "22"),
+        ("queued", "20_3"),
+        ("queued", "20_4"),
+    ]
