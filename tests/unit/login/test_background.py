@@ -238,3 +238,13 @@ def test_logs_from_python_are_refused_where_the_command_line_refuses_them(
         hpcddp.Job(run="s.1").logs(99)
     with pytest.raises(RequestError, match="no number of a rank"):
         hpcddp.Job(run="s.1").logs("all")  # type: ignore[arg-type]  # the mistake that is meant
+
+
+def test_a_single_rank_too_has_the_page_on_which_a_moved_end_is_written(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = "import os\nfrom hpcddp.runs.heartbeat import open_page\nprint(open_page(os.environ['HPCDDP_HEARTBEAT']))"
+    submit(capsys, "--name", "a", "--", "python", "-c", code)
+    assert ended("a").state == "finished"
+    assert main(["logs", "a"]) == 0
+    assert "Page object" in capsys.readouterr().out
