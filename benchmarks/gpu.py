@@ -1,7 +1,7 @@
 """What hpcddp does and costs on one CUDA device, in one command of less than ten minutes.
 
 Checks: NCCL with one rank; two gloo ranks on one device; exact sums, the same bits on one and two ranks; saves beside
-the training, resumed; the noise scale; mixed precision; torch.compile. Then speed, in turns with the hand-written loop:
+the training, resumed; mixed precision; torch.compile. Then speed, in turns with the hand-written loop:
 ResNet-50 and a transformer of 0.15 billion parameters at 32 and 8 samples, the small one also as a CUDA graph
 (torch.compile, mode reduce-overhead). Needs torch with CUDA, torchvision and jinja2, and installs nothing.
 Usage: gpu.py [--only PART ...] [--out FILE], or gpu.py --device cpu --tiny: a dry run that measures nothing.
@@ -105,12 +105,6 @@ def check_saves(args: argparse.Namespace) -> Found:
     resumed = go("parts", None)
     assert resumed.steps == whole.steps, (resumed.steps, whole.steps)
     return {"steps": whole.steps, "same_weights": resumed.weights_sha256 == whole.weights_sha256}
-
-
-def check_noise(args: argparse.Namespace) -> Found:
-    """The gradient noise scale from two micro batches."""
-    rt = train_small(args, epochs=6, noise_every=1, max_micro_batch=8)
-    return {"noise_scale": rt.noise_scale}
 
 
 def check_amp(args: argparse.Namespace) -> Found:
@@ -269,7 +263,6 @@ PARTS: dict[str, Callable[[argparse.Namespace], Found]] = {
     "alone": check_alone,
     "exact": check_exact,
     "saves": check_saves,
-    "noise": check_noise,
     "amp": check_amp,
     "compile": check_compile,
     "resnet50-32": lambda args: measure_speed(args, "resnet50", 32),

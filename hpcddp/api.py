@@ -154,7 +154,6 @@ def runtime(
     rendezvous: str = "auto",
     exact: bool | str = False,
     slices: int | None = None,
-    noise_every: int | None = None,
     log_to: Sequence[str] | None = None,
 ) -> AbstractContextManager[Runtime]:
     """Helpers for a training loop whose only batch number is the global one, on any number of ranks.
@@ -183,7 +182,7 @@ def runtime(
     `hpcddp.init()`. `exact` gives the same weights, bit for bit, on any
     number of ranks: True or "tree" on those whose ranks get a power of two of the `slices` each, "integer" on any.
     `slices` (8) is the number of fixed slices of a global batch: at least the largest number of ranks that the run will
-    use. `noise_every` measures the gradient noise scale every so many steps; None never. `log_to` names where the
+    use. `log_to` names where the
     numbers of `rt.log` go besides metrics.jsonl: "tensorboard", "mlflow", "wandb"; None: HPCDDP_LOG_TO. The other
     arguments are those of `init`.
     """
@@ -228,7 +227,6 @@ def runtime(
             rendezvous=rendezvous,
             exact=exact,
             slices=read_optional(slices, call("slices={}")),
-            noise_every=read_optional(noise_every, call("noise_every={}")),
             log_to=None if log_to is None else read_names(log_to, call("log_to={}"), '["tensorboard"]'),
         )
     return UnopenedRuntime(open_runtime(os.environ, options))

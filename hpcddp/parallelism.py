@@ -179,19 +179,14 @@ def plan_split(asked: Parallel, hosts: Sequence[str]) -> Split:
     return Split("hsdp" if data > 1 else "fsdp", rows, tensor, degrees["pipeline"])
 
 
-def check_goes_with(split: Split, asked: Parallel, *, exact: bool, noise: bool) -> None:
-    """RequestError for what needs whole gradients, where each rank has shards of them, or those of some layers."""
-    if split.is_whole:
-        return
-    does = "shards them" if split.is_sharded else "divides the layers"
+def check_goes_with(split: Split, asked: Parallel, *, exact: bool) -> None:
+    """RequestError for exact mode, which needs all layers on each rank, where ranks have parts of them."""
     if exact and max(split.tensor, split.pipeline) > 1:
         whole = asked._replace(word="fsdp" if split.is_sharded else "ddp", degrees=()).format()
         ranks = split.tensor * split.pipeline
         raise RequestError(
             f"exact mode needs all layers, each of them whole, and {asked} divides them over {ranks} ranks", whole
         )
-    if noise:
-        raise RequestError(f"the gradient noise scale needs whole gradients, and {asked} {does}", "leave it out")
 
 
 def check_one_gpu(asked: Parallel, gpus_per_rank: int) -> None:

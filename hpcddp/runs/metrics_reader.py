@@ -22,7 +22,6 @@ class StepLine(NamedTuple):
     samples_per_s: float | None
     time: float
     counted: float | None = None  # what the mean loss is a mean over, if not samples
-    noise_scale: float | None = None  # in samples
 
 
 class AtLine(NamedTuple):
@@ -111,7 +110,7 @@ class MetricsReader:
 
 
 def _parse_step(line: dict[str, Any]) -> StepLine:
-    names = ("lr", "samples_per_s", "counted", "noise_scale")
+    names = ("lr", "samples_per_s", "counted")
     numbers = {name: _number(line.get(name)) for name in names}
     epoch = line.get("epoch")
     return StepLine(

@@ -51,9 +51,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="how --lr follows the global batch (default none)",
     )
     batch.add_argument("--base-batch", type=_count, metavar="N", help="the global batch that --lr is for")
-    batch.add_argument(
-        "--noise-every", type=_count, metavar="STEPS", help="measure the gradient noise scale every so many steps"
-    )
     batch.add_argument("--weight-decay", type=_finite, default=5e-4, metavar="X", help="default 0.0005")
     batch.add_argument("--seed", type=_seed, default=0, metavar="N", help="of weights, order, augmentation (default 0)")
     batch.add_argument(

@@ -82,7 +82,6 @@ def run(args: argparse.Namespace, env: MutableMapping[str, str]) -> None:
         rendezvous=args.rendezvous,
         exact=args.exact or False,
         slices=args.slices,
-        noise_every=args.noise_every,
         by_options=True,
     )
 

@@ -113,7 +113,6 @@ class Loop:
         self.calls.start()
         seed_generators("step", self._seed, self.steps, *self._gradients.key(micro), *([nth_pass] if nth_pass else ()))
         self._open = ExitStack()
-        self.record.noise.start(weight, self.steps)
         self._open.enter_context(self._gradients.micro(micro))
 
     def loop_left(self, micro: MicroBatch) -> None:
@@ -246,8 +245,6 @@ class Loop:
             self.first.look(loss, micro, weight, summed=summed, is_again=is_again)
         scaled = scaler is not None and scaler.is_enabled()
         self.gate.backward_starts(scaled=scaled)
-        if self._collected:
-            self.record.noise.void()
         with self.calls.checked():
             factor = run_backward(loss, micro, weight, self.models, summed=summed, scaler=scaler)
         self.backwards += 1
@@ -268,7 +265,6 @@ class Loop:
         if not self.gate.skip(optimizers):
             return False
         self.skipped_step = self.steps + 1
-        self.record.noise.void()
         return True
 
     def collect(self) -> None:
@@ -285,7 +281,6 @@ class Loop:
             self.calls.check_averaged(is_early=self._ended < _READ_STEPS)
         self._gradients.collect(self._micro)
         self.gate.note_places(looks=self._ended < _READ_STEPS)
-        self.record.noise.collect(self._micro, self._weight, self.steps)
 
     def _check_none_passed_over(self) -> None:
         """RequestError if some micro batches of this pass had a backward pass by now, and others had none."""

@@ -141,7 +141,7 @@ def _plan_split(asked: Parallel, group: Group, options: RuntimeOptions) -> Split
     """How the data ranks hold the model. RequestError, on every rank, for what does not fit them or the options."""
     hosts = [member.host for member in group.members]
     split = plan_split(asked, hosts[:: math.prod(size for _, size in options.model_mesh)])
-    check_goes_with(split, asked, exact=options.exactness is not None, noise=options.noise_every is not None)
+    check_goes_with(split, asked, exact=options.exactness is not None)
     return split
 
 

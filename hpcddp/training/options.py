@@ -46,7 +46,6 @@ class RuntimeOptions:
     rendezvous: str = "auto"
     exact: bool | str = False
     slices: int | None = None  # of a global batch in exact mode; None: DEFAULT_SLICES
-    noise_every: int | None = None  # steps; None: the gradient noise scale is not measured
     log_to: Sequence[str] | None = None  # names of sinks; None: HPCDDP_LOG_TO
     by_options: bool = False  # `run_dir` and `resume` came from a command line; not an argument of `hpcddp.runtime`
     # (name, ranks) of more dimensions whose ranks see the same samples; not an argument of `hpcddp.runtime`

@@ -261,7 +261,6 @@ class Preparation(Wrapping):
             largest = batch_size
         plan = plan_batch(batch, self.layout.data_size, largest, exactness.slices if exactness else None)
         self._plan = plan
-        self._loop.record.noise.check(plan)
         print_warning(warn_of_idle_stages(plan, self._split.pipeline), is_first=self.group.is_first)
         self._planned(plan)
         return plan

@@ -14,7 +14,6 @@ from hpcddp.training.data.randomness import seed_generators
 from hpcddp.training.data.sampler import MicroBatch
 from hpcddp.training.gate.dropped import DroppedBatches
 from hpcddp.training.gradient.gradients import Gradients
-from hpcddp.training.gradient.noise import describe_noise
 from hpcddp.training.leaving import is_left_by_exception
 from hpcddp.training.loop import Loop
 from hpcddp.training.remarks import find_empty_ranks, print_warning
@@ -67,11 +66,6 @@ class Runtime(Stepping):
     def stopping(self) -> bool:
         """Whether the loop ends here; a later attempt resumes it."""
         return self.stop_reason is not None
-
-    @property
-    def noise_scale(self) -> float | None:
-        """The gradient noise scale in samples; None as long as it is not known."""
-        return self._record.noise.scale
 
     @property
     def _is_ending(self) -> bool:
@@ -206,7 +200,6 @@ class Runtime(Stepping):
                 finish_reason=self._finish_reason,
                 epochs=self.epoch,
                 loss=self._record.loss,
-                noise=describe_noise(self.noise_scale, self.plan.global_batch) if self._loader is not None else None,
                 weights_sha256=self.weights_sha256,
                 is_exact=self.exact,
             )

@@ -42,7 +42,6 @@ def check_same_options(
         "save_every": options.save_every,
         "override": options.override,
         "checkpoint": options.checkpoint,
-        "noise_every": options.noise_every,
     }
     everyones: list[Any] = [None] * group.world_size
     dist.all_gather_object(everyones, mine)

@@ -10,7 +10,6 @@ from torch import Tensor
 from hpcddp.runs.metrics import MetricsFile
 from hpcddp.training.data.weighing import Weighing
 from hpcddp.training.gradient.gradients import Gradients
-from hpcddp.training.gradient.noise import NoiseMeter
 from hpcddp.training.gradient.step_sum import Exchanged, StepSum
 from hpcddp.training.setup import RunSetup
 
@@ -19,7 +18,6 @@ class StepRecord:
     """Sums what the ranks measure in a step, and writes it to metrics.jsonl."""
 
     def __init__(self, setup: RunSetup, gradients: Gradients, metrics: MetricsFile) -> None:
-        self.noise = NoiseMeter(setup.options.noise_every, setup.group.is_first, gradients.averaged_over)
         self._gradients = gradients
         self._metrics = metrics
         self.loss: float | None = None  # of the newest step whose sums are known
@@ -46,8 +44,7 @@ class StepRecord:
     ) -> str | None:
         """Start this step's sums, if it is time or `agree` asks for it, and write the steps before; returns the reason
         to stop that a rank had in them."""
-        more = self.noise.take(notes["step"] - 1) | weighing.take()
-        is_time = self.sums.add_step(samples, more, **notes)
+        is_time = self.sums.add_step(samples, weighing.take(), **notes)
         self.exchanged = is_time or agree
         return self._write(self.sums.exchange(flags()), weighing) if self.exchanged else None
 
@@ -68,6 +65,5 @@ class StepRecord:
             return None
         for result in exchanged.steps:
             self.loss = result.numbers["loss"]
-            more = self.noise.learn(result.sums, result.samples) | weighing.learn(result.sums)
-            self._metrics.write("step", **result.numbers | more)
+            self._metrics.write("step", **result.numbers | weighing.learn(result.sums))
         return exchanged.stop

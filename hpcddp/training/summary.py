@@ -34,7 +34,6 @@ class Summary(NamedTuple):
     loss: float | None = None  # of the last step
     samples_per_s: float | None = None
     seconds: float | None = None  # of this attempt
-    noise: str | None = None  # what the gradient noise says of the batch
     weights_sha256: str | None = None
     is_exact: bool = False
     checkpoint: str | None = None  # its folder
@@ -57,7 +56,6 @@ def format_summary(summary: Summary, more: tuple[tuple[str, str], ...] = ()) -> 
     rows = [
         ("loss", f"{s.loss:.6g} in the last step" if s.loss is not None else None),
         *more,
-        ("noise", s.noise),
         ("speed", _format_speed(s)),
         ("weights", weights),
         ("saved", s.checkpoint),

@@ -74,12 +74,10 @@ class Wrapping(AllRanks):
         wanted = Wanted(blocks, tensor_plan, options, stages, schedule)
         check_wanted(self._split, wanted, is_second=bool(self._models))
         check_uncompiled(model, self._split)
-        exact, noise = self._options.exactness is not None, self._options.noise_every is not None
-        check_places(list_accelerators(model), self.devices, self._split, exact=exact, noise=noise)
+        exact = self._options.exactness is not None
+        check_places(list_accelerators(model), self.devices, self._split, exact=exact)
         if self._split.is_whole or (self._split.pipeline > 1 and not self._split.is_sharded):
             self._loop.models.append(model)
-        if self._split.is_whole:
-            self._loop.record.noise.watch(model)
         wrapped = self._gradients.wrap(model, wanted)
         self._loop.calls.watch(wrapped)
         self._loop.gate.keeps_memory |= exact or isinstance(wrapped, DistributedDataParallel)

@@ -140,14 +140,12 @@ def test_the_forms_of_the_job_file_of_json_and_of_python_are_taken_as_text(text:
 
 
 @pytest.mark.parametrize("value", ["fsdp", "hsdp", {"shard": -1, "tensor": 2}, {"data": -1, "pipeline": 2}], ids=str)
-def test_what_needs_whole_gradients_is_refused_where_there_are_none(value: object) -> None:
+def test_exact_mode_is_refused_where_ranks_have_parts_of_the_layers(value: object) -> None:
     asked = read_parallel(value, PYTHON)
     split = plan_split(asked, HOSTS)
     if split.tensor * split.pipeline == 1:
-        check_goes_with(split, asked, exact=True, noise=False)  # it makes them whole
+        check_goes_with(split, asked, exact=True)  # it makes them whole
     else:
         with pytest.raises(RequestError, match="exact mode needs all layers") as caught:
-            check_goes_with(split, asked, exact=True, noise=False)
+            check_goes_with(split, asked, exact=True)
         assert caught.value.hint == f'parallel="{"fsdp" if split.is_sharded else "ddp"}"'
-    with pytest.raises(RequestError, match="noise scale needs whole gradients"):
-        check_goes_with(split, asked, exact=False, noise=True)

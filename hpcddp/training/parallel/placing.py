@@ -26,9 +26,7 @@ def place(model: nn.Module, device: torch.device) -> nn.Module:
     return model if len(list_accelerators(model)) > 1 else model.to(device)
 
 
-def check_places(
-    places: Iterable[torch.device], own: Sequence[torch.device], split: Split, *, exact: bool, noise: bool
-) -> None:
+def check_places(places: Iterable[torch.device], own: Sequence[torch.device], split: Split, *, exact: bool) -> None:
     """RequestError for a model on several accelerators, if one is not this rank's `own`, or for what takes a model on
     one only."""
     several = list(places)
@@ -43,7 +41,6 @@ def check_places(
     for what, is_asked in (
         (f"parallel {split.kind}", split.kind != "ddp" or split.tensor > 1),
         ("exact mode", exact),
-        ("the gradient noise scale", noise),
     ):
         if is_asked:
             raise RequestError(f"{lies}, and {what} takes a model on one", 'hpcddp.runtime(parallel="ddp")')

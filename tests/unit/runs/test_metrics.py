@@ -32,11 +32,11 @@ def path(tmp_path: Path) -> Path:
 
 def test_what_is_written_is_read_with_speed_and_time(path: Path) -> None:
     with MetricsFile(str(path)) as file:
-        file.write("step", step=1, epoch=0, lr=0.1, samples_per_s=640.5, loss=float("nan"), noise_scale=9.0)
+        file.write("step", step=1, epoch=0, lr=0.1, samples_per_s=640.5, loss=float("nan"), counted=9)
         file.write("epoch", step=1, epoch=0, loss=2.0, acc=0.5, test_loss=3.0, test_acc=0.25, samples_per_s=600, lr=0.1)
     step, epoch = MetricsReader(str(path)).read()
     assert isinstance(step, StepLine)
-    assert step._replace(time=0.0) == StepLine(1, 0, None, 0.1, 640.5, 0.0, None, 9.0)
+    assert step._replace(time=0.0) == StepLine(1, 0, None, 0.1, 640.5, 0.0, 9)
     assert isinstance(epoch, EpochLine)
     assert epoch._replace(time=0.0) == EpochLine(0, 1, 2.0, 0.5, 3.0, 0.25, 600.0, 0.1, 0.0)
     assert 0 < step.time <= epoch.time

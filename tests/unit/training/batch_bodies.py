@@ -93,44 +93,6 @@ def reference_tokens(global_batch: int) -> tuple[list[list[Tensor]], list[float]
     return trajectory, losses
 
 
-def linear_data(samples: int = 8192, features: int = 20) -> TensorDataset:
-    """y = x . w + noise: at w = 0 the gradient's noise scale is known from all the samples' gradients."""
-    generator = torch.Generator().manual_seed(2)
-    x = torch.randn(samples, features, dtype=torch.float64, generator=generator)
-    noise = torch.randn(samples, dtype=torch.float64, generator=generator)
-    return TensorDataset(x, (x.sum(1) * 0.05 + noise)[:, None])
-
-
-def true_noise_scale() -> float:
-    x, y = linear_data().tensors
-    gradients = -2 * x * y  # of (x . w - y)^2 at w = 0
-    mean = gradients.mean(0)
-    return float((gradients - mean).square().sum() / (len(x) - 1) / mean.square().sum())
-
-
-def measure_noise(arguments: list[dict[str, Any]]) -> None:
-    """One training after the other; rank 0 writes the noise scale and the gradients of all steps."""
-    for argument in arguments:
-        gradients = []
-        with hpcddp.runtime(256, seed=1, **argument["options"]) as rt:
-            model = nn.Linear(20, 1, bias=False).double()
-            nn.init.zeros_(model.weight)
-            model = rt.wrap(model)
-            loader = rt.loader(linear_data())
-            optimizer = rt.prepare(torch.optim.SGD(model.parameters(), lr=argument.get("lr", 0.0)))
-            for _epoch in rt.epochs(argument["epochs"]):
-                for x, y in loader:
-                    rt.backward(nn.functional.mse_loss(model(x), y))
-                    if rt.is_last_micro_batch:
-                        gradients += [p.grad.clone() for p in model.parameters()]
-                    optimizer.step()
-                    optimizer.zero_grad()
-            rt.finish()
-            scale = rt.noise_scale
-        if rt.group.is_first:
-            torch.save({"scale": scale, "gradients": gradients}, argument["out"])
-
-
 class PlainStream(IterableDataset):
     """No length, no skip, shuffled with the global generator; so many samples that 10 does not divide them."""
 

@@ -213,7 +213,6 @@ def _wrap_wrongly(case: str, group: Group) -> None:
         group=group,
         parallel={"unknown": "fsdb", "ddp": "ddp", "uneven": "hsdp", "too many": {"shard": 2}}.get(case, "fsdp"),
         exact="integer" if case == "exact" else False,
-        noise_every=1 if case == "noise" else None,
     ) as rt:
         if case == "optimizer first":
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -62,10 +62,6 @@ def train(argument: dict[str, Any]) -> None:
             "total": rt.sum(sums).tolist(),
             "weights": [_whole(parameter) for parameter in model.parameters()],
             "buffers": [buffer.clone() for buffer in model.buffers()],
-            "noise": [
-                rt._record.noise._noise,
-                rt._record.noise._signal,
-            ],  # their ratio may be None: so few steps can have no signal
         }
     torch.save(result, f"{argument['out']}-{rt.group.rank}")
 

@@ -597,10 +597,6 @@ def a_new_run_on_one_rank(open_: Opened, rank: int) -> None:
     _opened_with(open_, resume=rank == 0)
 
 
-def the_noise_measured_on_one_rank(open_: Opened, rank: int) -> None:
-    _opened_with(open_, noise_every=1 if rank == 0 else None)
-
-
 def _loaded_with(open_: Opened, data: Any = None, **options: Any) -> None:
     model = make_model()
     with open_() as rt:

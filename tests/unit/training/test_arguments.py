@@ -39,7 +39,6 @@ from hpcddp.training.arguments import (
         ({"seed": None}, "seed=None): None is not", "seed=1)"),
         ({"seed": -1}, "seed=-1): -1 is not a whole number of 0 or more", "seed=1)"),
         ({"keep": 0}, "keep=0): 0 is not", "keep=1)"),
-        ({"noise_every": 0}, "noise_every=0): 0 is not", "noise_every=1)"),
         ({"timeout_s": "60"}, "timeout_s='60'): '60', a str, is no number of seconds", "timeout_s=1800)"),
         ({"timeout_s": float("inf")}, "timeout_s=inf): inf is no number of seconds", "timeout_s=1800)"),
         ({"run_dir": 3}, "run_dir=3): 3 is no path", 'run_dir="runs/train")'),

@@ -35,7 +35,7 @@ def test_a_dry_run_says_that_it_is_one_and_its_parts_end_well(tmp_path: Path) ->
 
 @pytest.mark.gpu
 @pytest.mark.skipif("not __import__('torch').cuda.is_available()", reason="no CUDA device")
-@pytest.mark.parametrize("part", ["alone", "exact", "saves", "noise", "amp", "compile"])
+@pytest.mark.parametrize("part", ["alone", "exact", "saves", "amp", "compile"])
 def test_a_gpu_passes_each_check(part: str) -> None:
     done = subprocess.run([sys.executable, SCRIPT, "--only", part], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout

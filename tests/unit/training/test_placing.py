@@ -52,23 +52,22 @@ def test_gloo_ranks_may_share_devices_that_are_too_few() -> None:
 def test_a_model_on_no_accelerator_or_one_goes_where_its_rank_computes() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
     assert list_accelerators(model) == ()
-    check_places((), OWN, FSDP, exact=True, noise=True)
-    check_places(OWN[:1], OWN, FSDP, exact=True, noise=True)
+    check_places((), OWN, FSDP, exact=True)
+    check_places(OWN[:1], OWN, FSDP, exact=True)
     assert place(nn.Linear(2, 2), torch.device("meta")).weight.is_meta
 
 
 def test_a_model_on_several_devices_is_one_for_ddp_on_those_of_its_rank() -> None:
-    check_places(OWN, OWN, DDP, exact=False, noise=False)
+    check_places(OWN, OWN, DDP, exact=False)
     other = torch.device("cuda", 0)
     for places, split, more, words in (
         ((other, OWN[0]), DDP, {}, "lies on cuda:0 and cuda:2, and this rank has cuda:2 and cuda:3"),
         (OWN, FSDP, {}, "parallel fsdp takes a model on one"),
         (OWN, Split("zero1", DDP.rows), {}, "parallel zero1 takes a model on one"),
         (OWN, DDP, {"exact": True}, "exact mode takes a model on one"),
-        (OWN, DDP, {"noise": True}, "noise scale takes a model on one"),
     ):
         with pytest.raises(RequestError) as caught:
-            check_places(places, OWN, split, **{"exact": False, "noise": False, **more})
+            check_places(places, OWN, split, **{"exact": False, **more})
         assert words in caught.value.message
 
 

@@ -49,7 +49,6 @@ def test_what_does_not_go_with_a_strategy_is_refused_in_words(run_ranks: RunRank
         "too many": 'shard=2 is for 2 ranks, and there are 3 ranks on 2 nodes | parallel={"data": -1, "shard": 3}',
         "ddp": "parallel ddp takes no blocks",
         "exact": "8 slices are not as many for each of 3 ranks",
-        "noise": "noise scale needs whole gradients",
         "uneven": "hsdp needs as many ranks on each node; there are 2 on node0, 1 on node1",
         "no blocks": "the model has no Conv2d to make blocks of",
         "single number": "cannot split this model: fully_shard",

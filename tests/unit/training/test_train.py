@@ -116,7 +116,6 @@ def test_a_wrong_option_is_told_once_and_ends_all_ranks(run_ranks: RunRanks, tmp
     [
         (["--dataset", "mnist"], "--dataset mnist needs a folder"),
         (["--lr-rule", "linear"], "--lr-rule linear needs the global batch"),
-        (["--parallel", "fsdp", "--noise-every", "2"], "noise scale needs whole gradients, and fsdp shards them"),
         (["--parallel", "shard=1,tensor=2"], "the models of hpcddp train have no tensor plan"),
         (["--parallel", "shard=3"], "--parallel: shard=3 is for 3 ranks, and there is 1 rank"),
     ],
