@@ -175,16 +175,15 @@ def runtime(
     HPCDDP_RUN_DIR) is where checkpoints, metrics and state.json go; without either nothing is written. Outside of a job
     script the newest unfinished run of the same command is resumed, and after a finished one `run_dir-2` begins;
     `resume` False begins a new run, and text resumes the run of that name. A resumed optimizer has the checkpoint's
-    settings; those named in `override`, such as ["lr"], are the script's. `save_every` is in steps; "auto" takes an
-    interval from measured saves and the number of nodes, and prints it; None saves at the end of each epoch. `keep` is
-    the number of checkpoints that stay. `checkpoint`: "single" writes one file, "sharded" one per rank, "async" the
+    settings; those named in `override`, such as ["lr"], are the script's. `save_every` is a number of steps, or a
+    time such as "30m"; None saves at the end of each epoch, and between epochs every ten minutes. `keep` is the number
+    of checkpoints that stay. `checkpoint`: "single" writes one file, "sharded" one per rank, "async" the
     same while training continues; None: sharded for a sharded model, else single. `group` reuses the one of
-    `hpcddp.init()`. `exact` gives the same weights, bit for bit, on any
-    number of ranks: True or "tree" on those whose ranks get a power of two of the `slices` each, "integer" on any.
-    `slices` (8) is the number of fixed slices of a global batch: at least the largest number of ranks that the run will
-    use. `log_to` names where the
-    numbers of `rt.log` go besides metrics.jsonl: "tensorboard", "mlflow", "wandb"; None: HPCDDP_LOG_TO. The other
-    arguments are those of `init`.
+    `hpcddp.init()`. `exact` gives the same weights, bit for bit, on any number of ranks: True or "tree" on those whose
+    ranks get a power of two of the `slices` each, "integer" on any. `slices` (8) is the number of fixed slices of a
+    global batch: at least the largest number of ranks that the run will use. `log_to` names where the numbers of
+    `rt.log` go besides metrics.jsonl: "tensorboard", "mlflow", "wandb"; None: HPCDDP_LOG_TO. The other arguments are
+    those of `init`.
     """
     _require_torch("hpcddp.runtime()")
     from hpcddp.parallelism import read_parallel

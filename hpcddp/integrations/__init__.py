@@ -36,11 +36,10 @@ def attach(trainer: Any, *, save_every: int | str | None = None) -> None:
 
     It then resumes from the run's newest complete checkpoint, stops on all ranks after the same step before the
     walltime ends or when a signal comes, saves there, writes the run's state, and ends the script with status 0.
-    `save_every` "auto" takes an interval from the time of a save and the time between failures (docs/resume.md). In
-    steps it is for Lightning, where None saves at the end of each epoch; transformers' Trainer saves as its arguments
-    say, too. Outside of a job script, and of `hpcddp launch`, nothing changes, and a line says so. LaunchError if
-    the trainer has fewer ranks than the launcher started; RequestError if a resume would be wrong, or for another
-    object.
+    `save_every` is a time such as "30m". For Lightning it may be a number of steps, and None saves at the end of each
+    epoch and every ten minutes; transformers' Trainer saves as its arguments say, too. Outside of a job script, and of
+    `hpcddp launch`, nothing changes, and a line says so. LaunchError if the trainer has fewer ranks than the launcher
+    started; RequestError if a resume would be wrong, or for another object.
     """
     with two_lines():
         kinds = [(kind.__module__.partition(".")[0], kind.__name__) for kind in type(trainer).__mro__]
@@ -66,9 +65,9 @@ def loop(
                 run.after_step(step + 1, save)      # every rank saves by save(folder), when it is time
 
     `global_batch`: samples per optimizer step over all ranks, if the loop finds its place in the data on another number
-    of ranks as long as that stays the same. None: a resume on another number of ranks is refused. `save_every`: steps
-    between checkpoints, or "auto"; None: only at a stop. `keep`: the checkpoints that stay. LaunchError outside of a
-    job script and of `hpcddp launch`, and without a process group.
+    of ranks as long as that stays the same. None: a resume on another number of ranks is refused. `save_every`: a
+    number of steps, or a time such as "30m"; None: only at a stop. `keep`: the checkpoints that stay. LaunchError
+    outside of a job script and of `hpcddp launch`, and without a process group.
     """
     with two_lines():
         try:

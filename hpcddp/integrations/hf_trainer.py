@@ -14,7 +14,7 @@ from hpcddp.integrations.run import Run, ended, find_own_attempt
 from hpcddp.integrations.saved import find_newest
 from hpcddp.integrations.trainers import check_all_ranks, is_new, replace_method
 from hpcddp.integrations.world import check_world
-from hpcddp.training.arguments import AUTO
+from hpcddp.training.arguments import read_save_every
 from hpcddp.training.stopping import SignalFlag
 from hpcddp.uncaught import two_lines
 
@@ -27,7 +27,8 @@ def attach(trainer: Any, env: MutableMapping[str, str], save_every: int | str | 
     base = import_module("transformers").TrainerCallback
     if not is_new(trainer, attempt, env) or attempt is None:
         return
-    if save_every not in {None, AUTO}:
+    every = read_save_every(save_every, "hpcddp.integrations.attach(trainer, save_every={})")
+    if every.steps is not None:
         raise RequestError(
             f"the Trainer of transformers counts steps as its arguments say, not by attach(…, save_every={save_every})",
             f'TrainingArguments(…, save_strategy="steps", save_steps={save_every})',
@@ -55,7 +56,7 @@ def attach(trainer: Any, env: MutableMapping[str, str], save_every: int | str | 
                     saved,
                     global_batch=batch,
                     keep=_KEPT,
-                    save_every=save_every,
+                    save_every=every,
                 )
                 callback = type("HpcddpCallback", (Hooks, base), {})(run)
                 trainer.add_callback(callback)

@@ -21,7 +21,8 @@ from hpcddp.integrations.saved import Saved, find_newest
 from hpcddp.integrations.trainers import check_all_ranks, is_new, replace_method
 from hpcddp.integrations.world import check_world
 from hpcddp.runs.folder import AttemptFolder
-from hpcddp.training.arguments import read_save_every
+from hpcddp.training.arguments import SaveEvery, read_save_every
+from hpcddp.training.options import DEFAULT_SAVE_S
 from hpcddp.training.stopping import STOP_SIGNALS, SignalFlag, StopTraining
 from hpcddp.uncaught import two_lines
 
@@ -34,7 +35,7 @@ def attach(trainer: Any, env: MutableMapping[str, str], save_every: int | str | 
     attempt = find_own_attempt(env)
     if not is_new(trainer, attempt, env) or attempt is None:
         return
-    save_every = read_save_every(save_every, "hpcddp.integrations.attach(trainer, save_every={})")
+    every = read_save_every(save_every, "hpcddp.integrations.attach(trainer, save_every={})")
     check_all_ranks(env, trainer.world_size, "leave out devices= and num_nodes=: hpcddp exec says them to Lightning")
     _turn_off_requeue(trainer)
     package = next(kind.__module__ for kind in type(trainer).__mro__ if kind.__name__ == "Trainer")
@@ -51,7 +52,7 @@ def attach(trainer: Any, env: MutableMapping[str, str], save_every: int | str | 
                 arguments.arguments.setdefault("weights_only", False)  # the run wrote it: no stranger's file
             signals = SignalFlag()
             with signals.installed():
-                hooks = type("HpcddpCallback", (Hooks, base), {})(env, attempt, saved, signals, save_every)
+                hooks = type("HpcddpCallback", (Hooks, base), {})(env, attempt, saved, signals, every)
                 trainer.callbacks.append(hooks)
                 try:
                     with hooks.ended():
@@ -87,11 +88,12 @@ class Hooks:
         attempt: AttemptFolder,
         saved: Saved | None,
         signals: SignalFlag,
-        save_every: int | str | None,
+        save_every: SaveEvery,
     ) -> None:
         self._env, self._attempt, self._saved = env, attempt, saved
         self._signals = signals
-        self._save_every = save_every
+        self._saves_at_epoch_ends = save_every == SaveEvery()
+        self._between_epochs = SaveEvery(seconds=DEFAULT_SAVE_S) if self._saves_at_epoch_ends else save_every
         self._handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
         self._run: Run | None = None
         self._until_end = ExitStack()
@@ -116,7 +118,7 @@ class Hooks:
             if self._saved is not None and type(trainer.strategy).__name__.startswith("DeepSpeed"):
                 check_world(self._saved, ranks.world_size, None, fixed="DeepSpeed's optimizer is saved per rank")
         self._run = Run(
-            FRAMEWORK, self._attempt, ranks, self._env, self._signals, self._saved, save_every=self._save_every
+            FRAMEWORK, self._attempt, ranks, self._env, self._signals, self._saved, save_every=self._between_epochs
         )
         self._until_end.enter_context(ended(self._run))
         with two_lines():
@@ -159,8 +161,8 @@ class Hooks:
             self._save(trainer)
 
     def on_train_epoch_end(self, trainer: Any, *_: Any) -> None:
-        """A checkpoint at the end of each epoch, unless they are counted in steps."""
-        if self._save_every is None:
+        """A checkpoint at the end of each epoch, unless `save_every` says how often."""
+        if self._saves_at_epoch_ends:
             self._save(trainer)
 
     def _save(self, trainer: Any) -> None:

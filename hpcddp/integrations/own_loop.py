@@ -61,7 +61,7 @@ def open_loop(
 ) -> Iterator[Loop]:
     """See `hpcddp.integrations.loop`, which calls this with the process's environment."""
     global_batch = read_optional(global_batch, f"{_CALL}(global_batch={{}})")
-    save_every = read_save_every(save_every, f"{_CALL}(save_every={{}})")
+    every = read_save_every(save_every, f"{_CALL}(save_every={{}})")
     keep = read_whole(keep, f"{_CALL}(keep={{}})")
     attempt = find_own_attempt(env)
     if attempt is None:
@@ -83,7 +83,7 @@ def open_loop(
             saved,
             global_batch=global_batch,
             keep=keep,
-            save_every=save_every,
+            save_every=every,
         )
         with ended(run):
             run.open()

@@ -17,17 +17,18 @@ from hpcddp.integrations.saved import Saved, begin, complete, name_partial
 from hpcddp.runs.folder import AttemptFolder, RunFolder, find_attempt
 from hpcddp.runs.jsonfile import NewerFileError
 from hpcddp.runs.lock import HeldError, check_not_taken, note_loaded
-from hpcddp.runs.losses import read_losses
 from hpcddp.runs.metrics import MetricsFile
 from hpcddp.runs.opening import open_attempt
 from hpcddp.runs.state import AT_ITS_END, note_checkpoint, write_failure, write_state
-from hpcddp.training.arguments import AUTO
-from hpcddp.training.checkpoint.interval import SaveInterval
+from hpcddp.training.arguments import SaveEvery
+from hpcddp.training.pace import SaveTimer
 from hpcddp.training.pulse import at_files, beating
 from hpcddp.training.stopping import SAVE, STOP_FLAGS, SignalFlag, StopTraining, StopWatch, read_deadline
 
 _FINISHED: set[str] = set()  # attempts in which this process has trained to the end
 _NOTES_S = 1.0  # between two lines on how far the loop is
+#: No checkpoint but those that the framework or the script makes.
+CALLER_DECIDES = SaveEvery()
 _MANY = 1 << 62  # steps that are left of an epoch: no framework says when it evaluates
 
 
@@ -51,9 +52,8 @@ class Run:
         *,
         global_batch: int | None = None,
         keep: int = 2,
-        save_every: int | str | None = None,
+        save_every: SaveEvery = CALLER_DECIDES,
     ) -> None:
-        """`save_every`: steps, or AUTO; None: the caller decides."""
         self.ranks = ranks
         self.attempt = attempt
         self.saved = saved  # what the run resumes from
@@ -67,10 +67,9 @@ class Run:
         self._watch = StopWatch(signals, read_deadline(env))
         self._keep = keep
         self._save_every = save_every
-        self._interval: SaveInterval | None = None
+        every_s = save_every.seconds if ranks.is_first else None
+        self._save_timer = None if every_s is None else SaveTimer(every_s)
         self._asks_save = False
-        if save_every == AUTO and ranks.is_first:
-            self._interval = SaveInterval(ranks.nodes, read_losses(attempt.run))
         self._optimizers = SeenOptimizers()
         self._saved_at = (self.step, self.epoch)
         self._metrics = MetricsFile(None)
@@ -109,8 +108,8 @@ class Run:
             self._expect_save(self.saved.seconds)
             self.say(f"resumed from step {self.step}: {self.saved.path}")
         self._watch.pace.step_began()
-        if self._interval is not None:
-            self._interval.training_begins()
+        if self._save_timer is not None:
+            self._save_timer.restart()
 
     def say(self, line: str) -> None:
         """On rank 0, to stderr."""
@@ -125,12 +124,11 @@ class Run:
         if time.monotonic() - self._noted[0] >= _NOTES_S:
             self._note("at")
         pace.step_ended(last=False)
-        needs_save_s = self._watch.deadline is not None or self._interval is not None
-        if needs_save_s and self.ranks.is_first and not self._knows_save_s:
+        if self._watch.deadline is not None and self.ranks.is_first and not self._knows_save_s:
             self._expect_save(self._optimizers.guess_save_s(Path(self.attempt.run.path)))
             pace.training_resumed()
         flags = self._watch.flags(_MANY)
-        if self._interval is not None and self._interval.look(self.say) and not self._asks_save:
+        if self._save_timer is not None and self._save_timer.is_due and not self._asks_save:
             self._asks_save = True  # the others hear it one step late
             flags += (SAVE,)
         self.stop_reason = self.stop_reason or self.ranks.vote(step, flags)
@@ -158,16 +156,14 @@ class Run:
     def is_save_due(self) -> bool:
         """Whether `save_every` asks for a checkpoint after this step, which was counted; the same on every rank. A step
         that is saved already is not saved again."""
-        if self._save_every == AUTO:
-            return self.ranks.save_asked and self._saved_at[0] < self.step
-        return bool(self._save_every) and self.step % int(self._save_every or 1) == 0
+        if self._save_every.steps is not None:
+            return self.step % self._save_every.steps == 0
+        return self.ranks.save_asked and self._saved_at[0] < self.step
 
     def _expect_save(self, seconds: float) -> None:
         """What a save is taken for until one was measured."""
         self._knows_save_s = True
         self._watch.pace.expect_save(seconds)
-        if self._interval is not None:
-            self._interval.expect(seconds)
 
     @contextmanager
     def saving(self, step: int, epoch: int = 0) -> Iterator[Path]:
@@ -240,9 +236,9 @@ class Run:
         facts = {"step": step, "epoch": epoch, "framework": self._framework}
         yield facts | {"world_size": self.ranks.world_size, "global_batch": self.global_batch, "began": began}
         self._watch.pace.save_ended(time.monotonic() - began)
-        if self._interval is not None:
-            self._interval.saved(time.monotonic() - began)
-            self._asks_save = False
+        if self._save_timer is not None:
+            self._save_timer.restart()
+        self._asks_save = False
         self._knows_save_s = True
         self._saved_at = step, epoch
         if self.ranks.is_first and self.stop_reason:

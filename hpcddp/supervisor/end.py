@@ -9,7 +9,6 @@ from hpcddp.errors import HpcddpError
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.runs.chain import is_unfinished
 from hpcddp.runs.folder import show_path
-from hpcddp.runs.losses import note_loss
 from hpcddp.runs.own_runs import list_own_runs
 from hpcddp.runs.starts import find_left, list_starts, opens_own_runs
 from hpcddp.runs.state import State, correct_killed, name_signal, read_state, replace_state, step_back
@@ -71,7 +70,8 @@ def _is_cut_off(attempt: AttemptFolder, ended: Ended, state: State | None) -> bo
 def note_lost(attempt: AttemptFolder, cause: Event) -> None:
     """The run is where its newest checkpoint is, whatever a rank wrote that has seen another one end: a rank, several
     and a whole node are lost alike, and the program has not failed."""
-    note_loss(attempt, str(cause))
+    with suppress(OSError), open(attempt.lost, "w", encoding="utf-8", errors="replace") as file:
+        file.write(f"{cause}\n")
     _step_back(attempt, cause, lambda status: status != "finished")
 
 

@@ -7,7 +7,7 @@ import math
 
 from hpcddp.batchplan import EXACT_METHODS, LEARNING_RATE_RULES
 from hpcddp.errors import RequestError
-from hpcddp.training.arguments import AUTO
+from hpcddp.training.arguments import SaveEvery, read_save_every
 from hpcddp.training.rendezvous.store_address import CHANNELS
 from hpcddp.units import parse_count, read_number
 
@@ -95,9 +95,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     run.add_argument(
         "--save-every",
-        type=lambda text: text if text == AUTO else _count(text),
-        metavar="STEPS",
-        help="steps between checkpoints, or auto: an interval from measured saves (default: one per epoch)",
+        type=_save_every,
+        default=SaveEvery(),
+        metavar="STEPS|TIME",
+        help="how often: 500 (steps), or 30m (default: at the end of each epoch, and after 10m)",
     )
     run.add_argument(
         "--checkpoint",
@@ -140,6 +141,13 @@ def _seed(text: str) -> int:
         return int(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from error
+
+
+def _save_every(text: str) -> SaveEvery:
+    try:
+        return read_save_every(read_number(text) or text, "{}")
+    except RequestError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of steps nor a time") from error
 
 
 def _count(text: str) -> int:

@@ -9,11 +9,10 @@ from collections.abc import Sequence, Set
 from numbers import Real
 from pathlib import Path
 from types import UnionType
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from hpcddp.errors import RequestError
-
-AUTO = "auto"  # of save_every: an interval from measured saves
+from hpcddp.units import parse_walltime
 
 
 def read_whole(value: Any, call: str, *, least: int = 1) -> int:
@@ -35,13 +34,27 @@ def read_optional(value: Any, call: str, *, least: int = 1) -> int | None:
     return None if value is None else read_whole(value, call, least=least)
 
 
-def read_save_every(value: Any, call: str) -> int | str | None:
-    """A number of steps, AUTO, or None."""
+class SaveEvery(NamedTuple):
+    """How often a run saves: every so many steps, or after so many seconds of training."""
+
+    steps: int | None = None
+    seconds: int | None = None
+
+    def __repr__(self) -> str:
+        """As the script gives it."""
+        return repr(self.steps) if self.seconds is None else repr(f"{self.seconds}s")
+
+
+def read_save_every(value: Any, call: str) -> SaveEvery:
+    """Of a number of steps, a time such as "10m", or None."""
     if not isinstance(value, str):
-        return read_optional(value, call)
-    if value != AUTO:
-        raise RequestError(f"{call.format(repr(value))}: {value!r} is no number of steps", call.format(repr(AUTO)))
-    return AUTO
+        return SaveEvery(steps=read_optional(value, call))
+    try:
+        return SaveEvery(seconds=parse_walltime(value))
+    except RequestError:
+        raise RequestError(
+            f"{call.format(repr(value))}: {value!r} is neither a number of steps nor a time", call.format(repr("10m"))
+        ) from None
 
 
 def read_epochs(count: Any) -> int:

@@ -84,7 +84,7 @@ def open_runtime(
             print_warning(None if signals.are_caught else NOT_CAUGHT, is_first=True)
             open_attempt(folder)
         metrics = stack.enter_context(MetricsFile(folder.metrics if folder is not None and group.is_first else None))
-        if options.may_write_beside and group.backend != "gloo" and group.world_size > 1:  # it writes over gloo
+        if options.checkpoint == "async" and group.backend != "gloo" and group.world_size > 1:  # it writes over gloo
             settle_network(env, "gloo", group.members, group.members[group.rank])
 
         def note(plan: BatchPlan) -> None:

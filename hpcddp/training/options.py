@@ -9,11 +9,14 @@ from typing import NamedTuple
 from hpcddp.batchplan import EXACT_METHODS
 from hpcddp.errors import RequestError
 from hpcddp.parallelism import Parallel
-from hpcddp.training.arguments import AUTO
+from hpcddp.training.arguments import SaveEvery
 from hpcddp.training.rendezvous.group import Group
 
 CHECKPOINT_FORMS = ("single", "sharded", "async")
 DEFAULT_SLICES = 8
+#: At the end of each epoch, and between epochs after ten minutes of training.
+DEFAULT_SAVES = SaveEvery()
+DEFAULT_SAVE_S = 600
 
 
 class Exactness(NamedTuple):
@@ -36,7 +39,7 @@ class RuntimeOptions:
     parallel: Parallel | None = None  # how the ranks split the model; None: HPCDDP_PARALLEL, else ddp
     run_dir: str | None = None  # None: HPCDDP_RUN_DIR
     resume: bool | str = True  # False: a new run; text: this run, whatever its command and state
-    save_every: int | str | None = None  # steps, or AUTO; None: at the end of each epoch
+    save_every: SaveEvery = DEFAULT_SAVES
     override: tuple[str, ...] = ()  # settings of optimizers that are the script's after a resume
     keep: int = 2  # checkpoints
     checkpoint: str | None = None  # one of CHECKPOINT_FORMS; None: sharded for sharded models, else single
@@ -63,16 +66,14 @@ class RuntimeOptions:
             raise RequestError(f"exact={self.exact!r} is not a way to sum", "exact='tree', or exact='integer'")
 
     @property
-    def save_steps(self) -> int | None:
-        """Steps between two saves, where the caller gave a number."""
-        return self.save_every if isinstance(self.save_every, int) else None
+    def saves_at_epoch_ends(self) -> bool:
+        """Whether each epoch ends with a checkpoint."""
+        return self.save_every == DEFAULT_SAVES
 
     @property
-    def may_write_beside(self) -> bool:
-        """Whether the run may write checkpoints while it trains on. An exact one records the weights' hash in each, for
-        which it would have to wait."""
-        chooses = self.save_every == AUTO and self.checkpoint is None and not self.exact
-        return self.checkpoint == "async" or chooses
+    def save_s(self) -> int | None:
+        """Seconds of training between two saves, where time decides."""
+        return DEFAULT_SAVE_S if self.saves_at_epoch_ends else self.save_every.seconds
 
     @property
     def exactness(self) -> Exactness | None:

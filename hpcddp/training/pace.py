@@ -1,4 +1,4 @@
-"""How long steps, saves and evaluations take, and from that how much time another step and a safe end need."""
+"""How long steps, saves and evaluations take, how much time a safe end needs, and when the next save is due."""
 
 from __future__ import annotations
 
@@ -10,6 +10,23 @@ from collections.abc import Callable
 _REMEMBERED_STEPS = 200
 _SAVE_ALLOWANCE = 1.5  # of the slowest save: file systems have worse days
 _MARGIN_S = 5.0
+
+
+class SaveTimer:
+    """When rank 0 asks for a save: `interval_s` of training after the last one. `clock` is in seconds."""
+
+    def __init__(self, interval_s: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._interval_s, self._clock = interval_s, clock
+        self.restart()
+
+    def restart(self) -> None:
+        """The training begins, or a save has ended."""
+        self._since = self._clock()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to save."""
+        return self._clock() - self._since >= self._interval_s
 
 
 class Pace:

@@ -40,7 +40,7 @@ class Report:
         self._progress = Progress(
             sys.stderr if setup.group.is_first else None,
             interval_s=interval_s,
-            save_every=setup.options.save_steps,
+            save_every=setup.options.save_every.steps,
             deadline=deadline,
             columns=lambda: get_terminal_size().columns,
         )

@@ -117,7 +117,7 @@ class Runtime(Stepping):
             self._report.clear()
             self._watch.pace.epoch_ended()
             sampler.end_epoch(epoch)
-            if self._options.save_every is None or self._save_asked:
+            if self._options.saves_at_epoch_ends or self._save_asked:
                 self._save_now()
         self._leave_if_stopping()
 
@@ -143,7 +143,7 @@ class Runtime(Stepping):
         if not self._body_has_ended and self._agreement.is_due(self.steps, self._record.sums, self._record.exchanged):
             self._agree(f"ended step {self.steps}")
         self._check_first_steps()
-        every = self._options.save_steps
+        every = self._options.save_every.steps
         self._save_asked |= self._is_ending or (every is not None and self.steps % every == 0)
         if self._body_has_ended:
             return

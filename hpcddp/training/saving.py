@@ -61,9 +61,9 @@ class Saving(Preparation):
             self._agree("asked")
 
     def _ask_if_due(self) -> None:
-        """With save_every="auto": rank 0 asks for a save, and says how often it will."""
-        interval = self._checkpointer.interval
-        if interval is not None and interval.look(self._report.say):
+        """Rank 0 asks for a save when its time has come."""
+        timer = self._checkpointer.save_timer
+        if timer is not None and timer.is_due:
             self._agreement.ask(SAVE, "save_every", alone=self.group.world_size > 1)
             if self.group.world_size == 1:
                 self._agree("asked")

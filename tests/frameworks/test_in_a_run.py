@@ -177,26 +177,23 @@ def test_lightnings_own_requeue_does_not_fight_the_chain(is_attached, launch, tm
         assert "Lightning's auto_requeue is off" in done.stdout + done.stderr
 
 
-HARDLY_LAST = (
-    "import hpcddp.training.checkpoint.interval\n\nhpcddp.training.checkpoint.interval.NODE_FAILURE_S = 1e-6\n"
-)
+ALWAYS_DUE = "import hpcddp.training.pace\n\nhpcddp.training.pace.SaveTimer.is_due = True\n"
 OPENED = {
-    "HF Trainer": ("attach(trainer)", 'attach(trainer, save_every="auto")'),
-    "Lightning Trainer": ("attach(trainer)", 'attach(trainer, save_every="auto")'),
-    "Plain torch": ("loop(save_every=10)", 'loop(save_every="auto", keep=100)'),
+    "HF Trainer": ("attach(trainer)", 'attach(trainer, save_every="10m")'),
+    "Lightning Trainer": ("attach(trainer)", 'attach(trainer, save_every="10m")'),
+    "Plain torch": ("loop(save_every=10)", 'loop(save_every="10m", keep=100)'),
 }
 
 
 @pytest.mark.parametrize("heading", OPENED)
-def test_with_auto_it_saves_as_often_as_failures_and_saves_ask_for(heading, repo, launch, tmp_path):
-    """A failure is expected sooner than a save takes: there is one after nearly each step."""
+def test_it_saves_when_the_time_of_save_every_is_over(heading, repo, launch, tmp_path):
+    """Here that is so after nearly each step."""
     before, after = OPENED[heading]
     script = script_of(repo, heading)
     assert script.count(before) == 1
-    folder = begin(tmp_path / "auto", HARDLY_LAST + script.replace(before, after))
+    folder = begin(tmp_path / "due", ALWAYS_DUE + script.replace(before, after))
     done = launch(folder)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("save_every='auto': a checkpoint every") >= 1
     assert state(folder)[:2] == ["finished", STEPS]
     whole = begin(tmp_path / "whole", script)
     assert launch(whole).returncode == 0

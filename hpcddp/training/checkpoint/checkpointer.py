@@ -17,13 +17,9 @@ from torch.optim import Optimizer
 from hpcddp.errors import LaunchError
 from hpcddp.runs.best import MODES, Best, read_best, write_best
 from hpcddp.runs.lock import check_not_taken
-from hpcddp.runs.losses import read_losses
 from hpcddp.runs.state import AT_ITS_END, note_checkpoint, write_state
-from hpcddp.training.arguments import AUTO
 from hpcddp.training.checkpoint.best import is_better
 from hpcddp.training.checkpoint.files import name_step
-from hpcddp.training.checkpoint.host_memory import free_memory
-from hpcddp.training.checkpoint.interval import SaveInterval
 from hpcddp.training.checkpoint.manifest import read_manifest
 from hpcddp.training.checkpoint.owned_states import OwnedStates
 from hpcddp.training.checkpoint.provenance import Provenance, continue_provenance, make_provenance
@@ -44,6 +40,7 @@ from hpcddp.training.checkpoint.state_tree import list_tensors, make_outline
 from hpcddp.training.checkpoint.tracked import Tracked
 from hpcddp.training.checkpoint.untouched import LoadedState
 from hpcddp.training.checkpoint.writer import Saved, Writer
+from hpcddp.training.pace import SaveTimer
 from hpcddp.training.pulse import at_files
 from hpcddp.training.setup import RunSetup
 from hpcddp.training.stopping import StopWatch
@@ -77,17 +74,14 @@ class Checkpointer:
         self._writer: Writer | None = None
         if folder is not None:
             checkpoints, fence = Path(folder.run.checkpoints), partial(check_not_taken, folder.run, folder.name)
-            chooses = options.may_write_beside
-            self._writer = Writer(group, checkpoints, options.checkpoint, options.keep, fence, may_choose=chooses)
+            self._writer = Writer(group, checkpoints, options.checkpoint, options.keep, fence)
         self._saved_at: int | None = None  # step of the newest checkpoint, begun or there
         self._saved: Saved | None = None  # the newest one of this attempt
         self._weights_sha256: str | None = None
         self._best: Best | None = None  # of this attempt
         self._best_is_named = True  # in its file
-        self.interval = None
-        if options.save_every == AUTO and folder is not None and group.is_first:
-            fits = self._fits_beside if options.may_write_beside else lambda: False
-            self.interval = SaveInterval(len(group.hosts), read_losses(folder.run), fits)
+        asks = folder is not None and group.is_first
+        self.save_timer = SaveTimer(options.save_s) if asks and options.save_s is not None else None
 
     @property
     def deviations(self) -> tuple[str, ...]:
@@ -114,12 +108,10 @@ class Checkpointer:
             self._loaded = LoadedState(self._tracked.objects, position["step"])
             if self._provenance is not None:
                 self._provenance = self._continue(self._provenance, position["step"], manifest)
-        if (self._watch.deadline is not None or self.interval is not None) and self._group.is_first:
+        if self._watch.deadline is not None and self._group.is_first:
             known = last_save_s(Path(self._folder.run.checkpoints))
             expected_s = guess_save_s(Path(self._folder.run.path), self._tracked) if known is None else known
             self._watch.pace.expect_save(expected_s)
-            if self.interval is not None:
-                self.interval.expect(expected_s)
         return position
 
     def check_untouched(self) -> None:
@@ -127,8 +119,8 @@ class Checkpointer:
         loaded, self._loaded = self._loaded, None
         if loaded is not None:
             loaded.check()
-        if self.interval is not None:
-            self.interval.training_begins()
+        if self.save_timer is not None:
+            self.save_timer.restart()
 
     def models(self) -> list[nn.Module]:
         """The tracked models."""
@@ -155,11 +147,9 @@ class Checkpointer:
         exact = {"exact": self._provenance._asdict()} if self._provenance is not None else {}
         asked = {"asked": self._asked} if self._asked != self._settings else {}
         facts = {**facts, **exact, "settings": self._settings, **asked}
-        began = time.monotonic()
-        form = self.interval.form if self.interval is not None and stop_reason is None else None
-        self._note(self._writer.save(self._tracked, position, facts, form), stop_reason)
-        if self.interval is not None:
-            self.interval.saved(time.monotonic() - began, form)
+        self._note(self._writer.save(self._tracked, position, facts), stop_reason)
+        if self.save_timer is not None:
+            self.save_timer.restart()
         self._watch.pace.training_resumed()
 
     def is_best(self, value: float, mode: str) -> bool:
@@ -179,13 +169,6 @@ class Checkpointer:
         if self._folder is not None and self._group.is_first:
             with at_files():
                 write_best(self._folder.run.checkpoints, self._best)
-
-    def _fits_beside(self) -> bool:
-        """Whether this host's ranks may each keep a copy of their part of the state, with as much again to spare."""
-        free = free_memory()
-        if free is None or self._tracked is None:
-            return False
-        return 2 * self._group.local_world_size * _count_bytes(self._tracked) <= free
 
     def _read_best(self) -> Best | None:
         if self._folder is None or not self._best_is_named:
@@ -262,17 +245,12 @@ class Checkpointer:
 
 def guess_save_s(folder: Path, tracked: Tracked) -> float:
     """An estimate, in seconds, of the first save: from the bytes of the state, and the time that a small file takes."""
-    size = _count_bytes(tracked)
+    size = sum(tensor.numel() * tensor.element_size() for tensor in list_tensors(tracked.capture()).values())
     for thing in tracked.objects.values():
         if isinstance(thing, Optimizer) and not thing.state:
             parameters = [parameter for group in thing.param_groups for parameter in group["params"]]
             size += _STATES_PER_PARAMETER * sum(p.numel() * p.element_size() for p in parameters)
     return (1 + size / PROBE_BYTES) * time_probe(folder / f".probe-{os.getpid()}")
-
-
-def _count_bytes(tracked: Tracked) -> int:
-    """Of all tensors of the state."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in list_tensors(tracked.capture()).values())
 
 
 @at_files()

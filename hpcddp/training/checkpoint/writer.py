@@ -54,11 +54,8 @@ class Writer:
         form: str | None,
         keep: int,
         fence: Callable[[], None] = lambda: None,
-        *,
-        may_choose: bool = False,
     ) -> None:
-        """`fence`: raises HeldError, on rank 0, if this attempt may not write to the folder any more. `may_choose`:
-        whether rank 0 chooses the form of each checkpoint."""
+        """`fence`: raises HeldError, on rank 0, if this attempt may not write to the folder any more."""
         self._group = group
         self._fence = fence
         self._folder = folder
@@ -67,22 +64,19 @@ class Writer:
         self._thread: ThreadPoolExecutor | None = None
         # A gloo group for the thread. It is made while all ranks are surely there: one that dies meanwhile would leave
         # the others waiting for torch's timeout.
-        self._ranks: Any = dist.new_group(backend="gloo") if form == "async" or may_choose else None
+        self._ranks: Any = dist.new_group(backend="gloo") if form == "async" else None
         self._under_way: tuple[Path, Future[Saved]] | None = None
 
-    def save(
-        self, tracked: Tracked, position: dict[str, int], facts: dict[str, Any], form: str | None = None
-    ) -> Saved | None:
+    def save(self, tracked: Tracked, position: dict[str, int], facts: dict[str, Any]) -> Saved | None:
         """Write a checkpoint; None if a thread is still writing it: call `poll`, at the latest before the next save.
 
-        `form`: rank 0's choice; None: the writer's own. LaunchError if it cannot be written; RequestError if it could
-        not be read back.
+        LaunchError if it cannot be written; RequestError if it could not be read back.
         """
         started, digest = time.monotonic(), None
         tree = {"position": position, **tracked.capture()}
         outline = tracked.owned.merge_outlines(make_outline(tree))
-        partial, form = self._begin(position["step"], form or self._form)
-        form = form or ("sharded" if tracked.is_split() else "single")
+        partial = self._begin(position["step"])
+        form = self._form or ("sharded" if tracked.is_split() else "single")
         gathers = tracked.hashes_split and tracked.is_split()
         if form != "async" and (gathers or self._group.is_first):  # not while training waits for an asynchronous one
             digest = tracked.hash_weights(gather=gathers)
@@ -113,15 +107,15 @@ class Writer:
         with _naming(partial):
             return future.result()
 
-    def _begin(self, step: int, form: str | None) -> tuple[Path | None, str | None]:
-        """Rank 0 makes the temporary folder, None if the step's checkpoint exists already; and its form."""
-        answer: list[Any] = [None, form]
+    def _begin(self, step: int) -> Path | None:
+        """Rank 0 makes the temporary folder; None if the step's checkpoint exists already."""
+        answer: list[Path | None] = [None]
         if self._group.is_first:
             with _naming(name_step(self._folder, step)):
-                answer = [begin(self._folder, step), form]
+                answer = [begin(self._folder, step)]
         if self._group.world_size > 1:
             dist.broadcast_object_list(answer, src=0, device=self._group.device)
-        return answer[0], answer[1]
+        return answer[0]
 
     def _write_single(self, partial: Path, tree: Any, facts: dict[str, Any], started: float) -> None:
         if self._group.is_first:

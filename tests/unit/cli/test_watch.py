@@ -27,7 +27,6 @@ from hpcddp.runs.holder import describe_process
 from hpcddp.runs.job_end import JobEnd, note_job_end
 from hpcddp.runs.jsonfile import write_object
 from hpcddp.runs.lock import release_run, take_run
-from hpcddp.runs.losses import note_loss
 from tests.conftest import PATIENCE_S
 
 OLD = Path(__file__).parents[2] / "captures" / "runs-0.1"
@@ -80,7 +79,7 @@ def test_a_running_attempt_is_shown_with_its_deadline_checkpoint_hosts_attempts_
         file.write('{"kind": "expect", "total_steps": 1000, "time": 1}\n' + json.dumps(line) + "\n")
     with open(attempt.log, "w", encoding="utf-8") as file:
         file.write("first\nbar 1\rbar 2\rbar 3\n\x1b[31mred\x9b2J\n")
-    note_loss(run.attempt("42.pbs1"), "rank 3 on n7 was killed by SIGKILL")
+    Path(run.attempt("42.pbs1").lost).write_text("rank 3 on n7 was killed by SIGKILL\n")
     lines = draw(run)
     assert lines[0].split() == ["chain", "running"]
     assert lines[1].rstrip() == "step 500 of 1000  epoch 3  loss 0.25  400 samples/s"

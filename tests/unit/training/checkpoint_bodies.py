@@ -22,7 +22,8 @@ import hpcddp
 import hpcddp.training.runtime
 from hpcddp.errors import RequestError
 from hpcddp.runs.jsonfile import DamagedFileError
-from hpcddp.training.checkpoint import files, interval, newest
+from hpcddp.training import pace
+from hpcddp.training.checkpoint import files, newest
 from hpcddp.training.gradient.buffers import average_buffers
 from hpcddp.training.rendezvous.group import Group
 from tests.killing import kill_at_operation
@@ -147,16 +148,10 @@ def train_until_killed(argument: dict[str, Any]) -> None:
     train(argument)
 
 
-def train_on_nodes_that_hardly_last(argument: dict[str, Any]) -> None:
-    """A failure is expected sooner than a save takes: rank 0 wants one after each step."""
-    interval.NODE_FAILURE_S = 1e-6
+def train_with_a_save_due_after_each_step(argument: dict[str, Any]) -> None:
+    """The interval of `save_every` is over whenever rank 0 looks."""
+    pace.SaveTimer.is_due = True
     train({**argument, "keep": 100})
-
-
-def train_with_saves_that_seem_long(argument: dict[str, Any]) -> None:
-    """So that one beside the training is tried."""
-    interval._WORTH_S = 0.0
-    train_on_nodes_that_hardly_last(argument)
 
 
 def choose_on_a_sick_host(argument: dict[str, Any]) -> None:

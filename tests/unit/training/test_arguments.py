@@ -33,7 +33,11 @@ from hpcddp.training.arguments import (
         ({"global_batch": True}, "global_batch=True)", "global_batch=1)"),
         ({"max_micro_batch": 0}, "max_micro_batch=0): 0 is not a whole number of 1 or more", "max_micro_batch=1)"),
         ({"save_every": 0}, "save_every=0): 0 is not", "save_every=1)"),
-        ({"save_every": "often"}, "save_every='often'): 'often' is no number of steps", "save_every='auto')"),
+        (
+            {"save_every": "often"},
+            "save_every='often'): 'often' is neither",
+            "save_every='10m')",
+        ),
         ({"save_every": 0.5}, "save_every=0.5): 0.5 is not", "save_every=1)"),
         ({"seed": "a"}, "seed='a'): 'a', a str, is not a whole number of 0 or more", "seed=1)"),
         ({"seed": None}, "seed=None): None is not", "seed=1)"),
