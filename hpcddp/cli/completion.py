@@ -1,15 +1,15 @@
-"""`hpcddp completion SHELL`: completion of verbs, options and their values, made from the verbs' own parsers."""
+"""`hpcddp completion SHELL`: verbs, options and their values, as shtab completes what the verbs' parsers have."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
-from hpcddp.cli.completion_scripts import FILES, Completion, VerbCompletions, format_bash, format_fish, format_zsh
 from hpcddp.cli.main import VERBS
 from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.streams import write_exactly
+from hpcddp.errors import RequestError
 from hpcddp.ranks.launchers import JOB_LAUNCHERS
 from hpcddp.script.find_site import site_files
 
@@ -18,44 +18,61 @@ Print a script that completes verbs, options, sites, launchers and files. It lis
 
 For every new shell:  bash  hpcddp completion bash > ~/.local/share/bash-completion/completions/hpcddp
                       zsh   hpcddp completion zsh > FOLDER/_hpcddp     (FOLDER is one of $fpath, before compinit)
-                      fish  hpcddp completion fish > ~/.config/fish/completions/hpcddp.fish"""
-_SHELLS = {"bash": format_bash, "zsh": format_zsh, "fish": format_fish}
+                      fish  hpcddp completion fish > ~/.config/fish/completions/hpcddp.fish
+                      tcsh  hpcddp completion tcsh > ~/.hpcddp.tcsh    (and in ~/.tcshrc: source ~/.hpcddp.tcsh)"""
+_SHELLS = ("bash", "zsh", "fish", "tcsh")
 # Values that are files or folders, by the name of the parser's argument.
 _FILES = {"job", "files", "runs", "run_dir", "recorded", "nodefile", "file", "data_dir"}
+
+# The programs on PATH and files, as each shell finds them.
+_COMMAND = {
+    "bash": "_hpcddp_compgen_command",
+    "zsh": "_files",
+    "fish": "(complete -C (commandline -ct))",
+    "tcsh": "c",
+    "preamble": {"bash": '_hpcddp_compgen_command() { compgen -c -- "$1"; compgen -f -- "$1"; }'},
+}
 
 
 def build_parser() -> VerbParser:
     """`SHELL`."""
     parser = VerbParser("completion", _DESCRIPTION, example='eval "$(hpcddp completion bash)"', exits=(2,))
-    parser.add_argument("shell", choices=tuple(_SHELLS), metavar="SHELL", help="bash, zsh or fish")
+    parser.add_argument("shell", choices=_SHELLS, metavar="SHELL", help=", ".join(_SHELLS))
     return parser
 
 
 def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     """Prints the script."""
-    write_exactly(_SHELLS[args.shell](describe_verbs(tuple(site_files(env)))))
+    write_exactly(complete(args.shell, tuple(site_files(env))) + "\n")
     return 0
 
 
-def describe_verbs(sites: tuple[str, ...]) -> list[VerbCompletions]:
-    """What can be typed behind each verb, read from its parser."""
+def complete(shell: str, sites: tuple[str, ...]) -> str:
+    """The completion script of one of bash, zsh, fish and tcsh. RequestError without shtab."""
+    try:
+        import shtab
+    except ModuleNotFoundError:
+        raise RequestError("hpcddp completion needs shtab", "python -m pip install shtab") from None
+    parser = argparse.ArgumentParser("hpcddp")
+    parser.add_argument("--version", "-V", action="store_true", help="show the version")
+    verbs = parser.add_subparsers(metavar="VERB")
+    for verb, text in VERBS.items():
+        built = importlib.import_module(f"hpcddp.cli.{verb}").build_parser()
+        _name_values(built, verb, sites, shtab.FILE)
+        if built.takes_command:
+            command = built.add_argument("command", nargs=argparse.REMAINDER, help="a program and its words, behind --")
+            command.complete = _COMMAND
+        verbs.add_parser(verb, help=text, parents=[built], add_help=False)
+    return shtab.complete(parser, shell)
+
+
+def _name_values(parser: VerbParser, verb: str, sites: tuple[str, ...], file: object) -> None:
+    """Give the parser's arguments the values that are known only here, for the completion alone."""
     words = {"site": sites, "diff": sites, "launcher": JOB_LAUNCHERS, "verb": tuple(VERBS)}
-    words |= {"action": ("show", "page", "check", "new", "schema"), "name": sites}
-    return [
-        VerbCompletions(verb, text, parser.takes_command, tuple(_describe(parser._actions, verb, words)))
-        for verb, text in VERBS.items()
-        for parser in [importlib.import_module(f"hpcddp.cli.{verb}").build_parser()]
-    ]
-
-
-def _describe(
-    actions: Iterable[argparse.Action], verb: str, words: Mapping[str, tuple[str, ...]]
-) -> Iterable[Completion]:
-    for action in actions:
-        values = tuple(map(str, action.choices or ()))
-        if action.dest in words and not (action.dest == "name" and verb != "sites"):
-            values = words[action.dest]
+    if verb == "sites":
+        words |= {"action": ("show", "page", "check", "new", "schema"), "name": sites}
+    for action in parser._actions:
+        if action.dest in words:
+            action.choices = words[action.dest]
         elif action.dest in _FILES:
-            values = FILES
-        text = (action.help or str(action.metavar)).replace("%%", "%")  # argparse's help texts have % twice
-        yield Completion(tuple(action.option_strings), action.nargs != 0, values, text)
+            action.complete = file  # type: ignore[attr-defined]  # shtab reads it

@@ -37,7 +37,7 @@ VERBS = {
     "watch": "a live screen of one run: loss curve, speed, checkpoint, deadline, log",
     "train": "the reference trainer: DDP on images",
     "compare": "say whether two runs are the same to the last bit, and what differed",
-    "completion": "print the completion of verbs and options for bash, zsh or fish",
+    "completion": "print the completion of verbs and options for bash, zsh, fish or tcsh",
     "help": "show the verbs, or the options of one verb",
 }
 #: Verbs of hpcddp 0.1, which job scripts that are queued still type: their modules are there, and no help names them.

@@ -16,7 +16,7 @@ import pytest
 
 pytestmark = [pytest.mark.packaging, pytest.mark.xdist_group("packaging")]  # one worker builds and installs, once
 # What the base install brings to a login node.
-BASE = {"hpcddp", "jinja2", "markupsafe", "pyyaml"}
+BASE = {"hpcddp", "jinja2", "markupsafe", "pyyaml", "shtab"}
 REQUESTS = {
     "local": ["--site", "local", "--nodes", "1", "--ranks-per-node", "2"],
     "abci": ["--site", "abci3", "--account", "gaa50000", "--nodes", "3", "--walltime", "1:00:00"],
