@@ -42,7 +42,9 @@ def refused_value(script: Script) -> Iterator[Said]:
 
 
 def refused_options(script: Script) -> Iterator[Said]:
-    """D4: options that the submit command refuses together, or without another one."""
+    """D4: options that the submit command refuses together, or without another one. Those of PBS are D2's."""
+    if script.scheduler == "pbs":
+        return
     row = find_scheduler(script.scheduler)
     options = script.directives.options
     for first, second, why in refused_together(row.directives, [(o.name, o.value) for o in options]):
