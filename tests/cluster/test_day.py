@@ -98,10 +98,13 @@ def test_a_job_from_python_is_killed(cluster: Cluster, shared: Path) -> None:
 def test_a_job_that_is_queued_again_is_what_slurm_says_for_every_verb(cluster: Cluster, shared: Path) -> None:
     command = ["--name", "again", "--set", "requeue=true", "--", *STEPS.split(), "5000", "0.1"]
     job = submit(cluster, shared, *command)
+    later = ["scontrol", "update", f"jobid={job}", "StartTime=now+1hour"]
     for state in ("running", "queued", "running"):
         if state == "queued":
             (shared / "here-0").unlink()
             cluster.ok(["scontrol", "requeue", job], cwd=shared)
+            # else Slurm would start it by itself after two minutes, which a busy machine may take for what follows
+            wait_until(lambda: cluster.sh(later, cwd=shared).returncode == 0, lambda: status(cluster, shared, "again"))
         elif not (shared / "here-0").exists() and (shared / "runs/again/holders").exists():
             cluster.ok(["scontrol", "update", f"jobid={job}", "StartTime=now"], cwd=shared)
         assert until(cluster, shared, "again", {state})["job"] == job
