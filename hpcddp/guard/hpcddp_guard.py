@@ -265,14 +265,3 @@ def _hint(size: int) -> str:
         f" ACCELERATE_USE_CPU=true; Lightning: Trainer(num_nodes={size // each}, devices={each}), LightningCLI:"
         " --trainer.num_nodes={nodes} --trainer.devices={local_world_size}"
     )
-
-
-def start_with_torch() -> None:
-    """What torch calls at the end of its import, by the entry point of hpcddp or of this folder: for a rank whose
-    Python has not run this folder's sitecustomize."""
-    if not os.environ.get(_AGENT_NAMES) or "hpcddp_faults" in sys.modules:
-        return
-    import hpcddp_faults  # type: ignore[import-not-found]  # this folder is on the path, and sitecustomize imports both
-
-    start()
-    hpcddp_faults.start()

@@ -4,7 +4,8 @@ import os
 import sys
 
 _here = os.path.dirname(os.path.abspath(__file__))
-if sys.version_info >= (3, 8):  # noqa: UP036  # a rank may start another Python, with this path
+_is_started = "hpcddp_guard" in sys.modules  # by another such file: two of hpcddp are on the path
+if sys.version_info >= (3, 8) and not _is_started:  # a rank may start another Python, with this path
     import hpcddp_faults  # type: ignore[import-not-found]  # this folder is on the path
     import hpcddp_guard  # type: ignore[import-not-found]
 

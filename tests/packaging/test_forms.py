@@ -123,6 +123,13 @@ def test_an_installed_form_has_the_command(form, name, run):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("name", ["wheel", *OTHERS[1:]])
+def test_an_installed_form_starts_the_guard_where_python_ignores_its_path(form, name, run):
+    code = "import sys; print('hpcddp_guard' in sys.modules)"
+    done = run([form(name).python, "-I", "-c", code], env={"HPCDDP_AGENT_NAMES": "torchrun"})
+    assert (done.stdout, done.stderr) == ("True\n", "")
+
+
 def test_the_base_install_is_small(form, run):
     python = form("wheel").python
     done = run([sys.executable, "-m", "pip", "--python", python, "list", "--format", "json"])
@@ -137,7 +144,8 @@ def test_the_wheel_holds_the_package_with_templates_and_jobs_and_no_tests(repo, 
         ours = {name for name in ours if "__pycache__" not in name}
         assert ours
         assert {f"hpcddp/_{name}" for name in ours} == {name for name in names if name.startswith(f"hpcddp/_{folder}/")}
-    assert {name.split("/")[0] for name in names} == {"hpcddp", wheel.name.split("-py3")[0] + ".dist-info"}
+    top = {"hpcddp", "hpcddp_guard.pth", wheel.name.split("-py3")[0] + ".dist-info"}
+    assert {name.split("/")[0] for name in names} == top
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 

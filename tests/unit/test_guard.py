@@ -1,9 +1,10 @@
 """Ranks that train without ever meeting are warned and ended. The guard starts with Python, in front of what it hides,
-or with torch, where something hides it."""
+also where something hides it."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -45,14 +46,9 @@ for _ in range(int(sys.argv[2])):
     optimizer.step()
 print("trained")
 """
-# What of torch the guard and its start need; like torch since 2.5, it ends its import with the backends of others.
+# What of torch the guard needs.
 FAKE_TORCH = {
-    "torch/__init__.py": """\
-from importlib.metadata import entry_points
-from torch import optim
-for backend in entry_points(group="torch.backends"):
-    backend.load()()
-""",
+    "torch/__init__.py": "from torch import optim\n",
     "torch/optim/__init__.py": "from torch.optim import optimizer\n",
     "torch/optim/optimizer.py": """\
 hooks = []
@@ -218,8 +214,8 @@ def test_a_probe_before_the_process_group_is_no_training(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("mode", ["-I", "-E", "PYTHONPATH is set anew"])
-def test_it_starts_with_torch_where_python_does_not_see_its_folder(tmp_path: Path, mode: str) -> None:
-    """By the entry point that hpcddp is installed with: `make .venv/.installed` after pyproject.toml has changed."""
+def test_it_starts_where_python_does_not_see_its_folder(tmp_path: Path, mode: str) -> None:
+    """By the .pth file that hpcddp is installed with: `make .venv/.installed` after pyproject.toml has changed."""
     words = [sys.executable, mode] if mode.startswith("-") else ["env", f"PYTHONPATH={tmp_path}", sys.executable]
     assert train(tmp_path, 50, words).returncode == 4
 
@@ -247,7 +243,38 @@ def test_a_python_that_starts_the_rank_with_a_sitecustomize_of_its_own_hides_not
     assert (done.returncode, done.stdout) == (4, ""), done.stderr
 
 
-def test_without_a_rank_of_ours_the_entry_point_does_nothing(tmp_path: Path) -> None:
+def test_it_starts_once_where_two_of_hpcddp_are_found(tmp_path: Path) -> None:
+    shutil.copytree(GUARD, tmp_path / "other")
+    done = train(tmp_path, 1, PYTHONPATH=f"{tmp_path}/other:{GUARD}")
+    assert done.stderr.count("takes an optimizer step with no process group") == 1
+
+
+@pytest.mark.parametrize("of_a_rank", [AGENT, ""], ids=["a rank", "no rank"])
+@pytest.mark.parametrize("code", ["none", "a folder of its name"])
+def test_python_and_torch_start_where_hpcddp_is_installed_and_its_code_is_gone(
+    tmp_path: Path, code: str, of_a_rank: str
+) -> None:
+    """As behind a checkout that has moved, or with an editable install's site-packages on PYTHONPATH."""
+    from importlib.metadata import distribution
+
+    site = tmp_path / "site"
+    (site / "hpcddp-0.dist-info").mkdir(parents=True)
+    for file in distribution("hpcddp").files or ():
+        if ".dist-info" in file.parts[0]:
+            (site / "hpcddp-0.dist-info" / file.name).write_bytes(Path(str(file.locate())).read_bytes())
+    if code != "none":
+        (site / "hpcddp").mkdir()
+    (site / "z.pth").write_text(Path(GUARD, "hpcddp_guard.pth").read_text())
+    clean = {"PATH": os.environ["PATH"], guard.AGENT_NAMES: of_a_rank}
+    # torch since 2.5 ends its import so
+    torch = "from importlib.metadata import entry_points\nfor b in entry_points(group='torch.backends'): b.load()()"
+    start = f"import site, sys; sys.path.append({str(site)!r}); site.addsitedir({str(site)!r})\n{torch}\nprint('here')"
+    argv = [sys.executable, "-S", "-c", start]
+    done = subprocess.run(argv, capture_output=True, text=True, env=clean, cwd=tmp_path, check=False)
+    assert (done.stdout, done.stderr) == ("here\n", "")
+
+
+def test_without_a_rank_of_ours_it_does_nothing(tmp_path: Path) -> None:
     done = train(tmp_path, 64, [sys.executable, "-I"], **{guard.AGENT_NAMES: ""})
     assert (done.returncode, done.stderr) == (0, "")
 
