@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from itertools import pairwise
 
 from hpcddp.errors import RequestError, SiteError
 from hpcddp.ranks.launchers import LAUNCHERS
@@ -199,6 +200,18 @@ def _remark_output(plan: JobPlan) -> str | None:
     return keeps and f"the job's output will be ~/{plan.name}.{name}, with the job's {number} ({keeps})"
 
 
+def _remark_literal(plan: JobPlan) -> str | None:
+    """A word of a job file that a shell would replace, where none reads it; behind `--` a shell has read it."""
+    source = plan.spec.sources.get("command", "")
+    for before, word in pairwise(("", *(plan.spec.command or ()))):
+        found = None if before in {"-c", "-lc"} else re.search(r"\$([A-Za-z_]|\{\w+\}|\()|`", word, re.ASCII)
+        if found and source.startswith("command in "):
+            return (
+                f"{source}: the program gets {word!r} as it is, for no shell reads it: write its value, or bash -c '…'"
+            )
+    return None
+
+
 def _name_limit(site: Site) -> int:
     limits = find_scheduler(site.scheduler).directives.name_limits
     return limits.get(site.size) or limits.get("") or LONGEST_NAME
@@ -216,7 +229,7 @@ def _remarks(plan: JobPlan) -> list[str]:
             f"signal: {plan.own_ranks} is the command, so it gets SIG{WARNING}, and ends at it before its ranks",
             "let hpcddp start the ranks: leave its words out of the command",
         )
-    remarks += filter(None, [remark_name(plan), _remark_output(plan)])
+    remarks += filter(None, [remark_name(plan), _remark_output(plan), _remark_literal(plan)])
     if plan.ranks_per_node > plan.gpus_per_node > 0:
         gpus = format_count(plan.gpus_per_node, "GPU")
         remarks.append(f"{plan.ranks_per_node} ranks share {gpus} on each node; NCCL wants one each")

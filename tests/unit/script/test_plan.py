@@ -8,9 +8,10 @@ import pytest
 
 from hpcddp.errors import RequestError, SiteError
 from hpcddp.script.limits import check_limits
+from hpcddp.script.plan import plan_job
 from hpcddp.script.site import Limit, Queue, Site
 
-from .conftest import plan, script
+from .conftest import PLANNED_BY, plan, script
 
 
 def test_abci_gets_one_rank_per_gpu_and_its_share_of_the_cores():
@@ -189,6 +190,26 @@ def test_gpus_given_to_each_task_are_remarked_on():
 )
 def test_where_the_output_will_be_is_said(array: str | None, name: str):
     assert f"the job's output will be {name}" in plan("abci3", name="resnet", array=array).remarks
+
+
+@pytest.mark.parametrize(
+    ("words", "is_told"),
+    [
+        (["python", "t.py", "--out", "$HOME/x"], True),
+        (["python", "t.py", "${RUNS}"], True),
+        (["python", "t.py", "$(date)"], True),
+        (["python", "t.py", "`date`"], True),
+        (["python", "t.py", "--end", "^x$", "cost=$"], False),
+        (["bash", "-c", "python t.py --out $HOME/x"], False),
+    ],
+)
+def test_a_word_of_a_job_file_that_no_shell_replaces_is_said(words: list[str], is_told: bool):
+    typed = plan("local", command=words)
+    assert not any("no shell reads it" in remark for remark in typed.remarks)
+    spec = typed.spec._replace(sources={**typed.spec.sources, "command": "command in job.yaml"})
+    told = [remark for remark in plan_job(spec, typed.site, PLANNED_BY).remarks if "no shell reads it" in remark]
+    assert bool(told) is is_told, told
+    assert not told or told[0].startswith(f"command in job.yaml: the program gets {words[-1]!r} as it is")
 
 
 def test_a_script_for_four_nodes_reads_in_a_minute():
