@@ -57,13 +57,16 @@ def launch_environment(env: Mapping[str, str], options: ExecOptions) -> Mapping[
 def check_gpus(command: list[str], env: Mapping[str, str], info: RankInfo, hostname: str, each: int) -> dict[str, str]:
     """The variable by which the program knows that each node has GPUs; none where it is to train on CPUs.
 
-    LaunchError where it could find no GPU, and would train on CPUs without a word.
+    LaunchError where it starts Python or ranks that could find no GPU, and would train on CPUs without a word. Other
+    commands may start Python, where the guard looks, or only look at the job, as `hostname` and `hpcddp env` do.
     """
     from hpcddp.ranks.device import GPUS_PER_NODE, asks_for_cpu, no_gpu, why_no_accelerator
 
     if not each or asks_for_cpu(command, env):
         return {}
-    if why := why_no_accelerator(env):
+    from hpcddp.ranks.launch_commands import starts_python_or_ranks
+
+    if starts_python_or_ranks(command) and (why := why_no_accelerator(env)):
         raise no_gpu(f"rank {info.rank} on {hostname} sees none", each, why)
     return {GPUS_PER_NODE: str(each)}
 

@@ -29,8 +29,10 @@ _AGENT_NAMES = "HPCDDP_AGENT_NAMES"
 _GPUS_PER_NODE = "HPCDDP_GPUS_PER_NODE"  # as in hpcddp/ranks/device.py
 _KINDS = ("accelerator", "cuda", "xpu")  # torch's names for what can train in place of a CPU; the first is 2.6's
 _MASKS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
-_ON_CPUS = "gpus_per_node: 0 in the job file, or leave --gpus-per-node out of the script's exec line"
-HINT_NO_GPU = f"to train on CPUs: {_ON_CPUS}"
+HINT_NO_GPU = (
+    "to train on CPUs, with any program: export ACCELERATE_USE_CPU=true, hpcddp launch --set"
+    " env.ACCELERATE_USE_CPU=true, or gpus_per_node: 0 in the job file"
+)
 
 
 class Watch:

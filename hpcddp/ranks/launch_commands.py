@@ -55,6 +55,13 @@ def find_launch_command(words: Sequence[str]) -> tuple[int, str] | None:
     return None
 
 
+def starts_python_or_ranks(words: Sequence[str]) -> bool:
+    """Whether the words say so: a Python, itself or behind `env`, `numactl` or a container's start, or a launcher."""
+    names = [word.rsplit("/", 1)[-1] for word in words]
+    python = any(name.startswith("python") or name.endswith(".py") for name in names)
+    return python or find_launch_command(words) is not None
+
+
 def find_agent(words: Sequence[str]) -> tuple[int, AgentCommand] | None:
     """The agent that a command starts, and where it stands; None also if another launcher comes before it."""
     found = find_launch_command(words)

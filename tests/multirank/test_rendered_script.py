@@ -44,15 +44,16 @@ def test_every_rank_runs_and_leaves_its_records(script, openmpi5, run, programs,
 
 def test_a_job_with_gpus_that_sees_none_does_not_train(openmpi5, run, tmp_path):
     hidden = dict.fromkeys(("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"), "")
-    done = run([*RENDER, "--gpus-per-node", "2", "--", "touch", "trained"], cwd=tmp_path)
+    done = run([*RENDER, "--gpus-per-node", "2", "--", "python", "-c", "open('trained', 'w')"], cwd=tmp_path)
     done = run(["bash"], stdin=done.stdout, cwd=tmp_path, env=openmpi5.env | hidden)
     assert done.returncode == 4
     printed = done.stdout + done.stderr
     assert printed.count("hpcddp: the job has 2 GPUs on each node, and rank ") == 1, printed
-    assert printed.count("\nhint: to train on CPUs: gpus_per_node: 0 in the job file") == 1
+    assert printed.count("\nhint: to train on CPUs, with any program: export ACCELERATE_USE_CPU=true, ") == 1
     assert not (tmp_path / "trained").exists()
-    told = run([*RENDER, "--gpus-per-node", "2", "--", "true", "--device=cpu"], cwd=tmp_path)
-    assert run(["bash"], stdin=told.stdout, cwd=tmp_path, env=openmpi5.env | hidden).returncode == 0
+    for command in (["python", "-c", "pass", "--device=cpu"], ["hpcddp", "env"]):  # on CPUs; no training
+        told = run([*RENDER, "--gpus-per-node", "2", "--", *command], cwd=tmp_path)
+        assert run(["bash"], stdin=told.stdout, cwd=tmp_path, env=openmpi5.env | hidden).returncode == 0
 
 
 @pytest.mark.parametrize("flavour", ["openmpi5", "mpich", "impi"], indirect=True)

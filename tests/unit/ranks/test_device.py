@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hpcddp.cli.handed_on import check_gpus
 from hpcddp.errors import LaunchError
 from hpcddp.ranks.device import (
     asks_for_cpu,
@@ -16,7 +18,7 @@ from hpcddp.ranks.device import (
     visible_devices,
     why_no_accelerator,
 )
-from hpcddp.ranks.launch import resolve
+from hpcddp.ranks.launch import Launch, resolve
 
 from .captured import load
 
@@ -168,3 +170,21 @@ def test_what_hides_all_gpus_is_named(tmp_path: Path, names: list[str], env: dic
 def test_a_command_that_asks_for_cpus_is_known_by_its_words(command: str, asks: bool) -> None:
     assert asks_for_cpu(command.split(), {}) is asks
     assert asks_for_cpu(command.split(), {"ACCELERATE_USE_CPU": "true"})
+
+
+@pytest.mark.parametrize(
+    ("command", "refused"),
+    [
+        ("python train.py", True),
+        ("numactl -l /opt/py/bin/python3.11 -m train", True),
+        ("./train.py", True),
+        ("torchrun --nproc-per-node 2 -m train", True),
+        ("hostname", False),
+        ("hpcddp env", False),
+    ],
+)
+def test_a_command_that_starts_neither_python_nor_ranks_needs_no_gpu(command: str, refused: bool) -> None:
+    hidden = dict.fromkeys(("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"), "")
+    info = Launch({**hidden, "RANK": "0", "WORLD_SIZE": "1"}, "n0", live=False).info
+    with pytest.raises(LaunchError) if refused else nullcontext():
+        assert check_gpus(command.split(), hidden, info, "n0", 2) == {"HPCDDP_GPUS_PER_NODE": "2"}
