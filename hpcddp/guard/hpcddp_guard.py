@@ -1,4 +1,5 @@
 """A rank of W that trains without a process group of W ranks is warned at its first step, and ended at its 50th.
+One that sends nothing in its group is warned at its 64th.
 
 W ranks that never met train W copies of one model, and end with 0: Accelerate, Lightning and HF's Trainer do where they
 find no GPU, and so does a script that starts processes itself.
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 _NO_GROUPS = {"horovod.torch", "torch_xla", "mpi4py.MPI", "ray"}  # they join ranks without torch's process groups
 _ENDS_AT = 50  # steps of a rank that is alone: a probe before init_process_group() makes fewer
-_UNUSED_AT = 64  # steps after which something must have been sent: local SGD trains some steps alone
+_UNUSED_AT = 64  # steps after which something should have been sent: local SGD trains some steps alone
 _GUARDED = (
     "HPCDDP_GUARDED"  # the ranks, the run of the agent that started them, and the rank's first process with torch
 )
@@ -72,8 +73,9 @@ class Watch:
         elif self._steps == _ENDS_AT and self._was_alone:
             if alone := self.how_alone():
                 _end(self._tell(f"has taken {_ENDS_AT} optimizer steps with {alone}"), self._hint)
-        elif self._steps == _UNUSED_AT and (unused := self.how_unused()):
-            _end(self._tell(f"takes an optimizer step with {unused}"), self._hint)
+        elif self._steps == _UNUSED_AT and self._warns and (unused := self.how_unused()):
+            # local SGD, or a program of which this rank alone trains, may be right
+            _write(f"{self._who} has made {self._steps} optimizer steps, and {unused}", self._hint)
 
     @property
     def is_over(self) -> bool:
@@ -94,19 +96,19 @@ class Watch:
         return "" if size == self._ranks else f"a process group of {size}"
 
     def how_unused(self) -> str:
-        """As `how_alone`, of a rank that has a group; one that has left it may train a probe for an evaluation."""
+        """How a rank that has a group does without; one that has left it may train a probe for an evaluation."""
         distributed = _find_distributed()
         if distributed is None or self._world or self._ranks == 1 or not _NO_GROUPS.isdisjoint(sys.modules):
             return ""
         if alone := self.how_alone():
-            return alone
+            return f"has {alone}"
         try:  # torch's own count of a group's collectives, which not every backend has
             groups = distributed.distributed_c10d._world.pg_map  # the list has no public name
             # nor has the count; hpcddp.integrations has a group of its own, over which nothing is trained
             used = any(g._get_sequence_number_for_group() for g in groups if getattr(g, "group_desc", "") != "hpcddp")
         except (AttributeError, RuntimeError):
             return ""
-        return "" if used else f"a process group in which nothing was sent in {_UNUSED_AT} steps"
+        return "" if used else "nothing was sent in its process group"
 
     def _tell(self, what: str) -> str:
         return f"{self._who} {what}: {self._result}"

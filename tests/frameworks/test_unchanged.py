@@ -31,13 +31,13 @@ def test_a_script_is_one_world(program, repo, run, tmp_path, check_world):
     check_world(tmp_path, 2)
 
 
-def test_without_what_exec_hands_on_each_rank_would_train_alone_and_the_guard_ends_it(repo, run, tmp_path):
+def test_without_what_exec_hands_on_each_rank_would_train_alone_and_the_guard_says_so(repo, run, tmp_path):
     line = [*mpirun(repo, 2), *EXEC, sys.executable, str(PROGRAMS / "accelerate_loop.py"), str(tmp_path), "10"]
     done = run(line, env=environment(repo) | {"ACCELERATE_USE_CPU": "false"})
-    assert done.returncode == 4, done.stderr
-    assert "of 2 takes an optimizer step with a process group in which nothing was sent in 64 steps" in done.stderr
+    told = "rank 0 of 2 has made 64 optimizer steps, and nothing was sent in its process group"
+    assert (done.returncode, done.stderr.count(told)) == (0, 1), done.stderr
     alone = run(line, env=environment(repo) | {"ACCELERATE_USE_CPU": "false", "HPCDDP_INDEPENDENT": "1"})
-    assert alone.returncode == 0, alone.stderr
+    assert (alone.returncode, told in alone.stderr) == (0, False), alone.stderr
 
 
 @pytest.mark.parametrize(
