@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from hpcddp.errors import HpcddpError, RequestError
 from hpcddp.lint.directive import Option
-from hpcddp.lint.launches import Program, find_program
+from hpcddp.lint.launches import ADDRESS, Program, find_program
 from hpcddp.lint.pbs import chunks
 from hpcddp.lint.request import Request, count_gpus, read_seconds
 from hpcddp.lint.script import Script, read_script
@@ -38,8 +38,6 @@ _COMPARED = {"--nodes", "--ntasks", "--ntasks-per-node", "--cpus-per-task", "--c
              "-l h_rt", "-l ncpus", "-l ngpus", "-l mem"}  # fmt: skip
 _ACCOUNTS = {"-P", "-A", "-W group_list", "-g"}
 _SET_UP = {"module", "ml", "source", ".", "conda", "mamba", "micromamba", "spack"}
-_ADDRESS = {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "NODE_RANK", "OMP_NUM_THREADS",
-            "SRUN_CPUS_PER_TASK"}  # fmt: skip
 _OF_CHUNK = {"ncpus", "mpiprocs", "ngpus", "mem", "ompthreads"}
 # Keys of a job file whose option may stand there as a directive, too.
 _AS_DIRECTIVES = {"mail", "mail_to", "dependency", "hold", "mem_gb", "chain"}
@@ -130,7 +128,7 @@ def _set_up(script: Script) -> list[str]:
     """The script's commands that change what the program finds: modules, environments, variables."""
     commands = [c for c in script.commands if not (c.launched or c.captured or c.function)]
     found = [c.text for c in commands if c.program in _SET_UP]
-    names = [name for c in commands if c.program == "export" for name, _ in c.sets if name not in _ADDRESS]
+    names = [name for c in commands if c.program == "export" for name, _ in c.sets if name not in ADDRESS]
     found += [f"export {' '.join(dict.fromkeys(names))}"] if names else []
     return ["; ".join(dict.fromkeys(found))] if found else []
 

@@ -21,8 +21,22 @@ _PROGRAM = re.compile(
 _OPEN_MPI_ONLY = re.compile(
     r"-x|--?hostfile|--?npernode|--?map-by|--?mca|--?bind-to|--?rankfile|--prtemca|--oversubscribe"
 )
-
-
+# Commands that start the command behind them; found by name also where an option of the launcher stands before them.
+_WRAPPERS = {
+    "conda",
+    "mamba",
+    "micromamba",
+    "uv",
+    "poetry",
+    "pixi",
+    "pipenv",
+    "nice",
+    "timeout",
+    "strace",
+    "gdb",
+    "dcgmi",
+}
+_TWO_VALUES = {"-mca", "--mca", "-gmca", "--gmca", "--prtemca", "--pmixmca", "-env", "-genv"}
 # Commands that make the ranks of a node themselves.
 _MAKERS = frozenset(c for name in AGENTS for made in LAUNCHERS[name].all_commands for c in made.commands) | {
     "deepspeed"
@@ -30,6 +44,10 @@ _MAKERS = frozenset(c for name in AGENTS for made in LAUNCHERS[name].all_command
 _EACH_SLOT = {f"{before}{name}{after}" for name in ("PBS_NP", "SLURM_NTASKS", "SLURM_NPROCS", "NSLOTS")
               for before, after in (("$", ""), ("${", "}"))}  # fmt: skip
 _ARGUMENTS = {"$@", "$*", "${@}", "${*}"}
+_SHELLS = {"bash", "sh"}
+#: Variables that hpcddp sets itself.
+ADDRESS = {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "NODE_RANK", "OMP_NUM_THREADS",
+           "SRUN_CPUS_PER_TASK"}  # fmt: skip
 _RENDEZVOUS = {"--main-process-port", "--same-network", "--deepspeed-hostfile"}
 # Options of launchers for what hpcddp works out itself.
 _WORKED_OUT = {
@@ -79,8 +97,22 @@ def find_launches(commands: Iterable[Command], values: Mapping[str, str]) -> lis
             continue
         rest = words[at + 1 :]
         start = next((i for i, w in enumerate(rest) if _PROGRAM.fullmatch(w)), len(rest))
+        start = _wrapper_start(rest, start) if start < len(rest) else start
         found.append(LaunchCommand(command, words[at].rsplit("/", 1)[-1], tuple(rest[:start]), tuple(rest[start:])))
     return found
+
+
+def _wrapper_start(words: Sequence[str], start: int) -> int:
+    """Where the command that the program at `start` is started by begins: a word that is no option and no value."""
+    values = 0
+    for i, word in enumerate(words[:start]):
+        if word.startswith("-"):
+            values = 0 if "=" in word else 2 if word in _TWO_VALUES else 1
+        elif word.rsplit("/", 1)[-1] in _WRAPPERS or (not values and not word.startswith("$")):
+            return i
+        else:
+            values -= values > 0
+    return start
 
 
 def per_node(launch: LaunchCommand, request: Request) -> int | None:
@@ -113,12 +145,13 @@ def count(launch: LaunchCommand) -> int | None:
 
 class Program(NamedTuple):
     """What a script runs in its ranks, and how many on a node. `unknown`: words whose values only the script knows;
-    `left_out`: what else it starts or asks of its launcher."""
+    `ranks`: those of the whole job, as the launcher's option says; `left_out`: what else stands in the script."""
 
     words: tuple[str, ...] = ()
     ranks_per_node: int | None = None
     unknown: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    ranks: int | None = None
 
 
 def find_program(
@@ -126,28 +159,81 @@ def find_program(
 ) -> Program:
     """The first program that is started in ranks: behind a launcher, torchrun, `accelerate launch`, deepspeed."""
     starting = [launch for launch in launches if launch.started]
+    starting.sort(key=lambda launch: launch.command.captured)  # one whose output is read is a helper
     launch = starting[0] if starting else None
-    options = [w.partition("=")[0] for w in launch.options if w.startswith("-")] if launch else []
-    left_out = [f"{launch.launcher} {name}" for name in options if launch and name not in _WORKED_OUT]
-    left_out += [f"{other.command.text} (line {other.command.line})" for other in starting[1:] if other.started]
     words = launch.started if launch else ()
-    each = per_node(launch, request) if launch else None
-    made = next((m for m in map(rank_maker, (words, *(c.words for c in commands))) if m), ())
-    if launch is None and not made:
+    each, ranks = (per_node(launch, request), count(launch)) if launch else (None, None)
+    if launch is None and not any(rank_maker(c.words) for c in commands):
         return Program()
+    made, maker = rank_maker(words), None
+    if not made:
+        maker = next((c for c in commands if rank_maker(c.words)), None)
+        made = rank_maker(maker.words) if maker else ()
+    if launch is None or (maker and maker.text not in launch.command.text):
+        launch, each, ranks = None, None, None  # the ranks are made elsewhere
+    left_out = _around(launch) if launch else []
+    chosen = launch.command if launch else maker
+    assert chosen is not None  # one of them is there
     if made:
+        around = words[: len(words) - len(made)] if launch and not maker else ()
+        around = maker.words[: len(maker.words) - len(made)] if maker else around
+        left_out += [" ".join(around)] if [w for w in around if not _PYTHON.fullmatch(w)] else []
         words, number, of_all = _made_ranks(tuple(_expand(w, values) for w in made))
         shares = number // request.nodes if number and of_all and request.nodes else number
         each = shares * (1 if of_all else each or 1) if shares else request.gpus_per_node
-        around = (
-            launch.started[: len(launch.started) - len(made)] if launch and launch.started[-1:] == made[-1:] else ()
-        )
-        left_out += [" ".join(around)] if around and not _PYTHON.fullmatch(around[0]) else []
+        ranks = None
+    left_out += _left_beside(commands, starting, chosen, maker)
     words = tuple(_expand(word, values) for word in words)
     left_out += [f"the script's own arguments ({word})" for word in words if word in _ARGUMENTS]
     words = tuple(word for word in words if word not in _ARGUMENTS)
     unknown = tuple(word for word in words if re.search(r"\$[\w{(]|`", word))
-    return Program(words, each, unknown, tuple(left_out))
+    return Program(words, each, unknown, tuple(left_out), ranks)
+
+
+def _around(launch: LaunchCommand) -> list[str]:
+    """What stands around a launcher and its program: its other options, variables, files, pipes, loops."""
+    command = launch.command
+    at = next(i for i, w in enumerate(command.words) if w.rsplit("/", 1)[-1] == launch.launcher)
+    names = [w.partition("=")[0] for w in launch.options if w.startswith("-")]
+    found = [f"{launch.launcher} {name}" for name in names if name not in _WORKED_OUT]
+    found += _own_sets(command)
+    given = [launch.option("--export") or "", *_values_of(launch.options, "-x", "-env", "-genv")]
+    found += [w for w in ",".join(given).split(",") if "=" in w and w.partition("=")[0] not in ADDRESS]
+    found += [f"{' '.join(command.words[:at])} (in front of {launch.launcher})"] if at else []
+    found += [f"{launch.launcher} {sign} {name}" for sign, name in command.files]
+    found += [f"| {name}" for name in command.into]
+    return found + [f"the loop: {loop}" for loop in command.loops]
+
+
+def _values_of(words: Sequence[str], *names: str) -> list[str]:
+    """The values of an option that may stand several times; `-genv NAME VALUE` as `NAME=VALUE`."""
+    found = []
+    for i, word in enumerate(words):
+        if word in names:
+            value = words[i + 1 : i + (3 if word in _TWO_VALUES else 2)]
+            found.append("=".join(value))
+    return found
+
+
+def _left_beside(
+    commands: Sequence[Command], starting: Sequence[LaunchCommand], chosen: Command, maker: Command | None
+) -> list[str]:
+    """The other programs, and what is around a command that makes the ranks itself, in what is launched."""
+    others = [one.command for one in starting]
+    others += [c for c in commands if trains(c.words) or rank_maker(c.words)]
+    outside = [c for c in others if c.text not in chosen.text]
+    found = [
+        f"{c.text} (line {c.line})" for c in outside if not any(c.text in o.text for o in outside if o.text != c.text)
+    ]
+    if maker and maker is not chosen:
+        inside = [c for c in commands if c.launched and c is not maker and c.text in chosen.text]
+        found += [c.text for c in inside if _own_sets(c) or (c.words and c.program not in {"export", "cd"})]
+        found += _own_sets(maker)
+    return found
+
+
+def _own_sets(command: Command) -> list[str]:
+    return [f"{name}={value}" for name, value in command.sets if name not in ADDRESS]
 
 
 def rank_maker(words: Sequence[str]) -> tuple[str, ...]:

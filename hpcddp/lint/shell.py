@@ -30,7 +30,8 @@ class Command(NamedTuple):
     """A simple command; `text` is as it stands. `expands`: the variables that its shell expands in it, its redirections
     and its here-documents. `launched`: it stands in the text that a launcher or ssh hands to a shell. `captured`: in a
     substitution. `function`: the function that it is in. `into`: the programs behind its pipe, `output` its file.
-    `background`: an & ends it. `loops`: what the loops around it go through."""
+    `background`: an & ends it. `loops`: what the loops around it go through. `files`: its redirections, such as
+    `("<", "input")`."""
 
     line: int
     words: tuple[str, ...]
@@ -44,6 +45,7 @@ class Command(NamedTuple):
     output: str = ""
     background: bool = False
     loops: tuple[str, ...] = ()
+    files: tuple[tuple[str, str], ...] = ()
 
     @property
     def program(self) -> str:
@@ -85,6 +87,7 @@ class _Reader:
         self.start = 0
         self.expands: list[str] = []
         self.output = ""
+        self.files: list[tuple[str, str]] = []
         self.documents: list[OpenDocument] = []
         self.readers: list[int] = []  # of each here-document, the command that reads it; -1 while that is being read
         self.open_document: OpenDocument | None = None
@@ -243,6 +246,7 @@ class _Reader:
                 return
             for found in re.finditer(r"\$(\w+|\{[^}]*\})", "" if target[1][0] == "'" else target[1]):
                 self._note_names(found[0])
+            self.files += [(operator[0], word)] if "&" not in operator[0] else []
             self.output = word if operator[0][0] == ">" and operator[0] != ">&" else self.output
 
     def _skip_documents(self) -> None:
@@ -271,6 +275,7 @@ class _Reader:
         marked, self.words = self.words, []
         expands, self.expands = tuple(self.expands), []
         output, self.output = self.output, ""
+        files, self.files = tuple(self.files), []
         marked_done: tuple[str, int] | None = None
         while marked and marked[0] in _RESERVED:
             if marked[0] == "done" and self.loops:
@@ -314,6 +319,7 @@ class _Reader:
             command._replace(
                 function=self.function,
                 output=output,
+                files=files,
                 background=background,
                 loops=(*self.around.loops, *(text for text, _ in self.loops)),
             )
@@ -324,7 +330,7 @@ class _Reader:
         if self.text[self.at : self.at + 1] != "|":
             self.pipeline = []
         for script, launched in _handed_text(marked):
-            around = self.found[-1]._replace(launched=launched or self.around.launched, into=())
+            around = self.found[-1]._replace(launched=launched or self.around.launched, into=(), files=())
             self.found += _Reader(script, around).read()
 
     def _note_block(self, word: str) -> None:

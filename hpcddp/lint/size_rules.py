@@ -154,7 +154,8 @@ def no_cpus_for_srun(script: Script) -> Iterator[Said]:
         return
     threads = script.request.cpus_per_task
     for launch in script.launches:
-        if launch.launcher == "srun" and launch.started and launch.option("-c", "--cpus-per-task") is None:
+        takes_them = launch.launcher == "srun" and launch.started and not launch.command.captured
+        if takes_them and launch.option("-c", "--cpus-per-task") is None:
             what = f"in Slurm 22.05 to 23.02 srun does not take over the job's --cpus-per-task={threads}"
             yield Said(launch.command.line, what, f"srun --cpus-per-task={threads} …")
 

@@ -174,3 +174,38 @@ def test_what_a_slurm_script_asks_for_is_in_the_line_or_named(header, run, line,
     assert not rendered.directives.refusals
     text = format_findings([], [same])
     assert not left_out or f"    not in the line: {left_out}\n" in text
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        "srun conda run -n W1 --no-capture-output python train.py W2\n",
+        "srun -c 4 uv run --with W1 python train.py W2\n",
+        "srun --label uv run --with W1 torchrun --nproc-per-node 4 train.py W2\n",
+        "srun env W1=1 torchrun --nproc-per-node 4 train.py W2\n",
+        "timeout W1 srun python train.py W2\n",
+        "HF_HOME=/W1 srun --export=ALL,DATA=/W2 python train.py\n",
+        "mpirun -x NCCL_DEBUG=W1 -genv OTHER W2 python train.py W3\n",
+        "srun python train.py < W1.txt > W2.txt 2> W3.txt\n",
+        "srun python train.py W1 | W2\n",
+        "for seed in W1 W2; do srun python train.py; done\n",
+        "srun bash -c 'module load W1; A=W2 torchrun --nproc-per-node 4 train.py W3'\n",
+        "srun bash -c 'export A=W1; torchrun --nproc-per-node 4 train.py W2'\n",
+        "srun python prepare.py W1\ntorchrun --nproc-per-node 4 train.py W2\n",
+        "python prepare.py W1\nsrun python train.py W2\n",
+        "srun python train.py W1\nsrun python train.py W2\n",
+        "torchrun --nproc-per-node 4 train.py W1\ntorchrun --nproc-per-node 4 test.py W2\n",
+        "ID=$(srun -n1 python -c W1)\nsrun python train.py W2\n",
+    ],
+)
+def test_what_stands_around_the_program_is_in_the_line_or_listed(run):
+    _, same, _ = rendered_again(f"{SLURM}#SBATCH --nodes=2\n{run}")
+    listed = " ".join(same.left_out)
+    for word in re.findall(r"W\d", run):
+        assert (word in same.line) != (word in listed), same
+
+
+def test_a_command_whose_output_is_read_is_not_the_training():
+    _, same, _ = rendered_again(f"{SLURM}#SBATCH --nodes=2\nA=$(srun -n1 bash -c 'hostname -i')\n{RUN}")
+    assert same.line.endswith("-- python train.py")
+    assert same.left_out == ("srun -n1 bash -c 'hostname -i' (line 4)",)
