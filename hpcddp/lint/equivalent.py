@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from hpcddp.errors import HpcddpError, RequestError
-from hpcddp.lint.directive import Option
+from hpcddp.lint.directive import Option, numbered
 from hpcddp.lint.launches import ADDRESS, Program, find_program
 from hpcddp.lint.pbs import chunks
 from hpcddp.lint.request import Request, count_gpus, read_seconds
@@ -115,6 +115,7 @@ def same_job(script: Script, site: Site) -> SameJob:
     plan = _plan([*settings, *examples], program.words, site)
     rendered = read_script(render_script(plan), site, lambda _: True)
     dropped_keys = {one.key for one in wanted if one not in settings} | {one.key for one in examples}
+    dropped_keys |= {"mem_gb"} & {one.key for one in settings}  # per node on every site
     left_out += _differing_numbers(script, rendered, program, plan, dropped_keys)
     left_out += _missing_options(script, rendered, {one.option for one in wanted if one not in settings})
     left_out += ["the job's other components (hetjob)"] if "hetjob" in script.directives.other_words else []
@@ -195,11 +196,13 @@ def _convert(script: Script, program: Program, site: Site) -> list[Setting]:
     whole = left or (ranks or usual) is None
     numbers["cpus_per_node" if whole else "cpus_per_rank"] = request.cpus_per_node if whole else each or None
     texts = {"walltime": request.walltime and _walltime(request.walltime, script.scheduler)}
+    words = _chunk_words(script, site)
     texts |= {"queue": _queue(script, site), "gpu_type": request.gpu_type}
+    texts |= {"gpu_type": ""} if any(word.endswith(request.gpu_type) for _, word in words) else {}
     texts |= {"account": request.account and request.account.value}
     numbers["mem_gb"] = _whole_gb(request) if script.scheduler == "pbs" else None
     found = [Setting(key, str(number)) for key, number in numbers.items() if number is not None]
-    found += [Setting(key, word) for key, word in _chunk_words(script, site)]
+    found += [Setting(key, word) for key, word in words]
     found += [Setting(key, text) for key, text in texts.items() if text]
     return found + [setting for option in _further(script, site) for setting in _settings(option, script, site)]
 
@@ -207,7 +210,7 @@ def _convert(script: Script, program: Program, site: Site) -> list[Setting]:
 def _normal(script: Script, site: Site) -> Request:
     """The request with what the scheduler adds: a number of nodes for so many tasks, one task where none is named."""
     request = script.request_on(site)
-    if request.nodes is None and request.ranks:
+    if request.nodes is None and request.ranks and script.scheduler == "slurm":
         each = script.directives.get("--gpus-per-task")
         total, threads = script.directives.get("--gpus"), request.cpus_per_task
         gpus = count_gpus(total.value)[1] if total else each and (count_gpus(each.value)[1] or 0) * request.ranks
@@ -225,6 +228,7 @@ def _normal(script: Script, site: Site) -> Request:
 def _further(script: Script, site: Site) -> list[Option]:
     """The directives beside size, time, queue and account."""
     taken = {*_COMPARED, site.queue_option or "", "-q" if script.scheduler != "slurm" else "--partition"}
+    taken |= {"--gpus-per-socket", "--sockets-per-node"}  # their product is the line's
     taken |= {"--account", *_ACCOUNTS, *({"--qos"} if _is_queue(script, site) else ())}
     size = script.request.size.name if script.request.size else ""
     found = [o for o in script.directives.options if o.name not in taken and o.name != size]
@@ -237,6 +241,7 @@ def _settings(option: Option, script: Script, site: Site) -> list[Setting]:
     row = find_scheduler(script.scheduler).directives
     keys = {of: key for key, of in row.options.items() if key not in {"array_limit", "chain"}}
     key = "requeue" if (name, value) == ("-r", "y") else keys.get(name, "")
+    key = "array" if name == "-t" and script.directives.torque else key
     for own, variable in site.variables.items():
         if variable.directive and (
             found := re.fullmatch(re.escape(variable.directive).replace(r"\{\}", "(.+)"), _line(option))
@@ -263,7 +268,7 @@ def _settings(option: Option, script: Script, site: Site) -> list[Setting]:
         own = value.removeprefix(site.constraint).removeprefix("&")
         return [Setting(key, own, option)] if own else []
     if name.startswith("-pe "):
-        return []
+        return [Setting("pe", name[4:], option)] if "pe" in site.variables else []
     if key in {"constraint", "reservation", "output"}:
         return [Setting(key, value, option)]
     if key and key not in _AS_DIRECTIVES:
@@ -285,7 +290,8 @@ def _differing_numbers(script: Script, rendered: Script, program: Program, plan:
     payer, other = (r.account.text if r.account else None for r in (before, after))
     rows: list[tuple[str, str, object, object]] = [
         ("account", "", payer, other),
-        ("nodes", "nodes", before.nodes, after.nodes),
+        ("nodes", "nodes", before.nodes, plan.nodes),
+        ("", "ranks in all", program.ranks, plan.nodes * plan.ranks_per_node),
         ("ranks_per_node", "ranks per node", program.ranks_per_node or before.slots, plan.ranks_per_node),
         ("cpus_per_rank", "CPUs per node", before.cpus_per_node, after.cpus_per_node),
         ("gpus_per_node", "GPUs per node", before.gpus_per_node, after.gpus_per_node),
@@ -297,6 +303,10 @@ def _differing_numbers(script: Script, rendered: Script, program: Program, plan:
     for key, what, old, new in rows:
         if old is not None and old != new and key not in named:
             found.append(f"{old} {what}".strip() + (f" (the line: {new})" if new is not None else ""))
+    if before.ranks and before.ranks > 1 and script.request_on(plan.site).nodes is None:
+        found.append(
+            f"the number of nodes, which the scheduler chooses for {before.ranks} slots (the line: {plan.nodes})"
+        )
     if not before.one_size and before.size:
         found.append(f"{before.size.text} (nodes that differ)")
     if before.walltime and was is None and not _walltime(before.walltime, script.scheduler):
@@ -317,8 +327,11 @@ def _uneven(script: Script) -> Iterator[Option]:
 def _missing_options(script: Script, rendered: Script, named: set[Option | None]) -> list[str]:
     """The directives that the rendered script does not have."""
     there = {(option.name, option.value) for option in rendered.directives.options}
+    there |= {(name, f"SIG{value}") for name, value in there if name == "--signal"}
     compared = {*_COMPARED, *({"--mem"} if script.request.mem_mb else ())}
     found = []
+    unread = [line.strip() for n, line in numbered(script.text) if n in {r.line for r in script.directives.refusals}]
+    found += [line for line in unread if line.startswith("#") and not line.startswith("#!")]
     for option in script.directives.options:
         same = option.name in {"--account", *_ACCOUNTS} or (option.name, option.value) in {*_USUAL, *there, ("-r", "y")}
         same = same or _has_place(option, rendered)

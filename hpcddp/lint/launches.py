@@ -163,6 +163,8 @@ def find_program(
     launch = starting[0] if starting else None
     words = launch.started if launch else ()
     each, ranks = (per_node(launch, request), count(launch)) if launch else (None, None)
+    if launch and launch.launcher != "srun" and (_EACH_SLOT & {*launch.options} or not launch.has("-np", "-n", "--np")):
+        ranks = request.ranks
     if launch is None and not any(rank_maker(c.words) for c in commands):
         return Program()
     made, maker = rank_maker(words), None

@@ -147,7 +147,9 @@ def _slurm(found: ScriptDirectives) -> Request:
     number = {name: count for name, (_, count) in counts.items()}
     nodes = _number((value("--nodes") or "").partition("-")[0])
     ranks, slots = _number(value("--ntasks")), _number(value("--ntasks-per-node"))
-    gpus = number.get("--gpus-per-node", number.get("--gres", _share(number.get("--gpus"), nodes)))
+    ranks = ranks or _times(_number(value("--ntasks-per-gpu")), number.get("--gpus"))
+    of_sockets = _times(number.get("--gpus-per-socket"), _number(value("--sockets-per-node")))
+    gpus = number.get("--gpus-per-node", number.get("--gres", _share(number.get("--gpus"), nodes) or of_sockets))
     if slots is None and gpus is not None:
         slots = _times(_number(value("--ntasks-per-gpu")), gpus)
     if slots is None and ranks:
@@ -182,7 +184,9 @@ def _slurm(found: ScriptDirectives) -> Request:
 def _gridengine(found: ScriptDirectives) -> Request:
     size = next((o for o in found.options if _NODE_TYPES.fullmatch(o.name)), None)
     whole = size is not None and size.name in {"-l node_f", "-l rt_F"}
+    slots = next((o.value for o in found.options if o.name.startswith("-pe ")), None)
     return Request(
+        ranks=_number(slots),
         nodes=_number(size.value) if whole and size else None,
         size=size,
         queue=found.get("-q"),

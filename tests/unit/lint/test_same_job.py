@@ -113,7 +113,20 @@ USUAL = {
     [
         ("--time=2160", RUN, "--walltime 36:00:00", ""),  # minutes, as Slurm reads it
         ("--nodes=1 --ntasks-per-node=2 --gres=gpu:1", RUN, "--nodes 1 --ranks-per-node 2 --gpus-per-node 1", ""),
-        ("--ntasks=8 --gpus=8", RUN, "--nodes 1 --gpus-per-node 8", ""),
+        (
+            "--ntasks=8 --gpus=8",
+            RUN,
+            "--nodes 1 --gpus-per-node 8",
+            "the number of nodes, which the scheduler chooses for 8 slots (the line: 1)",
+        ),
+        (
+            "--gpus=4 --ntasks-per-gpu=1 --cpus-per-task=2",
+            RUN,
+            "--nodes 1 --gpus-per-node 4 --cpus-per-rank 2",
+            "the number of nodes, which the scheduler chooses for 4 slots (the line: 1)",
+        ),
+        ("--ntasks=1 --gpus=1", RUN, "--nodes 1 --gpus-per-node 1", ""),
+        ("--signal=SIGUSR1@120", RUN, "--set signal=120s", ""),
         ("--nodes=2 --ntasks=8 --gpus=8", RUN, "--nodes 2 --gpus-per-node 4", ""),
         ("--nodes=2 --gpus-per-task=1 --ntasks-per-node=4", RUN, "--nodes 2 --gpus-per-node 4", ""),
         ("--nodes=2 --ntasks-per-gpu=2 --gpus-per-node=2", RUN, "--ranks-per-node 4 --gpus-per-node 2", ""),
@@ -209,3 +222,52 @@ def test_a_command_whose_output_is_read_is_not_the_training():
     _, same, _ = rendered_again(f"{SLURM}#SBATCH --nodes=2\nA=$(srun -n1 bash -c 'hostname -i')\n{RUN}")
     assert same.line.endswith("-- python train.py")
     assert same.left_out == ("srun -n1 bash -c 'hostname -i' (line 4)",)
+
+
+def test_gpus_of_sockets_are_the_nodes_gpus():
+    _, same, _ = rendered_again(
+        f"{SLURM}#SBATCH --nodes=1 --ntasks-per-node=2 --gpus-per-socket=1 --sockets-per-node=2\n{RUN}"
+    )
+    assert "--nodes 1 --gpus-per-node 2" in same.line
+    assert "--gpus-per-socket" not in same.line
+    assert same.left_out == ("--gpus-per-socket 1", "--sockets-per-node 2")
+
+
+OPEN = "the number of nodes, which the scheduler chooses for {} slots (the line: 1)"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "left_out"),
+    [
+        (
+            "#$ -pe mpi 32\nmpirun -np 32 python train.py\n",
+            "--set pe=mpi",
+            ["32 ranks in all (the line: 4)", OPEN.format(32)],
+        ),
+        ("#$ -pe mpi 32\nmpirun -np $NSLOTS python train.py\n", "", ["32 ranks in all (the line: 4)", OPEN.format(32)]),
+        ("#$ -pe mpi 32\nmpirun python train.py\n", "", ["32 ranks in all (the line: 4)", OPEN.format(32)]),
+        ("#$ -pe mpi 20\nmpirun -np 4 python train.py\n", "--set pe=mpi", [OPEN.format(20), "-pe mpi=20"]),
+        ("#$ -l rt_F=2\nmpirun -np 8 --map-by ppr:4:node python train.py\n", "--nodes 2", ["-l rt_F=2"]),
+        ("#PBS -t 1-3\n#PBS -l nodes=2:ppn=4:gpus=4\nmpirun python train.py\n", "--nodes 2", ["#PBS -t 1-3"]),
+        (
+            "#PBS -t 1-3\n#PBS -l nodes=2:ppn=4:gpus=4\nmpirun -np $PBS_NP python train.py\n",
+            "--site generic-torque --nodes 2 --gpus-per-node 4 --cpus-per-rank 1",
+            [],
+        ),
+        (
+            "#PBS -l select=2:ncpus=8:mpiprocs=2:ngpus=2:gpu_model=a100 -l place=scatter\nmpirun python train.py\n",
+            "--set constraint=gpu_model=a100",
+            [],
+        ),
+        (
+            "#PBS -l select=2:ngpus=4:mem=8gb\npbsdsh -- torchrun --node_rank $PBS_VNODENUM --nproc-per-node 4 t\n",
+            "--set mem_gb=8",
+            ["pbsdsh --"],
+        ),
+    ],
+)
+def test_what_another_script_asks_for_is_in_the_line_or_listed_and_not_both(text, line, left_out):
+    _, same, _ = rendered_again(f"#!/bin/bash\n{text}")
+    assert line in same.line
+    assert list(same.left_out) == left_out
+    assert not set(re.findall(r"--set \w+", same.line)) & set(re.findall(r"--set \w+", " ".join(same.left_out)))
