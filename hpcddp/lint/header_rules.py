@@ -25,6 +25,8 @@ _SEVERAL = {"-v", "-l", "-W depend", "-hard", "-soft", "-m", "-M", "--dependency
 # Names that PBS gives to the queues of advance, standing and maintenance reservations.
 _PBS_RESERVATION = re.compile(r"[RSM]\d+")
 
+_CLOCK = "hours:minutes:seconds, such as 12:00:00"
+
 
 def refused(script: Script) -> Iterator[Said]:
     """What the scheduler's own parser refuses."""
@@ -67,7 +69,10 @@ def _refused_steps(script: Script) -> Iterator[Said]:
             names = {o.name for o in own}
             options = [*(o for o in inherited if o.name not in names), *own]
             for first, second, why in refused_together(rules, [(o.name, o.value) for o in options]):
-                if options[second] in own and "exclude" in why:
+                instead_of = (
+                    options[second].name == "--cpus-per-task" and options[first] not in own
+                )  # of --cpus-per-gpu
+                if options[second] in own and "exclude" in why and not instead_of:
                     both = f"{options[first].text} and {options[second].text}"
                     yield Said(launch.command.line, f"srun refuses to start: {both} {why}", "one of them")
 
@@ -90,7 +95,7 @@ def _contradictions(script: Script) -> Iterator[tuple[Option, str]]:
         yield found["--ntasks"], f"--ntasks-per-node={on_node} on {fixed} nodes is {fixed * on_node} at most"
     if "--mem-per-gpu" in found and not some:
         yield found["--mem-per-gpu"], "no GPU is asked for"
-    if "--gpus-per-socket" in found and "--sockets-per-node" not in found:
+    if "--gpus-per-socket" in found and not {"--sockets-per-node", "--extra-node-info"} & set(found):
         yield found["--gpus-per-socket"], "--sockets-per-node has to stand beside it"
     low, _, high = found["--nodes"].value.partition("-") if "--nodes" in found else ("", "", "")
     if low.isdecimal() and high.isdecimal() and int(low) > int(high):
@@ -187,29 +192,34 @@ def output_folder(script: Script) -> Iterator[Said]:
 
 
 def walltime(script: Script) -> Iterator[Said]:
-    """M33: run times that a scheduler refuses, or reads as something else."""
+    """M33: run times that a scheduler refuses or misreads."""
     option = script.request.walltime
-    if option is None:
+    if option is None or _is_time(option.value, script.scheduler):
         return
-    value, slurm = option.value, script.scheduler == "slurm"
-    fields = value.split(":")
-    ours = "hours:minutes:seconds, such as 12:00:00"
-    if slurm and re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}|infinite|unlimited", value, re.IGNORECASE):
-        if len(fields) == 2 and "-" not in value:
-            read = f"{format_count(int(fields[0]), 'minute')} {format_count(int(fields[1]), 'second')}"
-            yield Said(option.line, f"{value} is {read}", ours)
-    elif not slurm and is_time(value):
-        if len(fields) == 2:
-            read = f"{format_count(int(fields[0]), 'minute')} {format_count(int(fields[1] or 0), 'second')}"
-            yield Said(option.line, f"{value} is {read}, not hours", ours)
-        elif script.scheduler == "pbs" and not value.strip():
-            yield Said(option.line, "an empty walltime is none: the queue's default or its maximum holds", ours)
-    else:
-        many = " with four fields" if len(fields) == 4 else ""
-        what = f"{value!r} is no run time{many}: {script.scheduler} refuses it or misreads it"
-        if script.scheduler == "pbs":
-            what = f"qsub refuses the script: {option.text}: no run time{many}"
-        yield Said(option.line, what, ours)
+    many = " with four fields" if option.value.count(":") == 3 else ""
+    what = f"{option.value!r} is no run time{many}: {script.scheduler} refuses it or misreads it"
+    if script.scheduler == "pbs":
+        what = f"qsub refuses the script: {option.text}: no run time{many}"
+    yield Said(option.line, what, _CLOCK)
+
+
+def short_walltime(script: Script) -> Iterator[Said]:
+    """M33: run times that may be meant otherwise: two fields are minutes and seconds, an empty one is none."""
+    option = script.request.walltime
+    if option is None or not _is_time(option.value, script.scheduler):
+        return
+    fields = option.value.split(":")
+    if len(fields) == 2 and "-" not in option.value:
+        read = f"{format_count(int(fields[0]), 'minute')} {format_count(int(fields[1] or 0), 'second')}"
+        yield Said(option.line, f"{option.value} is {read}, not hours", _CLOCK)
+    elif not option.value.strip():
+        yield Said(option.line, "an empty walltime is none: the queue's default or its maximum holds", _CLOCK)
+
+
+def _is_time(value: str, scheduler: str) -> bool:
+    if scheduler == "slurm":
+        return bool(re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}|infinite|unlimited", value, re.IGNORECASE))
+    return is_time(value) and (scheduler == "pbs" or bool(value.strip()))
 
 
 def no_name(script: Script) -> Iterator[Said]:

@@ -43,6 +43,7 @@ RULES = (
     Rule("M29", False, header_rules.requeue),
     Rule("M31", False, header_rules.no_name),
     Rule("M33", True, header_rules.walltime),
+    Rule("M33", False, header_rules.short_walltime),
     Rule("M34", True, header_rules.other_scheduler),
     Rule("M34", True, header_rules.abci2),
     Rule("A1", False, run_rules.master_addr_stays_here),

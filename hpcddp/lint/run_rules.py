@@ -78,12 +78,13 @@ def own_hostname(script: Script) -> Iterator[Said]:
 
 
 def job_id_in_port(script: Script) -> Iterator[Said]:
-    """M13: a PBS job id is no number: `1234[5].pbs1`, and 0189 is bad octal."""
+    """M13: a PBS job id is no number: `1234[5].pbs1`, and 0189 is bad octal. Slurm's and Grid Engine's are numbers."""
+    stripped = re.compile(r"10#|tr -|(//|%%)\[[!^]0-9\]")
     for line, text in _lines(script):
-        if "PBS_JOBID" not in text and "JOB_ID" not in text.replace("SLURM_JOB_ID", ""):
+        if script.scheduler != "pbs" or ("PBS_JOBID" not in text and "JOB_ID" not in text):
             continue
         sums = re.findall(r"\$\(\((.*?)\)\)", text) + re.findall(r"\bexpr\b(.*)", text)
-        if any("JOB" in s and "10#" not in s and "tr -" not in s and "//[!0-9]" not in s for s in sums):
+        if any("JOB" in s and not stripped.search(s) for s in sums):
             yield Said(
                 line,
                 "a number is worked out from the job id as it stands: 1234[5].pbs1 (an array) and 0189 break it",

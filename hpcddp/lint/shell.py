@@ -92,6 +92,7 @@ class _Reader:
         self.readers: list[int] = []  # of each here-document, the command that reads it; -1 while that is being read
         self.open_document: OpenDocument | None = None
         self.pipeline: list[int] = []  # the commands whose output goes into the one that is being read
+        self.elements = False  # the words of an array, which start nothing
         self.function = around.function
         self.braces: list[str] = []  # the function around each open brace
         self.loops: list[tuple[str, int]] = []  # what each open loop goes through, and its first command
@@ -206,7 +207,9 @@ class _Reader:
         """The elements of `a=(…)` as the rest of the word."""
         end = _closing(self.text, self.at)
         around = self.around._replace(line=self._line(self.at), function=self.function)
-        for command in _Reader(self.text[self.at + 1 : end - 1], around).read():
+        reader = _Reader(self.text[self.at + 1 : end - 1], around)
+        reader.elements = True
+        for command in reader.read():
             self.expands += [name for name in command.expands if name not in self.expands]
             self.found += [command] if command.captured and not self.around.captured else []
         self._add(self.text[self.at : end])
@@ -329,7 +332,7 @@ class _Reader:
             self.found[at] = self.found[at]._replace(into=(*self.found[at].into, self.found[-1].program))
         if self.text[self.at : self.at + 1] != "|":
             self.pipeline = []
-        for script, launched in _handed_text(marked):
+        for script, launched in () if self.elements else _handed_text(marked):
             around = self.found[-1]._replace(launched=launched or self.around.launched, into=(), files=())
             self.found += _Reader(script, around).read()
 

@@ -289,3 +289,12 @@ def test_the_manual_has_a_row_for_every_rule_and_its_level(repo):
     assert re.findall(r"^\| ([DMA]\d+) \|", script, re.MULTILINE) == list(dict.fromkeys(rule.id for rule in RULES))
     rows = re.findall(r"^\| (A\d+) \| (mistake|warning) \|", training, re.MULTILINE)
     assert rows == [(rule, "mistake" if certain else "warning") for rule, certain, _ in PYTHON_RULES]
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"), [("10:00", "warning"), ("30:30", "warning"), ("02:00", "warning"), ("24h", "mistake")]
+)
+def test_a_run_time_that_the_scheduler_takes_is_a_warning(value, kind):
+    text = f"#!/bin/bash\n#SBATCH --no-requeue --time={value}\n"
+    found = lint_script("job.sh", read_script(text, None, lambda _: True))
+    assert [f.kind for f in found if f.rule == "M33"] == [kind]
