@@ -97,6 +97,14 @@ def _contradictions(script: Script) -> Iterator[tuple[Option, str]]:
         yield found["--mem-per-gpu"], "no GPU is asked for"
     if "--gpus-per-socket" in found and not {"--sockets-per-node", "--extra-node-info"} & set(found):
         yield found["--gpus-per-socket"], "--sockets-per-node has to stand beside it"
+    sized = {"--ntasks", "--nodes", "--gpus"} & set(found)
+    if "--gpus-per-task" in found and not sized:
+        yield found["--gpus-per-task"], "--ntasks, --gpus or --nodes has to stand beside it"
+    if "--ntasks-per-gpu" in found and not (sized or some):
+        yield found["--ntasks-per-gpu"], "GPUs, --ntasks or --nodes has to stand beside it"
+    wanted, not_wanted = (set(found[n].value.split(",")) if n in found else set() for n in ("--nodelist", "--exclude"))
+    if both := sorted(word for word in wanted & not_wanted if "[" not in word and "]" not in word):
+        yield found["--exclude"], f"{both[0]} is in --nodelist, too"
     low, _, high = found["--nodes"].value.partition("-") if "--nodes" in found else ("", "", "")
     if low.isdecimal() and high.isdecimal() and int(low) > int(high):
         yield found["--nodes"], "the least is above the most"

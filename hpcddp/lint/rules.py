@@ -52,6 +52,7 @@ RULES = (
     Rule("A4", True, size_rules.first_nodes_only),
     Rule("A4", False, size_rules.rank_per_slot),
     Rule("A5", False, run_rules.fixed_port),
+    Rule("A9", True, run_rules.localhost_for_several_nodes),
     Rule("A23", True, run_rules.tee_hides_status),
     Rule("A24", True, text_rules.open_document),
     Rule("A25", True, text_rules.carriage_returns),

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from hpcddp.lint.finding import Said
-from hpcddp.lint.launches import per_node, torchrun_words, trains
+from hpcddp.lint.launches import per_node, torchrun_option, torchrun_words, trains
 from hpcddp.lint.script import Script
 from hpcddp.lint.shell import REACHES, Command
 from hpcddp.ranks.launchers import LAUNCHERS
@@ -23,6 +23,7 @@ _UNIQUE = re.compile(r"sort\s+(-\w+\s+)*-\w*u|\buniq\b|awk|scontrol")
 _ROWS = [row for name, row in LAUNCHERS.items() if name not in {"env", "torchrun"}]
 _OF_RANK = {getattr(row, number) for row in _ROWS for number in ("rank", "local_rank", "node_rank")} - {""}
 _OF_RANK |= {"OMPI_COMM_WORLD_NODE_RANK", "PMI_LOCAL_RANK", "PBS_TASKNUM", "PBS_NODENUM", "PBS_VNODENUM"}
+_HERE = re.compile(r"(localhost|127\.0\.0\.1|\[?::1\]?)(:.*)?")
 _OURS = "hpcddp exec finds it"
 # Variables that schedulers, launchers, modules and login shells set.
 _GIVEN = re.compile(
@@ -75,6 +76,26 @@ def own_hostname(script: Script) -> Iterator[Said]:
                 "MASTER_ADDR is worked out in each task: every task takes its own host for the master",
                 "export MASTER_ADDR in the script, before the launcher",
             )
+
+
+def localhost_for_several_nodes(script: Script) -> Iterator[Said]:
+    """A9: each node's processes meet on their own host: as many trainings as nodes, or none."""
+    if not script.several_nodes() or not script.launches:
+        return
+    one_node = [x for x in script.launches if x.option("-N", "--nodes") == "1" and x.launcher == "srun"]
+    for command in script.commands:
+        if any(command.line == launch.command.line for launch in one_node):
+            continue
+        found = [f"{n}={v}" for n, v in command.sets if n == "MASTER_ADDR" and _HERE.fullmatch(v)]
+        agent = torchrun_words(command.words)
+        for name in ("master-addr", "rdzv-endpoint"):
+            value = torchrun_option(agent, name)
+            found += [f"--{name} {value}"] if value and _HERE.fullmatch(value) else []
+        launched = command.launched or any(launch.command == command for launch in script.launches)
+        found += ["--standalone"] if launched and "--standalone" in agent else []
+        if found:
+            what = f"{found[0]} on {script.request.nodes} nodes: each node's processes look on their own host"
+            yield Said(command.line, what, f"export MASTER_ADDR=FIRST_HOST; {_OURS}")
 
 
 def job_id_in_port(script: Script) -> Iterator[Said]:

@@ -171,6 +171,9 @@ CASES: dict[str, tuple[list[str], list[str], int]] = {
             f"{SLURM}#SBATCH --nodes=4-2\n",
             f"{SLURM}#SBATCH --mem-per-gpu=4G\n",
             f"{SLURM}#SBATCH --gpus-per-socket=2\n",
+            f"{SLURM}#SBATCH --gpus-per-task=1 --gpus-per-node=2\n",
+            f"{SLURM}#SBATCH --ntasks-per-gpu=1\n",
+            f"{SLURM}#SBATCH --nodelist=node1,node2 --exclude=node1\n",
             "#!/bin/bash\n#SBATCH --no-requeue --ntasks-per-gpu=1 --gpus=4\nsrun --gpus-per-task=1 python train.py\n",
             "#!/bin/bash\n#SBATCH --no-requeue --gpus=4\nsrun --mem=4G --mem-per-cpu=1G python train.py\n",
         ],
@@ -181,6 +184,8 @@ CASES: dict[str, tuple[list[str], list[str], int]] = {
             f"{SLURM}#SBATCH --ntasks-per-gpu=1 --gpus=4\nsrun --ntasks-per-gpu=2 python train.py\n",
             f"{SLURM}#SBATCH --gpus=2 --cpus-per-gpu=2\nsrun -c 2 python train.py\n",
             f"{SLURM}#SBATCH --gpus-per-socket=1 --extra-node-info=1:4\n",
+            f"{SLURM}#SBATCH --gpus-per-task=1 --nodes=2 --nodelist=node[1-3] --exclude=node4\n",
+            f"{SLURM}#SBATCH --gpus-per-task=1 --gpus=2 --ntasks=2\n",
         ],
         3,
     ),
@@ -312,6 +317,22 @@ CASES: dict[str, tuple[list[str], list[str], int]] = {
             f"{SLURM}rsync -a $SLURM_SUBMIT_HOST:data .\n",
         ],
         3,
+    ),
+    "A9": (
+        [
+            f"{SLURM}#SBATCH --nodes=2\n\nsrun torchrun --standalone --nproc-per-node 4 train.py\n",
+            f"{SLURM}#SBATCH --nodes=2\n\nsrun bash -c 'torchrun --standalone --nproc-per-node 4 train.py'\n",
+            f"{SLURM}#SBATCH --nodes=2\n\nsrun torchrun --nnodes 2 --rdzv-endpoint localhost:29400 train.py\n",
+            f"{SLURM}#SBATCH --nodes=2\n\nexport MASTER_ADDR=127.0.0.1\nsrun python train.py\n",
+            f"{PBS}{TWO}\nexport MASTER_ADDR=localhost\nmpirun python train.py\n",
+        ],
+        [
+            f"{SLURM}#SBATCH --nodes=1\nsrun torchrun --standalone --nproc-per-node 4 train.py\n",
+            f"{SLURM}#SBATCH --nodes=2\nsrun -N 1 torchrun --standalone --nproc-per-node 4 train.py\n",
+            f"{SLURM}#SBATCH --nodes=2\ntorchrun --standalone test.py\nsrun python train.py\n",
+            f"{SLURM}export MASTER_ADDR=localhost\nsrun python train.py\n",
+        ],
+        0,
     ),
     "A28": (
         [
