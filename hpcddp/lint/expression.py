@@ -53,7 +53,9 @@ def dotted(node: ast.AST) -> str:
 
 def shown(node: ast.AST) -> str:
     """An expression in a message, in short."""
-    return f"{dotted(node.func)}()" if isinstance(node, ast.Call) else dotted(node) or "…"
+    if isinstance(node, ast.Call):
+        return f"{dotted(node.func) or '….' + last_word(node.func)}()"
+    return dotted(node) or "…"
 
 
 def keyword(call: ast.Call, name: str) -> ast.expr | None:

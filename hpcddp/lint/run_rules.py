@@ -230,14 +230,15 @@ def rank_of_batch_shell(script: Script) -> Iterator[Said]:
     if by_itself or one_task or not (starting or _reaching(script)) or not script.directives.options:
         return  # a script that each rank runs, or that has one rank
     for command in script.commands:
-        names = [name for name in command.expands if name in _OF_RANK]
+        names = [name for name in dict.fromkeys(command.expands) if name in _OF_RANK]
         if script.request.nodes == 1:
             names = [name for name in names if not re.search("NODE", name)]  # 0 on the only node
         if not names or command.launched or _in_rank_function(script, command) or _only_prints(command):
             continue
         shown = ", ".join(f"${name}" for name in names)
         what = f"the batch shell expands {shown} before any rank is started: it is 0 there or not set, for every rank"
-        right = f"single quotes, so that each rank's shell expands it: {starting[0].launcher if starting else 'srun'}"
+        launcher = starting[0].launcher if starting else "srun" if script.scheduler == "slurm" else "mpirun"
+        right = f"single quotes, so that each rank's shell expands it: {launcher}"
         yield Said(command.line, what, f"{right} bash -c '… ${names[0]} …'; hpcddp exec sets RANK and LOCAL_RANK")
 
 

@@ -172,7 +172,7 @@ SCHEDULER = Scheduler(
         ),
         needs={
             "--mem-per-gpu": ("--gres", "--gpus", "--gpus-per-node", "--gpus-per-task"),
-            "--gpus-per-socket": ("--sockets-per-node", "--extra-node-info"),
+            "--gpus-per-socket": ("--sockets-per-node",),
         },
         one_of=("--gres", "--gpus", "--gpus-per-node"),
         synonyms={"--tasks-per-node": "--ntasks-per-node"},
