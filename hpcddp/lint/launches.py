@@ -195,7 +195,7 @@ def find_program(
 def _around(launch: LaunchCommand) -> list[str]:
     """What stands around a launcher and its program: its other options, variables, files, pipes, loops."""
     command = launch.command
-    at = next(i for i, w in enumerate(command.words) if w.rsplit("/", 1)[-1] == launch.launcher)
+    at = len(command.words) - 1 - len(launch.options) - len(launch.started)
     names = [w.partition("=")[0] for w in launch.options if w.startswith("-")]
     found = [f"{launch.launcher} {name}" for name in names if name not in _WORKED_OUT]
     found += _own_sets(command)

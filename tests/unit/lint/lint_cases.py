@@ -152,6 +152,7 @@ CASES: dict[str, tuple[list[str], list[str], int]] = {
         [
             f"{SLURM}#SBATCH --cpus-per-task=8\nsrun -c 8 python train.py\n",
             f"{SLURM}#SBATCH -c 8\nexport SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK\nsrun python train.py\n",
+            f"{SLURM}#SBATCH -c 8\nIP=$(srun -n1 bash -c 'hostname -i')\nsrun -c 8 python train.py\n",
         ],
         4,
     ),
