@@ -13,6 +13,7 @@ from hpcddp.errors import PEER_FAILED, HpcddpError, LaunchError, RequestError
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.runs import attempt
 from hpcddp.runs.folder import RunFolder, find_attempt
+from hpcddp.runs.heartbeat import NO_RANK
 from hpcddp.runs.heartbeat import VARIABLE as HEARTBEAT
 
 TYPE_CHECKING = False  # typing costs a quarter of this verb's time; mypy knows the name
@@ -121,9 +122,10 @@ def run_command(command: list[str], env: Mapping[str, str], options: ExecOptions
     hostname = os.uname().nodename
     options = options or handed_on.NO_OPTIONS
     launch = Launch(handed_on.launch_environment(env, options), hostname)
-    info, rendezvous = launch.info, launch.rendezvous
     job_output = os.dup(2)  # closed by exec
+    info = None
     try:
+        info, rendezvous = launch.info, launch.rendezvous
         if info.world_size > 1 and not is_enough(rendezvous, env, info):
             rendezvous = _ask_run_folder(launch, hostname) or rendezvous
         if info.world_size > 1 and rendezvous.master_addr is not None:
@@ -139,6 +141,7 @@ def run_command(command: list[str], env: Mapping[str, str], options: ExecOptions
                 exported.pop(row.agent_store, None)
         log = attempt.record_rank(exported, info.rank, hostname)
     except HpcddpError as error:
+        # before this process ends: its launcher then ends the other ranks
         heartbeat = _find_heartbeat(env, info, hostname)
         if heartbeat is not None:
             heartbeat.refuse(error.exit_code, error.message)
@@ -149,14 +152,16 @@ def run_command(command: list[str], env: Mapping[str, str], options: ExecOptions
     return _become(command, exported, info, hostname, job_output)
 
 
-def _find_heartbeat(env: Mapping[str, str], info: RankInfo, hostname: str) -> Heartbeat | None:
-    """None outside of a job whose ranks write to logs, and in a rank that has such a process beside it already."""
+def _find_heartbeat(env: Mapping[str, str], info: RankInfo | None, hostname: str) -> Heartbeat | None:
+    """None outside of a job whose ranks write to logs, and in a rank that has such a process beside it already.
+    `info`: None where the environment does not say which rank this is."""
     folder = find_attempt(env) if env.get("HPCDDP_LOG_RANKS") == "1" else None
     if folder is None or env.get(HEARTBEAT):
         return None
     from hpcddp.cli.heartbeat import Heartbeat
 
-    return Heartbeat(folder, info.rank, info.world_size, hostname, env)
+    rank, world_size = (info.rank, info.world_size) if info is not None else (NO_RANK, 0)
+    return Heartbeat(folder, rank, world_size, hostname, env)
 
 
 def _become(command: list[str], env: dict[str, str], info: RankInfo, hostname: str, job_output: int) -> NoReturn:
@@ -166,13 +171,13 @@ def _become(command: list[str], env: dict[str, str], info: RankInfo, hostname: s
         _refuse(_cannot_run(command, info, hostname, error), env, info, job_output)
 
 
-def _refuse(refusal: HpcddpError, env: Mapping[str, str], info: RankInfo, job_output: int) -> NoReturn:
+def _refuse(refusal: HpcddpError, env: Mapping[str, str], info: RankInfo | None, job_output: int) -> NoReturn:
     """Say why the command does not run, and end; of all ranks one says it on the job's output."""
     from hpcddp.cli.streams import tell
     from hpcddp.runs import failure
 
     with failure.first_failure(env) as is_first:
-        if is_first or info.rank == 0:  # rank 0 has no log of its own
+        if is_first or info is None or info.rank == 0:  # these have no log of their own
             os.dup2(job_output if is_first else os.open(os.devnull, os.O_WRONLY), 2)
         tell(str(refusal))
     raise SystemExit(refusal.exit_code)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from hpcddp.runs.folder import AttemptFolder
 
 VARIABLE = "HPCDDP_HEARTBEAT"
+#: The rank of a process whose environment does not say which one it is.
+NO_RANK = -1
 #: Bytes of the numbers that a rank writes at the page's begin.
 _COUNTS = 84
 #: Where in the page the job's end, the lease and the place stand; the most bytes of the place.

@@ -8,6 +8,7 @@ import re
 from hpcddp.errors import PEER_FAILED, RequestError
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.failure import describe_end
+from hpcddp.runs.heartbeat import NO_RANK
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -109,7 +110,7 @@ class Event(Record):
     def __str__(self) -> str:
         if self.kind in {UNKNOWN, ABSENT}:
             return self.text
-        rank = f"rank {self.rank} on {self.host}"
+        rank = f"rank {self.rank} on {self.host}" if self.rank != NO_RANK else self.host
         since = f" since step {self.step}" if self.step else ""
         if self.kind == SILENT:
             return f"{self.host} is silent{since} (rank {self.rank})"

@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 
 from hpcddp.record import TYPE_CHECKING
-from hpcddp.runs.heartbeat import Beat, Supervised, write_supervised
+from hpcddp.runs.heartbeat import NO_RANK, Beat, Supervised, write_supervised
 from hpcddp.supervisor.absent import find_absent, has_files
 from hpcddp.supervisor.callers import Callers
 from hpcddp.supervisor.events import ERROR, GONE, KILLED, LEFT, SILENT, STUCK, UNHEARD, Event, read_shell_status
@@ -186,7 +186,7 @@ class Reports:
             return
         caller, words, rest = taken
         is_greeting = len(words) == 6 and words[:2] == ["hello", self._told.key]
-        if not is_greeting or not all(map(str.isdecimal, words[3:5])):
+        if not is_greeting or not (words[3] == str(NO_RANK) or words[3].isdecimal()) or not words[4].isdecimal():
             self._callers.close(caller)
             return
         _, _, attempt, rank, world_size, host = words
@@ -196,7 +196,7 @@ class Reports:
                 caller.send(b"end\n")
             self._callers.close(caller)
             return
-        self._world_size = int(world_size)
+        self._world_size = int(world_size) or self._world_size
         one = self.ranks.setdefault(int(rank), RankReport(int(rank), host, now))
         if one.connection is not None:
             self._leave(one)

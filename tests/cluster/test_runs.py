@@ -1,4 +1,4 @@
-"""Two jobs of one command on a real Slurm: the second is refused, and a killed first one keeps nobody out."""
+"""Runs of jobs on a real Slurm: one job at a time, a killed one keeps nobody out, and why one has failed."""
 
 from __future__ import annotations
 
@@ -36,3 +36,15 @@ def test_another_node_asks_slurm_whether_the_job_that_holds_the_run_has_ended(cl
     cluster.ok(["scancel", "--batch", "--signal=TERM", third], cwd=shared)
     assert "hpcddp: run runs/long: " in cluster.wait(third, cwd=shared).output
     assert not (shared / "runs/long-2").exists()
+
+
+def test_a_refusal_on_one_node_is_why_the_job_failed_though_srun_then_ends_the_others(
+    cluster: Cluster, shared: Path
+) -> None:
+    shape = ["--site", f"{HERE}/site.yaml", "--nodes", "2", "--ranks-per-node", "1", "--cpus-per-rank", "1"]
+    text = cluster.ok(["hpcddp", "render", *shape, "--name", "refused", "--", "sleep", "600"], cwd=shared)
+    job = cluster.wait(cluster.submit(text, "--export=ALL,NODE_RANK=0", cwd=shared), cwd=shared)
+    assert job.state == "FAILED"
+    status = " ".join(cluster.ok(["hpcddp", "status", "runs/refused"], cwd=shared).split())
+    assert "refused: failed" in status
+    assert "SLURM_NODEID says node_rank 1, but NODE_RANK=0 is exported too" in status

@@ -20,7 +20,7 @@ import pytest
 from hpcddp.cli import heartbeat
 from hpcddp.cli.heartbeat import Heartbeat
 from hpcddp.runs.folder import AttemptFolder, RunFolder
-from hpcddp.runs.heartbeat import open_page, read_supervised, write_supervised
+from hpcddp.runs.heartbeat import NO_RANK, open_page, read_supervised, write_supervised
 from hpcddp.supervisor.events import ERROR, GONE, KILLED, LEFT, SILENT, STUCK, UNHEARD, UNKNOWN, find_first_cause
 from hpcddp.supervisor.rank_report import RankReport, find_odd
 from hpcddp.supervisor.reports import Reports
@@ -119,6 +119,24 @@ def test_ranks_are_known_and_their_ends_are_heard(ranks_with: Callable[[float], 
     assert ranks.reports.events[1].text == "ValueError: größer\nthan one line"
     assert [event.host for event in ranks.reports.events] == ["n1", "n2"]
     assert ranks.reports.all_over
+
+
+def test_a_signal_after_a_refusal_is_the_launcher_s_own_also_where_the_refusing_process_has_no_rank(
+    ranks_with: Callable[[float], Ranks], attempt: AttemptFolder
+):
+    ranks = ranks_with(LONG_S)
+    other = ranks.start("n0")
+    refuses = Heartbeat(attempt, NO_RANK, 0, "n1", os.environ)
+    tells = threading.Thread(target=refuses.refuse, args=(4, "NODE_RANK=0 is exported too"))
+    tells.start()
+    ranks.until(lambda: not tells.is_alive())
+    other.note_signal(signal.SIGTERM)
+    report_end(ranks, other, signal.SIGTERM)
+    teardown = Teardown(ranks.reports, print, acts=False)
+    cause = teardown.conclude(143)
+    assert cause is not None
+    assert (str(cause), cause.exit_status) == ("n1: NODE_RANK=0 is exported too", 4)
+    assert teardown.find_signal(cause) == 0
 
 
 def test_a_companion_that_is_gone_takes_its_rank_with_it(ranks_with: Callable[[float], Ranks]):
