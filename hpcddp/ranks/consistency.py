@@ -73,6 +73,15 @@ def check_node_rank(env: Mapping[str, str], node_rank: int, torch: Launcher) -> 
             )
 
 
+def check_exported(env: Mapping[str, str], told: Mapping[str, str]) -> None:
+    """LaunchError if a variable is exported with another value than the one told here; "": it must not be set."""
+    for name, value in told.items():
+        text = env.get(name, "")
+        if text not in {"", value} and not (text == "0" and not value):
+            what = f"this launch sets {name}={value}" if value else "hpcddp sets the rendezvous of the nodes"
+            raise LaunchError(f"{what}, but {name}={shorten(text)} is exported too", f"unset {name}")
+
+
 def check_agent_store(env: Mapping[str, str], rows: Iterable[Launcher]) -> None:
     """LaunchError if torch would wait for an agent that is not there: all ranks clients, and nobody serves."""
     for row in rows:

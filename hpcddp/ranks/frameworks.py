@@ -6,7 +6,7 @@ deepspeed 0.19 and composer 0.32.
 
 from __future__ import annotations
 
-from hpcddp.ranks.consistency import check_node_rank
+from hpcddp.ranks.consistency import check_exported, check_node_rank
 from hpcddp.ranks.launcher import HANDED_ON
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.record import TYPE_CHECKING
@@ -51,7 +51,11 @@ def framework_variables(env: Mapping[str, str], launch: Launch, *, gpus: int, cp
 def agent_variables(
     reads: Mapping[str, str], env: Mapping[str, str], info: RankInfo, nodes: int, ranks_per_node: int
 ) -> dict[str, str]:
-    """What an agent `reads` where its options say nothing: all of them meet at rank 0's address, which `env` has."""
+    """What an agent `reads` where its options say nothing: all of them meet at rank 0's address, which `env` has.
+
+    LaunchError where one of these variables is exported with another value: it would be the same on each node, or each
+    node would train alone.
+    """
     node = "0" if nodes == 1 else str(info.rank)
     check_node_rank(env, int(node), LAUNCHERS["env"])
     values = {
@@ -61,8 +65,11 @@ def agent_variables(
         "master_addr": env["MASTER_ADDR"],
         "master_port": env["MASTER_PORT"],
         "yes": "1",
+        "unset": "",
     }
-    found = {name: values[what] for name, what in reads.items()}
+    decided = ("nodes", "ranks_per_node", *(("master_addr", "master_port", "unset") if nodes > 1 else ()))
+    check_exported(env, {name: values[what] for name, what in reads.items() if what in decided})
+    found = {name: values[what] for name, what in reads.items() if what != "unset"}
     found |= {"NODE_RANK": node, "GROUP_RANK": node}
     return {name: value for name, value in found.items() if name not in env}
 

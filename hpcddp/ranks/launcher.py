@@ -140,7 +140,8 @@ class Launcher(Record):
     commands: tuple[str, ...] = ()
     #: An option of its command -> hpcddp's, for people who type theirs (cli/meant.py).
     typed: Mapping[str, str] = _NO_OPTIONS
-    #: An agent that can be the command of a job: what it reads beside its options, variable -> what it holds.
+    #: An agent that can be the command of a job: what it reads beside its options, variable -> what it holds; `unset`:
+    #: one that no user may set on several nodes.
     reads: Mapping[str, str] = _NO_OPTIONS
     #: Options that tell such agents where their rendezvous is: one of several nodes must not be given them.
     rendezvous_options: tuple[str, ...] = ()

@@ -109,6 +109,7 @@ _TORCHRUN_RENDEZVOUS = (
     *("--standalone", "--rdzv-endpoint", "--rdzv-backend", "--rdzv-conf", "--rdzv-id"),
     *("--node-rank", "--master-addr", "--master-port"),
 )
+_TORCHRUN_UNSET = ("PET_STANDALONE", "PET_RDZV_ENDPOINT", "PET_RDZV_BACKEND", "PET_RDZV_CONF", "PET_RDZV_ID")
 _TORCHRUN_FLAGS = ("--standalone", "--no-python", "-m", "--module", "--run-path", "--use-env", "--virtual-local-rank")
 _TORCHTUNE = FrontEnd(  # torchrun's options; without one of them the recipe is one process (torchtune/_cli/run.py)
     commands=("tune run",),
@@ -221,6 +222,7 @@ LAUNCHERS: dict[str, Launcher] = {
             "PET_NPROC_PER_NODE": "ranks_per_node",
             "PET_MASTER_ADDR": "master_addr",
             "PET_MASTER_PORT": "master_port",
+            **dict.fromkeys(_TORCHRUN_UNSET, "unset"),
         },
         rendezvous_options=_TORCHRUN_RENDEZVOUS,
         flags=_TORCHRUN_FLAGS,

@@ -87,13 +87,48 @@ def test_a_rank_with_all_of_it_is_still_its_launchers() -> None:
 
 
 def test_an_agent_gets_its_node_and_where_all_meet() -> None:
-    env = {"MASTER_ADDR": "a", "MASTER_PORT": "12345", "PET_NNODES": "7"}
+    env = {"MASTER_ADDR": "a", "MASTER_PORT": "12345"}
     found = agent_variables(LAUNCHERS["torchrun"].reads, env, resolve(openmpi(1, 2, 1)), 2, 8)
-    assert "PET_NNODES" not in found, "the user's own"
+    assert found["PET_NNODES"] == "2"
+    assert "PET_STANDALONE" not in found
     assert found["PET_NODE_RANK"] == found["NODE_RANK"] == found["GROUP_RANK"] == "1"
     with pytest.raises(LaunchError, match="this is node 1 of the launch, but PET_NODE_RANK=0 is exported too"):
         agent_variables("torchrun", env | {"PET_NODE_RANK": "0"}, resolve(openmpi(1, 2, 1)), 2, 8)
     assert (found["PET_NPROC_PER_NODE"], found["PET_MASTER_ADDR"], found["PET_MASTER_PORT"]) == ("8", "a", "12345")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "exported", "is_refused"),
+    [
+        (2, "PET_NNODES=1", True),
+        (2, "PET_NNODES=2", False),
+        (2, "PET_NPROC_PER_NODE=4", True),
+        (2, "PET_MASTER_ADDR=localhost", True),
+        (2, "PET_MASTER_PORT=29500", True),
+        (2, "PET_STANDALONE=1", True),
+        (2, "PET_STANDALONE=0", False),
+        (2, "PET_RDZV_BACKEND=c10d", True),
+        (2, "PET_RDZV_ENDPOINT=localhost:0", True),
+        (2, "PET_MAX_RESTARTS=3", False),
+        (2, "NNODES=1", True),
+        (2, "FORCE_TORCHRUN=true", False),
+        (1, "PET_STANDALONE=1", False),
+        (1, "PET_MASTER_ADDR=localhost", False),
+        (1, "PET_NNODES=2", True),
+    ],
+)
+def test_a_variable_that_tells_an_agent_something_else_is_refused(nodes: int, exported: str, is_refused: bool) -> None:
+    found = find_agent(["llamafactory-cli", "train", "sft.yaml"])  # it reads torchrun's and its own
+    assert found is not None
+    name, _, value = exported.partition("=")
+    env = {"MASTER_ADDR": "a", "MASTER_PORT": "12345", name: value}
+    place = resolve(openmpi(1, 2, 1) if nodes == 2 else openmpi(0, 1, 1))
+    if is_refused:
+        with pytest.raises(LaunchError, match=f"but {exported} is exported too") as caught:
+            agent_variables(found[1].reads, env, place, nodes, 8)
+        assert caught.value.hint == f"unset {name}"
+    else:
+        assert name not in agent_variables(found[1].reads, env, place, nodes, 8)
 
 
 @pytest.mark.parametrize(
