@@ -54,9 +54,9 @@ def full_name(rules: Directives, name: str) -> str:
         *rules.no_submit,
         *rules.gpu_counts,
         *rules.synonyms,
-        *rules.needs,
+        *(one.partition("=")[0] for one in rules.needs),
     }
-    known.update(*rules.alternatives, (f"--{name}" for name in rules.letters.values()))
+    known.update(*rules.alternatives, *rules.last_wins, (f"--{name}" for name in rules.letters.values()))
     longer = {one for one in known if one.startswith(name)} if name.startswith("--") and name not in known else set()
     found = longer.pop() if len(longer) == 1 else name
     return rules.synonyms.get(found, found)
@@ -69,12 +69,14 @@ def find_clashes(rules: Directives, options: Sequence[Asked]) -> Iterator[Clash]
         yield Clash((options[i], options[j]), f"refuses options that {why}")
     there = {option.name for option in options if option.name not in rules.gpu_counts or _counts_gpus(rules, option)}
     for option in options:
-        needed = rules.needs.get(option.name)
+        needed = rules.needs.get(option.name) or rules.needs.get(f"{option.name}={option.value}")
         if needed and there.isdisjoint(needed):
             yield Clash((option,), f"takes it with {' or '.join(needed)} only")
     for i, second in enumerate(options):
         for first in options[:i]:
-            if first.name == second.name and first.value != second.value and first.name not in rules.several:
+            is_same = first.name == second.name and first.name not in rules.several
+            group = any(first.name in group and second.name in group for group in rules.last_wins)
+            if first.value != second.value if is_same else group and first.name != second.name:
                 yield Clash((first, second), "would read only one of them")
             elif first.name != second.name and all(
                 one.name in rules.one_of and _counts_gpus(rules, one) for one in (first, second)

@@ -30,6 +30,8 @@ class Directives(Record):
     letters: Mapping[str, str] = _NOTHING  # `p` -> `partition`, where the submit command has both
     #: Groups of options of which the submit command takes one.
     alternatives: tuple[tuple[str, ...], ...] = ()
+    #: Groups of options that set one thing: the submit command takes the last of two, without a word.
+    last_wins: tuple[tuple[str, ...], ...] = ()
     #: Options that count GPUs, as N or TYPE:N, with what stands before that; a job has a type in all of them or in none
     gpu_counts: Mapping[str, str] = _NOTHING
     account: str = "none"  # the option that carries the account where the site does not say otherwise
@@ -41,7 +43,7 @@ class Directives(Record):
     synonyms: Mapping[str, str] = _NOTHING  # another name of an option -> the one that the other tables here have
     listed: tuple[str, ...] = ()  # whose value is a list of NAME=VALUE, each an option of its own: `-l select`
     several: tuple[str, ...] = ()  # that may stand more than once
-    needs: Mapping[str, tuple[str, ...]] = _NO_WORDS  # an option -> those of which it needs one
+    needs: Mapping[str, tuple[str, ...]] = _NO_WORDS  # an option, or OPTION=VALUE -> those of which it needs one
     one_of: tuple[str, ...] = ()  # options of `gpu_counts` that say the same in other words, so that one is enough
     no_submit: tuple[str, ...] = ()  # with which the submit command queues nothing, or waits for the job's end
     attached: bool = False  # whether `-ofile` means `-o file`

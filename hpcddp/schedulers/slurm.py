@@ -154,7 +154,9 @@ SCHEDULER = Scheduler(
             ("--ntasks-per-gpu", "--ntasks-per-node"),
             ("--cpus-per-task", "--cpus-per-gpu"),
             ("--core-spec", "--thread-spec"),
+            ("--bb", "--bbf"),
         ),
+        last_wins=(("--exclusive", "--oversubscribe"),),
         gpu_counts={
             "--gres": "gpu:",
             **dict.fromkeys(("--gpus", "--gpus-per-node", "--gpus-per-task", "--gpus-per-socket"), ""),
@@ -173,9 +175,10 @@ SCHEDULER = Scheduler(
         needs={
             "--mem-per-gpu": ("--gres", "--gpus", "--gpus-per-node", "--gpus-per-task"),
             "--gpus-per-socket": ("--sockets-per-node",),
+            "--distribution=arbitrary": ("--nodelist", "--nodefile"),
         },
         one_of=("--gres", "--gpus", "--gpus-per-node"),
-        synonyms={"--tasks-per-node": "--ntasks-per-node"},
+        synonyms={"--tasks-per-node": "--ntasks-per-node", "--ntasks-per-tres": "--ntasks-per-gpu"},
         no_submit=("--test-only", "--wait"),
         attached=True,
         outputs=("--output", "--error"),

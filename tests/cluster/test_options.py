@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from itertools import combinations
 
 import pytest
 from livecluster import Cluster
 
+from hpcddp.schedulers.directive_rules import find_clashes, read_options
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import refused_together
 
@@ -19,6 +21,7 @@ VALUES = {
     "--exclusive": "", "--oversubscribe": "", "--requeue": "", "--no-requeue": "", "--hold": "", "--time-min": "1",
     "--ntasks-per-socket": "2", "--nodelist": "node1,node2", "--overcommit": "",
     "--contiguous": "", "--switches": "1", "--gpu-bind": "closest", "--signal": "B:USR1@60", "--array": "0-1",
+    "--bb": "x", "--bbf": "buffer",
 }  # fmt: skip
 WITH = {"--mem-per-gpu": ["--gpus=8"], "--ntasks-per-gpu": ["--gpus=8"], "--gpus-per-task": ["--ntasks=8"],
         "--gpus-per-socket": ["--sockets-per-node=2"]}  # fmt: skip
@@ -29,6 +32,7 @@ def said(cluster: Cluster):
     """What sbatch says to each pair: all in one call, since a process start in a host costs most."""
     folder = cluster.state / "work" / "options"
     folder.mkdir()
+    (folder / "buffer").touch()
     for first, second in combinations(VALUES, 2):
         words = [f"{n}={VALUES[n]}" if VALUES[n] else n for n in (first, second)]
         words += [w for n in (first, second) for w in WITH.get(n, ()) if w.partition("=")[0] not in (first, second)]
@@ -39,7 +43,7 @@ def said(cluster: Cluster):
 
 
 def test_the_options_that_exclude_each_other_are_those_that_a_real_sbatch_refuses(said):
-    refused = {pair for pair, text in said.items() if "mutually exclusive" in text}
+    refused = {pair for pair, text in said.items() if re.search("mutually exclusive|Cannot specify both", text)}
     table = {
         (first[2:], second[2:])
         for first, second in combinations(VALUES, 2)
@@ -62,3 +66,28 @@ def test_counts_of_gpus_with_a_type_and_without_are_refused_as_by_a_real_sbatch(
         refused = "error: Invalid" in (shared / f"{i}.sh.said").read_text()
         options = [(name, value) for name, _, value in (word.partition("=") for word in pair)]
         assert bool(refused_together(DIRECTIVES, options)) == refused, pair
+
+
+@pytest.mark.parametrize(
+    ("words", "is_taken"),
+    [
+        (["--ntasks-per-tres=1", "--gpus=8"], True),
+        (["--ntasks-per-tres=1", "--ntasks-per-node=1"], False),
+        (["-m arbitrary"], False),
+        (["--distribution=arbitrary", "-w node1,node2"], True),
+    ],
+)
+def test_synonyms_and_needs_are_those_of_a_real_sbatch(cluster: Cluster, shared, words: list[str], is_taken: bool):
+    script = "".join(f"#SBATCH {word}\n" for word in ["--nodes=2", *words])
+    answer = cluster.sh(["sbatch", "--test-only"], cwd=shared, stdin=f"#!/bin/bash\n{script}true\n")
+    assert (answer.returncode == 0) is is_taken, answer
+    asked = [option for word in words for option in read_options(DIRECTIVES, word)]
+    assert (not list(find_clashes(DIRECTIVES, asked))) is is_taken
+
+
+def test_of_exclusive_and_oversubscribe_sbatch_keeps_the_last_one(cluster: Cluster, shared):
+    script = "#!/bin/bash\n#SBATCH --exclusive\n#SBATCH --oversubscribe\n#SBATCH --hold\ntrue\n"
+    job = cluster.submit(script, cwd=shared)
+    assert "OverSubscribe=YES" in cluster.ok(["scontrol", "show", "job", job], cwd=shared)
+    asked = [option for word in ("--exclusive", "-s") for option in read_options(DIRECTIVES, word)]
+    assert [clash.why for clash in find_clashes(DIRECTIVES, asked)] == ["would read only one of them"]
