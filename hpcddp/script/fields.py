@@ -10,6 +10,7 @@ import datetime
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 from hpcddp.errors import RequestError, nearest
@@ -20,9 +21,12 @@ DAY_PATTERN = r"\d{4}-\d\d-\d\d"
 _QUOTED = r"""\\[^\n]|'[^']*'|"(?:\\.|[^"\\])*\""""  # in a shell's line
 _FEW = 12  # keys that a hint lists
 Reader = Callable[[object, str], Any]
-_NO_MODULES = {"module", "load", "add", "ml", "list", "avail", "show"}
+_NO_MODULES = {
+    *("module", "load", "add", "ml", "list", "avail", "show", "display", "spider", "whatis", "keyword", "help", "save"),
+    *("savelist", "describe", "remove", "rm", "del", "delete"),
+}
 #: What `module` does beside loading, and how many words each needs behind it.
-MODULE_WORDS = {"purge": 0, "reset": 0, "restore": 1, "swap": 2, "switch": 2, "unload": 1, "use": 1}
+MODULE_WORDS = {"purge": 0, "reset": 0, "restore": 1, "swap": 2, "switch": 2, "unload": 1, "use": 1, "unuse": 1}
 # What people write for the two flags in other places.
 _FLAGS = {**dict.fromkeys(("yes", "on", "1", "y"), ("true",)), **dict.fromkeys(("no", "off", "0", "n"), ("false",))}
 
@@ -155,7 +159,13 @@ def read_modules(value: object, where: str) -> tuple[str, ...]:
 def read_job_modules(value: object, where: str) -> tuple[str, ...]:
     """Names of modules, and what else `module` does: `purge gcc/12`, `use /apps/modulefiles cuda`."""
     words = read_modules(value, where)
-    for line in module_lines(words):
+    lines = module_lines(words)
+    for (call, *_), (load, name, *_) in pairwise(line for line in lines if len(line) > 1):
+        is_folder = call in {"use", "unuse"} and name.startswith(("/", "~", "$", "."))
+        if load == "load" and (call == "unload" or is_folder):
+            what = f"{where} has {call!r} with two words behind it, or a module to load: {' '.join(words)!r}"
+            raise RequestError(what, f"{call} … {call} {name}, or, to load {name}, write it before {call}")
+    for line in lines:
         if len(line) - 1 != MODULE_WORDS.get(line[0], 1):
             raise RequestError(
                 f"{where} has {line[0]!r} without what it needs: {' '.join(words)!r}",

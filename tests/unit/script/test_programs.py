@@ -222,11 +222,12 @@ def test_a_programs_argument_is_no_end_of_what_copies_the_data(node: StubbedNode
 
 
 def test_the_words_of_module_in_a_jobs_list_are_calls_of_their_own():
-    text = script("local", modules="purge use '/apps/my modules' gcc/12 swap gcc intel cuda")
+    text = script("local", modules="purge use '/apps/my modules' gcc/12 unuse /x swap gcc intel cuda")
     assert [line for line in text.splitlines() if line.startswith("module ")] == [
         "module purge || exit",
         "module use '/apps/my modules' || exit",
         "module load gcc/12 || exit",
+        "module unuse /x || exit",
         "module swap gcc intel || exit",
         "module load cuda || exit",
     ]
