@@ -26,6 +26,11 @@ def plan_queue(spec: JobSpec, site: Site) -> str:
     for key, word in (("partition", facts.partition), ("qos", facts.qos), ("gpu_type", facts.gpu_type)):
         if word:
             directive_word(word, f"{key} of queue {queue} in {site.file}")
+    if spec.gpu_type and facts.gpu_type and spec.gpu_type != facts.gpu_type:
+        others = [name for name, other in site.queues.items() if other.gpu_type == spec.gpu_type]
+        another = f"--queue {others[0]}, or " if others else ""
+        what = f"gpu_type {spec.gpu_type}, but queue {queue} of site {site.name} has GPUs of the type {facts.gpu_type}"
+        raise RequestError(what, f"{another}leave out gpu_type")
     return directive_word(queue, "queue") if queue else ""
 
 

@@ -70,6 +70,9 @@ def plan_scheduler_options(spec: JobSpec, site: Site, asked: Mapping[str, str]) 
     _check_known(spec, site, rules, asked)
     if spec.mail_to and not spec.mail:
         raise RequestError(f"mail_to {spec.mail_to!r} without mail", "--set 'mail=end fail'")
+    if (spec.gpu_type or "").isdecimal():
+        what = f"gpu_type {spec.gpu_type} is a number, which would be read as the number of GPUs"
+        raise RequestError(what, f"gpu_type: a100, or gpus_per_node: {spec.gpu_type}")
     _word("gpu_type", spec.gpu_type, r"\w[\w.-]*")
     if spec.gpu_type and site.gpus_option == "none":
         what = (

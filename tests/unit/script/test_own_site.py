@@ -224,6 +224,11 @@ def test_queues_may_be_kinds_of_nodes_in_one_partition_each_with_its_rule_for_ac
         script(str(path), queue="h100", account="abc@v100")
     with pytest.raises(RequestError, match="still needs an account"):
         script(str(path), queue="h100")
+    with pytest.raises(
+        RequestError, match=r"queue v100 .* of the type v100\nhint: --queue h100, or leave out gpu_type$"
+    ):
+        script(str(path), account="abc@v100", gpu_type="h100")
+    assert "--gpus-per-node=v100:4" in script(str(path), account="abc@v100", gpu_type="v100")
     site = load_site("my", str(path))
     for said, queue in (("-p gpu", "v100"), ("-p gpu\n#SBATCH -q idle", "free")):
         known = read_script(f"#!/bin/bash\n#SBATCH {said}\nsrun python a.py\n", site, lambda path: True)

@@ -179,6 +179,8 @@ def test_a_gpu_type_is_asked_for_in_the_form_that_the_site_has_for_gpus():
         script("generic-pbs", gpu_type="a100")
     with pytest.raises(RequestError, match="can carry gpu_type 'a:2'"):
         script("generic-slurm", gpu_type="a:2")
+    with pytest.raises(RequestError, match=r"gpu_type 4 is a number.*\nhint: gpu_type: a100, or gpus_per_node: 4$"):
+        script("generic-slurm", gpu_type="4")
     with pytest.raises(RequestError, match="gpu_type a100, and no GPUs are asked for"):
         script("generic-slurm", gpu_type="a100", gpus_per_node="0")
     assert ":gpu_type=A100\n" in script("imperial-cx3", gpu_type="A100", walltime="1:00:00")
