@@ -15,7 +15,7 @@ from hpcddp.runs.holder import Holder
 from hpcddp.runs.jsonfile import read_text
 from hpcddp.runs.lock import read_holder
 from hpcddp.runs.submitted import list_submissions, read_submissions
-from hpcddp.runs.sweep_folder import has_index, is_in, list_points
+from hpcddp.runs.sweep_folder import has_index, is_in, list_points, read_sweep
 from hpcddp.schedulers.registry import find_scheduler
 
 #: Where runs are, unless a job file says otherwise.
@@ -67,6 +67,13 @@ def call_run(run: RunFolder) -> str:
     """What people can call this run in a command: its name, or its folder where it is not below `runs/`."""
     path = show_path(run.path)
     return shlex.quote(os.path.basename(path) if os.path.dirname(path) == RUNS else path)
+
+
+def call_first(run: RunFolder) -> str:
+    """The same for the first run of a sweep or an array, also before it has begun. DamagedFileError."""
+    there, sweep = list_points(run), read_sweep(run)
+    first = re.search(r"\d+", sweep[1]) if sweep is not None else None
+    return call_run(there[0]) if there else f"{call_run(run)}.{first[0] if first else 1}"
 
 
 def list_all_runs(folder: str = RUNS) -> list[RunFolder]:

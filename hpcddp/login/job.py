@@ -106,7 +106,7 @@ class Job:
 
         RequestError for a sweep, whose runs have logs, and for a rank that an ended attempt did not have.
         """
-        from hpcddp.login.find_run import call_run, find_run
+        from hpcddp.login.find_run import call_first, find_run
         from hpcddp.login.on_disk import read_on_disk
         from hpcddp.runs.logs import list_sources, order_attempts, read_lines
 
@@ -115,7 +115,7 @@ class Job:
                 raise RequestError(f"logs(rank={rank!r}) is no number of a rank", "logs(rank=3)")
             run = find_run(self._name())
             if os.path.exists(run.sweep):
-                first = f"{call_run(run)}.1"
+                first = call_first(run)
                 raise RequestError(
                     f"{run.path} is a sweep, and each of its runs has logs", f"hpcddp.Job(run={first!r}).logs()"
                 )

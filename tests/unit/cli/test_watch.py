@@ -168,6 +168,10 @@ def test_without_a_terminal_and_for_a_sweep_it_says_what_to_type(run: RunFolder,
     write_object(run.sweep, {"axes": {"lr": ["1", "2"]}, "array": "1-2"})
     assert main(["watch", "chain"]) == 2
     assert capsys.readouterr().err.splitlines()[1] == "hint: hpcddp watch chain.1"
+    write_object(run.sweep, {"axes": {}, "array": "8-9"})
+    for verb in ("watch", "logs"):
+        assert main([verb, "chain"]) == 2
+        assert capsys.readouterr().err.splitlines()[1] == f"hint: hpcddp {verb} chain.8"
 
 
 def test_without_rich_it_says_how_to_get_it_and_what_needs_none(run: RunFolder, capsys, monkeypatch):
