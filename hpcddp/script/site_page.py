@@ -61,10 +61,10 @@ def page_of(site: Site, made_by: str) -> str:
 
 
 def _examples(site: Site) -> list[tuple[str, str]]:
-    fitting = (
-        name for name in ("abc123", "abcd-gpu", "project_465000000") if re.fullmatch(site.account.pattern or ".*", name)
-    )
-    account = next(fitting, site.account.example or "NAME")
+    rule = site.account_of(site.queue)
+    names = ("abc123", "abcd-gpu", "project_465000000")
+    fitting = (name for name in names if re.fullmatch(rule.pattern or ".*", name))
+    account = next(fitting, rule.example or "NAME")
     return [(option, account if option == "--account" else value) for option, value in missing_facts(site)]
 
 

@@ -16,6 +16,7 @@ from hpcddp.script.find_site import SiteChoice, open_site, site_files
 from hpcddp.script.loading import load_yaml
 from hpcddp.script.schema import site_schema
 from hpcddp.script.site_file import load_site
+from hpcddp.script.site_page import page_of
 from hpcddp.script.survey import format_start
 
 from .conftest import script
@@ -229,6 +230,11 @@ def test_queues_may_be_kinds_of_nodes_in_one_partition_each_with_its_rule_for_ac
     ):
         script(str(path), account="abc@v100", gpu_type="h100")
     assert "--gpus-per-node=v100:4" in script(str(path), account="abc@v100", gpu_type="v100")
+    of_queue = KINDS.replace("account: {pattern", "account: {required: true, pattern").replace(
+        "queue: v100", "queue: h100"
+    )
+    path.write_text(of_queue.replace("account: {required: true, pattern: '.+@v100', example: abc@v100}\n", ""))
+    assert "hpcddp render --site my --account abc@h100 " in page_of(load_site("my", str(path)), "a test")
     site = load_site("my", str(path))
     for said, queue in (("-p gpu", "v100"), ("-p gpu\n#SBATCH -q idle", "free")):
         known = read_script(f"#!/bin/bash\n#SBATCH {said}\nsrun python a.py\n", site, lambda path: True)
