@@ -59,14 +59,17 @@ def plan_directives(
     return _joined(lines, find_scheduler(site.scheduler).directives.joined)
 
 
-def _joined_words(words: Iterable[str], where: str) -> str:
-    """What to type where blanks have split options from their values; "" if that is not what is wrong."""
+def _joined_words(items: Iterable[str], where: str) -> str:
+    """What to type where blanks or YAML's brackets have split options from their values; "" if that is not what is
+    wrong."""
     options: list[str] = []
-    for word in words:
+    text = " ".join(items)
+    is_list = text.startswith("[") and text.endswith("]")
+    for word in (text[1:-1].replace(", -", " -") if is_list else text).replace('"', "").replace("'", "").split():
         if word.startswith("-") or not options:
             options.append(word)
         else:
-            options[-1] += f" {word}"
+            options[-1] += f"{'=' if options[-1].startswith('--') else ' '}{word}"
     if not all(map(_LINE, options)):
         return ""
     quoted = [f"'{option}'" for option in options]
@@ -112,6 +115,10 @@ def check_script(spec: JobSpec, site: Site, script: str) -> None:
     what = f"the script would have {' and '.join(repr(option.text) for option in both)}: {scheduler.title} {clash.why}"
     own = [repr(option.text) for option in both if option.text in (spec.directives or ())]
     keys = [key for key, name in rules.options.items() if spec.asks_for(key) and name in {one.name for one in both}]
+    clashing = {option.text for option in both}
+    for name, value in (spec.variables or {}).items():
+        if name in site.variables and site.variables[name].directive.replace("{}", value) in clashing:
+            keys.append(name)
     if not own and not keys:
         raise SiteError(f"{what}, and both are from {site.file}", "leave one of them out of the site's file")
     instead = "; gpus_per_node and gpu_type ask for GPUs" if {one.name for one in both} & {*rules.one_of} else ""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hpcddp.errors import RequestError
+from hpcddp.runs.command import name_command
 from hpcddp.script.spec import FIELDS, KEYS, JobSpec
 from hpcddp.sweep import check_axes, count_points, fill_point, find_point
 
@@ -15,6 +16,8 @@ _NOT_SWEPT = (
     *("sweep", "array", "array_limit", "chain", "site", "name", "run_dir", "workdir", "command", "dependency"),
     "resume",
 )
+
+_ELSE = "…"  # in a hint: what was typed
 
 
 def plan_sweep(spec: JobSpec, arrays: bool) -> JobSpec:
@@ -77,8 +80,12 @@ def is_one_array(spec: JobSpec) -> bool:
 
 def _loop(axes: Mapping[str, tuple[str, ...]], spec: JobSpec) -> str:
     """A shell's line that submits each point as a job of its own."""
-    words = ["hpcddp submit", _job_file(spec.sources.get("sweep", ""))]
-    name, heads = spec.name or "train", ""
+    file = _job_file(spec.sources.get("sweep", ""))
+    words = ["hpcddp submit", file]
+    for key, source in spec.sources.items() if file != _ELSE else ():
+        if source.startswith("--") and key not in {"name", "command"} and not key.startswith("sweep"):
+            words.append(f"{source}{'=' if ' ' in source else ' '}{spec.chain if key == 'chain' else _ELSE}")
+    name, heads = spec.name or name_command(spec.command or ()), ""
     for number, (axis, values) in enumerate(axes.items()):
         variable = "xyzuvw"[number : number + 1] or f"x{number}"
         heads += f"for {variable} in {' '.join(map(shlex.quote, values))}; do "
@@ -88,7 +95,7 @@ def _loop(axes: Mapping[str, tuple[str, ...]], spec: JobSpec) -> str:
 
 
 def _job_file(source: str) -> str:
-    return source.partition(" in ")[2] or "…"
+    return source.partition(" in ")[2] or _ELSE
 
 
 def _take_point(spec: JobSpec, point: Mapping[str, str], source: str) -> JobSpec:

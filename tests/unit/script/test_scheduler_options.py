@@ -18,6 +18,7 @@ from hpcddp.script.render import render_script
 from hpcddp.script.site import Account
 from hpcddp.script.site_file import load_site
 from hpcddp.script.spec import read_spec
+from hpcddp.script.sweeping import check_sweep
 
 from .conftest import PLANNED_BY, plan, script
 
@@ -169,6 +170,8 @@ def test_two_of_one_option_in_a_sites_file_are_an_error_of_the_file(tmp_path):
         SiteError, match=r"'--qos=a' and '--qos=high': Slurm .* only one of them, and both are from .*my"
     ):
         script(str(path))
+    with pytest.raises(RequestError, match=r"'--qos=a' and '--qos=long': .* only one of them\nhint: leave out level$"):
+        script(str(path), level="long")
 
 
 def test_a_gpu_type_is_asked_for_in_the_form_that_the_site_has_for_gpus():
@@ -196,7 +199,16 @@ def test_a_chain_of_a_sweep_is_refused_as_a_sweep_and_the_hint_is_a_loop_that_su
     done = subprocess.run(["bash", "-ec", loop], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[:4] == ["--set", "sweep.lr=0.1", "--set", "sweep.n-x=1"]
     names = done.stdout.splitlines()[5::6]
-    assert names == ["train-lr0.1-n-x1", "train-lr0.1-n-x2", "train-lra b-n-x1", "train-lra b-n-x2"]
+    assert names == ["a-lr0.1-n-x1", "a-lr0.1-n-x2", "a-lra b-n-x1", "a-lra b-n-x2"]
+
+
+def test_the_loop_for_a_chain_of_a_sweep_has_the_options_that_were_typed():
+    asked = {"chain": ("3", "--set chain"), "walltime": ("1:00:00", "--walltime"), "nodes": ("2", "nodes in a.yaml")}
+    asked |= {"sweep": ({"lr": ["1", "2"]}, "sweep in a.yaml"), "command": (["python", "a.py", "{lr}"], "a.yaml")}
+    with pytest.raises(RequestError) as error:
+        check_sweep(read_spec(asked))
+    line = 'hpcddp submit a.yaml --set chain=3 --walltime … --set "sweep.lr=$x" --name "a-lr$x"'
+    assert error.value.hint == f"a chain for each point: for x in 1 2; do {line}; done"
 
 
 def test_a_sweep_that_cannot_be_an_array_is_no_one_script():
@@ -373,6 +385,9 @@ def test_this_machine_needs_no_interactive_job():
     [
         ("-v USE_SSH=1", "['-v USE_SSH=1']"),
         ("-v USE_SSH=1 -W umask=022 -V", "['-v USE_SSH=1', '-W umask=022', '-V']"),
+        ('["-v USE_SSH=1", "-V"]', "['-v USE_SSH=1', '-V']"),
+        ("--mem-per-gpu 4G", "['--mem-per-gpu=4G']"),
+        ("[-v USE_SSH=1]", "['-v USE_SSH=1']"),
     ],
 )
 def test_directives_that_blanks_have_split_are_answered_with_words_that_can_be_typed(option, in_file):
