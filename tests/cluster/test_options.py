@@ -12,6 +12,8 @@ from hpcddp.schedulers.directive_rules import find_clashes, read_options
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import refused_together
 
+pytestmark = pytest.mark.cluster
+
 DIRECTIVES = find_scheduler("slurm").directives
 # Values with which each is taken by itself; two nodes of 16 CPUs and 8 GPUs.
 VALUES = {
