@@ -189,7 +189,8 @@ def ask(runs: Sequence[OnDisk], env: Mapping[str, str], only: str | None = None)
             owners.add(os.stat(one.run.path).st_uid)  # whose jobs they are
         for at, job in enumerate(one.jobs):
             if not job.is_here and only in {None, job.scheduler}:
-                surely = job.holds or job.holder is None or at == 0
+                is_well = one.exit_status == 0 and not one.signal  # one of very many, perhaps
+                surely = job.holds or job.holder is None or (at == 0 and not is_well)
                 asked.setdefault(job.scheduler, {})[job.id] = surely
     for scheduler, ids in asked.items():
         found = ask_jobs(scheduler, list(ids), env, owners, alone=[job for job, surely in ids.items() if surely])

@@ -94,7 +94,7 @@ def read_on_disk(run: RunFolder) -> OnDisk:
             ends = told.ends if told is not None else None
     submissions = tuple(read_submissions(run))
     left = _find_left(run, state, holder, status)
-    is_done = ended and not left and (state.status == "finished" if state is not None else status == 0)
+    is_done = ended and not left and state is not None and state.status == "finished"
     return OnDisk(
         run,
         state,

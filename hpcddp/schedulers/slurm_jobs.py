@@ -41,6 +41,9 @@ def _parse(line: str, states: Mapping[str, str]) -> JobFound | None:
         return None
     job, own, index, word, start, end, reason, after = fields
     state = states.get(word, "unknown")
+    ends = read_time(end)
+    if word == "COMPLETING" and _is_to_come(ends):
+        state, reason = "queued", "it is queued again, and its last start is still ending"
     if state == "queued" and any(text in reason for text in _HELD):
         state = "held"
     why = "" if reason in {"None", "", "NonZeroExitCode"} else reason
@@ -55,8 +58,15 @@ def _parse(line: str, states: Mapping[str, str]) -> JobFound | None:
         own,
         reason=_printable(why),
         starts=read_time(start),
-        ends=read_time(end),
+        ends=ends,
     )
+
+
+def _is_to_come(ends: int | None) -> bool:
+    """Whether an end, as squeue shows it, is that of a start to come: one that ends for good has its end behind it."""
+    import time
+
+    return ends is None or ends > time.time()
 
 
 def _read_after(text: str) -> str:

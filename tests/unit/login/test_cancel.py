@@ -176,6 +176,7 @@ def test_where_the_scheduler_does_not_answer_nothing_is_said_to_be_cancelled(
 
 def test_a_run_of_which_nothing_lives(here: Path, program: Program, capsys: pytest.CaptureFixture[str]) -> None:
     held(RunFolder("runs/a"), "12", status=0)
+    on_slurm(program)
     assert main(["cancel", "a"]) == 0
     assert "a: nothing waits or runs" in capsys.readouterr().err
     assert os.listdir("runs") == ["a"]

@@ -89,6 +89,16 @@ def ended_by_a_signal(scheduler: str, job: str, _after: str, _other: str) -> Non
     write_state(attempt, "unfinished", step=7, epoch=1, reason="SIGTERM")
 
 
+def saved_by_itself(scheduler: str, job: str, _after: str, _other: str) -> None:
+    """A program without a state has saved at the signal that takes its job back, and has ended well."""
+    release_run(RUN, held(RUN, job, scheduler=scheduler).name, 0, "SIGTERM")
+
+
+def ended_well(scheduler: str, job: str, _after: str, _other: str) -> None:
+    """Somebody has the scheduler start a job again whose program has said nothing but status 0."""
+    held(RUN, job, scheduler=scheduler, status=0)
+
+
 def killed(scheduler: str, job: str, _after: str, _other: str) -> None:
     """As by a lost node: nothing was said."""
     note_checkpoint(held(RUN, job, scheduler=scheduler), step=3, epoch=0)
@@ -111,6 +121,9 @@ WAYS = {
     "restarted in a chain, runs": (of_a_chain, {0: ("running", BEFORE), 1: ("follows", 0)}, "running"),
     "requeued after a signal, waits": (ended_by_a_signal, {0: ("queued", 0)}, "queued"),
     "requeued after a signal, has started": (ended_by_a_signal, {0: ("running", SINCE)}, "running"),
+    "requeued after a save of its own, waits": (saved_by_itself, {0: ("queued", 0)}, "queued"),
+    "requeued after a save of its own, has started": (saved_by_itself, {0: ("running", SINCE)}, "running"),
+    "requeued after a good end, waits": (ended_well, {0: ("queued", 0)}, "queued"),
     "requeued after a kill, waits": (killed, {0: ("queued", 0)}, "queued"),
     "requeued after a kill, has started": (killed, {0: ("running", SINCE)}, "running"),
     "requeued after a failure, waits": (failed, {0: ("queued", 0)}, "queued"),

@@ -66,8 +66,6 @@ def test_a_program_without_a_state_ended_as_its_job_did(
     held(RunFolder("runs/a"), "12", status=exit_status)
     one = status("a")
     assert (one.state, one.why, one.exit_status) == (state, why, exit_status)
-    if exit_status == 0:
-        assert not (here.parent / "asked").exists()  # nothing of it can live: nobody is asked
 
 
 def test_a_job_that_left_a_run_of_its_script_unfinished_is_not_finished(here: Path, program: Program) -> None:
@@ -121,6 +119,20 @@ def test_a_job_that_its_scheduler_starts_again_waits_once_more(here: Path, progr
     assert (status("a").state, status("a").why, status("a").step) == ("queued", "BeginTime", 7)
     squeue(program, "12|12|N/A|RUNNING|N/A|N/A|None|a")  # an allocation lives on after what was launched in it
     assert status("a").state == "unfinished"
+
+
+@pytest.mark.parametrize(("end", "state"), [("2099-01-01T00:00:00", "queued"), ("2026-01-01T13:00:00", "finished")])
+def test_what_the_ranks_have_finished_is_over_and_what_a_status_says_alone_may_start_again(
+    here: Path, program: Program, end: str, state: str
+) -> None:
+    """The end that squeue shows of a job that is to start again is that of its next start."""
+    squeue(program, f"12|12|N/A|COMPLETING|2026-01-01T12:30:00|{end}|None|(null)|")
+    attempt = held(RunFolder("runs/a"), "12", status=0)
+    assert status("a").state == state
+    assert (here.parent / "asked").read_text() == "x\n"
+    write_state(attempt, "finished", step=9, epoch=1, reason="done")
+    assert status("a").state == "finished"
+    assert (here.parent / "asked").read_text() == "x\n"  # nothing of it can live: nobody is asked
 
 
 def test_a_job_that_was_killed_with_all_its_processes(here: Path, program: Program) -> None:
