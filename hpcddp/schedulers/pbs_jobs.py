@@ -123,7 +123,12 @@ def _describe(job: str, about: Mapping[str, Any], states: Mapping[str, str]) -> 
         starts = _time(estimated.get("start_time")) if isinstance(estimated, dict) else None
     if state == "held" and after and str(about.get("Hold_Types", "s")) == "s":  # by nobody else
         state, comment = "queued", f"waits for {after}"
-    return JobFound(array, state, index, job, comment, starts, ends, status)
+    return JobFound(array, state, index, job, "" if _is_usual(comment) else comment, starts, ends, status)
+
+
+def _is_usual(comment: str) -> bool:
+    """Whether it says where a job ran, and no reason: `Job run at Wed Nov 25 at 20:25 on (n1:ncpus=1) and failed`."""
+    return comment.startswith("Job run at ") and comment.partition(") and ")[2] in {"", "finished", "failed"}
 
 
 def _read_after(value: object) -> str:

@@ -130,6 +130,19 @@ def test_pbs_what_is_no_json_in_a_job_takes_nothing_of_it_away(odd: str) -> None
     assert [(job.id, job.state, job.reason[:11]) for job in found.jobs] == [("102.pbs1", "queued", "Not Running")]
 
 
+@pytest.mark.parametrize(
+    ("end", "is_reason"),
+    [
+        *[("", False), (" and finished", False), (" and failed", False)],
+        *[(" and exceeded resource walltime", True), (" and terminated by alice@login", True)],
+    ],
+)
+def test_pbs_where_a_job_ran_is_no_reason(end: str, is_reason: bool) -> None:
+    comment = f"Job run at Wed Nov 25 at 20:25 on (node1:ncpus=4)+(node2:ncpus=4){end}"
+    job = {"job_state": "F", "substate": 92, "Exit_status": 0, "comment": comment}
+    assert parse("pbs", json.dumps({"Jobs": {"54.pbs1": job}})).jobs[0].reason == (comment if is_reason else "")
+
+
 def test_pbs_a_job_that_waits_for_another_is_not_held_and_names_it() -> None:
     waits = {"job_state": "H", "Hold_Types": "s", "depend": "afterok:319.pbs1@pbs1:320.pbs1@pbs1,beforeok:9.pbs1@pbs1"}
     jobs = {"54.pbs1": waits, "55.pbs1": waits | {"Hold_Types": "us"}, "56.pbs1": {"job_state": "H"}}
