@@ -122,28 +122,63 @@ def read_end(path: str, start: int) -> str:
 
 def choose_lines(text: str) -> list[str]:
     """The lines that say what happened: the last traceback, shortened in its middle, else the last lines."""
-    lines = [line.rstrip().rpartition("\r")[2] for line in text.split("\n")]
+    lines = [line.rstrip().rpartition("\r")[2] for line in _strip_codes(text).split("\n")]
     lines = [line for line in lines if line.strip()]
-    begins = [number for number, line in enumerate(lines) if _TRACEBACK in line]
-    if not begins:
+    begin, error, _ = _find_traceback(lines)
+    if begin is None:
         return lines[-_WITHOUT_TRACEBACK:]
-    found = [line for line in lines[begins[-1] :] if not _is_remark(line)]
+    stop = None if error is None else error + _WITHOUT_TRACEBACK
+    found = [line for line in lines[begin:stop] if not _is_remark(line)]
     if len(found) <= _MOST_LINES:
         return found
     return [found[0], "  …", *found[2 - _MOST_LINES :]]
 
 
 def choose_error(lines: list[str]) -> str:
-    """The one of them that names the error, as the program wrote it; empty if none does, as where hpcddp's own word on
-    the run is the last."""
+    """The one of them that names the error, as the program wrote it: a traceback's exception with the first line of
+    what it says, whatever else was written then. Empty if none does, as where hpcddp's own word on the run is the last.
+    """
     has_hint = False
     for line in reversed(lines):
         told = line.partition("]: ")[2] if line.startswith("[rank") else line
-        if not told.startswith("hint: "):
-            is_news = told.startswith("hpcddp: ") and not has_hint and " failed: " not in told
-            return "" if is_news else told
-        has_hint = True
+        if told.startswith("hint: "):
+            has_hint = True
+            continue
+        if told.startswith("hpcddp: "):
+            return "" if not has_hint and " failed: " not in told else told
+        _, error, before = _find_traceback(lines)
+        return told if error is None else lines[error].removeprefix(before)
     return ""
+
+
+def _find_traceback(lines: list[str]) -> tuple[int | None, int | None, str]:
+    """Where the last traceback begins, where its exception stands, and what stands before each of its lines, such as
+    `[rank1]: `. Of a group of exceptions it is the group's own: those in it are marked by `|`. What torchrun says of
+    its ranks' end is none."""
+    import re
+
+    begins = [number for number, line in enumerate(lines) if _TRACEBACK in line]
+    for begin in reversed(begins):
+        head, _, _ = lines[begin].partition(_TRACEBACK)
+        if head.rstrip(" ").endswith("|") or head.rstrip(" ").endswith("| Exception Group"):
+            continue
+        before = head.replace("+ Exception Group ", "| ")
+        if not any(line.startswith(f"{before} ") for line in lines[begin + 1 :]):
+            before = ""  # of the first line alone: a logger's, or the frame around it
+        for number in range(begin + 1, len(lines)):
+            told = lines[number].removeprefix(before)
+            if lines[number].startswith(before) and re.match(r"[^\W\d][\w.<>]*(: |:?$)", told):
+                if told.startswith("torch.distributed.elastic."):
+                    break
+                return begin, number, before
+    return (begins[-1] if begins else None), None, ""
+
+
+def _strip_codes(text: str) -> str:
+    """Without a terminal's codes: colours, and links."""
+    import re
+
+    return re.sub(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])", "", text)
 
 
 def format_failure(rank: int, host: str, end: str, lines: list[str], log: str | None) -> str:

@@ -198,3 +198,53 @@ def test_a_rank_that_fails_as_rank_0_does_not_repeat_its_text(env: dict[str, str
 )
 def test_what_names_the_error_is_the_program_s_last_word_and_never_news_of_the_run(lines: list[str], error: str):
     assert choose_error(lines) == error
+
+
+FRAMES = 'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n    f(\n    ^^\n'
+GROUP = """  + Exception Group Traceback (most recent call last):
+  |   File "a.py", line 1, in <module>
+  |     raise ExceptionGroup("two", [ValueError(1), ExceptionGroup("in", [KeyError(2)])])
+  | ExceptionGroup: two (2 sub-exceptions)
+  +-+---------------- 1 ----------------
+    | Traceback (most recent call last):
+    |   File "b.py", line 1, in f
+    | ValueError: 1
+    +---------------- 2 ----------------
+    | Exception Group Traceback (most recent call last):
+    |   File "c.py", line 1, in f
+    | ExceptionGroup: in (1 sub-exception)
+    +-+---------------- 1 ----------------
+      | KeyError: 2
+      +------------------------------------
+"""
+RICH = """\x1b[31m╭─\x1b[0m \x1b[1;31mTraceback \x1b[0m\x1b[1;2;31m(most recent call last)\x1b[0m\x1b[31m ─╮\x1b[0m
+\x1b[31m│\x1b[0m a.py:1 in <module>  \x1b[31m│\x1b[0m
+\x1b[31m╰────────╯\x1b[0m
+\x1b[1;31mValueError: \x1b[0mbad lr \x1b]8;;http://a\x1b\\7\x1b]8;;\x07
+"""
+ELASTIC = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n====\ntrain.py FAILED\n====\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (
+            f"{FRAMES}RuntimeError: CUDA error: assert\nCUDA kernel …\n\nCompile with `X`\n",
+            "RuntimeError: CUDA error: assert",
+        ),
+        (f"{FRAMES}RuntimeError: Error(s) in loading:\n\tsize mismatch: x\n", "RuntimeError: Error(s) in loading:"),
+        (f"{FRAMES}ValueError: no\nwhile reading 7.tar\n", "ValueError: no"),
+        (f"{FRAMES}f.<locals>.Mine: one\ntwo: 2\n", "f.<locals>.Mine: one"),
+        (f"{FRAMES}KeyboardInterrupt\n", "KeyboardInterrupt"),
+        (f"{FRAMES}ValueError: no\n" + "wandb: Run history: x\n" * 40, "ValueError: no"),
+        (f"{FRAMES}OSError: a\n\nDuring handling …:\n\n{FRAMES}KeyError: 'b'\nc: d\n", "KeyError: 'b'"),
+        (f"{FRAMES}KeyError: 1\n{FRAMES}{ELASTIC}", "KeyError: 1"),
+        (f"12:00 ERROR {FRAMES}KeyError: 1\nlast\n", "KeyError: 1"),
+        ("".join(f"[rank3]: {line}\n" for line in f"{FRAMES}KeyError: 1\nx: y".splitlines()), "KeyError: 1"),
+        (GROUP, "ExceptionGroup: two (2 sub-exceptions)"),
+        (RICH, "ValueError: bad lr 7"),
+    ],
+)
+def test_the_first_line_of_an_exception_names_the_error(text: str, error: str) -> None:
+    assert choose_error(choose_lines(text)) == error
+    assert len(choose_lines(text)) <= 14
