@@ -273,7 +273,7 @@ def _judge_ended(base: RunStatus, one: OnDisk, found: Sequence[JobFound]) -> Run
     log = one.run.attempt(one.holder.attempt).log if one.holder is not None and word == "failed" else ""
     base = base._replace(state=word, why=why, log=show_path(log) if os.path.exists(log) else "")
     if state is None:
-        return base if one.exit_status is not None or job is None else base._replace(exit_status=job.status)
+        return base if one.exit_status is not None or job is None else base._replace(exit_status=job.status or None)
     return base._replace(step=state.step, epoch=state.epoch, weights_sha256=state.weights_sha256, exact=state.exact)
 
 
@@ -296,8 +296,9 @@ def _describe_end(one: OnDisk, job: JobFound | None) -> _End:
             return _End("cancelled", signal or "its job was cancelled", signal)
         return _End("unfinished", "; ".join(filter(None, [signal, said])), signal or said)
     if status is None:
-        if job is not None:
+        if job is not None and job.state != "finished":
             return _End(job.state, cause or said, cause or said)
+        # a PBS whose login shell was killed calls that finished, with status 0
         return _End("failed", cause or "it was killed: it left no exit status, and no state", cause)
     if not status:
         return _End("finished", "", "")
@@ -333,7 +334,8 @@ def _judge_unbegun(base: RunStatus, one: OnDisk, job: JobFound | None) -> RunSta
         has_begun = supervised and job.state != "cancelled"
         early = "it ended before its ranks were started: its output says why" if has_begun else ""
         log = queued.output if queued is not None and has_begun else ""
-        return base._replace(state=job.state, why=job.reason or early, exit_status=job.status, log=log)
+        state = "ended" if has_begun and job.state == "finished" else job.state  # that is for the ranks to say
+        return base._replace(state=state, why=job.reason or early, exit_status=job.status, log=log)
     if not supervised:
         return base._replace(state="ended", why="supervise: false leaves no word of how")
     if queued is not None and find_scheduler(queued.scheduler).this_machine and queued.process:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import textwrap
 import time
+import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,37 +14,57 @@ _HEADS = ("run", "state", "job", "step", "loss", "samples/s", "left", "walltime 
 _RIGHT = {3, 4, 5, 6, 7}
 #: The columns that a narrow terminal has no room for, the first one first.
 _LEFT_OUT = (5, 7, 6, 2)
-_WHOLE: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
 _LEAST = 20  # characters beside the columns, for what is said of a run; else it goes below
 
 
 def format_statuses(runs: Sequence[RunStatus], now: float, width: int) -> str:
-    """A table of at most `width` characters; of one run all that is known. No word is broken but one that is longer."""
+    """A table of at most `width` columns; of one run all that is known. No word is broken but one that is longer."""
     if len(runs) == 1 and not runs[0].is_sweep:
         return _format_one(runs[0], now, width)
     rows = [_HEADS, *(_row(run, now) for run in runs)]
     used = [i for i in range(len(_HEADS)) if i < 3 or any(row[i] for row in rows[1:])]
-    widths = {i: max(len(row[i]) for row in rows) for i in used}
+    widths = {i: max(_count(row[i]) for row in rows) for i in used}
     for i in _LEFT_OUT:
         if sum(widths.values()) + 2 * len(widths) - 2 > width and i in widths:
             del widths[i]
     lines = []
     for row, said in zip(rows, ["", *(_say(run, now) for run in runs)], strict=True):
-        cells = [f"{row[i]:>{size}}" if i in _RIGHT else f"{row[i]:{size}}" for i, size in widths.items()]
+        gaps = {i: " " * (size - _count(row[i])) for i, size in widths.items()}
+        cells = [f"{gap}{row[i]}" if i in _RIGHT else f"{row[i]}{gap}" for i, gap in gaps.items()]
         lines += _set_beside("  ".join(cells), said, width)
     return "\n".join(lines) + "\n"
 
 
 def _set_beside(cells: str, text: str, width: int) -> list[str]:
     """The text behind the cells where there is room, else below them."""
-    room = width - len(cells) - 2
-    if not text or len(text) <= room:
+    room = width - _count(cells) - 2
+    if not text or _count(text) <= room:
         return [f"{cells}  {text}".rstrip()]
-    if room >= max(_LEAST, *map(len, text.split())):
-        first, *more = textwrap.wrap(text, room, **_WHOLE)
-        return [f"{cells}  {first}", *(" " * (len(cells) + 2) + line for line in more)]
-    below = " " * 4
-    return [cells.rstrip(), *textwrap.wrap(text, width, **_WHOLE, initial_indent=below, subsequent_indent=below)]
+    if room >= max(_LEAST, *map(_count, text.split())):
+        first, *more = _wrap(text, room)
+        return [f"{cells}  {first}", *(" " * (_count(cells) + 2) + line for line in more)]
+    return [cells.rstrip(), *(" " * 4 + line for line in _wrap(text, width - 4))]
+
+
+def _count(text: str) -> int:
+    """The columns of a terminal that a text takes: two for a letter of East Asia, none for an accent."""
+    wide = sum(unicodedata.east_asian_width(c) in "WF" for c in text)
+    return len(text) + wide - sum(unicodedata.combining(c) > 0 for c in text)
+
+
+def _wrap(text: str, width: int) -> list[str]:
+    """Its lines, of at most so many columns; a word is broken only where it is longer than a line."""
+    lines = [""]
+    for word in text.split():
+        if lines[-1] and _count(lines[-1]) + 1 + _count(word) <= width:
+            lines[-1] += f" {word}"
+            continue
+        lines += [""] if lines[-1] else []
+        for c in word:
+            if _count(lines[-1] + c) > max(width, 2):
+                lines.append("")
+            lines[-1] += c
+    return lines
 
 
 def status_record(run: RunStatus) -> dict[str, Any]:
@@ -89,7 +109,8 @@ def _format_one(run: RunStatus, now: float, width: int) -> str:
     lines = [f"{run.path}: {run.state}"]
     for name, text in rows:
         begin = f"  {name:8}  "
-        lines += textwrap.wrap(begin + text, width, **_WHOLE, subsequent_indent=" " * len(begin)) if text else []
+        more = _wrap(text, width - len(begin)) if text else []
+        lines += [f"{begin if at == 0 else ' ' * len(begin)}{line}" for at, line in enumerate(more)]
     return "\n".join(lines) + "\n"
 
 
@@ -101,7 +122,7 @@ def _say_step(run: RunStatus, of: str) -> str:
 
 def _say_why(run: RunStatus, now: float) -> str:
     told = []
-    if run.links[1]:
+    if run.links[1] and run.state != "finished":
         told.append(f"link {run.links[0]} of at most {run.links[1]}")
     if run.state in {"queued", "held"} and run.starts is not None and run.starts > now:
         told.append(f"may start at {time.strftime('%Y-%m-%d %H:%M', time.localtime(run.starts))}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from unicodedata import combining, east_asian_width
 
 import pytest
 
@@ -141,6 +142,23 @@ def test_a_job_that_was_killed_with_all_its_processes(here: Path, program: Progr
     assert (status("a").state, status("a").why) == ("failed", "NODE_FAIL")
     squeue(program)
     assert status("a").why == "it was killed: it left no exit status, and no state"
+
+
+@pytest.mark.parametrize("scheduler", ["slurm", "pbs"])
+def test_a_job_that_left_no_word_is_not_finished_because_its_scheduler_says_so(
+    here: Path, program: Program, scheduler: str
+) -> None:
+    """PBS gives a job whose login shell was killed Exit_status 0."""
+    squeue(program, "12|12|N/A|COMPLETED|2026-01-01T12:00:00|2026-01-01T12:10:00|None|(null)|")
+    program("qstat", """echo '{"Jobs": {"12": {"job_state": "F", "substate": 92, "Exit_status": 0}}}'""")
+    attempt = held(RunFolder("runs/a"), "12", scheduler=scheduler)
+    one = status("a")
+    assert (one.state, one.exit_status) == ("failed", None)
+    assert one.why == "it was killed: it left no exit status, and no state"
+    write_state(attempt, "finished", step=9, epoch=1, reason="done")
+    assert status("a").state == "finished"
+    submitted(RunFolder("runs/b"), "12", scheduler=scheduler)
+    assert status("b").state == "ended"
 
 
 def test_a_job_that_never_started(here: Path, program: Program) -> None:
@@ -349,6 +367,28 @@ def test_lines_that_were_written_together_are_no_pace(here: Path, program: Progr
 
 
 WHY = "rank 3 on node7: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB; checkpoint at step 400"
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_a_text_without_spaces_keeps_to_the_columns_of_its_terminal(width: int) -> None:
+    for why in ("ファイルが見つかりません" * 9, "x" * 300, "e\u0301" * 150, f"OSError: /data/{'a' * 90}/名前"):
+        runs = [RunStatus("学習", "runs/学習", "failed", "12", why=why), RunStatus("b", "runs/b", "queued", "13")]
+        for text in (format_statuses(runs, 0, width), format_statuses(runs[:1], 0, width)):
+            lines = text.splitlines()
+            columns = [sum((east_asian_width(c) in "WF") + 1 - (combining(c) > 0) for c in line) for line in lines]
+            assert max(columns) <= width
+            assert len(lines) <= 10
+            assert why.replace(" ", "") in "".join(text.split())
+        table = format_statuses(runs, 0, width).splitlines()
+        assert table[1].startswith("学習  failed  12")
+        assert table[-1].startswith("b     queued  13")
+
+
+def test_a_finished_run_has_no_turn_in_its_chain_left() -> None:
+    for state, said in (("finished", False), ("unfinished", True)):
+        runs = [RunStatus("a", "runs/a", state, "12", (1, 3)), RunStatus("b", "runs/b", state, "13", (1, 3))]
+        for text in (format_statuses(runs, 0, 80), format_statuses(runs[:1], 0, 80)):
+            assert ("link 1 of at most 3" in text) is said
 
 
 @pytest.mark.parametrize("width", [60, 80, 120, 300])
