@@ -22,7 +22,7 @@ def build_parser() -> VerbParser:
     parser = VerbParser("cancel", _DESCRIPTION, example="hpcddp cancel train\nhpcddp cancel 1234 --now", exits=(2, 5))
     parser.usage = "hpcddp cancel RUN ... [--now]"
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a name, a folder or a job id")
-    parser.add_argument("--now", action="store_true", help="kill what runs, without saving")
+    parser.add_argument("--now", action="store_true", help="end what runs at once: by the scheduler's own command")
     return parser
 
 

@@ -44,7 +44,8 @@ class _Live(Record):
 
 
 def cancel_runs(runs: Sequence[RunFolder], env: Mapping[str, str], *, now: bool) -> list[str]:
-    """End all jobs of these runs; what was done, one line each. `now`: what runs is killed.
+    """End all jobs of these runs; what was done, one line each. `now`: what runs is ended by its scheduler's own
+    command, or killed on this machine.
 
     SchedulerError if the scheduler does not say which of them live, or refuses to end one.
     """
@@ -92,7 +93,7 @@ def _cancel(commands: Commands, jobs: Sequence[_Live], env: Mapping[str, str], *
     if now and running:
         names = [name for one in running for name in _spell(one.found, commands)]
         _run_all(commands.cancel, names, env)
-        return [*told, f"{_listed(names)} {'is' if len(names) == 1 else 'are'} killed"]
+        return [*told, _say_cancelled(names, commands)]
     errors = []
     for one in running:
         try:
@@ -116,7 +117,13 @@ def _stop(one: _Live, commands: Commands, env: Mapping[str, str]) -> str:
     if one.job.holds and (path := _write_request(one)):
         return f"{name} was asked to save and stop, through {path}; {kills}"
     _run_all(cancel, names, env)
-    return f"{name} was cancelled by {cancel[0]}, which leaves it the scheduler's own grace"
+    return _say_cancelled(names, commands)
+
+
+def _say_cancelled(names: Sequence[str], commands: Commands) -> str:
+    """Not that they are killed: Slurm waits for KillWait even at `scancel --full --signal=KILL`."""
+    was, it = ("was", "it") if len(names) == 1 else ("were", "them")
+    return f"{_listed(names)} {was} cancelled by {commands.cancel[0]}, which leaves {it} the scheduler's own grace"
 
 
 def _ask_by_folder(one: _Live, commands: Commands, *, now: bool) -> str:

@@ -46,11 +46,14 @@ def test_what_follows_in_a_chain_goes_first_and_what_runs_is_asked_to_save(
     assert "12 was asked to save and stop; hpcddp cancel a --now kills it" in said
 
 
-def test_now_kills(here: Path, program: Program) -> None:
+def test_now_is_the_schedulers_own_command_and_is_not_said_to_have_killed(
+    here: Path, program: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
     held(RunFolder("runs/a"), "12")
     on_slurm(program, "12|12|N/A|RUNNING|N/A|N/A|None|a")
     assert main(["cancel", "12", "--now"]) == 0
     assert called(here) == ["scancel 12"]
+    assert "12 was cancelled by scancel, which leaves it the scheduler's own grace" in capsys.readouterr().err
 
 
 def test_of_an_array_those_that_wait_go_and_those_that_run_are_asked(here: Path, program: Program) -> None:
