@@ -14,6 +14,7 @@ import time
 from contextlib import suppress
 
 from hpcddp.ranks.lookup_warning import split_output
+from hpcddp.signals import ENDING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 else:
     import _signal as signal  # the same without enumerations, which cost exec a tenth of its time
 
-_CAUGHT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 #: A terminal sends these. Neither Python nor hpcddp's runtime saves at them: a program that catches SIGTERM gets that.
 _OF_TERMINAL = (signal.SIGINT, signal.SIGHUP)
 _REST_S = 2.0
@@ -71,7 +71,7 @@ class Program:
         in_step: bool = False,
     ) -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored there is no status to wait for
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*_CAUGHT, signal.SIGCHLD})
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*ENDING, signal.SIGCHLD})
         alive, _kept_open = os.pipe()
         os.set_inheritable(alive, True)
         moves = [] if stderr is None else [(os.POSIX_SPAWN_DUP2, stderr, 2)]
@@ -92,7 +92,8 @@ class Program:
         """Hand the program a signal that has come, unless it has had it. Of one that came to every process of the job
         that is only counted."""
         with self._lock:
-            if way == BY_WORD and number in _OF_TERMINAL and _catches(self.process, signal.SIGTERM):
+            would_end = number in _OF_TERMINAL or not _handles(self.process, number, b"SigCgt", b"SigIgn", b"SigBlk")
+            if way == BY_WORD and would_end and _handles(self.process, signal.SIGTERM, b"SigCgt"):
                 number = signal.SIGTERM
             if self._is_over or not self._count.is_new(number, way) or way == TO_ALL:
                 return
@@ -103,7 +104,7 @@ class Program:
         """The wait status of the program. Until it ends, signals that come to this process are given to it. `heard`:
         is called with each of them."""
         while True:
-            came = signal.sigwaitinfo({*_CAUGHT, signal.SIGCHLD})
+            came = signal.sigwaitinfo({*ENDING, signal.SIGCHLD})
             if came.si_signo == signal.SIGCHLD:
                 with self._lock:  # nobody signals a process number that may be another's
                     ended, status = os.waitpid(self.process, os.WNOHANG)
@@ -132,10 +133,11 @@ class Program:
         return came.si_pid == 0 and not self._apart
 
 
-def _catches(process: int, number: int) -> bool:
-    """Whether the process has a handler for the signal."""
+def _handles(process: int, number: int, *ways: bytes) -> bool:
+    """Whether the process catches the signal (SigCgt), ignores it (SigIgn) or holds it back (SigBlk)."""
     with suppress(OSError, IndexError, ValueError), open(f"/proc/{process}/status", "rb") as file:
-        return int(file.read().split(b"SigCgt:")[1].split()[0], 16) >> (number - 1) & 1 == 1
+        text = file.read()
+        return any(int(text.split(way + b":")[1].split()[0], 16) >> (number - 1) & 1 for way in ways)
     return False
 
 

@@ -17,6 +17,7 @@ import time
 from contextlib import suppress
 
 from hpcddp.runs.heartbeat import make_page, read_supervised
+from hpcddp.signals import ENDING
 from hpcddp.supervisor.leftover import end_left, find_left, kill_left
 
 TYPE_CHECKING = False
@@ -34,7 +35,6 @@ _LAST_WORD_S = 2.0
 _REST_S = 0.5  # for what ends by itself with its rank, such as workers of a loader
 _GRACE_S = 2.0  # from SIGTERM to SIGKILL
 _MOST_TEXT = 400  # characters
-_DEAF = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 _ORPHAN_S = 15.0  # without the supervisor and without the launcher that has started it
 _ITSELF = 1.1  # of the lease, after which the rank ends itself if this process has not ended it
 
@@ -141,7 +141,7 @@ class Heartbeat:
         line = (shell, option, f"read -r done && exit\n{code}", *words)
         env = {"PATH": self._env.get("PATH", os.defpath)}  # without what marks a rank's processes
         with suppress(OSError):  # without a shell, or another process
-            os.posix_spawnp(shell, line, env, file_actions=moves, setsigmask=_DEAF, setsid=True)
+            os.posix_spawnp(shell, line, env, file_actions=moves, setsigmask=ENDING, setsid=True)
         os.close(ends)
         os.close(nothing)
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.runs.folder import find_attempt
+from hpcddp.signals import name_signal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -103,10 +104,7 @@ def describe_end(status: int) -> str:
     """`ended with status 1`, `was killed by SIGKILL`: a wait status (`os.waitpid`) in words."""
     if not os.WIFSIGNALED(status):
         return f"ended with status {os.WEXITSTATUS(status)}"
-    import signal
-
-    number = os.WTERMSIG(status)
-    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+    name = name_signal(os.WTERMSIG(status))
     return f"was killed by {name}" + (" (often: out of memory)" if name == "SIGKILL" else "")
 
 

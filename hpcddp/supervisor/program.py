@@ -9,6 +9,7 @@ import time
 from contextlib import suppress
 
 from hpcddp.record import TYPE_CHECKING, Record
+from hpcddp.signals import ENDING, name_signal
 from hpcddp.supervisor.asked import ask_beside
 from hpcddp.supervisor.sockets import allow_files
 
@@ -25,13 +26,6 @@ if TYPE_CHECKING:
 else:
     import _signal as signal  # the same without enumerations, which cost a quarter of the time of the start
 
-_NAMES: dict[int, str] = {
-    signal.SIGTERM: "SIGTERM",
-    signal.SIGINT: "SIGINT",
-    signal.SIGHUP: "SIGHUP",
-    signal.SIGUSR1: "SIGUSR1",
-    signal.SIGUSR2: "SIGUSR2",
-}
 #: A wish to end the job, however long ago it came. The others mean what a program makes of them.
 _ENDS = ("SIGTERM", "SIGINT")
 _ACTS_S = 300.0  # that ranks may take to save and end after one of the others
@@ -41,6 +35,7 @@ _SOON_S = 0.1
 _ANSWER_S = 10.0  # for the scheduler's
 _CALL_S = 10.0  # for the first rank's, where ranks were started
 _AS_TERM = ", as SIGTERM where it catches that"
+_OR_TERM = ", or SIGTERM where it catches that alone"
 _FULL_S = 0.1  # until the next look whether what was read has been written
 _READABLE = select.POLLIN | select.POLLHUP
 _HINT = "put its folder on PATH, or name the module that brings it (modules in the job file)"
@@ -66,7 +61,7 @@ class Signals:
         os.set_blocking(self.entry, False)
         os.set_blocking(self._wake, False)
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
-        for number in (*_NAMES, signal.SIGCHLD):
+        for number in (*ENDING, signal.SIGCHLD):
             if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
                 continue  # nohup: what was started goes on when its terminal is closed
             signal.signal(number, _wake_up)
@@ -74,13 +69,8 @@ class Signals:
     def read(self) -> list[int]:
         """What came since it was last read, without the ends of processes."""
         with suppress(BlockingIOError):
-            return [number for number in os.read(self.entry, 4096) if number in _NAMES]
+            return [number for number in os.read(self.entry, 4096) if number in ENDING]
         return []
-
-
-def name_of(number: int) -> str:
-    """`SIGTERM`."""
-    return _NAMES[number]
 
 
 def ended_by(name: str, ago_s: float) -> bool:
@@ -123,7 +113,7 @@ class Launcher:
         try:
             if apart:
                 os.setpgid(0, 0)
-            for number in (*_NAMES, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
+            for number in (*ENDING, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
                 if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
                     signal.signal(number, signal.SIG_DFL)
             signal.set_wakeup_fd(-1)
@@ -238,7 +228,8 @@ class Passing:
             elif self._reports.are_started:
                 self._reports.give(one.number)
                 self._unheard.append((now, one))
-                self._say(one, f"each rank gets it{_AS_TERM if one.number in {signal.SIGHUP, signal.SIGINT} else ''}")
+                instead = _AS_TERM if one.number in {signal.SIGHUP, signal.SIGINT} else _OR_TERM
+                self._say(one, f"each rank gets it{'' if one.number == signal.SIGTERM else instead}")
             else:
                 self._reports.give(one.number)  # to those that start all the same
                 self._say(one, "no rank has started, so the launcher gets it")
@@ -257,7 +248,7 @@ class Passing:
 
     def _say(self, one: _Waiting, what: str) -> None:
         if not one.is_told:
-            self._tell(f"{name_of(one.number)} came: {what}")
+            self._tell(f"{name_signal(one.number)} came: {what}")
 
 
 def watch(
@@ -292,7 +283,7 @@ def watch(
         ready = [descriptor for descriptor, _ in poll.poll(min(waits) * 1000)]
         is_closed |= launcher.entry in ready and not launcher.pass_output_on()  # it may work on
         for one in signals.read() if signals.entry in ready else ():
-            is_again, last, came_at = last == name_of(one), name_of(one), time.monotonic()
+            is_again, last, came_at = last == name_signal(one), name_signal(one), time.monotonic()
             came(one)
             if teardown is None or passing is None:
                 launcher.send(signal.SIGTERM)
@@ -313,8 +304,8 @@ def watch(
         last = ""
     heard = teardown.find_signal(cause) if teardown and not last else 0
     if heard:
-        tell(f"{name_of(heard)} came to the ranks, and not to this script")
-    return Ended(launcher.status, last, cause, name_of(heard) if heard else "")
+        tell(f"{name_signal(heard)} came to the ranks, and not to this script")
+    return Ended(launcher.status, last, cause, name_signal(heard) if heard else "")
 
 
 def _poll(*entries: int) -> select.poll:

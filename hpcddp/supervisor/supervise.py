@@ -16,6 +16,7 @@ from hpcddp.runs.lock import release_run
 from hpcddp.runs.starts import opens_own_runs
 from hpcddp.runs.state import read_state
 from hpcddp.schedulers.registry import find_scheduler
+from hpcddp.signals import name_signal
 from hpcddp.supervisor.asked import ask_beside
 from hpcddp.supervisor.begin import BY_HAND, begin
 from hpcddp.supervisor.end import end_attempt, note_lost
@@ -26,7 +27,7 @@ from hpcddp.supervisor.leftover import end_left
 from hpcddp.supervisor.order import split_stage
 from hpcddp.supervisor.output import Output
 from hpcddp.supervisor.point import take_point
-from hpcddp.supervisor.program import Ended, Launcher, Passing, Signals, name_of, watch
+from hpcddp.supervisor.program import Ended, Launcher, Passing, Signals, watch
 from hpcddp.supervisor.reports import Reports
 from hpcddp.supervisor.sockets import allow_more_files
 from hpcddp.supervisor.stop_request import StopRequest
@@ -243,7 +244,7 @@ class Start:
         ended = None
         for number in self._signals.read():
             self._follow_up.hear(number)
-            ended = Ended(128 + number, name_of(number))
+            ended = Ended(128 + number, name_signal(number))
             self._tell(f"{ended.signal} came {when}")
         return ended
 

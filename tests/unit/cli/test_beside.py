@@ -61,6 +61,18 @@ def test_a_signal_to_it_goes_on_to_the_program() -> None:
     assert process.returncode == 7
 
 
+def test_every_signal_that_would_end_it_goes_on_to_the_program() -> None:
+    names = ["SIGHUP", "SIGQUIT", "SIGABRT", "SIGALRM", "SIGXCPU", "SIGPROF", "SIGIO", "SIGPWR", "SIGRTMIN", "SIGUSR2"]
+    process = start(sys.executable, "-c", NOTING, " ".join(names))
+    assert process.stdout is not None
+    process.stdout.readline()
+    for name in names:
+        process.send_signal(getattr(signal, name))
+        assert process.stdout.readline() == f"{name}\n"
+    process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0
+
+
 ALL, THIS, WORD = beside.TO_ALL, beside.TO_THIS, beside.BY_WORD
 
 
@@ -173,10 +185,12 @@ with open(said) as lines:
         ("SIGHUP", signal.SIGHUP, "SIGHUP"),
         ("SIGUSR1 SIGTERM", signal.SIGUSR1, "SIGUSR1"),
         ("SIGTERM SIGUSR1", signal.SIGTERM, "SIGTERM"),
+        ("SIGTERM SIGALRM", signal.SIGALRM, "SIGALRM"),
+        ("SIGTERM", signal.SIGALRM, "SIGTERM"),  # it would end by the other, and save nothing
     ],
 )
 def test_the_supervisor_s_word_gives_the_program_the_signal_that_was_sent(catches: str, number: int, gets: str) -> None:
-    """But a terminal's, which few programs save at."""
+    """But a terminal's, which few programs save at, and one that would end a program which saves at SIGTERM."""
     words = [sys.executable, "-c", GIVES, str(int(number)), sys.executable, "-c", NOTING, f"{catches} SIGUSR2"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.stdout.splitlines()[1:] == [gets, "SIGUSR2"]

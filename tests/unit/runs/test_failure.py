@@ -156,7 +156,7 @@ def test_a_log_is_read_from_where_this_start_began_and_not_beyond_its_end(tmp_pa
         (signal.SIGSEGV, "was killed by SIGSEGV"),
         (signal.SIGABRT | 0x80, "was killed by SIGABRT"),
         (signal.SIGKILL, "was killed by SIGKILL (often: out of memory)"),
-        (signal.SIGRTMIN + 3, f"was killed by signal {signal.SIGRTMIN + 3}"),
+        (signal.SIGRTMIN + 3, "was killed by SIGRTMIN+3"),
     ],
 )
 def test_a_wait_status_in_words(status: int, text: str) -> None:

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from hpcddp.signals import ENDING, name_signal
 from hpcddp.supervisor.program import ended_by
 
 
@@ -28,15 +29,17 @@ def test_a_signal_after_which_the_ranks_went_on_is_not_why_they_were_lost(name: 
 
 _READS = """
 import os, signal, time
+from hpcddp.signals import name_signal
 from hpcddp.supervisor.program import Signals
 signals = Signals()
 os.kill(os.getpid(), signal.SIGINT)
 os.kill(os.getpid(), signal.SIGHUP)
-os.kill(os.getpid(), signal.SIGUSR1)
+for number in (signal.SIGALRM, signal.SIGQUIT, signal.SIGRTMIN + 3, signal.SIGUSR1):
+    os.kill(os.getpid(), number)
 came = []
 while signal.SIGUSR1 not in came:
     came += signals.read()
-print(sorted(came))
+print(*sorted(map(name_signal, came)))
 """
 
 
@@ -47,5 +50,17 @@ def test_a_hangup_that_is_ignored_at_the_start_stays_ignored(ignored: str):
     shell = f'trap - HUP INT USR1; {f"trap {chr(39) * 2} {ignored}; " if ignored else ""}exec "$@"'
     words = ["env", "--default-signal=HUP,INT,USR1", "sh", "-c", shell, "sh", sys.executable, "-c", _READS]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
-    hangup = [] if "HUP" in ignored else [int(signal.SIGHUP)]
-    assert done.stdout == f"{[*hangup, int(signal.SIGINT), int(signal.SIGUSR1)]}\n"
+    hangup = [] if "HUP" in ignored else ["SIGHUP"]
+    assert done.stdout.split() == sorted([*hangup, "SIGINT", "SIGALRM", "SIGQUIT", "SIGRTMIN+3", "SIGUSR1"])
+
+
+def test_every_signal_that_can_end_a_job_has_its_name():
+    """And the set has all whose default ends a process, but those that a process causes itself."""
+    named = {number: name_signal(number) for number in signal.valid_signals()}
+    assert all(
+        name == named[number] for number, name in ((one.value, one.name) for one in signal.Signals) if number < 64
+    )
+    assert named[signal.SIGRTMIN + 3] == "SIGRTMIN+3"
+    stays = {"SIGCHLD", "SIGCONT", "SIGURG", "SIGWINCH", "SIGKILL", "SIGSTOP", "SIGTSTP", "SIGTTIN", "SIGTTOU"}
+    faults = {"SIGILL", "SIGTRAP", "SIGBUS", "SIGFPE", "SIGSEGV", "SIGSYS", "SIGPIPE", "SIGXFSZ"}
+    assert set(named.values()) - {named[number] for number in ENDING} == stays | faults
