@@ -34,7 +34,9 @@ _TRIES = 100  # each one that fails means that another attempt has taken the run
 
 
 class HeldError(LaunchError):
-    """Another attempt holds the run, or may."""
+    """Another attempt holds the run, or may. `holder`: which; None: its record cannot be read."""
+
+    holder: Holder | None = None
 
 
 def take_run(
@@ -53,7 +55,9 @@ def take_run(
                 holder = read_holder(path)
                 if holder is None or (holder.attempt != before and not has_ended(holder, mine, ask)):
                     surely = holder is not None and has_ended(holder, mine, ask) is False
-                    raise _held(run, path, holder, surely, f"a run of its own: {own}")
+                    error = _held(run, path, holder, surely, f"a run of its own: {own}")
+                    error.holder = holder
+                    raise error
             for folder in left:
                 shutil.rmtree(folder, ignore_errors=True)
             if _create(run, number + 1, mine):

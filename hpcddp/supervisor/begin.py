@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import select
 import shutil
+from functools import partial
 
 from hpcddp.errors import HpcddpError
 from hpcddp.record import TYPE_CHECKING, Record
@@ -11,20 +13,23 @@ from hpcddp.runs.chain import find_before, start_attempt
 from hpcddp.runs.choice import Asked
 from hpcddp.runs.command import identify_command
 from hpcddp.runs.folder import AttemptFolder, RunFolder, cannot_write, list_attempts, start_of
+from hpcddp.runs.holder import find_job, find_job_start, start_time
 from hpcddp.runs.jsonfile import write_object
-from hpcddp.runs.lock import release_run
+from hpcddp.runs.lock import HeldError, release_run
 from hpcddp.runs.start import start_run
 from hpcddp.runs.state import read_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from hpcddp.runs.holder import Holder
     from hpcddp.supervisor.job import Job
     from hpcddp.supervisor.order import Order
 
 #: The variable by which `hpcddp launch` says that one allocation may see several attempts: the number of its process,
 #: which becomes this one. A job that is submitted from such a rank inherits the variable, but not the number.
 BY_HAND = "HPCDDP_LAUNCH"
+_EARLIER_S = 600.0  # in which the scheduler kills what an earlier start of the job has left
 
 
 class Begun(Record):
@@ -52,7 +57,13 @@ def begin(
         tell(f"nothing is left to do: run {order.resumes}, which this job was to resume, has finished meanwhile")
         return 0
     asked = Asked(base, identify_command(order.command), order.fresh, order.resume, made=order.made)
-    choice = start_run(asked, job.name, env, process=os.getpid(), by_hand=by_hand, numbered=True)
+    start = partial(start_run, asked, job.name, env, process=os.getpid(), by_hand=by_hand, numbered=True)
+    try:
+        choice = start()
+    except HeldError as error:
+        if by_hand or error.holder is None or not _wait_for_earlier_start(error.holder, env, tell):
+            raise
+        choice = start()
     tell(str(choice))
     attempt = choice.run.attempt(choice.attempt)
     left = 0
@@ -70,6 +81,30 @@ def begin(
         release_run(attempt.run, attempt.name)
         raise
     return Begun(attempt, left)
+
+
+def _wait_for_earlier_start(holder: Holder, env: Mapping[str, str], tell: Callable[[str], None]) -> bool:
+    """Whether the holder, an earlier start of this very job on this host, has ended: PBS starts a job again while the
+    processes of its earlier start still end. False at once for any other holder."""
+    is_own = holder.job != "" and (holder.scheduler, holder.job) == find_job(env)
+    is_earlier = holder.job_start != "" and holder.job_start != find_job_start(env)
+    if not (is_own and is_earlier and holder.host == os.uname().nodename):
+        return False
+    try:
+        process = os.pidfd_open(holder.process)
+    except ProcessLookupError:
+        return True
+    except (OSError, AttributeError):  # an old kernel
+        return False
+    try:
+        if start_time(holder.process) != holder.started:
+            return True  # the number is another process's now
+        tell(f"the job was started again, and process {holder.process} of its earlier start still ends: it waits")
+        poll = select.poll()
+        poll.register(process, select.POLLIN)
+        return bool(poll.poll(_EARLIER_S * 1000))
+    finally:
+        os.close(process)
 
 
 def _is_finished(run: RunFolder, job: str) -> bool:

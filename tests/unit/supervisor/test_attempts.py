@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,31 @@ def test_a_second_attempt_is_refused_while_the_first_one_lives(node: Node, monke
         with pytest.raises(LaunchError, match="is in use by job 41 on"):
             node.begin("42")
         assert node.attempt("43", fresh=True) == f"{node.base}-2/attempts/43.1"
+
+
+def test_a_job_that_is_started_again_waits_for_the_end_of_its_earlier_start(node: Node, monkeypatch, request):
+    """PBS's qrerun starts it on the same host while its ranks still save."""
+    earlier = subprocess.Popen(["sleep", "infinity"])
+    request.addfinalizer(earlier.kill)
+    with monkeypatch.context() as as_another_process:
+        as_another_process.setattr(os, "getpid", lambda: earlier.pid)
+        as_another_process.setattr("hpcddp.runs.holder.find_job_start", lambda env: "earlier")
+        node.attempt("41")
+    told: list[str] = []
+
+    class Told(list[str]):
+        def append(self, text: str) -> None:
+            told.append(text)
+            earlier.kill()  # it has ended
+
+    node.told = Told()
+    with pytest.raises(LaunchError, match="is in use by job 41 on"):
+        node.begin("42")
+    assert (earlier.poll(), told) == (None, [])
+    assert node.attempt("41") == f"{node.base}/attempts/41.2"
+    still = f"the job was started again, and process {earlier.pid} of its earlier start still ends: it waits"
+    assert told[0] == still
+    earlier.wait()
 
 
 def test_an_attempt_that_was_killed_is_unfinished_at_its_newest_checkpoint(node: Node):
