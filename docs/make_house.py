@@ -39,6 +39,7 @@ CAPTIONS = {
     "units": "durations and counts as text",
     "uncaught": "an error that a script does not catch",
     "user_code": "which lines of a stack are the user's",
+    "signals": "the signals that end a process, and their names",
     "errors": "the two-line error, exit codes",
     "guard": "ends ranks that train alone",
     "record": "named tuples that start fast",
