@@ -188,7 +188,8 @@ def test_a_program_gets_what_the_table_of_the_manual_says(name, sent, kind, expe
     program = [sys.executable, SAVES, signal, *(["TERM"] if signal == "INT" else [])]
     if kind == "script":
         (tmp_path / "job.sh").write_text(rendered(run, tmp_path, flavour, program))
-        line = ["bash", "job.sh"]
+        # a job of a scheduler has no terminal: there it is `hpcddp launch` that hears a Ctrl-C, and says so like this
+        line = ["bash", "-c", "HPCDDP_LAUNCH=$$ exec bash job.sh"] if sent == "Ctrl-C" else ["bash", "job.sh"]
     elif flavour is None:
         line = ["torchrun", "--standalone", "--nproc-per-node=2", "--no-python", *program]
     else:
