@@ -91,9 +91,10 @@ CAPTIONS = {
 
 _NEEDS = {"torch": "#f6c28b", "jinja2": "#a9cbe8", "yaml": "#a9cbe8"}  # the first that a room imports
 _PLAIN = "#b9dfb4"
-_STEP, _ROW = 44, 36  # pixels from room to room: right, down
-_BOX = (100, 26)  # width, height
-_TEXT, _TOP = 340, 66  # where the first box is: room for its caption, and for the heading
+_ROW, _TOP = 24, 84  # pixels: from room to room, and down to the first one
+_BOX = (36, 118, 20)  # a room's box: where it begins, width, height
+_TEXT, _DOTS = 164, 500  # where the captions and the columns of dots begin
+_COLUMN = 16  # pixels from column to column
 
 
 class Room(NamedTuple):
@@ -143,25 +144,28 @@ def _imports(file: Path) -> Iterator[str]:
 
 
 def draw(rooms: list[Room]) -> str:
-    """The picture: rooms down a staircase, a line to the right of each, and a dot where it imports a room below."""
-    width, height = _TEXT + _STEP * len(rooms) + _BOX[0] - _STEP + 16, _TOP + _ROW * len(rooms) + 40
+    """The picture: a numbered row for each room, and in it a dot in the column of each room that it imports."""
+    width, height = max(_DOTS + _COLUMN * len(rooms) + 12, 760), _TOP + _ROW * len(rooms) + 44
+    drawn = [*_floors(rooms, width), *_columns(rooms)]
     place = {room.name: number for number, room in enumerate(rooms)}
-    drawn = [*_stripes(rooms, width), *_lines(rooms, place)]
     for number, room in enumerate(rooms):
-        x, y = _TEXT + _STEP * number, _TOP + _ROW * number
+        y = _TOP + _ROW * number
         colour = next((colour for package, colour in _NEEDS.items() if package in room.packages), _PLAIN)
+        x, across, down = _BOX
         drawn += [
-            f'<text x="{x - 10}" y="{y + 17}" font-size="12.5" fill="#555555" text-anchor="end">'
-            f"{escape(room.caption)}</text>",
-            f'<rect x="{x}" y="{y}" width="{_BOX[0]}" height="{_BOX[1]}" rx="4" fill="{colour}" stroke="#666666"/>',
-            f'<text x="{x + _BOX[0] // 2}" y="{y + 17}" text-anchor="middle">{room.name}</text>',
+            f'<text x="{x - 8}" y="{y + 15}" font-size="11" fill="#555555" text-anchor="end">{number + 1}</text>',
+            f'<rect x="{x}" y="{y}" width="{across}" height="{down}" rx="4" fill="{colour}" stroke="#666666"/>',
+            f'<text x="{x + across // 2}" y="{y + 15}" text-anchor="middle">{room.name}</text>',
+            f'<text x="{_TEXT}" y="{y + 15}" font-size="12" fill="#333333">{escape(room.caption)}</text>',
         ]
+        for other in sorted(place[name] for name in room.imports):
+            drawn.append(f'<circle cx="{_across(other)}" cy="{y + 10}" r="4" fill="#333333"/>')
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"'
-            ' font-family="sans-serif" font-size="14">',
+            ' font-family="sans-serif" font-size="13">',
             "  <!-- made by docs/make_house.py from the imports -->",
-            f"  <title>The rooms of {rooms[0].inside} in layer order; imports point down only</title>",
+            f"  <title>The rooms of {rooms[0].inside} by floors; imports point down only</title>",
             f'  <rect width="{width}" height="{height}" fill="#ffffff"/>',
             '  <g fill="#222222">',
             *(f"    {line}" for line in [*_head(rooms[0].inside), *drawn, *_legend(height)]),
@@ -175,47 +179,40 @@ def draw(rooms: list[Room]) -> str:
 def _head(inside: str) -> list[str]:
     folder = inside.replace(".", "/")
     return [
-        f'<text x="12" y="24" font-size="16" font-weight="bold">The rooms of {folder}/, in layer order</text>',
-        '<text x="12" y="45" font-size="12.5" fill="#555555">A dot in the row of one room and the column of another: '
-        "the first imports the second. Imports point down only.</text>",
+        f'<text x="12" y="24" font-size="16" font-weight="bold">The rooms of {folder}/, floor by floor</text>',
+        '<text x="12" y="45" font-size="12" fill="#555555">A dot in the row of one room and the column of another: the '
+        "first imports the second. Imports point down only.</text>",
     ]
 
 
-def _stripes(rooms: list[Room], width: int) -> Iterator[str]:
-    """One stripe per layer: rooms of one layer do not import each other."""
+def _floors(rooms: list[Room], width: int) -> Iterator[str]:
+    """One stripe per layer of the contract."""
     for layer in sorted({room.layer for room in rooms}):
         of_layer = [number for number, room in enumerate(rooms) if room.layer == layer]
-        y, height = _TOP + _ROW * of_layer[0] - 6, _ROW * len(of_layer)
-        fill = "#f4f4f4" if layer % 2 == 0 else "#ffffff"
+        y, height = _TOP + _ROW * of_layer[0] - 2, _ROW * len(of_layer)
+        fill = "#eeeeee" if layer % 2 == 0 else "#ffffff"
         yield f'<rect x="0" y="{y}" width="{width}" height="{height}" fill="{fill}"/>'
 
 
-def _lines(rooms: list[Room], place: dict[str, int]) -> Iterator[str]:
-    for number, room in enumerate(rooms):
-        columns = sorted(place[name] for name in room.imports)
-        if columns:
-            y, end = _TOP + _ROW * number + _BOX[1] // 2, _column(columns[-1])
-            yield f'<path d="M{_TEXT + _STEP * number + _BOX[0]} {y}H{end}" stroke="#888888" fill="none"/>'
-        above = [place[other.name] for other in rooms if room.name in other.imports]
-        if above:
-            x, first, last = _column(number), _TOP + _ROW * min(above) + _BOX[1] // 2, _TOP + _ROW * number
-            yield f'<path d="M{x} {first}V{last - 6}" stroke="#888888" fill="none"/>'
-            yield f'<path d="M{x - 4} {last - 7}h8l-4 7z" fill="#888888"/>'
-        for column in columns:
-            yield f'<circle cx="{_column(column)}" cy="{_TOP + _ROW * number + _BOX[1] // 2}" r="4" fill="#333333"/>'
+def _columns(rooms: list[Room]) -> Iterator[str]:
+    """The number of each room, and a line down to its own row."""
+    for number in range(len(rooms)):
+        x, y = _across(number), _TOP + _ROW * number + 10
+        yield f'<text x="{x}" y="{_TOP - 8}" font-size="10" fill="#555555" text-anchor="middle">{number + 1}</text>'
+        yield f'<path d="M{x} {_TOP}V{y}" stroke="#cccccc"/>'
+        yield f'<path d="M{x - 4} {y}h8" stroke="#888888"/>'
 
 
-def _column(number: int) -> int:
-    """Where imports of a room come down: to the right in its box, clear of the box before."""
-    return _TEXT + _STEP * number + _BOX[0] - 20
+def _across(number: int) -> int:
+    return _DOTS + _COLUMN * number + _COLUMN // 2
 
 
 def _legend(height: int) -> Iterator[str]:
     words = [("imports torch", _NEEDS["torch"]), ("imports jinja2, yaml", _NEEDS["yaml"]), ("neither", _PLAIN)]
     for number, (text, colour) in enumerate(words):
-        x, y = 12 + 165 * number, height - 30
+        x, y = 12 + 165 * number, height - 28
         yield f'<rect x="{x}" y="{y}" width="14" height="14" rx="3" fill="{colour}" stroke="#666666"/>'
-        yield f'<text x="{x + 21}" y="{y + 12}" font-size="12.5">{text}</text>'
+        yield f'<text x="{x + 21}" y="{y + 12}" font-size="12">{text}</text>'
 
 
 if __name__ == "__main__":
