@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,7 @@ pytestmark = [
 ASKED = ["--site", "generic-pbs", "--nodes", "1", "--gpus-per-node", "0", "--cpus-per-rank", "1", "--walltime", "5m"]
 WAITS = "import pathlib, time\npathlib.Path('here').touch()\nwhile not pathlib.Path('go').exists(): time.sleep(0.1)"
 PATIENCE_S = 600
+ENDS = ("failed", "finished", "unfinished", "cancelled")
 
 
 def hpcddp(folder: Path, *words: str) -> str:
@@ -51,11 +53,20 @@ def until(folder: Path, run: str, *states: str) -> dict[str, Any]:
     return found
 
 
+def until_here(folder: Path, run: str) -> dict[str, Any]:
+    """The status of the run once its program has begun; an error as soon as its job has ended before that."""
+    end = time.monotonic() + PATIENCE_S
+    while (found := status(folder, run))["state"] not in ENDS and not (folder / "here").exists():
+        assert time.monotonic() < end, found
+        time.sleep(0.5)
+    assert (folder / "here").exists(), (found, [one.read_text() for one in folder.glob(f"{run}.[eo]*")])
+    return found
+
+
 @pytest.fixture
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder that the nodes see: below the home directory."""
-    folder = Path.home() / f"hpcddp-pbs-tests-{tmp_path_factory.getbasetemp().name}"
-    folder.mkdir()
+def shared() -> Iterator[Path]:
+    """A folder that the nodes see, of each test its own: PBS may still write a job's output to it after the test."""
+    folder = Path(tempfile.mkdtemp(prefix="hpcddp-pbs-tests-", dir=Path.home()))
     yield folder
     for run in (folder / "runs").glob("*"):
         subprocess.run([sys.executable, "-m", "hpcddp", "cancel", str(run), "--now"], cwd=folder, check=False)
@@ -64,42 +75,32 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def test_a_job_is_submitted_shown_read_and_ended(shared: Path) -> None:
     job = hpcddp(shared, "submit", *ASKED, "--name", "a", "--", "python", "-c", WAITS).strip()
-    running = until(shared, "a", "running", "failed", "cancelled")
+    running = until(shared, "a", "running", *ENDS)
     assert (running["state"], running["job"]) == ("running", job)
-    end = time.monotonic() + PATIENCE_S
-    while not (shared / "here").exists():
-        assert time.monotonic() < end
-        time.sleep(0.5)
+    until_here(shared, "a")
     hpcddp(shared, "cancel", "a")
-    ended = until(shared, "a", "failed", "finished", "unfinished", "cancelled")
+    ended = until(shared, "a", *ENDS)
     assert ended["state"] == "cancelled"  # SIGTERM ends Python
 
 
 def test_a_sweep_is_one_array_and_a_dependent_waits(shared: Path) -> None:
     hpcddp(shared, "submit", *ASKED, "--name", "s", "--set", "sweep.x=1,2", "--", "python", "-c", "print('x')", "{x}")
     hpcddp(shared, "submit", *ASKED, "--name", "b", "--after", "afterany:s", "--", "python", "-c", "print('b')")
-    assert until(shared, "s", "finished", "failed")["state"] == "finished"
-    assert until(shared, "b", "finished", "failed", "cancelled")["state"] == "finished"
+    assert until(shared, "s", *ENDS)["state"] == "finished"
+    assert until(shared, "b", *ENDS)["state"] == "finished"
     assert "b\n" in hpcddp(shared, "logs", "b")
 
 
 def test_a_job_that_is_run_again_is_what_qstat_says(shared: Path) -> None:
     words = ["--name", "a", "--set", "requeue=true", "--", "python", "-c", WAITS]
     job = hpcddp(shared, "submit", *ASKED, *words).strip()
-    until(shared, "a", "running")
-    end = time.monotonic() + PATIENCE_S
-    while not (shared / "here").exists():
-        assert time.monotonic() < end
-        time.sleep(0.5)
+    until_here(shared, "a")
     (shared / "here").unlink()
     if subprocess.run(["qrerun", job], check=False).returncode:
         pytest.skip("this user may not run jobs again")
-    while not (shared / "here").exists():
-        assert status(shared, "a")["state"] in {"queued", "running", "exiting"}
-        assert time.monotonic() < end
-        time.sleep(0.5)
+    until_here(shared, "a")
     assert (status(shared, "a")["state"], status(shared, "a")["job"]) == ("running", job)
     again = [sys.executable, "-m", "hpcddp", "submit", *ASKED, *words]
     assert subprocess.run(again, cwd=shared, capture_output=True, check=False).returncode == 2
     hpcddp(shared, "cancel", "a")
-    assert until(shared, "a", "failed", "finished", "unfinished", "cancelled")["state"] == "cancelled"
+    assert until(shared, "a", *ENDS)["state"] == "cancelled"
