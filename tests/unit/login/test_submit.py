@@ -23,6 +23,7 @@ from .runs import held, submitted
 
 Program = Callable[[str, str], None]
 TRAIN = ["--", "python", "-c", "pass"]
+SIZE = ["--nodes", "1", "--ranks-per-node", "1", "--gpus-per-node", "0", "--cpus-per-rank", "2", "--walltime", "10m"]
 SBATCH = 'cat "$2" > given.sh; env > given.env; echo "$@" > given.words; echo 4711'
 SQUEUE = "echo '4711|4711|N/A|PENDING|N/A|N/A|Resources|train'"
 
@@ -86,20 +87,8 @@ def test_where_the_schedulers_commands_are_not_the_job_is_for_another_machine(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, site: str, program: str
 ) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
-    size = [
-        "--nodes",
-        "1",
-        "--ranks-per-node",
-        "1",
-        "--gpus-per-node",
-        "0",
-        "--cpus-per-rank",
-        "2",
-        "--walltime",
-        "10m",
-    ]
     own = ["--set", "pe=mpi"] if "gridengine" in site else []
-    assert main(["submit", "--no-check", "--site", site, *size, *own, *TRAIN]) == 5
+    assert main(["submit", "--no-check", "--site", site, *SIZE, *own, *TRAIN]) == 5
     said = capsys.readouterr().err
     assert f"this job is for a login node of {site}: here {program} is not on PATH" in said
     assert "hint: submit it there; or print its script: hpcddp render" in said
@@ -117,19 +106,7 @@ def test_a_scheduler_that_is_down_is_to_be_tried_later_and_leaves_nothing(
     here: Path, program: Program, capsys: pytest.CaptureFixture[str], site: str, program_: str, says: str
 ) -> None:
     program(program_, f"printf '{says}\n' >&2; exit 1")
-    size = [
-        "--nodes",
-        "1",
-        "--ranks-per-node",
-        "1",
-        "--gpus-per-node",
-        "0",
-        "--cpus-per-rank",
-        "2",
-        "--walltime",
-        "10m",
-    ]
-    assert main(["submit", "--site", site, "--launcher", _launcher(site), *size, *TRAIN]) == 5
+    assert main(["submit", "--site", site, "--launcher", _launcher(site), *SIZE, *TRAIN]) == 5
     said = capsys.readouterr().err
     assert " does not answer: " in said
     assert "hint: try again later; nothing was queued" in said
@@ -385,20 +362,8 @@ def test_each_scheduler_says_the_id_in_its_own_way(
 ) -> None:
     for name in ("qsub", "sbatch"):
         program(name, f"for last; do :; done; cat \"$last\" > given.sh; echo '{says}'")
-    size = [
-        "--nodes",
-        "1",
-        "--ranks-per-node",
-        "1",
-        "--gpus-per-node",
-        "0",
-        "--cpus-per-rank",
-        "2",
-        "--walltime",
-        "10m",
-    ]
     own = ["--set", "pe=mpi"] if "gridengine" in site else []
-    assert main(["submit", "--site", site, *size, *own, "--launcher", _launcher(site), *more, *TRAIN]) == 0
+    assert main(["submit", "--site", site, *SIZE, *own, "--launcher", _launcher(site), *more, *TRAIN]) == 0
     assert capsys.readouterr().out == f"{job}\n"
     (noted,) = read_submissions(RunFolder("runs/python"))
     assert noted.job == job
