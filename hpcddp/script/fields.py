@@ -19,6 +19,7 @@ from hpcddp.units import read_number as parse_number
 
 DAY_PATTERN = r"\d{4}-\d\d-\d\d"
 _QUOTED = r"""\\[^\n]|'[^']*'|"(?:\\.|[^"\\])*\""""  # in a shell's line
+_COMMENT = r"(?m:^)[ \t]*#[^\n]*\n?|(?<=\s)#(?!\S)[^\n]*"  # a line that begins with #, or what follows a # alone
 _FEW = 12  # keys that a hint lists
 Reader = Callable[[object, str], Any]
 _NO_MODULES = {
@@ -118,8 +119,14 @@ def read_words(value: object, where: str) -> tuple[str, ...]:
 
 def read_command(value: object, where: str) -> tuple[str, ...]:
     """A list of words; or text that is split like a shell line, with any operator of the shell's in quotes. A backslash
-    at the end of a line joins the next one on, as in a shell."""
+    at the end of a line joins the next one on, as in a shell, and comments are left out."""
     if isinstance(value, str):
+        written, value = value, re.sub(rf"({_QUOTED}|\\\n)|{_COMMENT}", r"\1", value, flags=re.DOTALL)
+        if written.strip() and not value.strip():
+            raise RequestError(
+                f"{where} has nothing but a comment: {shorten(written.strip())}",
+                "command: | with the comment on a line of its own; after > all lines are one",
+            )
         value = re.sub(rf"({_QUOTED})|\\\n", _join_lines, value, flags=re.DOTALL)
         plain = re.sub(_QUOTED, "_", value, flags=re.DOTALL).strip()
         if "\n" in plain:
@@ -128,6 +135,10 @@ def read_command(value: object, where: str) -> tuple[str, ...]:
                 f"{where} has {lines} lines, and no shell reads them: they would be one command",
                 f"{assign(where, 'bash -c')} '…' for a shell's lines; or \\ at the end of a line that goes on",
             )
+        found = next((word for word in plain.split() if word.startswith("#")), None)
+        if found is not None:
+            what = f"{where} has {found!r}, which is a comment or an argument"
+            raise RequestError(what, f"a space behind the # of a comment; quotes around an argument: '{found}'")
         found = next((word for word in plain.split() if re.search(r"^[|&;<>]|^\d+[<>]|[|&;<>]$", word)), None)
         if found is not None:
             raise RequestError(

@@ -151,6 +151,38 @@ def test_a_backslash_at_the_end_of_a_commands_line_joins_the_next_one_on():
     assert read_spec({"command": (text, "command in job.yaml")}).command == words
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# it's the long run\npython train.py --lr 0.1\n",
+        "python train.py --lr 0.1 # was 0.2, it's too much\n# --epochs 9\n",
+        "python train.py \\\n  # --wd '3 \\\n  --lr 0.1 \\\n  #--epochs 9",
+        "python train.py --lr 0.1 #",
+    ],
+    ids=["in front", "behind", "an option that is left out", "empty"],
+)
+def test_a_comment_is_no_part_of_a_commands_text(text):
+    found = read_spec({"command": (text, "command in job.yaml")}).command
+    assert found == ("python", "train.py", "--lr", "0.1")
+
+
+def test_a_number_sign_in_a_word_or_in_quotes_is_no_comment():
+    text = "bash -c 'a # b\n# c\nd' a#b \\# \"# e\""
+    assert read_spec({"command": (text, "x")}).command == ("bash", "-c", "a # b\n# c\nd", "a#b", "#", "# e")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("# the long run python train.py", "command has nothing but a comment: # the long run python train.py"),
+        ("python train.py --color #ff0000", "command has '#ff0000', which is a comment or an argument"),
+    ],
+)
+def test_a_comment_that_may_be_the_command_or_an_argument_is_refused(text, says):
+    with pytest.raises(RequestError, match=says):
+        read_spec({"command": (text, "command")})
+
+
 def test_a_commands_text_is_split_like_a_shell_line():
     assert read_spec({"command": ("python train.py --note 'a b'", "x")}).command == (
         "python",
