@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 # qstat's exit status where jobs are unknown, and where they have ended and -x was not asked for: it shows the others.
 _SOME_UNKNOWN = {0, 35, 153}
 _BY_QDEL = 91  # substate
+_BY_QRERUN = range(
+    60, 64
+)  # substates of a job that is started again, until it is queued (OpenPBS's and Torque's job.h)
 
 
 def parse_jobs(answer: Answer, states: Mapping[str, str]) -> JobsFound:
@@ -121,6 +124,8 @@ def _describe(job: str, about: Mapping[str, Any], states: Mapping[str, str]) -> 
     else:
         estimated = about.get("estimated")
         starts = _time(estimated.get("start_time")) if isinstance(estimated, dict) else None
+    if state == "exiting" and _number(about.get("substate")) in _BY_QRERUN:
+        state, comment, starts, ends = "queued", "it is started again", None, None
     if state == "held" and after and str(about.get("Hold_Types", "s")) == "s":  # by nobody else
         state, comment = "queued", f"waits for {after}"
     return JobFound(array, state, index, job, "" if _is_usual(comment) else comment, starts, ends, status)

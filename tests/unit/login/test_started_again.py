@@ -219,3 +219,31 @@ def test_waiting_ends_with_a_job_that_only_a_person_can_release(
     submitted(RUN, "12", scheduler=scheduler)
     program("squeue" if scheduler == "slurm" else "qstat", f"cat <<'END'\n{answer}\nEND")
     assert hpcddp.Job(run="a").wait(timeout_s=0).state == "held"
+
+
+@pytest.mark.parametrize(
+    ("substate", "state"), [(60, "queued"), (63, "queued"), (50, "unfinished"), (51, "unfinished")]
+)
+def test_a_job_that_ends_for_pbs_to_start_it_again_waits_and_one_that_ends_for_good_does_not(
+    here: Path, program: Program, capsys: pytest.CaptureFixture[str], substate: int, state: str
+) -> None:
+    """As OpenPBS 23.06 shows a job between qrerun and its second start, and refuses to delete it then."""
+    job = submitted(RUN, "8.login", scheduler="pbs").job
+    ended_by_a_signal("pbs", job, "", "")
+    about = {
+        "job_state": "E",
+        "substate": substate,
+        "stime": "Thu Jan  1 11:59:50 2026",
+        "comment": "Job run at Thu Jan 01 at 11:59 on (node1:ncpus=1)",
+        "run_count": 1,
+        "Rerunable": "True",
+        "Exit_status": -11,
+    }
+    program("qstat", f"cat <<'END'\n{json.dumps({'Jobs': {job: about}})}\nEND")
+    refusal = f"qdel: Request invalid for state of job {job}"
+    program("qdel", f"echo '{refusal}' >&2; exit 168")
+    found = hpcddp.Job(run="a").status()
+    assert (found.state, is_alive(RUN, os.environ)) == (state, state == "queued")
+    assert (found.why == "it is started again") is (state == "queued")
+    assert main(["cancel", "a"]) == (5 if state == "queued" else 0)
+    assert (refusal in capsys.readouterr().err) is (state == "queued")
