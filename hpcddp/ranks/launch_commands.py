@@ -30,6 +30,7 @@ _FOREIGN = (
     *("aprun", "deepspeed", "-m deepspeed.launcher.runner", "-m deepspeed.launcher.launch"),
     *("fabric run", "lightning run", "-m lightning.fabric.cli", "-m lightning_fabric.cli"),
     *("composer", "-m composer.cli.launcher", "horovodrun", "-m horovod.runner.launch", "colossalai run"),
+    "torchx run",
 )
 _WORDS = {"composer"}  # it may be a value of a program's option, too
 #: Commands that start one process per rank; of two words where the first alone does not.

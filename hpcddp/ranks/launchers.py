@@ -88,11 +88,12 @@ def _torchrun_line(job: LaunchRequest) -> Iterator[Words]:
         yield ("--standalone",)
 
 
+_TRL = ("sft", "dpo", "grpo", "kto", "reward", "rloo")
 _ACCELERATE = FrontEnd(  # it calls torchrun's code, and the last two lines call it (trl/cli.py, axolotl/cli/launchers)
     commands=(
         *("accelerate launch", "accelerate-launch", "-m accelerate.commands.launch"),
         "accelerate.commands.accelerate_cli launch",
-        *("trl sft", "trl dpo", "trl grpo", "trl kto", "trl reward", "trl rloo"),
+        *(f"{trl} {how}" for trl in ("trl", "trl.cli", "trl.cli.main") for how in _TRL),
         *("axolotl train", "axolotl.cli.main train"),
     ),
     typed={"--num-processes": "--ranks-per-node"},

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from hpcddp.errors import RequestError
 from hpcddp.parallelism import check_one_gpu, plan_split, read_parallel
-from hpcddp.placeholders import OF_RANK, batch_numbers, find_placeholders
-from hpcddp.script.jobplan import JobPlan
+from hpcddp.placeholders import OF_RANK, batch_numbers, find_placeholders, refuse_one_rank
+from hpcddp.script.jobplan import SOME_COMMAND, JobPlan
 from hpcddp.script.spec import JobSpec
 
 
 def check_placeholders(plan: JobPlan) -> None:
-    """RequestError for a placeholder of the command that no rank could fill."""
+    """RequestError for a placeholder of the command that no rank could fill, and for a number in place of one."""
     if plan.spec.max_micro_batch and not plan.global_batch:
         what = f"max_micro_batch {plan.spec.max_micro_batch} without global_batch: it bounds the parts of that"
         raise RequestError(what, "--global-batch 256")
@@ -27,6 +27,8 @@ def check_placeholders(plan: JobPlan) -> None:
             f"{{{own[0]}}} in the command: {plan.own_ranks} makes the ranks, and the command runs once per node",
             "leave it out",
         )
+    if plan.world_size > 1 and plan.own_ranks != SOME_COMMAND and not plan.spec.independent:
+        refuse_one_rank(plan.command, plan.own_ranks)
 
 
 def plan_data_size(spec: JobSpec, nodes: int, ranks_per_node: int, gpus_per_rank: int) -> int:

@@ -13,6 +13,8 @@ from hpcddp.script.site import Limit, Queue, Site
 
 from .conftest import PLANNED_BY, plan, script
 
+ONE_RANK = ("--rank", "0", "--world-size", "2")
+
 
 def test_abci_gets_one_rank_per_gpu_and_its_share_of_the_cores():
     job = plan("abci3", nodes="4")
@@ -53,6 +55,9 @@ def test_abci_gets_one_rank_per_gpu_and_its_share_of_the_cores():
         ("abci3", {"command": ["mpirun", "-n", "2", "torchrun", "x.py"]}, ["starts its own ranks with mpirun"]),
         ("abci3", {"command": ["env", "A=1", "mpirun", "x.py"]}, ["starts its own ranks with mpirun"]),
         ("abci3", {"command": ["numactl", "-l", "deepspeed", "x.py"]}, ["starts its own ranks with deepspeed"]),
+        ("abci3", {"command": ["torchx", "run", "-s", "slurm", "dist.ddp"]}, ["its own ranks with torchx run"]),
+        ("abci3", {"command": ["python", "x.py", *ONE_RANK]}, ["--rank 0 --world-size 2", "--rank {rank}"]),
+        ("abci3", {"command": ["torchrun", "x.py", *ONE_RANK]}, ["--rank 0 --world-size 2", "leave both out"]),
         ("abci3", {"env": {"RANK": "0"}}, ["env RANK is set by"]),
         ("abci3", {"env": {"PYTHONPATH": "x"}}, ["pythonpath"]),
         ("local", {"nodes": "2"}, ["takes 1 node", "--nodes 1"]),
