@@ -87,6 +87,12 @@ def check_training_script(plan: JobPlan, read: ReadPrograms) -> list[str]:
     joins = joins and not {"rank", "local_rank", "node_rank", "world_size"} & {*find_placeholders(plan.command)}
     if not joins and not plan.options.chain:
         return []
+    if joins and _clears_environment(plan.command):
+        return [
+            f"env -i hides from the program which of the {plan.world_size} ranks it is: each would run alone"
+            "\nhint: env -u NAME for single variables in place of -i; for ranks that are to train alone:"
+            " --set independent=true"
+        ]
     folder = plan.spec.workdir or ""
     path = "" if find_code(plan.command) is not None else find_python_file(plan.command, folder)
     roots = (folder, *(os.path.join(folder, one) for one in plan.spec.pythonpath or ()))
@@ -111,6 +117,17 @@ def check_training_script(plan: JobPlan, read: ReadPrograms) -> list[str]:
             "\nhint: hpcddp.runtime(), or one line of hpcddp.integrations (docs/frameworks.md); or leave out chain"
         )
     return remarks
+
+
+def _clears_environment(command: Sequence[str]) -> bool:
+    """Whether Python, or what makes a node's ranks, is behind an `env -i` that sets no RANK again."""
+    agent = find_agent(command)
+    ends = [i for i, word in enumerate(command) if re.fullmatch(r"(.*/)?python[\d.]*", word)]
+    end = min([*ends, *([agent[0]] if agent else [])], default=0)
+    before = [i for i, word in enumerate(command[:end]) if re.fullmatch("(.*/)?env", word)]
+    words = command[before[0] + 1 : end] if before else ()
+    is_cleared = any(re.fullmatch(r"-|-[v0]*i.*|--ignore-env\w*", word) for word in words)
+    return is_cleared and not any(word.startswith("RANK=") for word in words)
 
 
 def _read_program(path: str, folder: str, roots: tuple[str, ...]) -> _Program | None:

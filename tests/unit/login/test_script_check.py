@@ -73,6 +73,28 @@ def test_ranks_that_need_not_meet_are_left_alone(folder: Path, command: str, mor
 
 
 @pytest.mark.parametrize(
+    ("command", "is_told"),
+    [
+        ("env -i python rt.py", True),
+        ("/usr/bin/env - A=1 numactl -l /opt/bin/python3.12 -u rt.py", True),
+        ("env -u B -vi A=1 torchrun rt.py", True),
+        ("env --ignore-environment A=1 python -m other", True),
+        ("env -i RANK=0 python rt.py", False),
+        ("env -i python rt.py --rank {rank}", False),
+        ("env -u A python rt.py", False),
+        ("env A=1 python rt.py -i -", False),
+        ("env -i ./a.out", False),
+        ("python rt.py env -i python", False),
+    ],
+)
+def test_an_env_that_clears_the_ranks_variables_is_told(folder: Path, command: str, is_told: bool) -> None:
+    (folder / "rt.py").write_text("import hpcddp\n")
+    told = [one for one in remarks(command) if one.startswith("env -i hides from the program which of the 4 ranks")]
+    assert bool(told) is is_told
+    assert remarks(command, independent="true") == []
+
+
+@pytest.mark.parametrize(
     ("file", "line"),
     [
         ("train.py", "import torch.distributed as dist"),
@@ -106,6 +128,31 @@ def test_what_joins_none_does_not(folder: Path, line: str) -> None:
     (folder / "parts/nets.py").write_text("from torch import nn\nDeep = nn.Sequential\n")
     (folder / "train.py").write_text(f"{ALONE}\n{line}\n")
     assert len(remarks()) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "is_read"),
+    [
+        ("python train.py", True),
+        (
+            "#!/bin/bash\n# a run\nset -eu\n\nmodule load cuda\nexport A=1 B=x\nexec python3 train.py -x $@\n",
+            True,
+        ),
+        ('source venv/bin/activate\npython -u train.py \\\n  --lr 0.1 "$@"\n', True),
+        ("cd elsewhere\npython train.py", False),
+        ("python train.py --fold $SLURM_PROCID", False),
+        ("export RANK=1\npython train.py", False),
+        ("python train.py & python train.py", False),
+        ("python train.py\npython test.py", False),
+        ("torchrun train.py", False),
+        ("if true; then\npython train.py\nfi", False),
+        ("export A=$(python other.py)\npython train.py", False),
+    ],
+)
+def test_a_plain_shell_scripts_program_is_read_and_no_others(folder: Path, text: str, is_read: bool) -> None:
+    (folder / "run.sh").write_text(text)
+    for command in ("bash run.sh", "./run.sh --lr 1", "sh -e run.sh"):
+        assert [one[:10] for one in remarks(command)] == (["train.py:7"] if is_read else [])
 
 
 def test_a_module_without_a_file_here_or_a_file_that_is_no_text_says_nothing(folder: Path) -> None:
