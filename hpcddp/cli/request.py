@@ -107,6 +107,8 @@ def read_settings(items: Sequence[str], keys: Sequence[str]) -> dict[str, tuple[
     for key, equals, value in (item.partition("=") for item in items):
         if key not in keys and not key.startswith("env."):
             hint = "leave it out, or use an option of its own: hpcddp launch --help"
+            if key == "gpus_per_node":
+                hint = "leave it out: GPUs are counted here; to train on CPUs: --set env.ACCELERATE_USE_CPU=true"
             raise RequestError(f"--set {key}: hpcddp launch takes {listed((*keys, 'env.NAME'))}", hint)
         if not equals:
             raise RequestError(f"--set {key!r} has no value", f"--set {key}=VALUE")
