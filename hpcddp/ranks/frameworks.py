@@ -74,6 +74,13 @@ def agent_variables(
     return {name: value for name, value in found.items() if name not in env}
 
 
+def check_started_agent(env: Mapping[str, str], agent: str, nodes: int) -> None:
+    """LaunchError where a job script starts this agent on several nodes, and a variable is exported by which each would
+    be alone, or wait elsewhere: as for an agent that is the command itself."""
+    if nodes > 1 and agent in LAUNCHERS:
+        check_exported(env, {name: "" for name, what in LAUNCHERS[agent].reads.items() if what == "unset"})
+
+
 def _node_rank(launch: Launch) -> int | None:
     """The node's number, by the launcher, else by the job's list of hosts where the launch uses all of them."""
     info = launch.info

@@ -7,6 +7,7 @@ import time
 from contextlib import suppress
 
 from hpcddp.errors import HpcddpError
+from hpcddp.ranks.frameworks import check_started_agent
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.ranks.reach import reached_as
 from hpcddp.record import TYPE_CHECKING
@@ -59,8 +60,9 @@ def supervise(
     """The exit status of the job. `words`: the launcher's command line, and what copies data before it. `spell`: how
     something that is told looks on stderr.
 
-    The errors of `take_point`, `find_own_job` and `begin`: then nothing was started.
+    The errors of `check_started_agent`, `take_point`, `find_own_job` and `begin`: then nothing was started.
     """
+    check_started_agent(env, str(order.plan.get("launcher", "")), int(order.plan.get("nodes", 1)))
     signals, output = Signals(), Output()
     try:
         return _run_job(order, words, script, env, signals, output, lambda text: output.tell(spell(text)))

@@ -27,6 +27,27 @@ def test_the_scripts_status_is_the_commands_although_its_output_goes_through_the
     assert node.run(text).returncode == 0
 
 
+@pytest.mark.parametrize(
+    ("nodes", "exported", "status"),
+    [
+        ("2", "PET_STANDALONE=1", 4),
+        ("2", "PET_RDZV_CONF=is_host=1", 4),
+        ("2", "PET_STANDALONE=0", 0),
+        ("2", "PET_MAX_RESTARTS=1", 0),
+        ("1", "PET_STANDALONE=1", 0),
+    ],
+)
+def test_agents_that_would_not_meet_for_an_exported_variable_are_not_started(
+    node: StubbedNode, nodes: str, exported: str, status: int
+):
+    name, _, value = exported.partition("=")
+    text = script("generic-pbs", node.planned_by, launcher="torchrun", nodes=nodes, env={name: value})
+    done = node.run(text)
+    assert done.returncode == status, done.stderr
+    assert (f"but {exported} is exported too\nhint: unset {name}".encode() in done.stderr) is (status == 4)
+    assert (node.folder / "runs").exists() is (status == 0)
+
+
 @pytest.mark.parametrize("site", SITES)
 def test_the_run_folder_gets_the_plan_and_a_job_file_that_asks_for_the_same_again(site, node: StubbedNode):
     wanted = plan(site, node.planned_by, name="x", env={"A": "é 😀 \x7f\n"}, ranks_per_node="3", nodes="1")
