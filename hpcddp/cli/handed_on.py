@@ -122,11 +122,11 @@ def _check_one_per_node(info: RankInfo, nodes: int) -> None:
 
 def fill_command(command: list[str], env: Mapping[str, str], info: RankInfo, options: ExecOptions) -> list[str]:
     """The command with this rank's values for its placeholders. RequestError as of `refuse_one_rank`."""
-    joins = info.world_size > 1 and not options.nodes and not env.get("HPCDDP_INDEPENDENT")
+    joins = info.world_size > 1 and not env.get("HPCDDP_INDEPENDENT")
     if joins and any("rank" in word for word in command):
         from hpcddp.placeholders import refuse_one_rank
 
-        refuse_one_rank(command)
+        refuse_one_rank(command, "the command" if options.nodes else "")
     if not any("{" in word for word in command):
         return command
     from hpcddp.placeholders import batch_numbers, fill_placeholders

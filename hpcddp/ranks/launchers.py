@@ -91,7 +91,7 @@ def _torchrun_line(job: LaunchRequest) -> Iterator[Words]:
 _TRL = ("sft", "dpo", "grpo", "kto", "reward", "rloo")
 _ACCELERATE = FrontEnd(  # it calls torchrun's code, and the last two lines call it (trl/cli.py, axolotl/cli/launchers)
     commands=(
-        *("accelerate launch", "accelerate-launch", "-m accelerate.commands.launch"),
+        *("accelerate launch", "accelerate-launch", "-m accelerate.commands.launch", "accelerate test"),
         "accelerate.commands.accelerate_cli launch",
         *(f"{trl} {how}" for trl in ("trl", "trl.cli", "trl.cli.main") for how in _TRL),
         *("axolotl train", "axolotl.cli.main train"),

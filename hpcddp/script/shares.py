@@ -27,7 +27,8 @@ def check_placeholders(plan: JobPlan) -> None:
             f"{{{own[0]}}} in the command: {plan.own_ranks} makes the ranks, and the command runs once per node",
             "leave it out",
         )
-    if plan.world_size > 1 and plan.own_ranks != SOME_COMMAND and not plan.spec.independent:
+    joins = plan.world_size > 1 and not plan.spec.independent
+    if joins and (plan.nodes > 1 or plan.own_ranks != SOME_COMMAND):  # else the program numbers its own ranks
         refuse_one_rank(plan.command, plan.own_ranks)
 
 

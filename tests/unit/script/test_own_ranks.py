@@ -27,6 +27,7 @@ def spec(command: str, **more: object) -> JobSpec:
         ("python -m accelerate.commands.accelerate_cli launch a.py", "accelerate.commands.accelerate_cli launch"),
         ("trl sft --model_name_or_path gpt2 --bf16 --num_processes 2", "trl sft"),
         ("python -m trl.cli sft --model_name_or_path gpt2", "trl.cli sft"),
+        ("accelerate test --config_file c.yaml", "accelerate test"),
         ("axolotl train config.yml", "axolotl train"),
         ("python -m axolotl.cli.main train config.yml", "axolotl.cli.main train"),
         ("tune run --nproc_per_node 2 full_finetune_distributed --config c", "tune run"),

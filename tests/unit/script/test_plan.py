@@ -16,6 +16,11 @@ from .conftest import PLANNED_BY, plan, script
 ONE_RANK = ("--rank", "0", "--world-size", "2")
 
 
+def test_a_command_that_numbers_the_ranks_of_one_node_may_say_which_node_it_is():
+    assert plan("abci3", nodes="1", ranks="node", command=["python", "x.py", *ONE_RANK]).own_ranks == "the command"
+    assert plan("abci3", nodes="2", independent="true", command=["python", "x.py", *ONE_RANK]).world_size == 16
+
+
 def test_abci_gets_one_rank_per_gpu_and_its_share_of_the_cores():
     job = plan("abci3", nodes="4")
     assert (job.queue, job.world_size, job.ranks_per_node, job.gpus_per_node) == ("rt_HF", 32, 8, 8)
@@ -58,6 +63,11 @@ def test_abci_gets_one_rank_per_gpu_and_its_share_of_the_cores():
         ("abci3", {"command": ["torchx", "run", "-s", "slurm", "dist.ddp"]}, ["its own ranks with torchx run"]),
         ("abci3", {"command": ["python", "x.py", *ONE_RANK]}, ["--rank 0 --world-size 2", "--rank {rank}"]),
         ("abci3", {"command": ["torchrun", "x.py", *ONE_RANK]}, ["--rank 0 --world-size 2", "leave both out"]),
+        (
+            "abci3",
+            {"command": ["python", "x.py", *ONE_RANK], "ranks": "node", "nodes": "2"},
+            ["--rank 0 --world-size 2", "leave both out, and read RANK"],
+        ),
         ("abci3", {"env": {"RANK": "0"}}, ["env RANK is set by"]),
         ("abci3", {"env": {"PYTHONPATH": "x"}}, ["pythonpath"]),
         ("local", {"nodes": "2"}, ["takes 1 node", "--nodes 1"]),
