@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 # qstat's exit status where jobs are unknown, and where they have ended and -x was not asked for: it shows the others.
 _SOME_UNKNOWN = {0, 35, 153}
 _BY_QDEL = 91  # substate
-_BY_QRERUN = range(
-    60, 64
-)  # substates of a job that is started again, until it is queued (OpenPBS's and Torque's job.h)
+_BY_QRERUN = range(60, 64)  # substates of a job that is started again, until it is queued (job.h of OpenPBS, Torque)
 
 
 def parse_jobs(answer: Answer, states: Mapping[str, str]) -> JobsFound:
