@@ -68,7 +68,7 @@ def backward_beside_runtime(script: TrainingScript) -> Iterator[Said]:
     if not runtimes or script.has("train_step") or any(dotted(call.func)[:-9] in runtimes for call in calls):
         return
     for call in calls:
-        if script.blocks[call].loop is not None and dotted(call.func) != "torch.autograd.backward":
+        if script.in_loop(call) and dotted(call.func) != "torch.autograd.backward":
             name = next(iter(runtimes))
             what = f"{shown(call)} beside {name}.prepare: the gradients are not those of the global batch"
             yield Said(call.lineno, what, f"{name}.backward(loss)")

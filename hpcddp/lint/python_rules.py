@@ -14,6 +14,7 @@ _URL = re.compile(r"tcp://(?P<host>[^:/]+)(:(?P<port>\d+))?")
 _GPUS = re.compile(r"device_count|(n|num)_?gpus?(_per_node)?$|gpus_per_node|gpu_count|devices_per_node", re.IGNORECASE)
 _DRAWN = re.compile(r"rand(int|range|om)?$|free_?port|open_?port|available_?port|choice$")
 _GLOBAL = {"RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"}
+_OF_FRAMEWORK = {"process_index", "global_rank"}  # Accelerate's and Lightning's
 _LAUNCHERS = re.compile(r"\b(torchrun|torch\.distributed\.(run|launch)|accelerate launch|deepspeed)\b")
 _LOCAL_RANK = "the launcher's local rank: int(os.environ['LOCAL_RANK']), or hpcddp.env().local_rank"
 
@@ -27,7 +28,7 @@ def device_modulo(script: TrainingScript) -> Iterator[Said]:
             if script.targets.get(node) == COMPARED or isinstance(node.left, ast.BinOp):
                 continue  # rank % gpus == 0: once on each node
             left, right = words(node.left), words(node.right)
-            rank = any(re.search(r"rank|PROCID", word, re.IGNORECASE) for word in left)
+            rank = any(re.search(r"rank|PROCID|process_index", word, re.IGNORECASE) for word in left)
             local = any(re.search(r"local|LOCALID", word, re.IGNORECASE) for word in left)
             held = [word for value in script.held(node, dotted(node.right)) for word in words(value)]
             if rank and not local and any(_GPUS.search(word) for word in (*right, *held)):
@@ -79,18 +80,27 @@ def port_of_each_rank(script: TrainingScript) -> Iterator[Said]:
     """A29: a port that each rank draws for itself. A script that starts its ranks draws it once."""
     if script.has("spawn", "start_processes", "Process"):
         return
-    for node in script.nodes:
-        found = _environment_variable(node)
-        drawn = found and found[0] == "MASTER_PORT" and any(_DRAWN.search(word) for word in words(found[1]))
-        if (
-            found
-            and drawn
-            and script.on_every_rank(node)
-            and not any(_is_choice(b.node) for b in script.blocks[node].outward())
-        ):
+    found = [(node, variable) for node in script.nodes if (variable := _environment_variable(node))]
+    drawn = [(node, value) for node, (name, value) in found if name == "MASTER_PORT"]
+    for call in script.find_calls("init_process_group"):
+        url, size = keyword(call, "init_method"), keyword(call, "world_size")
+        drawn += [(call, url)] if url is not None and not is_constant(size, 1) else []
+    for node, value in drawn:
+        choice = any(_is_choice(block.node) for block in script.blocks[node].outward())
+        if _is_drawn(script, value) and script.on_every_rank(node) and not choice:
             what = "each rank draws a MASTER_PORT of its own: they never meet"
             right = "nothing: the launcher sets MASTER_PORT, and hpcddp exec picks it from the job id"
-            yield Said(found[1].lineno, what, right)
+            yield Said(value.lineno, what, right)
+
+
+def _is_drawn(script: TrainingScript, value: ast.expr, names: int = 3) -> bool:
+    """Whether an expression holds a number drawn here, itself or by names that are only ever set to such ones."""
+    if any(re.search(r"bcast|broadcast|recv|scatter|gather", word) for word in words(value)):
+        return False
+    if any(_DRAWN.search(word) for word in words(value)):
+        return True
+    held = [script.held(node, node.id) for node in ast.walk(value) if isinstance(node, ast.Name)] if names else []
+    return any(each and all(_is_drawn(script, one, names - 1) for one in each) for each in held)
 
 
 def starts_processes(script: TrainingScript) -> Iterator[Said]:
@@ -214,11 +224,14 @@ def _is_global_rank(script: TrainingScript, node: ast.expr, calls: int = 3) -> b
     if function is not None and name in parameters(function):
         given = script.arguments(function, name) if calls and not script.values.get((function, name)) else []
         return bool(given) and all(_is_global_rank(script, value, calls - 1) for value in given)
-    held = script.held(node, name) if name else [node]
+    is_set = not isinstance(node, ast.Attribute) or any(name == target for _, target in script.values)
+    held = script.held(node, name) if name and is_set else [node]
     return bool(held) and all(_reads_global_rank(value) for value in held)
 
 
 def _reads_global_rank(value: ast.expr) -> bool:
+    if isinstance(value, ast.Attribute):
+        return value.attr in _OF_FRAMEWORK
     if isinstance(value, ast.Call) and last_word(value.func) == "int" and len(value.args) == 1:
         value = value.args[0]
     if isinstance(value, ast.Call) and last_word(value.func) == "get_rank":

@@ -137,8 +137,13 @@ CASES = {
                 "class Trainer:\n    def __init__(self, model, rank):\n        torch.cuda.set_device(rank)\n"
                 "Trainer(net, int(os.environ['SLURM_PROCID']))",
             ),
+            (2, "accelerator = Accelerator()\ntorch.cuda.set_device(accelerator.process_index)"),
+            (1, "device = torch.device('cuda', fabric.global_rank)"),
+            (2, "rank = PartialState().process_index\nmodel.to(f'cuda:{rank}')"),
         ],
         [
+            "torch.cuda.set_device(accelerator.local_process_index)",
+            "def f(self):\n    self.global_rank = local\ndef g(self):\n    torch.cuda.set_device(self.global_rank)",
             "rank = int(os.environ['LOCAL_RANK'])\ntorch.cuda.set_device(rank)",
             "def main(rank, world_size):\n    torch.cuda.set_device(rank)",
             "def setup(rank):\n    torch.cuda.set_device(rank)\nsetup(int(os.environ['LOCAL_RANK']))",
@@ -319,8 +324,15 @@ CASES = {
         [
             (1, f"os.environ['MASTER_PORT'] = str(random.randint(20000, 30000))\n{INIT}"),
             (1, f"os.environ['MASTER_PORT'] = str(find_free_port())\n{INIT}"),
+            (2, f"port = find_free_port()\nos.environ['MASTER_PORT'] = str(port)\n{INIT}"),
+            (1, "dist.init_process_group('nccl', init_method=f'tcp://{host}:{random.randint(2000, 3000)}', rank=r)"),
+            (3, "p = free_port()\nurl = f'tcp://{host}:{p}'\ndist.init_process_group('nccl', init_method=url, rank=r)"),
         ],
         [
+            f"port = comm.bcast(free_port() if rank == 0 else None)\nos.environ['MASTER_PORT'] = str(port)\n{INIT}",
+            f"if rank == 0:\n    port = free_port()\nport = get(rank)\nos.environ['MASTER_PORT'] = str(port)\n{INIT}",
+            "dist.init_process_group('gloo', init_method=f'tcp://localhost:{free_port()}', rank=0, world_size=1)",
+            "dist.init_process_group('nccl', init_method=f'tcp://{host}:{port}', rank=r, world_size=n)",
             f"os.environ.setdefault('MASTER_PORT', str(random.randint(20000, 30000)))\n{INIT}",
             f"if 'MASTER_PORT' not in os.environ:\n    os.environ['MASTER_PORT'] = str(find_free_port())\n{INIT}",
             "os.environ['MASTER_PORT'] = str(find_free_port())\nmp.spawn(main)",
@@ -331,8 +343,13 @@ CASES = {
         [
             (7, f"{RUNTIME}            y = loss(model(x))\n            y.backward()\n            optimizer.step()\n"),
             (6, f"{RUNTIME}            loss(model(x)).backward()\n            optimizer.step()\n"),
+            (2, f"def step(model, x):\n    f(model(x)).backward()\n{RUNTIME}            step(model, x)\n"),
+            (2, f"def a(y):\n    y.backward()\ndef b(x):\n    a(model(x))\n{RUNTIME}            b(x)\n"),
         ],
         [
+            f"def step(x):\n    rt.backward(model(x))\n{RUNTIME}            step(x)\n",
+            f"def probe(x):\n    model(x).backward()\n{RUNTIME}            rt.backward(model(x))\nprobe(x)\n",
+            f"def probe(x):\n    model(x).backward()\nprobe(x)\n{RUNTIME}            step(x)\n",
             f"{RUNTIME}            rt.backward(loss(model(x)))\n            optimizer.step()\n",
             f"{RUNTIME}            rt.train_step(x, loss_of)\n            probe(x).backward()\n",
             f"{RUNTIME}            rt.backward(loss(model(x)))\n            penalty(x).backward()\n",
