@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from hpcddp.errors import HpcddpError, RequestError
@@ -95,6 +96,7 @@ def _site_of_queue(script: Script, files: Mapping[str, str]) -> Site | None:
 
 def same_job(script: Script, site: Site) -> SameJob:
     """The line, with an example for what neither the script nor the site says; what it leaves out is listed."""
+    script = replace(script, commands=tuple(c for c in script.commands if not c.document))
     program = find_program(script.commands, script.launches, script.values, script.request_on(site))
     if not program.words:
         return SameJob()

@@ -43,6 +43,9 @@ _MAKERS = frozenset(c for name in AGENTS for made in LAUNCHERS[name].all_command
 }
 _EACH_SLOT = {f"{before}{name}{after}" for name in ("PBS_NP", "SLURM_NTASKS", "SLURM_NPROCS", "NSLOTS")
               for before, after in (("$", ""), ("${", "}"))}  # fmt: skip
+#: Options of launchers with the hosts on which they start something, or other programs for others.
+NAMED_HOSTS = ("-w", "--nodelist", "-r", "--relative", "--multi-prog", "-H", "-host", "--host", "-hosts", "-rankfile",
+               "--rankfile", "-configfile", "--app")  # fmt: skip
 _ARGUMENTS = {"$@", "$*", "${@}", "${*}"}
 _SHELLS = {"bash", "sh"}
 #: Variables that hpcddp sets itself.
@@ -80,6 +83,11 @@ class LaunchCommand(NamedTuple):
     def has(self, *names: str) -> bool:
         """Whether one of these options stands there."""
         return any(word.partition("=")[0] in names for word in self.options)
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether its options say how many processes each node gets."""
+        return self.has("-npernode", "--npernode", "-N", "-ppn", "--ppn", "-perhost", "--map-by", "-map-by", "-H")
 
     @property
     def is_openmpi(self) -> bool:
@@ -182,8 +190,11 @@ def find_program(
         left_out += [" ".join(around)] if [w for w in around if not _PYTHON.fullmatch(w)] else []
         words, number, of_all = _made_ranks(tuple(_expand(w, values) for w in made))
         shares = number // request.nodes if number and of_all and request.nodes else number
-        each = shares * (1 if of_all else each or 1) if shares else request.gpus_per_node
-        ranks = None
+        together = shares * (1 if of_all else each or 1) if shares else None
+        if shares and together and together > max(shares, request.gpus_per_node or 0) and shares > 1:
+            left_out += [f"{together} ranks per node (M15)"]  # as many as each of them makes are meant
+            together = shares
+        each, ranks = together or request.gpus_per_node, None
     left_out += _left_beside(commands, starting, chosen, maker)
     words = tuple(_expand(word, values) for word in words)
     left_out += [f"the script's own arguments ({word})" for word in words if word in _ARGUMENTS]

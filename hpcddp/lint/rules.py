@@ -57,12 +57,15 @@ RULES = (
     Rule("A24", True, text_rules.open_document),
     Rule("A25", True, text_rules.carriage_returns),
     Rule("A26", True, run_rules.rank_of_batch_shell),
+    Rule("A26", True, run_rules.host_of_batch_shell),
+    Rule("A26", True, run_rules.agent_without_place),
     Rule("A27", True, run_rules.submit_host),
     Rule("A28", True, run_rules.loop_over_slots),
     Rule("A29", True, run_rules.port_of_each_task),
     Rule("A30", True, run_rules.signal_kills_script),
     Rule("A31", True, run_rules.signal_to_nothing),
     Rule("A32", True, run_rules.requeue_of_array),
+    Rule("A34", True, run_rules.ends_before_its_ranks),
 )
 PYTHON_RULES: tuple[tuple[str, bool, Callable[[TrainingScript], Iterator[Said]]], ...] = (
     ("A3", False, python_rules.device_modulo),

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 
 from hpcddp.lint.finding import Said
-from hpcddp.lint.launches import per_node, torchrun_option, torchrun_words, trains
+from hpcddp.lint.launches import per_node, rank_maker, torchrun_option, torchrun_words, trains
 from hpcddp.lint.script import Script
 from hpcddp.lint.shell import REACHES, Command
+from hpcddp.ranks.launch_commands import find_agent
 from hpcddp.ranks.launchers import LAUNCHERS
 
 _NODE_COUNT = re.compile(r"node|host|machine", re.IGNORECASE)
 _RANK_COUNT = re.compile(r"rank|slot|proc|gpu|task|world|size_?total|^np$", re.IGNORECASE)
 _SUBMIT_HOSTS = {"SLURM_SUBMIT_HOST", "PBS_O_HOST", "SGE_O_HOST"}
 _FOREIGN_HOST = re.compile(rf"\$\{{?({'|'.join(_SUBMIT_HOSTS)}|SLURM_LAUNCH_NODE_IPADDR|SLURM_SRUN_COMM_HOST)\b")
-_ADDRESS = re.compile(r"MASTER|ADDR|HEAD|MAIN|RDZV|ENDPOINT|INIT.METHOD|DIST.URL|(^|_)HOST$|IP$", re.IGNORECASE)
+_ADDRESS = re.compile(
+    r"MASTER|ADDR|HEAD|MAIN|RDZV|ENDPOINT|INIT.METHOD|DIST.URL|(^|_)HOST$|IP$|SERVER|COORD|URL|FIRST|ROOT|STORE|LEADER",
+    re.IGNORECASE,
+)
 _UNIQUE = re.compile(r"sort\s+(-\w+\s+)*-\w*u|\buniq\b|awk|scontrol")
 #: The variables by which a rank knows its place: launchers set them in what they start.
 _ROWS = [row for name, row in LAUNCHERS.items() if name not in {"env", "torchrun"}]
@@ -25,6 +30,12 @@ _OF_RANK = {getattr(row, number) for row in _ROWS for number in ("rank", "local_
 _OF_RANK |= {"OMPI_COMM_WORLD_NODE_RANK", "PMI_LOCAL_RANK", "PBS_TASKNUM", "PBS_NODENUM", "PBS_VNODENUM"}
 _HERE = re.compile(r"(localhost|127\.0\.0\.1|\[?::1\]?)(:.*)?")
 _OURS = "hpcddp exec finds it"
+_C10D = re.compile(r"--rdzv[-_]backend[=\s]+['\"]?(?!static|\$)\w")
+_NODE_RANK = re.compile(r"--(node|machine)[-_]rank[=\s]+\S+")
+# The names of variables and options by which ranks meet, and values that are others each time.
+_MEETING = re.compile(r"PORT$|RDZV_?ID$|^--?(master|main[-_]process)[-_]port$|^--rdzv[-_](endpoint|id)$")
+_DRAWN = re.compile(r"RANDOM|\bshuf\b|\$\$|random|socket|free_?port|uuidgen")
+_HOST_NAME = re.compile(r"\$\{?(HOSTNAME|SLURMD_NODENAME)\b|\$\(\s*hostname\b|`\s*hostname\b")
 # Variables that schedulers, launchers, modules and login shells set.
 _GIVEN = re.compile(
     r"(PBS|SLURM|SGE|PE|OMPI|OMP|PMI|MPI|PALS|NCCL|CUDA|ROCM|CONDA|LSB|FLUX|PJM|COBALT)_?\w*"
@@ -70,7 +81,7 @@ def hostname_reads_nothing(script: Script) -> Iterator[Said]:
 def own_hostname(script: Script) -> Iterator[Said]:
     """M12: a MASTER_ADDR that each task works out for itself is each task's own host."""
     for command, value in script.assigned("MASTER_ADDR"):
-        if command.launched and re.search(r"\$\(\s*hostname|`\s*hostname|\$\{?HOSTNAME", value):
+        if command.launched and _HOST_NAME.search(_late(command, value)):
             yield Said(
                 command.line,
                 "MASTER_ADDR is worked out in each task: every task takes its own host for the master",
@@ -82,17 +93,17 @@ def localhost_for_several_nodes(script: Script) -> Iterator[Said]:
     """A9: each node's processes meet on their own host: as many trainings as nodes, or none."""
     if not script.several_nodes() or not script.launches:
         return
-    one_node = [x for x in script.launches if x.option("-N", "--nodes") == "1" and x.launcher == "srun"]
     for command in script.commands:
-        if any(command.line == launch.command.line for launch in one_node):
+        launch = script.launch_of(command)
+        if launch and not script.on_several_nodes(launch):
             continue
         found = [f"{n}={v}" for n, v in command.sets if n == "MASTER_ADDR" and _HERE.fullmatch(v)]
         agent = torchrun_words(command.words)
         for name in ("master-addr", "rdzv-endpoint"):
             value = torchrun_option(agent, name)
             found += [f"--{name} {value}"] if value and _HERE.fullmatch(value) else []
-        launched = command.launched or any(launch.command == command for launch in script.launches)
-        found += ["--standalone"] if launched and "--standalone" in agent else []
+        if (command.launched or launch) and not command.loops and not _OF_RANK & {*command.expands}:  # no sweep
+            found += ["--standalone"] if "--standalone" in agent else []
         if found:
             what = f"{found[0]} on {script.request.nodes} nodes: each node's processes look on their own host"
             yield Said(command.line, what, f"export MASTER_ADDR=FIRST_HOST; {_OURS}")
@@ -156,11 +167,9 @@ def master_addr_stays_here(script: Script) -> Iterator[Said]:
 
 def nobody_sets_it(script: Script) -> Iterator[Said]:
     """A2: a count or an address from a variable that nothing in the script sets."""
-    if re.search(r"^\s*(source|\.)\s+(?!.*(profile|activate|modules|bashrc|conda|lmod))", script.code, re.MULTILINE):
-        return  # may come from there
-    known = {name for c in script.commands for name, _ in c.sets}
-    known |= {w for c in script.commands if c.program in {"read", "mapfile", "readarray"} for w in c.words}
-    known |= set(re.findall(r"\bfor\s+(\w+)", script.text))
+    known = _known_names(script)
+    if known is None:
+        return
     for command in script.commands:
         for i, word in enumerate(command.words):
             option, equals, value = word.partition("=")
@@ -227,10 +236,17 @@ def rank_of_batch_shell(script: Script) -> Iterator[Said]:
     starting = [launch for launch in script.launches if launch.started]
     one_task = not script.several_nodes() and all((per_node(x, script.request) or 1) == 1 for x in starting)
     by_itself = any("$0" in word or "BASH_SOURCE" in word for x in starting for word in x.started)
-    if by_itself or one_task or not (starting or _reaching(script)) or not script.directives.options:
+    if by_itself or one_task or not (starting or script.reaches()) or not script.directives.options:
         return  # a script that each rank runs, or that has one rank
+    known = _known_names(script)
+    unset = re.findall(r"\$\{?((?:LOCAL_)?RANK)\b(?!\}?:?[-+=?])", script.code) if known is not None else []
+    of_rank = _OF_RANK | (set(unset) - (known or set()))  # which nothing but a rank's launcher sets
     for command in script.commands:
-        names = [name for name in dict.fromkeys(command.expands) if name in _OF_RANK]
+        tested = command.tested if _reaches_ranks(script, command) else ()
+        names = [name for name in dict.fromkeys((*command.expands, *tested)) if name in of_rank]
+        if _C10D.search(script.code):  # with it, torchrun does not read --node_rank
+            others = _NODE_RANK.sub("", command.text)
+            names = [name for name in names if name in others or name not in command.text]
         if script.request.nodes == 1:
             names = [name for name in names if not re.search("NODE", name)]  # 0 on the only node
         if not names or command.launched or _in_rank_function(script, command) or _only_prints(command):
@@ -242,16 +258,60 @@ def rank_of_batch_shell(script: Script) -> Iterator[Said]:
         yield Said(command.line, what, f"{right} bash -c '… ${names[0]} …'; hpcddp exec sets RANK and LOCAL_RANK")
 
 
+def host_of_batch_shell(script: Script) -> Iterator[Said]:
+    """A26: a host's name in double quotes, where each rank's own is meant: the batch shell puts its own there."""
+    for command in script.commands:
+        launch = script.launch_of(command) if command.launched and command.early else None
+        if launch is None or not script.on_several_nodes(launch) or _only_prints(command):
+            continue
+        for name, value in (*_named(command), ("", command.output)):
+            host = next((early for early in command.early if _HOST_NAME.search(early) and early in value), "")
+            address = _ADDRESS.search(name.lstrip("-").replace("-", "_")) or re.search("[:,@]", value)
+            if host and not address and (name or value != host):
+                what = f"the batch shell expands {host} before any rank is started: every rank gets the same host"
+                right = f"single quotes, so that each rank's shell expands it: {launch.launcher} bash -c '… {host} …'"
+                yield Said(command.line, what, right)
+                break
+
+
+def agent_without_place(script: Script) -> Iterator[Said]:
+    """A26: an agent that a launcher starts on each of several nodes, and that is not told which of them it is on."""
+    for command in script.commands:
+        launch = script.launch_of(command)
+        words = rank_maker(launch.started if launch and launch.command == command else command.words)
+        if launch is None or not words or not script.on_several_nodes(launch):
+            continue
+        if "PET_" in script.text or any("hpcddp" in word for word in (*launch.command.words, *command.words)):
+            continue  # variables, or hpcddp, say it
+        agent, option = find_agent(words), partial(torchrun_option, words)
+        name = "torchrun" if torchrun_words(words) else " ".join(agent[1].command.split()[:2]) if agent else words[0]
+        starts = f"{launch.launcher} starts {name} on each of {script.request.nodes} nodes"
+        if agent is None and {"--no_ssh", "--no-ssh"}.isdisjoint(words):  # deepspeed, which starts all nodes' processes
+            file = option("hostfile") or "-H" in words
+            if file or not _OF_RANK & {*command.expands}:  # not a run of its own on each node
+                each = "starts the processes of all nodes" if file else "trains alone"
+                right = f"{name} … without {launch.launcher}, or with --no_ssh and --node_rank"
+                yield Said(command.line, f"{starts}, and each of them {each}", right)
+            continue
+        machines = agent is not None and "--machine-rank" in agent[1].rendezvous_options
+        count, which = ("num-machines", "machine-rank") if machines else ("nnodes", "node-rank")
+        place, static = option(which), (option("rdzv-backend") or "static") == "static"
+        alone = agent and (option(count) in {None, "1", "1:1"} or "--standalone" in words)  # A9
+        elsewhere = place is None and ((machines and option("config-file")) or _has_more_options(words))
+        if static and not (alone or elsewhere) and (place or "0").isdecimal():
+            given = f"with --{which} {place}" if place else f"without --{which}"
+            variable = "$SLURM_NODEID" if launch.launcher == "srun" else "$OMPI_COMM_WORLD_RANK"
+            right = f"{launch.launcher} bash -c '{name} … --{which} {variable} …', or --rdzv-backend=c10d"
+            yield Said(command.line, f"{starts} {given}: each takes itself for the same node", right)
+
+
 def submit_host(script: Script) -> Iterator[Said]:
     """A27: the host that a job was submitted from, or a launcher's host that the batch shell does not know yet."""
     in_batch = {name for command in script.commands if not command.launched for name in command.expands}
     slurm = script.scheduler == "slurm"
     right = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)' if slurm else '$(head -n 1 "$PBS_NODEFILE")'
     for command in script.commands:
-        options = [(word, *word.partition("=")[::2]) for word in command.words]
-        joined = [(option, value) for word, option, value in options if word.startswith("-") and value]
-        apart = [(word, value) for word, value in pairwise(command.words) if word.startswith("-")]
-        for name, value in (*command.sets, *joined, *apart):
+        for name, value in _named(command):
             found = _FOREIGN_HOST.search(value)
             if found and _ADDRESS.search(name) and (found[1] in _SUBMIT_HOSTS or found[1] in in_batch):
                 told = "the host that the job was submitted from, where no rank runs"
@@ -270,10 +330,9 @@ def loop_over_slots(script: Script) -> Iterator[Said]:
         if not command.loops or command.loops in said or not any(_base(w) in REACHES for w in command.words):
             continue
         for loop in command.loops:
-            lists = [v for n in re.findall(r"\$\{?(\w+)", loop) for _, v in script.assigned(n)]
-            read = [
-                c.text for c in script.commands if c.program in {"mapfile", "readarray"} and f"${{{c.words[-1]}" in loop
-            ]
+            names = re.findall(r"\$\{?[!#]?(\w+)", loop)
+            lists = [v for name in names for _, v in script.assigned(name)]
+            read = [c.text for c in script.commands if c.program in {"mapfile", "readarray"} and c.words[-1] in names]
             if any("PBS_NODEFILE" in text and not _UNIQUE.search(text) for text in (loop, *lists, *read)):
                 said.add(command.loops)
                 times = f"{slots} times" if slots else "as often as it has slots"
@@ -282,19 +341,15 @@ def loop_over_slots(script: Script) -> Iterator[Said]:
 
 
 def port_of_each_task(script: Script) -> Iterator[Said]:
-    """A29: a port that each task draws for itself."""
+    """A29: a port, or a rendezvous's id, that each task draws for itself."""
     for command in script.commands:
         each = command.launched or (command.loops and any(_base(w) in REACHES for w in command.words))
-        drawn = [value for name, value in command.sets if re.search("PORT$", name)]
-        for word, after in pairwise((*command.words, "")):
-            name, equals, value = word.partition("=")
-            if re.fullmatch(r"--?(master|main[-_]process)[-_]port|--rdzv[-_]endpoint", name):
-                drawn.append(value if equals else after)
-        random = [v for v in drawn if re.search(r"RANDOM|\bshuf\b|\$\$|random|socket|free_?port", v)]
-        early = command.launched and all("RANDOM" in v and "RANDOM" not in command.expands for v in random)
-        if each and random and not (early and not command.sets):
-            what = "each task draws a port of its own: they never meet"
-            yield Said(command.line, what, f"export MASTER_PORT in the script, before the launcher; {_OURS}")
+        drawn = [(n, v) for n, v in _named(command) if _MEETING.search(n) and _DRAWN.search(_late(command, v))]
+        if each and drawn:
+            port = "PORT" in drawn[0][0].upper() or "endpoint" in drawn[0][0]
+            what = f"each task draws {'a port' if port else 'an id'} of its own: they never meet"
+            name = "MASTER_PORT" if port else "RDZV_ID"
+            yield Said(command.line, what, f"export {name} in the script, before the launcher; {_OURS}")
 
 
 def signal_kills_script(script: Script) -> Iterator[Said]:
@@ -329,11 +384,24 @@ def signal_to_nothing(script: Script) -> Iterator[Said]:
     if script.scheduler != "slurm" or option is None or "B" in option.value.partition("@")[0].partition(":")[0][:2]:
         return
     program = next((c for c in script.commands if trains(c.words) or torchrun_words(c.words)), None)
-    if program and not _reaching(script):
+    if program and not script.reaches():
         what = (
             f"--signal={option.value} goes to what srun starts: {program.program} is started without it and gets none"
         )
         yield Said(option.line, what, f"srun {program.program} …; hpcddp warns the ranks: --set signal=5m")
+
+
+def ends_before_its_ranks(script: Script) -> Iterator[Said]:
+    """A34: what the script starts last is in the background: the script ends, and the job with it."""
+    at_end = {"echo", "printf", "date", "exit", "true", "done"}
+    there = [c for c in script.commands if not (c.launched or c.captured or c.function or c.program in at_end)]
+    last = next((c for c in reversed(there) if c.words), None)
+    if last is None or any(c.program in {"wait", "fg"} for c in script.commands):
+        return
+    starts = _trains_or_launches(script, last) or any(_base(word) in REACHES for word in last.words[:4])
+    if starts and (last.background or re.search(r"([)}]|\bdone)\s*&(?!&)", script.text)):
+        what = f"{last.program} … & is the last command: the script ends at once, and the job with it"
+        yield Said(last.line, what, "wait as the last line")
 
 
 def requeue_of_array(script: Script) -> Iterator[Said]:
@@ -351,11 +419,47 @@ def _base(word: str) -> str:
     return word.rsplit("/", 1)[-1]
 
 
-def _reaching(script: Script) -> bool:
-    """Whether some command starts processes elsewhere, or may: one whose name is in a variable."""
-    return any(_base(w) in REACHES for c in script.commands for w in c.words) or any(
-        c.words[0].startswith("$") for c in script.commands if c.words
-    )
+def _has_more_options(words: Sequence[str]) -> bool:
+    """Whether options of an agent may be in a variable: `torchrun --nnodes 2 $ARGS train.py`."""
+    end = next((i for i, word in enumerate(words) if word.endswith(".py")), len(words))
+    found = pairwise(words[:end])
+    return any(word[0] == "$" and (before[:1] != "-" or "=" in before) for before, word in found if word)
+
+
+def _late(command: Command, value: str) -> str:
+    """A value without what the shell around its command has expanded."""
+    for early in command.early:
+        value = value.replace(early, "")
+    return value
+
+
+def _named(command: Command) -> Iterator[tuple[str, str]]:
+    """The values in a command, with the variable or the option that each is for, or "": `A=1`, `--a=1`, `--a 1`."""
+    yield from command.sets
+    for before, word in pairwise(("", *command.words)):
+        name, equals, value = word.partition("=")
+        if not word.startswith("-"):
+            yield before if before.startswith("-") and "=" not in before else "", word
+        elif equals:
+            yield name, value
+
+
+def _known_names(script: Script) -> set[str] | None:
+    """The variables that the script sets; None where it reads another file, which may set more."""
+    if re.search(r"^\s*(source|\.)\s+(?!.*(profile|activate|modules|bashrc|conda|lmod))", script.code, re.MULTILINE):
+        return None
+    known = {name for c in script.commands for name, _ in c.sets}
+    known |= {w for c in script.commands if c.program in {"read", "mapfile", "readarray"} for w in c.words}
+    return known | set(re.findall(r"\bfor\s+(\w+)", script.text))
+
+
+def _reaches_ranks(script: Script, command: Command) -> bool:
+    """Whether a variable that a command sets is exported, or a word of what a launcher starts."""
+    names = {name for name, _ in command.sets}
+    names |= {name for c in script.commands if names.intersection(c.expands) for name, _ in c.sets}
+    exported = [{*c.words, *(n for n, _ in c.sets)} for c in script.commands if c.program == "export"]
+    words = [{*launch.command.expands} for launch in script.launches]
+    return any(names & each for each in (*exported, *words))
 
 
 def _in_rank_function(script: Script, command: Command) -> bool:

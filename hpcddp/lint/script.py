@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from hpcddp.errors import RequestError
 from hpcddp.lint.directive import ScriptDirectives
 from hpcddp.lint.gridengine import read_gridengine
-from hpcddp.lint.launches import LaunchCommand, find_launches
+from hpcddp.lint.launches import NAMED_HOSTS, LaunchCommand, count, find_launches
 from hpcddp.lint.pbs import is_torque, read_pbs
 from hpcddp.lint.request import Request, read_request
-from hpcddp.lint.shell import Command, read_commands
+from hpcddp.lint.shell import REACHES, Command, read_commands
 from hpcddp.lint.slurm import read_slurm
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.script.site import Queue, Site
@@ -92,6 +92,28 @@ class Script:
     def assigned(self, name: str) -> list[tuple[Command, str]]:
         """Every assignment to a variable."""
         return [(c, value) for c in self.commands for n, value in c.sets if n == name]
+
+    def reaches(self) -> bool:
+        """Whether some command starts processes elsewhere, or may: one whose name is in a variable."""
+        names = {word.rsplit("/", 1)[-1] for command in self.commands for word in command.words}
+        return bool(REACHES & names) or any(c.words[0].startswith("$") for c in self.commands if c.words)
+
+    def launch_of(self, command: Command) -> LaunchCommand | None:
+        """The launcher that starts a command's processes: it stands before it, or starts the text or the script that it
+        is in."""
+        for launch in self.launches:
+            words = {word.rsplit("/", 1)[-1] for word in launch.command.words}
+            inside = command.document in words if command.document else command.text in launch.command.text
+            if launch.command == command or (command.launched and (inside or command.document == launch.command.text)):
+                return launch
+        return None
+
+    def on_several_nodes(self, launch: LaunchCommand) -> bool:
+        """Whether a launcher surely starts something on more than one node."""
+        wanted = count(launch)
+        one = wanted == 1 or (launch.launcher == "srun" and launch.option("-N", "--nodes") == "1")
+        packed = launch.launcher != "srun" and wanted and not launch.is_placed and wanted <= (self.request.slots or 1)
+        return self.several_nodes() and bool(launch.started) and not (one or packed or launch.has(*NAMED_HOSTS))
 
     def several_nodes(self) -> bool:
         """Whether more than one node is asked for, as far as the script says."""

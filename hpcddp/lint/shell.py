@@ -21,6 +21,7 @@ _RESERVED = {"if", "then", "elif", "else", "fi", "do", "done", "while", "until",
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[[^]]*\])?(?:\+?=)(.*)", re.DOTALL)
 _DECLARES = {"export", "declare", "local", "readonly", "typeset"}
 _SHELLS = {"bash", "sh", "zsh", "dash", "ksh"}
+_COMPARE = {"=", "==", "!=", "=~", "-eq", "-ne", "-lt", "-le", "-gt", "-ge"}
 _SSH_VALUES = "bcDEeFIiJLlmOopQRSWw"  # options of ssh with a value
 # Before an expansion that the shell which reads the text carries out: behind it, nothing is left of the `$`.
 _MARK = "\ue000"
@@ -31,7 +32,9 @@ class Command(NamedTuple):
     and its here-documents. `launched`: it stands in the text that a launcher or ssh hands to a shell. `captured`: in a
     substitution. `function`: the function that it is in. `into`: the programs behind its pipe, `output` its file.
     `background`: an & ends it. `loops`: what the loops around it go through. `files`: its redirections, such as
-    `("<", "input")`."""
+    `("<", "input")`. `early`: the expansions in it that the shell around its text has carried out. `tested`: the
+    variables that decide whether it runs, by the `if`, `case`, && and || around it. `document`: the script that it
+    stands in, which the job writes by a here-document."""
 
     line: int
     words: tuple[str, ...]
@@ -46,6 +49,9 @@ class Command(NamedTuple):
     background: bool = False
     loops: tuple[str, ...] = ()
     files: tuple[tuple[str, str], ...] = ()
+    early: tuple[str, ...] = ()
+    tested: tuple[str, ...] = ()
+    document: str = ""
 
     @property
     def program(self) -> str:
@@ -54,8 +60,18 @@ class Command(NamedTuple):
 
 
 def read_commands(text: str) -> list[Command]:
-    """Every command, in the order in which its end is read."""
-    return _Reader(text.replace(_MARK, ""), Command(1, (), (), "")).read()
+    """Every command, in the order in which its end is read; then those of the scripts that the job writes itself and
+    starts elsewhere."""
+    reader = _Reader(text.replace(_MARK, ""), Command(1, (), (), ""))
+    found = reader.read()
+    names = [[word.rsplit("/", 1)[-1] for word in command.words] for command in found]
+    started = {name for each in names if REACHES.intersection(each) for name in each}
+    for at, line, body in reader.bodies:
+        writes = found[at]
+        file = (writes.output or (writes.words[-1] if writes.program == "tee" else "")).rsplit("/", 1)[-1]
+        if file in started or (REACHES.intersection(names[at]) and _SHELLS.intersection(names[at])):
+            found += _Reader(body, Command(line, (), (), "", launched=True, document=file or writes.text)).read()
+    return found
 
 
 class OpenDocument(NamedTuple):
@@ -91,6 +107,10 @@ class _Reader:
         self.documents: list[OpenDocument] = []
         self.readers: list[int] = []  # of each here-document, the command that reads it; -1 while that is being read
         self.open_document: OpenDocument | None = None
+        self.bodies: list[tuple[int, int, str]] = []  # of each here-document: its reader, its first line, its text
+        self.early: list[str] = []
+        self.tested: tuple[str, ...] = ()  # by what stands before && or ||
+        self.branches: list[tuple[int, tuple[str, ...]]] = []  # of each open `if`: its test's first command, variables
         self.pipeline: list[int] = []  # the commands whose output goes into the one that is being read
         self.elements = False  # the words of an array, which start nothing
         self.function = around.function
@@ -195,6 +215,7 @@ class _Reader:
     def _expanded_before(self) -> None:
         """An expansion that the shell around this text has carried out already."""
         end = _expansion_end(self.text, self.at + 1)
+        self.early.append(self.text[self.at + 1 : end])
         self._add(self.text[self.at + 1 : end])
         self.at = max(end, self.at + 1)
 
@@ -241,14 +262,17 @@ class _Reader:
         )
         if target:
             self.at = target.end()
-            word = re.sub(r"['\"\\]", "", target[1])
+            word = re.sub(rf"['\"\\{_MARK}]", "", target[1])
             if operator[0] in {"<<", "<<-"}:
                 before = r"\t*" if operator[0] == "<<-" else ""
                 self.documents.append(OpenDocument(self._line(self.at), word, word != target[1], before))
                 self.readers.append(-1)
                 return
-            for found in re.finditer(r"\$(\w+|\{[^}]*\})", "" if target[1][0] == "'" else target[1]):
-                self._note_names(found[0])
+            for found in re.finditer(rf"({_MARK}?)(\$(?:\w+|\{{[^}}]*\}}))", "" if target[1][0] == "'" else target[1]):
+                if found[1]:
+                    self.early.append(found[2])
+                else:
+                    self._note_names(found[2])
             self.files += [(operator[0], word)] if "&" not in operator[0] else []
             self.output = word if operator[0][0] == ">" and operator[0] != ">&" else self.output
 
@@ -258,9 +282,13 @@ class _Reader:
             closing = re.compile(pattern, re.MULTILINE).search(self.text, self.at)
             self.open_document = self.open_document or (None if closing else document)
             end = closing.start() if closing else len(self.text)
+            body = self.text[self.at : end]
+            if reader >= 0:
+                marked = re.sub(r"\\([$`\\])|\$", lambda found: found[1] or f"{_MARK}$", body)
+                self.bodies.append((reader, self._line(self.at), body if document.quoted else marked))
             if not document.quoted and reader >= 0:
                 self.expands = list(self.found[reader].expands)
-                body = re.sub(r"\\.", "", self.text[self.at : end], flags=re.DOTALL)
+                body = re.sub(r"\\.", "", body, flags=re.DOTALL)
                 for found in re.finditer(r"\$(\w+|\{[^}]*\}|\(.*?\))|`.*?`", body):
                     self._note_names(found[0])
                 self.found[reader] = self.found[reader]._replace(expands=tuple(self.expands))
@@ -279,6 +307,7 @@ class _Reader:
         expands, self.expands = tuple(self.expands), []
         output, self.output = self.output, ""
         files, self.files = tuple(self.files), []
+        early, self.early = tuple(self.early), []
         marked_done: tuple[str, int] | None = None
         while marked and marked[0] in _RESERVED:
             if marked[0] == "done" and self.loops:
@@ -317,6 +346,7 @@ class _Reader:
             self.text[self.at - 1 : self.at],
             self.text[self.at + 1 : self.at + 2],
         )
+        tested = (*self.around.tested, *(name for _, names in self.branches for name in names), *self.tested)
         command = self.around._replace(line=line, words=tuple(words), sets=tuple(sets), text=text, expands=expands)
         self.found.append(
             command._replace(
@@ -325,8 +355,16 @@ class _Reader:
                 files=files,
                 background=background,
                 loops=(*self.around.loops, *(text for text, _ in self.loops)),
+                early=early,
+                tested=tested,
             )
         )
+        follows = self.text[self.at : self.at + 2] in {"&&", "||"}
+        self.tested = (*self.tested, *_compared(self.found[-1])) if follows else ()
+        if words[:1] == ["case"]:
+            self.branches.append((0, expands))
+        elif words[:1] == ["esac"] and self.branches:
+            self.branches.pop()
         self.readers = [len(self.found) - 1 if reader < 0 else reader for reader in self.readers]
         for at in self.pipeline:
             self.found[at] = self.found[at]._replace(into=(*self.found[at].into, self.found[-1].program))
@@ -337,17 +375,31 @@ class _Reader:
             self.found += _Reader(script, around).read()
 
     def _note_block(self, word: str) -> None:
-        """A reserved word that opens or closes a function or a loop."""
+        """A reserved word that opens or closes a function, a branch or a loop."""
         if word == "{":
             self.braces.append(self.function)
         elif word == "}" and self.braces:
             self.braces.pop()
             self.function = self.braces[-1] if self.braces else self.around.function
+        elif word == "if" or (word == "elif" and self.branches):
+            self.branches.append((len(self.found), self.branches.pop()[1] if word == "elif" else ()))
+        elif word == "then" and self.branches:
+            start, names = self.branches.pop()
+            self.branches.append((start, (*names, *(n for c in self.found[start:] for n in _compared(c)))))
+        elif word == "fi" and self.branches:
+            self.branches.pop()
         elif word == "done" and self.loops:
             self.loops.pop()
         elif word in {"while", "until"}:
             fed = f"{self.found[self.pipeline[-1]].text} | " if self.pipeline else ""
             self.loops.append((fed + word, len(self.found)))
+
+
+def _compared(command: Command) -> tuple[str, ...]:
+    """The variables whose values a command compares: not whether they are set."""
+    words = {*command.words}
+    compares = command.program in {"[", "[[", "test"} and words & _COMPARE and "" not in words
+    return command.expands if compares or command.program[:2] == "((" else ()
 
 
 def _handed_text(words: list[str]) -> list[tuple[str, bool]]:

@@ -10,7 +10,6 @@ from hpcddp.lint.finding import Said
 from hpcddp.lint.launches import LaunchCommand, count, per_node, rank_maker, torchrun_option, torchrun_words, trains
 from hpcddp.lint.pbs import chunks
 from hpcddp.lint.script import Script
-from hpcddp.lint.shell import REACHES
 
 # Options of mpirun that say how many processes, or how many on each node.
 _COUNTS = ("-np", "--np", "-n", "--n", "-c", "-npernode", "--npernode", "-N", "-ppn", "--ppn", "-perhost", "--map-by",
@@ -81,8 +80,7 @@ def first_nodes_only(script: Script) -> Iterator[Said]:
         return
     for launch in _mpi(script):
         wanted = count(launch)
-        placed = launch.has("-npernode", "--npernode", "-N", "-ppn", "--ppn", "-perhost", "--map-by", "-map-by", "-H")
-        if wanted is None or placed or _other_hostfile(launch):
+        if wanted is None or launch.is_placed or _other_hostfile(launch):
             continue
         used = -(-wanted // request.slots)
         if used < request.nodes:
@@ -115,7 +113,7 @@ def rank_per_slot(script: Script) -> Iterator[Said]:
 def idle_nodes(script: Script) -> Iterator[Said]:
     """M10: several nodes, and nothing that starts processes on the others."""
     size = script.request.size
-    if size is None or not script.several_nodes() or _reaches(script):
+    if size is None or not script.several_nodes() or script.reaches():
         return
     for command in script.commands:
         torchrun = torchrun_words(command.words)
@@ -140,7 +138,8 @@ def two_launchers(script: Script) -> Iterator[Said]:
         options = dict(pairwise((*" ".join(maker).replace("=", " ").replace("_", "-").split(), "")))
         counts = ("--nproc-per-node", "--num-processes", "--num-gpus")
         workers = next((options[name] for name in counts if name in options), "1" if torchrun_words(maker) else "")
-        if workers != "1":
+        of_task = script.directives.get("--gpus-per-task")
+        if workers != "1" and not (of_task and of_task.value.rpartition(":")[2] == workers):
             name = "torchrun" if torchrun_words(maker) else maker[0].rsplit("/", 1)[-1]
             number = f"{workers} workers" if workers else "one process per GPU"
             what = f"{launch.launcher} starts {each} processes of {name} on each node, and each of them {number}"
@@ -190,10 +189,3 @@ def _mpi(script: Script) -> list[LaunchCommand]:
 def _other_hostfile(launch: LaunchCommand) -> bool:
     file = launch.option("-hostfile", "--hostfile", "-machinefile", "--machinefile", "-f")
     return file is not None and "PBS_NODEFILE" not in file
-
-
-def _reaches(script: Script) -> bool:
-    """Whether some command may start processes elsewhere; one whose name is in a variable may be anything."""
-    return any(w.rsplit("/", 1)[-1] in REACHES for c in script.commands for w in c.words) or bool(
-        re.search(r"^\$", "\n".join(c.words[0] for c in script.commands if c.words), re.MULTILINE)
-    )

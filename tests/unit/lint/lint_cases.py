@@ -7,6 +7,7 @@ from .value_cases import PBS, VALUE_CASES
 SLURM = "#!/bin/bash\n#SBATCH --job-name=x --no-requeue\n"
 TWO = "#PBS -l select=2:ncpus=8:mpiprocs=4:ompthreads=2 -l place=scatter\n"
 TASKS = "#SBATCH --nodes=2 --ntasks-per-node=4\n"
+NODES = f"{SLURM}#SBATCH --nodes=2 --ntasks-per-node=1 --gpus-per-node=4\n"
 ADDR = "export MASTER_ADDR=$(head -n 1 $PBS_NODEFILE)\n"
 RUN = "mpirun -np 8 --map-by ppr:4:node -x MASTER_ADDR -hostfile $PBS_NODEFILE python train.py\n"
 FULL = f"{PBS}#PBS -l select=4:mpiprocs=192:ompthreads=1 -q rt_HF\n{ADDR}"
@@ -103,9 +104,15 @@ CASES: dict[str, tuple[list[str], list[str], int]] = {
         4,
     ),
     "M12": (
-        [f"{SLURM}srun bash -c 'export MASTER_ADDR=$(hostname); python train.py'\n"],
-        [f"{SLURM}export MASTER_ADDR=$(hostname)\nsrun bash -c 'python train.py'\n"],
-        3,
+        [
+            f"{SLURM}srun bash -c 'export MASTER_ADDR=$(hostname); python train.py'\n",
+            f"{SLURM}cat > run.sh <<'EOF'\nexport MASTER_ADDR=$(hostname)\nEOF\nsrun bash run.sh\n",
+        ],
+        [
+            f"{SLURM}export MASTER_ADDR=$(hostname)\nsrun bash -c 'python train.py'\n",
+            f'{SLURM}srun bash -c "export MASTER_ADDR=$(hostname); python train.py"\n',
+        ],
+        0,
     ),
     "M13": (
         [
@@ -133,6 +140,7 @@ CASES: dict[str, tuple[list[str], list[str], int]] = {
             f"{PBS}{TWO}mpirun -np 2 --map-by ppr:1:node torchrun --nnodes=2 --nproc_per_node=4 train.py\n",
             f"{SLURM}{TASKS}srun --ntasks-per-node=1 accelerate launch train.py\n",
             f"{SLURM}{TASKS}srun accelerate launch --num_processes 1 train.py\n",
+            f"{SLURM}#SBATCH --nodes=2 --ntasks-per-node=2 --gpus-per-task=4\nsrun torchrun --nproc-per-node=4 a.py\n",
             f"{SLURM}{TASKS}deepspeed --hostfile hosts train.py\n",
         ],
         5,
@@ -298,9 +306,56 @@ CASES: dict[str, tuple[list[str], list[str], int]] = {
         3,
     ),
     "A26": (
-        [f"{SLURM}{TASKS}srun python train.py --rank $SLURM_PROCID\n"],  # more: test_early_expansion.py
-        [f"{SLURM}{TASKS}srun bash -c 'python train.py --rank $SLURM_PROCID'\n"],
-        4,
+        [
+            f"{SLURM}{TASKS}srun python train.py --rank $SLURM_PROCID\n",  # more: test_early_expansion.py
+            f'{SLURM}{TASKS}srun bash -c "CUDA_VISIBLE_DEVICES=$LOCAL_RANK python train.py"\n',
+            f'{SLURM}{TASKS}srun bash -c "NODE_NAME=$SLURMD_NODENAME python train.py"\n',
+            f'{SLURM}{TASKS}srun bash -c "python train.py --node $HOSTNAME"\n',
+            f'{SLURM}{TASKS}srun bash -c "python train.py --cache /tmp/$(hostname -s)/data"\n',
+            f'{SLURM}{TASKS}srun bash -c "mkdir -p /tmp/$HOSTNAME; python train.py"\n',
+            f'{SLURM}{TASKS}srun bash -c "python train.py > $HOSTNAME.log"\n',
+            f"{NODES}srun torchrun --nnodes 2 --nproc-per-node 4 --master-addr $A train.py\n",
+            f"{NODES}srun torchrun --nnodes $N --node_rank 0 --nproc-per-node 4 --master-addr $A train.py\n",
+            f"{NODES}srun bash -c 'torchrun --nnodes=2 --node-rank=0 --nproc-per-node 4 train.py'\n",
+            f"{NODES}srun --label uv run python -m torch.distributed.run --nnodes=2 train.py\n",
+            f"{NODES}srun accelerate launch --num_machines 2 --num_processes 8 train.py\n",
+            f"{NODES}srun torchrun --nnodes 2 --rdzv_backend c10d a.py --node_rank 0 --rank $SLURM_NODEID\n",
+            f"{NODES}srun accelerate launch --num_machines 2 --machine_rank 0 --config_file a.yaml train.py\n",
+            f"{NODES}srun deepspeed --hostfile hosts train.py\n",
+            f"{NODES}srun deepspeed --no_ssh --node_rank 0 --hostfile hosts train.py\n",
+            f"{PBS}#PBS -l select=2\nmpirun -np 2 torchrun --nnodes 2 --master_addr $A train.py\n",
+        ],
+        [
+            f"{SLURM}{TASKS}srun bash -c 'python train.py --rank $SLURM_PROCID'\n",
+            f"{SLURM}{TASKS}srun bash -c 'CUDA_VISIBLE_DEVICES=$LOCAL_RANK python train.py'\n",
+            f"{SLURM}{TASKS}LOCAL_RANK=0\nsrun python train.py --old $LOCAL_RANK --new ${{RANK:-0}}\n",
+            f"{SLURM}{TASKS}srun bash -c 'NODE_NAME=$SLURMD_NODENAME python train.py > $HOSTNAME.log'\n",
+            f'{SLURM}{TASKS}srun bash -c "mkdir -p /tmp/\\$HOSTNAME; python train.py --to \\$(hostname)"\n',
+            f'{SLURM}{TASKS}srun bash -c "MASTER_ADDR=$(hostname) python train.py --dist-url tcp://$HOSTNAME:29500"\n',
+            f'{SLURM}{TASKS}srun bash -c "python train.py --master_addr $HOSTNAME.local --init-method $(hostname)"\n',
+            f'{SLURM}{TASKS}srun bash -c "rsync -a $HOSTNAME:data . && python train.py"\n',
+            f'{SLURM}{TASKS}srun bash -c "echo from $HOSTNAME; python train.py"\n',
+            f'{NODES}srun -N 1 bash -c "python train.py > $HOSTNAME.log"\n',
+            f"{NODES}srun torchrun --nnodes 2 --rdzv-backend=c10d --rdzv-endpoint $A:$P train.py\n",
+            f"{NODES}srun torchrun --nnodes 2 --node_rank $SLURM_NODEID --rdzv_backend c10d a.py\n",
+            f'{NODES}ARGS="--node_rank=$SLURM_PROCID --rdzv_backend c10d"\nsrun torchrun $ARGS a.py\n',
+            f"{NODES}srun torchrun --nnodes 2 --nproc-per-node $G $ARGS a.py\n",
+            f'{NODES}srun torchrun --nnodes=2 "${{ARGS[@]}}" a.py\n',
+            f"{NODES}srun bash -c 'torchrun --nnodes 2 --node_rank $SLURM_NODEID --master-addr $A train.py'\n",
+            f"{NODES}srun -N1 -n1 -w $B torchrun --nnodes 2 --node_rank 1 --master-addr $A train.py &\nwait\n",
+            f"{NODES}srun -N1 torchrun --nnodes 1 train.py\n",
+            f"{NODES}export PET_NODE_RANK=x\nsrun rank.sh torchrun --nnodes 2 --master-addr $A train.py\n",
+            f"{NODES}srun python -m hpcddp exec -- torchrun --nnodes 2 --nproc-per-node 4 train.py\n",
+            f"{NODES}srun bash -c 'accelerate launch --num_machines 2 --machine_rank $SLURM_NODEID train.py'\n",
+            f"{NODES}srun accelerate launch --num_machines 2 --rdzv_backend c10d train.py\n",
+            f"{NODES}srun accelerate launch --config_file a.yaml --num_machines 2 train.py\n",
+            f"{NODES}srun bash -c 'deepspeed --no_ssh --node_rank $SLURM_NODEID --hostfile hosts train.py'\n",
+            f"{NODES}deepspeed --hostfile hosts train.py\n",
+            f"{NODES}srun bash -c 'deepspeed --num_gpus 4 train.py --seed $SLURM_PROCID'\n",
+            f"{NODES}srun -N 1 deepspeed --num_gpus 4 train.py\n",
+            f"{PBS}{TWO}mpirun -np 2 torchrun --nnodes 2 --master_addr $A train.py\n",  # on the first node: A4
+        ],
+        0,
     ),
     "A27": (
         [
@@ -331,6 +386,7 @@ CASES: dict[str, tuple[list[str], list[str], int]] = {
             f"{SLURM}#SBATCH --nodes=1\nsrun torchrun --standalone --nproc-per-node 4 train.py\n",
             f"{SLURM}#SBATCH --nodes=2\nsrun -N 1 torchrun --standalone --nproc-per-node 4 train.py\n",
             f"{SLURM}#SBATCH --nodes=2\ntorchrun --standalone test.py\nsrun python train.py\n",
+            f"{NODES}srun bash -c 'torchrun --standalone --nproc-per-node 4 train.py --seed $SLURM_PROCID'\n",
             f"{SLURM}export MASTER_ADDR=localhost\nsrun python train.py\n",
         ],
         0,
@@ -344,9 +400,12 @@ CASES: dict[str, tuple[list[str], list[str], int]] = {
             f'{PBS}{TWO}HOSTS=$(cat $PBS_NODEFILE); for h in $HOSTS; do ssh $h "cd $PWD; python train.py" & done\n',
             f'{PBS}{TWO}HOSTS=($(<$PBS_NODEFILE)); for h in "${{HOSTS[@]}}"; do ssh $h python train.py & done\n',
             f'{PBS}{TWO}mapfile -t HOSTS < $PBS_NODEFILE; for h in "${{HOSTS[@]}}"; do ssh $h python train.py & done\n',
+            f"{PBS}{TWO}N=($(cat $PBS_NODEFILE))\nfor i in ${{!N[@]}}; do ssh ${{N[$i]}} python train.py & done\n",
+            f"{PBS}{TWO}N=($(cat $PBS_NODEFILE))\nfor ((i=0;i<${{#N[@]}};i++)); do ssh ${{N[$i]}} python a.py & done\n",
         ],
         [
             f"{PBS}{TWO}for h in $(sort -u $PBS_NODEFILE); do ssh $h python train.py & done\n",
+            f"{PBS}{TWO}N=($(sort -u $PBS_NODEFILE))\nfor i in ${{!N[@]}}; do ssh ${{N[$i]}} python train.py & done\n",
             f"{PBS}{TWO}sort -u $PBS_NODEFILE | while read h; do ssh $h python train.py & done\n",
             f"{PBS}{TWO}uniq $PBS_NODEFILE > hosts; while read h; do ssh $h python train.py & done < hosts\n",
             f"{PBS}{TWO}for h in $(cat $PBS_NODEFILE); do echo $h; done\n",
@@ -360,14 +419,23 @@ CASES: dict[str, tuple[list[str], list[str], int]] = {
             f"{SLURM}srun bash -c 'MASTER_PORT=$(shuf -i 20000-30000 -n 1) python train.py'\n",
             f"{SLURM}srun bash -c 'torchrun --nnodes 2 --master_port $RANDOM train.py'\n",
             f"{SLURM}for h in $(scontrol show hostnames); do ssh $h torchrun --master_port $RANDOM train.py & done\n",
+            f"{SLURM}srun bash -c 'torchrun --nnodes 2 --rdzv-id $RANDOM --rdzv-endpoint $H:$P train.py'\n",
+            f"{SLURM}cat > run.sh <<'EOF'\nexport MASTER_PORT=$RANDOM\npython train.py\nEOF\nsrun bash run.sh\n",
+            f"{SLURM}tee a/run.sh <<EOF\nMASTER_PORT=\\$RANDOM python train.py\nEOF\nmpirun ./a/run.sh\n",
+            f"{SLURM}srun bash <<'EOF'\nMASTER_PORT=$RANDOM python train.py\nEOF\n",
         ],
         [
             f"{SLURM}export MASTER_PORT=$((20000 + RANDOM % 1000))\nsrun python train.py\n",
             f'{SLURM}srun bash -c "torchrun --nnodes 2 --master_port $((20000 + RANDOM % 99)) train.py"\n',
+            f'{SLURM}srun bash -c "torchrun --nnodes 2 --rdzv-id $RANDOM --master_port $(shuf -n 1 a) a.py"\n',
+            f'{SLURM}srun bash -c "MASTER_PORT=$RANDOM python train.py"\n',
+            f"{SLURM}srun torchrun --nnodes 2 --rdzv-id $RANDOM --rdzv-endpoint $H:$P train.py\n",
+            f"{SLURM}cat > run.sh <<EOF\nexport MASTER_PORT=$RANDOM\npython train.py\nEOF\nsrun bash run.sh\n",
+            f"{SLURM}cat > other.sh <<'EOF'\nexport MASTER_PORT=$RANDOM\nEOF\nsrun bash run.sh\n",
             f"{SLURM}PORT=$(shuf -i 20000-30000 -n 1)\nsrun torchrun --nnodes 2 --master_port $PORT train.py\n",
             f"{SLURM}srun bash -c 'export MASTER_PORT=$((20000 + SLURM_JOB_ID % 9999)); python train.py'\n",
         ],
-        3,
+        0,
     ),
     "A30": (
         [
@@ -407,6 +475,26 @@ CASES: dict[str, tuple[list[str], list[str], int]] = {
             f"{SLURM}#SBATCH -a 0-3\nscontrol requeue ${{SLURM_ARRAY_JOB_ID}}_${{SLURM_ARRAY_TASK_ID}}\n",
         ],
         4,
+    ),
+    "A34": (
+        [
+            f"{SLURM}srun python train.py &\n",
+            f"{SLURM}srun python train.py > log 2>&1 &\necho started\n",
+            f"{SLURM}for i in 0 1; do\n  srun -N1 -n1 python train.py --fold $i &\ndone\necho started\n",
+            f"{SLURM}for h in $(scontrol show hostnames); do ssh $h python train.py & done\n",
+            f"{PBS}{TWO}(cd x && mpirun python train.py) &\n",
+        ],
+        [
+            f"{SLURM}srun python train.py &\nwait\n",
+            f"{SLURM}srun python train.py & wait $!\n",
+            f"{SLURM}srun python server.py &\nsrun python train.py\n",
+            f"{SLURM}srun python train.py &\npid=$!\nwhile kill -0 $pid; do sleep 60; done\n",
+            f"{SLURM}srun python train.py &\ntail --pid=$! -f /dev/null\n",
+            f"{SLURM}srun python train.py && echo done\n",
+            f"{SLURM}srun bash -c 'python train.py & wait'\n",
+            f"{SLURM}run() {{ srun python train.py & }}\nrun\nwait\n",
+        ],
+        0,
     ),
     "A25": (
         ["#!/bin/bash\n#$ -r n\npython train.py\r\n", "#!/bin/bash\r\n# a\r\n#$ -r n\r\npython train.py\r\n"],

@@ -93,6 +93,12 @@ EARLY = [
     "srun python t.py $SLURM_PROCID | tee log\n",
     "srun python t.py $SLURM_PROCID &\nwait\n",
     "case x in x) export RANK=$SLURM_PROCID ;; esac\nsrun python t.py\n",
+    "case $SLURM_PROCID in 7) A=7;; *) A=0;; esac\nsrun python t.py $A\n",
+    "case ${SLURM_PROCID} in\n7)\n  export RANK=7 ;;\n*) export RANK=0 ;;\nesac\nsrun python t.py\n",
+    'if [ "$SLURM_PROCID" -eq 7 ]; then A=7; else A=0; fi\nsrun python t.py --rank=$A\n',
+    "if [[ $SLURM_PROCID == 7 ]]; then A=7; fi\nARGS=(--rank $A)\nsrun python t.py \"${ARGS[@]}\"\n",
+    "if false; then :; elif ((SLURM_PROCID == 7)); then RANK=7; fi\nexport RANK\nsrun python t.py\n",
+    "[ $SLURM_PROCID = 7 ] && A=7 || A=0\nsrun python t.py $A\n",
     "echo 'python t.py RANK' > run.in\nsed \"s/RANK/$SLURM_PROCID/\" run.in > run.sh\nsrun bash run.sh\n",
 ]  # fmt: skip
 RIGHT = [
@@ -126,6 +132,12 @@ RIGHT = [
     f"[[ $SLURM_LOCALID == 0 ]] && mkdir -p out\n{RIGHT_RUN}",
     f"if (( SLURM_PROCID == 0 )); then mkdir -p out; fi\n{RIGHT_RUN}",
     f"unused() {{ export RANK=$SLURM_PROCID; }}\n{RIGHT_RUN}",
+    f"if [ $SLURM_PROCID -eq 0 ]; then LOG=a.log; fi\necho start >> $LOG\n{RIGHT_RUN}",
+    f'if [ -z "$SLURM_PROCID" ]; then export ALONE=1; fi\n{RIGHT_RUN}',
+    f'if [ "$SLURM_PROCID" != "" ]; then export IN_JOB=1; fi\n{RIGHT_RUN}',
+    f"if [ $SLURM_PROCID -eq 0 ]; then mkdir -p out; fi\nexport AFTER=1\n{RIGHT_RUN}",
+    "srun bash -c 'case $SLURM_PROCID in 7) A=7;; *) A=0;; esac; python t.py $A'\n",
+    "srun bash -c 'if [ $SLURM_PROCID -eq 7 ]; then export RANK=7; fi; python t.py'\n",
     'if [ -z "$SLURM_STEP_ID" ]; then exec srun bash "$0"; fi\npython t.py $SLURM_PROCID\n',
 ]  # fmt: skip
 

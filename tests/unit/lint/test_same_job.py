@@ -143,6 +143,18 @@ USUAL = {
             "--gpus-per-node 4 --cpus-per-rank 4 --walltime 1:00:00 -- accelerate launch -m bf16.x",
             "",
         ),
+        (
+            "--nodes=2 --ntasks-per-node=4 --gpus-per-node=4 --cpus-per-task=4",
+            "srun torchrun --nnodes 2 --nproc-per-node 4 train.py\n",
+            "--nodes 2 --gpus-per-node 4 --cpus-per-rank 4 --walltime 1:00:00 -- python train.py",
+            "16 ranks per node (M15)",
+        ),
+        (
+            "--nodes=2 --ntasks-per-node=2 --gpus-per-node=8 --gpus-per-task=4",
+            "srun torchrun --nnodes 4 --nproc-per-node 4 train.py\n",
+            "--nodes 2 --gpus-per-node 8",
+            "",
+        ),
         ("--nodes=1", 'srun python train.py "$@"\n', "-- python train.py", "the script's own arguments ($@)"),
         ("--nodes=1", "LR=0.1\nsrun python train.py --lr=$LR\n", "-- python train.py --lr=0.1", ""),
         ("--gres=gpu:p6000:1,tmpfs:10G", RUN, "--set gpu_type=p6000", ""),
