@@ -14,6 +14,7 @@ from hpcddp.lint.pbs_values import refused_values
 from hpcddp.lint.request import count_gpus
 from hpcddp.lint.script import PREFIXES, Script
 from hpcddp.lint.slurm import read_options
+from hpcddp.schedulers.directive_rules import Asked, find_clashes, full_name
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import refused_together
 from hpcddp.script.limits import check_limits
@@ -48,10 +49,15 @@ def refused_options(script: Script) -> Iterator[Said]:
     if script.scheduler == "pbs":
         return
     row = find_scheduler(script.scheduler)
-    options = script.directives.options
-    for first, second, why in refused_together(row.directives, [(o.name, o.value) for o in options]):
-        both = " and ".join(dict.fromkeys(o.text for o in (options[first], options[second])))
-        yield Said(options[second].line, f"{row.commands.submit[0]} refuses the script: {both} {why}", "one of them")
+    submit = row.commands.submit[0]
+    lines = {Asked(o.name, o.value, o.text): o.line for o in script.directives.options}
+    for clash in find_clashes(row.directives, list(lines)):
+        texts = " and ".join(dict.fromkeys(option.text for option in clash.options))
+        instead, why = "one of them", clash.why.removeprefix("refuses options that")
+        if clash.needs:
+            instead, why = f"{clash.needs[0]}=… beside it", f": {submit} {clash.why}"
+        if clash.is_refused:
+            yield Said(lines[clash.options[-1]], f"{submit} refuses the script: {texts}{why}", instead)
     if script.scheduler == "slurm":
         for option, why in _contradictions(script):
             yield Said(option.line, f"sbatch refuses the script: {option.text}: {why}", "numbers that agree")
@@ -84,7 +90,6 @@ def _contradictions(script: Script) -> Iterator[tuple[Option, str]]:
     gpus, each, of_task = (number.get(f"--{name}") for name in ("gpus", "gpus-per-node", "gpus-per-task"))
     tasks, on_node, nodes = (number.get(f"--{name}") for name in ("ntasks", "ntasks-per-node", "nodes"))
     fixed = nodes if "--nodes" in found and found["--nodes"].value.isdecimal() else None
-    some = {"--gpus", "--gpus-per-node", "--gpus-per-task", "--gpus-per-socket", "--gres"} & set(found)
     if gpus and of_task and tasks and gpus != of_task * tasks:
         yield found["--gpus"], f"{tasks} tasks with {of_task} GPUs each are {tasks * of_task}"
     if gpus and each and (gpus % each or (fixed and gpus != each * fixed)):
@@ -93,15 +98,6 @@ def _contradictions(script: Script) -> Iterator[tuple[Option, str]]:
         yield found["--gpus-per-node"], f"{on_node} tasks with {of_task} GPUs each are {on_node * of_task}"
     if fixed and tasks and on_node and tasks > fixed * on_node:
         yield found["--ntasks"], f"--ntasks-per-node={on_node} on {fixed} nodes is {fixed * on_node} at most"
-    if "--mem-per-gpu" in found and not some:
-        yield found["--mem-per-gpu"], "no GPU is asked for"
-    if "--gpus-per-socket" in found and not {"--sockets-per-node", "--extra-node-info"} & set(found):
-        yield found["--gpus-per-socket"], "--sockets-per-node has to stand beside it"
-    sized = {"--ntasks", "--nodes", "--gpus"} & set(found)
-    if "--gpus-per-task" in found and not sized:
-        yield found["--gpus-per-task"], "--ntasks, --gpus or --nodes has to stand beside it"
-    if "--ntasks-per-gpu" in found and not (sized or some):
-        yield found["--ntasks-per-gpu"], "GPUs, --ntasks or --nodes has to stand beside it"
     wanted, not_wanted = (set(found[n].value.split(",")) if n in found else set() for n in ("--nodelist", "--exclude"))
     if both := sorted(word for word in wanted & not_wanted if "[" not in word and "]" not in word):
         yield found["--exclude"], f"{both[0]} is in --nodelist, too"
@@ -249,8 +245,10 @@ def rejected(script: Script) -> Iterator[Said]:
     site = script.site
     if site is None:
         return
+    rules = find_scheduler(script.scheduler).directives
+    rejects = {full_name(rules, one) for one in site.rejects}
     for option in script.directives.options:
-        if {option.name, f"{option.name}={option.value}"} & set(site.rejects):
+        if {option.name, f"{option.name}={option.value}"} & rejects:
             source = site.source(site.cited.get("rejects", ""))
             yield Said(option.line, f"site {site.name} refuses {option.name} ({source})", "leave it out")
 

@@ -284,7 +284,8 @@ def agent_without_place(script: Script) -> Iterator[Said]:
         if "PET_" in script.text or any("hpcddp" in word for word in (*launch.command.words, *command.words)):
             continue  # variables, or hpcddp, say it
         agent, option = find_agent(words), partial(torchrun_option, words)
-        name = "torchrun" if torchrun_words(words) else " ".join(agent[1].command.split()[:2]) if agent else words[0]
+        name = "torchrun" if torchrun_words(words) else agent[1].command if agent else words[0]
+        name = f"python {name}" if name.startswith("-m ") else name
         starts = f"{launch.launcher} starts {name} on each of {script.request.nodes} nodes"
         if agent is None and {"--no_ssh", "--no-ssh"}.isdisjoint(words):  # deepspeed, which starts all nodes' processes
             file = option("hostfile") or "-H" in words

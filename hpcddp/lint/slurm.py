@@ -6,9 +6,10 @@ Checked against a real sbatch 22.05, which also parses #PBS lines unless `#SBATC
 from __future__ import annotations
 
 from hpcddp.lint.directive import UNIX_LINES, Option, Refusal, ScriptDirectives, Tokens, UnmatchedError, numbered
+from hpcddp.schedulers.directive_rules import full_name
 from hpcddp.schedulers.registry import find_scheduler
 
-_LETTERS = find_scheduler("slurm").directives.letters
+_RULES = find_scheduler("slurm").directives
 # Options whose value, if they have one, is joined on: the next word is none.
 _ALONE = {
     "contiguous", "exclusive", "export-file", "get-user-env", "help", "hold", "ignore-pbs", "immediate", "nice",
@@ -104,15 +105,17 @@ def read_options(words: list[tuple[str, int]]) -> tuple[list[Option], list[tuple
     while rest:
         word, line = rest.pop(0)
         if word.startswith("--"):
-            name, equals, value = word[2:].partition("=")
-            name = "ntasks-per-node" if name == "tasks-per-node" else name
+            name, equals, value = word.partition("=")
         elif word.startswith("-") and len(word) > 1:
-            name, value = _LETTERS.get(word[1], word[1]), word[2:]
+            name, value = word[:2], word[2:]
             equals = "=" if value else ""
         else:
             stray.append((word, line))
             continue
-        known = name in _LETTERS.values() or name in _VALUED  # of another option it is not known that it has a value
+        name = full_name(_RULES, name).lstrip("-")
+        known = (
+            name in _RULES.letters.values() or name in _VALUED
+        )  # of another option it is not known that it has a value
         if not equals and name not in _ALONE and rest and (known or not rest[0][0].startswith("-")):
             value = rest.pop(0)[0]
         found.append(Option(f"--{name}", value, line))

@@ -23,11 +23,13 @@ class Asked(Record):
 
 
 class Clash(Record):
-    """What cannot stand in one script: two options, or one without another that it needs; and what the scheduler does
+    """What cannot stand in one script: two options, or one without another that it `needs`; and what the scheduler does
     with it."""
 
     options: tuple[Asked, ...]
     why: str
+    needs: tuple[str, ...] = ()
+    is_refused: bool = False
 
 
 def read_options(rules: Directives, text: str) -> Iterator[Asked]:
@@ -66,12 +68,12 @@ def find_clashes(rules: Directives, options: Sequence[Asked]) -> Iterator[Clash]
     """What the scheduler refuses; then what it would read one of: the same option with two values, and GPUs that are
     asked for in two ways."""
     for i, j, why in refused_together(rules, [(option.name, option.value) for option in options]):
-        yield Clash((options[i], options[j]), f"refuses options that {why}")
+        yield Clash((options[i], options[j]), f"refuses options that {why}", is_refused=True)
     there = {option.name for option in options if option.name not in rules.gpu_counts or _counts_gpus(rules, option)}
     for option in options:
         needed = rules.needs.get(option.name) or rules.needs.get(f"{option.name}={option.value}")
         if needed and there.isdisjoint(needed):
-            yield Clash((option,), f"takes it with {' or '.join(needed)} only")
+            yield Clash((option,), f"takes it with {' or '.join(needed)} only", needed, True)
     for i, second in enumerate(options):
         for first in options[:i]:
             is_same = first.name == second.name and first.name not in rules.several

@@ -174,7 +174,9 @@ SCHEDULER = Scheduler(
         ),
         needs={
             "--mem-per-gpu": ("--gres", "--gpus", "--gpus-per-node", "--gpus-per-task"),
-            "--gpus-per-socket": ("--sockets-per-node",),
+            "--gpus-per-socket": ("--sockets-per-node", "--extra-node-info"),
+            "--gpus-per-task": ("--ntasks", "--gpus", "--nodes"),
+            "--ntasks-per-gpu": ("--ntasks", "--nodes", "--gres", "--gpus", "--gpus-per-node", "--gpus-per-socket"),
             "--distribution=arbitrary": ("--nodelist", "--nodefile"),
         },
         one_of=("--gres", "--gpus", "--gpus-per-node"),

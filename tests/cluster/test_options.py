@@ -77,10 +77,16 @@ def test_counts_of_gpus_with_a_type_and_without_are_refused_as_by_a_real_sbatch(
         (["--ntasks-per-tres=1", "--ntasks-per-node=1"], False),
         (["-m arbitrary"], False),
         (["--distribution=arbitrary", "-w node1,node2"], True),
+        (["--gpus-per-socket=2", "--extra-node-info=1:4"], True),
+        (["--gpus-per-socket=2"], False),
+        (["--gpus-per-task=1", "--gres=gpu:2"], False),
+        (["--gpus-per-task=1", "--nodes=2"], True),
+        (["--ntasks-per-gpu=1"], False),
+        (["--ntasks-per-gpu=1", "--gres=gpu:2"], True),
     ],
 )
 def test_synonyms_and_needs_are_those_of_a_real_sbatch(cluster: Cluster, shared, words: list[str], is_taken: bool):
-    script = "".join(f"#SBATCH {word}\n" for word in ["--nodes=2", *words])
+    script = "".join(f"#SBATCH {word}\n" for word in words)
     answer = cluster.sh(["sbatch", "--test-only"], cwd=shared, stdin=f"#!/bin/bash\n{script}true\n")
     assert (answer.returncode == 0) is is_taken, answer
     asked = [option for word in words for option in read_options(DIRECTIVES, word)]

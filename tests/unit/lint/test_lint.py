@@ -88,10 +88,12 @@ def test_every_rule_has_its_cases():
 
 
 def test_options_that_the_site_refuses_are_found(tmp_path, repo):
-    text = (repo / "templates/sites/generic-slurm.yaml").read_text() + "rejects: [--gres, --mem=0]\n"
+    text = (repo / "templates/sites/generic-slurm.yaml").read_text() + "rejects: [--gres, --mem=0, -w]\n"
     (tmp_path / "my.yaml").write_text(text)
-    found = lint("#!/bin/bash\n#SBATCH --gres=gpu:4\n#SBATCH --mem=0\n#SBATCH --nodes=1\n", str(tmp_path / "my.yaml"))
-    assert [(rule, line) for rule, line in found if rule == "M23"] == [("M23", 2), ("M23", 3)]
+    found = lint(
+        "#!/bin/bash\n#SBATCH --gres=gpu:4\n#SBATCH --mem=0\n#SBATCH --nodelist=a\n", str(tmp_path / "my.yaml")
+    )
+    assert [(rule, line) for rule, line in found if rule == "M23"] == [("M23", 2), ("M23", 3), ("M23", 4)]
 
 
 def test_a_resource_that_the_sites_file_has_is_known(tmp_path, repo):

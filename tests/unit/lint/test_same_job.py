@@ -128,6 +128,7 @@ USUAL = {
         ("--ntasks=1 --gpus=1", RUN, "--nodes 1 --gpus-per-node 1", ""),
         ("--signal=SIGUSR1@120", RUN, "--set signal=120s", ""),
         ("--nodes=2 --ntasks=8 --gpus=8", RUN, "--nodes 2 --gpus-per-node 4", ""),
+        ("--nodes=2 --tasks-per-node=8 --gpus-per-n=8", RUN, "--nodes 2 --gpus-per-node 8", ""),  # shortened
         ("--nodes=2 --gpus-per-task=1 --ntasks-per-node=4", RUN, "--nodes 2 --gpus-per-node 4", ""),
         ("--nodes=2 --ntasks-per-gpu=2 --gpus-per-node=2", RUN, "--ranks-per-node 4 --gpus-per-node 2", ""),
         ("--nodes=1 --cpus-per-gpu=6 --gpus-per-node=4 --ntasks-per-node=4", RUN, "--cpus-per-rank 6", ""),

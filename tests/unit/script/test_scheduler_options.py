@@ -113,7 +113,7 @@ def test_what_a_scheduler_or_a_site_cannot_do_is_refused_and_never_left_out(site
         ("slurm", {}, "--gres=lustre:1,gpu:2", "Slurm would count GPUs by one of them"),
         ("slurm", {}, "--gpus-per-node=1", "Slurm would read only one of them"),
         ("slurm", {}, "--gpus-per-task=2", "2 ranks with --gpus-per-task=2 are not the 2 GPUs of each node"),
-        ("slurm", {}, "--gpus-per-socket=1", "Slurm takes it with --sockets-per-node only"),
+        ("slurm", {}, "--gpus-per-socket=1", "Slurm takes it with --sockets-per-node or --extra-node-info only"),
         ("slurm", {"gpus_per_node": "0"}, "--mem-per-gpu=1G", "Slurm takes it with --gres or --gpus or"),
         ("slurm", {}, "--cpus-per-gpu=2", "Slurm refuses options that exclude each other"),
         ("slurm", {}, "--ntasks-per-gpu=1", "Slurm refuses options that exclude each other"),
