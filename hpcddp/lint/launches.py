@@ -22,20 +22,8 @@ _OPEN_MPI_ONLY = re.compile(
     r"-x|--?hostfile|--?npernode|--?map-by|--?mca|--?bind-to|--?rankfile|--prtemca|--oversubscribe"
 )
 # Commands that start the command behind them; found by name also where an option of the launcher stands before them.
-_WRAPPERS = {
-    "conda",
-    "mamba",
-    "micromamba",
-    "uv",
-    "poetry",
-    "pixi",
-    "pipenv",
-    "nice",
-    "timeout",
-    "strace",
-    "gdb",
-    "dcgmi",
-}
+_WRAPPERS = {"conda", "mamba", "micromamba", "uv", "poetry", "pixi", "pipenv", "nice", "timeout", "strace", "gdb",
+             "dcgmi"}  # fmt: skip
 _TWO_VALUES = {"-mca", "--mca", "-gmca", "--gmca", "--prtemca", "--pmixmca", "-env", "-genv"}
 # Commands that make the ranks of a node themselves.
 _MAKERS = frozenset(c for name in AGENTS for made in LAUNCHERS[name].all_commands for c in made.commands) | {
@@ -44,8 +32,8 @@ _MAKERS = frozenset(c for name in AGENTS for made in LAUNCHERS[name].all_command
 _EACH_SLOT = {f"{before}{name}{after}" for name in ("PBS_NP", "SLURM_NTASKS", "SLURM_NPROCS", "NSLOTS")
               for before, after in (("$", ""), ("${", "}"))}  # fmt: skip
 #: Options of launchers with the hosts on which they start something, or other programs for others.
-NAMED_HOSTS = ("-w", "--nodelist", "-r", "--relative", "--multi-prog", "-H", "-host", "--host", "-hosts", "-rankfile",
-               "--rankfile", "-configfile", "--app")  # fmt: skip
+NAMED_HOSTS = ("-w", "--nodelist", "-r", "--relative", "--multi-prog", "--het-group", "-H", "-host", "--host", "-hosts",
+               "-rankfile", "--rankfile", "-configfile", "--app")  # fmt: skip
 _ARGUMENTS = {"$@", "$*", "${@}", "${*}"}
 _SHELLS = {"bash", "sh"}
 #: Variables that hpcddp sets itself.
@@ -87,7 +75,8 @@ class LaunchCommand(NamedTuple):
     @property
     def is_placed(self) -> bool:
         """Whether its options say how many processes each node gets."""
-        return self.has("-npernode", "--npernode", "-N", "-ppn", "--ppn", "-perhost", "--map-by", "-map-by", "-H")
+        counts = ("-npernode", "--npernode", "-N", "-ppn", "--ppn", "-perhost", "--map-by", "-map-by")
+        return self.has(*counts, *NAMED_HOSTS)
 
     @property
     def is_openmpi(self) -> bool:

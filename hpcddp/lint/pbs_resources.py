@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from hpcddp.lint.directive import Option, Refusal
 from hpcddp.lint.pbs_lists import Pairs, split_select
 from hpcddp.lint.pbs_values import ON_TORQUE, ValueRule, matches
+from hpcddp.schedulers.pbs import OF_CHUNK
 
 _TIME = ValueRule(
     matches(r"(\d{1,18}(:\d{1,18}){0,2}(\.\d*)?|\d{1,18}(:\d{1,18})?:)?"),
@@ -28,10 +29,7 @@ _TYPES = {
     **dict.fromkeys(("ncpus", "mpiprocs", "ompthreads"), _COUNT),
     **dict.fromkeys(("nice", "hpm", "ssinodes", "naccelerators", "ngpus"), _NUMBER),
 }
-# Of a chunk; beside a select they are refused. ngpus is the name that sites with GPUs have for theirs.
-_OF_CHUNK = {"mem", "vmem", "hbmem", "ncpus", "mpiprocs", "ompthreads", "naccelerators", "arch", "vntype", "host",
-             "vnode", "aoe", "eoe", "accelerator", "accelerator_model", "accelerator_memory",
-             "accelerator_group"}  # fmt: skip
+_OF_CHUNK = {*OF_CHUNK} - {"ngpus"}  # which sites with GPUs add
 # Of a job; in a select they are refused.
 _OF_JOB = {"cput", "walltime", "min_walltime", "max_walltime", "pcput", "pmem", "pvmem", "file", "nice", "hpm",
            "ssinodes", "select", "place", "nodes", "resc", "software", "site", "preempt_targets", "pstate", "pgov",

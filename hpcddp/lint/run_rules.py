@@ -112,7 +112,7 @@ def localhost_for_several_nodes(script: Script) -> Iterator[Said]:
 def job_id_in_port(script: Script) -> Iterator[Said]:
     """M13: a PBS job id is no number: `1234[5].pbs1`, and 0189 is bad octal. Slurm's and Grid Engine's are numbers."""
     stripped = re.compile(r"10#|tr -|(//|%%)\[[!^]0-9\]")
-    for line, text in _lines(script):
+    for line, text in dict.fromkeys((command.line, command.text) for command in script.commands):
         if script.scheduler != "pbs" or ("PBS_JOBID" not in text and "JOB_ID" not in text):
             continue
         sums = re.findall(r"\$\(\((.*?)\)\)", text) + re.findall(r"\bexpr\b(.*)", text)
@@ -220,10 +220,9 @@ def tee_hides_status(script: Script) -> Iterator[Said]:
     first_line = script.text.partition("\n")[0]
     if "PIPESTATUS" in script.code or "pipefail" in first_line:
         return
-    starts = {launch.command for launch in script.launches if launch.started}
     for command in script.commands:
-        training = command in starts or torchrun_words(command.words) or trains(command.words)
-        if "tee" in command.into and training and not any(line <= command.line for line in sets):
+        training = "tee" in command.into and _trains_or_launches(script, command)
+        if training and not any(line <= command.line for line in sets):
             yield Said(
                 command.line,
                 f"{command.program} … | tee ends with tee's status: a failure of {command.program} is hidden",
@@ -239,10 +238,10 @@ def rank_of_batch_shell(script: Script) -> Iterator[Said]:
     if by_itself or one_task or not (starting or script.reaches()) or not script.directives.options:
         return  # a script that each rank runs, or that has one rank
     known = _known_names(script)
-    unset = re.findall(r"\$\{?((?:LOCAL_)?RANK)\b(?!\}?:?[-+=?])", script.code) if known is not None else []
-    of_rank = _OF_RANK | (set(unset) - (known or set()))  # which nothing but a rank's launcher sets
+    unset = {"RANK", "LOCAL_RANK"} - known if known is not None else set()  # so that only a rank has them
     for command in script.commands:
-        tested = command.tested if _reaches_ranks(script, command) else ()
+        tested = command.tested if command.tested and _reaches_ranks(script, command) else ()
+        of_rank = _OF_RANK | {name for name in unset if re.search(rf"\$({name}\b|\{{{name}\}})", command.text)}
         names = [name for name in dict.fromkeys((*command.expands, *tested)) if name in of_rank]
         if _C10D.search(script.code):  # with it, torchrun does not read --node_rank
             others = _NODE_RANK.sub("", command.text)
@@ -287,23 +286,26 @@ def agent_without_place(script: Script) -> Iterator[Said]:
         name = "torchrun" if torchrun_words(words) else agent[1].command if agent else words[0]
         name = f"python {name}" if name.startswith("-m ") else name
         starts = f"{launch.launcher} starts {name} on each of {script.request.nodes} nodes"
-        if agent is None and {"--no_ssh", "--no-ssh"}.isdisjoint(words):  # deepspeed, which starts all nodes' processes
-            file = option("hostfile") or "-H" in words
-            if file or not _OF_RANK & {*command.expands}:  # not a run of its own on each node
-                each = "starts the processes of all nodes" if file else "trains alone"
-                right = f"{name} … without {launch.launcher}, or with --no_ssh and --node_rank"
-                yield Said(command.line, f"{starts}, and each of them {each}", right)
-            continue
         machines = agent is not None and "--machine-rank" in agent[1].rendezvous_options
         count, which = ("num-machines", "machine-rank") if machines else ("nnodes", "node-rank")
         place, static = option(which), (option("rdzv-backend") or "static") == "static"
-        alone = agent and (option(count) in {None, "1", "1:1"} or "--standalone" in words)  # A9
         elsewhere = place is None and ((machines and option("config-file")) or _has_more_options(words))
-        if static and not (alone or elsewhere) and (place or "0").isdecimal():
-            given = f"with --{which} {place}" if place else f"without --{which}"
+        by_ssh = agent is None and {"--no_ssh", "--no-ssh"}.isdisjoint(words)  # deepspeed
+        one = option(count) in {None, "1", "1:1"} if agent else by_ssh
+        if by_ssh and (option("hostfile") or "-H" in words):
+            what = f"{starts}, and each of them starts the processes of all nodes"
+            yield Said(command.line, what, f"{name} … without {launch.launcher}, or with --no_ssh and --node_rank")
+        elif one or "--standalone" in words:
+            said = (option(count) or not machines) and not elsewhere and "--standalone" not in words  # A9
+            if said and not _OF_RANK & {*command.expands}:  # a run of its own on each node
+                right = "--no_ssh, --node_rank and --hostfile" if by_ssh else f"--{count}={script.request.nodes}"
+                yield Said(command.line, f"{starts}, for one node: each of them trains alone", right)
+        elif static and not elsewhere and (place or "0").isdecimal():
+            what = f"with --{which} {place}: each takes itself for node {place}"
+            what = what if place else f"without --{which}: none is told which node it is on"
             variable = "$SLURM_NODEID" if launch.launcher == "srun" else "$OMPI_COMM_WORLD_RANK"
-            right = f"{launch.launcher} bash -c '{name} … --{which} {variable} …', or --rdzv-backend=c10d"
-            yield Said(command.line, f"{starts} {given}: each takes itself for the same node", right)
+            right = f"{launch.launcher} bash -c '{name} … --{which} {variable} …'"
+            yield Said(command.line, f"{starts} {what}", right if machines else f"{right}, or --rdzv-backend=c10d")
 
 
 def submit_host(script: Script) -> Iterator[Said]:
@@ -400,7 +402,8 @@ def ends_before_its_ranks(script: Script) -> Iterator[Said]:
     if last is None or any(c.program in {"wait", "fg"} for c in script.commands):
         return
     starts = _trains_or_launches(script, last) or any(_base(word) in REACHES for word in last.words[:4])
-    if starts and (last.background or re.search(r"([)}]|\bdone)\s*&(?!&)", script.text)):
+    behind = re.match(r"[\s;]*([)}]|done\b)[^\n&|]*(2>&1)?\s*&(?!&)", script.text.rpartition(last.text)[2])
+    if starts and (last.background or behind):
         what = f"{last.program} … & is the last command: the script ends at once, and the job with it"
         yield Said(last.line, what, "wait as the last line")
 
@@ -497,11 +500,6 @@ def _signal_name(word: str) -> str:
 def _trains_or_launches(script: Script, command: Command) -> bool:
     starts = any(launch.command == command and launch.started for launch in script.launches)
     return starts or trains(command.words) or bool(torchrun_words(command.words))
-
-
-def _lines(script: Script) -> list[tuple[int, str]]:
-    seen: dict[tuple[int, str], None] = {(c.line, c.text): None for c in script.commands}
-    return list(seen)
 
 
 def _runs_python(words: tuple[str, ...]) -> bool:

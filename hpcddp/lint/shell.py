@@ -69,7 +69,8 @@ def read_commands(text: str) -> list[Command]:
     for at, line, body in reader.bodies:
         writes = found[at]
         file = (writes.output or (writes.words[-1] if writes.program == "tee" else "")).rsplit("/", 1)[-1]
-        if file in started or (REACHES.intersection(names[at]) and _SHELLS.intersection(names[at])):
+        is_script = file.endswith(".sh") or re.match(r"#!.*sh\b", body)
+        if (file in started and is_script) or (REACHES.intersection(names[at]) and _SHELLS.intersection(names[at])):
             found += _Reader(body, Command(line, (), (), "", launched=True, document=file or writes.text)).read()
     return found
 
