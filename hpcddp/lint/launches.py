@@ -93,7 +93,8 @@ def find_launches(commands: Iterable[Command], values: Mapping[str, str]) -> lis
         if at is None or words[0] in {"which", "command", "type", "echo", "module", "alias", "set", "export"}:
             continue
         rest = words[at + 1 :]
-        start = next((i for i, w in enumerate(rest) if _PROGRAM.fullmatch(w)), len(rest))
+        starts = (i for i, w in enumerate(rest) if _PROGRAM.fullmatch(w) or rank_maker(rest[i : i + 2])[:1] == (w,))
+        start = next(starts, len(rest))
         start = _wrapper_start(rest, start) if start < len(rest) else start
         found.append(LaunchCommand(command, words[at].rsplit("/", 1)[-1], tuple(rest[:start]), tuple(rest[start:])))
     return found
@@ -255,25 +256,25 @@ def _made_ranks(words: tuple[str, ...]) -> tuple[tuple[str, ...], int | None, bo
     agent = find_agent(words)
     flags = agent[1].flags if agent else ("--no_ssh", "--no_python", "--no_local_rank", "-m", "--module")
     rest = list(words[at + len(name.split()) :])
-    options: list[tuple[str, str | None]] = []
+    options: list[tuple[str, str, str | None]] = []
     module = False
     while rest and rest[0].startswith("-"):
-        option, equals, value = rest.pop(0).partition("=")
-        option = option.replace("_", "-")
+        written, equals, value = rest.pop(0).partition("=")
+        option = written.replace("_", "-")
         takes = not equals and option not in {f.replace("_", "-") for f in flags} and rest[:1] != []
         module = module or option in {"-m", "--module"}
         if takes and not rest[0].endswith(".py") and not rest[0].startswith("--"):
             equals, value = "=", rest.pop(0)
-        options.append((option, value if equals else None))
-    given = dict(options)
+        options.append((option, written, value if equals else None))
+    given = {option: value for option, _, value in options}
     python = () if "--no-python" in given else ("python", *(("-m",) if module else ()))
     program = (*python, *rest) if rest else ()
-    if name.startswith("accelerate") or "accelerate" in name:
-        dropped = {*_RENDEZVOUS, *(agent[1].rendezvous_options if agent else ()), "--num-processes"}
-        keep = [w for o, v in options if o not in dropped for w in (o, v) if w is not None]
-        program = (*words[:at], *name.split(), *keep, *rest) if rest else ()
-        number = given.get("--num-processes")
-        return program, int(number) if number and number.isdecimal() else None, True
+    if agent and not torchrun_words(words):  # a front end, which hpcddp starts as it stands
+        dropped = {*_RENDEZVOUS, *agent[1].rendezvous_options, *agent[1].typed} - {agent[1].needs}
+        keep = [w for o, written, v in options if o not in dropped for w in (written, v) if w is not None]
+        program = (*words[:at], *name.split(), *keep, *rest) if rest or keep else ()
+        number = given.get(agent[1].counts_all or "--nproc-per-node")
+        return program, int(number) if number and number.isdecimal() else None, bool(agent[1].counts_all)
     number = (
         given.get("--nproc-per-node")
         or given.get("--num-gpus")
