@@ -1,4 +1,4 @@
-"""`hpcddp cancel`: end a run with all its jobs, gently or at once."""
+"""`hpcddp cancel`: end a run with all its jobs, gently or by the scheduler's own command."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpcddp.login.find_run import find_runs
 
 _DESCRIPTION = """\
 End runs: jobs that wait are taken back, with those that would follow in a chain; a job that runs is asked to save and
-stop, and --now kills it.
+stop, and --now ends it as the scheduler's own command does (scancel, qdel), which leaves it a grace before the kill.
 
 RUN is a name below runs/, a run's folder, or the id of one of its jobs; of a sweep all jobs are ended."""
 
@@ -22,7 +22,9 @@ def build_parser() -> VerbParser:
     parser = VerbParser("cancel", _DESCRIPTION, example="hpcddp cancel train\nhpcddp cancel 1234 --now", exits=(2, 5))
     parser.usage = "hpcddp cancel RUN ... [--now]"
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a name, a folder or a job id")
-    parser.add_argument("--now", action="store_true", help="end what runs at once: by the scheduler's own command")
+    parser.add_argument(
+        "--now", action="store_true", help="end what runs by the scheduler's own command; kill what runs here"
+    )
     return parser
 
 

@@ -32,7 +32,7 @@ VERBS = {
     "launch": "run a command on every rank of the allocation this shell is in",
     "supervise": "start a job's launcher and stay beside it; job scripts end in it",
     "logs": "print what the ranks of a run have printed, and follow it",
-    "cancel": "end a run with all its jobs: it saves and stops, or is killed",
+    "cancel": "end a run with all its jobs: it saves and stops",
     "status": "say what became of runs: queued, running, ended, and why",
     "watch": "a live screen of one run: loss curve, speed, checkpoint, deadline, log",
     "train": "the reference trainer: DDP on images",

@@ -1,5 +1,5 @@
 """The end of runs: what waits is taken back first, so that nothing starts any more; what runs saves and stops, or is
-killed."""
+ended as its scheduler does."""
 
 from __future__ import annotations
 
@@ -109,13 +109,13 @@ def _stop(one: _Live, commands: Commands, env: Mapping[str, str]) -> str:
     """Ask one job to save and end: by its scheduler's command, else through the run's folder."""
     stop, cancel, names = commands.stop, commands.cancel, _spell(one.found, commands)
     name = _listed(names)
-    kills = f"hpcddp cancel {call_run(one.run)} --now kills it"
+    ends = f"hpcddp cancel {call_run(one.run)} --now ends it as {cancel[0]} does"
     if stop and one.found.state != "suspended":  # there it would wait for the job to go on
         # not by its own id: that of the last one is the array's, for Slurm
         _run_all([word for word in stop if word != "{job}"], names, env, says_why=True)
-        return f"{name} was asked to save and stop; {kills}"
+        return f"{name} was asked to save and stop; {ends}"
     if one.job.holds and (path := _write_request(one)):
-        return f"{name} was asked to save and stop, through {path}; {kills}"
+        return f"{name} was asked to save and stop, through {path}; {ends}"
     _run_all(cancel, names, env)
     return _say_cancelled(names, commands)
 

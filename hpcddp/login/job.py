@@ -127,7 +127,8 @@ class Job:
         return "".join(f"{line.decode(errors='replace')}\n" for line in lines)
 
     def cancel(self, *, now: bool = False) -> None:
-        """End all jobs of the run: what waits is taken back, what runs saves and stops; `now`: it is killed."""
+        """End all jobs of the run: what waits is taken back, what runs saves and stops; `now`: it ends as
+        its scheduler's own command ends it."""
         from hpcddp.login.cancel import cancel_runs
         from hpcddp.login.find_run import find_run
 

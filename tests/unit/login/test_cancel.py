@@ -43,7 +43,7 @@ def test_what_follows_in_a_chain_goes_first_and_what_runs_is_asked_to_save(
     assert called(here) == ["scancel 13", "scancel --batch --signal=TERM 12"]
     said = capsys.readouterr().err
     assert "13 will not start" in said
-    assert "12 was asked to save and stop; hpcddp cancel a --now kills it" in said
+    assert "12 was asked to save and stop; hpcddp cancel a --now ends it as scancel does" in said
 
 
 def test_now_is_the_schedulers_own_command_and_is_not_said_to_have_killed(
