@@ -16,11 +16,15 @@ def read_table(sent: Collection[str]) -> list[tuple[str, str, str, str]]:
     return [(name, *row[1:]) for row in rows if len(row) == 4 and row[1] in sent for name in row[0].split(", ")]
 
 
-def outcome(folder: Path) -> str:
-    """What both ranks of programs/saves.py got, in the table's words."""
+#: In what was sent: how the program catches the signal on rank 0 alone.
+ALONE = ", rank 0 alone catches it"
+
+
+def outcome(folder: Path, ranks: int = 2) -> str:
+    """What these ranks of programs/saves.py got, in the table's words."""
     words = {(): "is killed", ("left",): "is left behind"}
     ends = set()
-    for rank in range(2):
+    for rank in range(ranks):
         got = (folder / f"log-{rank}").read_text().split()
         end = "saves" if got[-1:] == ["saved"] else "killed while it saves"
         ends.add(words.get(tuple(got)) or ", ".join([*(name for name in got if name != "saved"), end]))

@@ -32,7 +32,7 @@ _KEPT = 16384  # bytes
 TO_ALL, TO_THIS, BY_WORD = "to all", "to this", "by word"
 #: The same signal that comes in several of these ways within so many seconds was sent once.
 _SAME_S = 15.0
-_LATER_S = 0.5  # by which the scheduler's own comes behind the one that a launcher in its step has passed on
+_LATER_S = 0.5  # by which the scheduler's own comes behind what it, or a launcher in its step, has sent to others
 
 
 class SignalCount:
@@ -110,6 +110,7 @@ class Program:
                     ended, status = os.waitpid(self.process, os.WNOHANG)
                     self._is_over = ended != 0
                 if ended:
+                    self._hear_late(status, heard)
                     return status
             else:
                 ways = [TO_ALL if self._is_to_all(came) else TO_THIS]
@@ -118,6 +119,15 @@ class Program:
                 for way in sorted(ways, key=lambda way: way != TO_ALL):
                     self.give(came.si_signo, way)
                 heard(came.si_signo)
+
+    def _hear_late(self, status: int, heard: Callable[[int], None]) -> None:
+        """What a scheduler sends to every process of a step may have ended the program before it comes to this one."""
+        may_end_so = ENDING & {os.WTERMSIG(status)} if os.WIFSIGNALED(status) else ENDING
+        is_sent_to_all = self._in_step or not self._apart
+        came = signal.sigtimedwait(may_end_so, _LATER_S) if status and is_sent_to_all and may_end_so else None
+        if came is not None:
+            self._count.is_new(came.si_signo, TO_ALL)
+            heard(came.si_signo)
 
     def _is_to_all(self, came: signal.struct_siginfo) -> bool:
         """Whether the program has had this signal, too. A terminal sends its own to the whole group; what another user

@@ -239,6 +239,7 @@ def _run_beside(
     from hpcddp.cli.streams import tell
 
     heartbeat.end_left(tell)
+    heartbeat.wait_for_savers()
     beside.end_alike(status)
 
 

@@ -4,7 +4,9 @@ One line per message. To the supervisor: `hello KEY ATTEMPT RANK RANKS HOST`, `b
 USES`, `ended STATUS ERROR`, `at PLACE`, `unheard SECONDS`, `came SIGNAL`, where the error is the last line of a rank's
 output and the place is where it stands, both in hexadecimal digits. `unheard` comes before `ended`: the rank was ended
 since nothing was heard for so long. `came`: a signal that is not by the supervisor's word. From it: `ok` to each of
-them, or `end`, `until TIME`, or `signal NTH SIGNAL`: the rank gets this one, the NTH of its attempt.
+them, or `end`, `until TIME`, or `signal NTH SIGNAL`: the rank gets this one, the NTH of its attempt. To `ended` it
+closes the connection, or answers `wait SECONDS` and closes it later: other ranks still save, and the launcher would
+kill them at the end of this process.
 """
 
 from __future__ import annotations
@@ -58,6 +60,7 @@ class Heartbeat:
         self._give: Callable[[int], None] = lambda _: None
         self._given = 0  # signals, by the supervisor's word
         self._came: list[int] = []  # signals that it has not been told of
+        self._wait_s = 0.0  # at most, before this process ends
         self._unheard_s = 0.0  # for how long the supervisor was not heard before the rank was ended for that
         self._alive: int | None = None  # open as long as this process is there
         self.was_ended = False  # by the supervisor's word, or since it was not heard any more
@@ -106,9 +109,22 @@ class Heartbeat:
                 if self._unheard_s:
                     self._say(f"unheard {self._unheard_s:.0f}")
                 self._say(f"ended {status} {error[:_MOST_TEXT].encode(errors='replace').hex() or '-'}")
-                while self._socket.recv(4096):  # it closes the connection once it has read that
-                    pass
+                answer = b""
+                while came := self._socket.recv(4096):  # it closes the connection once it has read that
+                    *lines, answer = (answer + came).split(b"\n")
+                    waits = [line for line in lines if line.startswith(b"wait ")]
+                    if waits:
+                        self._wait_s = float(waits[0].split()[1])
+                        return
             self._socket.close()
+
+    def wait_for_savers(self) -> None:
+        """The rank has ended by a signal: this process does not yet, where other ranks still save at it."""
+        if self._wait_s and self._socket is not None:
+            with suppress(OSError):
+                self._socket.settimeout(self._wait_s)
+                while self._socket.recv(4096):
+                    pass
 
     def end_left(self, tell: Callable[[str], None]) -> None:
         """The rank has ended, and that was told: what it has started ends, too. On the other hosts nobody else does

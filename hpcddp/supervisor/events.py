@@ -41,7 +41,7 @@ _MISTAKES = {2, 3, 126, 127}
 class Event(Record):
     """Of one rank. `at`: when, in seconds from anywhere. `step`: the last one that it was seen to make. `status`: its
     wait status, of one that has ended. `text`: the last line of its output, of an error. `is_sure`: whether it is this
-    rank, and no other."""
+    rank, and no other. `signal`: the one that had come to it and by which it may have ended; 0: none."""
 
     kind: str
     rank: int
@@ -51,6 +51,7 @@ class Event(Record):
     status: int = 0
     text: str = ""
     is_sure: bool = True
+    signal: int = 0
 
     @property
     def is_loss(self) -> bool:

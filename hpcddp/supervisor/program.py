@@ -11,6 +11,7 @@ from contextlib import suppress
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.signals import ENDING, name_signal
 from hpcddp.supervisor.asked import ask_beside
+from hpcddp.supervisor.rank_report import SAVES_S
 from hpcddp.supervisor.sockets import allow_files
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ else:
 
 #: A wish to end the job, however long ago it came. The others mean what a program makes of them.
 _ENDS = ("SIGTERM", "SIGINT")
-_ACTS_S = 300.0  # that ranks may take to save and end after one of the others
 _IDLE_S = 5.0
 _REST_S = 5.0  # for what is left in the pipe once nobody should write any more
 _SOON_S = 0.1
@@ -75,7 +75,7 @@ class Signals:
 
 def ended_by(name: str, ago_s: float) -> bool:
     """Whether ranks that ended so long after this signal ("": none came) may have done so for it, or who sent it."""
-    return name in _ENDS or (name != "" and ago_s <= _ACTS_S)
+    return name in _ENDS or (name != "" and ago_s <= SAVES_S)
 
 
 def _wake_up(_number: int, _frame: object) -> None:

@@ -12,6 +12,8 @@ from hpcddp.supervisor.end import UNFINISHED
 if TYPE_CHECKING:
     import _socket
 
+#: That a rank may take to save and end after a signal, also one that is no wish to end the job.
+SAVES_S = 300.0
 # Where ranks wait for each other, by the innermost function that the program's line is in: collectives of torch and of
 # FSDP, and hpcddp's own exchanges.
 _IN_COLLECTIVE = re.compile(
@@ -40,6 +42,8 @@ class RankReport:
         self.has_left = False  # the runtime: what its program does then, it does not say
         self.left = 0.0  # when its connection broke
         self.status: int | None = None  # its wait status, once it has ended
+        self.signals: dict[int, float] = {}  # that it had before the launcher ended ranks, and when
+        self.signal = 0  # of these, the one by which it may have ended
         self.unheard_s = 0  # for how long it had not heard this process when it was ended for that
         self.is_told = False  # whether there is an event about it
 
@@ -47,6 +51,17 @@ class RankReport:
         """Nobody could be heard until now."""
         self.heard = self.moved = self.used = self.looked = now
         self.left = now if self.left else 0.0
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it has ended, and its agent waits for ranks that still save."""
+        return self.status is not None and self.connection is not None
+
+    def find_signal(self, status: int, now: float) -> int:
+        """The signal by which it may have ended with this wait status: by a status of its own, or killed by that very
+        signal. 0: by none."""
+        killed_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+        return next((one for one, at in self.signals.items() if killed_by in {0, one} and now - at <= SAVES_S), 0)
 
     @property
     def is_over(self) -> bool:

@@ -17,14 +17,17 @@ from hpcddp.runs.heartbeat import NO_RANK, Beat, Supervised, write_supervised
 from hpcddp.supervisor.absent import find_absent, has_files
 from hpcddp.supervisor.callers import Callers
 from hpcddp.supervisor.events import ERROR, GONE, KILLED, LEFT, SILENT, STUCK, UNHEARD, Event, read_shell_status
-from hpcddp.supervisor.rank_report import RankReport
+from hpcddp.supervisor.rank_report import SAVES_S, RankReport
 from hpcddp.supervisor.sockets import own_names, receive
 from hpcddp.supervisor.stuck import FIRST_STEP, Pace, describe_stand
 
 if TYPE_CHECKING:
+    import signal
     from collections.abc import Callable, Mapping
 
     from hpcddp.runs.folder import AttemptFolder
+else:
+    import _signal as signal
 
 _BACK_S = 3.0  # a connection that broke may come again
 _NAP_S = 1.0  # between two looks, where nothing comes
@@ -49,8 +52,7 @@ class Reports:
         self._awake = 0.0  # when this process looked last
         self._records = ""  # the folder in which each rank that is started leaves a file
         self._world_size = 0  # as the ranks say it; 0: none has
-        self._given: list[int] = []  # the signals that the ranks of the attempt are to get
-        self.came: list[int] = []  # the signals that came to them from elsewhere, before anything had happened to one
+        self._given: list[tuple[int, float]] = []  # signals for the ranks of the attempt, and since when
         self.ranks: dict[int, RankReport] = {}
         self.events: list[Event] = []
 
@@ -70,7 +72,7 @@ class Reports:
         self._attempt, self._is_ending, self.is_deaf = attempt.name, False, False
         self._pace = Pace(self._limit_s)
         self.ranks, self.events = {}, []
-        self._given, self.came = [], []
+        self._given = []
         self._world_size, self._opened = 0, self._clock()
         self._awake = self._opened
         self._records = os.path.dirname(attempt.rank_environment(0))
@@ -96,8 +98,10 @@ class Reports:
         for one in self.ranks.values():
             if one.left and now - one.left > _BACK_S:
                 self._add(one, GONE, one.left)
-            elif self._limit_s and one.connection is not None and now - one.heard > self._limit_s:
+            elif self._limit_s and one.connection and not one.is_held and now - one.heard > self._limit_s:
                 self._add(one, SILENT, one.heard)
+        if self.is_holding and not self._find_saving_s(now):
+            self._let_end()
         limit_s = self._limit_s * FIRST_STEP
         if limit_s and not self.events and now - self._opened >= limit_s:
             absent = find_absent(self.ranks, self._world_size, limit_s, now, self._records)
@@ -120,12 +124,13 @@ class Reports:
                 self._add(one, LEFT, one.heard)
             elif one.status and one.is_well and are_swept and one.heard <= first:
                 self._add(one, LEFT, one.heard)  # the launcher has ended the others for that status
-            elif one.connection is not None and now - one.heard > 2 * self._told.every_s + _BACK_S:
+            elif one.connection and not one.is_held and now - one.heard > 2 * self._told.every_s + _BACK_S:
                 self._add(one, SILENT, one.heard)
 
     def end_all(self) -> None:
         """Every rank is to end at once; what still calls is told the same."""
         self._is_ending = True
+        self._let_end()
         for one in self._connected.values():
             self._say(one, "end")
 
@@ -143,9 +148,14 @@ class Reports:
 
     def give(self, number: int) -> None:
         """Every rank gets this signal once, also one that calls later."""
-        self._given.append(number)
+        self._given.append((number, self._clock()))
         for one in self._connected.values():
-            self._say(one, f"signal {len(self._given)} {number}")
+            self._give(one, len(self._given))
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether the agent of a rank that has ended waits for ranks that still save."""
+        return any(one.is_held for one in self.ranks.values())
 
     @property
     def are_started(self) -> bool:
@@ -203,8 +213,8 @@ class Reports:
         one.connection, one.begun, one.left, one.heard = caller, rest, 0.0, now
         self._connected[number] = one
         self._say(one, "end" if self._is_ending else "ok")
-        for nth, given in enumerate(self._given, 1):
-            self._say(one, f"signal {nth} {given}")
+        for nth in range(1, len(self._given) + 1):
+            self._give(one, nth)
         self._read_lines(one)
 
     def _hear(self, one: RankReport) -> None:
@@ -231,8 +241,8 @@ class Reports:
                     self._note_beat(one, Beat(*map(int, words[1:5]), *map(int, words[6:7])), is_stopped=words[5] == "1")
                 elif words[0] == "at":
                     one.place = bytes.fromhex(words[1].strip("-")).decode(errors="replace")
-                elif words[0] == "came" and not (self.events or self._is_ending):  # else the launcher ends the others
-                    self.came.append(int(words[1]))
+                elif words[0] == "came" and not self._launcher_ends:
+                    one.signals[int(words[1])] = self._clock()
                 elif words[0] == "unheard":
                     one.unheard_s = int(words[1])
                 elif words[0] == "ended":
@@ -244,12 +254,46 @@ class Reports:
         self._say(one, "end" if self._is_ending else "ok")
 
     def _note_end(self, one: RankReport, status: int, text: str) -> None:
+        now = self._clock()
         one.status = status = read_shell_status(status)
+        one.signal = one.find_signal(status, now)
+        may_hold = bool(one.signal and status) and not self._launcher_ends
         if not one.is_well and not self._is_ending:
             kind = KILLED if os.WIFSIGNALED(status) else ERROR
             kind, text = (UNHEARD, str(one.unheard_s)) if one.unheard_s else (kind, text)
-            self._add(one, kind, self._clock(), text)
-        self._leave(one)
+            self._add(one, kind, now, text)
+        saving_s = self._find_saving_s(now) if may_hold else 0.0
+        if saving_s:
+            self._say(one, f"wait {saving_s:.0f}")
+        else:
+            self._leave(one)
+            if status:
+                self._let_end()  # the launcher ends the others now
+
+    @property
+    def _launcher_ends(self) -> bool:
+        """Whether the launcher may have seen a rank that did not end well: it sends signals to the others then."""
+        seen = (event for event in self.events if event.rank not in self.ranks or not self.ranks[event.rank].is_held)
+        return self._is_ending or any(seen)
+
+    def _find_saving_s(self, now: float) -> float:
+        """How long ranks may still save after a signal that a rank has ended by; 0: none does. What came to one rank
+        came to all a moment later, if it was sent to the job."""
+        ended = [one for one in self.ranks.values() if one.is_held]
+        left = [one for one in self.ranks.values() if one.status is None and not one.is_told]
+        if not left or not (any(one.signals for one in left) or any(now - one.heard <= _BACK_S for one in ended)):
+            return 0.0
+        return max(max(at for one in (*left, *ended) for at in one.signals.values()) + SAVES_S - now, 0.0)
+
+    def _let_end(self) -> None:
+        """The agents that wait for others end now."""
+        for one in [one for one in self._connected.values() if one.is_held]:
+            self._leave(one)
+
+    def _give(self, one: RankReport, nth: int) -> None:
+        number, at = self._given[nth - 1]
+        self._say(one, f"signal {nth} {number}")
+        one.signals |= {number: at, signal.SIGTERM: at}  # that in its place, where the program catches that alone
 
     def _leave(self, one: RankReport) -> None:
         """Its connection is over."""
@@ -264,7 +308,8 @@ class Reports:
     def _add(self, one: RankReport, kind: str, at: float, text: str = "", *, is_sure: bool = True) -> None:
         if not one.is_told:
             one.is_told = True
-            self.events.append(Event(kind, one.rank, one.host, at, one.beat.step, one.status or 0, text, is_sure))
+            status = one.status or 0
+            self.events.append(Event(kind, one.rank, one.host, at, one.beat.step, status, text, is_sure, one.signal))
 
     def _say(self, one: RankReport, line: str) -> None:
         if one.connection is not None:

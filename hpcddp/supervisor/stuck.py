@@ -56,7 +56,7 @@ class Pace:
     def find_stuck(self, ranks: Collection[RankReport], now: float) -> tuple[list[RankReport], float, bool]:
         """Those that the others wait for, if no rank gets on, since when, and whether it is known that these are the
         ones; empty: some rank does."""
-        there = [one for one in ranks if one.connection is not None]
+        there = [one for one in ranks if one.connection is not None and not one.is_held]
         told = [one for one in there if one.beat.looks or one.has_touched]
         if not self._limit_s or not told or any(one.has_left for one in there):
             return [], now, False

@@ -6,11 +6,10 @@ does where a host falls silent; Open MPI leaves ranks behind.
 
 from __future__ import annotations
 
-import os
 import time
 
 from hpcddp.record import TYPE_CHECKING
-from hpcddp.supervisor.events import KILLED, SILENT, STUCK, UNKNOWN, Event, find_first_cause
+from hpcddp.supervisor.events import SILENT, STUCK, UNKNOWN, Event, find_first_cause
 
 if TYPE_CHECKING:
     import signal
@@ -59,7 +58,8 @@ class Teardown:
         if self._reports.is_deaf and not self._is_deafness_told:
             self._is_deafness_told = True
             self._tell(_DEAF)
-        if not (self._reports.events and self._judges) and self._ended_at is None:
+        is_due = self._reports.events and self._judges and not self._reports.is_holding  # some save
+        if not is_due and self._ended_at is None:
             return _LOOK_S
         self._began = self._began or now
         if self._ended_at is None:
@@ -87,10 +87,14 @@ class Teardown:
         self._reports.end_all()
 
     def find_signal(self, cause: Event | None) -> int:
-        """The signal that came to the ranks from elsewhere, and by which they ended; 0: by none. `cause`: as concluded,
-        of ranks that did not end well."""
-        by = os.WTERMSIG(cause.status) if cause is not None and cause.kind == KILLED else 0
-        return next((one for one in self._reports.came if cause is None or one == by), 0)
+        """The signal that came to the ranks and by which they may have ended; 0: by none. `cause`: as concluded, of
+        ranks that did not end well."""
+        if cause is not None and cause.kind != UNKNOWN:
+            return cause.signal
+        signals = [one.signal for one in self._reports.ranks.values()]
+        if cause is not None and not all(signals):
+            return 0  # the launcher has ended them for a reason of its own
+        return next(filter(None, signals), 0)
 
     def conclude(self, status: int) -> Event | None:
         """The launcher has ended, with this status: what the first cause was; None if all went well."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from _pytest.mark import ParameterSet
 
-from tests.signal_table import SAVES, outcome, read_table
+from tests.signal_table import ALONE, SAVES, outcome, read_table
 
 from .conftest import Flavour, find_flavour
 
@@ -166,9 +166,11 @@ SENT = {
     "`kill -USR1`": ("USR1", ""),
     "`kill -USR2`": ("USR2", ""),
     "Ctrl-C": ("INT", "-"),
+    f"`kill -USR1`{ALONE}": ("USR1", ""),
 }
 _NAMES = {"Open MPI 5": "openmpi5", "Open MPI 4": "openmpi4", "MPICH": "mpich", "Intel MPI": "impi", "torchrun": None}
-_SHORT = {("Open MPI 5", "`kill -TERM`"), ("MPICH", "Ctrl-C")}  # in the script
+# in the script
+_SHORT = {("Open MPI 5", "`kill -TERM`"), ("MPICH", "Ctrl-C"), ("Open MPI 5", f"`kill -USR1`{ALONE}")}
 
 
 def _cases() -> list[ParameterSet]:
@@ -185,7 +187,8 @@ def test_a_program_gets_what_the_table_of_the_manual_says(name, sent, kind, expe
     """The program catches the signal that is sent and no other; at Ctrl-C SIGTERM, too."""
     flavour = find_flavour(_NAMES[name], repo) if _NAMES[name] else None
     signal, target = SENT[sent]
-    program = [sys.executable, SAVES, signal, *(["TERM"] if signal == "INT" else [])]
+    catches = [f"0:{signal}"] if ALONE in sent else [signal, "TERM"] if signal == "INT" else [signal]
+    program = [sys.executable, SAVES, *catches]
     if kind == "script":
         (tmp_path / "job.sh").write_text(rendered(run, tmp_path, flavour, program))
         # a job of a scheduler has no terminal: there it is `hpcddp launch` that hears a Ctrl-C, and says so like this
@@ -198,9 +201,10 @@ def test_a_program_gets_what_the_table_of_the_manual_says(name, sent, kind, expe
         line = [mpirun.replace("mpirun", "mpiexec.hydra") if name == "Intel MPI" else mpirun, *options, *program]
     text = _TABLE.replace("LINE", shlex.join(line)).replace("SIGNAL", signal).replace("TARGET", target)
     run(["bash", "-c", text], cwd=tmp_path, env=environment(tmp_path, flavour))
-    assert outcome(tmp_path) == expected, (tmp_path / "said").read_text()
-    if kind == "script":  # it ended well, and has not finished
-        assert ended(tmp_path) == ["0", f"SIG{signal}"]
+    assert outcome(tmp_path, 1 if ALONE in sent else 2) == expected, (tmp_path / "said").read_text()
+    if kind == "script":  # it has not finished, nor failed
+        status, by = ended(tmp_path)
+        assert ((status == "0") == (ALONE not in sent), by) == (True, f"SIG{signal}")
 
 
 def test_the_table_has_every_launcher_and_what_can_be_sent():

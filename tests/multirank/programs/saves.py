@@ -1,4 +1,5 @@
-"""A program without hpcddp that saves at a signal, for two seconds. Arguments: the signals that it catches.
+"""A program without hpcddp that saves at a signal, for two seconds. Arguments: the signals that it catches; `0:USR1`:
+on rank 0 alone.
 
 `here-RANK`: it waits for one. `log-RANK`: the signals that it got, one a line, and `saved` once it has saved; `left` if
 it still waits when its launcher has ended, and there is a file `over`.
@@ -22,7 +23,9 @@ def note(number: int, _frame: object) -> None:
 
 
 for name in sys.argv[1:]:
-    signal.signal(getattr(signal, f"SIG{name}"), note)
+    only, _, name = name.rpartition(":")
+    if only in {"", rank}:
+        signal.signal(getattr(signal, f"SIG{name}"), note)
 Path(f"here-{rank}").touch()
 while not came:
     if Path("over").exists():

@@ -173,12 +173,13 @@ def test_a_signal_that_comes_to_a_rank_from_elsewhere_is_known_unless_one_has_fa
     """Launchers end the other ranks by signals then."""
     ranks = ranks_with(LONG_S)
     one, other = ranks.start("n0"), ranks.start("n1")
-    one.note_signal(signal.SIGUSR1)
-    ranks.until(lambda: ranks.reports.came == [signal.SIGUSR1])
+    other.note_signal(signal.SIGUSR1)
+    ranks.until(lambda: list(ranks.reports.ranks[1].signals) == [signal.SIGUSR1])
     report_end(ranks, one, 1 << 8, "ValueError: a")
     other.note_signal(signal.SIGTERM)
     report_end(ranks, other, signal.SIGTERM)
-    assert ranks.reports.came == [signal.SIGUSR1]
+    assert list(ranks.reports.ranks[1].signals) == [signal.SIGUSR1]
+    assert [event.signal for event in ranks.reports.events] == [0, 0]
 
 
 def test_a_rank_that_says_nothing_for_longer_than_the_limit_is_silent(ranks_with: Callable[[float], Ranks]):
@@ -249,6 +250,155 @@ def test_a_rank_whose_connection_broke_while_its_supervisor_was_suspended_may_ca
         reports.look()
     assert [event.kind for event in reports.events] == [GONE]
     reports.close()
+
+
+class Told:
+    """Reports with a clock that stands, and two ranks that say what a test wants."""
+
+    def __init__(self, attempt: AttemptFolder) -> None:
+        self.clock = Clock()
+        self.reports = Reports(0, {}, self.clock)
+        self.reports.open(attempt)
+        supervised = read_supervised(attempt)
+        assert supervised is not None
+        self.callers = [socket.create_connection(("127.0.0.1", supervised.port)) for _ in range(2)]
+        for rank, caller in enumerate(self.callers):
+            caller.sendall(f"hello {supervised.key} 7.1 {rank} 2 n{rank}\n".encode())
+        self.until(lambda: len(self.reports.ranks) == 2)
+
+    def until(self, is_so: Callable[[], object]) -> None:
+        while not is_so():
+            self.reports.read()
+
+    def say(self, rank: int, *lines: str) -> None:
+        """And it is heard."""
+        one = self.reports.ranks[rank]
+        step = one.beat.step + 1
+        self.callers[rank].sendall("".join(f"{line}\n" for line in (*lines, f"beat {step} 0 0 0 0 0")).encode())
+        self.until(lambda: one.status is not None or one.beat.step == step)
+
+    def pass_by(self, seconds: int) -> None:
+        for _ in range(seconds):  # a longer step is a process that was suspended
+            self.clock.now += 1
+            self.reports.look()
+
+    def close(self) -> None:
+        self.reports.close()
+        for caller in self.callers:
+            caller.close()
+
+
+@pytest.fixture
+def told(attempt: AttemptFolder) -> Iterator[Told]:
+    told = Told(attempt)
+    yield told
+    told.close()
+
+
+USR1 = "came 10"
+
+
+@pytest.mark.parametrize(
+    ("says", "is_held", "by"),
+    [
+        ([USR1, "ended 768 -"], True, 10),  # with status 3
+        ([USR1, "ended 10 -"], True, 10),
+        ([USR1, "came 15", "ended 15 -"], True, 15),
+        ([USR1, f"ended {85 << 8} -"], True, 10),
+        ([USR1, "ended 0 -"], False, 10),  # no launcher ends others for that
+        ([USR1, "ended 9 -"], False, 0),
+        ([USR1, f"ended {137 << 8} -"], False, 0),  # the same behind a shell
+        ([USR1, "ended 15 -"], False, 0),
+        ([USR1, "unheard 46", "ended 9 -"], False, 0),
+        (["ended 768 -"], False, 0),
+    ],
+)
+def test_a_rank_that_ended_by_a_signal_is_hidden_from_the_launcher_while_others_save(
+    told: Told, says: list[str], is_held: bool, by: int
+):
+    """Only if it ended by a status of its own, or by the very signal that had come to it."""
+    told.say(0, USR1)
+    told.say(1, *says)
+    assert (told.reports.is_holding, told.reports.ranks[1].signal) == (is_held, by)
+    assert {event.signal for event in told.reports.events} <= {by}
+    teardown = Teardown(told.reports, print, acts=True)
+    teardown.look(cast(Any, None))
+    assert (teardown._began is None) == (is_held or not told.reports.events)  # what ends the others
+    told.say(0, "ended 0 -")
+    told.reports.look()
+    assert not told.reports.is_holding
+    while told.callers[1].recv(4096):  # it is let end
+        pass
+
+
+def test_so_is_one_that_ended_by_the_sigterm_that_it_was_given_in_place_of_another(told: Told):
+    told.reports.give(signal.SIGUSR1)
+    told.say(1, "ended 15 -")
+    assert told.reports.is_holding
+
+
+@pytest.mark.parametrize(
+    ("other", "still", "over"),
+    [
+        ([USR1], 300, 301),  # it may have caught the signal, and go on
+        (["at -"], 3, 4),  # the signal has not come to it: it does not save
+    ],
+)
+def test_it_is_hidden_no_longer_than_a_rank_may_save(told: Told, other: list[str], still: int, over: int):
+    told.say(0, *other)
+    told.say(1, USR1, "ended 10 -")
+    told.pass_by(still - 1)
+    assert told.reports.is_holding
+    told.pass_by(over - still + 1)
+    assert not told.reports.is_holding
+
+
+@pytest.mark.parametrize("end", ["ended 9 -", "ended 256 -"])
+def test_ranks_that_ended_by_a_signal_are_not_hidden_once_the_launcher_sees_another_s_end(
+    attempt: AttemptFolder, told: Told, end: str
+):
+    supervised = read_supervised(attempt)
+    assert supervised is not None
+    told.say(0, USR1)
+    told.say(1, USR1, "ended 10 -")
+    with socket.create_connection(("127.0.0.1", supervised.port)) as third:
+        third.sendall(f"hello {supervised.key} 7.1 2 3 n2\n{end}\n".encode())
+        told.until(lambda: 2 in told.reports.ranks and told.reports.ranks[2].status is not None)
+    assert not told.reports.is_holding
+    told.say(0, "came 15", "ended 15 -")  # the launcher's own
+    assert (told.reports.is_holding, told.reports.ranks[0].signal) == (False, 0)
+
+
+@pytest.mark.parametrize(
+    ("ends", "status", "by"),
+    [
+        (["ended 0 -", "ended 768 -"], 3, 10),
+        (["ended 0 -", "ended 10 -"], 138, 10),
+        (["ended 0 -", "ended 0 -"], 0, 10),
+        (["ended 0 -", "ended 9 -"], 137, 0),
+        (["ended 15 -", "ended 15 -"], 143, 0),  # the launcher has ended them, and nobody has told it to
+    ],
+)
+def test_a_job_ended_by_a_signal_that_came_to_its_ranks_alone_if_the_first_cause_did(
+    told: Told, ends: list[str], status: int, by: int
+):
+    for rank in range(2):
+        told.say(rank, USR1)
+    for rank, end in enumerate(ends):
+        told.say(rank, end)
+    teardown = Teardown(told.reports, print, acts=False)
+    assert teardown.find_signal(teardown.conclude(status)) == by
+
+
+@pytest.mark.parametrize(("end", "status"), [("ended 0 -", 0), ("ended 768 -", 3)])
+def test_a_signal_long_before_the_end_is_not_why_the_ranks_ended(told: Told, end: str, status: int):
+    for rank in range(2):
+        told.say(rank, USR1)
+    told.pass_by(301)
+    for rank in range(2):
+        told.say(rank, end)
+    teardown = Teardown(told.reports, print, acts=False)
+    assert teardown.find_signal(teardown.conclude(status)) == 0
 
 
 @pytest.mark.parametrize(
