@@ -52,6 +52,10 @@ class SignalCount:
         self._came[number] = came
         return sum(one == way for _, one in came) > had
 
+    def has_come(self, number: int) -> bool:
+        """Whether this one has come at all."""
+        return number in self._came
+
 
 class Program:
     """A rank's program, as a process of its own beside this one. OSError if it cannot run.
@@ -128,6 +132,12 @@ class Program:
         if came is not None:
             self._count.is_new(came.si_signo, TO_ALL)
             heard(came.si_signo)
+
+    def read_end(self, status: int) -> int:
+        """The program's wait status, for people. Python ends by SIGINT where nobody catches a KeyboardInterrupt: one
+        that the program has raised itself is its own error."""
+        is_error = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGINT
+        return 128 + signal.SIGINT << 8 if is_error and not self._count.has_come(signal.SIGINT) else status
 
     def _is_to_all(self, came: signal.struct_siginfo) -> bool:
         """Whether the program has had this signal, too. A terminal sends its own to the whole group; what another user

@@ -218,7 +218,8 @@ def _run_beside(
     if stderr:
         stderr.start()
     heartbeat.start(program.process, lambda number: program.give(number, beside.BY_WORD))
-    status = program.wait(heartbeat.note_signal)
+    ended = program.wait(heartbeat.note_signal)
+    status = program.read_end(ended)
     if stderr:
         stderr.finish()
     if not status or heartbeat.was_ended:
@@ -240,7 +241,7 @@ def _run_beside(
 
     heartbeat.end_left(tell)
     heartbeat.wait_for_savers()
-    beside.end_alike(status)
+    beside.end_alike(ended)
 
 
 def _ask_run_folder(launch: Launch, hostname: str) -> Rendezvous | None:

@@ -100,6 +100,20 @@ def test_a_signal_that_comes_in_several_ways_is_had_once(came: list[tuple[float,
     assert given == gets
 
 
+@pytest.mark.parametrize(
+    ("program", "status"),
+    [
+        ("raise KeyboardInterrupt", 130 << 8),
+        ("import os, signal; os.kill(os.getppid(), signal.SIGINT); signal.pause()", signal.SIGINT),
+    ],
+)
+def test_a_keyboard_interrupt_that_no_signal_has_caused_is_the_program_s_own_error(program: str, status: int) -> None:
+    agent = BESIDE.replace("stderr.finish()", "print(program.read_end(status), flush=True)")
+    process = start(sys.executable, "-c", program, agent=agent)
+    text, _ = process.communicate(timeout=PATIENCE_S)
+    assert (int(text), process.returncode) == (status, -signal.SIGINT)
+
+
 NOTING = """
 import os, signal, sys
 def note(number, frame):
