@@ -93,10 +93,6 @@ class BatchPlan(NamedTuple):
         """Share of the device time that does work, if a step takes as long as its largest micro batches: 1.0 is all."""
         return self.global_batch / (self.data_size * self.accumulation_steps * self.largest_micro_batch)
 
-    def describe(self) -> dict[str, int | None]:
-        """The plan as files of a run hold it. They call the data size `world_size`, as hpcddp 0.1 did."""
-        return {"world_size" if name == "data_size" else name: value for name, value in self._asdict().items()}
-
     def __str__(self) -> str:
         if self.slices is not None:
             sizes = {_part(self.global_batch, self.slices, k)[1] for k in (0, self.slices - 1)}

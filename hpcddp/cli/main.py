@@ -40,8 +40,6 @@ VERBS = {
     "completion": "print the completion of verbs and options for bash, zsh, fish or tcsh",
     "help": "show the verbs, or the options of one verb",
 }
-#: Verbs of hpcddp 0.1, which job scripts that are queued still type: their modules are there, and no help names them.
-FORMER = ("state",)
 # What a write to a standard stream says of the place that the user chose, and not of hpcddp.
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
@@ -61,7 +59,7 @@ def _run(argv: list[str]) -> int:
         print(f"hpcddp {__version__}")
         return 0
     verb = argv[0]
-    if verb not in VERBS and verb not in FORMER:
+    if verb not in VERBS:
         from hpcddp.cli.verbs import unknown_verb
 
         raise unknown_verb(argv)
@@ -84,7 +82,7 @@ def _run(argv: list[str]) -> int:
 
 def _refuse_if_piped_as_job(argv: list[str]) -> None:
     """After a failed `render`, and after a first word that is no verb: it may have been `render`."""
-    if argv and (argv[0] == "render" or argv[0] not in (*VERBS, *FORMER)):
+    if argv and (argv[0] == "render" or argv[0] not in VERBS):
         refuse_on_pipe()
 
 

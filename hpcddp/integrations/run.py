@@ -15,7 +15,7 @@ from hpcddp.integrations.ranks import Ranks
 from hpcddp.integrations.save_time import SeenOptimizers
 from hpcddp.integrations.saved import Saved, begin, complete, name_partial
 from hpcddp.runs.folder import AttemptFolder, RunFolder, find_attempt
-from hpcddp.runs.jsonfile import NewerFileError
+from hpcddp.runs.jsonfile import SchemaError
 from hpcddp.runs.lock import HeldError, check_not_taken, note_loaded
 from hpcddp.runs.metrics import MetricsFile
 from hpcddp.runs.opening import open_attempt
@@ -214,7 +214,7 @@ class Run:
     def fail(self, error: BaseException) -> None:
         """This rank ends by an error: the first one that fails says so in the state."""
         self._until_end.close()
-        if isinstance(error, HeldError | NewerFileError):  # the state of another attempt, or of a newer hpcddp, stays
+        if isinstance(error, HeldError | SchemaError):  # the state of another attempt, or of another hpcddp, stays
             return
         what = str(error).partition("\n")[0]
         with suppress(OSError, HeldError), open(self._failed, "x") as file:

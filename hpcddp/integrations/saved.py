@@ -44,7 +44,7 @@ def find_newest(run: RunFolder, framework: str) -> Saved | None:
     """The newest complete checkpoint of the run; newer ones, which are not whole, are named. None: there is none.
 
     RequestError if something else than this framework wrote it, or if none is whole; LaunchError if this host cannot
-    read one; NewerFileError.
+    read one; SchemaError.
     """
     faults: list[str] = []
     for folder in reversed(list_checkpoints(run.checkpoints)):

@@ -15,7 +15,7 @@ from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.folder import MANIFEST, AttemptFolder, RunFolder, list_checkpoints, list_holders, step_of
 from hpcddp.runs.job_end import JobEnd, read_job_end
 from hpcddp.runs.jsonfile import read_object, read_text
-from hpcddp.runs.latest import Latest, read_latest
+from hpcddp.runs.latest import Latest
 from hpcddp.runs.lock import read_cause, read_end, read_holder
 from hpcddp.runs.logs import order_attempts
 from hpcddp.runs.loss_curve import LossCurve
@@ -86,12 +86,7 @@ class Watcher:
         except HpcddpError as error:
             problem = problem or error.message
         status = judge(one, answers).status
-        current = attempts[-1] if attempts else None  # hpcddp 0.1 did not say which one holds the run
-        latest = one.latest
-        if one.holder is not None:
-            current = self._run.attempt(one.holder.attempt)
-        elif current is not None:
-            latest = read_latest(current.metrics)
+        current = None if one.holder is None else self._run.attempt(one.holder.attempt)
         end = None
         with suppress(HpcddpError):
             end = read_job_end(current) if current is not None and status.state == "running" else None
@@ -100,8 +95,8 @@ class Watcher:
             status.state,
             status.why,
             status.job,
-            latest,
-            self._read_hosts(current, latest.samples_per_s),
+            one.latest,
+            self._read_hosts(current, one.latest.samples_per_s),
             _find_saved(self._run, now),
             end,
             tuple(self._describe(attempt, one, status) for attempt in attempts),

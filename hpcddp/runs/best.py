@@ -29,7 +29,7 @@ class Best(Record):
 def read_best(checkpoints: str) -> Best | None:
     """The best of the checkpoints in this folder; None if none was named, or it is no longer there.
 
-    NewerFileError if a newer hpcddp named it; DamagedFileError if the file names none.
+    SchemaError if another hpcddp named it; DamagedFileError if the file names none.
     """
     path = os.path.join(checkpoints, _FILE)
     hint = f"look at it: head {path}; without the file rt.save_best() begins anew"

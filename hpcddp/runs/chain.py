@@ -77,7 +77,7 @@ def decide_restart(state: State | None, again: Link, *, ended_well: bool = True)
 def start_attempt(attempt: AttemptFolder, most: int) -> Started:
     """Decide about this attempt, of at most `most`, and record the decision in its chain.json or in state.json.
 
-    Before anything is written: NewerFileError if a newer hpcddp wrote a file that it reads or replaces (a requeued
+    Before anything is written: SchemaError if another hpcddp wrote a file that it reads or replaces (a requeued
     attempt has a chain.json already), RequestError if state.json or what the attempts left cannot be read. LaunchError
     if the run folder cannot be written.
     """
@@ -130,8 +130,7 @@ def _add_own_runs(run: RunFolder, state: State | None, since: Link | None) -> tu
 
 
 def _has_ended_well(attempt: AttemptFolder, job: str) -> bool:
-    """Whether the last start of this job, before the attempt, wrote that it ended with status 0. hpcddp 0.1 wrote
-    nothing of its end."""
+    """Whether the last start of this job, before the attempt, wrote that it ended with status 0."""
     holders = ((path, read_holder(path)) for path in list_holders(attempt.run))
     names = [(path, one.attempt) for path, one in holders if one is not None and one.attempt != attempt.name]
     ends = [read_end(path) for path, name in names if start_of(name, job)]

@@ -25,7 +25,6 @@ from hpcddp.errors import RequestError
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.begun import check_only, find_begun, is_for
 from hpcddp.runs.chain import find_before
-from hpcddp.runs.command import identify_command
 from hpcddp.runs.folder import (
     RunFolder,
     list_checkpoints,
@@ -35,7 +34,7 @@ from hpcddp.runs.folder import (
     show_path,
     step_of,
 )
-from hpcddp.runs.jsonfile import DamagedFileError, read_object
+from hpcddp.runs.jsonfile import DamagedFileError
 from hpcddp.runs.lock import find_owner, read_holders
 from hpcddp.runs.state import read_finish, read_state
 
@@ -115,7 +114,7 @@ def choose_run(asked: Asked, origin: Origin) -> RunChoice:
     """The run that the rules of this module give. Reads, and writes nothing.
 
     RequestError if `--resume` names no run or stands beside `--fresh`, or if a file or folder that decides cannot be
-    read; NewerFileError if a newer hpcddp wrote a run.
+    read; SchemaError if another hpcddp wrote a run.
     """
     check_asked(asked)
     there = list_runs(asked.base)
@@ -178,19 +177,13 @@ def is_run(run: RunFolder) -> bool:
 
 
 def find_command(run: RunFolder) -> tuple[str, ...] | None:
-    """The command that the run belongs to; None if nothing says so. hpcddp 0.1 left it in the job plan alone."""
+    """The command that the run belongs to; None if no holder says so."""
     owner = find_owner(run)
-    if owner is not None:
-        return owner.command
-    try:
-        words = (read_object(run.plan) or {}).get("command")
-    except DamagedFileError:
-        return None
-    return identify_command(tuple(map(str, words))) if isinstance(words, list) else None
+    return owner.command if owner is not None else None
 
 
 def _is_same(known: Sequence[str] | None, asked: tuple[str, ...]) -> bool:
-    """What is not known is taken for the same: hpcddp 0.1 resumed a run by its name alone."""
+    """A command that is not known is taken for the same: the name alone decides."""
     return not known or not asked or tuple(known) == asked
 
 

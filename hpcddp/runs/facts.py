@@ -14,7 +14,7 @@ def describe_attempt(versions: dict[str, Any], data: dict[str, Any], options: di
     """The facts of an attempt's three files. What is not there is left out."""
     facts = {name: value for name, value in versions.items() if name not in {"ranks", "plan", "exact"}}
     plan = versions.get("plan") or {}
-    facts |= _with_prefix("plan", {name: value for name, value in plan.items() if name != "world_size"})
+    facts |= _with_prefix("plan", {name: value for name, value in plan.items() if name != "data_size"})
     if ranks := versions.get("ranks"):
         hosts = list(dict.fromkeys(rank.get("host") for rank in ranks))
         facts |= {"ranks": len(ranks), "nodes": len(hosts), "hosts": ", ".join(map(str, hosts))}

@@ -195,7 +195,7 @@ def start_of(attempt: str, job: str) -> int:
 
 
 def job_of(attempt: str) -> str:
-    """The job's part of an attempt's name. In run folders of hpcddp 0.1 that was all of it."""
+    """The job's part of an attempt's name; all of a name that no supervisor gave."""
     job, _, number = attempt.rpartition(".")
     return job if job and number.isdecimal() else attempt
 

@@ -56,10 +56,10 @@ class Page:
         """What the rank wrote last."""
         written = os.pread(self.file, _COUNTS, 0).replace(b"\0", b" ").split()
         touched = os.fstat(self.file).st_mtime_ns
-        if len(written) not in {3, 4} or not all(map(bytes.isdigit, written)):  # a program may write there, too
+        if len(written) != 4 or not all(map(bytes.isdigit, written)):  # a program may write there, too
             return Beat(touched=touched)
-        step, moves, looks, *uses = map(int, written)  # an older hpcddp in the rank does not say the last
-        return Beat(step, moves, looks, touched, *uses)
+        step, moves, looks, uses = map(int, written)
+        return Beat(step, moves, looks, touched, uses)
 
     def write_place(self, text: str) -> None:
         """Where the rank's main thread stands; empty: it gets on."""

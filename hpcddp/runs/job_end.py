@@ -30,7 +30,7 @@ def note_job_end(attempt: AttemptFolder, end: JobEnd) -> None:
 
 
 def read_job_end(attempt: AttemptFolder) -> JobEnd | None:
-    """None where no supervisor has written it, or it cannot be read as one. NewerFileError if a newer hpcddp did."""
+    """None where no supervisor has written it, or it cannot be read as one. SchemaError if another hpcddp did."""
     try:
         content = read_object(attempt.job)
         end = None if content is None else JobEnd(**{name: content[name] for name in JobEnd._fields if name in content})

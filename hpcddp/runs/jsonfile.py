@@ -1,7 +1,7 @@
 """Read and write the JSON files of a run folder: replaced as a whole, with a schema version, two-line errors.
 
-`schema` is each file's first key. Version 1 is what hpcddp 0.1 wrote, in most files without the key. It counts up when
-an older hpcddp would misread the file; a key that may be absent needs no new version.
+`schema` is each file's first key, one number for all files of the folder. Whoever changes what a key means counts it
+up; a key that may be absent needs no new number.
 """
 
 from __future__ import annotations
@@ -14,23 +14,7 @@ from typing import Any
 
 from hpcddp.errors import RequestError
 
-# the newest version that this hpcddp reads, and the one that it writes
-SCHEMAS = {
-    "run.json": 1,
-    "plan.json": 1,
-    "state.json": 2,
-    "chain.json": 1,
-    "job.json": 1,
-    "holder.json": 1,
-    "submission.json": 1,
-    "sweep.json": 1,
-    "metrics.jsonl": 1,
-    "versions.json": 1,
-    "data.json": 1,
-    "options.json": 1,
-    "manifest.json": 1,
-    "best.json": 1,
-}
+SCHEMA = 1  # the version that this hpcddp writes, and the only one that it reads
 
 
 class DamagedFileError(RequestError):
@@ -44,14 +28,14 @@ class UnreadableFileError(DamagedFileError):
         super().__init__(f"{path} cannot be read: {(error.strerror or str(error)).lower()}", f"ls -l {path}")
 
 
-class NewerFileError(RequestError):
-    """A file of the run folder was written by a newer hpcddp, in a form that this one does not know."""
+class SchemaError(RequestError):
+    """A file of the run folder has another schema version than the one that this hpcddp reads."""
 
 
 def read_object(path: str) -> dict[str, Any] | None:
     """The object in the file, without `schema`; None if there is no such file.
 
-    NewerFileError for a schema version above the known one; DamagedFileError if the file cannot be read otherwise.
+    SchemaError for another schema version; DamagedFileError if the file cannot be read otherwise.
     """
     try:
         content = json.loads(read_text(path))
@@ -75,7 +59,7 @@ def write_object(path: str, content: Mapping[str, Any], *, durable: bool = False
     partial = os.path.join(folder, f".{name}.tmp-{os.getpid()}")
     try:
         with open(partial, "w", encoding="utf-8") as file:
-            file.write(json.dumps({"schema": SCHEMAS[name], **content}, indent=1) + "\n")
+            file.write(json.dumps({"schema": SCHEMA, **content}, indent=1) + "\n")
             if durable:
                 file.flush()
                 os.fsync(file.fileno())
@@ -98,13 +82,10 @@ def read_text(path: str) -> str:
 
 
 def check_schema(path: str, content: Mapping[str, Any]) -> None:
-    """NewerFileError if the content says a newer version than this hpcddp knows of such a file."""
-    known = SCHEMAS[os.path.basename(path)]
-    schema = content.get("schema", 1)
-    if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
-        raise DamagedFileError(f"{path}: schema {schema!r} is no version number", f"look at it: head {path}")
-    if schema > known:
-        raise NewerFileError(
-            f"{path} was written by a newer hpcddp: its schema version is {schema}, this hpcddp knows {known}",
-            "upgrade hpcddp here: python -m pip install --upgrade hpcddp",
+    """SchemaError if the content has another version than this hpcddp reads. A file without one was written by hand."""
+    schema = content.get("schema", SCHEMA)
+    if schema != SCHEMA:
+        raise SchemaError(
+            f"{path} has schema {schema!r}, and this hpcddp reads schema {SCHEMA}",
+            "use the hpcddp that wrote it: python -m pip install --upgrade hpcddp",
         )

@@ -188,7 +188,7 @@ def read_holders(run: RunFolder) -> list[Holder]:
 
 
 def read_holder(path: str) -> Holder | None:
-    """None if the file cannot be read as one. NewerFileError if a newer hpcddp wrote it."""
+    """None if the file cannot be read as one. SchemaError if another hpcddp wrote it."""
     try:
         content = read_object(os.path.join(path, "holder.json")) or {}
         known = {name: content[name] for name in Holder._fields if name in content}

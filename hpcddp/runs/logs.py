@@ -36,8 +36,8 @@ class Source(Record):
 
 
 def order_attempts(run: RunFolder) -> list[AttemptFolder]:
-    """The attempts in the order in which they began: that in which they took the run. Those that hpcddp 0.1 made before
-    there were holders, or whose holders cannot be read, stand first, by the times of their files."""
+    """The attempts in the order in which they began: that in which they took the run. Those whose holders
+    cannot be read stand first, by the times of their files."""
     attempts = list_attempts(run)  # first: an attempt holds the run before it has a folder
     turns = {holder.attempt: turn for turn, holder in enumerate(read_holders(run), 1)}
     return sorted(attempts, key=lambda one: (turns.get(one.name, 0), _began(one), one.name))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from hpcddp.errors import RequestError
 from hpcddp.runs.folder import AttemptFolder
-from hpcddp.runs.jsonfile import NewerFileError, UnreadableFileError
+from hpcddp.runs.jsonfile import SchemaError, UnreadableFileError
 from hpcddp.runs.metrics_reader import AtLine, MetricsReader, StepLine
 
 
@@ -26,7 +26,7 @@ class LossCurve:
     def read(self, attempts: Sequence[AttemptFolder]) -> None:
         """What is new in the metrics of these attempts, in the order in which they began.
 
-        NewerFileError if a newer hpcddp wrote one, UnreadableFileError. A damaged line is passed over.
+        SchemaError if another hpcddp wrote one, UnreadableFileError. A damaged line is passed over.
         """
         newest = max((at for at, attempt in enumerate(attempts) if attempt.name in self.made), default=0)
         for attempt in attempts[newest:]:  # one that another has followed writes no more
@@ -43,7 +43,7 @@ class LossCurve:
                 if isinstance(line, StepLine | AtLine):
                     first, _ = self.made.get(attempt, (line.step, line.step))
                     self.made[attempt] = (min(first, line.step), line.step)
-        except (NewerFileError, UnreadableFileError):
+        except (SchemaError, UnreadableFileError):
             raise
         except RequestError:
             return False

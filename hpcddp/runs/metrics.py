@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from hpcddp.errors import RequestError
-from hpcddp.runs.jsonfile import SCHEMAS, DamagedFileError, UnreadableFileError, check_schema
+from hpcddp.runs.jsonfile import SCHEMA, DamagedFileError, UnreadableFileError, check_schema
 
 #: Names that each line of kind `log` has for itself.
 RESERVED = ("kind", "step", "time")
@@ -32,7 +32,7 @@ class MetricsFile:
             check_metrics(path)
             _cut_half_line(path)
             self._file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115  # __exit__ closes it
-        self.write("start", schema=SCHEMAS["metrics.jsonl"])
+        self.write("start", schema=SCHEMA)
 
     def write(self, kind: str, **fields: Any) -> None:
         """`kind` says what the line is about (start, step, epoch); `time` is in seconds since 1970."""
@@ -79,7 +79,7 @@ def check_numbers(numbers: Mapping[str, Any]) -> dict[str, float]:
 
 
 def check_metrics(path: str) -> None:
-    """NewerFileError if a newer hpcddp wrote to the file; UnreadableFileError. Damaged lines are passed over."""
+    """SchemaError if another hpcddp wrote to the file; UnreadableFileError. Damaged lines are passed over."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             starts = [line for line in file if '"start"' in line]  # a user's own numbers may have that name, too

@@ -72,7 +72,7 @@ class MetricsReader:
     def read(self) -> Iterator[Line]:
         """The new lines about steps and epochs and those of `rt.log`; what other kinds there are is passed over.
 
-        RequestError names a line that cannot be read; the next call continues after it. NewerFileError if a newer
+        RequestError names a line that cannot be read; the next call continues after it. SchemaError if a newer
         hpcddp wrote the file.
         """
         for text in self._read_new():

@@ -13,7 +13,7 @@ from hpcddp.runs.metrics import check_metrics
 
 
 def check_run_folder(run: RunFolder) -> None:
-    """NewerFileError if a newer hpcddp made the folder. One without `run.json` is hpcddp 0.1's."""
+    """SchemaError if another hpcddp made the folder."""
     try:
         read_object(run.about)
     except UnreadableFileError:
@@ -24,7 +24,7 @@ def check_run_folder(run: RunFolder) -> None:
 
 
 def check_attempt(attempt: AttemptFolder) -> None:
-    """NewerFileError if a newer hpcddp wrote a file that the attempt or its job script would replace, append to, or
+    """SchemaError if another hpcddp wrote a file that the attempt or its job script would replace, append to, or
     remove with the old checkpoints. DamagedFileError for a `best.json` that does not say which checkpoint is to be
     kept; RequestError if a folder or metrics.jsonl cannot be read."""
     check_run_folder(attempt.run)
@@ -53,7 +53,7 @@ def open_attempt(attempt: AttemptFolder) -> None:
 def read_planned_batch(run: RunFolder) -> int | None:
     """The global batch of the job plan that the script left in the run folder; None if it left none.
 
-    RequestError if the plan cannot be read, or is a newer hpcddp's.
+    RequestError if the plan cannot be read, or is another hpcddp's.
     """
     check_run_folder(run)
     try:

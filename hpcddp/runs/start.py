@@ -23,7 +23,7 @@ _TRIES = 100  # each one that fails means that another job has begun the run mea
 
 def foresee_run(asked: Asked) -> str | None:
     """One line on the run that a job would get if it started now; None if it would be the first of its name, or the
-    folder of the runs is not here. RequestError and NewerFileError of `choose_run`."""
+    folder of the runs is not here. RequestError and SchemaError of `choose_run`."""
     if not os.path.isdir(os.path.dirname(asked.base)):
         return None
     choice = choose_run(asked, Origin())
@@ -62,7 +62,7 @@ def start_run(
     `numbered`: `attempt` is the job's name, and the attempt's is made of it (`number_attempt`). `within`, `restart`,
     `earlier`: of a run that a script of a job chooses itself, as in `Origin`.
 
-    RequestError or NewerFileError of `choose_run`; HeldError if another job holds the run; LaunchError if the folder
+    RequestError or SchemaError of `choose_run`; HeldError if another job holds the run; LaunchError if the folder
     cannot be written.
     """
     from hpcddp.schedulers.run import ask_job_state

@@ -18,7 +18,7 @@ def list_starts(attempt: AttemptFolder) -> list[AttemptFolder]:
     """Up to this one, the first one first; none if no supervisor began this one.
 
     `hpcddp launch` that is typed again in one allocation, after the one before it has ended, is no start of that one's
-    job. RequestError if a folder cannot be read; NewerFileError if a newer hpcddp wrote a holder.
+    job. RequestError if a folder cannot be read; SchemaError if another hpcddp wrote a holder.
     """
     job, earlier, starts = job_of(attempt.name), set[str](), list[str]()
     for path in list_holders(attempt.run):

@@ -18,8 +18,6 @@ from hpcddp.runs.opening import check_run_folder
 #: Why a run is finished that has made all its steps.
 AT_ITS_END = "the training loop came to its end"
 _STATUSES = ("unfinished", "finished", "failed")
-_UNFINISHED_OF_SCHEMA_1 = "continue"
-_NOT_ENDED = "the attempt has not ended"  # in a state without `ended`, as hpcddp 0.1 wrote it, only this says so
 
 
 class State(Record):
@@ -42,7 +40,7 @@ def read_state(run: RunFolder) -> State | None:
     """What the ranks wrote last; None if there is no such file.
 
     DamagedFileError if it cannot be read as a state: nobody may take it for "nothing was written", and replace it.
-    NewerFileError if a newer hpcddp wrote the file or the run folder.
+    SchemaError if another hpcddp wrote the file or the run folder.
     """
     check_run_folder(run)
     try:
@@ -53,10 +51,7 @@ def read_state(run: RunFolder) -> State | None:
         raise _damaged(run, error.message) from error
     if content is None:
         return None
-    content.setdefault("ended", not str(content.get("reason")).endswith(_NOT_ENDED))
-    if content.get("status") == _UNFINISHED_OF_SCHEMA_1:
-        content["status"] = "unfinished"
-    known: dict[str, Any] = {name: content.get(name) for name in State._fields}
+    known: dict[str, Any] = {name: content.get(name, State._field_defaults.get(name)) for name in State._fields}
     for name, value in known.items():
         if not _is_known(name, value):
             raise _damaged(run, f"{run.state} holds no state of a run: its {name} is {value!r}")
@@ -96,7 +91,7 @@ def write_state(attempt: AttemptFolder, status: str, *, step: int, epoch: int, r
 
 def note_checkpoint(attempt: AttemptFolder, *, step: int, epoch: int) -> None:
     """Replace `state.json`: this checkpoint is there, and the attempt trains on. HeldError as `write_state`."""
-    reason = f"checkpoint at step {step}; {_NOT_ENDED}"
+    reason = f"checkpoint at step {step}; the attempt has not ended"
     write_state(attempt, "unfinished", step=step, epoch=epoch, reason=reason, ended=False)
 
 

@@ -89,7 +89,7 @@ def has_submissions(run: RunFolder) -> bool:
 def read_submissions(run: RunFolder) -> list[Submission]:
     """The jobs that were submitted for the run, the first one first. One that cannot be read is left out.
 
-    NewerFileError if a newer hpcddp wrote one.
+    SchemaError if another hpcddp wrote one.
     """
     return [one for _, one in list_submissions(run)]
 

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from hpcddp.errors import RequestError
-from hpcddp.runs.jsonfile import SCHEMAS
+from hpcddp.runs.jsonfile import SCHEMA
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.script.plan import JobPlan
 from hpcddp.script.recover import plan_recovery
@@ -21,7 +21,7 @@ from hpcddp.units import format_walltime
 def plan_record(plan: JobPlan) -> dict[str, Any]:
     """The plan as JSON values, for ranks and checks to compare with what is."""
     return {
-        "schema": SCHEMAS["plan.json"],
+        "schema": SCHEMA,
         "name": plan.name,
         "site": plan.site.name,
         "scheduler": plan.site.scheduler,

@@ -12,7 +12,7 @@ from hpcddp.batchplan import BatchPlan
 from hpcddp.errors import HpcddpError
 from hpcddp.parallelism import Parallel, Split, check_goes_with, plan_split, read_parallel
 from hpcddp.runs.folder import choose_attempt, find_attempt
-from hpcddp.runs.jsonfile import NewerFileError, write_object
+from hpcddp.runs.jsonfile import SchemaError, write_object
 from hpcddp.runs.lock import HeldError
 from hpcddp.runs.metrics import MetricsFile
 from hpcddp.runs.opening import open_attempt, read_planned_batch
@@ -110,8 +110,8 @@ def open_runtime(
             if first.rank == group.rank:
                 if not isinstance(error, HpcddpError):  # the caller prints those
                     print(f"hpcddp: {first}", file=sys.stderr, flush=True)
-                # a newer hpcddp's state stays, and that of a run that was finished before
-                if folder is not None and not over and not isinstance(error, NewerFileError):
+                # another hpcddp's state stays, and that of a run that was finished before
+                if folder is not None and not over and not isinstance(error, SchemaError):
                     # So does that of the attempt that has the run now. A disk that refuses this too adds no news.
                     with suppress(HeldError, OSError):
                         write_failure(folder, str(first), step=rt.steps, epoch=rt.epoch)
@@ -173,7 +173,7 @@ def _describe(setup: RunSetup, plan: BatchPlan) -> dict[str, object]:
         **list_versions(),
         **list_numerics(group.device),
         "seed": setup.options.seed,
-        "plan": plan.describe(),
+        "plan": plan._asdict(),
         "parallel": str(setup.split),
         "exact": exactness.method if exactness else None,
         "launcher": group.launcher,

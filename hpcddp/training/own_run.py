@@ -184,7 +184,7 @@ def _check_not_finished(folder: AttemptFolder) -> None:
     finish = read_finish(folder.run)
     if finish is None or finish.attempt != folder.name:
         return
-    check_attempt(folder)  # of a newer hpcddp's file there is more to say
+    check_attempt(folder)  # of another hpcddp's file there is more to say
     path = show_path(folder.run.path)
     raise LaunchError(
         f"this attempt has finished run {path} already, at step {finish.step}: another runtime in this job would"

@@ -99,8 +99,3 @@ def test_a_learning_rate_follows_the_global_batch_by_the_rule_that_was_asked_for
 def test_an_unknown_rule_and_batches_without_samples_are_refused(base: int, batch: int, rule: str) -> None:
     with pytest.raises(RequestError):
         scale_learning_rate(0.1, base, batch, rule)
-
-
-def test_files_name_the_data_size_as_hpcddp_0_1_did() -> None:
-    plan = {"global_batch": 8, "world_size": 2, "accumulation_steps": 2, "slices": 4}
-    assert list(plan_batch(8, 2, None, 4).describe().items()) == list(plan.items())

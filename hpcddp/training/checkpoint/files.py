@@ -80,7 +80,7 @@ def list_checkpoint_folders(folder: Path) -> list[Path]:
 def find_fault(path: Path, nth: int = 0, parts: int = 1) -> str | None:
     """What is wrong with a checkpoint by its manifest, or None. Of its files the nth of every `parts` is read.
 
-    NewerFileError if a newer hpcddp wrote it: it is whole, but not for this one. OSError or UnreadableFileError if the
+    SchemaError if another hpcddp wrote it: it is whole, but not for this one. OSError or UnreadableFileError if the
     system does not let a file be read: nobody knows then what it holds.
     """
     try:

@@ -18,7 +18,7 @@ INDEX = ".metadata"  # of the tensors in a checkpoint that all ranks wrote
 def read_manifest(path: Path) -> dict[str, Any]:
     """The manifest of a checkpoint; what resuming reads in it has the form in which hpcddp writes it.
 
-    FileNotFoundError if there is none; NewerFileError if a newer hpcddp wrote it; DamagedFileError. RequestError if a
+    FileNotFoundError if there is none; SchemaError if another hpcddp wrote it; DamagedFileError. RequestError if a
     framework wrote the checkpoint.
     """
     manifest = read_object(os.path.join(path, MANIFEST))
@@ -37,9 +37,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def _find_fault(manifest: dict[str, Any]) -> str | None:
-    """What is wrong with it, or None. `settings`, `data` and `parameter_groups` are absent in those of hpcddp 0.1,
-    `exact` in a run that is not. `asked`: the settings of the script, where others are in force.
-    """
+    """What is wrong with it, or None. `exact` is absent in a run that is not. `asked`: the settings of the
+    script, where others are in force."""
     files, form = manifest.get("files"), manifest.get("form")
     if not isinstance(files, dict) or not all(_has(about, bytes=int, sha256=str) for about in files.values()):
         return "does not give the size and SHA-256 of its files"

@@ -29,7 +29,7 @@ def move_to(position: dict[str, int], sampler: GlobalBatchSampler | StreamSample
     of its epoch.
     """
     if not isinstance(sampler, GlobalBatchSampler):
-        check_position(position, seed=sampler.seed, length=sampler.length, hints=hints)
+        check_position(position, seed=sampler.seed, length=sampler.length, samples=sampler.length, hints=hints)
         sampler.consumed = position["consumed"]
         return
     seed, length, samples = sampler.seed, sampler.length, sampler.samples
@@ -43,19 +43,18 @@ def check_position(
     *,
     seed: int,
     length: int | None,
-    samples: int | None = None,
+    samples: int | None,
     shuffle: bool | None = None,
     hints: Hints = Hints(),  # noqa: B008  # a NamedTuple of words
 ) -> None:
     """RequestError if another seed, a data set of another length or another `shuffle` gave the samples of a
-    checkpoint's epoch. Checkpoints of hpcddp 0.1 do not say `shuffle`, and older ones not the `samples` of the data
-    set, of which an epoch with drop_last has only `length`: another global batch has another length.
+    checkpoint's epoch. With drop_last an epoch has only `length` of the data set's `samples`, by the global batch. A
+    stream's checkpoint says neither of them, nor `shuffle`.
     """
-    old_length = position.get("samples", length)
-    old, new = (position["of_samples"], samples) if samples and "of_samples" in position else (old_length, length)
-    if old != new:
+    old_length, old = position.get("samples", length), position.get("of_samples", samples)
+    if old != samples:
         raise RequestError(
-            f"the data set has {new} samples, the checkpoint's run had {old}",
+            f"the data set has {samples} samples, the checkpoint's run had {old}",
             f"resume with the same data, or {hints.anew}",
         )
     if old_length is not None and position["consumed"] % old_length == 0:

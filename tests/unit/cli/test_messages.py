@@ -47,7 +47,6 @@ def typed(tmp_path, monkeypatch, capsys):
         ("mpirun", "'mpirun' is not a verb of hpcddp", "hpcddp launch -- python train.py"),
         ("squeue", "'squeue' is not a verb of hpcddp", "hpcddp status"),
         ("scancel", "'scancel' is not a verb of hpcddp", "hpcddp cancel RUN"),
-        ("state runs/train", "hpcddp state is hpcddp status now", "hpcddp status runs/train"),
         ("rendr", "'rendr' is not a verb of hpcddp (did you mean 'render'?)", "hpcddp --help"),
         ("help rendr", "'rendr' is not a verb of hpcddp (did you mean 'render'?)", "hpcddp --help"),
         ("train.py", "there is no verb before 'train.py'", "hpcddp launch -- python train.py"),
@@ -86,7 +85,6 @@ def typed(tmp_path, monkeypatch, capsys):
         ("env --from train.py", "train.py is not an environment: a line of 16 characters has no NAME=",
          "record it in another file: env -0 > train.py.new"),
         ("env --jsno", "hpcddp env has no option --jsno (did you mean '--json'?)", "hpcddp env --help"),
-        ("state runs/x x", "hpcddp state takes no further word, got 'x'", "hpcddp state --help"),
         ("sites page", "hpcddp sites page needs a site's name", "hpcddp sites page NAME"),
         ("sites page abci3 --json", "hpcddp sites page prints Markdown, and no JSON", "leave out --json"),
         ("sites --file x", "--file goes with hpcddp sites new", "hpcddp sites new NAME --file x"),
@@ -222,7 +220,6 @@ EMPTY = {
     "launch --resume '' -- python train.py": ("--resume", "RUN"),
     "lint --site '' job.sh": ("--site", "S"),
     "train --resume ''": ("--resume", "RUN"),
-    "state runs/train --chain ''": ("--chain", "N"),
     "env --from ''": ("--from", "FILE"),
 }
 

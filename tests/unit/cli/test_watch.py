@@ -7,7 +7,6 @@ import json
 import os
 import pty
 import select
-import shutil
 import signal
 import struct
 import subprocess
@@ -28,15 +27,14 @@ from hpcddp.runs.job_end import JobEnd, note_job_end
 from hpcddp.runs.jsonfile import write_object
 from hpcddp.runs.lock import release_run, take_run
 from tests.conftest import PATIENCE_S
-
-OLD = Path(__file__).parents[2] / "captures" / "runs-0.1"
+from tests.unit.chain_run import write_chain_run
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch) -> Path:
-    """A folder with runs/chain, which hpcddp 0.1 wrote: two attempts of a chain."""
+    """A folder with runs/chain: two attempts of a chain."""
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(OLD / "chain", tmp_path / "runs/chain")
+    write_chain_run(tmp_path / "runs/chain")
     return tmp_path
 
 
@@ -79,7 +77,7 @@ def test_a_running_attempt_is_shown_with_its_deadline_checkpoint_hosts_attempts_
         file.write('{"kind": "expect", "total_steps": 1000, "time": 1}\n' + json.dumps(line) + "\n")
     with open(attempt.log, "w", encoding="utf-8") as file:
         file.write("first\nbar 1\rbar 2\rbar 3\n\x1b[31mred\x9b2J\n")
-    Path(run.attempt("42.pbs1").lost).write_text("rank 3 on n7 was killed by SIGKILL\n")
+    Path(run.attempt("42.pbs1.1").lost).write_text("rank 3 on n7 was killed by SIGKILL\n")
     lines = draw(run)
     assert lines[0].split() == ["chain", "running"]
     assert lines[1].rstrip() == "step 500 of 1000  epoch 3  loss 0.25  400 samples/s"
@@ -142,7 +140,7 @@ def test_the_state_is_what_the_folder_and_its_process_say(run: RunFolder, superv
 
 def test_of_a_run_on_another_machine_its_scheduler_is_asked_and_a_silent_one_is_said(run: RunFolder, supervisor):
     hold(run, "43.pbs1.1", supervisor)
-    path = os.path.join(run.holders, "000001", "holder.json")
+    path = os.path.join(run.holders, "000003", "holder.json")
     holder = json.loads(Path(path).read_text())
     Path(path).write_text(json.dumps(holder | {"host": "n7", "machine": "other", "scheduler": "pbs", "job": "43.pbs1"}))
     assert state_of(run) == ("unknown", "the scheduler does not answer")
@@ -150,7 +148,7 @@ def test_of_a_run_on_another_machine_its_scheduler_is_asked_and_a_silent_one_is_
 
 def test_a_follow_up_that_is_queued_is_waited_for(run: RunFolder, tmp_path, monkeypatch):
     mine = describe_process("43.pbs1.1", os.getpid(), {"PBS_JOBID": "43.pbs1"}, ("python", "train.py"))
-    take_run(run, mine, lambda _scheduler, _job: "gone", before="42.pbs1")
+    take_run(run, mine, lambda _scheduler, _job: "gone", before="42.pbs1.1")
     os.makedirs(run.attempt("43.pbs1.1").path)
     Path(run.attempt("43.pbs1.1").next).write_text("45.pbs1\n")
     release_run(run, "43.pbs1.1", 0)

@@ -1,19 +1,16 @@
-"""Run folders that hpcddp 0.1 wrote, to read, to change and to damage."""
+"""A run folder to read, to change and to damage."""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from hpcddp.runs.folder import RunFolder
-
-_OLD = Path(__file__).parents[2] / "captures" / "runs-0.1"
+from tests.unit.chain_run import write_chain_run
 
 
 @pytest.fixture
-def old_run(tmp_path: Path) -> Callable[[str], RunFolder]:
-    """A copy of one of hpcddp 0.1's run folders: single, sharded, async, exact or chain."""
-    return lambda name: RunFolder(str(shutil.copytree(_OLD / name, tmp_path / name)))
+def chain_run(tmp_path: Path) -> RunFolder:
+    """Two jobs of a chain of three, the second of which has queued 43.pbs1."""
+    return write_chain_run(tmp_path / "chain")

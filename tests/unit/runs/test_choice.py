@@ -14,8 +14,6 @@ import pytest
 
 from hpcddp.errors import HpcddpError, RequestError
 from hpcddp.runs.choice import Asked, Origin, RunChoice, choose_run, find_command
-from hpcddp.runs.command import identify_command
-from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.holder import find_job, find_job_start
 from hpcddp.runs.lock import note_loaded, release_run
 from hpcddp.runs.start import foresee_run, start_run
@@ -222,16 +220,6 @@ def test_each_index_of_an_array_has_runs_of_its_own(tmp_path: Path, variable: st
     ]
     assert runs == [f"{tmp_path}/train.{index}" for index in ("1", "2", "12")]
     assert start_run(asked, "13", {"SGE_TASK_ID": "undefined"}, process=1).run.path == asked.base
-
-
-def test_a_run_of_hpcddp_0_1_is_known_by_the_command_of_its_plan(old_run: Callable[[str], RunFolder]) -> None:
-    run = old_run("sharded")  # unfinished
-    words = json.loads(Path(run.plan).read_text())["command"]
-    choose = lambda command: choose_run(Asked(run.path, identify_command(command)), Origin())  # noqa: E731  # said once
-    assert choose(words).run == run
-    assert choose(["python", "other.py"]).run.path == f"{run.path}-2"
-    os.remove(run.plan)
-    assert choose(["python", "other.py"]).run == run  # its command is not known: it has the name
 
 
 def test_a_folder_that_no_attempt_was_in_is_no_run(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_a_long_run_is_shown_by_the_means_of_its_steps_whatever_was_no_number(ru
     assert sampled[0] == pytest.approx((sum(range(1, 101)) - 2) / 99)
 
 
-def test_damaged_lines_are_passed_over_and_a_newer_file_is_refused(run: RunFolder):
+def test_damaged_lines_are_passed_over_and_another_schema_is_refused(run: RunFolder):
     attempt = run.attempt("41.1")
     add(attempt, (1, 1.0))
     with open(attempt.metrics, "a", encoding="utf-8") as file:
@@ -80,7 +80,7 @@ def test_damaged_lines_are_passed_over_and_a_newer_file_is_refused(run: RunFolde
     assert list(curve.losses) == [1.0, 2.0]
     with open(attempt.metrics, "a", encoding="utf-8") as file:
         file.write('{"kind": "start", "schema": 99, "time": 1.0}\n')
-    with pytest.raises(RequestError, match="newer hpcddp"):
+    with pytest.raises(RequestError, match="has schema 99"):
         curve.read([attempt])
 
 

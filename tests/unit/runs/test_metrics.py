@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcddp.errors import RequestError
-from hpcddp.runs.jsonfile import NewerFileError
+from hpcddp.runs.jsonfile import SchemaError
 from hpcddp.runs.metrics import MetricsFile, check_numbers
 from hpcddp.runs.metrics_reader import EpochLine, LogLine, MetricsReader, StepLine
 
@@ -103,18 +103,18 @@ def test_a_damaged_line_is_named_once_and_reading_continues_after_it(path: Path)
     assert read_steps(reader) == [3]
 
 
-def test_other_kinds_of_lines_are_passed_over_and_a_newer_schema_is_refused(path: Path) -> None:
+def test_other_kinds_of_lines_are_passed_over_and_another_schema_is_refused(path: Path) -> None:
     path.write_bytes(b'{"kind": "weather", "time": 1.0}\n' + step_text(1) + b'{"kind": "start", "schema": 2}\n')
     lines = MetricsReader(str(path)).read()
     assert next(lines).step == 1
-    with pytest.raises(NewerFileError, match=r"newer hpcddp.*\nhint: upgrade hpcddp"):
+    with pytest.raises(SchemaError, match=r"has schema 2, .*\nhint: use the hpcddp that wrote it"):
         next(lines)
 
 
-def test_a_newer_schema_is_refused_by_the_writer_too_and_the_file_stays_as_it_is(path: Path) -> None:
-    content = b'[1]\n"start"\n{"start"\n{"kind": "start", "schema": "x"}\n{"kind": "start", "schema": 2}\n{"kind": "st'
+def test_another_schema_is_refused_by_the_writer_too_and_the_file_stays_as_it_is(path: Path) -> None:
+    content = b'[1]\n"start"\n{"start"\n{"kind": "start", "schema": 2}\n{"kind": "st'
     path.write_bytes(content)
-    with pytest.raises(NewerFileError, match=r"newer hpcddp.*\nhint: upgrade hpcddp"):
+    with pytest.raises(SchemaError, match=r"has schema 2, .*\nhint: use the hpcddp that wrote it"):
         MetricsFile(str(path))
     assert path.read_bytes() == content
     path.write_bytes(content.replace(b"2", b"1"))

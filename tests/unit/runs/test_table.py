@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 
 import hpcddp
 from hpcddp.errors import RequestError
-from hpcddp.runs.folder import RunFolder
 
 
 def write_attempt(run: Path, name: str, lines: list[dict[str, Any]]) -> None:
@@ -57,13 +55,6 @@ def test_what_was_logged_after_a_step_that_was_made_again_is_gone(run: Path) -> 
         {"step": 3, "score": 0.5, "time": 103.5},
         {"step": 6, "score": 0.7, "other": None, "time": 206.5},
     ]
-
-
-def test_a_run_of_hpcddp_01_is_a_table_of_steps_and_epochs(old_run: Callable[[str], RunFolder]) -> None:
-    path = old_run("chain").path
-    rows = hpcddp.load(path)
-    assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
-    assert {row["attempt"] for row in rows} == {"41.pbs1", "42.pbs1"}
 
 
 def test_another_kind_and_a_folder_that_is_no_run_are_refused(run: Path, tmp_path: Path) -> None:

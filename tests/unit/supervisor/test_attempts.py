@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 from hpcddp.errors import HpcddpError, LaunchError
-from hpcddp.runs.folder import AttemptFolder, RunFolder
+from hpcddp.runs.folder import AttemptFolder, RunFolder, list_holders
 from hpcddp.runs.holder import find_job
 from hpcddp.runs.lock import is_held_by, release_run
 from hpcddp.runs.own_runs import note_own_run
@@ -24,6 +23,7 @@ from hpcddp.supervisor.events import ERROR, GONE, KILLED, SILENT, UNHEARD, UNKNO
 from hpcddp.supervisor.job import Job, find_own_job
 from hpcddp.supervisor.order import Order, read_order
 from hpcddp.supervisor.program import Ended
+from tests.unit.chain_run import write_chain_run
 
 COMMAND = ("python", "train.py")
 
@@ -298,9 +298,8 @@ def test_what_another_job_has_left_of_a_script_s_run_is_no_word_on_this_one(node
 
 @pytest.fixture
 def chain(node: Node) -> RunFolder:
-    """hpcddp 0.1's run of two attempts, of which the second one queued job 43."""
-    shutil.copytree(Path(__file__).parents[2] / "captures/runs-0.1/chain", node.base)
-    return RunFolder(str(node.base))
+    """A run of two attempts, of which the second one queued job 43."""
+    return write_chain_run(node.base)
 
 
 @pytest.mark.parametrize("length", [60, 0])
@@ -344,7 +343,7 @@ def test_a_damaged_state_is_not_resumed_by_guess_but_by_name(chain: RunFolder, n
 
 @pytest.mark.parametrize("is_loop", [False, True])
 def test_a_chain_whose_next_cannot_be_read_is_told_in_two_lines(chain: RunFolder, is_loop: bool, node: Node):
-    path = Path(chain.attempt("42.pbs1").next)
+    path = Path(chain.attempt("42.pbs1.1").next)
     path.unlink()
     if is_loop:
         path.symlink_to(path)
@@ -355,12 +354,12 @@ def test_a_chain_whose_next_cannot_be_read_is_told_in_two_lines(chain: RunFolder
     assert error.value.hint == f"ls -l {path}"
 
 
-def test_a_plan_of_a_newer_hpcddp_is_refused_before_it_is_replaced(chain: RunFolder, node: Node):
-    path = Path(chain.plan)
+def test_a_plan_of_another_schema_is_refused_before_it_is_replaced(chain: RunFolder, node: Node):
+    path, holders = Path(chain.plan), len(list_holders(chain))
     path.write_text(json.dumps(json.loads(path.read_text()) | {"schema": 77}))
-    with pytest.raises(HpcddpError, match=f"{path} was written by a newer hpcddp"):
+    with pytest.raises(HpcddpError, match=f"{path} has schema 77"):
         node.begin("43.pbs1", chain=5)
-    assert not os.path.exists(chain.holders)
+    assert len(list_holders(chain)) == holders
 
 
 def test_a_chain_that_ends_holds_its_run_no_longer(node: Node):

@@ -226,10 +226,10 @@ def test_a_checkpoint_in_parts_of_torch_2_15_is_read(group: None) -> None:
     """Its `.metadata` tells more of each tensor than that of an older torch."""
     from hpcddp.training.checkpoint import sharded
 
-    runs = Path(__file__).parents[2] / "captures" / "runs-0.1"
-    whole = torch.load(runs / "single/checkpoints/step-00000004/state.pt")["model"]
+    captures = Path(__file__).parents[2] / "captures" / "torch-2.15"
+    whole = torch.load(captures / "whole.pt")["model"]
     room = {f'["model", "{name}"]': torch.zeros_like(tensor) for name, tensor in whole.items()}
-    sharded.read_tensors(runs / "sharded/checkpoints/step-00000004", room)
+    sharded.read_tensors(captures / "sharded", room)
     for name, tensor in whole.items():
         torch.testing.assert_close(room[f'["model", "{name}"]'], tensor)
 

@@ -1,0 +1,157 @@
+"""A run folder is read as this hpcddp writes it; a file of another schema, or one that is damaged, is an error."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcddp.cli.main import main
+from hpcddp.errors import RequestError
+from hpcddp.ranks.predict import predict_environment
+from hpcddp.runs.chain import Link, find_before, start_attempt
+from hpcddp.runs.folder import RunFolder, list_attempts
+from hpcddp.runs.jsonfile import SchemaError
+from hpcddp.runs.opening import open_attempt, read_planned_batch
+from hpcddp.runs.record import read_run
+
+
+def set_schema(path: str, number: int) -> None:
+    content = json.loads(Path(path).read_text()) if os.path.exists(path) else {}
+    Path(path).write_text(json.dumps(content | {"schema": number}))
+
+
+def test_a_record_has_every_step_over_all_attempts(chain_run: RunFolder) -> None:
+    record = read_run(chain_run.path)
+    assert list(record.steps) == [1, 2, 3, 4]
+    assert (record.unrecorded, record.facts["ranks"]) == ([], (1,))
+    assert read_planned_batch(chain_run) == 8
+
+
+def test_the_next_attempt_of_a_chain_starts_where_the_last_one_stopped(chain_run: RunFolder) -> None:
+    assert [attempt.name for attempt in list_attempts(chain_run)] == ["41.pbs1.1", "42.pbs1.1"]
+    attempt = chain_run.attempt("43.pbs1.1")
+    open_attempt(attempt)
+    assert find_before(attempt) == Link("42.pbs1.1", 2, 2)
+    started = start_attempt(attempt, 3)
+    assert (started.decision.starts, started.link, started.left) == (True, Link("43.pbs1.1", 3, 4), 0)
+
+
+@pytest.mark.parametrize(
+    ("file", "refusing"),
+    [
+        ("run.json", ["status", "chain", "compare", "open", "plan"]),
+        ("state.json", ["status", "chain", "compare", "open"]),
+        ("plan.json", ["compare", "open", "plan"]),
+        ("attempts/42.pbs1.1/chain.json", ["chain"]),
+        ("attempts/43.pbs1.1/chain.json", ["chain"]),  # this attempt's own, from before it was requeued
+        ("attempts/41.pbs1.1/versions.json", ["compare"]),
+        ("attempts/41.pbs1.1/metrics.jsonl", ["compare"]),
+        ("checkpoints/step-00000004/manifest.json", ["compare", "open"]),
+        ("checkpoints/best.json", ["open"]),
+    ],
+)
+def test_a_file_of_another_schema_is_refused_in_two_lines_by_everything_that_reads_it(
+    chain_run: RunFolder, file: str, refusing: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkdir(chain_run.attempt("43.pbs1.1").path)
+    path = os.path.join(chain_run.path, file)
+    if file.endswith("metrics.jsonl"):
+        Path(path).write_text('{"kind": "start", "schema": 2, "time": 1.0}\n' + Path(path).read_text())
+    else:
+        set_schema(path, 2)
+    before = Path(path).read_bytes()
+    calls = {
+        "open": lambda: open_attempt(chain_run.attempt("44")),
+        "plan": lambda: read_planned_batch(chain_run),
+        "chain": lambda: start_attempt(chain_run.attempt("43.pbs1.1"), 3),
+    }
+    for what in refusing:
+        if what in calls:
+            with pytest.raises(SchemaError):
+                calls[what]()
+            continue
+        assert main([what, *[chain_run.path] * (2 if what == "compare" else 1)]) == 2
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert said.err.splitlines()[:2] == [
+            f"hpcddp: {path} has schema 2, and this hpcddp reads schema 1",
+            "hint: use the hpcddp that wrote it: python -m pip install --upgrade hpcddp",
+        ]
+    assert Path(path).read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("folder", "verbs"),
+    [("checkpoints", ["compare", "render"]), ("attempts", ["compare"]), (".", ["compare"]), ("..", ["render"])],
+)
+def test_a_run_folder_that_cannot_be_listed_is_told_in_two_lines_by_compare_and_render(
+    chain_run: RunFolder,
+    folder: str,
+    verbs: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Tests run as root, whom permissions do not stop: `os.scandir` is told to refuse."""
+    run = chain_run
+    monkeypatch.chdir(os.path.dirname(run.path))
+    Path("train.py").touch()  # render looks for the command's script first
+    refused = os.path.normpath(os.path.join(run.path, folder))
+    scan = os.scandir
+
+    def refuse(path: str) -> object:
+        if path == refused:
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return scan(path)
+
+    if folder == ".":
+        shutil.rmtree(run.attempts)  # then the runs in it would be named
+    monkeypatch.setattr("hpcddp.runs.folder.os.scandir", refuse)
+    command = json.loads(Path(run.plan).read_text())["command"]
+    words = {
+        "compare": [run.path, run.path],
+        "render": ["--site", "local", "--set", f"run_dir={run.path}", "--", *command],
+    }
+    for verb in verbs:
+        assert main([verb, *words[verb]]) == 2
+        told = capsys.readouterr().err.splitlines()[-2:]
+        assert told == [f"hpcddp: {refused} cannot be read: permission denied", f"hint: ls -ld {refused}"]
+
+
+def test_exec_refuses_a_run_folder_of_another_schema_before_it_writes_rank_0s_address_there(tmp_path: Path) -> None:
+    run = RunFolder(str(tmp_path))
+    set_schema(run.about, 2)
+    env = predict_environment("mpich", ["node1", "node2"], [1, 1], 0) | {"PBS_JOBID": "17", "HPCDDP_RUN_DIR": run.path}
+    line = [sys.executable, "-m", "hpcddp", "exec", "--", "true"]
+    done = subprocess.run(line, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "run.json has schema 2" in done.stderr
+    assert os.listdir(run.path) == ["run.json"]
+
+
+def test_a_chain_file_without_numbers_is_refused_and_no_chain_begins_anew(chain_run: RunFolder) -> None:
+    Path(chain_run.attempt("42.pbs1.1").chain).write_text("{}")
+    with pytest.raises(RequestError, match="does not say which attempt of its chain it was"):
+        find_before(chain_run.attempt("43.pbs1.1"))
+
+
+def test_a_run_folder_gets_its_schema_when_an_attempt_opens_it(tmp_path: Path) -> None:
+    run = RunFolder(str(tmp_path / "runs" / "new"))
+    open_attempt(run.attempt("1"))
+    assert json.loads(Path(run.about).read_text()) == {"schema": 1}
+
+
+@pytest.mark.parametrize("damaged", ["", "[]"])
+def test_damaged_files_do_not_keep_an_attempt_from_opening_its_folder(chain_run: RunFolder, damaged: str) -> None:
+    attempt = chain_run.attempt("42.pbs1.1")
+    manifests = map(str, Path(chain_run.path).glob("**/manifest.json"))
+    for path in (chain_run.state, attempt.versions, attempt.metrics, *manifests):
+        Path(path).write_text(damaged)
+    open_attempt(attempt)
+    assert os.path.exists(chain_run.about)

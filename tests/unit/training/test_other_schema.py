@@ -1,0 +1,78 @@
+"""A run with a file of another schema is refused, and every byte of it stays."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+import hpcddp
+from hpcddp.ranks.launch import Launch
+from hpcddp.ranks.predict import predict_environment
+from hpcddp.runs.jsonfile import SchemaError
+from hpcddp.training.rendezvous.store_address import agree_on_store_address
+
+_FILES = ["run.json", "state.json", "checkpoints/step-00000001/manifest.json", "checkpoints/best.json"]
+_OF_ATTEMPT = ["metrics.jsonl", "versions.json", "data.json", "options.json"]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HPCDDP_RUN_DIR", str(tmp_path / "train"))
+    monkeypatch.setenv("HPCDDP_ATTEMPT", "41.1")
+    return tmp_path / "train"
+
+
+def _contents(folder: Path) -> dict[str, bytes | None]:
+    """Every file and folder below it; None for a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+def _train(*, resume: bool = True) -> None:
+    with hpcddp.runtime(global_batch=8, seed=3, resume=resume, save_every=1, keep=3) as rt:
+        loader = rt.loader(TensorDataset(torch.zeros(16, 4), torch.zeros(16)))
+        model = torch.nn.Linear(4, 2)
+        model, optimizer = rt.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for _ in rt.epochs(1):
+            for x, _ in loader:
+                rt.backward(model(x).sum(), summed=True)
+                rt.step(optimizer)
+
+
+def test_a_run_with_a_file_of_another_schema_is_refused_and_every_byte_of_it_stays(run: Path) -> None:
+    """Without resume too: the checkpoints of the new training would push the other one out."""
+    _train()
+    for name in [*_FILES, *(f"attempts/41.1/{name}" for name in _OF_ATTEMPT)]:
+        path = run / name
+        whole = path.read_bytes() if path.exists() else None
+        with path.open("a" if name.endswith(".jsonl") else "w") as file:
+            file.write(json.dumps({"kind": "start", "schema": 2}) + "\n")
+        before = _contents(run)
+        for resume in (True, False):
+            with pytest.raises(SchemaError, match=f"{name} has schema 2, and this hpcddp reads schema 1"):
+                _train(resume=resume)
+        assert _contents(run) == before, name
+        path.unlink() if whole is None else path.write_bytes(whole)
+
+
+def test_a_schema_that_is_found_later_does_not_make_the_run_a_failed_one(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _train()
+    monkeypatch.setenv("HPCDDP_ATTEMPT", "42.1")
+    before = (run / "state.json").read_bytes()
+    with pytest.raises(SchemaError), hpcddp.runtime(global_batch=8, run_dir=str(run)):
+        raise SchemaError("manifest.json has schema 2", "use the hpcddp that wrote it")
+    assert (run / "state.json").read_bytes() == before
+
+
+def test_a_run_folder_of_another_schema_is_refused_before_rank_0_writes_its_address_there(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps({"schema": 2}))
+    env = predict_environment("mpich", ["node1", "node2"], [1, 1], 0) | {"PBS_JOBID": "17"}
+    launch = Launch(env | {"HPCDDP_RUN_DIR": str(tmp_path)}, "node1")
+    with pytest.raises(SchemaError, match=r"run\.json has schema 2"):
+        agree_on_store_address(launch, "file", "opening-0", 5.0)
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
