@@ -5,20 +5,24 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from hpcddp.cli.sites_write import find_overlay, write_overlay
-from hpcddp.cli.streams import tell_each, write_exactly
-from hpcddp.errors import HpcddpError, SchedulerError
+from hpcddp.cli.streams import tell, tell_each, write_exactly
+from hpcddp.errors import HpcddpError, RequestError, SchedulerError, SiteError
 from hpcddp.login.planning import find_site_here, on_path
 from hpcddp.record import Record
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import QueueFound
 from hpcddp.schedulers.run import ask_queues, run_program
-from hpcddp.script.find_site import SiteChoice, asked_site, open_site
+from hpcddp.script.find_site import SiteChoice, asked_site, config_folder, is_path, open_site
 from hpcddp.script.module_check import compare_modules
+from hpcddp.script.overlay import merge_overlay, read_overlay
 from hpcddp.script.site import Site
-from hpcddp.script.site_check import Difference, compare_queues, unlisted_queues, unsaid_facts
+from hpcddp.script.site_check import CHECKED, Difference, compare_queues, unlisted_queues, unsaid_facts
+from hpcddp.script.site_file import load_site
+from hpcddp.script.words import quote_word
 
 _PATIENCE_S = 30.0
 _DIFFERS = 1
@@ -36,12 +40,12 @@ def check_site(name: str | None, env: Mapping[str, str], *, as_json: bool, write
     """The exit status: 1 if something differs. SchedulerError if the scheduler does not answer."""
     choice = SiteChoice(name, "hpcddp sites check") if name else asked_site(None, None, "", env) or find_site_here(env)
     site = open_site(choice, env)
-    overlay = find_overlay(choice, site, env) if write else ""
+    overlay = _find_overlay(choice, site, env) if write else ""
     found = _compare(site, env)
     written, refused = "", None
     if write:
         try:
-            written = write_overlay(site, found.differences, overlay)
+            written = _write_overlay(site, found.differences, overlay)
         except HpcddpError as error:  # the report is said all the same
             refused = error
     if as_json:
@@ -122,3 +126,60 @@ def _ask_accounts(site: Site, env: Mapping[str, str]) -> tuple[list[str], list[s
     if answer.status or not names:
         return [], [f"accounts: {command[0]} does not say which ones are yours"]
     return [f"accounts that you may charge: {', '.join(names[:12])}"], []
+
+
+def _find_overlay(choice: SiteChoice, site: Site, env: Mapping[str, str]) -> str:
+    """The overlay's path, whether it is there or not. RequestError for a site that is given as a file: none wins over
+    it."""
+    if is_path(choice.site):
+        what = f"{site.file} is a file of your own, and --write corrects a site that is known by its name"
+        raise RequestError(what, f"hpcddp sites check {quote_word(choice.site)}, and correct the file")
+    return os.path.join(config_folder(env), "overlays", f"{site.name}.yaml")
+
+
+def _write_overlay(site: Site, differences: Sequence[Difference], path: str) -> str:
+    """The path; "" if there is nothing to write. What the overlay said stays, and so does its last text, beside it.
+    SiteError, and the overlay as it was, if the correction makes no site."""
+    import yaml
+
+    corrections = [one.correction for one in differences if one.correction]
+    if not corrections:
+        return ""
+    merged = read_overlay(path)
+    day = time.strftime("%Y-%m-%d")
+    for correction in corrections:
+        merged = _add(merged, correction)
+    merged = merge_overlay(merged, {"sources": {CHECKED: f"hpcddp sites check on {os.uname().nodename} {day}"}})
+    partial = f"{path}.{os.getpid()}.tmp"
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(partial, "w", encoding="utf-8") as file:
+            file.write(f"# Corrections of {site.file} by hpcddp sites check on {day}.\n")
+            yaml.safe_dump(merged, file, sort_keys=False, default_flow_style=None, allow_unicode=True)
+        try:
+            load_site(site.name, site.file, partial)
+        except SiteError as error:
+            os.unlink(partial)
+            raise SiteError(
+                f"the correction makes no site: {error.message.replace(partial, path)}", error.hint
+            ) from error
+        if os.path.exists(path):
+            os.replace(path, f"{path}.before")
+            tell(f"what was there before: {path}.before")
+        os.replace(partial, path)
+    except OSError as error:
+        raise RequestError(f"{path} cannot be written: {(error.strerror or '').lower()}", "ls -ld ~/.config") from error
+    return path
+
+
+def _add(merged: Mapping[str, Any], correction: Mapping[str, Any]) -> dict[str, Any]:
+    """Two corrections of one queue are both kept."""
+    added = merge_overlay(merged, {key: value for key, value in correction.items() if key != "queues"})
+    queues = dict(merged.get("queues") or {})
+    for name, facts in correction.get("queues", {}).items():
+        before = queues.get(name)
+        if isinstance(facts, Mapping):
+            queues[name] = {**(before if isinstance(before, dict) else {}), **facts, "source": CHECKED}
+        else:
+            queues[name] = facts
+    return {**added, "queues": queues} if queues else added

@@ -27,7 +27,6 @@ ALLOWED = {
     "cli.refusal": _FOLDED,
     "cli.room": _FOLDED,
     "cli.sites_check": "asks the live scheduler: `hpcddp sites` loads it for its action `check` alone",
-    "cli.sites_write": _FOLDED,
     "cli.watch_screen": "needs rich, which may be missing",
     "integrations.lightning_data": _FOLDED,
     "integrations.own_loop": "one file for each kind of loop, loaded at its first use",
