@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 HERE = Path(__file__).parent
 WORLDS = (1, 2, 4)
-TRAIN = ["-m", "hpcddp.trainer.train", "--dataset", "digits"]
+TRAIN = ["-m", "hpcddp", "train"]
 BATCH = 64
 COLOURS = {1: "#1b1b1b", 2: "#0072b2", 4: "#d55e00"}
 WIDTH, HEIGHT, LEFT, TOP = 380, 200, 62, 40

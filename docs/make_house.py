@@ -20,7 +20,7 @@ PICTURES = {"hpcddp": "house.svg", "hpcddp.training": "house-training.svg"}
 CAPTIONS = {
     "cli": "one file per verb: options, output, exit status",
     "api": "hpcddp.env(), init(), runtime() for training scripts",
-    "trainer": "the reference trainer",
+    "trainer": "the reference trainer: a script like any other",
     "integrations": "loops of other frameworks stop in time and resume",
     "training": "process group, data, gradients, checkpoints",
     "lint": "job script or training script → findings",

@@ -57,7 +57,7 @@ def load(run: str, kind: str = "step") -> list[dict[str, Any]]:
     """The numbers of a run folder as a list of rows; `pandas.DataFrame(hpcddp.load("runs/train"))` is a table of them.
 
     `kind` "step" gives one row per optimizer step, over all attempts: a step that was made again is there as it was
-    made last. "log" gives what `rt.log` wrote, "epoch" the epochs of `hpcddp train`. docs/metrics.md lists the columns.
+    made last. "log" gives what `rt.log` wrote. docs/metrics.md lists the columns.
     Imports no torch and no pandas. RequestError if `run` is no run folder or has no step.
     """
     from hpcddp.runs.table import read_table
@@ -104,9 +104,9 @@ def init(
 
 
 def _require_torch(call: str) -> None:
-    from hpcddp.trainer.libraries import find_missing_library
+    from hpcddp.errors import find_missing_library
 
-    missing = find_missing_library(call, ("torch",))
+    missing = find_missing_library(call, "torch")
     with two_lines():
         if missing is not None:
             raise missing

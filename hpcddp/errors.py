@@ -76,3 +76,17 @@ def find_nearest(word: str, known: list[str]) -> str:
     as_written = {name.lower(): name for name in known}
     close = difflib.get_close_matches(word.lower(), as_written, n=1)
     return as_written[close[0]] if close else ""
+
+
+def find_missing_library(program: str, *names: str, extras: str = "train") -> LaunchError | None:
+    """The error of `program`, as a person types it, for the first library that this Python does not have. Imports none
+    of them. `extras`: of hpcddp, which bring them along."""
+    import sys
+    from importlib.util import find_spec
+
+    for name in names:
+        if find_spec(name) is None:
+            return LaunchError(
+                f"{program} needs {name}, which {sys.executable} does not have", f"pip install 'hpcddp[{extras}]'"
+            )
+    return None

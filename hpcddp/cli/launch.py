@@ -16,7 +16,7 @@ from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.request import listed, read_settings
 from hpcddp.cli.room import find_room, without_spares
 from hpcddp.cli.streams import exact_bytes, tell, tell_each, write_exactly
-from hpcddp.errors import LaunchError, RequestError, SchedulerError
+from hpcddp.errors import LaunchError, RequestError, SchedulerError, find_missing_library
 from hpcddp.login.planning import on_path, this_process
 from hpcddp.login.spawning import see_spawn
 from hpcddp.ranks.allocation import Allocation, find_allocation
@@ -173,10 +173,9 @@ def _check_command(plan: JobPlan, env: Mapping[str, str]) -> None:
     from hpcddp.login.look import look_here
     from hpcddp.login.script_check import check_training_script
     from hpcddp.script.program import check_program
-    from hpcddp.trainer.libraries import find_missing_library
 
     by_torch = [name for name in (plan.launcher, plan.outer_launcher) if name and LAUNCHERS[name].is_agent]
-    missing = find_missing_library(f"hpcddp launch by {by_torch[0]}", ("torch",)) if by_torch else None
+    missing = find_missing_library(f"hpcddp launch by {by_torch[0]}", "torch") if by_torch else None
     if missing is not None and plan.python == sys.executable:
         raise LaunchError(missing.message, f"{missing.hint}, or put an MPI on PATH")
     tell_each(check_program(plan.command[0], os.getcwd(), plan.python, look_here(env)))

@@ -35,7 +35,7 @@ VERBS = {
     "cancel": "end a run with all its jobs: it saves and stops",
     "status": "say what became of runs: queued, running, ended, and why",
     "watch": "a live screen of one run: loss curve, speed, checkpoint, deadline, log",
-    "train": "the reference trainer: DDP on images",
+    "train": "the reference trainer: DDP on handwritten digits",
     "compare": "say whether two runs are the same to the last bit, and what differed",
     "completion": "print the completion of verbs and options for bash, zsh, fish or tcsh",
     "help": "show the verbs, or the options of one verb",
@@ -87,7 +87,7 @@ def _refuse_if_piped_as_job(argv: list[str]) -> None:
 
 
 # Verbs that end at once. Collecting garbage takes a tenth of a render's time, and they leave none that matters.
-_SHORT = {"render", "layout", "sites", "env", "exec", "state", "supervise"}
+_SHORT = {"render", "layout", "sites", "env", "exec", "supervise"}
 
 
 def main(argv: list[str] | None = None) -> int:

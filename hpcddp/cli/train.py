@@ -1,34 +1,111 @@
-"""`hpcddp train`: the reference trainer."""
+"""`hpcddp train`: the options of the reference trainer. No torch here, so that `--help` is quick."""
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from collections.abc import Mapping
 
+from hpcddp.batchplan import EXACT_METHODS
 from hpcddp.cli.parser import VerbParser
-from hpcddp.trainer.libraries import find_missing_library
-from hpcddp.trainer.options import add_options
+from hpcddp.cli.streams import tell
+from hpcddp.errors import RequestError, find_missing_library
+from hpcddp.units import parse_count, read_number
 
 
 def build_parser() -> VerbParser:
     """The trainer's options."""
     parser = VerbParser(
         "train",
-        "Train a torchvision model with DDP; run it on every rank (hpcddp launch, or a rendered job).",
-        example="hpcddp train --dataset digits --epochs 5\n"
-        "hpcddp launch --ranks-per-node 2 -- hpcddp train --dataset digits --global-batch 64",
+        "Train a torchvision model on handwritten digits; run it on every rank (hpcddp launch, or a rendered job).",
+        example="hpcddp train --epochs 5\nhpcddp launch --ranks-per-node 2 -- hpcddp train --global-batch 64",
         exits=(2, 4),
     )
-    add_options(parser)
+    what = parser.add_argument_group("training")
+    what.add_argument("--model", default="resnet18", metavar="NAME", help="any torchvision classification model")
+    what.add_argument("--image-size", type=_count, default=32, metavar="PIXELS", help="side of the images (default 32)")
+    what.add_argument("--epochs", type=_count, default=6, metavar="N", help="passes over the data (default 6)")
+    what.add_argument("--lr", type=_positive, default=0.05, metavar="X", help="first learning rate (default 0.05)")
+    what.add_argument("--seed", type=_whole, default=0, metavar="N", help="of weights, order, shifts (default 0)")
+    what.add_argument(
+        "--global-batch",
+        type=_count,
+        metavar="N",
+        help="samples per optimizer step over all ranks (default: the job plan's, else 64)",
+    )
+    what.add_argument("--max-micro-batch", type=_count, metavar="N", help="most samples per forward pass of one rank")
+    what.add_argument("--limit-steps", type=_count, metavar="N", help="stop after N steps; the next start resumes")
+    what.add_argument(
+        "--exact",
+        nargs="?",
+        const=EXACT_METHODS[0],
+        choices=EXACT_METHODS,
+        help="the same weights, bit for bit, on any number of ranks (default method: tree)",
+    )
+    what.add_argument(
+        "--parallel",
+        metavar="P",
+        help="how the ranks split the model: ddp (each has all of it), zero1, fsdp, hsdp, or a mesh such as"
+        " data=-1,shard=8 (default: the job file's, else ddp)",
+    )
+    run = parser.add_argument_group("run")
+    run.add_argument("--run-dir", metavar="DIR", help="the run folder (default: the job's, else runs/digits)")
+    run.add_argument("--fresh", action="store_true", help="begin a new run, although one could be resumed")
+    run.add_argument(
+        "--save-every",
+        type=_save_every,
+        metavar="STEPS|TIME",
+        help="how often: 500 (steps), or 30m (default: at the end of each epoch, and after 10m)",
+    )
+    run.add_argument(
+        "--checkpoint",
+        choices=("single", "sharded", "async"),
+        help="one file, one per rank, or one per rank beside the training (default: single; sharded for fsdp)",
+    )
     return parser
 
 
-def run(args: argparse.Namespace, _env: Mapping[str, str]) -> int:
-    """Hands over to the trainer, with the process's own environment: gloo reads one variable from there."""
-    missing = find_missing_library("hpcddp train")
+def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
+    """Trains. The rank that failed prints its error, the others print nothing."""
+    missing = find_missing_library("hpcddp train", "torch", "torchvision", "sklearn", extras="train,demo")
     if missing is not None:
         raise missing
     from hpcddp.trainer import train
+    from hpcddp.training.rendezvous.failure import PeerFailedError
 
-    return train.run_and_report(args, os.environ)
+    try:
+        train(args, args.run_dir or (None if env.get("HPCDDP_RUN_DIR") else os.path.join("runs", "digits")))
+    except PeerFailedError as error:
+        if env.get("HPCDDP_LOG_RANKS") == "1":  # the failed rank prints to its own log file
+            tell(str(error))
+        return error.exit_code
+    return 0
+
+
+def _positive(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return number
+
+
+def _whole(text: str) -> int:
+    number = read_number(text)
+    if number is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 on")
+    return number
+
+
+def _count(text: str) -> int:
+    try:
+        return parse_count(text, "value")
+    except RequestError as error:
+        raise argparse.ArgumentTypeError(error.message) from error
+
+
+def _save_every(text: str) -> int | str:
+    return read_number(text) or text

@@ -30,10 +30,10 @@ class Cause(NamedTuple):
 
 _CAUSES = (
     Cause(("seed",), "another seed gives other first weights, another order of the data and other dropout"),
-    Cause(("data.", "options.dataset", "options.image_size"), "the data are not the same"),
-    Cause(("model.", "options.model"), "the models are not the same"),
+    Cause(("data.",), "the data are not the same"),
+    Cause(("model.",), "the models are not the same"),
     Cause(("plan.global_batch",), "with another global batch each step sees other samples"),
-    Cause(("options.amp", "matmul_precision", "cudnn_tf32"), "the numbers are computed in another precision"),
+    Cause(("matmul_precision", "cudnn_tf32"), "the numbers are computed in another precision"),
     Cause(("mode",), "an exact and a plain run, and exact runs with two ways of summing, add up in different orders"),
     Cause(("plan.slices",), "with another number of slices the samples are grouped, and added up, differently"),
     Cause(
@@ -48,7 +48,7 @@ _CAUSES = (
         "the all-reduce of a plain run may add up in another order over other nodes or with another backend",
         in_plain_runs=True,
     ),
-    Cause(("optimizer.", "scheduler.", "options.optimizer", "options.epochs"), "the updates are not the same", 2),
+    Cause(("optimizer.", "scheduler."), "the updates are not the same", 2),
     Cause(("hpcddp",), "another version of hpcddp may compute differently"),
     Cause(
         ("torch", "torch_build", "torchvision", "cuda", "cudnn", "python"),

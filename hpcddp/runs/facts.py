@@ -6,12 +6,10 @@ from typing import Any
 
 # of plan.json, which also holds what only matters to a scheduler
 _OF_JOB = ("site", "launcher", "cpus_per_rank", "threads_per_rank", "command")
-# options that other facts give, or that limit how far an attempt goes and do not change what it computes
-_NEEDLESS = {"seed", "global_batch", "exact", "slices", "limit_steps", "resume"}
 
 
-def describe_attempt(versions: dict[str, Any], data: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
-    """The facts of an attempt's three files. What is not there is left out."""
+def describe_attempt(versions: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
+    """The facts of an attempt's two files. What is not there is left out."""
     facts = {name: value for name, value in versions.items() if name not in {"ranks", "plan", "exact"}}
     plan = versions.get("plan") or {}
     facts |= _with_prefix("plan", {name: value for name, value in plan.items() if name != "data_size"})
@@ -20,8 +18,7 @@ def describe_attempt(versions: dict[str, Any], data: dict[str, Any], options: di
         facts |= {"ranks": len(ranks), "nodes": len(hosts), "hosts": ", ".join(map(str, hosts))}
     if versions:
         facts["mode"] = _mode(versions.get("exact"), plan)
-    facts |= _with_prefix("data", data)
-    return facts | _with_prefix("options", {name: value for name, value in options.items() if name not in _NEEDLESS})
+    return facts | _with_prefix("data", data)
 
 
 def describe_job(plan: dict[str, Any]) -> dict[str, Any]:

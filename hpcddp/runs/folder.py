@@ -129,10 +129,6 @@ class AttemptFolder(Record):
     def data(self) -> str:
         return os.path.join(self.path, "data.json")
 
-    @property
-    def options(self) -> str:
-        return os.path.join(self.path, "options.json")
-
     def first_failure(self, start: str) -> str:
         """Exists once a rank has reported that it failed. `start` distinguishes the starts of a job in one attempt."""
         return os.path.join(self.path, f"first-failure-{start}" if start.isalnum() else "first-failure")

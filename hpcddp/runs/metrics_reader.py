@@ -32,20 +32,6 @@ class AtLine(NamedTuple):
     time: float
 
 
-class EpochLine(NamedTuple):
-    """The end of an epoch in the reference trainer. Losses and accuracies (0 to 1) are means over samples."""
-
-    epoch: int  # from 0
-    step: int  # the last one of the epoch
-    loss: float | None
-    acc: float | None
-    test_loss: float | None
-    test_acc: float | None
-    samples_per_s: float | None
-    lr: float | None
-    time: float
-
-
 class LogLine(NamedTuple):
     """Numbers of one call of `rt.log`. None: it was NaN or infinite."""
 
@@ -54,7 +40,7 @@ class LogLine(NamedTuple):
     time: float
 
 
-Line: TypeAlias = StepLine | AtLine | EpochLine | LogLine
+Line: TypeAlias = StepLine | AtLine | LogLine
 
 
 class MetricsReader:
@@ -70,7 +56,7 @@ class MetricsReader:
         self._number = 0  # of the line before the offset
 
     def read(self) -> Iterator[Line]:
-        """The new lines about steps and epochs and those of `rt.log`; what other kinds there are is passed over.
+        """The new lines about steps and those of `rt.log`; what other kinds there are is passed over.
 
         RequestError names a line that cannot be read; the next call continues after it. SchemaError if a newer
         hpcddp wrote the file.
@@ -127,12 +113,6 @@ def _parse_at(line: dict[str, Any]) -> AtLine:
     return AtLine(int(line["step"]), None if epoch is None else int(epoch), float(line["time"]))
 
 
-def _parse_epoch(line: dict[str, Any]) -> EpochLine:
-    names = ("loss", "acc", "test_loss", "test_acc", "samples_per_s", "lr")
-    numbers = {name: _number(line.get(name)) for name in names}
-    return EpochLine(epoch=int(line["epoch"]), step=int(line["step"]), time=float(line["time"]), **numbers)
-
-
 def _parse_log(line: dict[str, Any]) -> LogLine:
     numbers = {name: _number(value) for name, value in line.items() if name not in RESERVED}
     return LogLine(int(line["step"]), numbers, float(line["time"]))
@@ -141,7 +121,6 @@ def _parse_log(line: dict[str, Any]) -> LogLine:
 _PARSERS: dict[str, Callable[[dict[str, Any]], Line]] = {
     "step": _parse_step,
     "at": _parse_at,
-    "epoch": _parse_epoch,
     "log": _parse_log,
 }
 

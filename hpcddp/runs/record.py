@@ -1,4 +1,4 @@
-"""What a run folder records of its run: each step and epoch, weights at some steps, and what the run ran with."""
+"""What a run folder records of its run: each step, weights at some steps, and what the run ran with."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpcddp.errors import RequestError
 from hpcddp.runs.facts import describe_attempt, describe_job, list_object_facts
 from hpcddp.runs.folder import MANIFEST, AttemptFolder, RunFolder, list_attempts, list_checkpoints, list_run_folders
 from hpcddp.runs.jsonfile import read_object
-from hpcddp.runs.metrics_reader import AtLine, EpochLine, Line, LogLine, MetricsReader, StepLine
+from hpcddp.runs.metrics_reader import AtLine, Line, LogLine, MetricsReader, StepLine
 from hpcddp.runs.opening import check_run_folder
 
 
@@ -21,7 +21,6 @@ class RunRecord:
 
     path: str
     steps: dict[int, StepLine]  # by step, from 1; at least one
-    epochs: dict[int, EpochLine]  # by epoch, from 0; of the reference trainer
     logs: list[LogLine]  # of `rt.log`, in order
     attempts: dict[int, str]  # the name of the attempt that made a step, by step
     weights: dict[int, str]  # SHA-256, by step
@@ -42,7 +41,7 @@ def read_run(path: str) -> RunRecord:
     run = RunFolder(path)
     check_run_folder(run)
     attempts = _read_attempts(run)
-    steps, epochs, logs, makers = _merge(attempts)
+    steps, logs, makers = _merge(attempts)
     if not steps:
         raise RequestError(
             f"{path} has no step: nothing was trained in it, or nothing was recorded",
@@ -58,7 +57,6 @@ def read_run(path: str) -> RunRecord:
     return RunRecord(
         path=path,
         steps=dict(sorted(steps.items())),
-        epochs=dict(sorted(epochs.items())),
         logs=logs,
         attempts={step: makers[step].name for step in sorted(makers)},
         weights={step: digest for step, digest in weights.items() if step <= max(steps)},
@@ -86,17 +84,13 @@ def _read_attempts(run: RunFolder) -> list[tuple[AttemptFolder, list[Line]]]:
 
 def _merge(
     attempts: list[tuple[AttemptFolder, list[Line]]],
-) -> tuple[dict[int, StepLine], dict[int, EpochLine], list[LogLine], dict[int, AttemptFolder]]:
-    """Steps by number, epochs by number, what was logged, and which attempt made each step."""
+) -> tuple[dict[int, StepLine], list[LogLine], dict[int, AttemptFolder]]:
+    """Steps by number, what was logged, and which attempt made each step."""
     steps: dict[int, StepLine] = {}
-    epochs: dict[int, EpochLine] = {}
     logs: list[LogLine] = []
     makers: dict[int, AttemptFolder] = {}
     for attempt, lines in attempts:
         for line in lines:
-            if isinstance(line, EpochLine):
-                epochs[line.epoch] = line
-                continue
             if isinstance(line, LogLine):
                 logs.append(line)
                 continue
@@ -104,10 +98,9 @@ def _merge(
                 continue
             if line.step in steps:  # made again, after a kill or from the start: what followed it is void, too
                 steps = {step: old for step, old in steps.items() if step < line.step}
-                epochs = {epoch: old for epoch, old in epochs.items() if old.step < line.step}
                 logs = [old for old in logs if old.step < line.step]
             steps[line.step], makers[line.step] = line, attempt
-    return steps, epochs, logs, {step: makers[step] for step in steps}
+    return steps, logs, {step: makers[step] for step in steps}
 
 
 def _read_checkpoints(run: RunFolder) -> tuple[dict[int, str], list[dict[str, Any]]]:
@@ -128,7 +121,7 @@ def _weights_of(content: dict[str, Any]) -> dict[int, str]:
 
 
 def _read_facts(attempt: AttemptFolder) -> dict[str, Any]:
-    contents = [read_object(file) or {} for file in (attempt.versions, attempt.data, attempt.options)]
+    contents = [read_object(file) or {} for file in (attempt.versions, attempt.data)]
     return _describe(attempt.versions, describe_attempt, *contents)
 
 

@@ -8,11 +8,11 @@ from typing import Any
 from hpcddp.errors import RequestError, nearest
 from hpcddp.runs.record import RunRecord, read_run
 
-KINDS = ("step", "epoch", "log")
+KINDS = ("step", "log")
 
 
 def read_table(run: str, kind: str = "step") -> list[dict[str, Any]]:
-    """One row for each step, epoch or call of `rt.log` of a run, over all its attempts, in order.
+    """One row for each step or call of `rt.log` of a run, over all its attempts, in order.
 
     A step that was made again counts as it was made last. See `read_run` for errors; RequestError for another kind.
     """
@@ -26,6 +26,4 @@ def read_table(run: str, kind: str = "step") -> list[dict[str, Any]]:
 def _rows(record: RunRecord, kind: str) -> list[dict[str, Any]]:
     if kind == "log":
         return [{"step": line.step, **line.numbers, "time": line.time} for line in record.logs]
-    if kind == "epoch":
-        return [line._asdict() for line in record.epochs.values()]
     return [line._asdict() | {"attempt": record.attempts[step]} for step, line in record.steps.items()]

@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
 
 from hpcddp.errors import RequestError
 from hpcddp.ranks.launch_commands import ask_for, find_launch_command
@@ -40,14 +39,13 @@ _OF_SHELL = {
 }
 _ANSWERS = {"-V", "-VV", "--version", "-h", "-?", "--help", "--help-env", "--help-xoptions", "--help-all"}  # of python
 _SEPARATOR = ":"  # of programs, in the command line of every launcher that is no agent
-_TRAINER = ("-m", "hpcddp.trainer.train")
 # Set by the script, the launchers and hpcddp exec: a job's own value would be lost, or would break the ranks.
 _OWN = {*(getattr(LAUNCHERS["env"], number) for number in NUMBERS), "MASTER_PORT"}
 _OWN_PREFIXES = ("HPCDDP_", *(prefix for row in LAUNCHERS.values() for prefix in row.own_prefixes))
 
 
 def plan_command(spec: JobSpec, own_ranks: str) -> tuple[str, ...]:
-    """The words that each rank runs. The reference trainer gets the global batch as an argument.
+    """The words that each rank runs.
 
     `own_ranks` is what makes the ranks in place of the job's launcher, "" if that does.
     """
@@ -59,8 +57,6 @@ def plan_command(spec: JobSpec, own_ranks: str) -> tuple[str, ...]:
             f"the command starts its own ranks with {found[1]}, under a launcher that makes one per rank already",
             ask_for(found[1]),
         )
-    if spec.global_batch and _follows(command, *_TRAINER) and "--global-batch" not in command:
-        return (*command, "--global-batch", str(spec.global_batch))
     return command
 
 
@@ -127,7 +123,3 @@ def _scheduler_prefixes() -> Iterator[str]:
     """Of the schedulers' variables. Those without a prefix, such as JOB_ID, may be a program's own as well."""
     names = (name for row in scripted_schedulers() for name in row.variables.prefixes)
     return (name for name in names if name.endswith("_"))
-
-
-def _follows(command: tuple[str, ...], first: str, *seconds: str) -> bool:
-    return any(a == first and b in seconds for a, b in pairwise(command))

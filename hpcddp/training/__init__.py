@@ -1,5 +1,5 @@
-"""The training side: process group, global batch, checkpoints, stopping in time, and the reference trainer.
+"""The training side: process group, global batch, checkpoints, stopping in time.
 
-The only part of the package that imports torch. Training scripts come in through `hpcddp.init()` and
+Training scripts come in through `hpcddp.init()` and
 `hpcddp.runtime()`.
 """

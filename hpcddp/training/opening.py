@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 
@@ -23,7 +23,7 @@ from hpcddp.training.gradient.exactness import check_same_conditions, determinis
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.gradient.mean import MeanGradients
 from hpcddp.training.options import RuntimeOptions
-from hpcddp.training.own_run import choose_hints, open_run
+from hpcddp.training.own_run import open_run, say_anew
 from hpcddp.training.parallel.layout import open_layout
 from hpcddp.training.progress import DEFAULT_INTERVAL_S, read_seconds_or_off
 from hpcddp.training.pulse import beating
@@ -45,13 +45,8 @@ _STOPPED: dict[str, tuple[str, bool]] = {}  # attempts in which this process has
 
 
 @contextmanager
-def open_runtime(
-    env: MutableMapping[str, str], options: RuntimeOptions, check: Callable[[], object] | None = None
-) -> Iterator[Runtime]:
-    """See `hpcddp.runtime`, which calls this with the process's environment.
-
-    `check`: raises for what is wrong with the program's own input, on every rank, before a run begins.
-    """
+def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iterator[Runtime]:
+    """See `hpcddp.runtime`, which calls this with the process's environment."""
     _end_if_stopped(env)
     folder = choose_attempt(env, options.run_dir)
     batch = options.global_batch
@@ -72,12 +67,10 @@ def open_runtime(
             )
         check_same_options(options, batch, asked, folder, group)  # before a run is begun
         split = _plan_split(asked, group, options)
-        if check is not None:
-            check()
         folder, over, loads, is_strict = stack.enter_context(open_run(folder, group, env, options))
         layout = open_layout(group.rank, group.world_size, (*split.model_mesh, *options.model_mesh))
-        hints = choose_hints(folder, env, options)
-        setup = RunSetup(options, group, layout, split, batch, folder, hints, over, loads, is_strict)
+        anew = say_anew(folder, env)
+        setup = RunSetup(options, group, layout, split, batch, folder, anew, over, loads, is_strict)
         gradients = stack.enter_context(_open_gradients(env, setup))
         seed_generators("start", options.seed)  # the same on every rank, so that all build the same model
         if folder is not None and group.is_first:

@@ -50,7 +50,6 @@ class RuntimeOptions:
     exact: bool | str = False
     slices: int | None = None  # of a global batch in exact mode; None: DEFAULT_SLICES
     log_to: Sequence[str] | None = None  # names of sinks; None: HPCDDP_LOG_TO
-    by_options: bool = False  # `run_dir` and `resume` came from a command line; not an argument of `hpcddp.runtime`
     # (name, ranks) of more dimensions whose ranks see the same samples; not an argument of `hpcddp.runtime`
     model_mesh: tuple[tuple[str, int], ...] = ()
 

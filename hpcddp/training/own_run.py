@@ -27,9 +27,8 @@ from hpcddp.training.rendezvous.failure import Failure, PeerFailedError
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.rendezvous.roll_call import wait_until
 from hpcddp.training.rendezvous.shutdown import claim_failure
-from hpcddp.training.setup import Hints
+from hpcddp.training.setup import ANEW
 
-_OF_OPTIONS = Spelling(own="--fresh, or --run-dir DIR")  # `hpcddp train` has these
 _OF_ARGUMENTS = Spelling("resume=False", "resume", 'resume="{}"', "resume=False, or another run_dir")
 _ALL_READ_S = 60.0
 _openings = itertools.count()  # a group may see several runtimes
@@ -88,15 +87,9 @@ def open_run(
             release_run(attempt.run, attempt.name)
 
 
-def choose_hints(folder: AttemptFolder | None, env: Mapping[str, str], options: RuntimeOptions) -> Hints:
-    """A job's run is chosen by the job's options, also if its script calls `hpcddp.runtime` itself."""
-    of_script = folder is not None and _is_of_script(folder, env)
-    spelling = Spelling() if of_script else _choose_spelling(options)
-    return Hints(f"begin a new run: {spelling.fresh}", "--seed {}" if options.by_options else Hints().seed)
-
-
-def _choose_spelling(options: RuntimeOptions) -> Spelling:
-    return _OF_OPTIONS if options.by_options else _OF_ARGUMENTS
+def say_anew(folder: AttemptFolder | None, env: Mapping[str, str]) -> str:
+    """How to begin a new run: by the job's options, also where its script calls `hpcddp.runtime` itself."""
+    return f"begin a new run: {Spelling().fresh}" if folder is not None and _is_of_script(folder, env) else ANEW
 
 
 def _is_of_script(folder: AttemptFolder, env: Mapping[str, str]) -> bool:
@@ -133,8 +126,7 @@ def _start(folder: AttemptFolder, env: Mapping[str, str], options: RuntimeOption
         hold_run(folder, env, command, process=os.getpid())
         return opened, True
     resume = options.resume if isinstance(options.resume, str) else None
-    spelling = _choose_spelling(options)
-    asked = Asked(folder.run.path, command, options.resume is False, resume, spelling)
+    asked = Asked(folder.run.path, command, options.resume is False, resume, _OF_ARGUMENTS)
     job_s = find_attempt(env)
     starts = list_starts(job_s) if job_s is not None else []
     within = starts[0].path if starts else ""

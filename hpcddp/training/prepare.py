@@ -63,7 +63,7 @@ class Preparation(Wrapping):
         self.seed = setup.options.seed
         self.folder = setup.folder
         self._is_finished = bool(setup.over)
-        self._hints = setup.hints
+        self._anew = setup.anew
         self._batch = setup.global_batch
         self._planned = planned
         self._until_end = until_end  # is closed when the body of the runtime ends
@@ -150,7 +150,7 @@ class Preparation(Wrapping):
             how.dataset, plan, self.layout.data_rank, seed=self.seed, shuffle=how.shuffle, drop_last=how.drop_last
         )
         if self._position is not None:
-            move_to(self._position, sampler, self._hints)
+            move_to(self._position, sampler, self._anew)
         weighing = Weighing(self._gradients.averaged_over, self.layout, self.device, count, self._gradients.slots)
         waits = InputWait(self._loop.record.note_input, lambda share: self._say_starving(share, how.reading))
         self._loader = TrainingLoader(
@@ -236,7 +236,7 @@ class Preparation(Wrapping):
             for optimizer in self._loop.gate.optimizers:
                 note_steps(optimizer.optimizer)
             if self._loader is not None:
-                move_to(self._position, self._loader.sampler, self._hints)
+                move_to(self._position, self._loader.sampler, self._anew)
         self._compare_data()
         if self.folder is not None and self.group.is_first:
             note_loaded(self.folder.run, self.folder.name)

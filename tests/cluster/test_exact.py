@@ -16,7 +16,7 @@ SLOW = (
 )  # the same weights on other numbers of hosts, and on one host in tests/unit/training/test_exact.py
 
 # BatchNorm, dropout, momentum; the learning rate's schedule; a first partial look at real images
-TRAIN = "-m hpcddp.trainer.train --dataset digits --image-size 32 --model mobilenet_v3_small --limit-steps 3 --seed 4"
+TRAIN = "-m hpcddp train --model mobilenet_v3_small --limit-steps 3 --seed 4"
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from livecluster import HERE, Cluster
 pytestmark = pytest.mark.cluster
 
 RENDER = f"hpcddp render --site {HERE}/site.yaml --cpus-per-rank 1 --walltime 0:10:00"
-TRAIN = "python -m hpcddp.trainer.train --dataset digits --image-size 32 --epochs 1"
+TRAIN = "python -m hpcddp train --epochs 1"
 
 
 def submit(cluster: Cluster, shared: Path, render: str) -> str:

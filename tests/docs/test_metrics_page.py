@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from hpcddp.runs.metrics import RESERVED
-from hpcddp.runs.metrics_reader import EpochLine, StepLine
+from hpcddp.runs.metrics_reader import StepLine
 from hpcddp.runs.table import KINDS
 
 
@@ -20,9 +20,8 @@ def first_cells(text: str) -> set[str]:
     return {name for row in re.findall(r"^\| (`.*?) \|", text, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
 
 
-def test_the_keys_of_steps_and_epochs_are_those_that_are_read(repo):
+def test_the_keys_of_steps_are_those_that_are_read(repo):
     assert first_cells(section(repo, "kind `step`")) == set(StepLine._fields) - {"time"}
-    assert first_cells(section(repo, "kind `epoch`")) == set(EpochLine._fields) - {"time"}
 
 
 def test_the_kinds_and_the_names_that_are_taken_are_on_the_page(repo):

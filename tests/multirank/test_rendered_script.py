@@ -114,7 +114,7 @@ def test_a_failed_render_runs_nothing_however_it_is_read(run, tmp_path):
 
 @pytest.mark.slow  # make demo trains under a rendered script, and unit/training/test_resume.py resumes
 def test_training_fills_the_run_folder_and_a_second_attempt_resumes(script, openmpi5, run, tmp_path):
-    train = [sys.executable, "-m", "hpcddp", "train", "--dataset", "fake", "--image-size", "16", "--global-batch", "32"]
+    train = [sys.executable, "-m", "hpcddp", "train", "--image-size", "16", "--global-batch", "32"]
     text = script(*train, "--epochs", "1", "--limit-steps", "2")
     run_dir = tmp_path / "runs/two"
     for attempt in (1, 2):

@@ -69,7 +69,7 @@ class Checkpointer:
         self._exactness = options.exactness
         self._override = options.override
         self._seed = options.seed
-        self._anew = setup.hints.anew
+        self._anew = setup.anew
         self._settings: Settings = {}
         self._writer: Writer | None = None
         if folder is not None:

@@ -24,7 +24,7 @@ from hpcddp.runs.folder import MANIFEST
 from hpcddp.runs.jsonfile import DamagedFileError, UnreadableFileError, write_object
 from hpcddp.training.checkpoint.manifest import STATE, read_manifest
 from hpcddp.training.pulse import at_files
-from hpcddp.training.setup import Hints
+from hpcddp.training.setup import ANEW
 
 #: There is no such file, or it is no file: that is seen wherever the checkpoint is.
 OF_NAMES = {None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
@@ -110,7 +110,7 @@ def set_aside(path: Path) -> None:
 
 
 @at_files()
-def read_checkpoint(path: Path, anew: str = Hints().anew) -> dict[str, Any]:
+def read_checkpoint(path: Path, anew: str = ANEW) -> dict[str, Any]:
     """The state, on the CPU; of a sharded checkpoint its outline. Nothing but tensors and plain values is unpickled."""
     try:
         state: dict[str, Any] = torch.load(path / STATE, map_location="cpu", weights_only=True)

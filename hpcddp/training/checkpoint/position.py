@@ -5,7 +5,7 @@ from __future__ import annotations
 from hpcddp.errors import RequestError
 from hpcddp.training.data.sampler import GlobalBatchSampler
 from hpcddp.training.data.stream_sampler import StreamSampler
-from hpcddp.training.setup import Hints
+from hpcddp.training.setup import ANEW
 
 
 def describe_position(
@@ -24,16 +24,16 @@ def describe_position(
     return position
 
 
-def move_to(position: dict[str, int], sampler: GlobalBatchSampler | StreamSampler, hints: Hints) -> None:
+def move_to(position: dict[str, int], sampler: GlobalBatchSampler | StreamSampler, anew: str) -> None:
     """Continue at this position. RequestError if another seed, another data set or another `shuffle` gave the samples
     of its epoch.
     """
     if not isinstance(sampler, GlobalBatchSampler):
-        check_position(position, seed=sampler.seed, length=sampler.length, samples=sampler.length, hints=hints)
+        check_position(position, seed=sampler.seed, length=sampler.length, samples=sampler.length, anew=anew)
         sampler.consumed = position["consumed"]
         return
     seed, length, samples = sampler.seed, sampler.length, sampler.samples
-    check_position(position, seed=seed, length=length, samples=samples, shuffle=sampler.shuffle, hints=hints)
+    check_position(position, seed=seed, length=length, samples=samples, shuffle=sampler.shuffle, anew=anew)
     epoch, taken = divmod(position["consumed"], position.get("samples", length))
     sampler.consumed = epoch * length + min(taken, length)
 
@@ -45,7 +45,7 @@ def check_position(
     length: int | None,
     samples: int | None,
     shuffle: bool | None = None,
-    hints: Hints = Hints(),  # noqa: B008  # a NamedTuple of words
+    anew: str = ANEW,
 ) -> None:
     """RequestError if another seed, a data set of another length or another `shuffle` gave the samples of a
     checkpoint's epoch. With drop_last an epoch has only `length` of the data set's `samples`, by the global batch. A
@@ -55,18 +55,18 @@ def check_position(
     if old != samples:
         raise RequestError(
             f"the data set has {samples} samples, the checkpoint's run had {old}",
-            f"resume with the same data, or {hints.anew}",
+            f"resume with the same data, or {anew}",
         )
     if old_length is not None and position["consumed"] % old_length == 0:
         return
     if position.get("seed", seed) != seed:
         raise RequestError(
             f"seed {seed} orders the rest of this epoch differently from the checkpoint's seed {position['seed']}",
-            f"{hints.seed.format(position['seed'])}, or {hints.anew}",
+            f"hpcddp.runtime(…, seed={position['seed']}), or {anew}",
         )
     ordered = bool(position.get("shuffle", shuffle))
     if shuffle is not None and ordered != shuffle:
         raise RequestError(
             f"shuffle={shuffle} orders the rest of this epoch differently from the checkpoint's shuffle={ordered}",
-            f"DataLoader(…, shuffle={ordered}), or {hints.anew}",
+            f"DataLoader(…, shuffle={ordered}), or {anew}",
         )

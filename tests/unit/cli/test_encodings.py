@@ -55,7 +55,7 @@ SAID = {
     "logs": [(["läufe"], PEOPLE), (["nîcht"], PEOPLE)],
     "cancel": [(["läufe"], PEOPLE), (["nîcht"], PEOPLE)],
     "supervise": [],  # job scripts call it
-    "train": [(["--help"], PEOPLE), (["--dataset", "zahlen…"], PEOPLE)],
+    "train": [(["--help"], PEOPLE), (["--checkpoint", "zahlen…"], PEOPLE)],
     "compare": [(["läufe", "nîcht"], PEOPLE)],
     "completion": [(["bash"], PROGRAMS), (["tçsh"], PEOPLE)],
     "help": [([], PEOPLE), (["exec"], PEOPLE), (["…"], PEOPLE)],

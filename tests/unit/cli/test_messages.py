@@ -155,8 +155,8 @@ def typed(tmp_path, monkeypatch, capsys):
         ("launch --partition x -- python train.py",
          "hpcddp launch has no option --partition: nodes, queue and account are the allocation's",
          "leave out --partition"),
-        ("train --dataset digit", "--dataset 'digit' is not known", "--dataset digits"),
-        ("train --optimizer zzz", "--optimizer 'zzz' is not known", "--optimizer with one of sgd, adamw"),
+        ("train --checkpoint singel", "--checkpoint 'singel' is not known", "--checkpoint single"),
+        ("train --exact zzz", "--exact 'zzz' is not known", "--exact with one of tree, integer"),
         ("completion bsh", "hpcddp completion 'bsh' is not known", "hpcddp completion bash"),
         ("python train.py --lr 1", "there is no verb before 'python'", "hpcddp launch -- python train.py --lr 1"),
         ("render --demo -- python train.py", "--demo brings its own job file and command, but 'python' was given",
@@ -219,7 +219,7 @@ EMPTY = {
     "launch --name '' -- python train.py": ("--name", "X"),
     "launch --resume '' -- python train.py": ("--resume", "RUN"),
     "lint --site '' job.sh": ("--site", "S"),
-    "train --resume ''": ("--resume", "RUN"),
+    "train --run-dir ''": ("--run-dir", "DIR"),
     "env --from ''": ("--from", "FILE"),
 }
 
@@ -361,25 +361,15 @@ def test_all_that_is_missing_is_said_at_once_and_the_hint_can_be_typed(site, typ
 def test_a_request_without_a_command_is_refused_unless_demo_or_the_job_file_says_it(typed, tmp_path, capsys):
     assert typed("render --site local")[:2] == (2, "the request has no command")
     assert main(["render", "--site", "local", "--demo"]) == 0
-    assert "hpcddp.trainer.train" in capsys.readouterr().out
+    assert "hpcddp train --epochs 5" in capsys.readouterr().out
     (tmp_path / "job.yaml").write_text("command: python train.py\n")
     assert main(["render", "--site", "local", "job.yaml"]) == 0
 
 
-@pytest.mark.parametrize(
-    ("typed", "start"),
-    [
-        ("hpcddp train", "from hpcddp.cli.main import main; sys.exit(main(['train']))"),
-        (
-            "python -m hpcddp.trainer.train",
-            "import runpy; runpy.run_module('hpcddp.trainer.train', run_name='__main__')",
-        ),
-    ],
-)
-def test_the_trainer_without_torch_says_what_is_missing_and_how_it_comes(typed, start):
-    program = f"import sys; sys.modules['torch'] = None; {start}"
+def test_the_trainer_without_torch_says_what_is_missing_and_how_it_comes():
+    program = "import sys; sys.modules['torch'] = None; from hpcddp.cli.main import main; sys.exit(main(['train']))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 4
     message, hint = done.stderr.splitlines()
-    assert message == f"hpcddp: {typed} needs torch, which {sys.executable} does not have"
-    assert hint == "hint: pip install 'hpcddp[train]'"
+    assert message == f"hpcddp: hpcddp train needs torch, which {sys.executable} does not have"
+    assert hint == "hint: pip install 'hpcddp[train,demo]'"

@@ -26,7 +26,7 @@ def causes(*differed: str, begins: int = 1, rate: int | None = None, first: Any 
 
 def record(losses: dict[int, float | None], weights: dict[int, str] | None = None, **facts: Any) -> RunRecord:
     steps = {step: StepLine(step, 0, loss, lr=0.1, samples_per_s=9.0, time=0.0) for step, loss in losses.items()}
-    return RunRecord("run", steps, {}, [], {}, weights or {}, {name: tuple(values) for name, values in facts.items()})
+    return RunRecord("run", steps, [], {}, weights or {}, {name: tuple(values) for name, values in facts.items()})
 
 
 def test_ranks_explain_a_difference_of_plain_runs_only() -> None:
@@ -61,11 +61,11 @@ def test_kernels_in_no_fixed_order_are_named_on_a_gpu_only() -> None:
     [({"exact": "tree"}, "exact (tree)"), ({"exact": None}, "plain"), ({"plan": {"slices": 8}}, "exact"), ({}, None)],
 )
 def test_the_mode_is_what_the_attempt_recorded(versions: dict[str, Any], mode: str | None) -> None:
-    assert describe_attempt(versions, {}, {}).get("mode") == mode
+    assert describe_attempt(versions, {}).get("mode") == mode
 
 
 def test_ranks_and_nodes_are_counted() -> None:
-    facts = describe_attempt({"ranks": [{"host": "a"}, {"host": "b"}, {"host": "a"}]}, {}, {})
+    facts = describe_attempt({"ranks": [{"host": "a"}, {"host": "b"}, {"host": "a"}]}, {})
     assert (facts["ranks"], facts["nodes"], facts["hosts"]) == (3, 2, "a, b")
 
 

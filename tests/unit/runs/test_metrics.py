@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hpcddp.errors import RequestError
 from hpcddp.runs.jsonfile import SchemaError
 from hpcddp.runs.metrics import MetricsFile, check_numbers
-from hpcddp.runs.metrics_reader import EpochLine, LogLine, MetricsReader, StepLine
+from hpcddp.runs.metrics_reader import LogLine, MetricsReader, StepLine
 
 
 def step_text(step: int, **more: Any) -> bytes:
@@ -33,13 +33,13 @@ def path(tmp_path: Path) -> Path:
 def test_what_is_written_is_read_with_speed_and_time(path: Path) -> None:
     with MetricsFile(str(path)) as file:
         file.write("step", step=1, epoch=0, lr=0.1, samples_per_s=640.5, loss=float("nan"), counted=9)
-        file.write("epoch", step=1, epoch=0, loss=2.0, acc=0.5, test_loss=3.0, test_acc=0.25, samples_per_s=600, lr=0.1)
-    step, epoch = MetricsReader(str(path)).read()
+        file.log(1, {"test_acc": 0.25})
+    step, log = MetricsReader(str(path)).read()
     assert isinstance(step, StepLine)
     assert step._replace(time=0.0) == StepLine(1, 0, None, 0.1, 640.5, 0.0, 9)
-    assert isinstance(epoch, EpochLine)
-    assert epoch._replace(time=0.0) == EpochLine(0, 1, 2.0, 0.5, 3.0, 0.25, 600.0, 0.1, 0.0)
-    assert 0 < step.time <= epoch.time
+    assert isinstance(log, LogLine)
+    assert log._replace(time=0.0) == LogLine(1, {"test_acc": 0.25}, 0.0)
+    assert 0 < step.time <= log.time
 
 
 def test_each_start_of_a_requeued_attempt_writes_the_schema_version_and_cuts_half_a_line(path: Path) -> None:

@@ -158,12 +158,6 @@ def test_a_job_without_a_name_is_called_after_its_script():
     assert plan("local", command=["/usr/bin/env"]).name == "env"
 
 
-def test_the_reference_trainer_gets_the_global_batch_as_an_argument():
-    trainer = ["python", "-m", "hpcddp.trainer.train"]
-    assert plan("local", command=trainer, global_batch="64").command[-2:] == ("--global-batch", "64")
-    assert plan("local", command=["python", "my.py"], global_batch="64").command == ("python", "my.py")
-
-
 def test_ranks_may_outnumber_this_machines_cores():
     job = plan("local", ranks_per_node="50")
     assert (job.world_size, job.cpus_per_rank, job.threads_per_rank) == (50, 1, 1)

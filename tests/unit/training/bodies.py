@@ -191,6 +191,6 @@ def meet_counted(argument: dict[str, Any]) -> None:
 
 def train_reference(argument: list[str]) -> None:
     """The reference trainer with this command line; the exit status is its own."""
-    from hpcddp.trainer.train import main
+    from hpcddp.cli.main import main
 
-    raise SystemExit(main(argument, os.environ))
+    raise SystemExit(main(["train", *argument]))

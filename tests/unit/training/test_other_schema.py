@@ -16,7 +16,7 @@ from hpcddp.runs.jsonfile import SchemaError
 from hpcddp.training.rendezvous.store_address import agree_on_store_address
 
 _FILES = ["run.json", "state.json", "checkpoints/step-00000001/manifest.json", "checkpoints/best.json"]
-_OF_ATTEMPT = ["metrics.jsonl", "versions.json", "data.json", "options.json"]
+_OF_ATTEMPT = ["metrics.jsonl", "versions.json", "data.json"]
 
 
 @pytest.fixture

@@ -99,17 +99,15 @@ def test_a_finished_script_that_is_started_again_begins_a_run_of_its_own_on_ever
     assert second == f'hpcddp: run {base}-2: new, since train is finished (to resume that one: resume="train")'
 
 
-def test_a_script_is_answered_in_arguments_and_a_command_line_in_options(
+def test_a_script_is_answered_in_arguments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     base = tmp_path / "train"
     os.makedirs(f"{base}/checkpoints")
-    for by_options, again, named in ((False, "resume=False", 'resume="none"'), (True, "--fresh", "--resume none")):
-        folder, options = choose_attempt({}, str(base)), RuntimeOptions(run_dir=str(base), by_options=by_options)
-        with open_run(folder, group_of(0, HashStore()), {}, options):
-            assert capsys.readouterr().err.endswith(f"(a new run instead: {again})\n")
-        missing, _ = open_on_two_ranks(base, monkeypatch, resume="none", by_options=by_options)
-        assert str(missing).startswith(f"{named}: there is no run {tmp_path}/none\nhint: one of: train")
+    with open_run(choose_attempt({}, str(base)), group_of(0, HashStore()), {}, RuntimeOptions(run_dir=str(base))):
+        assert capsys.readouterr().err.endswith("(a new run instead: resume=False)\n")
+    missing, _ = open_on_two_ranks(base, monkeypatch, resume="none")
+    assert str(missing).startswith(f'resume="none": there is no run {tmp_path}/none\nhint: one of: train')
 
 
 def test_ranks_of_a_job_script_take_its_run_and_its_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,9 +147,6 @@ def test_a_run_that_another_process_holds_is_refused_by_rank_0_and_reported_by_i
     first, other = open_on_two_ranks(tmp_path / "train", monkeypatch)
     assert isinstance(first, HeldError)
     assert first.hint == "wait for its end, or a run of its own: resume=False, or another run_dir"
-    by_options, _ = open_on_two_ranks(tmp_path / "train", monkeypatch, by_options=True)
-    assert isinstance(by_options, HeldError)
-    assert by_options.hint == "wait for its end, or a run of its own: --fresh, or --run-dir DIR"
     assert isinstance(other, PeerFailedError)
     env = {"HPCDDP_RUN_DIR": run.path, "HPCDDP_ATTEMPT": "42"}  # an environment that no job script made
     assert isinstance(open_on_two_ranks(tmp_path, monkeypatch, env)[0], HeldError)

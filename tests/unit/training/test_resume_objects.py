@@ -18,8 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import hpcddp
 from hpcddp.errors import RequestError
 from hpcddp.runs.folder import choose_attempt
-from hpcddp.training.options import RuntimeOptions
-from hpcddp.training.own_run import choose_hints
+from hpcddp.training.own_run import say_anew
 
 Objects = tuple[list[nn.Module], list[Any]]  # models, and what else rt.prepare is given
 Make = Callable[[], Objects]
@@ -167,15 +166,8 @@ def test_another_order_of_the_samples_is_refused_inside_of_an_epoch_only(
 def test_a_hint_has_the_words_of_how_the_run_was_started(tmp_path: Path) -> None:
     run = str(tmp_path / "train")
     job = {"HPCDDP_RUN_DIR": run, "HPCDDP_ATTEMPT": "41"}
-    fresh, argument = "begin a new run: --fresh", "hpcddp.runtime(…, seed={})"
-    for env, by_options, words in (
-        ({}, False, ("begin a new run: resume=False", argument)),
-        ({}, True, (fresh, "--seed {}")),
-        (job, False, (fresh, argument)),
-        (job, True, (fresh, "--seed {}")),
-    ):
-        options = RuntimeOptions(run_dir=run, by_options=by_options)
-        assert choose_hints(choose_attempt(env, run), env, options) == words
+    for env, words in (({}, "begin a new run: resume=False"), (job, "begin a new run: --fresh")):
+        assert say_anew(choose_attempt(env, run), env) == words
 
 
 def test_a_group_that_was_added_in_the_loop_has_to_come_before_prepare(tmp_path: Path) -> None:

@@ -11,19 +11,16 @@ from typing import Any
 
 import pytest
 import torch
-from PIL import Image
 
 from hpcddp.cli.train import build_parser
 from hpcddp.errors import RequestError
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.opening import read_planned_batch
-from hpcddp.trainer.images import load_images
-from hpcddp.trainer.models import make_model
-from hpcddp.trainer.train import main, warm_up_and_cosine
+from hpcddp.trainer import load_images
 from hpcddp.training.options import CHECKPOINT_FORMS
 
 RunRanks = Callable[..., Any]
-SMALL = ["--model", "shufflenet_v2_x0_5", "--global-batch", "100", "--epochs", "1"]
+SMALL = ["--model", "shufflenet_v2_x0_5", "--image-size", "16", "--global-batch", "100", "--epochs", "1"]
 
 
 def test_the_options_without_torch_offer_what_the_runtime_takes() -> None:
@@ -36,15 +33,14 @@ def test_two_ranks_train_the_digits_and_leave_everything_in_the_run_folder(run_r
     assert "global batch: 100 = 2 ranks x 25 x 2" in outcome.outputs[0]
     assert f"hpcddp: run {tmp_path.name}: finished after step 15, epoch 1\n" in outcome.outputs[0]
     assert "  model     shufflenet_v2_x0_5 on digits\n" in outcome.outputs[0]
-    assert "rank 1 " in outcome.outputs[0]
+    assert "  accuracy  " in outcome.outputs[0]
     assert outcome.outputs[1] == ""
     assert json.loads((tmp_path / "state.json").read_text())["status"] == "finished"
     assert (tmp_path / "checkpoints" / "step-00000015" / "manifest.json").exists()
     (attempt,) = (tmp_path / "attempts").iterdir()
     lines = [json.loads(line) for line in (attempt / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if line["kind"] == "step"] == list(range(1, 16))
-    (epoch,) = (line for line in lines if line["kind"] == "epoch")
-    assert {"loss", "acc", "test_acc", "samples_per_s", "lr"} <= epoch.keys()
+    assert ["test_acc" in line for line in lines if line["kind"] == "log"] == [True]
     versions = json.loads((attempt / "versions.json").read_text())
     assert versions["torch"] == torch.__version__
     assert len(versions["ranks"]) == 2
@@ -52,7 +48,7 @@ def test_two_ranks_train_the_digits_and_leave_everything_in_the_run_folder(run_r
 
 @pytest.mark.slow
 def test_a_limited_run_resumes_where_it_stopped(run_ranks: RunRanks, tmp_path: Path) -> None:
-    options = [*SMALL, "--dataset", "fake", "--run-dir", str(tmp_path), "--limit-steps", "2"]
+    options = [*SMALL, "--run-dir", str(tmp_path), "--limit-steps", "2"]
     first = run_ranks("train_reference", 2, options).check()
     assert "unfinished" in first.outputs[0]
     assert json.loads((tmp_path / "state.json").read_text())["step"] == 2
@@ -65,7 +61,7 @@ def test_a_limited_run_resumes_where_it_stopped(run_ranks: RunRanks, tmp_path: P
 def test_another_model_than_the_checkpoints_is_told_once_and_changes_nothing(
     run_ranks: RunRanks, tmp_path: Path
 ) -> None:
-    options = ["--dataset", "fake", "--run-dir", str(tmp_path), "--global-batch", "10", "--limit-steps", "1"]
+    options = ["--run-dir", str(tmp_path), "--global-batch", "10", "--limit-steps", "1"]
     run_ranks("train_reference", 1, ["--model", "shufflenet_v2_x0_5", *options]).check()
     outcome = run_ranks("train_reference", 2, ["--model", "shufflenet_v2_x1_0", *options])
     told = "".join(outcome.outputs)
@@ -77,7 +73,7 @@ def test_another_model_than_the_checkpoints_is_told_once_and_changes_nothing(
 
 def test_a_run_folder_that_cannot_be_made_is_told_in_two_lines(run_ranks: RunRanks, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    outcome = run_ranks("train_reference", 2, ["--dataset", "fake", "--run-dir", str(tmp_path / "file" / "run")])
+    outcome = run_ranks("train_reference", 2, ["--run-dir", str(tmp_path / "file" / "run")])
     told = "".join(outcome.outputs)
     assert told.count("cannot be written: not a directory") == 1
     assert "Traceback" not in told
@@ -91,54 +87,20 @@ def test_a_damaged_plan_is_named(tmp_path: Path, plan: str) -> None:
         read_planned_batch(RunFolder(str(tmp_path)))
 
 
-def test_an_image_folder_has_the_same_classes_in_both_parts(tmp_path: Path) -> None:
-    for name in ("train/cat", "train/dog", "val/dog"):
-        (tmp_path / name).mkdir(parents=True)
-        Image.new("RGB", (8, 8)).save(tmp_path / name / "1.png")
-    with pytest.raises(RequestError, match="has cat in only one of train/ and val/"):
-        load_images("imagefolder", str(tmp_path), 8)
-
-
-def test_a_wrong_option_is_told_once_and_ends_all_ranks(run_ranks: RunRanks, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    outcome = run_ranks("train_reference", 2, ["--dataset", "fake", "--model", "resnet81", "--run-dir", str(run)])
-    assert 2 in outcome.statuses
-    assert 0 not in outcome.statuses
+def test_a_model_that_is_none_is_told_once_and_ends_all_ranks(run_ranks: RunRanks, tmp_path: Path) -> None:
+    outcome = run_ranks("train_reference", 2, ["--model", "resnet81", "--run-dir", str(tmp_path)])
+    assert sorted(outcome.statuses) in ([2, 2], [2, 6])
     told = "".join(outcome.outputs)
     assert told.count("is no classification model") == 1
     assert "did you mean 'resnet18'" in told
     assert "Traceback" not in told
-    assert not run.exists()
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        (["--dataset", "mnist"], "--dataset mnist needs a folder"),
-        (["--lr-rule", "linear"], "--lr-rule linear needs the global batch"),
-        (["--parallel", "shard=1,tensor=2"], "the models of hpcddp train have no tensor plan"),
-        (["--parallel", "shard=3"], "--parallel: shard=3 is for 3 ranks, and there is 1 rank"),
-    ],
-)
-def test_what_is_refused_begins_no_run(
-    options: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(options, {}) == 2
-    assert told in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
     ("option", "value", "told"),
     [
-        ("--lr", "x", "'x' is not a number above 0"),
-        ("--lr", "nan", "'nan' is not a number above 0"),
-        ("--lr", "inf", "'inf' is not a number above 0"),
-        ("--lr", "-1", "'-1' is not a number above 0"),
-        ("--lr", "0", "'0' is not a number above 0"),
-        ("--workers", "-1", "'-1' is not a whole number from 0 on"),
-        ("--weight-decay", "nan", "'nan' is not a number from 0 on"),
+        *(("--lr", value, f"'{value}' is not a number above 0") for value in ("x", "nan", "inf", "-1", "0")),
+        ("--epochs", "0", "value '0' is below 1"),
         ("--seed", "1.5", "'1.5' is not a whole number"),
     ],
 )
@@ -147,51 +109,13 @@ def test_a_number_that_no_training_takes_is_refused(option: str, value: str, tol
         build_parser().parse_args([option, value])
 
 
-def test_a_missing_data_folder_is_an_error_and_nothing_is_downloaded(tmp_path: Path) -> None:
-    for name in ("mnist", "cifar10", "imagefolder"):
-        with pytest.raises(RequestError, match="does not hold it") as caught:
-            load_images(name, str(tmp_path), None)
-        assert "nothing is downloaded" in caught.value.hint
-        with pytest.raises(RequestError, match="needs a folder"):
-            load_images(name, None, None)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_of_images_is_read(tmp_path: Path) -> None:
-    from PIL import Image
-
-    for part in ("train", "val"):
-        for kind in ("cat", "dog"):
-            folder = tmp_path / part / kind
-            folder.mkdir(parents=True)
-            Image.new("L", (9, 7)).save(folder / "one.png")
-    images = load_images("imagefolder", str(tmp_path), 16)
-    assert (images.classes, len(images.train), images.train[0][0].shape) == (2, 2, (3, 16, 16))
-
-
 def test_the_digits_are_split_without_overlap() -> None:
-    images = load_images("digits", None, None)
-    train, test = set(images.train.indices), set(images.test.indices)
-    assert len(train) == 1437
-    assert len(test) == 360
-    assert not train & test
-    image, digit = images.test[0]
+    train, test = load_images(32)
+    assert (len(train), len(test)) == (1437, 360)
+    image, digit = test[0]
     assert image.shape == (3, 32, 32)
     assert 0 <= digit <= 9
-
-
-@pytest.mark.parametrize("name", ["mobilenet_v3_small", "googlenet", "vit_b_32"])
-def test_any_classification_model_takes_the_number_of_classes(name: str) -> None:
-    model = make_model(name, 7, 64).eval()
-    with torch.no_grad():
-        assert model(torch.zeros(1, 3, 64, 64)).shape == (1, 7)
-
-
-def test_the_learning_rate_warms_up_and_ends_at_zero() -> None:
-    factors = [warm_up_and_cosine(step, 100) for step in range(101)]
-    assert max(factors) == 1.0
-    assert factors[0] == pytest.approx(1 / 15)
-    assert factors[100] == 0.0
+    assert not torch.equal(train[0][0], train.images[0])  # shifted and turned
 
 
 def test_help_needs_no_torch() -> None:
@@ -201,8 +125,7 @@ def test_help_needs_no_torch() -> None:
 
 @pytest.mark.slow
 def test_weights_that_are_no_numbers_end_the_run_and_are_not_saved(run_ranks: RunRanks, tmp_path: Path) -> None:
-    options = [*SMALL, "--dataset", "fake", "--run-dir", str(tmp_path), "--lr", "1e30", "--epochs", "2"]
-    outcome = run_ranks("train_reference", 2, options)
+    outcome = run_ranks("train_reference", 2, [*SMALL, "--run-dir", str(tmp_path), "--lr", "1e30"])
     told = "".join(outcome.outputs)
     assert told.count("the weights are no numbers any more") == 1
     state = json.loads((tmp_path / "state.json").read_text())

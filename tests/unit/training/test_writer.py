@@ -20,7 +20,7 @@ from hpcddp.training.checkpoint.manifest import read_manifest
 from hpcddp.training.checkpoint.position import check_position, describe_position, move_to
 from hpcddp.training.checkpoint.state_tree import make_outline
 from hpcddp.training.data.sampler import GlobalBatchSampler
-from hpcddp.training.setup import Hints
+from hpcddp.training.setup import ANEW
 
 RunRanks = Callable[..., Any]
 BODY = "checkpoint_bodies:train"
@@ -139,17 +139,17 @@ def test_another_global_batch_or_drop_last_of_the_same_data_goes_on_at_the_same_
         (sampler(6, drop_last=False), order[12:]),
         (sampler(11), order[12:]),
     ):
-        move_to(position, new, Hints())
+        move_to(position, new, ANEW)
         assert (new.epoch, [sample for batch in new for sample in batch]) == (0, left)
     short = sampler(12)  # has 12 in an epoch: this one is over
-    move_to(position, short, Hints())
+    move_to(position, short, ANEW)
     assert (short.epoch, short.position) == (1, 0)
     old.end_epoch(0)
     new = sampler(10)
-    move_to(describe_position(3, old), new, Hints())
+    move_to(describe_position(3, old), new, ANEW)
     assert (new.epoch, new.position) == (1, 0)
     with pytest.raises(RequestError, match="the data set has 21 samples, the checkpoint's run had 22"):
-        move_to(position, sampler(6, samples=21), Hints())
+        move_to(position, sampler(6, samples=21), ANEW)
 
 
 @pytest.mark.slow
