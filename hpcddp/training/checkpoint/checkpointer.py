@@ -209,7 +209,7 @@ class Checkpointer:
     def _settle_settings(self, objects: dict[str, Any], manifest: dict[str, Any], step: int) -> None:
         """The objects have the checkpoint's settings now: override those that the user said, and name all changes,
         and the objects that are gone."""
-        old = manifest.get("settings", {})
+        old = manifest["settings"]
         changes = list_changes(old, self._settings)
         if self._is_strict and self._folder is not None:
             others = list_changes(manifest.get("asked", old), self._settings)

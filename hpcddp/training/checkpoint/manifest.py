@@ -47,13 +47,13 @@ def _find_fault(manifest: dict[str, Any]) -> str | None:
     for name in (STATE,) if form == "single" else (STATE, INDEX):
         if name not in files:
             return f"lists no {name}"
-    for settings in (manifest.get("settings", {}), manifest.get("asked", {})):
+    for settings in (manifest.get("settings"), manifest.get("asked", {})):
         if not isinstance(settings, dict) or not all(isinstance(values, dict) for values in settings.values()):
             return "does not give the settings of each object"
-    objects = manifest.get("objects", {})
+    objects = manifest.get("objects")
     if not isinstance(objects, dict) or not all(isinstance(about, dict) for about in objects.values()):
         return "does not describe each of the objects"
-    groups = manifest.get("parameter_groups", {})
+    groups = manifest.get("parameter_groups")
     if not isinstance(groups, dict) or not all(map(_are_groups, groups.values())):
         return "does not give the count and the SHA-256 of the parameters of each parameter_groups entry"
     data = manifest.get("data", {"sha256": "", "means": []})

@@ -50,7 +50,7 @@ def _hash_names(names: list[str | None]) -> str:
 def check_same_classes(manifest: Mapping[str, Any], objects: Mapping[str, Any], source: str, anew: str) -> None:
     """RequestError for an optimizer or a scheduler of another class than the checkpoint's, whose state is another."""
     for name, thing in objects.items():
-        old, new = manifest.get("objects", {}).get(name, {}).get("type"), type(thing).__name__
+        old, new = manifest["objects"].get(name, {}).get("type"), type(thing).__name__
         if old in (None, new) or not isinstance(thing, Optimizer | LRScheduler):
             continue
         if not any({old, new} <= classes for classes in _SAME_STATE):
@@ -62,7 +62,7 @@ def check_same_classes(manifest: Mapping[str, Any], objects: Mapping[str, Any], 
 
 def check_same_groups(manifest: Mapping[str, Any], groups: Groups, source: str, anew: str) -> None:
     """RequestError for an optimizer with other parameters than the checkpoint's, or in another order."""
-    for name, described in manifest.get("parameter_groups", {}).items():
+    for name, described in manifest["parameter_groups"].items():
         old = [{key: group[key] for key in ("parameters", "sha256")} for group in described]
         new = groups.get(name, old)
         if new != old:

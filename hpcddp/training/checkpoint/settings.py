@@ -138,7 +138,7 @@ def refuse_other(run: str, other: str) -> NoReturn:
 
 def describe_gone(manifest: Mapping[str, Any], objects: Mapping[str, Any], step: int) -> Iterator[str]:
     """One line for each object of a checkpoint that the script does not track any more."""
-    for name, described in manifest.get("objects", {}).items():
+    for name, described in manifest["objects"].items():
         if name not in objects:
             yield (
                 f"resumed at step {step}: the checkpoint has {name} ({described['type']}), which rt.prepare was not"

@@ -38,6 +38,8 @@ from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.rendezvous.roll_call import Member
 
 ALONE = Group(0, 1, "none", "gloo", torch.device("cpu"), (Member(0, "here", 1, 0, "0", ()),), HashStore())
+#: What a manifest says beside the step and the files.
+ABOUT = {"form": "single", "settings": {}, "objects": {}, "parameter_groups": {}}
 
 
 class Numbers:
@@ -56,7 +58,7 @@ class Numbers:
 def _write(folder: Path, step: int, *, numbers: int | None = None, keep: int = 10) -> Path:
     """A checkpoint as a run of one rank writes it."""
     tracked = Tracked({"numbers": Numbers(step if numbers is None else numbers)})
-    Writer(ALONE, folder, None, keep).save(tracked, {"step": step, "seed": 3}, {})
+    Writer(ALONE, folder, None, keep).save(tracked, {"step": step, "seed": 3}, {"settings": {}})
     return folder / f"step-{step:08d}"
 
 
@@ -247,7 +249,7 @@ def test_only_the_newest_are_kept(tmp_path: Path) -> None:
 
 def test_a_checkpoint_with_code_in_it_is_not_unpickled(tmp_path: Path) -> None:
     partial = begin(tmp_path, 1)
-    path = commit(partial, {STATE: write_state_file(partial, {"bad": print})}, {"step": 1})
+    path = commit(partial, {STATE: write_state_file(partial, {"bad": print})}, {**ABOUT, "step": 1})
     with pytest.raises(RequestError, match="more than tensors"):
         read_checkpoint(path)
 
@@ -260,7 +262,7 @@ def _write_in_place(folder: Path, step: int) -> None:
     """What most programs do: the newest checkpoint is written over the one before."""
     state_file, manifest = folder / "step-00000000" / "state.pt", folder / "step-00000000" / "manifest.json"
     torch.save(Numbers(step).state_dict(), state_file)
-    manifest.write_text(json.dumps({"step": step, "form": "single", "files": {"state.pt": describe_file(state_file)}}))
+    manifest.write_text(json.dumps({**ABOUT, "step": step, "files": {"state.pt": describe_file(state_file)}}))
 
 
 def _kill_at_each_operation(write: Callable[..., object], folder: Path, bodies: ModuleType) -> tuple[int, int]:
