@@ -11,6 +11,7 @@ from contextlib import suppress
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.holder import Holder, find_machine, start_time
 from hpcddp.runs.submitted import Submission, script_of
+from hpcddp.schedulers.job_id import parse_id
 from hpcddp.schedulers.row import JobFound
 from hpcddp.schedulers.run import start_detached
 from hpcddp.supervisor.leftover import find_left
@@ -57,15 +58,13 @@ def find_jobs(submissions: list[Submission]) -> list[JobFound]:
     """What can be seen of such jobs, in the form in which a scheduler's are shown."""
     found = []
     for one in submissions:
-        alive = is_alive(one)
+        job, alive = parse_id(one.job), is_alive(one)
         if alive is None:
-            found.append(JobFound(one.job, "unknown", reason=f"it runs on {one.host}, and only there can it be seen"))
+            found.append(JobFound(job, "unknown", reason=f"it runs on {one.host}, and only there can it be seen"))
         elif alive:
             waits = _is_waiting(one.process)
             found.append(
-                JobFound(
-                    one.job, "queued" if waits else "running", reason="waits for the jobs before it" if waits else ""
-                )
+                JobFound(job, "queued" if waits else "running", reason="waits for the jobs before it" if waits else "")
             )
     return found
 

@@ -16,6 +16,7 @@ from hpcddp.record import Record
 from hpcddp.runs.folder import RunFolder, job_of, show_path
 from hpcddp.runs.lock import release_run
 from hpcddp.runs.sweep_folder import is_in, list_points
+from hpcddp.schedulers.job_id import JobId
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import Commands, JobFound
 from hpcddp.schedulers.run import run_program
@@ -53,9 +54,9 @@ def cancel_runs(runs: Sequence[RunFolder], env: Mapping[str, str], *, now: bool)
     read = [read_on_disk(run) for run in each.values()]
     answers = ask(read, env)
     found = [_Live(run.run, *pair) for run in read for pair in judge(run, answers).live]
-    live: dict[tuple[str, str, str], _Live] = {}
+    live: dict[tuple[str, JobId], _Live] = {}
     for one in found:  # a sweep and its run know one job, each a part of it
-        key = one.job.scheduler, one.found.id, one.found.array_index
+        key = one.job.scheduler, one.found.id
         submission = one.job.submission or (live[key].job.submission if key in live else None)
         live[key] = one._replace(job=one.job._replace(submission=submission))
     live = {key: one for key, one in live.items() if not _is_among(one, live.values())}
@@ -73,11 +74,13 @@ def cancel_runs(runs: Sequence[RunFolder], env: Mapping[str, str], *, now: bool)
 
 def _is_among(one: _Live, others: Iterable[_Live]) -> bool:
     """Whether it is one of an array's jobs that wait together, which are ended together."""
-    index = one.found.array_index
-    same = (other.found for other in others if other.job.scheduler == one.job.scheduler and other is not one)
-    return index.isdecimal() and any(
-        found.id == one.found.id and not found.array_index.isdecimal() and is_in(found.array_index, int(index))
-        for found in same
+    own = one.found.id
+    same = (other.found.id for other in others if other.job.scheduler == one.job.scheduler and other is not one)
+    return own.array_index.isdecimal() and any(
+        several.number == own.number
+        and not several.array_index.isdecimal()
+        and is_in(several.array_index, int(own.array_index))
+        for several in same
     )
 
 
@@ -85,13 +88,13 @@ def _cancel(commands: Commands, jobs: Sequence[_Live], env: Mapping[str, str], *
     told = []
     waiting = [one for one in jobs if one.waits and not one.is_by_hand]
     if waiting:
-        names = [name for one in waiting for name in _spell(one.found, commands)]
+        names = [str(one.found.id) for one in waiting]
         _run_all(commands.cancel, names, env)
         told.append(f"{_listed(names)} will not start")
     running = [one for one in jobs if not one.waits and one.found.state != "exiting" and not one.is_by_hand]
     told += [_ask_by_folder(one, commands, now=now) for one in jobs if one.is_by_hand]
     if now and running:
-        names = [name for one in running for name in _spell(one.found, commands)]
+        names = [str(one.found.id) for one in running]
         _run_all(commands.cancel, names, env)
         return [*told, _say_cancelled(names, commands)]
     errors = []
@@ -107,17 +110,15 @@ def _cancel(commands: Commands, jobs: Sequence[_Live], env: Mapping[str, str], *
 
 def _stop(one: _Live, commands: Commands, env: Mapping[str, str]) -> str:
     """Ask one job to save and end: by its scheduler's command, else through the run's folder."""
-    stop, cancel, names = commands.stop, commands.cancel, _spell(one.found, commands)
-    name = _listed(names)
+    stop, cancel, name = commands.stop, commands.cancel, str(one.found.id)
     ends = f"hpcddp cancel {call_run(one.run)} --now ends it as {cancel[0]} does"
     if stop and one.found.state != "suspended":  # there it would wait for the job to go on
-        # not by its own id: that of the last one is the array's, for Slurm
-        _run_all([word for word in stop if word != "{job}"], names, env, says_why=True)
+        _run_all([word for word in stop if word != "{job}"], [name], env, says_why=True)
         return f"{name} was asked to save and stop; {ends}"
     if one.job.holds and (path := _write_request(one)):
         return f"{name} was asked to save and stop, through {path}; {ends}"
-    _run_all(cancel, names, env)
-    return _say_cancelled(names, commands)
+    _run_all(cancel, [name], env)
+    return _say_cancelled([name], commands)
 
 
 def _say_cancelled(names: Sequence[str], commands: Commands) -> str:
@@ -129,9 +130,8 @@ def _say_cancelled(names: Sequence[str], commands: Commands) -> str:
 def _ask_by_folder(one: _Live, commands: Commands, *, now: bool) -> str:
     name, job = call_run(one.run), one.job.id
     if not one.job.holds:  # its scheduler starts it again
-        return (
-            f"{name} was launched by hand in job {job}, which {one.found.state}: {shlex.join([*commands.cancel, job])}"
-        )
+        ends = shlex.join([*commands.cancel, str(job)])
+        return f"{name} was launched by hand in job {job}, which {one.found.state}: {ends}"
     path = _write_request(one)
     done = f"was asked to save and stop, through {path}" if path else "cannot be asked: its folder cannot be written"
     more = f"; --now would end all of job {job}, in which it was launched by hand" if now else ""
@@ -187,17 +187,6 @@ def _run_all(command: Sequence[str], ids: Sequence[str], env: Mapping[str, str],
 def _is_over(line: str) -> bool:
     """Whether a command says that a job has ended: then there is nothing to cancel."""
     return any(text in line for text in _OVER)
-
-
-def _spell(job: JobFound, commands: Commands) -> list[str]:
-    """The ids by which a command takes one job, or the jobs of an array that wait together."""
-    if not job.array_index:
-        return [job.id]
-    if not commands.of_index:
-        return [job.own_id or job.id]
-    if commands.of_indices and not job.array_index.isdecimal():
-        return [commands.of_indices.format(job=job.id, index=job.array_index)]
-    return [commands.of_index.format(job=job.id, index=index) for index in job.array_index.split(",")]
 
 
 def _listed(names: Sequence[str]) -> str:

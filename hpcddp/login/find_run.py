@@ -11,11 +11,11 @@ from contextlib import suppress
 from hpcddp.errors import RequestError, nearest
 from hpcddp.runs.choice import is_run
 from hpcddp.runs.folder import RunFolder, job_of, list_attempts, list_holders, list_runs, show_path
-from hpcddp.runs.holder import Holder
 from hpcddp.runs.jsonfile import read_text
-from hpcddp.runs.lock import read_holder
+from hpcddp.runs.lock import read_holder, read_holders
 from hpcddp.runs.submitted import list_submissions, read_submissions
 from hpcddp.runs.sweep_folder import has_index, is_in, list_points, read_sweep
+from hpcddp.schedulers.job_id import JobId, parse_id
 from hpcddp.schedulers.registry import find_scheduler
 
 #: Where runs are, unless a job file says otherwise.
@@ -43,16 +43,13 @@ def find_run(word: str, folder: str = RUNS) -> RunFolder:
     for run in (beside, RunFolder(path)) if "/" not in path else (RunFolder(path), beside):
         if is_run(run) or find_waiting_point(run) is not None:
             return run
-    runs = list_all_runs(folder)
-    if re.match(r"\d", word) or word.startswith("local-"):
-        of_job = [run for run in runs if _has_job(run, word)]
-        if len(of_job) > 1:  # Slurm gives the last of an array's jobs the array's own id
-            arrays = [run for run in of_job if any(is_same_job(word, one.job) for one in read_submissions(run))]
-            of_job = arrays if len(arrays) == 1 else of_job
+    runs, job = list_all_runs(folder), parse_id(word)
+    if job.is_job:
+        of_job = [run for run in runs if any(job.is_same(one) for one in list_jobs(run))]
         if len(of_job) == 1:
             return of_job[0]
         if not of_job:
-            waiting = [run for sweep in runs for run in [_find_index(sweep, word)] if run is not None]
+            waiting = [run for sweep in runs for run in [_find_index(sweep, job)] if run is not None]
             if waiting:
                 return waiting[0]
         if of_job:
@@ -89,13 +86,13 @@ def list_all_runs(folder: str = RUNS) -> list[RunFolder]:
     return [run for run in runs if is_run(run)]
 
 
-def list_jobs(run: RunFolder) -> list[str]:
-    """The ids of all jobs that the run is known to have had or to wait for, each once: submitted ones, those that have
-    held it, and the follow-ups of a chain."""
-    ids = [one.job for one in read_submissions(run)]
-    ids += [holder.job for path in list_holders(run) if (holder := read_holder(path)) is not None and holder.job]
-    ids += filter(None, map(read_follow_up, (attempt.next for attempt in list_attempts(run))))
-    return list(dict.fromkeys(ids))
+def list_jobs(run: RunFolder) -> list[JobId]:
+    """All jobs that the run is known to have had or to wait for: submitted ones, those that have held it, those that
+    its attempts are named after, and the follow-ups of a chain."""
+    attempts = list_attempts(run)
+    ids = [one.job for one in read_submissions(run)] + [job_of(attempt.name) for attempt in attempts]
+    ids += filter(None, (read_follow_up(attempt.next) for attempt in attempts))
+    return [*map(parse_id, ids), *(holder.id for holder in read_holders(run))]
 
 
 def find_newest_jobs(run: RunFolder) -> list[str]:
@@ -107,7 +104,7 @@ def find_newest_jobs(run: RunFolder) -> list[str]:
     for path in list_holders(run):
         holder = read_holder(path)
         if holder is not None and holder.job:
-            times.append((_changed(path), own_job(holder)))
+            times.append((_changed(path), str(holder.id)))
     for attempt in list_attempts(run):
         if follows := read_follow_up(attempt.next):
             times.append((_changed(attempt.next), follows))
@@ -130,26 +127,13 @@ def read_follow_up(path: str) -> str:
         return ""
 
 
-def is_same_job(one: str, other: str) -> bool:
-    """Whether two texts are one job's id: with or without its server, `47` and `47.pbs1`, and in each scheduler's way
-    of an array's index, `47_3`, `47[3].pbs1` and `47-3`, the name that attempts have."""
-    return _plain(one) == _plain(other)
-
-
-def own_job(holder: Holder) -> str:
-    """The id of the job that holds the run; of one of an array with its index, where all have the array's id."""
-    own = job_of(holder.attempt)
-    index = own.removeprefix(f"{holder.job}-")
-    return f"{holder.job}_{index}" if own != index and index.isdecimal() else holder.job
-
-
-def find_waiting_point(run: RunFolder) -> tuple[str, str] | None:
+def find_waiting_point(run: RunFolder) -> tuple[str, JobId] | None:
     """Scheduler and job of a sweep's or array's point that has no folder yet, by the name that this has: `lr.7`."""
     found = [] if is_run(run) else find_array_jobs(run)
     return found[-1] if found else None
 
 
-def find_array_jobs(run: RunFolder) -> list[tuple[str, str]]:
+def find_array_jobs(run: RunFolder) -> list[tuple[str, JobId]]:
     """Scheduler and id of the job that each array of this run's sweep has for it, the newest one last; of `lr.7` with
     index 7, or of `lr.7-2` where that is the newest run of the index."""
     base, _, tail = run.path.rpartition(".")
@@ -162,41 +146,15 @@ def find_array_jobs(run: RunFolder) -> list[tuple[str, str]]:
         return []
     if (again or is_run(run)) and [one.path for _, one in list_runs(f"{base}.{number}")][-1:] != [run.path]:
         return []
-    return [(one.scheduler, spell_index(one.scheduler, one.job, number)) for one in arrays]
+    of_index = [(one, find_scheduler(one.scheduler).commands.of_index) for one in arrays]
+    return [(one.scheduler, parse_id(one.job).at(number, form)) for one, form in of_index]
 
 
-def spell_index(scheduler: str, job: str, index: str) -> str:
-    """The id of one job of an array, as its scheduler takes it."""
-    if "[]" in job:
-        return job.replace("[]", f"[{index}]")
-    of_index = find_scheduler(scheduler).commands.of_index or "{job}_{index}"
-    return of_index.format(job=job, index=index)
-
-
-def is_job_id(text: str) -> bool:
-    """Whether a job can be called so: by its number, perhaps with an array's index and the server's name."""
-    return text.startswith("local-") or _plain(text) != text or text.isdecimal()
-
-
-def _plain(job: str) -> str:
-    number = re.fullmatch(r"(\d+)(?:\[(\d*)\]|[_-](\d+))?(?:\.[A-Za-z][\w.-]*)?", job, re.ASCII)
-    if number is None:
-        return job
-    index = number[2] or number[3]
-    return f"{number[1]}-{index}" if index else number[1]
-
-
-def _has_job(run: RunFolder, word: str) -> bool:
-    names = [job_of(attempt.name) for attempt in list_attempts(run)]
-    return any(is_same_job(word, job) for job in (*list_jobs(run), *names))
-
-
-def _find_index(sweep: RunFolder, word: str) -> RunFolder | None:
+def _find_index(sweep: RunFolder, job: JobId) -> RunFolder | None:
     """The point of this sweep's array that has not begun, by the id of its job."""
-    index = _plain(word).rpartition("-")[2]
-    run = RunFolder(f"{sweep.path}.{index}")
-    waiting = find_waiting_point(run) if index.isdecimal() else None
-    return run if waiting is not None and is_same_job(waiting[1], word) else None
+    run = RunFolder(f"{sweep.path}.{job.array_index}")
+    waiting = find_waiting_point(run) if job.array_index else None
+    return run if waiting is not None and job.is_same(waiting[1]) else None
 
 
 def _by_number(name: str) -> tuple[object, ...]:

@@ -17,15 +17,15 @@ from types import MappingProxyType
 
 from hpcddp.errors import HpcddpError
 from hpcddp.login.background import find_jobs
-from hpcddp.login.find_run import is_same_job, own_job
 from hpcddp.login.on_disk import OnDisk, RunJob, read_on_disk
 from hpcddp.record import Record
 from hpcddp.runs.failure import choose_error, choose_lines, read_end
-from hpcddp.runs.folder import RunFolder, job_of, show_path
+from hpcddp.runs.folder import RunFolder, show_path
 from hpcddp.runs.holder import Holder
 from hpcddp.runs.jsonfile import read_text
 from hpcddp.runs.state import AT_ITS_END, State, correct_killed
-from hpcddp.runs.sweep_folder import list_points, read_span, read_sweep
+from hpcddp.runs.sweep_folder import is_in, list_points, read_span, read_sweep
+from hpcddp.schedulers.job_id import JobId
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import JobFound
 from hpcddp.schedulers.run import ask_jobs
@@ -110,42 +110,18 @@ class _Index:
 
     def __init__(self, found: Sequence[JobFound]) -> None:
         self._by_number: dict[str, list[JobFound]] = {}
-        arrays = {job.id for job in found if job.array_index}
+        arrays = {job.id.number for job in found if job.id.array_index}
         for job in found:
-            if not job.array_index and job.id in arrays:  # an array as a whole, beside its jobs
+            if not job.id.array_index and job.id.number in arrays:  # an array as a whole, beside its jobs
                 continue
-            for name in {_number(job.id), job.own_id or _number(job.id)}:
-                self._by_number.setdefault(name, []).append(job)
+            for number in {job.id.number, job.id.raw or job.id.number}:
+                self._by_number.setdefault(number, []).append(job)
 
-    def of(self, job: str) -> list[JobFound]:
+    def of(self, job: JobId) -> list[JobFound]:
         """What the scheduler shows of one job; of one of an array, its own, also where several wait together."""
-        near = self._by_number.get(_number(job), [])
-        found = [one for one in near if _is_job(one, job)]
-        return found or [one._replace(array_index=index, own_id="") for one in near if (index := _index_in(one, job))]
-
-
-def _number(job: str) -> str:
-    """The leading number of an id, which PBS follows by a server's name."""
-    head = job.partition(".")[0].partition("[")[0].partition("_")[0]
-    return job if job.startswith("local-") else head
-
-
-def _index_in(one: JobFound, job: str) -> str:
-    """The job's index, if it is one of these that wait together; else ""."""
-    index = job.rstrip("]").replace("[", "_").partition(".")[0].rpartition("_")[2]
-    if not index.isdecimal():
-        return ""
-    spans = (read_span(part.partition("%")[0]) for part in one.array_index.split(","))
-    return index if any(span is not None and len(span) > 1 and int(index) in span for span in spans) else ""
-
-
-def _is_job(one: JobFound, job: str) -> bool:
-    """Whether it is the job with this id, or one of its indices."""
-    return job in {one.id, one.own_id} or is_same_job(_whole(one), job) or is_same_job(one.id, job)
-
-
-def _whole(job: JobFound) -> str:
-    return f"{_number(job.id)}_{job.array_index}" if job.array_index else job.id
+        near, index = self._by_number.get(job.number, []), job.array_index
+        found = [one for one in near if job.covers(one.id)]
+        return found or [one._replace(id=job) for one in near if index and is_in(one.id.array_index, int(index))]
 
 
 class Answers:
@@ -191,7 +167,7 @@ def ask(runs: Sequence[OnDisk], env: Mapping[str, str], only: str | None = None)
             if not job.is_here and only in {None, job.scheduler}:
                 is_well = one.exit_status == 0 and not one.signal  # one of very many, perhaps
                 surely = job.holds or job.holder is None or (at == 0 and not is_well)
-                asked.setdefault(job.scheduler, {})[job.id] = surely
+                asked.setdefault(job.scheduler, {})[str(job.id)] = surely
     for scheduler, ids in asked.items():
         found = ask_jobs(scheduler, list(ids), env, owners, alone=[job for job, surely in ids.items() if surely])
         answers.add(scheduler, found.jobs, found.problem)
@@ -210,10 +186,8 @@ def judge(one: OnDisk, answers: Answers) -> Verdict:
     if live and live[0][1].state not in WAITS:
         status = _judge_running(base, one, *live[0])
     elif live and not one.is_finished:
-        job, each = live[0]
-        status = base._replace(
-            state=each.state, job=name_job(each, job), starts=each.starts, why=each.reason, left_s=None
-        )
+        each = live[0][1]
+        status = base._replace(state=each.state, job=str(each.id), starts=each.starts, why=each.reason, left_s=None)
     else:
         status = _judge_ended(base, one, [each for _, each in found if each.state not in LIVE])
     return Verdict(status, tuple(live))
@@ -240,7 +214,7 @@ def _has_started_since(found: JobFound, holder: Holder) -> bool:
 
 def _with_reason(job: RunJob, found: JobFound, others: Sequence[RunJob]) -> JobFound:
     """A chain's next job waits for the one before, which not every scheduler tells from a hold."""
-    waits_for = job.before and any(one.id == job.before for one in others)
+    waits_for = job.before and any(str(one.id) == job.before for one in others)
     if found.state in WAITS and waits_for and not found.reason:
         return found._replace(state="queued", reason=f"waits for {job.before}")
     return found
@@ -254,14 +228,14 @@ def _judge_running(base: RunStatus, one: OnDisk, job: RunJob, found: JobFound) -
         why = "it starts" if job.submission is None or job.submission.supervised else ""
         base = base._replace(left_s=None)
     ends = found.ends if found.ends is not None else one.ends if has_taken else None
-    return base._replace(state=found.state, job=name_job(found, job), ends=ends, why=why)
+    return base._replace(state=found.state, job=str(found.id), ends=ends, why=why)
 
 
 def _judge_ended(base: RunStatus, one: OnDisk, found: Sequence[JobFound]) -> RunStatus:
     """No job of the run lives: what the ranks wrote last, else how the job ended."""
-    last = own_job(one.holder) or job_of(one.holder.attempt) if one.holder is not None else ""
-    base = base._replace(job=last, left_s=None, exit_status=one.exit_status)
-    its = [each for each in found if one.holder is None or _is_job(each, last)]  # not of a next one that never began
+    last = one.holder.id if one.holder is not None else None
+    base = base._replace(job=str(last or ""), left_s=None, exit_status=one.exit_status)
+    its = [each for each in found if last is None or last.covers(each.id)]  # not of a next one that never began
     job = next(iter(its), None)
     if one.left:
         return base._replace(state="unfinished", why=one.left)
@@ -328,7 +302,7 @@ def _judge_unbegun(base: RunStatus, one: OnDisk, job: JobFound | None) -> RunSta
     if not one.submissions and not one.jobs:
         return base._replace(state="unknown", why="no job of this run is known")
     queued = one.submissions[-1] if one.submissions else None
-    base = base._replace(job=queued.job if queued is not None else one.jobs[0].id)
+    base = base._replace(job=queued.job if queued is not None else str(one.jobs[0].id))
     supervised = queued is None or queued.supervised
     if job is not None:
         has_begun = supervised and job.state != "cancelled"
@@ -378,13 +352,6 @@ def _with_progress(one: OnDisk) -> RunStatus:
         best=best.value if best is not None else None,
         best_mode=best.mode if best is not None else "",
     )
-
-
-def name_job(found: JobFound, job: RunJob) -> str:
-    """The id that stands for this job alone."""
-    own = f"{found.id}_{found.array_index}" if found.array_index.isdecimal() else found.id
-    is_own = found.own_id not in {"", found.id}  # Slurm gives the last job of an array the array's id
-    return ((found.own_id if is_own else own) if found.array_index else found.id) or job.id
 
 
 # Several runs
@@ -443,12 +410,12 @@ def _judge_sweep(
         left.discard(int(re.sub(r"^.*\.(\d+)(-\d+)?$", r"\1", run.path)))
     shown = {run.job for run in runs}
     for job, found in verdict.live:  # of those that have no folder yet
-        if found.array_index:
-            its = _list_indices(found.array_index) & left
+        if found.id.array_index:
+            its = _list_indices(found.id.array_index) & left
         elif found.state == "unknown":
             its = left
         else:  # on this machine an index is a job
-            its = set() if job.id in shown else set(sorted(left)[:1])
+            its = set() if str(job.id) in shown else set(sorted(left)[:1])
         if its:
             counts[found.state] = counts.get(found.state, 0) + len(its)
             left = left - its

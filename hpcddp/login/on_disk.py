@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from hpcddp.errors import HpcddpError
-from hpcddp.login.find_run import find_array_jobs, is_same_job, own_job, read_follow_up
+from hpcddp.login.find_run import find_array_jobs, read_follow_up
 from hpcddp.record import Record
 from hpcddp.runs.best import Best, read_best
 from hpcddp.runs.folder import AttemptFolder, RunFolder, job_of, list_attempts, list_holders, list_runs, show_path
@@ -20,6 +20,7 @@ from hpcddp.runs.lock import read_cause, read_end, read_end_signal, read_holder,
 from hpcddp.runs.starts import find_left
 from hpcddp.runs.state import State, read_state
 from hpcddp.runs.submitted import Submission, read_submissions
+from hpcddp.schedulers.job_id import JobId, parse_id
 from hpcddp.schedulers.registry import find_scheduler
 
 
@@ -29,7 +30,7 @@ class RunJob(Record):
     machine; None: it cannot be seen. `before`: of a chain's job, the one that has queued it."""
 
     scheduler: str
-    id: str
+    id: JobId
     holder: Holder | None = None
     holds: bool = False
     is_alive: bool | None = None
@@ -132,28 +133,29 @@ def _list_jobs(
         alive = _is_alive(holder) if is_last else False
         holds = is_last and alive is not False and not read_end(path)[0]
         begun.pop(name, None)
-        begun[name] = RunJob(holder.scheduler, own_job(holder) or name, holder, holds, alive)
-    waiting = {one.job: RunJob(one.scheduler, one.job, submission=one) for one in submissions if not one.array}
-    waiting |= {job: RunJob(scheduler, job) for scheduler, job in find_array_jobs(run)}
+        begun[name] = RunJob(holder.scheduler, holder.id, holder, holds, alive)
+    waiting = {
+        one.job: RunJob(one.scheduler, parse_id(one.job), submission=one) for one in submissions if not one.array
+    }
+    waiting |= {str(job): RunJob(scheduler, job) for scheduler, job in find_array_jobs(run)}
     followed = set[str]()
     for attempt in attempts:
         if follows := read_follow_up(attempt.next):
             before = begun.get(job_of(attempt.name))
-            waiting.setdefault(follows, RunJob(before.scheduler if before else "", follows, before=_id(before)))
-            if any(_is_named(one, name, follows) for name, one in begun.items()):
+            job = RunJob(before.scheduler if before else "", parse_id(follows), before=str(before.id) if before else "")
+            waiting.setdefault(follows, job)
+            if any(one.id.is_same(job.id) for one in begun.values()):
                 followed.add(job_of(attempt.name))
     jobs = []
     for name, one in reversed(begun.items()):
-        submitted = next((job.submission for id_, job in waiting.items() if _is_named(one, name, id_)), None)
+        submitted = next((job.submission for job in waiting.values() if one.id.is_same(job.id)), None)
         if one.holds or not (is_done or name in followed):
             jobs.append(one._replace(submission=submitted))
-    left = [
-        one for id_, one in waiting.items() if not any(_is_named(other, name, id_) for name, other in begun.items())
-    ]
+    left = [one for one in waiting.values() if not any(other.id.is_same(one.id) for other in begun.values())]
     elsewhere = _jobs_of_siblings(run) if left else set()
     # an array's own folder is held by none of its jobs
-    left += [RunJob(one.scheduler, one.job, submission=one) for one in submissions if one.array]
-    return jobs + [one for one in left if one.scheduler and not any(is_same_job(one.id, job) for job in elsewhere)]
+    left += [RunJob(one.scheduler, parse_id(one.job), submission=one) for one in submissions if one.array]
+    return jobs + [one for one in left if one.scheduler and not any(one.id.is_same(job) for job in elsewhere)]
 
 
 def _is_alive(holder: Holder) -> bool | None:
@@ -163,21 +165,12 @@ def _is_alive(holder: Holder) -> bool | None:
     return None if ended is None else not ended
 
 
-def _is_named(one: RunJob, name: str, job: str) -> bool:
-    """Whether this is its id. All jobs of an array of Slurm's have one of their own, too."""
-    return is_same_job(one.id, job) or is_same_job(name, job)
-
-
-def _id(job: RunJob | None) -> str:
-    return job.id if job is not None else ""
-
-
-def _jobs_of_siblings(run: RunFolder) -> set[str]:
+def _jobs_of_siblings(run: RunFolder) -> set[JobId]:
     """The jobs that hold or have held another run of this name, NAME-2: one that was submitted for this run, and was
     too late, has begun that one."""
     base = re.sub(r"-\d+$", "", run.path)
     others = {one.path: one for path in {base, run.path} for _, one in list_runs(path) if one.path != run.path}
-    return {own_job(holder) for one in others.values() for holder in read_holders(one) if holder.job}
+    return {holder.id for one in others.values() for holder in read_holders(one) if holder.job}
 
 
 def _read_links(attempts: Iterable[AttemptFolder]) -> tuple[int, int]:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 
 from hpcddp.errors import HpcddpError, RequestError, SchedulerError
-from hpcddp.login.find_run import call_run, find_newest_jobs, find_run, is_job_id, is_same_job, list_all_runs
+from hpcddp.login.find_run import call_run, find_newest_jobs, find_run, list_all_runs
 from hpcddp.login.look import look_here
 from hpcddp.login.planning import plan_spec
 from hpcddp.login.script_check import ReadPrograms, check_training_script
@@ -18,6 +18,7 @@ from hpcddp.runs.command import name_command
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.submitted import Submission, read_submissions
 from hpcddp.runs.sweep_folder import note_sweep
+from hpcddp.schedulers.job_id import parse_id
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.script.preflight import check_output, check_plan
 from hpcddp.script.site import Site
@@ -144,7 +145,7 @@ def _dependency(word: str, kinds: tuple[str, ...]) -> str:
     kind, colon, job = word.partition(":")
     if not colon:
         kind, job = "afterok" if "afterok" in kinds else kinds[0], word
-    if not is_job_id(job):
+    if not parse_id(job).is_job:
         ids = find_newest_jobs(find_run(job))
         if not ids:
             raise RequestError(f"--after {job}: no job of that run is known", "--after JOBID")
@@ -163,7 +164,7 @@ def _find_before(words: tuple[str, ...]) -> list[Submission]:
                 f"--after {word}: on this machine a job waits for the end of others", "--after afterany:JOB"
             )
         for job in jobs:
-            one = next((one for one in known if is_same_job(one.job, job)), None)
+            one = next((one for one in known if parse_id(one.job).is_same(parse_id(job))), None)
             if one is None:
                 raise RequestError(f"there is no job {job} below runs/", "hpcddp status")
             found.append(one)

@@ -13,7 +13,6 @@ from contextlib import contextmanager, suppress
 from hpcddp.errors import HpcddpError, NoAnswerError, RequestError, SchedulerError
 from hpcddp.login.background import end_job, name_job, output_of, start_job
 from hpcddp.login.clean_env import clean_environment
-from hpcddp.login.find_run import is_same_job
 from hpcddp.login.judge import ask, judge
 from hpcddp.login.on_disk import read_on_disk
 from hpcddp.login.planning import on_path
@@ -33,6 +32,7 @@ from hpcddp.runs.submitted import (
 )
 from hpcddp.runs.sweep_folder import note_sweep
 from hpcddp.schedulers.commands import find_id
+from hpcddp.schedulers.job_id import parse_id
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import Scheduler
 from hpcddp.schedulers.run import run_program
@@ -229,7 +229,8 @@ def check_free(run: RunFolder, plan: JobPlan, waited: Sequence[str], env: Mappin
     own = f"runs of its own: --name {plan.name}-2" if os.path.exists(run.sweep) else "a run of its own: --fresh"
     # jobs of another scheduler are not asked about: it need not be one of this machine
     one = one._replace(jobs=tuple(job for job in one.jobs if job.is_here or job.scheduler == plan.site.scheduler))
-    one = one._replace(jobs=tuple(job for job in one.jobs if not any(is_same_job(job.id, id_) for id_ in waited)))
+    ends_first = [parse_id(job) for job in waited]
+    one = one._replace(jobs=tuple(job for job in one.jobs if not any(first.covers(job.id) for first in ends_first)))
     if any(not job.is_here for job in one.jobs):
         _check_commands(plan, env)
     answers = ask([one], env)

@@ -7,7 +7,6 @@ repeats the same step would be queued without end.
 
 from __future__ import annotations
 
-import re
 from contextlib import suppress
 
 from hpcddp.errors import LaunchError, RequestError
@@ -17,6 +16,7 @@ from hpcddp.runs.jsonfile import DamagedFileError, read_object, read_text, write
 from hpcddp.runs.lock import read_end, read_holder, read_holders
 from hpcddp.runs.own_runs import read_own_states
 from hpcddp.runs.state import State, read_state, replace_state
+from hpcddp.schedulers.job_id import parse_id
 
 
 class Link(Record):
@@ -207,12 +207,6 @@ def _read_link(attempt: AttemptFolder, begun: dict[str, object]) -> Link:
 
 def _has_queued(attempt: AttemptFolder, job: str) -> bool:
     try:
-        return _job_number(read_text(attempt.next)) == _job_number(job)
+        return parse_id(read_text(attempt.next).strip()).is_same(parse_id(job))
     except (FileNotFoundError, NotADirectoryError):
         return False
-
-
-def _job_number(text: str) -> str:
-    """The first number: around it may stand a server, a cluster or a sentence."""
-    found = re.search(r"\d+", text)
-    return found[0] if found else text

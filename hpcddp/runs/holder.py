@@ -6,7 +6,8 @@ import os
 
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.folder import job_of, start_of
-from hpcddp.schedulers.registry import all_schedulers, read_array_index, read_job_id
+from hpcddp.schedulers.job_id import JobId, parse_id
+from hpcddp.schedulers.registry import all_schedulers, find_scheduler, read_array_index, read_job_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -40,6 +41,16 @@ class Holder(Record):
     def __str__(self) -> str:
         job = f"job {self.job}" if self.job else f"attempt {self.attempt}"
         return f"{job} on {self.host} (process {self.process}, since {self.since})"
+
+    @property
+    def id(self) -> JobId:
+        """The id of the job, or of the process as its attempts have it. All jobs of a Slurm array have numbers of their
+        own, and the names of their attempts have its id and the index."""
+        named, own = parse_id(job_of(self.attempt)), parse_id(self.job or job_of(self.attempt))
+        if not named.array_index or own.array_index:
+            return own
+        raw = "" if own.number == named.number else own.number
+        return named.at(named.array_index, find_scheduler(self.scheduler).commands.of_index)._replace(raw=raw)
 
     @property
     def start(self) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hpcddp.record import TYPE_CHECKING
+from hpcddp.schedulers.job_id import JobId
 from hpcddp.schedulers.row import JobFound, JobsFound
 
 if TYPE_CHECKING:
@@ -30,8 +31,9 @@ def parse_jobs(answer: Answer, states: Mapping[str, str]) -> JobsFound:
             continue
         state = states.get(letters) or _guess(letters)
         why = "an error came before it started: qstat -j says which" if letters.startswith("E") else ""
-        index = told.get("tasks", "")  # `3`, `4-6:1`, `2-4:1,6`
-        jobs.append(JobFound(job, state, index, "", why, _time(told.get("JAT_start_time", ""))))
+        for index in told.get("tasks", "").split(","):  # `3`, `4-6:1`, `2-4:1,6`
+            own = JobId(f"{job}.{index}" if index else job, job, index)
+            jobs.append(JobFound(own, state, why, _time(told.get("JAT_start_time", ""))))
     return JobsFound(tuple(jobs))
 
 

@@ -6,6 +6,7 @@ Torque's is from its documentation and not recorded. The other forms of qstat wr
 from __future__ import annotations
 
 from hpcddp.record import TYPE_CHECKING
+from hpcddp.schedulers.job_id import parse_id
 from hpcddp.schedulers.row import JobFound, JobsFound
 
 if TYPE_CHECKING:
@@ -102,7 +103,6 @@ def _read_xml(text: str) -> list[tuple[str, Mapping[str, Any]]] | None:
 
 
 def _describe(job: str, about: Mapping[str, Any], states: Mapping[str, str]) -> JobFound:
-    array, index = _split_index(job)
     state = states.get(str(about.get("job_state", "")), "unknown")
     after = _read_after(about.get("depend"))
     status = _number(about.get("Exit_status", about.get("exit_status")))
@@ -110,7 +110,7 @@ def _describe(job: str, about: Mapping[str, Any], states: Mapping[str, str]) -> 
     starts, ends = _time(about.get("stime", about.get("start_time"))), None
     if state == "finished":
         state, ends = (
-            _judge_end(about, status, comment, is_array=array.endswith("[]") or "[]" in array),
+            _judge_end(about, status, comment, is_array="[]" in job),
             _time(about.get("obittime", about.get("comp_time"))),
         )
         if status is None and not comment and about.get("depend"):
@@ -126,7 +126,7 @@ def _describe(job: str, about: Mapping[str, Any], states: Mapping[str, str]) -> 
         state, comment, starts, ends = "queued", "it is started again", None, None
     if state == "held" and after and str(about.get("Hold_Types", "s")) == "s":  # by nobody else
         state, comment = "queued", f"waits for {after}"
-    return JobFound(array, state, index, job, "" if _is_usual(comment) else comment, starts, ends, status)
+    return JobFound(parse_id(job), state, "" if _is_usual(comment) else comment, starts, ends, status)
 
 
 def _is_usual(comment: str) -> bool:
@@ -147,14 +147,6 @@ def _judge_end(about: Mapping[str, Any], status: int | None, comment: str, *, is
     if _number(about.get("substate")) == _BY_QDEL or "terminated by" in comment:
         return "cancelled"
     return "finished" if status in {0, None} and "failed" not in comment else "failed"
-
-
-def _split_index(job: str) -> tuple[str, str]:
-    """`48[3].pbs1` is index 3 of `48[].pbs1`."""
-    import re
-
-    found = re.fullmatch(r"(\d+)\[(\d+)\](.*)", job)
-    return (f"{found[1]}[]{found[3]}", found[2]) if found else (job, "")
 
 
 def _number(value: object) -> int | None:

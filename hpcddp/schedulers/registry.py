@@ -7,6 +7,7 @@ import sys
 
 from hpcddp.errors import SiteError, nearest
 from hpcddp.record import TYPE_CHECKING
+from hpcddp.schedulers.job_id import JobId
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,7 +16,10 @@ if TYPE_CHECKING:
 
 # The modules of this folder that all schedulers share.
 SHARED = frozenset(
-    {"__init__", "allocation", "commands", "directive_rules", "host_names", "nodelist", "registry", "row", "run"}
+    {
+        *("__init__", "allocation", "commands", "directive_rules", "host_names", "job_id", "nodelist", "registry"),
+        *("row", "run"),
+    }
 )
 #: `pbs_jobs.py` and `pbs_queues.py` are parts of the row `pbs`: what qstat prints, which no rank reads.
 _OF_JOBS, _OF_QUEUES = "_jobs", "_queues"
@@ -76,7 +80,7 @@ def read_job_id(row: Scheduler, env: Mapping[str, str]) -> str:
     job = next((env[name] for name in (variables.job_id, variables.older_job_id) if name and env.get(name)), "")
     index = read_array_index(row, env)
     is_array = bool(job and index) and job == env.get(variables.array_id)
-    return row.commands.of_index.format(job=job, index=index) if is_array else job
+    return JobId(job, job).at(index, row.commands.of_index).text if is_array else job
 
 
 def read_array_index(row: Scheduler, env: Mapping[str, str]) -> str:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from hpcddp.schedulers.allocation import Allocation
+    from hpcddp.schedulers.job_id import JobId
 
 _NOTHING: Mapping[str, str] = {}
 _NO_LIMITS: Mapping[str, int] = {}
@@ -138,17 +139,13 @@ class QueueFound(Record):
 
 
 class JobFound(Record):
-    """One job as its scheduler shows it. `id`: as the submit command prints it; of one job of an array the array's, and
-    its index, or the scheduler's text of several that wait together, such as `5-9999`, and its `own_id` where that is
-    another one. `state`: one of the words that
-    all schedulers share, or `unknown`. `starts`: when it has started, or when the scheduler thinks that it will.
+    """One job as its scheduler shows it, or several of an array that wait together. `state`: one of the words that all
+    schedulers share, or `unknown`. `starts`: when it has started, or when the scheduler thinks that it will.
     `ends`: the end of a running job's walltime, or when it ended. Times are seconds since 1970; None: it does not say.
     `reason`: why it waits, or why it ended, in the scheduler's words. `status`: its exit status."""
 
-    id: str
+    id: JobId
     state: str
-    array_index: str = ""
-    own_id: str = ""
     reason: str = ""
     starts: int | None = None
     ends: int | None = None
@@ -215,8 +212,7 @@ class Commands(Record):
     hand_in: tuple[str, ...] = ()
     down: str = ""  # pattern of what it says where its server does not answer
     submitted: str = ""  # pattern of the line in which it says the job's id, the pattern's first group
-    of_index: str = ""  # pattern of the id of one job of an array, {job} and {index}; "": each shows its own
-    of_indices: str = ""  # the same of several, {index} is `5-9,12`; "": each range by `of_index`
+    of_index: str = "{job}_{index}"  # the id of one job of an array, where the array's own has no `[]` for the index
     stop: tuple[str, ...] = ()  # asks the job {job}, which runs, to end by itself; (): only the run folder can
     interactive: tuple[str, ...] = ()  # asks for a shell on the nodes of a job
     version: str = ""  # what `SUBMIT --version` says, where several schedulers have a command of that name

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from hpcddp.errors import NoAnswerError, SchedulerError
 from hpcddp.schedulers.commands import check_deleted, describe_answer, plan_deletion, plan_question
+from hpcddp.schedulers.job_id import parse_id
 from hpcddp.schedulers.registry import find_scheduler, parse_jobs
 from hpcddp.schedulers.row import Answer, JobsFound, QueueFound
 
@@ -179,10 +180,9 @@ def ask_jobs(
 
 
 def _list_missing(ids: Sequence[str], found: JobsFound, answer: Answer) -> list[str]:
-    """The jobs of which an answer says nothing at all; with or without their server, they begin alike."""
-    heads = {job.partition(".")[0] for one in found.jobs for job in (one.id, one.own_id)}
-    said = {word.partition(".")[0] for word in answer.stderr.split()}
-    return [job for job in ids if job.partition(".")[0] not in heads and job.partition(".")[0] not in said]
+    """The jobs of which an answer says nothing at all."""
+    said = [*(one.id for one in found.jobs), *map(parse_id, answer.stderr.split())]
+    return [job for job in ids if not any(parse_id(job).covers(one) for one in said)]
 
 
 def _name_user(number: int) -> str:

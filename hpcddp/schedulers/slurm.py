@@ -225,8 +225,6 @@ SCHEDULER = Scheduler(
         hand_in=("sbatch", "--parsable", "{options}", "{script}"),
         down=r"Unable to contact|[Uu]nable to connect|Connection refused|in standby mode|Zero Bytes were transmitted",
         submitted=r"(\d+)(?:;.+)?",  # with the cluster's name where there are several
-        of_index="{job}_{index}",
-        of_indices="{job}_[{index}]",
         stop=("scancel", "--batch", "--signal=TERM", "{job}"),  # the script alone, and no SIGKILL after it
         question=("sbatch", "--test-only"),
         describe=describe_answer,

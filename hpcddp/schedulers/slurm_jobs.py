@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hpcddp.record import TYPE_CHECKING
+from hpcddp.schedulers.job_id import JobId
 from hpcddp.schedulers.row import JobFound, JobsFound
 
 if TYPE_CHECKING:
@@ -51,15 +52,14 @@ def _parse(line: str, states: Mapping[str, str]) -> JobFound | None:
         why = f"waits for {jobs}" if reason == "Dependency" else f"{why}: it waits for {jobs}"
     if word in _SAYS_WHY:
         why = f"{word}: {why}" if why else word
-    return JobFound(
-        job,
-        state,
-        "" if index == "N/A" else index.partition("%")[0],
-        own,
-        reason=_printable(why),
-        starts=read_time(start),
-        ends=ends,
-    )
+    return JobFound(_read_id(job, own, index), state, _printable(why), read_time(start), ends)
+
+
+def _read_id(job: str, own: str, index: str) -> JobId:
+    if index == "N/A":
+        return JobId(job, job)
+    index = index.partition("%")[0]
+    return JobId(f"{job}_{index}" if index.isdecimal() else f"{job}_[{index}]", job, index, "" if own == job else own)
 
 
 def _is_to_come(ends: int | None) -> bool:

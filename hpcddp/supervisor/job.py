@@ -8,6 +8,7 @@ import time
 from hpcddp.errors import LaunchError
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.holder import start_time
+from hpcddp.schedulers.job_id import parse_id
 from hpcddp.schedulers.registry import find_scheduler, read_array_index, read_job_id
 from hpcddp.schedulers.run import ask_about, read_job_state
 from hpcddp.supervisor.asked import ask_beside
@@ -58,16 +59,11 @@ def find_own_job(scheduler: str, env: Mapping[str, str]) -> Job:
             f"{row.variables.job_id} is not set: this is a job script for {row.title}",
             f"{row.commands.submit[0]} SCRIPT, or hpcddp launch -- COMMAND",
         )
-    return Job(scheduler, job, _name_job(job, env.get(row.variables.array_id, ""), read_array_index(row, env)))
-
-
-def _name_job(job: str, array: str, index: str) -> str:
-    """The array's id and the index; PBS's own `12[3].pbs1` becomes `12-3.pbs1`."""
-    if array and index:
-        return f"{array}-{index}"
-    if "[" in job:
-        return job.replace("]", "").replace("[", "-")
-    return f"{job}-{index}" if index and "-" not in job else job
+    id_ = parse_id(job)
+    if not id_.array_index:
+        array, index = env.get(row.variables.array_id) or id_.number, read_array_index(row, env)
+        id_ = id_._replace(number=array, array_index=index)
+    return Job(scheduler, job, id_.name)
 
 
 def find_end(job: Job, env: Mapping[str, str], walltime_s: int | None, *, by_hand: bool) -> End:

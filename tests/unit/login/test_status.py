@@ -11,7 +11,7 @@ import pytest
 
 from hpcddp.cli.main import main
 from hpcddp.login.background import is_alive
-from hpcddp.login.find_run import find_run, find_runs, is_same_job
+from hpcddp.login.find_run import find_run, find_runs
 from hpcddp.login.judge import RunStatus, find_status
 from hpcddp.login.status_text import format_statuses
 from hpcddp.login.watched import Watcher
@@ -261,14 +261,6 @@ def test_a_word_that_no_run_has_is_refused_with_those_that_are_there(
         assert "hint: one of: a" in said
 
 
-def test_jobs_are_the_same_in_each_schedulers_way_of_writing_them() -> None:
-    assert is_same_job("47", "47.pbs1")
-    assert is_same_job("47_3", "47[3].pbs1")
-    assert not is_same_job("47", "48")
-    assert not is_same_job("47", "47[3].pbs1")
-    assert not is_same_job("local-1", "local-2")
-
-
 def test_ten_thousand_runs_would_still_be_one_question(here: Path, program: Program) -> None:
     for number in range(30):
         submitted(RunFolder(f"runs/r{number}"), str(100 + number))
@@ -487,8 +479,8 @@ def test_each_point_of_a_sweep_that_was_submitted_again_is_counted_once(here: Pa
     )
     assert (status("s").why, status("s").size) == ("2 running, 2 queued", 4)
     assert [(status(f"s.{i}").state, status(f"s.{i}").job) for i in (1, 2, 3, 4)] == [
-        ("running", "21"),
-        ("running", "22"),
+        ("running", "20_1"),
+        ("running", "20_2"),
         ("queued", "20_3"),
         ("queued", "20_4"),
     ]

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpcddp.schedulers.job_id import JobId
 from hpcddp.schedulers.registry import find_scheduler, parse_jobs
 from hpcddp.schedulers.row import Answer, JobFound, JobsFound
 from hpcddp.schedulers.run import ask_job_state, ask_jobs
@@ -40,7 +41,7 @@ def qstat(command: str) -> str:
 
 
 def by_id(found: JobsFound) -> dict[tuple[str, str], JobFound]:
-    return {(job.id, job.array_index): job for job in found.jobs}
+    return {(job.id.number, job.id.array_index): job for job in found.jobs}
 
 
 def at(text: str) -> int:
@@ -59,18 +60,17 @@ def test_slurm_says_what_waits_and_why_what_runs_until_when_and_how_the_others_e
     assert (jobs["13", ""].state, jobs["13", ""].starts) == ("held", None)
     assert jobs["17", ""].starts == at("2026-11-24T02:25:03")
     assert jobs["15", "1,3,5,7,9"].state == "queued"
-    assert (jobs["3", "2"].state, jobs["3", "2"].own_id) == ("finished", "5")
+    assert (jobs["3", "2"].state, jobs["3", "2"].id) == ("finished", JobId("3_2", "3", "2", "5"))
     assert {jobs["6", ""].state, jobs["18", ""].state} == {"failed", "cancelled"}
 
 
 def test_pbs_says_the_same_and_an_array_has_each_of_its_jobs() -> None:
     jobs = by_id(parse("pbs", qstat("qstat -t -f -F json '353[].pbs1'")))
     assert {index for _, index in jobs} == {"", "1", "2", "3"}
-    assert {job.id for job in jobs.values()} == {"353[].pbs1"}
-    one = jobs["353[].pbs1", "2"]
-    assert (one.state, one.own_id) == ("running", "353[2].pbs1")
+    one = jobs["353", "2"]
+    assert (one.state, str(one.id), str(jobs["353", ""].id)) == ("running", "353[2].pbs1", "353[].pbs1")
     assert one.starts == at("2026-11-21T02:00:39")
-    ended = by_id(parse("pbs", qstat("qstat -x -f -F json '353[2].pbs1'")))["353[].pbs1", "2"]
+    ended = by_id(parse("pbs", qstat("qstat -x -f -F json '353[2].pbs1'")))["353", "2"]
     assert (ended.state, ended.status) == ("cancelled", 271)
 
 
@@ -127,7 +127,7 @@ ODD
 def test_pbs_what_is_no_json_in_a_job_takes_nothing_of_it_away(odd: str) -> None:
     found = parse("pbs", _QSTAT.replace("ODD", f"@@@{odd},").replace("@", "\t"))
     assert found.problem == ""
-    assert [(job.id, job.state, job.reason[:11]) for job in found.jobs] == [("102.pbs1", "queued", "Not Running")]
+    assert [(str(job.id), job.state, job.reason[:11]) for job in found.jobs] == [("102.pbs1", "queued", "Not Running")]
 
 
 @pytest.mark.parametrize(
@@ -147,8 +147,8 @@ def test_pbs_a_job_that_waits_for_another_is_not_held_and_names_it() -> None:
     waits = {"job_state": "H", "Hold_Types": "s", "depend": "afterok:319.pbs1@pbs1:320.pbs1@pbs1,beforeok:9.pbs1@pbs1"}
     jobs = {"54.pbs1": waits, "55.pbs1": waits | {"Hold_Types": "us"}, "56.pbs1": {"job_state": "H"}}
     found = by_id(parse("pbs", json.dumps({"Jobs": jobs})))
-    assert (found["54.pbs1", ""].state, found["54.pbs1", ""].reason) == ("queued", "waits for 319.pbs1, 320.pbs1")
-    assert {found["55.pbs1", ""].state, found["56.pbs1", ""].state} == {"held"}
+    assert (found["54", ""].state, found["54", ""].reason) == ("queued", "waits for 319.pbs1, 320.pbs1")
+    assert {found["55", ""].state, found["56", ""].state} == {"held"}
 
 
 @pytest.mark.parametrize(
@@ -187,15 +187,15 @@ case $1 in 104*) exit 153 ;; *) printf '{answer}\\n' $1 ;; esac
     stand_in.chmod(0o755)
     asked = ["102.pbs1", "103.pbs1", "104.pbs1", "105.pbs1"]
     found = ask_jobs("pbs", asked, {"PATH": f"{tmp_path}:/usr/bin:/bin"}, alone=asked)
-    assert ({job.id for job in found.jobs}, found.problem) == ({"102.pbs1", "103.pbs1"}, "")
+    assert ({str(job.id) for job in found.jobs}, found.problem) == ({"102.pbs1", "103.pbs1"}, "")
     lines = (tmp_path / "asked").read_text().splitlines()
     assert [line.split()[5:] for line in lines] == [asked, *([job] for job in asked[:3] if job != shown)]
 
 
 def test_torques_xml() -> None:
     jobs = by_id(parse("pbs", TORQUE))
-    assert (jobs["12.head", ""].state, jobs["12.head", ""].ends) == ("running", 1795226442 + 3600)
-    assert ("13[].head", "2") in jobs
+    assert (jobs["12", ""].state, jobs["12", ""].ends) == ("running", 1795226442 + 3600)
+    assert str(jobs["13", "2"].id) == "13[2].head"
 
 
 def test_grid_engine() -> None:
@@ -219,7 +219,10 @@ def test_what_a_real_grid_engine_printed() -> None:
         ("8", ""): "held",
     }
     assert "error" in running["8", ""].reason
-    assert later["3", "2-4:1,6"].state == "queued"
+    assert [str(one.id) for (job, _), one in later.items() if job == "3" and one.state == "queued"] == [
+        "3.2-4:1",
+        "3.6",
+    ]
     assert ("1", "") not in later
     assert none == {}
 
@@ -247,7 +250,7 @@ def test_output_that_is_cut_off_gives_whole_jobs_only_and_says_so(name: str, cut
 @given(text=st.text() | st.text('0123456789|{}[]<>":,\n\t', max_size=200), status=st.integers(0, 255))
 def test_anything_is_an_answer_and_never_an_exception(name: str, text: str, status: int) -> None:
     found = parse(name, text, status, text)
-    assert all(job.id[:1].isdigit() and job.reason.isprintable() for job in found.jobs)
+    assert all(str(job.id)[:1].isdigit() and job.reason.isprintable() for job in found.jobs)
     assert "\n" not in found.problem
 
 
@@ -289,12 +292,12 @@ def test_torque_is_asked_in_its_own_words_where_it_does_not_know_the_first(tmp_p
     )
     program.chmod(0o755)
     found = ask_jobs("pbs", ["12.head", "13[].head"], {"PATH": f"{tmp_path}:/usr/bin:/bin"})
-    assert [job.id for job in found.jobs] == ["12.head", "13[].head"]
+    assert [str(job.id) for job in found.jobs] == ["12.head", "13[2].head"]
 
 
 def test_torques_completed_jobs_have_ended() -> None:
     text = "<Data><Job><Job_Id>9.head</Job_Id><job_state>C</job_state><exit_status>{}</exit_status></Job></Data>"
-    assert [by_id(parse("pbs", text.format(n)))["9.head", ""].state for n in (0, 1)] == ["finished", "failed"]
+    assert [by_id(parse("pbs", text.format(n)))["9", ""].state for n in (0, 1)] == ["finished", "failed"]
 
 
 @pytest.mark.parametrize("name", ["pbs", "gridengine"])
