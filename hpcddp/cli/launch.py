@@ -25,7 +25,7 @@ from hpcddp.ranks.launch_commands import launcher_of_version
 from hpcddp.ranks.launcher import Launcher
 from hpcddp.ranks.launchers import AGENTS, JOB_LAUNCHERS, LAUNCHERS, launchers_under
 from hpcddp.ranks.resolve import launch_line
-from hpcddp.schedulers.registry import find_scheduler, read_job_id, scripted_schedulers, submit_commands
+from hpcddp.schedulers.registry import find_scheduler, scripted_schedulers, submit_commands
 from hpcddp.schedulers.run import ask_job_end, run_program
 from hpcddp.script.find_site import SiteChoice, open_site
 from hpcddp.script.jobplan import JobPlan
@@ -228,8 +228,7 @@ def _site(named: str | None, allocation: Allocation | None, env: Mapping[str, st
 
 def _time_left(allocation: Allocation, env: Mapping[str, str]) -> int | None:
     """Seconds, by the scheduler's word; None where it does not say."""
-    job = read_job_id(find_scheduler(allocation.scheduler), env)
-    end = ask_job_end(allocation.scheduler, job, env) if job else None
+    end = ask_job_end(allocation.scheduler, allocation.job_id, env) if allocation.job_id else None
     left = None if end is None else end - int(time.time())
     return left if left is not None and left > 0 else None
 

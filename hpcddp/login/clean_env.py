@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 from hpcddp.ranks.frameworks import FRAMEWORK_VARIABLES
 from hpcddp.ranks.launchers import LAUNCHERS
-from hpcddp.runs.holder import find_job
-from hpcddp.schedulers.registry import all_schedulers
+from hpcddp.schedulers.registry import all_schedulers, find_current_job
 
 # hpcddp's own that a person sets; all others are those of a job or of a rank.
 _SETTINGS = ("HPCDDP_SITE", "HPCDDP_INTERFACE", "HPCDDP_LOG_TO", "HPCDDP_WATCHDOG", "HPCDDP_PROGRESS")
@@ -20,7 +19,7 @@ _OF_JOBS = (
 
 def clean_environment(env: Mapping[str, str]) -> dict[str, str]:
     """`env` itself outside of a job; in one, what is left without that job."""
-    if find_job(env) == ("", "") and "HPCDDP_ATTEMPT" not in env:
+    if find_current_job(env) is None and "HPCDDP_ATTEMPT" not in env:
         return dict(env)
     schedulers = all_schedulers()
     kept = {*_SETTINGS, *(name for row in schedulers for name in row.variables.settings)}

@@ -189,7 +189,7 @@ def launch_key(env: Mapping[str, str], info: RankInfo, allocation: FindAllocatio
     if given is not None and given.job_id:
         says = find_scheduler(given.scheduler).variables
         words = [given.scheduler, given.job_id, env.get(says.restarts, "")]
-        ids = [name for name in (says.job_id, says.older_job_id) if name in env]
+        ids = [name for name in says.job_id if name in env]
         return "|".join(words), (*ids, given.scheduler)[0]
     return "", ""
 

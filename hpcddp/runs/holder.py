@@ -7,12 +7,10 @@ import os
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.folder import job_of, start_of
 from hpcddp.schedulers.job_id import JobId, parse_id
-from hpcddp.schedulers.registry import all_schedulers, find_scheduler, read_array_index, read_job_id
+from hpcddp.schedulers.registry import find_current_job, find_scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-    from hpcddp.schedulers.row import Scheduler
 
     #: (scheduler, job id) -> the job's state in the words that all schedulers share; None: it cannot be found out
     Ask = Callable[[str, str], str | None]
@@ -71,7 +69,7 @@ def describe_process(
     """This attempt as a holder: `process` is what lives as long as it does, and runs on this host."""
     import time
 
-    scheduler, job = find_job(env)
+    job = find_current_job(env)
     since = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     host = os.uname().nodename
     started = start_time(process)
@@ -81,8 +79,8 @@ def describe_process(
         find_machine(),
         process,
         started,
-        scheduler,
-        job,
+        job.scheduler if job and job.id else "",
+        job.id if job else "",
         command,
         since,
         by_hand,
@@ -92,43 +90,18 @@ def describe_process(
     )
 
 
-def find_job(env: Mapping[str, str]) -> tuple[str, str]:
-    """The scheduler's name and the id of the job around this process; two empty texts outside of one."""
-    found = _find_row(env)
-    return ("", "") if found is None else (found[0].name, found[1])
-
-
 def find_job_start(env: Mapping[str, str]) -> str:
     """What differs between the starts of a job that its scheduler starts again, and is the same for all scripts that
     run in one start; "" outside of a job, or if the system does not say. Without a count: the session of the job's own
     script or shell."""
-    found = _find_row(env)
-    if found is None:
+    job = find_current_job(env)
+    if job is None or not job.id:
         return ""
-    variables = found[0].variables
-    if variables.of_start:
-        return " ".join(env.get(name, "") for name in variables.of_start)
+    if of_start := find_scheduler(job.scheduler).variables.of_start:
+        return " ".join(env.get(name, "") for name in of_start)
     session = os.getsid(0)
     started = start_time(session)
     return f"{find_machine()} {session} {started}" if started else ""
-
-
-def _find_row(env: Mapping[str, str]) -> tuple[Scheduler, str] | None:
-    """The scheduler of the job around this process, and the job's id; None outside of one."""
-    for row in all_schedulers():
-        variables = row.variables
-        job = read_job_id(row, env)
-        # one that no prefix of the scheduler's covers, such as JOB_ID, may be a person's own
-        others = tuple(prefix for prefix in variables.prefixes if prefix != variables.job_id)
-        is_sure = variables.job_id not in variables.prefixes or any(name.startswith(others) for name in env)
-        if job and is_sure:
-            return row, job
-    return None
-
-
-def find_index(env: Mapping[str, str]) -> str:
-    """This job's index in its array; "" outside of one."""
-    return next(filter(None, (read_array_index(row, env) for row in all_schedulers())), "")
 
 
 def has_ended(holder: Holder, mine: Holder, ask: Ask) -> bool | None:

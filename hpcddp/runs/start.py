@@ -8,9 +8,10 @@ from functools import partial
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.runs.choice import Origin, choose_run
 from hpcddp.runs.folder import number_attempt
-from hpcddp.runs.holder import describe_process, find_index, find_job
+from hpcddp.runs.holder import describe_process
 from hpcddp.runs.lock import HeldError, find_live_holder, take_run
 from hpcddp.runs.opening import check_attempt
+from hpcddp.schedulers.registry import find_current_job
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -67,11 +68,12 @@ def start_run(
     """
     from hpcddp.schedulers.run import ask_job_state
 
-    asked = asked.of_index(find_index(env))
+    job = find_current_job(env)
+    asked = asked.of_index(job.array_index if job is not None else "")
     mine = describe_process(attempt, process, env, asked.command, by_hand=by_hand, within=within, restart=restart)
     ask = partial(ask_job_state, env=env)
     for left in reversed(range(_TRIES)):
-        origin = Origin(attempt, *find_job(env), by_hand, within, restart, mine.job_start, earlier)
+        origin = Origin(attempt, mine.scheduler, mine.job, by_hand, within, restart, mine.job_start, earlier)
         choice = choose_run(asked, origin)
         name = number_attempt(choice.run, attempt) if numbered else attempt
         mine = mine._replace(attempt=name)

@@ -14,13 +14,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     Hosts = tuple[tuple[str, int], ...]
+    #: None where they cannot be read here; and the variable or file that they came from, "" without hosts
+    HostsFound = tuple[Hosts | None, str]
 
 
 class Allocation(Record):
     """One job. `hosts`: (name, slots) in the scheduler's order, each host once; None where they cannot be read here."""
 
     scheduler: str  # the name of its row
-    job_id: str  # with the array index where there is one; "" if unknown
+    job_id: str  # of `CurrentJob`
     hosts: Hosts | None
     source: str  # variable or file that the hosts came from, "" without hosts
     interactive: bool = False
@@ -50,7 +52,7 @@ def read_nodefile(path: str) -> Hosts:
     return hosts
 
 
-def read_named_file(env: Mapping[str, str], variable: str, nodefile: str | None) -> tuple[Hosts | None, str]:
+def read_named_file(env: Mapping[str, str], variable: str, nodefile: str | None) -> HostsFound:
     """Hosts and their source: from the caller's file, else from the file that `variable` names, else None."""
     if nodefile is not None:
         return read_nodefile(nodefile), nodefile

@@ -2,23 +2,7 @@
 
 from __future__ import annotations
 
-from hpcddp.record import TYPE_CHECKING
-from hpcddp.schedulers.allocation import Allocation, read_named_file
 from hpcddp.schedulers.row import Answer, Commands, Directives, Scheduler, Variables
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-
-def find_job(env: Mapping[str, str], nodefile: str | None) -> Allocation | None:
-    """The job by Grid Engine's variables."""
-    # SGE_ROOT alone is any machine where Grid Engine's commands work; the spool directory and the task id are a job's.
-    if "JOB_ID" not in env or not ("SGE_TASK_ID" in env or "PE_HOSTFILE" in env or "SGE_JOB_SPOOL_DIR" in env):
-        return None
-    hosts, source = read_named_file(env, "PE_HOSTFILE", nodefile)  # lines of: host slots queue processors
-    task = env.get("SGE_TASK_ID", "undefined")
-    job = env["JOB_ID"] + ("" if task == "undefined" else f".{task}")
-    return Allocation("gridengine", job, hosts, source)
 
 
 def parse_state(answer: Answer) -> str | None:
@@ -74,10 +58,13 @@ SCHEDULER = Scheduler(
     ),
     variables=Variables(
         prefixes=("SGE_", "PE_HOSTFILE", "NSLOTS", "NHOSTS", "JOB_ID"),
-        job_id="JOB_ID",
+        job_id=("JOB_ID",),
+        # SGE_ROOT alone is any machine where its commands work, and JOB_ID may be a program's own
+        of_job=("SGE_TASK_ID", "PE_HOSTFILE", "SGE_JOB_SPOOL_DIR"),
         restarts="RESTARTED",
         array_index=("SGE_TASK_ID",),
         folder="SGE_O_WORKDIR",
+        nodefile="PE_HOSTFILE",  # lines of: host slots queue processors
         hostfile="hostfile",  # which the script makes from PE_HOSTFILE
         hostfile_alone=False,
         settings=(
@@ -113,5 +100,4 @@ SCHEDULER = Scheduler(
         "T": "suspended",
         "dr": "exiting",
     },
-    find_job=find_job,
 )

@@ -9,5 +9,9 @@ SCHEDULER = Scheduler(
     title="this machine",
     generic_site="local",
     this_machine=True,
-    variables=Variables(job_id="HPCDDP_JOB_ID", array_index=("HPCDDP_ARRAY_INDEX",)),
+    variables=Variables(
+        job_id=("HPCDDP_JOB_ID",),
+        of_job=("HPCDDP_JOB_ID", "HPCDDP_ARRAY_INDEX"),  # ranks have the second alone
+        array_index=("HPCDDP_ARRAY_INDEX",),
+    ),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hpcddp.record import TYPE_CHECKING
-from hpcddp.schedulers.allocation import Allocation, read_lines, read_named_file
+from hpcddp.schedulers.allocation import read_lines
 from hpcddp.schedulers.host_names import is_address, same_host
 from hpcddp.schedulers.row import Answer, Commands, Directives, QueueFound, RemoteShell, Scheduler, Variables
 
@@ -38,14 +38,6 @@ esac
 exec {program} "$host" /bin/sh -c "$*"
 """,
 )
-
-
-def find_job(env: Mapping[str, str], nodefile: str | None) -> Allocation | None:
-    """The job by PBS's variables."""
-    if not any(name in env for name in ("PBS_JOBID", "PBS_NODEFILE", "PBS_ENVIRONMENT")):
-        return None
-    hosts, source = read_named_file(env, "PBS_NODEFILE", nodefile)
-    return Allocation("pbs", env.get("PBS_JOBID", ""), hosts, source, env.get("PBS_ENVIRONMENT") == "PBS_INTERACTIVE")
 
 
 def find_kept_hostfile(env: Mapping[str, str]) -> str | None:
@@ -190,10 +182,13 @@ SCHEDULER = Scheduler(
     ),
     variables=Variables(
         prefixes=("PBS_",),
-        job_id="PBS_JOBID",
+        job_id=("PBS_JOBID",),
+        of_job=("PBS_JOBID", "PBS_NODEFILE", "PBS_ENVIRONMENT"),
         array_index=("PBS_ARRAY_INDEX", "PBS_ARRAYID"),  # the second is Torque's
         folder="PBS_O_WORKDIR",
+        nodefile="PBS_NODEFILE",
         hostfile="PBS_NODEFILE",
+        interactive={"PBS_ENVIRONMENT": "PBS_INTERACTIVE"},
         settings=("PBS_CONF_FILE", "PBS_DEFAULT", "PBS_SERVER", "PBS_PRIMARY", "PBS_SECONDARY", "PBS_EXEC", "PBS_HOME"),
     ),
     daemons=("pbs_mom",),
@@ -242,7 +237,6 @@ SCHEDULER = Scheduler(
         "C": "finished",  # Torque's
         "M": "moved",
     },
-    find_job=find_job,
     find_kept_hostfile=find_kept_hostfile,
     no_slots="mpiprocs=0",
     owns_bare_hostfile=True,

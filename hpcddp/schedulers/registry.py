@@ -6,7 +6,7 @@ import os
 import sys
 
 from hpcddp.errors import SiteError, nearest
-from hpcddp.record import TYPE_CHECKING
+from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.schedulers.job_id import JobId
 
 if TYPE_CHECKING:
@@ -60,6 +60,39 @@ def all_schedulers() -> list[Scheduler]:
     return _loaded
 
 
+class CurrentJob(Record):
+    """The job around a process. `scheduler`: its row's name. `id`: means this job alone to the scheduler's commands;
+    "" if the environment does not say it. `name`: its part of its attempts' names. `array_index`: "" without an array.
+    """
+
+    scheduler: str
+    id: str
+    name: str
+    array_index: str = ""
+
+
+def find_current_job(env: Mapping[str, str], scheduler: str = "") -> CurrentJob | None:
+    """The job of a process with this environment, which may show several: the first in the rows' order, or the one of
+    this scheduler. None outside of a job."""
+    for row in [find_scheduler(scheduler)] if scheduler else all_schedulers():
+        if any(env.get(name) for name in row.variables.of_job or row.variables.job_id):
+            return _read_job(row, env)
+    return None
+
+
+def _read_job(row: Scheduler, env: Mapping[str, str]) -> CurrentJob:
+    says, first = row.variables, row.directives.array_first
+    job = next((env[name] for name in says.job_id if env.get(name)), "")
+    indices = (env[name] for name in says.array_index if env.get(name, "").isdecimal())
+    index = next((index for index in indices if int(index) >= first), "")
+    if not index or not job.isdecimal():  # PBS has the index in the id itself
+        return CurrentJob(row.name, job, JobId(job, job).name, index)
+    array = env.get(says.array_id) or job
+    of_array = JobId(array, array).at(index, row.commands.of_index)
+    # the last job of a Slurm array has the array's own id, by which commands mean all of its jobs
+    return CurrentJob(row.name, str(of_array) if job == array else job, of_array.name, index)
+
+
 def job_variables(env: Mapping[str, str]) -> list[str]:
     """The variables that say which job a process with this environment belongs to; outside of a job all that could.
 
@@ -67,25 +100,8 @@ def job_variables(env: Mapping[str, str]) -> list[str]:
     """
     rows = [row.variables for row in all_schedulers()]
     # one that no prefix of the scheduler's covers, such as JOB_ID, may be a program's own
-    could = [row.job_id for row in rows if row.job_id not in row.prefixes]
-    return [row.job_id for row in rows if row.job_id in env] or could
-
-
-def read_job_id(row: Scheduler, env: Mapping[str, str]) -> str:
-    """The id of the job around this process, as this scheduler's commands take it; "" outside of one.
-
-    The last job of a Slurm array has the array's own id in SLURM_JOB_ID, by which commands mean all of its jobs.
-    """
-    variables = row.variables
-    job = next((env[name] for name in (variables.job_id, variables.older_job_id) if name and env.get(name)), "")
-    index = read_array_index(row, env)
-    is_array = bool(job and index) and job == env.get(variables.array_id)
-    return JobId(job, job).at(index, row.commands.of_index).text if is_array else job
-
-
-def read_array_index(row: Scheduler, env: Mapping[str, str]) -> str:
-    """The job's index in its array; "" outside of one."""
-    return next((env[name] for name in row.variables.array_index if env.get(name, "").isdecimal()), "")
+    could = [name for row in rows for name in row.job_id if name not in row.prefixes]
+    return [name for row in rows for name in row.job_id if name in env] or could
 
 
 def submit_commands() -> list[tuple[str, Scheduler]]:

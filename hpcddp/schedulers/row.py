@@ -10,7 +10,7 @@ from hpcddp.record import TYPE_CHECKING, Record
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from hpcddp.schedulers.allocation import Allocation
+    from hpcddp.schedulers.allocation import HostsFound
     from hpcddp.schedulers.job_id import JobId
 
 _NOTHING: Mapping[str, str] = {}
@@ -95,19 +95,21 @@ class Variables(Record):
     """The variables of a job, by what they say."""
 
     prefixes: tuple[str, ...] = ()  # all that the scheduler sets
-    job_id: str = ""
-    older_job_id: str = ""  # what older releases call it
+    job_id: tuple[str, ...] = ()  # the job's id, by the names that releases give it
+    of_job: tuple[str, ...] = ()  # those that only a job's processes have; (): the id is one
     restarts: str = ""  # whether, or how often, the job has started before
     of_start: tuple[str, ...] = ()  # what differs from one start of the job to the next; (): nothing is sure to
     array_index: tuple[str, ...] = ()  # a job's index in its array, by the names that releases give it
     array_id: str = ""  # the array's own id, where a job of it has another one
     folder: str = ""  # the folder that the job was submitted from
     host: str = ""  # this node's name, as the scheduler knows it
+    nodefile: str = ""  # names the file with the job's hosts, where the row has no `find_hosts`
     hostfile: str = ""  # in the job script, the name of the launcher's host file
     hostfile_alone: bool = True  # whether a job of one node has it
     cpus: str = ""  # the job's CPUs on this node
     cpus_of_nodes: str = ""  # on each of its nodes, as `8(x2),4`
     end: str = ""  # when the job ends, in seconds since 1970
+    interactive: Mapping[str, str] = _NOTHING  # a variable of a person's shell in the job -> what its value contains
     settings: tuple[str, ...] = ()  # those that begin as a job's and are a person's or the site's: how to reach it
 
 
@@ -247,10 +249,6 @@ class Commands(Record):
     site_lines: tuple[str, ...] = ()  # what a new site's file needs beside the queues
 
 
-def _no_job(_env: Mapping[str, str], _nodefile: str | None) -> Allocation | None:
-    return None
-
-
 def _no_file(_env: Mapping[str, str]) -> str | None:
     return None
 
@@ -275,7 +273,7 @@ class Scheduler(Record):
     daemons: tuple[str, ...] = ()  # names in /proc/<pid>/comm of what signals every process of a job on its host
     commands: Commands = Commands()
     states: Mapping[str, str] = _NOTHING  # its own word for a job's state -> queued, held, running, finished, …
-    find_job: Callable[[Mapping[str, str], str | None], Allocation | None] = _no_job
+    find_hosts: Callable[[Mapping[str, str], str | None], HostsFound] | None = None
     find_kept_hostfile: Callable[[Mapping[str, str]], str | None] = _no_file
     #: What a launch needs that is made beside what is left of another one in the same job.
     beside: Mapping[str, str] = _NOTHING

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from hpcddp.record import TYPE_CHECKING
-from hpcddp.schedulers.allocation import Allocation
 from hpcddp.schedulers.nodelist import expand_counts, expand_nodelist
 from hpcddp.schedulers.row import Answer, Commands, Directives, OneGpu, QueueFound, Scheduler, Variables
 from hpcddp.units import read_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from hpcddp.schedulers.allocation import HostsFound
 
 _MOST_COMPONENTS = 128  # MAX_HET_JOB_COMPS
 _LETTERS = {
@@ -23,11 +24,8 @@ _LETTERS = {
 _INTERACTIVE_STEP = "4294967290"  # the step of salloc's shell
 
 
-def find_job(env: Mapping[str, str], _nodefile: str | None) -> Allocation | None:
-    """The job by Slurm's variables. Heterogeneous jobs: every component's hosts."""
-    job = env.get("SLURM_JOB_ID") or env.get("SLURM_JOBID")
-    if not job:
-        return None
+def find_hosts(env: Mapping[str, str], nodefile: str | None) -> HostsFound:  # noqa: ARG001  # Slurm writes no such file
+    """The hosts by Slurm's variables. Heterogeneous jobs: every component's."""
     # SLURM_JOB_NODELIST is the first component's; the others stand in variables of their own.
     components = min(read_number(env.get("SLURM_HET_SIZE", "")) or 0, _MOST_COMPONENTS)
     groups = [f"_HET_GROUP_{i}" for i in range(components)] or [""]
@@ -47,8 +45,7 @@ def find_job(env: Mapping[str, str], _nodefile: str | None) -> Allocation | None
             slots = [1] * len(names)
         for name, count in zip(names, slots, strict=True):
             counts[name] = counts.get(name, 0) + count
-    interactive = env.get("SLURM_STEP_ID") == _INTERACTIVE_STEP or "SLURM_PTY_PORT" in env
-    return Allocation("slurm", job, tuple(counts.items()) or None, source, interactive)
+    return tuple(counts.items()) or None, source
 
 
 def count_ranks(_slots: int | None, env: Mapping[str, str]) -> int | None:
@@ -194,8 +191,7 @@ SCHEDULER = Scheduler(
     ),
     variables=Variables(
         prefixes=("SLURM_", "SLURMD_"),
-        job_id="SLURM_JOB_ID",
-        older_job_id="SLURM_JOBID",
+        job_id=("SLURM_JOB_ID", "SLURM_JOBID"),  # the second in older releases
         restarts="SLURM_RESTART_COUNT",
         # the count alone may be inherited, from a job that was queued again and has submitted this one
         of_start=("SLURM_RESTART_COUNT", "SLURM_JOB_NODELIST"),
@@ -206,6 +202,7 @@ SCHEDULER = Scheduler(
         cpus="SLURM_CPUS_ON_NODE",
         cpus_of_nodes="SLURM_JOB_CPUS_PER_NODE",  # salloc's shell may be on the login node, and has this alone
         end="SLURM_JOB_END_TIME",
+        interactive={"SLURM_STEP_ID": _INTERACTIVE_STEP, "SLURM_PTY_PORT": ""},
         settings=("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_TIME_FORMAT"),
     ),
     beside={"SLURM_OVERLAP": "1"},  # a step with a silent node blocks every later one, for minutes
@@ -266,6 +263,6 @@ SCHEDULER = Scheduler(
         "STOPPED": "suspended",
         "REVOKED": "cancelled",
     },
-    find_job=find_job,
+    find_hosts=find_hosts,
     count_ranks=count_ranks,
 )

@@ -13,17 +13,18 @@ from hpcddp.runs.chain import find_before, start_attempt
 from hpcddp.runs.choice import Asked
 from hpcddp.runs.command import identify_command
 from hpcddp.runs.folder import AttemptFolder, RunFolder, cannot_write, list_attempts, start_of
-from hpcddp.runs.holder import find_job, find_job_start, start_time
+from hpcddp.runs.holder import find_job_start, start_time
 from hpcddp.runs.jsonfile import write_object
 from hpcddp.runs.lock import HeldError, release_run
 from hpcddp.runs.start import start_run
 from hpcddp.runs.state import read_state
+from hpcddp.schedulers.registry import find_current_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from hpcddp.runs.holder import Holder
-    from hpcddp.supervisor.job import Job
+    from hpcddp.schedulers.registry import CurrentJob
     from hpcddp.supervisor.order import Order
 
 #: The variable by which `hpcddp launch` says that one allocation may see several attempts: the number of its process,
@@ -42,7 +43,7 @@ class Begun(Record):
 def begin(
     order: Order,
     base: str,
-    job: Job,
+    job: CurrentJob,
     env: Mapping[str, str],
     script: str,
     tell: Callable[[str], None],
@@ -86,7 +87,8 @@ def begin(
 def _wait_for_earlier_start(holder: Holder, env: Mapping[str, str], tell: Callable[[str], None]) -> bool:
     """Whether the holder, an earlier start of this very job on this host, has ended: PBS starts a job again while the
     processes of its earlier start still end. False at once for any other holder."""
-    is_own = holder.job != "" and (holder.scheduler, holder.job) == find_job(env)
+    own = find_current_job(env)
+    is_own = holder.job != "" and own is not None and (holder.scheduler, holder.job) == (own.scheduler, own.id)
     is_earlier = holder.job_start != "" and holder.job_start != find_job_start(env)
     if not (is_own and is_earlier and holder.host == os.uname().nodename):
         return False

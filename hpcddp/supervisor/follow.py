@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from hpcddp.runs.folder import AttemptFolder
-    from hpcddp.supervisor.job import End, Job
+    from hpcddp.schedulers.registry import CurrentJob
+    from hpcddp.supervisor.job import End
 else:
     import _signal as signal
 
@@ -32,7 +33,7 @@ _ENDING = (signal.SIGTERM, signal.SIGINT)
 class FollowUp:
     """The follow-up of one job. `id`: as its scheduler printed it; None: there is none."""
 
-    def __init__(self, job: Job, end: End, env: Mapping[str, str], tell: Callable[[str], None]) -> None:
+    def __init__(self, job: CurrentJob, end: End, env: Mapping[str, str], tell: Callable[[str], None]) -> None:
         self.id: str | None = None
         self._job = job
         self._end = end

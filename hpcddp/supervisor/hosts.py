@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from hpcddp.runs.folder import AttemptFolder
-    from hpcddp.supervisor.job import Job
+    from hpcddp.schedulers.registry import CurrentJob
     from hpcddp.supervisor.order import Order
 
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", "{host}")
@@ -98,7 +98,9 @@ def list_hosts(env: Mapping[str, str]) -> tuple[str, ...]:
 class Hosts:
     """Of one job; `names` in its order, with the host of the script first. None are known on one machine."""
 
-    def __init__(self, job: Job, env: Mapping[str, str], checks: list[Check], tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, job: CurrentJob, env: Mapping[str, str], checks: list[Check], tell: Callable[[str], None]
+    ) -> None:
         self._job, self._env, self._checks, self._tell = job, env, checks, tell
         self._commands = find_scheduler(job.scheduler).commands
         self.names = list_hosts(env) if job.id else ()

@@ -8,8 +8,7 @@ import time
 from hpcddp.errors import LaunchError
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.holder import start_time
-from hpcddp.schedulers.job_id import parse_id
-from hpcddp.schedulers.registry import find_scheduler, read_array_index, read_job_id
+from hpcddp.schedulers.registry import CurrentJob, find_current_job, find_scheduler
 from hpcddp.schedulers.run import ask_about, read_job_state
 from hpcddp.supervisor.asked import ask_beside
 from hpcddp.units import read_number
@@ -29,14 +28,6 @@ _ASK_AGAIN_S = 300.0
 _SAME_S = 10  # schedulers round, and count from different moments
 
 
-class Job(Record):
-    """`scheduler`: its row. `id`: the scheduler's; "" on this machine. `name`: that of its attempts, without number."""
-
-    scheduler: str
-    id: str
-    name: str
-
-
 class End(Record):
     """`at`: seconds since 1970; None: nothing ends the job. `source`: who says so."""
 
@@ -47,26 +38,21 @@ class End(Record):
         return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(self.at))} ({self.source})"
 
 
-def find_own_job(scheduler: str, env: Mapping[str, str]) -> Job:
-    """The job of a script for this scheduler. LaunchError where it does not run in a job."""
-    row = find_scheduler(scheduler)
+def find_job_of_script(scheduler: str, env: Mapping[str, str]) -> CurrentJob:
+    """The job of a script for this scheduler, on this machine without an id. LaunchError where it runs in none."""
+    row, job = find_scheduler(scheduler), find_current_job(env, scheduler)
     if row.this_machine:
         own = time.strftime("local-%Y%m%dT%H%M%S-") + str(os.getpid())
-        return Job(scheduler, "", env.get(row.variables.job_id) or own)
-    job = read_job_id(row, env)
-    if not job:
+        return CurrentJob(scheduler, "", (job.name if job is not None else "") or own)
+    if job is None or not job.id:
         raise LaunchError(
-            f"{row.variables.job_id} is not set: this is a job script for {row.title}",
+            f"{row.variables.job_id[0]} is not set: this is a job script for {row.title}",
             f"{row.commands.submit[0]} SCRIPT, or hpcddp launch -- COMMAND",
         )
-    id_ = parse_id(job)
-    if not id_.array_index:
-        array, index = env.get(row.variables.array_id) or id_.number, read_array_index(row, env)
-        id_ = id_._replace(number=array, array_index=index)
-    return Job(scheduler, job, id_.name)
+    return job
 
 
-def find_end(job: Job, env: Mapping[str, str], walltime_s: int | None, *, by_hand: bool) -> End:
+def find_end(job: CurrentJob, env: Mapping[str, str], walltime_s: int | None, *, by_hand: bool) -> End:
     """When the job ends: by the scheduler's variable, else by its word, else by the request's walltime. An end that is
     asked for by hand, in an allocation, may come before the allocation's."""
     row = find_scheduler(job.scheduler)
@@ -88,7 +74,9 @@ def find_end(job: Job, env: Mapping[str, str], walltime_s: int | None, *, by_han
 class MovingEnd:
     """The job's end, which its owner or an operator may move while it runs. `clock`: seconds, from anywhere."""
 
-    def __init__(self, job: Job, end: End, env: Mapping[str, str], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, job: CurrentJob, end: End, env: Mapping[str, str], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.end = end
         self._job, self._env, self._clock = job, env, clock
         self._asked = clock()
@@ -112,7 +100,7 @@ class MovingEnd:
         return True
 
 
-def is_wish(job: Job, end: End, env: Mapping[str, str], came: float) -> bool:
+def is_wish(job: CurrentJob, end: End, env: Mapping[str, str], came: float) -> bool:
     """Whether a SIGTERM that `came` at this time is the owner's wish: the walltime, a preemption, a failed node and a
     job that is queued again are not."""
     answer = ask_about(job.scheduler, job.id, env, _PATIENCE_S) if job.id else None
@@ -124,7 +112,7 @@ def is_wish(job: Job, end: End, env: Mapping[str, str], came: float) -> bool:
     return answer is None or not commands.parse_taken(answer, env)
 
 
-def is_ending(job: Job, env: Mapping[str, str]) -> bool:
+def is_ending(job: CurrentJob, env: Mapping[str, str]) -> bool:
     """Whether the scheduler says that it ends the job, or starts it again: then it signals the ranks itself."""
     answer = ask_about(job.scheduler, job.id, env, _PATIENCE_S)
     state = None if answer is None else read_job_state(job.scheduler, answer)

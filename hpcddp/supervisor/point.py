@@ -5,7 +5,7 @@ from __future__ import annotations
 from hpcddp.errors import LaunchError, RequestError
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.record import TYPE_CHECKING
-from hpcddp.runs.holder import find_index
+from hpcddp.schedulers.registry import find_current_job
 from hpcddp.sweep import count_points, fill_point, find_point, format_point
 
 if TYPE_CHECKING:
@@ -22,7 +22,8 @@ def take_point(
     if not order.sweep:
         return order, words
     points = count_points(order.sweep)
-    index = find_index(env) if points > 1 else "1"
+    job = find_current_job(env) if points > 1 else None
+    index = (job.array_index if job is not None else "") if points > 1 else "1"
     if not index:
         raise LaunchError(
             f"this script is an array of {points} jobs, one for each point of a sweep, and this job has no index",

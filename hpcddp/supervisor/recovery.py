@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from hpcddp.runs.folder import AttemptFolder, RunFolder
+    from hpcddp.schedulers.registry import CurrentJob
     from hpcddp.supervisor.events import Event
-    from hpcddp.supervisor.job import End, Job
+    from hpcddp.supervisor.job import End
     from hpcddp.supervisor.order import Order, Recover
 
 _MOST_STUCK = 2  # as often as a host has to be blamed before it is left out
@@ -52,7 +53,7 @@ class Recovery:
         self,
         order: Order,
         recover: Recover,
-        job: Job,
+        job: CurrentJob,
         env: Mapping[str, str],
         tell: Callable[[str], None],
         *,

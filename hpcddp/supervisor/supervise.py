@@ -23,7 +23,7 @@ from hpcddp.supervisor.begin import BY_HAND, begin
 from hpcddp.supervisor.end import end_attempt, note_lost
 from hpcddp.supervisor.events import UNKNOWN
 from hpcddp.supervisor.follow import FollowUp
-from hpcddp.supervisor.job import BY_REQUEST, MovingEnd, find_end, find_own_job, is_ending
+from hpcddp.supervisor.job import BY_REQUEST, MovingEnd, find_end, find_job_of_script, is_ending
 from hpcddp.supervisor.leftover import end_left
 from hpcddp.supervisor.order import split_stage
 from hpcddp.supervisor.output import Output
@@ -38,8 +38,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from hpcddp.runs.folder import AttemptFolder
+    from hpcddp.schedulers.registry import CurrentJob
     from hpcddp.supervisor.events import Event
-    from hpcddp.supervisor.job import End, Job
+    from hpcddp.supervisor.job import End
     from hpcddp.supervisor.order import Order
     from hpcddp.supervisor.recovery import Recovery
 
@@ -60,7 +61,7 @@ def supervise(
     """The exit status of the job. `words`: the launcher's command line, and what copies data before it. `spell`: how
     something that is told looks on stderr.
 
-    The errors of `check_started_agent`, `take_point`, `find_own_job` and `begin`: then nothing was started.
+    The errors of `check_started_agent`, `take_point`, `find_job_of_script` and `begin`: then nothing was started.
     """
     check_started_agent(env, str(order.plan.get("launcher", "")), int(order.plan.get("nodes", 1)))
     signals, output = Signals(), Output()
@@ -80,13 +81,13 @@ def _run_job(
     tell: Callable[[str], None],
 ) -> int:
     order, words = take_point(order, words, env, tell)
-    job = find_own_job(order.scheduler, env)
+    job = find_job_of_script(order.scheduler, env)
     by_hand = env.get(BY_HAND) == str(os.getpid())
     begun = begin(order, env["HPCDDP_RUN_DIR"], job, env, script, tell, by_hand=by_hand)
     if isinstance(begun, int):
         return begun
     attempt = begun.attempt
-    own = {BY_HAND} if job.id else {BY_HAND, find_scheduler(order.scheduler).variables.job_id}
+    own = {BY_HAND} if job.id else {BY_HAND, *find_scheduler(order.scheduler).variables.job_id}
     env = {name: value for name, value in env.items() if name not in own}  # what a rank starts is no part of this job
     status: int | None = None
     by = why = ""
@@ -179,7 +180,7 @@ class Start:
         order: Order,
         words: list[str],
         env: Mapping[str, str],
-        job: Job,
+        job: CurrentJob,
         signals: Signals,
         output: Output,
         reports: Reports,

@@ -40,7 +40,7 @@ def test_the_shell_of_an_interactive_step_is_not_launched(cluster: Cluster, shar
 
 
 def test_the_elements_of_an_array_are_worlds_of_their_own(cluster: Cluster, shared: Path) -> None:
-    own_id = "import os; from hpcddp.runs.holder import find_job; print(find_job(os.environ)[1])"
+    own_id = "import os; from hpcddp.schedulers.registry import find_current_job as f; print(f(os.environ).id)"
     script = f"""
         mkdir $SLURM_ARRAY_TASK_ID; srun --label {PYTHON} {PLACE} {shared}/$SLURM_ARRAY_TASK_ID
         scontrol --oneliner show job "$({PYTHON} -c '{own_id}')" > $SLURM_ARRAY_TASK_ID.job

@@ -127,7 +127,7 @@ def test_a_port_does_not_depend_on_what_only_some_ranks_have() -> None:
         ({"JOB_ID": "7", "SGE_TASK_ID": "undefined", "RESTARTED": "0"}, "gridengine|7|0", "JOB_ID"),
         ({"JOB_ID": "7", "SGE_TASK_ID": "undefined", "RESTARTED": "1"}, "gridengine|7|1", "JOB_ID"),
         ({"LSB_JOBID": "7", "LSB_JOBINDEX": "3"}, "lsf|7[3]|", "LSB_JOBID"),
-        ({"FLUX_ENCLOSING_ID": "f7"}, "flux|f7|", "flux"),
+        ({"FLUX_ENCLOSING_ID": "f7"}, "flux|f7|", "FLUX_ENCLOSING_ID"),
     ],
 )
 def test_a_jobs_key_is_made_of_the_id_and_the_restarts_that_its_schedulers_row_names(

@@ -14,10 +14,11 @@ import pytest
 
 from hpcddp.errors import HpcddpError, RequestError
 from hpcddp.runs.choice import Asked, Origin, RunChoice, choose_run, find_command
-from hpcddp.runs.holder import find_job, find_job_start
+from hpcddp.runs.holder import find_job_start
 from hpcddp.runs.lock import note_loaded, release_run
 from hpcddp.runs.start import foresee_run, start_run
 from hpcddp.runs.state import write_state
+from hpcddp.schedulers.registry import find_current_job
 
 Train = Callable[..., RunChoice]
 COMMAND = ("python", "train.py")
@@ -160,9 +161,9 @@ def test_scripts_of_one_job_are_no_starts_of_it(train: Train) -> None:
 
 
 def test_a_variable_job_id_of_ones_own_is_no_job() -> None:
-    assert find_job({"JOB_ID": "exp1"}) == ("", "")
+    assert find_current_job({"JOB_ID": "exp1"}) is None
+    assert find_current_job({"JOB_ID": "7", "SGE_ROOT": "/opt/sge"}) is None
     assert find_job_start({"JOB_ID": "exp1"}) == ""
-    assert find_job({"JOB_ID": "7", "SGE_TASK_ID": "undefined"}) == ("gridengine", "7")
 
 
 def test_a_count_of_restarts_that_was_inherited_hides_no_start() -> None:

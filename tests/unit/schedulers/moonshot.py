@@ -12,15 +12,7 @@ MODULE = '''"""Moonshot, which does not exist."""
 
 from __future__ import annotations
 
-from hpcddp.schedulers.allocation import Allocation, read_named_file
 from hpcddp.schedulers.row import Commands, Directives, QueueFound, Scheduler, Variables
-
-
-def find_job(env, nodefile):
-    if "MOON_JOB" not in env:
-        return None
-    hosts, source = read_named_file(env, "MOON_HOSTS", nodefile)
-    return Allocation("moonshot", env["MOON_JOB"], hosts, source)
 
 
 def parse_state(answer):
@@ -53,8 +45,8 @@ SCHEDULER = Scheduler(
         name_limits={"": 9},
     ),
     variables=Variables(
-        prefixes=("MOON_",), job_id="MOON_JOB", hostfile="MOON_HOSTS", cpus="MOON_CPUS", end="MOON_LANDING",
-        array_index=("MOON_CRATER",), restarts="MOON_RELAUNCH", folder="MOON_PAD",
+        prefixes=("MOON_",), job_id=("MOON_JOB",), nodefile="MOON_HOSTS", hostfile="MOON_HOSTS", cpus="MOON_CPUS",
+        end="MOON_LANDING", array_index=("MOON_CRATER",), restarts="MOON_RELAUNCH", folder="MOON_PAD",
     ),
     commands=Commands(
         submit=("msub",),
@@ -69,7 +61,6 @@ SCHEDULER = Scheduler(
         site_lines=("env: {MOON_PHASE: full}",),
     ),
     states={"waiting": "queued", "aloft": "running", "landed": "finished"},
-    find_job=find_job,
     no_slots="--crew=0",
 )
 '''

@@ -6,7 +6,7 @@ import pytest
 
 from hpcddp.runs.holder import Holder
 from hpcddp.schedulers.job_id import JobId, parse_id
-from hpcddp.schedulers.registry import find_scheduler
+from hpcddp.schedulers.registry import CurrentJob, find_current_job, find_scheduler
 
 
 @pytest.mark.parametrize(
@@ -93,3 +93,40 @@ def test_the_job_that_holds_a_run_is_known_with_its_index(
     scheduler: str, job: str, attempt: str, expected: JobId
 ) -> None:
     assert Holder(attempt, "node1", "", 1, "1", scheduler, job).id == expected
+
+
+PBS = {"PBS_JOBID": "48[3].pbs1", "PBS_ARRAY_INDEX": "3"}
+SLURM = {"SLURM_JOB_ID": "4720", "SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": "0"}
+
+
+@pytest.mark.parametrize(
+    ("env", "job"),
+    [
+        ({}, None),
+        ({"SLURM_JOB_ID": "12"}, CurrentJob("slurm", "12", "12")),
+        ({"SLURM_JOBID": "12"}, CurrentJob("slurm", "12", "12")),
+        (SLURM, CurrentJob("slurm", "4720", "4711-0", "0")),
+        (SLURM | {"SLURM_JOB_ID": "4711"}, CurrentJob("slurm", "4711_0", "4711-0", "0")),
+        ({"PBS_JOBID": "0.pbs1", "PBS_NODEFILE": "/x"}, CurrentJob("pbs", "0.pbs1", "0.pbs1")),
+        (PBS, CurrentJob("pbs", "48[3].pbs1", "48-3.pbs1", "3")),
+        ({"PBS_JOBID": "48-3.head", "PBS_ARRAYID": "3"}, CurrentJob("pbs", "48-3.head", "48-3.head", "3")),
+        ({"PBS_ENVIRONMENT": "PBS_BATCH"}, CurrentJob("pbs", "", "")),
+        ({"JOB_ID": "7", "SGE_TASK_ID": "undefined"}, CurrentJob("gridengine", "7", "7")),
+        ({"JOB_ID": "7", "SGE_TASK_ID": "3"}, CurrentJob("gridengine", "7.3", "7-3", "3")),
+        ({"LSB_JOBID": "7", "LSB_JOBINDEX": "0"}, CurrentJob("lsf", "7", "7")),
+        ({"LSB_JOBID": "7", "LSB_JOBINDEX": "3"}, CurrentJob("lsf", "7[3]", "7-3", "3")),
+        ({"FLUX_URI": "local:///x", "FLUX_ENCLOSING_ID": "f2bc"}, CurrentJob("flux", "f2bc", "f2bc")),
+        ({"HPCDDP_JOB_ID": "local-1", "HPCDDP_ARRAY_INDEX": "2"}, CurrentJob("local", "local-1", "local-1", "2")),
+        ({"HPCDDP_ARRAY_INDEX": "2"}, CurrentJob("local", "", "", "2")),
+        (SLURM | PBS, CurrentJob("slurm", "4720", "4711-0", "0")),
+    ],
+)
+def test_the_job_around_a_process_is_found_by_its_environment(env: dict[str, str], job: CurrentJob | None) -> None:
+    assert find_current_job(env) == job
+    if job is not None and job.id:
+        assert parse_id(job.name).is_same(parse_id(job.id)) == (job.id != "4720")
+
+
+def test_a_scripts_own_scheduler_is_asked_for_where_an_environment_shows_two() -> None:
+    assert find_current_job(SLURM | PBS, "pbs") == find_current_job(PBS)
+    assert find_current_job(SLURM, "pbs") is None

@@ -49,7 +49,7 @@ def test_a_row_names_the_variables_that_its_template_reads(row_and_template):
     if not template:
         return
     said = row.variables
-    told = () if row.this_machine else (said.job_id, said.folder)  # hpcddp submit sets a background job's id
+    told = () if row.this_machine else (said.job_id[0], said.folder)  # hpcddp submit sets a background job's id
     for name in filter(None, told):
         assert name in template
     for word in {w for option in row.directives.options.values() for w in option.split() if w.startswith("--")}:

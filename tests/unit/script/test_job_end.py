@@ -7,8 +7,8 @@ import time
 
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.job_end import JobEnd, note_job_end, read_job_end
-from hpcddp.schedulers.registry import find_scheduler
-from hpcddp.supervisor.job import End, Job, MovingEnd
+from hpcddp.schedulers.registry import CurrentJob, find_scheduler
+from hpcddp.supervisor.job import End, MovingEnd
 from hpcddp.supervisor.order import Order
 from hpcddp.supervisor.supervise import Start
 
@@ -37,7 +37,7 @@ def test_the_file_follows_an_end_that_is_moved(tmp_path):
     class Ranks:
         tell_end = told.append
 
-    job = Job("slurm", "77", "77")
+    job = CurrentJob("slurm", "77", "77")
     start = Start.__new__(Start)
     start._job, start._attempt, start._order = job, attempt, Order("", {}, "openmpi", warns_s=100)
     start._end, start._reports, start._tell = Moved(job, End(2000000000, "before"), {}), Ranks(), lambda _text: None

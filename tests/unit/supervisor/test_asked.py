@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from hpcddp.runs.folder import RunFolder
+from hpcddp.schedulers.registry import CurrentJob
 from hpcddp.supervisor.follow import FollowUp
-from hpcddp.supervisor.job import End, Job, MovingEnd, find_end
+from hpcddp.supervisor.job import End, MovingEnd, find_end
 from hpcddp.supervisor.stop_request import StopRequest
 
 # It does not answer before it is told what.
@@ -50,7 +51,7 @@ def cluster(tmp_path: Path) -> Cluster:
 def test_the_end_of_a_job_follows_a_walltime_that_is_changed(cluster: Cluster):
     told = "job_state = R\n    stime = Sat Nov 21 01:12:37 2026\n    Resource_List.walltime = {}\n"
     cluster.answers(told.format("01:00:00"))
-    job, now = Job("pbs", "7.server", "7.server"), [0.0]
+    job, now = CurrentJob("pbs", "7.server", "7.server"), [0.0]
     end = find_end(job, cluster.env, 60, by_hand=False)
     assert end.source == "as qstat says"
     assert end.at is not None
@@ -78,8 +79,8 @@ def test_what_is_left_of_an_allocation_is_no_end_of_its_own(cluster: Cluster):
     now = int(time.time())
     began = time.strftime("%a %b %d %H:%M:%S %Y", time.localtime(now))
     cluster.answers(f"job_state = R\n    stime = {began}\n    Resource_List.walltime = 01:00:00\n")
-    job = Job("pbs", "7.server", "7.server")
-    script_s = (find_end(Job("local", "", "x"), cluster.env, 0, by_hand=False).at or 0) - now
+    job = CurrentJob("pbs", "7.server", "7.server")
+    script_s = (find_end(CurrentJob("local", "", "x"), cluster.env, 0, by_hand=False).at or 0) - now
     left_s = 3600 - script_s
     assert find_end(job, cluster.env, left_s - 2, by_hand=True) == End(now + 3600, "as qstat says")
     assert find_end(job, cluster.env, left_s - 60, by_hand=True).source == "as the request says"
@@ -96,7 +97,9 @@ def test_who_ends_a_job_with_a_chain_need_not_wait_for_the_scheduler(cluster: Cl
     """The ranks may be saving, and would end themselves if the supervisor were silent."""
     cluster.add("qdel", 'echo "$*" >> "$CLUSTER/deleted"\n')
     told = list[str]()
-    follow_up = FollowUp(Job("pbs", "7.server", "7.server"), End(int(time.time()) + 7200, ""), cluster.env, told.append)
+    follow_up = FollowUp(
+        CurrentJob("pbs", "7.server", "7.server"), End(int(time.time()) + 7200, ""), cluster.env, told.append
+    )
     follow_up.id = "8.server"
     follow_up.hear(signal.SIGTERM)
     follow_up.hear(signal.SIGTERM)

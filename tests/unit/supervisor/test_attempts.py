@@ -13,14 +13,13 @@ import pytest
 
 from hpcddp.errors import HpcddpError, LaunchError
 from hpcddp.runs.folder import AttemptFolder, RunFolder, list_holders
-from hpcddp.runs.holder import find_job
 from hpcddp.runs.lock import is_held_by, release_run
 from hpcddp.runs.own_runs import note_own_run
 from hpcddp.runs.state import note_checkpoint, read_state, write_state
 from hpcddp.supervisor.begin import Begun, begin
 from hpcddp.supervisor.end import end_attempt
 from hpcddp.supervisor.events import ERROR, GONE, KILLED, SILENT, UNHEARD, UNKNOWN, Event
-from hpcddp.supervisor.job import Job, find_own_job
+from hpcddp.supervisor.job import find_job_of_script
 from hpcddp.supervisor.order import Order, read_order
 from hpcddp.supervisor.program import Ended
 from tests.unit.chain_run import write_chain_run
@@ -39,7 +38,7 @@ class Node:
         self.told.clear()
         env = {"PBS_JOBID": job}
         order = Order("name: x\n", {"scheduler": "pbs", "command": command}, "openmpi", **asked)
-        own = find_own_job("pbs", env)
+        own = find_job_of_script("pbs", env)
         return begin(order, str(self.base), own, env, "", self.told.append, by_hand=by_hand)
 
     def attempt(self, job: str, **asked) -> str:
@@ -403,7 +402,7 @@ def test_an_order_with_another_kind_of_value_is_refused(change: dict[str, Any]):
 
 def test_a_script_outside_of_a_job_says_how_to_submit_it():
     with pytest.raises(LaunchError, match="PBS_JOBID is not set: this is a job script for PBS") as error:
-        find_own_job("pbs", {})
+        find_job_of_script("pbs", {})
     assert error.value.hint == "qsub SCRIPT, or hpcddp launch -- COMMAND"
 
 
@@ -415,13 +414,3 @@ def test_a_job_that_was_to_resume_a_run_that_has_finished_meanwhile_has_nothing_
     assert node.begin("42.pbs1", resumes="train") == 0
     assert "has finished meanwhile" in node.told[0]
     assert isinstance(node.begin("43.pbs1"), Begun)  # who asks for it again gets a new run
-
-
-@pytest.mark.parametrize("own", ["4711", "4720"])
-def test_a_job_of_an_array_has_an_id_that_means_no_other_job_of_it(own: str) -> None:
-    """The last one's SLURM_JOB_ID is the array's own id, by which scontrol and scancel mean all of them."""
-    env = {"SLURM_JOB_ID": own, "SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": "9"}
-    spelled = "4711_9" if own == "4711" else own
-    assert find_own_job("slurm", env) == Job("slurm", spelled, "4711-9")
-    assert find_job(env) == ("slurm", spelled)
-    assert find_job({"SLURM_JOB_ID": own}) == ("slurm", own)

@@ -17,9 +17,10 @@ from hpcddp.runs.folder import AttemptFolder, RunFolder, find_holder
 from hpcddp.runs.lock import note_loaded, read_end
 from hpcddp.runs.own_runs import note_own_run
 from hpcddp.runs.state import State, read_state, replace_state
+from hpcddp.schedulers.registry import CurrentJob
 from hpcddp.supervisor.end import note_lost
 from hpcddp.supervisor.events import ERROR, GONE, KILLED, SILENT, STUCK, UNHEARD, UNKNOWN, Event
-from hpcddp.supervisor.job import End, Job
+from hpcddp.supervisor.job import End
 from hpcddp.supervisor.order import Order, Recover
 from hpcddp.supervisor.recovery import Recovery
 from hpcddp.supervisor.stuck import NOWHERE
@@ -82,7 +83,7 @@ class Cluster:
         return Recovery(
             Order("", plan, "openmpi", recover=recover),
             recover,
-            Job("pbs", "7.server", "7.server"),
+            CurrentJob("pbs", "7.server", "7.server"),
             self.env,
             self.told.append,
         )
