@@ -82,7 +82,7 @@ def _wake_up(_number: int, _frame: object) -> None:
     """The pipe has the number."""
 
 
-class Launcher:
+class LauncherProcess:
     """A running launcher. Its words are found on the PATH of `env`. `log`: a file for its output, beside the job's.
     `files`: how many it may open, if not as many as this process. `apart`: whether it has a process group of its own,
     so that a terminal's signals come to this process alone."""
@@ -215,7 +215,7 @@ class Passing:
         self._waiting.insert(0, _Waiting(signal.SIGUSR1, time.monotonic(), is_told=True))
         self._tell("the ranks are warned: SIGUSR1 is sent, as the job file's signal asks")
 
-    def look(self, launcher: Launcher) -> float:
+    def look(self, launcher: LauncherProcess) -> float:
         """Do what is due; how long to wait at most until the next look, in seconds."""
         now = time.monotonic()
         while self._waiting and self._waiting[0].due <= now:
@@ -252,7 +252,7 @@ class Passing:
 
 
 def watch(
-    launcher: Launcher,
+    launcher: LauncherProcess,
     signals: Signals,
     warn_at: Callable[[], float | None],
     tell: Callable[[str], None],

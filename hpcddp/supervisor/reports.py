@@ -19,7 +19,7 @@ from hpcddp.supervisor.callers import Callers
 from hpcddp.supervisor.events import ERROR, GONE, KILLED, LEFT, SILENT, STUCK, UNHEARD, Event, read_shell_status
 from hpcddp.supervisor.rank_report import SAVES_S, RankReport
 from hpcddp.supervisor.sockets import own_names, receive
-from hpcddp.supervisor.stuck import FIRST_STEP, Pace, describe_stand
+from hpcddp.supervisor.stuck import FIRST_STEP, StuckDetector, describe_stand
 
 if TYPE_CHECKING:
     import signal
@@ -45,7 +45,7 @@ class Reports:
         self._told = Supervised(self._callers.port, os.urandom(16).hex(), every_s, limit_s * 3 / 4, own_names(env))
         self._connected: dict[int, RankReport] = {}
         self._attempt = ""
-        self._pace = Pace(limit_s)
+        self._stuck = StuckDetector(limit_s)
         self._is_ending = False
         self.is_deaf = False  # ranks were started long ago, and none has called
         self._opened = 0.0
@@ -70,7 +70,7 @@ class Reports:
         """The ranks of this attempt are started next; those of others are told to end."""
         self.end_all()
         self._attempt, self._is_ending, self.is_deaf = attempt.name, False, False
-        self._pace = Pace(self._limit_s)
+        self._stuck = StuckDetector(self._limit_s)
         self.ranks, self.events = {}, []
         self._given = []
         self._world_size, self._opened = 0, self._clock()
@@ -184,7 +184,7 @@ class Reports:
                 one.forgive(now)
 
     def _look_for_stuck(self, now: float) -> None:
-        stuck, since, is_sure = self._pace.find_stuck(self.ranks.values(), now)
+        stuck, since, is_sure = self._stuck.find_stuck(self.ranks.values(), now)
         for one in stuck if not self.events else ():
             kind, at = (STUCK, since) if one.status is None else (LEFT, one.heard)
             self._add(one, kind, at, describe_stand(one), is_sure=is_sure)
@@ -249,7 +249,7 @@ class Reports:
                     self._note_end(one, int(words[1]), bytes.fromhex(words[2].strip("-")).decode(errors="replace"))
 
     def _note_beat(self, one: RankReport, beat: Beat, *, is_stopped: bool) -> None:
-        self._pace.note(one, beat, self._clock())
+        self._stuck.note(one, beat, self._clock())
         one.is_stopped = is_stopped
         self._say(one, "end" if self._is_ending else "ok")
 

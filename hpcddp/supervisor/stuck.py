@@ -21,7 +21,7 @@ _SLOWER = 10  # times the longest time without a move so far
 _BUSY = 10  # times as long, for ranks that stand and use the processor
 
 
-class Pace:
+class StuckDetector:
     """Of one attempt. `limit_s`: how long all ranks may make no step at least; 0: for ever."""
 
     def __init__(self, limit_s: float) -> None:

@@ -28,7 +28,7 @@ from hpcddp.supervisor.leftover import end_left
 from hpcddp.supervisor.order import split_stage
 from hpcddp.supervisor.output import Output
 from hpcddp.supervisor.point import take_point
-from hpcddp.supervisor.program import Ended, Launcher, Passing, Signals, watch
+from hpcddp.supervisor.program import Ended, LauncherProcess, Passing, Signals, watch
 from hpcddp.supervisor.reports import Reports
 from hpcddp.supervisor.sockets import allow_more_files
 from hpcddp.supervisor.stop_request import StopRequest
@@ -229,7 +229,7 @@ class Start:
                 return ended
             if program:
                 # PBS signals the job's process group: the launcher hears that without hpcddp, too
-                launcher = Launcher(program, env, attempt.log, self._output, self._files, apart=by_hand)
+                launcher = LauncherProcess(program, env, attempt.log, self._output, self._files, apart=by_hand)
                 hear, these = self._follow_up.hear, of_ranks if program is launch else None
                 ended = watch(launcher, self._signals, warned, tell, hear, these, self._look_around)
                 marks = {name: env[name] for name in ("HPCDDP_RUN_DIR", "HPCDDP_ATTEMPT")}

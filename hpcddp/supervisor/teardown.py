@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import signal
     from collections.abc import Callable
 
-    from hpcddp.supervisor.program import Launcher
+    from hpcddp.supervisor.program import LauncherProcess
     from hpcddp.supervisor.reports import Reports
 else:
     import _signal as signal
@@ -50,7 +50,7 @@ class Teardown:
         """What is readable when a rank has said something."""
         return self._reports.entry
 
-    def look(self, launcher: Launcher) -> float:
+    def look(self, launcher: LauncherProcess) -> float:
         """Hear the ranks, and do what is due; how long to wait at most until the next look, in seconds."""
         self._reports.read()
         self._reports.look()

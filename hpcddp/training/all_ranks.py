@@ -10,7 +10,7 @@ from torch import Tensor
 from hpcddp.errors import RequestError
 from hpcddp.training import collectives
 from hpcddp.training.agreement import Agreement
-from hpcddp.training.loop import Loop
+from hpcddp.training.loop import TrainingLoop
 from hpcddp.training.report import Report
 from hpcddp.training.setup import RunSetup
 
@@ -18,7 +18,7 @@ from hpcddp.training.setup import RunSetup
 class AllRanks:
     """The part of a `Runtime` that is for all ranks together. Call its methods on every rank."""
 
-    def __init__(self, setup: RunSetup, loop: Loop, report: Report) -> None:
+    def __init__(self, setup: RunSetup, loop: TrainingLoop, report: Report) -> None:
         self.group = setup.group
         self.layout = setup.layout
         self.device = setup.group.device

@@ -30,7 +30,7 @@ from hpcddp.training.steps import StepRecord
 _READ_STEPS = 2  # steps of an attempt in which marked gradients are read
 
 
-class Loop:
+class TrainingLoop:
     """Hears from the training loader where the loop is, and from the loop what it does there."""
 
     def __init__(

@@ -16,7 +16,7 @@ from hpcddp.errors import RequestError
 from hpcddp.training.data.loader import Part, Step
 from hpcddp.training.data.randomness import seed_generators
 from hpcddp.training.gradient.backward import run_backward
-from hpcddp.training.loop import Loop
+from hpcddp.training.loop import TrainingLoop
 from hpcddp.training.parallel.staged import Passed, StagedModel
 from hpcddp.training.parallel.steps_together import TOGETHER, steps_together
 from hpcddp.training.parallel.turns import plan_turns
@@ -25,7 +25,7 @@ from hpcddp.training.parallel.turns import plan_turns
 class PipelinedSteps:
     """Runs the micro batches of a step through this rank's stage."""
 
-    def __init__(self, staged: StagedModel, loop: Loop, seed: int, data_rank: int) -> None:
+    def __init__(self, staged: StagedModel, loop: TrainingLoop, seed: int, data_rank: int) -> None:
         self._staged = staged
         self._loop = loop
         self._key = seed, data_rank

@@ -32,7 +32,7 @@ from hpcddp.training.gate.unprepared import check_optimizers_of, guarding
 from hpcddp.training.gradient.buffers import BufferMeans
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.kinds import check_objects, is_trained, name_objects
-from hpcddp.training.loop import Loop
+from hpcddp.training.loop import TrainingLoop
 from hpcddp.training.own_steps import share_out_steps
 from hpcddp.training.parallel.placing import place
 from hpcddp.training.parallel.spread import spread_weights
@@ -53,7 +53,7 @@ class Preparation(Wrapping):
         self,
         setup: RunSetup,
         gradients: Gradients,
-        loop: Loop,
+        loop: TrainingLoop,
         checkpointer: Checkpointer,
         report: Report,
         planned: Callable[[BatchPlan], None],

@@ -15,7 +15,7 @@ from hpcddp.training.data.sampler import MicroBatch
 from hpcddp.training.gate.dropped import DroppedBatches
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.leaving import is_left_by_exception
-from hpcddp.training.loop import Loop
+from hpcddp.training.loop import TrainingLoop
 from hpcddp.training.remarks import find_empty_ranks, print_warning
 from hpcddp.training.report import Report
 from hpcddp.training.setup import RunSetup
@@ -41,7 +41,7 @@ class Runtime(Stepping):
         record = StepRecord(setup, gradients, metrics)
         dropped = DroppedBatches(is_first=setup.group.is_first)
         checkpointer = Checkpointer(setup, watch)
-        loop = Loop(
+        loop = TrainingLoop(
             setup.options.seed, gradients, record, watch.pace, self._count_step, lambda: self._is_ending, dropped
         )
         loop.gate.is_first = setup.group.is_first

@@ -15,7 +15,7 @@ from hpcddp.training.checkpoint.tracked import unwrap
 from hpcddp.training.gate.renormed import find_renormed
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.kinds import check_model
-from hpcddp.training.loop import Loop
+from hpcddp.training.loop import TrainingLoop
 from hpcddp.training.parallel.placing import check_places, list_accelerators
 from hpcddp.training.parallel.sameness import SameWeights
 from hpcddp.training.parallel.sharded import Blocks, Wanted
@@ -33,7 +33,7 @@ class Wrapping(AllRanks):
         self,
         setup: RunSetup,
         gradients: Gradients,
-        loop: Loop,
+        loop: TrainingLoop,
         report: Report,
         list_untrained: Callable[[], list[nn.Module]],
     ) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from hpcddp.runs.heartbeat import Beat
 from hpcddp.supervisor.rank_report import RankReport
-from hpcddp.supervisor.stuck import Pace, describe_stand
+from hpcddp.supervisor.stuck import StuckDetector, describe_stand
 
 LIMIT_S = 60.0
 FIRST_S = 10 * LIMIT_S  # the first step has so long
@@ -19,7 +19,7 @@ class Ranks:
     """Of one attempt; they say each second what they are told to say."""
 
     def __init__(self, count: int) -> None:
-        self.pace, self.now, self.is_known = Pace(LIMIT_S), 1000.0, False
+        self.detector, self.now, self.is_known = StuckDetector(LIMIT_S), 1000.0, False
         self.ranks = [RankReport(rank, f"n{rank}", self.now) for rank in range(count)]
         connection: Any = object()
         for one in self.ranks:
@@ -38,14 +38,14 @@ class Ranks:
     def say(self, rank: int, step: int = 0, *, moves: bool = False, uses: bool = False) -> None:
         beat = self.ranks[rank].beat
         new = Beat(step or beat.step, beat.moves + moves, beat.looks + 1, 0, beat.uses + uses)
-        self.pace.note(self.ranks[rank], new, self.now)
+        self.detector.note(self.ranks[rank], new, self.now)
 
     def end(self, rank: int) -> None:
         """Its program has ended well."""
         self.ranks[rank].connection, self.ranks[rank].status = None, 0
 
     def stuck(self) -> list[str]:
-        found, _, self.is_known = self.pace.find_stuck(self.ranks, self.now)
+        found, _, self.is_known = self.detector.find_stuck(self.ranks, self.now)
         return [f"rank {one.rank} {describe_stand(one)}" for one in found]
 
 
@@ -80,7 +80,7 @@ def test_a_rank_that_has_ended_is_not_missed_where_nobody_waits_for_it(says: str
             ranks.say(0, step=step, moves=True)
     elif says == "left":
         ranks.say(0, moves=True)
-        ranks.pace.note(ranks.ranks[0], Beat(0, 1, 0), ranks.now)
+        ranks.detector.note(ranks.ranks[0], Beat(0, 1, 0), ranks.now)
     ranks.end(1)
     ranks.pass_time(FIRST_S + 2, step=5, moves={0} if says == "steps" else ())
     assert ranks.stuck() == []
@@ -194,7 +194,7 @@ def test_the_first_step_of_a_later_runtime_of_a_script_has_ten_times_as_long_aga
         for step in (0, 1, 2):
             ranks.say(rank, step)
     for one in ranks.ranks:  # its body has ended
-        ranks.pace.note(one, Beat(2), ranks.now)
+        ranks.detector.note(one, Beat(2), ranks.now)
     for rank in (0, 1):
         ranks.say(rank)
     ranks.pass_time(LIMIT_S * 5)
