@@ -55,10 +55,12 @@ else:
         def __new__(cls, name, bases, body):
             if not bases:
                 return super().__new__(cls, name, bases, body)
-            fields = tuple(body.pop("__annotations__"))
+            kinds = body.pop("__annotations__")
+            fields = tuple(kinds)
             defaults = {field: body.pop(field) for field in fields if field in body}
             getters = {field: _tuplegetter(at, None) for at, field in enumerate(fields)}
             shown = {"_fields": fields, "_field_defaults": defaults, "__match_args__": fields}
+            shown["__annotations__"] = kinds
             return type(name, (tuple,), {**_METHODS, **shown, **getters, **body})
 
     class Record(metaclass=_Fields):

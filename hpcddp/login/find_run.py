@@ -69,7 +69,7 @@ def call_run(run: RunFolder) -> str:
 def call_first(run: RunFolder) -> str:
     """The same for the first run of a sweep or an array, also before it has begun. DamagedFileError."""
     there, sweep = list_points(run), read_sweep(run)
-    first = re.search(r"\d+", sweep[1]) if sweep is not None else None
+    first = re.search(r"\d+", sweep.array) if sweep is not None else None
     return call_run(there[0]) if there else f"{call_run(run)}.{first[0] if first else 1}"
 
 

@@ -24,7 +24,7 @@ from hpcddp.runs.folder import RunFolder, show_path
 from hpcddp.runs.holder import Holder
 from hpcddp.runs.jsonfile import read_text
 from hpcddp.runs.state import AT_ITS_END, State, correct_killed
-from hpcddp.runs.sweep_folder import is_in, list_points, read_span, read_sweep
+from hpcddp.runs.sweep_folder import Sweep, is_in, list_points, read_span, read_sweep
 from hpcddp.schedulers.job_id import JobId
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import JobFound
@@ -390,19 +390,16 @@ def is_alive(run: RunFolder, env: Mapping[str, str]) -> bool:
     return any(one.state in LIVE for one in find_status([run], env).runs)
 
 
-def _find_sweep(one: OnDisk) -> tuple[dict[str, list[str]], str] | None:
+def _find_sweep(one: OnDisk) -> Sweep | None:
     with suppress(HpcddpError):
         return read_sweep(one.run)
     return None
 
 
-def _judge_sweep(
-    one: OnDisk, verdict: Verdict, about: tuple[dict[str, list[str]], str], runs: Sequence[RunStatus]
-) -> RunStatus:
+def _judge_sweep(one: OnDisk, verdict: Verdict, about: Sweep, runs: Sequence[RunStatus]) -> RunStatus:
     """The folder of a sweep or an array: how many of its runs are in which state, each counted once, and the best."""
-    axes, indices = about
-    point = " ".join(f"{name}={','.join(values)}" for name, values in axes.items()) or f"array {indices}"
-    left = _list_indices(indices.partition("%")[0])
+    point = " ".join(f"{name}={','.join(values)}" for name, values in about.axes.items()) or f"array {about.array}"
+    left = _list_indices(about.array.partition("%")[0])
     size = len(left)
     counts: dict[str, int] = {}
     for run in runs:

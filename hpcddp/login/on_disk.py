@@ -11,12 +11,14 @@ from hpcddp.errors import HpcddpError
 from hpcddp.login.find_run import find_array_jobs, read_follow_up
 from hpcddp.record import Record
 from hpcddp.runs.best import Best, read_best
+from hpcddp.runs.chain import Turn
 from hpcddp.runs.folder import AttemptFolder, RunFolder, job_of, list_attempts, list_holders, list_runs, show_path
 from hpcddp.runs.holder import Holder, describe_process, has_ended
 from hpcddp.runs.job_end import read_job_end
-from hpcddp.runs.jsonfile import read_object
+from hpcddp.runs.jsonfile import read_record
 from hpcddp.runs.latest import Latest, read_latest
 from hpcddp.runs.lock import read_cause, read_end, read_end_signal, read_holder, read_holders
+from hpcddp.runs.opening import read_plan
 from hpcddp.runs.starts import find_left
 from hpcddp.runs.state import State, read_state
 from hpcddp.runs.submitted import Submission, read_submissions
@@ -77,9 +79,7 @@ def read_on_disk(run: RunFolder) -> OnDisk:
     try:
         state = read_state(run)
         best = read_best(run.checkpoints)
-        plan = read_object(run.plan) or {}
-        values = plan.get("point")
-        point = " ".join(f"{k}={v}" for k, v in values.items()) if isinstance(values, dict) else ""
+        point = " ".join(f"{k}={v}" for k, v in (read_plan(run).point or {}).items())
     except HpcddpError as error:
         problem = str(error)
     held = [(path, holder) for path in list_holders(run) if (holder := read_holder(path)) is not None]
@@ -177,10 +177,8 @@ def _read_links(attempts: Iterable[AttemptFolder]) -> tuple[int, int]:
     links = (0, 0)
     for attempt in attempts:
         with suppress(HpcddpError):
-            begun = read_object(attempt.chain) or {}
-            turn, most = begun.get("turn"), begun.get("of")
-            if type(turn) is int and type(most) is int:
-                links = max(links, (turn, most))
+            begun = read_record(attempt.chain, Turn)
+            links = links if begun is None else max(links, (begun.turn, begun.of))
     return links
 
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import os
 
-from hpcddp.record import TYPE_CHECKING, Record
+from hpcddp.record import Record
 from hpcddp.runs.folder import name_checkpoint
-from hpcddp.runs.jsonfile import DamagedFileError, read_object, write_object
-
-if TYPE_CHECKING:
-    from typing import Any
+from hpcddp.runs.jsonfile import damaged, read_record, write_object
 
 _FILE = "best.json"
 MODES = ("max", "min")
@@ -31,34 +28,15 @@ def read_best(checkpoints: str) -> Best | None:
 
     SchemaError if another hpcddp named it; DamagedFileError if the file names none.
     """
-    path = os.path.join(checkpoints, _FILE)
-    hint = f"look at it: head {path}; without the file rt.save_best() begins anew"
-    try:
-        found = read_object(path)
-    except DamagedFileError as error:
-        raise DamagedFileError(error.message, hint) from error
-    if found is None:
-        return None
-    fault = _find_fault(found)
-    if fault is not None:
-        raise DamagedFileError(f"{path} does not name the best checkpoint: {fault}", hint)
-    best = Best(found["value"], found["mode"], found["step"])
-    return best if os.path.exists(name_checkpoint(checkpoints, best.step)) else None
+    path, remedy = os.path.join(checkpoints, _FILE), "; without the file rt.save_best() begins anew"
+    best = read_record(path, Best, remedy)
+    if best is not None and best.mode not in MODES:
+        raise damaged(path, f"its mode is {best.mode!r}", remedy)
+    if best is not None and best.step < 0:
+        raise damaged(path, f"its step is {best.step}", remedy)
+    return best if best is not None and os.path.exists(name_checkpoint(checkpoints, best.step)) else None
 
 
 def write_best(checkpoints: str, best: Best) -> None:
     """Name a checkpoint, which is complete, as the best one."""
     write_object(os.path.join(checkpoints, _FILE), best._asdict(), durable=True)
-
-
-def _find_fault(found: dict[str, Any]) -> str | None:
-    value, step = found.get("value"), found.get("step")
-    as_written = {
-        "value": type(value) in (int, float) and value == value,  # NaN is never the best
-        "mode": found.get("mode") in MODES,
-        "step": type(step) is int and step >= 0,
-    }
-    wrong = [name for name, is_right in as_written.items() if not is_right]
-    if not wrong:
-        return None
-    return f"its {wrong[0]} is {found[wrong[0]]!r}" if wrong[0] in found else f"it has no {wrong[0]}"

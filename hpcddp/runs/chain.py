@@ -9,14 +9,22 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from hpcddp.errors import LaunchError, RequestError
+from hpcddp.errors import LaunchError
 from hpcddp.record import Record
 from hpcddp.runs.folder import AttemptFolder, RunFolder, job_of, list_attempts, list_holders, start_of
-from hpcddp.runs.jsonfile import DamagedFileError, read_object, read_text, write_object
+from hpcddp.runs.jsonfile import DamagedFileError, read_object, read_record, read_text, write_object
 from hpcddp.runs.lock import read_end, read_holder, read_holders
 from hpcddp.runs.own_runs import read_own_states
 from hpcddp.runs.state import State, read_state, replace_state
 from hpcddp.schedulers.job_id import parse_id
+
+
+class Turn(Record):
+    """`chain.json`: which attempt of its chain it was (from 1), of how many at most, and from which step."""
+
+    turn: int
+    step: int
+    of: int = 0
 
 
 class Link(Record):
@@ -98,7 +106,7 @@ def start_attempt(attempt: AttemptFolder, most: int) -> Started:
         turn = again.turn if again else before.turn + 1 if before else 1
         link = Link(attempt.name, turn, step)
         if decision.starts:
-            write_object(attempt.chain, {"turn": link.turn, "of": most, "step": step})
+            write_object(attempt.chain, Turn(link.turn, step, most)._asdict())
         elif decision.is_failure and (whole is None or whole.status != "finished"):
             last = state or State("failed", 0, 0, "", attempt.name)
             reason = f"the chain stopped: {decision.reason}"
@@ -191,18 +199,8 @@ def _earlier_starts(attempt: AttemptFolder) -> list[AttemptFolder]:
 
 
 def _find_link(attempt: AttemptFolder) -> Link | None:
-    begun = read_object(attempt.chain)
-    return None if begun is None else _read_link(attempt, begun)
-
-
-def _read_link(attempt: AttemptFolder, begun: dict[str, object]) -> Link:
-    turn, step = begun.get("turn"), begun.get("step")
-    if not isinstance(turn, int) or not isinstance(step, int):
-        raise RequestError(
-            f"{attempt.chain} does not say which attempt of its chain it was",
-            "submit the job again: that starts a new chain",
-        )
-    return Link(attempt.name, turn, step)
+    begun = read_record(attempt.chain, Turn, "; to begin a new chain submit the job again")
+    return None if begun is None else Link(attempt.name, begun.turn, begun.step)
 
 
 def _has_queued(attempt: AttemptFolder, job: str) -> bool:

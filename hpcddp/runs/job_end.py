@@ -6,8 +6,10 @@ the scheduler.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from hpcddp.record import TYPE_CHECKING, Record
-from hpcddp.runs.jsonfile import DamagedFileError, read_object, write_object
+from hpcddp.runs.jsonfile import DamagedFileError, read_record, write_object
 
 if TYPE_CHECKING:
     from hpcddp.runs.folder import AttemptFolder
@@ -31,12 +33,6 @@ def note_job_end(attempt: AttemptFolder, end: JobEnd) -> None:
 
 def read_job_end(attempt: AttemptFolder) -> JobEnd | None:
     """None where no supervisor has written it, or it cannot be read as one. SchemaError if another hpcddp did."""
-    try:
-        content = read_object(attempt.job)
-        end = None if content is None else JobEnd(**{name: content[name] for name in JobEnd._fields if name in content})
-    except (DamagedFileError, TypeError):
-        return None
-    if end is None:
-        return None
-    texts = all(isinstance(text, str) for text in (end.scheduler, end.job, end.source))
-    return end if texts and all(time is None or type(time) is int for time in (end.ends, end.warns)) else None
+    with suppress(DamagedFileError):
+        return read_record(attempt.job, JobEnd)
+    return None

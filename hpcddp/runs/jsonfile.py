@@ -10,10 +10,11 @@ import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from hpcddp.errors import RequestError
 
+R = TypeVar("R", bound=tuple[Any, ...])
 SCHEMA = 1  # the version that this hpcddp writes, and the only one that it reads
 
 
@@ -32,8 +33,47 @@ class SchemaError(RequestError):
     """A file of the run folder has another schema version than the one that this hpcddp reads."""
 
 
-def read_object(path: str) -> dict[str, Any] | None:
-    """The object in the file, without `schema`; None if there is no such file.
+def read_record(path: str, record: type[R], remedy: str = "") -> R | None:
+    """The object in the file as this Record, each field with a value of its annotation; a key that it has no field for
+    is left out. None if there is no such file. `remedy`, and the errors: as in `read_object`.
+    """
+    content = read_object(path, remedy)
+    if content is None:
+        return None
+    kinds, defaults = record.__annotations__, getattr(record, "_field_defaults", {})
+    for name, kind in kinds.items():
+        if name not in content and name not in defaults:
+            raise damaged(path, f"it has no {name}", remedy)
+        if name in content and not _fits(content[name], kind):
+            raise damaged(path, f"its {name} is {content[name]!r}", remedy)
+        if name in content and kind.startswith("tuple["):
+            content[name] = tuple(content[name])
+    return record(**{name: content[name] for name in kinds if name in content})
+
+
+def damaged(path: str, fault: str, remedy: str = "") -> DamagedFileError:
+    """The error for a file with another content than hpcddp gives it. `remedy`: as in `read_object`."""
+    return DamagedFileError(f"{path} does not hold what hpcddp writes: {fault}", f"look at it: head {path}{remedy}")
+
+
+def _fits(value: object, kind: str) -> bool:
+    """Whether a value of JSON can have this annotation: a simple type, `None`, a tuple, list or dict of one of them."""
+    outer, _, inner = kind.partition("[")
+    inner = inner.removesuffix("]").removesuffix(", ...").removeprefix("str, ")
+    if " | " in kind:
+        return any(_fits(value, one) for one in kind.split(" | "))
+    if outer in {"tuple", "list"}:
+        return isinstance(value, list) and all(_fits(one, inner) for one in value)
+    if outer in {"dict", "Mapping"}:
+        return isinstance(value, dict) and all(_fits(one, inner) for one in value.values())
+    if kind == "float":
+        return type(value) in {int, float} and value == value  # no NaN
+    return kind == "Any" or type(value).__name__ == {"None": "NoneType"}.get(kind, kind)
+
+
+def read_object(path: str, remedy: str = "") -> dict[str, Any] | None:
+    """The object in the file, without `schema`; None if there is no such file. `remedy`: what to do beside looking at
+    a file that is damaged, behind a semicolon.
 
     SchemaError for another schema version; DamagedFileError if the file cannot be read otherwise.
     """
@@ -42,9 +82,10 @@ def read_object(path: str) -> dict[str, Any] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, RecursionError) as error:  # the second: brackets in brackets, by the thousand
-        raise DamagedFileError(f"{path} cannot be read: {str(error).lower()}", f"look at it: head {path}") from error
+        hint = f"look at it: head {path}{remedy}"
+        raise DamagedFileError(f"{path} cannot be read: {str(error).lower()}", hint) from error
     if not isinstance(content, dict):
-        raise DamagedFileError(f"{path} holds no JSON object", f"look at it: head {path}")
+        raise DamagedFileError(f"{path} holds no JSON object", f"look at it: head {path}{remedy}")
     check_schema(path, content)
     return {name: value for name, value in content.items() if name != "schema"}
 

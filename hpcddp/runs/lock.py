@@ -23,12 +23,11 @@ from hpcddp.runs.folder import (
     show_path,
 )
 from hpcddp.runs.holder import Holder, has_ended, start_time
-from hpcddp.runs.jsonfile import DamagedFileError, read_object, read_text, write_object
+from hpcddp.runs.jsonfile import DamagedFileError, read_record, read_text, write_object
 
 if TYPE_CHECKING:
     from hpcddp.runs.holder import Ask
 
-_NO_TEXTS = {"process", "command", "by_hand", "restart"}  # of a holder's fields
 _LONGEST_END = 1000  # bytes of what a holder says at its end
 _TRIES = 100  # each one that fails means that another attempt has taken the run meanwhile
 
@@ -189,16 +188,9 @@ def read_holders(run: RunFolder) -> list[Holder]:
 
 def read_holder(path: str) -> Holder | None:
     """None if the file cannot be read as one. SchemaError if another hpcddp wrote it."""
-    try:
-        content = read_object(os.path.join(path, "holder.json")) or {}
-        known = {name: content[name] for name in Holder._fields if name in content}
-        command = known.get("command", [])
-        texts = [value for name, value in known.items() if name not in _NO_TEXTS]
-        if not isinstance(command, list) or not all(isinstance(text, str) for text in [*texts, *command]):
-            return None
-        return Holder(**{**known, "command": tuple(command), "process": int(known["process"])})
-    except (DamagedFileError, KeyError, TypeError, ValueError, OverflowError):
-        return None
+    with suppress(DamagedFileError):
+        return read_record(os.path.join(path, "holder.json"), Holder)
+    return None
 
 
 def _list_left(run: RunFolder) -> list[str]:

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from typing import Any
 
-from hpcddp.errors import RequestError
+from hpcddp.record import Record
 from hpcddp.runs.best import read_best
 from hpcddp.runs.folder import MANIFEST, AttemptFolder, RunFolder, cannot_write, list_checkpoints
-from hpcddp.runs.jsonfile import DamagedFileError, UnreadableFileError, read_object, write_object
+from hpcddp.runs.jsonfile import DamagedFileError, read_object, read_record, write_object
 from hpcddp.runs.metrics import check_metrics
+
+
+class Plan(Record):
+    """What is read again of a run's `plan.json`. `point`: of a sweep."""
+
+    global_batch: int | None = None
+    run_dir: str = ""
+    point: dict[str, Any] | None = None
 
 
 def check_run_folder(run: RunFolder) -> None:
     """SchemaError if another hpcddp made the folder."""
-    try:
-        read_object(run.about)
-    except UnreadableFileError:
-        raise
-    except DamagedFileError as error:  # it says the version of the layout, and nothing else
-        hint = f"look at it: head {run.about}; then restore it, or remove it: the next attempt writes it again"
-        raise DamagedFileError(error.message, hint) from error
+    read_object(run.about, "; then restore it, or remove it: the next attempt writes it again")
 
 
 def check_attempt(attempt: AttemptFolder) -> None:
@@ -50,17 +53,15 @@ def open_attempt(attempt: AttemptFolder) -> None:
         raise cannot_write(attempt.run, error) from error
 
 
+def read_plan(run: RunFolder) -> Plan:
+    """Without anything where there is no such file. DamagedFileError; SchemaError if another hpcddp wrote it."""
+    return read_record(run.plan, Plan, "; then render the job again, or remove it") or Plan()
+
+
 def read_planned_batch(run: RunFolder) -> int | None:
     """The global batch of the job plan that the script left in the run folder; None if it left none.
 
     RequestError if the plan cannot be read, or is another hpcddp's.
     """
     check_run_folder(run)
-    try:
-        planned = (read_object(run.plan) or {}).get("global_batch")
-        return int(planned) if planned is not None else None
-    except (DamagedFileError, ValueError, TypeError, OverflowError) as error:
-        cause = str(error).partition("\n")[0].replace(run.plan, "it")
-        raise RequestError(
-            f"{run.plan} cannot be read as a job plan: {cause}", "render the job again, or remove it"
-        ) from error
+    return read_plan(run).global_batch

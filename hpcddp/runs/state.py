@@ -11,13 +11,14 @@ from typing import Any
 
 from hpcddp.record import Record
 from hpcddp.runs.folder import MANIFEST, AttemptFolder, RunFolder, list_checkpoints, step_of
-from hpcddp.runs.jsonfile import DamagedFileError, UnreadableFileError, read_object, write_object
+from hpcddp.runs.jsonfile import DamagedFileError, damaged, read_object, read_record, write_object
 from hpcddp.runs.lock import check_not_taken
 from hpcddp.runs.opening import check_run_folder
 
 #: Why a run is finished that has made all its steps.
 AT_ITS_END = "the training loop came to its end"
 _STATUSES = ("unfinished", "finished", "failed")
+_REMEDY = "; then restore it, or remove it: the checkpoints do not need it"
 
 
 class State(Record):
@@ -43,19 +44,12 @@ def read_state(run: RunFolder) -> State | None:
     SchemaError if another hpcddp wrote the file or the run folder.
     """
     check_run_folder(run)
-    try:
-        content = read_object(run.state)
-    except UnreadableFileError:
-        raise
-    except DamagedFileError as error:
-        raise _damaged(run, error.message) from error
-    if content is None:
-        return None
-    known: dict[str, Any] = {name: content.get(name, State._field_defaults.get(name)) for name in State._fields}
-    for name, value in known.items():
-        if not _is_known(name, value):
-            raise _damaged(run, f"{run.state} holds no state of a run: its {name} is {value!r}")
-    return State(**known)
+    state = read_record(run.state, State, _REMEDY)
+    if state is not None and state.status not in _STATUSES:
+        raise damaged(run.state, f"its status is {state.status!r}", _REMEDY)
+    if state is not None and not isinstance((state.exact or {}).get("deviations", []), list):
+        raise damaged(run.state, f"its exact is {state.exact!r}", _REMEDY)
+    return state
 
 
 def read_finish(run: RunFolder) -> State | None:
@@ -63,24 +57,6 @@ def read_finish(run: RunFolder) -> State | None:
     errors of `read_state`."""
     state = read_state(run)
     return state if state is not None and state.status == "finished" and list_checkpoints(run.checkpoints) else None
-
-
-def _is_known(name: str, value: object) -> bool:
-    """Whether hpcddp writes such a value in the field of that name."""
-    if name == "status":
-        return value in _STATUSES
-    if name in {"step", "epoch"}:
-        return isinstance(value, int) and not isinstance(value, bool)
-    if name == "ended":
-        return isinstance(value, bool)
-    if name == "exact":
-        return value is None or (isinstance(value, dict) and isinstance(value.get("deviations", []), list))
-    return isinstance(value, str) or (name == "weights_sha256" and value is None)
-
-
-def _damaged(run: RunFolder, message: str) -> DamagedFileError:
-    hint = f"look at it: head {run.state}; then restore it, or remove it: the checkpoints do not need it"
-    return DamagedFileError(message, hint)
 
 
 def write_state(attempt: AttemptFolder, status: str, *, step: int, epoch: int, reason: str, **more: Any) -> None:

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from hpcddp.record import Record
 from hpcddp.runs.folder import RunFolder
-from hpcddp.runs.jsonfile import DamagedFileError, read_object, write_object
+from hpcddp.runs.jsonfile import DamagedFileError, read_record, write_object
 
 _TAKES_S = 120  # the longest that a scheduler's answer is waited for, twice
 _TRIES = 100  # each one that fails means that another submission has taken the number
@@ -101,15 +101,10 @@ def list_submissions(run: RunFolder) -> list[tuple[str, Submission]]:
 
 
 def _read(folder: str) -> Submission | None:
-    try:
-        content = read_object(_about(folder)) or {}
-        one = Submission(**{name: content[name] for name in Submission._fields if name in content})
-    except (DamagedFileError, TypeError):
-        return None
-    texts = [one.scheduler, one.job, one.since, one.host, one.folder, one.array, one.name, one.output, one.started]
-    numbers = [one.process, one.walltime_s or 0]
-    is_whole = all(isinstance(text, str) for text in texts) and all(type(number) is int for number in numbers)
-    return one if is_whole and type(one.supervised) is bool and one.job else None
+    with suppress(DamagedFileError):
+        one = read_record(_about(folder), Submission)
+        return one if one is not None and one.job else None
+    return None
 
 
 def _names(run: RunFolder) -> list[str]:

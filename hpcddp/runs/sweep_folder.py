@@ -6,28 +6,26 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 
+from hpcddp.record import Record
 from hpcddp.runs.folder import RunFolder, list_runs
-from hpcddp.runs.jsonfile import read_object, write_object
+from hpcddp.runs.jsonfile import read_record, write_object
+
+
+class Sweep(Record):
+    """What a folder is made of that is a sweep's, or an array's without axes. `array`: its indices, `1-9%2`."""
+
+    axes: dict[str, list[str]]
+    array: str
 
 
 def note_sweep(run: RunFolder, axes: Mapping[str, Sequence[str]], array: str) -> None:
-    """This folder is a sweep's, or an array's without axes. OSError if it cannot be written."""
-    about = {"axes": {name: list(values) for name, values in axes.items()}, "array": array}
-    write_object(run.sweep, about)
+    """This folder is a sweep's or an array's. OSError if it cannot be written."""
+    write_object(run.sweep, Sweep({name: list(values) for name, values in axes.items()}, array)._asdict())
 
 
-def read_sweep(run: RunFolder) -> tuple[dict[str, list[str]], str] | None:
-    """The axes and the indices of a sweep's folder; None for a run."""
-    content = read_object(run.sweep)
-    if content is None:
-        return None
-    axes = content.get("axes")
-    whole = {
-        str(name): [str(value) for value in values]
-        for name, values in (axes.items() if isinstance(axes, dict) else ())
-        if isinstance(values, list) and values
-    }
-    return whole, str(content.get("array") or "")
+def read_sweep(run: RunFolder) -> Sweep | None:
+    """None for a run. DamagedFileError."""
+    return read_record(run.sweep, Sweep)
 
 
 def list_points(run: RunFolder) -> list[RunFolder]:
@@ -40,14 +38,14 @@ def list_points(run: RunFolder) -> list[RunFolder]:
     with os.scandir(parent or ".") as entries:
         tails = {entry.name.removeprefix(f"{name}.").partition("-")[0] for entry in entries if entry.name != name}
     numbers = sorted({int(tail) for tail in tails if re.fullmatch(r"0|[1-9]\d*", tail, re.ASCII)})
-    of_it = [number for number in numbers if is_in(sweep[1], number)]
+    of_it = [number for number in numbers if is_in(sweep.array, number)]
     return [found[-1][1] for number in of_it if (found := list_runs(f"{run.path}.{number}"))]
 
 
 def has_index(run: RunFolder, number: int) -> bool:
     """Whether this is the folder of a sweep or an array with that index. DamagedFileError."""
     sweep = read_sweep(run)
-    return sweep is not None and is_in(sweep[1], number)
+    return sweep is not None and is_in(sweep.array, number)
 
 
 def is_in(array: str, number: int) -> bool:

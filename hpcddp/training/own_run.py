@@ -15,9 +15,9 @@ from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.runs.choice import Asked, Spelling
 from hpcddp.runs.command import identify_command
 from hpcddp.runs.folder import AttemptFolder, RunFolder, choose_attempt, find_attempt, show_path
-from hpcddp.runs.jsonfile import DamagedFileError, read_object
+from hpcddp.runs.jsonfile import DamagedFileError
 from hpcddp.runs.lock import is_held_by, release_run
-from hpcddp.runs.opening import check_attempt
+from hpcddp.runs.opening import check_attempt, read_plan
 from hpcddp.runs.own_runs import note_own_run
 from hpcddp.runs.start import hold_run, start_run
 from hpcddp.runs.starts import list_starts
@@ -104,7 +104,7 @@ def _find_job_s(folder: AttemptFolder, env: Mapping[str, str], options: RuntimeO
     if job_s is None or isinstance(options.resume, str):
         return folder
     with suppress(DamagedFileError):
-        name = os.path.basename(str((read_object(job_s.run.plan) or {}).get("run_dir", "")))
+        name = os.path.basename(read_plan(job_s.run).run_dir)
         named = os.path.join(os.path.dirname(job_s.run.path), name)
         if name and os.path.realpath(named) == os.path.realpath(folder.run.path):
             return job_s

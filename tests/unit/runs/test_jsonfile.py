@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from hpcddp.record import Record
 from hpcddp.runs import jsonfile
 from hpcddp.runs.folder import RunFolder
-from hpcddp.runs.jsonfile import DamagedFileError, SchemaError, read_object, write_object
+from hpcddp.runs.jsonfile import DamagedFileError, SchemaError, read_object, read_record, write_object
 from hpcddp.runs.opening import check_run_folder, open_attempt
 
 
@@ -75,3 +76,55 @@ def test_a_damaged_run_json_is_restored_or_removed_as_its_hint_says(tmp_path: Pa
     Path(run.about).unlink()
     open_attempt(run.attempt("41"))
     assert read_object(run.about) == {}
+
+
+class Sample(Record):
+    name: str
+    step: int
+    loss: float | None = None
+    words: tuple[str, ...] = ()
+    axes: dict[str, list[str]] = {}  # noqa: RUF012  # never changed
+    ended: bool = True
+
+
+@pytest.mark.parametrize(
+    ("content", "record"),
+    [
+        ({"name": "a", "step": 3}, Sample("a", 3)),
+        ({"name": "a", "step": 3, "of a later release": {}}, Sample("a", 3)),
+        ({"name": "", "step": -1, "loss": 1, "words": ["x"]}, Sample("", -1, 1, ("x",))),
+        ({"name": "a", "step": 3, "axes": {"lr": ["1"]}}, Sample("a", 3, axes={"lr": ["1"]})),
+    ],
+)
+def test_a_file_is_read_as_a_record(tmp_path: Path, content: dict[str, object], record: Sample) -> None:
+    path = str(tmp_path / "data.json")
+    assert read_record(path, Sample) is None
+    write_object(path, content)
+    assert read_record(path, Sample) == record
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"name": None}, "its name is None"),
+        ({"step": "3"}, "its step is '3'"),
+        ({"step": True}, "its step is True"),
+        ({"step": 3.5}, "its step is 3.5"),
+        ({"loss": "1"}, "its loss is '1'"),
+        ({"loss": float("nan")}, "its loss is nan"),
+        ({"words": "x"}, "its words is 'x'"),
+        ({"words": ["x", 1]}, "its words is ['x', 1]"),
+        ({"axes": {"lr": ["1", 2]}}, "its axes is {'lr': ['1', 2]}"),
+        ({"ended": 1}, "its ended is 1"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_in_two_lines(tmp_path: Path, change: dict[str, object], fault: str) -> None:
+    path = str(tmp_path / "data.json")
+    write_object(path, {"name": "a", "step": 3} | change)
+    with pytest.raises(DamagedFileError) as error:
+        read_record(path, Sample, "; then remove it")
+    hint = f"look at it: head {path}; then remove it"
+    assert str(error.value) == f"{path} does not hold what hpcddp writes: {fault}\nhint: {hint}"
+    write_object(path, {"name": "a"})
+    with pytest.raises(DamagedFileError, match="it has no step"):
+        read_record(path, Sample)
