@@ -11,7 +11,7 @@ from contextlib import suppress
 from hpcddp.errors import RequestError, nearest
 from hpcddp.runs.choice import is_run
 from hpcddp.runs.folder import RunFolder, job_of, list_attempts, list_holders, list_runs, show_path
-from hpcddp.runs.jsonfile import read_text
+from hpcddp.runs.jsonfile import read_line
 from hpcddp.runs.lock import read_holder, read_holders
 from hpcddp.runs.submitted import list_submissions, read_submissions
 from hpcddp.runs.sweep_folder import has_index, is_in, list_points, read_sweep
@@ -91,7 +91,7 @@ def list_jobs(run: RunFolder) -> list[JobId]:
     its attempts are named after, and the follow-ups of a chain."""
     attempts = list_attempts(run)
     ids = [one.job for one in read_submissions(run)] + [job_of(attempt.name) for attempt in attempts]
-    ids += filter(None, (read_follow_up(attempt.next) for attempt in attempts))
+    ids += filter(None, (read_line(attempt.next) for attempt in attempts))
     return [*map(parse_id, ids), *(holder.id for holder in read_holders(run))]
 
 
@@ -106,7 +106,7 @@ def find_newest_jobs(run: RunFolder) -> list[str]:
         if holder is not None and holder.job:
             times.append((_changed(path), str(holder.id)))
     for attempt in list_attempts(run):
-        if follows := read_follow_up(attempt.next):
+        if follows := read_line(attempt.next):
             times.append((_changed(attempt.next), follows))
     if times:
         return [max(times, key=lambda one: one[0])[1]]
@@ -117,14 +117,6 @@ def _changed(path: str) -> float:
     with suppress(OSError):
         return os.stat(path).st_mtime
     return 0.0
-
-
-def read_follow_up(path: str) -> str:
-    """The job id in an attempt's `next`; "" where there is none."""
-    try:
-        return read_text(path).strip()
-    except (FileNotFoundError, NotADirectoryError):
-        return ""
 
 
 def find_waiting_point(run: RunFolder) -> tuple[str, JobId] | None:

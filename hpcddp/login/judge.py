@@ -22,7 +22,6 @@ from hpcddp.record import Record
 from hpcddp.runs.failure import choose_error, choose_lines, read_end
 from hpcddp.runs.folder import RunFolder, show_path
 from hpcddp.runs.holder import Holder
-from hpcddp.runs.jsonfile import read_text
 from hpcddp.runs.state import AT_ITS_END, State, correct_killed
 from hpcddp.runs.sweep_folder import Sweep, is_in, list_points, read_span, read_sweep
 from hpcddp.schedulers.job_id import JobId
@@ -264,7 +263,7 @@ def _describe_end(one: OnDisk, job: JobFound | None) -> _End:
     status, said = one.exit_status, job.reason if job is not None else ""
     is_taken = job is not None and job.state == "cancelled"
     signal = one.signal or ("" if one.cause else _ENDED_BY.get(status or 0, ""))
-    cause = one.cause or _read_lost(one)
+    cause = one.cause or one.lost
     if signal or (is_taken and status):
         if is_taken or not said:  # what a job says that was taken back is why it waited once
             return _End("cancelled", signal or "its job was cancelled", signal)
@@ -291,7 +290,7 @@ def _judge_state(one: OnDisk, state: State, end: _End) -> tuple[str, str]:
     has_said = one.state == state and (one.holder is None or state.attempt == one.holder.attempt)
     if has_said and not (one.cause and state.reason.startswith("SIG")):  # the launcher's, which ends the others
         return "unfinished", state.reason
-    has_failed = end.state == "failed" and one.exit_status not in {None, UNFINISHED} and not _read_lost(one)
+    has_failed = end.state == "failed" and one.exit_status not in {None, UNFINISHED} and not one.lost
     why = end.why if has_failed else end.cause
     saved = f"checkpoint at step {state.step}" if state.step else ""
     return "failed" if has_failed else "unfinished", "; ".join(filter(None, [why, saved])) if why else state.reason
@@ -316,14 +315,6 @@ def _judge_unbegun(base: RunStatus, one: OnDisk, job: JobFound | None) -> RunSta
         error = _find_error(queued.output)
         return base._replace(state="failed" if error else "cancelled", why=error, log=queued.output if error else "")
     return base._replace(state="cancelled", why="its scheduler does not know it any more, and it has not started")
-
-
-def _read_lost(one: OnDisk) -> str:
-    """Why the last attempt has lost ranks; "" if it has not."""
-    if one.holder is not None:
-        with suppress(OSError, HpcddpError):
-            return read_text(one.run.attempt(one.holder.attempt).lost).strip().partition("\n")[0]
-    return ""
 
 
 def _find_error(path: str) -> str:

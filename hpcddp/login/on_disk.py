@@ -8,16 +8,16 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from hpcddp.errors import HpcddpError
-from hpcddp.login.find_run import find_array_jobs, read_follow_up
+from hpcddp.login.find_run import find_array_jobs
 from hpcddp.record import Record
 from hpcddp.runs.best import Best, read_best
 from hpcddp.runs.chain import Turn
 from hpcddp.runs.folder import AttemptFolder, RunFolder, job_of, list_attempts, list_holders, list_runs, show_path
 from hpcddp.runs.holder import Holder, describe_process, has_ended
 from hpcddp.runs.job_end import read_job_end
-from hpcddp.runs.jsonfile import read_record
+from hpcddp.runs.jsonfile import read_line, read_record
 from hpcddp.runs.latest import Latest, read_latest
-from hpcddp.runs.lock import read_cause, read_end, read_end_signal, read_holder, read_holders
+from hpcddp.runs.lock import Ended, read_end, read_holder, read_holders
 from hpcddp.runs.opening import read_plan
 from hpcddp.runs.starts import find_left
 from hpcddp.runs.state import State, read_state
@@ -72,6 +72,18 @@ class OnDisk(Record):
         """Whether the ranks said so, and their job has ended."""
         return self.state is not None and self.state.status == "finished" and self.ended and not self.left
 
+    @property
+    def lost(self) -> str:
+        """Why the last attempt has lost ranks; "" if it has not."""
+        return read_lost(self.run.attempt(self.holder.attempt)) if self.holder is not None else ""
+
+
+def read_lost(attempt: AttemptFolder) -> str:
+    """Why this attempt has lost ranks; "" if it has not, or that cannot be read."""
+    with suppress(HpcddpError):
+        return read_line(attempt.lost)
+    return ""
+
 
 def read_on_disk(run: RunFolder) -> OnDisk:
     """Asks nobody. What cannot be read is in `problem`."""
@@ -84,7 +96,8 @@ def read_on_disk(run: RunFolder) -> OnDisk:
         problem = str(error)
     held = [(path, holder) for path in list_holders(run) if (holder := read_holder(path)) is not None]
     last, holder = held[-1] if held else ("", None)
-    ended, status = read_end(last) if last else (True, None)
+    end = read_end(last) if last else Ended()
+    ended, end = end is not None, end or Ended()
     attempts = list_attempts(run)
     latest, ends = Latest(), None
     if holder is not None:
@@ -94,16 +107,14 @@ def read_on_disk(run: RunFolder) -> OnDisk:
             told = read_job_end(current)
             ends = told.ends if told is not None else None
     submissions = tuple(read_submissions(run))
-    left = _find_left(run, state, holder, status)
+    left = _find_left(run, state, holder, end.status)
     is_done = ended and not left and state is not None and state.status == "finished"
     return OnDisk(
         run,
         state,
         holder,
         ended,
-        status,
-        read_end_signal(last) if last else "",
-        read_cause(last) if last else "",
+        *end,
         submissions,
         tuple(_list_jobs(run, held, submissions, attempts, is_done=is_done)),
         _read_links(attempts),
@@ -131,7 +142,7 @@ def _list_jobs(
         name = job_of(holder.attempt)
         is_last = path == held[-1][0]
         alive = _is_alive(holder) if is_last else False
-        holds = is_last and alive is not False and not read_end(path)[0]
+        holds = is_last and alive is not False and read_end(path) is None
         begun.pop(name, None)
         begun[name] = RunJob(holder.scheduler, holder.id, holder, holds, alive)
     waiting = {
@@ -140,7 +151,7 @@ def _list_jobs(
     waiting |= {str(job): RunJob(scheduler, job) for scheduler, job in find_array_jobs(run)}
     followed = set[str]()
     for attempt in attempts:
-        if follows := read_follow_up(attempt.next):
+        if follows := read_line(attempt.next):
             before = begun.get(job_of(attempt.name))
             job = RunJob(before.scheduler if before else "", parse_id(follows), before=str(before.id) if before else "")
             waiting.setdefault(follows, job)

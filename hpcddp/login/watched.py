@@ -10,13 +10,13 @@ from contextlib import suppress
 
 from hpcddp.errors import HpcddpError
 from hpcddp.login.judge import LIVE, WAITS, Answers, RunStatus, ask, judge
-from hpcddp.login.on_disk import OnDisk, read_on_disk
+from hpcddp.login.on_disk import OnDisk, read_lost, read_on_disk
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.folder import MANIFEST, AttemptFolder, RunFolder, list_checkpoints, list_holders, step_of
 from hpcddp.runs.job_end import JobEnd, read_job_end
-from hpcddp.runs.jsonfile import read_object, read_text
+from hpcddp.runs.jsonfile import read_object
 from hpcddp.runs.latest import Latest
-from hpcddp.runs.lock import read_cause, read_end, read_holder
+from hpcddp.runs.lock import read_end, read_holder
 from hpcddp.runs.logs import order_attempts
 from hpcddp.runs.loss_curve import LossCurve
 from hpcddp.supervisor.asked import ask_beside
@@ -122,7 +122,7 @@ class Watcher:
     def _describe(self, attempt: AttemptFolder, one: OnDisk, status: RunStatus) -> AttemptSeen:
         is_last = one.holder is not None and one.holder.attempt == attempt.name
         runs = is_last and status.state in LIVE and status.state not in WAITS
-        end = _read_lost(attempt) or ("" if runs else _how_ended(self._run, attempt))
+        end = read_lost(attempt) or ("" if runs else _how_ended(self._run, attempt))
         if is_last and status.state not in LIVE and status.why and not os.path.exists(attempt.lost):
             end = status.why
         return AttemptSeen(attempt.name, self.curve.made.get(attempt.name), end)
@@ -141,25 +141,17 @@ class Watcher:
         )
 
 
-def _read_lost(attempt: AttemptFolder) -> str:
-    with suppress(OSError, HpcddpError):
-        return read_text(attempt.lost).strip().partition("\n")[0]
-    return ""
-
-
 def _how_ended(run: RunFolder, attempt: AttemptFolder) -> str:
     """By what its holder left."""
     for path in list_holders(run):
         with suppress(HpcddpError):
             holder = read_holder(path)
             if holder is not None and holder.attempt == attempt.name:
-                ended, status = read_end(path)
-                if not ended:
+                end = read_end(path)
+                if end is None:
                     return "it left no exit status"
-                if cause := read_cause(path):
-                    return cause
-                more = ", unfinished" if status == UNFINISHED else ""
-                return f"exit status {status}{more}" if status else "ended"
+                more = ", unfinished" if end.status == UNFINISHED else ""
+                return end.cause or (f"exit status {end.status}{more}" if end.status else "ended")
     return "ended"
 
 

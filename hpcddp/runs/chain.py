@@ -12,7 +12,7 @@ from contextlib import suppress
 from hpcddp.errors import LaunchError
 from hpcddp.record import Record
 from hpcddp.runs.folder import AttemptFolder, RunFolder, job_of, list_attempts, list_holders, start_of
-from hpcddp.runs.jsonfile import DamagedFileError, read_object, read_record, read_text, write_object
+from hpcddp.runs.jsonfile import DamagedFileError, read_line, read_object, read_record, write_object
 from hpcddp.runs.lock import read_end, read_holder, read_holders
 from hpcddp.runs.own_runs import read_own_states
 from hpcddp.runs.state import State, read_state, replace_state
@@ -142,7 +142,7 @@ def _has_ended_well(attempt: AttemptFolder, job: str) -> bool:
     holders = ((path, read_holder(path)) for path in list_holders(attempt.run))
     names = [(path, one.attempt) for path, one in holders if one is not None and one.attempt != attempt.name]
     ends = [read_end(path) for path, name in names if start_of(name, job)]
-    return not ends or ends[-1] == (True, 0)
+    return not ends or (ends[-1] is not None and ends[-1].status == 0)
 
 
 def _came_later(run: RunFolder, attempt: str, before: str) -> bool:
@@ -162,7 +162,8 @@ def find_before(attempt: AttemptFolder) -> Link | None:
     RequestError if what the attempts left cannot be read.
     """
     job = job_of(attempt.name)
-    queued = [one for one in list_attempts(attempt.run) if job_of(one.name) != job and _has_queued(one, job)]
+    others = (one for one in list_attempts(attempt.run) if job_of(one.name) != job)
+    queued = (one for one in others if parse_id(read_line(one.next)).is_same(parse_id(job)))
     links = list(filter(None, map(_find_link, queued)))
     if not links:
         return None
@@ -174,8 +175,8 @@ def find_before(attempt: AttemptFolder) -> Link | None:
 def find_follow_up(attempt: AttemptFolder) -> str | None:
     """The follow-up that an earlier start of this attempt's job has queued; None if there is none."""
     for other in reversed(_earlier_starts(attempt)):
-        with suppress(FileNotFoundError, NotADirectoryError):
-            return read_text(other.next).strip() or None
+        if queued := read_line(other.next):
+            return queued
     return None
 
 
@@ -201,10 +202,3 @@ def _earlier_starts(attempt: AttemptFolder) -> list[AttemptFolder]:
 def _find_link(attempt: AttemptFolder) -> Link | None:
     begun = read_record(attempt.chain, Turn, "; to begin a new chain submit the job again")
     return None if begun is None else Link(attempt.name, begun.turn, begun.step)
-
-
-def _has_queued(attempt: AttemptFolder, job: str) -> bool:
-    try:
-        return parse_id(read_text(attempt.next).strip()).is_same(parse_id(job))
-    except (FileNotFoundError, NotADirectoryError):
-        return False

@@ -122,6 +122,14 @@ def read_text(path: str) -> str:
         raise UnreadableFileError(path, error) from error
 
 
+def read_line(path: str) -> str:
+    """The first line of a file; "" if there is no such file. UnreadableFileError."""
+    try:
+        return read_text(path).strip().partition("\n")[0]
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+
+
 def check_schema(path: str, content: Mapping[str, Any]) -> None:
     """SchemaError if the content has another version than this hpcddp reads. A file without one was written by hand."""
     schema = content.get("schema", SCHEMA)

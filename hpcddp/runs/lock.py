@@ -12,7 +12,7 @@ import shutil
 from contextlib import suppress
 
 from hpcddp.errors import LaunchError
-from hpcddp.record import TYPE_CHECKING
+from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.folder import (
     RunFolder,
     cannot_write,
@@ -30,6 +30,15 @@ if TYPE_CHECKING:
 
 _LONGEST_END = 1000  # bytes of what a holder says at its end
 _TRIES = 100  # each one that fails means that another attempt has taken the run meanwhile
+
+
+class Ended(Record):
+    """How a holder has ended. `status`: its exit status; None: it did not say that. `signal`: the name of the one that
+    ended it; `cause`: why it has failed."""
+
+    status: int | None = None
+    signal: str = ""
+    cause: str = ""
 
 
 class HeldError(LaunchError):
@@ -117,34 +126,19 @@ def _write_end(path: str, text: str) -> None:
         file.write(written)
 
 
-def read_end(path: str) -> tuple[bool, int | None]:
-    """Whether the holder in this folder has said that it ended, and its exit status; None: it did not say that."""
+def read_end(path: str) -> Ended | None:
+    """What the holder in this folder has said at its end; None if it has not ended, or was killed."""
     try:
-        said = read_text(_end(path)).partition("\n")[0].partition(" ")[0].strip()
+        line, _, cause = read_text(_end(path)).partition("\n")
     except (FileNotFoundError, NotADirectoryError):
-        return False, None
-    return True, int(said) if said.isdecimal() else None
-
-
-def read_end_signal(path: str) -> str:
-    """The name of the signal that ended the holder in this folder; "" if none did."""
-    try:
-        return read_text(_end(path)).partition("\n")[0].partition(" ")[2].strip()
-    except (FileNotFoundError, NotADirectoryError):
-        return ""
+        return None
+    status, _, by = line.partition(" ")
+    return Ended(int(status) if status.strip().isdecimal() else None, by.strip(), cause.strip())
 
 
 def name_end(run: RunFolder) -> str:
     """The file that says that the last holder has ended."""
     return show_path(_end(find_holder(run)[1] or ""))
-
-
-def read_cause(path: str) -> str:
-    """Why the holder in this folder has failed, as it said at its end; "" if it did not."""
-    try:
-        return read_text(_end(path)).partition("\n")[2].strip()
-    except (FileNotFoundError, NotADirectoryError):
-        return ""
 
 
 def note_loaded(run: RunFolder, attempt: str) -> None:

@@ -36,7 +36,7 @@ def list_starts(attempt: AttemptFolder) -> list[AttemptFolder]:
             if before is None or before.attempt not in earlier:  # the scheduler may have begun its ids anew
                 return found
             return [*list_starts(attempt.run.attempt(before.attempt)), *found]
-        if holder.by_hand and read_end(path)[0]:
+        if holder.by_hand and read_end(path) is not None:
             starts.clear()
     return []
 

@@ -61,9 +61,8 @@ def all_schedulers() -> list[Scheduler]:
 
 
 class CurrentJob(Record):
-    """The job around a process. `scheduler`: its row's name. `id`: means this job alone to the scheduler's commands;
-    "" if the environment does not say it. `name`: its part of its attempts' names. `array_index`: "" without an array.
-    """
+    """The job around a process. `scheduler`: its row's name. `id`: means this job alone to the scheduler's commands, ""
+    if it is not known. `name`: the job's part of its attempts' names. `array_index`: "" without an array."""
 
     scheduler: str
     id: str

@@ -13,12 +13,11 @@ from hpcddp.runs.chain import find_before, start_attempt
 from hpcddp.runs.choice import Asked
 from hpcddp.runs.command import identify_command
 from hpcddp.runs.folder import AttemptFolder, RunFolder, cannot_write, list_attempts, start_of
-from hpcddp.runs.holder import find_job_start, start_time
+from hpcddp.runs.holder import describe_process, start_time
 from hpcddp.runs.jsonfile import write_object
 from hpcddp.runs.lock import HeldError, release_run
 from hpcddp.runs.start import start_run
 from hpcddp.runs.state import read_state
-from hpcddp.schedulers.registry import find_current_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -87,10 +86,10 @@ def begin(
 def _wait_for_earlier_start(holder: Holder, env: Mapping[str, str], tell: Callable[[str], None]) -> bool:
     """Whether the holder, an earlier start of this very job on this host, has ended: PBS starts a job again while the
     processes of its earlier start still end. False at once for any other holder."""
-    own = find_current_job(env)
-    is_own = holder.job != "" and own is not None and (holder.scheduler, holder.job) == (own.scheduler, own.id)
-    is_earlier = holder.job_start != "" and holder.job_start != find_job_start(env)
-    if not (is_own and is_earlier and holder.host == os.uname().nodename):
+    mine = describe_process("", os.getpid(), env, ())
+    is_own = holder.job != "" and (holder.scheduler, holder.job) == (mine.scheduler, mine.job)
+    is_earlier = holder.job_start != "" and holder.job_start != mine.job_start
+    if not (is_own and is_earlier and holder.host == mine.host):
         return False
     try:
         process = os.pidfd_open(holder.process)

@@ -14,11 +14,10 @@ import pytest
 from hpcddp.runs.folder import RunFolder, find_holder
 from hpcddp.runs.holder import Holder, describe_process, find_machine, start_time
 from hpcddp.runs.lock import (
+    Ended,
     HeldError,
     is_held_by,
-    read_cause,
     read_end,
-    read_end_signal,
     read_holders,
     release_run,
     take_run,
@@ -82,9 +81,10 @@ def test_how_a_holder_has_ended_is_written_where_no_room_is_left(run: RunFolder,
     release_run(run, "41", 1, "", "rank 0: OSError: [Errno 28] No space left on device — \N{SNOWMAN}" + 2000 * "x")
     ended = os.stat(path / "ended")
     assert (ended.st_ino, ended.st_size) == (room.st_ino, room.st_size)  # no byte more than it had
-    assert read_end(str(path)) == (True, 1)
-    assert read_cause(str(path)).startswith("rank 0: OSError: [Errno 28] No space left on device")
-    assert read_end_signal(str(path)) == ""
+    end = read_end(str(path))
+    assert end is not None
+    assert (end.status, end.signal) == (1, "")
+    assert end.cause.startswith("rank 0: OSError: [Errno 28] No space left on device")
 
 
 @pytest.mark.parametrize(
@@ -93,8 +93,7 @@ def test_how_a_holder_has_ended_is_written_where_no_room_is_left(run: RunFolder,
 )
 def test_what_a_holder_has_said_at_its_end_is_read(tmp_path: Path, said: str, status: int | None, by: str) -> None:
     (tmp_path / "ended").write_text(said)
-    assert read_end(str(tmp_path)) == (True, status)
-    assert (read_end_signal(str(tmp_path)), read_cause(str(tmp_path))) == (by, "")
+    assert read_end(str(tmp_path)) == Ended(status, by)
 
 
 def test_a_process_of_this_machine_that_is_gone_holds_nothing(run: RunFolder, sleeper: int) -> None:
@@ -164,19 +163,7 @@ def test_a_host_that_has_started_anew_has_no_process_of_before(run: RunFolder) -
         take_run(run, here("local-3"), ask_nobody)
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        '"attempt": 3',
-        '"command": "python train.py"',
-        '"command": [1, 2]',
-        '"command": 3',
-        '"host": null',
-        '"job": 41',
-        '"process": 1e400',
-        '"process": null',
-    ],
-)
+@pytest.mark.parametrize("damage", ['"command": [1, 2]', '"host": null', '"process": 1e400'])
 def test_a_holder_that_says_something_else_than_hpcddp_writes_is_none(run: RunFolder, damage: str) -> None:
     take_run(run, here("41"), ask_nobody)
     path = Path(str(find_holder(run)[1]), "holder.json")

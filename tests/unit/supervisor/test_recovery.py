@@ -14,7 +14,7 @@ import pytest
 
 from hpcddp.runs.chain import is_unfinished
 from hpcddp.runs.folder import AttemptFolder, RunFolder, find_holder
-from hpcddp.runs.lock import note_loaded, read_end
+from hpcddp.runs.lock import Ended, note_loaded, read_end
 from hpcddp.runs.own_runs import note_own_run
 from hpcddp.runs.state import State, read_state, replace_state
 from hpcddp.schedulers.registry import CurrentJob
@@ -370,7 +370,7 @@ def test_where_the_next_attempt_cannot_be_written_the_run_stays_unfinished_and_a
     assert is_unfinished(state, cluster.attempt.name)
     _, holder = find_holder(cluster.attempt.run)
     assert holder is not None
-    assert read_end(holder) == (True, None)
+    assert read_end(holder) == Ended()
 
 
 def test_a_full_run_folder_is_tried_again_for_ten_minutes(cluster: Cluster, monkeypatch: pytest.MonkeyPatch):

@@ -80,7 +80,7 @@ def test_a_run_folder_that_cannot_be_made_is_told_in_two_lines(run_ranks: RunRan
     assert 4 in outcome.statuses
 
 
-@pytest.mark.parametrize("plan", ["{", "[]", '{"global_batch": "many"}', '{"global_batch": 1e400}'])
+@pytest.mark.parametrize("plan", ["{", '{"global_batch": "many"}'])
 def test_a_damaged_plan_is_named(tmp_path: Path, plan: str) -> None:
     (tmp_path / "plan.json").write_text(plan)
     with pytest.raises(RequestError, match=r"plan\.json .*\nhint: look at it: head .*; then render the job again"):
