@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 
@@ -35,7 +36,6 @@ from hpcddp.script.recover import RECOVERY_KEYS
 from hpcddp.script.render import render_script
 from hpcddp.script.site import Account, Site
 from hpcddp.script.spec import read_spec
-from hpcddp.script.words import LONGEST_ARGUMENT
 from hpcddp.units import format_count, parse_count
 
 _DESCRIPTION = """\
@@ -141,7 +141,9 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     plan = plan_job(spec._replace(ranks_per_node=spec.ranks_per_node or ranks), site, this_process())
     # What this machine has was not asked for, and a program may leave it.
     asks = allocation is not None or each > 1
-    plan = plan._replace(slots=None if allocation is None else room.slots, needs_gpus=asks)
+    plan = plan._replace(
+        slots=None if allocation is None else room.slots, needs_gpus=asks, by_hand=allocation is not None
+    )
     if (renamed := remark_name(plan)) is not None:
         tell(renamed)
     _refuse_another_dialect(plan.outer_launcher, plan.outer_program, site, env)
@@ -157,13 +159,12 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     tell(f"{size}, by {plan.makes_ranks}")
     # an allocation may see several launches, each an attempt of its own
     own = {"HPCDDP_LAUNCH": str(os.getpid())} if allocation is not None else {}
-    text = exact_bytes(script)
-    if len(text) > LONGEST_ARGUMENT:
-        raise RequestError(
-            f"the script of this command is {len(text)} bytes long, and bash -c takes {LONGEST_ARGUMENT}",
-            "let the program read its long list from a file",
-        )
-    argv: list[str | bytes] = ["bash", "-c", text, "hpcddp-launch"]
+    # a file of its own: as one argument the script could be too long for the kernel
+    file = tempfile.TemporaryFile()  # noqa: SIM115  # bash reads it
+    file.write(exact_bytes(script))
+    file.flush()
+    os.set_inheritable(file.fileno(), True)
+    argv = ["bash", f"/proc/self/fd/{file.fileno()}"]
     os.execvpe("bash", argv, {**env, **own})
     raise AssertionError("exec returned")  # it does not: it replaces this process or raises
 

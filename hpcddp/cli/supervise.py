@@ -5,7 +5,9 @@ from __future__ import annotations
 from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.streams import told_bytes
 from hpcddp.errors import RequestError
+from hpcddp.ranks.launchers import JOB_LAUNCHERS
 from hpcddp.record import TYPE_CHECKING
+from hpcddp.schedulers.registry import scheduler_names
 from hpcddp.supervisor.order import read_order
 from hpcddp.supervisor.supervise import supervise
 
@@ -15,8 +17,8 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Start a job's launcher and stay beside it: choose the run and hold it, queue the follow-up of a chain, keep the output,
-pass signals on, end with the job's status. The last line of a job script calls it; `supervise: false` in the job file
-leaves it out."""
+pass signals on, end with the job's status. The last line of a job script calls it, and its words may be changed there:
+the job does what they say, and records it. `supervise: false` in the job file leaves it out."""
 
 
 def build_parser() -> VerbParser:
@@ -29,9 +31,29 @@ def build_parser() -> VerbParser:
         also={85: "the run is unfinished, and no job follows: submit the script again"},
         takes_command=True,
     )
-    parser.usage = "hpcddp supervise [--script FILE] ORDER -- launcher [argument ...]"
-    parser.add_argument("order", metavar="ORDER", help="request and plan, as `hpcddp render` writes them")
-    parser.add_argument("--script", metavar="FILE", help="the job script, for the run folder and the chain")
+    parser.usage = "hpcddp supervise [options] -- launcher [argument ...] hpcddp exec -- command [argument ...]"
+    add = parser.add_argument_group("the job").add_argument
+    add("--script", metavar="FILE", help="the job script, for the run folder and the chain")
+    add("--scheduler", metavar="S", required=True, choices=scheduler_names(), help="whose job this is")
+    add("--launcher", metavar="L", required=True, choices=JOB_LAUNCHERS, help="whose words the launcher's line has")
+    add("--site", metavar="S", help="the site's name, for the records")
+    add("--walltime", metavar="TIME", help="how long the ranks may run, where no scheduler ends them")
+    add("--signal", metavar="TIME", help="how long before the end the ranks are warned")
+    add = parser.add_argument_group("the run, which HPCDDP_RUN_DIR names").add_argument
+    add("--fresh", action="store_true", help="begin a new run, although one could be resumed")
+    add("--resume", metavar="RUN", help="resume this run, whatever its command and state")
+    add("--made-run", metavar="RUN", help="the run that hpcddp submit has made for this job")
+    add("--resumed-run", metavar="RUN", help="the run that the job was submitted to resume")
+    add("--chain", metavar="N", help="jobs that may follow one another until the run is finished")
+    more = "what the submit command needs for the next one, word by word"
+    add("--submit-option", action="append", default=[], metavar="WORD", help=more)
+    sweep = "a value of a placeholder of the command; once for each"
+    add("--sweep", action="append", default=[], metavar="NAME=VALUE", help=sweep)
+    add = parser.add_argument_group("when ranks or nodes are lost").add_argument
+    add("--max-restarts", metavar="N", help="how often the ranks may be started again (never)")
+    add("--fewer-nodes", metavar="2-3,6", help="on which smaller numbers of nodes they may be")
+    add("--stall-limit", metavar="TIME", help="how long ranks may be silent or make no step (60s)")
+    add("--health-check", metavar="LINE", help="what a node has to run without an error, for a shell")
     return parser
 
 
@@ -41,4 +63,4 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         raise RequestError("there is no launcher to start", "hpcddp render prints the whole line")
     if not env.get("HPCDDP_RUN_DIR"):
         raise RequestError("HPCDDP_RUN_DIR is not set", "hpcddp render prints a script that sets it")
-    return supervise(read_order(args.order), args.command, args.script or "", env, told_bytes)
+    return supervise(read_order(vars(args), args.command, env), args.script or "", env, told_bytes)

@@ -17,7 +17,7 @@ from hpcddp.login.judge import ask, judge
 from hpcddp.login.on_disk import read_on_disk
 from hpcddp.login.planning import on_path
 from hpcddp.record import Record
-from hpcddp.runs.choice import Origin, check_unused, choose_run, is_run
+from hpcddp.runs.choice import Origin, choose_run, is_run
 from hpcddp.runs.folder import RunFolder, list_holders, show_path
 from hpcddp.runs.jsonfile import write_object
 from hpcddp.runs.lock import name_end
@@ -37,7 +37,7 @@ from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import Scheduler
 from hpcddp.schedulers.run import run_program
 from hpcddp.script.plan import JobPlan
-from hpcddp.script.record import format_request, plan_record, submit_options
+from hpcddp.script.record import plan_record
 from hpcddp.script.render import render_script
 
 
@@ -79,7 +79,6 @@ def plan_part(
                 f"{plan.run_dir} is a run already, and an array has one for each index beside its own folder",
                 f"--name {plan.name}-array",
             )
-        check_unused(run)
         check_free(run, plan, waited, env)
         new = not is_run(run)
         return Part(plan, render_script(plan), run, new, "", index, plan.options.array or array, waited)
@@ -197,7 +196,7 @@ def _take_back(submission: Submission, env: Mapping[str, str]) -> None:
 
 def _hand_in(row: Scheduler, plan: JobPlan, script: str, env: Mapping[str, str], folder: str) -> str:
     """The id of the job. SchedulerError if there is none."""
-    options = submit_options(plan)
+    options = plan.submit_options
     words = [w for word in row.commands.hand_in for w in (options if word == "{options}" else [word])]
     words = [script if word == "{script}" else word for word in words]
     if not words:
@@ -266,21 +265,19 @@ def _check_alone(part: Part, folder: str, env: Mapping[str, str]) -> None:
 
 
 def _make_folder(part: Part) -> None:
-    """The run's folder with the request and the plan, if it is a new one."""
+    """The run's folder with the plan, if it is a new one."""
     run, plan = part.place, part.plan
     if not part.is_new:
         return
     os.makedirs(run.path, exist_ok=True)
     write_object(run.about, {})
-    with open(run.job, "w", encoding="utf-8", errors="surrogateescape") as file:
-        file.write(format_request(plan))
     write_object(run.plan, plan_record(plan))
     if part.array:
         note_sweep(run, plan.spec.sweep or {}, part.array)
 
 
 def _renew_sweep(part: Part) -> None:
-    """The folder of an array that was there already has the request, the plan and the indices of its newest job."""
+    """The folder of an array that was there already has the plan and the indices of its newest job."""
     if part.array and not part.is_new:
         _make_folder(part._replace(is_new=True))
 
@@ -292,7 +289,7 @@ def _clean_up(part: Part, folder: str, made: Sequence[str]) -> None:
     if folder:
         drop_submission(folder)
     if part.is_new and not list_holders(run) and not has_submissions(run):
-        for path in (run.about, run.job, run.plan, run.sweep):
+        for path in (run.about, run.plan, run.sweep):
             with suppress(OSError):
                 os.unlink(path)
         for path in (run.submitted, run.path, *made):

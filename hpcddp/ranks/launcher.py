@@ -163,10 +163,11 @@ class Launcher(Record):
     of_scheduler: bool = False
     #: Whether the scheduler itself sends the warning signal to its ranks (sbatch --signal).
     warned_by_scheduler: bool = False
-    #: Whether it can be told which of the job's hosts to start on.
-    takes_hosts: bool = True
-    #: What stands between the name of a host and its number of processes in its host file.
-    host_slots: str = ":"
+    #: Its options that say how many there are: `nodes`, `processes` in all, or `per_node`. Also what `env` sets for it.
+    counts: Mapping[str, str] = _NO_OPTIONS
+    #: How it is told which of the job's hosts to start on: a line of a file of hosts, its option for the file, and
+    #: other options that name hosts. (): it cannot be told.
+    hosts: tuple[str, ...] = ()
     #: Variables that the script has to export for it, beside those of the job.
     settings: tuple[tuple[str, str], ...] = ()
     #: Variables by which it starts processes on other hosts with the program {} in place of ssh.
@@ -189,6 +190,8 @@ class Launcher(Record):
     #: The container runtimes that it starts itself: from the image, and what is mounted beside the job's folder and its
     #: run folder, to its options in groups as the script's lines are.
     containers: Mapping[str, Callable[[str, str], tuple[Words, ...]]] = _NO_CONTAINERS
+    #: Whether it gives its ranks all words of their command in one variable, which the kernel limits as one argument.
+    joins_words: bool = False
     #: What a person should know who calls it in this environment; "" for nothing.
     call_remark: Callable[[Mapping[str, str]], str] = _nothing
 

@@ -7,7 +7,7 @@ where each row was seen in docs/ranks.md.
 
 from __future__ import annotations
 
-from hpcddp.ranks.launch_line import FromShell, host_words, program_word
+from hpcddp.ranks.launch_line import PROGRAM, FromShell
 from hpcddp.ranks.launcher import AGENT, MPI, RESOURCE_MANAGER, FrontEnd, Launcher
 from hpcddp.ranks.mpi_launchers import HYDRA, MPI_LAUNCHERS
 from hpcddp.ranks.slurm_step import FIRST_OWN_STEP, SLURM_STEP
@@ -24,16 +24,15 @@ def _pals_line(job: LaunchRequest) -> Iterator[Words]:
     """PALS asks PBS for the job's hosts."""
     counts = ("-n", str(job.processes), "--ppn", str(job.processes_per_node), "--depth", str(job.cpus_per_process))
     bind = ("--cpu-bind", job.bind) if job.bind else ()
-    yield program_word(job), *counts, *bind, *host_words(job, "--hosts", "", counts=False)
+    yield PROGRAM, *counts, *bind
     yield job.launcher_options
 
 
 def _srun_line(job: LaunchRequest) -> Iterator[Words]:
-    """srun starts one step on the allocation's nodes, or on those that are named."""
+    """srun starts one step on the allocation's nodes."""
     size = (f"--nodes={job.nodes}", f"--ntasks={job.processes}", f"--ntasks-per-node={job.processes_per_node}")
-    yield job.program or "srun", *size
+    yield "srun", *size
     yield f"--cpus-per-task={job.cpus_per_process}", "--kill-on-bad-exit=1"
-    yield (f"--nodelist={','.join(job.hosts)}",) if job.hosts else ()
     yield (f"--cpu-bind={job.bind}",) if job.bind else ()
     yield job.launcher_options
     yield from job.container_options
@@ -44,7 +43,7 @@ def _ibrun_line(job: LaunchRequest) -> Iterator[Words]:
     (https://docs.tacc.utexas.edu/hpc/vista/#mps). Its -n has to stand with -o, the place in the list of hosts where it
     begins (https://docs.tacc.utexas.edu/hpc/stampede3/#launching-mpiconcurrent)."""
     count = ("-n", str(job.processes), "-o", "0")
-    yield "env", f"TACC_TASKS_PER_NODE={job.processes_per_node}", program_word(job), *count
+    yield "env", f"TACC_TASKS_PER_NODE={job.processes_per_node}", PROGRAM, *count
     yield job.launcher_options
 
 
@@ -150,6 +149,8 @@ LAUNCHERS: dict[str, Launcher] = {
         order=40,
         program="mpiexec",
         line=_pals_line,
+        counts={**dict.fromkeys(("-n", "--np"), "processes"), "--ppn": "per_node"},
+        hosts=("{host}", "--hostfile", "--hosts"),
         schedulers=("pbs",),
     ),
     "srun": Launcher(
@@ -175,6 +176,12 @@ LAUNCHERS: dict[str, Launcher] = {
         order=50,
         program="srun",
         line=_srun_line,
+        counts={
+            **dict.fromkeys(("--nodes", "-N"), "nodes"),
+            **dict.fromkeys(("--ntasks", "-n"), "processes"),
+            "--ntasks-per-node": "per_node",
+        },
+        hosts=("{host}", "--nodelist=", "-w"),
         schedulers=("slurm",),
         of_scheduler=True,
         warned_by_scheduler=True,
@@ -196,7 +203,7 @@ LAUNCHERS: dict[str, Launcher] = {
         program="ibrun",
         line=_ibrun_line,
         schedulers=("slurm",),
-        takes_hosts=False,
+        counts={"-n": "processes", "TACC_TASKS_PER_NODE": "per_node"},
     ),
     "torchrun": Launcher(
         "torchrun",
@@ -231,6 +238,7 @@ LAUNCHERS: dict[str, Launcher] = {
         order=60,
         program="torchrun",
         line=_torchrun_line,
+        counts={"--nnodes": "nodes", "--nproc-per-node": "per_node"},
     ),
     "flux": Launcher(
         "flux",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpcddp.ranks.launch_line import IfSet, each_with, host_words, program_word
+from hpcddp.ranks.launch_line import PROGRAM, IfSet, each_with, host_words
 from hpcddp.ranks.launcher import MPI, Launcher
 from hpcddp.record import TYPE_CHECKING
 
@@ -26,19 +26,22 @@ def _openmpi_line(job: LaunchRequest) -> Iterator[Words]:
     mapping = f"ppr:{job.processes_per_node}:node"
     if job.oversubscribe:
         mapping = "slot:OVERSUBSCRIBE" if job.nodes == 1 else f"{mapping}:OVERSUBSCRIBE"
-    hosts = host_words(job, "-host", "-hostfile")
-    yield program_word(job), "-np", str(job.processes), "--map-by", mapping, "--bind-to", "none", *hosts
+    hosts = host_words(job, "-hostfile")
+    yield PROGRAM, "-np", str(job.processes), "--map-by", mapping, "--bind-to", "none", *hosts
     yield job.launcher_options
     yield "-x", "PATH", *each_with("-x", job.exported)
     yield tuple(each_with("-x", job.exported_always))
     yield tuple(IfSet(name, ("-x", name)) for name in job.exported_if_set)
 
 
-def _hydra_line(job: LaunchRequest, file_option: str, *, counts: bool) -> Iterator[Words]:
-    """MPICH and Intel MPI forward the whole environment. Intel's hosts take no number of processes."""
-    hosts = host_words(job, "-hosts", file_option, counts=counts)
-    yield program_word(job), "-n", str(job.processes), "-ppn", str(job.processes_per_node), *hosts
+def _hydra_line(job: LaunchRequest, file_option: str) -> Iterator[Words]:
+    """MPICH and Intel MPI forward the whole environment."""
+    size = ("-n", str(job.processes), "-ppn", str(job.processes_per_node))
+    yield PROGRAM, *size, *host_words(job, file_option)
     yield job.launcher_options
+
+
+_HYDRA_COUNTS = {**dict.fromkeys(("-n", "-np"), "processes"), **dict.fromkeys(("-ppn", "--ppn"), "per_node")}
 
 
 MPI_LAUNCHERS: dict[str, Launcher] = {
@@ -86,7 +89,9 @@ MPI_LAUNCHERS: dict[str, Launcher] = {
         order=10,
         program="mpirun",
         line=_openmpi_line,
-        host_slots=" slots=",
+        joins_words=True,  # OMPI_ARGV of releases 4 and 5: 131072 bytes are not started
+        counts={**dict.fromkeys(("-n", "-np", "--np"), "processes"), **dict.fromkeys(("--map-by", "-N"), "per_node")},
+        hosts=("{host} slots={each}", "-hostfile", "--hostfile", "-machinefile", "-host", "--host"),
         remote_shell=(  # release 4's, and 5's; a tree would start it on hosts that may not have these variables
             *(("OMPI_MCA_plm_rsh_agent", "{}"), ("OMPI_MCA_plm_rsh_no_tree_spawn", "1")),
             *(("PRTE_MCA_plm_ssh_agent", "{}"), ("PRTE_MCA_plm_ssh_no_tree_spawn", "1")),
@@ -114,7 +119,9 @@ MPI_LAUNCHERS: dict[str, Launcher] = {
         version_words=("HYDRA",),
         order=20,
         program="mpiexec",
-        line=lambda job: _hydra_line(job, "-f", counts=True),
+        line=lambda job: _hydra_line(job, "-f"),
+        counts=_HYDRA_COUNTS,
+        hosts=("{host}:{each}", "-f", "-hosts"),
         remote_shell=(("HYDRA_LAUNCHER", "rsh"), ("HYDRA_LAUNCHER_EXEC", "{}")),
     ),
     "intelmpi": Launcher(
@@ -136,7 +143,9 @@ MPI_LAUNCHERS: dict[str, Launcher] = {
         version_words=("Intel(R) MPI",),
         order=30,
         program="mpiexec.hydra",  # its mpirun is a script that dies of any signal, and leaves the ranks
-        line=lambda job: _hydra_line(job, "-machinefile", counts=False),
+        line=lambda job: _hydra_line(job, "-machinefile"),
+        counts=_HYDRA_COUNTS,
+        hosts=("{host}:{each}", "-machinefile", "-f", "-hosts"),
         # It pins each process to one CPU, and places ranks as the scheduler's slots say whatever -ppn says.
         settings=(("I_MPI_PIN", "off"), ("I_MPI_JOB_RESPECT_PROCESS_PLACEMENT", "off")),
         remote_shell=(("I_MPI_HYDRA_BOOTSTRAP", "rsh"), ("I_MPI_HYDRA_BOOTSTRAP_EXEC", "{}")),

@@ -149,7 +149,6 @@ def choose_run(asked: Asked, origin: Origin) -> RunChoice:
             return RunChoice(same, False, "", f" (a new run instead: {asked.spelling.fresh})")
     last = max((number for number, _ in there), default=0) if known else 0
     new = RunFolder(asked.base if last == 0 else f"{asked.base}-{last + 1}")
-    check_unused(new)
     return RunChoice(new, True, *_why_new(asked, same, runs))
 
 
@@ -158,15 +157,6 @@ def check_asked(asked: Asked) -> None:
     if asked.fresh and asked.resume is not None:
         raise RequestError(
             f"--fresh begins a new run, and --resume {asked.resume} resumes an old one", "keep one of the two"
-        )
-
-
-def check_unused(run: RunFolder) -> None:
-    """RequestError if a folder that is no run yet has a file that a run would write over."""
-    if not is_run(run) and os.path.lexists(run.job):
-        raise RequestError(
-            f"{show_path(run.path)} is no run, and the run would write over its {os.path.basename(run.job)}",
-            f"--set run_dir={show_path(os.path.join(run.path, 'runs/train'))}, or another folder of its own",
         )
 
 

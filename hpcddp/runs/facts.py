@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 # of plan.json, which also holds what only matters to a scheduler
-_OF_JOB = ("site", "launcher", "cpus_per_rank", "threads_per_rank", "command")
+_OF_JOB = ("site", "launcher", "command")
 
 
 def describe_attempt(versions: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def describe_attempt(versions: dict[str, Any], data: dict[str, Any]) -> dict[str
 
 
 def describe_job(plan: dict[str, Any]) -> dict[str, Any]:
-    """The facts of the job plan that a script leaves in plan.json."""
+    """The facts of the job that plan.json has."""
     return _with_prefix("job", {name: plan[name] for name in _OF_JOB if name in plan})
 
 

@@ -29,13 +29,8 @@ class RunFolder(Record):
         return os.path.join(self.path, "run.json")
 
     @property
-    def job(self) -> str:
-        """The request, as a job file."""
-        return os.path.join(self.path, "job.yaml")
-
-    @property
     def plan(self) -> str:
-        """The decision that the job script was made from."""
+        """What the job is: its site, launcher, size and command."""
         return os.path.join(self.path, "plan.json")
 
     @property

@@ -20,6 +20,7 @@ SCHEDULER = Scheduler(
     fits_allocation=False,  # which parallel environment the job has is not among its variables everywhere
     directives=Directives(
         prefix="#$",
+        walltime=r"-l *(?:\S*,)?h_rt=([\d:]+)",
         refused="#$ -{}",  # Grid Engine 8.1.9: "invalid option argument", exit 2
         options={
             "reservation": "-ar",

@@ -128,6 +128,7 @@ SCHEDULER = Scheduler(
     generic_by_size={"nodes": "generic-torque"},
     directives=Directives(
         prefix="#PBS",
+        walltime=r"-l *(?:\S*,)?walltime=([\d:]+)",
         refused="#PBS {}",  # OpenPBS 23.06: "directive error", exit 1
         options={
             "mem_gb": "mem",

@@ -35,6 +35,7 @@ class Directives(Record):
     last_wins: tuple[tuple[str, ...], ...] = ()
     #: Options that count GPUs, as N or TYPE:N, with what stands before that; a job has a type in all of them or in none
     gpu_counts: Mapping[str, str] = _NOTHING
+    walltime: str = ""  # pattern of the directive that asks for it
     account: str = "none"  # the option that carries the account where the site does not say otherwise
     #: A key of site files whose words this scheduler's template reads -> those words: account (its option), size,
     #: queue_option, gpus_option.

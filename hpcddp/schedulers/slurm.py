@@ -109,6 +109,7 @@ SCHEDULER = Scheduler(
     generic_site="generic-slurm",
     directives=Directives(
         prefix="#SBATCH",
+        walltime=r"(?:--time[= ]|-t ?)([\d:-]+)",
         options={
             "mem_gb": "--mem",
             "gpu_type": "--gpus-per-node",

@@ -35,11 +35,10 @@ _KEYS = {
     "signal_s": "signal",
     "allocated_nodes": "nodes",
     "stall_limit_s": "stall_limit",
+    "fewer_nodes": "min_nodes",
 }
 # what decides how a launcher's line is made, and is not printed in it
 _KINDS = {("site.scheduler",), ("outer_launcher",), ("launcher",)}
-# what is not the user's and not the site's
-_FIXED = {"planned_by": "hpcddp itself", "order": "the request and the decision"}
 
 
 def explain_script(plan: JobPlan) -> str:
@@ -163,8 +162,8 @@ class _Watched:
 def source_of(path: str, line: str, plan: JobPlan) -> str:
     """Where one value of the plan, which is printed in `line`, came from, in words."""
     first, _, rest = path.partition(".")
-    if first in _FIXED:
-        return _FIXED[first]
+    if first == "planned_by":
+        return "hpcddp itself"
     if first == "site":
         return site_source(rest, plan)
     field = path.rpartition(".")[2]

@@ -46,6 +46,7 @@ class JobPlan(Record):
     `allocated_nodes`: with spare ones. `own_ranks`: what makes the ranks of each node, if the command itself does.
     `sources`: job-file key -> where its value came from. `data_size`: ranks that see different samples. `slots`: places
     on each node of an allocation; None: those of the request. `needs_gpus`: whether ranks that see no GPU are refused.
+    `by_hand`: whether a person starts the script in an allocation. `fewer_nodes`: on which ranks may be started again.
     """
 
     site: Site
@@ -87,6 +88,8 @@ class JobPlan(Record):
     own_ranks: str = ""
     slots: int | None = None
     needs_gpus: bool = True
+    by_hand: bool = False
+    fewer_nodes: tuple[int, ...] = ()
     made_run: str = ""  # the name of the run that `hpcddp submit` made for this job
     resumed_run: str = ""  # the same of one that was there
     sources: Mapping[str, str] = MappingProxyType({})
@@ -120,9 +123,9 @@ class JobPlan(Record):
     def exec_options(self) -> tuple[str, ...]:
         """The options of `hpcddp exec`: what only the plan knows."""
         options = ["--nodes", str(self.nodes), "--ranks-per-node", str(self.ranks_per_node)] if self.own_ranks else []
-        if self.global_batch and not set(OF_BATCH).isdisjoint(find_placeholders(self.command)):
+        if self.global_batch:
             options += ["--global-batch", str(self.global_batch)]
-            if self.spec.max_micro_batch:
+            if self.spec.max_micro_batch and not set(OF_BATCH).isdisjoint(find_placeholders(self.command)):
                 options += ["--max-micro-batch", str(self.spec.max_micro_batch)]
         if self.gpus_per_node and self.needs_gpus:
             options += ["--gpus-per-node", str(self.gpus_per_node)]
@@ -154,6 +157,11 @@ class JobPlan(Record):
         return "" if self.outer is None or self.outer.of_scheduler else self.outer.program
 
     @property
+    def host_line(self) -> str:
+        """A line of the launcher's file of hosts, for the script's `$host`."""
+        return self.outer.hosts[0].format(host="$host", each=self.processes_per_node) if self.outer else ""
+
+    @property
     def launch_line(self) -> Iterator[Words]:
         """The outer launcher's command up to what it starts: words, grouped as the script's lines are."""
         if self.outer and self.outer.line:
@@ -183,16 +191,6 @@ class JobPlan(Record):
         return module_lines(self.modules)
 
     @property
-    def hosts(self) -> tuple[str, ...]:
-        """No names: the scheduler chooses the hosts when the job starts."""
-        return ()
-
-    @property
-    def program(self) -> str:
-        """The launcher's path: the script looks for it."""
-        return ""
-
-    @property
     def oversubscribe(self) -> bool:
         """Whether there may be more processes than places: on this machine, and in an allocation that has fewer."""
         few = self.slots is not None and self.slots < self.processes_per_node
@@ -218,6 +216,30 @@ class JobPlan(Record):
     def supervisor(self) -> Words:
         """The Python of the supervisor: the ranks' own, but outside of a container."""
         return (self.planned_by.python if self.container.runtime else FromShell("$HPCDDP_PYTHON"),)
+
+    @property
+    def supervisor_line(self) -> Iterator[Words]:
+        """The options of `hpcddp supervise`, which has no other word for them, grouped as the script's lines are."""
+        spec, row = self.spec, find_scheduler(self.site.scheduler)
+        yield "--scheduler", row.name, "--launcher", self.outer_launcher or self.launcher, "--site", self.site.name
+        is_said = self.by_hand or (row.this_machine and spec.walltime_s is not None)
+        yield _option("--walltime", self.walltime if is_said else "")
+        yield _option("--signal", self.warns_s and format_walltime(self.warns_s))
+        yield _option("--chain", self.options.chain)
+        yield tuple(f"--submit-option={word}" for word in self.submit_options if self.options.chain)
+        yield ("--fresh",) if spec.fresh else ()
+        yield _option("--resume", spec.resume)
+        yield _option("--made-run", self.made_run) + _option("--resumed-run", self.resumed_run)
+        yield _option("--max-restarts", spec.max_restarts) + _option("--fewer-nodes", _list_nodes(self.fewer_nodes))
+        yield _option("--stall-limit", spec.stall_limit_s and format_walltime(spec.stall_limit_s))
+        yield _option("--health-check", spec.health_check)
+        for name, values in (spec.sweep or {}).items():
+            yield tuple(word for value in values for word in ("--sweep", f"{name}={value}"))
+
+    @property
+    def submit_options(self) -> tuple[str, ...]:
+        """Options of the submit command itself: an account that no directive carries."""
+        return (self.site.account.option, self.account) if self.account and not self.account_option else ()
 
     @property
     def stage_line(self) -> Iterator[Words]:
@@ -312,3 +334,15 @@ class JobPlan(Record):
         cpus = self.cpus_per_rank * self.ranks_per_node
         one = self._replace(launcher=self.outer_launcher, ranks_per_node=1, cpus_per_rank=cpus)
         return one._replace(bind="", container=Container())
+
+
+def _option(name: str, value: object) -> Words:
+    """An option with its value; nothing without one."""
+    text = str(value or "")
+    return (f"{name}={text}",) if text.startswith("-") else (name, text) if text else ()
+
+
+def _list_nodes(numbers: tuple[int, ...]) -> str:
+    """`2-4` of numbers without a gap, else `2,4`."""
+    whole = len(numbers) > 1 and numbers[-1] - numbers[0] == len(numbers) - 1
+    return f"{numbers[0]}-{numbers[-1]}" if whole else ",".join(map(str, numbers))

@@ -20,7 +20,7 @@ from hpcddp.script.jobplan import SOME_COMMAND, WARNING, JobPlan, PlannedBy
 from hpcddp.script.limits import check_limits
 from hpcddp.script.missing import check_complete, known
 from hpcddp.script.own_ranks import plan_own_ranks, remark_counted
-from hpcddp.script.recover import check_asked_recovery, remark_recovery
+from hpcddp.script.recover import check_asked_recovery, plan_fewer_nodes, remark_recovery
 from hpcddp.script.scheduler_options import SchedulerOptions, asked_options, plan_scheduler_options
 from hpcddp.script.shape import Shape, check_whole_nodes, plan_shape
 from hpcddp.script.shares import check_placeholders, plan_data_size
@@ -28,7 +28,7 @@ from hpcddp.script.site import Queue, Site
 from hpcddp.script.sources import plan_sources
 from hpcddp.script.spec import JobSpec
 from hpcddp.script.sweeping import plan_sweep
-from hpcddp.supervisor.order import THEN
+from hpcddp.supervisor.line import THEN
 from hpcddp.units import format_count, format_walltime
 
 _OF_SUPERVISOR = ("chain", "max_restarts", "stage_in", "stage_dir", "fresh", "resume", "sweep")
@@ -130,6 +130,7 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
     )
     check_asked(plan.asked_run)
     check_placeholders(plan)
+    plan = plan._replace(fewer_nodes=plan_fewer_nodes(plan))
     if not plan.supervised:
         _check_bare(plan)
     return plan._replace(remarks=(*_remarks(plan), *plan.remarks), sources=plan_sources(plan))

@@ -15,17 +15,22 @@ from hpcddp.script.directives import check_script
 from hpcddp.script.folders import find_folder
 from hpcddp.script.jobplan import WARNING
 from hpcddp.script.plan import JobPlan
-from hpcddp.script.record import format_job_order
 from hpcddp.script.words import LONGEST_ARGUMENT, quote_line, quote_path, quote_word, quote_words
+
+#: Bytes for what stands before the command: Python's path, `hpcddp exec` and its options.
+_BEFORE = 4096
 
 
 def format_command(plan: JobPlan) -> str:
     """The ranks' command as bash words, as the launcher next to them takes it."""
     words = plan.command if plan.own_ranks else LAUNCHERS[plan.launcher].as_arguments(plan.command)
-    longest = max(len(word.encode(errors="surrogateescape")) for word in words)
-    if longest > LONGEST_ARGUMENT:
+    sizes = [len(word.encode(errors="surrogateescape")) for word in words]
+    what, size = "a word of the command is", max(sizes)
+    if plan.outer is not None and plan.outer.joins_words:
+        what, size = f"the command, which {plan.outer.name} makes one word, is", sum(sizes) + len(sizes) + _BEFORE
+    if size > LONGEST_ARGUMENT:
         raise RequestError(
-            f"a word of the command is {longest} bytes long, and Linux takes {LONGEST_ARGUMENT} of one argument",
+            f"{what} {size} bytes long, and Linux takes {LONGEST_ARGUMENT} of one argument",
             "let the program read it from a file",
         )
     return quote_words(words)
@@ -36,7 +41,6 @@ FILTERS: dict[str, Callable[..., str]] = {
     "words": quote_words,
     "line": quote_line,
     "path": quote_path,
-    "order": format_job_order,
     "command": format_command,
 }
 # What the text of a template becomes depends on these.

@@ -13,6 +13,7 @@ _DEFAULTS = {
     "python": "default: the Python that runs hpcddp",
     "pythonpath": "default: where hpcddp is",
     "launcher": "default: the scheduler's",
+    "min_nodes": "default: half of the nodes",
 }
 # job-file key -> the site's block that decides it where the job asks for nothing
 _OF_SITE = {

@@ -204,12 +204,3 @@ def read_spec(asked: Mapping[str, tuple[object, str]], site_keys: Iterable[str] 
         values["env"] = {**values.get("env", {}), **env}
     sources = {key: where for key, (_, where) in asked.items()}
     return JobSpec(**values, variables=own or None, sources=sources)
-
-
-def spec_items(spec: JobSpec) -> dict[str, Any]:
-    """What was asked for, by job-file key, in the table's order; the inverse of `read_spec`."""
-    names = {field: key for key, field in FIELDS.items()}
-    found = {names.get(field, field): value for field, value in spec._asdict().items() if value is not None}
-    own = found.pop("variables", {})
-    del found["sources"]
-    return {**found, **own}

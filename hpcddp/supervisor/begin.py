@@ -1,4 +1,4 @@
-"""The start of a job's attempt: its run is chosen and taken, its folder made, request and plan left in it."""
+"""The start of a job's attempt: its run is chosen and taken, its folder made, and what the script says left in it."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from hpcddp.runs.jsonfile import write_object
 from hpcddp.runs.lock import HeldError, release_run
 from hpcddp.runs.start import start_run
 from hpcddp.runs.state import read_state
+from hpcddp.supervisor.order import job_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -53,10 +54,10 @@ def begin(
 
     The errors of `start_run` and `start_attempt`; LaunchError if the folder cannot be written.
     """
-    if order.resumes and _is_finished(RunFolder(os.path.join(os.path.dirname(base), order.resumes)), job.name):
-        tell(f"nothing is left to do: run {order.resumes}, which this job was to resume, has finished meanwhile")
+    if order.resumed_run and _is_finished(RunFolder(os.path.join(os.path.dirname(base), order.resumed_run)), job.name):
+        tell(f"nothing is left to do: run {order.resumed_run}, which this job was to resume, has finished meanwhile")
         return 0
-    asked = Asked(base, identify_command(order.command), order.fresh, order.resume, made=order.made)
+    asked = Asked(base, identify_command(order.line.command), order.fresh, order.resume, made=order.made_run)
     start = partial(start_run, asked, job.name, env, process=os.getpid(), by_hand=by_hand, numbered=True)
     try:
         choice = start()
@@ -76,7 +77,7 @@ def begin(
                 return 1 if decision.is_failure else 0
             more = " of the runs of its script together" if of_several else ""
             tell(f"attempt {link.turn} of at most {order.chain}, from step {link.step}{more}")
-        _leave_records(order, attempt, script)
+        _leave_records(order, base, attempt, script)
     except HpcddpError:
         release_run(attempt.run, attempt.name)
         raise
@@ -123,14 +124,12 @@ def make_folders(attempt: AttemptFolder) -> None:
         os.makedirs(os.path.join(attempt.path, folder), exist_ok=True)
 
 
-def _leave_records(order: Order, attempt: AttemptFolder, script: str) -> None:
+def _leave_records(order: Order, base: str, attempt: AttemptFolder, script: str) -> None:
     run = attempt.run
     try:
         make_folders(attempt)
         if script and os.path.isfile(script):  # a script on bash's standard input is none
             shutil.copyfile(script, attempt.script)
-        with open(run.job, "w", encoding="utf-8", errors="surrogateescape") as file:
-            file.write(order.request)
-        write_object(run.plan, order.plan)
+        write_object(run.plan, job_record(order, base))
     except OSError as error:
         raise cannot_write(run, error) from error

@@ -57,14 +57,14 @@ class Check(Record):
 def list_checks(order: Order) -> list[Check]:
     """In the order in which they are made, after those of the attempt."""
     checks = list[Check]()
-    gpus = int(order.plan.get("gpus_per_node") or 0)
+    gpus = order.line.gpus_per_node
     if gpus:
         missing = f"it does not have {format_count(gpus, 'GPU')}, or one of them needs a reset"
         checks.append(Check(("sh", "-c", _GPU_CHECK, "sh", str(gpus)), missing))
         counted = "one of its GPUs has counted uncorrectable errors of its memory"
         checks.append(Check(("sh", "-c", _ECC_CHECK), counted, is_doubt=True))
-    if order.recover is not None and order.recover.health:
-        checks.append(Check(("sh", "-c", order.recover.health), "its health check failed", is_own=False))
+    if order.health_check:
+        checks.append(Check(("sh", "-c", order.health_check), "its health check failed", is_own=False))
     return checks
 
 

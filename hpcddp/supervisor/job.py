@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import time
+from contextlib import suppress
 
-from hpcddp.errors import LaunchError
+from hpcddp.errors import LaunchError, RequestError
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.holder import start_time
 from hpcddp.schedulers.registry import CurrentJob, find_current_job, find_scheduler
 from hpcddp.schedulers.run import ask_about, read_job_state
 from hpcddp.supervisor.asked import ask_beside
-from hpcddp.units import read_number
+from hpcddp.units import parse_walltime, read_number
 
 if TYPE_CHECKING:
     from _queue import SimpleQueue
@@ -23,7 +25,7 @@ _PATIENCE_S = 10.0  # a scheduler that is busy must not hold up the job's start 
 #: A job that is signalled earlier than this before its end is not ended by its walltime.
 _EARLY_S = 60
 #: The source of an end that no scheduler said.
-BY_REQUEST = "as the request says"
+BY_SCRIPT = "as the script says"
 _ASK_AGAIN_S = 300.0
 _SAME_S = 10  # schedulers round, and count from different moments
 
@@ -53,10 +55,10 @@ def find_job_of_script(scheduler: str, env: Mapping[str, str]) -> CurrentJob:
 
 
 def find_end(job: CurrentJob, env: Mapping[str, str], walltime_s: int | None, *, by_hand: bool) -> End:
-    """When the job ends: by the scheduler's variable, else by its word, else by the request's walltime. An end that is
+    """When the job ends: by the scheduler's variable, else by its word, else by the script's walltime. An end that is
     asked for by hand, in an allocation, may come before the allocation's."""
     row = find_scheduler(job.scheduler)
-    asked = None if walltime_s is None else End(_script_start() + walltime_s, BY_REQUEST)
+    asked = None if walltime_s is None else End(_script_start() + walltime_s, BY_SCRIPT)
     told = read_number(env.get(row.variables.end, "")) if row.variables.end else None
     if told is not None:
         end = End(told, f"as {row.variables.end} says")
@@ -69,6 +71,17 @@ def find_end(job: CurrentJob, env: Mapping[str, str], walltime_s: int | None, *,
     if end.at is None or (by_hand and asked is not None and asked.at is not None and asked.at < end.at - _SAME_S):
         return asked or End(None, "")
     return end
+
+
+def read_walltime(scheduler: str, script: str) -> int | None:
+    """What the directives of the job's script ask for, for a scheduler that does not answer. Seconds."""
+    rule = find_scheduler(scheduler).directives
+    if not rule.walltime or not script:
+        return None
+    with suppress(OSError, RequestError), open(script, errors="replace") as file:
+        found = re.findall(rule.walltime, "".join(line for line in file if line.startswith(rule.prefix)))
+        return parse_walltime(found[-1]) if found else None
+    return None
 
 
 class MovingEnd:

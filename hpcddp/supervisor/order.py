@@ -1,127 +1,126 @@
-"""What a job script tells the supervisor, as one quoted argument: the request, the plan, and what a launcher needs."""
+"""What a job script asks of the supervisor: the options of `hpcddp supervise`, and the launcher's line behind `--`.
+
+Nothing else says it: what a person changes in these words is what the job does, and what its records say.
+"""
 
 from __future__ import annotations
 
-import json
-
-from hpcddp.errors import RequestError
+from hpcddp.errors import LaunchError, RequestError
+from hpcddp.ranks.allocation import find_allocation
 from hpcddp.record import TYPE_CHECKING, Record
+from hpcddp.schedulers.registry import find_current_job, find_scheduler
+from hpcddp.supervisor.line import read_line
+from hpcddp.sweep import check_axes, count_points, find_point, format_point, read_axes
+from hpcddp.units import parse_count, parse_walltime
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
-#: Between the command that copies data to the nodes and the launcher's.
-THEN = "--then"
+    from hpcddp.supervisor.line import Line
+
 _NOTHING: Mapping[str, Any] = {}
-_WHOLE = ("walltime_s", "warns_s", "chain")
-
-
-class Recover(Record):
-    """How a job goes on without what it has lost. `restarts`: how often the ranks may be started again. `fits`: the
-    numbers of nodes on which the request works out. `spares`: nodes of the job beyond those that it trains on.
-    `limit_s`: how long ranks may be silent or make no step. `health`: what a node has to run without an error, for a
-    shell; "": nothing. `request`: the LaunchRequest of the script's launcher, as far as it is not as usual; `stage`:
-    that of what copies data to the nodes.
-    """
-
-    restarts: int
-    fits: tuple[int, ...]
-    spares: int = 0
-    limit_s: float = 60
-    health: str = ""
-    request: Mapping[str, Any] = _NOTHING
-    stage: Mapping[str, Any] = _NOTHING
+_TEXTS = ("scheduler", "launcher", "site", "resume", "made_run", "resumed_run", "health_check", "fresh")
+_COUNTS = ("chain", "max_restarts")
+_TIMES = ("walltime", "signal", "stall_limit")
 
 
 class Order(Record):
-    """`request`: the text of job.yaml. `plan`: what plan.json holds. `makes_ranks`: the launcher, or what makes the
-    ranks in its place, for people. `walltime_s`: None where nothing ends the job.
-    `warns_s`: seconds before the end at which the ranks are warned; 0: never, or the scheduler does it. `chain`: how
-    many attempts there may be; 0: no chain. `follow_options`: further options of the command that queues the next one.
-    `recover`: None: the job ends with the first rank that does. `calls`: the launcher that starts what makes the ranks.
-    `made`: the name of the run that `hpcddp submit` made for the job; `resumes`: that of one that the job was submitted
-    to resume.
-    `stages`: whether a command that copies data to the nodes goes before the launcher's.
-    `sweep`: the axes, name -> values, where the job is a point of one, or all points as an array.
+    """The options of `hpcddp supervise`, as `hpcddp supervise --help` says them, and the launcher's line.
+
+    `submit_options`: further options of the command that queues the next job of a chain. `made_run`: the name of the
+    run that `hpcddp submit` made for the job; `resumed_run`: that of one that the job was submitted to resume. `sweep`:
+    the axes, name -> values, where the job is a point of one; `point`: its values.
     """
 
-    request: str
-    plan: dict[str, Any]
-    makes_ranks: str
+    scheduler: str
+    launcher: str
+    line: Line
+    site: str = ""
     walltime_s: int | None = None
-    warns_s: int = 0
+    signal_s: int = 0
     chain: int = 0
-    follow_options: tuple[str, ...] = ()
+    submit_options: tuple[str, ...] = ()
     fresh: bool = False
     resume: str | None = None
-    recover: Recover | None = None
-    calls: str = ""
-    made: str = ""
-    resumes: str = ""
-    stages: bool = False
-    sweep: Mapping[str, Any] = _NOTHING
-
-    @property
-    def launcher(self) -> str:
-        """The row of the launcher that the script calls."""
-        return self.calls or str(self.plan.get("launcher", ""))
-
-    @property
-    def scheduler(self) -> str:
-        """The name of its row."""
-        return str(self.plan["scheduler"])
-
-    @property
-    def command(self) -> tuple[str, ...]:
-        """What each rank runs."""
-        return tuple(map(str, self.plan["command"]))
+    made_run: str = ""
+    resumed_run: str = ""
+    max_restarts: int = 0
+    fewer_nodes: tuple[int, ...] = ()
+    stall_limit_s: int = 60
+    health_check: str = ""
+    sweep: Mapping[str, Sequence[str]] = _NOTHING
+    point: Mapping[str, str] = _NOTHING
 
 
-def format_order(order: Order) -> str:
-    """One line of ASCII; what is as usual is left out."""
-    told = leave_out_usual(order)
-    if order.recover is not None:
-        told["recover"] = leave_out_usual(order.recover)
-    return json.dumps(told)
-
-
-def leave_out_usual(record: Any) -> dict[str, Any]:
-    """The fields of a Record that are not as their defaults."""
-    usual = record._field_defaults
-    return {name: value for name, value in record._asdict().items() if name not in usual or value != usual[name]}
-
-
-def read_order(text: str) -> Order:
-    """RequestError if the text is none that this hpcddp writes."""
-    try:
-        told = json.loads(text)
-        order = Order(**{**told, "follow_options": tuple(told.get("follow_options", ()))})
-        if order.recover is not None:
-            order = order._replace(recover=Recover(**{**told["recover"], "fits": tuple(told["recover"]["fits"])}))
-        _check(order)
-    except (ValueError, TypeError, KeyError) as error:
-        raise RequestError(
-            "the job script's order to hpcddp supervise cannot be read: it was changed, or another hpcddp made it",
-            "render the script again: hpcddp render",
-        ) from error
+def read_order(told: Mapping[str, Any], words: Sequence[str], env: Mapping[str, str]) -> Order:
+    """The order of these options and words. RequestError for one that is wrong."""
+    fewer = read_axes({"nodes": told["fewer_nodes"]}, "--fewer-nodes")["nodes"] if told.get("fewer_nodes") else ()
+    values: dict[str, Any] = {
+        **{key: told[key] for key in _TEXTS if told.get(key)},
+        **{key: parse_count(told[key], _name(key)) for key in _COUNTS if told.get(key)},
+        **{f"{key}_s": parse_walltime(told[key], _name(key)) for key in _TIMES if told.get(key)},
+        "submit_options": tuple(told.get("submit_option") or ()),
+        "fewer_nodes": tuple(parse_count(number, "--fewer-nodes") for number in fewer),
+        "sweep": _read_sweep(told.get("sweep") or ()),
+    }
+    order = Order(line=read_line(words, told["launcher"], lambda: _count_hosts(told["scheduler"], env)), **values)
+    if count_points(order.sweep) > 1:
+        check_axes(order.sweep, order.line.command, ())
     return order
 
 
-def _check(order: Order) -> None:
-    """TypeError or KeyError for what people change in a script and hpcddp does not write."""
-    plan = order.plan
-    whole = [getattr(order, name) for name in _WHOLE] + [plan["nodes"], plan["ranks_per_node"], plan["world_size"]]
-    if order.recover is not None:
-        whole += [*order.recover.fits, order.recover.restarts, order.recover.spares]
-    texts = [order.request, order.makes_ranks, plan["name"], order.scheduler, *plan["command"]]
-    if not (all(isinstance(one, int | None) for one in whole) and all(isinstance(one, str) for one in texts)):
-        raise TypeError
+def job_record(order: Order, run_dir: str) -> dict[str, Any]:
+    """What plan.json holds of a job that runs. `run_dir`: the folder that was asked for."""
+    line = order.line
+    return {
+        "site": order.site,
+        "scheduler": order.scheduler,
+        "launcher": line.agent or order.launcher,
+        "nodes": line.nodes,
+        "ranks_per_node": line.ranks_per_node,
+        "world_size": line.world_size,
+        "gpus_per_node": line.gpus_per_node,
+        "global_batch": line.global_batch,
+        "command": list(line.command),
+        "run_dir": run_dir,
+        **({"point": dict(order.point)} if order.point else {}),
+    }
 
 
-def split_stage(order: Order, words: list[str]) -> tuple[list[str], list[str]]:
-    """The command that copies data to the nodes, empty if there is none, and the launcher's."""
-    if not order.stages:
-        return [], words  # a program may have an argument of this name
-    cut = words.index(THEN)
-    return words[:cut], words[cut + 1 :]
+def take_point(order: Order, env: Mapping[str, str], tell: Callable[[str], None]) -> Order:
+    """The order with the values of this job's index in its command. LaunchError outside of an array."""
+    if not order.sweep:
+        return order
+    points = count_points(order.sweep)
+    job = find_current_job(env) if points > 1 else None
+    index = (job.array_index if job is not None else "") if points > 1 else "1"
+    if not index:
+        raise LaunchError(
+            f"this script is an array of {points} jobs, one for each point of a sweep, and this job has no index",
+            "submit it: hpcddp submit, or to the scheduler as it is",
+        )
+    point = find_point(order.sweep, int(index))
+    tell(f"point {index} of {points}: {format_point(point)}" if points > 1 else f"sweep: {format_point(point)}")
+    return order._replace(point=point, line=order.line.fill(point))
+
+
+def _count_hosts(scheduler: str, env: Mapping[str, str]) -> int:
+    """Of the job; 0 where nobody lists them."""
+    found = None if find_scheduler(scheduler).this_machine else find_allocation(env)
+    return len(found.hosts or ()) if found is not None else 0
+
+
+def _name(key: str) -> str:
+    return f"--{key.replace('_', '-')}"
+
+
+def _read_sweep(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    axes: dict[str, tuple[str, ...]] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not name or not equals or value in axes.get(name, ()):
+            what = "is there twice" if equals and name else "is no value of a name"
+            raise RequestError(f"--sweep {word!r} {what}", "--sweep lr=0.1 --sweep lr=0.01")
+        axes[name] = (*axes.get(name, ()), value)
+    return axes

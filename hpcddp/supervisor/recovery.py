@@ -11,7 +11,7 @@ from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.chain import find_follow_up, start_attempt, write_follow_up
 from hpcddp.runs.command import identify_command
 from hpcddp.runs.folder import list_checkpoints, number_attempt, show_path, step_of
-from hpcddp.runs.jsonfile import write_object
+from hpcddp.runs.jsonfile import read_object, write_object
 from hpcddp.runs.lock import is_loaded, release_run
 from hpcddp.runs.own_runs import list_own_runs
 from hpcddp.runs.start import hold_run
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hpcddp.schedulers.registry import CurrentJob
     from hpcddp.supervisor.events import Event
     from hpcddp.supervisor.job import End
-    from hpcddp.supervisor.order import Order, Recover
+    from hpcddp.supervisor.order import Order
 
 _MOST_STUCK = 2  # as often as a host has to be blamed before it is left out
 _MOST_CRASHES = 2  # the same
@@ -47,23 +47,22 @@ class Saved(Record):
 
 
 class Recovery:
-    """Of one job. `recover`: of the order."""
+    """Of one job."""
 
     def __init__(
         self,
         order: Order,
-        recover: Recover,
         job: CurrentJob,
         env: Mapping[str, str],
         tell: Callable[[str], None],
         *,
         by_hand: bool = False,
     ) -> None:
-        self._order, self._recover, self._job, self._env, self._tell = order, recover, job, env, tell
+        self._order, self._job, self._env, self._tell = order, job, env, tell
         self._by_hand = by_hand
         self._hosts = Hosts(job, env, list_checks(order), tell)
         self._restarts = 0
-        self._fits = recover.fits
+        self._fits = (*order.fewer_nodes, order.line.nodes)
         self.is_too_few = False  # the program has refused the number of nodes that are left, not the request's
         self.is_full = False  # the run folder, at the last try to begin again
         self._full_tries = 0
@@ -72,7 +71,8 @@ class Recovery:
         self._own: list[RunFolder] = []  # that the job's script has opened
         self._crashes: list[tuple[str, int, int, Saved]] = []  # kind, status, step, the newest checkpoint
         self._failures: list[tuple[str, int, int, Saved]] = []  # text, step, how many own runs, how far the job was
-        self.chosen = self._hosts.names[: max(recover.fits)] if recover.spares else ()  # (): as the script has it
+        names, nodes = self._hosts.names, order.line.nodes
+        self.chosen = names[:nodes] if len(names) > nodes else ()  # (): as the script has it
 
     def goes_on(self, attempt: AttemptFolder, cause: Event, end: End, suspects: set[str]) -> bool:
         """Whether the ranks are started again, on the hosts `chosen` then; why not is told. `suspects`: hosts that the
@@ -112,10 +112,10 @@ class Recovery:
         reached = saved if saved.step else Saved(0, cause.step)
         if is_own:  # lost ranks and hosts do not count
             self._failures = [*before, (cause.text, cause.step, len(self._own), reached)]
-        self.is_too_few = cause.is_refusal and 0 < len(self.chosen) < max(self._recover.fits)
+        self.is_too_few = cause.is_refusal and 0 < len(self.chosen) < self._order.line.nodes
         if end.at is not None and time.time() > end.at - _LEAST_LEFT_S:
             return "the job ends soon"
-        if self._restarts >= self._recover.restarts:
+        if self._restarts >= self._order.max_restarts:
             return f"they were already, {format_count(self._restarts, 'time')} (max_restarts)"
         if self.is_too_few:
             count = len(self.chosen)
@@ -206,11 +206,11 @@ class Recovery:
         since += f" of {show_path(self._own[nth - 2].path)}" if nth > 1 else ""
         if not step and is_loaded(attempt.run):  # else its checkpoints, if it has any, are its own
             since = ", from the start: there is no checkpoint yet"
-        self._tell(f"start {self._restarts + 1} of at most {self._recover.restarts + 1}{where}{since}")
+        self._tell(f"start {self._restarts + 1} of at most {self._order.max_restarts + 1}{where}{since}")
 
     def _take_over(self, attempt: AttemptFolder, new: AttemptFolder) -> None:
         run, order = attempt.run, self._order
-        command = identify_command(order.command)
+        command = identify_command(order.line.command)
         hold_run(new, self._env, command, process=os.getpid(), by_hand=self._by_hand)
         if order.chain:
             start_attempt(new, order.chain)
@@ -218,8 +218,9 @@ class Recovery:
         queued = find_follow_up(new)
         if queued is not None:
             write_follow_up(new, queued)
-        nodes = len(self.chosen) or int(order.plan["nodes"])
-        write_object(run.plan, {**order.plan, "nodes": nodes, "world_size": nodes * int(order.plan["ranks_per_node"])})
+        nodes, each = len(self.chosen) or order.line.nodes, order.line.ranks_per_node
+        size = {"nodes": nodes, "world_size": each and nodes * each}
+        write_object(run.plan, {**(read_object(run.plan) or {}), **size})
         state = read_state(run)
         if state is not None and state.attempt == attempt.name and state.status == "unfinished":
             # the last that is written: what is there is the new one's, as for a chain

@@ -11,6 +11,7 @@ from hpcddp.ranks.frameworks import check_started_agent
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.ranks.reach import reached_as
 from hpcddp.record import TYPE_CHECKING
+from hpcddp.runs.folder import cannot_write
 from hpcddp.runs.heartbeat import VARIABLE as HEARTBEAT
 from hpcddp.runs.job_end import JobEnd, note_job_end
 from hpcddp.runs.lock import release_run
@@ -23,11 +24,11 @@ from hpcddp.supervisor.begin import BY_HAND, begin
 from hpcddp.supervisor.end import end_attempt, note_lost
 from hpcddp.supervisor.events import UNKNOWN
 from hpcddp.supervisor.follow import FollowUp
-from hpcddp.supervisor.job import BY_REQUEST, MovingEnd, find_end, find_job_of_script, is_ending
+from hpcddp.supervisor.job import BY_SCRIPT, MovingEnd, find_end, find_job_of_script, is_ending, read_walltime
 from hpcddp.supervisor.leftover import end_left
-from hpcddp.supervisor.order import split_stage
+from hpcddp.supervisor.line import name_hosts
+from hpcddp.supervisor.order import take_point
 from hpcddp.supervisor.output import Output
-from hpcddp.supervisor.point import take_point
 from hpcddp.supervisor.program import Ended, LauncherProcess, Passing, Signals, watch
 from hpcddp.supervisor.reports import Reports
 from hpcddp.supervisor.sockets import allow_more_files
@@ -35,7 +36,7 @@ from hpcddp.supervisor.stop_request import StopRequest
 from hpcddp.supervisor.teardown import Teardown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from hpcddp.runs.folder import AttemptFolder
     from hpcddp.schedulers.registry import CurrentJob
@@ -55,32 +56,28 @@ _FULL_PAUSE_S = 5.0  # between two tries to write to a run folder that is full
 _LOST = 137
 
 
-def supervise(
-    order: Order, words: list[str], script: str, env: Mapping[str, str], spell: Callable[[str], bytes]
-) -> int:
-    """The exit status of the job. `words`: the launcher's command line, and what copies data before it. `spell`: how
-    something that is told looks on stderr.
+def supervise(order: Order, script: str, env: Mapping[str, str], spell: Callable[[str], bytes]) -> int:
+    """The exit status of the job. `spell`: how something that is told looks on stderr.
 
     The errors of `check_started_agent`, `take_point`, `find_job_of_script` and `begin`: then nothing was started.
     """
-    check_started_agent(env, str(order.plan.get("launcher", "")), int(order.plan.get("nodes", 1)))
+    check_started_agent(env, order.line.agent, order.line.nodes)
     signals, output = Signals(), Output()
     try:
-        return _run_job(order, words, script, env, signals, output, lambda text: output.tell(spell(text)))
+        return _run_job(order, script, env, signals, output, lambda text: output.tell(spell(text)))
     finally:
         output.finish(signals)
 
 
 def _run_job(
     order: Order,
-    words: list[str],
     script: str,
     env: Mapping[str, str],
     signals: Signals,
     output: Output,
     tell: Callable[[str], None],
 ) -> int:
-    order, words = take_point(order, words, env, tell)
+    order = take_point(order, env, tell)
     job = find_job_of_script(order.scheduler, env)
     by_hand = env.get(BY_HAND) == str(os.getpid())
     begun = begin(order, env["HPCDDP_RUN_DIR"], job, env, script, tell, by_hand=by_hand)
@@ -91,27 +88,26 @@ def _run_job(
     env = {name: value for name, value in env.items() if name not in own}  # what a rank starts is no part of this job
     status: int | None = None
     by = why = ""
-    reports = Reports(order.recover.limit_s if order.recover is not None else 0, env)
+    reports = Reports(order.stall_limit_s if order.max_restarts else 0, env)
     try:
-        end = find_end(job, env, order.walltime_s, by_hand=by_hand)
+        end = find_end(job, env, order.walltime_s or read_walltime(job.scheduler, script), by_hand=by_hand)
         if end.at is not None:
             tell(f"the job ends at {end}")
         follow_up = FollowUp(job, end, env, tell)
         if begun.left:
-            follow_up.queue(attempt, order.follow_options)
-        recover = order.recover
+            follow_up.queue(attempt, order.submit_options)
         recovery = None
-        if recover is not None:
+        if order.max_restarts:
             from hpcddp.supervisor.recovery import Recovery  # most jobs start without it
 
-            recovery = Recovery(order, recover, job, env, tell, by_hand=by_hand)
-        is_fixed = by_hand and end.source == BY_REQUEST
+            recovery = Recovery(order, job, env, tell, by_hand=by_hand)
+        is_fixed = by_hand and end.source == BY_SCRIPT
         moving = MovingEnd(job._replace(id="") if is_fixed else job, end, env)
         if find_scheduler(order.scheduler).commands.remote_shell:
             from hpcddp.supervisor.starter import reach_hosts  # most jobs start without it
 
             env = {**env, **reach_hosts(order.scheduler, order.launcher, attempt, env, tell)}
-        start = Start(order, words, env, job, signals, output, reports, follow_up, moving, tell, by_hand=by_hand)
+        start = Start(order, env, job, signals, output, reports, follow_up, moving, tell, by_hand=by_hand)
         staged = attempt.name
         while True:
             ended = start.run(attempt, staged, recovery)
@@ -178,7 +174,6 @@ class Start:
     def __init__(
         self,
         order: Order,
-        words: list[str],
         env: Mapping[str, str],
         job: CurrentJob,
         signals: Signals,
@@ -192,8 +187,7 @@ class Start:
     ) -> None:
         self._by_hand = by_hand
         self._order, self._env, self._job, self._signals, self._output = order, env, job, signals, output
-        self._stage, self._launch = split_stage(order, words)
-        self._files = allow_more_files(int(order.plan.get("world_size", 1)) + _OWN_FILES)  # one for each rank
+        self._files = allow_more_files((order.line.world_size or 1) + _OWN_FILES)  # one for each rank
         self._reports, self._follow_up, self._end, self._tell = reports, follow_up, end, tell
 
     def run(self, attempt: AttemptFolder, staged: str, recovery: Recovery | None) -> Ended:
@@ -203,16 +197,12 @@ class Start:
         self._note_end()
         env = {**self._env, **_variables(attempt, staged, end, self._env)}
         env.pop(HEARTBEAT, None)  # of a rank of another job, in which this one was started
-        stage, launch = self._stage, self._launch
-        if recovery is not None and (recover := order.recover) is not None:
-            from hpcddp.supervisor.relaunch import rewrite_line
-
-            if stage:
-                stage = rewrite_line(stage, order.launcher, recover.stage, recovery.chosen, env)
-            launch = rewrite_line(launch, order.launcher, recover.request, recovery.chosen, env)
-            if recovery.chosen:
-                env |= find_scheduler(order.scheduler).beside
-            if recovery.chosen and "MASTER_ADDR" in recover.request.get("exported", ()):
+        stage, launch = list(order.line.stage), list(order.line.words)
+        if recovery is not None and recovery.chosen:
+            stage = self._name_hosts(stage, recovery.chosen, "hosts-stage")
+            launch = self._name_hosts(launch, recovery.chosen, "hosts")
+            env |= find_scheduler(order.scheduler).beside
+            if "MASTER_ADDR" in env:
                 env["MASTER_ADDR"] = reached_as(recovery.chosen[0], env)  # the script's may be left out
         self._reports.open(attempt)
         self._stop_request = StopRequest(attempt)
@@ -242,6 +232,20 @@ class Start:
             tell(f"the launcher ended with status {ended.status}; the ranks' logs are in {logs}")
         return ended
 
+    def _name_hosts(self, words: list[str], hosts: Sequence[str], file: str) -> list[str]:
+        """The launcher's words for these hosts, which a file in the attempt's folder lists."""
+        launcher, line = LAUNCHERS[self._order.launcher], self._order.line
+        if not words or not launcher.hosts:  # an agent on the one node that there is
+            return words
+        path = os.path.abspath(os.path.join(self._attempt.path, file))
+        changed, text = name_hosts(words, launcher, line, hosts, path)
+        try:
+            with open(path, "w") as listed:
+                listed.write(text)
+        except OSError as error:
+            raise cannot_write(self._attempt.run, error) from error
+        return changed
+
     def hear(self, when: str) -> Ended | None:
         """The last signal that has come while no rank runs; each is told. None: none has."""
         ended = None
@@ -261,7 +265,7 @@ class Start:
 
     def _warn_at(self) -> int | None:
         """When the ranks are warned, as the job file's signal asks."""
-        warns_s, at = self._order.warns_s, self._end.end.at
+        warns_s, at = self._order.signal_s, self._end.end.at
         return at - warns_s if warns_s and at is not None else None
 
     def _note_end(self) -> None:

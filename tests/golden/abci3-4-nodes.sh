@@ -28,10 +28,10 @@ export NCCL_DEBUG=INFO
 read -r MASTER_ADDR < "${PBS_NODEFILE:?is not set: this is a PBS job script}" # a candidate: the ranks verify it
 export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/resnet MASTER_ADDR
 
-exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"abci3\"\nname: \"resnet\"\nnodes: 4\nwalltime: \"02:30:00\"\naccount: \"gabc12345\"\nglobal_batch: 2048\nenv: {\"NCCL_DEBUG\": \"INFO\"}\npythonpath: [\"src\"]\ncommand: [\"python\", \"train.py\", \"--data\", \"/groups/gabc12345/imagenet\"]\n", "plan": {"schema": 1, "name": "resnet", "site": "abci3", "scheduler": "pbs", "launcher": "openmpi", "nodes": 4, "ranks_per_node": 8, "world_size": 32, "gpus_per_node": 8, "cpus_per_rank": 24, "threads_per_rank": 12, "walltime_s": 9000, "queue": "rt_HF", "account": "gabc12345", "global_batch": 2048, "command": ["python", "train.py", "--data", "/groups/gabc12345/imagenet"], "run_dir": "runs/resnet", "created_by": "hpcddp render job.yaml"}, "makes_ranks": "openmpi", "walltime_s": 9000}' -- \
+exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --scheduler pbs --launcher openmpi --site abci3 -- \
     "$launcher" -np 32 --map-by ppr:8:node --bind-to none -hostfile "$PBS_NODEFILE" \
     -x PATH -x PYTHONPATH -x OMP_NUM_THREADS -x NCCL_DEBUG -x MASTER_ADDR \
     -x HPCDDP_PYTHON -x HPCDDP_RUN_DIR -x HPCDDP_ATTEMPT -x HPCDDP_DEADLINE -x HPCDDP_LOG_RANKS \
     ${LD_LIBRARY_PATH:+-x LD_LIBRARY_PATH} ${UCX_NET_DEVICES:+-x UCX_NET_DEVICES} ${UCX_MAX_RNDV_RAILS:+-x UCX_MAX_RNDV_RAILS} ${UCX_MAX_EAGER_RAILS:+-x UCX_MAX_EAGER_RAILS} \
-    "$HPCDDP_PYTHON" -m hpcddp exec --gpus-per-node 8 -- \
+    "$HPCDDP_PYTHON" -m hpcddp exec --global-batch 2048 --gpus-per-node 8 -- \
     python train.py --data /groups/gabc12345/imagenet

@@ -26,7 +26,8 @@ export PATH="${HPCDDP_PYTHON%/*}:$PATH" OMP_NUM_THREADS=12
 read -r MASTER_ADDR < "${PBS_NODEFILE:?is not set: this is a PBS job script}" # a candidate: the ranks verify it
 export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/long MASTER_ADDR
 
-exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"abci3\"\nname: \"long\"\nnodes: 3\nwalltime: \"02:30:00\"\naccount: \"gabc12345\"\nchain: 5\ncommand: [\"python\", \"train.py\"]\n", "plan": {"schema": 1, "name": "long", "site": "abci3", "scheduler": "pbs", "launcher": "openmpi", "nodes": 3, "ranks_per_node": 8, "world_size": 24, "gpus_per_node": 8, "cpus_per_rank": 24, "threads_per_rank": 12, "walltime_s": 9000, "queue": "rt_HF", "account": "gabc12345", "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/long", "created_by": "hpcddp render job.yaml"}, "makes_ranks": "openmpi", "walltime_s": 9000, "chain": 5}' -- \
+exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --scheduler pbs --launcher openmpi --site abci3 \
+    --chain 5 -- \
     "$launcher" -np 24 --map-by ppr:8:node --bind-to none -hostfile "$PBS_NODEFILE" \
     -x PATH -x OMP_NUM_THREADS -x MASTER_ADDR \
     -x HPCDDP_PYTHON -x HPCDDP_RUN_DIR -x HPCDDP_ATTEMPT -x HPCDDP_DEADLINE -x HPCDDP_LOG_RANKS \

@@ -28,7 +28,7 @@ read -r MASTER_ADDR < "${PBS_NODEFILE:?is not set: this is a PBS job script}" # 
 export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train MASTER_ADDR
 mkdir -p "${HPCDDP_RUN_DIR%/*}" # the container sees it
 
-exec /opt/env/bin/python -m hpcddp supervise --script "$0" '{"request": "site: \"abci3\"\nnodes: 3\nwalltime: \"100:20:05\"\naccount: \"gabc12345\"\npython: \"/usr/bin/python3\"\ncontainer: \"torch 2.sif\"\ndirectives: [\"-v BEEOND_ON=1\"]\ncommand: [\"python\", \"train.py\"]\nssh: \"1\"\n", "plan": {"schema": 1, "name": "train", "site": "abci3", "scheduler": "pbs", "launcher": "openmpi", "nodes": 3, "ranks_per_node": 8, "world_size": 24, "gpus_per_node": 8, "cpus_per_rank": 24, "threads_per_rank": 12, "walltime_s": 361205, "queue": "rt_HF", "account": "gabc12345", "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}, "makes_ranks": "openmpi", "walltime_s": 361205}' -- \
+exec /opt/env/bin/python -m hpcddp supervise --script "$0" --scheduler pbs --launcher openmpi --site abci3 -- \
     "$launcher" -np 24 --map-by ppr:8:node --bind-to none -hostfile "$PBS_NODEFILE" \
     -x PATH -x OMP_NUM_THREADS -x MASTER_ADDR -x APPTAINERENV_PREPEND_PATH -x SINGULARITYENV_PREPEND_PATH \
     -x HPCDDP_PYTHON -x HPCDDP_RUN_DIR -x HPCDDP_ATTEMPT -x HPCDDP_DEADLINE -x HPCDDP_LOG_RANKS \

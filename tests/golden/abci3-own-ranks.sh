@@ -26,7 +26,7 @@ export PATH="${HPCDDP_PYTHON%/*}:$PATH" OMP_NUM_THREADS=24
 read -r MASTER_ADDR < "${PBS_NODEFILE:?is not set: this is a PBS job script}" # a candidate: the ranks verify it
 export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/torch.distributed.run MASTER_ADDR
 
-exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"abci3\"\nnodes: 3\nranks_per_node: 4\naccount: \"gabc12345\"\nglobal_batch: 96\ncommand: [\"python\", \"-m\", \"torch.distributed.run\", \"--nproc-per-node\", \"4\", \"train.py\", \"--batch\", \"{per_rank_batch}\"]\n", "plan": {"schema": 1, "name": "torch.distributed.run", "site": "abci3", "scheduler": "pbs", "launcher": "torchrun", "nodes": 3, "ranks_per_node": 4, "world_size": 12, "gpus_per_node": 8, "cpus_per_rank": 48, "threads_per_rank": 24, "walltime_s": 3600, "queue": "rt_HF", "account": "gabc12345", "global_batch": 96, "command": ["python", "-m", "torch.distributed.run", "--nproc-per-node", "4", "train.py", "--batch", "{per_rank_batch}"], "run_dir": "runs/torch.distributed.run", "created_by": "hpcddp render job.yaml"}, "makes_ranks": "-m torch.distributed.run", "walltime_s": 3600, "calls": "openmpi"}' -- \
+exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --scheduler pbs --launcher openmpi --site abci3 -- \
     "$launcher" -np 3 --map-by ppr:1:node --bind-to none -hostfile "$PBS_NODEFILE" \
     -x PATH -x OMP_NUM_THREADS -x MASTER_ADDR \
     -x HPCDDP_PYTHON -x HPCDDP_RUN_DIR -x HPCDDP_ATTEMPT -x HPCDDP_DEADLINE -x HPCDDP_LOG_RANKS \

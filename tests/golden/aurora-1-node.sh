@@ -33,7 +33,7 @@ read -r MASTER_ADDR < "${PBS_NODEFILE:?is not set: this is a PBS job script}" # 
 MASTER_ADDR=${MASTER_ADDR%%.*}.hsn.cm.aurora.alcf.anl.gov # its name on the network that ranks meet on
 export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train MASTER_ADDR
 
-exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"aurora\"\nnodes: 1\nwalltime: \"00:50:05\"\nqueue: \"debug\"\naccount: \"abc123\"\ncommand: [\"python\", \"train.py\"]\nfilesystems: \"home:flare\"\n", "plan": {"schema": 1, "name": "train", "site": "aurora", "scheduler": "pbs", "launcher": "pals", "nodes": 1, "ranks_per_node": 12, "world_size": 12, "gpus_per_node": 12, "cpus_per_rank": 17, "threads_per_rank": 8, "walltime_s": 3005, "queue": "debug", "account": "abc123", "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}, "makes_ranks": "pals", "walltime_s": 3005}' -- \
+exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --scheduler pbs --launcher pals --site aurora -- \
     "$launcher" -n 12 --ppn 12 --depth 17 --cpu-bind list:4-7:8-11:12-15:16-19:20-23:24-27:56-59:60-63:64-67:68-71:72-75:76-79 \
     "$HPCDDP_PYTHON" -m hpcddp exec --gpus-per-node 12 -- \
     python train.py

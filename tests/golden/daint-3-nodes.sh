@@ -33,7 +33,7 @@ export CUDA_CACHE_DISABLE=1
 export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train
 export HPCDDP_STAGED=/dev/shm # below it each attempt has a folder, copied to once on each node
 
-exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"daint\"\nnodes: 3\nwalltime: \"02:20:05\"\naccount: \"abc123\"\nstage_in: [\"data/train.tar\"]\ncommand: [\"python\", \"train.py\"]\n", "plan": {"schema": 1, "name": "train", "site": "daint", "scheduler": "slurm", "launcher": "srun", "nodes": 3, "ranks_per_node": 4, "world_size": 12, "gpus_per_node": 4, "cpus_per_rank": 72, "threads_per_rank": 72, "walltime_s": 8405, "queue": "normal", "account": "abc123", "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}, "makes_ranks": "srun", "walltime_s": 8405, "stages": true}' -- \
+exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --scheduler slurm --launcher srun --site daint -- \
     srun --nodes=3 --ntasks=3 --ntasks-per-node=1 \
     --cpus-per-task=288 --kill-on-bad-exit=1 \
     -u \

@@ -35,7 +35,7 @@ export no_proxy='localhost,127.0.0.0/8,*.ccs.ornl.gov'
 
 export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train
 
-exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"frontier\"\nnodes: 1\nwalltime: \"01:20:05\"\naccount: \"abc123\"\ncommand: [\"python\", \"train.py\"]\n", "plan": {"schema": 1, "name": "train", "site": "frontier", "scheduler": "slurm", "launcher": "srun", "nodes": 1, "ranks_per_node": 8, "world_size": 8, "gpus_per_node": 8, "cpus_per_rank": 7, "threads_per_rank": 7, "walltime_s": 4805, "queue": "batch", "account": "abc123", "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}, "makes_ranks": "srun", "walltime_s": 4805}' -- \
+exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --scheduler slurm --launcher srun --site frontier -- \
     srun --nodes=1 --ntasks=8 --ntasks-per-node=8 \
     --cpus-per-task=7 --kill-on-bad-exit=1 \
     --gpus-per-task=1 --gpu-bind=closest \

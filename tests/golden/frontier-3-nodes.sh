@@ -37,7 +37,7 @@ export no_proxy='localhost,127.0.0.0/8,*.ccs.ornl.gov'
 export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train
 export HPCDDP_STAGED=/mnt/bb/$USER # below it each attempt has a folder, copied to once on each node
 
-exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"frontier\"\nnodes: 3\nwalltime: \"01:20:05\"\naccount: \"abc123\"\nstage_in: [\"data/train.tar\", \"env\"]\nconstraint: \"nvme\"\ncommand: [\"python\", \"train.py\"]\n", "plan": {"schema": 1, "name": "train", "site": "frontier", "scheduler": "slurm", "launcher": "srun", "nodes": 3, "ranks_per_node": 8, "world_size": 24, "gpus_per_node": 8, "cpus_per_rank": 7, "threads_per_rank": 7, "walltime_s": 4805, "queue": "batch", "account": "abc123", "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}, "makes_ranks": "srun", "walltime_s": 4805, "stages": true}' -- \
+exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --scheduler slurm --launcher srun --site frontier -- \
     srun --nodes=3 --ntasks=3 --ntasks-per-node=1 \
     --cpus-per-task=56 --kill-on-bad-exit=1 \
     --gpus-per-task=1 --gpu-bind=closest \

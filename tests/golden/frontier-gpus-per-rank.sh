@@ -36,7 +36,7 @@ export HPCDDP_GPUS_PER_RANK=2
 
 export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train
 
-exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"frontier\"\nnodes: 3\ngpus_per_rank: 2\nwalltime: \"01:20:05\"\naccount: \"abc123\"\ncommand: [\"python\", \"train.py\"]\n", "plan": {"schema": 1, "name": "train", "site": "frontier", "scheduler": "slurm", "launcher": "srun", "nodes": 3, "ranks_per_node": 4, "world_size": 12, "gpus_per_node": 8, "cpus_per_rank": 14, "threads_per_rank": 14, "walltime_s": 4805, "queue": "batch", "account": "abc123", "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml", "gpus_per_rank": 2}, "makes_ranks": "srun", "walltime_s": 4805}' -- \
+exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --scheduler slurm --launcher srun --site frontier -- \
     srun --nodes=3 --ntasks=12 --ntasks-per-node=4 \
     --cpus-per-task=14 --kill-on-bad-exit=1 \
     --gpus-per-task=2 --gpu-bind=closest \

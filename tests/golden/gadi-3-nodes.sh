@@ -28,7 +28,7 @@ export HF_HUB_OFFLINE=1
 read -r MASTER_ADDR < "${PBS_NODEFILE:?is not set: this is a PBS job script}" # a candidate: the ranks verify it
 export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train MASTER_ADDR
 
-exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"gadi\"\nnodes: 3\nwalltime: \"07:20:05\"\nqueue: \"gpuhopper\"\naccount: \"ab12\"\ncommand: [\"python\", \"train.py\"]\nstorage: \"gdata/ab12+scratch/ab12\"\njobfs: \"90GB\"\n", "plan": {"schema": 1, "name": "train", "site": "gadi", "scheduler": "pbs", "launcher": "openmpi", "nodes": 3, "ranks_per_node": 4, "world_size": 12, "gpus_per_node": 4, "cpus_per_rank": 12, "threads_per_rank": 12, "walltime_s": 26405, "queue": "gpuhopper", "account": "ab12", "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}, "makes_ranks": "openmpi", "walltime_s": 26405}' -- \
+exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --scheduler pbs --launcher openmpi --site gadi -- \
     "$launcher" -np 12 --map-by ppr:4:node --bind-to none -hostfile "$PBS_NODEFILE" \
     -x PATH -x OMP_NUM_THREADS -x HF_HUB_OFFLINE -x MASTER_ADDR \
     -x HPCDDP_PYTHON -x HPCDDP_RUN_DIR -x HPCDDP_ATTEMPT -x HPCDDP_DEADLINE -x HPCDDP_LOG_RANKS \

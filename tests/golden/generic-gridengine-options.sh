@@ -32,7 +32,7 @@ done < "${PE_HOSTFILE:?is not set: this is a Grid Engine job script}" > "$hostfi
 read -r MASTER_ADDR _ < "$PE_HOSTFILE" # a candidate: the ranks verify it
 export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train MASTER_ADDR
 
-exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"generic-gridengine\"\nnodes: 3\nranks_per_node: 4\ngpus_per_node: 2\ncpus_per_rank: 8\nwalltime: \"01:20:05\"\nlauncher: \"mpich\"\nreservation: \"55\"\nconstraint: \"gpu=2\"\noutput: \"job.log\"\nmail: [\"end\"]\narray: \"1-9\"\narray_limit: 5\ndependency: [\"afterany:1234:77\"]\nhold: true\nrequeue: true\ncommand: [\"python\", \"train.py\"]\npe: \"mpi\"\n", "plan": {"schema": 1, "name": "train", "site": "generic-gridengine", "scheduler": "gridengine", "launcher": "mpich", "nodes": 3, "ranks_per_node": 4, "world_size": 12, "gpus_per_node": 2, "cpus_per_rank": 8, "threads_per_rank": 8, "walltime_s": 4805, "queue": null, "account": null, "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}, "makes_ranks": "mpich", "walltime_s": 4805}' -- \
+exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --scheduler gridengine --launcher mpich --site generic-gridengine -- \
     "$launcher" -n 12 -ppn 4 -f "$hostfile" \
     "$HPCDDP_PYTHON" -m hpcddp exec --gpus-per-node 2 -- \
     python train.py

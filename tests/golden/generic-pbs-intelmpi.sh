@@ -23,7 +23,7 @@ export I_MPI_PIN=off I_MPI_JOB_RESPECT_PROCESS_PLACEMENT=off
 read -r MASTER_ADDR < "${PBS_NODEFILE:?is not set: this is a PBS job script}" # a candidate: the ranks verify it
 export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train MASTER_ADDR
 
-exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"generic-pbs\"\nnodes: 3\nranks_per_node: 4\ngpus_per_node: 2\ncpus_per_rank: 8\nwalltime: \"01:20:05\"\nlauncher: \"intelmpi\"\nmodules: [\"intel-mpi/2021.13\"]\nvenv: \"/home/alice/my env\"\ndirectives: [\"-W umask=022\"]\ncommand: [\"python\", \"train.py\"]\n", "plan": {"schema": 1, "name": "train", "site": "generic-pbs", "scheduler": "pbs", "launcher": "intelmpi", "nodes": 3, "ranks_per_node": 4, "world_size": 12, "gpus_per_node": 2, "cpus_per_rank": 8, "threads_per_rank": 8, "walltime_s": 4805, "queue": null, "account": null, "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}, "makes_ranks": "intelmpi", "walltime_s": 4805}' -- \
+exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --scheduler pbs --launcher intelmpi --site generic-pbs -- \
     "$launcher" -n 12 -ppn 4 -machinefile "$PBS_NODEFILE" \
     "$HPCDDP_PYTHON" -m hpcddp exec --gpus-per-node 2 -- \
     python train.py

@@ -19,7 +19,7 @@ export PATH="${HPCDDP_PYTHON%/*}:$PATH" OMP_NUM_THREADS=8
 read -r MASTER_ADDR < "${PBS_NODEFILE:?is not set: this is a PBS job script}" # a candidate: the ranks verify it
 export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train MASTER_ADDR
 
-exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"generic-pbs\"\nnodes: 3\nranks_per_node: 4\ngpus_per_node: 0\ncpus_per_rank: 8\nwalltime: \"01:20:05\"\nlauncher: \"mpich\"\ncommand: [\"python\", \"train.py\"]\n", "plan": {"schema": 1, "name": "train", "site": "generic-pbs", "scheduler": "pbs", "launcher": "mpich", "nodes": 3, "ranks_per_node": 4, "world_size": 12, "gpus_per_node": 0, "cpus_per_rank": 8, "threads_per_rank": 8, "walltime_s": 4805, "queue": null, "account": null, "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}, "makes_ranks": "mpich", "walltime_s": 4805}' -- \
+exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --scheduler pbs --launcher mpich --site generic-pbs -- \
     "$launcher" -n 12 -ppn 4 -f "$PBS_NODEFILE" \
     "$HPCDDP_PYTHON" -m hpcddp exec -- \
     python train.py

@@ -26,7 +26,8 @@ read -r MASTER_ADDR < "${PBS_NODEFILE:?is not set: this is a PBS job script}" # 
 export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train MASTER_ADDR
 export HPCDDP_STAGED=/local # below it each attempt has a folder, copied to once on each node
 
-exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"generic-pbs\"\nnodes: 3\nranks_per_node: 4\ngpus_per_node: 2\ncpus_per_rank: 8\nmem_gb: 60\nwalltime: \"01:20:05\"\nuv: \"proj\"\nstage_in: [\"data/train.tar\"]\nstage_dir: \"/local\"\nconstraint: \"gpu_type=A100\"\nexclusive: true\noutput: \"job.log\"\nmail: [\"end\", \"fail\"]\nmail_to: \"alice@example.org\"\narray: \"0-8\"\narray_limit: 5\ndependency: [\"afterok:1234.pbs1\", \"afterany:77\"]\nhold: true\nsignal: \"00:02:07\"\ncommand: [\"python\", \"train.py\"]\n", "plan": {"schema": 1, "name": "train", "site": "generic-pbs", "scheduler": "pbs", "launcher": "openmpi", "nodes": 3, "ranks_per_node": 4, "world_size": 12, "gpus_per_node": 2, "cpus_per_rank": 8, "threads_per_rank": 8, "walltime_s": 4805, "queue": null, "account": null, "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}, "makes_ranks": "openmpi", "walltime_s": 4805, "warns_s": 127, "stages": true}' -- \
+exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --scheduler pbs --launcher openmpi --site generic-pbs \
+    --signal 00:02:07 -- \
     "$launcher" -np 3 --map-by ppr:1:node --bind-to none -hostfile "$PBS_NODEFILE" \
     -x PATH -x OMP_NUM_THREADS -x MASTER_ADDR -x HPCDDP_STAGED \
     -x HPCDDP_PYTHON -x HPCDDP_RUN_DIR -x HPCDDP_ATTEMPT -x HPCDDP_DEADLINE -x HPCDDP_LOG_RANKS \

@@ -30,7 +30,7 @@ export PATH="${HPCDDP_PYTHON%/*}:$PATH" OMP_NUM_THREADS=8
 export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train
 export HPCDDP_STAGED=/scratch/local # below it each attempt has a folder, copied to once on each node
 
-exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"generic-slurm\"\nnodes: 3\nranks_per_node: 4\ngpus_per_node: 2\ncpus_per_rank: 8\nmem_gb: 60\nwalltime: \"01:20:05\"\nstage_in: [\"data/train.tar\"]\nstage_dir: \"/scratch/local\"\nconstraint: \"a100&nvlink\"\nexclusive: true\noutput: \"%x-%A-%a.log\"\nmail: [\"begin\", \"end\", \"fail\"]\nmail_to: \"alice@example.org\"\narray: \"1-9:2\"\narray_limit: 5\nhold: true\nrequeue: true\nsignal: \"00:02:07\"\ncommand: [\"python\", \"train.py\"]\n", "plan": {"schema": 1, "name": "train", "site": "generic-slurm", "scheduler": "slurm", "launcher": "srun", "nodes": 3, "ranks_per_node": 4, "world_size": 12, "gpus_per_node": 2, "cpus_per_rank": 8, "threads_per_rank": 8, "walltime_s": 4805, "queue": null, "account": null, "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}, "makes_ranks": "srun", "walltime_s": 4805, "stages": true}' -- \
+exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --scheduler slurm --launcher srun --site generic-slurm -- \
     srun --nodes=3 --ntasks=3 --ntasks-per-node=1 \
     --cpus-per-task=32 --kill-on-bad-exit=1 \
     bash -c 'mkdir -p "$HPCDDP_STAGED" && cp -rL -- "$@" "$HPCDDP_STAGED"' stage data/train.tar --then \

@@ -24,7 +24,7 @@ job_number=$SLURM_JOB_ID
 launch_number=$(cksum <<< "$job_number $HPCDDP_RUN_DIR") launch_number=${launch_number%% *} # a job may start several
 rendezvous=$MASTER_ADDR:$((12000 + launch_number % 20000)) # below the ports that Linux hands out
 
-exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"generic-slurm\"\nnodes: 3\nranks_per_node: 4\ngpus_per_node: 2\ncpus_per_rank: 8\nwalltime: \"01:20:05\"\nlauncher: \"torchrun\"\ncommand: [\"python\", \"train.py\"]\n", "plan": {"schema": 1, "name": "train", "site": "generic-slurm", "scheduler": "slurm", "launcher": "torchrun", "nodes": 3, "ranks_per_node": 4, "world_size": 12, "gpus_per_node": 2, "cpus_per_rank": 8, "threads_per_rank": 8, "walltime_s": 4805, "queue": null, "account": null, "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}, "makes_ranks": "torchrun", "walltime_s": 4805, "calls": "srun"}' -- \
+exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --scheduler slurm --launcher srun --site generic-slurm -- \
     srun --nodes=3 --ntasks=3 --ntasks-per-node=1 \
     --cpus-per-task=32 --kill-on-bad-exit=1 \
     "$HPCDDP_PYTHON" -m torch.distributed.run --no-python --nproc-per-node=4 --nnodes=3 \

@@ -23,7 +23,7 @@ export PATH="${HPCDDP_PYTHON%/*}:$PATH" OMP_NUM_THREADS=10
 
 export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train
 
-exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"jean-zay\"\nnodes: 1\ngpus_per_node: 2\nwalltime: \"02:20:05\"\naccount: \"abc@v100\"\ncommand: [\"python\", \"train.py\"]\n", "plan": {"schema": 1, "name": "train", "site": "jean-zay", "scheduler": "slurm", "launcher": "srun", "nodes": 1, "ranks_per_node": 2, "world_size": 2, "gpus_per_node": 2, "cpus_per_rank": 10, "threads_per_rank": 10, "walltime_s": 8405, "queue": "qos_gpu-t3", "account": "abc@v100", "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}, "makes_ranks": "srun", "walltime_s": 8405}' -- \
+exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --scheduler slurm --launcher srun --site jean-zay -- \
     srun --nodes=1 --ntasks=2 --ntasks-per-node=2 \
     --cpus-per-task=10 --kill-on-bad-exit=1 \
     "$HPCDDP_PYTHON" -m hpcddp exec --gpus-per-node 2 -- \

@@ -22,7 +22,7 @@ export PATH="${HPCDDP_PYTHON%/*}:$PATH" OMP_NUM_THREADS=8
 
 export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train
 
-exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"jupiter\"\nnodes: 3\ncpus_per_rank: 8\nwalltime: \"02:20:05\"\naccount: \"abc123\"\ncommand: [\"python\", \"train.py\"]\n", "plan": {"schema": 1, "name": "train", "site": "jupiter", "scheduler": "slurm", "launcher": "srun", "nodes": 3, "ranks_per_node": 4, "world_size": 12, "gpus_per_node": 4, "cpus_per_rank": 8, "threads_per_rank": 8, "walltime_s": 8405, "queue": "booster", "account": "abc123", "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}, "makes_ranks": "srun", "walltime_s": 8405}' -- \
+exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --scheduler slurm --launcher srun --site jupiter -- \
     srun --nodes=3 --ntasks=12 --ntasks-per-node=4 \
     --cpus-per-task=8 --kill-on-bad-exit=1 \
     "$HPCDDP_PYTHON" -m hpcddp exec --gpus-per-node 4 -- \

@@ -22,7 +22,7 @@ export PATH="${HPCDDP_PYTHON%/*}:$PATH" OMP_NUM_THREADS=16
 
 export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train
 
-exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"karolina\"\nnodes: 3\nwalltime: \"02:20:05\"\naccount: \"OPEN-12-3\"\ncommand: [\"python\", \"train.py\"]\n", "plan": {"schema": 1, "name": "train", "site": "karolina", "scheduler": "slurm", "launcher": "srun", "nodes": 3, "ranks_per_node": 8, "world_size": 24, "gpus_per_node": 8, "cpus_per_rank": 16, "threads_per_rank": 16, "walltime_s": 8405, "queue": "qgpu", "account": "OPEN-12-3", "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}, "makes_ranks": "srun", "walltime_s": 8405}' -- \
+exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --scheduler slurm --launcher srun --site karolina -- \
     srun --nodes=3 --ntasks=24 --ntasks-per-node=8 \
     --cpus-per-task=16 --kill-on-bad-exit=1 \
     "$HPCDDP_PYTHON" -m hpcddp exec --gpus-per-node 8 -- \

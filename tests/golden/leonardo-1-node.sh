@@ -23,7 +23,7 @@ export PATH="${HPCDDP_PYTHON%/*}:$PATH" OMP_NUM_THREADS=8
 
 export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train
 
-exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"leonardo\"\nnodes: 1\ngpus_per_node: 2\nwalltime: \"00:20:05\"\nqueue: \"boost_qos_dbg\"\naccount: \"abc123\"\ncommand: [\"python\", \"train.py\"]\n", "plan": {"schema": 1, "name": "train", "site": "leonardo", "scheduler": "slurm", "launcher": "srun", "nodes": 1, "ranks_per_node": 2, "world_size": 2, "gpus_per_node": 2, "cpus_per_rank": 8, "threads_per_rank": 8, "walltime_s": 1205, "queue": "boost_qos_dbg", "account": "abc123", "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}, "makes_ranks": "srun", "walltime_s": 1205}' -- \
+exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --scheduler slurm --launcher srun --site leonardo -- \
     srun --nodes=1 --ntasks=2 --ntasks-per-node=2 \
     --cpus-per-task=8 --kill-on-bad-exit=1 \
     "$HPCDDP_PYTHON" -m hpcddp exec --gpus-per-node 2 -- \

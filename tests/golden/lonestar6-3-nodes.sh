@@ -21,7 +21,7 @@ export PATH="${HPCDDP_PYTHON%/*}:$PATH" OMP_NUM_THREADS=42
 
 export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train
 
-exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"lonestar6\"\nnodes: 3\nwalltime: \"02:20:05\"\ncommand: [\"python\", \"train.py\"]\n", "plan": {"schema": 1, "name": "train", "site": "lonestar6", "scheduler": "slurm", "launcher": "ibrun", "nodes": 3, "ranks_per_node": 3, "world_size": 9, "gpus_per_node": 3, "cpus_per_rank": 42, "threads_per_rank": 42, "walltime_s": 8405, "queue": "gpu-a100", "account": null, "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}, "makes_ranks": "ibrun", "walltime_s": 8405}' -- \
+exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --scheduler slurm --launcher ibrun --site lonestar6 -- \
     env TACC_TASKS_PER_NODE=3 "$launcher" -n 9 -o 0 \
     "$HPCDDP_PYTHON" -m hpcddp exec --gpus-per-node 3 -- \
     python train.py

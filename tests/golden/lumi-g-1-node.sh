@@ -27,7 +27,7 @@ export NCCL_NET_GDR_LEVEL=PHB
 
 export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train
 
-exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"lumi-g\"\nnodes: 1\nwalltime: \"02:20:05\"\naccount: \"project_465000000\"\ncommand: [\"python\", \"train.py\"]\n", "plan": {"schema": 1, "name": "train", "site": "lumi-g", "scheduler": "slurm", "launcher": "srun", "nodes": 1, "ranks_per_node": 8, "world_size": 8, "gpus_per_node": 8, "cpus_per_rank": 7, "threads_per_rank": 7, "walltime_s": 8405, "queue": "standard-g", "account": "project_465000000", "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}, "makes_ranks": "srun", "walltime_s": 8405}' -- \
+exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --scheduler slurm --launcher srun --site lumi-g -- \
     srun --nodes=1 --ntasks=8 --ntasks-per-node=8 \
     --cpus-per-task=7 --kill-on-bad-exit=1 \
     --cpu-bind=mask_cpu=0x00fe000000000000,0xfe00000000000000,0x0000000000fe0000,0x00000000fe000000,0x00000000000000fe,0x000000000000fe00,0x000000fe00000000,0x0000fe0000000000 \

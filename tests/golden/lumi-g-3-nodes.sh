@@ -27,7 +27,7 @@ export NCCL_NET_GDR_LEVEL=PHB
 
 export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train
 
-exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"lumi-g\"\nnodes: 3\nranks_per_node: 4\nwalltime: \"02:20:05\"\naccount: \"project_465000000\"\ncommand: [\"python\", \"train.py\"]\n", "plan": {"schema": 1, "name": "train", "site": "lumi-g", "scheduler": "slurm", "launcher": "srun", "nodes": 3, "ranks_per_node": 4, "world_size": 12, "gpus_per_node": 8, "cpus_per_rank": 14, "threads_per_rank": 14, "walltime_s": 8405, "queue": "standard-g", "account": "project_465000000", "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}, "makes_ranks": "srun", "walltime_s": 8405}' -- \
+exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --scheduler slurm --launcher srun --site lumi-g -- \
     srun --nodes=3 --ntasks=12 --ntasks-per-node=4 \
     --cpus-per-task=14 --kill-on-bad-exit=1 \
     "$HPCDDP_PYTHON" -m hpcddp exec --gpus-per-node 8 -- \

@@ -23,7 +23,7 @@ export HF_HUB_OFFLINE=1
 
 export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train
 
-exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"marenostrum5-acc\"\nnodes: 1\nwalltime: \"02:20:05\"\naccount: \"abc123\"\ncommand: [\"python\", \"train.py\"]\n", "plan": {"schema": 1, "name": "train", "site": "marenostrum5-acc", "scheduler": "slurm", "launcher": "srun", "nodes": 1, "ranks_per_node": 4, "world_size": 4, "gpus_per_node": 4, "cpus_per_rank": 20, "threads_per_rank": 20, "walltime_s": 8405, "queue": "acc_ehpc", "account": "abc123", "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}, "makes_ranks": "srun", "walltime_s": 8405}' -- \
+exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --scheduler slurm --launcher srun --site marenostrum5-acc -- \
     srun --nodes=1 --ntasks=4 --ntasks-per-node=4 \
     --cpus-per-task=20 --kill-on-bad-exit=1 \
     "$HPCDDP_PYTHON" -m hpcddp exec --gpus-per-node 4 -- \

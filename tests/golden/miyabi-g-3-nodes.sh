@@ -23,7 +23,7 @@ export NCCL_SOCKET_IFNAME=ibP2s2
 read -r MASTER_ADDR < "${PBS_NODEFILE:?is not set: this is a PBS job script}" # a candidate: the ranks verify it
 export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train MASTER_ADDR
 
-exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"miyabi-g\"\nnodes: 3\nwalltime: \"02:20:05\"\naccount: \"abc123\"\ncommand: [\"python\", \"train.py\"]\n", "plan": {"schema": 1, "name": "train", "site": "miyabi-g", "scheduler": "pbs", "launcher": "openmpi", "nodes": 3, "ranks_per_node": 1, "world_size": 3, "gpus_per_node": 1, "cpus_per_rank": 72, "threads_per_rank": 72, "walltime_s": 8405, "queue": "regular-g", "account": "abc123", "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}, "makes_ranks": "openmpi", "walltime_s": 8405}' -- \
+exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --scheduler pbs --launcher openmpi --site miyabi-g -- \
     "$launcher" -np 3 --map-by ppr:1:node --bind-to none -hostfile "$PBS_NODEFILE" \
     -x PATH -x OMP_NUM_THREADS -x NCCL_SOCKET_IFNAME -x MASTER_ADDR \
     -x HPCDDP_PYTHON -x HPCDDP_RUN_DIR -x HPCDDP_ATTEMPT -x HPCDDP_DEADLINE -x HPCDDP_LOG_RANKS \

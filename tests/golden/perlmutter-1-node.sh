@@ -28,7 +28,7 @@ export CUDA_VISIBLE_DEVICES=3,2,1,0 # a rank's GPU is the one next to its CPUs
 
 export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train
 
-exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"perlmutter\"\nnodes: 1\nwalltime: \"02:20:05\"\naccount: \"abc123\"\npython: \"modules\"\ncommand: [\"python\", \"train.py\"]\n", "plan": {"schema": 1, "name": "train", "site": "perlmutter", "scheduler": "slurm", "launcher": "srun", "nodes": 1, "ranks_per_node": 4, "world_size": 4, "gpus_per_node": 4, "cpus_per_rank": 32, "threads_per_rank": 16, "walltime_s": 8405, "queue": "regular", "account": "abc123", "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}, "makes_ranks": "srun", "walltime_s": 8405}' -- \
+exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --scheduler slurm --launcher srun --site perlmutter -- \
     srun --nodes=1 --ntasks=4 --ntasks-per-node=4 \
     --cpus-per-task=32 --kill-on-bad-exit=1 \
     --cpu-bind=cores \

@@ -31,7 +31,7 @@ export CUDA_VISIBLE_DEVICES=3,2,1,0 # a rank's GPU is the one next to its CPUs
 export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train
 mkdir -p "${HPCDDP_RUN_DIR%/*}" # the container sees it
 
-exec /opt/env/bin/python -m hpcddp supervise --script "$0" '{"request": "site: \"perlmutter\"\nnodes: 3\nwalltime: \"02:20:05\"\naccount: \"abc123\"\npython: \"modules\"\ncontainer: \"nersc/pytorch:24.08.01\"\ncommand: [\"python\", \"train.py\"]\n", "plan": {"schema": 1, "name": "train", "site": "perlmutter", "scheduler": "slurm", "launcher": "srun", "nodes": 3, "ranks_per_node": 4, "world_size": 12, "gpus_per_node": 4, "cpus_per_rank": 32, "threads_per_rank": 16, "walltime_s": 8405, "queue": "regular", "account": "abc123", "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}, "makes_ranks": "srun", "walltime_s": 8405}' -- \
+exec /opt/env/bin/python -m hpcddp supervise --script "$0" --scheduler slurm --launcher srun --site perlmutter -- \
     srun --nodes=3 --ntasks=12 --ntasks-per-node=4 \
     --cpus-per-task=32 --kill-on-bad-exit=1 \
     --cpu-bind=cores \

@@ -40,7 +40,7 @@ export CUDA_VISIBLE_DEVICES=3,2,1,0 # a rank's GPU is the one next to its CPUs
 read -r MASTER_ADDR < "${PBS_NODEFILE:?is not set: this is a PBS job script}" # a candidate: the ranks verify it
 export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train MASTER_ADDR
 
-exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"polaris\"\nnodes: 3\nwalltime: \"00:50:05\"\nqueue: \"debug-scaling\"\naccount: \"abc123\"\ncommand: [\"python\", \"train.py\"]\nfilesystems: \"home:eagle:grand\"\n", "plan": {"schema": 1, "name": "train", "site": "polaris", "scheduler": "pbs", "launcher": "pals", "nodes": 3, "ranks_per_node": 4, "world_size": 12, "gpus_per_node": 4, "cpus_per_rank": 16, "threads_per_rank": 8, "walltime_s": 3005, "queue": "debug-scaling", "account": "abc123", "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}, "makes_ranks": "pals", "walltime_s": 3005}' -- \
+exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --scheduler pbs --launcher pals --site polaris -- \
     "$launcher" -n 12 --ppn 4 --depth 16 --cpu-bind list:0-7,32-39:8-15,40-47:16-23,48-55:24-31,56-63 \
     "$HPCDDP_PYTHON" -m hpcddp exec --gpus-per-node 4 -- \
     python train.py

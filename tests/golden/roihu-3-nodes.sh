@@ -25,7 +25,7 @@ export PATH="${HPCDDP_PYTHON%/*}:$PATH" OMP_NUM_THREADS=72
 export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train
 export HPCDDP_STAGED=$TMPDIR # below it each attempt has a folder, copied to once on each node
 
-exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"roihu\"\nnodes: 3\nwalltime: \"02:20:05\"\nqueue: \"gpularge\"\naccount: \"project_2001234\"\nstage_in: [\"data/train.tar\"]\ncommand: [\"python\", \"train.py\"]\n", "plan": {"schema": 1, "name": "train", "site": "roihu", "scheduler": "slurm", "launcher": "srun", "nodes": 3, "ranks_per_node": 4, "world_size": 12, "gpus_per_node": 4, "cpus_per_rank": 72, "threads_per_rank": 72, "walltime_s": 8405, "queue": "gpularge", "account": "project_2001234", "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}, "makes_ranks": "srun", "walltime_s": 8405, "stages": true}' -- \
+exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --scheduler slurm --launcher srun --site roihu -- \
     srun --nodes=3 --ntasks=3 --ntasks-per-node=1 \
     --cpus-per-task=288 --kill-on-bad-exit=1 \
     bash -c 'mkdir -p "$HPCDDP_STAGED" && cp -rL -- "$@" "$HPCDDP_STAGED"' stage data/train.tar --then \

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
 
 import pytest
@@ -12,10 +11,10 @@ from hpcddp.errors import HpcddpError
 from hpcddp.schedulers.registry import all_schedulers
 from hpcddp.script.find_site import SiteChoice, open_site, site_files
 from hpcddp.script.loading import load_yaml
-from hpcddp.script.plan import PlannedBy, plan_job
+from hpcddp.script.plan import JobPlan, PlannedBy, plan_job
 from hpcddp.script.render import render_script
 from hpcddp.script.spec import read_spec
-from hpcddp.supervisor.order import read_order
+from tests.job_script import order_in
 
 HERE = Path(__file__).parent
 PREFIXES = [row.directives.prefix for row in all_schedulers() if row.directives.prefix]
@@ -36,10 +35,14 @@ CASES = {**load_yaml(str(HERE / "cases.yaml"))[0], **site_cases()}
 PLANNED_BY = PlannedBy(python="/opt/env/bin/python", version="1.2.3", created_by="hpcddp render job.yaml", cpus=6)
 
 
-def render_case(name: str) -> str:
+def plan_case(name: str) -> JobPlan:
     asked = {key: (value, key) for key, value in CASES[name].items()}
     site = open_site(SiteChoice(str(CASES[name]["site"]), "golden"), {})
-    return render_script(plan_job(read_spec(asked, site.variables), site, PLANNED_BY))
+    return plan_job(read_spec(asked, site.variables), site, PLANNED_BY)
+
+
+def render_case(name: str) -> str:
+    return render_script(plan_case(name))
 
 
 @pytest.fixture(params=list(CASES))
@@ -79,11 +82,12 @@ def test_directives_follow_the_first_line_without_a_gap(golden):
     assert all(re.fullmatch(rf"#({words}) -[ -~]*[^ \\]", lines[i]) for i in directives)
 
 
-def test_the_script_carries_its_plan_as_one_line_of_json(golden):
-    (line,) = [line for line in golden.read_text().splitlines() if " -m hpcddp supervise " in line]
-    plan = read_order(shlex.split(line.rstrip("\\ "))[7]).plan
-    assert plan["world_size"] == plan["nodes"] * plan["ranks_per_node"]
-    assert plan["command"][0] == "python"
+def test_the_supervisor_reads_the_numbers_of_the_plan_in_the_launcher_s_line(golden):
+    plan, line = plan_case(golden.stem), order_in(golden.read_text()).line
+    assert (line.nodes, line.ranks_per_node) == (plan.nodes, plan.ranks_per_node)
+    assert (line.world_size, line.global_batch) == (plan.world_size, plan.global_batch)
+    assert line.gpus_per_node in {0, plan.gpus_per_node}
+    assert line.command == plan.command
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ export PATH="${HPCDDP_PYTHON%/*}:$PATH" OMP_NUM_THREADS=48
 
 export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train
 
-exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"tsubame4\"\nnodes: 1\nwalltime: \"02:20:05\"\naccount: \"tga-abc\"\ncommand: [\"python\", \"train.py\"]\n", "plan": {"schema": 1, "name": "train", "site": "tsubame4", "scheduler": "gridengine", "launcher": "openmpi", "nodes": 1, "ranks_per_node": 4, "world_size": 4, "gpus_per_node": 4, "cpus_per_rank": 48, "threads_per_rank": 48, "walltime_s": 8405, "queue": "node_f", "account": "tga-abc", "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}, "makes_ranks": "openmpi", "walltime_s": 8405, "follow_options": ["-g", "tga-abc"]}' -- \
+exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --scheduler gridengine --launcher openmpi --site tsubame4 -- \
     "$launcher" -np 4 --map-by ppr:4:node --bind-to none \
     -x PATH -x OMP_NUM_THREADS \
     -x HPCDDP_PYTHON -x HPCDDP_RUN_DIR -x HPCDDP_ATTEMPT -x HPCDDP_DEADLINE -x HPCDDP_LOG_RANKS \

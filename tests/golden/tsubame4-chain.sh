@@ -25,7 +25,9 @@ done < "${PE_HOSTFILE:?is not set: this is a Grid Engine job script}" > "$hostfi
 read -r MASTER_ADDR _ < "$PE_HOSTFILE" # a candidate: the ranks verify it
 export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train MASTER_ADDR
 
-exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"tsubame4\"\nnodes: 3\nwalltime: \"02:20:05\"\naccount: \"tga-abc\"\nchain: 6\ncommand: [\"python\", \"train.py\"]\n", "plan": {"schema": 1, "name": "train", "site": "tsubame4", "scheduler": "gridengine", "launcher": "openmpi", "nodes": 3, "ranks_per_node": 4, "world_size": 12, "gpus_per_node": 4, "cpus_per_rank": 48, "threads_per_rank": 48, "walltime_s": 8405, "queue": "node_f", "account": "tga-abc", "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}, "makes_ranks": "openmpi", "walltime_s": 8405, "chain": 6, "follow_options": ["-g", "tga-abc"]}' -- \
+exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --scheduler gridengine --launcher openmpi --site tsubame4 \
+    --chain 6 \
+    --submit-option=-g --submit-option=tga-abc -- \
     "$launcher" -np 12 --map-by ppr:4:node --bind-to none -hostfile "$hostfile" \
     -x PATH -x OMP_NUM_THREADS -x MASTER_ADDR \
     -x HPCDDP_PYTHON -x HPCDDP_RUN_DIR -x HPCDDP_ATTEMPT -x HPCDDP_DEADLINE -x HPCDDP_LOG_RANKS \

@@ -25,7 +25,7 @@ export PATH="${HPCDDP_PYTHON%/*}:$PATH" OMP_NUM_THREADS=72
 
 export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train
 
-exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" '{"request": "site: \"vista\"\nnodes: 3\nwalltime: \"02:20:05\"\ncommand: [\"python\", \"train.py\"]\n", "plan": {"schema": 1, "name": "train", "site": "vista", "scheduler": "slurm", "launcher": "openmpi", "nodes": 3, "ranks_per_node": 1, "world_size": 3, "gpus_per_node": 1, "cpus_per_rank": 72, "threads_per_rank": 72, "walltime_s": 8405, "queue": "gh", "account": null, "global_batch": null, "command": ["python", "train.py"], "run_dir": "runs/train", "created_by": "hpcddp render job.yaml"}, "makes_ranks": "openmpi", "walltime_s": 8405}' -- \
+exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --scheduler slurm --launcher openmpi --site vista -- \
     "$launcher" -np 3 --map-by ppr:1:node --bind-to none \
     -x PATH -x OMP_NUM_THREADS \
     -x HPCDDP_PYTHON -x HPCDDP_RUN_DIR -x HPCDDP_ATTEMPT -x HPCDDP_DEADLINE -x HPCDDP_LOG_RANKS \

@@ -1,4 +1,4 @@
-"""Each MPI's own mpirun understands the argument vector that its row makes for named hosts."""
+"""Each MPI's own mpirun understands its line once it names other hosts."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import shlex
 
 import pytest
 
-from hpcddp.ranks.launch_line import LaunchRequest, launch_arguments
+from hpcddp.ranks.launch_line import LaunchRequest
 from hpcddp.ranks.launchers import LAUNCHERS
+from hpcddp.script.words import quote_line
+from hpcddp.supervisor.line import Line, name_hosts
 
 pytestmark = pytest.mark.multirank
 
@@ -33,20 +35,22 @@ def test_two_processes_start_on_each_of_two_named_hosts_and_get_what_is_exported
     agent.chmod(0o755)
     row = LAUNCHERS[flavour.launcher]
     request = LaunchRequest(
-        nodes=2,
+        nodes=3,
         processes_per_node=2,
-        hosts=("node1", "node2"),
-        program=f"{flavour.prefix}/bin/{row.program}",
         exported=("FOO",),
         exported_if_set=("LD_LIBRARY_PATH", "UNSET"),
         launcher_options=(*AGENT_OPTIONS[flavour.launcher], str(agent)),
     )
-    env = {**flavour.env, **dict(row.settings), "FOO": "a b"}
+    env = {**flavour.env, **dict(row.settings), "FOO": "a b", "launcher": f"{flavour.prefix}/bin/{row.program}"}
+    printed = " ".join(map(quote_line, row.line(request)))
+    words = run(["bash", "-c", f"printf '%s\\0' {printed}"], env=env).stdout.split("\0")[:-1]
+    words, listed = name_hosts(words, row, Line((), (), 3), ("node1", "node2"), str(tmp_path / "hosts"))
+    (tmp_path / "hosts").write_text(listed)
     names = (row.rank, row.world_size, row.local_rank, row.local_world_size, "FOO")
     told = " ".join(f"${{{name}}}" for name in names)
     # Open MPI 5's mpirun may not end if a process ends before all of them were started (3 runs of 30)
     here = shlex.quote(str(tmp_path / "here"))
     together = f": > {here}.${row.rank}; until [ $(ls {here}.? | wc -l) = 4 ]; do sleep 0.02; done"
-    done = run([*launch_arguments(row.line(request), env), "sh", "-c", f'echo "{told}"; {together}'], env=env)
+    done = run([*words, "sh", "-c", f'echo "{told}"; {together}'], env=env)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["0 4 0 2 a b", "1 4 1 2 a b", "2 4 0 2 a b", "3 4 1 2 a b"]

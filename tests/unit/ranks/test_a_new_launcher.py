@@ -22,12 +22,13 @@ ROW = (
         version_words=("flux-core",),
         program="flux",
         line=lambda job: [
-            (program_word(job), "run", f"--nodes={job.nodes}", f"--ntasks={job.processes}"),
-            (f"--cores-per-task={job.cpus_per_process}", *host_words(job, "--requires", "", counts=False)),
+            (PROGRAM, "run", f"--nodes={job.nodes}", f"--ntasks={job.processes}"),
+            (f"--cores-per-task={job.cpus_per_process}",),
             job.launcher_options,
         ],
         order=70,
-        host_slots=" ranks=",
+        counts={"--nodes": "nodes", "--ntasks": "processes"},
+        hosts=("{host} ranks={each}", "--requires=file:"),
         environment_first=True,
         root_settings=(("FLUX_ALLOW_ROOT", "1"),),
 """
@@ -130,7 +131,7 @@ def test_render_prints_its_line_and_explain_says_where_the_numbers_came_from(che
     script = checkout.plan("render", "--", "true")
     assert '"$launcher" run --nodes=2 --ntasks=8 \\\n    --cores-per-task=8 \\\n' in script.stdout, script.stderr
     assert "launcher=$(type -P flux)" in script.stdout
-    assert '"makes_ranks": "flux", "walltime_s": 3600}' in script.stdout
+    assert "--scheduler slurm --launcher flux --site generic-slurm -- \\\n" in script.stdout
     line = next(x for x in checkout.plan("render", "--explain", "--", "true").stdout.splitlines() if "--ntasks=8" in x)
     assert "| --nodes; --ranks-per-node" in line
 
@@ -186,7 +187,7 @@ def test_an_agents_line_is_its_rows(checkout: Checkout) -> None:
     assert line + '    "$HPCDDP_PYTHON" -m hpcddp exec -- \\\n' in two.stdout, two.stderr
     assert "srun --nodes=2 --ntasks=2 --ntasks-per-node=1" in two.stdout
     one = checkout.plan("render", "--", "true", launcher="orbit", nodes=1, site="generic-pbs")
-    assert '"makes_ranks": "orbit", "walltime_s": 3600}' in one.stdout
+    assert "--scheduler pbs --launcher orbit --site generic-pbs -- \\\n" in one.stdout
     for script in (one.stdout, two.stdout):
         assert "torch" not in script
 
@@ -197,7 +198,7 @@ def test_the_ranks_of_an_agent_are_warned_by_the_supervisor_and_not_by_slurm_whi
     warned = ("--set", "signal=0:10:00", "--")
     two = checkout.plan("render", *warned, "true", launcher="orbit")
     assert "#SBATCH --signal" not in two.stdout, two.stderr
-    assert '"warns_s": 600' in two.stdout
+    assert "--signal 00:10:00 -- \\\n" in two.stdout
     own = ("--nodes", "1", "--gpus-per-node", "4", "--cpus-per-rank", "8", "--walltime", "1:00:00")
     itself = checkout.run("render", "--site", "generic-slurm", *own, *warned, "comet", "--each", "4", "true")
     assert (itself.returncode, "comet is the command, so it gets SIGUSR1" in itself.stderr) == (2, True)

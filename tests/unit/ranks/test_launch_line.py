@@ -1,4 +1,4 @@
-"""A launcher's command line: complete for named hosts without a scheduler, and the same words as the script prints."""
+"""A launcher's command line, as the script prints it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import subprocess
 
 import pytest
 
-from hpcddp.errors import LaunchError
-from hpcddp.ranks.launch_line import FromShell, LaunchRequest, launch_arguments
+from hpcddp.ranks.launch_line import FromShell, LaunchRequest
 from hpcddp.ranks.launchers import JOB_LAUNCHERS, LAUNCHERS
 from hpcddp.script.words import quote_line
 
@@ -31,13 +30,17 @@ REQUEST = LaunchRequest(
     exported_if_set=("SET", "UNSET"),
     launcher_options=("--own", "a b"),
 )
-NAMED = REQUEST._replace(hosts=("node1", "node2"), program="/mpi/bin/start")
 
 
 def line_of(launcher: str, request: LaunchRequest) -> list[str]:
+    """The words that bash makes of the printed line."""
     line = LAUNCHERS[launcher].line
     assert line is not None
-    return launch_arguments(line(request), SHELL)
+    printed = " \\\n    ".join(quote_line(words) for words in line(request) if words)
+    done = subprocess.run(
+        ["bash", "-c", f"printf '%s\\0' {printed}"], env=SHELL, cwd="/", capture_output=True, text=True, check=True
+    )
+    return done.stdout.split("\0")[:-1]
 
 
 FORWARDED = "-x HPCDDP_PYTHON -x HPCDDP_RUN_DIR -x HPCDDP_ATTEMPT -x HPCDDP_DEADLINE -x HPCDDP_LOG_RANKS"
@@ -48,17 +51,15 @@ FORWARDED = "-x HPCDDP_PYTHON -x HPCDDP_RUN_DIR -x HPCDDP_ATTEMPT -x HPCDDP_DEAD
     [
         (
             "openmpi",
-            "/mpi/bin/start -np 8 --map-by ppr:4:node --bind-to none -host node1:4,node2:4 --own a|b -x PATH -x FOO "
-            f"{FORWARDED} -x SET",
+            f"/opt/mpi/bin/mpirun -np 8 --map-by ppr:4:node --bind-to none --own a|b -x PATH -x FOO {FORWARDED} -x SET",
         ),
-        ("mpich", "/mpi/bin/start -n 8 -ppn 4 -hosts node1:4,node2:4 --own a|b"),
-        ("intelmpi", "/mpi/bin/start -n 8 -ppn 4 -hosts node1,node2 --own a|b"),
-        ("pals", "/mpi/bin/start -n 8 --ppn 4 --depth 8 --hosts node1,node2 --own a|b"),
-        ("ibrun", "env TACC_TASKS_PER_NODE=4 /mpi/bin/start -n 8 -o 0 --own a|b"),  # it takes no hosts
+        ("mpich", "/opt/mpi/bin/mpirun -n 8 -ppn 4 --own a|b"),
+        ("intelmpi", "/opt/mpi/bin/mpirun -n 8 -ppn 4 --own a|b"),
+        ("pals", "/opt/mpi/bin/mpirun -n 8 --ppn 4 --depth 8 --own a|b"),
+        ("ibrun", "env TACC_TASKS_PER_NODE=4 /opt/mpi/bin/mpirun -n 8 -o 0 --own a|b"),  # it takes no hosts
         (
             "srun",
-            "/mpi/bin/start --nodes=2 --ntasks=8 --ntasks-per-node=4 --cpus-per-task=8 --kill-on-bad-exit=1 "
-            "--nodelist=node1,node2 --own a|b",
+            "srun --nodes=2 --ntasks=8 --ntasks-per-node=4 --cpus-per-task=8 --kill-on-bad-exit=1 --own a|b",
         ),
         (
             "torchrun",
@@ -67,32 +68,17 @@ FORWARDED = "-x HPCDDP_PYTHON -x HPCDDP_RUN_DIR -x HPCDDP_ATTEMPT -x HPCDDP_DEAD
         ),
     ],
 )
-def test_named_hosts_need_no_list_of_a_scheduler(launcher: str, words: str) -> None:
-    assert line_of(launcher, NAMED) == [word.replace("|", " ") for word in words.split()]
+def test_the_line_says_all_that_is_to_be_started(launcher: str, words: str) -> None:
+    assert line_of(launcher, REQUEST) == [word.replace("|", " ") for word in words.split()]
 
 
 def test_every_launcher_of_job_files_has_a_line() -> None:
     assert all(LAUNCHERS[name].line for name in JOB_LAUNCHERS)
 
 
-@pytest.mark.parametrize("launcher", JOB_LAUNCHERS)
-@pytest.mark.parametrize("request_", [REQUEST._replace(hostfile="PBS_NODEFILE", bind="none"), NAMED])
-def test_bash_reads_the_printed_line_as_the_same_words(launcher: str, request_: LaunchRequest) -> None:
-    line = LAUNCHERS[launcher].line
-    assert line is not None
+def test_bash_hands_on_every_word_as_it_is() -> None:
     mounts = FromShell("$PWD:$PWD,$HPCDDP_RUN_DIR", before="--mounts=", after=",/it's:/here")
-    request_ = request_._replace(container_options=((mounts, "--image=a#b c"),))
-    groups = [words for words in line(request_) if words]
-    printed = " \\\n    ".join(map(quote_line, groups))
-    done = subprocess.run(
-        ["bash", "-c", f"printf '%s\\0' {printed}"], env=SHELL, cwd="/", capture_output=True, text=True, check=True
-    )
-    here = SHELL | {"PWD": "/"}  # bash sets it
-    assert done.stdout.split("\0")[:-1] == launch_arguments(groups, here)
-
-
-def test_a_shell_variable_that_is_not_set_is_named() -> None:
-    words = LAUNCHERS["mpich"].line
-    assert words is not None
-    with pytest.raises(LaunchError, match=r"\$PBS_NODEFILE, which is not set"):
-        launch_arguments(words(REQUEST._replace(hostfile="PBS_NODEFILE")), {"launcher": "mpiexec"})
+    request = REQUEST._replace(container_options=((mounts, "--image=a#b c"),))
+    assert line_of("srun", request)[-2:] == ["--mounts=/:/,/runs/a b,/it's:/here", "--image=a#b c"]
+    listed = line_of("mpich", REQUEST._replace(hostfile="PBS_NODEFILE"))
+    assert listed[5:7] == ["-f", "/var/spool/it's here"]

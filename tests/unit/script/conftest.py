@@ -83,8 +83,10 @@ class StubbedNode:
             "PE_HOSTFILE": f"{self.folder}/pe_hostfile",
             **env,
         }
+        script = self.folder / "job-script"
+        script.write_text(text)
         return subprocess.run(
-            ["bash"], input=text.encode(), env=node, cwd=self.folder, capture_output=True, timeout=600, check=False
+            ["bash", script], stdin=subprocess.DEVNULL, env=node, cwd=self.folder, capture_output=True, timeout=600
         )
 
     @property

@@ -20,7 +20,7 @@ from hpcddp.script.find_site import (
 )
 from hpcddp.script.loading import load_yaml, parse_yaml
 from hpcddp.script.site_file import FIELDS, load_site
-from hpcddp.script.spec import KEYS, read_spec, spec_items
+from hpcddp.script.spec import KEYS, read_spec
 from hpcddp.units import assign
 
 
@@ -213,11 +213,6 @@ def test_an_empty_value_empties_a_list_or_variables_and_is_refused_for_every_oth
 def test_single_variables_are_added_to_the_job_files():
     spec = read_spec({"env": ({"A": "1", "B": "2"}, "f"), "env.B": ("3", "--set"), "env.C": ("", "--set")})
     assert spec.env == {"A": "1", "B": "3", "C": ""}
-
-
-def test_a_spec_written_out_reads_back_the_same():
-    asked = {"nodes": ("4", "x"), "walltime": ("1:00:00", "x"), "command": (["a", "b c"], "x")}
-    assert list(spec_items(read_spec(asked))) == ["nodes", "walltime", "command"]
 
 
 _UNCITED = {"schema", "summary", "scheduler", "standing", "verified", "sources", "cited", "hostname", "queue", "notes"}

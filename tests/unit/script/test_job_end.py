@@ -9,6 +9,7 @@ from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.job_end import JobEnd, note_job_end, read_job_end
 from hpcddp.schedulers.registry import CurrentJob, find_scheduler
 from hpcddp.supervisor.job import End, MovingEnd
+from hpcddp.supervisor.line import Line
 from hpcddp.supervisor.order import Order
 from hpcddp.supervisor.supervise import Start
 
@@ -39,7 +40,7 @@ def test_the_file_follows_an_end_that_is_moved(tmp_path):
 
     job = CurrentJob("slurm", "77", "77")
     start = Start.__new__(Start)
-    start._job, start._attempt, start._order = job, attempt, Order("", {}, "openmpi", warns_s=100)
+    start._job, start._attempt, start._order = job, attempt, Order("slurm", "openmpi", Line((), (), 1), signal_s=100)
     start._end, start._reports, start._tell = Moved(job, End(2000000000, "before"), {}), Ranks(), lambda _text: None
     start._stop_request = type("Nobody", (), {"look": lambda self: None})()
     start._look_around()

@@ -8,23 +8,22 @@ import subprocess
 import pytest
 
 from hpcddp.errors import RequestError
-from hpcddp.script.recover import plan_recovery
-from hpcddp.script.render import render_script
-from hpcddp.supervisor.order import Order, Recover, format_order, read_order
-from hpcddp.supervisor.relaunch import rewrite_line
+from hpcddp.ranks.launchers import LAUNCHERS
+from hpcddp.supervisor.line import name_hosts
+from hpcddp.supervisor.order import Order
+from tests.job_script import order_of
 
 from .conftest import plan, script
 
 
-def recovery(site: str, **asked: object) -> Recover:
-    found = plan_recovery(plan(site, max_restarts="3", **asked))
-    assert found is not None
-    return found
+def fits(site: str, **asked: object) -> tuple[int, ...]:
+    found = plan(site, max_restarts="3", **asked)
+    return (*found.fewer_nodes, found.nodes)
 
 
 def test_nothing_is_started_again_unless_it_is_asked_for():
-    assert plan_recovery(plan("generic-slurm", nodes="4")) is None
-    assert '"recover"' not in script("generic-slurm", nodes="4")
+    assert plan("generic-slurm", nodes="4").fewer_nodes == ()
+    assert "restarts" not in script("generic-slurm", nodes="4")
 
 
 @pytest.mark.parametrize(
@@ -53,8 +52,8 @@ def test_a_launcher_that_cannot_leave_out_a_host_starts_nothing_again(launcher: 
     assert "--launcher intelmpi or openmpi or mpich" in caught.value.hint
     with pytest.raises(RequestError, match="ibrun cannot be told"):
         plan("stampede3", nodes="1", walltime="1h", launcher="ibrun", max_restarts="3")  # its line is not written again
-    assert recovery("stampede3", nodes="1", walltime="1h", launcher="torchrun").fits == (1,)
-    assert recovery("stampede3", nodes="2", walltime="1h", launcher="intelmpi").fits == (1, 2)
+    assert fits("stampede3", nodes="1", walltime="1h", launcher="torchrun") == (1,)
+    assert fits("stampede3", nodes="2", walltime="1h", launcher="intelmpi") == (1, 2)
 
 
 def test_this_machine_has_no_spare_nodes():
@@ -63,7 +62,7 @@ def test_this_machine_has_no_spare_nodes():
 
 
 @pytest.mark.parametrize(
-    ("asked", "fits"),
+    ("asked", "numbers"),
     [
         ({}, (2, 3, 4)),
         ({"min_nodes": "1"}, (1, 2, 3, 4)),
@@ -74,8 +73,8 @@ def test_this_machine_has_no_spare_nodes():
         ({"global_batch": "64", "command": "python t.py {per_rank_batch}"}, (2, 4)),
     ],
 )
-def test_the_numbers_of_nodes_on_which_a_request_works_out(asked: dict[str, str], fits: tuple[int, ...]):
-    assert recovery("generic-slurm", nodes="4", **asked).fits == fits
+def test_the_numbers_of_nodes_on_which_a_request_works_out(asked: dict[str, str], numbers: tuple[int, ...]):
+    assert fits("generic-slurm", nodes="4", **asked) == numbers
 
 
 def test_a_least_number_of_nodes_on_which_it_does_not_work_out_is_refused():
@@ -98,105 +97,99 @@ def test_what_is_asked_for_is_told():
 def test_spare_nodes_are_asked_for_and_not_trained_on(site: str, directive: str):
     text = script(site, nodes="4", max_restarts="3", spares="1")
     assert directive in text
-    assert '"nodes": 4' in text
+    assert order_of(started(text)).line.nodes == 4
     assert "# Nodes 4," in text
 
 
-def test_an_order_is_read_as_it_was_written():
-    ranks = {"nodes": 4, "ranks_per_node": 8, "world_size": 32}
-    made = {"scheduler": "pbs", "name": "x", "command": ["a"], **ranks}
-    order = Order("name: x\n", made, "openmpi", recover=recovery("abci3", nodes="4"))
-    read = read_order(format_order(order))
-    assert read.recover is not None
-    assert read.recover.fits == (2, 3, 4)
-    assert read.recover.request["nodes"] == 4
-    assert format_order(read) == format_order(order)
-
-
-def started(site: str, **asked: object) -> tuple[list[str], Order, Recover]:
-    """The words that the script's shell makes of its launcher's line, and what the supervisor is told."""
-    job = plan(site, nodes="4", max_restarts="3", **asked)
-    text = render_script(job)
+def started(text: str) -> list[str]:
+    """The words that the script's shell hands to the supervisor."""
     line = text[text.index("\nexec ") :].replace("exec ", "show ", 1)
     show = 'show() { printf "%s\\0" "$@"; }'
     shell = f"launcher=/mpi/bin/mpirun; HPCDDP_PYTHON=/py; rendezvous=n1:9; job_number=7; {show}\n{line}"
     env = {"PBS_NODEFILE": "/nodes", "PATH": "/usr/bin:/bin", "LD_LIBRARY_PATH": "/lib"}
     done = subprocess.run(["bash", "-c", shell], env=env, capture_output=True, text=True, check=True)
     words = done.stdout.split("\0")[:-1]
-    order = read_order(words[words.index("--") - 1])
-    assert order.recover is not None
-    return words[words.index("--") + 1 :], order, order.recover
+    return words[words.index("supervise") + 1 :]
 
 
-ENV = {"LD_LIBRARY_PATH": "/lib", "PBS_NODEFILE": "/nodes"}
+def ask(site: str, **asked: object) -> Order:
+    return order_of(started(script(site, nodes="4", max_restarts="3", **asked)))
+
+
+def renamed(order: Order, *hosts: str, stage: bool = False) -> tuple[list[str], str]:
+    words = order.line.stage if stage else order.line.words
+    return name_hosts(words, LAUNCHERS[order.launcher], order.line, hosts, "/hosts")
 
 
 @pytest.mark.parametrize(
-    ("site", "asked", "before", "after"),
+    ("site", "asked", "before", "after", "listed"),
     [
         (
             "abci3",
             {},
             "-np 32 --map-by ppr:8:node --bind-to none -hostfile /nodes",
-            "-np 16 --map-by ppr:8:node --bind-to none -host n1:8,n3:8",
+            "-np 16 --map-by ppr:8:node -hostfile /hosts --bind-to none",
+            "n1 slots=8\nn3 slots=8\n",
         ),
-        (
-            "generic-pbs",
-            {"launcher": "mpich"},
-            "-n 8 -ppn 2 -f /nodes",
-            "-n 4 -ppn 2 -hosts n1:2,n3:2",
-        ),
+        ("generic-pbs", {"launcher": "mpich"}, "-n 8 -ppn 2 -f /nodes", "-n 4 -ppn 2 -f /hosts", "n1:2\nn3:2\n"),
         (
             "generic-pbs",
             {"launcher": "intelmpi"},
             "-n 8 -ppn 2 -machinefile /nodes",
-            "-n 4 -ppn 2 -hosts n1,n3",
+            "-n 4 -ppn 2 -machinefile /hosts",
+            "n1:2\nn3:2\n",
         ),
+        ("polaris", {"walltime": "1h"}, "-n 16 --ppn 4", "-n 8 --ppn 4 --hostfile /hosts", "n1\nn3\n"),
         (
             "generic-slurm",
             {},
-            "--nodes=4 --ntasks=8 --ntasks-per-node=2 --cpus-per-task=8 --kill-on-bad-exit=1",
-            "--nodes=2 --ntasks=4 --ntasks-per-node=2 --cpus-per-task=8 --kill-on-bad-exit=1 --nodelist=n1,n3",
+            "--nodes=4 --ntasks=8 --ntasks-per-node=2",
+            "--nodes=2 --ntasks=4 --ntasks-per-node=2 --nodelist=/hosts",
+            "n1\nn3\n",
         ),
     ],
 )
 def test_the_launcher_s_line_is_written_again_for_the_hosts_that_are_left(
-    site: str, asked: dict[str, str], before: str, after: str
+    site: str, asked: dict[str, str], before: str, after: str, listed: str
 ):
-    words, order, recover = started(site, **asked)
-    assert rewrite_line(words, order.launcher, recover.request, (), ENV) == words
-    again = rewrite_line(words, order.launcher, recover.request, ("n1", "n3"), ENV)
-    assert f" {before} " in " ".join(words)
+    if site == "polaris":
+        asked = {**asked, "account": "a", "queue": "debug-scaling"}
+    order = ask(site, **asked)
+    again, text = renamed(order, "n1", "n3")
+    assert f" {before} " in " ".join(order.line.words)
     assert f" {after} " in " ".join(again)
-    assert " ".join(again).replace(f" {after} ", f" {before} ") == " ".join(words)  # and nothing else
+    assert text == listed
+    assert " ".join(again).replace(f" {after} ", f" {before} ") == " ".join(order.line.words)  # and nothing else
+
+
+def test_an_edited_line_is_written_again_as_it_stands():
+    text = script("generic-slurm", nodes="4", max_restarts="3")
+    edited = text.replace("--ntasks=8 --ntasks-per-node=2", "-n16 -N 4 -w n1,n2 --exclusive")
+    order = order_of(started(edited))
+    assert (order.line.nodes, order.line.ranks_per_node, order.line.world_size) == (4, 4, 16)
+    again, _ = renamed(order, "n1", "n2")
+    assert again[1:6] == ["--nodes=2", "-n8", "-N", "2", "--nodelist=/hosts"]
+    assert again[6] == "--exclusive"
 
 
 def test_agents_and_containers_are_told_the_new_number_of_nodes():
-    words, order, recover = started("generic-slurm", launcher="torchrun")
-    again = rewrite_line(words, order.launcher, recover.request, ("n1", "n2", "n3"), ENV)
-    assert "--nnodes=4" in words
+    order = ask("generic-slurm", launcher="torchrun", command="python t.py $x")
+    again, _ = renamed(order, "n1", "n2", "n3")
+    assert "--nnodes=4" in order.line.words
     assert "--nnodes=3" in again
     assert "--nnodes=4" not in again
-    own, order, recover = started("generic-slurm", command="torchrun --nnodes=4 train.py", ranks_per_node="2")
-    again = rewrite_line(own, order.launcher, recover.request, ("n1", "n2", "n3"), ENV)
+    assert (order.line.command[-1], again[-1]) == ("$x", "$$x")  # as the agent has to be given it
+    own = ask("generic-slurm", command="torchrun --nnodes=4 train.py", ranks_per_node="2")
+    again, _ = renamed(own, "n1", "n2", "n3")
     assert again[again.index("--nodes") + 1] == "3"
-    assert again[-3:] == own[-3:]  # the command itself is nobody's to change
-    boxed, order, recover = started(
-        "generic-slurm", container="/image.sqsh", container_runtime="pyxis", python="/usr/bin/python3"
-    )
-    again = rewrite_line(boxed, order.launcher, recover.request, ("n1", "n2"), ENV)
-    assert [word for word in again if "container" in word] == [word for word in boxed if "container" in word]
+    assert tuple(again[-3:]) == own.line.words[-3:]  # the command itself is nobody's to change
+    boxed = ask("generic-slurm", container="/image.sqsh", container_runtime="pyxis", python="/usr/bin/python3")
+    again, _ = renamed(boxed, "n1", "n2")
+    assert [word for word in again if "container" in word] == [word for word in boxed.line.words if "container" in word]
 
 
 def test_data_are_copied_to_the_hosts_that_are_left():
-    words, order, recover = started("generic-slurm", stage_in="data", stage_dir="/local")
-    stage = words[: words.index("--then")]
-    again = rewrite_line(stage, order.launcher, recover.stage, ("n1", "n2"), ENV)
-    assert again[:4] == ["srun", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1"]
-    assert again[-3:] == stage[-3:]
-
-
-def test_a_line_that_was_shortened_by_hand_is_refused():
-    words, order, recover = started("generic-slurm")
-    with pytest.raises(RequestError, match="changed after it was rendered"):
-        rewrite_line(words[:3], order.launcher, recover.request, ("n1", "n2"), ENV)
+    order = ask("generic-slurm", stage_in="data", stage_dir="/local")
+    again, _ = renamed(order, "n1", "n2", stage=True)
+    assert again[:5] == ["srun", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--nodelist=/hosts"]
+    assert again[-3:] == list(order.line.stage[-3:])

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from pathlib import Path
 
 import pytest
 
 from hpcddp.script.find_site import site_files
-from hpcddp.supervisor.order import Order, read_order
+from tests.job_script import order_in
 
 
 @pytest.fixture
@@ -21,15 +20,6 @@ def hpcddp(run, tmp_path):
         return run(["hpcddp", *words], cwd=tmp_path, env={"HOME": str(tmp_path), **env})
 
     return call
-
-
-def plan_in(text: str) -> dict:
-    return order_in(text).plan
-
-
-def order_in(text: str) -> Order:
-    (line,) = [line for line in text.splitlines() if " -m hpcddp supervise " in line]
-    return read_order(shlex.split(line.rstrip("\\ "))[7])
 
 
 def test_stdout_is_the_script_and_stderr_says_which_site_and_why(hpcddp):
@@ -49,22 +39,22 @@ def test_options_and_set_win_over_the_job_file_over_the_site(hpcddp, tmp_path):
         "site: abci3\naccount: a\nnodes: 2\nqueue: rt_HF\nname: n\ncommand: python x.py\n"
     )
     done = hpcddp("render", "job.yaml", "--set", "account=b", "--nodes", "4", "--", "python", "y.py")
-    plan = plan_in(done.stdout)
-    assert (plan["nodes"], plan["account"], plan["name"], plan["command"]) == (4, "b", "n", ["python", "y.py"])
+    line = order_in(done.stdout).line
+    assert (line.nodes, line.command) == (4, ("python", "y.py"))
+    assert "#PBS -N n\n#PBS -P b\n" in done.stdout
     assert "site abci3 (site in job.yaml)" in done.stderr
 
 
 def test_a_job_file_of_the_usual_name_is_taken_unasked(hpcddp, tmp_path):
     (tmp_path / "hpcddp.yaml").write_text("site: local\nranks_per_node: 3\ncommand: python x.py\n")
-    assert plan_in(hpcddp("render").stdout)["world_size"] == 3
+    assert order_in(hpcddp("render").stdout).line.world_size == 3
 
 
 def test_a_site_may_come_from_set_and_from_a_file_of_ones_own(hpcddp, tmp_path, repo):
     assert "site local (--site)" in hpcddp("render", "--set", "site=local", "--", "true").stderr
     (tmp_path / "my.yaml").write_text((repo / "templates/sites/local.yaml").read_text())
     script = hpcddp("render", "--site", "./my.yaml", "--", "true").stdout
-    assert plan_in(script)["site"] == "my"
-    assert f'site: "{tmp_path}/my.yaml"' in order_in(script).request, "the recorded request can be rendered again"
+    assert order_in(script).site == "my"
 
 
 @pytest.mark.parametrize(
@@ -84,7 +74,7 @@ def test_the_scheduler_on_path_chooses_the_site(hpcddp, programs, site, reason, 
     path = f"{Path(sys.executable).parent}:{tmp_path}"  # not /usr/bin: this machine may have a scheduler
     options = [] if site == "local" else ["--gpus-per-node", "1", "--cpus-per-rank", "1", "--walltime", "1:00:00"]
     done = hpcddp("render", *options, "--", "true", PATH=path)
-    assert plan_in(done.stdout)["site"] == site
+    assert order_in(done.stdout).site == site
     assert reason in done.stderr
 
 

@@ -83,7 +83,7 @@ def test_what_is_left_of_an_allocation_is_no_end_of_its_own(cluster: Cluster):
     script_s = (find_end(CurrentJob("local", "", "x"), cluster.env, 0, by_hand=False).at or 0) - now
     left_s = 3600 - script_s
     assert find_end(job, cluster.env, left_s - 2, by_hand=True) == End(now + 3600, "as qstat says")
-    assert find_end(job, cluster.env, left_s - 60, by_hand=True).source == "as the request says"
+    assert find_end(job, cluster.env, left_s - 60, by_hand=True).source == "as the script says"
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,7 +19,8 @@ from hpcddp.supervisor.begin import Begun, begin
 from hpcddp.supervisor.end import end_attempt
 from hpcddp.supervisor.events import ERROR, GONE, KILLED, SILENT, UNHEARD, UNKNOWN, Event
 from hpcddp.supervisor.job import find_job_of_script
-from hpcddp.supervisor.order import Order, read_order
+from hpcddp.supervisor.line import Line
+from hpcddp.supervisor.order import Order
 from hpcddp.supervisor.program import Ended
 from tests.unit.chain_run import write_chain_run
 
@@ -37,7 +37,7 @@ class Node:
     def begin(self, job: str, *, command: tuple[str, ...] = COMMAND, by_hand: bool = False, **asked) -> Begun | int:
         self.told.clear()
         env = {"PBS_JOBID": job}
-        order = Order("name: x\n", {"scheduler": "pbs", "command": command}, "openmpi", **asked)
+        order = Order("pbs", "openmpi", Line((), command, 1), **asked)
         own = find_job_of_script("pbs", env)
         return begin(order, str(self.base), own, env, "", self.told.append, by_hand=by_hand)
 
@@ -58,7 +58,6 @@ def test_each_start_of_a_job_has_a_folder_of_its_own(node: Node):
         assert node.attempt("41.pbs1") == f"{node.base}/attempts/41.pbs1.{number}"
     release_run(RunFolder(str(node.base)), "41.pbs1.2")
     assert node.attempt("42.pbs1") == f"{node.base}/attempts/42.pbs1.1"
-    assert (node.base / "job.yaml").read_text() == "name: x\n"
     assert json.loads((node.base / "plan.json").read_text())["command"] == [*COMMAND]
 
 
@@ -259,19 +258,19 @@ def test_a_job_that_was_to_resume_a_run_and_finished_it_comes_to_what_its_script
     before = node.begin("40").attempt
     note_checkpoint(before, step=5, epoch=0)
     release_run(before.run, before.name, 85)
-    attempt = node.begin("41", chain=9, resumes="train").attempt
+    attempt = node.begin("41", chain=9, resumed_run="train").attempt
     assert attempt.run == before.run
     write_state(attempt, "finished", step=9, epoch=1, reason="done")
     own_run(node, attempt, "fold", "unfinished")
     _follow(attempt, "42")
     assert end_attempt(attempt, Ended(0), None, node.told.append) == 85
     release_run(attempt.run, attempt.name, 0)
-    again = node.begin("41", chain=9, resumes="train").attempt  # its scheduler has started it again
+    again = node.begin("41", chain=9, resumed_run="train").attempt  # its scheduler has started it again
     assert (again.run, again.name) == (before.run, "41.2")
     release_run(again.run, again.name, 137)
-    following = node.begin("42", chain=9, resumes="train").attempt
+    following = node.begin("42", chain=9, resumed_run="train").attempt
     assert (following.run, following.name) == (before.run, "42.1")
-    assert node.begin("50", resumes="train") == 0  # another job
+    assert node.begin("50", resumed_run="train") == 0  # another job
 
 
 def test_a_chain_ends_with_finished_runs_whose_job_has_ended_well(node: Node):
@@ -372,34 +371,6 @@ def test_a_chain_that_ends_holds_its_run_no_longer(node: Node):
     assert node.attempt("43", resume="train") == f"{node.base}/attempts/43.1"
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"request": "", "plan": {}, "makes_ranks": "x"}', '{"x": 1}'])
-def test_an_order_that_was_changed_is_refused(text: str):
-    with pytest.raises(HpcddpError, match="order to hpcddp supervise cannot be read"):
-        read_order(text)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"walltime_s": "02:00:00"},
-        {"chain": "3"},
-        {"makes_ranks": None},
-        {"plan": {"nodes": "four"}},
-        {"plan": {"world_size": "8"}},
-        {"plan": {"command": 5}},
-        {"recover": {"restarts": "2", "fits": [2]}},
-        {"recover": {"restarts": 2, "fits": ["2"]}},
-    ],
-)
-def test_an_order_with_another_kind_of_value_is_refused(change: dict[str, Any]):
-    plan = {"scheduler": "pbs", "name": "x", "nodes": 4, "ranks_per_node": 8, "world_size": 32, "command": ["true"]}
-    order: dict[str, Any] = {"request": "", "makes_ranks": "openmpi", "plan": plan}
-    assert read_order(json.dumps(order)).chain == 0
-    changed = {**order, **change, "plan": {**plan, **change.get("plan", {})}}
-    with pytest.raises(HpcddpError, match="order to hpcddp supervise cannot be read"):
-        read_order(json.dumps(changed))
-
-
 def test_a_script_outside_of_a_job_says_how_to_submit_it():
     with pytest.raises(LaunchError, match="PBS_JOBID is not set: this is a job script for PBS") as error:
         find_job_of_script("pbs", {})
@@ -411,6 +382,6 @@ def test_a_job_that_was_to_resume_a_run_that_has_finished_meanwhile_has_nothing_
     assert isinstance(begun, Begun)
     write_state(begun.attempt, "finished", step=8, epoch=1, reason="the end")
     release_run(RunFolder(str(node.base)), "41.pbs1.1")
-    assert node.begin("42.pbs1", resumes="train") == 0
+    assert node.begin("42.pbs1", resumed_run="train") == 0
     assert "has finished meanwhile" in node.told[0]
     assert isinstance(node.begin("43.pbs1"), Begun)  # who asks for it again gets a new run

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import time
+import typing
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,8 @@ from hpcddp.schedulers.registry import CurrentJob
 from hpcddp.supervisor.end import note_lost
 from hpcddp.supervisor.events import ERROR, GONE, KILLED, SILENT, STUCK, UNHEARD, UNKNOWN, Event
 from hpcddp.supervisor.job import End
-from hpcddp.supervisor.order import Order, Recover
+from hpcddp.supervisor.line import Line
+from hpcddp.supervisor.order import Order
 from hpcddp.supervisor.recovery import Recovery
 from hpcddp.supervisor.stuck import NOWHERE
 from hpcddp.supervisor.supervise import _is_over
@@ -76,13 +78,11 @@ class Cluster:
         self.attempt: AttemptFolder = RunFolder(str(folder / "runs/t")).attempt("7.server.1")
         os.makedirs(self.attempt.path)
 
-    def recovery(self, *, gpus: int = 0, **asked: object) -> Recovery:
-        recover = Recover(**{"restarts": 9, "fits": (2, 3, 4), **asked})
-        plan = {"scheduler": "pbs", "command": ["python", "t.py"], "nodes": 4, "ranks_per_node": 2}
-        plan["gpus_per_node"] = gpus
+    def recovery(self, *, gpus: int = 0, **asked: typing.Any) -> Recovery:
+        *fewer, nodes = asked.pop("fits", (2, 3, 4))
+        line = Line((), ("python", "t.py"), nodes, ranks_per_node=2, gpus_per_node=gpus)
         return Recovery(
-            Order("", plan, "openmpi", recover=recover),
-            recover,
+            Order("pbs", "openmpi", line, **{"max_restarts": 9, "fewer_nodes": tuple(fewer), **asked}),
             CurrentJob("pbs", "7.server", "7.server"),
             self.env,
             self.told.append,
@@ -177,7 +177,7 @@ def test_without_any_starter_what_the_ranks_said_decides(cluster: Cluster):
 
 
 def test_a_host_that_fails_its_health_check_is_left_out_but_stays_in_the_job(cluster: Cluster):
-    recovery = cluster.recovery(health="case $PATH in *bin-n2*) exit 1 ;; esac")
+    recovery = cluster.recovery(health_check="case $PATH in *bin-n2*) exit 1 ;; esac")
     assert recovery.goes_on(cluster.attempt, KILL, LATER, set())
     assert recovery.chosen == ("n1.site", "n3.site", "n4.site")
     assert "n2.site is left out: its health check failed" in cluster.told
@@ -187,7 +187,7 @@ def test_a_host_that_fails_its_health_check_is_left_out_but_stays_in_the_job(clu
 def test_the_only_machine_is_checked_as_well(cluster: Cluster):
     cluster.env = {"PATH": "/usr/bin:/bin", "HPCDDP_RUN_DIR": str(cluster.folder / "runs/t")}  # a job of no scheduler
     well = cluster.folder / "well"
-    recovery = cluster.recovery(health=f"test -e {well}")
+    recovery = cluster.recovery(health_check=f"test -e {well}")
     assert not recovery.goes_on(cluster.attempt, KILL, LATER, set())
     assert cluster.told[-1] == "the ranks are not started again: its health check failed"
     well.touch()
@@ -196,7 +196,7 @@ def test_the_only_machine_is_checked_as_well(cluster: Cluster):
 
 def test_a_health_check_is_one_line_of_shell_for_ssh_too(cluster: Cluster):
     (cluster.folder / "pbs_tmrsh").rename(cluster.folder / "ssh")
-    recovery = cluster.recovery(health='test "$(echo a b | wc -w)" = 2')
+    recovery = cluster.recovery(health_check='test "$(echo a b | wc -w)" = 2')
     assert recovery.goes_on(cluster.attempt, KILL, LATER, set())
     assert len(recovery.chosen) == 4, cluster.told
 
@@ -450,7 +450,7 @@ def test_no_two_addresses_are_one_host(cluster: Cluster):
 
 
 def test_spare_nodes_wait_and_then_take_the_place_of_lost_ones(cluster: Cluster):
-    recovery = cluster.recovery(fits=(3,), spares=1)
+    recovery = cluster.recovery(fits=(3,))
     assert recovery.chosen == ("n1.site", "n2.site", "n3.site")
     (cluster.folder / "silent-n3.site").touch()
     assert recovery.goes_on(cluster.attempt, LOST, LATER, {"n3"})
@@ -483,7 +483,7 @@ def test_a_program_that_refuses_fewer_nodes_than_it_was_asked_for_is_tried_on_fe
 
 
 def test_a_program_that_refuses_all_of_its_nodes_is_not_tried_on_fewer(cluster: Cluster):
-    recovery = cluster.recovery(spares=1, fits=(2, 3))
+    recovery = cluster.recovery(fits=(2, 3))
     assert len(recovery.chosen) == 3
     assert not recovery.goes_on(cluster.attempt, REFUSED, LATER, set())
     assert not recovery.is_too_few
