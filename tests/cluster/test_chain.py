@@ -48,6 +48,44 @@ def output_of(shared: Path) -> str:
     return "".join(path.read_text() for path in sorted(shared.glob("long-*.out")))
 
 
+# rank 0 fails at the first two starts, each time in another way
+FAILS_TWICE = r"""echo "$*" > "words.$RANK"
+failed=$(ls | grep -c '^failed')
+[ "$failed" -lt 2 ] || exit 0
+[ "$RANK" = 0 ] || exec sleep 600
+touch "failed.$failed"; echo "failure $failed" >&2; exit $((33 + failed))"""
+EDITS = {
+    "--ntasks-per-node=1\n#SBATCH": "--ntasks-per-node=2\n#SBATCH",
+    "--ntasks=2 --ntasks-per-node=1": "--ntasks=4 --ntasks-per-node=2",
+    "--chain 2": "--chain 3",
+    "--max-restarts 1": "--max-restarts 2",
+    "    sh train.sh 0.1": """    sh train.sh 0.5 "it's" '$(exit 9)' --chain""",
+}
+
+
+def test_a_script_that_was_edited_is_what_runs_and_what_is_recorded(cluster: Cluster, shared: Path) -> None:
+    (shared / "train.sh").write_text(FAILS_TWICE)
+    sizes = ["--nodes", "2", "--ranks-per-node", "1", "--cpus-per-rank", "1", "--walltime", "0:10:00"]
+    asked = [*sizes, "--name", "long", "--set", "chain=2", "--set", "max_restarts=1"]
+    line = ["hpcddp", "render", "--site", f"{HERE}/site.yaml", *asked, "--", "sh", "train.sh", "0.1"]
+    text = cluster.ok(line, cwd=shared)
+    for before, after in EDITS.items():
+        assert text.count(before) == 1, (before, text)
+        text = text.replace(before, after)
+    job = cluster.wait(cluster.submit(text, cwd=shared), cwd=shared)
+    assert job.state == "COMPLETED", job.output
+    assert "attempt 1 of at most 3" in job.output
+    assert "start 3 of at most 3" in job.output
+    words = {path.name: path.read_text() for path in shared.glob("words.*")}
+    assert words == dict.fromkeys(("words.0", "words.1", "words.2", "words.3"), "0.5 it's $(exit 9) --chain\n")
+    command = ["sh", "train.sh", "0.5", "it's", "$(exit 9)", "--chain"]
+    plan = json.loads((shared / "runs/long/plan.json").read_text())
+    assert (plan["nodes"], plan["ranks_per_node"], plan["world_size"], plan["command"]) == (2, 2, 4, command)
+    holder = json.loads((shared / "runs/long/holders/000001/holder.json").read_text())
+    assert holder["command"] == command
+    assert (shared / f"runs/long/attempts/{job.id}.3/hosts").read_text().count("node") == 2
+
+
 # Slurm counts walltimes in minutes. In short, the program sees a deadline that has come already in place of the job's;
 # what the job's is, is checked all the same.
 SOONER = "[ -e hurry ] || export HPCDDP_DEADLINE=$(date +%s); "
