@@ -223,16 +223,15 @@ class JobPlan(Record):
         spec, row = self.spec, find_scheduler(self.site.scheduler)
         yield "--scheduler", row.name, "--launcher", self.outer_launcher or self.launcher, "--site", self.site.name
         is_said = self.by_hand or (row.this_machine and spec.walltime_s is not None)
-        yield _option("--walltime", self.walltime if is_said else "")
-        yield _option("--signal", self.warns_s and format_walltime(self.warns_s))
+        signal = _option("--signal", self.warns_s and format_walltime(self.warns_s))
+        yield _option("--walltime", self.walltime if is_said else "") + signal
         yield _option("--chain", self.options.chain)
         yield tuple(f"--submit-option={word}" for word in self.submit_options if self.options.chain)
-        yield ("--fresh",) if spec.fresh else ()
-        yield _option("--resume", spec.resume)
+        yield (("--fresh",) if spec.fresh else ()) + _option("--resume", spec.resume)
         yield _option("--made-run", self.made_run) + _option("--resumed-run", self.resumed_run)
         yield _option("--max-restarts", spec.max_restarts) + _option("--fewer-nodes", _list_nodes(self.fewer_nodes))
-        yield _option("--stall-limit", spec.stall_limit_s and format_walltime(spec.stall_limit_s))
-        yield _option("--health-check", spec.health_check)
+        stall_limit = _option("--stall-limit", spec.stall_limit_s and format_walltime(spec.stall_limit_s))
+        yield stall_limit + _option("--health-check", spec.health_check)
         for name, values in (spec.sweep or {}).items():
             yield tuple(word for value in values for word in ("--sweep", f"{name}={value}"))
 

@@ -120,7 +120,6 @@ def _read_sweep(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
     for word in words:
         name, equals, value = word.partition("=")
         if not name or not equals or value in axes.get(name, ()):
-            what = "is there twice" if equals and name else "is no value of a name"
-            raise RequestError(f"--sweep {word!r} {what}", "--sweep lr=0.1 --sweep lr=0.01")
+            raise RequestError(f"--sweep {word!r} is no further value of a name", "--sweep lr=0.1 --sweep lr=0.01")
         axes[name] = (*axes.get(name, ()), value)
     return axes
