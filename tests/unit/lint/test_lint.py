@@ -110,7 +110,7 @@ def test_the_projects_own_scripts_are_clean_with_their_site_and_without(repo):
     assert len(goldens) > 10
     for golden in goldens:
         text = golden.read_text()
-        site = re.findall(r'"site": "([^"]+)"', text)[-1]
+        site = re.findall(r" --site (\S+)", text)[-1]
         assert (golden.name, lint(text, site)) == (golden.name, [])
         assert (golden.name, lint(text)) == (golden.name, [])
 
@@ -129,7 +129,7 @@ def test_right_scripts_and_the_manuals_are_not_blamed(repo):
             for i, text in enumerate(lines)
             if re.search("srun|mpirun|#SBATCH|#PBS", text)
         }
-    assert len(texts) > 50
+    assert len(texts) >= 50
     new = {"D4", "M15", *(f"A{number}" for number in range(26, 33))}  # of others, a page's excerpt has some
     found = {(name, rule) for name, text in texts.items() for rule, _ in lint(text) if rule in new}
     assert not found

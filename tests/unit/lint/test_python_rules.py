@@ -68,8 +68,8 @@ def test_a_script_of_the_hf_trainer_is_not_asked_for_a_sampler():
 
 
 def test_the_projects_own_scripts_have_no_mistake(repo):
-    files = [*(repo / "benchmarks/lines").glob("*/with_*.py"), *(repo / "hpcddp/trainer").rglob("*.py")]
-    assert len(files) > 30
+    files = [*(repo / "benchmarks/lines").glob("*/with_*.py"), repo / "hpcddp/trainer.py"]
+    assert len(files) > 20
     for file in files:
         found = [f for f in lint_python(str(file), file.read_text(encoding="utf-8")) if f.kind == "mistake"]
         assert found == [], file
