@@ -22,7 +22,7 @@ from pathlib import Path
 from hpcddp import guard
 from hpcddp.cli.render import build_parser
 from hpcddp.cli.request import read_plan
-from hpcddp.script.folders import find_folder
+from hpcddp.script.site_file import find_folder
 
 SILENT = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 HERE = Path(__file__).parent

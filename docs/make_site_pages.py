@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hpcddp.script.find_site import site_files
 from hpcddp.script.site import Queue
-from hpcddp.script.site_file import load_site
+from hpcddp.script.site_file import load_site, site_files
 from hpcddp.script.site_page import page_of
 
 _MADE_BY = "docs/make_site_pages.py"

@@ -60,7 +60,7 @@ def load(run: str, kind: str = "step") -> list[dict[str, Any]]:
     made last. "log" gives what `rt.log` wrote. docs/metrics.md lists the columns.
     Imports no torch and no pandas. RequestError if `run` is no run folder or has no step.
     """
-    from hpcddp.runs.table import read_table
+    from hpcddp.runs.compare import read_table
 
     with two_lines():
         return read_table(run, kind)
@@ -196,11 +196,10 @@ def runtime(
         read_seconds,
         read_whole,
     )
-    from hpcddp.training.opening import open_runtime
+    from hpcddp.training.opening import UnopenedRuntime, open_runtime
     from hpcddp.training.options import RuntimeOptions
     from hpcddp.training.rendezvous.group import Group
     from hpcddp.training.rendezvous.store_address import CHANNELS
-    from hpcddp.training.with_body import UnopenedRuntime
 
     call = "hpcddp.runtime(…, {})".format
     with two_lines():

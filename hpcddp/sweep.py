@@ -7,10 +7,164 @@ its run is shown.
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 from hpcddp.errors import RequestError
-from hpcddp.placeholders import OF_BATCH, OF_LAUNCH, find_code
 from hpcddp.record import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+# Words such as `{world_size}` in a command, for programs that take the size of a launch as an argument.
+
+
+#: What differs from rank to rank, what the launch has, and what the global batch gives.
+OF_RANK = ("rank", "local_rank")
+OF_LAUNCH = (*OF_RANK, "world_size", "local_world_size", "nodes", "node_rank", "run_dir")
+OF_BATCH = ("global_batch", "per_rank_batch", "micro_batch", "accumulation")
+_KNOWN = (*OF_LAUNCH, *OF_BATCH)
+_WITHOUT = {
+    **dict.fromkeys(OF_BATCH, ("there is no global batch", "--global-batch B")),
+    "run_dir": ("HPCDDP_RUN_DIR is not set", "export HPCDDP_RUN_DIR=runs/train, or use a script of `hpcddp render`"),
+}
+_FORM = re.compile(r"(?<![{$])\{([a-z]+(?:_[a-z]+)*)\}")  # ${name} is the shell's
+_ESCAPED = re.compile(r"(?<![{$])\{\{([a-z_]+)\}\}(?!\})")
+_INTERPRETER = re.compile(r"(.*/)?(python[\d.]*|bash|sh|dash|ksh|zsh)")
+# Options of theirs that are followed by a word of their own.
+_PYTHONS = "-[A-Za-z]*[WX]"
+_SHELLS = r"[-+][A-Za-z]*[oO]|--rcfile|--init-file"
+# Options with which a program is told its place, the placeholder for it, and options with the number of places.
+# `--rank` alone, or behind `accelerate launch --num_processes`, may be that of a matrix.
+_PLACES = (
+    ("rank", "rank", "world-size", "worldsize"),
+    ("node-rank", "node_rank", "nnodes", "num-nodes", "nodes"),
+)
+_ALIKE = 0.85  # {world_sise} is meant to be one, {micro_batch_size} need not be
+
+
+def find_placeholders(command: Sequence[str]) -> tuple[str, ...]:
+    """The names that stand in a command, each once. RequestError for one that is misspelt; others are the program's
+    own, and so is all of a text for a shell or Python behind `-c`."""
+    code = find_code(command)
+    words = (word for i, word in enumerate(command) if "{" in word and i != code)
+    found = dict.fromkeys(name for word in words for name in _FORM.findall(word))
+    for name in found.keys() - _KNOWN:
+        from difflib import get_close_matches  # only for a name that is none of ours
+
+        near = get_close_matches(name, _KNOWN, n=1, cutoff=_ALIKE) if "_" in name else []
+        if near:
+            hint = f"{{{near[0]}}}; for the program's own: {{{{{name}}}}}; all: {_shown(_KNOWN)}"
+            raise RequestError(f"{{{name}}} in the command is no placeholder", hint)
+    return tuple(name for name in found if name in _KNOWN)
+
+
+def fill_placeholders(command: Sequence[str], values: Mapping[str, object]) -> list[str]:
+    """The command with every placeholder's value, and `{name}` for `{{name}}`. RequestError for one without a value."""
+    names, code = find_placeholders(command), find_code(command)
+    for name in names:
+        if values.get(name) is None:
+            told, hint = _WITHOUT.get(name, ("the launcher does not say it", "leave it out"))
+            raise RequestError(f"{{{name}}} in the command: {told}", hint)
+
+    def fill(word: str) -> str:
+        filled = _FORM.sub(lambda m: str(values[m[1]]) if m[1] in names else m[0], word)
+        return _ESCAPED.sub(lambda m: f"{{{m[1]}}}" if m[1] in _KNOWN else m[0], filled)
+
+    return [word if i == code else fill(word) for i, word in enumerate(command)]
+
+
+def refuse_one_rank(command: Sequence[str], agent: str = "") -> None:
+    """RequestError where a command of several ranks names one of them, as `--rank 0 --world-size 2` does: each would
+    take itself for that one. `agent`: what makes the ranks, if not the launcher; it fills no placeholder."""
+    options: dict[str, tuple[str, str]] = {}
+    for word, following in pairwise((*command, "")):
+        name, equals, value = word.partition("=")
+        if equals or name.startswith("-"):
+            options[name.lstrip("-").replace("_", "-")] = (f"{name}{equals or ' '}", value if equals else following)
+    for one, placeholder, *sizes in _PLACES:
+        size = next((name for name in sizes if name in options), "")
+        if one not in options or not size:
+            continue
+        (rank, place), (number, count) = options[one], options[size]
+        if place.isdecimal() and count.isdecimal() and int(place) < int(count) > 1:
+            right = f"{rank}{{{placeholder}}} {number}{{{'nodes' if placeholder == 'node_rank' else 'world_size'}}}"
+            variable = {"rank": "RANK and WORLD_SIZE", "node_rank": "GROUP_RANK"}[placeholder]
+            raise RequestError(
+                f"{rank}{place} {number}{count} in the command: each rank would take itself for this one",
+                f"leave both out, and read {variable}" if agent else right,
+            )
+
+
+def find_code(command: Sequence[str]) -> int | None:
+    """Where a command has its program's text, behind `bash -c` or `python -c`: variables in it may have our names."""
+    interpreter, is_value = None, False
+    for i, word in enumerate(command):
+        if interpreter is None:
+            interpreter = _INTERPRETER.fullmatch(word)
+        elif is_value:
+            is_value = False
+        elif re.fullmatch("-[A-Za-z]*c", word):
+            return i + 1
+        elif not word.startswith(("-", "+")):
+            return None
+        else:
+            with_value = _PYTHONS if interpreter[2].startswith("python") else _SHELLS
+            is_value = re.fullmatch(with_value, word) is not None
+    return None
+
+
+def batch_numbers(
+    command: Sequence[str], world_size: int, global_batch: int | None, max_micro_batch: int | None
+) -> dict[str, int]:
+    """What the command's placeholders of the batch stand for: global_batch = world_size x per_rank_batch, and
+    per_rank_batch = micro_batch x accumulation, with the fewest passes that `max_micro_batch` allows.
+
+    No framework weights shares of different sizes: RequestError where the division leaves a rest. Counts are samples.
+    """
+    names = [name for name in find_placeholders(command) if name in OF_BATCH]
+    if not names:
+        return {}
+    if global_batch is None:
+        raise RequestError(f"{_shown(names)} in the command, but there is no global batch", "--global-batch B")
+    if names == ["global_batch"]:
+        return {"global_batch": global_batch}
+    share, rest = divmod(global_batch, world_size)
+    if rest:
+        near = " or ".join(str(n) for n in (global_batch - rest, global_batch - rest + world_size) if n)
+        raise RequestError(
+            f"a global batch of {global_batch} is not the same share for each of {world_size} ranks, and the program"
+            f" would not weight them ({_shown(names)} in the command)",
+            f"--global-batch {near}; hpcddp.runtime in the script makes uneven shares exact",
+        )
+    passes = next(n for n in range(1, share + 1) if share % n == 0 and share // n <= (max_micro_batch or share))
+    _refuse_half(names, share, passes)
+    return {
+        "global_batch": global_batch,
+        "per_rank_batch": share,
+        "micro_batch": share // passes,
+        "accumulation": passes,
+    }
+
+
+def _refuse_half(names: Sequence[str], share: int, passes: int) -> None:
+    """With several passes, a program that is told one of the two numbers would train on another global batch."""
+    if passes == 1:
+        return
+    if "micro_batch" in names and "accumulation" not in names:
+        what = f"the command takes {{micro_batch}}, but not {{accumulation}}, which is {passes}"
+        raise RequestError(what, "hand it the number of accumulation steps too: {accumulation}")
+    if "accumulation" in names and "per_rank_batch" in names:
+        what = f"{{per_rank_batch}}, {share}, is a share of a whole step: in {passes} passes it would count {passes}x"
+        raise RequestError(what, "{micro_batch} beside {accumulation}")
+    if "per_rank_batch" in names and "micro_batch" not in names:
+        what = f"a share of {share} is more than max_micro_batch allows in one pass"
+        raise RequestError(what, "{micro_batch} and {accumulation} in the command instead of {per_rank_batch}")
+
+
+def _shown(names: Sequence[str]) -> str:
+    return " ".join(f"{{{name}}}" for name in names)
+
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

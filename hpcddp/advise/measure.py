@@ -7,6 +7,7 @@ FakeTensorMode, where such tensors take part in operators as on a CPU. What is a
 from __future__ import annotations
 
 import logging
+import re
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,11 +21,91 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from hpcddp.advise.blocks import find_blocks, guess_behind
-from hpcddp.advise.pass_errors import hint_of_pass
 from hpcddp.advise.shape import Activations, Model, Parameter, Stages
 from hpcddp.advise.user_errors import describe, said_of
 from hpcddp.errors import RequestError
+from hpcddp.uncaught import find_line
+
+TYPE_CHECKING = False
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+# The blocks of a model: the modules that FSDP2 gathers one by one.
+
+
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+
+def find_blocks(model: nn.Module) -> list[nn.Module]:
+    """The modules of the class that comes at least twice, has parts, and has most of the weights.
+
+    Of two classes with the same weights the outer one. A module inside of another one of its class is none. Empty where
+    no class comes twice: such a model is gathered in one piece.
+    """
+    found: dict[type, list[nn.Module]] = {}
+    for kind in dict.fromkeys(type(module) for module in model.modules()):
+        if issubclass(kind, _CONTAINERS):
+            continue
+        blocks = _outermost(model, kind)
+        if len(blocks) > 1 and all(next(block.children(), None) is not None for block in blocks):
+            found[kind] = blocks
+    return max(found.values(), key=lambda blocks: sum(map(_elements, blocks)), default=[])
+
+
+def guess_behind(model: nn.Module, blocks: list[nn.Module]) -> set[nn.Parameter]:
+    """The parameters that stand behind the blocks in the model."""
+    if not blocks:
+        return set()
+    order = list(model.parameters())
+    inside = {parameter for block in blocks for parameter in block.parameters()}
+    last = max((number for number, parameter in enumerate(order) if parameter in inside), default=len(order))
+    return set(order[last + 1 :])
+
+
+def _outermost(module: nn.Module, kind: type) -> list[nn.Module]:
+    if type(module) is kind:
+        return [module]
+    return [found for child in module.children() for found in _outermost(child, kind)]
+
+
+def _elements(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+# What to type when a model's forward pass fails on the sample that `hpcddp advise` made for it.
+
+
+# In torch's own words: a tensor of the wrong type of numbers, of the wrong shape; arguments that forward() also takes.
+_OTHER_NUMBERS = re.compile(
+    r"scalar types?\b|\bdtype|(long|int|float|c10::\w+)\)? and \w+ type|should be the same$|\b(Long|Int)Tensor", re.I
+)
+_OTHER_SHAPE = re.compile(
+    r"\bshapes?\b|\bsizes?\b|dimension|\bdim\b|channel|broadcast|out of range|too many indices|unpack", re.I
+)
+_OTHER_ARGUMENTS = re.compile(r"forward\(\) (missing|takes) \d|required positional argument")
+
+
+def hint_of_pass(error: BaseException, shape: Sequence[int], *, tokens: bool) -> str:
+    """What the model was given, then what to change: the option, or the line of the model.
+
+    `shape` is the batch's, with the samples in front.
+    """
+    numbers, other = "token numbers", "--input 3,224,224 for a model of other numbers"
+    option, fits = f"--sequence {shape[1]}", "--sequence with as many tokens as it takes"
+    if not tokens:
+        numbers, other = "numbers", "--sequence 1024 for a model of token numbers"
+        option, fits = f"--input {','.join(map(str, shape[1:]))}", "--input with the shape of one sample that it takes"
+    given = f"its input was {option}, {numbers} of shape {tuple(shape)}"
+    text, where = str(error), find_line(error.__traceback__)
+    if isinstance(error, TypeError) and _OTHER_ARGUMENTS.search(text):
+        return f"{given}, and nothing else: a model around it, whose forward(x) makes the other arguments"
+    if isinstance(error, (RuntimeError, TypeError)) and _OTHER_NUMBERS.search(text):
+        return f"{given}; {other}"
+    if isinstance(error, (RuntimeError, ValueError, IndexError)) and _OTHER_SHAPE.search(text):
+        return f"{given}; {fits}" + (f" (the error is at {where})" if where else "")
+    return f"{given}; the error is at {where}" if where else f"{given}; {fits}, or {other}"
 
 
 class Sample:

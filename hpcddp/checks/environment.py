@@ -2,18 +2,45 @@
 
 from __future__ import annotations
 
-from hpcddp.checks.check import Check, Machine
+import os
+
 from hpcddp.ranks.launchers import LAUNCHERS
-from hpcddp.record import TYPE_CHECKING
-from hpcddp.schedulers.nodelist import expand_counts
+from hpcddp.record import TYPE_CHECKING, Record
+from hpcddp.schedulers.allocation import expand_counts
 from hpcddp.schedulers.registry import all_schedulers
 from hpcddp.units import format_count, read_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hpcddp.ranks.rankinfo import RankInfo
+    from hpcddp.ranks.launcher import RankInfo
     from hpcddp.ranks.rendezvous import Rendezvous
+
+
+# What a check says.
+
+
+class Check(Record):
+    """A finding: something that works against the run although it may go on. `remedy` is something to do."""
+
+    name: str
+    message: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.message}; {self.remedy}"
+
+
+class Machine(Record):
+    """What the checks need to know of this host. None: unknown, as for a recorded environment."""
+
+    cpus: int | None = None  # that this process may use
+    cores: int | None = None  # of the host, as the kernel counts
+    memlock: int | None = None  # bytes that may be locked; -1: no limit
+    infiniband: bool = False
+    interfaces: tuple[str, ...] | None = None
+    nccl_plugins: tuple[str, ...] | None = None  # files of NCCL network plugins on LD_LIBRARY_PATH
+
 
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 
@@ -159,3 +186,40 @@ def _counts(text: str) -> list[int]:
         return expand_counts(text) if text else []
     except LaunchError:
         return []  # others say what is wrong with it
+
+
+# What the checks need to know of this host, looked up. Cheap: `hpcddp env` runs it.
+
+
+def look_at_machine(env: Mapping[str, str]) -> Machine:
+    """This host as this process sees it. Interfaces and plugins are looked up only where a variable names one."""
+    import resource
+
+    interfaces = None
+    if env.get("NCCL_SOCKET_IFNAME"):
+        from hpcddp.ranks.interfaces import list_interfaces
+
+        interfaces = tuple(dict.fromkeys(interface.name for interface in list_interfaces()))
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    memlock = -1 if limit == resource.RLIM_INFINITY else limit
+    plugins = _nccl_plugins(env) if env.get("NCCL_NET") else None
+    return Machine(len(os.sched_getaffinity(0)), os.cpu_count(), memlock, _has_infiniband(), interfaces, plugins)
+
+
+def _nccl_plugins(env: Mapping[str, str]) -> tuple[str, ...]:
+    """libnccl-net*.so and librccl-net*.so, where the loader will look for what NCCL opens by name."""
+    found: list[str] = []
+    for folder in env.get("LD_LIBRARY_PATH", "").split(":"):
+        try:
+            files = os.listdir(folder) if folder else []
+        except OSError:
+            continue
+        found += [f"{folder}/{f}" for f in files if f.startswith(("libnccl-net", "librccl-net")) and ".so" in f]
+    return tuple(found)
+
+
+def _has_infiniband() -> bool:
+    try:
+        return bool(os.listdir("/sys/class/infiniband"))
+    except OSError:
+        return False

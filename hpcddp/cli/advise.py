@@ -10,8 +10,7 @@ from functools import cache
 
 from hpcddp.advise.choice import Asked, advise_on
 from hpcddp.advise.memory import Work
-from hpcddp.advise.quantities import GIB, parse_memory, parse_parameters
-from hpcddp.advise.report import Advice, advice_record, format_advice
+from hpcddp.advise.report import GIB, Advice, advice_record, format_advice, parse_memory, parse_parameters
 from hpcddp.advise.shape import PRECISIONS, STATES, Model
 from hpcddp.cli.parser import VerbParser
 from hpcddp.errors import RequestError
@@ -114,7 +113,7 @@ def _find_gpu(args: argparse.Namespace, env: Mapping[str, str]) -> tuple[str, fl
         if args.queue:
             raise RequestError(f"--queue {args.queue} is of no site", f"--site S --queue {args.queue}")
         return _in_words(said, "--gpu-memory"), said, ranks or 1, f"hpcddp render{of_ranks}"
-    from hpcddp.script.find_site import asked_site, open_site
+    from hpcddp.script.site_file import asked_site, open_site
 
     choice = asked_site(args.site, None, "", env)
     if choice is None:

@@ -8,9 +8,7 @@ import sys
 from collections.abc import Mapping
 
 from hpcddp.cli.parser import VerbParser
-from hpcddp.runs.compare import compare_runs
-from hpcddp.runs.record import read_run
-from hpcddp.runs.report import comparison_record, format_comparison
+from hpcddp.runs.compare import compare_runs, comparison_record, format_comparison, read_run
 
 _DESCRIPTION = """\
 Say whether two runs are the same to the last bit: every loss, and the SHA-256 of the weights where both recorded it.

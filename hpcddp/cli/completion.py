@@ -11,7 +11,7 @@ from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.streams import write_exactly
 from hpcddp.errors import RequestError
 from hpcddp.ranks.launchers import JOB_LAUNCHERS
-from hpcddp.script.find_site import site_files
+from hpcddp.script.site_file import site_files
 
 _DESCRIPTION = """\
 Print a script that completes verbs, options, sites, launchers and files. It lists the sites that exist when you run it.

@@ -7,7 +7,7 @@ import sys
 
 from hpcddp.cli.parser import VerbParser
 from hpcddp.ranks.launch import Launch
-from hpcddp.ranks.rankinfo import NUMBERS
+from hpcddp.ranks.launcher import NUMBERS
 from hpcddp.ranks.rendezvous import Rendezvous
 from hpcddp.record import TYPE_CHECKING
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping
 
-    from hpcddp.checks.check import Check
-    from hpcddp.ranks.rankinfo import RankInfo
+    from hpcddp.checks.environment import Check
+    from hpcddp.ranks.launcher import RankInfo
 
 
 def build_parser() -> VerbParser:
@@ -87,9 +87,7 @@ def _print_table(values: Mapping[str, int | str | None], source: Mapping[str, st
 
 def _check(env: Mapping[str, str], info: RankInfo, rendezvous: Rendezvous, *, live: bool) -> list[Check]:
     """What else is wrong with this rank\'s job. Of a recorded environment only what its variables show."""
-    from hpcddp.checks.check import Machine
-    from hpcddp.checks.environment import run_checks
-    from hpcddp.checks.machine import look_at_machine
+    from hpcddp.checks.environment import Machine, look_at_machine, run_checks
 
     return list(run_checks(env, info, rendezvous, look_at_machine(env) if live else Machine()))
 

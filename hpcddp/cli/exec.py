@@ -8,26 +8,28 @@ whose ranks write to logs it stays beside the command, to report the first rank 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
+from hpcddp import guard
 from hpcddp.errors import PEER_FAILED, HpcddpError, LaunchError, RequestError
 from hpcddp.ranks.launchers import LAUNCHERS
+from hpcddp.record import Record
 from hpcddp.runs import attempt
 from hpcddp.runs.folder import RunFolder, find_attempt
 from hpcddp.runs.heartbeat import NO_RANK
 from hpcddp.runs.heartbeat import VARIABLE as HEARTBEAT
 
-TYPE_CHECKING = False  # typing costs a quarter of this verb's time; mypy knows the name
+TYPE_CHECKING = False  # see cli/exec.py
+
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping
     from typing import NoReturn
 
-    from hpcddp.cli.handed_on import ExecOptions
-    from hpcddp.cli.heartbeat import Heartbeat
     from hpcddp.cli.parser import VerbParser
     from hpcddp.ranks.launch import Launch
-    from hpcddp.ranks.rankinfo import RankInfo
+    from hpcddp.ranks.launcher import RankInfo
     from hpcddp.ranks.rendezvous import Rendezvous
+    from hpcddp.supervisor.agent import Heartbeat
 
 _CANNOT_RUN = 127  # what a shell says then
 
@@ -91,7 +93,6 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     """See `run_command`; RequestError without a command."""
     if not args.command:
         raise RequestError("there is no command to run", "hpcddp exec -- python train.py")
-    from hpcddp.cli.handed_on import ExecOptions, read_options
 
     return run_command(args.command, env, read_options({name: getattr(args, name) for name in ExecOptions._fields}))
 
@@ -100,7 +101,6 @@ def run_plain(command: list[str], env: Mapping[str, str], words: list[str]) -> i
     """The same without argparse, for the options of a job script; None where they need it."""
     if not words:
         return run_command(command, env)
-    from hpcddp.cli.handed_on import read_options, split_options
 
     texts = split_options(words)
     return None if texts is None else run_command(command, env, read_options(texts))
@@ -113,15 +113,14 @@ def run_command(command: list[str], env: Mapping[str, str], options: ExecOptions
     """
     if not command[0].strip():
         raise RequestError(f"the command begins with an empty word, {command[0]!r}", "hpcddp exec -- python train.py")
-    from hpcddp.cli import handed_on
     from hpcddp.ranks.device import GPUS_PER_NODE
     from hpcddp.ranks.launch import Launch
     from hpcddp.ranks.reach import require_resolved
     from hpcddp.ranks.rendezvous import is_enough
 
     hostname = os.uname().nodename
-    options = options or handed_on.NO_OPTIONS
-    launch = Launch(handed_on.launch_environment(env, options), hostname)
+    options = options or NO_OPTIONS
+    launch = Launch(launch_environment(env, options), hostname)
     job_output = os.dup(2)  # closed by exec
     info = None
     try:
@@ -131,10 +130,10 @@ def run_command(command: list[str], env: Mapping[str, str], options: ExecOptions
         if info.world_size > 1 and rendezvous.master_addr is not None:
             require_resolved(rendezvous.master_addr, rendezvous.source["master_addr"], hostname)
         exported = {name: value for name, value in env.items() if name != GPUS_PER_NODE}  # of a job around this one
-        exported |= handed_on.check_gpus(command, env, info, hostname, options.gpus_per_node)
+        exported |= check_gpus(command, env, info, hostname, options.gpus_per_node)
         exported |= torch_variables(info, rendezvous)
-        exported |= handed_on.further_variables(command, exported, launch, options)
-        command = handed_on.fill_command(command, exported, info, options)
+        exported |= further_variables(command, exported, launch, options)
+        command = fill_command(command, exported, info, options)
         # Left by an outer launcher, it would turn every rank into a client of a store that nobody serves.
         for row in LAUNCHERS.values():
             if row.name != info.launcher:
@@ -158,7 +157,7 @@ def _find_heartbeat(env: Mapping[str, str], info: RankInfo | None, hostname: str
     folder = find_attempt(env) if env.get("HPCDDP_LOG_RANKS") == "1" else None
     if folder is None or env.get(HEARTBEAT):
         return None
-    from hpcddp.cli.heartbeat import Heartbeat
+    from hpcddp.supervisor.agent import Heartbeat
 
     rank, world_size = (info.rank, info.world_size) if info is not None else (NO_RANK, 0)
     return Heartbeat(folder, rank, world_size, hostname, env)
@@ -174,9 +173,9 @@ def _become(command: list[str], env: dict[str, str], info: RankInfo, hostname: s
 def _refuse(refusal: HpcddpError, env: Mapping[str, str], info: RankInfo | None, job_output: int) -> NoReturn:
     """Say why the command does not run, and end; of all ranks one says it on the job's output."""
     from hpcddp.cli.streams import tell
-    from hpcddp.runs import failure
+    from hpcddp.runs import attempt
 
-    with failure.first_failure(env) as is_first:
+    with attempt.first_failure(env) as is_first:
         if is_first or info is None or info.rank == 0:  # these have no log of their own
             os.dup2(job_output if is_first else os.open(os.devnull, os.O_WRONLY), 2)
         tell(str(refusal))
@@ -200,9 +199,9 @@ def _run_beside(
     heartbeat: Heartbeat,
 ) -> NoReturn:
     """Run the command in a process of its own, and report how it failed if no other rank has failed before."""
-    from hpcddp.cli import beside
+    from hpcddp.supervisor import agent
 
-    stderr = None if log else beside.Stderr(job_output)
+    stderr = None if log else agent.Stderr(job_output)
     if heartbeat.path:
         env[HEARTBEAT] = heartbeat.path
     heartbeat.outlive()
@@ -211,13 +210,13 @@ def _run_beside(
         steps = [mark for row in LAUNCHERS.values() if row.of_scheduler for mark in row.marks]
         in_step = not own and any(mark in env for mark in steps)
         entry = stderr.entry if stderr else None
-        program = beside.Program(command, env, entry, apart=not own, in_step=in_step)
+        program = agent.Program(command, env, entry, apart=not own, in_step=in_step)
     except OSError as error:
         heartbeat.refuse(_CANNOT_RUN, f"cannot run {command[0]!r}: {error.strerror}")
         _refuse(_cannot_run(command, info, hostname, error), env, info, job_output)
     if stderr:
         stderr.start()
-    heartbeat.start(program.process, lambda number: program.give(number, beside.BY_WORD))
+    heartbeat.start(program.process, lambda number: program.give(number, agent.BY_WORD))
     ended = program.wait(heartbeat.note_signal)
     status = program.read_end(ended)
     if stderr:
@@ -225,23 +224,23 @@ def _run_beside(
     if not status or heartbeat.was_ended:
         heartbeat.end(status, "")
     else:
-        from hpcddp.runs import failure
+        from hpcddp.runs import attempt
 
-        text = stderr.end if stderr else failure.read_end(log.path, log.start) if log else ""
-        lines = failure.choose_lines(text)
-        heartbeat.end(status, failure.choose_error(lines))
+        text = stderr.end if stderr else attempt.read_end(log.path, log.start) if log else ""
+        lines = attempt.choose_lines(text)
+        heartbeat.end(status, attempt.choose_error(lines))
         if info.rank == 0:
-            failure.note_rank_0(env, lines)
-        with failure.first_failure(env, heard=os.waitstatus_to_exitcode(status) == PEER_FAILED) as is_first:
+            attempt.note_rank_0(env, lines)
+        with attempt.first_failure(env, heard=os.waitstatus_to_exitcode(status) == PEER_FAILED) as is_first:
             if is_first:
-                path = None if log is None or failure.is_as_rank_0(env, lines) else log.path
-                end = failure.describe_end(status)
-                beside.report(failure.format_failure(info.rank, hostname, end, lines, path), job_output)
+                path = None if log is None or attempt.is_as_rank_0(env, lines) else log.path
+                end = attempt.describe_end(status)
+                agent.report(attempt.format_failure(info.rank, hostname, end, lines, path), job_output)
     from hpcddp.cli.streams import tell
 
     heartbeat.end_left(tell)
     heartbeat.wait_for_savers()
-    beside.end_alike(ended)
+    agent.end_alike(ended)
 
 
 def _ask_run_folder(launch: Launch, hostname: str) -> Rendezvous | None:
@@ -249,10 +248,9 @@ def _ask_run_folder(launch: Launch, hostname: str) -> Rendezvous | None:
     PMI and MPI would wait for a `finalize` that nobody sends. None without a run folder or a key for the launch.
     """
     from hpcddp.ranks import sharedfile
-    from hpcddp.ranks.ports import ephemeral_range, port_candidates
     from hpcddp.ranks.reach import own_address
-    from hpcddp.ranks.rendezvous import Rendezvous
-    from hpcddp.runs.opening import check_run_folder
+    from hpcddp.ranks.rendezvous import Rendezvous, ephemeral_range, port_candidates
+    from hpcddp.runs.state import check_run_folder
 
     info, (key, _) = launch.info, launch.local_key
     run_dir = launch.env.get("HPCDDP_RUN_DIR", "")
@@ -293,3 +291,137 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+# What `hpcddp exec` hands on to the command beside torch's own variables: variables, and values for placeholders.
+
+
+class ExecOptions(Record):
+    """What the options of `hpcddp exec` say: for placeholders the batch; `nodes` and `ranks_per_node` where the command
+    makes the ranks of a node itself, else 0; how many GPUs the job has on each node."""
+
+    nodes: int = 0
+    ranks_per_node: int = 0
+    global_batch: int | None = None
+    max_micro_batch: int | None = None
+    gpus_per_node: int = 0
+
+
+NO_OPTIONS = ExecOptions()
+
+
+def split_options(words: list[str]) -> dict[str, str] | None:
+    """The options where each is a whole name and its value, as in a job script; None for other words.
+
+    Without argparse, which would be a tenth of exec's time on every rank."""
+    names = [word.removeprefix("--").replace("-", "_") for word in words[::2]]
+    plain = len(words) % 2 == 0 and all(word.startswith("--") for word in words[::2])
+    return dict(zip(names, words[1::2], strict=True)) if plain and set(names) <= set(ExecOptions._fields) else None
+
+
+def read_options(texts: Mapping[str, str | None]) -> ExecOptions:
+    """The options as numbers. RequestError for one that is none, or for half of a pair."""
+    from hpcddp.units import parse_count
+
+    given = {name: parse_count(text, f"--{name.replace('_', '-')}") for name, text in texts.items() if text is not None}
+    if ("nodes" in given) != ("ranks_per_node" in given):
+        raise RequestError("--nodes and --ranks-per-node belong together", "--nodes N --ranks-per-node R")
+    return ExecOptions(**given)
+
+
+def launch_environment(env: Mapping[str, str], options: ExecOptions) -> Mapping[str, str]:
+    """The environment that says which rank this process is. A job of one node, whose command makes the ranks, has no
+    launcher: its script starts the command."""
+    return {**env, "HPCDDP_LAUNCHER": "none"} if options.nodes == 1 else env
+
+
+def check_gpus(command: list[str], env: Mapping[str, str], info: RankInfo, hostname: str, each: int) -> dict[str, str]:
+    """The variable by which the program knows that each node has GPUs; none where it is to train on CPUs.
+
+    LaunchError where it starts Python or ranks that could find no GPU, and would train on CPUs without a word. Other
+    commands may start Python, where the guard looks, or only look at the job, as `hostname` and `hpcddp env` do.
+    """
+    from hpcddp.ranks.device import GPUS_PER_NODE, asks_for_cpu, no_gpu, why_no_accelerator
+
+    if not each or asks_for_cpu(command, env):
+        return {}
+    from hpcddp.ranks.launch_commands import starts_python_or_ranks
+
+    if starts_python_or_ranks(command) and (why := why_no_accelerator(env)):
+        raise no_gpu(f"rank {info.rank} on {hostname} sees none", each, why)
+    return {GPUS_PER_NODE: str(each)}
+
+
+def further_variables(
+    command: list[str], env: Mapping[str, str], launch: Launch, options: ExecOptions
+) -> dict[str, str]:
+    """What frameworks read, or the agent of this node, and the guard against ranks that never meet."""
+    from hpcddp.ranks.device import GPUS_PER_NODE
+    from hpcddp.ranks.frameworks import agent_variables, framework_variables
+
+    info = launch.info
+    if options.nodes:
+        _check_one_per_node(info, options.nodes)
+        from hpcddp.ranks.launch_commands import find_agent
+        from hpcddp.ranks.launchers import AGENTS, LAUNCHERS
+
+        found = find_agent(command)
+        agent, reads = (found[1].agent, found[1].reads) if found else (AGENTS[0], LAUNCHERS[AGENTS[0]].reads)
+        # WORLD_SIZE counts nodes here; the ranks that an agent makes get one of their own, and these marks
+        watched = {}
+        if found:
+            ranks = str(options.nodes * (options.ranks_per_node or 1))
+            watched = _guard(env) | {guard.RANK_MARKS: " ".join(LAUNCHERS[agent].marks), guard.AGENT_RANKS: ranks}
+        return agent_variables(reads, env, info, options.nodes, options.ranks_per_node) | watched
+    if info.world_size == 1:
+        return _guard(env) if GPUS_PER_NODE in env else {}
+    from hpcddp.ranks.device import count_gpus, why_no_accelerator
+
+    gpus = count_gpus(env)
+    return framework_variables(env, launch, gpus=gpus, cpu_only=bool(why_no_accelerator(env))) | _guard(env)
+
+
+def _guard(env: Mapping[str, str]) -> dict[str, str]:
+    from hpcddp.ranks.launchers import AGENTS, LAUNCHERS
+
+    found = {"PYTHONPATH": os.pathsep.join(filter(None, (*guard.__path__, env.get("PYTHONPATH", ""))))}
+    agent = next((row for row in map(LAUNCHERS.__getitem__, AGENTS) if row.agent_store and row.restarts), None)
+    if agent is not None:
+        names = (agent.name, agent.marks[0], agent.num_nodes, agent.agent_store, agent.restarts)
+        found[guard.AGENT_NAMES] = " ".join(names)
+    return found
+
+
+def _check_one_per_node(info: RankInfo, nodes: int) -> None:
+    if info.world_size != nodes or info.local_world_size not in (None, 1):
+        raise LaunchError(
+            f"the command makes the ranks of each of {nodes} nodes, but {info.launcher} started it {info.world_size}"
+            f" times ({info.local_world_size or '?'} on this node)",
+            "start it once per node, or use a script of `hpcddp render`",
+        )
+
+
+def fill_command(command: list[str], env: Mapping[str, str], info: RankInfo, options: ExecOptions) -> list[str]:
+    """The command with this rank's values for its placeholders. RequestError as of `refuse_one_rank`."""
+    joins = info.world_size > 1 and not env.get("HPCDDP_INDEPENDENT")
+    if joins and any("rank" in word for word in command):
+        from hpcddp.sweep import refuse_one_rank
+
+        refuse_one_rank(command, "the command" if options.nodes else "")
+    if not any("{" in word for word in command):
+        return command
+    from hpcddp.ranks.frameworks import count_nodes
+    from hpcddp.sweep import batch_numbers, fill_placeholders
+
+    world_size = options.nodes * options.ranks_per_node or info.world_size
+    values: dict[str, object] = {
+        "rank": None if options.nodes else info.rank,
+        "local_rank": None if options.nodes else info.local_rank,
+        "world_size": world_size,
+        "local_world_size": options.ranks_per_node or info.local_world_size,
+        "nodes": options.nodes or count_nodes(info),
+        "node_rank": env.get("GROUP_RANK"),
+        "run_dir": env.get("HPCDDP_RUN_DIR"),
+    }
+    batch = batch_numbers(command, world_size, options.global_batch, options.max_micro_batch)
+    return fill_placeholders(command, values | batch)

@@ -12,31 +12,78 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.request import listed, read_settings
-from hpcddp.cli.room import find_room, without_spares
 from hpcddp.cli.streams import exact_bytes, tell, tell_each, write_exactly
 from hpcddp.errors import LaunchError, RequestError, SchedulerError, find_missing_library
-from hpcddp.login.planning import on_path, this_process
-from hpcddp.login.spawning import see_spawn
+from hpcddp.login.planning import on_path, see_spawn, this_process
 from hpcddp.ranks.allocation import Allocation, find_allocation
 from hpcddp.ranks.candidates import find_candidates
+from hpcddp.ranks.device import count_gpus
 from hpcddp.ranks.launch_commands import launcher_of_version
 from hpcddp.ranks.launcher import Launcher
 from hpcddp.ranks.launchers import AGENTS, JOB_LAUNCHERS, LAUNCHERS, launchers_under
 from hpcddp.ranks.resolve import launch_line
+from hpcddp.schedulers.allocation import expand_counts
 from hpcddp.schedulers.registry import find_scheduler, scripted_schedulers, submit_commands
 from hpcddp.schedulers.run import ask_job_end, run_program
-from hpcddp.script.find_site import SiteChoice, open_site
+from hpcddp.script.agents import plan_own_ranks
 from hpcddp.script.jobplan import JobPlan
-from hpcddp.script.own_ranks import plan_own_ranks
 from hpcddp.script.plan import plan_job, remark_name
 from hpcddp.script.recover import RECOVERY_KEYS
 from hpcddp.script.render import render_script
 from hpcddp.script.site import Account, Site
+from hpcddp.script.site_file import SiteChoice, open_site
 from hpcddp.script.spec import read_spec
-from hpcddp.units import format_count, parse_count
+from hpcddp.units import format_count, parse_count, read_number
+
+# What an allocation, or this machine, has to start ranks on.
+
+
+class Room(NamedTuple):
+    """What there is to run on: nodes, and of each node the slots that the scheduler gave, CPUs and GPUs."""
+
+    nodes: int
+    slots: int
+    cpus: int
+    gpus: int
+
+
+def find_room(allocation: Allocation | None, env: Mapping[str, str]) -> Room:
+    """LaunchError if the job does not say its hosts, or has other numbers of slots on them."""
+    gpus = count_gpus(env)
+    cpus = len(os.sched_getaffinity(0))
+    if allocation is None:
+        return Room(1, 1, cpus, gpus)
+    if allocation.hosts is None:
+        raise LaunchError(
+            f"{allocation.scheduler} job {allocation.job_id} does not say on which hosts it runs",
+            "run `hpcddp launch` in the job's own shell, where its variables are set",
+        )
+    counts = {slots for _, slots in allocation.hosts}
+    if len(counts) > 1:
+        raise LaunchError(
+            f"the allocation has {min(counts)} to {max(counts)} slots per host ({allocation.source})",
+            "ask for the same number on every node",
+        )
+    variables = find_scheduler(allocation.scheduler).variables
+    each = env.get(variables.cpus_of_nodes, "")
+    given = min(expand_counts(each, variables.cpus_of_nodes)) if each else None
+    cpus = read_number(env.get(variables.cpus, "")) or given or cpus
+    return Room(len(allocation.hosts), counts.pop(), cpus, gpus)
+
+
+def without_spares(room: Room, asked: str) -> int:
+    """The nodes to train on. RequestError if the spare ones leave none."""
+    spares = parse_count(asked, "--set spares")
+    if spares >= room.nodes:
+        hint = f"--set spares={room.nodes - 1}" if room.nodes > 1 else "leave out spares"
+        all_nodes = format_count(room.nodes, "node")
+        raise RequestError(f"--set spares={spares} of {all_nodes} leaves none to train on", hint)
+    return room.nodes - spares
+
 
 _DESCRIPTION = """\
 Run a command on every rank of the allocation this shell is in (qsub -I, salloc, or inside a batch script).
@@ -171,9 +218,9 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
 
 def _check_command(plan: JobPlan, env: Mapping[str, str]) -> None:
     """RequestError for a command that cannot be started, before it has a run folder."""
-    from hpcddp.login.look import look_here
+    from hpcddp.login.planning import look_here
     from hpcddp.login.script_check import check_training_script
-    from hpcddp.script.program import check_program
+    from hpcddp.script.preflight import check_program
 
     by_torch = [name for name in (plan.launcher, plan.outer_launcher) if name and LAUNCHERS[name].is_agent]
     missing = find_missing_library(f"hpcddp launch by {by_torch[0]}", "torch") if by_torch else None

@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.request import listed
 from hpcddp.errors import RequestError
-from hpcddp.lint.check import lint_python, lint_script, refuse_no_text
 from hpcddp.lint.equivalent import SameJob, same_job, same_job_where_the_queue_is
 from hpcddp.lint.finding import Finding
+from hpcddp.lint.rules import lint_python, lint_script, refuse_no_text
 from hpcddp.lint.script import READERS, Script, read_script, refuse_other_directives, unix_lines
 from hpcddp.schedulers.registry import find_scheduler
-from hpcddp.script.find_site import SiteChoice, open_site, site_files
 from hpcddp.script.site import Site
+from hpcddp.script.site_file import SiteChoice, open_site, site_files
 
 _SCHEDULERS = listed([find_scheduler(name).title for name in READERS])
 _DESCRIPTION = f"""\

@@ -134,7 +134,7 @@ class VerbParser(argparse.ArgumentParser):
             option, value = option[:2], option[2:]
         meant, given = None, value
         if "--nodes" in self.elsewhere or "--nodes" in self._option_string_actions:  # a verb that makes a job
-            from hpcddp.cli.meant import find_meant
+            from hpcddp.cli.foreign_options import find_meant
 
             after = words[words.index(word) + 1 :][:1]
             given = value or "".join(one for one in after if not one.startswith("-"))

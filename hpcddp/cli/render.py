@@ -81,7 +81,7 @@ def _refuse_unused(args: argparse.Namespace) -> None:
 
 
 def _check_plan(plan: JobPlan, env: Mapping[str, str]) -> None:
-    from hpcddp.login.look import look_here
+    from hpcddp.login.planning import look_here
     from hpcddp.login.script_check import check_training_script
     from hpcddp.script.preflight import check_plan
 
@@ -91,7 +91,7 @@ def _check_plan(plan: JobPlan, env: Mapping[str, str]) -> None:
 
 def _check_run(plan: JobPlan) -> None:
     """Which run the job would get. Each index of an array has its own: those are too many to look for."""
-    from hpcddp.runs.start import foresee_run
+    from hpcddp.runs.choice import foresee_run
 
     base = os.path.join(os.getcwd(), plan.spec.workdir or "", plan.run_dir)
     if not plan.options.array:
@@ -99,7 +99,7 @@ def _check_run(plan: JobPlan) -> None:
 
 
 def _check_script(plan: JobPlan, text: str, live: bool, env: Mapping[str, str]) -> None:
-    from hpcddp.login.look import look_here
+    from hpcddp.login.planning import look_here
     from hpcddp.script.preflight import check_output
 
     tell_each(check_output(plan.site.scheduler, text, look_here(env)))
@@ -116,7 +116,7 @@ def _explained(plan: JobPlan, as_json: bool) -> str:
 
 
 def _compared(args: argparse.Namespace, plan: JobPlan, env: Mapping[str, str]) -> str:
-    from hpcddp.script.compare import compare_plans, comparison_record
+    from hpcddp.script.explain import compare_plans, comparison_record
 
     if args.diff == plan.site.name:
         raise RequestError(f"--diff {args.diff} is the site itself", "--diff with another of: hpcddp sites")

@@ -11,9 +11,8 @@ from hpcddp.cli.streams import tell_each
 from hpcddp.errors import RequestError
 from hpcddp.login.planning import on_path, plan_request
 from hpcddp.ranks.launchers import JOB_LAUNCHERS
-from hpcddp.script.folders import find_folder
-from hpcddp.script.loading import load_yaml
 from hpcddp.script.plan import JobPlan
+from hpcddp.script.site_file import find_folder, load_yaml
 
 
 def listed(words: Sequence[str]) -> str:

@@ -14,11 +14,8 @@ from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.streams import tell, tell_each, write_exactly
 from hpcddp.errors import RequestError, SchedulerError, nearest
 from hpcddp.login.planning import on_path, today
-from hpcddp.script.find_site import SiteChoice, config_folder, open_site, overlay_of, site_files
-from hpcddp.script.folders import find_folder
-from hpcddp.script.site import Site
-from hpcddp.script.site_age import remark_age
-from hpcddp.script.site_file import load_site
+from hpcddp.script.site import Site, remark_age
+from hpcddp.script.site_file import SiteChoice, config_folder, find_folder, load_site, open_site, overlay_of, site_files
 from hpcddp.script.site_text import site_record, site_rows, site_summary
 
 TYPE_CHECKING = False
@@ -75,7 +72,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
 
         return check_site(args.name, env, as_json=args.json, write=args.write)
     elif args.action == "schema":
-        from hpcddp.script.schema import site_schema
+        from hpcddp.script.site_file import site_schema
 
         sys.stdout.write(_json(site_schema()))
     else:
@@ -111,7 +108,7 @@ def _unknown_action(action: str, env: Mapping[str, str]) -> RequestError:
 
 
 def _write_start(name: str, file: str | None, env: Mapping[str, str]) -> str:
-    from hpcddp.script.survey import format_start
+    from hpcddp.script.site_check import format_start
 
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name, re.ASCII):
         raise RequestError(f"{name!r} is no name for a site", "letters, digits and _ . -")

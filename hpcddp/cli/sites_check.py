@@ -16,13 +16,19 @@ from hpcddp.record import Record
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import QueueFound
 from hpcddp.schedulers.run import ask_queues, run_program
-from hpcddp.script.find_site import SiteChoice, asked_site, config_folder, is_path, open_site
-from hpcddp.script.module_check import compare_modules
-from hpcddp.script.overlay import merge_overlay, read_overlay
 from hpcddp.script.site import Site
-from hpcddp.script.site_check import CHECKED, Difference, compare_queues, unlisted_queues, unsaid_facts
-from hpcddp.script.site_file import load_site
-from hpcddp.script.words import quote_word
+from hpcddp.script.site_check import CHECKED, Difference, compare_modules, compare_queues, unlisted_queues, unsaid_facts
+from hpcddp.script.site_file import (
+    SiteChoice,
+    asked_site,
+    config_folder,
+    is_path,
+    load_site,
+    merge_overlay,
+    open_site,
+    read_overlay,
+)
+from hpcddp.script.spec import quote_word
 
 _PATIENCE_S = 30.0
 _DIFFERS = 1

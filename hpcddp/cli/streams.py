@@ -9,6 +9,8 @@ import stat
 import sys
 from collections.abc import Iterable
 
+from hpcddp.schedulers.registry import refused_lines
+
 # They would move a terminal's cursor, or change its colours.
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), 127) if chr(code) not in "\n\t"}
 _MOVING = bytes(code for code in (*range(32), 127) if chr(code) not in "\n\t")
@@ -49,8 +51,6 @@ def _painted(word: str, colour: str) -> str:
 def write_help(text: str) -> None:
     """Help on stdout; in a pipe or file behind lines that no scheduler and no shell takes for a job."""
     if not stat.S_ISCHR(os.fstat(1).st_mode):  # neither a terminal nor /dev/null
-        from hpcddp.cli.refusal import no_job
-
         text = no_job() + text
     sys.stdout.write(text)
 
@@ -59,7 +59,6 @@ def refuse_on_pipe() -> None:
     """Leave text on a pipe that no scheduler takes for a job: an empty pipe is an empty job."""
     if sys.stdout.closed or sys.stdout.isatty():
         return
-    from hpcddp.cli.refusal import refusal
 
     try:
         sys.stdout.write(refusal())
@@ -128,3 +127,17 @@ def open_missing_streams() -> bool:
             os.set_inheritable(number, True)  # a program that is started next has it as well
             setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115  # for the whole process
     return has_output
+
+
+# Text that every reader of a job script refuses.
+
+
+def refusal() -> str:
+    """What a failed render and a mistyped verb leave on a pipe."""
+    return refused_lines("hpcddp-render-failed") + "echo 'hpcddp: render failed, so there is no job here' >&2\nexit 2\n"
+
+
+def no_job() -> str:
+    """The first lines of a text for people that goes into a pipe or a file. In `less` they can be read past."""
+    why = "exit 2  # the lines above keep schedulers from taking this text for a job, and this line bash"
+    return f"{refused_lines('hpcddp-this-is-no-job-script')}{why}\n\n"

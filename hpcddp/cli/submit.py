@@ -11,8 +11,8 @@ from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.request import named_site, read_asked, request_parser
 from hpcddp.cli.streams import tell, tell_each, write_exactly
 from hpcddp.errors import RequestError
-from hpcddp.login.parts import Parts, check_parts, plan_parts, submit_parts
 from hpcddp.login.planning import read_request
+from hpcddp.login.submit import Parts, check_parts, plan_parts, submit_parts
 from hpcddp.schedulers.registry import find_scheduler
 
 _DESCRIPTION = """\

@@ -19,7 +19,7 @@ from hpcddp.errors import LaunchError, RequestError
 from hpcddp.uncaught import Opening, two_lines
 
 if TYPE_CHECKING:
-    from hpcddp.integrations.own_loop import Loop
+    from hpcddp.integrations.plain_loop import Loop
 
 __all__ = ["attach", "loop"]
 
@@ -71,7 +71,7 @@ def loop(
     """
     with two_lines():
         try:
-            from hpcddp.integrations.own_loop import open_loop
+            from hpcddp.integrations.plain_loop import open_loop
         except ModuleNotFoundError as error:
             if error.name != "torch":
                 raise

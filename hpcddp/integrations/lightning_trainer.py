@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
+import random
+import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from hpcddp.integrations.lightning_data import count_global_batch, find_loss, skip_batches
-from hpcddp.integrations.random_state import restore_random_state, save_random_state
+import torch
+
 from hpcddp.integrations.ranks import join_ranks
 from hpcddp.integrations.run import Run, ended, find_own_attempt
 from hpcddp.integrations.saved import Saved, find_newest
@@ -24,7 +27,133 @@ from hpcddp.runs.folder import AttemptFolder
 from hpcddp.training.arguments import SaveEvery, read_save_every
 from hpcddp.training.options import DEFAULT_SAVE_S
 from hpcddp.training.stopping import STOP_SIGNALS, SignalFlag, StopTraining
+from hpcddp.training.torch_compat import drop_iterator
 from hpcddp.uncaught import two_lines
+
+# Where Lightning is in its training data: it counts the batches of a resumed epoch, but reads them from the start.
+
+
+def count_global_batch(trainer: Any) -> int | None:
+    """Samples per optimizer step over all ranks; None where the loader does not say."""
+    sizes = {getattr(loader, "batch_size", None) for loader in _loaders(trainer)}
+    size = sizes.pop() if len(sizes) == 1 else None
+    return None if size is None else size * trainer.accumulate_grad_batches * trainer.world_size
+
+
+def find_loss(logged: Mapping[str, Any]) -> float | None:
+    """The training's loss among what the module has logged, by its name; None if it is not clear which that is."""
+    names = [name for name in logged if "loss" in name and not re.match("(val|test|eval|predict)", name)]
+    steps = [name for name in names if not name.endswith("_epoch")]
+    return float(logged[steps[0]]) if len({name.removesuffix("_step") for name in steps}) == 1 else None
+
+
+def skip_batches(trainer: Any, restore: Callable[[], object]) -> str | None:
+    """Go on in the resumed epoch at its next batch; returns a line to say where that cannot be.
+
+    The loaders were iterated already, and of another epoch if the last one had just ended. `restore` sets the random
+    state of the save: to iterate over a loader draws a number, which inside an epoch was drawn before that.
+    """
+    fit_loop = trainer.fit_loop
+    if any(hasattr(loader, "load_state_dict") for loader in _loaders(trainer)):  # it goes on by itself
+        restore()
+        return None
+    done = fit_loop.epoch_loop.batch_progress.current.ready
+    if done >= trainer.num_training_batches:
+        done = 0
+    cannot = []
+    for loader in _loaders(trainer):
+        for sampler in (getattr(loader, "sampler", None), getattr(loader.batch_sampler, "sampler", None)):
+            if callable(set_epoch := getattr(sampler, "set_epoch", None)):
+                set_epoch(trainer.current_epoch)
+        if done and getattr(loader, "batch_sampler", None) is None:
+            cannot.append(
+                f"a {type(loader.dataset).__name__} is read from its start: its data begin again in the epoch"
+            )
+        elif done:
+            # to begin again draws a number: where that is due next, all of the loader is skipped
+            skipped = (done - 1) % len(loader) + 1 if _begins_again(trainer) else done
+            # a DataLoader lets nobody set this, because its workers have it already: they are made anew
+            object.__setattr__(loader, "batch_sampler", RestOfEpoch(loader.batch_sampler, skipped))
+            drop_iterator(loader)
+        if done and not _is_same_again(loader):
+            name = type(loader.sampler).__name__
+            cannot.append(f"the order of {name} is drawn anew: DistributedSampler repeats it")
+    if not done:
+        restore()
+    iter(fit_loop._data_fetcher)
+    if done:
+        restore()
+    return f"warning: resumed inside an epoch, and {'; '.join(cannot)}" if cannot else None
+
+
+class RestOfEpoch:
+    """A batch sampler without the first `done` batches of its first epoch."""
+
+    def __init__(self, whole: Any, done: int) -> None:
+        self._whole = whole
+        self._done = done
+
+    def __iter__(self) -> Iterator[Any]:
+        done, self._done = self._done, 0
+        return itertools.islice(iter(self._whole), done, None)
+
+    def __len__(self) -> int:
+        return len(self._whole)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._whole, name)
+
+
+def _loaders(trainer: Any) -> list[Any]:
+    combined = trainer.fit_loop._combined_loader
+    return list(combined.flattened) if combined is not None else []
+
+
+def _begins_again(trainer: Any) -> bool:
+    """Whether a shorter one of several loaders is read again within the epoch."""
+    return getattr(trainer.fit_loop._combined_loader, "_mode", None) == "max_size_cycle"
+
+
+def _is_same_again(loader: Any) -> bool:
+    sampler = getattr(loader, "sampler", None)
+    return hasattr(sampler, "set_epoch") or type(sampler).__name__ == "SequentialSampler"
+
+
+# A rank's random state, for frameworks that do not save it.
+
+
+def save_random_state(folder: Path, rank: int) -> None:
+    """Of Python, numpy if it is used, torch and this rank's GPU."""
+    version, numbers, gauss = random.getstate()
+    state: dict[str, Any] = {"python": [version, list(numbers), gauss], "torch": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    if "numpy" in sys.modules:
+        name, keys, *rest = sys.modules["numpy"].random.get_state()
+        state["numpy"] = [name, torch.from_numpy(keys.astype("int64")), *rest]
+    torch.save(state, _name(folder, rank))
+
+
+def restore_random_state(folder: Path, rank: int) -> bool:
+    """Whether there was one for this rank."""
+    path = _name(folder, rank)
+    if not path.is_file():
+        return False
+    state = torch.load(path, weights_only=True)
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+    if "numpy" in state and "numpy" in sys.modules:
+        name, keys, *rest = state["numpy"]
+        sys.modules["numpy"].random.set_state((name, keys.numpy().astype("uint32"), *rest))
+    return True
+
+
+def _name(folder: Path, rank: int) -> Path:
+    return folder / f"random-{rank:04d}.pt"
+
 
 FRAMEWORK = "Lightning's Trainer"
 _FILE = "lightning.ckpt"

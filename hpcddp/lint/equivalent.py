@@ -16,14 +16,11 @@ from hpcddp.lint.script import Script, read_script
 from hpcddp.record import Record
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.script.jobplan import WARNING, JobPlan, PlannedBy
-from hpcddp.script.loading import load_text
-from hpcddp.script.missing import list_missing
-from hpcddp.script.plan import plan_job
+from hpcddp.script.plan import list_missing, plan_job
 from hpcddp.script.render import render_script
 from hpcddp.script.site import Queue, Site
-from hpcddp.script.site_file import load_site
-from hpcddp.script.spec import read_spec
-from hpcddp.script.words import quote_words
+from hpcddp.script.site_file import load_site, load_text
+from hpcddp.script.spec import quote_words, read_spec
 from hpcddp.units import format_walltime, parse_walltime
 
 # Keys of a job file that have an option of their own, in the line's order; the others are --set KEY=VALUE.

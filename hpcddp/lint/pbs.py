@@ -20,8 +20,7 @@ from hpcddp.lint.directive import (
     numbered,
     split_options,
 )
-from hpcddp.lint.pbs_lists import chunks, split_attributes, split_resources
-from hpcddp.lint.pbs_values import ON_TORQUE, lost_quotes
+from hpcddp.lint.pbs_values import ON_TORQUE, chunks, lost_quotes, split_attributes, split_resources
 
 __all__ = ["chunks", "is_torque", "read_pbs", "split_pbs"]
 

@@ -6,9 +6,21 @@ import ast
 import re
 from collections.abc import Iterator
 
-from hpcddp.lint.expression import dotted, is_constant, keyword, last_word, may_have, parameters, shown, words
 from hpcddp.lint.finding import Said
-from hpcddp.lint.training_script import COMPARED, TrainingScript
+from hpcddp.lint.training_script import (
+    COMPARED,
+    SHARDERS,
+    CodeBlock,
+    TrainingScript,
+    dotted,
+    is_constant,
+    keyword,
+    last_word,
+    may_have,
+    parameters,
+    shown,
+    words,
+)
 
 _URL = re.compile(r"tcp://(?P<host>[^:/]+)(:(?P<port>\d+))?")
 _GPUS = re.compile(r"device_count|(n|num)_?gpus?(_per_node)?$|gpus_per_node|gpu_count|devices_per_node", re.IGNORECASE)
@@ -238,3 +250,421 @@ def _reads_global_rank(value: ast.expr) -> bool:
         return not value.args and not value.keywords and not re.search("local|node", dotted(value.func))
     environment = isinstance(value, (ast.Subscript, ast.Call)) and "environ" in words(value)
     return environment and bool(_GLOBAL & set(words(value))) and not any("LOCAL" in word for word in words(value))
+
+
+# Mistakes of a training script in its data: workers, samplers, shuffling, means.
+
+
+_SAMPLER = "DistributedSampler"
+_DISK_SETS = {"ImageFolder", "DatasetFolder", "CocoDetection", "ImageNet"}
+_DISK_READS = ("imread", "decode_image", "read_image", "read_video", "decode_jpeg")
+_TEST = re.compile(r"test|val|eval|dev|infer|predict|gallery|query|memory|knn|fid", re.IGNORECASE)
+_MADE_UP = re.compile(
+    r"random|fake|dummy|synth|toy|iter|stream|shard|subset|chunk|partition|TensorDataset", re.IGNORECASE
+)
+_LOOPS = (ast.For, ast.AsyncFor)
+_GIVEN = {"sampler", "batch_sampler", None}
+
+
+def no_workers(script: TrainingScript) -> Iterator[Said]:
+    """A8: images from disk, loaded in the training process. Data in memory is slower with workers: nothing is said."""
+    reads = {script.blocks[call].owner for call in script.find_calls(*_DISK_READS)}
+    reads |= {script.blocks[c].owner for c in script.find_calls("open") if re.search(r"Image\.open$", dotted(c.func))}
+    for call in script.find_calls("DataLoader"):
+        number = call.args[5] if len(call.args) > 5 else keyword(call, "num_workers")
+        if is_constant(number, 0) or (number is None and not may_have(call, "num_workers")):
+            data = call.args[0] if call.args else keyword(call, "dataset")
+            held = script.held(data, dotted(data)) if data is not None and dotted(data) else [data]
+            names = {last_word(v.func) for v in held if isinstance(v, ast.Call)}
+            if names & (_DISK_SETS | reads - {""}):
+                what = "DataLoader without worker processes reads images in the training process, which waits for each"
+                yield Said(call.lineno, what, "num_workers=OMP_NUM_THREADS or so, persistent_workers=True")
+
+
+def no_set_epoch(script: TrainingScript) -> Iterator[Said]:
+    """A11: a DistributedSampler that never learns the epoch: each epoch has the same order."""
+    if script.has_framework() or "set_epoch" in script.uses or not _step_loops(script, epochs=True):
+        return
+    for call in script.find_calls(_SAMPLER):
+        again = script.blocks[call].loop or _is_called_in_loop(script, call)  # a new sampler each time, of other data
+        if not again and not _is_for_test(script, call) and not is_constant(_shuffle(call), False):
+            what = "set_epoch is never called: DistributedSampler gives the same order in every epoch"
+            yield Said(call.lineno, what, "sampler.set_epoch(epoch) at the start of each epoch; rt.epochs() does it")
+            return
+
+
+def shuffle_beside_sampler(script: TrainingScript) -> Iterator[Said]:
+    """A12: DataLoader takes shuffle or a sampler."""
+    for call in script.find_calls("DataLoader"):
+        sampler = keyword(call, "sampler")
+        if (
+            sampler is not None
+            and is_constant(keyword(call, "shuffle"), True)
+            and not _may_be_none(script, call, sampler)
+        ):
+            what = "shuffle=True beside a sampler: DataLoader raises ValueError"
+            yield Said(call.lineno, what, "the sampler alone: DistributedSampler(dataset) shuffles")
+
+
+def never_shuffled(script: TrainingScript) -> Iterator[Said]:
+    """A13: training data that is never shuffled."""
+    if not _step_loops(script, epochs=True):
+        return
+    for call in script.find_calls(_SAMPLER):
+        name = dotted(call.args[0]) if call.args else ""
+        if is_constant(_shuffle(call), False) and re.search("train", name) and not _TEST.search(name):
+            what = f"shuffle=False for {name}: each epoch trains in the order of the files"
+            yield Said(
+                call.lineno, what, "DistributedSampler(dataset), and set_epoch(epoch) at the start of each epoch"
+            )
+
+
+def whole_data_on_each_rank(script: TrainingScript) -> Iterator[Said]:
+    """A14: DDP or FSDP, but each rank draws from all of the data. Ranks of one tensor parallel group share a batch."""
+    wrapper = "DDP" if script.wraps_ddp() else "FSDP" if script.has(*SHARDERS) else ""
+    if not wrapper or script.has("parallelize_module") or script.has_framework() or "deepspeed" in script.modules:
+        return
+    if any("sampler" in name.lower() for name in script.uses) or script.has("split_dataset_by_node", "shard"):
+        return
+    for call in script.find_calls("DataLoader") if _step_loops(script, epochs=False) else ():
+        shuffled = is_constant(keyword(call, "shuffle"), True) and not {w.arg for w in call.keywords} & _GIVEN
+        if shuffled and not _is_for_test(script, call) and not _is_made_up(script, call) and script.on_every_rank(call):
+            what = f"no DistributedSampler under {wrapper}: every rank goes through all of the data in each epoch"
+            yield Said(call.lineno, what, "sampler=DistributedSampler(dataset), or rt.prepare(…, loader)")
+
+
+def mean_of_means(script: TrainingScript) -> Iterator[Said]:
+    """A16: an evaluation that gives a short last batch the weight of a full one."""
+    keywords = {w.arg for calls in script.calls.values() for call in calls for w in call.keywords}
+    if script.has_framework() or keywords & {"drop_last", "reduction", "size_average"}:
+        return
+    divided = set(_divisions(script))
+    for loop in script.nodes:
+        loader = _loader_of(loop.iter) if isinstance(loop, ast.For) else ""
+        if not isinstance(loop, ast.For) or not loader or not _is_evaluation(script, loop):
+            continue
+        for node in loop.body:
+            name = dotted(node.target) if isinstance(node, ast.AugAssign) and _is_mean(script, node) else ""
+            if name and (script.blocks[loop].function, name, loader) in divided:
+                what = f"{name} / len({loader}) is a mean of batch means: the last batch is smaller and counts as much"
+                yield Said(
+                    node.lineno, what, f"{name} += loss.item() * len(batch), divided by the samples of all ranks"
+                )
+
+
+def _shuffle(call: ast.Call) -> ast.expr | None:
+    return call.args[3] if len(call.args) > 3 else keyword(call, "shuffle")
+
+
+def _is_for_test(script: TrainingScript, call: ast.Call) -> bool:
+    """Whether a sampler is for data that is not trained on, by the names around it."""
+    block = script.blocks[call]
+    around = [*words(call), *(getattr(b.node, "name", "") for b in block.outward())]
+    around += [script.targets.get(call, ""), *(word for test in block.conditions() for word in words(test))]
+    return any(_TEST.search(word) for word in around)
+
+
+def _may_be_none(script: TrainingScript, call: ast.Call, sampler: ast.expr) -> bool:
+    """Whether a sampler may be None, which goes with shuffle."""
+    if isinstance(sampler, ast.Call):
+        return False
+    held = script.held(call, dotted(sampler)) if dotted(sampler) else []
+    return not held or not all(isinstance(v, ast.Call) and last_word(v.func).endswith("Sampler") for v in held)
+
+
+def _is_made_up(script: TrainingScript, call: ast.Call) -> bool:
+    """Whether a data set is made of random numbers, or may be a rank's own part."""
+    if not call.args and not keyword(call, "dataset"):
+        return True
+    data = call.args[0] if call.args else keyword(call, "dataset")
+    names = words(data) if data is not None else []
+    held = [word for name in names for value in script.held(call, name) for word in words(value)]
+    return not held or any(_MADE_UP.search(word) or "rank" in word for word in (*names, *held))
+
+
+def _step_loops(script: TrainingScript, epochs: bool) -> list[ast.AST]:
+    """The innermost loops around a backward pass; with `epochs` those that another loop, or a call in one, repeats."""
+    found = dict.fromkeys(script.blocks[call].loop for call in script.find_calls("backward"))
+    return [loop for loop in found if loop and (not epochs or _is_repeated(script, loop))]
+
+
+def _is_repeated(script: TrainingScript, loop: ast.AST) -> bool:
+    outer = script.blocks[loop]
+    if outer.loop is not None:
+        return True
+    return _is_called_in_loop(script, loop)
+
+
+def _is_called_in_loop(script: TrainingScript, node: ast.AST) -> bool:
+    """Whether the function around a line is called in a loop, or by a function that is, or by one that calls that."""
+    functions = {script.blocks[node].function}
+    for _ in range(3):
+        uses = [use for f in functions for use in script.uses.get(getattr(f, "name", ""), [])]
+        uses = [
+            use for use in uses if isinstance(use, ast.Name) or dotted(use).startswith("self.")
+        ]  # not model.train()
+        if any(script.blocks[use].loop is not None for use in uses):
+            return True
+        functions = {script.blocks[use].function for use in uses} - {None}
+    return False
+
+
+def _is_evaluation(script: TrainingScript, loop: ast.For) -> bool:
+    """Whether a loop stands under no_grad."""
+    block = script.blocks[loop]
+    quiet = {"no_grad", "inference_mode"}
+    items = [item.context_expr for b in block.outward() if isinstance(b.node, ast.With) for item in b.node.items]
+    decorators = getattr(block.function, "decorator_list", [])
+    inner = [i.context_expr for n in loop.body if isinstance(n, ast.With) for i in n.items]
+    return any(quiet & set(words(node)) for node in (*items, *decorators, *inner))
+
+
+def _loader_of(node: ast.expr) -> str:
+    """`loader` in loader, enumerate(loader), tqdm(enumerate(loader))."""
+    for _ in range(3):
+        if isinstance(node, ast.Call) and last_word(node.func) in {"enumerate", "tqdm", "trange"} and node.args:
+            node = node.args[0]
+    return dotted(node)
+
+
+def _is_mean(script: TrainingScript, node: ast.AugAssign) -> bool:
+    """`total += loss` or `loss.item()`, where the loss comes from a function of that name."""
+    value = node.value
+    if isinstance(value, ast.Call) and last_word(value.func) == "item" and isinstance(value.func, ast.Attribute):
+        value = value.func.value
+    made = [value] if isinstance(value, ast.Call) else script.held(value, dotted(value)) if dotted(value) else []
+    return (
+        isinstance(node.op, ast.Add)
+        and bool(made)
+        and all(
+            isinstance(v, ast.Call) and re.search(r"criterion|loss|entropy", last_word(v.func), re.IGNORECASE)
+            for v in made
+        )
+    )
+
+
+def _divisions(script: TrainingScript) -> Iterator[tuple[ast.AST | None, str, str]]:
+    """(function, name, loader) of each name / len(loader) and name /= len(loader)."""
+    for node in script.nodes:
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+            left, right = node.left, node.right
+        elif isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Div):
+            left, right = node.target, node.value
+        else:
+            continue
+        if isinstance(right, ast.Call) and last_word(right.func) == "len" and len(right.args) == 1:
+            yield script.blocks[node].function, dotted(left), dotted(right.args[0])
+
+
+# Mistakes of a training script around its model: the wrapper, the loop, what ranks do together, checkpoints.
+
+
+_WRAPPERS = ("DistributedDataParallel", "DDP")
+_COLLECTIVES = {
+    *("barrier", "all_reduce", "broadcast", "all_gather", "gather", "scatter", "reduce", "reduce_scatter"),
+    *("all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "monitored_barrier"),
+    *("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
+}  # fmt: skip
+_OWN = re.compile(r"rank|gpu|pid|shard", re.IGNORECASE)
+_CLEANS_UP = re.compile(r"clean_?up|destroy|tear_?down|shutdown|finalize|close|dispose", re.IGNORECASE)
+_CHECKPOINT = re.compile(r"ckpt|check_?point|state|resume|snapshot|weights|pretrain|model", re.IGNORECASE)
+
+
+def item_in_loop(script: TrainingScript) -> Iterator[Said]:
+    """A7: `loss.item()` in every step waits for the GPU in every step."""
+    if not script.has_gpu():
+        return
+    losses: dict[ast.AST, set[str]] = {}
+    for call in script.find_calls("backward"):
+        loop = script.blocks[call].loop
+        epochs = isinstance(loop, ast.For) and any(
+            "epoch" in word.lower() for word in words(loop.target)
+        )  # all data at once
+        if loop is not None and not epochs and isinstance(call.func, ast.Attribute):
+            of = [
+                call.func.value,
+                *call.args,
+                *(a for c in [call.func.value] if isinstance(c, ast.Call) for a in c.args),
+            ]
+            losses.setdefault(loop, set()).update(filter(None, map(dotted, of)))
+    for name, calls in script.calls.items():
+        for call in calls if name in {"item", "float", "print"} else ():
+            loop = script.blocks[call].loop
+            loss = losses.get(loop) if loop is not None else None
+            if loss and loop is not None and _is_each_step(script, call, loop) and (said := _reads(call, loss)):
+                yield Said(call.lineno, f"{said} in every step waits for the GPU in every step",
+                           "total += loss.detach(), and item() where it is printed, every 100 steps or so")  # fmt: skip
+
+
+def no_rank_check(script: TrainingScript) -> Iterator[Said]:
+    """A15: every rank writes the same file."""
+    if not (script.is_distributed() or script.runtimes()) or "deepspeed" in script.modules:
+        return
+    for call in script.find_calls("save"):
+        if dotted(call.func) == "torch.save" and len(call.args) > 1 and script.on_every_rank(call):
+            held = [w for name in words(call) for value in script.held(call, name) for w in words(value)]
+            state = any(_CHECKPOINT.search(word) for word in words(call.args[0]))
+            if not state or any(_OWN.search(word) for word in (*words(call), *held)):
+                continue
+            what = "torch.save on every rank: all of them write the same file, and a reader may find a half of it"
+            yield Said(call.lineno, what, "if rank == 0: torch.save(…), or rt.save_model(…)")
+
+
+def backward_beside_runtime(script: TrainingScript) -> Iterator[Said]:
+    """A33: `loss.backward()` where hpcddp's runtime has prepared the model, and no backward pass is the runtime's."""
+    runtimes = script.runtimes()
+    calls = [call for call in script.find_calls("backward") if isinstance(call.func, ast.Attribute)]
+    if not runtimes or script.has("train_step") or any(dotted(call.func)[:-9] in runtimes for call in calls):
+        return
+    for call in calls:
+        if script.in_loop(call) and dotted(call.func) != "torch.autograd.backward":
+            name = next(iter(runtimes))
+            what = f"{shown(call)} beside {name}.prepare: the gradients are not those of the global batch"
+            yield Said(call.lineno, what, f"{name}.backward(loss)")
+            return
+
+
+def optimizer_before_sharding(script: TrainingScript) -> Iterator[Said]:
+    """A17: an optimizer over parameters that FSDP then replaces. DDP keeps them: nothing is said."""
+    if {"param_groups", "data_ptr"} & set(script.uses):  # a script that puts them right itself
+        return
+    made: dict[tuple[ast.AST | None, str], int] = {}
+    for name in script.calls:
+        for call in script.calls[name] if re.search(r"^(SGD|Adam\w*|RMSprop|Adagrad|LAMB|Lion|Muon)$", name) else ():
+            first = call.args[0] if call.args else keyword(call, "params")
+            if isinstance(first, ast.Call) and last_word(first.func) == "parameters":
+                of = dotted(first.func.value) if isinstance(first.func, ast.Attribute) else ""
+                made.setdefault((script.blocks[call].function, of), call.lineno)
+    for call in script.find_calls(*SHARDERS):
+        name = dotted(call.args[0]) if call.args else ""
+        line = made.get((script.blocks[call].function, name), call.lineno) if name else call.lineno
+        if line < call.lineno and not script.blocks[call].loop and not may_have(call, "use_orig_params"):
+            what = f"the optimizer holds the parameters of {name} before {last_word(call.func)}: they are never trained"
+            yield Said(line, what, f"the optimizer behind {last_word(call.func)}, over the wrapped model's parameters")
+
+
+def bare_model_called(script: TrainingScript) -> Iterator[Said]:
+    """A18: a step through the model that DDP wraps, under its old name."""
+    wrapped: dict[tuple[ast.AST | None, str], tuple[str, int]] = {}
+    for call in script.find_calls(*_WRAPPERS):
+        inner, outer = dotted(call.args[0]) if call.args else "", script.targets.get(call, "")
+        if inner and outer and inner.split(".")[-1] != outer:
+            wrapped[script.blocks[call].function, inner] = outer, call.lineno
+    steps = {script.blocks[call].loop for call in script.find_calls("backward")} - {None}
+    for (function, inner), (outer, line) in wrapped.items():
+        for call in script.find_calls(inner.rsplit(".", 1)[-1]):
+            block = script.blocks[call]
+            same = dotted(call.func) == inner and block.function is function and call.lineno > line
+            again = [v for v in script.held(call, inner) if v.lineno > line]
+            if same and not again and block.loop in steps and not _is_quiet(block):
+                what = f"{inner}(…) in a training step, where {outer} is the wrapped model: gradients are not averaged"
+                yield Said(call.lineno, what, f"{outer}(…)")
+
+
+def no_destroy(script: TrainingScript) -> Iterator[Said]:
+    """A19: a process group that is never shut down."""
+    in_loop = any(script.blocks[call].loop is not None for call in script.find_calls("backward"))
+    if script.has_framework() or not in_loop or "deepspeed" in script.modules:
+        return
+    if any(_CLEANS_UP.search(name) for name in script.calls):
+        return
+    for call in script.find_calls("init_process_group"):
+        backend = call.args[0] if call.args else keyword(call, "backend")
+        elsewhere = script.blocks[call].function not in script.reached  # a file that calls it may call the other
+        if elsewhere or is_constant(backend, "gloo"):
+            continue
+        what = "destroy_process_group is never called: NCCL warns at the end, and resources may leak"
+        yield Said(call.lineno, what, "torch.distributed.destroy_process_group() as the last line, also after an error")
+        return
+
+
+def no_map_location(script: TrainingScript) -> Iterator[Said]:
+    """A21: a checkpoint of GPU 0, loaded by every rank."""
+    if not script.is_distributed() or not script.has_gpu():
+        return
+    states = {call.args[0] for call in script.find_calls("load_state_dict") if call.args}
+    for call in script.find_calls("load"):
+        if dotted(call.func) != "torch.load" or len(call.args) != 1 or may_have(call, "map_location"):
+            continue
+        names = [*words(call.args[0]), script.targets.get(call, "")]
+        choice = [word for test in script.blocks[call].conditions() for word in words(test)]
+        elsewhere = any(re.search(r"gpu|device|cuda|cpu|distributed|eval|test", word, re.IGNORECASE) for word in choice)
+        if (
+            (call in states or any(_CHECKPOINT.search(n) for n in names))
+            and not elsewhere
+            and script.on_every_rank(call)
+        ):
+            what = "torch.load without map_location: every rank loads onto the GPU that saved it, GPU 0 of its node"
+            yield Said(call.lineno, what, 'torch.load(path, map_location="cpu")')
+
+
+def collective_on_some_ranks(script: TrainingScript) -> Iterator[Said]:
+    """A22: a collective that some ranks never reach."""
+    for name in _COLLECTIVES:
+        calls = [c for c in script.find_calls(name) if re.match(r"(torch\.)?(distributed|dist)\.", dotted(c.func))]
+        branches: dict[
+            ast.AST | None, set[tuple[ast.AST, str]]
+        ] = {}  # if rank != 0: barrier(); …; if rank == 0: barrier()
+        for call in calls:
+            for block in script.blocks[call].outward():
+                if isinstance(block.node, ast.If) and script.chooses_ranks(block.node.test):
+                    branches.setdefault(block.function, set()).add((block.node, block.branch))
+        for call in calls:
+            chosen = any(_chooses(block) for block in script.blocks[call].outward())
+            if not chosen or len(branches[script.blocks[call].function]) > 1:
+                continue
+            if not may_have(call, "group") and not may_have(call, "async_op"):
+                what = f"{name} on some ranks only: they wait for the others, which never come"
+                yield Said(call.lineno, what, f"{name} on every rank, outside of the condition on the rank")
+
+
+def _reads(call: ast.Call, losses: set[str]) -> str:
+    """`loss.item()`, `float(loss)` or `print(loss)` as it stands; "" for something else."""
+    name = last_word(call.func)
+    if name == "item" and isinstance(call.func, ast.Attribute):
+        of = dotted(call.func.value)
+        return f"{of}.item()" if of in losses or of.split(".")[-1] == "loss" else ""
+    inside = [a.value if isinstance(a, ast.FormattedValue) else a for a in _printed(call)]
+    of = next((dotted(a) for a in inside if dotted(a) in losses), "")
+    return f"{name}({of})" if of else ""
+
+
+def _printed(call: ast.Call) -> list[ast.expr]:
+    return [v for a in call.args for v in (a.values if isinstance(a, ast.JoinedStr) else [a])]
+
+
+def _is_each_step(script: TrainingScript, call: ast.Call, loop: ast.AST) -> bool:
+    """Whether nothing inside the loop decides about a line but the rank."""
+    for block in script.blocks[call].outward():
+        if block.node is loop:
+            return block.branch == "body"
+        if isinstance(block.node, (ast.If, ast.IfExp, ast.ExceptHandler)):
+            return False
+    return False
+
+
+def _is_quiet(block: CodeBlock) -> bool:
+    items = [i.context_expr for b in block.outward() if isinstance(b.node, ast.With) for i in b.node.items]
+    return any({"no_grad", "inference_mode"} & set(words(item)) for item in items)
+
+
+def _chooses(block: CodeBlock) -> bool:
+    """`if rank == 0:` and its like: surely some ranks, but not all. `rank != -1` asks whether there are any."""
+    node = block.node
+    if not isinstance(node, ast.If) or block.branch not in {"body", "after"}:
+        return False
+    test = node.test
+    parts = test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]
+    if isinstance(test, ast.BoolOp) and block.branch == "after":
+        return False
+    return any(_is_rank_choice(part) for part in parts)
+
+
+def _is_rank_choice(test: ast.expr) -> bool:
+    if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], (ast.Eq, ast.NotEq)):
+        left = test.left.func if isinstance(test.left, ast.Call) else test.left
+        return bool(re.search(r"rank$", last_word(left).lower())) and is_constant(test.comparators[0], 0)
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        test = test.operand
+    named = last_word(test.func) if isinstance(test, ast.Call) else last_word(test)
+    return bool(re.search(r"^(is_)?(main|master)(_process)?$|^is_rank_?(0|zero)$|^is_primary$", named))

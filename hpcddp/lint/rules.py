@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import ast
+import re
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 
+from hpcddp.errors import RequestError
 from hpcddp.lint import (
     header_rules,
-    python_data_rules,
-    python_model_rules,
     python_rules,
     run_rules,
-    size_rules,
-    text_rules,
 )
-from hpcddp.lint.finding import Rule, Said
-from hpcddp.lint.training_script import TrainingScript
+from hpcddp.lint.finding import Finding, Rule, Said
+from hpcddp.lint.python_rules import find_spawning
+from hpcddp.lint.script import Script
+from hpcddp.lint.training_script import TrainingScript, read_training_script
+from hpcddp.script.spec import quote_words
 
 # id, whether it is wrong as it stands, what finds it
 RULES = (
@@ -22,24 +25,24 @@ RULES = (
     Rule("D2", True, header_rules.refused_value),
     Rule("D3", False, header_rules.unknown_resource),
     Rule("D4", True, header_rules.refused_options),
-    Rule("M1", True, size_rules.no_mpiprocs),
+    Rule("M1", True, header_rules.no_mpiprocs),
     Rule("M2", True, run_rules.lines_are_no_nodes),
-    Rule("M3", True, size_rules.no_ompthreads),
-    Rule("M4", False, size_rules.packed),
+    Rule("M3", True, header_rules.no_ompthreads),
+    Rule("M4", False, header_rules.packed),
     Rule("M5", True, header_rules.limits),
     Rule("M7", True, header_rules.not_read),
     Rule("M8", True, header_rules.output_folder),
     Rule("M9", True, header_rules.twice),
-    Rule("M10", True, size_rules.idle_nodes),
+    Rule("M10", True, header_rules.idle_nodes),
     Rule("M11", True, run_rules.hostname_reads_nothing),
     Rule("M12", True, run_rules.own_hostname),
     Rule("M13", True, run_rules.job_id_in_port),
-    Rule("M15", True, size_rules.two_launchers),
-    Rule("M16", True, size_rules.gpu_numbers),
+    Rule("M15", True, header_rules.two_launchers),
+    Rule("M16", True, header_rules.gpu_numbers),
     Rule("M20", False, run_rules.gpu_aware_mpi),
     Rule("M23", True, header_rules.rejected),
-    Rule("M24", False, size_rules.no_cpus_for_srun),
-    Rule("M25", True, size_rules.too_many_cpus),
+    Rule("M24", False, header_rules.no_cpus_for_srun),
+    Rule("M25", True, header_rules.too_many_cpus),
     Rule("M29", False, header_rules.requeue),
     Rule("M31", False, header_rules.no_name),
     Rule("M33", True, header_rules.walltime),
@@ -49,13 +52,13 @@ RULES = (
     Rule("A1", False, run_rules.master_addr_stays_here),
     Rule("A2", True, run_rules.nobody_sets_it),
     Rule("A3", True, run_rules.rank_modulo),
-    Rule("A4", True, size_rules.first_nodes_only),
-    Rule("A4", False, size_rules.rank_per_slot),
+    Rule("A4", True, header_rules.first_nodes_only),
+    Rule("A4", False, header_rules.rank_per_slot),
     Rule("A5", False, run_rules.fixed_port),
     Rule("A9", True, run_rules.localhost_for_several_nodes),
     Rule("A23", True, run_rules.tee_hides_status),
-    Rule("A24", True, text_rules.open_document),
-    Rule("A25", True, text_rules.carriage_returns),
+    Rule("A24", True, run_rules.open_document),
+    Rule("A25", True, run_rules.carriage_returns),
     Rule("A26", True, run_rules.rank_of_batch_shell),
     Rule("A26", True, run_rules.host_of_batch_shell),
     Rule("A26", True, run_rules.agent_without_place),
@@ -71,22 +74,82 @@ PYTHON_RULES: tuple[tuple[str, bool, Callable[[TrainingScript], Iterator[Said]]]
     ("A3", False, python_rules.device_modulo),
     ("A5", False, python_rules.fixed_port),
     ("A6", True, python_rules.data_parallel),
-    ("A7", False, python_model_rules.item_in_loop),
-    ("A8", False, python_data_rules.no_workers),
+    ("A7", False, python_rules.item_in_loop),
+    ("A8", False, python_rules.no_workers),
     ("A9", False, python_rules.fixed_address),
     ("A10", False, python_rules.global_rank_as_device),
-    ("A11", True, python_data_rules.no_set_epoch),
-    ("A12", True, python_data_rules.shuffle_beside_sampler),
-    ("A13", False, python_data_rules.never_shuffled),
-    ("A14", False, python_data_rules.whole_data_on_each_rank),
-    ("A15", False, python_model_rules.no_rank_check),
-    ("A16", False, python_data_rules.mean_of_means),
-    ("A17", True, python_model_rules.optimizer_before_sharding),
-    ("A18", True, python_model_rules.bare_model_called),
-    ("A19", False, python_model_rules.no_destroy),
+    ("A11", True, python_rules.no_set_epoch),
+    ("A12", True, python_rules.shuffle_beside_sampler),
+    ("A13", False, python_rules.never_shuffled),
+    ("A14", False, python_rules.whole_data_on_each_rank),
+    ("A15", False, python_rules.no_rank_check),
+    ("A16", False, python_rules.mean_of_means),
+    ("A17", True, python_rules.optimizer_before_sharding),
+    ("A18", True, python_rules.bare_model_called),
+    ("A19", False, python_rules.no_destroy),
     ("A20", False, python_rules.starts_processes),
-    ("A21", False, python_model_rules.no_map_location),
-    ("A22", True, python_model_rules.collective_on_some_ranks),
+    ("A21", False, python_rules.no_map_location),
+    ("A22", True, python_rules.collective_on_some_ranks),
     ("A29", True, python_rules.port_of_each_rank),
-    ("A33", True, python_model_rules.backward_beside_runtime),
+    ("A33", True, python_rules.backward_beside_runtime),
 )
+
+
+# A file through the table of mistakes.
+
+
+_KINDS = {True: "mistake", False: "warning"}
+
+
+def lint_script(file: str, script: Script) -> list[Finding]:
+    """Every mistake of a job script, by line."""
+    refuse_no_text(file, script.text)
+    return _sorted(_finding(file, r.id, r.certain, said) for r in RULES for said in r.check(script))
+
+
+def lint_python(file: str, text: str) -> list[Finding]:
+    """Every mistake of a training script, by line. Raises RequestError if it is no Python."""
+    refuse_no_text(file, text)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python's remarks about "\\d"
+            # bytes: the file may name its encoding in the first line
+            script = read_training_script(ast.parse(text.encode("utf-8", "surrogateescape")))
+    except (SyntaxError, ValueError) as e:
+        raise RequestError(f"{file} is not Python: {e}", f"python -m py_compile {file}") from e
+    except (RecursionError, MemoryError) as e:
+        raise RequestError(f"{file} is nested too deeply to be read", f"python -m py_compile {file}") from e
+    return _sorted(_finding(file, id_, certain, said) for id_, certain, check in PYTHON_RULES for said in check(script))
+
+
+def find_spawning_line(text: bytes) -> int:
+    """Where a training script starts a node's ranks itself, whatever its options (A20); 0 for nowhere, or no Python."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            calls = list(find_spawning(read_training_script(ast.parse(text))))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return 0
+    return min((call.lineno for call in calls), default=0)
+
+
+def refuse_no_text(file: str, text: str) -> None:
+    """Refuses what is no script: "nothing was found" would look like a good result."""
+    if not text.strip():
+        raise RequestError(f"{file} is empty", f"check the path: ls -l {quote_words([file])}")
+    # no line of text begins with such a byte; further on, a script may have bytes of another encoding
+    if "\0" in text or re.match(r"[\x01-\x08\x0e-\x1f\x7f\udc80-\udcff]", text):
+        raise RequestError(f"{file} is a binary file, not a script", f"see what it is: file {quote_words([file])}")
+    if file.endswith(".ipynb") or (text.lstrip("\ufeff \t\r\n").startswith("{") and '"nbformat"' in text):
+        name = quote_words([file.removesuffix(".ipynb")])
+        hint = f"jupyter nbconvert --to script {quote_words([file])}"
+        hint += f" && hpcddp lint {name}.py" if file.endswith(".ipynb") else ""
+        raise RequestError(f"{file} is a notebook, not a script", hint)
+
+
+def _finding(file: str, rule: str, certain: bool, said: Said) -> Finding:
+    return Finding(file, said.line, rule, _KINDS[certain], said.what, said.instead)
+
+
+def _sorted(findings: Iterable[Finding]) -> list[Finding]:
+    return sorted(dict.fromkeys(findings), key=lambda f: (f.line, f.rule))

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from hpcddp.runs.folder import RunFolder
-from hpcddp.runs.holder import Holder, find_machine, start_time
+from hpcddp.runs.lock import Holder, find_machine, start_time
 from hpcddp.runs.submitted import Submission, script_of
 from hpcddp.schedulers.job_id import parse_id
 from hpcddp.schedulers.row import JobFound

@@ -15,7 +15,7 @@ from hpcddp.login.on_disk import RunJob, read_on_disk
 from hpcddp.record import Record
 from hpcddp.runs.folder import RunFolder, job_of, show_path
 from hpcddp.runs.lock import release_run
-from hpcddp.runs.sweep_folder import is_in, list_points
+from hpcddp.runs.submitted import is_in, list_points
 from hpcddp.schedulers.job_id import JobId
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import Commands, JobFound

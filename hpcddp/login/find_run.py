@@ -13,8 +13,7 @@ from hpcddp.runs.choice import is_run
 from hpcddp.runs.folder import RunFolder, job_of, list_attempts, list_holders, list_runs, show_path
 from hpcddp.runs.jsonfile import read_line
 from hpcddp.runs.lock import read_holder, read_holders
-from hpcddp.runs.submitted import list_submissions, read_submissions
-from hpcddp.runs.sweep_folder import has_index, is_in, list_points, read_sweep
+from hpcddp.runs.submitted import has_index, is_in, list_points, list_submissions, read_submissions, read_sweep
 from hpcddp.schedulers.job_id import JobId, parse_id
 from hpcddp.schedulers.registry import find_scheduler
 

@@ -70,8 +70,8 @@ class Job:
 
         SchedulerError with the scheduler's words if it refuses the job; then nothing is left of it.
         """
-        from hpcddp.login.parts import check_parts, plan_parts, submit_parts
         from hpcddp.login.planning import read_request
+        from hpcddp.login.submit import check_parts, plan_parts, submit_parts
 
         with two_lines():
             spec, site, _ = read_request(self._asked(), self._site(), self._file, os.environ)
@@ -145,7 +145,7 @@ class Job:
         return None if site is None else str(site)
 
     def _asked(self) -> Mapping[str, tuple[object, str]]:
-        from hpcddp.script.loading import load_yaml
+        from hpcddp.script.site_file import load_yaml
 
         if self._run is not None and not self._keys and self._file is None:
             raise RequestError(f"Job(run={self._run!r}) is there already", "Job(command, …) for a new one")

@@ -19,11 +19,11 @@ from hpcddp.errors import HpcddpError
 from hpcddp.login.background import find_jobs
 from hpcddp.login.on_disk import OnDisk, RunJob, read_on_disk
 from hpcddp.record import Record
-from hpcddp.runs.failure import choose_error, choose_lines, read_end
+from hpcddp.runs.attempt import choose_error, choose_lines, read_end
 from hpcddp.runs.folder import RunFolder, show_path
-from hpcddp.runs.holder import Holder
+from hpcddp.runs.lock import Holder
 from hpcddp.runs.state import AT_ITS_END, State, correct_killed
-from hpcddp.runs.sweep_folder import Sweep, is_in, list_points, read_span, read_sweep
+from hpcddp.runs.submitted import Sweep, is_in, list_points, read_span, read_sweep
 from hpcddp.schedulers.job_id import JobId
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import JobFound

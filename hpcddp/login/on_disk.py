@@ -10,18 +10,13 @@ from contextlib import suppress
 from hpcddp.errors import HpcddpError
 from hpcddp.login.find_run import find_array_jobs
 from hpcddp.record import Record
-from hpcddp.runs.best import Best, read_best
-from hpcddp.runs.chain import Turn
+from hpcddp.runs.chain import Turn, find_left
 from hpcddp.runs.folder import AttemptFolder, RunFolder, job_of, list_attempts, list_holders, list_runs, show_path
-from hpcddp.runs.holder import Holder, describe_process, has_ended
-from hpcddp.runs.job_end import read_job_end
 from hpcddp.runs.jsonfile import read_line, read_record
-from hpcddp.runs.latest import Latest, read_latest
-from hpcddp.runs.lock import Ended, read_end, read_holder, read_holders
-from hpcddp.runs.opening import read_plan
-from hpcddp.runs.starts import find_left
-from hpcddp.runs.state import State, read_state
-from hpcddp.runs.submitted import Submission, read_submissions
+from hpcddp.runs.lock import Ended, Holder, describe_process, has_ended, read_end, read_holder, read_holders
+from hpcddp.runs.metrics import Latest, read_latest
+from hpcddp.runs.state import Best, State, read_best, read_plan, read_state
+from hpcddp.runs.submitted import Submission, read_job_end, read_submissions
 from hpcddp.schedulers.job_id import JobId, parse_id
 from hpcddp.schedulers.registry import find_scheduler
 

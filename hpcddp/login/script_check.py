@@ -13,11 +13,11 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 
-from hpcddp.login.spawning import find_python_file
-from hpcddp.placeholders import find_code, find_placeholders
+from hpcddp.login.planning import find_python_file
 from hpcddp.ranks.launch_commands import find_agent
 from hpcddp.record import Record
 from hpcddp.script.jobplan import JobPlan
+from hpcddp.sweep import find_code, find_placeholders
 
 _MOST_FILES = 200
 _MOST_BYTES = 2**20

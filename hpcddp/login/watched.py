@@ -13,14 +13,13 @@ from hpcddp.login.judge import LIVE, WAITS, Answers, RunStatus, ask, judge
 from hpcddp.login.on_disk import OnDisk, read_lost, read_on_disk
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.folder import MANIFEST, AttemptFolder, RunFolder, list_checkpoints, list_holders, step_of
-from hpcddp.runs.job_end import JobEnd, read_job_end
 from hpcddp.runs.jsonfile import read_object
-from hpcddp.runs.latest import Latest
 from hpcddp.runs.lock import read_end, read_holder
 from hpcddp.runs.logs import order_attempts
-from hpcddp.runs.loss_curve import LossCurve
-from hpcddp.supervisor.asked import ask_beside
+from hpcddp.runs.metrics import Latest, LossCurve
+from hpcddp.runs.submitted import JobEnd, read_job_end
 from hpcddp.supervisor.end import UNFINISHED
+from hpcddp.supervisor.follow import ask_beside
 
 if TYPE_CHECKING:
     from _queue import SimpleQueue

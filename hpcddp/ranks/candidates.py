@@ -7,16 +7,53 @@ variable.
 from __future__ import annotations
 
 from hpcddp.errors import LaunchError
-from hpcddp.ranks.apinfo import read_apinfo
-from hpcddp.ranks.launcher import Launcher, is_present
+from hpcddp.ranks.launcher import NUMBERS, Launcher, is_present
 from hpcddp.ranks.launchers import LAUNCHERS
-from hpcddp.ranks.rankinfo import NUMBERS
 from hpcddp.record import TYPE_CHECKING, Record
-from hpcddp.schedulers.nodelist import expand_counts
+from hpcddp.schedulers.allocation import expand_counts
 from hpcddp.units import format_count, read_number, shorten, wrong_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+
+# Cray PALS' layout file, named by `$PALS_APINFO`: the world size and who is where.
+
+
+_HEADER = "@iNNNiNNiNNiNNiNNiNNN"  # 160 bytes, 20 fields
+_VERSION, _PE_SIZE, _PE_OFFSET, _NPES, _NODE_SIZE, _NODE_OFFSET, _NNODES = 0, 8, 9, 10, 11, 12, 13
+_PE = "@iii"  # local index, command index, node index
+_NODE = "@i64s"  # nid, host name
+
+
+class ApInfo(Record):
+    """The layout of one PALS launch: host names in node order; for each rank its node's index and its index there."""
+
+    hosts: tuple[str, ...]
+    node_of: tuple[int, ...]
+    local_of: tuple[int, ...]
+
+
+def read_apinfo(path: str) -> ApInfo | None:
+    """The layout in this file; None if it cannot be read here, is not version 5, or is cut short or garbled."""
+    import struct  # only a PALS launch pays for it
+
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+        head = struct.unpack_from(_HEADER, data)
+        if head[_VERSION] != 5:
+            return None
+        nodes = [
+            struct.unpack_from(_NODE, data, head[_NODE_OFFSET] + i * head[_NODE_SIZE])[1].split(b"\0")[0].decode()
+            for i in range(head[_NNODES])
+        ]
+        ranks = [struct.unpack_from(_PE, data, head[_PE_OFFSET] + i * head[_PE_SIZE]) for i in range(head[_NPES])]
+    except (OSError, struct.error, OverflowError, UnicodeDecodeError):
+        return None
+    if any(not 0 <= node < len(nodes) or local < 0 for local, _, node in ranks):
+        return None
+    return ApInfo(tuple(nodes), tuple(r[2] for r in ranks), tuple(r[0] for r in ranks))
 
 
 class Candidate(Record):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from hpcddp.errors import LaunchError
-from hpcddp.ranks.launcher import shows
-from hpcddp.ranks.rankinfo import NUMBERS
+from hpcddp.ranks.launcher import NUMBERS, shows
 from hpcddp.record import TYPE_CHECKING
-from hpcddp.schedulers.host_names import holds
+from hpcddp.schedulers.allocation import holds
 from hpcddp.schedulers.registry import all_schedulers
 from hpcddp.units import read_number, shorten
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from hpcddp.errors import LaunchError
 from hpcddp.ranks.candidates import read_row, stands
 from hpcddp.ranks.launch import Launch
+from hpcddp.ranks.launcher import NUMBERS
 from hpcddp.ranks.launchers import LAUNCHERS
-from hpcddp.ranks.rankinfo import NUMBERS
 from hpcddp.record import TYPE_CHECKING, Record
 
 if TYPE_CHECKING:

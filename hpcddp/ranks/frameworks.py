@@ -10,13 +10,13 @@ from hpcddp.ranks.consistency import check_exported, check_node_rank
 from hpcddp.ranks.launcher import HANDED_ON
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.record import TYPE_CHECKING
-from hpcddp.schedulers.host_names import same_host
+from hpcddp.schedulers.allocation import same_host
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hpcddp.ranks.launch import Launch
-    from hpcddp.ranks.rankinfo import RankInfo
+    from hpcddp.ranks.launcher import RankInfo
 
 
 _LIGHTNING = ("PL_TRAINER_", "LT_")  # what Trainer and Fabric look for, each with the names of its arguments

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from functools import cached_property
 
     from hpcddp.ranks.allocation import Allocation
-    from hpcddp.ranks.rankinfo import RankInfo
+    from hpcddp.ranks.launcher import RankInfo
     from hpcddp.ranks.rendezvous import Rendezvous
     from hpcddp.ranks.resolve import FoundRank
 else:

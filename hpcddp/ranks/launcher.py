@@ -5,11 +5,10 @@ from __future__ import annotations
 from hpcddp.record import TYPE_CHECKING, Record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from typing import TypeAlias
 
     from hpcddp.ranks.candidates import Candidate
-    from hpcddp.ranks.launch_line import LaunchRequest, Words
-    from hpcddp.ranks.rankinfo import RankInfo
 
 _NO_OPTIONS: Mapping[str, str] = {}
 _NO_CONTAINERS: Mapping[str, Callable[[str, str], tuple[Words, ...]]] = {}
@@ -138,7 +137,7 @@ class Launcher(Record):
     command: str = ""
     #: All commands that start ranks with it; of two words where the first alone does not.
     commands: tuple[str, ...] = ()
-    #: An option of its command -> hpcddp's, for people who type theirs (cli/meant.py).
+    #: An option of its command -> hpcddp's, for people who type theirs (cli/foreign_options.py).
     typed: Mapping[str, str] = _NO_OPTIONS
     #: An agent that can be the command of a job: what it reads beside its options, variable -> what it holds; `unset`:
     #: one that no user may set on several nodes.
@@ -229,3 +228,101 @@ def is_present(row: Launcher, env: Mapping[str, str]) -> bool:
     if not any(shows(env, mark) for mark in row.marks) or any(shows(env, name) for name in row.excluded_by):
         return False
     return not row.identity or any(name in env for name in row.identity)
+
+
+# The words of a launcher's command line: which processes to start on which hosts.
+
+
+class FromShell(Record):
+    """A word with the values of shell variables in it: `before`, `text` with each `$NAME` replaced, `after` if given.
+
+    `text` stands in double quotes in a script, so it is a constant of this project and never a user's text.
+    """
+
+    text: str
+    before: str = ""
+    after: str | None = None
+
+
+class IfSet(Record):
+    """Words that are there only if the variable is set and not empty. They are constants too."""
+
+    variable: str
+    words: tuple[str, ...]
+
+
+if TYPE_CHECKING:
+    Word: TypeAlias = str | FromShell | IfSet
+    Words: TypeAlias = tuple[Word, ...]
+
+
+#: The launcher's path, which the script has looked for.
+PROGRAM = FromShell("$launcher")
+#: The variables that every job's ranks get for `hpcddp exec`.
+EXPORTED_ALWAYS = ("HPCDDP_PYTHON", "HPCDDP_RUN_DIR", "HPCDDP_ATTEMPT", "HPCDDP_DEADLINE", "HPCDDP_LOG_RANKS")
+
+
+class LaunchRequest(Record):
+    """What to start: the same number of processes on each node.
+
+    `hostfile`: the shell variable with the path of the list of the job's hosts; "": the launcher asks the scheduler.
+    `ranks_per_node`: what each process makes, if it is an agent. `exported` and `exported_always` are variables that
+    every process needs, `exported_if_set` those that may be unset; only launchers that forward nothing by themselves
+    print them. `oversubscribe`: there may be more processes than places. `launcher_options` are the site's own;
+    `container_options` start each process in a container.
+    """
+
+    nodes: int
+    processes_per_node: int
+    cpus_per_process: int = 1
+    ranks_per_node: int = 1
+    hostfile: str = ""
+    exported: tuple[str, ...] = ()
+    exported_always: tuple[str, ...] = EXPORTED_ALWAYS
+    exported_if_set: tuple[str, ...] = ()
+    bind: str = ""
+    oversubscribe: bool = False
+    launcher_options: tuple[str, ...] = ()
+    container_options: tuple[Words, ...] = ()
+
+    @property
+    def processes(self) -> int:
+        """Processes in all."""
+        return self.nodes * self.processes_per_node
+
+
+def host_words(job: LaunchRequest, option: str) -> Words:
+    """The file that lists the hosts; nothing where the scheduler is asked."""
+    return (option, FromShell(f"${job.hostfile}")) if job.hostfile else ()
+
+
+def each_with(option: str, names: Iterable[str]) -> Iterator[str]:
+    """The option before each of the names."""
+    for name in names:
+        yield option
+        yield name
+
+
+# What a process knows about its place among the ranks.
+
+
+#: The numbers of a place, in the order in which people are shown them.
+NUMBERS = ("rank", "world_size", "local_rank", "local_world_size", "node_rank", "num_nodes")
+
+
+class RankInfo(Record):
+    """One process's place. `None` where its launcher does not say, never a guess.
+
+    rank in 0 … world_size-1 over all nodes; local_rank in 0 … local_world_size-1 on this node; node_rank in 0 …
+    num_nodes-1. All numbers come from one launcher. `source` names, for each number and for `launcher`, the variable
+    or file it came from.
+    """
+
+    launcher: str
+    rank: int
+    world_size: int
+    local_rank: int | None
+    local_world_size: int | None
+    node_rank: int | None
+    num_nodes: int | None
+    source: Mapping[str, str]

@@ -16,7 +16,7 @@ import select
 import sys
 
 from hpcddp.errors import LaunchError
-from hpcddp.ranks.ancestry import pmi_socket_is_open
+from hpcddp.ranks.resolve import pmi_socket_is_open
 from hpcddp.record import TYPE_CHECKING
 
 if TYPE_CHECKING:

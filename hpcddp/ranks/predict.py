@@ -6,8 +6,8 @@ For any launcher and layout, resolving the predicted environment gives the layou
 from __future__ import annotations
 
 from hpcddp.errors import RequestError, nearest
+from hpcddp.ranks.launcher import NUMBERS
 from hpcddp.ranks.launchers import LAUNCHER_NAMES, LAUNCHERS
-from hpcddp.ranks.rankinfo import NUMBERS
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.units import format_count
 

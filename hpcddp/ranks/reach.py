@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from hpcddp.errors import LaunchError
 from hpcddp.record import TYPE_CHECKING
-from hpcddp.schedulers.host_names import is_address, is_loopback
+from hpcddp.schedulers.allocation import is_address, is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,22 +7,56 @@ shared file, mpi4py).
 
 from __future__ import annotations
 
+from binascii import crc32
+
 from hpcddp.errors import LaunchError
-from hpcddp.ranks.apinfo import read_apinfo
+from hpcddp.ranks.candidates import read_apinfo
 from hpcddp.ranks.consistency import own_names
 from hpcddp.ranks.launchers import LAUNCHERS
-from hpcddp.ranks.ports import DEFAULT_EPHEMERAL, ephemeral_range, port_candidates
 from hpcddp.ranks.reach import INTERFACE, SUFFIX, reached_as
 from hpcddp.record import TYPE_CHECKING, Record
-from hpcddp.schedulers.host_names import holds, is_address, is_alias, is_loopback
+from hpcddp.schedulers.allocation import holds, is_address, is_alias, is_loopback
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.units import read_number, shorten
+
+# Ports that all ranks of a launch find for themselves, alike.
+
+
+LOWEST, HIGHEST = 12000, 31999
+DEFAULT_EPHEMERAL = (32768, 60999)
+_MOST_TRIED = 2000  # whatever the count, so that fewer ports are the first of more
+
+
+def port_candidates(key: str, count: int = 16, ephemeral: tuple[int, int] = DEFAULT_EPHEMERAL) -> tuple[int, ...]:
+    """The first `count` ports for this key, all different, none in `ephemeral` (low, high). Empty if none is left."""
+    low, high = ephemeral
+    if low <= LOWEST and high >= HIGHEST:
+        return ()
+    ports: dict[int, None] = {}
+    attempt = 0
+    while len(ports) < count and attempt < _MOST_TRIED:
+        port = LOWEST + crc32(f"{key}#{attempt}".encode(errors="surrogateescape")) % (HIGHEST - LOWEST + 1)
+        attempt += 1
+        if not low <= port <= high:
+            ports[port] = None
+    return tuple(ports)
+
+
+def ephemeral_range() -> tuple[int, int]:
+    """This machine's range for outgoing connections; Linux' default where it cannot be read."""
+    try:
+        with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as file:
+            low, high = file.read().split()
+            return int(low), int(high)
+    except (OSError, ValueError):
+        return DEFAULT_EPHEMERAL
+
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from hpcddp.ranks.allocation import Allocation, FindAllocation
-    from hpcddp.ranks.rankinfo import RankInfo
+    from hpcddp.ranks.launcher import RankInfo
 
     FindKey = Callable[[], tuple[str, str]]
 
@@ -177,7 +211,7 @@ def launch_key(env: Mapping[str, str], info: RankInfo, allocation: FindAllocatio
     row = LAUNCHERS.get(info.launcher)
     names = [name for name in (row.launch_id if row else ()) if env.get(name)]
     if live and not names and row is not None and row.launch_option:
-        from hpcddp.ranks.ancestry import launcher_option
+        from hpcddp.ranks.resolve import launcher_option
 
         if value := launcher_option(row.programs, row.launch_option):
             return f"{row.name} {value}", f"{row.name}'s {row.launch_option} {value}"
@@ -197,7 +231,7 @@ def launch_key(env: Mapping[str, str], info: RankInfo, allocation: FindAllocatio
 def parent_key(info: RankInfo) -> tuple[str, str]:
     """A key and its source for ranks that are all on this node: the process that started them. Else both empty."""
     if info.local_world_size == info.world_size:
-        from hpcddp.ranks.ancestry import launcher_pid
+        from hpcddp.ranks.resolve import launcher_pid
 
         pid = launcher_pid()
         if pid:

@@ -10,15 +10,14 @@ from hpcddp.errors import LaunchError
 from hpcddp.ranks.consistency import contradiction
 from hpcddp.ranks.launcher import JobStep
 from hpcddp.record import TYPE_CHECKING
-from hpcddp.schedulers.host_names import same_host
-from hpcddp.schedulers.nodelist import expand_counts, expand_nodelist
+from hpcddp.schedulers.allocation import expand_counts, expand_nodelist, same_host
 from hpcddp.units import read_number, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hpcddp.ranks.candidates import Candidate
-    from hpcddp.ranks.rankinfo import RankInfo
+    from hpcddp.ranks.launcher import RankInfo
 
 FIRST_OWN_STEP = 0xFFFFFFF0  # ids from here on are Slurm's own: batch (…fb), extern (…fc), interactive (…fa)
 

@@ -6,12 +6,17 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import contextmanager, suppress
 
 from hpcddp.errors import LaunchError
 from hpcddp.ranks.launchers import LAUNCHERS
-from hpcddp.record import Record
+from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.folder import AttemptFolder, find_attempt, job_of
 from hpcddp.schedulers.registry import all_schedulers
+from hpcddp.signals import name_signal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 # The record holds these, the launchers' variables and the schedulers'. It holds nothing else, and no secret.
 _RECORDED = ("HPCDDP_", "CUDA_", "HIP_", "ROCR_", "ZE_", "NCCL_", "GLOO_", "FI_", "UCX_", "OMP_")
@@ -80,3 +85,189 @@ def _recorded(env: Mapping[str, str]) -> list[tuple[str, str]]:
     prefixes = (*_RECORDED, *launchers, *(prefix for row in all_schedulers() for prefix in row.variables.prefixes))
     chosen = [name for name in sorted(env) if name.startswith(prefixes)]
     return [(name, env[name]) for name in chosen if not any(word in name.upper() for word in _SECRET)]
+
+
+# The rank that failed first, for the job's own output: ranks other than 0 write to files that nobody watches.
+
+
+_READ = 16384  # bytes of the end of a log
+_MOST_LINES = 14
+_WITHOUT_TRACEBACK = 6
+_RANK_0_S = 0.5
+_REPORT_S = 5.0
+_REPORTED = b"reported\n"
+_TRACEBACK = "Traceback (most recent call last)"
+
+
+@contextmanager
+def first_failure(env: Mapping[str, str], *, heard: bool = False) -> Iterator[bool]:
+    """Whether this rank is the first of the attempt to fail, and reports it in the body; True outside of an attempt.
+
+    It need not be rank 0: a launcher kills rank 0 as soon as another rank has failed. The others wait at the end of the
+    body, a moment at most, until the report is written: a launcher kills all ranks as soon as one has ended, the rank
+    that still has to report among them. One that has only `heard` of another rank's failure lets that rank be first.
+    """
+    path = _claim_path(env)
+    if heard and path is not None:
+        _wait_for(path, b"", _REPORT_S)
+    is_first = path is None or _claim(path)
+    yield is_first
+    if path is None:
+        return
+    if is_first:
+        with suppress(OSError), open(path, "wb") as file:
+            file.write(_REPORTED)
+    else:
+        _wait_for(path, _REPORTED, _REPORT_S)
+
+
+def _claim_path(env: Mapping[str, str]) -> str | None:
+    """The file that the first rank to fail makes; None outside of an attempt."""
+    attempt = find_attempt(env)
+    # a job that was queued again starts in the same attempt, with another deadline
+    return None if attempt is None else attempt.first_failure(env.get("HPCDDP_DEADLINE", ""))
+
+
+def _claim(path: str) -> bool:
+    """Whether this rank made the file, or is where nobody can make it: its host does not see the run's folder."""
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o644))
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def note_rank_0(env: Mapping[str, str], lines: list[str]) -> None:
+    """Rank 0 failed with these lines, which are on the job's output: for a rank that fails with the same ones."""
+    path = _rank_0_path(env)
+    if path is not None:
+        with suppress(OSError), open(path, "w", encoding="utf-8", errors="replace") as file:
+            file.write("".join(lines[-1:]) + "\n")  # also if there is none: another rank waits for it
+
+
+def is_as_rank_0(env: Mapping[str, str], lines: list[str]) -> bool:
+    """Whether rank 0 fails with the same last line, as with a mistake in the script; waits for it a moment.
+
+    The launcher ends rank 0 once this process has ended, and not before.
+    """
+    path = _rank_0_path(env)
+    if path is None or not lines:
+        return False
+    found = _wait_for(path, b"\n", _RANK_0_S)
+    return found is not None and found.decode(errors="replace") == lines[-1] + "\n"
+
+
+def _wait_for(path: str, end: bytes, limit: float) -> bytes | None:
+    """What the file holds, once it ends so; None if it does not within the limit (seconds)."""
+    deadline = time.monotonic() + limit
+    while True:
+        with suppress(OSError), open(path, "rb") as file:
+            found = file.read()
+            if found.endswith(end):
+                return found
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(0.02)
+
+
+def _rank_0_path(env: Mapping[str, str]) -> str | None:
+    path = _claim_path(env)
+    return None if path is None else path + ".rank-0"
+
+
+def describe_end(status: int) -> str:
+    """`ended with status 1`, `was killed by SIGKILL`: a wait status (`os.waitpid`) in words."""
+    if not os.WIFSIGNALED(status):
+        return f"ended with status {os.WEXITSTATUS(status)}"
+    name = name_signal(os.WTERMSIG(status))
+    return f"was killed by {name}" + (" (often: out of memory)" if name == "SIGKILL" else "")
+
+
+def read_end(path: str, start: int) -> str:
+    """The end of a log, of what was written from byte `start` on; empty if it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(start, os.fstat(file.fileno()).st_size - _READ))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def choose_lines(text: str) -> list[str]:
+    """The lines that say what happened: the last traceback, shortened in its middle, else the last lines."""
+    lines = [line.rstrip().rpartition("\r")[2] for line in _strip_codes(text).split("\n")]
+    lines = [line for line in lines if line.strip()]
+    begin, error, _ = _find_traceback(lines)
+    if begin is None:
+        return lines[-_WITHOUT_TRACEBACK:]
+    stop = None if error is None else error + _WITHOUT_TRACEBACK
+    found = [line for line in lines[begin:stop] if not _is_remark(line)]
+    if len(found) <= _MOST_LINES:
+        return found
+    return [found[0], "  …", *found[2 - _MOST_LINES :]]
+
+
+def choose_error(lines: list[str]) -> str:
+    """The one of them that names the error, as the program wrote it: a traceback's exception with the first line of
+    what it says, whatever else was written then. Empty if none does, as where hpcddp's own word on the run is the last.
+    """
+    has_hint = False
+    for line in reversed(lines):
+        told = line.partition("]: ")[2] if line.startswith("[rank") else line
+        if told.startswith("hint: "):
+            has_hint = True
+            continue
+        if told.startswith("hpcddp: "):
+            return "" if not has_hint and " failed: " not in told else told
+        _, error, before = _find_traceback(lines)
+        return told if error is None else lines[error].removeprefix(before)
+    return ""
+
+
+def _find_traceback(lines: list[str]) -> tuple[int | None, int | None, str]:
+    """Where the last traceback begins, where its exception stands, and what stands before each of its lines, such as
+    `[rank1]: `. Of a group of exceptions it is the group's own: those in it are marked by `|`. What torchrun says of
+    its ranks' end is none."""
+    import re
+
+    begins = [number for number, line in enumerate(lines) if _TRACEBACK in line]
+    for begin in reversed(begins):
+        head, _, _ = lines[begin].partition(_TRACEBACK)
+        if head.rstrip(" ").endswith("|") or head.rstrip(" ").endswith("| Exception Group"):
+            continue
+        before = head.replace("+ Exception Group ", "| ")
+        if not any(line.startswith(f"{before} ") for line in lines[begin + 1 :]):
+            before = ""  # of the first line alone: a logger's, or the frame around it
+        for number in range(begin + 1, len(lines)):
+            told = lines[number].removeprefix(before)
+            if lines[number].startswith(before) and re.match(r"[^\W\d][\w.<>]*(: |:?$)", told):
+                if told.startswith("torch.distributed.elastic."):
+                    break
+                return begin, number, before
+    return (begins[-1] if begins else None), None, ""
+
+
+def _strip_codes(text: str) -> str:
+    """Without a terminal's codes: colours, and links."""
+    import re
+
+    return re.sub(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])", "", text)
+
+
+def format_failure(rank: int, host: str, end: str, lines: list[str], log: str | None) -> str:
+    """The report. `log` is the file with the rank's output; None: what it wrote is on the job's own output already."""
+    if log is None:
+        return f"hpcddp: rank {rank} on {host} {end}{'; the error is above' if lines else ' and wrote no error'}\n"
+    if not lines:
+        return f"hpcddp: rank {rank} on {host} {end} and wrote nothing; its log is {log}\n"
+    shown = "".join(f"    {line}\n" for line in lines)
+    return f"hpcddp: rank {rank} on {host} {end}. The end of its output:\n{shown}  all of it: {log}\n"
+
+
+def _is_remark(line: str) -> bool:
+    """torch's warnings in the C++ form, which it prints after a traceback: `[rank1]:[W1122 03:45:12 …] Warning: …`."""
+    if line.startswith("[rank"):
+        line = line.partition("]:")[2]
+    return line.startswith(("[W", "[I"))

@@ -7,6 +7,7 @@ repeats the same step would be queued without end.
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 
 from hpcddp.errors import LaunchError
@@ -14,9 +15,34 @@ from hpcddp.record import Record
 from hpcddp.runs.folder import AttemptFolder, RunFolder, job_of, list_attempts, list_holders, start_of
 from hpcddp.runs.jsonfile import DamagedFileError, read_line, read_object, read_record, write_object
 from hpcddp.runs.lock import read_end, read_holder, read_holders
-from hpcddp.runs.own_runs import read_own_states
-from hpcddp.runs.state import State, read_state, replace_state
+from hpcddp.runs.state import State, correct_killed, read_state, replace_state
 from hpcddp.schedulers.job_id import parse_id
+
+# Runs that the script of a job has opened itself, beside the job's own.
+
+
+def note_own_run(attempt: AttemptFolder, run: RunFolder) -> None:
+    """The script of this attempt has opened a run that is not the job's. What cannot be written is not known."""
+    with suppress(OSError), open(_list(attempt), "a", encoding="utf-8", errors="surrogateescape") as file:
+        file.write(f"{os.path.abspath(run.path)}\n")
+
+
+def list_own_runs(attempt: AttemptFolder) -> list[RunFolder]:
+    """In the order in which they were opened."""
+    with suppress(OSError), open(_list(attempt), encoding="utf-8", errors="surrogateescape") as file:
+        return [RunFolder(path) for path in dict.fromkeys(file.read().splitlines())]
+    return []
+
+
+def read_own_states(run: RunFolder) -> list[tuple[RunFolder, State]]:
+    """What the ranks wrote last of each run that scripts have opened in any attempt of the job's run. The errors of
+    `read_state`."""
+    own = dict.fromkeys(one for attempt in list_attempts(run) for one in list_own_runs(attempt))
+    return [(one, state) for one in own if (state := read_state(one)) is not None]
+
+
+def _list(attempt: AttemptFolder) -> str:
+    return os.path.join(attempt.path, "own-runs")
 
 
 class Turn(Record):
@@ -202,3 +228,54 @@ def _earlier_starts(attempt: AttemptFolder) -> list[AttemptFolder]:
 def _find_link(attempt: AttemptFolder) -> Link | None:
     begun = read_record(attempt.chain, Turn, "; to begin a new chain submit the job again")
     return None if begun is None else Link(attempt.name, begun.turn, begun.step)
+
+
+# The starts of one job: those that its supervisor made, its scheduler, and the jobs before it in a chain.
+
+
+def list_starts(attempt: AttemptFolder) -> list[AttemptFolder]:
+    """Up to this one, the first one first; none if no supervisor began this one.
+
+    `hpcddp launch` that is typed again in one allocation, after the one before it has ended, is no start of that one's
+    job. RequestError if a folder cannot be read; SchemaError if another hpcddp wrote a holder.
+    """
+    job, earlier, starts = job_of(attempt.name), set[str](), list[str]()
+    for path in list_holders(attempt.run):
+        holder = read_holder(path)
+        if holder is None:
+            continue
+        if not start_of(holder.attempt, job):
+            if not starts:
+                earlier.add(holder.attempt)
+            continue
+        starts.append(holder.attempt)
+        if holder.attempt == attempt.name:
+            found = [attempt.run.attempt(name) for name in starts]
+            before = find_before(found[0])
+            if before is None or before.attempt not in earlier:  # the scheduler may have begun its ids anew
+                return found
+            return [*list_starts(attempt.run.attempt(before.attempt)), *found]
+        if holder.by_hand and read_end(path) is not None:
+            starts.clear()
+    return []
+
+
+def opens_own_runs(attempt: AttemptFolder) -> bool:
+    """Whether the script of this attempt's job has opened runs itself, in any start. The errors of `list_starts`."""
+    return any(list_own_runs(one) for one in list_starts(attempt) or [attempt])
+
+
+def find_left(attempt: AttemptFolder, state: State | None, status: int) -> list[tuple[RunFolder, State]]:
+    """The runs that the script of this attempt's job has opened itself and left unfinished. `state`: of the job's run.
+    `status`: with which the attempt has ended; where a run has failed with it, none of them is to be continued.
+
+    All starts count: a run that one of them has lost, and the next one has not come to, is left, too. The errors of
+    `read_state` and `list_starts`.
+    """
+    own = read_own_states(attempt.run)
+    states = [one for one in (state, *(one for _, one in own)) if one is not None]
+    if not own or (status and any((one.status, one.attempt) == ("failed", attempt.name) for one in states)):
+        return []
+    starts = {one.name for one in list_starts(attempt)} or {attempt.name}
+    left = [(run, one) for run, one in own if one.status == "unfinished" and one.attempt in starts]
+    return [(run, correct_killed(run, one, lambda: False)) for run, one in left]

@@ -20,28 +20,105 @@ from __future__ import annotations
 import os
 import shlex
 from contextlib import suppress
+from functools import partial
 
 from hpcddp.errors import RequestError
 from hpcddp.record import TYPE_CHECKING, Record
-from hpcddp.runs.begun import check_only, find_begun, is_for
 from hpcddp.runs.chain import find_before
+from hpcddp.runs.command import identify_program, leave_out_start
 from hpcddp.runs.folder import (
     RunFolder,
     list_checkpoints,
     list_holders,
     list_run_folders,
     list_runs,
+    number_attempt,
     show_path,
     step_of,
 )
 from hpcddp.runs.jsonfile import DamagedFileError
-from hpcddp.runs.lock import find_owner, read_holders
-from hpcddp.runs.state import read_finish, read_state
+from hpcddp.runs.lock import HeldError, describe_process, find_live_holder, find_owner, read_holders, take_run
+from hpcddp.runs.state import check_attempt, read_finish, read_state
+from hpcddp.schedulers.registry import find_current_job
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from hpcddp.runs.chain import Link
+    from hpcddp.runs.folder import AttemptFolder
+    from hpcddp.runs.lock import Holder
+
+
+# Runs that a script of a job opens itself: which one of those that it has begun before it means now.
+
+
+def find_begun(asked: Asked, origin: Origin, runs: Sequence[RunFolder]) -> RunFolder | None:
+    """The run that earlier starts of this job have begun for the same program, if this start has not opened it yet.
+    Arguments choose among several runs. They may differ between starts in any way, but for a finished run in what
+    `leave_out_start` leaves out only: a script that skips its finished folds has come to another one.
+
+    RequestError where nothing chooses: such a script opens several runs in another order.
+    """
+    opened = [(run, [one for one in read_holders(run) if one.within == origin.within]) for run in runs]
+    program = identify_program(asked.command)
+    begun = [
+        (run, held)
+        for run, held in opened
+        if held and not _is_of_this_start(held[0], origin) and identify_program(held[0].command) == program
+    ]
+    same = [(run, held) for run, held in begun if is_for(held, asked, origin)]
+    if not same and all(read_finish(run) is not None for run, _ in begun):
+        return None
+    begun = same or begun
+    left = [run for run, held in begun if not _is_of_this_start(held[-1], origin)]
+    if left and len(begun) > 1:
+        raise _of_several("earlier starts of this job have", [run for run, _ in begun], "")
+    return left[0] if left else None
+
+
+def check_only(run: RunFolder, asked: Asked, origin: Origin, runs: Sequence[RunFolder]) -> None:
+    """RequestError if the script of the job that held the run last has opened others under this name: its first
+    training, which asks now, may be that of another one."""
+    last = read_holders(run)[-1:]
+    if not last or not last[0].within or last[0].within == origin.within:
+        return
+    beside = [one for one in runs if one is not run and _opened_by(one, last[0])]
+    if beside:
+        opened = [one for one in runs if one is run or one in beside]
+        job = f"job {last[0].job} has" if last[0].job else "the job before has"
+        raise _of_several(job, opened, f"; or {asked.spelling.named.format(os.path.basename(run.path))}")
+
+
+def _opened_by(run: RunFolder, one: Holder) -> bool:
+    """Whether the job of this holder has opened the run, too, for the same command."""
+    words = _settle(one)
+    return any(held.within == one.within and _settle(held) == words for held in read_holders(run))
+
+
+def _of_several(who: str, begun: Sequence[RunFolder], or_named: str) -> RequestError:
+    names = ", ".join(os.path.basename(run.path) for run in begun)
+    return RequestError(
+        f"{who} begun {len(begun)} runs of one run_dir, {names}, and nothing says which one the script means now: the"
+        " weights might be those of another training",
+        f'give each training a run_dir of its own, such as run_dir=f"runs/fold{{k}}"{or_named}',
+    )
+
+
+def is_for(held: Sequence[Holder], asked: Asked, origin: Origin) -> bool:
+    """Whether the job of one of these holders of a run, which is the origin's, has opened it for this command."""
+    words = leave_out_start(asked.command, origin.attempt, origin.job)
+    mine = [one for one in held if one.within == origin.within]
+    return any(one.command == asked.command or _settle(one) == words for one in mine)
+
+
+def _settle(one: Holder) -> tuple[str, ...]:
+    return leave_out_start(one.command, one.attempt, one.job)
+
+
+def _is_of_this_start(one: Holder, origin: Origin) -> bool:
+    """Whether a run that this job has opened was held by its present start; the others came before it."""
+    return (one.attempt, one.restart) == (origin.attempt, origin.restart)
+
 
 _SHOWN_RUNS = 12
 
@@ -238,3 +315,75 @@ def _why_new(asked: Asked, same: RunFolder | None, runs: Sequence[RunFolder]) ->
         return f", since {old} is finished", to_resume
     command = shlex.join(find_command(runs[-1]) or ())
     return f", since {old} was started with another command, {command}", to_resume
+
+
+# The start of an attempt: its run is chosen, and taken so that no other job writes it.
+
+
+_TRIES = 100  # each one that fails means that another job has begun the run meanwhile
+
+
+def foresee_run(asked: Asked) -> str | None:
+    """One line on the run that a job would get if it started now; None if it would be the first of its name, or the
+    folder of the runs is not here. RequestError and SchemaError of `choose_run`."""
+    if not os.path.isdir(os.path.dirname(asked.base)):
+        return None
+    choice = choose_run(asked, Origin())
+    if choice.is_new and not choice.why:
+        return None
+    mine = describe_process("", os.getpid(), {}, asked.command)
+    holder = None if choice.is_new else find_live_holder(choice.run, mine, lambda _scheduler, _job: None)
+    taken = f"; it was taken by {holder}, and two jobs cannot write one run" if holder is not None else ""
+    return f"if the job started now: {choice}{taken}"
+
+
+def hold_run(
+    attempt: AttemptFolder, env: Mapping[str, str], command: tuple[str, ...], *, process: int, by_hand: bool = False
+) -> None:
+    """Hold the run that something else chose for this attempt, with the errors of `start_run`."""
+    from hpcddp.schedulers.run import ask_job_state
+
+    check_attempt(attempt)
+    mine = describe_process(attempt.name, process, env, command, by_hand=by_hand)
+    take_run(attempt.run, mine, partial(ask_job_state, env=env))
+
+
+def start_run(
+    asked: Asked,
+    attempt: str,
+    env: Mapping[str, str],
+    *,
+    process: int,
+    by_hand: bool = False,
+    numbered: bool = False,
+    within: str = "",
+    restart: int = 0,
+    earlier: tuple[str, ...] = (),
+) -> RunChoice:
+    """Choose the run of this attempt, and hold it. `process`: what lives as long as the attempt, on this host.
+    `numbered`: `attempt` is the job's name, and the attempt's is made of it (`number_attempt`). `within`, `restart`,
+    `earlier`: of a run that a script of a job chooses itself, as in `Origin`.
+
+    RequestError or SchemaError of `choose_run`; HeldError if another job holds the run; LaunchError if the folder
+    cannot be written.
+    """
+    from hpcddp.schedulers.run import ask_job_state
+
+    job = find_current_job(env)
+    asked = asked.of_index(job.array_index if job is not None else "")
+    mine = describe_process(attempt, process, env, asked.command, by_hand=by_hand, within=within, restart=restart)
+    ask = partial(ask_job_state, env=env)
+    for left in reversed(range(_TRIES)):
+        origin = Origin(attempt, mine.scheduler, mine.job, by_hand, within, restart, mine.job_start, earlier)
+        choice = choose_run(asked, origin)
+        name = number_attempt(choice.run, attempt) if numbered else attempt
+        mine = mine._replace(attempt=name)
+        check_attempt(choice.run.attempt(name))
+        try:
+            take_run(choice.run, mine, ask, choice.before, asked.spelling.own)
+        except HeldError:
+            if choice.is_new and left:
+                continue  # another job began this run first
+            raise
+        return choice._replace(attempt=name)
+    raise AssertionError("the last try returns or raises")

@@ -2,13 +2,274 @@
 
 from __future__ import annotations
 
+import os
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from hpcddp.errors import RequestError
-from hpcddp.runs.causes import Context, find_causes
-from hpcddp.runs.record import RunRecord
+from hpcddp.errors import RequestError, nearest
+from hpcddp.runs.folder import MANIFEST, AttemptFolder, RunFolder, list_attempts, list_checkpoints, list_run_folders
+from hpcddp.runs.jsonfile import read_object
+from hpcddp.runs.metrics import AtLine, Line, LogLine, MetricsReader, StepLine
+from hpcddp.runs.state import check_run_folder
+from hpcddp.units import format_count, shorten
+
+# What a run ran with, as flat facts by name: `torch`, `plan.global_batch`, `data.sha256`, `optimizer.momentum`.
+
+
+# of plan.json, which also holds what only matters to a scheduler
+_OF_JOB = ("site", "launcher", "command")
+
+
+def describe_attempt(versions: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
+    """The facts of an attempt's two files. What is not there is left out."""
+    facts = {name: value for name, value in versions.items() if name not in {"ranks", "plan", "exact"}}
+    plan = versions.get("plan") or {}
+    facts |= _with_prefix("plan", {name: value for name, value in plan.items() if name != "data_size"})
+    if ranks := versions.get("ranks"):
+        hosts = list(dict.fromkeys(rank.get("host") for rank in ranks))
+        facts |= {"ranks": len(ranks), "nodes": len(hosts), "hosts": ", ".join(map(str, hosts))}
+    if versions:
+        facts["mode"] = _mode(versions.get("exact"), plan)
+    return facts | _with_prefix("data", data)
+
+
+def describe_job(plan: dict[str, Any]) -> dict[str, Any]:
+    """The facts of the job that plan.json has."""
+    return _with_prefix("job", {name: plan[name] for name in _OF_JOB if name in plan})
+
+
+def list_object_facts(objects: dict[str, Any]) -> dict[str, Any]:
+    """The facts of the tracked objects in a checkpoint's manifest."""
+    return {name: value for thing, about in objects.items() for name, value in _with_prefix(thing, about).items()}
+
+
+def _mode(exact: Any, plan: dict[str, Any]) -> str:
+    """`plain`, `exact`, or exact with its way of summing."""
+    if isinstance(exact, str):
+        return f"exact ({exact})"
+    return "exact" if exact or plan.get("slices") else "plain"
+
+
+def _with_prefix(prefix: str, values: dict[str, Any]) -> dict[str, Any]:
+    return {f"{prefix}.{name}": value for name, value in values.items()}
+
+
+# What a run folder records of its run: each step, weights at some steps, and what the run ran with.
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """One run over all its attempts. A step that was made again is there as it was made last."""
+
+    path: str
+    steps: dict[int, StepLine]  # by step, from 1; at least one
+    logs: list[LogLine]  # of `rt.log`, in order
+    attempts: dict[int, str]  # the name of the attempt that made a step, by step
+    weights: dict[int, str]  # SHA-256, by step
+    facts: dict[str, tuple[Any, ...]]  # each value that a fact had, in the order of the attempts
+
+    @property
+    def last_step(self) -> int:
+        return max(self.steps)
+
+    @property
+    def unrecorded(self) -> list[int]:
+        """Steps without a line: a killed process takes the last step's with it."""
+        return [step for step in range(min(self.steps), self.last_step) if step not in self.steps]
+
+
+def read_run(path: str) -> RunRecord:
+    """Read a run folder. RequestError if it is none, has no step, or holds a file that cannot be read."""
+    run = RunFolder(path)
+    check_run_folder(run)
+    attempts = _read_attempts(run)
+    steps, logs, makers = _merge(attempts)
+    if not steps:
+        raise RequestError(
+            f"{path} has no step: nothing was trained in it, or nothing was recorded",
+            f"ls {path}/attempts/*/metrics.jsonl",
+        )
+    weights, objects = _read_checkpoints(run)
+    making = set(makers.values())
+    parts = [
+        describe_job(read_object(run.plan) or {}),
+        *(_read_facts(attempt) for attempt, _ in attempts if attempt in making),
+        *objects,
+    ]
+    return RunRecord(
+        path=path,
+        steps=dict(sorted(steps.items())),
+        logs=logs,
+        attempts={step: makers[step].name for step in sorted(makers)},
+        weights={step: digest for step, digest in weights.items() if step <= max(steps)},
+        facts=_gather(parts),
+    )
+
+
+def _read_attempts(run: RunFolder) -> list[tuple[AttemptFolder, list[Line]]]:
+    """The attempts that made a step, in the order of their first steps' times."""
+    if not os.path.isdir(run.attempts):
+        is_folder = os.path.isdir(run.path)
+        runs = list_run_folders(run.path)
+        raise RequestError(
+            f"{run.path} is no run folder: it has no attempts/" if is_folder else f"{run.path} is no folder",
+            f"one of those in it: {', '.join(runs[:4])}" if runs else "give what --run-dir named, such as runs/digits",
+        )
+    found = []
+    for attempt in list_attempts(run):
+        lines = list(MetricsReader(attempt.metrics).read())
+        first = next((line.time for line in lines if isinstance(line, StepLine)), None)
+        if first is not None:
+            found.append((first, attempt, lines))
+    return [(attempt, lines) for _, attempt, lines in sorted(found, key=lambda item: item[0])]
+
+
+def _merge(
+    attempts: list[tuple[AttemptFolder, list[Line]]],
+) -> tuple[dict[int, StepLine], list[LogLine], dict[int, AttemptFolder]]:
+    """Steps by number, what was logged, and which attempt made each step."""
+    steps: dict[int, StepLine] = {}
+    logs: list[LogLine] = []
+    makers: dict[int, AttemptFolder] = {}
+    for attempt, lines in attempts:
+        for line in lines:
+            if isinstance(line, LogLine):
+                logs.append(line)
+                continue
+            if isinstance(line, AtLine):
+                continue
+            if line.step in steps:  # made again, after a kill or from the start: what followed it is void, too
+                steps = {step: old for step, old in steps.items() if step < line.step}
+                logs = [old for old in logs if old.step < line.step]
+            steps[line.step], makers[line.step] = line, attempt
+    return steps, logs, {step: makers[step] for step in steps}
+
+
+def _read_checkpoints(run: RunFolder) -> tuple[dict[int, str], list[dict[str, Any]]]:
+    """SHA-256 of the weights by step, from the checkpoints and the end of the last attempt; and what was tracked."""
+    weights: dict[int, str] = {}
+    objects = []
+    for checkpoint in list_checkpoints(run.checkpoints):
+        file = os.path.join(checkpoint, MANIFEST)
+        manifest = read_object(file) or {}
+        objects.append(_describe(file, list_object_facts, manifest.get("objects") or {}))
+        weights |= _weights_of(manifest)
+    return weights | _weights_of(read_object(run.state) or {}), objects
+
+
+def _weights_of(content: dict[str, Any]) -> dict[int, str]:
+    step, digest = content.get("step"), content.get("weights_sha256")
+    return {step: digest} if isinstance(step, int) and isinstance(digest, str) else {}
+
+
+def _read_facts(attempt: AttemptFolder) -> dict[str, Any]:
+    contents = [read_object(file) or {} for file in (attempt.versions, attempt.data)]
+    return _describe(attempt.versions, describe_attempt, *contents)
+
+
+def _describe(file: str, describe: Callable[..., dict[str, Any]], *contents: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return describe(*contents)
+    except (AttributeError, TypeError, ValueError) as error:  # a list where there is an object, or the like
+        raise RequestError(f"{file} does not hold what hpcddp writes", f"look at it: head {file}") from error
+
+
+def _gather(parts: list[dict[str, Any]]) -> dict[str, tuple[Any, ...]]:
+    """All values of each fact in order; one that stays is there once."""
+    facts: dict[str, tuple[Any, ...]] = {}
+    for part in parts:
+        for name, value in part.items():
+            before = facts.get(name, ())
+            facts[name] = before if before and before[-1] == value else (*before, value)
+    return facts
+
+
+# Which recorded differences between two runs can explain that their numbers differ.
+
+
+class Context(NamedTuple):
+    """Two runs that differ. `begins` is the first step whose loss differs, or would show different weights."""
+
+    begins: int | None
+    differed: tuple[str, ...]
+    rate_differs_at: int | None
+    first: dict[str, tuple[Any, ...]]
+    second: dict[str, tuple[Any, ...]]
+
+    def is_plain(self) -> bool:
+        """Whether a part of either run was not exact."""
+        return any("plain" in run.get("mode", ("plain",)) for run in (self.first, self.second))
+
+
+class Cause(NamedTuple):
+    """`names` are facts; one that ends with a dot stands for all that begin so."""
+
+    names: tuple[str, ...]
+    text: str
+    acts_from: int = 1  # the first loss that it can change: the loss of step 1 knows nothing of the optimizer
+    in_plain_runs: bool = False  # exact runs do not depend on it
+
+
+_CAUSES = (
+    Cause(("seed",), "another seed gives other first weights, another order of the data and other dropout"),
+    Cause(("data.",), "the data are not the same"),
+    Cause(("model.",), "the models are not the same"),
+    Cause(("plan.global_batch",), "with another global batch each step sees other samples"),
+    Cause(("matmul_precision", "cudnn_tf32"), "the numbers are computed in another precision"),
+    Cause(("mode",), "an exact and a plain run, and exact runs with two ways of summing, add up in different orders"),
+    Cause(("plan.slices",), "with another number of slices the samples are grouped, and added up, differently"),
+    Cause(
+        ("ranks", "plan.accumulation_steps"),
+        "on other ranks or micro batches a plain run adds up in another order, takes BatchNorm's statistics over other"
+        " samples and draws other dropout; exact runs do not",
+        in_plain_runs=True,
+    ),
+    Cause(("parallel",), "another split of the model adds up in another order", in_plain_runs=True),
+    Cause(
+        ("nodes", "backend"),
+        "the all-reduce of a plain run may add up in another order over other nodes or with another backend",
+        in_plain_runs=True,
+    ),
+    Cause(("optimizer.", "scheduler."), "the updates are not the same", 2),
+    Cause(("hpcddp",), "another version of hpcddp may compute differently"),
+    Cause(
+        ("torch", "torch_build", "torchvision", "cuda", "cudnn", "python"),
+        "the kernels of another version may round differently",
+    ),
+    Cause(
+        ("cpu", "cpu_capability", "threads", "gpu", "cudnn_benchmark", "deterministic"),
+        "other hardware, threads or switches choose other kernels, which may round differently",
+    ),
+    Cause(("job.command",), "the commands are not the same"),
+)
+
+_UNKNOWN = (
+    "nothing that was recorded explains it; not recorded are the training script, the data beyond three samples,"
+    " and libraries other than torch"
+)
+
+
+def find_causes(context: Context) -> list[str]:
+    """One line for each possible cause, with the facts that point to it; at least one line."""
+    begins = context.begins or 1
+    found = []
+    for cause in _CAUSES:
+        names = [name for name in context.differed if _is_among(name, cause.names)]
+        if names and begins >= cause.acts_from and (context.is_plain() or not cause.in_plain_runs):
+            found.append(f"{', '.join(names)}: {cause.text}")
+    if context.rate_differs_at is not None and begins > context.rate_differs_at:
+        found.append(f"lr: the learning rates differ from step {context.rate_differs_at} on")
+    if any(gpu for run in (context.first, context.second) for gpu in run.get("gpu", ())) and not all(
+        all(run.get("deterministic", (False,))) for run in (context.first, context.second)
+    ):
+        found.append("some GPU kernels add up in no fixed order without torch.use_deterministic_algorithms(True)")
+    return found or [_UNKNOWN]
+
+
+def _is_among(name: str, names: tuple[str, ...]) -> bool:
+    return any(name == known or (known.endswith(".") and name.startswith(known)) for known in names)
 
 
 class LossDifference(NamedTuple):
@@ -115,3 +376,135 @@ def _ordinal(number: float) -> int:
     (bits,) = struct.unpack("<q", struct.pack("<d", number))
     ordinal: int = bits if bits >= 0 else -(bits & 0x7FFF_FFFF_FFFF_FFFF)
     return ordinal
+
+
+# A comparison of two runs as text for people, and as JSON values for programs.
+
+
+_SHOWN_STEPS = 12
+_FLOAT32_ULP = 2.0**29  # in units of a double's
+_LIKE_ROUNDING = 1e-4  # of a loss
+
+
+def format_comparison(result: Comparison) -> str:
+    """The verdict, its basis, a table of what differed, and what of it can explain a difference."""
+    lines = [_say_verdict(result), *_say_losses(result), *_say_weights(result)]
+    if result.differed:
+        rows = [("", *result.paths), *((name, *map(_say_values, pair)) for name, pair in result.differed.items())]
+        widths = [max(len(row[i]) for row in rows) for i in (0, 1)]
+        lines += ["", "what differed" if not result.is_same else "what differed all the same"]
+        lines += [f"  {a:{widths[0]}}  {b:{widths[1]}}  {c}".rstrip() for a, b, c in rows]
+    if result.causes:
+        lines += ["", "what can explain it", *(f"  {cause}" for cause in result.causes)]
+    return "\n".join(lines) + "\n"
+
+
+def comparison_record(result: Comparison) -> dict[str, Any]:
+    """The same as JSON values. Pairs are lists of two, the first run's first."""
+    loss = result.first_difference
+    return {
+        "runs": list(result.paths),
+        "verdict": result.verdict,
+        "common_steps": result.common_steps,
+        "last_steps": list(result.last_steps),
+        "unrecorded_steps": list(result.unrecorded),
+        "differing_steps": result.differing_steps,
+        "first_difference": loss
+        and {"step": loss.step, "loss": list(loss.losses), "difference": loss.size, "ulps": loss.ulps},
+        "weights": {"equal_at": result.equal_weights, "differ_at": result.other_weights},
+        "differed": {name: [list(values) for values in pair] for name, pair in result.differed.items()},
+        "causes": result.causes,
+    }
+
+
+def _say_verdict(result: Comparison) -> str:
+    steps = format_count(result.common_steps, "step")
+    if result.verdict == "same":
+        return f"the same: {steps}, all losses and the last weights are equal to the last bit"
+    if result.verdict == "same so far":
+        return f"the same as far as both go: {steps}"
+    if result.first_difference is None:
+        return f"different: all losses of {steps} are equal, but the weights of step {result.other_weights[0]} are not"
+    return f"different from step {result.first_difference.step} on"
+
+
+def _say_losses(result: Comparison) -> list[str]:
+    lines = []
+    if result.last_steps[0] != result.last_steps[1]:
+        ends = (f"{path} ends at step {step}" for path, step in zip(result.paths, result.last_steps, strict=True))
+        lines.append(f"  steps    {', '.join(ends)}")
+    for path, steps in zip(result.paths, result.unrecorded, strict=True):
+        if steps:
+            lines.append(f"  steps    {path} has no loss of step {_say_steps(steps)}: an attempt was killed there")
+    if result.first_difference is not None:
+        first, second = (_say_value(loss) for loss in result.first_difference.losses)
+        lines.append(f"  loss     {first} against {second} at step {result.first_difference.step}")
+        lines += [f"           {text}" for text in _say_size(result.first_difference)]
+        lines.append(f"           {result.differing_steps} of {result.common_steps} common steps differ")
+    return lines
+
+
+def _say_size(loss: LossDifference) -> list[str]:
+    """How much; in ulps where rounding may have made it."""
+    if loss.size is None or loss.ulps is None or loss.losses[0] is None:
+        return []
+    relative = abs(loss.size / loss.losses[0]) if loss.losses[0] else float("inf")
+    text = f"the difference is {loss.size:.3g}, {relative:.1g} of the first"
+    if relative < _LIKE_ROUNDING:
+        text += f": {_count(loss.ulps / _FLOAT32_ULP)} of float32, {_count(loss.ulps)} of float64"
+    return [text]
+
+
+def _count(ulps: float) -> str:
+    return "1 ulp" if ulps == 1 else f"{ulps:,.3g} ulps"
+
+
+def _say_weights(result: Comparison) -> list[str]:
+    parts = []
+    if result.equal_weights:
+        parts.append(f"equal at step {_say_steps(result.equal_weights)}")
+    if result.other_weights:
+        parts.append(f"different at step {_say_steps(result.other_weights)}")
+    return [f"  weights  {'; '.join(parts) or 'no step of which both recorded them'}"]
+
+
+def _say_steps(steps: list[int]) -> str:
+    more = f" and {len(steps) - _SHOWN_STEPS} more" if len(steps) > _SHOWN_STEPS else ""
+    return ", ".join(map(str, steps[:_SHOWN_STEPS])) + more
+
+
+def _say_values(values: tuple[Any, ...]) -> str:
+    """A fact over the attempts: `4 -> 2 -> 8`; a dash where it is not recorded."""
+    return shorten(" -> ".join(map(_say_value, values))) if values else "-"
+
+
+def _say_value(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(map(_say_value, value))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "none" if value is None else str(value)
+
+
+# A run's numbers as a table: a list of rows, which `pandas.DataFrame` takes as it is.
+
+
+KINDS = ("step", "log")
+
+
+def read_table(run: str, kind: str = "step") -> list[dict[str, Any]]:
+    """One row for each step or call of `rt.log` of a run, over all its attempts, in order.
+
+    A step that was made again counts as it was made last. See `read_run` for errors; RequestError for another kind.
+    """
+    if kind not in KINDS:
+        raise RequestError(f"kind {kind!r} is unknown{nearest(str(kind), list(KINDS))}", f"one of {', '.join(KINDS)}")
+    if not isinstance(run, (str, os.PathLike)):
+        raise RequestError(f"run {run!r} is not the path of a run folder", 'hpcddp.load("runs/train")')
+    return _rows(read_run(run), kind)
+
+
+def _rows(record: RunRecord, kind: str) -> list[dict[str, Any]]:
+    if kind == "log":
+        return [{"step": line.step, **line.numbers, "time": line.time} for line in record.logs]
+    return [line._asdict() | {"attempt": record.attempts[step]} for step, line in record.steps.items()]

@@ -6,13 +6,17 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 from hpcddp.errors import RequestError
-from hpcddp.runs.jsonfile import SCHEMA, DamagedFileError, UnreadableFileError, check_schema
+from hpcddp.record import Record
+from hpcddp.runs.folder import AttemptFolder
+from hpcddp.runs.jsonfile import SCHEMA, DamagedFileError, SchemaError, UnreadableFileError, check_schema
 
 #: Names that each line of kind `log` has for itself.
 RESERVED = ("kind", "step", "time")
@@ -105,3 +109,289 @@ def _cut_half_line(path: str) -> None:
 def _jsonable(value: Any) -> Any:
     """JSON has no NaN and no infinity: null stands for them."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# Reads `metrics.jsonl`, also while it grows: each call gives the lines that were completed since the last one.
+
+
+class StepLine(NamedTuple):
+    """One optimizer step. `time` is in seconds since 1970; a number that is None was NaN, infinite or not recorded."""
+
+    step: int  # from 1, over all attempts
+    epoch: int | None
+    loss: float | None  # of the global batch
+    lr: float | None
+    samples_per_s: float | None
+    time: float
+    counted: float | None = None  # what the mean loss is a mean over, if not samples
+
+
+class AtLine(NamedTuple):
+    """How far a framework's own loop is, whose loss is known of some steps alone."""
+
+    step: int  # from 1, over all attempts
+    epoch: int | None
+    time: float
+
+
+class LogLine(NamedTuple):
+    """Numbers of one call of `rt.log`. None: it was NaN or infinite."""
+
+    step: int  # the last one before the call, from 0
+    numbers: dict[str, float | None]
+    time: float
+
+
+Line: TypeAlias = StepLine | AtLine | LogLine
+
+
+class MetricsReader:
+    """Reads one file from its beginning. A line counts once its line end is there, so half a line is never given.
+
+    The file need not exist yet. If it was truncated or replaced, reading starts again at its beginning.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._offset = 0  # in bytes; always behind a line end
+        self._last = b""  # the line before the offset, to recognise the file by
+        self._number = 0  # of the line before the offset
+
+    def read(self) -> Iterator[Line]:
+        """The new lines about steps and those of `rt.log`; what other kinds there are is passed over.
+
+        RequestError names a line that cannot be read; the next call continues after it. SchemaError if a newer
+        hpcddp wrote the file.
+        """
+        for text in self._read_new():
+            self._offset, self._last, self._number = self._offset + len(text), text, self._number + 1
+            line = self._parse(text) if text.strip() else None
+            if line is not None:
+                yield line
+
+    def _read_new(self) -> list[bytes]:
+        try:
+            with open(self._path, "rb") as file:
+                file.seek(self._offset - len(self._last))
+                if file.read(len(self._last)) != self._last:
+                    self._offset, self._last, self._number = 0, b"", 0
+                    file.seek(0)
+                *lines, _ = file.read().split(b"\n")  # after the last line end: nothing, or half a line
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise UnreadableFileError(self._path, error) from error
+        return [line + b"\n" for line in lines]
+
+    def _parse(self, text: bytes) -> Line | None:
+        try:
+            line = json.loads(text.decode(errors="replace"))
+            if line["kind"] == "start":
+                check_schema(self._path, line)
+            return _PARSERS[line["kind"]](line) if line["kind"] in _PARSERS else None
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+            cause = f"it has no {error}" if isinstance(error, KeyError) else str(error).lower()
+            raise RequestError(
+                f"{self._path}, line {self._number} cannot be read: {cause}",
+                f"look at it: sed -n {self._number}p {self._path}",
+            ) from error
+
+
+def _parse_step(line: dict[str, Any]) -> StepLine:
+    names = ("lr", "samples_per_s", "counted")
+    numbers = {name: _number(line.get(name)) for name in names}
+    epoch = line.get("epoch")
+    return StepLine(
+        step=int(line["step"]),
+        epoch=None if epoch is None else int(epoch),
+        loss=_number(line["loss"]),
+        time=float(line["time"]),
+        **numbers,
+    )
+
+
+def _parse_at(line: dict[str, Any]) -> AtLine:
+    epoch = line.get("epoch")
+    return AtLine(int(line["step"]), None if epoch is None else int(epoch), float(line["time"]))
+
+
+def _parse_log(line: dict[str, Any]) -> LogLine:
+    numbers = {name: _number(value) for name, value in line.items() if name not in RESERVED}
+    return LogLine(int(line["step"]), numbers, float(line["time"]))
+
+
+_PARSERS: dict[str, Callable[[dict[str, Any]], Line]] = {
+    "step": _parse_step,
+    "at": _parse_at,
+    "log": _parse_log,
+}
+
+
+def _number(value: Any) -> float | None:
+    """None for null, and for NaN and infinity, which hpcddp writes as null."""
+    return float(value) if value is not None and math.isfinite(value) else None
+
+
+# How far an attempt is, by the first and the last lines of its metrics: a file of any size costs the same.
+
+
+_HEAD, _TAIL = 8192, 65536  # bytes; a line has a few hundred
+_LEAST_S = 1.0  # the first lines of a start are written together, and are no pace
+
+
+class Latest(Record):
+    """`step`: the last one; None: none is recorded. `total`: steps of the whole training, where its length is known.
+    `pace_s`: seconds per step, of the last ones. `time`: of the last line, in seconds since 1970."""
+
+    step: int | None = None
+    total: int | None = None
+    epoch: int | None = None
+    loss: float | None = None
+    samples_per_s: float | None = None
+    pace_s: float | None = None
+    time: float | None = None
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds to the end of the training at this pace."""
+        if self.step is None or self.total is None or self.pace_s is None:
+            return None
+        return max(self.total - self.step, 0) * self.pace_s
+
+
+def read_latest(path: str) -> Latest:
+    """Of a `metrics.jsonl`; nothing of one that is not there. A line that cannot be read is passed over."""
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            head = file.read(_HEAD)
+            file.seek(max(size - _TAIL, 0))
+            tail = file.read()
+    except OSError:
+        return Latest()
+    lines = [line for text in (head, tail) for line in text.split(b"\n")[:-1]]
+    told = [line for line in map(_read, lines) if line is not None]
+    totals = [line["total_steps"] for line in told if line.get("kind") == "expect"]
+    steps = [line for line in told if _is_step(line)]
+    total = totals[-1] if totals and type(totals[-1]) is int else None
+    if not steps:
+        return Latest(total=total)
+    last = steps[-1]
+    recent = [line for line in map(_read, tail.split(b"\n")[:-1]) if line and _is_step(line)]
+    speeds = (_finite_number(line.get("samples_per_s")) for line in reversed(steps))
+    losses = (line.get("loss") for line in reversed(steps) if line.get("kind") == "step")
+    return Latest(
+        last["step"],
+        total,
+        last["epoch"] if type(last.get("epoch")) is int else None,
+        _finite_number(next(losses, None)),
+        next((speed for speed in speeds if speed is not None), None),
+        _pace(recent),
+        _finite_number(last.get("time")),
+    )
+
+
+def _is_step(line: dict[str, Any]) -> bool:
+    """Whether it is about a step, as `AtLine` and `StepLine` are."""
+    return line.get("kind") in {"step", "at"} and type(line.get("step")) is int
+
+
+def _pace(lines: list[dict[str, Any]]) -> float | None:
+    """Seconds per step between the first and the last of these lines, if they are of one start."""
+    told = [(line.get("step"), _finite_number(line.get("time"))) for line in lines]
+    made = [(step, time) for step, time in told if type(step) is int and time is not None]
+    if len(made) < 2:
+        return None
+    (first, began), (last, ended) = made[0], made[-1]
+    return (ended - began) / (last - first) if last > first and ended - began >= _LEAST_S else None
+
+
+def _read(line: bytes) -> dict[str, Any] | None:
+    with suppress(ValueError, RecursionError):
+        content = json.loads(line.decode(errors="replace"))
+        return content if isinstance(content, dict) else None
+    return None
+
+
+def _finite_number(value: object) -> float | None:
+    return float(value) if type(value) in {int, float} and math.isfinite(value) else None  # type: ignore[arg-type]  # it is checked
+
+
+# The losses of a run over all its attempts, read while it trains: a step that was made again counts as made last.
+
+
+class LossCurve:
+    """Sixteen bytes a step, however long the run is. Each file is read once."""
+
+    def __init__(self) -> None:
+        self.steps = array("q")  # ascending
+        self.losses = array("d")  # NaN where the loss was none, or infinite
+        #: attempt -> the first and the last step that it has made
+        self.made: dict[str, tuple[int, int]] = {}
+        self._readers: dict[str, MetricsReader] = {}
+
+    def read(self, attempts: Sequence[AttemptFolder]) -> None:
+        """What is new in the metrics of these attempts, in the order in which they began.
+
+        SchemaError if another hpcddp wrote one, UnreadableFileError. A damaged line is passed over.
+        """
+        newest = max((at for at, attempt in enumerate(attempts) if attempt.name in self.made), default=0)
+        for attempt in attempts[newest:]:  # one that another has followed writes no more
+            reader = self._readers.setdefault(attempt.name, MetricsReader(attempt.metrics))
+            while not self._read_whole(reader, attempt.name):
+                pass
+
+    def _read_whole(self, reader: MetricsReader, attempt: str) -> bool:
+        """Whether all was read: a damaged line ends the reading, and the next one begins behind it."""
+        try:
+            for line in reader.read():
+                if isinstance(line, StepLine):
+                    self._add(line)
+                if isinstance(line, StepLine | AtLine):
+                    first, _ = self.made.get(attempt, (line.step, line.step))
+                    self.made[attempt] = (min(first, line.step), line.step)
+        except (SchemaError, UnreadableFileError):
+            raise
+        except RequestError:
+            return False
+        return True
+
+    def _add(self, line: StepLine) -> None:
+        at = bisect_left(self.steps, line.step) if self.steps and self.steps[-1] >= line.step else len(self.steps)
+        del self.steps[at:], self.losses[at:]
+        self.steps.append(line.step)
+        self.losses.append(math.nan if line.loss is None else line.loss)
+
+    def sample(self, count: int) -> list[float | None]:
+        """The curve as so many values at even distances of steps: the mean loss of the steps around each, or what lies
+        between two steps where there are fewer. None: no finite loss."""
+        if not self.steps or count < 1:
+            return []
+        if len(self.steps) == 1:
+            return [_finite(self.losses[0])]
+        first, span = self.steps[0], self.steps[-1] - self.steps[0]
+        if len(self.steps) < 2 * count:
+            return [self._value_at(first + span * at / max(count - 1, 1)) for at in range(count)]
+        cuts = [bisect_left(self.steps, first + math.ceil(span * at / count)) for at in range(count)]
+        return [_mean(self.losses[a:b]) for a, b in zip(cuts, [*cuts[1:], len(self.losses)], strict=True)]
+
+    def _value_at(self, step: float) -> float | None:
+        right = min(bisect_left(self.steps, step), len(self.steps) - 1)
+        left = max(right - 1, 0) if self.steps[right] > step else right
+        a, b = _finite(self.losses[left]), _finite(self.losses[right])
+        if a is None or b is None:
+            return a if abs(step - self.steps[left]) < 0.5 else b if abs(step - self.steps[right]) < 0.5 else None
+        width = self.steps[right] - self.steps[left]
+        return a if not width else a + (b - a) * (step - self.steps[left]) / width
+
+
+def _mean(losses: array[float]) -> float | None:
+    total = sum(losses)  # in C: a curve of a million steps is drawn every few seconds
+    if not losses or math.isfinite(total):
+        return total / len(losses) if losses else None
+    finite = [loss for loss in losses if math.isfinite(loss)]
+    return sum(finite) / len(finite) if finite else None
+
+
+def _finite(loss: float) -> float | None:
+    return loss if math.isfinite(loss) else None

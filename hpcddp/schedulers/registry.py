@@ -12,7 +12,7 @@ from hpcddp.schedulers.job_id import JobId
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hpcddp.schedulers.row import Answer, JobsFound, Scheduler
+    from hpcddp.schedulers.row import Scheduler
 
 # The modules of this folder that all schedulers share.
 SHARED = frozenset(
@@ -21,15 +21,13 @@ SHARED = frozenset(
         *("row", "run"),
     }
 )
-#: `pbs_jobs.py` and `pbs_queues.py` are parts of the row `pbs`: what qstat prints, which no rank reads.
-_OF_JOBS, _OF_QUEUES = "_jobs", "_queues"
 _loaded: list[Scheduler] = []
 
 
 def scheduler_names() -> tuple[str, ...]:
     """The names of all schedulers, sorted. Loads none of them."""
     stems = (file[:-3] for file in os.listdir(os.path.dirname(__file__)) if file.endswith(".py"))
-    return tuple(sorted(stem for stem in stems if stem not in SHARED and not stem.endswith((_OF_JOBS, _OF_QUEUES))))
+    return tuple(sorted(stem for stem in stems if stem not in SHARED))
 
 
 def find_scheduler(name: str) -> Scheduler:
@@ -43,14 +41,6 @@ def find_scheduler(name: str) -> Scheduler:
         __import__(module)
     row: Scheduler = sys.modules[module].SCHEDULER
     return row
-
-
-def parse_jobs(scheduler: Scheduler, answer: Answer) -> JobsFound:
-    """The jobs in what the row's command `jobs` has answered."""
-    module = f"hpcddp.schedulers.{scheduler.name}{_OF_JOBS}"
-    __import__(module)
-    found: JobsFound = sys.modules[module].parse_jobs(answer, scheduler.states)
-    return found
 
 
 def all_schedulers() -> list[Scheduler]:

@@ -27,7 +27,7 @@ class Directives(Record):
     refused: str = ""  # a first line, with a word in place of {}, for which its submit command refuses any text
     #: Job-file key -> the option that carries it; `signal` where the scheduler itself sends a warning.
     options: Mapping[str, str] = _NOTHING
-    typed: Mapping[str, str] = _NOTHING  # an option of its commands -> ours, for people who type theirs (cli/meant.py)
+    typed: Mapping[str, str] = _NOTHING  # an option of its commands -> ours, where people type theirs
     letters: Mapping[str, str] = _NOTHING  # `p` -> `partition`, where the submit command has both
     #: Groups of options of which the submit command takes one.
     alternatives: tuple[tuple[str, ...], ...] = ()
@@ -178,6 +178,10 @@ def _nothing_more(_answer: Answer) -> str:
     return ""
 
 
+def _no_jobs(_answer: Answer, _states: Mapping[str, str]) -> JobsFound:
+    return JobsFound()
+
+
 def _no_state(_answer: Answer) -> str | None:
     return None
 
@@ -231,8 +235,9 @@ class Commands(Record):
     #: because one failed, or to start the job again.
     parse_taken: Callable[[Answer, Mapping[str, str]], bool] = _not_taken
     #: Shows the jobs {ids}, or all of the users {user}; `older_jobs` is asked where the first is refused as unknown,
-    #: `live_jobs` where the scheduler keeps no word of jobs that have ended. NAME_jobs.py parses the answers.
+    #: `live_jobs` where the scheduler keeps no word of jobs that have ended.
     jobs: tuple[str, ...] = ()
+    parse_jobs: Callable[[Answer, Mapping[str, str]], JobsFound] = _no_jobs  # their answers, by the row's `states`
     live_jobs: tuple[str, ...] = ()
     keeps_none: str = ""  # a part of what it says then
     older_jobs: tuple[str, ...] = ()

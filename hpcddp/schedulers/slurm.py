@@ -3,14 +3,179 @@
 from __future__ import annotations
 
 from hpcddp.record import TYPE_CHECKING
-from hpcddp.schedulers.nodelist import expand_counts, expand_nodelist
-from hpcddp.schedulers.row import Answer, Commands, Directives, OneGpu, QueueFound, Scheduler, Variables
+from hpcddp.schedulers.allocation import expand_counts, expand_nodelist
+from hpcddp.schedulers.job_id import JobId
+from hpcddp.schedulers.row import (
+    Answer,
+    Commands,
+    Directives,
+    JobFound,
+    JobsFound,
+    OneGpu,
+    QueueFound,
+    Scheduler,
+    Variables,
+)
 from hpcddp.units import read_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hpcddp.schedulers.allocation import HostsFound
+
+
+# Slurm's jobs as text: what `squeue` prints of them. It is not asked for their names, which may hold line ends.
+
+
+#: The states of a job that has ended, of which the state says more than the reason.
+_SAYS_WHY = ("TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "BOOT_FAIL", "DEADLINE", "REVOKED")
+#: Why a job waits that will not start by itself (Slurm src/common/job_state_reason.c, and what slurmctld writes).
+_HELD = ("JobHeld", "JobHoldMaxRequeue", "launch failed requeued held", "DependencyNeverSatisfied", "held state")
+
+
+def parse_jobs(answer: Answer, states: Mapping[str, str]) -> JobsFound:
+    """The jobs of `squeue --noheader --format=%F|%A|%K|%T|%S|%e|%r|%E|`: the job's id, of an array the array's; its
+    own; index; state; start, perhaps an estimate; end; reason; the jobs that it waits for. `states`: its word -> ours.
+    """
+    if answer.status:
+        said = [line for line in answer.stderr.splitlines() if line.strip()]
+        return JobsFound((), f"squeue: {said[0].strip()[:200]}" if said else f"squeue ended with {answer.status}")
+    jobs, odd = [], 0
+    *lines, rest = answer.stdout.split("\n")  # a line without its end may be cut off
+    for line in lines:
+        job = _parse(line, states)
+        if job is not None:
+            jobs.append(job)
+        elif line.strip():
+            odd += 1
+    odd += bool(rest)
+    return JobsFound(tuple(jobs), f"squeue: {odd} of its lines cannot be read" if odd else "")
+
+
+def _parse(line: str, states: Mapping[str, str]) -> JobFound | None:
+    fields = line.split("|", 7)
+    if len(fields) != 8 or not fields[0].isdecimal():
+        return None
+    job, own, index, word, start, end, reason, after = fields
+    state = states.get(word, "unknown")
+    ends = read_time(end)
+    if word == "COMPLETING" and _is_to_come(ends):
+        state, reason = "queued", "it is queued again, and its last start is still ending"
+    if state == "queued" and any(text in reason for text in _HELD):
+        state = "held"
+    why = "" if reason in {"None", "", "NonZeroExitCode"} else reason
+    if state in {"queued", "held"} and reason.startswith("Dependency") and (jobs := _read_after(after)):
+        why = f"waits for {jobs}" if reason == "Dependency" else f"{why}: it waits for {jobs}"
+    if word in _SAYS_WHY:
+        why = f"{word}: {why}" if why else word
+    return JobFound(_read_id(job, own, index), state, _printable(why), read_time(start), ends)
+
+
+def _read_id(job: str, own: str, index: str) -> JobId:
+    if index == "N/A":
+        return JobId(job, job)
+    index = index.partition("%")[0]
+    return JobId(f"{job}_{index}" if index.isdecimal() else f"{job}_[{index}]", job, index, "" if own == job else own)
+
+
+def _is_to_come(ends: int | None) -> bool:
+    """Whether an end, as squeue shows it, is that of a start to come: one that ends for good has its end behind it."""
+    import time
+
+    return ends is None or ends > time.time()
+
+
+def _read_after(text: str) -> str:
+    """The ids in `afterany:12(unfulfilled),afterok:13_*(failed)`."""
+    import re
+
+    return ", ".join(re.findall(r":(\d+)(?:_\*|[+]\d+)*\(", text) or re.findall(r"\bafter\w*:(\d+)", text))
+
+
+def read_time(text: str) -> int | None:
+    """`2026-11-21T02:12:37`, in this host's time."""
+    import time
+
+    try:
+        return int(time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S")))
+    except (ValueError, OverflowError):  # N/A, Unknown, NONE
+        return None
+
+
+def _printable(text: str) -> str:
+    return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
+
+
+# What sinfo prints of partitions and their nodes.
+
+
+_FIELDS = 8
+
+
+def parse_partitions(text: str) -> list[QueueFound]:
+    """Partitions, of the largest node each has: `gpu|4|16|16000|gpu:a100:8(S:0-1)|1-00:00:00|up|1-4`. ValueError for a
+    line of another form, and for none: what is cut off or an error page says nothing of the partitions it lacks."""
+    rows = [line.split("|") for line in text.splitlines() if line.strip()]
+    odd = next((row for row in rows if len(row) != _FIELDS or not row[0]), None)
+    if odd is not None or not rows:
+        raise ValueError(f"{'|'.join(odd)[:60]!r} is no partition's line" if odd else "it shows no partition")
+    counted = any("gpu:" in row[4] for row in rows)  # else this Slurm does not count GPUs
+    lines: dict[str, list[QueueFound]] = {}
+    for row in rows:
+        lines.setdefault(row[0], []).append(_read_line(row, counted))
+    return [_join(each) for each in lines.values()]
+
+
+def _read_line(row: list[str], counted: bool) -> QueueFound:
+    name, nodes, cpus, memory, gres, limit, up, size = row
+    gpus, gpu = _read_gpus(gres, counted)
+    return QueueFound(
+        name,
+        read_number(nodes),
+        read_number(cpus.rstrip("+")) or None,
+        (read_number(memory.rstrip("+")) or 0) // 1024 or None,
+        gpus,
+        gpu,
+        _parse_limit(limit),
+        read_number(size.rpartition("-")[2]) or None,  # else it is infinite
+        up == "up",
+        mixed=cpus.endswith("+"),  # the least of several
+    )
+
+
+def _join(lines: list[QueueFound]) -> QueueFound:
+    """One partition of the lines for its kinds of nodes."""
+    largest = max(lines, key=lambda line: (line.gpus or 0, line.cpus or 0))
+    kinds = {(line.cpus, line.gpus, line.gpu) for line in lines}
+    of_it = [line for line in lines if (line.cpus, line.gpus) == (largest.cpus, largest.gpus)]
+    return largest._replace(
+        nodes=sum(line.nodes or 0 for line in lines) or None,
+        mem_gb=max((line.mem_gb for line in of_it if line.mem_gb), default=None),
+        mixed=len(kinds) > 1 or any(line.mixed for line in lines),
+    )
+
+
+def _read_gpus(gres: str, counted: bool) -> tuple[int | None, str | None]:
+    """`gpu:a100:4(S:0-1),nvme:1`; of several kinds in a node the sum, without a kind."""
+    import re
+
+    kinds = re.findall(r"\bgpu:(?:([^:,()]+):)?(\d{1,9})(?=[(,]|$)", gres, re.ASCII)
+    if not kinds:
+        return (0 if counted and "gpu:" not in gres else None), None
+    return sum(int(count) for _, count in kinds), (kinds[0][0] or None) if len(kinds) == 1 else None
+
+
+def _parse_limit(limit: str) -> str | None:
+    """sinfo's `1-00:00:00`, `30:00` (minutes) or `infinite`, as H:M:S."""
+    import re
+
+    found = re.fullmatch(r"(?:(\d{1,9})-)?(?:(\d{1,9}):)?(\d{1,9}):(\d{1,9})", limit, re.ASCII)
+    if not found:
+        return None
+    days, hours, minutes, seconds = (int(n or 0) for n in found.groups())
+    whole = f"{days * 24 + hours}:{minutes:02d}:{seconds:02d}"
+    return whole if whole.strip("0:") else None
+
 
 _MOST_COMPONENTS = 128  # MAX_HET_JOB_COMPS
 _LETTERS = {
@@ -93,13 +258,6 @@ def parse_taken(answer: Answer, env: Mapping[str, str]) -> bool:
 
     why = re.search(r"\bPreemptTime=(?!None)|\bReason=(TimeLimit|NodeDown|Preempt)", answer.stdout)
     return why is not None or parse_state(answer) in {"NODE_FAIL", "PREEMPTED", "REQUEUED", "TIMEOUT"}
-
-
-def parse_partitions(text: str) -> list[QueueFound]:
-    """See slurm_queues.py, which no rank needs."""
-    from hpcddp.schedulers.slurm_queues import parse_partitions as parse
-
-    return parse(text)
 
 
 SCHEDULER = Scheduler(
@@ -228,6 +386,7 @@ SCHEDULER = Scheduler(
         describe=describe_answer,
         state=("scontrol", "show", "job", "{}"),
         parse_state=parse_state,
+        parse_jobs=parse_jobs,
         parse_end=parse_end,
         parse_taken=parse_taken,
         jobs=("squeue", "--noheader", "--states=all", "--user={user}", "--format=%F|%A|%K|%T|%S|%e|%r|%E|"),

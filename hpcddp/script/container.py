@@ -12,7 +12,7 @@ from hpcddp.script.site import Queue, Site
 from hpcddp.script.spec import JobSpec
 
 if TYPE_CHECKING:
-    from hpcddp.ranks.launch_line import Words
+    from hpcddp.ranks.launcher import Words
 
 
 class Container(Record):

@@ -9,12 +9,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from hpcddp.ranks.launch_line import FromShell
+from hpcddp.ranks.launcher import FromShell
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.record import Record
 
 if TYPE_CHECKING:
-    from hpcddp.ranks.launch_line import Words
+    from hpcddp.ranks.launcher import Words
     from hpcddp.script.container import Container
 
 

@@ -6,7 +6,7 @@ import re
 
 from hpcddp.errors import RequestError
 from hpcddp.schedulers.registry import find_scheduler
-from hpcddp.script.words import quote_words
+from hpcddp.script.spec import quote_words
 
 
 def interactive_command(name: str, script: str) -> str:

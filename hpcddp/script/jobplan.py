@@ -6,9 +6,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
-from hpcddp.placeholders import OF_BATCH, find_placeholders
-from hpcddp.ranks.launch_line import EXPORTED_ALWAYS, FromShell, LaunchRequest
-from hpcddp.ranks.launcher import Launcher
+from hpcddp.ranks.launcher import EXPORTED_ALWAYS, FromShell, Launcher, LaunchRequest
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.record import Record
 from hpcddp.runs.choice import Asked
@@ -19,10 +17,11 @@ from hpcddp.script.fields import module_lines
 from hpcddp.script.scheduler_options import SchedulerOptions
 from hpcddp.script.site import Queue, Site
 from hpcddp.script.spec import JobSpec
+from hpcddp.sweep import OF_BATCH, find_placeholders
 from hpcddp.units import format_walltime
 
 if TYPE_CHECKING:
-    from hpcddp.ranks.launch_line import Words
+    from hpcddp.ranks.launcher import Words
 
 #: `JobPlan.own_ranks` of a command that makes ranks and is no known agent.
 SOME_COMMAND = "the command"

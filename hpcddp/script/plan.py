@@ -2,38 +2,545 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 
-from hpcddp.errors import RequestError, SiteError
-from hpcddp.ranks.launchers import LAUNCHERS
+from hpcddp.errors import RequestError, SiteError, nearest
+from hpcddp.ranks.launch_commands import ask_for, find_launch_command
+from hpcddp.ranks.launcher import NUMBERS
+from hpcddp.ranks.launchers import AGENTS, JOB_LAUNCHERS, LAUNCHERS, launchers_under
+from hpcddp.record import Record
 from hpcddp.runs.choice import check_asked
-from hpcddp.runs.command import name_command
-from hpcddp.schedulers.registry import find_scheduler
+from hpcddp.runs.command import identify_command, name_command
+from hpcddp.schedulers.registry import find_scheduler, scripted_schedulers
 from hpcddp.schedulers.row import LONGEST_NAME
-from hpcddp.script.choices import check_gpu_chunks, plan_account, plan_launcher, plan_queue, plan_site_words
-from hpcddp.script.command import check_separator, plan_command, plan_variables
+from hpcddp.script.agents import plan_own_ranks, remark_counted
 from hpcddp.script.container import plan_container, plan_python
-from hpcddp.script.directives import job_name, plan_directives
 from hpcddp.script.jobplan import SOME_COMMAND, WARNING, JobPlan, PlannedBy
-from hpcddp.script.limits import check_limits
-from hpcddp.script.missing import check_complete, known
-from hpcddp.script.own_ranks import plan_own_ranks, remark_counted
-from hpcddp.script.recover import check_asked_recovery, plan_fewer_nodes, remark_recovery
-from hpcddp.script.scheduler_options import SchedulerOptions, asked_options, plan_scheduler_options
-from hpcddp.script.shape import Shape, check_whole_nodes, plan_shape
-from hpcddp.script.shares import check_placeholders, plan_data_size
-from hpcddp.script.site import Queue, Site
-from hpcddp.script.sources import plan_sources
+from hpcddp.script.recover import (
+    check_asked_recovery,
+    check_placeholders,
+    plan_data_size,
+    plan_fewer_nodes,
+    remark_recovery,
+)
+from hpcddp.script.scheduler_options import (
+    SchedulerOptions,
+    asked_options,
+    directive_word,
+    job_name,
+    plan_directives,
+    plan_scheduler_options,
+)
+from hpcddp.script.site import Queue, Site, check_limits
 from hpcddp.script.spec import JobSpec
 from hpcddp.script.sweeping import plan_sweep
 from hpcddp.supervisor.line import THEN
 from hpcddp.units import format_count, format_walltime
 
-_OF_SUPERVISOR = ("chain", "max_restarts", "stage_in", "stage_dir", "fresh", "resume", "sweep")
-
 __all__ = ["JobPlan", "PlannedBy", "plan_job", "remark_name"]
+
+
+# What a request may choose on a site: queue, account, launcher, and the words that only this site asks for.
+
+
+def plan_queue(spec: JobSpec, site: Site) -> str:
+    """The queue asked for, else the site's default; "" where the site's queues are not known and the server decides."""
+    queue = spec.queue or site.queue
+    if site.queues and queue not in site.queues:
+        known = list(site.queues)
+        raise RequestError(
+            f"queue {queue!r} is not one of site {site.name}'s{nearest(queue, known)}",
+            f"--queue one of {', '.join(known)}",
+        )
+    facts = site.queues.get(queue, Queue())
+    for key, word in (("partition", facts.partition), ("qos", facts.qos), ("gpu_type", facts.gpu_type)):
+        if word:
+            directive_word(word, f"{key} of queue {queue} in {site.file}")
+    if spec.gpu_type and facts.gpu_type and spec.gpu_type != facts.gpu_type:
+        others = [name for name, other in site.queues.items() if other.gpu_type == spec.gpu_type]
+        another = f"--queue {others[0]}, or " if others else ""
+        what = f"gpu_type {spec.gpu_type}, but queue {queue} of site {site.name} has GPUs of the type {facts.gpu_type}"
+        raise RequestError(what, f"{another}leave out gpu_type")
+    return directive_word(queue, "queue") if queue else ""
+
+
+def check_gpu_chunks(spec: JobSpec, site: Site, queue: str, ranks: int, gpus: int) -> None:
+    """RequestError for what a request of one chunk for each GPU cannot carry: `ranks` and `gpus` are a node's."""
+    if not site.queues.get(queue, Queue()).gpu_chunks:
+        return
+    what = f"queue {queue} of site {site.name} deals out GPUs, each with its share of the node"
+    if not gpus:
+        others = [name for name, other in site.queues.items() if not other.gpu_chunks]
+        another = f", or --queue {others[0]}" if others else ""
+        raise RequestError(f"{what}, and 0 GPUs were asked for", f"--gpus-per-node 1{another}")
+    if ranks > gpus:
+        raise RequestError(
+            f"{what}: {ranks} ranks do not go on {format_count(gpus, 'GPU')}", "leave out ranks_per_node"
+        )
+    if spec.mem_gb:
+        raise RequestError(f"{what}: mem_gb {spec.mem_gb} cannot be asked for", "leave out mem_gb")
+
+
+def plan_account(spec: JobSpec, site: Site) -> tuple[str, str, tuple[str, ...]]:
+    """The account asked for and the option that carries it ("" for none), and what to say about it."""
+    rule = site.account
+    option = rule.option or find_scheduler(site.scheduler).directives.account
+    if spec.account is None:
+        return "", "", (rule.without,) if rule.without else ()
+    if option == "none":
+        raise RequestError(
+            f"site {site.name} knows no accounts, but account {spec.account!r} was given", "leave out --account"
+        )
+    account = directive_word(spec.account, "account")
+    if rule.pattern and not re.fullmatch(rule.pattern, account):
+        raise RequestError(
+            f"account {account!r} is none of site {site.name}: an account matches {rule.pattern}"
+            f" ({site.source(rule.source)})",
+            f"--account {rule.example or 'NAME'}",
+        )
+    if rule.command_line:
+        submit = " ".join(find_scheduler(site.scheduler).commands.submit)
+        return account, "", (f"the script cannot carry the account: submit it with {submit} {option} {account}",)
+    return account, option, ()
+
+
+def plan_launcher(spec: JobSpec, site: Site, nodes: int, by_command: str = "") -> tuple[str, str]:
+    """The launcher that makes the ranks, and the outer one, which the script calls ("" for an agent on one node).
+
+    `by_command`: the agent as which the command makes the ranks.
+    """
+    known = launchers_under(site.scheduler)
+    launcher = spec.launcher or site.launcher.name
+    if by_command and launcher in known:
+        return by_command, "" if nodes == 1 else launcher
+    if LAUNCHERS[launcher].is_agent:
+        own = site.launcher.name
+        return launcher, "" if nodes == 1 else own if own in known else known[0]
+    if launcher not in known:
+        raise RequestError(
+            f"launcher {launcher} does not work on site {site.name}, whose scheduler is {site.scheduler}",
+            f"--launcher one of {', '.join((*known, *AGENTS))}",
+        )
+    return launcher, launcher
+
+
+def plan_site_words(spec: JobSpec, site: Site) -> dict[str, str]:
+    """The words that only this site asks for: what the job gives, else the site's default; without either, none."""
+    given = spec.variables or {}
+    for name in given:
+        if name not in site.variables:
+            known = ", ".join(site.variables) or "none"
+            raise RequestError(f"site {site.name} has no key {name!r}", f"leave out {name}; its own keys: {known}")
+    values = {}
+    for name, rule in site.variables.items():
+        value = given.get(name) or rule.default
+        if value and not re.fullmatch(rule.pattern or r"[\w.+:,@=%/-]+", value, re.ASCII):
+            raise RequestError(
+                f"{name} {value!r} is nothing that site {site.name} takes ({site.source(rule.source)})",
+                f"--set {name}={rule.example or rule.default or 'VALUE'}",
+            )
+        if value:
+            values[name] = value
+    return values
+
+
+# What a request leaves open and its site does not decide, all of it at once.
+
+
+class Missing(Record):
+    """One open value: its name in a sentence, the option that gives it and an example. `of_site`: site files usually
+    say it."""
+
+    what: str
+    option: str
+    example: str
+    of_site: bool
+
+
+def list_missing(spec: JobSpec, site: Site, cpus_known: bool) -> list[Missing]:
+    """Everything that is open but the command, in the order in which people think of it. `cpus_known`: the node is
+    this machine."""
+    return list(_missing(spec, site, cpus_known))
+
+
+def _missing(spec: JobSpec, site: Site, cpus_known: bool) -> Iterator[Missing]:
+    queue = site.queues.get(spec.queue or site.queue, Queue())
+    rule = site.account_of(spec.queue or site.queue)
+    if spec.account is None and rule.required:
+        yield Missing(f"an account ({site.source(rule.source)})", "--account", rule.example or "NAME", False)
+    if not (spec.queue or site.queue) and site.queues:
+        yield Missing(f"a queue (one of {', '.join(site.queues)})", "--queue", next(iter(site.queues)), False)
+    rules = () if spec.reservation else queue.limits
+    least = min((rule.nodes[0] if rule.nodes else 1 for rule in rules), default=1)
+    if spec.nodes is None and least > 1:
+        name = spec.queue or site.queue
+        yield Missing(
+            f"nodes ({least} at least in queue {name}; {site.source(queue.source)})", "--nodes", f"{least}", False
+        )
+    gpus = queue.gpus if spec.gpus_per_node is None else spec.gpus_per_node
+    if gpus is None:
+        yield Missing("GPUs per node (0 for none)", "--gpus-per-node", "4", True)
+    has_cpus = spec.cpus_per_rank or spec.cpus_per_node or queue.cpus or (queue.cpus_per_gpu and gpus) or cpus_known
+    if not has_cpus:
+        yield Missing("CPUs per rank", "--cpus-per-rank", "8", True)
+    if "mem" in site.chunk and not spec.mem_gb and queue.mem_gb is None:
+        yield Missing("memory per node", "--set", "mem_gb=90", True)
+    if spec.walltime_s is None and site.walltime_s is None:
+        yield Missing("a walltime", "--walltime", "1:00:00", True)
+    if not (spec.launcher or site.launcher.name):
+        yield Missing("a launcher", "--launcher", JOB_LAUNCHERS[0], True)
+    for name, variable in site.variables.items():
+        if variable.required and not variable.default and not (spec.variables or {}).get(name):
+            what = f"{name} ({site.source(variable.source)})"
+            yield Missing(what, "--set", f"{name}={variable.example or 'VALUE'}", True)
+
+
+def known(value: int | None) -> int:
+    """A value that `check_complete` has seen to be there, by the request or by the site."""
+    if value is None:
+        raise AssertionError("plan_job calls check_complete first")
+    return value
+
+
+def check_complete(spec: JobSpec, site: Site, cpus_known: bool) -> None:
+    """Raises one error for all that is missing, with a hint that can be typed as it stands.
+
+    SiteError if a fact is among it that site files usually have, else RequestError.
+    """
+    if spec.queue and site.queues and spec.queue not in site.queues:
+        return  # whose node is it? The queue is refused first
+    found = list_missing(spec, site, cpus_known)
+    names = [one.what for one in found] + ([] if spec.command else ["a command"])
+    if not names:
+        return
+    if not found:
+        raise RequestError(
+            "the request has no command", "put it last: -- python train.py; or --demo for the built-in training job"
+        )
+    typed = " ".join(f"{one.option} {one.example}" for one in found)
+    listed = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+    error = SiteError if any(one.of_site for one in found) else RequestError
+    raise error(
+        f"a job on site {site.name} still needs {listed}", typed if spec.command else f"{typed} -- python train.py"
+    )
+
+
+# The numbers of a job: nodes, ranks, GPUs, CPUs, memory and threads, from the request, else from the queue's node.
+
+
+class Shape(Record):
+    """What a job occupies. CPUs are what the scheduler counts (cores or hardware threads), threads are cores.
+    `gpus_per_rank` is 1 where ranks share one, too; `mem_gb` is of each node, 0 where nothing is said about it.
+    """
+
+    nodes: int
+    ranks_per_node: int
+    gpus_per_node: int
+    gpus_per_rank: int
+    cpus_per_node: int
+    cpus_per_rank: int
+    threads_per_rank: int
+    mem_gb: int
+
+
+def plan_shape(spec: JobSpec, site: Site, queue: Queue, local_cpus: int | None = None) -> Shape:
+    """The shape of `spec` on a node of `queue`. With `local_cpus` this machine is the node, and may be overbooked.
+
+    Raises RequestError when a node cannot hold the request. `check_complete` has seen that every number is given.
+    """
+    gpus = known(queue.gpus if spec.gpus_per_node is None else spec.gpus_per_node)
+    each = spec.gpus_per_rank or 1
+    if each > 1:
+        _check_shares(spec, gpus, each)
+    ranks = spec.ranks_per_node or max(gpus // each, 1)
+    if spec.exclusive and queue.cpus:  # the whole node is charged, so that the job has all of it
+        queue = queue._replace(exclusive=True, cpus_per_gpu=None)
+    with_gpus = queue.cpus_per_gpu * gpus if queue.cpus_per_gpu and gpus else _even_share(site, queue, gpus)
+    available = spec.cpus_per_node or with_gpus or queue.cpus or local_cpus
+    cpus = known(available) // ranks if spec.cpus_per_rank is None else spec.cpus_per_rank
+    if local_cpus is None:
+        share = f"that go with {format_count(gpus, 'GPU')}" if available == with_gpus else "of a node"
+        _check_fit(site, queue, gpus, ranks, cpus, available, share)
+    cpus = max(cpus, 1)
+    threads = cpus // 2 if queue.cpu_unit == "hwthread" else cpus
+    on_node = spec.cpus_per_node or with_gpus or cpus * ranks
+    memory = _plan_memory(spec, site, queue, gpus)
+    return Shape(spec.nodes or 1, ranks, gpus, each, on_node, cpus, max(threads, 1), memory)
+
+
+def check_whole_nodes(site: Site, queue: Queue, nodes: int, cpus: int, *, asked: bool = False) -> None:
+    """RequestError for parts of several nodes where a request is the totals of a job: the server would pack `cpus` of
+    each into fewer nodes. `asked`: whether the request names them."""
+    if site.size != "totals" or nodes == 1 or not queue.cpus or cpus == queue.cpus:
+        return
+    source = site.source(site.cited.get("size", ""))
+    all_of_it = f"--gpus-per-node {queue.gpus}" if queue.gpus else f"--set cpus_per_node={queue.cpus}"
+    all_of_it = "leave out cpus_per_node" if asked else all_of_it
+    raise RequestError(
+        f"site {site.name} is asked for the totals of a job: {nodes} nodes are whole nodes, of {queue.cpus} CPUs each,"
+        f" not {format_count(cpus, 'CPU')} ({source})",
+        f"{all_of_it}, or --nodes 1",
+    )
+
+
+def _even_share(site: Site, queue: Queue, gpus: int) -> int | None:
+    """The CPUs that go with a part of a shared node's GPUs, where the guide gives no number for each: the same part of
+    the CPUs. None where the node, or a fixed resource type, is the job's alone."""
+    if queue.exclusive or site.size == "type" or not queue.cpus or not queue.gpus or not 0 < gpus < queue.gpus:
+        return None
+    return max(queue.cpus * gpus // queue.gpus, 1)
+
+
+def _check_shares(spec: JobSpec, gpus: int, each: int) -> None:
+    """RequestError unless ranks with so many GPUs each take all of a node's."""
+    node = f"a node has {format_count(gpus, 'GPU')}"
+    if gpus < each:
+        by_user = "gpus" in spec.sources.get("gpus_per_node", "")  # and not by the machine that is there
+        more = f"--gpus-per-node {each}, or " if by_user else ""
+        raise RequestError(f"gpus_per_rank {each}: {node} here", f"{more}leave out gpus_per_rank")
+    if spec.ranks_per_node is not None and spec.ranks_per_node * each != gpus:
+        raise RequestError(
+            f"gpus_per_rank {each} for {format_count(spec.ranks_per_node, 'rank')} per node is"
+            f" {format_count(spec.ranks_per_node * each, 'GPU')}, and {node} here",
+            f"--gpus-per-node {spec.ranks_per_node * each}"
+            if spec.ranks_per_node * each < gpus
+            else f"--ranks-per-node {gpus // each}",
+        )
+    if gpus % each:
+        fits = [number for number in range(2, gpus + 1) if gpus % number == 0]
+        raise RequestError(
+            f"gpus_per_rank {each}: {node} here, which do not divide into groups of {each}",
+            f"--set gpus_per_rank={' or '.join(map(str, fits))}, or --gpus-per-node {gpus - gpus % each}",
+        )
+
+
+def _plan_memory(spec: JobSpec, site: Site, queue: Queue, gpus: int) -> int:
+    """What is asked for; else the node's, where the site's request has to name memory: by its share of the GPUs if the
+    node is shared."""
+    if spec.mem_gb:
+        if queue.mem_gb and spec.mem_gb > queue.mem_gb:
+            raise RequestError(
+                f"{spec.mem_gb} GB do not fit on a node of {queue.mem_gb} GB ({site.source(queue.source)})",
+                f"nearest: --set mem_gb={queue.mem_gb}",
+            )
+        return spec.mem_gb
+    asks = "mem" in site.chunk or (site.asks_memory and not queue.exclusive and queue.mem_gb)
+    if not asks:
+        return 0
+    mem_gb = known(queue.mem_gb)
+    return mem_gb * gpus // queue.gpus if queue.gpus and gpus and not queue.exclusive else mem_gb
+
+
+def _check_fit(site: Site, queue: Queue, gpus: int, ranks: int, cpus: int, available: int | None, share: str) -> None:
+    """RequestError for more than a node has: the job would wait forever, or run on fewer CPUs than asked for. `share`:
+    whose the CPUs are that are available."""
+    source = site.source(queue.source)
+    if queue.gpus is not None and gpus > queue.gpus:
+        raise RequestError(
+            f"{format_count(gpus, 'GPU')} per node do not fit: a node has {queue.gpus} ({source})",
+            f"nearest: --gpus-per-node {queue.gpus}",
+        )
+    most = min(filter(None, (queue.cpus, available)), default=None)
+    whose = share if most != queue.cpus else "of a node"
+    if most is not None and ranks > most:
+        raise RequestError(
+            f"{ranks} ranks do not fit on the {format_count(most, 'CPU')} {whose} ({source})",
+            f"nearest: --ranks-per-node {most}",
+        )
+    too_many = queue.cpus is not None and available is not None and available > queue.cpus
+    if most is not None and (cpus * ranks > most or too_many):
+        raise RequestError(
+            f"{format_count(ranks, 'rank')} of {format_count(cpus, 'CPU')} do not fit on the"
+            f" {format_count(most, 'CPU')} {whose} ({source})",
+            f"nearest: --cpus-per-rank {most // ranks}",
+        )
+
+
+# Where each value of a plan came from: an option, a key of the job file, the site's file and its source, a default.
+
+
+_DEFAULTS = {
+    "nodes": "default: 1",
+    "ranks_per_node": "default: one per GPU",
+    "name": "default: the script's name",
+    "run_dir": "default: runs/NAME",
+    "python": "default: the Python that runs hpcddp",
+    "pythonpath": "default: where hpcddp is",
+    "launcher": "default: the scheduler's",
+    "min_nodes": "default: half of the nodes",
+}
+# job-file key -> the site's block that decides it where the job asks for nothing
+_OF_SITE = {
+    "walltime": "walltime",
+    "queue": "queue",
+    "modules": "modules",
+    "env": "env",
+    "directives": "directives",
+    "chunk": "chunk",
+    "bind": "launcher",
+    "gpu_order": "gpu_order",
+}
+# What every plan decides, by job-file key or, where there is none, by the plan's own word.
+_DECIDED = (*_DEFAULTS, *_OF_SITE, "gpus_per_node", "cpus_per_node", "cpus_per_rank", "mem_gb", "account")
+
+
+def plan_sources(plan: JobPlan) -> dict[str, str]:
+    """Job-file key -> where its value came from; `env.NAME` for each variable that the job or the site sets."""
+    asked = plan.spec.sources
+    sources = {**{key: _default(key, plan) for key in _DECIDED}, **asked}
+    python = next((key for key in ("venv", "uv", "conda") if key in asked), None)
+    if python:
+        sources["python"] = asked[python]
+    own = {
+        "HPCDDP_GPUS_PER_RANK": "gpus_per_rank",
+        "HPCDDP_INDEPENDENT": "independent",
+        "HPCDDP_PARALLEL": "parallel",
+    }
+    sources.update({f"env.{name}": asked[key] for name, key in own.items() if key in asked})
+    for name in plan.site.env:
+        sources[f"env.{name}"] = site_source("env", plan)
+    for name in plan.spec.env or ():
+        sources[f"env.{name}"] = asked.get(f"env.{name}") or asked.get("env", "the request")
+    return sources
+
+
+def site_source(path: str, plan: JobPlan) -> str:
+    """A field of the site, and the source that its block names: `site abci3: walltime (https://…, 2026-07-01)`."""
+    block = path.partition(".")[0]
+    value = getattr(plan.site, block, None)
+    named = getattr(value, "source", "") or plan.site.cited.get(block, "")
+    return f"site {plan.site.name}: {path}" + (f" ({plan.site.source(named)})" if named else "")
+
+
+def _default(key: str, plan: JobPlan) -> str:
+    """What decided where nothing was asked: the site's queue or block, else hpcddp's own rule."""
+    site, queue = plan.site, plan.site.queues.get(plan.queue, Queue())
+    of_queue = {"gpus_per_node": queue.gpus, "cpus_per_rank": queue.cpus, "cpus_per_node": queue.cpus}
+    if of_queue.get(key) is not None:
+        cited = f" ({site.source(queue.source)})" if queue.source else ""
+        return f"site {site.name}: queue {plan.queue}{cited}"
+    if key == "launcher" and site.launcher.name == plan.launcher:
+        return site_source("launcher.name", plan)
+    return site_source(_OF_SITE[key], plan) if key in _OF_SITE else _DEFAULTS.get(key, f"default: {key}")
+
+
+# What runs in each rank: the command, and the variables it gets.
+
+
+_SHELLS = {"bash", "dash", "ksh", "sh", "zsh"}
+# Commands of a shell that are no programs, or do nothing as one: each rank would end at once.
+_OF_SHELL = {
+    *(
+        ".",
+        "alias",
+        "cd",
+        "declare",
+        "eval",
+        "exec",
+        "export",
+        "for",
+        "if",
+        "module",
+        "set",
+        "source",
+        "trap",
+        "ulimit",
+    ),
+    *("umask", "unset", "while", "{"),
+}
+_ANSWERS = {"-V", "-VV", "--version", "-h", "-?", "--help", "--help-env", "--help-xoptions", "--help-all"}  # of python
+_SEPARATOR = ":"  # of programs, in the command line of every launcher that is no agent
+# Set by the script, the launchers and hpcddp exec: a job's own value would be lost, or would break the ranks.
+_OWN = {*(getattr(LAUNCHERS["env"], number) for number in NUMBERS), "MASTER_PORT"}
+_OWN_PREFIXES = ("HPCDDP_", *(prefix for row in LAUNCHERS.values() for prefix in row.own_prefixes))
+
+
+def plan_command(spec: JobSpec, own_ranks: str) -> tuple[str, ...]:
+    """The words that each rank runs.
+
+    `own_ranks` is what makes the ranks in place of the job's launcher, "" if that does.
+    """
+    command = spec.command or ()
+    _refuse_nothing(command)
+    found = find_launch_command(command)
+    if found is not None and found[1] != own_ranks:  # N times N ranks
+        raise RequestError(
+            f"the command starts its own ranks with {found[1]}, under a launcher that makes one per rank already",
+            ask_for(found[1]),
+        )
+    return command
+
+
+def find_script(command: tuple[str, ...]) -> str | None:
+    """The file that the command runs: what python or a shell is given first, or a program with its path."""
+    program = command[0]
+    if not re.fullmatch(r"(.*/)?(python[\d.]*|bash|sh)", program):
+        return program if "/" in program else None
+    words = iter(command[1:])
+    for word in words:
+        if word in {"-c", "-m"}:
+            return None
+        if word in {"-W", "-X", "-o"}:
+            next(words, None)
+        elif not word.startswith("-"):
+            return word
+    return None
+
+
+def plan_variables(spec: JobSpec, site: Site) -> tuple[tuple[str, str], ...]:
+    """The site's variables, then the job's, which win."""
+    for name in spec.env or ():
+        instead = {"PYTHONPATH": "use pythonpath: [FOLDER]", "PATH": "use python: or venv:"}.get(name)
+        if name in _OWN or name.startswith((*_OWN_PREFIXES, *_scheduler_prefixes())) or instead:
+            raise RequestError(f"env {name} is set by the job script itself", instead or f"leave {name} out of env")
+    return tuple({**site.env, **(spec.env or {})}.items())
+
+
+def check_separator(words: Iterable[str], launcher: str) -> None:
+    """RequestError for a word that ends one program's arguments: what follows would be run as another program."""
+    if launcher and _SEPARATOR in words:
+        raise RequestError(
+            f"an argument is {_SEPARATOR!r} alone, with which {launcher} begins another program: no program can get it",
+            "put the command into a script: -- bash train.sh",
+        )
+
+
+def _refuse_nothing(command: tuple[str, ...]) -> None:
+    """RequestError for a command that is no program, or an interpreter that would read its program from the ranks'
+    empty standard input, and end with 0."""
+    if not command:
+        return
+    if not command[0].strip():
+        raise RequestError(f"the command begins with an empty word, {command[0]!r}", "-- python train.py")
+    if "\n" in command[0]:
+        raise RequestError(
+            f"the command's program is {command[0]!r}, with a line break", "for a shell's lines: -- bash -c '…'"
+        )
+    if command[0] in _OF_SHELL:
+        what = f"the command begins with {command[0]!r}, a shell's own word, and no shell reads it"
+        raise RequestError(what, "-- bash -c '…' for a shell's line; env: and modules: of the job file go before it")
+    if re.match(r"[A-Za-z_]\w*=", command[0], re.ASCII):
+        what = f"the command begins with {command[0]!r}, and no shell reads it as a variable"
+        raise RequestError(what, f"--set {shlex.quote(f'env.{command[0]}')}")
+    program = os.path.basename(command[0])
+    known = identify_command(command)
+    if known in (("python",), ("python", "-")) and not _ANSWERS & {*command}:
+        raise RequestError(f"the command is {shlex.join(command)}, without a program for it", "-- python train.py")
+    if program in _SHELLS and known[1:] in ((), ("-",)):
+        raise RequestError(f"the command is {shlex.join(command)}, without a script for it", f"-- {program} train.sh")
+
+
+def _scheduler_prefixes() -> Iterator[str]:
+    """Of the schedulers' variables. Those without a prefix, such as JOB_ID, may be a program's own as well."""
+    names = (name for row in scripted_schedulers() for name in row.variables.prefixes)
+    return (name for name in names if name.endswith("_"))
+
+
+_OF_SUPERVISOR = ("chain", "max_restarts", "stage_in", "stage_dir", "fresh", "resume", "sweep")
 
 
 def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:

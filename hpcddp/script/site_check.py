@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from hpcddp.ranks.launchers import launchers_under
 from hpcddp.record import Record
-from hpcddp.schedulers.row import QueueFound
-from hpcddp.script.overlay import GONE
+from hpcddp.schedulers.registry import find_scheduler
+from hpcddp.schedulers.row import Answer, Directives, QueueFound
 from hpcddp.script.site import Queue, Site
+from hpcddp.script.site_file import GONE
+from hpcddp.script.spec import quote_word
 from hpcddp.units import format_count, format_walltime, parse_walltime
 
 #: The name under which an overlay keeps where a correction is from.
@@ -131,3 +135,124 @@ def _with_limit(name: str, queue: Queue, **changed: str) -> dict[str, Any]:
     }
     whole = {key: value for key, value in {**said, **changed}.items() if value is not None}
     return {"queues": {name: {"limits": [whole]}}}
+
+
+# The modules of a site's file against the module system of this machine, as a login shell shows it.
+
+
+_NAME = re.compile(r"[\w.+-]+(/[\w.+-]+)*", re.ASCII)
+
+
+class ModulesFound(Record):
+    """`missing`: a module of the file that is not there -> those of the same name that are. `problem`: why the module
+    system could not be asked."""
+
+    missing: Mapping[str, tuple[str, ...]] = {}  # never written to
+    problem: str = ""
+
+
+def compare_modules(site: Site, ask: Callable[[str], Answer]) -> tuple[list[Difference], list[str]]:
+    """The modules of the file that are not there, and what could not be asked. `ask` gives lines to a login shell.
+
+    A module may show only what others need once it is loaded. So one that is not there is asked again with the only
+    other version in its place, and without one, those that are not found after it are unknown.
+    """
+    load, told, unasked = list(site.modules.load), list[tuple[str, bool]](), list[str]()
+    for _ in site.modules.load:
+        answer = ask(module_questions(site, load))
+        found = read_modules(answer.stdout, answer.status)
+        missing = [name for name in load if name in found.missing]
+        if found.problem or not missing:
+            unasked += [found.problem] if found.problem else []
+            break
+        first, others = missing[0], found.missing[missing[0]]
+        known = f"; there is {', '.join(others[:6])}" if others else ""
+        told.append((f"module {first} is not there{known}", len(others) == 1))
+        if len(others) != 1:
+            unasked += [f"module {name}: not found without {first}" for name in missing[1:]]
+            break
+        load[load.index(first)] = others[0]
+    correction: dict[str, Any] = {"modules": {"load": load, "source": CHECKED}}
+    return [Difference(text, correction if clear else {}) for text, clear in told], unasked
+
+
+def module_questions(site: Site, load: Sequence[str]) -> str:
+    """Shell lines for a login shell, which ask for each module and load it; the file's own first lines go before."""
+    begin = [site.modules.init] if site.modules.init else []
+    lines = [*begin, "type module >/dev/null 2>&1 || { echo HPCDDP-NO-MODULES; exit; }", *site.modules.before]
+    for name in load:
+        word, base = quote_word(name), quote_word(name.split("/")[0])
+        lines.append(
+            f"echo; echo HPCDDP-MODULE {word}; if module is-avail {word} >/dev/null 2>&1; then echo HPCDDP-THERE; "
+            f"else module -t avail {base} 2>&1; fi; module load {word} </dev/null >/dev/null 2>&1"
+        )
+    return "\n".join([*lines, "echo; echo HPCDDP-ASKED"]) + "\n"
+
+
+def read_modules(text: str, status: int) -> ModulesFound:
+    """What the shell lines of `module_questions` have printed. Where `is-avail` is not known, a line of the list has to
+    be the module, or a version of it."""
+    if "HPCDDP-NO-MODULES" in text or ("HPCDDP-ASKED" not in text):
+        return ModulesFound(problem=f"the module system does not answer in a login shell (status {status})")
+    missing: dict[str, tuple[str, ...]] = {}
+    for part in text.split("HPCDDP-MODULE ")[1:]:
+        name, *lines = [line.strip() for line in part.splitlines()]
+        others = [re.sub(r"\((default|D|L)[^)]*\)$", "", line).rstrip("/").strip() for line in lines]
+        if "HPCDDP-THERE" in others or any(other == name or other.startswith(f"{name}/") for other in others):
+            continue
+        base = name.split("/")[0]
+        same = [other for other in others if _NAME.fullmatch(other) and other.startswith(f"{base}/")]
+        missing[name] = tuple(dict.fromkeys(same))
+    return ModulesFound(missing)
+
+
+# The start of a site's file: what the scheduler says of its queues and nodes, and comments for what only people know.
+
+
+def format_start(name: str, scheduler: str, date: str, queues: Iterable[QueueFound], asked: str) -> str:
+    """The file's text. What was not found is a comment to fill in."""
+    row = find_scheduler(scheduler)
+    lines = [
+        "# https://docs.example.org/  <- the address of the user guide: change it",
+        "schema: 1",
+        f"summary: {name}",
+        f"scheduler: {scheduler}",
+        "standing: practice         # documented, once each fact below names a page of the guide",
+        f"verified: {date}",
+        "sources:",
+        f"  scheduler: {asked or 'nothing was asked'}",
+        "#  jobs: https://docs.example.org/jobs",
+        "",
+        f"# account: {{required: true, source: jobs}}{_other_options(row.directives)}",
+        "# walltime: 1:00:00                          # if a job says none",
+        *_queue_lines(list(queues)),
+        "# modules: {load: [cuda, mpi], source: jobs}",
+        f"launcher: {{name: {launchers_under(scheduler)[0]}}}",
+        "# env: {NCCL_SOCKET_IFNAME: ib0}",
+        "# All keys: docs/sites.md. Leave out what you do not know: hpcddp asks for it.",
+        *row.commands.site_lines,
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _other_options(rules: Directives) -> str:
+    """The options that carry the account on some sites, beside the usual one."""
+    others = [option for option in rules.site_words.get("account", ()) if option != rules.account]
+    return f"    # option: {' or '.join(others)}, where it is not {rules.account}" if others else ""
+
+
+def _queue_lines(queues: list[QueueFound]) -> Iterator[str]:
+    if not queues:
+        yield "# queue: gpu"
+        yield "# queues:"
+        yield "#   gpu: {gpus: 4, gpu: A100, cpus: 64, mem_gb: 512, source: jobs,"
+        yield "#         limits: [{nodes: 1-8, walltime: 24:00:00}]}"
+        return
+    yield f"queue: {max(queues, key=lambda q: q.gpus or 0).name}"
+    yield "queues:"
+    for queue in queues:
+        known = {"gpus": queue.gpus, "gpu": queue.gpu, "cpus": queue.cpus, "mem_gb": queue.mem_gb}
+        facts = [f"{key}: {value}" for key, value in known.items() if value is not None]
+        nodes = f"nodes: 1-{queue.nodes}" if (queue.nodes or 0) > 1 else "nodes: 1"
+        rule = f"{nodes}, walltime: {queue.walltime}" if queue.walltime else nodes
+        yield f"  {queue.name}: {{{', '.join([*facts, f'limits: [{{{rule}}}]', 'source: scheduler'])}}}"

@@ -5,15 +5,20 @@ The tables below and `site_keys` are the whole schema; `hpcddp sites schema` exp
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from hpcddp.errors import RequestError, SiteError, nearest
+import yaml
+
+from hpcddp.errors import HpcddpError, RequestError, SiteError, nearest
 from hpcddp.ranks.launchers import AGENTS
-from hpcddp.schedulers.registry import find_scheduler, scheduler_names, scripted_schedulers
+from hpcddp.record import Record
+from hpcddp.schedulers.registry import find_scheduler, scheduler_names, scripted_schedulers, submit_commands
 from hpcddp.schedulers.row import Scheduler
+from hpcddp.script import fields
 from hpcddp.script.container_runtimes import RUNTIMES
 from hpcddp.script.fields import (
     MODULE_WORDS,
@@ -33,8 +38,6 @@ from hpcddp.script.fields import (
     read_walltime,
     read_words,
 )
-from hpcddp.script.loading import load_yaml
-from hpcddp.script.overlay import merge_overlay, read_overlay
 from hpcddp.script.site import (
     Account,
     Limit,
@@ -48,6 +51,142 @@ from hpcddp.script.site import (
     Variable,
 )
 from hpcddp.script.spec import KEYS, read_launcher
+from hpcddp.units import WALLTIME_PATTERN
+
+# YAML files: text, lists and mappings, nothing else.
+
+
+# libyaml is several times faster; PyYAML is sometimes built without it
+_Base: Any = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
+_TWICE = "stands twice"
+_MAPPING = "write key: value, one per line"
+_DEEP = 100
+_MANY = 1000  # marks that begin a level; more than any file of a person has
+
+
+class _Loader(_Base):  # type: ignore[misc]  # the C loader is there or not
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[str, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "a key is not plain text", key.start_mark)
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} {_TWICE}", key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)  # type: ignore[no-any-return]  # the base class is Any
+
+
+def load_yaml(path: str, error: type[HpcddpError] = RequestError) -> tuple[dict[str, Any], str]:
+    """The mapping in a YAML file, and the file's text. Raises `error` when it cannot be read or is no mapping."""
+    text = load_text(path, error)
+    return parse_yaml(text, path, error), text
+
+
+def load_text(path: str, error: type[HpcddpError] = RequestError) -> str:
+    """The text of a file. Raises `error` when it cannot be read."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except OSError as e:
+        raise error(f"{path} cannot be read: {e.strerror}", f"check the path: ls -l {path}") from e
+    except UnicodeDecodeError as e:
+        raise error(f"{path} is not UTF-8 text (byte {e.start})", f"check the file: file {path}") from e
+
+
+def parse_yaml(text: str, where: str, error: type[HpcddpError] = RequestError) -> dict[str, Any]:
+    """The mapping that `text` holds; an empty text is an empty mapping."""
+    try:
+        if sum(map(text.count, "[{-?")) > _MANY and _is_deep(text):
+            raise RecursionError
+        value = yaml.load(text, _Loader)  # noqa: S506  # this loader makes text, lists and mappings only
+    except RecursionError as e:
+        raise error(f"{where} has lists or mappings inside each other, more than {_DEEP} deep", _MAPPING) from e
+    except yaml.YAMLError as e:
+        mark = getattr(e, "problem_mark", None)
+        line = f" line {mark.line + 1}" if mark else ""
+        problem = getattr(e, "problem", None) or str(e).splitlines()[0]
+        if problem.endswith(_TWICE):
+            raise error(f"{where}{line}: {problem}", "remove one of the two") from e
+        if mark and ("tab character" in problem or "any token" in problem) and "\t" in _line(text, mark.line):
+            raise error(f"{where}{line} is indented with a tab", "indent with blanks") from e
+        raise error(f"{where}{line} is not YAML: {problem}", _MAPPING) from e
+    if value in (None, ""):
+        return {}
+    if not isinstance(value, dict):
+        kind = "a list" if isinstance(value, list) else "plain text"
+        raise error(f"{where} holds {kind}, not a mapping of keys", _MAPPING)
+    return value
+
+
+def _is_deep(text: str) -> bool:
+    """libyaml calls itself for each level when it loads, and the process would end where its stack ends."""
+    depth = 0
+    for event in yaml.parse(text, _Loader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEP:
+            return True
+    return False
+
+
+def _line(text: str, number: int) -> str:
+    """Line `number`, counted from 0; empty beyond the end, where YAML marks what is missing."""
+    return "".join(text.splitlines()[number : number + 1])
+
+
+# The user's own corrections of a site's file: `overlays/NAME.yaml` in the user's folder, with the keys that differ.
+
+
+#: In an overlay, the value of a queue that the site's file has and the site has not.
+GONE = "gone"
+
+
+def merge_overlay(raw: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
+    """The site's keys with those of the overlay over them: blocks key by key, queues fact by fact, lists as a whole.
+    An empty value counts as absent, as in a site's file."""
+    merged = dict(raw)
+    for key, value in overlay.items():
+        before = merged.get(key)
+        if value == "":
+            continue
+        if key == "queues" and isinstance(value, Mapping):
+            merged[key] = _merge_queues(before if isinstance(before, Mapping) else {}, value)
+        elif isinstance(value, Mapping) and isinstance(before, Mapping):
+            merged[key] = {**before, **(value if key == "env" else _said(value))}  # a variable may be empty
+        else:
+            merged[key] = value
+    return merged
+
+
+def read_overlay(path: str) -> dict[str, Any]:
+    """What the file says; {} where there is none. SiteError if it cannot be read, or is no mapping."""
+    if not os.path.lexists(path):
+        return {}
+    return load_yaml(path, SiteError)[0]
+
+
+def _merge_queues(before: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
+    """What is corrected in one queue is not so in those that are like it: they keep what the file says of both."""
+    merged = {name: _with_like(block, before) for name, block in before.items()}
+    for name, block in overlay.items():
+        own = (before if isinstance(block, Mapping) and "like" in block else merged).get(name)
+        if block == GONE:
+            merged.pop(name, None)
+        elif block != "":
+            merged[name] = {**own, **_said(block)} if isinstance(block, Mapping) and isinstance(own, Mapping) else block
+    return merged
+
+
+def _with_like(block: object, queues: Mapping[str, Any]) -> object:
+    """A queue's block with what it takes from another one; as it is where that one is not there, which is an error of
+    the file."""
+    like = queues.get(block.get("like", "")) if isinstance(block, Mapping) else None
+    if not isinstance(block, Mapping) or not isinstance(like, Mapping):
+        return block
+    return {**like, **{key: value for key, value in block.items() if key != "like"}}
+
+
+def _said(block: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in block.items() if value != ""}
 
 
 def read_range(value: object, where: str) -> tuple[int, int]:
@@ -377,3 +516,232 @@ def _make_site(name: str, where: str, raw: Mapping[str, Any], guide: str, path: 
             raise SiteError(f"{where}: {variable!r} in vars is a key of every job file already", "give it another name")
     del found["schema"]
     return Site(name=name, file=path, guide=guide, **{FIELDS.get(key, key): v for key, v in found.items()})
+
+
+# The keys of a site file as a JSON Schema, for editors. Made from the tables that read it.
+
+
+_TEXT: dict[str, Any] = {"type": ["string", "number", "boolean"]}
+_WALLTIME = {"type": "string", "pattern": f"^{WALLTIME_PATTERN}$"}
+_COUNT = {"type": "integer", "minimum": 1}
+_LIST = {"type": ["array", "string"], "items": {"type": ["string", "number"]}}
+_FORMS: dict[Reader, dict[str, Any]] = {
+    fields.read_text: _TEXT,
+    fields.read_count: _COUNT,
+    fields.read_number: {"type": "integer", "minimum": 0},
+    fields.read_hours: {"type": "number", "exclusiveMinimum": 0},
+    fields.read_walltime: _WALLTIME,
+    fields.read_day: {"type": "string", "pattern": f"^{fields.DAY_PATTERN}$"},
+    fields.read_flag: {"type": "boolean"},
+    fields.read_words: _LIST,
+    fields.read_command: _LIST,
+    read_names_of_modules: _LIST,
+    read_chunk: _LIST,
+    read_gpu_order: _LIST,
+    read_pattern: _TEXT,
+    read_word: _TEXT,
+    fields.read_lines: _LIST,
+    fields.read_variables: {"type": ["object", "null"], "additionalProperties": _TEXT},
+    read_range: {"type": ["integer", "string"], "pattern": r"^\d+(-\d+)?$"},
+}
+
+
+def site_schema() -> dict[str, Any]:
+    """The whole schema, of draft 2020-12."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "a site of hpcddp",
+        **_object(site_keys(scripted_schedulers())),
+        "required": list(MANDATORY),
+    }
+
+
+def _object(readers: Mapping[str, Reader]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {key: _form(reader) for key, reader in readers.items()},
+    }
+
+
+def _form(reader: Reader) -> dict[str, Any]:
+    if reader is read_limits:
+        return {"type": "array", "items": _object(LIMIT)}
+    if reader is read_scheduler:
+        return {"enum": sorted(row.name for row in scripted_schedulers())}
+    if not isinstance(reader, partial):
+        return _FORMS[reader]
+    if reader.func is fields.read_known:
+        words = reader.args[0]
+        return {"enum": [*words, *(int(w) for w in words if w.isdigit())]}
+    readers = reader.args[1]
+    if reader.func is read_block:
+        return _object(readers)
+    like = _object({**readers, "like": fields.read_text})
+    return {"type": "object", "additionalProperties": like}
+
+
+# Where the package's data folders are: inside the package (wheel) or beside it (checkout, editable install, sdist).
+
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def find_folder(name: str) -> str:
+    """The absolute path of `templates` or `jobs`. Raises SiteError when the installation lacks it."""
+    beside = os.path.join(os.path.dirname(_PACKAGE), name)
+    for folder in (os.path.join(_PACKAGE, f"_{name}"), beside):
+        if os.path.isdir(folder):
+            return folder
+    raise SiteError(f"the folder {name} of hpcddp is neither in {_PACKAGE} nor beside it", "install hpcddp again")
+
+
+def source_root() -> str | None:
+    """The folder that must be on PYTHONPATH for `import hpcddp`, or None when hpcddp is installed as a package."""
+    if os.path.isdir(os.path.join(_PACKAGE, "_templates")):
+        return None
+    return os.path.dirname(_PACKAGE)
+
+
+# Which site: what the user said, else what the machine shows. Every choice comes with the reason for it.
+
+
+class SiteChoice(Record):
+    """A site's name or path, and why it was taken."""
+
+    site: str
+    reason: str
+
+
+def config_folder(env: Mapping[str, str]) -> str:
+    """The user's own folder: config.yaml, sites/*.yaml and overlays/*.yaml."""
+    base = env.get("XDG_CONFIG_HOME") or os.path.join(env.get("HOME", "/nonexistent"), ".config")
+    return os.path.join(base, "hpcddp")
+
+
+def config_folders(env: Mapping[str, str]) -> list[str]:
+    """The user's own folder, then those that a centre has for everybody: in /etc/xdg, or where XDG_CONFIG_DIRS says. An
+    environment without HOME is nobody's."""
+    shared = (env.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(":") if "HOME" in env or "XDG_CONFIG_DIRS" in env else []
+    return [config_folder(env), *(os.path.join(base, "hpcddp") for base in shared if os.path.isabs(base))]
+
+
+def find_config(name: str, env: Mapping[str, str]) -> str:
+    """The path of this file in the first of these folders that has it; "" if none has."""
+    for folder in config_folders(env):
+        path = os.path.join(folder, name)
+        if _is_there(path, folder):
+            return path
+    return ""
+
+
+def overlay_of(name: str, env: Mapping[str, str]) -> str:
+    """The file with the user's own corrections of this site; "" if there is none."""
+    folder = config_folder(env)
+    path = os.path.join(folder, "overlays", f"{name}.yaml")
+    return path if _is_there(path, folder) else ""
+
+
+def asked_site(option: str | None, in_job_file: str | None, job_file: str, env: Mapping[str, str]) -> SiteChoice | None:
+    """What somebody said: --site, $HPCDDP_SITE, the job file, the user's config.yaml; None when nobody did."""
+    if option:
+        return SiteChoice(option, "--site")
+    if env.get("HPCDDP_SITE"):
+        return SiteChoice(env["HPCDDP_SITE"], "$HPCDDP_SITE")
+    if in_job_file:
+        return SiteChoice(in_job_file, f"site in {job_file}")
+    config = find_config("config.yaml", env)
+    if not config:
+        return None
+    asked, _ = load_yaml(config, SiteError)
+    unknown = next((key for key in asked if key != "site"), None)
+    if unknown is not None:
+        what = f"unknown key {unknown!r} in {config}{nearest(unknown, ['site'])}"
+        raise SiteError(what, "its only key is site: NAME")
+    site = asked.get("site")
+    if site is not None and (not site or not isinstance(site, str)):
+        raise SiteError(f"site in {config} has no value", "site: NAME, or leave it out")
+    return SiteChoice(site, f"site in {config}") if site else None
+
+
+def _is_there(path: str, folder: str) -> bool:
+    """Whether `folder` of configurations has it. SiteError where that cannot be seen: a choice would be ignored."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as e:
+        if not os.path.lexists(folder):  # HOME is somebody else's
+            return False
+        raise SiteError(f"{path} cannot be read: {e.strerror}", f"check the folders above it: namei -l {path}") from e
+    return True
+
+
+def site_of_host(hostname: str, env: Mapping[str, str]) -> SiteChoice | None:
+    """The site whose file has a `hostname:` pattern that matches the whole of this machine's name."""
+    for name, path in site_files(env).items():
+        # Only its line is parsed: whole profiles would cost every render of a user who names no site.
+        line = re.search(r"^hostname:.*$", load_text(path, SiteError), re.MULTILINE)
+        if line and re.fullmatch(str(parse_yaml(line[0], path, SiteError)["hostname"]), hostname):
+            return SiteChoice(name, f"this host is {hostname}")
+    return None
+
+
+def site_of_scheduler(on_path: Callable[[str], bool], version_of: Callable[[str], str]) -> SiteChoice:
+    """The generic site of the scheduler whose submit command is on PATH.
+
+    `version_of` gives what `PROGRAM --version` prints. It is asked only where several schedulers have a command of that
+    name, such as `qsub`.
+    """
+    others: list[str] = []
+    for program, row in submit_commands():
+        version = row.commands.version
+        if not on_path(program):
+            others.append(f"there is no {program}")
+        elif not version:
+            return SiteChoice(row.generic_site, f"{program} is on PATH")
+        elif version in version_of(program):
+            return SiteChoice(row.generic_site, f"{program} is on PATH and says that it is {row.title}")
+        else:
+            others.append(f"the {program} on PATH is not {row.title}'s")
+    here = next(row for row in scripted_schedulers() if row.this_machine)
+    return SiteChoice(here.generic_site, " and ".join(others))
+
+
+def site_files(env: Mapping[str, str]) -> dict[str, str]:
+    """Name -> path of every known profile, sorted; the user's own win over the centre's, and those over the shipped."""
+    found: dict[str, str] = {}
+    own = [os.path.join(folder, "sites") for folder in config_folders(env)[::-1]]
+    there = [folder for folder in own if _is_there(folder, os.path.dirname(folder))]
+    for folder in (os.path.join(find_folder("templates"), "sites"), *there):
+        try:
+            files = os.listdir(folder)
+        except OSError as e:
+            raise SiteError(f"{folder} cannot be read: {e.strerror}", f"ls -ld {folder}") from e
+        for file in files:
+            if file.endswith(".yaml") and os.path.isfile(os.path.join(folder, file)):
+                found[file.removesuffix(".yaml")] = os.path.join(folder, file)
+    return dict(sorted(found.items()))
+
+
+def is_path(named: str) -> bool:
+    """Whether a site is given as its file, of which there is no overlay."""
+    return "/" in named or named.endswith((".yaml", ".yml"))
+
+
+def open_site(choice: SiteChoice, env: Mapping[str, str]) -> Site:
+    """The chosen profile: a path (it has a `/` or ends in .yaml), else a name. Raises SiteError when there is none."""
+    named = choice.site
+    if is_path(named):
+        return load_site(os.path.splitext(os.path.basename(named))[0], named)
+    own = find_config(os.path.join("sites", f"{named}.yaml"), env)
+    shipped = os.path.join(find_folder("templates"), "sites", f"{named}.yaml")
+    if own:
+        return load_site(named, own, overlay_of(named, env))
+    if os.path.isfile(shipped):
+        return load_site(named, shipped, overlay_of(named, env))
+    known = list(site_files(env))
+    raise SiteError(
+        f"site {named!r} is not known ({choice.reason}){nearest(named, known)}",
+        f"known sites: {', '.join(known)}; or give a file: --site ./my.yaml",
+    )

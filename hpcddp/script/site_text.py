@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hpcddp.schedulers.registry import find_scheduler
-from hpcddp.script.missing import list_missing
+from hpcddp.script.plan import list_missing
 from hpcddp.script.site import Limit, Queue, Site
 from hpcddp.script.spec import JobSpec
 from hpcddp.units import format_count, format_walltime

@@ -10,20 +10,18 @@ from functools import partial
 from hpcddp.errors import HpcddpError
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.chain import find_before, start_attempt
-from hpcddp.runs.choice import Asked
+from hpcddp.runs.choice import Asked, start_run
 from hpcddp.runs.command import identify_command
 from hpcddp.runs.folder import AttemptFolder, RunFolder, cannot_write, list_attempts, start_of
-from hpcddp.runs.holder import describe_process, start_time
 from hpcddp.runs.jsonfile import write_object
-from hpcddp.runs.lock import HeldError, release_run
-from hpcddp.runs.start import start_run
+from hpcddp.runs.lock import HeldError, describe_process, release_run, start_time
 from hpcddp.runs.state import read_state
 from hpcddp.supervisor.order import job_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from hpcddp.runs.holder import Holder
+    from hpcddp.runs.lock import Holder
     from hpcddp.schedulers.registry import CurrentJob
     from hpcddp.supervisor.order import Order
 

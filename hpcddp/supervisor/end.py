@@ -7,10 +7,8 @@ from contextlib import suppress
 
 from hpcddp.errors import HpcddpError
 from hpcddp.record import TYPE_CHECKING
-from hpcddp.runs.chain import is_unfinished
+from hpcddp.runs.chain import find_left, is_unfinished, list_own_runs, list_starts, opens_own_runs
 from hpcddp.runs.folder import show_path
-from hpcddp.runs.own_runs import list_own_runs
-from hpcddp.runs.starts import find_left, list_starts, opens_own_runs
 from hpcddp.runs.state import State, correct_killed, name_signal, read_state, replace_state, step_back
 
 if TYPE_CHECKING:

@@ -9,9 +9,10 @@ import time
 
 from hpcddp.errors import HpcddpError
 from hpcddp.ranks.allocation import find_allocation
+from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.folder import MANIFEST, list_checkpoints
-from hpcddp.schedulers.host_names import same_host
+from hpcddp.schedulers.allocation import same_host
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import Answer
 from hpcddp.schedulers.run import ask_about, run_program, run_side_by_side
@@ -246,3 +247,56 @@ class Hosts:
 def is_own(name: str) -> bool:
     """Whether this is the host of the job script."""
     return same_host(name, os.uname().nodename)
+
+
+# How an mpirun starts processes on the other hosts of a job where ssh does not reach them: as the scheduler does.
+
+
+_PATIENCE_S = 10.0
+
+
+def reach_hosts(
+    scheduler: str, launcher: str, attempt: AttemptFolder, env: Mapping[str, str], tell: Callable[[str], None]
+) -> dict[str, str]:
+    """Variables by which this launcher reaches the other hosts of the job. Empty where it needs none, or somebody has
+    chosen before, or nothing can be done, which is told."""
+    told = find_scheduler(scheduler).commands.remote_shell
+    shell = LAUNCHERS[launcher].remote_shell if launcher in LAUNCHERS else ()
+    if told is None or not shell or any(env.get(name) for name, _ in shell):
+        return {}
+    host = _find_unreached(env)
+    if host is None:
+        return {}
+    program = told.program
+    path = shutil.which(program, path=f"{env.get('PATH', '')}:{env.get(told.home_variable) or told.home}/bin")
+    if path is None:
+        tell(
+            f"warning: ssh does not reach {host}, and {program} is not on PATH: {launcher} starts processes on other"
+            " hosts by ssh, unless it was built for this scheduler"
+        )
+        tell(f"hint: give yourself ssh between the nodes (ssh {host} true), or add {program} to PATH")
+        return {}
+    between = os.path.join(attempt.path, "remote-shell")
+    if len(between.split()) > 1:
+        tell(f"warning: ssh does not reach {host}, and a launcher can call nothing in a folder with a blank: {between}")
+        return {}
+    try:
+        file = os.open(between, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o700)
+        with os.fdopen(file, "w") as script:
+            script.write(told.script.format(program=shlex.quote(path)))
+    except OSError as error:
+        tell(f"warning: ssh does not reach {host}, and {between} cannot be written: {error.strerror}")
+        return {}
+    tell(f"ssh does not reach {host}: {launcher} is given {program} in its place")
+    return {name: value.replace("{}", between) for name, value in shell}
+
+
+def _find_unreached(env: Mapping[str, str]) -> str | None:
+    """Another host of the job, if ssh does not reach it. One stands for all."""
+    from hpcddp.schedulers.run import run_side_by_side
+
+    host = next((name for name in list_hosts(env) if not is_own(name)), None)
+    if host is None:
+        return None
+    ssh = [word.replace("{host}", host) for word in SSH]
+    return host if run_side_by_side({host: [*ssh, "true"]}, env, {host: _PATIENCE_S}) else None

@@ -8,13 +8,12 @@ import time
 
 from hpcddp.errors import HpcddpError
 from hpcddp.record import TYPE_CHECKING, Record
-from hpcddp.runs.chain import find_follow_up, start_attempt, write_follow_up
+from hpcddp.runs.chain import find_follow_up, list_own_runs, start_attempt, write_follow_up
+from hpcddp.runs.choice import hold_run
 from hpcddp.runs.command import identify_command
 from hpcddp.runs.folder import list_checkpoints, number_attempt, show_path, step_of
 from hpcddp.runs.jsonfile import read_object, write_object
 from hpcddp.runs.lock import is_loaded, release_run
-from hpcddp.runs.own_runs import list_own_runs
-from hpcddp.runs.start import hold_run
 from hpcddp.runs.state import read_state, replace_state
 from hpcddp.supervisor.begin import make_folders
 from hpcddp.supervisor.events import ERROR, KILLED, STUCK, UNHEARD, UNKNOWN
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from hpcddp.runs.folder import AttemptFolder, RunFolder
     from hpcddp.schedulers.registry import CurrentJob
     from hpcddp.supervisor.events import Event
-    from hpcddp.supervisor.job import End
+    from hpcddp.supervisor.follow import End
     from hpcddp.supervisor.order import Order
 
 _MOST_STUCK = 2  # as often as a host has to be blamed before it is left out

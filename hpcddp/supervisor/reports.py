@@ -1,25 +1,25 @@
-"""What the ranks' companions tell: which ranks are there, how far they are, and how they ended. See `cli/heartbeat.py`
-for the other side and the words of a message.
+"""What the agents beside the ranks tell: which ranks are there, how far they are, and how they ended. `agent.py` is the
+other side and has the words of a message.
 
-Each rank's companion holds a connection. One that breaks without a last word is a process, or a host, that is gone; one
+Each agent holds a connection. One that breaks without a last word is a process, or a host, that is gone; one
 that is silent is a host that cannot be reached, or one that does not run.
 """
 
 from __future__ import annotations
 
+import _socket
 import os
 import select
 import time
 from contextlib import suppress
 
+from hpcddp.errors import LaunchError
+from hpcddp.ranks.interfaces import list_interfaces
+from hpcddp.ranks.reach import own_address
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.runs.heartbeat import NO_RANK, Beat, Supervised, write_supervised
-from hpcddp.supervisor.absent import find_absent, has_files
-from hpcddp.supervisor.callers import Callers
-from hpcddp.supervisor.events import ERROR, GONE, KILLED, LEFT, SILENT, STUCK, UNHEARD, Event, read_shell_status
-from hpcddp.supervisor.rank_report import SAVES_S, RankReport
-from hpcddp.supervisor.sockets import own_names, receive
-from hpcddp.supervisor.stuck import FIRST_STEP, StuckDetector, describe_stand
+from hpcddp.supervisor.events import ABSENT, ERROR, GONE, KILLED, LEFT, SILENT, STUCK, UNHEARD, Event, read_shell_status
+from hpcddp.supervisor.stuck import FIRST_STEP, SAVES_S, RankReport, StuckDetector, describe_stand
 
 if TYPE_CHECKING:
     import signal
@@ -28,6 +28,206 @@ if TYPE_CHECKING:
     from hpcddp.runs.folder import AttemptFolder
 else:
     import _signal as signal
+
+
+# The sockets on which the ranks' companions call: on every address of this host, and what they say without waiting.
+
+
+_MOST_WAITING = 4096  # connections; the kernel may allow fewer
+
+
+def allow_more_files(most: int) -> int:
+    """Let this process open so many files, one for each rank, as far as its hard limit goes; how many it could before.
+    Nothing is changed where it can open as many."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return soft
+
+
+def allow_files(most: int) -> None:
+    """The limit of open files that a process started with."""
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def open_listener() -> _socket.socket:
+    """On a port that the kernel chooses. It does not block."""
+    has_ipv6 = _has_ipv6()
+    listener = _socket.socket(_socket.AF_INET6 if has_ipv6 else _socket.AF_INET, _socket.SOCK_STREAM)
+    if has_ipv6:
+        listener.setsockopt(_socket.IPPROTO_IPV6, _socket.IPV6_V6ONLY, 0)
+    listener.bind(("", 0))
+    listener.listen(_MOST_WAITING)
+    listener.setblocking(False)
+    return listener
+
+
+def accept(listener: _socket.socket) -> _socket.socket | None:
+    """Who waits to be heard; None: nobody does. OSError if this process may open no more files."""
+    try:
+        number, _ = listener._accept()  # type: ignore[attr-defined]  # typeshed has it under socket alone
+    except (BlockingIOError, ConnectionAbortedError):
+        return None
+    caller = _socket.socket(fileno=number)
+    caller.setblocking(False)
+    return caller
+
+
+def receive(connection: _socket.socket) -> bytes | None:
+    """What has come; empty: the other side has ended; None: nothing has."""
+    try:
+        return connection.recv(65536)
+    except BlockingIOError:
+        return None
+    except OSError:
+        return b""
+
+
+def _has_ipv6() -> bool:
+    with suppress(OSError):
+        probe = _socket.socket(_socket.AF_INET6, _socket.SOCK_STREAM)
+        probe.close()
+        return True
+    return False
+
+
+def own_names(env: Mapping[str, str]) -> tuple[str, ...]:
+    """What other hosts may call this one: by the site's recipe first."""
+    found = list[str]()
+    with suppress(LaunchError):
+        found.append(own_address(env, os.uname().nodename))
+    found += [one.address for one in list_interfaces() if one.is_up and one.is_global]
+    return tuple(dict.fromkeys(found)) or ("127.0.0.1",)
+
+
+# Who calls the supervisor, until it has said which rank it is: it may be anybody, such as a scan of ports.
+
+
+_MOST = 128  # at a time: the supervisor opens files itself, too
+_PATIENCE_S = 10.0  # for the first line
+_DEAF_S = 1.0  # until the next try, after one that failed
+_LONGEST = 4096  # bytes of the first line
+_READABLE = 1  # EPOLLIN
+
+
+class Callers:
+    """`poll`: becomes readable when somebody calls or says something."""
+
+    def __init__(self, poll: select.epoll) -> None:
+        self._poll, self._own = poll, open_listener()
+        self._waiting: dict[int, tuple[_socket.socket, bytes, float]] = {}  # what has come of its line, since when
+        self._deaf_until: float | None = None  # None: the listener is listened to
+        self._is_full = False  # deaf only until one of those let in is gone
+        poll.register(self._own.fileno(), _READABLE)
+
+    @property
+    def port(self) -> int:
+        """Where they call."""
+        return int(self._own.getsockname()[1])
+
+    @property
+    def listener(self) -> int:
+        """The descriptor that is readable when somebody calls."""
+        return self._own.fileno()
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._waiting
+
+    def accept(self, now: float) -> None:
+        """Those that call. An error is of one moment: a caller has vanished, or this process may open no more files."""
+        try:
+            while not self._is_full:
+                caller = accept(self._own)
+                if caller is None:
+                    return
+                self._waiting[caller.fileno()] = caller, b"", now
+                self._poll.register(caller.fileno(), _READABLE)
+                self._is_full = len(self._waiting) >= _MOST
+        except OSError:
+            pass
+        self._poll.unregister(self._own.fileno())
+        self._deaf_until = now + _DEAF_S
+
+    def look(self, now: float) -> None:
+        """Who says nothing goes, and who could not be let in is."""
+        for number, (caller, _, since) in list(self._waiting.items()):
+            if now - since > _PATIENCE_S:
+                self._forget(number)
+                self.close(caller)
+        if self._deaf_until is not None and now >= self._deaf_until and len(self._waiting) < _MOST:
+            self._listen()
+
+    def take(self, number: int) -> tuple[_socket.socket, list[str], bytes] | None:
+        """The words of this caller's first line, and what came behind it; no words: it said none. None: not yet."""
+        caller, begun, since = self._waiting[number]
+        came = receive(caller)
+        if came is None:
+            return None
+        line, found, rest = (begun + came).partition(b"\n")
+        if came and not found and len(line) < _LONGEST:
+            self._waiting[number] = caller, line, since
+            return None
+        self._forget(number)
+        return caller, line.decode(errors="replace").split() if found else [], rest
+
+    def _forget(self, number: int) -> None:
+        del self._waiting[number]
+        if self._is_full:
+            self._listen()
+
+    def _listen(self) -> None:
+        self._deaf_until, self._is_full = None, False
+        self._poll.register(self._own.fileno(), _READABLE)
+
+    def close(self, connection: _socket.socket) -> None:
+        """A connection that was let in is over."""
+        with suppress(OSError):
+            self._poll.unregister(connection.fileno())
+        connection.close()
+
+    def close_all(self) -> None:
+        """Nobody is let in any more."""
+        for caller, _, _ in self._waiting.values():
+            caller.close()
+        self._own.close()
+
+
+# Ranks that nobody has heard of, long after their launcher was started.
+
+
+def find_absent(
+    ranks: Mapping[int, RankReport], world_size: int, waited_s: float, now: float, records: str
+) -> Event | None:
+    """A launcher may wait for a host for ever, and the ranks that are there for those that are not. None: all are
+    there, or those that are do not wait. `world_size`: 0 as long as no rank has said it. `records`: the folder in which
+    each rank that is started leaves a file."""
+    if not ranks:
+        if has_files(records):  # they were started, and cannot call here
+            return None
+        return Event(ABSENT, -1, "", now, text=f"no rank was started in {waited_s:.0f} s")
+    is_waiting = any(one.beat.looks for one in ranks.values()) and not any(one.beat.step for one in ranks.values())
+    if not is_waiting or len(ranks) >= (world_size or 1):
+        return None
+    missing = next(rank for rank in range(world_size) if rank not in ranks)
+    text = (
+        f"{world_size - len(ranks)} of {world_size} ranks were not started in {waited_s:.0f} s,"
+        f" the first of them rank {missing}"
+    )
+    return Event(ABSENT, missing, "", now, text=text)
+
+
+def has_files(folder: str) -> bool:
+    """Whether ranks were started: each leaves a file there."""
+    with suppress(OSError):
+        return bool(os.listdir(folder))
+    return False
+
 
 _BACK_S = 3.0  # a connection that broke may come again
 _NAP_S = 1.0  # between two looks, where nothing comes

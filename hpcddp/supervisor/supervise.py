@@ -11,39 +11,80 @@ from hpcddp.ranks.frameworks import check_started_agent
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.ranks.reach import reached_as
 from hpcddp.record import TYPE_CHECKING
-from hpcddp.runs.folder import cannot_write
+from hpcddp.runs.chain import opens_own_runs
+from hpcddp.runs.folder import cannot_write, job_of
 from hpcddp.runs.heartbeat import VARIABLE as HEARTBEAT
-from hpcddp.runs.job_end import JobEnd, note_job_end
 from hpcddp.runs.lock import release_run
-from hpcddp.runs.starts import opens_own_runs
 from hpcddp.runs.state import read_state
+from hpcddp.runs.submitted import JobEnd, note_job_end
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.signals import name_signal
-from hpcddp.supervisor.asked import ask_beside
 from hpcddp.supervisor.begin import BY_HAND, begin
 from hpcddp.supervisor.end import end_attempt, note_lost
 from hpcddp.supervisor.events import UNKNOWN
-from hpcddp.supervisor.follow import FollowUp
-from hpcddp.supervisor.job import BY_SCRIPT, MovingEnd, find_end, find_job_of_script, is_ending, read_walltime
+from hpcddp.supervisor.follow import (
+    BY_SCRIPT,
+    FollowUp,
+    MovingEnd,
+    ask_beside,
+    find_end,
+    find_job_of_script,
+    is_ending,
+    read_walltime,
+)
 from hpcddp.supervisor.leftover import end_left
 from hpcddp.supervisor.line import name_hosts
 from hpcddp.supervisor.order import take_point
-from hpcddp.supervisor.output import Output
-from hpcddp.supervisor.program import Ended, LauncherProcess, Passing, Signals, watch
-from hpcddp.supervisor.reports import Reports
-from hpcddp.supervisor.sockets import allow_more_files
-from hpcddp.supervisor.stop_request import StopRequest
+from hpcddp.supervisor.program import Ended, LauncherProcess, Output, Passing, Signals, watch
+from hpcddp.supervisor.reports import Reports, allow_more_files
 from hpcddp.supervisor.teardown import Teardown
 
 if TYPE_CHECKING:
+    import signal
+    from _queue import SimpleQueue
     from collections.abc import Callable, Mapping, Sequence
 
     from hpcddp.runs.folder import AttemptFolder
     from hpcddp.schedulers.registry import CurrentJob
     from hpcddp.supervisor.events import Event
-    from hpcddp.supervisor.job import End
+    from hpcddp.supervisor.follow import End
     from hpcddp.supervisor.order import Order
     from hpcddp.supervisor.recovery import Recovery
+else:
+    import _signal as signal
+
+
+# A person asks a job to end through its run's folder (`hpcddp cancel`), where the scheduler's own command would leave
+# the ranks no time to save. It is then as if a SIGTERM had come.
+
+
+#: How often the folder is looked at, in seconds: a shared file system shows a new file a while late anyway.
+LOOK_S = 3.0
+
+
+class StopRequest:
+    """The request of one job. `clock`: seconds, from anywhere."""
+
+    def __init__(self, attempt: AttemptFolder, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path = attempt.run.stop_request(job_of(attempt.name))
+        self._clock = clock
+        self._next = 0.0
+        self._taken: SimpleQueue[None] | None = None  # of the last look, once it is over
+
+    def look(self) -> None:
+        """Send this process a SIGTERM if somebody has asked; each request counts once. The folder is looked at beside
+        this process: where its file system hangs, the ranks would not be heard, and end themselves."""
+        if self._clock() < self._next or (self._taken is not None and self._taken.empty()):
+            return
+        self._next = self._clock() + LOOK_S
+        self._taken = ask_beside(self._take)
+
+    def _take(self) -> None:
+        if os.path.exists(self._path):
+            with suppress(OSError):
+                os.unlink(self._path)
+            os.kill(os.getpid(), signal.SIGTERM)
+
 
 #: The variable with the folder of the copied data: of all attempts, in the script; of this one, in the ranks.
 STAGED = "HPCDDP_STAGED"
@@ -104,7 +145,7 @@ def _run_job(
         is_fixed = by_hand and end.source == BY_SCRIPT
         moving = MovingEnd(job._replace(id="") if is_fixed else job, end, env)
         if find_scheduler(order.scheduler).commands.remote_shell:
-            from hpcddp.supervisor.starter import reach_hosts  # most jobs start without it
+            from hpcddp.supervisor.hosts import reach_hosts  # most jobs start without it
 
             env = {**env, **reach_hosts(order.scheduler, order.launcher, attempt, env, tell)}
         start = Start(order, env, job, signals, output, reports, follow_up, moving, tell, by_hand=by_hand)

@@ -2,30 +2,148 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+import gc
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from threading import get_ident
+from types import TracebackType
 
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from hpcddp.errors import RequestError
+from hpcddp.errors import HpcddpError, RequestError
 from hpcddp.training.data.randomness import seed_generators
 from hpcddp.training.data.sampler import MicroBatch
 from hpcddp.training.data.weighing import Weight
-from hpcddp.training.epoch_loops import EpochLoops
-from hpcddp.training.gate.between import GradientsBetween
-from hpcddp.training.gate.dropped import DroppedBatches
-from hpcddp.training.gate.first_steps import FirstSteps
 from hpcddp.training.gate.step_gate import StepGate
-from hpcddp.training.gate.step_made import LOOP, check_order, check_step, refuse_outside
-from hpcddp.training.gate.unprepared import check_schedulers
+from hpcddp.training.gate.unprepared import (
+    LOOP,
+    DroppedBatches,
+    FirstSteps,
+    GradientsBetween,
+    check_order,
+    check_schedulers,
+    check_step,
+    refuse_outside,
+)
 from hpcddp.training.gradient.backward import run_backward
 from hpcddp.training.gradient.gradients import Gradients
-from hpcddp.training.leaving import CaughtErrors
 from hpcddp.training.pace import Pace
 from hpcddp.training.parallel.calls import ForwardCalls
 from hpcddp.training.steps import StepRecord
+
+# Which loops a resumed run would find again: those over the loader, in epochs, and those over `rt.epochs`.
+
+
+class EpochLoops:
+    """Hears where such loops begin, and refuses those that train otherwise than they read."""
+
+    def __init__(self) -> None:
+        self.body: int | None = None  # the epoch whose body in rt.epochs runs
+        self._outside: int | None = None  # that of a loop over the loader outside of rt.epochs
+        self._most: int | None = None  # epochs that rt.epochs was asked for
+        self._is_read = False  # whether a loop over the loader has begun
+
+    @property
+    def are_new(self) -> bool:
+        """Whether no rt.epochs has begun in this attempt."""
+        return self._most is None
+
+    def check_count(self, count: int, over: int) -> None:
+        """`rt.epochs(count)` begins after `over` epochs. RequestError if the one before leaves it none."""
+        if self._most is not None and count <= min(over, self._most):
+            raise RequestError(
+                f"rt.epochs({count}) came after rt.epochs({self._most}), and {over} epochs are over: it counts from the"
+                " start of the run, so that none is left",
+                f"rt.epochs({self._most + count}) for {count} more",
+            )
+        self._most = max(count, self._most or 0)
+
+    def check_read(self, *, stepped: bool) -> None:
+        """An epoch of rt.epochs is over. RequestError if no loop over the loader has begun, and the script has called
+        for a step all the same, or no epoch is left."""
+        if stepped and not self._is_read:
+            raise RequestError(
+                "an epoch of rt.epochs() ended, and no loop over the training loader has begun: a loop over another one"
+                " gives each rank all of the data, and none of its steps is counted",
+                "model, optimizer, loader = rt.prepare(model, optimizer, loader), then for x, y in loader: …",
+            )
+
+    def check_loop(self, epoch: int, *, is_open: bool, is_read: bool) -> None:
+        """A loop over the loader begins, with what is left of this epoch. `is_open`: rt.epochs has begun one;
+        `is_read`: all batches of that came in an attempt before. RequestError if it is a second one."""
+        self._is_read = True
+        if not is_open:
+            if self._outside not in (None, epoch):
+                raise RequestError(
+                    "a second epoch began outside of rt.epochs(): a resumed run would not know how many are left",
+                    "for epoch in rt.epochs(10): for x, y in loader: …",
+                )
+            self._outside = epoch
+        elif self.body is not None and epoch > self.body and not is_read:
+            raise RequestError(
+                f"a second loop over the loader began in epoch {self.body + 1} of rt.epochs(), after its last batch: a"
+                " resumed run would not know of it",
+                "for epoch in rt.epochs(2 * 10): for x, y in loader: …, where each loop is an epoch and epoch % 2 says"
+                " which one; or loader.steps() for several passes over each global batch",
+            )
+
+
+# How a script leaves the loop over `rt.epochs`: by `break` and `return`, by an exception, or past an error.
+
+
+_OWN = "hpcddp.training."
+
+
+def is_left_by_exception() -> bool:
+    """In a generator that is closed now: whether an exception ends the loop over it, and no `break` or `return`.
+
+    Python has put the exception aside here. But its traceback holds the frame of the loop, at the instruction that the
+    frame is at; so does no other, since `break` and `return` raise nothing.
+    """
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_code.co_flags & inspect.CO_GENERATOR and frame.f_back is not None:
+        frame = frame.f_back  # a generator between the two, such as a progress bar's, is closed by an exception anyway
+    holders = gc.get_referrers(frame)
+    return any(isinstance(one, TracebackType) and one.tb_lasti == frame.f_lasti for one in holders)
+
+
+class CaughtErrors:
+    """The first error that hpcddp raised in the loop. As long as the run goes on, the script has caught it."""
+
+    def __init__(self, is_watched: Callable[[], bool]) -> None:
+        self._is_watched = is_watched
+        self._first: HpcddpError | None = None
+        self._thread: int | None = None
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Errors that the training's own rooms make in the body are noted, in the loop."""
+        self._thread = get_ident()  # another one's are raised again where the run asks for its result
+        HpcddpError.listeners.append(self._note)
+        try:
+            yield
+        finally:
+            HpcddpError.listeners.remove(self._note)
+
+    def check(self) -> None:
+        """RequestError if there was one."""
+        if self._first is not None:
+            raise RequestError(
+                f"the script caught an error of this run and went on: {self._first.message}", self._first.hint
+            ) from self._first
+
+    def _note(self, error: HpcddpError) -> None:
+        made_in = sys._getframe(2)
+        while made_in.f_code.co_name == "__init__" and made_in.f_back is not None:  # of a kind of error
+            made_in = made_in.f_back
+        own = str(made_in.f_globals.get("__name__")).startswith(_OWN)
+        if self._first is None and own and get_ident() == self._thread and self._is_watched():
+            self._first = error
+
 
 _READ_STEPS = 2  # steps of an attempt in which marked gradients are read
 

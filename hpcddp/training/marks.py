@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import TensorWeakRef
 
-from hpcddp.training.torch_graph import version_of
+from hpcddp.training.torch_compat import version_of
 
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 SPREAD = 16  # parameters of an optimizer that are marked: a mark costs about 1 µs

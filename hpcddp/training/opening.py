@@ -2,44 +2,373 @@
 
 from __future__ import annotations
 
+import inspect
+import itertools
+import json
 import math
+import os
+import re
 import sys
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from pickle import PicklingError
+from typing import Any, NamedTuple
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from hpcddp.batchplan import BatchPlan
-from hpcddp.errors import HpcddpError
+from hpcddp.errors import HpcddpError, LaunchError, RequestError, find_nearest
 from hpcddp.parallelism import Parallel, Split, check_goes_with, plan_split, read_parallel
-from hpcddp.runs.folder import choose_attempt, find_attempt
-from hpcddp.runs.jsonfile import SchemaError, write_object
-from hpcddp.runs.lock import HeldError
+from hpcddp.ranks.launchers import LAUNCHERS
+from hpcddp.runs.chain import list_starts, note_own_run
+from hpcddp.runs.choice import Asked, Spelling, hold_run, start_run
+from hpcddp.runs.command import identify_command
+from hpcddp.runs.folder import AttemptFolder, RunFolder, choose_attempt, find_attempt, show_path
+from hpcddp.runs.jsonfile import DamagedFileError, SchemaError, write_object
+from hpcddp.runs.lock import HeldError, is_held_by, release_run
 from hpcddp.runs.metrics import MetricsFile
-from hpcddp.runs.opening import open_attempt, read_planned_batch
-from hpcddp.runs.state import write_failure
+from hpcddp.runs.state import check_attempt, open_attempt, read_finish, read_plan, read_planned_batch, write_failure
 from hpcddp.training.data.randomness import seed_generators
-from hpcddp.training.gradient.exact import ExactGradients
-from hpcddp.training.gradient.exactness import check_same_conditions, deterministic_kernels
+from hpcddp.training.gradient.exact import ExactGradients, check_same_conditions, deterministic_kernels
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.gradient.mean import MeanGradients
 from hpcddp.training.options import RuntimeOptions
-from hpcddp.training.own_run import open_run, say_anew
+from hpcddp.training.parallel.calls import ForwardCalls
 from hpcddp.training.parallel.layout import open_layout
-from hpcddp.training.progress import DEFAULT_INTERVAL_S, read_seconds_or_off
 from hpcddp.training.pulse import beating
 from hpcddp.training.remarks import NOT_CAUGHT, print_warning
+from hpcddp.training.rendezvous.failure import Failure, PeerFailedError
 from hpcddp.training.rendezvous.group import Group
-from hpcddp.training.rendezvous.process_group import open_group, settle_network
-from hpcddp.training.rendezvous.shutdown import claim_failure
-from hpcddp.training.report import Report
+from hpcddp.training.rendezvous.process_group import claim_failure, open_group, settle_network
+from hpcddp.training.rendezvous.roll_call import wait_until
+from hpcddp.training.report import DEFAULT_INTERVAL_S, Report, read_seconds_or_off
 from hpcddp.training.runtime import Runtime
 from hpcddp.training.same_options import check_same_options
-from hpcddp.training.setup import RunSetup
+from hpcddp.training.setup import ANEW, RunSetup
 from hpcddp.training.sinks import choose_sinks
 from hpcddp.training.stopping import STOP_FLAGS, SignalFlag, StopTraining, StopWatch, read_deadline
 from hpcddp.training.versions import list_numerics, list_versions
 from hpcddp.training.watchdog import DEFAULT_STALL_S, Watchdog
-from hpcddp.training.with_body import explained
+from hpcddp.uncaught import Opening
+from hpcddp.units import format_count
+
+# Errors of Python and torch that come of a wrong word for the runtime or its model, in two lines.
+
+
+_CALL = re.compile(r"(\w+)\.(\w+)\(\) (?:missing|got|takes) ")
+_LOADING = f"Error(s) in loading state_dict for {DistributedDataParallel.__name__}"  # torch's
+# what scripts give to a method that does not take it: the hint
+_MEANT = {
+    ("backward", "retain_graph"): "rt.backward(loss_a + loss_b): one backward pass from the sum of the losses",
+    ("loader", "batch_size"): "hpcddp.runtime(global_batch=256, max_micro_batch=32), then rt.loader(dataset)",
+    ("prepare", "find_unused_parameters"): "model = rt.wrap(model, find_unused_parameters=True), then rt.prepare(…)",
+}
+# the same for names of other libraries
+_NAMES = {
+    "accumulate": "hpcddp.runtime(global_batch=256, max_micro_batch=32), and the loop as it is",
+    "clip_grad_norm_": "rt.step(optimizer, clip_norm=1.0)",
+    "clip_gradients": "rt.step(optimizer, clip_norm=1.0)",
+    "is_main_process": "rt.is_main",
+}
+
+
+def explain_call(error: TypeError, rt: Runtime) -> RequestError | None:
+    """A method of the runtime was called with arguments that it does not take; None if that is not it."""
+    found = _CALL.match(str(error))
+    if found is None or found[1] not in {kind.__name__ for kind in type(rt).__mro__}:
+        return None
+    name = found[2]
+    given = re.search(r"argument '(\w+)'", str(error))
+    taken = ", ".join(map(_show, list(inspect.signature(getattr(rt, name)).parameters.values())))
+    hint = _MEANT.get((name, given[1])) if given else None
+    return RequestError(f"rt.{str(error)[found.start(2) :]}", hint or f"rt.{name}({taken})")
+
+
+def explain_name(error: AttributeError, rt: Runtime) -> RequestError | None:
+    """The runtime, or a model that is not in DDP, was asked for what it has not."""
+    name = error.name or ""
+    if error.obj is rt and not name.startswith("_"):
+        near = find_nearest(name, [one for one in dir(rt) if not one.startswith("_")])
+        return RequestError(f"the runtime has no {name!r}", _NAMES.get(name) or (f"rt.{near}" if near else "help(rt)"))
+    if name == "module" and isinstance(error.obj, nn.Module) and rt.group.world_size == 1:
+        return RequestError(
+            f"on one rank the model of rt.prepare is this {type(error.obj).__name__} itself, which has no 'module'",
+            "rt.unwrap(model), on any number of ranks",
+        )
+    return None
+
+
+def explain_loading(error: RuntimeError) -> RequestError | None:
+    """The state of the plain model was given to the one inside DDP."""
+    if not str(error).startswith(_LOADING):
+        return None
+    return RequestError(
+        "on several ranks the model of rt.prepare is in a DistributedDataParallel, whose names begin with `module.`",
+        "rt.unwrap(model).load_state_dict(…), or load it before rt.prepare",
+    )
+
+
+def _show(parameter: inspect.Parameter) -> str:
+    default: Any = parameter.default
+    return str(parameter.replace(annotation=parameter.empty)) if default is parameter.empty else f"{parameter.name}=…"
+
+
+# The `with` body of a runtime: what is used without it, and what ends it, in two lines.
+
+
+_SINGLE = "Expected more than 1 value per channel when training"  # torch's BatchNorm
+
+
+class UnopenedRuntime(Opening[Runtime]):
+    """What `hpcddp.runtime(…)` gives: `with` opens it."""
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("_") and hasattr(Runtime, name):
+            raise RequestError(
+                f"rt.{name} was used, and no `with` has opened the runtime", "with hpcddp.runtime(…) as rt: …"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+
+
+@contextmanager
+def explained(rt: Runtime) -> Iterator[None]:
+    """Around the body. RequestError for an exit that looks like success, for what only the model inside DDP has or can,
+    for a wrong word, and for BatchNorm's refusal of a single sample."""
+    try:
+        yield
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            raise
+        raise RequestError(
+            f"the script left the `with` body by sys.exit() after step {rt.steps}, and the run is not finished",
+            'rt.finish_early("reason") or rt.stop("reason") in the loop; sys.exit() after the body',
+        ) from error
+    except (AttributeError, PicklingError) as error:
+        if ForwardCalls.watch.__qualname__ in str(error):  # the hook that it puts into the model
+            raise RequestError(
+                "on several ranks the model of rt.prepare is in a DistributedDataParallel, which cannot be pickled",
+                "rt.save_model(path, model), or torch.save(rt.unwrap(model), path) under if rt.is_main:",
+            ) from error
+        if not isinstance(error, AttributeError):
+            raise
+        if (refused := explain_name(error, rt)) is not None:
+            raise refused from error
+        model, name = error.obj, error.name
+        if not isinstance(model, DistributedDataParallel) or name is None or not hasattr(model.module, name):
+            raise
+        raise _only_inside(
+            f"has no attribute {name!r}: the {type(model.module).__name__} inside it has", f".{name}"
+        ) from error
+    except RuntimeError as error:
+        if (refused := explain_loading(error)) is None:
+            raise
+        raise refused from error
+    except TypeError as error:  # of model[0], len(model)
+        if (refused := explain_call(error, rt)) is not None:
+            raise refused from error
+        if f"{DistributedDataParallel.__name__!r} object" not in str(error):
+            raise
+        raise _only_inside(f"cannot do all that the model inside it can ({error})", "") from error
+    except ValueError as error:
+        if not str(error).startswith(_SINGLE):
+            raise
+        refused = _explain_single(rt)
+        if refused is None:
+            raise
+        raise refused from error
+
+
+def _explain_single(rt: Runtime) -> RequestError | None:
+    """What BatchNorm's refusal of a single sample comes from; None if it is not known."""
+    try:
+        samples = rt.micro_batch_samples
+    except RequestError:  # outside of the loop over the training loader
+        return RequestError(
+            "BatchNorm got a single sample outside of the training loop, and the model is in training mode there",
+            "model.eval() before the evaluation, model.train() after it",
+        )
+    if any(name == "pipeline" for name, _ in rt.layout.mesh):  # all of a step's micro batches go through at once
+        samples = 1
+    if samples > 1:
+        return None
+    always = any(piece.samples == 1 for piece in rt.plan.pieces(rt.layout.data_rank))
+    whose = "a micro batch" if always else "a micro batch of the epoch's last, smaller global batch"
+    return RequestError(
+        f"BatchNorm takes its statistics over a micro batch and needs two samples: {whose} has"
+        f" {format_count(samples, 'sample')} on rank {rt.group.rank}, in step {rt.steps + 1}",
+        "a larger global batch or max_micro_batch, fewer ranks or slices, or GroupNorm in place of BatchNorm"
+        if always
+        else "DataLoader(data, drop_last=True), another global batch, or GroupNorm in place of BatchNorm",
+    )
+
+
+def _only_inside(what: str, name: str) -> RequestError:
+    return RequestError(
+        f"on several ranks the model of rt.prepare is in a DistributedDataParallel, which {what}",
+        f"rt.unwrap(model){name}; what computes the loss belongs into the model's forward",
+    )
+
+
+# The run of a process that no job script started: rank 0 chooses it, and holds it as long as the runtime is open.
+
+
+_OF_ARGUMENTS = Spelling("resume=False", "resume", 'resume="{}"', "resume=False, or another run_dir")
+_ALL_READ_S = 60.0
+_openings = itertools.count()  # a group may see several runtimes
+_opened: set[AttemptFolder] = set()  # what this process has opened in a job: its next training may be another one
+
+
+class OpenedRun(NamedTuple):
+    """This attempt at a run. None: nothing is written. `over`: why the run ended, of one that an earlier start of this
+    job has finished; empty: there may be steps left. `loads`: whether the newest checkpoint is loaded, if there is one.
+    `is_strict`: whether it has to be of a training with the same data and settings.
+    """
+
+    attempt: AttemptFolder | None
+    over: str = ""
+    loads: bool = True
+    is_strict: bool = False
+
+
+@contextmanager
+def open_run(
+    folder: AttemptFolder | None, group: Group, env: Mapping[str, str], options: RuntimeOptions
+) -> Iterator[OpenedRun]:
+    """The attempt's folder, the same on every rank: in the run that the job script chose, else in the one that rank 0
+    chooses for `folder` as its base. Rank 0 holds the run if the job script does not.
+
+    The HpcddpError of `start_run` on rank 0, PeerFailedError on the others.
+    """
+    if folder is None:
+        yield OpenedRun(None)
+        return
+    key = f"run-{next(_openings)}"
+    if not group.is_first:
+        told = json.loads(group.store.get(key))
+        if told["error"]:
+            group.store.add(f"{key}-read", 1)
+            raise PeerFailedError(Failure(0, group.members[0].host, told["error"]))
+        mine = RunFolder(told["run"]).attempt(told["attempt"])
+        yield OpenedRun(mine, told["over"], told["loads"], told["is_strict"])
+        return
+    try:
+        opened, is_mine = _start(folder, env, options)
+    except HpcddpError as error:
+        claim_failure(group, error)
+        group.store.set(key, json.dumps({"error": str(error)}))
+        # the store ends with this process: a rank that is late would see nothing but a broken connection
+        wait_until(lambda: group.store.add(f"{key}-read", 0) >= group.world_size - 1, _ALL_READ_S)
+        raise
+    attempt = opened.attempt
+    assert attempt is not None
+    told = opened._asdict() | {"error": "", "run": attempt.run.path, "attempt": attempt.name}
+    group.store.set(key, json.dumps(told))
+    try:
+        yield opened
+    finally:
+        if is_mine:
+            release_run(attempt.run, attempt.name)
+
+
+def say_anew(folder: AttemptFolder | None, env: Mapping[str, str]) -> str:
+    """How to begin a new run: by the job's options, also where its script calls `hpcddp.runtime` itself."""
+    return f"begin a new run: {Spelling().fresh}" if folder is not None and _is_of_script(folder, env) else ANEW
+
+
+def _is_of_script(folder: AttemptFolder, env: Mapping[str, str]) -> bool:
+    """Whether the job script chose this run."""
+    of_script = os.path.realpath(env.get("HPCDDP_RUN_DIR", ""))
+    return bool(env.get("HPCDDP_ATTEMPT")) and os.path.realpath(folder.run.path) == of_script
+
+
+def _find_job_s(folder: AttemptFolder, env: Mapping[str, str], options: RuntimeOptions) -> AttemptFolder:
+    """The job's run, where a script asks for the name whose next number that got: `m`, in a job that has `m-2`."""
+    job_s = choose_attempt(env) if env.get("HPCDDP_ATTEMPT") else None
+    if job_s is None or isinstance(options.resume, str):
+        return folder
+    with suppress(DamagedFileError):
+        name = os.path.basename(read_plan(job_s.run).run_dir)
+        named = os.path.join(os.path.dirname(job_s.run.path), name)
+        if name and os.path.realpath(named) == os.path.realpath(folder.run.path):
+            return job_s
+    return folder
+
+
+def _start(folder: AttemptFolder, env: Mapping[str, str], options: RuntimeOptions) -> tuple[OpenedRun, bool]:
+    """The run, and whether this process holds it."""
+    command = identify_command(sys.orig_argv)
+    folder = _find_job_s(folder, env, options)
+    if _is_of_script(folder, env):
+        _check_not_finished(folder)
+        earlier = list_starts(folder)[:-1]
+        # what an earlier start of this job has begun anew is resumed, and what it has finished stays so
+        loads, over = options.resume is not False or bool(earlier), _why_over(folder, earlier)
+        opened = OpenedRun(folder, over, loads, bool(over) or _is_again(folder))
+        if is_held_by(folder.run, folder.name):
+            return opened, False
+        hold_run(folder, env, command, process=os.getpid())
+        return opened, True
+    resume = options.resume if isinstance(options.resume, str) else None
+    asked = Asked(folder.run.path, command, options.resume is False, resume, _OF_ARGUMENTS)
+    job_s = find_attempt(env)
+    starts = list_starts(job_s) if job_s is not None else []
+    within = starts[0].path if starts else ""
+    choice = start_run(
+        asked,
+        folder.name,
+        env,
+        process=os.getpid(),
+        by_hand=True,
+        within=within,
+        restart=_count_restarts(env),
+        earlier=tuple(one.name for one in starts[:-1]),
+    )
+    print(f"hpcddp: {choice}", file=sys.stderr, flush=True)
+    is_again = False
+    if job_s is not None and within:
+        note_own_run(job_s, choice.run)
+        is_again = _is_again(choice.run.attempt(folder.name))
+    is_strict = bool(choice.over) or not choice.is_same or (is_again and resume is None)
+    return OpenedRun(choice.run.attempt(folder.name), choice.over, is_strict=is_strict), True
+
+
+def _is_again(attempt: AttemptFolder) -> bool:
+    """Whether this process has opened the run before. Its training was lost by an error that the script has caught, or
+    it was stopped; what comes now is the same once more, or the next of several."""
+    known = RunFolder(os.path.realpath(attempt.run.path)).attempt(attempt.name)
+    is_again = known in _opened
+    _opened.add(known)
+    return is_again
+
+
+def _why_over(folder: AttemptFolder, earlier: list[AttemptFolder]) -> str:
+    """Why one of the earlier starts of this job has finished its run; "" if none has."""
+    finish = read_finish(folder.run)
+    return finish.reason if finish is not None and folder.run.attempt(finish.attempt) in earlier else ""
+
+
+def _count_restarts(env: Mapping[str, str]) -> int:
+    """How often a launcher has started the ranks of this attempt again by itself."""
+    counts = (env.get(row.restarts, "") for row in LAUNCHERS.values() if row.restarts)
+    return sum(int(count) for count in counts if count.isdecimal())
+
+
+def _check_not_finished(folder: AttemptFolder) -> None:
+    """LaunchError if this attempt has finished the job's run already: a second runtime, as for the next fold or the
+    next learning rate, would load the weights of the first one and train nothing."""
+    finish = read_finish(folder.run)
+    if finish is None or finish.attempt != folder.name:
+        return
+    check_attempt(folder)  # of another hpcddp's file there is more to say
+    path = show_path(folder.run.path)
+    raise LaunchError(
+        f"this attempt has finished run {path} already, at step {finish.step}: another runtime in this job would"
+        " load those weights and train nothing",
+        f'a run of its own for each, such as hpcddp.runtime(run_dir=f"{path}-{{n}}"), n = 1, 2, …',
+    )
+
 
 _STOPPED: dict[str, tuple[str, bool]] = {}  # attempts in which this process has stopped in time: why; on rank 0
 

@@ -17,9 +17,8 @@ from hpcddp.training.data.loader import Part, Step
 from hpcddp.training.data.randomness import seed_generators
 from hpcddp.training.gradient.backward import run_backward
 from hpcddp.training.loop import TrainingLoop
-from hpcddp.training.parallel.staged import Passed, StagedModel
+from hpcddp.training.parallel.staged import Passed, StagedModel, plan_turns
 from hpcddp.training.parallel.steps_together import TOGETHER, steps_together
-from hpcddp.training.parallel.turns import plan_turns
 
 
 class PipelinedSteps:

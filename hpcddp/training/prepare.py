@@ -2,48 +2,348 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from hpcddp.batchplan import BatchPlan, plan_batch
 from hpcddp.errors import RequestError
+from hpcddp.parallelism import Split
 from hpcddp.runs.lock import note_loaded
-from hpcddp.training.arguments import read_whole
+from hpcddp.training import collectives
+from hpcddp.training.agreement import Agreement
+from hpcddp.training.arguments import check_kind, read_whole
 from hpcddp.training.checkpoint.checkpointer import Checkpointer
-from hpcddp.training.checkpoint.owned_states import OwnedStates
+from hpcddp.training.checkpoint.fingerprint import outline_evaluation
 from hpcddp.training.checkpoint.position import move_to
-from hpcddp.training.checkpoint.same_data import outline_evaluation
 from hpcddp.training.checkpoint.stage_states import StageStates
-from hpcddp.training.checkpoint.tracked import unwrap
+from hpcddp.training.checkpoint.tracked import OwnedStates, unwrap
 from hpcddp.training.data.evaluation import EvaluationLoader
-from hpcddp.training.data.loader import TrainingLoader, make_sampler
+from hpcddp.training.data.loader import InputWait, TrainingLoader, make_sampler
 from hpcddp.training.data.reading import Reading, choose_workers, read_how
-from hpcddp.training.data.waiting import InputWait
 from hpcddp.training.data.weighing import Count, Weighing
-from hpcddp.training.data_facts import DataFacts
-from hpcddp.training.gate.beside import watching
-from hpcddp.training.gate.parameters import KnownParameters
-from hpcddp.training.gate.unprepared import check_optimizers_of, guarding
+from hpcddp.training.data_checks import DataFacts
+from hpcddp.training.gate.step_gate import KnownParameters, replace
+from hpcddp.training.gate.unprepared import check_optimizers_of, find_renormed, guarding, watching
 from hpcddp.training.gradient.buffers import BufferMeans
 from hpcddp.training.gradient.gradients import Gradients
-from hpcddp.training.kinds import check_objects, is_trained, name_objects
 from hpcddp.training.loop import TrainingLoop
-from hpcddp.training.own_steps import share_out_steps
-from hpcddp.training.parallel.placing import place
+from hpcddp.training.parallel.layout import Layout
+from hpcddp.training.parallel.placing import check_places, list_accelerators, place
+from hpcddp.training.parallel.sameness import SameWeights
+from hpcddp.training.parallel.sharded import Blocks, Wanted
 from hpcddp.training.parallel.spread import spread_weights
-from hpcddp.training.parallel.stage_norms import StageNorms
+from hpcddp.training.parallel.staged import StageNorms
+from hpcddp.training.parallel.strategy import check_uncompiled, check_wanted
+from hpcddp.training.parallel.tensor import TensorPlan
+from hpcddp.training.parallel.zero import OwnSteps, WholeSteps
 from hpcddp.training.pipelined_step import check_staged
-from hpcddp.training.remarks import describe_starving, print_warning, warn_of_idle_stages, warn_of_order
+from hpcddp.training.remarks import describe_starving, print_warning, warn_of_hooks, warn_of_idle_stages, warn_of_order
 from hpcddp.training.report import Report
 from hpcddp.training.setup import RunSetup
-from hpcddp.training.torch_compat import note_steps
-from hpcddp.training.torch_parts import kept_assignments
-from hpcddp.training.wrapping import Wrapping
+from hpcddp.training.torch_compat import kept_assignments, note_steps
+
+# What a training loop does across its ranks: sums, gathered rows, and what rank 0 says and records for all.
+
+
+class AllRanks:
+    """The part of a `Runtime` that is for all ranks together. Call its methods on every rank."""
+
+    def __init__(self, setup: RunSetup, loop: TrainingLoop, report: Report) -> None:
+        self.group = setup.group
+        self.layout = setup.layout
+        self.device = setup.group.device
+        self._loop = loop
+        self._report = report
+        self._agreement = Agreement(setup.group)
+        self._is_over = False
+
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """All devices of this rank, `device` first: several where the job asks for `gpus_per_rank`."""
+        return self.group.devices
+
+    @property
+    def rank(self) -> int:
+        """This process's number, from 0."""
+        return self.group.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are."""
+        return self.group.world_size
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which prints and writes."""
+        return self.group.is_first
+
+    @property
+    def summary(self) -> dict[str, str]:
+        """Lines, name to text, that the summary at the end has besides the runtime's own; those of rank 0 are shown."""
+        return self._report.more
+
+    def _end_body(self) -> None:
+        """The `with` body has ended."""
+        self._is_over = True
+
+    def _check_open(self, call: str) -> None:
+        """RequestError behind the `with` body: of several ranks each would have its own part only."""
+        if self._is_over and self.layout.world_size > 1:
+            raise RequestError(
+                f"{call} came after the `with` body of hpcddp.runtime, when the ranks had parted",
+                f"with hpcddp.runtime(…) as rt: …, with {call} at the end of the body",
+            )
+
+    def _agree_after_break(self) -> None:
+        """Before a collective that a loop may have been left for; see `Saving`."""
+
+    # ---- for all ranks together: call these on every rank
+
+    def sum(self, value: collectives.Number) -> collectives.Number:
+        """The sum over the data ranks, in float64, whole numbers in int64: of a number a number, of a tensor one of its
+        shape.
+
+        Waits for the device: once per epoch, not per step.
+        """
+        self._check_open("rt.sum")
+        self._agree_after_break()
+        return collectives.sum_over_data_ranks(value, self.layout, self.device)
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """The rows of all data ranks, one below the other: all outputs of an evaluation in the order of its data.
+
+        (n, …) on each rank gives (sum of n, …) on every rank; n may differ.
+        """
+        self._check_open("rt.gather")
+        self._agree_after_break()
+        return collectives.gather_rows(rows, self.layout, self.device)
+
+    def broadcast(self, thing: collectives.Thing) -> collectives.Thing:
+        """Rank 0's object, on every rank."""
+        self._check_open("rt.broadcast")
+        self._agree_after_break()
+        return collectives.broadcast(thing, self.layout, self.device)
+
+    # ---- on rank 0 only: call these on every rank all the same
+
+    def print(self, *words: Any, **options: Any) -> None:
+        """As `print`, on rank 0 only."""
+        if self.is_main:
+            self._report.clear()
+            print(*words, **{"flush": True} | options)
+
+    def log(self, *unnamed: object, **numbers: float | Tensor) -> None:
+        """Write numbers, or tensors of one element, to metrics.jsonl and where `log_to` says.
+
+        Their step is the last that an optimizer has made. Those of rank 0 count: sum them over the ranks first. To read
+        a tensor waits for its device.
+        """
+        if unnamed:
+            raise RequestError(
+                f"rt.log was given a {type(unnamed[0]).__name__} without a name",
+                "rt.log(loss=0.5), or rt.log(**numbers)",
+            )
+        self._report.log(self._loop.steps_made, numbers)
+
+
+# The kinds of objects that a run takes over, and their names in a checkpoint.
+
+
+_KINDS = {nn.Module: "model", Optimizer: "optimizer", LRScheduler: "scheduler", GradScaler: "scaler"}
+
+
+def check_objects(objects: Sequence[Any]) -> None:
+    """RequestError for objects that a run cannot take over."""
+    if not objects:
+        raise RequestError(
+            "rt.prepare() was given nothing", "model, optimizer, loader = rt.prepare(model, optimizer, loader)"
+        )
+    for thing in objects:
+        if isinstance(thing, nn.Module):
+            check_made(thing)
+        if isinstance(thing, Dataset):
+            raise RequestError(
+                f"rt.prepare was given a data set, {type(thing).__name__}",
+                "give it a DataLoader, or make one with rt.loader(dataset)",
+            )
+        if isinstance(thing, DataLoader):
+            continue
+        if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
+            raise RequestError(
+                f"rt.prepare was given a {type(thing).__name__}, which has no state_dict() and load_state_dict()",
+                "give it models, optimizers, schedulers, scalers, DataLoaders, and what else has both methods",
+            )
+
+
+def check_model(model: nn.Module, others: Sequence[nn.Module]) -> None:
+    """RequestError for a model that is distributed already, has no weights yet, or has one of the others'."""
+    if isinstance(model, DistributedDataParallel | nn.DataParallel):
+        raise RequestError(
+            f"the model is in {type(model).__name__} already, and the runtime distributes it", "give it the plain model"
+        )
+    check_made(model)
+    _check_apart(model, others)
+
+
+def check_made(model: nn.Module) -> None:
+    """RequestError for a model with lazy layers that have no weights yet."""
+    for name, layer in model.named_modules():
+        tensors = [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
+        if any(isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer) for tensor in tensors):
+            raise RequestError(
+                f"{name or 'the model'}, a {type(layer).__name__}, has no weights before its first forward pass",
+                "model(next(iter(loader))[0]) once, then make the optimizer, then rt.prepare",
+            )
+
+
+def _check_apart(model: nn.Module, others: Sequence[nn.Module]) -> None:
+    """RequestError for a model that is one of the others, or has a trained parameter in common with one.
+
+    DDP allows each parameter in one model: two would both average its gradient.
+    """
+    taken = {id(p): other for other in others for p in other.parameters() if p.requires_grad}
+    for name, parameter in model.named_parameters():
+        if id(parameter) in taken:
+            other = taken[id(parameter)]
+            other = other.module if isinstance(other, DistributedDataParallel) else other
+            if other is model:
+                raise RequestError(
+                    f"this {type(model).__name__} was prepared already",
+                    "model, optimizer, loader = rt.prepare(model, optimizer, loader): all of them in one call",
+                )
+            raise RequestError(
+                f"{name} of this {type(model).__name__} is in another prepared model too, a {type(other).__name__}:"
+                " the ranks average the gradient of a parameter for one model only",
+                "one nn.Module that holds both and calls them in its forward: both = rt.prepare(both, …)",
+            )
+
+
+def is_trained(thing: Any) -> bool:
+    """Whether it is a model with parameters that an optimizer moves. Averaged weights (EMA) are copies of such."""
+    return (
+        isinstance(thing, nn.Module)
+        and not isinstance(thing, AveragedModel)
+        and any(parameter.requires_grad for parameter in thing.parameters())
+    )
+
+
+def name_objects(objects: Sequence[Any]) -> dict[str, Any]:
+    """Names for a checkpoint, by kind and order: model, model_2, optimizer, scheduler, scaler, …"""
+    named: dict[str, Any] = {}
+    for thing in objects:
+        kind = next((name for cls, name in _KINDS.items() if isinstance(thing, cls)), type(thing).__name__.lower())
+        nth = sum(name == kind or name.startswith(f"{kind}_") for name in named) + 1
+        named[kind if nth == 1 else f"{kind}_{nth}"] = thing
+    return named
+
+
+# How a run takes a model over: on this rank's device, distributed over the ranks.
+
+
+class Wrapping(AllRanks):
+    """The part of a `Runtime` that holds the models as the loop uses them."""
+
+    def __init__(
+        self,
+        setup: RunSetup,
+        gradients: Gradients,
+        loop: TrainingLoop,
+        report: Report,
+        list_untrained: Callable[[], list[nn.Module]],
+    ) -> None:
+        super().__init__(setup, loop, report)
+        self._options = setup.options
+        self._split = setup.split
+        self._gradients = gradients
+        self._same = SameWeights(loop.models, setup.layout, setup.group.device, list_untrained)
+        self._models: dict[int, nn.Module] = {}  # as the loop uses them, by id
+        self._plan: BatchPlan | None = None
+
+    def wrap(
+        self,
+        model: nn.Module,
+        *,
+        blocks: Blocks | None = None,
+        tensor_plan: TensorPlan | None = None,
+        stages: Sequence[str] | None = None,
+        schedule: str | None = None,
+        **options: Any,
+    ) -> nn.Module:
+        """The model on this rank's device, distributed over the ranks if there are several. `prepare` calls it. A model
+        whose parts are on several of `rt.devices` stays there.
+
+        `hpcddp.runtime(parallel=…)` says how. "ddp" wraps it in torch's DistributedDataParallel; the others shard every
+        parameter in place, so make the optimizer afterwards; each module of a class in `blocks` is gathered on its own.
+        Where a mesh has tensor ranks, `tensor_plan` says which layers they divide, by the names of modules: "colwise",
+        "rowwise" or a style of `torch.distributed.tensor.parallel`; None: the model's attribute `tensor_plan`.
+        Where it has pipeline ranks, `stages` names the modules at which the stages after the first begin (None: the
+        model's attribute `pipeline_stages`), and `schedule` is "1f1b" (None) or "gpipe".
+        `options` are those of torch's DDP or fully_shard. Buffers are not broadcast at each forward pass: they are
+        averaged before an evaluation and a checkpoint.
+        """
+        check_model(model, list(self._models.values()))
+        self._loop.first.renormed |= find_renormed(model, self.layout.data_size)
+        hooks = warn_of_hooks(model, self._plan, self.layout.data_size)
+        print_warning(hooks, is_first=self.group.is_first)
+        wanted = Wanted(blocks, tensor_plan, options, stages, schedule)
+        check_wanted(self._split, wanted, is_second=bool(self._models))
+        check_uncompiled(model, self._split)
+        exact = self._options.exactness is not None
+        check_places(list_accelerators(model), self.devices, self._split, exact=exact)
+        if self._split.is_whole or (self._split.pipeline > 1 and not self._split.is_sharded):
+            self._loop.models.append(model)
+        wrapped = self._gradients.wrap(model, wanted)
+        self._loop.calls.watch(wrapped)
+        self._loop.gate.keeps_memory |= exact or isinstance(wrapped, DistributedDataParallel)
+        self._models[id(wrapped)] = wrapped
+        return wrapped
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """The user's model inside of what `prepare` made of it."""
+        check_kind(model, nn.Module, "rt.unwrap({})", "model", "model")
+        return unwrap(model)
+
+    def _check_first_steps(self) -> None:
+        """After each step. A collective in the first ones of an attempt."""
+        self._same.check_first(self._loop.steps)
+        self._loop.first.compare_shares(self.layout, self.device)
+
+
+# Which parameters an optimizer steps on each rank, where the model's split asks for another step than its own.
+
+
+def share_out_steps(
+    optimizers: Mapping[str, Optimizer],
+    split: Split,
+    layout: Layout,
+    device: torch.device,
+    until_end: ExitStack,
+    *,
+    exact: bool,
+) -> OwnedStates:
+    """Under ZeRO-1 each data rank steps its own parameters; in exact mode shards step whole. Undone by `until_end`.
+
+    Call it before the gate takes the optimizers, which lets a step through once per global batch.
+    """
+    steps: dict[str, OwnSteps] = {}
+    if split.kind == "zero1" and layout.data_size > 1:
+        steps = {name: OwnSteps(thing, layout, device) for name, thing in optimizers.items()}
+    for name, thing in optimizers.items():
+        if name in steps:
+            until_end.callback(replace(thing, "step", steps[name].step))
+        elif split.is_sharded and layout.data_size > 1 and exact:
+            until_end.callback(replace(thing, "step", WholeSteps(thing).step))
+    return OwnedStates(steps)
 
 
 class Preparation(Wrapping):

@@ -11,9 +11,8 @@ from torch import nn
 from torch.utils.data import DataLoader, RandomSampler
 
 from hpcddp.batchplan import BatchPlan
-from hpcddp.checks.check import Machine
-from hpcddp.checks.environment import check_workers
-from hpcddp.training.torch_graph import has_gradient_hook
+from hpcddp.checks.environment import Machine, check_workers
+from hpcddp.training.torch_compat import has_gradient_hook
 from hpcddp.units import format_count
 
 NOT_CAUGHT = (

@@ -2,19 +2,260 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from shutil import get_terminal_size
+from typing import NamedTuple, TextIO
 
+from hpcddp.errors import RequestError
 from hpcddp.runs.folder import list_checkpoints
 from hpcddp.runs.metrics import MetricsFile, check_numbers
 from hpcddp.training.pace import Pace
-from hpcddp.training.progress import Progress
 from hpcddp.training.setup import RunSetup
 from hpcddp.training.sinks import SinkRequest, Sinks
-from hpcddp.training.summary import RunStart, Summary, format_start, format_summary
+
+# The progress of a training: a bar on a terminal, a line per interval in a job's log. The numbers as text, and when.
+
+
+DEFAULT_INTERVAL_S = 30.0
+_REDRAW_S = 0.2  # of the bar
+_BAR_WIDTH = 20
+_MARKS = 50  # of the bar: its samples/s are those of the last 10 seconds; a line's are those of its interval
+_MOST_S = 100 * 86400
+
+
+class Standing(NamedTuple):
+    """How far a training is. None: not known, and not shown."""
+
+    step: int  # steps since the start of the run
+    total_steps: int | None = None
+    loss: float | None = None
+    samples_per_s: float | None = None
+    left_s: float | None = None  # until the last step, at the pace of this attempt
+    save_at: int | None = None  # the step after which the next checkpoint is written
+    walltime_left_s: float | None = None
+
+
+def format_line(standing: Standing) -> str:
+    """`step 1200/5000  loss 0.3123  5,210 samples/s  0:12:30 left  save at 1300  walltime left 1:02:03`."""
+    s = standing
+    parts = [f"step {s.step}" + (f"/{s.total_steps}" if s.total_steps is not None else "")]
+    if s.loss is not None:
+        parts.append(f"loss {s.loss:.4g}")
+    if s.samples_per_s is not None and math.isfinite(s.samples_per_s):
+        parts.append(f"{_format_rate(s.samples_per_s)} samples/s")
+    if s.left_s is not None:
+        parts.append(f"{format_seconds(s.left_s)} left")
+    if s.save_at is not None:
+        parts.append(f"save at {s.save_at}")
+    if s.walltime_left_s is not None:
+        parts.append(f"walltime left {format_seconds(s.walltime_left_s)}")
+    return "  ".join(parts)
+
+
+def format_bar(standing: Standing, columns: int) -> str:
+    """The same behind a bar, if the last step is known; at most `columns` characters, so that it stays on one line."""
+    total = standing.total_steps
+    text = format_line(standing)
+    if total:
+        filled = _BAR_WIDTH * min(max(standing.step, 0), total) // total
+        text = f"[{'#' * filled:<{_BAR_WIDTH}}] {text}"
+    return text[: max(columns, 0)]
+
+
+def format_seconds(seconds: float) -> str:
+    """`H:MM:SS`, with days in front from one day on: `2d 03:04:05`. Below zero, NaN and beyond 100 days are marked."""
+    if math.isnan(seconds):
+        return "?"
+    if seconds >= _MOST_S:
+        return "over 100 days"
+    whole = max(0, int(seconds))
+    days, rest = divmod(whole, 86400)
+    clock = f"{rest // 60 % 60:02d}:{rest % 60:02d}"
+    return f"{days}d {rest // 3600:02d}:{clock}" if days else f"{rest // 3600}:{clock}"
+
+
+def _format_rate(per_s: float) -> str:
+    return f"{per_s:,.0f}" if per_s >= 10 else f"{per_s:.2g}"
+
+
+def read_seconds_or_off(env: Mapping[str, str], name: str, default_s: float) -> float | None:
+    """The variable `name`: seconds, or `off`; None for `off`. RequestError for another text."""
+    text = env.get(name, "").strip()
+    if not text:
+        return default_s
+    if text == "off":
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise RequestError(
+            f"{name} is {text!r}, which is no number of seconds above 0", f"{name}={default_s:.0f}, or off"
+        )
+    return seconds
+
+
+class Progress:
+    """Prints how far a training is to `out`; nothing if `out` is None, as on every rank but the first.
+
+    `interval_s` is the time between two lines where `out` is no terminal; None prints nothing there and draws no bar.
+    `deadline` says when the job ends, in seconds since 1970: that may move. `clock` is in seconds, from anywhere.
+    """
+
+    def __init__(
+        self,
+        out: TextIO | None,
+        *,
+        interval_s: float | None = DEFAULT_INTERVAL_S,
+        total_steps: int | None = None,
+        save_every: int | None = None,
+        deadline: Callable[[], float | None] = lambda: None,
+        columns: Callable[[], int] = lambda: 80,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self.total_steps = total_steps  # may become known later
+        self._out = out if interval_s is not None else None
+        self._is_terminal = self._out is not None and self._out.isatty()
+        self._interval_s = _REDRAW_S if self._is_terminal else interval_s or DEFAULT_INTERVAL_S
+        self._save_every = save_every
+        self._deadline = deadline
+        self._columns = columns
+        self._clock = clock
+        self._now = now
+        self._samples = 0
+        self._next = -math.inf if self._out is not None else math.inf  # when to print; the first step sets it
+        self._marks: deque[tuple[float, int, int]] = deque(maxlen=_MARKS if self._is_terminal else 1)
+        self._first: tuple[float, int] | None = None  # time and number of the first step of this attempt
+        self._is_drawn = False
+
+    def step(self, step: int, samples: int, loss: float | None = None) -> None:
+        """Step number `step` (from 1, over all attempts) was made, of `samples` samples over all ranks."""
+        self._samples += samples
+        at = self._clock()
+        if at >= self._next:
+            self._show(at, step, loss)
+
+    def clear(self) -> None:
+        """Leave the bar's line empty for what is printed next. A line in a log stays."""
+        if self._is_drawn and self._out is not None:
+            self._write("\r\x1b[K")
+            self._is_drawn = False
+
+    def _show(self, at: float, step: int, loss: float | None) -> None:
+        self._next = at + self._interval_s
+        if self._first is None:  # the first step compiles and fills caches: it starts the clock and is not counted
+            self._first = (at, step)
+            self._marks.append((at, step, self._samples))
+            return
+        standing = self._standing(at, step, loss)
+        self._marks.append((at, step, self._samples))
+        if self._is_terminal:
+            self._write("\r" + format_bar(standing, self._columns() - 1) + "\x1b[K")
+            self._is_drawn = True
+        else:
+            self._write(f"hpcddp: {format_line(standing)}\n")
+
+    def _standing(self, at: float, step: int, loss: float | None) -> Standing:
+        began, _, before = self._marks[0]
+        left_s = None
+        if self.total_steps is not None and self._first is not None and step > self._first[1]:
+            pace_s = (at - self._first[0]) / (step - self._first[1])
+            left_s = max(0, self.total_steps - step) * pace_s
+        every, ends = self._save_every, self._deadline()
+        return Standing(
+            step,
+            self.total_steps,
+            loss,
+            (self._samples - before) / (at - began) if at > began else None,
+            left_s,
+            step - step % every + every if every else None,
+            ends - self._now() if ends is not None else None,
+        )
+
+    def _write(self, text: str) -> None:
+        """Nobody to read it is no reason to end a training."""
+        if self._out is None:
+            return
+        try:
+            self._out.write(text)
+            self._out.flush()
+        except (OSError, ValueError):  # ValueError: the stream is closed
+            self._out, self._next = None, math.inf
+
+
+# What rank 0 prints when a run starts and when it ends, as text.
+
+
+class RunStart(NamedTuple):
+    """What is known when the run's objects are there. Which run it is was said when its folder was chosen."""
+
+    saves: bool  # whether there is a run folder
+    resumed_from: int | None  # the step; None: a new run
+    plan: str  # the batch plan as text: `256 = 32 ranks x 8 x 1`
+    ranks: str  # `32 ranks on 4 nodes (…), launcher openmpi, nccl on cuda`
+
+
+def format_start(start: RunStart) -> str:
+    """One line: the batch plan, the ranks and their devices, and from which step the run resumes, if from any."""
+    resumed = f"resumed from step {start.resumed_from}" if start.resumed_from is not None else None
+    saved = None if start.saves else "no run folder: nothing is saved"
+    return "; ".join(filter(None, [f"global batch: {start.plan}", start.ranks, resumed, saved]))
+
+
+class Summary(NamedTuple):
+    """What a run has come to in this attempt. None: not known, and not shown."""
+
+    steps: int  # over all attempts
+    title: str = ""  # what was trained
+    stop_reason: str | None = None  # None: finished
+    finish_reason: str | None = None  # why it finished before its last step
+    epochs: int | None = None
+    loss: float | None = None  # of the last step
+    samples_per_s: float | None = None
+    seconds: float | None = None  # of this attempt
+    weights_sha256: str | None = None
+    is_exact: bool = False
+    checkpoint: str | None = None  # its folder
+    run: str | None = None  # the run folder
+    resume_with: str | None = None  # a command
+
+
+def format_summary(summary: Summary, more: tuple[tuple[str, str], ...] = ()) -> str:
+    """The closing text, one fact a line. `more` are lines (name, text) of the caller, before the last ones."""
+    s = summary
+    # the launcher may have handed on another signal than the one that was sent, which state.json names at the job's end
+    reason = "a signal" if (s.stop_reason or "").startswith("SIG") else s.stop_reason
+    status = f"unfinished ({reason})" if reason else "finished"
+    if s.finish_reason and not s.stop_reason:
+        status += f" early ({s.finish_reason})"
+    epochs = f", epoch {s.epochs}" if s.epochs is not None else ""
+    weights = None
+    if s.weights_sha256 is not None:
+        weights = f"sha256 {s.weights_sha256}" + (", the same on any number of ranks" if s.is_exact else "")
+    rows = [
+        ("loss", f"{s.loss:.6g} in the last step" if s.loss is not None else None),
+        *more,
+        ("speed", _format_speed(s)),
+        ("weights", weights),
+        ("saved", s.checkpoint),
+        ("files", s.run),
+        ("resume", s.resume_with if s.stop_reason else None),
+    ]
+    lines = [f"{s.title}: {status} after step {s.steps}{epochs}"]
+    return "\n".join(lines + [f"  {name:<9} {text}" for name, text in rows if text])
+
+
+def _format_speed(s: Summary) -> str | None:
+    rate = f"{s.samples_per_s:,.0f} samples/s" if s.samples_per_s else ""
+    took = f"{format_seconds(s.seconds)} in all" if s.seconds is not None else ""
+    return ", ".join(filter(None, [rate, took])) or None
 
 
 class Report:

@@ -8,6 +8,7 @@ numbers on which `advise/measure.py` runs a model. Their tests run with these.
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib
 import inspect
@@ -18,7 +19,7 @@ import socket
 import struct
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 from torch.distributed import (  # type: ignore[attr-defined]  # torch re-exports them without saying so
     DistNetworkError,
     HashStore,
@@ -39,7 +41,7 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader
 
-__all__ = ["HashStore", "NormWithStatistics", "PrefixStore", "Store", "TCPStore", "rendezvous"]
+__all__ = ["HashStore", "Node", "NormWithStatistics", "PrefixStore", "Store", "TCPStore", "rendezvous"]
 
 #: The class of all layers that may keep running statistics: BatchNorm, SyncBatchNorm, InstanceNorm. Torch has no public
 #: name for it.
@@ -291,3 +293,102 @@ def load_metadata(path: Path) -> Any:
 
     with path.open("rb") as file:
         return Unpickler(file).load()
+
+
+# What is private to torch about gradients: the graph of a loss, the backward pass, changes in place.
+
+
+MEAN, SUM = 1, 2  # how `reduction="mean"` and "sum" are called where a loss is computed
+
+
+def version_of(tensor: Tensor) -> int:
+    """A number that each change in place raises."""
+    return tensor._version
+
+
+@contextmanager
+def around_backward(around: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    """Meanwhile each backward pass, by `loss.backward()` too, runs inside of what `around` gives. Torch has no hook for
+    it: `Tensor.backward` calls this function of its module."""
+    original, is_over = torch.autograd.backward, False
+
+    @functools.wraps(original)
+    def backward(*args: Any, **kwargs: Any) -> None:
+        with nullcontext() if is_over else around():
+            original(*args, **kwargs)
+
+    torch.autograd.backward = backward
+    try:
+        yield
+    finally:
+        is_over = True
+        if torch.autograd.backward is backward:
+            torch.autograd.backward = original
+
+
+def read_reduction(made_by: Any) -> int | None:
+    """How the function of torch's own whose node in the graph this is reduced its loss. None: it is no such function,
+    or does not say."""
+    return getattr(made_by, "_saved_reduction", None)
+
+
+def read_factor(made_by: Any) -> float | None:
+    """The number that a multiplication's node in the graph multiplied by, if that was one number."""
+    factor = getattr(made_by, "_saved_other", None)
+    return float(factor) if isinstance(factor, Tensor) and factor.numel() == 1 else None
+
+
+def read_counted(made_by: Any) -> float | None:
+    """Of a cross entropy that is a mean the sum of the weights that it was divided by: parts that are not ignored, by
+    their class weights. None where that is not known."""
+    counted = getattr(made_by, "_saved_total_weight", None)
+    return None if counted is None else float(counted)
+
+
+def has_gradient_hook(parameter: nn.Parameter) -> bool:
+    """Whether something is called with this parameter's gradient in the backward pass."""
+    return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
+
+
+def list_inputs(node: Node) -> list[Node]:
+    """The nodes of the graph whose results this one takes."""
+    return [earlier for earlier, _ in node.next_functions if earlier is not None]
+
+
+def leaf_of(node: Node) -> Tensor | None:
+    """The tensor that requires a gradient itself, such as a parameter, if the node stands for one."""
+    return getattr(node, "variable", None)
+
+
+def is_single(node: Node) -> bool:
+    """Whether its result is one number."""
+    results: Any = getattr(node, "_input_metadata", ())  # the gradients that it gets have the result's shape
+    return len(results) == 1 and all(size == 1 for size in results[0].shape)
+
+
+# What is private to torch about tensors that ranks have in parts (DTensors).
+
+
+@contextmanager
+def kept_assignments() -> Iterator[None]:
+    """Meanwhile `p.data = numbers` changes the numbers of a parameter in parts. Torch would lose them without an error:
+    the part lies in another tensor that the parameter only refers to."""
+    from torch.distributed.tensor import DTensor
+
+    kind: Any = DTensor
+    if "data" in vars(kind):  # of a runtime around this one
+        yield
+        return
+    data: Any = vars(torch._C.TensorBase)["data"]
+
+    def assign(tensor: Tensor, numbers: Tensor) -> None:
+        if not isinstance(numbers, DTensor) or (numbers.shape, numbers.dtype) != (tensor.shape, tensor.dtype):
+            data.__set__(tensor, numbers)
+            return
+        data.__get__(tensor).copy_(numbers.detach())
+
+    kind.data = property(data.__get__, assign)
+    try:
+        yield
+    finally:
+        del kind.data

@@ -21,7 +21,7 @@ from torch.distributed import DistNetworkError, DistStoreError
 
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.torch_compat import Store, second_connection
-from hpcddp.user_code import describe_line, is_library
+from hpcddp.uncaught import describe_line, is_library
 
 DEFAULT_STALL_S = 60.0
 _LONGEST_PAUSE_S = 5.0

@@ -10,7 +10,7 @@ import pytest
 from livecluster import Cluster, Done
 from siteslurm import controller, write_conf
 
-from hpcddp.script.find_site import SiteChoice, open_site, site_files
+from hpcddp.script.site_file import SiteChoice, open_site, site_files
 
 pytestmark = pytest.mark.cluster
 

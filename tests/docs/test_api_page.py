@@ -9,7 +9,7 @@ import pytest
 
 import hpcddp
 import hpcddp.integrations
-from hpcddp.integrations.own_loop import Loop
+from hpcddp.integrations.plain_loop import Loop
 from hpcddp.login.job import Job
 from hpcddp.training.data.evaluation import EvaluationLoader
 from hpcddp.training.data.loader import TrainingLoader

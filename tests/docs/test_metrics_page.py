@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 
-from hpcddp.runs.metrics import RESERVED
-from hpcddp.runs.metrics_reader import StepLine
-from hpcddp.runs.table import KINDS
+from hpcddp.runs.compare import KINDS
+from hpcddp.runs.metrics import RESERVED, StepLine
 
 
 def section(repo, heading: str) -> str:

@@ -9,10 +9,9 @@ import pytest
 
 from hpcddp.errors import HpcddpError
 from hpcddp.schedulers.registry import all_schedulers
-from hpcddp.script.find_site import SiteChoice, open_site, site_files
-from hpcddp.script.loading import load_yaml
 from hpcddp.script.plan import JobPlan, PlannedBy, plan_job
 from hpcddp.script.render import render_script
+from hpcddp.script.site_file import SiteChoice, load_yaml, open_site, site_files
 from hpcddp.script.spec import read_spec
 from tests.job_script import order_in
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
-from hpcddp.script.loading import load_yaml
+from hpcddp.script.site_file import load_yaml
 from tests.jobs.rows import JOBS, Row
 
 ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if os.geteuid() == 0 else {}

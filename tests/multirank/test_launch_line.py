@@ -6,9 +6,9 @@ import shlex
 
 import pytest
 
-from hpcddp.ranks.launch_line import LaunchRequest
+from hpcddp.ranks.launcher import LaunchRequest
 from hpcddp.ranks.launchers import LAUNCHERS
-from hpcddp.script.words import quote_line
+from hpcddp.script.spec import quote_line
 from hpcddp.supervisor.line import Line, name_hosts
 
 pytestmark = pytest.mark.multirank

@@ -8,12 +8,10 @@ from pathlib import Path
 from hpcddp.batchplan import plan_batch
 from hpcddp.runs.chain import write_follow_up
 from hpcddp.runs.folder import MANIFEST, RunFolder, name_checkpoint
-from hpcddp.runs.holder import Holder
 from hpcddp.runs.jsonfile import write_object
-from hpcddp.runs.lock import note_loaded, release_run, take_run
+from hpcddp.runs.lock import Holder, note_loaded, release_run, take_run
 from hpcddp.runs.metrics import MetricsFile
-from hpcddp.runs.opening import open_attempt
-from hpcddp.runs.state import note_checkpoint, write_state
+from hpcddp.runs.state import note_checkpoint, open_attempt, write_state
 
 COMMAND = ("python", "train.py")
 

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from hpcddp import guard
-from hpcddp.cli.handed_on import NO_OPTIONS, further_variables
+from hpcddp.cli.exec import NO_OPTIONS, further_variables
 from hpcddp.guard import hpcddp_guard
 from hpcddp.ranks.launch import Launch
 

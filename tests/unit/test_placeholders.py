@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcddp.errors import RequestError
-from hpcddp.placeholders import OF_BATCH, batch_numbers, fill_placeholders, find_placeholders, refuse_one_rank
+from hpcddp.sweep import OF_BATCH, batch_numbers, fill_placeholders, find_placeholders, refuse_one_rank
 
 BATCH = ["python", "train.py", "--micro={micro_batch}", "--steps", "{accumulation}"]
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from hpcddp.errors import RequestError
-from hpcddp.runs.best import MODES, Best
+from hpcddp.runs.state import MODES, Best
 
 
 def is_better(value: float, mode: str, best: Best | None) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hpcddp.errors import RequestError
 from hpcddp.training.data.sampler import GlobalBatchSampler
-from hpcddp.training.data.stream_sampler import StreamSampler
+from hpcddp.training.data.stream import StreamSampler
 from hpcddp.training.setup import ANEW
 
 

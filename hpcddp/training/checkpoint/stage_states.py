@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hpcddp.errors import RequestError
-from hpcddp.training.checkpoint.owned_states import OwnedStates
 from hpcddp.training.checkpoint.state_tree import map_tensors, module_state
-from hpcddp.training.parallel.stage_links import StageLinks
+from hpcddp.training.checkpoint.tracked import OwnedStates
+from hpcddp.training.parallel.staged import StageLinks
 
 
 class StageStates(OwnedStates):

@@ -12,7 +12,7 @@ from torch import nn
 from hpcddp.errors import LaunchError
 from hpcddp.training.checkpoint.stage_states import gather_stages
 from hpcddp.training.checkpoint.state_tree import gather_whole, map_tensors, module_state
-from hpcddp.training.parallel.stage_links import StageLinks
+from hpcddp.training.parallel.staged import StageLinks
 from hpcddp.training.pulse import at_files
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.torch_compat import is_failed_write

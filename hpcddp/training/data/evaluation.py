@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from hpcddp.batchplan import split_evenly
 from hpcddp.errors import RequestError
-from hpcddp.training.data.move import move
+from hpcddp.training.data.loader import move
 from hpcddp.training.data.reading import Reading, check_length
 from hpcddp.training.parallel.layout import Layout
 from hpcddp.units import format_count

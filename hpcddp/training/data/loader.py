@@ -2,23 +2,216 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from hpcddp.batchplan import BatchPlan
-from hpcddp.training.data.ahead import move_all, open_copies
-from hpcddp.training.data.move import move
 from hpcddp.training.data.randomness import SeededSamples, WorkerStart
 from hpcddp.training.data.reading import Reading, check_length
 from hpcddp.training.data.sampler import GlobalBatchSampler, MicroBatch
-from hpcddp.training.data.stream_sampler import StreamSampler, read_stream
-from hpcddp.training.data.waiting import InputWait
+from hpcddp.training.data.stream import StreamSampler, read_stream
 from hpcddp.training.data.weighing import Loaded, Weighing, Weight
+
+# Batches from the host to the device of this rank.
+
+
+def move(thing: Any, device: torch.device) -> Any:
+    """The tensors in tuples, lists, named tuples, dicts and dataclasses, copied to the device without waiting.
+
+    Other objects with a `to(device)` method, such as a tokenizer's batch, are moved by it.
+    """
+    if isinstance(thing, Tensor):
+        return thing.to(device, non_blocking=True)
+    if isinstance(thing, dict):
+        moved = {key: move(value, device) for key, value in thing.items()}
+        return moved if type(thing) is dict else _like(thing, moved, device)
+    if isinstance(thing, tuple) and hasattr(thing, "_fields"):
+        return type(thing)(*(move(value, device) for value in thing))
+    if isinstance(thing, list | tuple):
+        return type(thing)(move(value, device) for value in thing)
+    if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
+        fields = [field for field in dataclasses.fields(thing) if field.init]
+        return dataclasses.replace(thing, **{f.name: move(getattr(thing, f.name), device) for f in fields})
+    if callable(to := getattr(thing, "to", None)):
+        return to(device)
+    return thing
+
+
+def find_tensors(thing: Any) -> list[Tensor] | None:
+    """The tensors that `move` copies by itself; None if a part is moved by a `to` of its own, which may copy others."""
+    if isinstance(thing, Tensor):
+        return [thing]
+    if isinstance(thing, dict):
+        return _find_all(thing.values()) if type(thing) is dict or not hasattr(thing, "to") else None
+    if isinstance(thing, list | tuple):
+        return _find_all(thing)
+    if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
+        return _find_all(getattr(thing, field.name) for field in dataclasses.fields(thing) if field.init)
+    return None if callable(getattr(thing, "to", None)) else []
+
+
+def _find_all(parts: Iterable[Any]) -> list[Tensor] | None:
+    found: list[Tensor] = []
+    for part in parts:
+        tensors = find_tensors(part)
+        if tensors is None:
+            return None
+        found += tensors
+    return found
+
+
+def _like(thing: Any, moved: dict[Any, Any], device: torch.device) -> Any:
+    """A subclass of dict stays one: by its own `to`, else made from the moved items."""
+    return thing.to(device) if callable(getattr(thing, "to", None)) else type(thing)(moved)
+
+
+# Micro batches on their way to the device: beside the computation, on a CUDA stream of their own.
+
+
+Moved = tuple[MicroBatch, Weight, Any]
+
+
+class Copies(Protocol):
+    """Starts a copy to the device, and hands it over to the computation later."""
+
+    def start(self, content: Any) -> Callable[[], Any]:
+        """Begin to copy. Calling the result, once and just before it is used, gives what lies on the device."""
+
+
+class StreamCopies:
+    """Copies on a CUDA stream of their own, beside what the current stream computes."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch does not annotate it
+
+    def start(self, content: Any) -> Callable[[], Any]:
+        if find_tensors(content) is None:  # nobody could tell the allocator about the copies that it makes itself
+            return lambda: move(content, self._device)
+        with torch.cuda.stream(self._stream):
+            moved = move(content, self._device)
+            copied = self._stream.record_event()
+
+        def hand_over() -> Any:
+            using = torch.cuda.current_stream(self._device)
+            using.wait_event(copied)
+            for tensor in find_tensors(moved) or ():
+                if tensor.is_cuda:
+                    tensor.record_stream(using)  # its memory is free again when this stream is done with it
+            return moved
+
+        return hand_over
+
+
+class PlainCopies:
+    """Copies when they are needed: on a CPU there is nothing to copy."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def start(self, content: Any) -> Callable[[], Any]:
+        return lambda: move(content, self._device)
+
+
+def open_copies(device: torch.device) -> Copies:
+    return StreamCopies(device) if device.type == "cuda" else PlainCopies(device)
+
+
+def move_all(weighed: Iterator[tuple[Loaded, Weight]], copies: Copies, *, ahead: bool) -> Iterator[Moved]:
+    """Every micro batch on the device. With `ahead` the copy of the next has begun when one is given out."""
+    waiting: tuple[MicroBatch, Weight, Callable[[], Any]] | None = None
+    for loaded, weight in weighed:
+        started = loaded.micro, weight, copies.start(loaded.content)
+        if not ahead:
+            yield loaded.micro, weight, started[2]()
+            continue
+        if waiting is not None:
+            yield waiting[0], waiting[1], waiting[2]()
+        waiting = started
+    if waiting is not None:
+        yield waiting[0], waiting[1], waiting[2]()
+
+
+# How long a training loop waits for its input, measured for each micro batch; a warning, once, where it is much.
+
+
+Item = TypeVar("Item")
+
+_UNCOUNTED = 10  # micro batches at the start of an attempt: workers start, caches fill
+_JUDGED_AFTER = 100  # micro batches
+_JUDGED_AFTER_S = 10.0
+_MUCH = 0.1  # of the time
+_MUCH_S = 0.005  # per micro batch: less than this is indexing a tensor, and no loader process would help
+
+
+class InputWait:
+    """Two looks at the clock per micro batch. `write` gets the numbers of each loop over the loader, `say` the share of
+    the time, once, if it is more than a tenth. `clock` is in seconds, from anywhere.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[dict[str, Any]], None],
+        say: Callable[[float], None],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._write = write
+        self._say = say
+        self._clock = clock
+        self._said = False
+        self._seen = -_UNCOUNTED  # micro batches
+        self._waited = self._took = 0.0  # over those that count, in seconds
+        self._loop: tuple[int, int, float, float] | None = None  # epoch, micro batches, seconds waited and seconds
+
+    def over(self, items: Iterable[Item], epoch: int) -> Iterator[Item]:
+        """The same items. What `next` takes is waiting; what the loop does between them is not."""
+        self.end_loop()
+        clock, ask = self._clock, iter(items).__next__
+        waited, count = 0.0, 0
+        began = asked = before = clock()
+        while True:
+            try:
+                item = ask()
+            except StopIteration:
+                return
+            now = clock()
+            wait = now - asked
+            waited += wait
+            count += 1
+            self._loop = (epoch, count, waited, now - began)
+            if not self._said:
+                self._judge(wait, now - before)
+            before = now
+            yield item
+            asked = clock()
+
+    def end_loop(self) -> None:
+        """Write how long the loop over the loader waited that has ended, at its end or before."""
+        if self._loop is not None:
+            epoch, count, waited, took = self._loop
+            self._loop = None
+            share = round(waited / took, 4) if took > 0 else 0.0
+            numbers = {"micro_batches": count, "wait_s": round(waited, 4), "loop_s": round(took, 4), "share": share}
+            self._write({"epoch": epoch, **numbers})
+
+    def _judge(self, wait_s: float, took_s: float) -> None:
+        self._seen += 1
+        if self._seen <= 0:
+            return
+        self._waited += wait_s
+        self._took += took_s
+        if self._seen >= _JUDGED_AFTER and self._took >= _JUDGED_AFTER_S:
+            self._said = self._waited > max(_MUCH * self._took, _MUCH_S * self._seen)
+            if self._said:
+                self._say(self._waited / self._took)
 
 
 class Listener(Protocol):

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from hpcddp.errors import RequestError
-from hpcddp.training.data.permutation import permute
+from hpcddp.training.data.sampler import permute
 
 Name = TypeVar("Name")
 

@@ -15,18 +15,23 @@ from hpcddp.errors import RequestError
 from hpcddp.parallelism import Split
 from hpcddp.training.data.sampler import MicroBatch
 from hpcddp.training.gradient.buffers import frozen_statistics
-from hpcddp.training.parallel.factors_alike import FactorsAlike
 from hpcddp.training.parallel.layout import Layout
 from hpcddp.training.parallel.placing import place
+from hpcddp.training.parallel.sameness import FactorsAlike, UsedAlike
 from hpcddp.training.parallel.sharded import Wanted, check_optimizers, check_steps, hand_over
 from hpcddp.training.parallel.spread import spread_weights
-from hpcddp.training.parallel.stage_links import StageLinks
-from hpcddp.training.parallel.staged import StagedModel
-from hpcddp.training.parallel.stages import find_stages, keep_plan, keep_stage, leave_out, list_parts
+from hpcddp.training.parallel.staged import (
+    SCHEDULES,
+    StagedModel,
+    StageLinks,
+    find_stages,
+    keep_plan,
+    keep_stage,
+    leave_out,
+    list_parts,
+)
 from hpcddp.training.parallel.strategy import ParallelModel, split_model
 from hpcddp.training.parallel.tensor import find_plan
-from hpcddp.training.parallel.turns import SCHEDULES
-from hpcddp.training.parallel.used_alike import UsedAlike
 from hpcddp.training.rendezvous.group import Group
 
 

@@ -17,10 +17,10 @@ from torch.optim import Adafactor, Optimizer
 
 from hpcddp.errors import RequestError
 from hpcddp.parallelism import Split
-from hpcddp.training.parallel.fresh import is_fresh, replace_parameters
 from hpcddp.training.parallel.layout import Layout
 from hpcddp.training.parallel.spread import spread_weights
 from hpcddp.training.parallel.tensor import TensorPlan, check_even, check_untied, divide_layers, find_plan
+from hpcddp.training.parallel.zero import is_fresh, replace_parameters
 from hpcddp.training.rendezvous.group import Group
 
 Blocks = type[nn.Module] | tuple[type[nn.Module], ...]

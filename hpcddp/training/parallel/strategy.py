@@ -15,7 +15,7 @@ from hpcddp.training.parallel.layout import Layout
 from hpcddp.training.parallel.placing import place
 from hpcddp.training.parallel.replicated import ReplicatedModel
 from hpcddp.training.parallel.sharded import ShardedModel, Wanted
-from hpcddp.training.parallel.turns import SCHEDULES
+from hpcddp.training.parallel.staged import SCHEDULES
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.torch_compat import is_compiled, uncompiled
 

@@ -8,18 +8,19 @@ a parameter takes something from another one is refused, so that the weights are
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hpcddp.errors import RequestError
 from hpcddp.training.parallel.layout import Layout
 from hpcddp.training.parallel.spread import as_bytes
 from hpcddp.training.parallel.steps_together import TOGETHER, steps_together
+from hpcddp.training.parallel.tensor import replicate
 
 _HINT = 'torch.optim.AdamW or another one that steps each parameter by itself, or hpcddp.runtime(parallel="ddp")'
 
@@ -98,3 +99,107 @@ class OwnSteps:
 
 def _name(optimizer: Optimizer) -> str:
     return f"this {type(optimizer).__name__}"
+
+
+# An optimizer's step on a sharded model, one whole parameter at a time, with the result of a step on whole ones.
+
+
+class WholeSteps:
+    """One optimizer. Between steps it holds shards only. RequestError for one that steps all parameters together."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        if steps_together(optimizer):
+            raise RequestError(
+                "exact mode steps a sharded model one parameter at a time, and this"
+                f" {type(optimizer).__name__} {TOGETHER}",
+                "torch.optim.AdamW or another one that steps each parameter by itself, or"
+                ' hpcddp.runtime(parallel="ddp")',
+            )
+        self._optimizer = optimizer
+
+    def step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """In place of `optimizer.step()`. A collective."""
+        groups = self._optimizer.param_groups
+        held = [group["params"] for group in groups]
+        result = None
+        try:
+            for group in groups:
+                group["params"] = []
+            for group, parameters in zip(groups, held, strict=True):
+                for parameter in parameters:
+                    if parameter.grad is not None:
+                        result = self._step_one(parameter, group, original, *args, **kwargs)
+                group["params"] = []
+        finally:
+            for group, parameters in zip(groups, held, strict=True):
+                group["params"] = parameters
+        return result
+
+    def _step_one(
+        self, parameter: Any, group: dict[str, Any], original: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        if not hasattr(parameter, "device_mesh"):
+            group["params"] = [parameter]
+            return original(*args, **kwargs)
+        states = self._optimizer.state
+        whole = nn.Parameter(gather(parameter.detach()))
+        whole.grad = gather(parameter.grad)
+        if parameter in states:
+            states[whole] = {name: gather(value) for name, value in states.pop(parameter).items()}
+        group["params"] = [whole]
+        result = original(*args, **kwargs)
+        with torch.no_grad():
+            parameter.copy_(cut_like(whole.detach(), parameter))
+        if whole in states:
+            states[parameter] = {name: cut_like(value, parameter) for name, value in states.pop(whole).items()}
+        return result
+
+
+def gather(value: Any) -> Any:
+    """A DTensor as a plain tensor, whole; all else as it is. A collective where it is in shards."""
+    return value.full_tensor() if hasattr(value, "full_tensor") else value
+
+
+def cut_like(value: Any, parameter: Any) -> Any:
+    """This rank's shard of what is as large as its parameter, in memory of its own; all else as it is."""
+    if not isinstance(value, Tensor) or value.shape != parameter.shape:
+        return value
+    return replicate(value, parameter.device_mesh).redistribute(placements=parameter.placements).clone()
+
+
+# Optimizers that have not stepped, and get other parameters in place of those that they were made with.
+
+
+def is_fresh(optimizer: Optimizer) -> bool:
+    """Whether it has made no step: no state, or tensors like the parameters that are all one number."""
+    return all(
+        isinstance(state, dict)  # some keep a number there that is of no parameter
+        and float(state.get("step", -1)) == 0.0
+        and all(_is_one_number(value) for value in state.values())
+        for state in optimizer.state.values()
+    )
+
+
+def replace_parameters(optimizer: Optimizer, others: Mapping[int, nn.Parameter], gone: Collection[int] = ()) -> None:
+    """Give a fresh optimizer `others`, by the id of the parameter whose place each takes, and take `gone` from it.
+
+    A parameter group may stay empty.
+    """
+    for group in optimizer.param_groups:  # in place: torch's LBFGS, and wrappers, share the list
+        group["params"][:] = [others.get(id(p), p) for p in group["params"] if id(p) not in gone]
+    for before in [*optimizer.state]:
+        after, state = others.get(id(before)), optimizer.state[before]
+        if after is not None or id(before) in gone:
+            del optimizer.state[before]
+        if after is not None:
+            optimizer.state[after] = {name: _like(after, before, value) for name, value in state.items()}
+
+
+def _is_one_number(value: Any) -> bool:
+    return not isinstance(value, Tensor) or value.numel() < 2 or bool((value == value.flatten()[0]).all())
+
+
+def _like(after: Tensor, before: Tensor, value: Any) -> Any:
+    if not isinstance(value, Tensor) or value.shape != before.shape or not value.numel():
+        return value
+    return torch.full_like(after.detach(), value.flatten()[0].item(), dtype=value.dtype)

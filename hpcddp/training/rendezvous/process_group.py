@@ -8,43 +8,255 @@ and torch has no other way to set the interface.
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import socket
 import sys
+import threading
 from collections.abc import Iterator, MutableMapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.nn  # DDP imports it later, and its functions would keep the group as a default
+from torch.distributed import DistNetworkError, DistStoreError
 
-from hpcddp.checks.environment import run_checks
-from hpcddp.checks.machine import look_at_machine
-from hpcddp.errors import RequestError
+from hpcddp.checks.environment import look_at_machine, run_checks
+from hpcddp.errors import LaunchError, RequestError
 from hpcddp.guard.hpcddp_guard import explain_no_gpu
 from hpcddp.ranks.device import GPUS_PER_NODE, label_devices, read_gpus_per_node, read_gpus_per_rank
 from hpcddp.ranks.launch import Launch
+from hpcddp.ranks.launcher import RankInfo
 from hpcddp.ranks.launchers import LAUNCHERS
-from hpcddp.ranks.rankinfo import RankInfo
+from hpcddp.ranks.lookup_warning import drop_lookup_warning
 from hpcddp.ranks.rendezvous import Rendezvous
-from hpcddp.training.rendezvous.backend import check_backend
 from hpcddp.training.rendezvous.device import choose_backend, set_threads, take_devices
-from hpcddp.training.rendezvous.failure import PeerFailedError
+from hpcddp.training.rendezvous.failure import STORE_IS_GONE, Failure, PeerFailedError
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.rendezvous.network import look_around, settle_interface
-from hpcddp.training.rendezvous.roll_call import Member, call_roll
-from hpcddp.training.rendezvous.shutdown import claim_failure, leave, leave_after_failure
-from hpcddp.training.rendezvous.store import host_store, reach_store
+from hpcddp.training.rendezvous.roll_call import Member, call_roll, wait_until
 from hpcddp.training.rendezvous.store_address import (
     FIRST_OPENING,
     StoreAddress,
     agree_on_store_address,
     withdraw_store_address,
 )
-from hpcddp.training.torch_compat import HashStore, PrefixStore, Store, takes_device_id
+from hpcddp.training.torch_compat import (
+    HashStore,
+    PrefixStore,
+    Store,
+    TCPStore,
+    abort_process_group,
+    destroy_process_group,
+    greet_store,
+    host_tcp_store,
+    release_wrappers,
+    takes_device_id,
+)
 from hpcddp.training.torch_compat import rendezvous as torch_rendezvous
+
+# torch's backends: which this build of torch has, and where to get one with the others.
+
+
+# Backend -> what makes torch have it. torch's wheels have gloo, those for
+# CUDA also nccl, and none has mpi or ucc.
+_BUILDS = {
+    "nccl": "install torch's wheel for CUDA (on Linux: pip install torch)",
+    "mpi": "build torch from source with USE_MPI=1 and this cluster's mpicc on PATH",
+    "ucc": "build torch from source with USE_UCC=1 USE_SYSTEM_UCC=1, UCX and UCC installed",
+}
+_NO_REAL_ONES = ("undefined", "fake")  # torch's own names for none and for one that sends nothing
+
+
+def check_backend(backend: str) -> None:
+    """RequestError where torch knows no such backend, or this build of it does not have it.
+
+    One that another package has registered (`torch.distributed.Backend.register_backend`) is known. Only one may be
+    named: a rank has one device, so that "cpu:gloo,cuda:nccl" is none.
+    """
+    if backend not in dist.Backend.backend_list or backend in _NO_REAL_ONES:
+        here = [name for name in dist.Backend.backend_list if dist.is_backend_available(name)]
+        known = ", ".join(name for name in here if name not in _NO_REAL_ONES)
+        raise RequestError(f"torch {torch.__version__} knows no backend {backend!r}", f"one of {known}")
+    if not dist.is_backend_available(backend):
+        how = _BUILDS.get(backend, f"install a torch that has {backend}")
+        raise RequestError(
+            f"backend {backend!r}: torch {torch.__version__} here was built without it",
+            f'{how}, or backend="gloo", which every build has',
+        )
+
+
+# Connect to a store without torch's warning about a name that nobody needs (`ranks/lookup_warning.py`).
+
+
+@contextmanager
+def without_lookup_warning() -> Iterator[None]:
+    """Keep stderr back during the body, and print it afterwards without the warning. For bodies of a few seconds.
+
+    C++ writes to the file descriptor, so this is the only place to take the line out.
+    """
+    try:
+        sys.stderr.flush()
+        real = os.dup(2)
+    except (OSError, ValueError, AttributeError):  # closed, or none at all: nothing will be printed
+        yield
+        return
+    held = os.memfd_create("stderr")
+    os.dup2(held, 2)
+    try:
+        yield
+    finally:
+        with suppress(OSError, ValueError):
+            sys.stderr.flush()
+        os.dup2(real, 2)
+        os.close(real)
+        text = drop_lookup_warning(os.pread(held, os.fstat(held).st_size, 0))
+        os.close(held)
+        with suppress(OSError):
+            os.write(2, text)
+
+
+# The key-value store that the ranks share before there is a process group.
+
+
+_ANSWER_TIMEOUT_S = 5.0
+_NONCE_KEY = "hpcddp/nonce"
+
+
+def host_store(
+    ports: tuple[int, ...], world_size: int, nonce: str, timeout_s: float, listener: socket.socket | None = None
+) -> TCPStore:
+    """Rank 0's side: the store on the first free port. LaunchError if none is free, or if there is a rank 0 already.
+
+    `listener` is a socket that listens on the only port already, so that no other program can take that port.
+    """
+    limit = timedelta(seconds=timeout_s)
+    for port in ports:
+        try:
+            with without_lookup_warning():
+                store = host_tcp_store(port, world_size, limit, listener)
+        except DistNetworkError as error:
+            if "EADDRINUSE" not in str(error):
+                raise LaunchError(
+                    f"rank 0 cannot listen on port {port}: {error}", "set MASTER_PORT to another port"
+                ) from error
+            if _has_nonce(_connect("localhost", port, _ANSWER_TIMEOUT_S), nonce):
+                raise LaunchError(
+                    f"two processes of this job say that they are rank 0 (the other one listens on port {port})",
+                    "start the ranks with a launcher that numbers them; hpcddp env --explain",
+                ) from error
+            continue
+        store.set(_NONCE_KEY, nonce)
+        return store
+    raise LaunchError(
+        f"ports {', '.join(map(str, ports))} are all in use on {socket.gethostname()}", "set MASTER_PORT to a free port"
+    )
+
+
+def reach_store(
+    address: str, ports: tuple[int, ...], nonce: str, timeout_s: float, askers: int | None = None
+) -> TCPStore:
+    """Every other rank's side: waits for the store of this job on any of the ports. `askers`: see `wait_until`."""
+    found: list[TCPStore] = []
+
+    def look() -> bool:
+        for port in ports:
+            store = _connect(address, port, timeout_s)
+            if store is not None and _has_nonce(store, nonce):
+                found.append(store)
+                return True
+        return False
+
+    if not wait_until(look, timeout_s, askers):
+        raise LaunchError(
+            f"rank 0 was not found at {address}, ports {', '.join(map(str, ports))}, within {timeout_s:.0f} s",
+            "check that rank 0 started (its log comes first), and that the nodes reach each other under this address",
+        )
+    return found[0]
+
+
+def _connect(address: str, port: int, timeout_s: float) -> TCPStore | None:
+    """A client of the store there, or None if there is none."""
+    try:
+        # TCPStore itself would retry a refused connection until its timeout, and never try the next port
+        with socket.create_connection((address, port), timeout=_ANSWER_TIMEOUT_S) as connection:
+            greet_store(connection)
+    except socket.gaierror as error:
+        raise LaunchError(
+            f"the master address {address!r} does not resolve on {socket.gethostname()}: {error.strerror}",
+            "set MASTER_ADDR to a name or address of rank 0's node that every node can resolve",
+        ) from error
+    except OSError:
+        return None
+    found: list[TCPStore] = []
+
+    def connect() -> None:
+        with suppress(DistNetworkError, DistStoreError):
+            found.append(TCPStore(address, port, None, False, timedelta(seconds=timeout_s), wait_for_workers=False))
+
+    # in a thread: a program that answered the greeting only would hold TCPStore without any limit (torch 2.15)
+    attempt = threading.Thread(target=connect, daemon=True)
+    with without_lookup_warning():
+        attempt.start()
+        attempt.join(_ANSWER_TIMEOUT_S)
+    return found[0] if found else None
+
+
+def _has_nonce(store: Store | None, nonce: str) -> bool:
+    if store is None:
+        return False
+    try:
+        return (
+            wait_until(lambda: store.check([_NONCE_KEY]), _ANSWER_TIMEOUT_S) and store.get(_NONCE_KEY) == nonce.encode()
+        )
+    except (DistNetworkError, DistStoreError):
+        return False
+
+
+# Leave a process group in an order in which no rank closes a connection that another rank still needs.
+
+
+_SIGN_OFF_TIMEOUT_S = 60.0
+_FAILED_SIGN_OFF_TIMEOUT_S = 3.0  # some ranks may never come
+
+
+def leave(group: Group) -> None:
+    """The normal end: wait for all ranks, release the wrappers, and let the host of the store leave last."""
+    release_wrappers()
+    if group.world_size > 1:
+        dist.barrier()
+        _sign_off(group, _SIGN_OFF_TIMEOUT_S)
+    destroy_process_group()
+
+
+def claim_failure(group: Group, error: BaseException) -> Failure:
+    """Put this rank's failure into the store; returns the first failure of the run, which may be another rank's."""
+    mine = Failure(group.rank, group.host, f"{type(error).__name__}: {error}")
+    try:
+        group.store.compare_set("failure", "", json.dumps(mine))
+        return Failure(*json.loads(group.store.get("failure")))
+    except (DistNetworkError, DistStoreError):
+        return Failure(0, group.members[0].host, STORE_IS_GONE) if group.rank else mine
+
+
+def leave_after_failure(group: Group) -> None:
+    """After an exception in the body: without a collective, which other ranks may never reach."""
+    release_wrappers()
+    abort_process_group()  # the closed connections wake the ranks that wait for this one in a collective
+    if group.world_size > 1:
+        _sign_off(group, _FAILED_SIGN_OFF_TIMEOUT_S)
+
+
+def _sign_off(group: Group, timeout_s: float) -> None:
+    try:
+        group.store.add("bye", 1)
+        if group.is_first:
+            wait_until(lambda: group.store.add("bye", 0) >= group.world_size, timeout_s)
+    except (DistNetworkError, DistStoreError):
+        pass  # the host of the store is gone already
+
 
 # a process may open one group after another, and the store of the one before may still be there
 _openings = itertools.count()

@@ -15,13 +15,12 @@ from hpcddp.errors import LaunchError
 from hpcddp.ranks import pmi, sharedfile
 from hpcddp.ranks.interfaces import address_toward
 from hpcddp.ranks.launch import Launch
+from hpcddp.ranks.launcher import RankInfo
 from hpcddp.ranks.launchers import LAUNCHERS
-from hpcddp.ranks.ports import port_candidates
-from hpcddp.ranks.rankinfo import RankInfo
 from hpcddp.ranks.reach import INTERFACE, own_address, reached_as, require_resolved
-from hpcddp.ranks.rendezvous import is_enough
+from hpcddp.ranks.rendezvous import is_enough, port_candidates
 from hpcddp.runs.folder import RunFolder
-from hpcddp.runs.opening import check_run_folder
+from hpcddp.runs.state import check_run_folder
 
 FIRST_OPENING = "opening-0"
 CHANNELS = ("auto", "env", "pmi", "file", "mpi4py")
@@ -51,8 +50,6 @@ def agree_on_store_address(launch: Launch, channel: str, opening: str, timeout_s
     """
     env, info = launch.env, launch.info
     if channel == "mpi4py":
-        from hpcddp.training.rendezvous.mpi import ask_mpi
-
         listener = listen() if info.rank == 0 else None
         address, port = ask_mpi(info, 0 if listener is None else _port(listener))
         return StoreAddress(address, (port,), listener, channel)
@@ -149,3 +146,27 @@ def _my_address(client: pmi.PmiClient, env: Mapping[str, str], info: RankInfo, o
 
 def _port(listener: socket.socket) -> int:
     return int(listener.getsockname()[1])
+
+
+# Rank 0's address over MPI itself, for launchers whose environment does not give it. Only imported when asked for by
+# name.
+
+
+def ask_mpi(info: RankInfo, port: int) -> tuple[str, int]:
+    """Rank 0's address and its `port`, broadcast by MPI. LaunchError if MPI counts the ranks otherwise."""
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise LaunchError(
+            f"mpi4py cannot be imported: {error}", "pip install mpi4py, built for the MPI that launches"
+        ) from error
+    comm = MPI.COMM_WORLD
+    if (comm.rank, comm.size) != (info.rank, info.world_size):
+        raise LaunchError(
+            f"MPI says rank {comm.rank} of {comm.size}, {info.launcher} says {info.rank} of {info.world_size}",
+            "use the launcher of the MPI that mpi4py was built with; hpcddp env --explain",
+        )
+    hosts = comm.allgather(socket.gethostname())
+    mine = "127.0.0.1" if len(set(hosts)) == 1 else hosts[0]
+    address, port = comm.bcast((mine, port), root=0)
+    return address, port

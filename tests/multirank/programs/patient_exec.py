@@ -3,7 +3,7 @@
 import sys
 
 from hpcddp.cli.main import main
-from hpcddp.runs import failure
+from hpcddp.runs import attempt
 
-failure._REPORT_S = 600.0
+attempt._REPORT_S = 600.0
 sys.exit(main())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcddp.advise.pass_errors import hint_of_pass
+from hpcddp.advise.measure import hint_of_pass
 
 
 @pytest.mark.parametrize(

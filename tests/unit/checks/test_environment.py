@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp.checks.check import Machine
-from hpcddp.checks.environment import check_workers, run_checks
-from hpcddp.checks.machine import look_at_machine
+from hpcddp.checks.environment import Machine, check_workers, look_at_machine, run_checks
 from hpcddp.ranks.launch import Launch
 from hpcddp.ranks.predict import predict_environment
 
@@ -121,7 +119,7 @@ def test_too_few_cpus_for_the_loader_are_found(workers: int, cpus: int, found: b
 
 def test_this_process_bound_to_one_cpu_sees_one() -> None:
     code = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))});"
-    code += "from hpcddp.checks.machine import look_at_machine; m = look_at_machine({}); print(m.cpus, m.cores)"
+    code += "from hpcddp.checks.environment import look_at_machine; m = look_at_machine({}); print(m.cpus, m.cores)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     cpus, cores = done.stdout.split()
     assert cpus == "1"

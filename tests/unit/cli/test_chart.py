@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpcddp.cli.chart import dots_across, draw_curve
+from hpcddp.cli.watch_screen import dots_across, draw_curve
 
 
 def test_the_largest_value_is_at_the_top_and_each_character_shows_two_values():

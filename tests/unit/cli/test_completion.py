@@ -17,7 +17,7 @@ import pytest
 
 from hpcddp.cli.completion import complete
 from hpcddp.cli.main import VERBS
-from hpcddp.script.find_site import site_files
+from hpcddp.script.site_file import site_files
 
 SHELLS = ("bash", "zsh", "fish", "tcsh")
 SITES = tuple(site_files({}))

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp.cli.main import VERBS, main
-from hpcddp.cli.refusal import refusal
+from hpcddp.cli.streams import refusal
 
 REPO = Path(__file__).parents[3]
 EXACT = ("utf-8", "surrogateescape")

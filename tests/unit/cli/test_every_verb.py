@@ -11,7 +11,7 @@ import pytest
 
 from hpcddp.cli.main import VERBS, main
 from hpcddp.cli.parser import VerbParser
-from hpcddp.cli.refusal import no_job, refusal
+from hpcddp.cli.streams import no_job, refusal
 from hpcddp.cli.verbs import _MEANT, EXITS
 from hpcddp.lint.script import read_script
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp.login.spawning import see_spawn
+from hpcddp.login.planning import see_spawn
 from hpcddp.ranks.device import count_gpus
 from hpcddp.ranks.predict import predict_environment
 from hpcddp.script.spec import JobSpec

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from hpcddp.cli.main import VERBS
-from hpcddp.cli.refusal import refusal
+from hpcddp.cli.streams import refusal
 
 REFUSAL = refusal()
 

@@ -22,10 +22,9 @@ from hpcddp.cli.main import main
 from hpcddp.cli.watch_screen import Screen
 from hpcddp.login.watched import Watched, Watcher
 from hpcddp.runs.folder import RunFolder
-from hpcddp.runs.holder import describe_process
-from hpcddp.runs.job_end import JobEnd, note_job_end
 from hpcddp.runs.jsonfile import write_object
-from hpcddp.runs.lock import release_run, take_run
+from hpcddp.runs.lock import describe_process, release_run, take_run
+from hpcddp.runs.submitted import JobEnd, note_job_end
 from tests.conftest import PATIENCE_S
 from tests.unit.chain_run import write_chain_run
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp.lint.check import lint_script
+from hpcddp.lint.rules import lint_script
 from hpcddp.lint.script import read_script
 
 HEADER = "#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=4 --no-requeue\n"

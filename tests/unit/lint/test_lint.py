@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 from hpcddp.cli.lint import choose_same_job, format_findings
 from hpcddp.cli.main import main
 from hpcddp.cli.request import read_plan, request_parser
-from hpcddp.lint.check import lint_script
 from hpcddp.lint.equivalent import same_job
-from hpcddp.lint.rules import PYTHON_RULES, RULES
+from hpcddp.lint.rules import PYTHON_RULES, RULES, lint_script
 from hpcddp.lint.script import read_script
 from hpcddp.lint.shell import read_commands
-from hpcddp.script.find_site import SiteChoice, open_site
+from hpcddp.script.site_file import SiteChoice, open_site
 
 from .lint_cases import CASES, SITE_CASES
 

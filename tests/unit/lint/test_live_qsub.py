@@ -10,12 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcddp.lint.check import lint_script
 from hpcddp.lint.directive import ListError, Option
 from hpcddp.lint.finding import Finding
-from hpcddp.lint.pbs_lists import split_attributes, split_resources, split_select
-from hpcddp.lint.pbs_resources import refused_resources
-from hpcddp.lint.pbs_values import refused_values
+from hpcddp.lint.pbs_values import refused_resources, refused_values, split_attributes, split_resources, split_select
+from hpcddp.lint.rules import lint_script
 from hpcddp.lint.script import read_script
 
 CAPTURES = Path(__file__).parents[2] / "captures"

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from hpcddp.cli.main import main
 from hpcddp.errors import RequestError
-from hpcddp.lint.check import lint_python, lint_script
-from hpcddp.lint.rules import PYTHON_RULES
+from hpcddp.lint.rules import PYTHON_RULES, lint_python, lint_script
 from hpcddp.lint.script import read_script
 
 from .python_cases import CASES, DDP, END, INIT, RUNTIME, STEP, loop

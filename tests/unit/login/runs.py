@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 
 from hpcddp.runs.folder import AttemptFolder, RunFolder
-from hpcddp.runs.holder import Holder
-from hpcddp.runs.lock import release_run, take_run
+from hpcddp.runs.lock import Holder, release_run, take_run
 from hpcddp.runs.submitted import Submission, begin_submission, note_submission
 
 

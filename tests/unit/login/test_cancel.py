@@ -12,9 +12,8 @@ import pytest
 
 from hpcddp.cli.main import main
 from hpcddp.runs.folder import RunFolder
-from hpcddp.runs.holder import Holder
-from hpcddp.runs.lock import take_run
-from hpcddp.supervisor.stop_request import LOOK_S, StopRequest
+from hpcddp.runs.lock import Holder, take_run
+from hpcddp.supervisor.supervise import LOOK_S, StopRequest
 
 from .runs import held, submitted
 

@@ -15,9 +15,9 @@ from hpcddp.login.find_run import find_run, find_runs
 from hpcddp.login.judge import RunStatus, find_status
 from hpcddp.login.status_text import format_statuses
 from hpcddp.login.watched import Watcher
+from hpcddp.runs.chain import note_own_run
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.lock import release_run
-from hpcddp.runs.own_runs import note_own_run
 from hpcddp.runs.state import write_state
 
 from .runs import held, metrics, submitted

@@ -15,8 +15,7 @@ import pytest
 from hpcddp.cli.main import main
 from hpcddp.ranks.frameworks import FRAMEWORK_VARIABLES
 from hpcddp.runs.folder import RunFolder
-from hpcddp.runs.submitted import begin_submission, read_submissions
-from hpcddp.runs.sweep_folder import note_sweep
+from hpcddp.runs.submitted import begin_submission, note_sweep, read_submissions
 
 from .conftest import SLURM
 from .runs import held, submitted

@@ -10,8 +10,8 @@ import pytest
 from hpcddp.cli.env import look
 from hpcddp.errors import LaunchError
 from hpcddp.ranks import resolve
-from hpcddp.ranks.ancestry import weigh
 from hpcddp.ranks.launch import Launch
+from hpcddp.ranks.resolve import weigh
 
 from .captured import load, names
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hpcddp.cli.handed_on import check_gpus
+from hpcddp.cli.exec import check_gpus
 from hpcddp.errors import LaunchError
 from hpcddp.ranks.device import (
     asks_for_cpu,

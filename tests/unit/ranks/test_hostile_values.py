@@ -7,9 +7,9 @@ import contextlib
 import pytest
 
 from hpcddp.errors import LaunchError, RequestError
-from hpcddp.ranks.ancestry import pmi_socket_is_open
 from hpcddp.ranks.launch import Launch, resolve
 from hpcddp.ranks.recorded import read_environment
+from hpcddp.ranks.resolve import pmi_socket_is_open
 
 from .captured import env_of
 from .test_rows import WHOLE

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from hpcddp.errors import LaunchError
-from hpcddp.ranks.ancestry import gather_evidence, parents, weigh
 from hpcddp.ranks.candidates import find_candidates
-from hpcddp.ranks.innermost import choose
 from hpcddp.ranks.launch import Launch, resolve
 from hpcddp.ranks.predict import predict_environment
+from hpcddp.ranks.resolve import choose, gather_evidence, parents, weigh
 
 from .captured import env_of
 

@@ -6,9 +6,9 @@ import subprocess
 
 import pytest
 
-from hpcddp.ranks.launch_line import FromShell, LaunchRequest
+from hpcddp.ranks.launcher import FromShell, LaunchRequest
 from hpcddp.ranks.launchers import JOB_LAUNCHERS, LAUNCHERS
-from hpcddp.script.words import quote_line
+from hpcddp.script.spec import quote_line
 
 SHELL = {
     "launcher": "/opt/mpi/bin/mpirun",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp.errors import LaunchError
-from hpcddp.ranks.apinfo import read_apinfo
+from hpcddp.ranks.candidates import read_apinfo
 from hpcddp.ranks.launch import Launch, resolve
 
 HEADER = "@iNNNiNNiNNiNNiNNiNNN"

@@ -11,7 +11,7 @@ from hpcddp.ranks.launch import Launch, resolve
 from hpcddp.ranks.predict import predict_environment
 from hpcddp.ranks.reach import own_address, reached_as
 from hpcddp.ranks.rendezvous import Rendezvous, is_enough
-from hpcddp.schedulers.host_names import is_alias
+from hpcddp.schedulers.allocation import is_alias
 from hpcddp.script import site
 
 HSN = ".hsn.cm.aurora.alcf.anl.gov"

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from hpcddp.errors import LaunchError
 from hpcddp.ranks.launch import Launch
-from hpcddp.ranks.ports import HIGHEST, LOWEST, port_candidates
 from hpcddp.ranks.predict import predict_environment
-from hpcddp.ranks.rendezvous import Rendezvous
+from hpcddp.ranks.rendezvous import HIGHEST, LOWEST, Rendezvous, port_candidates
 
 HOSTS = ["node1", "node2"]
 

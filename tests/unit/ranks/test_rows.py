@@ -11,9 +11,9 @@ import pytest
 import hpcddp
 from hpcddp.errors import LaunchError
 from hpcddp.ranks.launch import Launch, resolve
+from hpcddp.ranks.launcher import NUMBERS
 from hpcddp.ranks.launchers import JOB_LAUNCHERS, LAUNCHER_NAMES, LAUNCHERS
 from hpcddp.ranks.predict import predict_environment
-from hpcddp.ranks.rankinfo import NUMBERS
 from hpcddp.schedulers.registry import SHARED, all_schedulers
 
 from .captured import env_of

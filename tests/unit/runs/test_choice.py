@@ -13,10 +13,8 @@ from pathlib import Path
 import pytest
 
 from hpcddp.errors import HpcddpError, RequestError
-from hpcddp.runs.choice import Asked, Origin, RunChoice, choose_run, find_command
-from hpcddp.runs.holder import find_job_start
-from hpcddp.runs.lock import note_loaded, release_run
-from hpcddp.runs.start import foresee_run, start_run
+from hpcddp.runs.choice import Asked, Origin, RunChoice, choose_run, find_command, foresee_run, start_run
+from hpcddp.runs.lock import find_job_start, note_loaded, release_run
 from hpcddp.runs.state import write_state
 from hpcddp.schedulers.registry import find_current_job
 
@@ -179,7 +177,7 @@ def test_where_starts_are_not_counted_the_session_of_the_script_tells_them_apart
 import os
 from hpcddp.runs.choice import Asked
 from hpcddp.runs.lock import release_run
-from hpcddp.runs.start import start_run
+from hpcddp.runs.choice import start_run
 choice = start_run(Asked({str(tmp_path / "train")!r}, ("a",), True), "41", {{"PBS_JOBID": "41"}}, process=os.getpid())
 release_run(choice.run, "41")
 print(os.path.basename(choice.run.path))

@@ -9,12 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcddp.runs.causes import Context, find_causes
-from hpcddp.runs.compare import LossDifference, compare_runs
-from hpcddp.runs.facts import describe_attempt
-from hpcddp.runs.metrics_reader import StepLine
-from hpcddp.runs.record import RunRecord
-from hpcddp.runs.report import comparison_record, format_comparison
+from hpcddp.runs.compare import (
+    Context,
+    LossDifference,
+    RunRecord,
+    compare_runs,
+    comparison_record,
+    describe_attempt,
+    find_causes,
+    format_comparison,
+)
+from hpcddp.runs.metrics import StepLine
 
 EXACT = {"mode": ("exact (tree)",)}
 PLAIN = {"mode": ("plain",)}

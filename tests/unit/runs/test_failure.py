@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp.runs.failure import (
+from hpcddp.runs.attempt import (
     choose_error,
     choose_lines,
     describe_end,
@@ -84,7 +84,7 @@ def test_a_rank_that_fails_too_stays_until_the_failure_is_reported(env: dict[str
 def test_a_rank_that_only_heard_of_a_failure_lets_that_rank_be_first(
     env: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpcddp.runs.failure._REPORT_S", 300.0)
+    monkeypatch.setattr("hpcddp.runs.attempt._REPORT_S", 300.0)
     found: list[bool] = []
 
     def end_with_it() -> None:
@@ -100,7 +100,7 @@ def test_a_rank_that_only_heard_of_a_failure_lets_that_rank_be_first(
 
 
 def test_a_rank_that_fails_too_does_not_stay_for_ever(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpcddp.runs.failure._REPORT_S", 0.0)
+    monkeypatch.setattr("hpcddp.runs.attempt._REPORT_S", 0.0)
     with first_failure(env) as first:
         assert first
         assert not is_first(env)  # and does not wait for the report that is still to be written

@@ -11,7 +11,7 @@ from hpcddp.record import Record
 from hpcddp.runs import jsonfile
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.jsonfile import DamagedFileError, SchemaError, read_object, read_record, write_object
-from hpcddp.runs.opening import check_run_folder, open_attempt
+from hpcddp.runs.state import check_run_folder, open_attempt
 
 
 @pytest.mark.parametrize("durable", [False, True])

@@ -12,14 +12,17 @@ from pathlib import Path
 import pytest
 
 from hpcddp.runs.folder import RunFolder, find_holder
-from hpcddp.runs.holder import Holder, describe_process, find_machine, start_time
 from hpcddp.runs.lock import (
     Ended,
     HeldError,
+    Holder,
+    describe_process,
+    find_machine,
     is_held_by,
     read_end,
     read_holders,
     release_run,
+    start_time,
     take_run,
 )
 from tests.killing import kill_at_operation

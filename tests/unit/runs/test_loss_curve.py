@@ -9,7 +9,7 @@ import pytest
 
 from hpcddp.errors import RequestError
 from hpcddp.runs.folder import AttemptFolder, RunFolder
-from hpcddp.runs.loss_curve import LossCurve
+from hpcddp.runs.metrics import LossCurve
 
 
 @pytest.fixture

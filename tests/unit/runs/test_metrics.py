@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from hpcddp.errors import RequestError
 from hpcddp.runs.jsonfile import SchemaError
-from hpcddp.runs.metrics import MetricsFile, check_numbers
-from hpcddp.runs.metrics_reader import LogLine, MetricsReader, StepLine
+from hpcddp.runs.metrics import LogLine, MetricsFile, MetricsReader, StepLine, check_numbers
 
 
 def step_text(step: int, **more: Any) -> bytes:

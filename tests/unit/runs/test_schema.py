@@ -16,10 +16,10 @@ from hpcddp.cli.main import main
 from hpcddp.errors import RequestError
 from hpcddp.ranks.predict import predict_environment
 from hpcddp.runs.chain import Link, find_before, start_attempt
+from hpcddp.runs.compare import read_run
 from hpcddp.runs.folder import RunFolder, list_attempts
 from hpcddp.runs.jsonfile import SchemaError
-from hpcddp.runs.opening import open_attempt, read_planned_batch
-from hpcddp.runs.record import read_run
+from hpcddp.runs.state import open_attempt, read_planned_batch
 
 
 def set_schema(path: str, number: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpcddp.schedulers.host_names import is_alias, is_loopback, same_host
+from hpcddp.schedulers.allocation import is_alias, is_loopback, same_host
 
 
 def test_hosts_are_one_if_their_first_labels_are() -> None:

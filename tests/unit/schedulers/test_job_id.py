@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcddp.runs.holder import Holder
+from hpcddp.runs.lock import Holder
 from hpcddp.schedulers.job_id import JobId, parse_id
 from hpcddp.schedulers.registry import CurrentJob, find_current_job, find_scheduler
 

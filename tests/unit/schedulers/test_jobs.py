@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcddp.schedulers.job_id import JobId
-from hpcddp.schedulers.registry import find_scheduler, parse_jobs
+from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import Answer, JobFound, JobsFound
 from hpcddp.schedulers.run import ask_job_state, ask_jobs
 
@@ -33,7 +33,8 @@ GRIDENGINE = (  # the form of qstat -u USER -xml of 8.1.9
 
 
 def parse(name: str, stdout: str, status: int = 0, stderr: str = "") -> JobsFound:
-    return parse_jobs(find_scheduler(name), Answer(status, stdout, stderr))
+    row = find_scheduler(name)
+    return row.commands.parse_jobs(Answer(status, stdout, stderr), row.states)
 
 
 def qstat(command: str) -> str:

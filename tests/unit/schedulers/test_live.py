@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from hpcddp.errors import RequestError, SchedulerError
-from hpcddp.schedulers.commands import check_deleted, describe_answer, plan_deletion, plan_question
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import Answer
+from hpcddp.schedulers.run import check_deleted, describe_answer, plan_deletion, plan_question
 
 PBS, SLURM = find_scheduler("pbs"), find_scheduler("slurm")
 CASES = json.loads((Path(__file__).parents[2] / "captures/pbs/errors_options.json").read_text())["cases"]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hpcddp.errors import LaunchError
 from hpcddp.ranks.predict import _run_lengths
-from hpcddp.schedulers.nodelist import expand_counts, expand_nodelist
+from hpcddp.schedulers.allocation import expand_counts, expand_nodelist
 
 LISTED = {
     "node001": "node001",

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from hpcddp.schedulers.pbs_queues import parse_queues
+from hpcddp.schedulers.pbs import parse_queues
 from hpcddp.schedulers.row import QueueFound
-from hpcddp.schedulers.slurm_queues import parse_partitions
+from hpcddp.schedulers.slurm import parse_partitions
 
 OPEN = {"enabled": "True", "started": "True"}
 

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from hpcddp.script.find_site import SiteChoice, open_site
 from hpcddp.script.plan import JobPlan, PlannedBy, plan_job
 from hpcddp.script.render import render_script
+from hpcddp.script.site_file import SiteChoice, open_site
 from hpcddp.script.spec import read_spec
 
 PLANNED_BY = PlannedBy(python="/opt/env/bin/python", version="1.2.3", created_by="hpcddp render", cpus=6)

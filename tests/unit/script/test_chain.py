@@ -44,7 +44,7 @@ _ATTEMPT = """
 import os, signal, sys
 from pathlib import Path
 from hpcddp.runs.folder import RunFolder, find_attempt
-from hpcddp.runs.own_runs import note_own_run
+from hpcddp.runs.chain import note_own_run
 from hpcddp.runs.state import write_state
 story = Path(os.environ["SERVER"], "story")
 lines = story.read_text().splitlines()

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jinja2 import nodes
 
-from hpcddp.script import compiled, render
-from hpcddp.script.compiled import compiled_path
+from hpcddp.script import render
+from hpcddp.script.render import compiled_path
 
 from .conftest import ENOUGH, script
 
@@ -124,7 +124,7 @@ def test_a_disk_that_is_full_leaves_no_part_of_a_file(templates, monkeypatch):
     def full(source, target):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(compiled.os, "replace", full)
+    monkeypatch.setattr(render.os, "replace", full)
     script("abci3")
     assert list((templates / "__pycache__").iterdir()) == []
 

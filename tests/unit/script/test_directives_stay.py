@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hpcddp.cli.refusal import refusal
+from hpcddp.cli.streams import refusal
 from hpcddp.errors import RequestError
 from hpcddp.lint.gridengine import read_gridengine
 from hpcddp.lint.pbs import read_pbs

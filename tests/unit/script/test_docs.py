@@ -7,8 +7,7 @@ import re
 
 from hpcddp.ranks.launchers import JOB_LAUNCHERS, LAUNCHER_NAMES
 from hpcddp.script import site_file
-from hpcddp.script.find_site import site_files
-from hpcddp.script.site_file import load_site
+from hpcddp.script.site_file import load_site, site_files
 from hpcddp.script.spec import KEYS
 
 

@@ -10,10 +10,9 @@ import pytest
 from hpcddp.lint.gridengine import read_gridengine
 from hpcddp.lint.pbs import read_pbs
 from hpcddp.lint.slurm import read_slurm
-from hpcddp.script.compare import compare_plans
-from hpcddp.script.explain import explain_script
-from hpcddp.script.find_site import SiteChoice, open_site
+from hpcddp.script.explain import compare_plans, explain_script
 from hpcddp.script.plan import plan_job
+from hpcddp.script.site_file import SiteChoice, open_site
 from hpcddp.script.spec import read_spec
 
 from .conftest import ENOUGH, PLANNED_BY, plan, script

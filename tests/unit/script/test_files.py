@@ -9,17 +9,19 @@ import pytest
 
 from hpcddp.errors import RequestError, SiteError
 from hpcddp.script.fields import read_command, read_job_modules, read_variables, read_words
-from hpcddp.script.find_site import (
+from hpcddp.script.site_file import (
+    FIELDS,
     SiteChoice,
     asked_site,
     config_folders,
+    load_site,
+    load_yaml,
     open_site,
+    parse_yaml,
     site_files,
     site_of_host,
     site_of_scheduler,
 )
-from hpcddp.script.loading import load_yaml, parse_yaml
-from hpcddp.script.site_file import FIELDS, load_site
 from hpcddp.script.spec import KEYS, read_spec
 from hpcddp.units import assign
 

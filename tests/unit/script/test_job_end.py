@@ -6,9 +6,9 @@ import json
 import time
 
 from hpcddp.runs.folder import RunFolder
-from hpcddp.runs.job_end import JobEnd, note_job_end, read_job_end
+from hpcddp.runs.submitted import JobEnd, note_job_end, read_job_end
 from hpcddp.schedulers.registry import CurrentJob, find_scheduler
-from hpcddp.supervisor.job import End, MovingEnd
+from hpcddp.supervisor.follow import End, MovingEnd
 from hpcddp.supervisor.line import Line
 from hpcddp.supervisor.order import Order
 from hpcddp.supervisor.supervise import Start

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from hpcddp.errors import RequestError
-from hpcddp.script.directives import job_name
-from hpcddp.script.words import quote_word
+from hpcddp.script.scheduler_options import job_name
+from hpcddp.script.spec import quote_word
 
 from .conftest import ENOUGH, StubbedNode, plan, script
 

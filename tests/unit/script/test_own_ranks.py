@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpcddp.errors import RequestError
-from hpcddp.script.own_ranks import plan_own_ranks, remark_counted
+from hpcddp.script.agents import plan_own_ranks, remark_counted
 from hpcddp.script.spec import JobSpec
 
 IMAGENET = "python main.py -a resnet50 --multiprocessing-distributed"

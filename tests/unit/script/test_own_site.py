@@ -12,12 +12,9 @@ from hpcddp.errors import RequestError, SiteError
 from hpcddp.lint.equivalent import same_job
 from hpcddp.lint.script import read_script
 from hpcddp.schedulers.row import QueueFound
-from hpcddp.script.find_site import SiteChoice, open_site, site_files
-from hpcddp.script.loading import load_yaml
-from hpcddp.script.schema import site_schema
-from hpcddp.script.site_file import load_site
+from hpcddp.script.site_check import format_start
+from hpcddp.script.site_file import SiteChoice, load_site, load_yaml, open_site, site_files, site_schema
 from hpcddp.script.site_page import page_of
-from hpcddp.script.survey import format_start
 
 from .conftest import script
 

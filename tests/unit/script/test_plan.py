@@ -7,9 +7,8 @@ import re
 import pytest
 
 from hpcddp.errors import RequestError, SiteError
-from hpcddp.script.limits import check_limits
 from hpcddp.script.plan import plan_job
-from hpcddp.script.site import Limit, Queue, Site
+from hpcddp.script.site import Limit, Queue, Site, check_limits
 
 from .conftest import PLANNED_BY, plan, script
 

@@ -8,11 +8,9 @@ from contextlib import suppress
 import pytest
 
 from hpcddp.errors import RequestError, SiteError
-from hpcddp.script.find_site import site_files
 from hpcddp.script.plan import PlannedBy, plan_job
-from hpcddp.script.site import Queue, Site
-from hpcddp.script.site_age import remark_age
-from hpcddp.script.site_file import load_site
+from hpcddp.script.site import Queue, Site, remark_age
+from hpcddp.script.site_file import load_site, site_files
 from hpcddp.script.spec import read_spec
 
 from .conftest import script

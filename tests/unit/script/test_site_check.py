@@ -13,11 +13,9 @@ import pytest
 from hpcddp.cli.main import main
 from hpcddp.schedulers.row import Answer, QueueFound
 from hpcddp.schedulers.run import run_program
-from hpcddp.script.module_check import compare_modules, module_questions, read_modules
-from hpcddp.script.overlay import merge_overlay
 from hpcddp.script.site import Site
-from hpcddp.script.site_check import compare_queues, unsaid_facts
-from hpcddp.script.site_file import load_site
+from hpcddp.script.site_check import compare_modules, compare_queues, module_questions, read_modules, unsaid_facts
+from hpcddp.script.site_file import load_site, merge_overlay
 
 SITE = """\
 # https://example.org/

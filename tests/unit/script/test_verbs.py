@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp.script.find_site import site_files
+from hpcddp.script.site_file import site_files
 from tests.job_script import order_in
 
 

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from hpcddp.errors import HpcddpError, LaunchError
+from hpcddp.runs.chain import note_own_run
 from hpcddp.runs.folder import AttemptFolder, RunFolder, list_holders
 from hpcddp.runs.lock import is_held_by, release_run
-from hpcddp.runs.own_runs import note_own_run
 from hpcddp.runs.state import note_checkpoint, read_state, write_state
 from hpcddp.supervisor.begin import Begun, begin
 from hpcddp.supervisor.end import end_attempt
 from hpcddp.supervisor.events import ERROR, GONE, KILLED, SILENT, UNHEARD, UNKNOWN, Event
-from hpcddp.supervisor.job import find_job_of_script
+from hpcddp.supervisor.follow import find_job_of_script
 from hpcddp.supervisor.line import Line
 from hpcddp.supervisor.order import Order
 from hpcddp.supervisor.program import Ended
@@ -84,7 +84,7 @@ def test_a_job_that_is_started_again_waits_for_the_end_of_its_earlier_start(node
     request.addfinalizer(earlier.kill)
     with monkeypatch.context() as as_another_process:
         as_another_process.setattr(os, "getpid", lambda: earlier.pid)
-        as_another_process.setattr("hpcddp.runs.holder.find_job_start", lambda env: "earlier")
+        as_another_process.setattr("hpcddp.runs.lock.find_job_start", lambda env: "earlier")
         node.attempt("41")
     told: list[str] = []
 
@@ -233,7 +233,7 @@ def test_a_chain_goes_on_behind_finished_runs_unless_their_job_has_ended_well(no
 def restarts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each start is another one of its job: the clock of this test's process tells them not apart."""
     starts = map(str, itertools.count())
-    monkeypatch.setattr("hpcddp.runs.holder.find_job_start", lambda _env: next(starts))
+    monkeypatch.setattr("hpcddp.runs.lock.find_job_start", lambda _env: next(starts))
 
 
 @pytest.mark.usefixtures("restarts")

@@ -12,7 +12,7 @@ import pytest
 
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.heartbeat import Supervised, read_supervised
-from hpcddp.supervisor import callers
+from hpcddp.supervisor import reports
 from hpcddp.supervisor.reports import Reports
 
 
@@ -64,21 +64,21 @@ def node(tmp_path: Path) -> Iterator[Node]:
 def test_after_a_caller_that_could_not_be_let_in_the_next_ones_are(
     node: Node, monkeypatch: pytest.MonkeyPatch, number: int
 ):
-    accept = callers.accept
+    accept = reports.accept
     refused = list[int]()
 
     def refuse(listener: socket.socket) -> socket.socket | None:
         refused.append(number)
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("hpcddp.supervisor.callers.accept", refuse)
+    monkeypatch.setattr("hpcddp.supervisor.reports.accept", refuse)
     node.call_as_rank(0)
     while not refused:
         node.reports.read()
     for _ in range(100):
         node.reports.read()  # it does not turn in a circle until then
     assert len(refused) == 1
-    monkeypatch.setattr("hpcddp.supervisor.callers.accept", accept)
+    monkeypatch.setattr("hpcddp.supervisor.reports.accept", accept)
     node.pass_time(2)
     node.wait_for(0)
     node.call_as_rank(1)
@@ -86,7 +86,7 @@ def test_after_a_caller_that_could_not_be_let_in_the_next_ones_are(
 
 
 def test_who_calls_and_says_nothing_takes_nobodys_place_for_long(node: Node, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("hpcddp.supervisor.callers._MOST", 3)
+    monkeypatch.setattr("hpcddp.supervisor.reports._MOST", 3)
     idle = [node.call("hel") for _ in range(3)]
     while len(node.reports._callers._waiting) < 3:
         node.reports.read()
@@ -99,7 +99,7 @@ def test_who_calls_and_says_nothing_takes_nobodys_place_for_long(node: Node, mon
 
 
 def test_more_ranks_at_once_than_are_let_in_at_once_are_all_heard(node: Node, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("hpcddp.supervisor.callers._MOST", 2)
+    monkeypatch.setattr("hpcddp.supervisor.reports._MOST", 2)
     for rank in range(9):
         node.call_as_rank(rank)
     for rank in range(9):

@@ -12,7 +12,7 @@ import pytest
 
 from hpcddp.errors import HpcddpError, RequestError
 from hpcddp.ranks.launchers import JOB_LAUNCHERS, LAUNCHERS
-from hpcddp.supervisor.job import read_walltime
+from hpcddp.supervisor.follow import read_walltime
 from hpcddp.supervisor.order import take_point
 from tests.job_script import order_of
 

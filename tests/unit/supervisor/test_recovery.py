@@ -13,15 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp.runs.chain import is_unfinished
+from hpcddp.runs.chain import is_unfinished, note_own_run
 from hpcddp.runs.folder import AttemptFolder, RunFolder, find_holder
 from hpcddp.runs.lock import Ended, note_loaded, read_end
-from hpcddp.runs.own_runs import note_own_run
 from hpcddp.runs.state import State, read_state, replace_state
 from hpcddp.schedulers.registry import CurrentJob
 from hpcddp.supervisor.end import note_lost
 from hpcddp.supervisor.events import ERROR, GONE, KILLED, SILENT, STUCK, UNHEARD, UNKNOWN, Event
-from hpcddp.supervisor.job import End
+from hpcddp.supervisor.follow import End
 from hpcddp.supervisor.line import Line
 from hpcddp.supervisor.order import Order
 from hpcddp.supervisor.recovery import Recovery

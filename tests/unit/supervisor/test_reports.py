@@ -17,14 +17,13 @@ from typing import Any, cast
 
 import pytest
 
-from hpcddp.cli import heartbeat
-from hpcddp.cli.heartbeat import Heartbeat
 from hpcddp.runs.folder import AttemptFolder, RunFolder
 from hpcddp.runs.heartbeat import NO_RANK, open_page, read_supervised, write_supervised
+from hpcddp.supervisor import agent
+from hpcddp.supervisor.agent import Heartbeat
 from hpcddp.supervisor.events import ERROR, GONE, KILLED, LEFT, SILENT, STUCK, UNHEARD, UNKNOWN, find_first_cause
-from hpcddp.supervisor.rank_report import RankReport, find_odd
-from hpcddp.supervisor.reports import Reports
-from hpcddp.supervisor.sockets import allow_files, allow_more_files
+from hpcddp.supervisor.reports import Reports, allow_files, allow_more_files
+from hpcddp.supervisor.stuck import RankReport, find_odd
 from hpcddp.supervisor.teardown import Teardown
 
 LONG_S, SHORT_S = 1000.0, 2.0  # the short one: a busy machine keeps nobody from a word for so long
@@ -451,7 +450,7 @@ def test_a_rank_whose_supervisor_is_not_heard_for_its_lease_ends_itself(ranks_wi
 def test_a_rank_that_has_lost_its_supervisor_and_its_launcher_is_ended(
     ranks_with: Callable[[float], Ranks], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(heartbeat, "_ORPHAN_S", 0.1)
+    monkeypatch.setattr(agent, "_ORPHAN_S", 0.1)
     ranks = ranks_with(0.0)  # without a lease: nothing is started again
     left, kept = ranks.start("n0"), ranks.start("n1")
     ranks.until(lambda: left._heard is not None and kept._heard is not None)

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from hpcddp.runs.heartbeat import Beat
-from hpcddp.supervisor.rank_report import RankReport
-from hpcddp.supervisor.stuck import StuckDetector, describe_stand
+from hpcddp.supervisor.stuck import RankReport, StuckDetector, describe_stand
 
 LIMIT_S = 60.0
 FIRST_S = 10 * LIMIT_S  # the first step has so long

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import IterableDataset, TensorDataset
 
 import hpcddp
-from hpcddp.training.data.permutation import permute
+from hpcddp.training.data.sampler import permute
 from hpcddp.training.data.shards import ShardedStream
 
 SENTENCES, LENGTH, FEATURES, CLASSES = 23, 6, 5, 3

@@ -18,9 +18,9 @@ from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDatas
 
 import hpcddp
 import hpcddp.training.data.weighing
-from hpcddp.training.data.permutation import permute
+from hpcddp.training.data.sampler import permute
 from hpcddp.training.rendezvous import process_group
-from hpcddp.training.rendezvous import store as store_module
+from hpcddp.training.rendezvous import process_group as store_module
 from hpcddp.training.rendezvous.roll_call import wait_until
 
 SAMPLES, FEATURES, CLASSES = 23, 5, 3

@@ -23,7 +23,7 @@ import hpcddp.training.runtime
 from hpcddp.errors import RequestError
 from hpcddp.runs.jsonfile import DamagedFileError
 from hpcddp.training import pace
-from hpcddp.training.checkpoint import files, newest
+from hpcddp.training.checkpoint import files, resume
 from hpcddp.training.gradient.buffers import average_buffers
 from hpcddp.training.rendezvous.group import Group
 from tests.killing import kill_at_operation
@@ -156,7 +156,7 @@ def train_with_a_save_due_after_each_step(argument: dict[str, Any]) -> None:
 
 def choose_on_a_sick_host(argument: dict[str, Any]) -> None:
     """One rank finds something else in a checkpoint than the others."""
-    newest.PAUSES_S = ()
+    resume.PAUSES_S = ()
 
     def read_manifest(path: Path) -> dict[str, Any]:
         if argument["kind"] == "damage":
@@ -167,7 +167,7 @@ def choose_on_a_sick_host(argument: dict[str, Any]) -> None:
     with hpcddp.init() as group:
         if group.rank == argument["sick"]:
             files.read_manifest = read_manifest
-        newest.choose_newest(group, Path(argument["folder"]), "")
+        resume.choose_newest(group, Path(argument["folder"]), "")
 
 
 def train_on_a_full_disk(argument: dict[str, Any]) -> None:

@@ -18,9 +18,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from hpcddp.training.data.loader import TrainingLoader
+from hpcddp.training.data.loader import InputWait, TrainingLoader
 from hpcddp.training.data.sampler import MicroBatch
-from hpcddp.training.data.waiting import InputWait
 from hpcddp.training.data.weighing import Weight
 
 _HERE = Path(__file__).parent

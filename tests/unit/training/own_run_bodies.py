@@ -12,8 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import hpcddp
 from hpcddp.errors import HpcddpError
 from hpcddp.runs.folder import RunFolder
-from hpcddp.runs.holder import Holder
-from hpcddp.runs.lock import take_run
+from hpcddp.runs.lock import Holder, take_run
 
 #: (learning rate, data) of each start: the same training twice, and two others.
 STARTS = ((0.1, 1.0), (0.1, 1.0), (0.1, 2.0), (0.4, 1.0))

@@ -16,7 +16,7 @@ import hpcddp
 from hpcddp.batchplan import plan_batch
 from hpcddp.errors import RequestError
 from hpcddp.training.data.randomness import WorkerStart
-from hpcddp.training.gate.renormed import find_renormed
+from hpcddp.training.gate.unprepared import find_renormed
 from hpcddp.training.remarks import warn_of_hooks
 
 from .toy_loop import Toy, make_data, make_model, prepare_toy

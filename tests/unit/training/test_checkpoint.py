@@ -17,10 +17,11 @@ from torch.distributed import HashStore
 
 from hpcddp.errors import LaunchError, RequestError
 from hpcddp.runs.folder import RunFolder
-from hpcddp.runs.holder import describe_process
-from hpcddp.runs.lock import HeldError, check_not_taken, take_run
-from hpcddp.training.checkpoint import files, newest
+from hpcddp.runs.lock import HeldError, check_not_taken, describe_process, take_run
+from hpcddp.training.checkpoint import files, resume
+from hpcddp.training.checkpoint.checkpointer import Writer
 from hpcddp.training.checkpoint.files import (
+    STATE,
     begin,
     commit,
     describe_file,
@@ -30,10 +31,8 @@ from hpcddp.training.checkpoint.files import (
     set_aside,
     write_state_file,
 )
-from hpcddp.training.checkpoint.manifest import STATE
-from hpcddp.training.checkpoint.newest import choose_newest
+from hpcddp.training.checkpoint.resume import choose_newest
 from hpcddp.training.checkpoint.tracked import Tracked
-from hpcddp.training.checkpoint.writer import Writer
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.rendezvous.roll_call import Member
 
@@ -135,7 +134,7 @@ def test_a_checkpoint_that_cannot_be_read_for_a_moment_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     paths = [_write(tmp_path, step) for step in (1, 2)]
-    monkeypatch.setattr(newest, "PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr(resume, "PAUSES_S", (0.0, 0.0))
     monkeypatch.setattr(files, "_hash_file", Disk(2, errno.EIO).hash_file)
     assert choose_newest(ALONE, tmp_path, "") == paths[1]
     assert list_checkpoint_folders(tmp_path) == paths
@@ -147,7 +146,7 @@ def test_a_checkpoint_that_cannot_be_read_is_no_damaged_one(
     tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = [_write(tmp_path, step) for step in (1, 2)]
-    monkeypatch.setattr(newest, "PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr(resume, "PAUSES_S", (0.0, 0.0))
     monkeypatch.setattr(files, "_hash_file", Disk(float("inf"), number).hash_file)
     told = f"rank 0 on here cannot read checkpoint {paths[1]}, which stays as it is: .*: {os.strerror(number).lower()}"
     with pytest.raises(LaunchError, match=told):
@@ -159,7 +158,7 @@ def test_a_manifest_that_cannot_be_opened_is_no_damaged_one(tmp_path: Path, monk
     path = _write(tmp_path, 1)
     (path / "manifest.json").rename(tmp_path / "manifest.json")
     (path / "manifest.json").mkdir()  # root may read everything, and no folder
-    monkeypatch.setattr(newest, "PAUSES_S", ())
+    monkeypatch.setattr(resume, "PAUSES_S", ())
     with pytest.raises(LaunchError, match=f"{path}/manifest.json cannot be read: is a directory"):
         choose_newest(ALONE, tmp_path, "")
     assert list_checkpoint_folders(tmp_path) == [path]

@@ -25,8 +25,8 @@ from hpcddp.training.checkpoint.fingerprint import (
     draw_and_repeat,
     draw_samples,
     hash_states,
+    warn_of_own_draws,
 )
-from hpcddp.training.checkpoint.same_data import warn_of_own_draws
 from hpcddp.training.torch_compat import destroy_process_group
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 
-from hpcddp.training.gate.loss_terms import is_summed
+from hpcddp.training.gate.unprepared import is_summed
 
 RunRanks = Callable[..., Any]
 Z = torch.zeros(32, 4)

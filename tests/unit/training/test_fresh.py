@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from hpcddp.training.parallel.fresh import is_fresh, replace_parameters
+from hpcddp.training.parallel.zero import is_fresh, replace_parameters
 
 
 def test_an_optimizer_is_fresh_until_it_steps_whatever_its_constructor_keeps() -> None:

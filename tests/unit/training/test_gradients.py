@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from hpcddp.training.data.permutation import permute
+from hpcddp.training.data.sampler import permute
 
 RunRanks = Callable[..., Any]
 

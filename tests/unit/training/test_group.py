@@ -22,9 +22,8 @@ from hpcddp.errors import LaunchError, RequestError
 from hpcddp.training.rendezvous.device import name_shared
 from hpcddp.training.rendezvous.failure import PeerFailedError
 from hpcddp.training.rendezvous.group import Group
+from hpcddp.training.rendezvous.process_group import claim_failure, host_store, reach_store
 from hpcddp.training.rendezvous.roll_call import Member
-from hpcddp.training.rendezvous.shutdown import claim_failure
-from hpcddp.training.rendezvous.store import host_store, reach_store
 from hpcddp.training.torch_compat import host_tcp_store
 
 RunRanks = Callable[..., Any]
@@ -115,7 +114,7 @@ def test_an_unknown_channel_is_refused_by_every_rank(run_ranks: RunRanks, tmp_pa
 
 def test_a_busy_port_is_passed_over_by_all_ranks_alike(free_ports: FreePorts, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even if what listens there never says a word."""
-    monkeypatch.setattr("hpcddp.training.rendezvous.store._ANSWER_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("hpcddp.training.rendezvous.process_group._ANSWER_TIMEOUT_S", 0.5)
     ports, threads = free_ports(2), threading.active_count()
     with socket.socket() as other:
         other.bind(("", ports[0]))

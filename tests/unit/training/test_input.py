@@ -11,11 +11,9 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
 from hpcddp.training.data import reading
-from hpcddp.training.data.ahead import PlainCopies, StreamCopies, move_all
-from hpcddp.training.data.move import find_tensors
+from hpcddp.training.data.loader import InputWait, PlainCopies, StreamCopies, find_tensors, move_all
 from hpcddp.training.data.reading import choose_workers, read_how
 from hpcddp.training.data.sampler import MicroBatch
-from hpcddp.training.data.waiting import InputWait
 from hpcddp.training.data.weighing import Loaded, Weight
 from hpcddp.training.remarks import describe_starving
 from hpcddp.training.rendezvous.group import Group

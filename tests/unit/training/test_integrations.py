@@ -23,21 +23,18 @@ import hpcddp.integrations
 import hpcddp.integrations.saved as saved_by_frameworks
 from hpcddp.errors import LaunchError, RequestError
 from hpcddp.integrations.hf_trainer import Hooks
-from hpcddp.integrations.lightning_data import find_loss
-from hpcddp.integrations.own_loop import open_loop
-from hpcddp.integrations.random_state import restore_random_state, save_random_state
-from hpcddp.integrations.save_time import SeenOptimizers
+from hpcddp.integrations.lightning_trainer import find_loss, restore_random_state, save_random_state
+from hpcddp.integrations.plain_loop import open_loop
+from hpcddp.integrations.run import SeenOptimizers
 from hpcddp.integrations.saved import Saved, complete, find_newest
 from hpcddp.integrations.saved import begin as begin_checkpoint
 from hpcddp.integrations.trainers import check_all_ranks
 from hpcddp.integrations.world import check_world
 from hpcddp.runs.chain import Link, decide_start
 from hpcddp.runs.folder import RunFolder, list_checkpoints
-from hpcddp.runs.holder import describe_process
 from hpcddp.runs.jsonfile import read_object, write_object
-from hpcddp.runs.latest import read_latest
-from hpcddp.runs.lock import HeldError, release_run, take_run
-from hpcddp.runs.loss_curve import LossCurve
+from hpcddp.runs.lock import HeldError, describe_process, release_run, take_run
+from hpcddp.runs.metrics import LossCurve, read_latest
 from hpcddp.runs.state import State, read_state
 from hpcddp.training.checkpoint.files import find_fault
 from hpcddp.training.pulse import is_at_files

@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcddp.errors import RequestError
-from hpcddp.training.checkpoint.files import list_checkpoint_folders
-from hpcddp.training.checkpoint.manifest import read_manifest
+from hpcddp.training.checkpoint.files import list_checkpoint_folders, read_manifest
 from hpcddp.training.parallel.layout import plan_layout
 
 pytestmark = pytest.mark.xdist_group("layout")  # one worker trains what the tests of this file share

@@ -10,8 +10,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from hpcddp.batchplan import plan_batch
 from hpcddp.training.data.evaluation import EvaluationLoader
-from hpcddp.training.data.loader import TrainingLoader
-from hpcddp.training.data.move import move
+from hpcddp.training.data.loader import TrainingLoader, move
 from hpcddp.training.data.reading import Reading
 from hpcddp.training.data.sampler import GlobalBatchSampler
 from hpcddp.training.data.weighing import Weighing

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, default_collate
 
 import hpcddp
 from hpcddp.errors import RequestError
-from hpcddp.training.misused import explain_loading
+from hpcddp.training.opening import explain_loading
 
 from .toy_loop import make_data, make_model, prepare_toy
 

@@ -18,19 +18,16 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 import hpcddp
 from hpcddp.errors import HpcddpError, RequestError
-from hpcddp.runs.chain import write_follow_up
+from hpcddp.runs.chain import list_own_runs, list_starts, write_follow_up
 from hpcddp.runs.choice import find_command
 from hpcddp.runs.command import identify_command
 from hpcddp.runs.folder import RunFolder, choose_attempt
-from hpcddp.runs.holder import Holder, describe_process
 from hpcddp.runs.jsonfile import write_object
-from hpcddp.runs.lock import HeldError, check_not_taken, is_held_by, release_run, take_run
-from hpcddp.runs.own_runs import list_own_runs
-from hpcddp.runs.starts import list_starts
+from hpcddp.runs.lock import HeldError, Holder, check_not_taken, describe_process, is_held_by, release_run, take_run
 from hpcddp.runs.state import read_state, write_state
-from hpcddp.training import own_run
+from hpcddp.training import opening
+from hpcddp.training.opening import open_run
 from hpcddp.training.options import RuntimeOptions
-from hpcddp.training.own_run import open_run
 from hpcddp.training.rendezvous.failure import PeerFailedError
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.rendezvous.roll_call import Member
@@ -46,7 +43,7 @@ def open_on_two_ranks(
     base: Path, monkeypatch: pytest.MonkeyPatch, env: dict[str, str] | None = None, **options: object
 ) -> list[str | HpcddpError]:
     """What each of two ranks gets: its run's folder, in which rank 0's run ends as finished, or its error."""
-    monkeypatch.setattr(own_run, "_openings", itertools.repeat(0))
+    monkeypatch.setattr(opening, "_openings", itertools.repeat(0))
     asked = RuntimeOptions(run_dir=None if env else str(base), **options)  # type: ignore[arg-type]  # as given
     store = HashStore()
     found: list[str | HpcddpError] = ["", ""]
@@ -72,9 +69,9 @@ def open_on_two_ranks(
 
 
 def test_rank_0_stays_until_the_other_ranks_know_why_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_run, "_openings", itertools.repeat(0))
+    monkeypatch.setattr(opening, "_openings", itertools.repeat(0))
     waits_for: list[Callable[[], bool]] = []
-    monkeypatch.setattr(own_run, "wait_until", lambda is_so, _timeout_s: waits_for.append(is_so))
+    monkeypatch.setattr(opening, "wait_until", lambda is_so, _timeout_s: waits_for.append(is_so))
     (tmp_path / "file").touch()
     asked, store = RuntimeOptions(run_dir=str(tmp_path / "file/run")), HashStore()
     with pytest.raises(HpcddpError), open_run(choose_attempt({}, asked.run_dir), group_of(0, store), {}, asked):

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcddp.training.data import permutation
-from hpcddp.training.data.permutation import permute
+from hpcddp.training.data import sampler
+from hpcddp.training.data.sampler import permute
 
 
 @given(length=st.integers(1, 3000), seed=st.integers(0, 2**40), epoch=st.integers(0, 1000))
@@ -39,15 +39,15 @@ def _undo(samples: torch.Tensor, length: int, seed: int, epoch: int) -> torch.Te
     """sample -> position: each round backwards, and outside of [0, length) the walk backwards."""
     a = math.isqrt(length - 1) + 1
     b = -(-length // a)
-    keys = [permutation.derive_key("order", seed, epoch, i) & permutation._BITS_31 for i in range(permutation._ROUNDS)]
+    keys = [sampler.derive_key("order", seed, epoch, i) & sampler._BITS_31 for i in range(sampler._ROUNDS)]
 
     def unshuffle_once(values: torch.Tensor) -> torch.Tensor:
         left, right = values // b, values % b
         for i, key in reversed(list(enumerate(keys))):
             if i % 2 == 0:
-                left = (left - permutation._hash(right, key)) % a
+                left = (left - sampler._hash(right, key)) % a
             else:
-                right = (right - permutation._hash(left, key)) % b
+                right = (right - sampler._hash(left, key)) % b
         return left * b + right
 
     positions = unshuffle_once(samples)
@@ -74,7 +74,7 @@ def test_the_order_is_the_same_with_and_without_tables(length: int, seed: int, e
     orders = []
     for worth in (0, length):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(permutation, "_WORTH_A_TABLE", worth)
+            patch.setattr(sampler, "_WORTH_A_TABLE", worth)
             orders.append(permute(positions, length, seed, epoch))
     assert torch.equal(*orders)
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from hpcddp.batchplan import plan_batch
 from hpcddp.errors import RequestError
-from hpcddp.training.parallel.shapes_only import ShapesApart
-from hpcddp.training.parallel.turns import SCHEDULES, plan_turns
+from hpcddp.training.parallel.staged import SCHEDULES, ShapesApart, plan_turns
 from hpcddp.training.remarks import warn_of_idle_stages
 
 pytestmark = pytest.mark.xdist_group("pipeline")  # one worker trains what the tests of this file share

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorD
 
 import hpcddp
 from hpcddp.errors import RequestError
-from hpcddp.training.kinds import name_objects
+from hpcddp.training.prepare import name_objects
 
 from .toy_loop import SAMPLES, make_data, make_model
 
@@ -161,7 +161,7 @@ class Words:
 
 
 def test_a_batch_may_be_a_dataclass() -> None:
-    from hpcddp.training.data.move import move
+    from hpcddp.training.data.loader import move
 
     moved = move(Words(torch.ones(2), "two"), torch.device("meta"))
     assert moved.ids.is_meta

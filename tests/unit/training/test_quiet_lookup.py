@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from hpcddp.training.rendezvous.quiet_lookup import without_lookup_warning
+from hpcddp.training.rendezvous.process_group import without_lookup_warning
 
 WARNING = b"[W1 socket.cpp:207] [c10d] The hostname of the client socket cannot be retrieved. err=-3\n"
 

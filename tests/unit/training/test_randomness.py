@@ -16,7 +16,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
-from hpcddp.training.data import generators, randomness
+from hpcddp.training.data import randomness
 from hpcddp.training.data.randomness import SeededSamples, kept_generators, seed_generators
 
 SEED = 3
@@ -157,7 +157,7 @@ def test_the_states_are_read_from_memory_as_the_generators_functions_give_them()
     for draw in [None, *DRAWS.values()]:
         if draw is not None:
             draw()
-        states = generators.read_states()
+        states = randomness.read_states()
         _, (*words, place), kept = random.getstate()
         assert states.python == struct.pack("625I", place, *words)
         assert states.kept_normal == kept
@@ -175,8 +175,8 @@ def test_states_can_be_put_back_also_where_they_cannot_be_read_from_memory(first
     for readable in (True, False):
         with pytest.MonkeyPatch.context() as patch:
             if not readable:
-                patch.setattr(generators, "_python_address", lambda: None)
-                patch.setattr(generators, "_read_numpy_bytes", lambda: None)
+                patch.setattr(randomness, "_python_address", lambda: None)
+                patch.setattr(randomness, "_read_numpy_bytes", lambda: None)
             for name in first:
                 DRAWS[name]()
             expected = _states()
@@ -204,8 +204,8 @@ def test_a_state_that_keeps_a_normal_number_is_none_that_keeps_none() -> None:
 
 def test_without_memory_access_a_sample_draws_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     data = Programs([[], ["numpy's normal"], ["python"], []])
-    monkeypatch.setattr(generators, "_python_address", lambda: None)
-    monkeypatch.setattr(generators, "_read_numpy_bytes", lambda: None)
+    monkeypatch.setattr(randomness, "_python_address", lambda: None)
+    monkeypatch.setattr(randomness, "_read_numpy_bytes", lambda: None)
     for batches in ([[0], [3, 2], [1]], [[3, 0, 1, 2]]):
         samples = SeededSamples(data, SEED)
         for batch in batches:

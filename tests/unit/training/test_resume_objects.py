@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import hpcddp
 from hpcddp.errors import RequestError
 from hpcddp.runs.folder import choose_attempt
-from hpcddp.training.own_run import say_anew
+from hpcddp.training.opening import say_anew
 
 Objects = tuple[list[nn.Module], list[Any]]  # models, and what else rt.prepare is given
 Make = Callable[[], Objects]

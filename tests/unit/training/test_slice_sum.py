@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcddp.errors import RequestError
-from hpcddp.training.gradient.exchange import Exchange, fold_pairs
-from hpcddp.training.gradient.slice_sum import IntegerSum, TreeSum, make_sum
+from hpcddp.training.gradient.exact import Exchange, IntegerSum, TreeSum, fold_pairs, make_sum
 from hpcddp.training.parallel.layout import plan_layout
 
 ALONE = Exchange(plan_layout(0, 1), None, through_cpu=False)

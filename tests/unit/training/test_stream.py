@@ -18,11 +18,11 @@ from torch.utils.data import IterableDataset
 
 from hpcddp.batchplan import plan_batch
 from hpcddp.errors import RequestError
-from hpcddp.training.checkpoint.same_data import warn_of_passes
+from hpcddp.training.checkpoint.fingerprint import warn_of_passes
 from hpcddp.training.data.loader import TrainingLoader
 from hpcddp.training.data.reading import Reading
 from hpcddp.training.data.shards import ShardedStream
-from hpcddp.training.data.stream_sampler import StreamSampler
+from hpcddp.training.data.stream import StreamSampler
 from hpcddp.training.data.weighing import Weighing
 from hpcddp.training.parallel.layout import plan_layout
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpcddp.training.summary import RunStart, Summary, format_start, format_summary
+from hpcddp.training.report import RunStart, Summary, format_start, format_summary
 
 PLAN, RANKS = "256 = 2 ranks x 128 x 1", "2 ranks on 1 node (n1), launcher openmpi, gloo on cpu"
 

@@ -32,8 +32,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hpcddp.errors import RequestError
 from hpcddp.ranks.lookup_warning import LOOKUP_WARNING
-from hpcddp.training import torch_compat, torch_graph, torch_parts
-from hpcddp.training.parallel.penalties import find_penalty
+from hpcddp.training import torch_compat
+from hpcddp.training.parallel.staged import find_penalty
 
 pytestmark = pytest.mark.torch_compat
 
@@ -95,7 +95,7 @@ def test_numbers_that_are_assigned_to_a_parameter_in_parts_are_kept(group: None)
     parameter: Any = nn.Parameter(distribute_tensor(torch.ones(4), mesh, [Shard(0)]))
     parameter.data = parameter.data * 2
     assert parameter.full_tensor().tolist() == [1, 1, 1, 1], "what torch makes of it; if it is 2, this can go"
-    with torch_parts.kept_assignments(), torch_parts.kept_assignments():
+    with torch_compat.kept_assignments(), torch_compat.kept_assignments():
         parameter.data = parameter.data * 3
         parameter.grad = torch.zeros_like(parameter)
         parameter.grad.data = parameter.grad.data + 4
@@ -293,14 +293,14 @@ for _ in range(700):
 def test_each_change_in_place_of_a_gradient_is_seen() -> None:
     weight = torch.nn.Parameter(torch.ones(3))
     (weight * 2).sum().backward()
-    seen = [torch_graph.version_of(weight.grad)]
+    seen = [torch_compat.version_of(weight.grad)]
     for change in (
         lambda: (weight * 2).sum().backward(),
         lambda: torch.nn.utils.clip_grad_norm_([weight], 1.0),
         lambda: weight.grad.zero_(),
     ):
         change()
-        seen.append(torch_graph.version_of(weight.grad))
+        seen.append(torch_compat.version_of(weight.grad))
     assert seen == sorted(set(seen))
 
 
@@ -314,7 +314,7 @@ def test_each_backward_pass_runs_inside_of_what_is_put_around_it_and_none_after_
         seen.append("after")
 
     weight, original = nn.Parameter(torch.ones(2)), torch.autograd.backward
-    with torch_graph.around_backward(around):
+    with torch_compat.around_backward(around):
         weight.sum().backward()
         torch.autograd.backward(weight.sum())
     assert torch.autograd.backward is original
@@ -348,15 +348,15 @@ def test_a_dataloader_that_keeps_its_workers_makes_them_anew() -> None:
 def test_a_loss_says_how_torch_made_it() -> None:
     x, y = torch.randn(4, 3, requires_grad=True), torch.tensor([0, 1, 2, -100])
     of = torch.nn.functional.cross_entropy
-    assert torch_graph.read_reduction(of(x, y).grad_fn) == torch_graph.MEAN
-    assert torch_graph.read_reduction(of(x, y, reduction="sum").grad_fn) == torch_graph.SUM
-    assert torch_graph.read_reduction(x.sum().grad_fn) is None
-    assert torch_graph.read_counted(of(x, y).grad_fn) == 3
-    assert torch_graph.read_factor((x.sum() * 0.5).grad_fn) == 0.5
+    assert torch_compat.read_reduction(of(x, y).grad_fn) == torch_compat.MEAN
+    assert torch_compat.read_reduction(of(x, y, reduction="sum").grad_fn) == torch_compat.SUM
+    assert torch_compat.read_reduction(x.sum().grad_fn) is None
+    assert torch_compat.read_counted(of(x, y).grad_fn) == 3
+    assert torch_compat.read_factor((x.sum() * 0.5).grad_fn) == 0.5
     weight = nn.Parameter(torch.ones(1))
-    assert not torch_graph.has_gradient_hook(weight)
+    assert not torch_compat.has_gradient_hook(weight)
     weight.register_hook(lambda gradient: gradient)
-    assert torch_graph.has_gradient_hook(weight)
+    assert torch_compat.has_gradient_hook(weight)
 
 
 def test_a_norm_is_clipped_by_as_it_was_combined_however_the_function_was_imported() -> None:

@@ -15,7 +15,7 @@ import torch
 from hpcddp.cli.train import build_parser
 from hpcddp.errors import RequestError
 from hpcddp.runs.folder import RunFolder
-from hpcddp.runs.opening import read_planned_batch
+from hpcddp.runs.state import read_planned_batch
 from hpcddp.trainer import load_images
 from hpcddp.training.options import CHECKPOINT_FORMS
 

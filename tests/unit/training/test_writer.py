@@ -15,8 +15,7 @@ import torch
 from hpcddp.batchplan import plan_batch
 from hpcddp.errors import RequestError
 from hpcddp.training.checkpoint import whole_model
-from hpcddp.training.checkpoint.files import find_fault, list_checkpoint_folders
-from hpcddp.training.checkpoint.manifest import read_manifest
+from hpcddp.training.checkpoint.files import find_fault, list_checkpoint_folders, read_manifest
 from hpcddp.training.checkpoint.position import check_position, describe_position, move_to
 from hpcddp.training.checkpoint.state_tree import make_outline
 from hpcddp.training.data.sampler import GlobalBatchSampler

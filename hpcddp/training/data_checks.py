@@ -7,10 +7,11 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from hpcddp.runs.jsonfile import write_object
-from hpcddp.training.checkpoint.fingerprint import describe_dataset, draw_and_repeat
-from hpcddp.training.checkpoint.same_data import (
+from hpcddp.training.checkpoint.fingerprint import (
     check_same_data,
+    describe_dataset,
     describe_other_data,
+    draw_and_repeat,
     outline_data,
     warn_of_own_draws,
     warn_of_passes,

@@ -13,18 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp.cli import beside
+from hpcddp.supervisor import agent
 from tests.conftest import PATIENCE_S
 
-BESIDE = """
+AGENT = """
 import os, sys
-from hpcddp.cli import beside
-stderr = beside.Stderr(os.dup(2))
-program = beside.Program(sys.argv[1:], dict(os.environ), stderr.entry)
+from hpcddp.supervisor import agent
+stderr = agent.Stderr(os.dup(2))
+program = agent.Program(sys.argv[1:], dict(os.environ), stderr.entry)
 stderr.start()
 status = program.wait()
 stderr.finish()
-beside.end_alike(status)
+agent.end_alike(status)
 """
 WARNING = "[W1 b.cpp:2] [c10d] The hostname of the client socket cannot be retrieved. err=-3"
 ECHO = f"import sys; sys.stderr.write('[W1 a.cpp:1] kept\\n{WARNING}\\nlast, without an end')"
@@ -36,7 +36,7 @@ signal.pause()
 """
 
 
-def start(*command: str, agent: str = BESIDE) -> subprocess.Popen[str]:
+def start(*command: str, agent: str = AGENT) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", agent, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -73,7 +73,7 @@ def test_every_signal_that_would_end_it_goes_on_to_the_program() -> None:
     assert process.returncode == 0
 
 
-ALL, THIS, WORD = beside.TO_ALL, beside.TO_THIS, beside.BY_WORD
+ALL, THIS, WORD = agent.TO_ALL, agent.TO_THIS, agent.BY_WORD
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ ALL, THIS, WORD = beside.TO_ALL, beside.TO_THIS, beside.BY_WORD
 def test_a_signal_that_comes_in_several_ways_is_had_once(came: list[tuple[float, str]], gets: int) -> None:
     """Of one that comes to every process the program has had each."""
     now = [0.0]
-    count = beside.SignalCount(lambda: now[0])
+    count = agent.SignalCount(lambda: now[0])
     given = 0
     for at, way in came:
         now[0] = at
@@ -108,7 +108,7 @@ def test_a_signal_that_comes_in_several_ways_is_had_once(came: list[tuple[float,
     ],
 )
 def test_a_keyboard_interrupt_that_no_signal_has_caused_is_the_program_s_own_error(program: str, status: int) -> None:
-    agent = BESIDE.replace("stderr.finish()", "print(program.read_end(status), flush=True)")
+    agent = AGENT.replace("stderr.finish()", "print(program.read_end(status), flush=True)")
     process = start(sys.executable, "-c", program, agent=agent)
     text, _ = process.communicate(timeout=PATIENCE_S)
     assert (int(text), process.returncode) == (status, -signal.SIGINT)
@@ -153,7 +153,7 @@ def test_what_a_scheduler_sends_to_every_process_is_not_given_to_the_program_aga
 
 
 def test_what_a_launcher_in_a_step_passes_on_waits_for_the_scheduler_s_own() -> None:
-    in_step = BESIDE.replace("stderr.entry)", "stderr.entry, in_step=True)\nbeside._LATER_S = 600.0")
+    in_step = AGENT.replace("stderr.entry)", "stderr.entry, in_step=True)\nagent._LATER_S = 600.0")
     process = start(sys.executable, "-c", NOTING, "SIGUSR1 SIGUSR2", agent=in_step)
     assert process.stdout is not None
     process.stdout.readline()
@@ -176,15 +176,15 @@ def test_what_a_launcher_in_a_step_passes_on_waits_for_the_scheduler_s_own() -> 
 
 GIVES = """
 import os, sys
-from hpcddp.cli import beside
+from hpcddp.supervisor import agent
 said, entry = os.pipe()
 os.dup2(1, 2)
 os.dup2(entry, 1)  # the program's
-program = beside.Program(sys.argv[2:], dict(os.environ))
+program = agent.Program(sys.argv[2:], dict(os.environ))
 with open(said) as lines:
-    for number in (int(sys.argv[1]), int(beside.signal.SIGUSR2)):
+    for number in (int(sys.argv[1]), int(agent.signal.SIGUSR2)):
         print(lines.readline(), end="", file=sys.stderr)  # it waits for one
-        program.give(number, beside.BY_WORD)
+        program.give(number, agent.BY_WORD)
     program.wait()
     print(lines.readline(), end="", file=sys.stderr)
 """
