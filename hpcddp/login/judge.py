@@ -266,8 +266,9 @@ def _describe_end(one: OnDisk, job: JobFound | None) -> _End:
     cause = one.cause or one.lost
     if signal or (is_taken and status):
         if is_taken or not said:  # what a job says that was taken back is why it waited once
-            return _End("cancelled", signal or "its job was cancelled", signal)
-        return _End("unfinished", "; ".join(filter(None, [signal, said])), signal or said)
+            why = "; ".join(filter(None, [signal, one.cause])) or "its job was cancelled"
+            return _End("cancelled", why, signal)
+        return _End("unfinished", "; ".join(filter(None, [signal, one.cause, said])), signal or said)
     if status is None:
         if job is not None and job.state != "finished":
             return _End(job.state, cause or said, cause or said)
@@ -366,7 +367,7 @@ def find_status(runs: Sequence[RunFolder], env: Mapping[str, str]) -> Statuses:
     is_damaged = bool(problems)
     answers = ask(read, env)
     problems += [f"{problem}; what the run folders say is shown" for problem in answers.problems.values()]
-    judged = [judge(each_run, answers) for each_run in read]
+    judged = [_judge_read(each_run, answers) for each_run in read]
     shown = [one.status._replace(sweep=sweeps.get(path, "")) for path, one in zip(each, judged, strict=True)]
     for at, (each_run, verdict) in enumerate(zip(read, judged, strict=True)):
         about = _find_sweep(each_run)
@@ -374,6 +375,14 @@ def find_status(runs: Sequence[RunFolder], env: Mapping[str, str]) -> Statuses:
             of_it = [run for run in shown if run.sweep == each_run.run.path]
             shown[at] = _judge_sweep(each_run, verdict, about, of_it)
     return Statuses(tuple(shown), tuple(problems), is_damaged)
+
+
+def _judge_read(one: OnDisk, answers: Answers) -> Verdict:
+    """A job that is over by now may have ended after its folder was read: that is read once more, and says how."""
+    verdict = judge(one, answers)
+    if verdict.live or one.ended or one.holder is None:
+        return verdict
+    return judge(read_on_disk(one.run), answers)
 
 
 def is_alive(run: RunFolder, env: Mapping[str, str]) -> bool:

@@ -85,7 +85,7 @@ def load_yaml(path: str, error: type[HpcddpError] = RequestError) -> tuple[dict[
 def load_text(path: str, error: type[HpcddpError] = RequestError) -> str:
     """The text of a file. Raises `error` when it cannot be read."""
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:  # an editor may have put a mark before the text
             return file.read()
     except OSError as e:
         raise error(f"{path} cannot be read: {e.strerror}", f"check the path: ls -l {path}") from e

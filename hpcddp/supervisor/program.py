@@ -28,7 +28,7 @@ else:
     import _signal as signal  # the same without enumerations, which cost a quarter of the time of the start
 
 #: A wish to end the job, however long ago it came. The others mean what a program makes of them.
-_ENDS = ("SIGTERM", "SIGINT")
+WISHES = ("SIGTERM", "SIGINT")
 _IDLE_S = 5.0
 _REST_S = 5.0  # for what is left in the pipe once nobody should write any more
 _SOON_S = 0.1
@@ -75,7 +75,7 @@ class Signals:
 
 def ended_by(name: str, ago_s: float) -> bool:
     """Whether ranks that ended so long after this signal ("": none came) may have done so for it, or who sent it."""
-    return name in _ENDS or (name != "" and ago_s <= SAVES_S)
+    return name in WISHES or (name != "" and ago_s <= SAVES_S)
 
 
 def _wake_up(_number: int, _frame: object) -> None:

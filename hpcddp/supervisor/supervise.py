@@ -21,7 +21,7 @@ from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.signals import name_signal
 from hpcddp.supervisor.begin import BY_HAND, begin
 from hpcddp.supervisor.end import end_attempt, note_lost
-from hpcddp.supervisor.events import UNKNOWN
+from hpcddp.supervisor.events import ERROR, UNKNOWN
 from hpcddp.supervisor.follow import (
     BY_SCRIPT,
     FollowUp,
@@ -35,7 +35,7 @@ from hpcddp.supervisor.follow import (
 from hpcddp.supervisor.leftover import end_left
 from hpcddp.supervisor.line import name_hosts
 from hpcddp.supervisor.order import take_point
-from hpcddp.supervisor.program import Ended, LauncherProcess, Output, Passing, Signals, watch
+from hpcddp.supervisor.program import WISHES, Ended, LauncherProcess, Output, Passing, Signals, watch
 from hpcddp.supervisor.reports import Reports, allow_more_files
 from hpcddp.supervisor.teardown import Teardown
 
@@ -181,13 +181,20 @@ def _run_job(
             attempt = again
         start.hear("after the ranks had ended")  # the owner's wish ends a chain then, too
         by = ended.signal or ended.heard
-        names_it = ended.cause is not None and ended.cause.kind != UNKNOWN and not by
-        why = str(ended.cause) if names_it else ""
+        why = _name_cause(ended.cause, by)
         status = end_attempt(attempt, _judge(ended, attempt), follow_up if order.chain else None, tell)
         return status
     finally:
         reports.close()
         release_run(attempt.run, attempt.name, status, by, why)
+
+
+def _name_cause(cause: Event | None, signal: str) -> str:
+    """Why ranks have failed, for people. Behind a signal that need not end a job, an error may be the program's own,
+    soon after it has saved: both are said."""
+    if cause is None or cause.kind == UNKNOWN or (signal and (signal in WISHES or cause.kind != ERROR)):
+        return ""
+    return str(cause)
 
 
 def _judge(ended: Ended, attempt: AttemptFolder) -> Ended:

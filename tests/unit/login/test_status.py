@@ -447,6 +447,25 @@ def test_a_failed_run_shows_its_first_cause_and_where_more_of_it_is(
         assert one.state == "unfinished"
 
 
+def test_an_error_soon_after_a_signal_is_said_with_it(here: Path, program: Program) -> None:
+    attempt = held(RunFolder("runs/a"), "12")
+    release_run(RunFolder("runs/a"), attempt.name, 1, "SIGUSR1", "rank 3 on n7: ValueError: no")
+    squeue(program)
+    assert (status("a").state, status("a").why) == ("cancelled", "SIGUSR1; rank 3 on n7: ValueError: no")
+
+
+def test_a_run_that_ends_while_its_scheduler_is_asked_has_ended_as_it_says(here: Path, program: Program) -> None:
+    for name, exit_status in (("a", 0), ("b", 3)):
+        run = RunFolder(f"runs/{name}")
+        attempt = held(run, "12")
+        before = {path for path in Path(run.path).rglob("*") if path.is_file()}
+        release_run(run, attempt.name, exit_status)
+        (end,) = (path for path in Path(run.path).rglob("*") if path.is_file() and path not in before)
+        end.rename(here / name)
+        program("squeue", f"mv '{here / name}' '{end.absolute()}'")  # nothing is left of the job
+        assert (status(name).state, status(name).exit_status) == ("failed" if exit_status else "finished", exit_status)
+
+
 @pytest.mark.parametrize(("signal", "exit_status"), [("SIGTERM", 0), ("SIGUSR1", 0), ("SIGINT", 1), ("SIGTERM", 143)])
 def test_what_a_signal_has_ended_is_not_finished_unless_the_ranks_said_so(
     here: Path, program: Program, signal: str, exit_status: int

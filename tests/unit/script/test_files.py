@@ -285,6 +285,11 @@ def test_a_wrong_site_file_is_refused(text, words, tmp_path):
         load_site("my", str(path))
 
 
+def test_a_mark_of_the_byte_order_before_the_text_is_no_part_of_it(tmp_path):
+    (tmp_path / "job.yaml").write_bytes(b"\xef\xbb\xbfnodes: 2\n")
+    assert load_yaml(str(tmp_path / "job.yaml")) == ({"nodes": "2"}, "nodes: 2\n")
+
+
 def test_an_own_site_is_found_by_name_and_by_path_and_wins_over_a_shipped_one(tmp_path):
     folder = tmp_path / "hpcddp/sites"
     folder.mkdir(parents=True)
