@@ -15,12 +15,7 @@ if TYPE_CHECKING:
     from hpcddp.schedulers.row import Scheduler
 
 # The modules of this folder that all schedulers share.
-SHARED = frozenset(
-    {
-        *("__init__", "allocation", "commands", "directive_rules", "host_names", "job_id", "nodelist", "registry"),
-        *("row", "run"),
-    }
-)
+SHARED = frozenset({"__init__", "allocation", "directive_rules", "job_id", "registry", "row", "run"})
 _loaded: list[Scheduler] = []
 
 

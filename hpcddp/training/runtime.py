@@ -40,11 +40,9 @@ from hpcddp.training.setup import RunSetup
 from hpcddp.training.steps import StepRecord
 from hpcddp.training.stopping import FINISH, SAVE, STOP, StopTraining, StopWatch
 
-# What a run saves when the loop asks for it: checkpoints, the best one, and a model's weights.
 
-
-class Saving(Preparation):
-    """The part of a `Runtime` that writes files. Call its methods on every rank."""
+class Runtime(Preparation):
+    """The value of `hpcddp.runtime()`: one per training run."""
 
     stop_reason: str | None = None  # is set on all ranks at the same step
     _save_asked = False
@@ -53,239 +51,6 @@ class Saving(Preparation):
     _left: str | None = None  # the epoch of `epochs` that the loop is in
     _loop_was_left = False  # by `break` or `return`
     _broken_off: str | None = None  # where an exception left it
-
-    @property
-    def steps(self) -> int:
-        """Optimizer steps since the start of the run, over all attempts.
-
-        In the loop over the loader: of the global batches before this one, also after its `optimizer.step()`.
-        """
-        return self._loop.steps
-
-    def save(self) -> None:
-        """Write a checkpoint of this step, unless there is one or nothing is tracked or there is no run folder.
-
-        Inside the loop over the loader it is written when the step is over, and after it, in the body of `rt.epochs`,
-        when that is: a resumed run continues after it.
-        """
-        if not self._loop.inside and self._loop.open_epoch is None:
-            self._agree("called rt.save()")
-            self._save_now()
-        else:
-            self._ask(SAVE, "rt.save()")
-
-    def _ask(self, request: str, reason: str) -> None:
-        """Of all ranks: one that is alone gets it at once."""
-        check_kind(
-            reason, str, f"rt.{'stop' if request == STOP else 'finish_early'}({{}})", "reason", '"the loss is small"'
-        )
-        self._agreement.ask(request, reason)
-        if self.group.world_size == 1:
-            self._agree("asked")
-
-    def _ask_if_due(self) -> None:
-        """Rank 0 asks for a save when its time has come."""
-        timer = self._checkpointer.save_timer
-        if timer is not None and timer.is_due:
-            self._agreement.ask(SAVE, "save_every", alone=self.group.world_size > 1)
-            if self.group.world_size == 1:
-                self._agree("asked")
-
-    def _agree(self, point: str, mine: Any = None) -> list[Any]:
-        """A collective, which grants what any rank has asked for; returns what each rank has as `mine`.
-
-        RequestError, on every rank, if other ranks call it at another point of the script.
-        """
-        if self._loop_was_left:
-            how = f"an exception {self._broken_off}" if self._broken_off else "break or return"
-            point = f"left the loop over rt.epochs() by {how}"
-            self._loop_was_left = False
-        granted, answers = self._agreement.agree(point, mine)
-        self.stop_reason = self.stop_reason or granted.get(STOP)
-        self._finish_reason = self._finish_reason or granted.get(FINISH)
-        self._save_asked |= SAVE in granted
-        return answers
-
-    def _save_now(self) -> None:
-        self._save_asked = False
-        if self._checkpointer.is_due(self.steps):
-            stop = self._loop.record.catch_up(self._need_loader().weighing)
-            self.stop_reason = self.stop_reason or stop
-            self._check_state()
-            self._average_buffers()
-            position = describe_position(self.steps, self._need_loader().sampler, self._loop.open_epoch)
-            facts = {"plan": self.plan._asdict()} | ({"data": self._facts.outline} if self._facts.outline else {})
-            self._checkpointer.save(position, facts, self.stop_reason)
-        self._checkpointer.name_best(self.stop_reason)
-
-    def _check_state(self, *, at_end: bool = False) -> None:
-        """RequestError, on every rank, for a state that is not worth a checkpoint."""
-        self._same.check(self.steps, at_end=at_end)
-        loss, skipped = self._loop.record.loss, self._loop.skipped_step
-        if (
-            loss is not None
-            and not math.isfinite(loss)
-            and not any(s.is_enabled() for s in self._loop.gate.scaled.scalers)
-            and skipped != self.steps
-        ):
-            raise RequestError(
-                f"the loss of the run is {loss} by step {self.steps}. No checkpoint is written of that",
-                "continue from the checkpoint before with a smaller learning rate, or bound each step:"
-                " rt.step(optimizer, clip_norm=1.0)",
-            )
-
-    def _agree_after_break(self) -> None:
-        """Before any collective behind a loop that was left: the other ranks may be in it still."""
-        if self._loop_was_left:
-            self._agree("left the loop")
-
-    def save_best(self, value: float | Tensor, mode: str = "max") -> bool:
-        """Keep a checkpoint of this step, beside the newest ones, if `value` is the largest of the run so far.
-
-        With `mode` "min": the smallest. Rank 0's value counts, NaN never. Where only rank 0 knows it, the others give
-        NaN, an infinity or 0; any other value than rank 0's is an error. Returns, on every rank, whether it was the
-        best one. A resumed run knows the best value of the attempts before. Call it after the loop over the loader.
-        """
-        if self._loop.inside:
-            raise RequestError(
-                "rt.save_best(value) came inside the loop over the loader", "call it after the loop, once per epoch"
-            )
-        number = read_value(value, "rt.save_best({})")
-        mine = self._checkpointer.is_best(number, mode), number
-        answers = self._agree("called rt.save_best(value)", mine)
-        check_same_value([value for _, value in answers])
-        if answers[0][1] != answers[0][1]:
-            print_warning(
-                "rt.save_best(value) got NaN on rank 0: that is never the best, and no checkpoint is kept",
-                is_first=self.is_main,
-            )
-        is_best = bool(answers[0][0])
-        if is_best:
-            self._checkpointer.propose_best(number, mode, self.steps)
-            self.save()
-        return is_best
-
-    def save_model(self, path: str | Path, model: nn.Module | None = None) -> None:
-        """Write the whole weights of a model (None: the only one) to a file that `torch.load` reads anywhere.
-
-        Rank 0 writes it, as a whole. Of an AveragedModel the averaged weights are written, under the model's own names.
-        """
-        self._check_open("rt.save_model")
-        file = read_path(path, "rt.save_model({})")
-        if model is None:
-            if len(self._models) != 1:
-                raise RequestError(
-                    f"rt.save_model(path) does not know which of {len(self._models)} models",
-                    "rt.save_model(path, model)",
-                )
-            [model] = self._models.values()
-        check_kind(model, nn.Module, "rt.save_model(path, {})", "model", "model")
-        self._agree("called rt.save_model(path)")
-        self._average_buffers()
-        if isinstance(model, AveragedModel):
-            model = model.module
-        staged = self._gradients.staged
-        links = staged.links if staged is not None and unwrap(model) is staged.module else None
-        write_whole(unwrap(model), file, self.group, links)
-
-
-# From a batch to an optimizer's step: what a training loop calls in each.
-
-
-class Stepping(Saving):
-    """The part of a `Runtime` that trains."""
-
-    @property
-    def is_last_micro_batch(self) -> bool:
-        """Whether the global batch's gradients are complete: what needs them, such as clipping, goes here.
-
-        True in each batch of the loader if a rank's share of the global batch fits through one forward pass.
-        """
-        micro, self._loop.gate.asked_last = self._loop.micro, True
-        if micro.last and self._loop.has_backward:  # not so where the loop asks before its backward pass
-            self._loop.collect()
-        return micro.last
-
-    @property
-    def micro_batch_samples(self) -> int:
-        """Samples of this micro batch that count: 0 in one that only keeps the ranks in step."""
-        return self._loop.micro.samples
-
-    def backward(self, loss: Tensor, *, summed: bool = False, scaler: GradScaler | None = None) -> None:
-        """In place of `loss.backward()`: weighted so that all gradients sum to that of the mean over the global batch.
-
-        The loss is the mean over what counts in the micro batch: samples, or the result of the loader's `count`. With
-        `summed` it is the sum over those. A `scaler` scales the backward pass, not the loss that is recorded.
-        """
-        if self._gradients.staged is not None:
-            raise RequestError(
-                "rt.backward(loss) came on ranks that have a stage of the model each: the micro batches of a step go"
-                " through the stages together",
-                LOOP,
-            )
-        self._loop.backward(loss, summed=summed, scaler=scaler)
-
-    def step(
-        self,
-        *optimizers: Optimizer,
-        scheduler: LRScheduler | None = None,
-        clip_norm: float | None = None,
-        scaler: GradScaler | None = None,
-    ) -> bool:
-        """All that follows the backward pass, in one call: clip to this norm, step, step the scheduler, clear the
-        gradients; with a `scaler` also unscale and update.
-
-        Acts at the last micro batch of the global batch. Returns whether it did.
-        """
-        check_optimizers(optimizers)
-        check_norm(clip_norm, "rt.step(optimizer, clip_norm={})")
-        self._loop.gate.scaled.check_prepared(scaler)
-        if not self.is_last_micro_batch:
-            self._loop.gate.note_early(optimizers, scheduler)
-            return False
-        step_all(optimizers, scheduler, clip_norm, scaler)
-        return True
-
-    def skip_step(self, *optimizers: Optimizer) -> bool:
-        """In place of `optimizer.step()`, leave this step out, as where the norm of the gradients is not finite. None:
-        all optimizers of the run.
-
-        The global batch counts as one whose step a gradient scaler leaves out, and its gradients are cleared. Acts at
-        the last micro batch of the global batch; returns whether it did. Call it on every rank at the same step.
-        """
-        return self._loop.skip(optimizers)
-
-    def train_step(
-        self,
-        step: Step,
-        loss_of: Callable[[Any], Tensor],
-        *,
-        summed: bool = False,
-        scaler: GradScaler | None = None,
-    ) -> Tensor:
-        """One pass over a `step` of `loader.steps()`: `rt.backward(loss_of(batch))` for each micro batch.
-
-        Returns this rank's losses, detached, one per micro batch: (micro batches,). The optimizer's step follows it,
-        with the same `scaler` if one was given. In a pipeline the micro batches go through the stages together, and the
-        losses are those of the micro batches that count, on every stage.
-        """
-        check_kind(step, Step, "rt.train_step({}, loss_of)", "step of loader.steps()", "step")
-        staged = self._gradients.staged
-        if staged is not None:
-            steps = PipelinedSteps(staged, self._loop, self.seed, self.layout.data_rank)
-            losses_there = steps.run(step, loss_of, summed=summed, scaler=scaler)
-            self._gradients.backward_ends(self._loop.micro)
-            return losses_there
-        losses = []
-        for batch in step:
-            loss = loss_of(batch)
-            self.backward(loss, summed=summed, scaler=scaler)
-            losses.append(loss.detach())
-        return stack(losses)
-
-
-class Runtime(Stepping):
-    """The value of `hpcddp.runtime()`: one per training run."""
 
     def __init__(
         self,
@@ -463,3 +228,229 @@ class Runtime(Stepping):
                 is_exact=self.exact,
             )
         )
+
+    # ---- from a batch to an optimizer's step
+
+    @property
+    def is_last_micro_batch(self) -> bool:
+        """Whether the global batch's gradients are complete: what needs them, such as clipping, goes here.
+
+        True in each batch of the loader if a rank's share of the global batch fits through one forward pass.
+        """
+        micro, self._loop.gate.asked_last = self._loop.micro, True
+        if micro.last and self._loop.has_backward:  # not so where the loop asks before its backward pass
+            self._loop.collect()
+        return micro.last
+
+    @property
+    def micro_batch_samples(self) -> int:
+        """Samples of this micro batch that count: 0 in one that only keeps the ranks in step."""
+        return self._loop.micro.samples
+
+    def backward(self, loss: Tensor, *, summed: bool = False, scaler: GradScaler | None = None) -> None:
+        """In place of `loss.backward()`: weighted so that all gradients sum to that of the mean over the global batch.
+
+        The loss is the mean over what counts in the micro batch: samples, or the result of the loader's `count`. With
+        `summed` it is the sum over those. A `scaler` scales the backward pass, not the loss that is recorded.
+        """
+        if self._gradients.staged is not None:
+            raise RequestError(
+                "rt.backward(loss) came on ranks that have a stage of the model each: the micro batches of a step go"
+                " through the stages together",
+                LOOP,
+            )
+        self._loop.backward(loss, summed=summed, scaler=scaler)
+
+    def step(
+        self,
+        *optimizers: Optimizer,
+        scheduler: LRScheduler | None = None,
+        clip_norm: float | None = None,
+        scaler: GradScaler | None = None,
+    ) -> bool:
+        """All that follows the backward pass, in one call: clip to this norm, step, step the scheduler, clear the
+        gradients; with a `scaler` also unscale and update.
+
+        Acts at the last micro batch of the global batch. Returns whether it did.
+        """
+        check_optimizers(optimizers)
+        check_norm(clip_norm, "rt.step(optimizer, clip_norm={})")
+        self._loop.gate.scaled.check_prepared(scaler)
+        if not self.is_last_micro_batch:
+            self._loop.gate.note_early(optimizers, scheduler)
+            return False
+        step_all(optimizers, scheduler, clip_norm, scaler)
+        return True
+
+    def skip_step(self, *optimizers: Optimizer) -> bool:
+        """In place of `optimizer.step()`, leave this step out, as where the norm of the gradients is not finite. None:
+        all optimizers of the run.
+
+        The global batch counts as one whose step a gradient scaler leaves out, and its gradients are cleared. Acts at
+        the last micro batch of the global batch; returns whether it did. Call it on every rank at the same step.
+        """
+        return self._loop.skip(optimizers)
+
+    def train_step(
+        self,
+        step: Step,
+        loss_of: Callable[[Any], Tensor],
+        *,
+        summed: bool = False,
+        scaler: GradScaler | None = None,
+    ) -> Tensor:
+        """One pass over a `step` of `loader.steps()`: `rt.backward(loss_of(batch))` for each micro batch.
+
+        Returns this rank's losses, detached, one per micro batch: (micro batches,). The optimizer's step follows it,
+        with the same `scaler` if one was given. In a pipeline the micro batches go through the stages together, and the
+        losses are those of the micro batches that count, on every stage.
+        """
+        check_kind(step, Step, "rt.train_step({}, loss_of)", "step of loader.steps()", "step")
+        staged = self._gradients.staged
+        if staged is not None:
+            steps = PipelinedSteps(staged, self._loop, self.seed, self.layout.data_rank)
+            losses_there = steps.run(step, loss_of, summed=summed, scaler=scaler)
+            self._gradients.backward_ends(self._loop.micro)
+            return losses_there
+        losses = []
+        for batch in step:
+            loss = loss_of(batch)
+            self.backward(loss, summed=summed, scaler=scaler)
+            losses.append(loss.detach())
+        return stack(losses)
+
+    # ---- what is saved
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps since the start of the run, over all attempts.
+
+        In the loop over the loader: of the global batches before this one, also after its `optimizer.step()`.
+        """
+        return self._loop.steps
+
+    def save(self) -> None:
+        """Write a checkpoint of this step, unless there is one or nothing is tracked or there is no run folder.
+
+        Inside the loop over the loader it is written when the step is over, and after it, in the body of `rt.epochs`,
+        when that is: a resumed run continues after it.
+        """
+        if not self._loop.inside and self._loop.open_epoch is None:
+            self._agree("called rt.save()")
+            self._save_now()
+        else:
+            self._ask(SAVE, "rt.save()")
+
+    def _ask(self, request: str, reason: str) -> None:
+        """Of all ranks: one that is alone gets it at once."""
+        check_kind(
+            reason, str, f"rt.{'stop' if request == STOP else 'finish_early'}({{}})", "reason", '"the loss is small"'
+        )
+        self._agreement.ask(request, reason)
+        if self.group.world_size == 1:
+            self._agree("asked")
+
+    def _ask_if_due(self) -> None:
+        """Rank 0 asks for a save when its time has come."""
+        timer = self._checkpointer.save_timer
+        if timer is not None and timer.is_due:
+            self._agreement.ask(SAVE, "save_every", alone=self.group.world_size > 1)
+            if self.group.world_size == 1:
+                self._agree("asked")
+
+    def _agree(self, point: str, mine: Any = None) -> list[Any]:
+        """A collective, which grants what any rank has asked for; returns what each rank has as `mine`.
+
+        RequestError, on every rank, if other ranks call it at another point of the script.
+        """
+        if self._loop_was_left:
+            how = f"an exception {self._broken_off}" if self._broken_off else "break or return"
+            point = f"left the loop over rt.epochs() by {how}"
+            self._loop_was_left = False
+        granted, answers = self._agreement.agree(point, mine)
+        self.stop_reason = self.stop_reason or granted.get(STOP)
+        self._finish_reason = self._finish_reason or granted.get(FINISH)
+        self._save_asked |= SAVE in granted
+        return answers
+
+    def _save_now(self) -> None:
+        self._save_asked = False
+        if self._checkpointer.is_due(self.steps):
+            stop = self._loop.record.catch_up(self._need_loader().weighing)
+            self.stop_reason = self.stop_reason or stop
+            self._check_state()
+            self._average_buffers()
+            position = describe_position(self.steps, self._need_loader().sampler, self._loop.open_epoch)
+            facts = {"plan": self.plan._asdict()} | ({"data": self._facts.outline} if self._facts.outline else {})
+            self._checkpointer.save(position, facts, self.stop_reason)
+        self._checkpointer.name_best(self.stop_reason)
+
+    def _check_state(self, *, at_end: bool = False) -> None:
+        """RequestError, on every rank, for a state that is not worth a checkpoint."""
+        self._same.check(self.steps, at_end=at_end)
+        loss, skipped = self._loop.record.loss, self._loop.skipped_step
+        if (
+            loss is not None
+            and not math.isfinite(loss)
+            and not any(s.is_enabled() for s in self._loop.gate.scaled.scalers)
+            and skipped != self.steps
+        ):
+            raise RequestError(
+                f"the loss of the run is {loss} by step {self.steps}. No checkpoint is written of that",
+                "continue from the checkpoint before with a smaller learning rate, or bound each step:"
+                " rt.step(optimizer, clip_norm=1.0)",
+            )
+
+    def _agree_after_break(self) -> None:
+        """Before any collective behind a loop that was left: the other ranks may be in it still."""
+        if self._loop_was_left:
+            self._agree("left the loop")
+
+    def save_best(self, value: float | Tensor, mode: str = "max") -> bool:
+        """Keep a checkpoint of this step, beside the newest ones, if `value` is the largest of the run so far.
+
+        With `mode` "min": the smallest. Rank 0's value counts, NaN never. Where only rank 0 knows it, the others give
+        NaN, an infinity or 0; any other value than rank 0's is an error. Returns, on every rank, whether it was the
+        best one. A resumed run knows the best value of the attempts before. Call it after the loop over the loader.
+        """
+        if self._loop.inside:
+            raise RequestError(
+                "rt.save_best(value) came inside the loop over the loader", "call it after the loop, once per epoch"
+            )
+        number = read_value(value, "rt.save_best({})")
+        mine = self._checkpointer.is_best(number, mode), number
+        answers = self._agree("called rt.save_best(value)", mine)
+        check_same_value([value for _, value in answers])
+        if answers[0][1] != answers[0][1]:
+            print_warning(
+                "rt.save_best(value) got NaN on rank 0: that is never the best, and no checkpoint is kept",
+                is_first=self.is_main,
+            )
+        is_best = bool(answers[0][0])
+        if is_best:
+            self._checkpointer.propose_best(number, mode, self.steps)
+            self.save()
+        return is_best
+
+    def save_model(self, path: str | Path, model: nn.Module | None = None) -> None:
+        """Write the whole weights of a model (None: the only one) to a file that `torch.load` reads anywhere.
+
+        Rank 0 writes it, as a whole. Of an AveragedModel the averaged weights are written, under the model's own names.
+        """
+        self._check_open("rt.save_model")
+        file = read_path(path, "rt.save_model({})")
+        if model is None:
+            if len(self._models) != 1:
+                raise RequestError(
+                    f"rt.save_model(path) does not know which of {len(self._models)} models",
+                    "rt.save_model(path, model)",
+                )
+            [model] = self._models.values()
+        check_kind(model, nn.Module, "rt.save_model(path, {})", "model", "model")
+        self._agree("called rt.save_model(path)")
+        self._average_buffers()
+        if isinstance(model, AveragedModel):
+            model = model.module
+        staged = self._gradients.staged
+        links = staged.links if staged is not None and unwrap(model) is staged.module else None
+        write_whole(unwrap(model), file, self.group, links)

@@ -12,7 +12,7 @@ from hpcddp.cli.main import main
 from tests.jobs.choosing import NAMES
 from tests.jobs.rows import JOBS, ROWS
 
-SWEEPS = {"abci/scaling.yaml": {"nodes": ["1", "4"]}}  # several scripts, which `hpcddp submit` makes
+SWEEPS = {"abci/scaling.yaml": {"select": ["1", "4"]}}  # several scripts, which `hpcddp submit` makes
 FILES = sorted({str(path.relative_to(JOBS)) for path in JOBS.rglob("*.yaml")} - SWEEPS.keys())
 SIZE = ["--gpus-per-node", "2", "--cpus-per-rank", "4", "--walltime", "1:00:00"]
 SITES = {"abci3": ["--account", "gaa50000"], "generic-slurm": ["--queue", "gpu", *SIZE]}
@@ -39,7 +39,7 @@ def test_a_sweep_is_one_script_for_each_value_which_differ_in_it_alone(job, tmp_
     ((name, values),) = SWEEPS[job].items()
     assert len(scripts) == len(values)
     for script, value in zip(scripts, values, strict=True):
-        assert f'"{name}": {value}, ' in script
+        assert f" {name}={value}:" in script
         assert '"global_batch": 256' in script
         (tmp_path / "job.sh").write_text(f"#!/bin/bash\n{script}")
         assert main(["lint", "--site", "abci3", str(tmp_path / "job.sh")]) == 0, capsys.readouterr().out

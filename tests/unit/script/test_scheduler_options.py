@@ -229,10 +229,12 @@ def test_the_sites_constraint_and_the_jobs_hold_together():
 
 def test_the_script_warns_the_ranks_where_slurm_does_not():
     assert "--signal=USR1@120" in directives("generic-slurm", signal="0:02:00")
-    assert '"warns_s": 120' in script("generic-pbs", signal="0:02:00")
-    assert "warns_s" not in script("generic-slurm", signal="0:02:00")
-    assert '"warns_s": 120' in script("generic-slurm", signal="0:02:00", launcher="torchrun")  # it would end of Slurm's
-    assert '"warns_s": 60' in script("stampede3", signal="0:01:00", walltime="1h")
+    assert " --signal 00:02:00 " in script("generic-pbs", signal="0:02:00")
+    assert "--signal 0" not in script("generic-slurm", signal="0:02:00")
+    assert " --signal 00:02:00 " in script(
+        "generic-slurm", signal="0:02:00", launcher="torchrun"
+    )  # it would end of Slurm's
+    assert " --signal 00:01:00 " in script("stampede3", signal="0:01:00", walltime="1h")
 
 
 def test_a_site_that_refuses_the_schedulers_warning_refuses_signal_only_where_the_scheduler_would_send_it(tmp_path):
@@ -243,7 +245,7 @@ def test_a_site_that_refuses_the_schedulers_warning_refuses_signal_only_where_th
     (tmp_path / "no-signal.yaml").write_text(f"{guide}launcher: {{name: srun}}\nrejects: [--signal]\n")
     with pytest.raises(RequestError, match="refuses --signal, so that signal cannot be asked for"):
         plan(path, **node, signal="0:02:00")
-    assert '"warns_s": 120' in script(path, **node, signal="0:02:00", launcher="openmpi")
+    assert " --signal 00:02:00 " in script(path, **node, signal="0:02:00", launcher="openmpi")
     own = directives("generic-slurm", signal="0:02:00", launcher="openmpi", directives=["--signal=B:USR2@60"])
     assert [option for option in own if option.startswith("--signal")] == ["--signal=B:USR2@60"]
 
