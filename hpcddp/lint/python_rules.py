@@ -221,8 +221,8 @@ def _device_of(node: ast.AST) -> ast.expr | None:
         if isinstance(ids, ast.List) and len(ids.elts) == 1:
             return ids.elts[0]
         moves = isinstance(node.func, ast.Attribute) and name in {"to", "cuda"}
-        if (moves or name in {"set_device", "set_device_index"}) and node.args:
-            return node.args[0]
+        if (moves or name in {"set_device", "set_device_index"}) and (node.args or moves):
+            return node.args[0] if node.args else keyword(node, "device")
         if name == "device" and len(node.args) == 2 and not may_have(node, ""):
             return node.args[1]
     if isinstance(node, ast.JoinedStr) and len(node.values) == 2 and is_constant(node.values[0], "cuda:"):
@@ -238,7 +238,7 @@ def _is_global_rank(script: TrainingScript, node: ast.expr, calls: int = 4) -> b
         node = node.args[0]
     name, function = dotted(node), script.blocks[node].function
     if function is not None and name in parameters(function):
-        given = script.arguments(function, name) if calls and not script.values.get((function, name)) else []
+        given = script.arguments(function, name)[:20] if calls and not script.values.get((function, name)) else []
         return bool(given) and all(_is_global_rank(script, value, calls - 1) for value in given)
     is_set = not isinstance(node, ast.Attribute) or any(name == target for _, target in script.values)
     held = script.held(node, name) if name and is_set else [node]

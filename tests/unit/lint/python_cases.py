@@ -152,6 +152,7 @@ CASES = {
             ),
             (2, "rank = dist.get_rank()\nmodel = DDP(net.to(rank))"),
             (2, "rank = int(os.environ['RANK'])\nmodel.cuda(rank)"),
+            (2, "rank = int(os.environ['RANK'])\nx.to(device=rank, non_blocking=True)"),
             (2, "rank = dist.get_rank()\nos.environ['CUDA_VISIBLE_DEVICES'] = str(rank)"),
             (1, "os.environ['CUDA_VISIBLE_DEVICES'] = os.environ['SLURM_PROCID']"),
         ],
