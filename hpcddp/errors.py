@@ -74,7 +74,7 @@ def find_nearest(word: str, known: list[str]) -> str:
     import difflib  # only when something is wrong already
 
     as_written = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(word.lower(), as_written, n=1)
+    close = difflib.get_close_matches(word.lower(), as_written, n=1, cutoff=0.7)
     return as_written[close[0]] if close else ""
 
 

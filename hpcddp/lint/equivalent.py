@@ -287,6 +287,8 @@ def _differing_numbers(script: Script, rendered: Script, program: Program, plan:
     before, after = _normal(script, plan.site), _normal(rendered, plan.site)
     was, will = (read_seconds(r.walltime.value, script.scheduler) if r.walltime else None for r in (before, after))
     payer, other = (r.account.text if r.account else None for r in (before, after))
+    said = script.values.get("OMP_NUM_THREADS") or _chunk(script).get("ompthreads") or ""
+    threads = f"OMP_NUM_THREADS={said}" if said.isdecimal() and int(said) != plan.threads_per_rank else None
     rows: list[tuple[str, str, object, object]] = [
         ("account", "", payer, other),
         ("nodes", "nodes", before.nodes, plan.nodes),
@@ -296,6 +298,7 @@ def _differing_numbers(script: Script, rendered: Script, program: Program, plan:
         ("gpus_per_node", "GPUs per node", before.gpus_per_node, after.gpus_per_node),
         ("mem_gb", "MB of memory per node", before.mem_mb, after.mem_mb),
         ("walltime", "seconds of run time", was, will),
+        ("", "", threads, plan.threads_per_rank),
         ("gpu_type", "GPUs", before.gpu_type or None, after.gpu_type or None),
     ]
     found = []
@@ -303,9 +306,8 @@ def _differing_numbers(script: Script, rendered: Script, program: Program, plan:
         if old is not None and old != new and key not in named:
             found.append(f"{old} {what}".strip() + (f" (the line: {new})" if new is not None else ""))
     if before.ranks and before.ranks > 1 and script.request_on(plan.site).nodes is None:
-        found.append(
-            f"the number of nodes, which the scheduler chooses for {before.ranks} slots (the line: {plan.nodes})"
-        )
+        chosen = f"the number of nodes, which the scheduler chooses for {before.ranks} slots"
+        found.append(f"{chosen} (the line: {plan.nodes})")
     if not before.one_size and before.size:
         found.append(f"{before.size.text} (nodes that differ)")
     if before.walltime and was is None and not _walltime(before.walltime, script.scheduler):
@@ -332,7 +334,7 @@ def _missing_options(script: Script, rendered: Script, named: set[Option | None]
     unread = [line.strip() for n, line in numbered(script.text) if n in {r.line for r in script.directives.refusals}]
     found += [line for line in unread if line.startswith("#") and not line.startswith("#!")]
     for option in script.directives.options:
-        same = option.name in {"--account", *_ACCOUNTS} or (option.name, option.value) in {*_USUAL, *there, ("-r", "y")}
+        same = option == script.request.account or (option.name, option.value) in {*_USUAL, *there, ("-r", "y")}
         same = same or _has_place(option, rendered)
         text = ",".join(word for word in option.value.split(",") if word.partition(":")[0] != "gpu")
         same = same or (option.name == "--gres" and (not text or ("--gres", text) in there))
@@ -350,9 +352,7 @@ def _missing_options(script: Script, rendered: Script, named: set[Option | None]
 def _has_place(option: Option, rendered: Script) -> bool:
     """Whether a place of PBS is the rendered script's, by its words in any order."""
     place = rendered.directives.get("-l place")
-    return (
-        option.name == "-l place" and place is not None and set(option.value.split(":")) == set(place.value.split(":"))
-    )
+    return place is not None and option.name == place.name and {*option.value.split(":")} == {*place.value.split(":")}
 
 
 def _chunk(script: Script) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from hpcddp.lint.request import Request
@@ -35,7 +36,6 @@ _EACH_SLOT = {f"{before}{name}{after}" for name in ("PBS_NP", "SLURM_NTASKS", "S
 NAMED_HOSTS = ("-w", "--nodelist", "-r", "--relative", "--multi-prog", "--het-group", "-H", "-host", "--host", "-hosts",
                "-rankfile", "--rankfile", "-configfile", "--app")  # fmt: skip
 _ARGUMENTS = {"$@", "$*", "${@}", "${*}"}
-_SHELLS = {"bash", "sh"}
 #: Variables that hpcddp sets itself.
 ADDRESS = {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "NODE_RANK", "OMP_NUM_THREADS",
            "SRUN_CPUS_PER_TASK"}  # fmt: skip
@@ -85,10 +85,10 @@ class LaunchCommand(NamedTuple):
 
 
 def find_launches(commands: Iterable[Command], values: Mapping[str, str]) -> list[LaunchCommand]:
-    """Every command that starts one process per rank. A variable that holds one plain word counts as that word."""
+    """Every command that starts one process per rank. A variable with a plain value counts as that."""
     found = []
     for command in commands:
-        words = [_expand(w, values) for w in command.words]
+        words = expand(command.words, values)
         at = next((i for i, w in enumerate(words[:4]) if w.rsplit("/", 1)[-1] in _PER_RANK), None)
         if at is None or words[0] in {"which", "command", "type", "echo", "module", "alias", "set", "export"}:
             continue
@@ -155,10 +155,11 @@ class Program(NamedTuple):
 def find_program(
     commands: Sequence[Command], launches: Sequence[LaunchCommand], values: Mapping[str, str], request: Request
 ) -> Program:
-    """The first program that is started in ranks: behind a launcher, torchrun, `accelerate launch`, deepspeed."""
-    starting = [launch for launch in launches if launch.started]
-    starting.sort(key=lambda launch: launch.command.captured)  # one whose output is read is a helper
-    launch = starting[0] if starting else None
+    """The program with the most ranks, the first of such: behind a launcher, torchrun, `accelerate launch`,
+    deepspeed."""
+    # one whose output is read is a helper
+    starting = sorted(launches, key=lambda launch: (launch.command.captured, -_ranks(launch, values, request)))
+    launch = next((launch for launch in starting if launch.started), None)
     words = launch.started if launch else ()
     each, ranks = (per_node(launch, request), count(launch)) if launch else (None, None)
     if launch and launch.launcher != "srun" and (_EACH_SLOT & {*launch.options} or not launch.has("-np", "-n", "--np")):
@@ -171,38 +172,55 @@ def find_program(
         made = rank_maker(maker.words) if maker else ()
     if launch is None or (maker and maker.text not in launch.command.text):
         launch, each, ranks = None, None, None  # the ranks are made elsewhere
-    left_out = _around(launch) if launch else []
+    left_out = _around(launch, values) if launch else []
     chosen = launch.command if launch else maker
     assert chosen is not None  # one of them is there
     if made:
         around = words[: len(words) - len(made)] if launch and not maker else ()
         around = maker.words[: len(maker.words) - len(made)] if maker else around
         left_out += [" ".join(around)] if [w for w in around if not _PYTHON.fullmatch(w)] else []
-        words, number, of_all = _made_ranks(tuple(_expand(w, values) for w in made))
+        words, number, of_all = _made_ranks(expand(made, values))
         shares = number // request.nodes if number and of_all and request.nodes else number
         together = shares * (1 if of_all else each or 1) if shares else None
         if shares and together and together > max(shares, request.gpus_per_node or 0) and shares > 1:
             left_out += [f"{together} ranks per node (M15)"]  # as many as each of them makes are meant
             together = shares
         each, ranks = together or request.gpus_per_node, None
-    left_out += _left_beside(commands, starting, chosen, maker)
-    words = tuple(_expand(word, values) for word in words)
+    left_out += _left_beside(commands, launches, chosen, maker)
+    words = expand(words, values)
     left_out += [f"the script's own arguments ({word})" for word in words if word in _ARGUMENTS]
     words = tuple(word for word in words if word not in _ARGUMENTS)
-    unknown = tuple(word for word in words if re.search(r"\$[\w{(]|`", word))
-    return Program(words, each, unknown, tuple(left_out), ranks)
+    given = {*chosen.expands, *(maker or chosen).expands, *"123456789"}
+    unknown = []
+    for before, word in pairwise(("", *words)):
+        names = re.findall(r"\$\{?(\w+)", word)
+        if re.search(r"\$\(|`", word) or (names and (before != "-c" or given.intersection(names))):
+            unknown.append(word)  # in the text for a rank's shell, that shell's variables are known
+    return Program(words, each, tuple(unknown), tuple(left_out), ranks)
 
 
-def _around(launch: LaunchCommand) -> list[str]:
+def _ranks(launch: LaunchCommand, values: Mapping[str, str], request: Request) -> int:
+    """How many ranks a launcher starts, as far as one can see."""
+    nodes = launch.option("-N", "--nodes") if launch.launcher == "srun" else None
+    on = int(nodes) if nodes and nodes.isdecimal() else request.nodes or 1
+    started = count(launch) or on * (per_node(launch, request) or request.slots or 1)
+    made = rank_maker(launch.started)
+    number = _made_ranks(expand(made, values))[1] if made else 1
+    return started * (number or request.gpus_per_node or 1)
+
+
+def _around(launch: LaunchCommand, values: Mapping[str, str]) -> list[str]:
     """What stands around a launcher and its program: its other options, variables, files, pipes, loops."""
     command = launch.command
-    at = len(command.words) - 1 - len(launch.options) - len(launch.started)
+    words = expand(command.words, values)
+    at = len(words) - 1 - len(launch.options) - len(launch.started)
     names = [w.partition("=")[0] for w in launch.options if w.startswith("-")]
+    names = [name[:2] if re.fullmatch(r"-\w\d+", name) else name for name in names]  # -n2
     found = [f"{launch.launcher} {name}" for name in names if name not in _WORKED_OUT]
     found += _own_sets(command)
     given = [launch.option("--export") or "", *_values_of(launch.options, "-x", "-env", "-genv")]
     found += [w for w in ",".join(given).split(",") if "=" in w and w.partition("=")[0] not in ADDRESS]
-    found += [f"{' '.join(command.words[:at])} (in front of {launch.launcher})"] if at else []
+    found += [f"{' '.join(words[:at])} (in front of {launch.launcher})"] if at else []
     found += [f"{launch.launcher} {sign} {name}" for sign, name in command.files]
     found += [f"| {name}" for name in command.into]
     return found + [f"the loop: {loop}" for loop in command.loops]
@@ -219,10 +237,10 @@ def _values_of(words: Sequence[str], *names: str) -> list[str]:
 
 
 def _left_beside(
-    commands: Sequence[Command], starting: Sequence[LaunchCommand], chosen: Command, maker: Command | None
+    commands: Sequence[Command], launches: Sequence[LaunchCommand], chosen: Command, maker: Command | None
 ) -> list[str]:
     """The other programs, and what is around a command that makes the ranks itself, in what is launched."""
-    others = [one.command for one in starting]
+    others = [one.command for one in launches]
     others += [c for c in commands if trains(c.words) or rank_maker(c.words)]
     outside = [c for c in others if c.text not in chosen.text]
     found = [
@@ -312,6 +330,10 @@ def trains(words: tuple[str, ...]) -> bool:
     return first.endswith(".py")
 
 
-def _expand(word: str, values: Mapping[str, str]) -> str:
-    """A word with the variables that hold one plain word."""
-    return re.sub(r"\$(?:(\w+)|\{(\w+)\})", lambda found: values.get(found[1] or found[2], found[0]), word)
+def expand(words: Iterable[str], values: Mapping[str, str]) -> tuple[str, ...]:
+    """The words with the variables whose plain values are known; one that is a variable may be several words."""
+    found: list[str] = []
+    for word in words:
+        text = re.sub(r"\$(?:(\w+)|\{(\w+)\})", lambda name: values.get(name[1] or name[2], name[0]), word)
+        found += text.split() if re.fullmatch(r"\$(\w+|\{\w+\})", word) else [text]
+    return tuple(found)

@@ -213,39 +213,43 @@ def _beginning(script: TrainingScript, node: ast.expr) -> str:
 
 
 def _device_of(node: ast.AST) -> ast.expr | None:
-    """The number in set_device(…), device_ids=[…], torch.device("cuda", …), f"cuda:{…}"."""
+    """The number in set_device(…), device_ids=[…], torch.device("cuda", …), f"cuda:{…}", .to(…), .cuda(…),
+    CUDA_VISIBLE_DEVICES."""
     if isinstance(node, ast.Call):
         name = last_word(node.func)
         ids = keyword(node, "device_ids") if name in {"DistributedDataParallel", "DDP"} else None
         if isinstance(ids, ast.List) and len(ids.elts) == 1:
             return ids.elts[0]
-        if name in {"set_device", "set_device_index"} and len(node.args) == 1:
-            return node.args[0]
+        moves = isinstance(node.func, ast.Attribute) and name in {"to", "cuda"}
+        if (moves or name in {"set_device", "set_device_index"}) and (node.args or moves):
+            return node.args[0] if node.args else keyword(node, "device")
         if name == "device" and len(node.args) == 2 and not may_have(node, ""):
             return node.args[1]
     if isinstance(node, ast.JoinedStr) and len(node.values) == 2 and is_constant(node.values[0], "cuda:"):
         last = node.values[1]
         return last.value if isinstance(last, ast.FormattedValue) else None
-    return None
+    variable, value = _environment_variable(node) or ("", None)
+    return value if variable == "CUDA_VISIBLE_DEVICES" else None
 
 
-def _is_global_rank(script: TrainingScript, node: ast.expr, calls: int = 3) -> bool:
-    """Whether an expression is the global rank, by what it is set to in this file, through parameters of so many
-    calls."""
+def _is_global_rank(script: TrainingScript, node: ast.expr, calls: int = 4) -> bool:
+    """Whether an expression is the global rank, by what it is set to in this file, through so many names."""
+    if isinstance(node, ast.Call) and last_word(node.func) in {"int", "str"} and len(node.args) == 1:
+        node = node.args[0]
     name, function = dotted(node), script.blocks[node].function
     if function is not None and name in parameters(function):
-        given = script.arguments(function, name) if calls and not script.values.get((function, name)) else []
+        given = script.arguments(function, name)[:20] if calls and not script.values.get((function, name)) else []
         return bool(given) and all(_is_global_rank(script, value, calls - 1) for value in given)
     is_set = not isinstance(node, ast.Attribute) or any(name == target for _, target in script.values)
     held = script.held(node, name) if name and is_set else [node]
-    return bool(held) and all(_reads_global_rank(value) for value in held)
+    return bool(held) and all(
+        _is_global_rank(script, v, calls - 1) if calls and v is not node else _reads_global_rank(v) for v in held
+    )
 
 
 def _reads_global_rank(value: ast.expr) -> bool:
     if isinstance(value, ast.Attribute):
         return value.attr in _OF_FRAMEWORK
-    if isinstance(value, ast.Call) and last_word(value.func) == "int" and len(value.args) == 1:
-        value = value.args[0]
     if isinstance(value, ast.Call) and last_word(value.func) == "get_rank":
         return not value.args and not value.keywords and not re.search("local|node", dotted(value.func))
     environment = isinstance(value, (ast.Subscript, ast.Call)) and "environ" in words(value)
@@ -465,7 +469,7 @@ _COLLECTIVES = {
     *("all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "monitored_barrier"),
     *("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
 }  # fmt: skip
-_OWN = re.compile(r"rank|gpu|pid|shard", re.IGNORECASE)
+_OWN = re.compile(r"rank|gpu|pid|shard|BytesIO|TemporaryFile", re.IGNORECASE)
 _CLEANS_UP = re.compile(r"clean_?up|destroy|tear_?down|shutdown|finalize|close|dispose", re.IGNORECASE)
 _CHECKPOINT = re.compile(r"ckpt|check_?point|state|resume|snapshot|weights|pretrain|model", re.IGNORECASE)
 
@@ -602,9 +606,8 @@ def collective_on_some_ranks(script: TrainingScript) -> Iterator[Said]:
     """A22: a collective that some ranks never reach."""
     for name in _COLLECTIVES:
         calls = [c for c in script.find_calls(name) if re.match(r"(torch\.)?(distributed|dist)\.", dotted(c.func))]
-        branches: dict[
-            ast.AST | None, set[tuple[ast.AST, str]]
-        ] = {}  # if rank != 0: barrier(); …; if rank == 0: barrier()
+        # if rank != 0: barrier(); …; if rank == 0: barrier()
+        branches: dict[ast.AST | None, set[tuple[ast.AST, str]]] = {}
         for call in calls:
             for block in script.blocks[call].outward():
                 if isinstance(block.node, ast.If) and script.chooses_ranks(block.node.test):

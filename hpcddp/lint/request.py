@@ -95,7 +95,7 @@ def _pbs(found: ScriptDirectives) -> Request:
     common = Request(
         queue=found.get("-q"),
         walltime=found.get("-l walltime"),
-        account=found.get("-P", "-A", "-W group_list"),
+        account=found.get("-P", "-A") or found.get("-W group_list"),
         size=select or torque,
     )
     if select:

@@ -8,11 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 
 from hpcddp.errors import RequestError
-from hpcddp.lint import (
-    header_rules,
-    python_rules,
-    run_rules,
-)
+from hpcddp.lint import header_rules, python_rules, run_rules
 from hpcddp.lint.finding import Finding, Rule, Said
 from hpcddp.lint.python_rules import find_spawning
 from hpcddp.lint.script import Script
@@ -69,6 +65,7 @@ RULES = (
     Rule("A31", True, run_rules.signal_to_nothing),
     Rule("A32", True, run_rules.requeue_of_array),
     Rule("A34", True, run_rules.ends_before_its_ranks),
+    Rule("A34", True, run_rules.waits_for_one_node),
 )
 PYTHON_RULES: tuple[tuple[str, bool, Callable[[TrainingScript], Iterator[Said]]], ...] = (
     ("A3", False, python_rules.device_modulo),

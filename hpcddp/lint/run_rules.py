@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from hpcddp.lint.directive import UNIX_LINES, numbered
 from hpcddp.lint.finding import Said
-from hpcddp.lint.launches import per_node, rank_maker, torchrun_option, torchrun_words, trains
+from hpcddp.lint.launches import expand, per_node, rank_maker, torchrun_option, torchrun_words, trains
 from hpcddp.lint.script import PREFIXES, Script, unix_lines
 from hpcddp.lint.shell import REACHES, Command, find_open_document
 from hpcddp.ranks.launch_commands import find_agent
@@ -113,6 +113,8 @@ def localhost_for_several_nodes(script: Script) -> Iterator[Said]:
 def job_id_in_port(script: Script) -> Iterator[Said]:
     """M13: a PBS job id is no number: `1234[5].pbs1`, and 0189 is bad octal. Slurm's and Grid Engine's are numbers."""
     stripped = re.compile(r"10#|tr -|(//|%%)\[[!^]0-9\]")
+    if not script.directives.get("-J", "-t"):  # the number before the first point, unless it is cut again
+        stripped = re.compile(rf"{stripped.pattern}|^(?!.*(tail -c|: -))(.*%%\.\*|.*cut -d *['\"]?\.)")
     for line, text in dict.fromkeys((command.line, command.text) for command in script.commands):
         if script.scheduler != "pbs" or ("PBS_JOBID" not in text and "JOB_ID" not in text):
             continue
@@ -359,12 +361,7 @@ def port_of_each_task(script: Script) -> Iterator[Said]:
 def signal_kills_script(script: Script) -> Iterator[Said]:
     """A30: a warning signal to the batch shell, which ends by it, or reads it when its program has ended."""
     option = script.directives.get("--signal")
-    if (
-        script.scheduler != "slurm"
-        or option is None
-        or "B" not in option.value.partition(":")[0]
-        or ":" not in option.value
-    ):
+    if script.scheduler != "slurm" or option is None or not re.match("[^:]*B[^:]*:", option.value):
         return
     name = _signal_name(option.value.partition(":")[2].partition("@")[0])
     program = next((c for c in reversed(script.commands) if not c.launched and _trains_or_launches(script, c)), None)
@@ -403,10 +400,25 @@ def ends_before_its_ranks(script: Script) -> Iterator[Said]:
     if last is None or any(c.program in {"wait", "fg"} for c in script.commands):
         return
     starts = _trains_or_launches(script, last) or any(_base(word) in REACHES for word in last.words[:4])
-    behind = re.match(r"[\s;]*([)}]|done\b)[^\n&|]*(2>&1)?\s*&(?!&)", script.text.rpartition(last.text)[2])
-    if starts and (last.background or behind):
+    if starts and _is_in_background(script, last):
         what = f"{last.program} … & is the last command: the script ends at once, and the job with it"
         yield Said(last.line, what, "wait as the last line")
+
+
+def waits_for_one_node(script: Script) -> Iterator[Said]:
+    """A34: a loop that starts one node after the other, where each waits until all are there."""
+    for command in script.commands:
+        option = partial(torchrun_option, rank_maker(command.words))
+        place = re.findall(r"\$\{?(\w+)", option("node-rank") or option("machine-rank") or "")
+        if not (command.loops and place):
+            continue
+        changed = {n for c in script.commands if c.loops and c.loops == command.loops for n, _ in c.sets}
+        changed |= {name for loop in command.loops for name in re.findall(r"^for \W*(\w+)", loop)}
+        around = [c for c in script.commands if command.text in c.text]
+        goes_on = any(_is_in_background(script, c) or "-f" in c.words for c in around)
+        if not (changed.isdisjoint(place) or goes_on or option("nnodes") == "1"):
+            what = f"the loop waits for node ${place[0]} before it starts the next, and each node waits for all others"
+            yield Said(command.line, what, f"{around[0].program} … & in the loop, and wait behind it")
 
 
 def requeue_of_array(script: Script) -> Iterator[Said]:
@@ -418,6 +430,12 @@ def requeue_of_array(script: Script) -> Iterator[Said]:
         if re.search(r"\$\{?SLURM_(ARRAY_)?JOB_?ID\}?$", job):
             what = f"{job} of the array's last index is the whole array: all of its jobs are queued again"
             yield Said(command.line, what, "scontrol requeue ${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}")
+
+
+def _is_in_background(script: Script, command: Command) -> bool:
+    """Whether an & ends a command, or the group or the loop around it."""
+    behind = re.compile(r"[\s;]*([)}]|done\b)[^\n&|]*(2>&1)?\s*&(?!&)")
+    return command.background or behind.match(script.text.rpartition(command.text)[2]) is not None
 
 
 def _base(word: str) -> str:
@@ -500,7 +518,8 @@ def _signal_name(word: str) -> str:
 
 def _trains_or_launches(script: Script, command: Command) -> bool:
     starts = any(launch.command == command and launch.started for launch in script.launches)
-    return starts or trains(command.words) or bool(torchrun_words(command.words))
+    words = expand(command.words, script.values)
+    return starts or trains(words) or bool(torchrun_words(words))
 
 
 def _runs_python(words: tuple[str, ...]) -> bool:

@@ -27,7 +27,7 @@ PREFIXES = {name: find_scheduler(name).directives.prefix for name in READERS}
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """`values` are variables that only ever get one plain word; `folder_exists` tells it for a path on this machine."""
+    """`values` are variables that only ever get one plain value; `folder_exists` tells it for a path here."""
 
     text: str
     scheduler: str
@@ -168,7 +168,7 @@ def _plain_values(commands: tuple[Command, ...]) -> dict[str, str]:
     for command in commands:
         for name, value in command.sets:
             values.setdefault(name, set()).add(value)
-    plain = {n: {v for v in vs if re.fullmatch(r"[\w./-]+", v)} for n, vs in values.items()}
+    plain = {n: {v for v in vs if re.fullmatch(r"[\w./-]+( +[\w./=-]+)*", v)} for n, vs in values.items()}
     # launcher=$(type -P mpirun) || launcher=mpirun is mpirun, too; a number that is also computed is unknown
     return {
         n: next(iter(p))

@@ -18,6 +18,8 @@ def assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
                 yield each, node.value
     elif isinstance(node, (ast.AnnAssign, ast.AugAssign, ast.NamedExpr)) and node.value is not None:
         yield node.target, node.value
+    elif isinstance(node, ast.withitem) and node.optional_vars is not None:
+        yield node.optional_vars, node.context_expr
 
 
 def parameters(function: ast.AST) -> set[str]:
@@ -118,9 +120,18 @@ class CodeBlock:
             yield block
             block = block.up
 
+    @property
+    def tests(self) -> list[ast.expr]:
+        """What decides whether this block runs: the test of an `if`, a `match`'s subject, what `and` stands behind."""
+        if isinstance(self.node, ast.BoolOp):
+            return self.node.values[:-1]
+        if isinstance(self.node, ast.Match):
+            return [self.node.subject]
+        return [self.node.test] if isinstance(self.node, (ast.If, ast.IfExp)) else []
+
     def conditions(self) -> Iterator[ast.expr]:
-        """The tests of `if` that the line depends on, in the same function."""
-        return (b.node.test for b in self.outward() if isinstance(b.node, (ast.If, ast.IfExp)))
+        """What the line depends on, in the same function."""
+        return (test for block in self.outward() for test in block.tests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +142,7 @@ class TrainingScript:
     blocks: dict[ast.AST, CodeBlock] = field(default_factory=dict)
     calls: dict[str, list[ast.Call]] = field(default_factory=dict)
     values: dict[tuple[ast.AST | None, str], list[ast.expr]] = field(default_factory=dict)
+    attributes: dict[str, list[ast.expr]] = field(default_factory=dict)
     targets: dict[ast.expr, str] = field(default_factory=dict)
     uses: dict[str, list[ast.expr]] = field(default_factory=dict)
     modules: set[str] = field(default_factory=set)
@@ -190,10 +202,14 @@ class TrainingScript:
         return found
 
     def held(self, node: ast.AST, name: str) -> list[ast.expr]:
-        """What a name is set to where a line sees it, up to 20 times; nothing for a parameter."""
+        """What a name is set to where a line sees it, up to 20 times; nothing for a parameter. All methods of a class
+        see `self.name`."""
         function = self.blocks[node].function
         if function is not None and name in parameters(function):
             return []
+        if name.startswith("self."):
+            owner = self.blocks[node].owner
+            return [v for v in self.attributes.get(name, ()) if self.blocks[v].owner == owner][:20]
         return (self.values.get((function, name)) or self.values.get((None, name)) or [])[:20]
 
     def in_loop(self, node: ast.AST, calls: int = 3) -> bool:
@@ -223,7 +239,7 @@ class TrainingScript:
             block = block.up if block.up and block.up.function is block.function else None
         under = block is not None and self.some_ranks[block]
         for inner in reversed(passed):
-            under = under or (isinstance(inner.node, ast.If) and self.chooses_ranks(inner.node.test))
+            under = under or any(map(self.chooses_ranks, inner.tests))
             self.some_ranks[inner] = under
         return under
 
@@ -251,7 +267,8 @@ def _children(node: ast.AST, block: CodeBlock) -> Iterator[tuple[ast.AST, CodeBl
     for name, value in ast.iter_fields(node):
         if isinstance(value, ast.AST):
             body = isinstance(node, ast.Lambda) and name == "body"
-            yield value, CodeBlock(node, "body", block, node, None, block.owner) if body else block
+            inner = CodeBlock(node, "body", block, node, None, block.owner) if body else block
+            yield value, _inside(node, name, block) if isinstance(node, ast.IfExp) else inner
         elif isinstance(value, list):
             inner = _inside(node, name, block)
             for child in value:
@@ -263,7 +280,7 @@ def _children(node: ast.AST, block: CodeBlock) -> Iterator[tuple[ast.AST, CodeBl
 
 def _inside(node: ast.AST, name: str, block: CodeBlock) -> CodeBlock:
     """The block that a list of statements is: the body of a function, an `else`; otherwise the one around it."""
-    if name not in {"body", "orelse", "handlers", "finalbody"} or isinstance(node, ast.Module):
+    if name not in {"body", "orelse", "handlers", "finalbody", "cases", "values"} or isinstance(node, ast.Module):
         return block
     owner = block.owner or getattr(node, "name", None) or ""
     if isinstance(node, _FUNCTIONS):
@@ -291,6 +308,8 @@ def _note(script: TrainingScript, node: ast.AST, block: CodeBlock) -> None:
         script.targets[node.left] = COMPARED
     for target, value in assigned(node):
         script.values.setdefault((block.function, dotted(target)), []).append(value)
+        if isinstance(target, ast.Attribute):
+            script.attributes.setdefault(dotted(target), []).append(value)
         script.targets[value] = last_word(target)
 
 

@@ -225,8 +225,8 @@ def plan_directives(
     values: two `-v` become one. Raises RequestError for what a directive cannot carry, and for an option that the
     script prints; `asked` are those for what the job asks.
     """
-    wanted = spec.directives or ()
-    if wanted and not find_scheduler(site.scheduler).directives.prefix:
+    wanted, rules = spec.directives or (), find_scheduler(site.scheduler).directives
+    if wanted and not rules.prefix:
         raise RequestError(f"directive {wanted[0]!r}: this site has no scheduler to read it", "leave out directives")
     _check_wanted(site, wanted, tuple(asked))
     reserved = [text.replace("{queue}", queue) for text in site.reservation] if spec.reservation else []
@@ -235,29 +235,32 @@ def plan_directives(
     lines = (*site.directives, *own, *reserved, *further, *wanted)
     for text in lines:
         if not _LINE(text):
-            whole = _joined_words(wanted, spec.sources.get("directives", "")) if text in wanted else ""
+            whole = _joined_words(wanted, spec.sources.get("directives", ""), rules) if text in wanted else ""
             raise RequestError(
                 f"directive {text!r} is not one option that a directive can carry",
                 whole
                 or "one option per item: '-v USE_SSH=1' or '--constraint=gpu'; no blanks, quotes, # or \\ in values",
             )
-    return _joined(lines, find_scheduler(site.scheduler).directives.joined)
+    return _joined(lines, rules.joined)
 
 
-def _joined_words(items: Iterable[str], where: str) -> str:
+def _joined_words(items: Iterable[str], where: str, rules: Directives) -> str:
     """What to type where blanks or YAML's brackets have split options from their values; "" if that is not what is
-    wrong."""
+    wrong. The last of an option that may stand once only."""
     options: list[str] = []
-    text = " ".join(items)
+    text = re.sub("[\"']", "", " ".join(items))
     is_list = text.startswith("[") and text.endswith("]")
-    for word in (text[1:-1].replace(", -", " -") if is_list else text).replace('"', "").replace("'", "").split():
+    for word in (re.sub(r", *-", " -", text[1:-1]) if is_list else text).split():
         if word.startswith("-") or not options:
             options.append(word)
         else:
             options[-1] += f"{'=' if options[-1].startswith('--') else ' '}{word}"
     if not all(map(_LINE, options)):
         return ""
-    quoted = [f"'{option}'" for option in options]
+    names = {text: tuple(option.name for option in read_options(rules, text)) for text in options}
+    again = {(name,) for name in (*rules.several, rules.joined)}
+    last = {name if name not in again else (text,): text for text, name in names.items()}
+    quoted = [f"'{option}'" for option in last.values()]
     return (
         f'--set "directives={" ".join(quoted)}"' if where.startswith("--set") else f"directives: [{', '.join(quoted)}]"
     )

@@ -13,3 +13,4 @@ def test_the_guess_looks_past_the_case_of_letters() -> None:
 
 def test_no_guess_where_nothing_is_near() -> None:
     assert nearest("banana", ["rt_HF", "workq"]) == ""
+    assert nearest("numactl", ["slurmctld", "numastat"]) == ""  # another program

@@ -116,13 +116,17 @@ CASES: dict[str, tuple[list[str], list[str], int]] = {
     ),
     "M13": (
         [
-            f"{PBS}export MASTER_PORT=$((10000 + ${{PBS_JOBID%%.*}} % 50000))\n",
+            f"{PBS}export MASTER_PORT=$((10000 + ${{PBS_JOBID%.*}} % 50000))\n",
+            f"{PBS[:-1]} -J 0-3\nexport MASTER_PORT=$((10000 + ${{PBS_JOBID%%.*}} % 50000))\n",
+            f"{PBS}P=$((10000 + $(echo ${{PBS_JOBID%%.*}} | tail -c 4)))\n",
             f"{PBS}P=$(expr 10000 + $(echo -n $PBS_JOBID | tail -c 4))\n",
         ],
         [
             f"{PBS}id=${{PBS_JOBID%%.*}}\nexport MASTER_PORT=$((12000 + 10#${{id//[!0-9]/}} % 20000))\n",
             f"{SLURM}export MASTER_PORT=$((10000 + SLURM_JOB_ID % 50000))\n",
             f"{PBS}MASTER_PORT=$((20000 + ${{PBS_JOBID%%[!0-9]*}} % 10000))\n",
+            f"{PBS}MASTER_PORT=$((20000 + ${{PBS_JOBID%%.*}} % 10000))\n",
+            f"{PBS}MASTER_PORT=$(expr 20000 + $(echo $PBS_JOBID | cut -d. -f1) % 10000)\n",
             "#!/bin/bash\n#$ -N x\nexport MASTER_PORT=$((20000 + JOB_ID % 10000))\n",
         ],
         4,
@@ -282,6 +286,8 @@ CASES: dict[str, tuple[list[str], list[str], int]] = {
             f"{SLURM}python -u train.py --lr 1 | tee log || exit 1\n",
             f"{SLURM}( srun --ntasks 8 torchrun train.py ) | tee log\n",
             f"{SLURM}if true; then srun python train.py | tee $(date).log; fi\n",
+            f"{SLURM}CMD='python train.py'; srun $CMD 2>&1 | tee log\n",
+            f"{SLURM}CMD='python -u train.py --lr=1'; $CMD | tee log\n",
         ],
         [
             f"{SLURM}set -euo pipefail\nsrun python train.py 2>&1 | tee log\n",
@@ -496,6 +502,10 @@ CASES: dict[str, tuple[list[str], list[str], int]] = {
             f"{SLURM}for h in $(scontrol show hostnames); do ssh $h python train.py & done\n",
             f"{PBS}{TWO}(cd x && mpirun python train.py) &\n",
             f"{SLURM}{{\n  srun python train.py\n}} > log 2>&1 &\necho started\n",
+            f"{SLURM}for i in 0 1; do\n  srun -N1 -n1 torchrun --nnodes 2 --node_rank $i train.py\ndone\n",
+            f"{SLURM}for ((i=0; i<2; i++)); do\n  srun -N1 accelerate launch --machine_rank=$i a.py\ndone\n",
+            f"{PBS}{TWO}i=0\nfor h in $(sort -u $PBS_NODEFILE); do\n"
+            '  ssh $h "torchrun --nnodes 2 --node-rank $i train.py"\n  i=$((i+1))\ndone\n',
         ],
         [
             f"{SLURM}(while true; do nvidia-smi; sleep 9; done) > gpus.log &\nsrun python train.py\n",
@@ -507,6 +517,12 @@ CASES: dict[str, tuple[list[str], list[str], int]] = {
             f"{SLURM}srun python train.py && echo done\n",
             f"{SLURM}srun bash -c 'python train.py & wait'\n",
             f"{SLURM}run() {{ srun python train.py & }}\nrun\nwait\n",
+            f"{SLURM}for i in 0 1; do\n  srun -N1 -n1 torchrun --nnodes 2 --node_rank $i train.py &\ndone\nwait\n",
+            f"{SLURM}for i in 0 1; do\n  (srun -N1 torchrun --nnodes 2 --node_rank $i train.py) &\ndone\nwait\n",
+            f"{SLURM}for s in 1 2; do srun bash -c 'torchrun --nnodes 2 --node_rank $SLURM_NODEID a.py'; done\n",
+            f"{SLURM}for i in 1; do srun -N1 torchrun --nnodes 1 --node_rank $i train.py; done\n",
+            f"{PBS}{TWO}i=0\nfor h in $(sort -u $PBS_NODEFILE); do\n"
+            '  ssh $h "torchrun --nnodes 2 --node-rank $i train.py" &\n  i=$((i+1))\ndone\nwait\n',
         ],
         0,
     ),

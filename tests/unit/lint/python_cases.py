@@ -140,6 +140,21 @@ CASES = {
             (2, "accelerator = Accelerator()\ntorch.cuda.set_device(accelerator.process_index)"),
             (1, "device = torch.device('cuda', fabric.global_rank)"),
             (2, "rank = PartialState().process_index\nmodel.to(f'cuda:{rank}')"),
+            (
+                4,
+                "class Trainer:\n    def __init__(self, model, gpu_id):\n        self.gpu_id = gpu_id\n"
+                "        torch.cuda.set_device(self.gpu_id)\nTrainer(net, dist.get_rank())",
+            ),
+            (
+                5,
+                "class Trainer:\n    def __init__(self, model, gpu_id):\n        self.gpu_id = gpu_id\n"
+                "    def train(self):\n        x.to(self.gpu_id)\nrank = int(os.environ['RANK'])\nTrainer(net, rank)",
+            ),
+            (2, "rank = dist.get_rank()\nmodel = DDP(net.to(rank))"),
+            (2, "rank = int(os.environ['RANK'])\nmodel.cuda(rank)"),
+            (2, "rank = int(os.environ['RANK'])\nx.to(device=rank, non_blocking=True)"),
+            (2, "rank = dist.get_rank()\nos.environ['CUDA_VISIBLE_DEVICES'] = str(rank)"),
+            (1, "os.environ['CUDA_VISIBLE_DEVICES'] = os.environ['SLURM_PROCID']"),
         ],
         [
             "torch.cuda.set_device(accelerator.local_process_index)",
@@ -152,6 +167,10 @@ CASES = {
             "def setup(*rank):\n    torch.cuda.set_device(rank)\nsetup(dist.get_rank())",
             "rank = dist.get_rank()\nif one:\n    rank = local\ntorch.cuda.set_device(rank)",
             "def main(i):\n    rank = dist.get_rank()\n    torch.cuda.set_device(rank)\nspawn(main)",
+            "class A:\n    def __init__(self, gpu_id):\n        self.gpu_id = gpu_id\n        x.to(self.gpu_id)\n"
+            "A(int(os.environ['LOCAL_RANK']))\nA(dist.get_rank())",
+            "rank = int(os.environ['LOCAL_RANK'])\nos.environ['CUDA_VISIBLE_DEVICES'] = str(rank)\nx.cuda(rank)",
+            "rank = dist.get_rank()\nmodel.to(device)\nos.environ['RANK'] = str(rank)",
         ],
     ),
     "A11": Cases(
@@ -213,6 +232,7 @@ CASES = {
             (9, loop(STEP, DDP, f"    torch.save(model.state_dict(), 'last.pt')\n{END}")),
             (6, loop(STEP, f"{DDP}def save(state):\n    torch.save(state, 'c.pt')\n", f"    save(state)\n{END}")),
             (7, f"{RUNTIME}            rt.backward(loss(model(x)))\n        torch.save(model.state_dict(), 'c.pt')\n"),
+            (6, f"{DDP}with open('c.pt', 'wb') as file:\n    best and torch.save(model.state_dict(), file)"),
         ],
         [
             loop(STEP, DDP, f"    if rank == 0:\n        torch.save(model.state_dict(), 'last.pt')\n{END}"),
@@ -227,6 +247,13 @@ CASES = {
             f"{DDP}log = None\nif rank == 0:\n    log = Log()\nif log:\n    torch.save(model.state_dict(), 'c')",
             "torch.save(model.state_dict(), 'last.pt')",
             f"{DDP}def save(state):\n    torch.save(state, 'c.pt')",  # who calls it is not seen
+            f"{DDP}buffer = io.BytesIO()\ntorch.save(model.state_dict(), buffer)",
+            f"{DDP}with io.BytesIO() as file:\n    torch.save(model.state_dict(), file)",
+            f"{DDP}with open(f'{{rank}}.pt', 'wb') as file:\n    torch.save(model.state_dict(), file)",
+            f"{DDP}r = dist.get_rank()\nr == 0 and torch.save(model.state_dict(), 'c.pt')",
+            f"{DDP}rank != 0 or torch.save(model.state_dict(), 'c.pt')",
+            f"{DDP}torch.save(model.state_dict(), 'c.pt') if rank == 0 else None",
+            f"{DDP}match rank:\n    case 0:\n        torch.save(model.state_dict(), 'c.pt')",
         ],
     ),
     "A16": Cases(

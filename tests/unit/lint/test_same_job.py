@@ -204,6 +204,17 @@ USUAL = {
             "apptainer exec a.sif",
         ),
         ("--nodes=1", "srun --gres-flags=none python train.py\n", "-- python train.py", "srun --gres-flags"),
+        ("-n1 -c8", f"export OMP_NUM_THREADS=4\n{RUN}", "", "OMP_NUM_THREADS=4 (the line: 8)"),
+        ("-n1 -c8", f"export OMP_NUM_THREADS=8\n{RUN}", "--cpus-per-rank 8", ""),
+        ("-N2", f"srun -N2 -n2 tar xf x.tar\n{RUN}", "-- python train.py", "srun -N2 -n2 tar xf x.tar (line 4)"),
+        ("-N2", f"srun -n1 python prepare.py\n{RUN}", "-- python train.py", "srun -n1 python prepare.py (line 4)"),
+        (
+            "-N2 --gpus-per-node=4",
+            "srun -n2 python p.py\nsrun -n2 torchrun --nnodes=2 --nproc-per-node=4 t.py\n",
+            "-- python t.py",
+            "srun -n2 python p.py (line 4)",
+        ),
+        ("--nodes=1", "CMD='python train.py --lr=1'\nsrun $CMD\n", "-- python train.py --lr=1", ""),
     ],
 )
 def test_what_a_slurm_script_asks_for_is_in_the_line_or_named(header, run, line, left_out):
@@ -287,6 +298,12 @@ OPEN = "the number of nodes, which the scheduler chooses for {} slots (the line:
             [],
         ),
         (
+            "#PBS -A proj\n#PBS -W group_list=abc\n#PBS -l select=1:ncpus=8:mpiprocs=1:ompthreads=4\n"
+            "mpirun python train.py\n",
+            "--account proj",
+            ["OMP_NUM_THREADS=4 (the line: 8)", "-W group_list=abc"],
+        ),
+        (
             "#PBS -l select=2:ngpus=4:mem=8gb\npbsdsh -- torchrun --node_rank $PBS_VNODENUM --nproc-per-node 4 t\n",
             "--set mem_gb=8",
             ["pbsdsh --"],
@@ -298,3 +315,16 @@ def test_what_another_script_asks_for_is_in_the_line_or_listed_and_not_both(text
     assert line in same.line
     assert list(same.left_out) == left_out
     assert not set(re.findall(r"--set \w+", same.line)) & set(re.findall(r"--set \w+", " ".join(same.left_out)))
+
+
+@pytest.mark.parametrize(
+    ("run", "unknown"),
+    [
+        ("srun bash -c 'RANK=$SLURM_PROCID python train.py'\n", ()),
+        ('srun bash -c "python train.py $1"\n', ("python train.py $1",)),
+        ("srun python train.py --lr=$LR\n", ("--lr=$LR",)),
+    ],
+)
+def test_what_each_ranks_shell_expands_is_no_example_to_change(run, unknown):
+    _, same, _ = rendered_again(f"{SLURM}#SBATCH --nodes=1\n{run}")
+    assert [word for word in same.examples if not word.startswith("--") or "$" in word] == list(unknown)

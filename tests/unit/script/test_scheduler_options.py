@@ -405,3 +405,18 @@ def test_directives_that_blanks_have_split_are_answered_with_words_that_can_be_t
         planned(option, "directives in job.yaml")
     of_file = parse_yaml(f"directives: {in_file}", "job.yaml")["directives"]
     assert planned(typed, "--set directives").directives == planned(of_file, "job.yaml").directives != ()
+
+
+@pytest.mark.parametrize(
+    ("site", "asked", "hint"),
+    [
+        ("generic-slurm", '["--mem=4G","--mem=8G"]', "directives: ['--mem=8G']"),
+        ("generic-slurm", '["--mem=4G","--comment=a"]', "directives: ['--mem=4G', '--comment=a']"),
+        ("generic-pbs", '["-v A=1", "-v B=2"]', "directives: ['-v A=1', '-v B=2']"),
+        ("generic-pbs", '["-l a=1","-l b=2","-l a=3"]', "directives: ['-l a=3', '-l b=2']"),
+    ],
+)
+def test_a_list_in_one_word_is_named_option_by_option_and_one_of_two_that_clash(site, asked, hint):
+    with pytest.raises(RequestError) as error:
+        directives(site, directives=[asked])
+    assert error.value.hint == hint
