@@ -40,7 +40,7 @@ def test_a_sweep_is_one_script_for_each_value_which_differ_in_it_alone(job, tmp_
     assert len(scripts) == len(values)
     for script, value in zip(scripts, values, strict=True):
         assert f" {name}={value}:" in script
-        assert '"global_batch": 256' in script
+        assert " --global-batch 256 " in script
         (tmp_path / "job.sh").write_text(f"#!/bin/bash\n{script}")
         assert main(["lint", "--site", "abci3", str(tmp_path / "job.sh")]) == 0, capsys.readouterr().out
         capsys.readouterr()
