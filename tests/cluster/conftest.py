@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from livecluster import Cluster, Done  # noqa: E402  found through the line abov
 from mpis import NAMES, Mpi, find_mpi  # noqa: E402  the same
 from struck_job import STEPS, undisturbed_run  # noqa: E402  the same
 
+CLEARED_S = 15
 # one cluster per run, so that two test runs do not take each other's down
 STATE = Path(f"/var/tmp/hpcddp-cluster-tests-{os.getpid()}")
 
@@ -82,10 +84,12 @@ def shared(cluster: Cluster, request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture(autouse=True)
 def empty_queue(cluster: Cluster) -> Iterator[None]:
-    """No test leaves jobs to the next one."""
+    """No test leaves jobs to the next one, nor nodes that Slurm still clears: the next job would get others."""
     yield
-    if cluster.ok(["squeue", "--noheader"], cwd=Path("/")):
-        cluster.ok(["scancel", "--user=root"], cwd=Path("/"))
+    end = time.monotonic() + CLEARED_S
+    while cluster.ok(["squeue", "--noheader"], cwd=Path("/")) and time.monotonic() < end:  # a node that died stays
+        cluster.sh(["scancel", "--user=root"], cwd=Path("/"))  # a job that completes may be refused
+        time.sleep(0.1)
 
 
 @pytest.fixture(params=NAMES)
