@@ -1,6 +1,6 @@
 """What qsub and its server take as the value of an option, and what they refuse with the whole script.
 
-After OpenPBS 23.06: qsub.c (process_opts), ecl_verify_values.c, and the parsers of Libcmds. `-l`: pbs_resources.py.
+After OpenPBS 23.06: qsub.c (process_opts), ecl_verify_values.c, and the parsers of Libcmds.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ class Launcher(Record):
     command: str = ""
     #: All commands that start ranks with it; of two words where the first alone does not.
     commands: tuple[str, ...] = ()
-    #: An option of its command -> hpcddp's, for people who type theirs (cli/foreign_options.py).
+    #: An option of its command -> hpcddp's, where people type theirs.
     typed: Mapping[str, str] = _NO_OPTIONS
     #: An agent that can be the command of a job: what it reads beside its options, variable -> what it holds; `unset`:
     #: one that no user may set on several nodes.

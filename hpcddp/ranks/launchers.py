@@ -1,8 +1,8 @@
 """The launchers, one row each: everything that any part of the project has to know of a launcher.
 
 `resolve` reads a row from a rank's environment, `predict` writes it for a plan, and a job script's launcher line is
-made from it. An MPI's rows are in mpi_launchers.py. What a new launcher needs is in docs/design.md (What to touch), and
-where each row was seen in docs/ranks.md.
+made from it. What a new launcher needs is in docs/design.md (What to touch), and where each row was seen in
+docs/ranks.md.
 """
 
 from __future__ import annotations
@@ -311,7 +311,7 @@ LAUNCHERS: dict[str, Launcher] = {
     "pals": Launcher(
         "pals",
         RESOURCE_MANAGER,
-        # The size is in the binary file that PALS_APINFO names: see apinfo.py. PMI_SIZE is there with cray's PMI only.
+        # The size is in the binary file that PALS_APINFO names (candidates.py). PMI_SIZE: with cray's PMI only.
         *("PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE", "PALS_NODEID"),
         marks=("PALS_RANKID", "PALS_LOCAL_RANKID"),
         optional=("world_size", "local_world_size"),

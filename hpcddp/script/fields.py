@@ -1,6 +1,6 @@
 """Readers of single values: what a YAML file or an option holds, to what the program works with.
 
-YAML is loaded without types (see loading.py), so a value is text, a list or a mapping, and `1:30:00`, `no` and `0010`
+YAML is loaded without types (see site_file.py), so a value is text, a list or a mapping, and `1:30:00`, `no` and `0010`
 are what they say. `where` names the value's source in errors.
 """
 

@@ -70,7 +70,7 @@ def list_checks(order: Order) -> list[Check]:
 
 
 def clear_check(attempt: AttemptFolder, env: Mapping[str, str]) -> Check:
-    """No rank of this attempt is left on the host, as one whose companion has lost its connection may be."""
+    """No rank of this attempt is left on the host, as one whose agent has lost its connection may be."""
     marks = {"HPCDDP_RUN_DIR": attempt.run.path, "HPCDDP_ATTEMPT": attempt.name}
     return Check(kill_left(marks, env), "ranks of the last start cannot be ended there")
 

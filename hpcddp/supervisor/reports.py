@@ -30,7 +30,7 @@ else:
     import _signal as signal
 
 
-# The sockets on which the ranks' companions call: on every address of this host, and what they say without waiting.
+# The sockets on which the ranks' agents call: on every address of this host, and what they say without waiting.
 
 
 _MOST_WAITING = 4096  # connections; the kernel may allow fewer

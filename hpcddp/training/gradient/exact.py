@@ -1,8 +1,8 @@
 """Gradients that are the same, bit for bit, on any number of ranks.
 
 The global batch is cut into K fixed slices. Each is a micro batch of its own, with random numbers keyed by (seed, step,
-slice), the parameters and the buffers of the step's start, and its own gradient. All K are summed in one fixed way
-(slice_sum.py). The number of ranks decides which rank computes a slice, but neither its content nor its place in the
+slice), the parameters and the buffers of the step's start, and its own gradient. All K are summed in one fixed way.
+The number of ranks decides which rank computes a slice, but neither its content nor its place in the
 sum.
 """
 

@@ -2,7 +2,7 @@
 
 Torch gathers a block's parameters as ever, but it does not reduce gradients: each rank keeps the whole gradient of its
 slices, as under DDP, and they are summed as there. Weights and the optimizer's state stay shards. A step takes them one
-parameter at a time, whole (parallel/whole_steps.py): a kernel may round a shard's last numbers otherwise than those of
+parameter at a time, whole (parallel/zero.py): a kernel may round a shard's last numbers otherwise than those of
 the whole.
 """
 

@@ -125,7 +125,7 @@ def test_half_a_row_of_pjm_is_an_error_and_its_job_script_is_no_rank() -> None:
 
 
 PACKAGE = Path(hpcddp.__file__).parent
-LAUNCHER_ROWS = {PACKAGE / "ranks/launchers.py", PACKAGE / "ranks/mpi_launchers.py"}
+LAUNCHER_ROWS = {PACKAGE / "ranks/launchers.py"}
 # What help prints: it shows well-known commands as examples, and nothing depends on them. VERBS: main.py, a line each.
 HELP_NAMES, HELP_ARGUMENTS = {"_DESCRIPTION", "_EXAMPLE", "VERBS"}, {"example", "help"}
 
