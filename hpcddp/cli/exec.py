@@ -147,7 +147,8 @@ def run_command(command: list[str], env: Mapping[str, str], options: ExecOptions
         _refuse(error, env, info, job_output)
     heartbeat = _find_heartbeat(env, info, hostname)  # not before: a shared file system may show the folder late
     if heartbeat is not None:
-        return _run_beside(command, exported, info, hostname, job_output, log, heartbeat)
+        marks = tuple(exported[guard.RANK_MARKS].split()) if options.nodes and guard.RANK_MARKS in exported else ()
+        return _run_beside(command, exported, info, hostname, job_output, log, heartbeat, marks)
     return _become(command, exported, info, hostname, job_output)
 
 
@@ -197,8 +198,10 @@ def _run_beside(
     job_output: int,
     log: attempt.RankLog | None,
     heartbeat: Heartbeat,
+    rank_marks: tuple[str, ...],
 ) -> NoReturn:
-    """Run the command in a process of its own, and report how it failed if no other rank has failed before."""
+    """Run the command in a process of its own, and report how it failed if no other rank has failed before.
+    `rank_marks`: the variables of each rank that the command starts, where it is an agent."""
     from hpcddp.supervisor import agent
 
     stderr = None if log else agent.Stderr(job_output)
@@ -210,7 +213,7 @@ def _run_beside(
         steps = [mark for row in LAUNCHERS.values() if row.of_scheduler for mark in row.marks]
         in_step = not own and any(mark in env for mark in steps)
         entry = stderr.entry if stderr else None
-        program = agent.Program(command, env, entry, apart=not own, in_step=in_step)
+        program = agent.Program(command, env, entry, apart=not own, in_step=in_step, rank_marks=rank_marks)
     except OSError as error:
         heartbeat.refuse(_CANNOT_RUN, f"cannot run {command[0]!r}: {error.strerror}")
         _refuse(_cannot_run(command, info, hostname, error), env, info, job_output)

@@ -347,7 +347,8 @@ class Program:
 
     `stderr`: its own, if given. `apart`: whether it has a process group of its own, so that a launcher's signals to
     the group of this process come to this one alone. `in_step`: whether this is part of a step whose every process the
-    scheduler signals, and its launcher, which passes that on. It does not outlive this process, whatever ends that.
+    scheduler signals, and its launcher, which passes that on. `rank_marks`: of a program that starts the ranks of this
+    node (torchrun), the variables that it sets for each. It does not outlive this process, whatever ends that.
     """
 
     def __init__(
@@ -358,6 +359,7 @@ class Program:
         *,
         apart: bool = True,
         in_step: bool = False,
+        rank_marks: tuple[str, ...] = (),
     ) -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored there is no status to wait for
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*ENDING, signal.SIGCHLD})
@@ -372,7 +374,7 @@ class Program:
         fcntl.fcntl(alive, fcntl.F_SETOWN, self.process)
         fcntl.fcntl(alive, fcntl.F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(alive, fcntl.F_SETFL, fcntl.fcntl(alive, fcntl.F_GETFL) | os.O_ASYNC)
-        self._apart, self._in_step = apart, in_step
+        self._apart, self._in_step, self._rank_marks = apart, in_step, rank_marks
         self._lock = _thread.allocate_lock()
         self._count = SignalCount()
         self._is_over = False
@@ -381,13 +383,17 @@ class Program:
         """Hand the program a signal that has come, unless it has had it. Of one that came to every process of the job
         that is only counted."""
         with self._lock:
-            would_end = number in _OF_TERMINAL or not _handles(self.process, number, b"SigCgt", b"SigIgn", b"SigBlk")
-            if way == BY_WORD and would_end and _handles(self.process, signal.SIGTERM, b"SigCgt"):
-                number = signal.SIGTERM
+            ranks: list[int] = []
+            if way == BY_WORD and self._rank_marks and _choose_signal(self.process, number) != number:
+                # torchrun passes on no signal but SIGTERM and those of a terminal
+                ranks = find_marked(self.process, self._rank_marks) if number not in _OF_TERMINAL else []
+            if way == BY_WORD and not ranks:
+                number = _choose_signal(self.process, number)
             if self._is_over or not self._count.is_new(number, way) or way == TO_ALL:
                 return
-            with suppress(ProcessLookupError):
-                os.kill(self.process, number)
+            for process in ranks or [self.process]:
+                with suppress(ProcessLookupError):
+                    os.kill(process, _choose_signal(process, number) if ranks else number)
 
     def wait(self, heard: Callable[[int], None] = lambda _: None) -> int:
         """The wait status of the program. Until it ends, signals that come to this process are given to it. `heard`:
@@ -436,6 +442,29 @@ class Program:
 
             return file.read().strip() in {name for row in all_schedulers() for name in row.daemons}
         return came.si_pid == 0 and not self._apart
+
+
+def _choose_signal(process: int, number: int) -> int:
+    """The signal itself, or SIGTERM for a process that catches that and would end by this one."""
+    would_end = number in _OF_TERMINAL or not _handles(process, number, b"SigCgt", b"SigIgn", b"SigBlk")
+    return signal.SIGTERM if would_end and _handles(process, signal.SIGTERM, b"SigCgt") else number
+
+
+def find_marked(process: int, marks: tuple[str, ...]) -> list[int]:
+    """The processes below this one that have one of these variables, without those that they have started."""
+    children: dict[int, list[int]] = {}
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        with suppress(OSError, IndexError, ValueError), open(f"/proc/{name}/stat", "rb") as file:
+            children.setdefault(int(file.read().rpartition(b")")[2].split()[1]), []).append(int(name))
+    begins, found, below = tuple(f"{mark}=".encode() for mark in marks), list[int](), children.get(process, [])
+    while below:
+        one = below.pop()
+        with suppress(OSError), open(f"/proc/{one}/environ", "rb") as file:
+            if any(line.startswith(begins) for line in file.read().split(b"\0")):
+                found.append(one)
+                continue
+        below += children.get(one, ())
+    return found
 
 
 def _handles(process: int, number: int, *ways: bytes) -> bool:
