@@ -229,6 +229,8 @@ def has_files(folder: str) -> bool:
     return False
 
 
+_WISHES = (signal.SIGTERM, signal.SIGINT)  # to end the job
+_LEAST_SAVES_S = 30.0  # that ranks get to save after one has failed behind a signal that is no such wish
 _BACK_S = 3.0  # a connection that broke may come again
 _NAP_S = 1.0  # between two looks, where nothing comes
 
@@ -483,7 +485,12 @@ class Reports:
         left = [one for one in self.ranks.values() if one.status is None and not one.is_told]
         if not left or not (any(one.signals for one in left) or any(now - one.heard <= _BACK_S for one in ended)):
             return 0.0
-        return max(max(at for one in (*left, *ended) for at in one.signals.values()) + SAVES_S - now, 0.0)
+        until = max(at for one in (*left, *ended) for at in one.signals.values()) + SAVES_S
+        for one in ended:
+            if one.status and not one.is_well and one.signal not in _WISHES and os.WIFEXITED(one.status):
+                # its program may have saved at the signal, trained on and failed: the others would wait for it
+                until = min(until, one.heard + max(one.heard - one.signals[one.signal], _LEAST_SAVES_S))
+        return max(until - now, 0.0)
 
     def _let_end(self) -> None:
         """The agents that wait for others end now."""
