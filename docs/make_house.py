@@ -46,7 +46,6 @@ CAPTIONS = {
     "training.report": "what rank 0 says of a run, and its numbers",
     "training.prepare": "takes over models, data, optimizers",
     "training.data_checks": "what a run warns of, and records, of its data",
-    "training.pipelined_step": "micro batches through the stages",
     "training.loop": "the micro batch and step that the loop is at",
     "training.gate": "optimizers act once per global batch",
     "training.marks": "a gradient at one moment",

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 #: The words for the usual splits.
 WORDS = ("ddp", "zero1", "fsdp", "hsdp")
-#: copies of the model; ranks that shard one; ranks that compute each layer together; groups of layers
-DIMENSIONS = ("data", "shard", "tensor", "pipeline")
+#: copies of the model; ranks that shard one; ranks that compute each layer together
+DIMENSIONS = ("data", "shard", "tensor")
 _ACROSS = "across_nodes"
+_PIPELINE = "jobs/plain/pipeline.yaml, whose script uses torch.distributed.pipelining (docs/articles/pipeline.md)"
 _REST = -1
 
 
@@ -50,14 +51,13 @@ class Parallel(Record):
 class Split(Record):
     """What was decided. `kind`: how the data ranks hold the model, one of WORDS.
 
-    `rows`: the data ranks that hold one copy of the model together, copy by copy. The `pipeline` x `tensor` ranks of
-    one data rank see the same samples.
+    `rows`: the data ranks that hold one copy of the model together, copy by copy. The `tensor` ranks of one data
+    rank see the same samples.
     """
 
     kind: str
     rows: tuple[tuple[int, ...], ...]
     tensor: int = 1
-    pipeline: int = 1
 
     @property
     def data_size(self) -> int:
@@ -72,13 +72,12 @@ class Split(Record):
     @property
     def is_whole(self) -> bool:
         """Whether each rank holds every parameter with its whole gradient."""
-        return not self.is_sharded and self.tensor == self.pipeline == 1
+        return not self.is_sharded and self.tensor == 1
 
     @property
     def model_mesh(self) -> tuple[tuple[str, int], ...]:
         """(name, ranks) of the dimensions whose ranks see the same samples. Tensor ranks are neighbours."""
-        both = (("pipeline", self.pipeline), ("tensor", self.tensor))
-        return tuple((name, ranks) for name, ranks in both if ranks > 1)
+        return (("tensor", self.tensor),) if self.tensor > 1 else ()
 
     def __str__(self) -> str:
         more = "".join(f", {name} {ranks}" for name, ranks in self.model_mesh)
@@ -92,12 +91,12 @@ def read_parallel(value: object, where: str) -> Parallel:
         if value not in WORDS:
             example = Parallel("", (("data", _REST), ("shard", 8)), where=where).format()
             hint = f"one of {', '.join(WORDS)}{nearest(value, [*WORDS])}; or a mesh: {example}"
-            raise RequestError(f"{where} {shorten(value)!r} is not known", hint)
+            raise RequestError(f"{where} {shorten(value)!r} is not known", _PIPELINE if value == "pipeline" else hint)
         return Parallel(value, where=where)
     items = _read_items(value, where)
     for name in items.keys() - {*DIMENSIONS, _ACROSS}:
         hint = f"the dimensions: {', '.join(DIMENSIONS)}{nearest(name, [*DIMENSIONS])}"
-        raise RequestError(f"{where} has no dimension {shorten(name)!r}", hint)
+        raise RequestError(f"{where} has no dimension {shorten(name)!r}", _PIPELINE if name == "pipeline" else hint)
     across = str(items.pop(_ACROSS, False)).lower()
     if across not in {"true", "false"}:
         raise RequestError(f"{where}: {_ACROSS} {shorten(across)!r} is neither true nor false", f"{_ACROSS}: true")
@@ -175,17 +174,16 @@ def plan_split(asked: Parallel, hosts: Sequence[str]) -> Split:
         _check_inside_nodes(asked, tensor, hosts)
     rows = tuple(tuple(range(copy * shard, (copy + 1) * shard)) for copy in range(data))
     if not is_sharded and tensor == 1:
-        return Split("ddp", rows, pipeline=degrees["pipeline"])
-    return Split("hsdp" if data > 1 else "fsdp", rows, tensor, degrees["pipeline"])
+        return Split("ddp", rows)
+    return Split("hsdp" if data > 1 else "fsdp", rows, tensor)
 
 
 def check_goes_with(split: Split, asked: Parallel, *, exact: bool) -> None:
-    """RequestError for exact mode, which needs all layers on each rank, where ranks have parts of them."""
-    if exact and max(split.tensor, split.pipeline) > 1:
-        whole = asked._replace(word="fsdp" if split.is_sharded else "ddp", degrees=()).format()
-        ranks = split.tensor * split.pipeline
+    """RequestError for exact mode, which needs whole layers, where ranks have parts of them."""
+    if exact and split.tensor > 1:
         raise RequestError(
-            f"exact mode needs all layers, each of them whole, and {asked} divides them over {ranks} ranks", whole
+            f"exact mode needs whole layers, and {asked} divides them over {split.tensor} ranks",
+            asked._replace(word="fsdp", degrees=()).format(),
         )
 
 
@@ -244,7 +242,7 @@ def _fit(asked: Parallel, hosts: Sequence[str]) -> Parallel:
     left, inside = len(hosts), _ranks_in_line(hosts)
     others = max(left // fixed, 2) if list(given.values()).count(_REST) == 1 else inside
     fitted: dict[str, int] = {}
-    for name in ("tensor", "pipeline", "shard", "data"):  # neighbours first: they depend on the nodes
+    for name in ("tensor", "shard", "data"):  # neighbours first: they depend on the nodes
         degree = given.get(name, 1)
         if name != rest and degree != 1:
             stays = name == "tensor" and not asked.across_nodes

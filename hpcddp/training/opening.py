@@ -189,8 +189,6 @@ def _explain_single(rt: Runtime) -> RequestError | None:
             "BatchNorm got a single sample outside of the training loop, and the model is in training mode there",
             "model.eval() before the evaluation, model.train() after it",
         )
-    if any(name == "pipeline" for name, _ in rt.layout.mesh):  # all of a step's micro batches go through at once
-        samples = 1
     if samples > 1:
         return None
     always = any(piece.samples == 1 for piece in rt.plan.pieces(rt.layout.data_rank))

@@ -25,7 +25,6 @@ from hpcddp.training.arguments import check_kind, read_whole
 from hpcddp.training.checkpoint.checkpointer import Checkpointer
 from hpcddp.training.checkpoint.fingerprint import outline_evaluation
 from hpcddp.training.checkpoint.position import move_to
-from hpcddp.training.checkpoint.stage_states import StageStates
 from hpcddp.training.checkpoint.tracked import OwnedStates, unwrap
 from hpcddp.training.data.evaluation import EvaluationLoader
 from hpcddp.training.data.loader import InputWait, TrainingLoader, make_sampler
@@ -42,12 +41,10 @@ from hpcddp.training.parallel.placing import check_places, list_accelerators, pl
 from hpcddp.training.parallel.sameness import SameWeights
 from hpcddp.training.parallel.sharded import Blocks, Wanted
 from hpcddp.training.parallel.spread import spread_weights
-from hpcddp.training.parallel.staged import StageNorms
 from hpcddp.training.parallel.strategy import check_uncompiled, check_wanted
 from hpcddp.training.parallel.tensor import TensorPlan
 from hpcddp.training.parallel.zero import OwnSteps, WholeSteps
-from hpcddp.training.pipelined_step import check_staged
-from hpcddp.training.remarks import describe_starving, print_warning, warn_of_hooks, warn_of_idle_stages, warn_of_order
+from hpcddp.training.remarks import describe_starving, print_warning, warn_of_hooks, warn_of_order
 from hpcddp.training.report import Report
 from hpcddp.training.setup import RunSetup
 from hpcddp.training.torch_compat import kept_assignments, note_steps
@@ -306,8 +303,6 @@ class Preparation:
         *,
         blocks: Blocks | None = None,
         tensor_plan: TensorPlan | None = None,
-        stages: Sequence[str] | None = None,
-        schedule: str | None = None,
         **options: Any,
     ) -> nn.Module:
         """The model on this rank's device, distributed over the ranks if there are several. `prepare` calls it. A model
@@ -317,8 +312,6 @@ class Preparation:
         parameter in place, so make the optimizer afterwards; each module of a class in `blocks` is gathered on its own.
         Where a mesh has tensor ranks, `tensor_plan` says which layers they divide, by the names of modules: "colwise",
         "rowwise" or a style of `torch.distributed.tensor.parallel`; None: the model's attribute `tensor_plan`.
-        Where it has pipeline ranks, `stages` names the modules at which the stages after the first begin (None: the
-        model's attribute `pipeline_stages`), and `schedule` is "1f1b" (None) or "gpipe".
         `options` are those of torch's DDP or fully_shard. Buffers are not broadcast at each forward pass: they are
         averaged before an evaluation and a checkpoint.
         """
@@ -326,12 +319,12 @@ class Preparation:
         self._loop.first.renormed |= find_renormed(model, self.layout.data_size)
         hooks = warn_of_hooks(model, self._plan, self.layout.data_size)
         print_warning(hooks, is_first=self.group.is_first)
-        wanted = Wanted(blocks, tensor_plan, options, stages, schedule)
-        check_wanted(self._split, wanted, is_second=bool(self._models))
+        wanted = Wanted(blocks, tensor_plan, options)
+        check_wanted(self._split, wanted)
         check_uncompiled(model, self._split)
         exact = self._options.exactness is not None
         check_places(list_accelerators(model), self.devices, self._split, exact=exact)
-        if self._split.is_whole or (self._split.pipeline > 1 and not self._split.is_sharded):
+        if self._split.is_whole:
             self._loop.models.append(model)
         wrapped = self._gradients.wrap(model, wanted)
         self._loop.calls.watch(wrapped)
@@ -492,12 +485,8 @@ class Preparation:
         self._gradients.check(objects)
         if not self._split.is_whole:
             self._until_end.enter_context(kept_assignments())
-        if (staged := self._gradients.staged) is not None:
-            check_staged(objects)
-            optimizers = [thing for thing in objects.values() if isinstance(thing, Optimizer)]
-            self._until_end.enter_context(StageNorms(staged.module, staged.links, optimizers).over_all_stages())
         self._until_end.callback(self._loop.let_go)
-        owned = StageStates(objects, staged.module, staged.links) if staged else self._share_out(objects)
+        owned = self._share_out(objects)
         for thing in objects.values():
             self._loop.gate.take(thing)
         check_optimizers_of(list(self._models.values()), self._loop.gate)
@@ -538,7 +527,6 @@ class Preparation:
             largest = batch_size
         plan = plan_batch(batch, self.layout.data_size, largest, exactness.slices if exactness else None)
         self._plan = plan
-        print_warning(warn_of_idle_stages(plan, self._split.pipeline), is_first=self.group.is_first)
         self._planned(plan)
         return plan
 

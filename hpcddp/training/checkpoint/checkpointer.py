@@ -107,7 +107,7 @@ class Writer:
         if form != "async" and (gathers or self._group.is_first):  # not while training waits for an asynchronous one
             digest = tracked.hash_weights(gather=gathers)
         if self._group.is_first:
-            objects = tracked.owned.complete(describe_objects(tracked.objects))
+            objects = describe_objects(tracked.objects)
             facts = {**position, "form": form, **facts, "objects": objects, **list_versions()}
             facts |= {"parameter_groups": tracked.groups}
             facts |= {"weights_sha256": digest} if digest else {}
@@ -115,7 +115,7 @@ class Writer:
             return Saved(position, 0.0, digest)
         if form == "single":
             with _naming(partial):
-                whole = gather_whole(tree, keep=tracked.owned.keeps(is_first=self._group.is_first))
+                whole = gather_whole(tree, keep=self._group.is_first)
                 whole = tracked.owned.gather(whole, outline, keep=self._group.is_first)
                 self._write_single(partial, whole, facts, started)
             return Saved(position, time.monotonic() - started, digest)

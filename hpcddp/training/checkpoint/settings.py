@@ -7,7 +7,7 @@ that a scheduler has moved since is no difference.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -178,13 +178,12 @@ def _is_simple(value: Any) -> bool:
 # Whether the objects that a run resumes with are those that its checkpoint was written from.
 
 
-Join = Callable[[list[list[str | None]]], list[list[str | None]]]
 Groups = dict[str, list[dict[str, Any]]]  # by the optimizer's name, for each of its parameter groups
 
 _SAME_STATE = ({"Adam", "AdamW"},)  # classes of optimizers that read each other's state
 
 
-def describe_groups(objects: Mapping[str, Any], join: Join) -> Groups:
+def describe_groups(objects: Mapping[str, Any]) -> Groups:
     """How many parameters each group of each optimizer has, and the SHA-256 over their names in order.
 
     A parameter's name is that of its tracked model, and its own in there. An optimizer with a parameter of no tracked
@@ -198,7 +197,7 @@ def describe_groups(objects: Mapping[str, Any], join: Join) -> Groups:
     found: Groups = {}
     for name, thing in objects.items():
         if isinstance(thing, Optimizer):
-            groups = join([[names.get(id(p)) for p in group["params"]] for group in thing.param_groups])
+            groups = [[names.get(id(p)) for p in group["params"]] for group in thing.param_groups]
             if all(None not in group for group in groups):
                 found[name] = [{"parameters": len(group), "sha256": _hash_names(group)} for group in groups]
     return found

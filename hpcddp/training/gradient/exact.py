@@ -250,7 +250,6 @@ TWICE = (
 class ExactGradients:
     """The sum over a plan's fixed slices. DDP collects gradients in buckets and passes them on during backward."""
 
-    staged = None
     buffers_differ = False
     adds_up_in_place = False
     forward_is_collective = False

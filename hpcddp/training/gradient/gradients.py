@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 
 from hpcddp.training.data.sampler import MicroBatch
 from hpcddp.training.parallel.sharded import Wanted
-from hpcddp.training.parallel.staged import StagedModel
 
 
 class Gradients(Protocol):
@@ -36,10 +35,6 @@ class Gradients(Protocol):
     @property
     def forward_is_collective(self) -> bool:
         """Whether a forward pass is a collective: then all ranks need the same number of them."""
-
-    @property
-    def staged(self) -> StagedModel | None:
-        """The model whose stages are on different ranks, as soon as it is wrapped."""
 
     def wrap(self, model: nn.Module, wanted: Wanted) -> nn.Module:
         """The model on this rank's device, as the training loop is to use it."""
