@@ -110,6 +110,29 @@ def explain_loading(error: RuntimeError) -> RequestError | None:
     )
 
 
+_NO_KERNEL = re.compile(r"^(.+?) does not have a deterministic implementation", re.MULTILINE)  # torch's
+# instead of what torch has no deterministic kernel for: by what its name begins with
+_INSTEAD = {
+    "adaptive_avg_pool2d": "AvgPool2d in place of AdaptiveAvgPool2d",
+    "nll_loss2d": "cross_entropy(scores.movedim(1, -1).flatten(0, -2), classes.flatten())",
+    "upsample": 'F.interpolate(…, mode="nearest")',
+    "reflection_pad": 'padding_mode="zeros" in place of "reflect"',
+}
+
+
+def explain_kernel(error: RuntimeError, rt: Runtime) -> RequestError | None:
+    """An operation of an exact run has only kernels that add in any order."""
+    found = _NO_KERNEL.search(str(error))
+    if found is None:
+        return None
+    name = found[1].strip()
+    instead = next((words for start, words in _INSTEAD.items() if name.startswith(start)), "another layer or function")
+    return RequestError(
+        f"torch has no deterministic kernel for {name} on {rt.device.type}, so exact mode cannot give the same bits",
+        f"{instead}; or hpcddp.runtime(…) without exact",
+    )
+
+
 def _show(parameter: inspect.Parameter) -> str:
     default: Any = parameter.default
     return str(parameter.replace(annotation=parameter.empty)) if default is parameter.empty else f"{parameter.name}=…"
@@ -133,9 +156,9 @@ class UnopenedRuntime(Opening[Runtime]):
 
 
 @contextmanager
-def explained(rt: Runtime) -> Iterator[None]:
+def explained(rt: Runtime, *, exact: bool) -> Iterator[None]:
     """Around the body. RequestError for an exit that looks like success, for what only the model inside DDP has or can,
-    for a wrong word, and for BatchNorm's refusal of a single sample."""
+    for a wrong word, for BatchNorm's refusal of a single sample, and for what an exact run cannot compute."""
     try:
         yield
     except SystemExit as error:
@@ -162,7 +185,10 @@ def explained(rt: Runtime) -> Iterator[None]:
             f"has no attribute {name!r}: the {type(model.module).__name__} inside it has", f".{name}"
         ) from error
     except RuntimeError as error:
-        if (refused := explain_loading(error)) is None:
+        refused = explain_loading(error)
+        if refused is None and exact:  # else the script has asked torch for it, and torch's words are right
+            refused = explain_kernel(error, rt)
+        if refused is None:
             raise
         raise refused from error
     except TypeError as error:  # of model[0], len(model)
@@ -418,7 +444,7 @@ def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iter
         if stall_s is not None and group.world_size > 1:
             stack.enter_context(Watchdog(group, stall_s, lambda: watch.pace.batches, report.say).watching())
         try:
-            with suppress(StopTraining), explained(rt):
+            with suppress(StopTraining), explained(rt, exact=options.exactness is not None):
                 yield rt
             rt.finish()
             if rt.stop_reason in STOP_FLAGS:
