@@ -34,7 +34,7 @@ REPO = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO))  # a checkout that is not installed
 
 Found = dict[str, Any]
-PART_S = 110  # seconds that a part may take
+PART_S = 150  # seconds that a part may take
 
 
 def make_small(samples: int = 64) -> tuple[Any, Any, Any, Any]:
@@ -401,7 +401,9 @@ def hold_by_hand(args: argparse.Namespace, kind: str, batch: int, precision: str
     return found
 
 
-def hold_with_hpcddp(args: argparse.Namespace, kind: str, batch: int, precision: str, *, saves: bool) -> Found:
+def hold_with_hpcddp(
+    args: argparse.Namespace, kind: str, batch: int, precision: str, group: Any, *, saves: bool
+) -> Found:
     """GiB of the steps after the second in hpcddp's loop; with saves beside the training after each step."""
     import torch
     from torch.nn.functional import cross_entropy
@@ -410,7 +412,7 @@ def hold_with_hpcddp(args: argparse.Namespace, kind: str, batch: int, precision:
 
     options: Found = {"save_every": 1, "checkpoint": "async"} if saves else {"save_every": sys.maxsize}
     folder = f"{args.folder}/{kind}-{batch}-{precision}-{saves}"
-    with hpcddp.runtime(run_dir=folder, backend="gloo" if args.device == "cpu" else None, **options) as rt:
+    with hpcddp.runtime(run_dir=folder, group=group, **options) as rt:
         model, optimizer, loader = rt.prepare(*make_large(kind, batch, 5, args.tiny))
         for _ in rt.epochs(1):
             for x, y in loader:
@@ -451,32 +453,34 @@ def reset_peak(args: argparse.Namespace) -> None:
 
 def measure_memory(args: argparse.Namespace) -> Found:
     """What `hpcddp advise` says of each model, and what a step holds; `ratio`: of hpcddp's peak. GiB."""
+    import hpcddp
+
+    with ThreadPoolExecutor(few_workers()) as pool:
+        advised = list(pool.map(lambda case: ask_advice(case, args.tiny), MEMORY))
+    with hpcddp.init(backend="gloo" if args.device == "cpu" else None) as group:
+        return {
+            f"{kind}-{batch}, {precision}": hold(args, group, (kind, batch, precision), says)
+            for (kind, batch, precision), says in zip(MEMORY, advised, strict=True)
+        }
+
+
+def hold(args: argparse.Namespace, group: Any, case: tuple[str, int, str], says: Found) -> Found:
     import gc
 
     import torch
 
-    with ThreadPoolExecutor(few_workers()) as pool:
-        advised = list(pool.map(lambda case: ask_advice(case, args.tiny), MEMORY))
-    found: Found = {}
-    saved: set[str] = set()  # models
-    for (kind, batch, precision), says in zip(MEMORY, advised, strict=True):
-        case = (args, kind, batch, precision)
-        ways: dict[str, Callable[[], Found]] = {
-            "by hand": lambda case=case: hold_by_hand(*case),
-            "hpcddp": lambda case=case: hold_with_hpcddp(*case, saves=False),
-        }
-        if kind not in saved:
-            ways["hpcddp, with saves"] = lambda case=case: hold_with_hpcddp(*case, saves=True)
-        saved.add(kind)
-        held: Found = {"advised": says}
-        for name, hold in ways.items():
-            gc.collect()
-            if args.device == "cuda":
-                torch.cuda.empty_cache()
-            held[name] = hold()
-        held["ratio"] = says["peak"] / held["hpcddp"]["peak"]
-        found[f"{kind}-{batch}, {precision}"] = held
-    return found
+    ways: dict[str, Callable[[], Found]] = {
+        "by hand": lambda: hold_by_hand(args, *case),
+        "hpcddp": lambda: hold_with_hpcddp(args, *case, group, saves=False),
+        "hpcddp, with saves": lambda: hold_with_hpcddp(args, *case, group, saves=True),
+    }
+    held: Found = {"advised": says}
+    for name, way in ways.items():
+        gc.collect()
+        if args.device == "cuda":
+            torch.cuda.empty_cache()
+        held[name] = way()
+    return held | {"ratio": says["peak"] / held["hpcddp"]["peak"]}
 
 
 def few_workers() -> int:
@@ -567,9 +571,10 @@ def run_part(args: argparse.Namespace, name: str, ends: float) -> Found:
                 part.wait(limit)
             except subprocess.TimeoutExpired:
                 late = True
-            with suppress(ProcessLookupError):  # its ranks, and what it has started, too
-                os.killpg(part.pid, signal.SIGKILL)
-            part.wait()
+            for number in (signal.SIGTERM, signal.SIGKILL):  # what it has started, too: torchrun ends its ranks at TERM
+                with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                    os.killpg(part.pid, number)
+                    part.wait(15)
         said = log.read_text(errors="replace").splitlines()
         took = {"seconds": round(time.monotonic() - began)}
         if late or part.returncode or not out.exists():
