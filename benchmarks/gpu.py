@@ -1,12 +1,12 @@
 """What hpcddp does and costs on one CUDA device, in one command of less than ten minutes.
 
-`checks`, some at a time: NCCL with one rank; two gloo ranks that share the device; exact sums, the same bits on one and
-two ranks; ZeRO-1 and FSDP2; saves beside the training, resumed; mixed precision; torch.compile; `hpcddp launch`; the
-scripts of docs/frameworks/, stopped and resumed. Then, each alone: `memory`, what a step holds against what
-`hpcddp advise` says; `input` and `exact-cost`, which are input.py and exact.py beside this file; `speed`, in turns with
-the hand-written loop: ResNet-50 and a transformer of 0.16 billion parameters at 32 and 8 samples, the small one also as
-a CUDA graph (torch.compile, mode reduce-overhead). Needs torch with CUDA, torchvision and PyYAML, the frameworks for
-their scripts, and installs nothing.
+`checks`: NCCL with one rank; two gloo ranks that share the device; exact sums, the same bits on one and two ranks;
+ZeRO-1 and FSDP2; saves beside the training, resumed; mixed precision; torch.compile; `hpcddp launch`; the scripts of
+docs/frameworks/, stopped and resumed. `memory`: what a step holds against what `hpcddp advise` says. Of these some run
+at a time. Then, each alone: `input` and `exact-cost`, which are input.py and exact.py beside this file; `speed`, in
+turns with the hand-written loop: ResNet-50 and a transformer of 0.16 billion parameters at 32 and 8 samples, the small
+one also as a CUDA graph (torch.compile, mode reduce-overhead). Needs torch with CUDA, torchvision and PyYAML, the
+frameworks for their scripts, and installs nothing.
 Usage: gpu.py [--only PART ...] [--out FILE], or gpu.py --device cpu --tiny: a dry run that measures nothing.
 """
 
@@ -425,9 +425,7 @@ def hold_with_hpcddp(
                 optimizer.step()
     found = {"peak": peak(args)}
     if args.device == "cuda":
-        free, total = torch.cuda.mem_get_info()
-        reserved = torch.cuda.memory_reserved()
-        found |= {"reserved by torch": reserved / GIB, "beside torch": (total - free - reserved) / GIB}
+        found["reserved by torch"] = torch.cuda.memory_reserved() / GIB
     return found
 
 
@@ -451,17 +449,13 @@ def reset_peak(args: argparse.Namespace) -> None:
         torch.cuda.reset_peak_memory_stats()
 
 
-def measure_memory(args: argparse.Namespace) -> Found:
-    """What `hpcddp advise` says of each model, and what a step holds; `ratio`: of hpcddp's peak. GiB."""
+def measure_memory(args: argparse.Namespace, case: tuple[str, int, str]) -> Found:
+    """What `hpcddp advise` says of the model, and what a step holds; `ratio`: of hpcddp's peak. GiB."""
     import hpcddp
 
-    with ThreadPoolExecutor(few_workers()) as pool:
-        advised = list(pool.map(lambda case: ask_advice(case, args.tiny), MEMORY))
+    says = ask_advice(case, args.tiny)
     with hpcddp.init(backend="gloo" if args.device == "cpu" else None) as group:
-        return {
-            f"{kind}-{batch}, {precision}": hold(args, group, (kind, batch, precision), says)
-            for (kind, batch, precision), says in zip(MEMORY, advised, strict=True)
-        }
+        return hold(args, group, case, says)
 
 
 def hold(args: argparse.Namespace, group: Any, case: tuple[str, int, str], says: Found) -> Found:
@@ -522,7 +516,6 @@ _EXACT: Found = {"exact": True, "slices": 4}
 PARTS = {
     "exact": Part("checks", check_training, _EXACT),
     "exact-2": Part("checks", check_training, _EXACT, 2),
-    "exact-fsdp-2": Part("checks", check_training, _EXACT | {"parallel": "fsdp"}, 2),
     "exact-integer": Part("checks", check_training, _EXACT | {"exact": "integer"}),
     "exact-integer-2": Part("checks", check_training, _EXACT | {"exact": "integer"}, 2),
     "hf-trainer": Part("checks", check_framework, {"heading": "HF Trainer", "weights": "model/model.safetensors"}),
@@ -532,7 +525,6 @@ PARTS = {
     "launch": Part("checks", check_launch),
     "saves": Part("checks", check_saves),
     "saves-2": Part("checks", check_saves, {}, 2),
-    "saves-fsdp-2": Part("checks", check_saves, {"parallel": "fsdp"}, 2),
     "alone": Part("checks", check_training),
     "ddp-2": Part("checks", check_training, {}, 2),
     "zero1": Part("checks", check_training, {"parallel": "zero1"}),
@@ -541,7 +533,7 @@ PARTS = {
     "fsdp-2": Part("checks", check_training, {"parallel": "fsdp"}, 2),
     "amp": Part("checks", check_amp),
     "compile": Part("checks", check_compile),
-    "memory": Part("memory", measure_memory),
+    **{f"memory-{'-'.join(map(str, case))}": Part("memory", measure_memory, {"case": case}) for case in MEMORY},
     "input": Part("input", measure_input),
     "exact-cost": Part("exact-cost", measure_exact),
     "resnet50-32": Part("speed", measure_speed, {"kind": "resnet50", "batch": 32}),
@@ -550,7 +542,8 @@ PARTS = {
     "transformer-32": Part("speed", measure_speed, {"kind": "transformer", "batch": 32}),
     "transformer-8": Part("speed", measure_speed, {"kind": "transformer", "batch": 8}),
 }
-SAME = {"exact-2": "exact", "exact-fsdp-2": "exact", "exact-integer-2": "exact-integer"}  # their weights
+BESIDE = {"checks", "memory"}  # some parts at a time: torch counts the memory of each process
+SAME = {"exact-2": "exact", "exact-integer-2": "exact-integer"}  # their weights
 
 
 def run_part(args: argparse.Namespace, name: str, ends: float) -> Found:
@@ -619,11 +612,11 @@ def main() -> int:
             Path(args.out).write_text(json.dumps({"device": device, "torch": torch.__version__, **found}, indent=2))
 
     with ThreadPoolExecutor(few_workers()) as pool:
-        checks = {pool.submit(run_part, args, name, ends): name for name in chosen if PARTS[name].group == "checks"}
-        for check in as_completed(checks):
-            note(checks[check], check.result())
+        beside = {pool.submit(run_part, args, name, ends): name for name in chosen if PARTS[name].group in BESIDE}
+        for part in as_completed(beside):
+            note(beside[part], part.result())
     for name in chosen:
-        if PARTS[name].group != "checks":  # each alone, after the checks
+        if PARTS[name].group not in BESIDE:  # a time: each alone, after the others
             note(name, run_part(args, name, ends))
     weights = {name: one.get("weights") for name, one in found.items()}
     other = [name for name, first in SAME.items() if {name, first} <= {*found} and weights[name] != weights[first]]
