@@ -49,7 +49,7 @@ class Gradients(Protocol):
         """RequestError for tracked objects that do not belong to the wrapped models."""
 
     def key(self, micro: MicroBatch) -> tuple[int | str, ...]:
-        """What random numbers depend on, beside seed and step."""
+        """What random numbers depend on besides seed and step."""
 
     def slot(self, micro: MicroBatch) -> int:
         """Which of the `slots` the loss of this micro batch is added to."""

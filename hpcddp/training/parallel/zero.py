@@ -244,10 +244,10 @@ def steps_together(optimizer: Optimizer) -> bool:
 
 def _differs(optimizer: Optimizer, nth: int, scale: float) -> bool:
     """Whether the first parameter of this group moves otherwise if the second one is there."""
-    alone, beside = (_move(optimizer, nth, scale, has_second=second) for second in (False, True))
+    alone, together = (_move(optimizer, nth, scale, has_second=second) for second in (False, True))
     start = _make_numbers(alone)
     rounding = 16 * torch.finfo(alone.dtype).eps * float(start.abs().max())
-    return float((alone - beside).abs().max()) > rounding + _LEAST * float((alone - start).abs().max())
+    return float((alone - together).abs().max()) > rounding + _LEAST * float((alone - start).abs().max())
 
 
 def _move(optimizer: Optimizer, nth: int, scale: float, *, has_second: bool) -> Tensor:
