@@ -1,12 +1,5 @@
-"""The process beside a rank tells the job's supervisor how the rank is, and ends it when the supervisor says so.
-
-One line per message. To the supervisor: `hello KEY ATTEMPT RANK RANKS HOST`, `beat STEP MOVES LOOKS TOUCHED STOPPED
-USES`, `ended STATUS ERROR`, `at PLACE`, `unheard SECONDS`, `came SIGNAL`, where the error is the last line of a rank's
-output and the place is where it stands, both in hexadecimal digits. `unheard` comes before `ended`: the rank was ended
-since nothing was heard for so long. `came`: a signal that is not by the supervisor's word. From it: `ok` to each of
-them, or `end`, `until TIME`, or `signal NTH SIGNAL`: the rank gets this one, the NTH of its attempt. To `ended` it
-closes the connection, or answers `wait SECONDS` and closes it later: other ranks still save, and the launcher would
-kill them at the end of this process.
+"""The agent: the process beside a rank. It tells the job's supervisor how the rank is (`wire.py`), gives the rank the
+signals that come for it, and ends it when the supervisor says so.
 """
 
 from __future__ import annotations
@@ -22,8 +15,9 @@ import time
 from contextlib import suppress
 
 from hpcddp.ranks.lookup_warning import split_output
-from hpcddp.runs.heartbeat import make_page, read_supervised
+from hpcddp.runs.heartbeat import Beat, Place, make_page
 from hpcddp.signals import ENDING
+from hpcddp.supervisor import wire
 from hpcddp.supervisor.leftover import end_left, find_left, kill_left
 
 TYPE_CHECKING = False
@@ -34,47 +28,41 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from hpcddp.runs.folder import AttemptFolder
-    from hpcddp.runs.heartbeat import Supervised
 else:
     import _signal as signal  # the same without enumerations, which cost exec a tenth of its time
 
 _CONNECT_S = 3.0
 _LAST_WORD_S = 2.0
-_REST_S = 0.5  # for what ends by itself with its rank, such as workers of a loader
+_EXIT_S = 0.5  # for what ends by itself with its rank, such as workers of a loader
 _GRACE_S = 2.0  # from SIGTERM to SIGKILL
 _MOST_TEXT = 400  # characters
 _ORPHAN_S = 15.0  # without the supervisor and without the launcher that has started it
 _ITSELF = 1.1  # of the lease, after which the rank ends itself if this process has not ended it
 
 
-class Heartbeat:
-    """Of one rank. Nothing is told where no supervisor listens, or where this host cannot reach it."""
+class Agent:
+    """Of one rank. Nothing is said where no supervisor listens, or where this host cannot reach it."""
 
     def __init__(self, attempt: AttemptFolder, rank: int, world_size: int, host: str, env: Mapping[str, str]) -> None:
         """`env`: of this process."""
         self._attempt, self._rank, self._world_size, self._host = attempt, rank, world_size, host
         self._env = env
-        self._supervised = read_supervised(attempt)
+        self._listener = wire.read_listener(attempt)
         self._launcher = os.getppid()
-        self._page = make_page() if self._supervised else None
+        self._page = make_page() if self._listener else None
         self._program = 0
         self._socket: _socket.socket | None = None
         self._lock = _thread.allocate_lock()
         self._heard: float | None = None  # when the supervisor last said something
-        self._place = ""  # the last that was told
+        self._place = Place()  # the last that was sent
         self._is_over = False
         self._give: Callable[[int], None] = lambda _: None
         self._given = 0  # signals, by the supervisor's word
-        self._came: list[int] = []  # signals that it has not been told of
+        self._signals: list[int] = []  # that came from elsewhere, and that the supervisor does not know of yet
         self._wait_s = 0.0  # at most, before this process ends
         self._unheard_s = 0.0  # for how long the supervisor was not heard before the rank was ended for that
         self._alive: int | None = None  # open as long as this process is there
         self.was_ended = False  # by the supervisor's word, or since it was not heard any more
-
-    @property
-    def is_needed(self) -> bool:
-        """Whether another attempt may follow in the same job, so that the end of this one has to be seen."""
-        return self._supervised is not None and self._supervised.lease_s > 0
 
     @property
     def path(self) -> str:
@@ -84,15 +72,15 @@ class Heartbeat:
     def start(self, program: int, give: Callable[[int], None] = lambda _: None) -> None:
         """The rank has started, as this process. What follows is done in a thread. `give`: hands it a signal."""
         self._program, self._give = program, give
-        if self._supervised is not None:
-            _thread.start_new_thread(self._beat, (self._supervised,))
+        if self._listener is not None:
+            _thread.start_new_thread(self._beat, (self._listener,))
 
     def note_signal(self, number: int) -> None:
-        """A signal came to the rank, or to the process beside it."""
+        """A signal came to the rank, or to its agent."""
         with self._lock:
-            self._came.append(number)
+            self._signals.append(number)
             with suppress(OSError):
-                self._say_signals()
+                self._send_signals()
 
     def refuse(self, status: int, why: str) -> None:
         """The rank was not started; `status`: the exit status instead of its."""
@@ -102,7 +90,7 @@ class Heartbeat:
     def end(self, status: int, error: str) -> None:
         """The rank has ended with this wait status; `error`: the last line of its output, of one that failed."""
         until = time.monotonic() + _LAST_WORD_S
-        while self._supervised is not None and self._socket is None and time.monotonic() < until:
+        while self._listener is not None and self._socket is None and time.monotonic() < until:
             time.sleep(0.01)  # it ended before the supervisor was reached
         with self._lock:
             self._is_over = True
@@ -110,17 +98,16 @@ class Heartbeat:
                 return
             with suppress(OSError):
                 self._socket.settimeout(_LAST_WORD_S)
-                self._say_signals()
-                self._say(self._describe())  # the last step that it made
+                self._send_signals()
+                self._send(self._read_beat())  # the last step that it made
                 if self._unheard_s:
-                    self._say(f"unheard {self._unheard_s:.0f}")
-                self._say(f"ended {status} {error[:_MOST_TEXT].encode(errors='replace').hex() or '-'}")
-                answer = b""
-                while came := self._socket.recv(4096):  # it closes the connection once it has read that
-                    *lines, answer = (answer + came).split(b"\n")
-                    waits = [line for line in lines if line.startswith(b"wait ")]
+                    self._send(wire.Unheard(round(self._unheard_s)))
+                self._send(wire.Ended(status, error[:_MOST_TEXT]))
+                answers = wire.Incoming()
+                while data := self._socket.recv(4096):  # it closes the connection once it has read that
+                    waits = [one.seconds for one in answers.add(data) if isinstance(one, wire.Wait)]
                     if waits:
-                        self._wait_s = float(waits[0].split()[1])
+                        self._wait_s = waits[0]
                         return
             self._socket.close()
 
@@ -133,10 +120,10 @@ class Heartbeat:
                     pass
 
     def end_left(self, tell: Callable[[str], None]) -> None:
-        """The rank has ended, and that was told: what it has started ends, too. On the other hosts nobody else does
-        it. A launcher that ends this process, since a rank has failed, gives it no long time."""
+        """The rank has ended, and the supervisor knows it: what the rank has started ends, too. On the other hosts
+        nobody else does it. A launcher that ends this process, since a rank has failed, gives it no long time."""
         if self.path:
-            end_left(self._marks, self._env, tell, f"rank {self._rank}", _REST_S, _GRACE_S)
+            end_left(self._marks, self._env, tell, f"rank {self._rank}", _EXIT_S, _GRACE_S)
             if self._alive is not None:
                 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
                 with suppress(OSError):  # it was killed
@@ -171,88 +158,84 @@ class Heartbeat:
     def _marks(self) -> dict[str, str]:
         """What the environment of all that the rank has started has."""
         # an agent's ranks have other numbers than it has; the page is this process's alone
-        own = {"HPCDDP_HEARTBEAT": self.path} if self.path else {"RANK": str(self._rank)}
-        return {"HPCDDP_RUN_DIR": self._attempt.run.path, "HPCDDP_ATTEMPT": self._attempt.name, **own}
+        rank = {"HPCDDP_HEARTBEAT": self.path} if self.path else {"RANK": str(self._rank)}
+        return {"HPCDDP_RUN_DIR": self._attempt.run.path, "HPCDDP_ATTEMPT": self._attempt.name, **rank}
 
-    def _beat(self, told: Supervised) -> None:
+    def _beat(self, listener: wire.Listener) -> None:
         while not self._is_over and not self.was_ended:
-            connection = self._connect(told)
+            connection = self._connect(listener)
             if connection is not None:
                 with self._lock:
                     if self._is_over:
                         connection.close()
                         return
                     self._socket = connection
-                self._converse(connection, told)
+                self._converse(connection, listener)
                 with self._lock:
                     if not self._is_over:  # else the last word is said on it
                         self._socket = None
                         connection.close()
-            self._check_lease(told)
-            time.sleep(told.every_s / 4)
+            self._check_lease(listener)
+            time.sleep(listener.every_s / 4)
 
-    def _connect(self, told: Supervised) -> _socket.socket | None:
-        for host in told.hosts:
+    def _connect(self, listener: wire.Listener) -> _socket.socket | None:
+        hello = wire.Hello(listener.key, self._attempt.name, self._rank, self._world_size, self._host)
+        for host in listener.hosts:
             with suppress(OSError):
-                for family, kind, number, _, where in _socket.getaddrinfo(host, told.port, 0, _socket.SOCK_STREAM):
+                for family, kind, number, _, where in _socket.getaddrinfo(host, listener.port, 0, _socket.SOCK_STREAM):
                     connection = _socket.socket(family, kind, number)
                     connection.settimeout(_CONNECT_S)
                     with suppress(OSError):
                         connection.connect(where)
-                        hello = f"hello {told.key} {self._attempt.name} {self._rank} {self._world_size} {self._host}\n"
-                        connection.sendall(hello.encode(errors="replace"))
+                        connection.sendall(wire.write(hello))
                         return connection
                     connection.close()
         return None
 
-    def _converse(self, connection: _socket.socket, told: Supervised) -> None:
+    def _converse(self, connection: _socket.socket, listener: wire.Listener) -> None:
         """Until the connection breaks, or the rank is to end."""
         poll = select.poll()
         poll.register(connection.fileno(), select.POLLIN)
-        begun = b""
+        incoming = wire.Incoming()
         due = time.monotonic()
         while not self._is_over:
             ready = poll.poll(max(due - time.monotonic(), 0) * 1000)
-            if time.monotonic() - due > 2 * told.every_s and self._heard is not None:
-                self._note_heard(told)  # this process was suspended, as a whole job may be
+            if time.monotonic() - due > 2 * listener.every_s and self._heard is not None:
+                self._note_heard(listener)  # this process was suspended, as a whole job may be
             with self._lock:
                 if self._is_over:
                     return
                 try:
                     if ready:
-                        came = connection.recv(4096)
-                        if not came:
+                        data = connection.recv(4096)
+                        if not data:
                             return
-                        self._note_heard(told)
-                        *lines, begun = (begun + came).split(b"\n")
-                        for line in lines:
-                            self._obey(line.decode(errors="replace").split())
+                        self._note_heard(listener)
+                        for message in incoming.add(data):
+                            self._obey(message)
                     if time.monotonic() >= due:
-                        due = time.monotonic() + told.every_s
-                        self._say_signals()
-                        self._say(self._describe())
-                        self._say_place()
+                        due = time.monotonic() + listener.every_s
+                        self._send_signals()
+                        self._send(self._read_beat())
+                        self._send_place()
                 except OSError:
                     return
-            self._check_lease(told)
+            self._check_lease(listener)
 
-    def _describe(self) -> str:
-        page = self._page
-        if page is None:
-            return f"beat 0 0 0 0 {int(self._is_stopped())} 0"
-        beat = page.read()
-        return f"beat {beat.step} {beat.moves} {beat.looks} {beat.touched} {int(self._is_stopped())} {beat.uses}"
+    def _read_beat(self) -> Beat:
+        beat = self._page.read() if self._page is not None else Beat()
+        return beat._replace(is_stopped=self._is_stopped())
 
-    def _say_place(self) -> None:
-        place = self._page.read_place() if self._page is not None else ""
+    def _send_place(self) -> None:
+        place = self._page.read_place() if self._page is not None else self._place
         if place != self._place:
             self._place = place
-            self._say(f"at {place.encode().hex() or '-'}")
+            self._send(place)
 
-    def _say_signals(self) -> None:
-        while self._socket is not None and self._came:
-            self._say(f"came {self._came[0]}")
-            del self._came[0]
+    def _send_signals(self) -> None:
+        while self._socket is not None and self._signals:
+            self._send(wire.Signalled(self._signals[0]))
+            del self._signals[0]
 
     def _is_stopped(self) -> bool:
         """Whether a signal has stopped the rank, as SIGSTOP does."""
@@ -260,36 +243,34 @@ class Heartbeat:
             return file.read().rpartition(b")")[2].split()[:1] == [b"T"]
         return False
 
-    def _obey(self, words: list[str]) -> None:
-        if words[:1] == ["end"]:
+    def _obey(self, message: wire.Message) -> None:
+        if isinstance(message, wire.End):
             self._end_rank()
-        elif words[:1] == ["signal"]:
-            nth, number = map(int, words[1:])
-            if nth > self._given:  # they are said again where the connection was broken
-                self._given = nth
-                self._give(number)
-        elif words[:1] == ["until"] and self._page is not None:
-            with suppress(OSError, ValueError, IndexError):
-                self._page.write_end(float(words[1]))
+        elif isinstance(message, wire.Give) and message.nth > self._given:
+            self._given = message.nth
+            self._give(message.number)
+        elif isinstance(message, wire.Until) and self._page is not None:
+            with suppress(OSError):
+                self._page.write_end(message.at)
 
-    def _note_heard(self, told: Supervised) -> None:
+    def _note_heard(self, listener: wire.Listener) -> None:
         """From now on the lease counts; the rank is told, too: this process may be stopped while the rank is not."""
         self._heard = time.monotonic()
-        if told.lease_s and self._page is not None:
+        if listener.lease_s and self._page is not None:
             with suppress(OSError):
-                self._page.write_lease(self._heard + told.lease_s * _ITSELF)
+                self._page.write_lease(self._heard + listener.lease_s * _ITSELF)
 
-    def _check_lease(self, told: Supervised) -> None:
+    def _check_lease(self, listener: wire.Listener) -> None:
         if self._heard is None or self.was_ended:
             return
         unheard_s = time.monotonic() - self._heard
         is_orphan = unheard_s > _ORPHAN_S and os.getppid() != self._launcher  # both were killed: nobody ends this one
-        if is_orphan or (told.lease_s and unheard_s > told.lease_s):
+        if is_orphan or (listener.lease_s and unheard_s > listener.lease_s):
             self._unheard_s = unheard_s
             self._end_rank()
 
     def _end_rank(self) -> None:
-        """The rank, and what it has started. The process beside it sees that, and ends too."""
+        """The rank, and what it has started. The agent sees that, and ends too."""
         if self.was_ended or self._is_over:
             return
         self.was_ended = True
@@ -301,18 +282,18 @@ class Heartbeat:
             with suppress(OSError):
                 os.kill(process, signal.SIGKILL)
 
-    def _say(self, line: str) -> None:
+    def _send(self, message: wire.Message) -> None:
         assert self._socket is not None
-        self._socket.sendall(f"{line}\n".encode())
+        self._socket.sendall(wire.write(message))
 
 
-# The process that stays beside a rank's program: it gives it each signal once, and says how it ended.
+# The rank's program, which gets each signal once, and how it ended.
 
 
 #: A terminal sends these. Neither Python nor hpcddp's runtime saves at them: a program that catches SIGTERM gets that.
 _OF_TERMINAL = (signal.SIGINT, signal.SIGHUP)
-_OUTPUT_REST_S = 2.0
-_KEPT = 16384  # bytes
+_DRAIN_S = 2.0
+_LAST_BYTES = 16384  # of the output, for the error
 #: How a signal comes: to every process of the job; to this process alone; by the supervisor's word.
 TO_ALL, TO_THIS, BY_WORD = "to all", "to this", "by word"
 #: The same signal that comes in several of these ways within so many seconds was sent once.
@@ -520,7 +501,7 @@ class Stderr:
 
     def finish(self) -> None:
         """The program has ended: wait for the rest; not for what a process that it left behind may write."""
-        self._done.acquire(timeout=_OUTPUT_REST_S)
+        self._done.acquire(timeout=_DRAIN_S)
 
     @property
     def end(self) -> str:
@@ -531,7 +512,7 @@ class Stderr:
         begun = b""
         while text := os.read(self._read, 65536):
             ready, begun = split_output(begun + text)
-            self._end = (self._end + ready)[-_KEPT:]
+            self._end = (self._end + ready)[-_LAST_BYTES:]
             _write_all(self._output, ready)
         self._end += begun
         _write_all(self._output, begun)

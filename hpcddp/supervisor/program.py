@@ -13,8 +13,8 @@ from contextlib import suppress
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.signals import ENDING, name_signal
 from hpcddp.supervisor.follow import ask_beside
+from hpcddp.supervisor.rank import SAVES_S
 from hpcddp.supervisor.reports import allow_files
-from hpcddp.supervisor.stuck import SAVES_S
 
 if TYPE_CHECKING:
     import signal
