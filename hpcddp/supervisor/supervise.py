@@ -12,7 +12,7 @@ from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.ranks.reach import reached_as
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.runs.chain import opens_own_runs
-from hpcddp.runs.folder import cannot_write, job_of
+from hpcddp.runs.folder import AttemptFolder, cannot_write, job_of
 from hpcddp.runs.heartbeat import VARIABLE as HEARTBEAT
 from hpcddp.runs.lock import release_run
 from hpcddp.runs.state import read_state
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from _queue import SimpleQueue
     from collections.abc import Callable, Mapping, Sequence
 
-    from hpcddp.runs.folder import AttemptFolder
     from hpcddp.schedulers.registry import CurrentJob
     from hpcddp.supervisor.events import Event
     from hpcddp.supervisor.follow import End
@@ -125,8 +124,8 @@ def _run_job(
     if isinstance(begun, int):
         return begun
     attempt = begun.attempt
-    own = {BY_HAND} if job.id else {BY_HAND, *find_scheduler(order.scheduler).variables.job_id}
-    env = {name: value for name, value in env.items() if name not in own}  # what a rank starts is no part of this job
+    inherited = {BY_HAND} if job.id else {BY_HAND, *find_scheduler(order.scheduler).variables.job_id}
+    env = {name: value for name, value in env.items() if name not in inherited}  # what a rank starts is another job
     status: int | None = None
     by = why = ""
     reports = Reports(order.stall_limit_s if order.max_restarts else 0, env)
@@ -148,41 +147,14 @@ def _run_job(
             from hpcddp.supervisor.hosts import reach_hosts  # most jobs start without it
 
             env = {**env, **reach_hosts(order.scheduler, order.launcher, attempt, env, tell)}
-        start = Start(order, env, job, signals, output, reports, follow_up, moving, tell, by_hand=by_hand)
+        start = Start(order, env, job, signals, output, reports, follow_up, moving, tell, recovery, by_hand=by_hand)
         staged = attempt.name
-        while True:
-            ended = start.run(attempt, staged, recovery)
-            cause = ended.cause
-            if recovery is None or cause is None:
-                break
-            if _is_over(attempt, cause):
-                tell(f"the ranks are not started again: their run had finished ({cause})")
-                break
-            if ended.signal:
-                tell(f"the ranks are not started again: {ended.signal} came, and they may have ended by it ({cause})")
-                break
-            goes_on = recovery.goes_on(attempt, cause, moving.end, reports.lost_hosts)
-            # as where the scheduler ends the ranks first, and then the script
-            late = start.hear("after the ranks had ended: they are not started again")
-            if late is not None:
-                ended = ended._replace(signal=late.signal)
-            if goes_on or recovery.is_too_few or (late is not None and cause.is_loss):
-                note_lost(attempt, cause)
-            if late is not None or not goes_on:
-                break
-            again = recovery.begin_again(attempt)
-            while again is None and recovery.is_full and late is None:
-                time.sleep(_FULL_PAUSE_S)
-                late = start.hear("while the run folder was full: the ranks are not started again")
-                again = recovery.begin_again(attempt) if late is None else None
-            if again is None:
-                ended = ended._replace(signal=late.signal) if late is not None else ended
-                break
-            attempt = again
+        while isinstance(following := start.find_next(attempt, start.run(attempt, staged)), AttemptFolder):
+            attempt = following
         start.hear("after the ranks had ended")  # the owner's wish ends a chain then, too
-        by = ended.signal or ended.heard
-        why = _name_cause(ended.cause, by)
-        status = end_attempt(attempt, _judge(ended, attempt), follow_up if order.chain else None, tell)
+        by = following.signal or following.heard
+        why = _name_cause(following.cause, by)
+        status = end_attempt(attempt, _judge(following, attempt), follow_up if order.chain else None, tell)
         return status
     finally:
         reports.close()
@@ -230,17 +202,18 @@ class Start:
         follow_up: FollowUp,
         end: MovingEnd,
         tell: Callable[[str], None],
+        recovery: Recovery | None,
         *,
         by_hand: bool,
     ) -> None:
-        self._by_hand = by_hand
+        self._recovery, self._by_hand = recovery, by_hand
         self._order, self._env, self._job, self._signals, self._output = order, env, job, signals, output
         self._files = allow_more_files((order.line.world_size or 1) + _OWN_FILES)  # one for each rank
         self._reports, self._follow_up, self._end, self._tell = reports, follow_up, end, tell
 
-    def run(self, attempt: AttemptFolder, staged: str, recovery: Recovery | None) -> Ended:
+    def run(self, attempt: AttemptFolder, staged: str) -> Ended:
         """Copy the data, if there are any to copy, and start the ranks; nothing is started once a signal has come."""
-        order, end, tell = self._order, self._end.end, self._tell
+        order, end, tell, recovery = self._order, self._end.end, self._tell, self._recovery
         self._attempt = attempt
         self._note_end()
         env = {**self._env, **_variables(attempt, staged, end, self._env)}
@@ -279,6 +252,32 @@ class Start:
             logs = os.path.dirname(attempt.log)
             tell(f"the launcher ended with status {ended.status}; the ranks' logs are in {logs}")
         return ended
+
+    def find_next(self, attempt: AttemptFolder, ended: Ended) -> AttemptFolder | Ended:
+        """The attempt that follows in the same job, once this one has ended so; or how the job has ended, which signals
+        that came since may have changed. Why no other attempt follows is told."""
+        recovery, cause = self._recovery, ended.cause
+        if recovery is None or cause is None:
+            return ended
+        if _is_over(attempt, cause):
+            self._tell(f"the ranks are not started again: their run had finished ({cause})")
+            return ended
+        if ended.signal:
+            by = f"{ended.signal} came, and they may have ended by it ({cause})"
+            self._tell(f"the ranks are not started again: {by}")
+            return ended
+        goes_on = recovery.goes_on(attempt, cause, self._end.end, self._reports.lost_hosts)
+        # as where the scheduler ends the ranks first, and then the script
+        late = self.hear("after the ranks had ended: they are not started again")
+        if goes_on or recovery.is_too_few or (late is not None and cause.is_loss):
+            note_lost(attempt, cause)
+        while goes_on and late is None:
+            following = recovery.begin_again(attempt)
+            if following is not None or not recovery.is_full:
+                return following or ended
+            time.sleep(_FULL_PAUSE_S)
+            late = self.hear("while the run folder was full: the ranks are not started again")
+        return ended if late is None else ended._replace(signal=late.signal)
 
     def _name_hosts(self, words: list[str], hosts: Sequence[str], file: str) -> list[str]:
         """The launcher's words for these hosts, which a file in the attempt's folder lists."""
