@@ -344,7 +344,7 @@ class Program:
     ) -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored there is no status to wait for
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*ENDING, signal.SIGCHLD})
-        alive, _kept_open = os.pipe()
+        alive, _open_until_the_end = os.pipe()
         os.set_inheritable(alive, True)
         moves = [] if stderr is None else [(os.POSIX_SPAWN_DUP2, stderr, 2)]
         # No fork: it would copy what Python has in memory.
@@ -509,13 +509,13 @@ class Stderr:
         return self._end.decode(errors="replace")
 
     def _pass_on(self) -> None:
-        begun = b""
+        rest = b""
         while text := os.read(self._read, 65536):
-            ready, begun = split_output(begun + text)
+            ready, rest = split_output(rest + text)
             self._end = (self._end + ready)[-_LAST_BYTES:]
             _write_all(self._output, ready)
-        self._end += begun
-        _write_all(self._output, begun)
+        self._end += rest
+        _write_all(self._output, rest)
         self._done.release()
 
 

@@ -142,5 +142,5 @@ def find_first_cause(events: Sequence[Event]) -> Event | None:
     in_order = sorted(events, key=lambda event: event.at)
     if not in_order or not in_order[0].is_of_another:
         return in_order[0] if in_order else None
-    own = (event for event in in_order if event.kind in {ERROR, LEFT} and not event.is_of_another)
-    return next(own, in_order[0])
+    causes = (event for event in in_order if event.kind in {ERROR, LEFT} and not event.is_of_another)
+    return next(causes, in_order[0])

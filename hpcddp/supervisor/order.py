@@ -88,7 +88,7 @@ def job_record(order: Order, run_dir: str) -> dict[str, Any]:
     }
 
 
-def take_point(order: Order, env: Mapping[str, str], tell: Callable[[str], None]) -> Order:
+def take_index(order: Order, env: Mapping[str, str], tell: Callable[[str], None]) -> Order:
     """The order with the values of this job's index in its command. LaunchError outside of an array."""
     if not order.sweep:
         return order

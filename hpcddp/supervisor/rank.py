@@ -11,8 +11,8 @@ from hpcddp.supervisor.events import GONE, SILENT
 from hpcddp.supervisor.wire import Incoming
 
 if TYPE_CHECKING:
-    import _socket
     import signal
+    import socket
     from collections.abc import Mapping
 else:
     import _signal as signal
@@ -68,7 +68,7 @@ class Rank:
         self.rank, self.host = rank, host
         self.state, self.since = STARTING, now
         self._before = STARTING  # it was lost
-        self.connection: _socket.socket | None = None
+        self.connection: socket.socket | None = None
         self.incoming = Incoming()
         self.heard = self.moved = self.used = self.looked = now
         self.beat = Beat()

@@ -7,9 +7,9 @@ that is silent is a host that cannot be reached, or one that does not run.
 
 from __future__ import annotations
 
-import _socket
 import os
 import select
+import socket
 import time
 from contextlib import suppress
 
@@ -71,30 +71,26 @@ def allow_files(most: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-def open_listener() -> _socket.socket:
-    """On a port that the kernel chooses. It does not block."""
-    has_ipv6 = _has_ipv6()
-    listener = _socket.socket(_socket.AF_INET6 if has_ipv6 else _socket.AF_INET, _socket.SOCK_STREAM)
-    if has_ipv6:
-        listener.setsockopt(_socket.IPPROTO_IPV6, _socket.IPV6_V6ONLY, 0)
-    listener.bind(("", 0))
-    listener.listen(_MOST_WAITING)
+def open_listener() -> socket.socket:
+    """On a port that the kernel chooses, of IPv6 and IPv4. It does not block."""
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    listener = socket.create_server(("", 0), family=family, backlog=_MOST_WAITING, dualstack_ipv6=both)
     listener.setblocking(False)
     return listener
 
 
-def accept(listener: _socket.socket) -> _socket.socket | None:
+def accept(listener: socket.socket) -> socket.socket | None:
     """Who waits to be heard; None: nobody does. OSError if this process may open no more files."""
     try:
-        number, _ = listener._accept()  # type: ignore[attr-defined]  # typeshed has it under socket alone
+        caller, _ = listener.accept()
     except (BlockingIOError, ConnectionAbortedError):
         return None
-    caller = _socket.socket(fileno=number)
     caller.setblocking(False)
     return caller
 
 
-def receive(connection: _socket.socket) -> bytes | None:
+def receive(connection: socket.socket) -> bytes | None:
     """What has come; empty: the other side has ended; None: nothing has."""
     try:
         return connection.recv(65536)
@@ -102,14 +98,6 @@ def receive(connection: _socket.socket) -> bytes | None:
         return None
     except OSError:
         return b""
-
-
-def _has_ipv6() -> bool:
-    with suppress(OSError):
-        probe = _socket.socket(_socket.AF_INET6, _socket.SOCK_STREAM)
-        probe.close()
-        return True
-    return False
 
 
 def find_addresses(env: Mapping[str, str]) -> tuple[str, ...]:
@@ -136,7 +124,7 @@ class Callers:
 
     def __init__(self, poll: select.epoll) -> None:
         self._poll, self._listener = poll, open_listener()
-        self._waiting: dict[int, tuple[_socket.socket, bytes, float]] = {}  # what has come of its line, since when
+        self._waiting: dict[int, tuple[socket.socket, bytes, float]] = {}  # what has come of its line, since when
         self._deaf_until: float | None = None  # None: the listener is listened to
         self._is_full = False  # deaf only until one of those let in is gone
         poll.register(self._listener.fileno(), _READABLE)
@@ -178,7 +166,7 @@ class Callers:
         if self._deaf_until is not None and now >= self._deaf_until and len(self._waiting) < _MOST:
             self._listen()
 
-    def take(self, number: int) -> tuple[_socket.socket, wire.Message | None, bytes] | None:
+    def take(self, number: int) -> tuple[socket.socket, wire.Message | None, bytes] | None:
         """Who has said a first line, the message that it is, if it is one, and what came behind it. None: not yet."""
         caller, text, since = self._waiting[number]
         data = receive(caller)
@@ -200,7 +188,7 @@ class Callers:
         self._deaf_until, self._is_full = None, False
         self._poll.register(self._listener.fileno(), _READABLE)
 
-    def close(self, connection: _socket.socket) -> None:
+    def close(self, connection: socket.socket) -> None:
         """A connection that was let in is over."""
         with suppress(OSError):
             self._poll.unregister(connection.fileno())
@@ -482,8 +470,8 @@ class Reports:
     @property
     def _launcher_ends(self) -> bool:
         """Whether the launcher may have seen a rank that did not end well: it sends signals to the others then."""
-        seen = (event for event in self.events if event.rank not in self.ranks or self.ranks[event.rank].state != HELD)
-        return self._is_ending or any(seen)
+        known = (event for event in self.events if event.rank not in self.ranks or self.ranks[event.rank].state != HELD)
+        return self._is_ending or any(known)
 
     def _find_saving_s(self, now: float) -> float:
         """How long ranks may still save after a signal that a rank has ended by; 0: none does. What came to one rank

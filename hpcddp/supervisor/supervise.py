@@ -26,7 +26,7 @@ from hpcddp.supervisor.follow import (
     BY_SCRIPT,
     FollowUp,
     MovingEnd,
-    ask_beside,
+    ask_in_thread,
     find_end,
     find_job_of_script,
     is_ending,
@@ -34,7 +34,7 @@ from hpcddp.supervisor.follow import (
 )
 from hpcddp.supervisor.leftover import end_left
 from hpcddp.supervisor.line import name_hosts
-from hpcddp.supervisor.order import take_point
+from hpcddp.supervisor.order import take_index
 from hpcddp.supervisor.program import WISHES, Ended, LauncherProcess, Output, Passing, Signals, watch
 from hpcddp.supervisor.reports import Reports, allow_more_files
 from hpcddp.supervisor.teardown import Teardown
@@ -71,12 +71,12 @@ class StopRequest:
         self._taken: SimpleQueue[None] | None = None  # of the last look, once it is over
 
     def look(self) -> None:
-        """Send this process a SIGTERM if somebody has asked; each request counts once. The folder is looked at beside
-        this process: where its file system hangs, the ranks would not be heard, and end themselves."""
+        """Send this process a SIGTERM if somebody has asked; each request counts once. The folder is looked at in a
+        thread: where its file system hangs, the ranks would not be heard, and end themselves."""
         if self._clock() < self._next or (self._taken is not None and self._taken.empty()):
             return
         self._next = self._clock() + LOOK_S
-        self._taken = ask_beside(self._take)
+        self._taken = ask_in_thread(self._take)
 
     def _take(self) -> None:
         if os.path.exists(self._path):
@@ -87,9 +87,9 @@ class StopRequest:
 
 #: The variable with the folder of the copied data: of all attempts, in the script; of this one, in the ranks.
 STAGED = "HPCDDP_STAGED"
-_OWN_FILES = 256
+_MORE_FILES = 256
 #: For what ends by itself: the ssh to each host with which an mpirun has started its daemon is there a moment longer.
-_REST_S = 5.0
+_EXIT_S = 5.0
 _SETTLE_S = 1.0  # in which every process has what a scheduler sends to all of them
 _FULL_PAUSE_S = 5.0  # between two tries to write to a run folder that is full
 #: The status of a job that has lost ranks where its launcher gives 0, as Open MPI 5 does: that of a killed process.
@@ -99,7 +99,7 @@ _LOST = 137
 def supervise(order: Order, script: str, env: Mapping[str, str], spell: Callable[[str], bytes]) -> int:
     """The exit status of the job. `spell`: how something that is told looks on stderr.
 
-    The errors of `check_started_agent`, `take_point`, `find_job_of_script` and `begin`: then nothing was started.
+    The errors of `check_started_agent`, `take_index`, `find_job_of_script` and `begin`: then nothing was started.
     """
     check_started_agent(env, order.line.agent, order.line.nodes)
     signals, output = Signals(), Output()
@@ -117,7 +117,7 @@ def _run_job(
     output: Output,
     tell: Callable[[str], None],
 ) -> int:
-    order = take_point(order, env, tell)
+    order = take_index(order, env, tell)
     job = find_job_of_script(order.scheduler, env)
     by_hand = env.get(BY_HAND) == str(os.getpid())
     begun = begin(order, env["HPCDDP_RUN_DIR"], job, env, script, tell, by_hand=by_hand)
@@ -208,7 +208,7 @@ class Start:
     ) -> None:
         self._recovery, self._by_hand = recovery, by_hand
         self._order, self._env, self._job, self._signals, self._output = order, env, job, signals, output
-        self._files = allow_more_files((order.line.world_size or 1) + _OWN_FILES)  # one for each rank
+        self._files = allow_more_files((order.line.world_size or 1) + _MORE_FILES)  # one for each rank
         self._reports, self._follow_up, self._end, self._tell = reports, follow_up, end, tell
 
     def run(self, attempt: AttemptFolder, staged: str) -> Ended:
@@ -244,7 +244,7 @@ class Start:
                 hear, these = self._follow_up.hear, of_ranks if program is launch else None
                 ended = watch(launcher, self._signals, warned, tell, hear, these, self._look_around)
                 marks = {name: env[name] for name in ("HPCDDP_RUN_DIR", "HPCDDP_ATTEMPT")}
-                end_left(marks, env, tell, rest_s=_REST_S if ended.cause is None else 0.0)
+                end_left(marks, env, tell, rest_s=_EXIT_S if ended.cause is None else 0.0)
                 launcher.finish_output()
                 if ended.status and program is stage:
                     tell(f"the data could not be copied to the nodes (status {ended.status}); no rank was started")
@@ -308,7 +308,7 @@ class Start:
         if self._end.look() and self._end.end.at is not None:
             self._tell(f"the job ends at {self._end.end} now")
             self._reports.tell_end(self._end.end.at)
-            ask_beside(self._note_end)  # a file system may hang
+            ask_in_thread(self._note_end)  # a file system may hang
 
     def _warn_at(self) -> int | None:
         """When the ranks are warned, as the job file's signal asks."""

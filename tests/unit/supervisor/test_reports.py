@@ -658,7 +658,7 @@ def test_a_rank_that_left_early_is_the_cause_of_what_the_others_say(ranks_with: 
     report_end(ranks, third, 0)
     report_end(ranks, second, 1 << 8, "RuntimeError: Connection closed by peer")
     swept = ranks.reports.ranks[0]
-    ranks.reports._leave(swept)  # the launcher has ended it, and the process beside it
+    ranks.reports._leave(swept)  # the launcher has ended it, and its agent
     ranks.reports.settle()
     assert ranks.kinds() == [(ERROR, 1), (GONE, 0), (LEFT, 2)]
     cause = find_first_cause(ranks.reports.events)
@@ -669,7 +669,7 @@ def test_a_rank_that_left_early_is_the_cause_of_what_the_others_say(ranks_with: 
 def test_a_rank_that_ends_alone_with_the_status_of_an_unfinished_run_is_the_cause(
     ranks_with: Callable[[float], Ranks],
 ):
-    """Its launcher ends the others, and the processes beside them, for that status."""
+    """Its launcher ends the others, and their agents, for that status."""
     ranks = ranks_with(LONG_S)
     ranks.start("n0")
     report_end(ranks, ranks.start("n1"), 85 << 8)
