@@ -59,7 +59,7 @@ class Page:
         return f"/proc/{os.getpid()}/fd/{self.file}"
 
     def write(self, step: int, moves: int, looks: int, uses: int = 0) -> None:
-        """The rank's part."""
+        """Write the rank's part."""
         os.pwrite(self.file, f"{step:020d} {moves:020d} {looks:020d} {uses:020d}\n".encode(), 0)
 
     def read(self) -> Beat:
@@ -87,19 +87,20 @@ class Page:
         self._write_time(at, _END_AT)
 
     def read_end(self) -> float | None:
-        """None: nothing was said since the start."""
+        """When the job ends; None: nothing was said since the start."""
         return self._read_time(_END_AT)
 
     def write_lease(self, until: float) -> None:
-        """By when the rank ends itself, on the monotonic clock of this host, if no later time is written by then."""
+        """Write by when the rank ends itself, on the monotonic clock of this host, if no later time is written by
+        then."""
         self._write_time(until, _LEASE_AT)
 
     def read_lease(self) -> float | None:
-        """None: it may live for ever."""
+        """By when the rank ends itself; None: it may live for ever."""
         return self._read_time(_LEASE_AT)
 
     def _write_time(self, at: float, where: int) -> None:
-        """By the agent: the page is as old as before, for the rank has said nothing."""
+        """Write the agent's part: the page is as old as before, for the rank has said nothing."""
         touched = os.fstat(self.file)
         os.pwrite(self.file, f"{at:020.1f}\n".encode(), where)
         os.utime(self.file, ns=(touched.st_atime_ns, touched.st_mtime_ns))

@@ -41,7 +41,7 @@ _ITSELF = 1.1  # of the lease, after which the rank ends itself if this process 
 
 
 class Agent:
-    """Of one rank. Nothing is said where no supervisor listens, or where this host cannot reach it."""
+    """The agent of one rank. It says nothing where no supervisor listens, or where this host cannot reach it."""
 
     def __init__(self, attempt: AttemptFolder, rank: int, world_size: int, host: str, env: Mapping[str, str]) -> None:
         """`env`: of this process."""
@@ -70,25 +70,25 @@ class Agent:
         return self._page.path if self._page is not None else ""
 
     def start(self, program: int, give: Callable[[int], None] = lambda _: None) -> None:
-        """The rank has started, as this process. What follows is done in a thread. `give`: hands it a signal."""
+        """Begin to tell of the rank, in a thread. `program`: its process. `give`: hands it a signal."""
         self._program, self._give = program, give
         if self._listener is not None:
             _thread.start_new_thread(self._beat, (self._listener,))
 
     def note_signal(self, number: int) -> None:
-        """A signal came to the rank, or to its agent."""
+        """Tell the supervisor of a signal that came to the rank, or to its agent."""
         with self._lock:
             self._signals.append(number)
             with suppress(OSError):
                 self._send_signals()
 
     def refuse(self, status: int, why: str) -> None:
-        """The rank was not started; `status`: the exit status instead of its."""
+        """Tell that the rank was not started; `status`: the exit status of this process."""
         self.start(0)
         self.end(status << 8, why)
 
     def end(self, status: int, error: str) -> None:
-        """The rank has ended with this wait status; `error`: the last line of its output, of one that failed."""
+        """Tell that the rank has ended with this wait status; `error`: the last line of its output, if it failed."""
         until = time.monotonic() + _LAST_WORD_S
         while self._listener is not None and self._socket is None and time.monotonic() < until:
             time.sleep(0.01)  # it ended before the supervisor was reached
@@ -112,7 +112,7 @@ class Agent:
             self._socket.close()
 
     def wait_for_savers(self) -> None:
-        """The rank has ended by a signal: this process does not yet, where other ranks still save at it."""
+        """Stay, once the rank has ended by a signal, where other ranks still save at it."""
         if self._wait_s and self._socket is not None:
             with suppress(OSError):
                 self._socket.settimeout(self._wait_s)
@@ -120,8 +120,8 @@ class Agent:
                     pass
 
     def end_left(self, tell: Callable[[str], None]) -> None:
-        """The rank has ended, and the supervisor knows it: what the rank has started ends, too. On the other hosts
-        nobody else does it. A launcher that ends this process, since a rank has failed, gives it no long time."""
+        """End what the rank has started, once it has ended and the supervisor knows it: on the other hosts nobody else
+        does. A launcher that ends this process, since a rank has failed, gives it no long time."""
         if self.path:
             end_left(self._marks, self._env, tell, f"rank {self._rank}", _EXIT_S, _GRACE_S)
             if self._alive is not None:
@@ -130,10 +130,10 @@ class Agent:
                     os.write(self._alive, b"done\n")
 
     def outlive(self) -> None:
-        """A process ends what the rank has started where this one is killed, as launchers do with all ranks once one
-        has failed: nobody else on this host does it. It waits for the end of a pipe, in a session of its own, holds
-        nothing open that a launcher waits for, and does not hear the signals that a scheduler sends to all processes of
-        a job."""
+        """Start a process that ends what the rank has started if this one is killed, as launchers do with all ranks
+        once one has failed: nobody else on this host does it. It waits for the end of a pipe, in a session of its own,
+        holds nothing open that a launcher waits for, and does not hear the signals that a scheduler sends to all
+        processes of a job."""
         if not self.path:
             return
         ends, self._alive = os.pipe()
@@ -193,7 +193,7 @@ class Agent:
         return None
 
     def _converse(self, connection: _socket.socket, listener: wire.Listener) -> None:
-        """Until the connection breaks, or the rank is to end."""
+        """Talk to the supervisor until the connection breaks, or the rank is to end."""
         poll = select.poll()
         poll.register(connection.fileno(), select.POLLIN)
         incoming = wire.Incoming()
@@ -254,7 +254,7 @@ class Agent:
                 self._page.write_end(message.at)
 
     def _note_heard(self, listener: wire.Listener) -> None:
-        """From now on the lease counts; the rank is told, too: this process may be stopped while the rank is not."""
+        """Begin the lease anew, also on the rank's page: this process may be stopped while the rank is not."""
         self._heard = time.monotonic()
         if listener.lease_s and self._page is not None:
             with suppress(OSError):
@@ -270,7 +270,7 @@ class Agent:
             self._end_rank()
 
     def _end_rank(self) -> None:
-        """The rank, and what it has started. The agent sees that, and ends too."""
+        """Kill the rank, and what it has started. `wait` sees that, and this process ends too."""
         if self.was_ended or self._is_over:
             return
         self.was_ended = True
@@ -365,9 +365,8 @@ class Program:
         that is only counted."""
         with self._lock:
             ranks: list[int] = []
-            if way == BY_WORD and self._rank_marks and _choose_signal(self.process, number) != number:
-                # torchrun passes on no signal but SIGTERM and those of a terminal
-                ranks = find_marked(self.process, self._rank_marks) if number not in _OF_TERMINAL else []
+            if way == BY_WORD and self._rank_marks and number not in _OF_TERMINAL and _ends_by(self.process, number):
+                ranks = find_marked(self.process, self._rank_marks)  # torchrun passes on SIGTERM, and would end
             if way == BY_WORD and not ranks:
                 number = _choose_signal(self.process, number)
             if self._is_over or not self._count.is_new(number, way) or way == TO_ALL:
@@ -427,8 +426,13 @@ class Program:
 
 def _choose_signal(process: int, number: int) -> int:
     """The signal itself, or SIGTERM for a process that catches that and would end by this one."""
-    would_end = number in _OF_TERMINAL or not _handles(process, number, b"SigCgt", b"SigIgn", b"SigBlk")
+    would_end = number in _OF_TERMINAL or _ends_by(process, number)
     return signal.SIGTERM if would_end and _handles(process, signal.SIGTERM, b"SigCgt") else number
+
+
+def _ends_by(process: int, number: int) -> bool:
+    """Whether the process neither catches, ignores nor blocks the signal."""
+    return not _handles(process, number, b"SigCgt", b"SigIgn", b"SigBlk")
 
 
 def find_marked(process: int, marks: tuple[str, ...]) -> list[int]:
@@ -473,14 +477,14 @@ def end_alike(status: int) -> NoReturn:
 
 
 def _leave(status: int) -> NoReturn:
-    """Without taking the interpreter apart, which nobody waits for in exec's other form either."""
+    """End at once, without taking the interpreter apart: nobody needs that, and it takes time."""
     with suppress(OSError):
         sys.stdout.flush()
     os._exit(status)
 
 
 class Stderr:
-    """Rank 0's stderr on its way to the job's output, without torch's warning about an address without a name."""
+    """Pass rank 0's stderr on to the job's output, without torch's warning about an address without a name."""
 
     def __init__(self, output: int) -> None:
         self._output = output

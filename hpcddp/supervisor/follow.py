@@ -95,9 +95,9 @@ def find_end(job: CurrentJob, env: Mapping[str, str], walltime_s: int | None, *,
     asked for by hand, in an allocation, may come before the allocation's."""
     row = find_scheduler(job.scheduler)
     by_script = None if walltime_s is None else End(_script_start() + walltime_s, BY_SCRIPT)
-    told = read_number(env.get(row.variables.end, "")) if row.variables.end else None
-    if told is not None:
-        end = End(told, f"as {row.variables.end} says")
+    at = read_number(env.get(row.variables.end, "")) if row.variables.end else None
+    if at is not None:
+        end = End(at, f"as {row.variables.end} says")
     elif job.id and (answer := ask_about(job.scheduler, job.id, env, _PATIENCE_S)) is not None:
         said = row.commands.parse_end(answer)
         end = End(said, f"as {row.commands.state[0]} says")

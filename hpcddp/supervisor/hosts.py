@@ -56,7 +56,7 @@ class Check(Record):
 
 
 def list_checks(order: Order) -> list[Check]:
-    """In the order in which they are made, after those of the attempt."""
+    """The checks of the job, in order; those of the attempt come first."""
     checks = list[Check]()
     gpus = order.line.gpus_per_node
     if gpus:
@@ -91,13 +91,13 @@ def folder_checks(attempt: AttemptFolder) -> list[Check]:
 
 
 def list_hosts(env: Mapping[str, str]) -> tuple[str, ...]:
-    """Those of the job, as its scheduler names them; empty where none are known."""
+    """The hosts of the job, as its scheduler names them; empty where none are known."""
     allocation = find_allocation(env)
     return tuple(name for name, _ in (allocation.hosts or ())) if allocation is not None else ()
 
 
 class Hosts:
-    """Of one job; `names` in its order, with the host of the script first. None are known on one machine."""
+    """The hosts of one job; `names` in its order, with the host of the script first. None are known on one machine."""
 
     def __init__(
         self, job: CurrentJob, env: Mapping[str, str], checks: list[Check], tell: Callable[[str], None]
@@ -140,7 +140,7 @@ class Hosts:
 
     def check_here(self, attempt: AttemptFolder) -> str:
         """Why no ranks may be started on this machine, the only host that there is; "": it is well. One of our own
-        checks that fails here fails everywhere, and is told and not believed."""
+        checks that fails here fails everywhere, and is printed and not believed."""
         for check in (*folder_checks(attempt), *self._checks):
             if not self._ask([os.uname().nodename], check.words):
                 continue
@@ -152,9 +152,9 @@ class Hosts:
         return ""
 
     def choose(self, usable: tuple[str, ...], fits: tuple[int, ...]) -> tuple[str, ...]:
-        """As many of the usable hosts as the request can have, without those that were blamed twice if it works out
-        without them. Empty: it does not work out."""
-        first = self.names[0]  # the script is there, and what it told the ranks of their rendezvous
+        """Choose as many of the usable hosts as the request can have, without those that were blamed twice if it works
+        out without them. Empty: it does not work out."""
+        first = self.names[0]  # the script is there, and the address of the rendezvous
         good = [name for name in usable if name == first or self._blamed.get(name, 0) < _MOST_BLAMED]
         for candidates in (good, list(usable)):
             count = max((number for number in fits if number <= len(candidates)), default=0)
@@ -201,7 +201,7 @@ class Hosts:
         return [w.replace("{job}", self._job.id).replace("{host}", name).replace("{kept}", left) for w in words]
 
     def _doubt(self, names: list[str], why: str) -> None:
-        """As if these had been blamed already; but for the first host, which is always one of those chosen."""
+        """Count these as blamed already, but for the first host, which is always one of those chosen."""
         for name in names:
             if name != self.names[0] and self._blamed.get(name, 0) < _MOST_BLAMED:
                 self._blamed[name] = _MOST_BLAMED
@@ -259,16 +259,16 @@ def reach_hosts(
     scheduler: str, launcher: str, attempt: AttemptFolder, env: Mapping[str, str], tell: Callable[[str], None]
 ) -> dict[str, str]:
     """Variables by which this launcher reaches the other hosts of the job. Empty where it needs none, or somebody has
-    chosen before, or nothing can be done, which is told."""
-    told = find_scheduler(scheduler).commands.remote_shell
+    chosen before, or nothing can be done, which is printed."""
+    row = find_scheduler(scheduler).commands.remote_shell
     shell = LAUNCHERS[launcher].remote_shell if launcher in LAUNCHERS else ()
-    if told is None or not shell or any(env.get(name) for name, _ in shell):
+    if row is None or not shell or any(env.get(name) for name, _ in shell):
         return {}
     host = _find_unreached(env)
     if host is None:
         return {}
-    program = told.program
-    path = shutil.which(program, path=f"{env.get('PATH', '')}:{env.get(told.home_variable) or told.home}/bin")
+    program = row.program
+    path = shutil.which(program, path=f"{env.get('PATH', '')}:{env.get(row.home_variable) or row.home}/bin")
     if path is None:
         tell(
             f"warning: ssh does not reach {host}, and {program} is not on PATH: {launcher} starts processes on other"
@@ -283,7 +283,7 @@ def reach_hosts(
     try:
         file = os.open(wrapper, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o700)
         with os.fdopen(file, "w") as script:
-            script.write(told.script.format(program=shlex.quote(path)))
+            script.write(row.script.format(program=shlex.quote(path)))
     except OSError as error:
         tell(f"warning: ssh does not reach {host}, and {wrapper} cannot be written: {error.strerror}")
         return {}

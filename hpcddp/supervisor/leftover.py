@@ -59,7 +59,7 @@ def end_left(
 
 
 def _wait_for(marks: Mapping[str, str], env: Mapping[str, str], at_most_s: float) -> list[int]:
-    """Those that are still there then."""
+    """The processes that are still there then."""
     end = time.monotonic() + at_most_s
     while (left := find_left(marks, env)) and time.monotonic() < end:
         time.sleep(0.05)

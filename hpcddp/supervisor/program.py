@@ -109,7 +109,7 @@ class LauncherProcess:
     def _become(
         self, words: list[str], env: Mapping[str, str], writes: int, files: int | None, *, apart: bool
     ) -> NoReturn:
-        """In the new process."""
+        """Become the launcher, in the new process."""
         try:
             if apart:
                 os.setpgid(0, 0)
@@ -125,8 +125,8 @@ class LauncherProcess:
             _end_with_parent(self._parent)
             os.execvpe(words[0], words, dict(env))
         except OSError as error:
-            told = f"hpcddp: {words[0]} cannot be run: {error.strerror}\nhint: {_HINT}\n"
-            os.write(2, told.encode(errors="replace"))
+            text = f"hpcddp: {words[0]} cannot be run: {error.strerror}\nhint: {_HINT}\n"
+            os.write(2, text.encode(errors="replace"))
         finally:
             os._exit(127)
 
@@ -146,7 +146,7 @@ class LauncherProcess:
 
     @property
     def status(self) -> int:
-        """Of a launcher that has ended."""
+        """The exit status of a launcher that has ended."""
         assert self._ended is not None
         return self._ended if self._ended >= 0 else 128 - self._ended
 
@@ -172,12 +172,12 @@ class LauncherProcess:
 
 class _Waiting(Record):
     """A signal on its way. `due`: when it is passed on, on the monotonic clock. `answer`: where the scheduler's answer
-    comes. `is_told`: whether people were told of it."""
+    comes. `is_printed`: whether it was printed already."""
 
     number: int
     due: float
     answer: SimpleQueue[bool | None] | None = None
-    is_told: bool = False
+    is_printed: bool = False
 
 
 class Passing:
@@ -205,14 +205,14 @@ class Passing:
     def hear(self, number: int) -> None:
         """A signal came to this process."""
         answer = ask_in_thread(self._is_ending) if self._is_ending is not None and number == signal.SIGTERM else None
-        is_told = self.by_hand and number == signal.SIGINT
-        self._waiting.append(_Waiting(number, time.monotonic() + self._settle_s, answer, is_told))
-        if is_told:
+        is_printed = self.by_hand and number == signal.SIGINT
+        self._waiting.append(_Waiting(number, time.monotonic() + self._settle_s, answer, is_printed))
+        if is_printed:
             self._tell("Ctrl-C: the ranks save and stop; once more kills them")
 
     def warn(self) -> None:
         """The ranks get SIGUSR1 now."""
-        self._waiting.insert(0, _Waiting(signal.SIGUSR1, time.monotonic(), is_told=True))
+        self._waiting.insert(0, _Waiting(signal.SIGUSR1, time.monotonic(), is_printed=True))
         self._tell("the ranks are warned: SIGUSR1 is sent, as the job file's signal asks")
 
     def look(self, launcher: LauncherProcess) -> float:
@@ -247,7 +247,7 @@ class Passing:
             self._say(one, "the ranks ended")
 
     def _say(self, one: _Waiting, what: str) -> None:
-        if not one.is_told:
+        if not one.is_printed:
             self._tell(f"{name_signal(one.number)} came: {what}")
 
 
@@ -262,7 +262,7 @@ def watch(
 ) -> Ended:
     """Wait for the launcher's end, or bring it about where ranks do not end well. `of_ranks`: None where it starts
     none: it gets SIGTERM for each signal that comes. `warn_at`: when the ranks are warned, in seconds since 1970; it
-    may move. `came`: is told of each signal that came. `idle` is called again and again.
+    may move. `came`: is called with each signal that came. `idle` is called again and again.
     """
     passing, teardown = of_ranks or (None, None)
     poll = _poll(launcher.entry, signals.entry, *([teardown.entry] if teardown else []))
@@ -316,14 +316,14 @@ def _poll(*entries: int) -> select.poll:
 
 
 def _open_log(path: str) -> int | None:
-    """None if it cannot be written: the job's output has it all."""
+    """Open the log; None if it cannot be written: the job's output has it all."""
     with suppress(OSError):
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     return None
 
 
 def _end_with_parent(parent: int) -> None:
-    """Whatever ends the supervisor, SIGKILL too, ends the launcher, which then ends its ranks."""
+    """Have the launcher end, and so its ranks, whatever ends the supervisor, SIGKILL too."""
     with suppress(ImportError, OSError, AttributeError):
         import ctypes
 
@@ -371,7 +371,7 @@ class Writer:
 
 
 class Output:
-    """Of one job: what it prints, and the launcher's log, which does not wait for who reads the other."""
+    """The output of one job: what it prints, and the launcher's log, which does not wait for who reads the other."""
 
     def __init__(self) -> None:
         self._printed, self._logged = Writer(), Writer()

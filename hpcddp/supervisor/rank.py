@@ -62,7 +62,7 @@ STATES = {
 
 
 class Rank:
-    """Of one attempt. Times are of the monotonic clock."""
+    """A rank of one attempt. Times are of the monotonic clock."""
 
     def __init__(self, rank: int, host: str, now: float) -> None:
         self.rank, self.host = rank, host
@@ -81,7 +81,7 @@ class Rank:
         self.is_noted = False  # whether there is an event about it
 
     def change(self, what: str, now: float) -> bool:
-        """This happens to it. Whether that is an event."""
+        """Note what happens to it. Whether that is an event."""
         after = STATES[self.state].next.get(what, self.state)
         if after == self.state:
             return False
@@ -92,7 +92,7 @@ class Rank:
         return STATES[self.state].is_event
 
     def forgive(self, now: float) -> None:
-        """Nobody could be heard until now."""
+        """Count its times from now: nobody could be heard until now."""
         self.heard = self.moved = self.used = self.looked = self.since = now
 
     @property
@@ -120,8 +120,9 @@ class Rank:
 
     @property
     def others_save_until(self) -> float:
-        """At most, of a rank that is held. One that failed behind a signal that is no wish to end the job may have
-        saved, trained on and failed: the others would wait for it, and get as long again as it took."""
+        """Until when others may save, of a rank that is held. One that failed behind a signal that is no wish to end
+        the job may have saved, trained on and failed: the others would wait for it, and get as long again as it
+        took."""
         if self.status is None or self.is_well or self.signal in _WISHES or os.WIFSIGNALED(self.status):
             return float("inf")
         return self.heard + max(self.heard - self.signals[self.signal], _LEAST_SAVES_S)

@@ -39,14 +39,14 @@ _LEAST_LEFT_S = 60  # before the job's end: a start and a step would not fit
 
 class Saved(Record):
     """A checkpoint. `nth`: of the job's runs, its own being the first; 0: there is none, and `step` is what the ranks
-    told."""
+    said."""
 
     nth: int
     step: int
 
 
 class Recovery:
-    """Of one job."""
+    """What has happened to one job, and what is done about it."""
 
     def __init__(
         self,
@@ -74,15 +74,15 @@ class Recovery:
         self.chosen = names[:nodes] if len(names) > nodes else ()  # (): as the script has it
 
     def goes_on(self, attempt: AttemptFolder, cause: Event, end: End, suspects: set[str]) -> bool:
-        """Whether the ranks are started again, on the hosts `chosen` then; why not is told. `suspects`: hosts that the
-        attempt has lost."""
+        """Whether the ranks are started again, on the hosts `chosen` then; why not is printed. `suspects`: hosts that
+        the attempt has lost."""
         self._full_tries = 0
         self._tell(f"the first cause: {cause}")
         why_not = self._judge(attempt, cause, end)
         if why_not:
             self._tell(f"the ranks are not started again: {why_not}")
             return False
-        # a broken GPU is told of by an error, too: a bug would come again at the same step, or on other hosts
+        # a broken GPU shows as an error, too: a bug would come again at the same step, or on other hosts
         is_of_host = (cause.is_loss or cause.kind == ERROR) and cause.kind != UNHEARD and not self.is_too_few
         if is_of_host and cause.host and cause.is_sure and not cause.is_of_another:
             self._hosts.blame(cause.host)
@@ -138,7 +138,7 @@ class Recovery:
         crash = (cause.kind, cause.status, saved)
         steps = [at for kind, status, at, before in self._crashes if (kind, status, before) == crash]
         self._crashes.append((cause.kind, cause.status, cause.step, saved))
-        # the step that a rank told last may be some behind where it crashed
+        # the step that a rank sent last may be some behind where it crashed
         alike = [at for at in steps if at == cause.step or (cause.is_by_itself and (saved.step or at > cause.step))]
         if len(alike) < _MOST_CRASHES:
             return ""
@@ -162,8 +162,8 @@ class Recovery:
 
     def begin_again(self, attempt: AttemptFolder) -> AttemptFolder | None:
         """The next attempt, which takes the run from this one: whatever is left of it writes no more. None if that
-        cannot be done, which is told: another job has taken the run, or its folder is full. `is_full`: it may have room
-        again in a moment."""
+        cannot be done, and why is printed: another job has taken the run, or its folder is full. `is_full`: it may have
+        room again in a moment."""
         new = self._next if self._full_tries else None
         try:
             new = self._next = new or attempt.run.attempt(number_attempt(attempt.run, self._job.name))

@@ -143,7 +143,8 @@ class Callers:
         return number in self._waiting
 
     def accept(self, now: float) -> None:
-        """Those that call. An error is of one moment: a caller has vanished, or this process may open no more files."""
+        """Let in those that call. An error is of one moment: a caller has vanished, or this process may open no more
+        files."""
         try:
             while not self._is_full:
                 caller = accept(self._listener)
@@ -195,7 +196,7 @@ class Callers:
         connection.close()
 
     def close_all(self) -> None:
-        """Nobody is let in any more."""
+        """Let nobody in any more."""
         for caller, _, _ in self._waiting.values():
             caller.close()
         self._listener.close()
@@ -205,9 +206,9 @@ class Callers:
 
 
 def find_absent(ranks: Mapping[int, Rank], world_size: int, waited_s: float, now: float, records: str) -> Event | None:
-    """A launcher may wait for a host for ever, and the ranks that are there for those that are not. None: all are
-    there, or those that are do not wait. `world_size`: 0 as long as no rank has said it. `records`: the folder in which
-    each rank that is started leaves a file."""
+    """Find ranks that are not there while the launcher waits for a host, or the ranks that are there for the others.
+    None: all are there, or those that are do not wait. `world_size`: 0 as long as no rank has said it. `records`: the
+    folder in which each rank that is started leaves a file."""
     if not ranks:
         if has_files(records):  # they were started, and cannot call here
             return None
@@ -235,8 +236,8 @@ _NAP_S = 1.0  # between two looks, where nothing comes
 
 
 class Reports:
-    """Of one attempt at a time. `limit_s`: how long ranks may be silent, or make no step, before it is an event; 0: for
-    ever. `clock`: seconds, from anywhere."""
+    """The ranks of one attempt at a time. `limit_s`: how long ranks may be silent, or make no step, before it is an
+    event; 0: for ever. `clock`: seconds, from anywhere."""
 
     def __init__(self, limit_s: float, env: Mapping[str, str], clock: Callable[[], float] = time.monotonic) -> None:
         self._limit_s, self._clock = limit_s, clock
@@ -269,7 +270,7 @@ class Reports:
         return {event.host for event in self.events if event.kind in {GONE, SILENT}}
 
     def open(self, attempt: AttemptFolder) -> None:
-        """The ranks of this attempt are started next; those of others are told to end."""
+        """Expect the ranks of this attempt; those of others are to end."""
         self.end_all()
         self._attempt, self._is_ending, self.is_deaf = attempt.name, False, False
         self._stuck = StuckDetector(self._limit_s)
@@ -282,7 +283,7 @@ class Reports:
             wire.write_listener(attempt, self._address)
 
     def read(self) -> None:
-        """Whatever has come."""
+        """Read what has come."""
         self._forgive_pause()
         for number, _ in self._poll.poll(0):
             if number == self._callers.listener:
@@ -293,7 +294,7 @@ class Reports:
                 self._hear(self._connected[number])
 
     def look(self) -> None:
-        """What nobody says: who is silent, gone or stuck."""
+        """Find what nobody says: who is silent, gone or stuck."""
         self._forgive_pause()
         now = self._clock()
         self._callers.look(now)
@@ -308,7 +309,7 @@ class Reports:
         self._look_for_stuck(now)
 
     def settle(self) -> None:
-        """The attempt ends, for what is known: a rank that is late with its word may be the cause of it."""
+        """Judge the ranks at the attempt's end: one that is late with its word may be the cause of it."""
         now = self._clock()
         first = min((event.at for event in self.events), default=now)
         unexplained = bool(self.events) and all(event.is_of_another for event in self.events)
@@ -331,26 +332,26 @@ class Reports:
                 self._add(one, SILENT, heard)
 
     def end_all(self) -> None:
-        """Every rank is to end at once; what still calls is told the same."""
+        """End every rank at once, also those that still call."""
         self._is_ending = True
         self._let_end()
         for one in self._connected.values():
             self._say(one, wire.End())
 
     def close(self) -> None:
-        """Nobody is heard any more."""
+        """Hear nobody any more."""
         for one in list(self._connected.values()):
             self._leave(one)
         self._callers.close_all()
         self._poll.close()
 
     def tell_end(self, at: float) -> None:
-        """The job's end is another one now, in seconds since 1970."""
+        """Tell the ranks that the job ends at another time now, in seconds since 1970."""
         for one in self._connected.values():
             self._say(one, wire.Until(at))
 
     def give(self, number: int) -> None:
-        """Every rank gets this signal once, also one that calls later."""
+        """Give every rank this signal once, also one that calls later."""
         self._signals.append((number, self._clock()))
         for one in self._connected.values():
             self._give(one, len(self._signals))
@@ -376,8 +377,8 @@ class Reports:
         return len(self.ranks) == self._world_size > 0 and all(one.is_well for one in self.ranks.values())
 
     def _forgive_pause(self) -> None:
-        """Where this process did not run itself, as in a job that is suspended, nobody has been silent for longer; the
-        others may run again only after it."""
+        """Start all clocks anew where this process did not run itself, as in a job that is suspended, nobody has been
+        silent for longer; the others may run again only after it."""
         now = self._clock()
         paused = now - self._awake > 2 * self._address.every_s + _NAP_S
         self._awake = now

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 def find_odd(ranks: list[Rank]) -> tuple[list[Rank], bool]:
-    """Those that stand where few others do, and do not wait for others if some do not: those wait for them; and whether
-    that names one host. Where it tells none from the others: the first one."""
+    """Find those that stand where few others do, and do not wait for others if some do not: those wait for them; and
+    whether that names one host. Where it tells none from the others: the first one."""
     left = ranks
     for waits in (WAITS, MAY_WAIT):
         left = [one for one in left if one.place.waits < waits] or left
@@ -36,7 +36,7 @@ _BUSY = 10  # times as long, for ranks that stand and use the processor
 
 
 class StuckDetector:
-    """Of one attempt. `limit_s`: how long all ranks may make no step at least; 0: for ever."""
+    """Judges the ranks of one attempt. `limit_s`: how long all ranks may make no step at least; 0: for ever."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
@@ -45,7 +45,7 @@ class StuckDetector:
         self._has_stepped = False  # more than once: the first step of an attempt compiles
 
     def note(self, one: Rank, beat: Beat, now: float) -> None:
-        """What this rank says of itself."""
+        """Note what this rank says of itself."""
         before, one.beat = one.beat, beat
         # a page is made at some time, too; and the runtime writes to it when it is left
         touches = one.state != CLOSED and not (beat.looks or before.looks) and before.touched not in {0, beat.touched}
@@ -70,8 +70,8 @@ class StuckDetector:
             self._has_stepped = True
 
     def find_stuck(self, ranks: Collection[Rank], now: float) -> tuple[list[Rank], float, bool]:
-        """Those that the others wait for, if no rank gets on, since when, and whether it is known that these are the
-        ones; empty: some rank does."""
+        """Find those that the others wait for, if no rank gets on, since when, and whether it is known that these are
+        the ones; empty: some rank does."""
         there = [one for one in ranks if one.is_there]
         opened = [one for one in there if one.has_opened]
         if not self._limit_s or not opened or any(one.state == CLOSED for one in there):
@@ -93,7 +93,7 @@ class StuckDetector:
 
 
 def _find_unopened(ranks: Iterable[Rank], there: list[Rank]) -> list[Rank]:
-    """Those that have not opened the runtime and run or have ended well, while the others that have wait for them:
+    """Find those that have not opened the runtime and run or have ended well, while the others that have wait for them:
     nobody makes a step before."""
     if any(one.beat.step for one in there) or not any(one.beat.looks for one in there):
         return []

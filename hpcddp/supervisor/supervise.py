@@ -97,7 +97,7 @@ _LOST = 137
 
 
 def supervise(order: Order, script: str, env: Mapping[str, str], spell: Callable[[str], bytes]) -> int:
-    """The exit status of the job. `spell`: how something that is told looks on stderr.
+    """The exit status of the job. `spell`: how a message looks on stderr.
 
     The errors of `check_started_agent`, `take_index`, `find_job_of_script` and `begin`: then nothing was started.
     """
@@ -255,7 +255,7 @@ class Start:
 
     def find_next(self, attempt: AttemptFolder, ended: Ended) -> AttemptFolder | Ended:
         """The attempt that follows in the same job, once this one has ended so; or how the job has ended, which signals
-        that came since may have changed. Why no other attempt follows is told."""
+        that came since may have changed. Why no other attempt follows is printed."""
         recovery, cause = self._recovery, ended.cause
         if recovery is None or cause is None:
             return ended
@@ -294,7 +294,7 @@ class Start:
         return changed
 
     def hear(self, when: str) -> Ended | None:
-        """The last signal that has come while no rank runs; each is told. None: none has."""
+        """The last signal that has come while no rank runs; each is printed. None: none has."""
         ended = None
         for number in self._signals.read():
             self._follow_up.hear(number)
@@ -316,18 +316,18 @@ class Start:
         return at - warns_s if warns_s and at is not None else None
 
     def _note_end(self) -> None:
-        """For people who look at the run from elsewhere; the job does not depend on it."""
+        """Write the end down for people who look at the run from elsewhere; the job does not depend on it."""
         end, job = self._end.end, self._job
         with suppress(OSError):
             note_job_end(self._attempt, JobEnd(job.scheduler, job.id, end.at, end.source, self._warn_at()))
 
 
 def _variables(attempt: AttemptFolder, staged: str, end: End, env: Mapping[str, str]) -> dict[str, str]:
-    """What the ranks are told of their attempt. `staged`: the one for which data were copied to the nodes."""
-    told = {
+    """The variables of the attempt, for the ranks. `staged`: the one for which data were copied to the nodes."""
+    variables = {
         "HPCDDP_RUN_DIR": attempt.run.path,
         "HPCDDP_ATTEMPT": attempt.name,
         "HPCDDP_DEADLINE": "" if end.at is None else str(end.at),
         "HPCDDP_LOG_RANKS": "1",  # every rank but the first writes into a file of its own
     }
-    return told | ({STAGED: os.path.join(env[STAGED], f"hpcddp-{staged}")} if STAGED in env else {})
+    return variables | ({STAGED: os.path.join(env[STAGED], f"hpcddp-{staged}")} if STAGED in env else {})

@@ -127,7 +127,7 @@ class Incoming:
         self._rest = rest
 
     def add(self, data: bytes = b"") -> list[Message]:
-        """Those that are complete now."""
+        """The messages that are complete now."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         return [message for message in map(read, lines) if message is not None]
 
@@ -158,7 +158,7 @@ class Listener(Record):
 
 
 def write_listener(attempt: AttemptFolder, listener: Listener) -> None:
-    """For this user's ranks alone. OSError if the folder cannot be written."""
+    """Write where the supervisor listens, for this user's ranks alone. OSError if the folder cannot be written."""
     *values, hosts = listener
     file = os.open(_path(attempt), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
@@ -168,7 +168,7 @@ def write_listener(attempt: AttemptFolder, listener: Listener) -> None:
 
 
 def read_listener(attempt: AttemptFolder) -> Listener | None:
-    """None where no supervisor listens."""
+    """Where the supervisor of the attempt listens; None where none does."""
     with suppress(OSError, ValueError), open(_path(attempt), encoding="utf-8") as file:
         port, key, every_s, lease_s, *hosts = file.read().split()
         return Listener(int(port), key, float(every_s), float(lease_s), tuple(hosts))
