@@ -60,6 +60,7 @@ CAPTIONS = {
     "training.data": "which samples a rank sees, and their weights",
     "training.options": "the arguments of hpcddp.runtime, checked",
     "training.parallel": "world → data rank and mesh; how a model is split",
+    "training.activity": "what a rank is at: files, or waiting",
     "training.pulse": "a rank's sign of life, for the supervisor",
     "training.watchdog": "where the ranks stand once none gets on",
     "training.rendezvous": "ranks find each other: process group",

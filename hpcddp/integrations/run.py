@@ -23,10 +23,11 @@ from hpcddp.runs.jsonfile import SchemaError
 from hpcddp.runs.lock import HeldError, check_not_taken, note_loaded
 from hpcddp.runs.metrics import MetricsFile
 from hpcddp.runs.state import AT_ITS_END, note_checkpoint, open_attempt, write_failure, write_state
+from hpcddp.training.activity import at_files
 from hpcddp.training.arguments import SaveEvery
 from hpcddp.training.checkpoint.checkpointer import PROBE_BYTES, time_probe
 from hpcddp.training.pace import SaveTimer
-from hpcddp.training.pulse import at_files, beating
+from hpcddp.training.pulse import beating
 from hpcddp.training.stopping import SAVE, STOP_FLAGS, SignalFlag, StopTraining, StopWatch, read_deadline
 
 # How long the first save may take, from the bytes that the optimizers of this process step on.

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from hpcddp.errors import HpcddpError, LaunchError
 from hpcddp.runs.lock import check_not_taken
 from hpcddp.runs.state import AT_ITS_END, MODES, Best, note_checkpoint, read_best, write_best, write_state
+from hpcddp.training.activity import at_files
 from hpcddp.training.checkpoint.best import is_better
 from hpcddp.training.checkpoint.files import (
     STATE,
@@ -53,7 +54,6 @@ from hpcddp.training.checkpoint.settings import (
 from hpcddp.training.checkpoint.state_tree import gather_whole, list_tensors, make_outline, write_key
 from hpcddp.training.checkpoint.tracked import OwnedStates, Tracked
 from hpcddp.training.pace import SaveTimer
-from hpcddp.training.pulse import at_files
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.setup import RunSetup
 from hpcddp.training.stopping import StopWatch

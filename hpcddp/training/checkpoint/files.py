@@ -22,8 +22,8 @@ from hpcddp.errors import RequestError
 from hpcddp.runs import folder as folders
 from hpcddp.runs.folder import MANIFEST
 from hpcddp.runs.jsonfile import DamagedFileError, UnreadableFileError, read_object, write_object
+from hpcddp.training.activity import at_files
 from hpcddp.training.options import Exactness
-from hpcddp.training.pulse import at_files
 from hpcddp.training.setup import ANEW
 from hpcddp.training.versions import list_conditions, name_differences
 

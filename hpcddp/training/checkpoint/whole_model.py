@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import nn
 
 from hpcddp.errors import LaunchError
+from hpcddp.training.activity import at_files
 from hpcddp.training.checkpoint.state_tree import gather_whole, map_tensors, module_state
-from hpcddp.training.pulse import at_files
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.torch_compat import is_failed_write
 

@@ -1,4 +1,4 @@
-"""The process that stays beside a rank's program."""
+"""The agent of a rank, and the rank's program."""
 
 from __future__ import annotations
 
