@@ -69,6 +69,8 @@ def train(args: argparse.Namespace, run_dir: str | None) -> None:
         parallel=args.parallel,
         run_dir=run_dir,
         resume=not args.fresh,
+        accept=list(filter(None, args.accept.split(","))),
+        keep=list(filter(None, args.keep.split(","))),
         save_every=args.save_every,
         checkpoint=args.checkpoint,
         exact=args.exact or False,

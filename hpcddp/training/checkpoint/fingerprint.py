@@ -13,8 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from hpcddp.errors import RequestError
 from hpcddp.training.checkpoint.state_tree import gather_whole
@@ -25,7 +24,6 @@ from hpcddp.training.same_options import refuse_others
 
 _PIECE = 1 << 24  # elements: what is copied from a device at once
 _COMPARED = 8  # samples of a stream: the first alone may be the same by chance
-_ROWS = 32  # samples: in blocks, that many folds differ in one
 _ROUNDING = 1e-3  # of a tensor's mean: other hardware rounds otherwise, other samples differ by more
 
 
@@ -43,11 +41,6 @@ def hash_states(objects: Mapping[str, nn.Module]) -> str:
     return digest.hexdigest()
 
 
-def describe_objects(objects: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Of each tracked object its `type`, of a model the number of parameters, of an optimizer its settings."""
-    return {name: _describe(thing) for name, thing in objects.items()}
-
-
 def draw_samples(dataset: Dataset[Any], num_workers: int = 0) -> list[Any]:
     """The first, the middle and the last sample, which stand for the data; of a stream the first one.
 
@@ -57,12 +50,6 @@ def draw_samples(dataset: Dataset[Any], num_workers: int = 0) -> list[Any]:
     if isinstance(dataset, IterableDataset):
         return list(Stream(dataset, 0, 0).read(1))
     return _draw_indices(dataset, _list_indices(dataset), num_workers)
-
-
-def draw_rows(dataset: Dataset[Any]) -> list[Any]:
-    """Samples from all over a data set of tensors in memory; none of another one, where they may take long."""
-    length = len(dataset) if type(dataset) is TensorDataset else 0
-    return [dataset[at] for at in sorted({length * nth // _ROWS for nth in range(_ROWS)})] if length else []
 
 
 def draw_and_repeat(dataset: Dataset[Any], num_workers: int = 0) -> tuple[list[Any], list[Any]]:
@@ -110,15 +97,6 @@ class _Beginning(IterableDataset[Any]):
         return iter(Stream(self._stream, 0, 0).read(_COMPARED))
 
 
-def describe_dataset(dataset: Dataset[Any], samples: list[Any]) -> dict[str, Any]:
-    """What a data set is: `type`, `samples` (how many), and `sha256` of those that `draw_samples` drew."""
-    digest = hashlib.sha256()
-    for sample in samples:
-        _add_value(digest, sample)
-    length = len(dataset) if hasattr(dataset, "__len__") else None
-    return {"type": _name_type(dataset), "samples": length, "sha256": digest.hexdigest()}
-
-
 def hash_choice(dataset: Dataset[Any]) -> str:
     """SHA-256 of which samples a `Subset` chose, of how many; a subset of a subset has both choices."""
     digest = hashlib.sha256()
@@ -159,23 +137,6 @@ def _without_floats(value: Any, means: list[float]) -> Any:
     if isinstance(value, Mapping):
         return {key: _without_floats(item, means) for key, item in value.items()}
     return [_without_floats(item, means) for item in value] if isinstance(value, list | tuple) else value
-
-
-def _describe(thing: Any) -> dict[str, Any]:
-    """An optimizer's settings are those of its first group, without the learning rate, which moves at each step."""
-    facts: dict[str, Any] = {"type": type(thing).__name__}
-    if isinstance(thing, nn.Module):
-        facts["parameters"] = sum(parameter.numel() for parameter in thing.parameters())
-    if isinstance(thing, Optimizer):
-        facts |= {key: value for key, value in thing.param_groups[0].items() if key != "lr" and _is_plain(value)}
-    return facts
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether JSON can hold it; parameters, and settings that are tensors, it cannot."""
-    if isinstance(value, list | tuple):
-        return all(_is_plain(item) for item in value)
-    return value is None or isinstance(value, str | int | float)
 
 
 def _list_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -250,14 +211,7 @@ def _raw_bytes(value: Any) -> bytes:
     return b""
 
 
-def _name_type(dataset: Dataset[Any]) -> str:
-    """`torchvision.datasets.mnist.MNIST`, and `… of …` for a part of one."""
-    kind = type(dataset)
-    name = f"{kind.__module__}.{kind.__qualname__}"
-    return f"{name} of {_name_type(dataset.dataset)}" if isinstance(dataset, Subset) else name
-
-
-# Whether all ranks, and all attempts of a run, read the same data.
+# Whether all ranks read the same data.
 
 
 _CALL = "DataLoader(…, {})"
@@ -289,9 +243,10 @@ def check_same_data(
         return None
     kind = type(dataset).__name__
     if isinstance(dataset, IterableDataset):
-        streams = _gather((options or {}, describe_dataset(dataset, samples)), layout)
+        streams = _gather((options or {}, outline_samples(samples)), layout)
         refuse_others([theirs for theirs, _ in streams], _CALL)
-        other = _find_other(streams)
+        outlines = [theirs for _, theirs in streams]
+        other = next((rank for rank, theirs in enumerate(outlines) if not is_alike(theirs, outlines[0])), None)
         if other is not None:
             raise RequestError(
                 f"rank {other} gets another stream of this {kind}: its first sample is not that of rank 0", _HINT
@@ -345,41 +300,6 @@ def warn_of_own_draws(dataset: Dataset[Any], samples: list[Any], repeated: list[
         " processes\nhint: in __getitem__ draw from the global generator of torch, numpy or random, which the runtime"
         " seeds for each sample"
     )
-
-
-def outline_data(dataset: Dataset[Any], samples: list[Any]) -> dict[str, Any]:
-    """What a checkpoint's manifest says of the training data. `samples`: what `draw_samples` drew.
-
-    The folds of a cross-validation may have these in common. They differ in `subset`, or in one of the `rows`: of
-    tensors in memory, which are looked at in no time, and are the same in each start.
-    """
-    digest, means = outline_samples(samples)
-    facts: dict[str, Any] = {"sha256": digest, "means": means}
-    if isinstance(dataset, Subset):
-        facts["subset"] = hash_choice(dataset)
-    if rows := draw_rows(dataset):
-        facts["rows"] = dict(zip(("sha256", "means"), outline_samples(rows), strict=True))
-    return facts
-
-
-def describe_other_data(
-    old: dict[str, Any], new: dict[str, Any], dataset: Dataset[Any], num_workers: int
-) -> str | None:
-    """That the `new` outline is not the `old` one, of a checkpoint; None if it is.
-
-    A data set that gives another sample when it is asked again is not compared.
-    """
-    name, mine = type(dataset).__name__, (new["sha256"], new["means"])
-    if is_alike(mine, (old["sha256"], old["means"])):
-        if "subset" in old and "subset" in new and old["subset"] != new["subset"]:
-            return f"this {name} has other samples of its data set than the checkpoint's"
-        rows = [(one["rows"]["sha256"], one["rows"]["means"]) for one in (old, new) if "rows" in one]
-        differ = len(rows) == 2 and not is_alike(*rows)
-        return f"this {name} is not the checkpoint's data, some of its samples are others" if differ else None
-    if not is_alike(outline_samples(draw_samples(dataset, num_workers)), mine):
-        return None
-    which = "its first sample" if isinstance(dataset, IterableDataset) else "its first, middle or last sample"
-    return f"this {name} is not the checkpoint's data, {which} is another"
 
 
 def _gather(mine: Any, layout: Layout) -> list[Any]:
