@@ -12,11 +12,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from hpcddp.errors import RequestError
-from hpcddp.training.checkpoint.state_tree import gather_whole
+from hpcddp.training.checkpoint.state_tree import gather_whole, module_state
 from hpcddp.training.data.randomness import SeededSamples, kept_generators
 from hpcddp.training.data.stream import Stream
 from hpcddp.training.parallel.layout import Layout
@@ -34,7 +33,8 @@ def hash_states(objects: Mapping[str, nn.Module]) -> str:
     or around a part of it make no difference; one bit of one number does. A collective where tensors are split: one at
     a time is whole.
     """
-    found = {f"{name}.{path}": tensor for name, model in objects.items() for path, tensor in _list_tensors(model)}
+    states = ((f"{name}.{path}", value) for name, one in objects.items() for path, value in module_state(one).items())
+    found = {path: value for path, value in states if isinstance(value, Tensor)}
     digest = hashlib.sha256()
     for name in sorted(found):
         _add_tensor(digest, name, gather_whole(found[name], keep=True))
@@ -137,18 +137,6 @@ def _without_floats(value: Any, means: list[float]) -> Any:
     if isinstance(value, Mapping):
         return {key: _without_floats(item, means) for key, item in value.items()}
     return [_without_floats(item, means) for item in value] if isinstance(value, list | tuple) else value
-
-
-def _list_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The state's tensors by name, without the `module.` of a DDP wrapper, which is there on several ranks only."""
-    parts = model.named_modules()
-    wrapped = [f"{path}." if path else "" for path, part in parts if isinstance(part, DistributedDataParallel)]
-    for name, value in model.state_dict().items():
-        for prefix in reversed(wrapped):  # the innermost first: the outer prefixes still fit
-            if name.startswith(f"{prefix}module."):
-                name = prefix + name[len(prefix) + len("module.") :]
-        if isinstance(value, Tensor):
-            yield name, value
 
 
 def _add_tensor(digest: hashlib._Hash, name: str, tensor: Tensor) -> None:

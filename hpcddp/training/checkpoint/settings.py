@@ -33,6 +33,7 @@ from hpcddp.runs.settings import (
     settings_at,
     write_settings,
 )
+from hpcddp.training.checkpoint.state_tree import name_parameters
 from hpcddp.training.marks import sum_bits
 from hpcddp.training.parallel.sameness import is_whole
 from hpcddp.training.pulse import at_files
@@ -203,9 +204,10 @@ def describe_settings(objects: Mapping[str, Any]) -> Settings:
     names: dict[int, str] = {}
     for name, thing in objects.items():
         if isinstance(thing, nn.Module):
-            own = [(path, one) for path, one in thing.named_parameters()]
-            names = {id(one): f"{name}.{path}" for path, one in own} | names
-            found[name] = {"parameters": _list([f"{path} {'x'.join(map(str, one.shape))}" for path, one in own])}
+            own = name_parameters(thing)
+            names = {id(one): f"{name}.{path}" for path, one in own.items()} | names
+            listed = [f"{path} {'x'.join(map(str, one.shape))}" for path, one in own.items()]
+            found[name] = {"parameters": _list(listed)}
         elif not isinstance(thing, Optimizer):
             plain = _read_plain(thing.state_dict()) if isinstance(thing, LRScheduler) else {}
             found[name] = {"class": type(thing).__name__, **plain}
