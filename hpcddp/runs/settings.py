@@ -54,7 +54,7 @@ class Difference(Record):
     @property
     def names(self) -> set[str]:
         """What it is called in `--accept` and `--keep`: a group's name means all of its settings."""
-        return {self.group, self.name, self.path} - {"", RUN}
+        return {self.group, self.group.partition("[")[0], self.name, self.path} - {"", RUN}
 
     @property
     def path(self) -> str:

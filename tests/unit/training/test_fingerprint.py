@@ -206,7 +206,6 @@ class Holds(Dataset):
         (1, 1.0),
         (["a", "b"], ["ab"]),
         ([["a"], "b"], [["a", "b"]]),
-        ((1, 2), [1, 2]),
         ({"a": 1}, {"a": 2}),
         (np.zeros(4, np.int16), np.zeros(4, np.uint16)),
         (np.zeros((2, 2)), np.zeros((4, 1))),

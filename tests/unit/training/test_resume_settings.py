@@ -48,6 +48,7 @@ def attempt(
     dies: bool = False,
     loader_first: bool = True,
     epochs: int = 4,
+    shuffle: bool = True,
     make: type[torch.optim.Optimizer] = torch.optim.SGD,
     **options: Any,
 ) -> Seen:
@@ -60,7 +61,7 @@ def attempt(
     seen = Seen()
     seen.optimizer, seen.loader_first = optimizer, []
     with hpcddp.runtime(run_dir=str(folder), **options) as rt:
-        loader: Any = DataLoader(data, batch_size=batch, shuffle=True)
+        loader: Any = DataLoader(data, batch_size=batch, shuffle=shuffle)
         if loader_first:
             *_, loader = rt.prepare(model, optimizer, *((scheduler,) if scheduler else ()), loader)
         else:
@@ -113,11 +114,11 @@ def test_all_differences_are_one_error_before_any_training(tmp_path: Path) -> No
         "  seed: 0 -> 7",
         "  samples: 40 -> 48",
         "  global_batch: 4 -> 8",
+        "  scheduler.gamma: 0.5 -> 0.9",
         "  optimizer.lr: 0.1 -> 0.4",
         "  optimizer.weight_decay: 0.0 -> 0.25",
-        "  scheduler.gamma: 0.5 -> 0.9",
     ]
-    names = "seed,{}global_batch,lr,weight_decay,gamma"
+    names = "seed,{}global_batch,gamma,lr,weight_decay"
     assert f'hpcddp.runtime(…, accept="{names.format("samples,")}") takes the new' in caught.value.hint
     assert f'hpcddp.runtime(…, keep="{names.format("")}") the recorded' in caught.value.hint
     assert read(tmp_path / "run") == before
@@ -218,8 +219,8 @@ def test_a_schedule_and_a_learning_rate_can_be_accepted_and_kept_at_once(tmp_pat
 
 
 @pytest.mark.parametrize("loader_first", [True, False])
-@pytest.mark.parametrize("changed", [{"seed": 5}, {"samples": 48}])
-def test_an_accepted_seed_or_number_of_samples_begins_the_interrupted_epoch_again(
+@pytest.mark.parametrize("changed", [{"seed": 5}, {"samples": 48}, {"shuffle": False}])
+def test_an_accepted_seed_order_or_number_of_samples_begins_the_interrupted_epoch_again(
     tmp_path: Path, changed: dict[str, Any], loader_first: bool
 ) -> None:
     more: dict[str, Any] = {"loader_first": loader_first, "global_batch": 4}
