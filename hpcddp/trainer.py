@@ -69,6 +69,8 @@ def train(args: argparse.Namespace, run_dir: str | None) -> None:
         parallel=args.parallel,
         run_dir=run_dir,
         resume=not args.fresh,
+        accept=args.accept.split(",") if args.accept else (),
+        keep=args.keep.split(",") if args.keep else (),
         save_every=args.save_every,
         checkpoint=args.checkpoint,
         exact=args.exact or False,

@@ -22,10 +22,12 @@ from hpcddp.runs.folder import AttemptFolder, RunFolder, find_attempt
 from hpcddp.runs.jsonfile import SchemaError
 from hpcddp.runs.lock import HeldError, check_not_taken, note_loaded
 from hpcddp.runs.metrics import MetricsFile
+from hpcddp.runs.settings import ACCEPT, KEEP, read_list
 from hpcddp.runs.state import AT_ITS_END, note_checkpoint, open_attempt, write_failure, write_state
 from hpcddp.training.activity import at_files
 from hpcddp.training.arguments import SaveEvery
 from hpcddp.training.checkpoint.checkpointer import PROBE_BYTES, time_probe
+from hpcddp.training.checkpoint.settings import OnFirst, RunSettings
 from hpcddp.training.pace import SaveTimer
 from hpcddp.training.pulse import beating
 from hpcddp.training.stopping import SAVE, STOP_FLAGS, SignalFlag, StopTraining, StopWatch, read_deadline
@@ -151,6 +153,18 @@ class Run:
         self._watch.pace.step_began()
         if self._save_timer is not None:
             self._save_timer.restart()
+
+    def compare_settings(self, **values: Any) -> None:
+        """Compare the command, its files and these values, None: not known, with what was recorded when the run began,
+        and record them. Before the first step. RequestError, on every rank, for differences."""
+        env = self._env
+        first = OnFirst(lambda thing: self.ranks.agree(thing)[0], is_here=self.ranks.is_first)
+        accept, keep = read_list(env, ACCEPT), read_list(env, KEEP)
+        settings = RunSettings(first, self.attempt, accept, keep, can_keep=False)
+        for name, value in values.items():
+            settings.note(name, value)
+        settings.settle({}, self.step if self.saved else None)
+        settings.record()
 
     def say(self, line: str) -> None:
         """On rank 0, to stderr."""

@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pickle import PicklingError
 from typing import Any, NamedTuple
@@ -29,7 +30,9 @@ from hpcddp.runs.folder import AttemptFolder, RunFolder, choose_attempt, find_at
 from hpcddp.runs.jsonfile import DamagedFileError, SchemaError, write_object
 from hpcddp.runs.lock import HeldError, is_held_by, release_run
 from hpcddp.runs.metrics import MetricsFile
+from hpcddp.runs.settings import ACCEPT, KEEP, read_list
 from hpcddp.runs.state import check_attempt, open_attempt, read_finish, read_plan, read_planned_batch, write_failure
+from hpcddp.training.checkpoint.settings import OnFirst, RunSettings
 from hpcddp.training.data.randomness import seed_generators
 from hpcddp.training.gradient.exact import ExactGradients, check_same_conditions, deterministic_kernels
 from hpcddp.training.gradient.gradients import Gradients
@@ -241,19 +244,16 @@ def _only_inside(what: str, name: str) -> RequestError:
 _OF_ARGUMENTS = Spelling("resume=False", "resume", 'resume="{}"', "resume=False, or another run_dir")
 _ALL_READ_S = 60.0
 _openings = itertools.count()  # a group may see several runtimes
-_opened: set[AttemptFolder] = set()  # what this process has opened in a job: its next training may be another one
 
 
 class OpenedRun(NamedTuple):
     """This attempt at a run. None: nothing is written. `over`: why the run ended, of one that an earlier start of this
     job has finished; empty: there may be steps left. `loads`: whether the newest checkpoint is loaded, if there is one.
-    `is_strict`: whether it has to be of a training with the same data and settings.
     """
 
     attempt: AttemptFolder | None
     over: str = ""
     loads: bool = True
-    is_strict: bool = False
 
 
 @contextmanager
@@ -275,7 +275,7 @@ def open_run(
             group.store.add(f"{key}-read", 1)
             raise PeerFailedError(Failure(0, group.members[0].host, told["error"]))
         mine = RunFolder(told["run"]).attempt(told["attempt"])
-        yield OpenedRun(mine, told["over"], told["loads"], told["is_strict"])
+        yield OpenedRun(mine, told["over"], told["loads"])
         return
     try:
         opened, is_mine = _start(folder, env, options)
@@ -329,7 +329,7 @@ def _start(folder: AttemptFolder, env: Mapping[str, str], options: RuntimeOption
         earlier = list_starts(folder)[:-1]
         # what an earlier start of this job has begun anew is resumed, and what it has finished stays so
         loads, over = options.resume is not False or bool(earlier), _why_over(folder, earlier)
-        opened = OpenedRun(folder, over, loads, bool(over) or _is_again(folder))
+        opened = OpenedRun(folder, over, loads)
         if is_held_by(folder.run, folder.name):
             return opened, False
         hold_run(folder, env, command, process=os.getpid())
@@ -350,21 +350,9 @@ def _start(folder: AttemptFolder, env: Mapping[str, str], options: RuntimeOption
         earlier=tuple(one.name for one in starts[:-1]),
     )
     print(f"hpcddp: {choice}", file=sys.stderr, flush=True)
-    is_again = False
     if job_s is not None and within:
         note_own_run(job_s, choice.run)
-        is_again = _is_again(choice.run.attempt(folder.name))
-    is_strict = bool(choice.over) or not choice.is_same or (is_again and resume is None)
-    return OpenedRun(choice.run.attempt(folder.name), choice.over, is_strict=is_strict), True
-
-
-def _is_again(attempt: AttemptFolder) -> bool:
-    """Whether this process has opened the run before. Its training was lost by an error that the script has caught, or
-    it was stopped; what comes now is the same once more, or the next of several."""
-    known = RunFolder(os.path.realpath(attempt.run.path)).attempt(attempt.name)
-    is_again = known in _opened
-    _opened.add(known)
-    return is_again
+    return OpenedRun(choice.run.attempt(folder.name), choice.over), True
 
 
 def _why_over(folder: AttemptFolder, earlier: list[AttemptFolder]) -> str:
@@ -420,10 +408,13 @@ def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iter
             )
         check_same_options(options, batch, asked, folder, group)  # before a run is begun
         split = _plan_split(asked, group, options)
-        folder, over, loads, is_strict = stack.enter_context(open_run(folder, group, env, options))
+        folder, over, loads = stack.enter_context(open_run(folder, group, env, options))
+        settings = _open_settings(folder, group, env, options, is_finished=bool(over))
+        options = replace(options, seed=settings.take("seed", options.seed))
+        batch = settings.take("global_batch", batch)
         layout = open_layout(group.rank, group.world_size, (*split.model_mesh, *options.model_mesh))
         anew = say_anew(folder, env)
-        setup = RunSetup(options, group, layout, split, batch, folder, anew, over, loads, is_strict)
+        setup = RunSetup(options, group, layout, split, batch, folder, anew, over, loads, settings=settings)
         gradients = stack.enter_context(_open_gradients(env, setup))
         seed_generators("start", options.seed)  # the same on every rank, so that all build the same model
         if folder is not None and group.is_first:
@@ -462,6 +453,20 @@ def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iter
                     with suppress(HeldError, OSError):
                         write_failure(folder, str(first), step=rt.steps, epoch=rt.epoch)
             raise
+
+
+def _open_settings(
+    folder: AttemptFolder | None, group: Group, env: Mapping[str, str], options: RuntimeOptions, *, is_finished: bool
+) -> RunSettings:
+    """The run's settings, with what is known of them before anything is made. A collective."""
+    accept, keep = ((*given, *read_list(env, name)) for given, name in ((options.accept, ACCEPT), (options.keep, KEEP)))
+    if isinstance(options.resume, str):  # with the words of now
+        accept = (*accept, "command")
+    option = "--{} {}" if env.get("HPCDDP_ATTEMPT") else 'hpcddp.runtime(…, {}="{}")'
+    settings = RunSettings(OnFirst.of_group(group), folder, accept, keep, option, is_finished=is_finished)
+    exactness = options.exactness
+    settings.note("exact", "no" if exactness is None else f"{exactness.method}, {exactness.slices} slices")
+    return settings
 
 
 def _note_stopped(env: Mapping[str, str], reason: str, *, is_first: bool) -> None:

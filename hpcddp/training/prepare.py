@@ -30,7 +30,7 @@ from hpcddp.training.data.evaluation import EvaluationLoader
 from hpcddp.training.data.loader import InputWait, TrainingLoader, make_sampler
 from hpcddp.training.data.reading import Reading, choose_workers, read_how
 from hpcddp.training.data.weighing import Count, Weighing
-from hpcddp.training.data_checks import DataFacts
+from hpcddp.training.data_checks import check_data
 from hpcddp.training.gate.step_gate import KnownParameters, replace
 from hpcddp.training.gate.unprepared import check_optimizers_of, find_renormed, guarding, watching
 from hpcddp.training.gradient.buffers import BufferMeans
@@ -200,9 +200,8 @@ class Preparation:
         self._buffers = BufferMeans(setup.layout)
         self._loader: TrainingLoader | None = None
         self._position: dict[str, int] | None = None  # of the newest checkpoint
-        self._facts = DataFacts(setup)
+        self._setup = setup
         self._is_finished = bool(setup.over)
-        self._anew = setup.anew
         self._is_over = False
         self._until_end = until_end  # is closed when the body of the runtime ends
         until_end.callback(self._end_body)
@@ -414,20 +413,21 @@ class Preparation:
         how = read_how(
             data, num_workers=num_workers, collate_fn=collate_fn, shuffle=shuffle, choose=self._choose_workers
         )
-        self._facts.look_at(how)
+        check_data(how, self._setup)
         plan = self._make_plan(how.batch_size) if self._plan is None else self._plan
         sampler = make_sampler(
             how.dataset, plan, self.layout.data_rank, seed=self.seed, shuffle=how.shuffle, drop_last=how.drop_last
         )
-        if self._position is not None:
-            move_to(self._position, sampler, self._anew)
+        self._setup.settings.note("samples", getattr(sampler, "samples", sampler.length))
+        self._setup.settings.note("shuffle", how.shuffle)
+        if self._position is not None:  # the objects were tracked before
+            self._checkpointer.settle_settings(self._position)
+            move_to(self._position, sampler, again=self._setup.settings.begins_epoch_again)
         weighing = Weighing(self._gradients.averaged_over, self.layout, self.device, count, self._gradients.slots)
         waits = InputWait(self._loop.record.note_input, lambda share: self._say_starving(share, how.reading))
         self._loader = TrainingLoader(
             how.dataset, sampler, self.device, weighing, how.reading, self._loop, waits, how.batch_size
         )
-        self._facts.record()
-        self._compare_data()
         return self._loader
 
     def evaluation_loader(
@@ -502,8 +502,7 @@ class Preparation:
             for optimizer in self._loop.gate.optimizers:
                 note_steps(optimizer.optimizer)
             if self._loader is not None:
-                move_to(self._position, self._loader.sampler, self._anew)
-        self._compare_data()
+                move_to(self._position, self._loader.sampler, again=self._setup.settings.begins_epoch_again)
         if self.folder is not None and self.group.is_first:
             note_loaded(self.folder.run, self.folder.name)
         self._report.start(str(self.plan), self._position["step"] if self._position is not None else None)
@@ -529,13 +528,6 @@ class Preparation:
         self._plan = plan
         self._planned(plan)
         return plan
-
-    def _compare_data(self) -> None:
-        """Say it if a checkpoint was loaded and was trained with other data. RequestError as `describe_other`."""
-        if self._position is not None:
-            other = self._facts.describe_other(self._checkpointer.old_data)
-            if other is not None:
-                self._report.say(f"resumed at step {self._position['step']}: {other}; the script's is in force")
 
     def _choose_workers(self, dataset: Dataset[Any]) -> int:
         return choose_workers(dataset, self.group.cpus, self.device)

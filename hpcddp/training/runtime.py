@@ -366,8 +366,7 @@ class Runtime(Preparation):
             self._check_state()
             self._average_buffers()
             position = describe_position(self.steps, self._need_loader().sampler, self._loop.open_epoch)
-            facts = {"plan": self.plan._asdict()} | ({"data": self._facts.outline} if self._facts.outline else {})
-            self._checkpointer.save(position, facts, self.stop_reason)
+            self._checkpointer.save(position, {"plan": self.plan._asdict()}, self.stop_reason)
         self._checkpointer.name_best(self.stop_reason)
 
     def _check_state(self, *, at_end: bool = False) -> None:

@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 
 from hpcddp.errors import RequestError
 from hpcddp.training.checkpoint.fingerprint import hash_states
-from hpcddp.training.checkpoint.settings import describe_groups
 from hpcddp.training.checkpoint.state_tree import is_split, load_module_state, map_tensors, module_state
 from hpcddp.training.parallel.spread import as_bytes
 from hpcddp.training.parallel.zero import OwnSteps
@@ -117,8 +116,6 @@ class Tracked:
         }
         self.owned = owned or OwnedStates({})
         self.hashes_split = hashes_split  # whether split models are hashed, too: each tensor is gathered for that
-        # now: in a forward pass a sharded model has other parameters
-        self.groups = describe_groups(self.objects)
 
     def models(self) -> list[nn.Module]:
         return [thing for thing in self.objects.values() if isinstance(thing, nn.Module)]
@@ -173,16 +170,16 @@ class Tracked:
         return find
 
     def restore_models(self, tree: dict[str, Any], source: str, hint: str) -> None:
-        """Load every model's state. RequestError, which names the `source`, if one does not fit."""
+        """Load every model's state that is there. RequestError, which names the `source`, if one does not fit."""
         for name, thing in self.objects.items():
-            if isinstance(thing, nn.Module):
+            if isinstance(thing, nn.Module) and name in tree:
                 with _fitting(f"{source} does not fit {name} ({type(thing).__name__})", hint):
                     load_module_state(thing, tree[name])
 
     def restore_others(self, tree: dict[str, Any], source: str, hint: str) -> None:
         """The same for every other object."""
         for name, thing in self.objects.items():
-            if not isinstance(thing, nn.Module):
+            if not isinstance(thing, nn.Module) and name in tree:
                 with _fitting(f"{source} does not fit {name} ({type(thing).__name__})", hint):
                     thing.load_state_dict(tree[name])
 
