@@ -517,19 +517,24 @@ class Stderr:
         while text := os.read(self._read, 65536):
             ready, rest = split_output(rest + text)
             self._end = (self._end + ready)[-_LAST_BYTES:]
-            _write_all(self._output, ready)
+            write_all(self._output, ready)
         self._end += rest
-        _write_all(self._output, rest)
+        write_all(self._output, rest)
         self._done.release()
 
 
-def _write_all(output: int, data: bytes) -> None:
-    """A job that nobody reads any more has no use for it."""
+def write_all(output: int, data: bytes) -> None:
+    """Write all of it. A full disk, or a terminal that is gone, does not end the job."""
     with suppress(OSError):
         while data:
-            data = data[os.write(output, data) :]
+            try:
+                data = data[os.write(output, data) :]
+            except BlockingIOError:  # another program has set its end of this terminal or pipe so
+                poll = select.poll()
+                poll.register(output, select.POLLOUT)
+                poll.poll()
 
 
 def report(text: str, output: int) -> None:
     """Write to the job's output."""
-    _write_all(output, text.encode(errors="replace"))
+    write_all(output, text.encode(errors="replace"))

@@ -12,6 +12,7 @@ from contextlib import suppress
 
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.signals import ENDING, name_signal
+from hpcddp.supervisor.agent import write_all
 from hpcddp.supervisor.follow import ask_in_thread
 from hpcddp.supervisor.rank import SAVES_S
 from hpcddp.supervisor.reports import allow_files
@@ -365,7 +366,7 @@ class Writer:
     def _write_on(self) -> None:
         while True:
             descriptor, data = self._queue.get()
-            _write_all(descriptor, data)
+            write_all(descriptor, data)
             with self._lock:
                 self._left -= len(data)
 
@@ -398,15 +399,3 @@ class Output:
             time.sleep(_STEP_S)
             if signals.read() and until is None:
                 until = time.monotonic() + _DRAIN_AT_SIGNAL_S
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    """A full disk or a terminal that is gone does not end the job."""
-    with suppress(OSError):
-        while data:
-            try:
-                data = data[os.write(descriptor, data) :]
-            except BlockingIOError:  # another program has set its end of this terminal or pipe so
-                poll = select.poll()
-                poll.register(descriptor, select.POLLOUT)
-                poll.poll()

@@ -120,10 +120,10 @@ def _run_job(
     order = take_index(order, env, tell)
     job = find_job_of_script(order.scheduler, env)
     by_hand = env.get(BY_HAND) == str(os.getpid())
-    begun = begin(order, env["HPCDDP_RUN_DIR"], job, env, script, tell, by_hand=by_hand)
-    if isinstance(begun, int):
-        return begun
-    attempt = begun.attempt
+    started = begin(order, env["HPCDDP_RUN_DIR"], job, env, script, tell, by_hand=by_hand)
+    if isinstance(started, int):
+        return started
+    attempt = started.attempt
     inherited = {BY_HAND} if job.id else {BY_HAND, *find_scheduler(order.scheduler).variables.job_id}
     env = {name: value for name, value in env.items() if name not in inherited}  # what a rank starts is another job
     status: int | None = None
@@ -134,7 +134,7 @@ def _run_job(
         if end.at is not None:
             tell(f"the job ends at {end}")
         follow_up = FollowUp(job, end, env, tell)
-        if begun.left:
+        if started.left:
             follow_up.queue(attempt, order.submit_options)
         recovery = None
         if order.max_restarts:
@@ -147,11 +147,11 @@ def _run_job(
             from hpcddp.supervisor.hosts import reach_hosts  # most jobs start without it
 
             env = {**env, **reach_hosts(order.scheduler, order.launcher, attempt, env, tell)}
-        start = Start(order, env, job, signals, output, reports, follow_up, moving, tell, recovery, by_hand=by_hand)
-        staged = attempt.name
-        while isinstance(following := start.find_next(attempt, start.run(attempt, staged)), AttemptFolder):
+        parts = signals, output, reports, follow_up, moving, tell, recovery
+        attempts = Attempts(order, env, job, *parts, staged=attempt.name, by_hand=by_hand)
+        while isinstance(following := attempts.find_next(attempt, attempts.run(attempt)), AttemptFolder):
             attempt = following
-        start.hear("after the ranks had ended")  # the owner's wish ends a chain then, too
+        attempts.hear("after the ranks had ended")  # the owner's wish ends a chain then, too
         by = following.signal or following.heard
         why = _name_cause(following.cause, by)
         status = end_attempt(attempt, _judge(following, attempt), follow_up if order.chain else None, tell)
@@ -188,8 +188,9 @@ def _is_over(attempt: AttemptFolder, cause: Event) -> bool:
         return False
 
 
-class Start:
-    """What each start of the ranks has in common."""
+class Attempts:
+    """The attempts of one job: `run` starts the ranks of one, and `find_next` says what follows. `staged`: the name of
+    the attempt for which data are copied to the nodes."""
 
     def __init__(
         self,
@@ -204,19 +205,21 @@ class Start:
         tell: Callable[[str], None],
         recovery: Recovery | None,
         *,
+        staged: str,
         by_hand: bool,
     ) -> None:
+        self._staged = staged
         self._recovery, self._by_hand = recovery, by_hand
         self._order, self._env, self._job, self._signals, self._output = order, env, job, signals, output
         self._files = allow_more_files((order.line.world_size or 1) + _MORE_FILES)  # one for each rank
         self._reports, self._follow_up, self._end, self._tell = reports, follow_up, end, tell
 
-    def run(self, attempt: AttemptFolder, staged: str) -> Ended:
+    def run(self, attempt: AttemptFolder) -> Ended:
         """Copy the data, if there are any to copy, and start the ranks; nothing is started once a signal has come."""
         order, end, tell, recovery = self._order, self._end.end, self._tell, self._recovery
         self._attempt = attempt
         self._note_end()
-        env = {**self._env, **_variables(attempt, staged, end, self._env)}
+        env = {**self._env, **_variables(attempt, self._staged, end, self._env)}
         env.pop(HEARTBEAT, None)  # of a rank of another job, in which this one was started
         stage, launch = list(order.line.stage), list(order.line.words)
         if recovery is not None and recovery.chosen:
