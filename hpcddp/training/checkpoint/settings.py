@@ -33,10 +33,10 @@ from hpcddp.runs.settings import (
     settings_at,
     write_settings,
 )
+from hpcddp.training.activity import at_files
 from hpcddp.training.checkpoint.state_tree import name_parameters
 from hpcddp.training.marks import sum_bits
 from hpcddp.training.parallel.sameness import is_whole
-from hpcddp.training.pulse import at_files
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.units import format_count
 
