@@ -68,7 +68,6 @@ def train(args: argparse.Namespace, run_dir: str | None) -> None:
         max_micro_batch=args.max_micro_batch,
         parallel=args.parallel,
         run_dir=run_dir,
-        resume=not args.fresh,
         save_every=args.save_every,
         checkpoint=args.checkpoint,
         exact=args.exact or False,

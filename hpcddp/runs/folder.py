@@ -113,6 +113,11 @@ class AttemptFolder(Record):
         return os.path.join(self.path, "chain.json")
 
     @property
+    def opened(self) -> str:
+        """The other folders that its ranks have named, one a line."""
+        return os.path.join(self.path, "runs")
+
+    @property
     def metrics(self) -> str:
         return os.path.join(self.path, "metrics.jsonl")
 

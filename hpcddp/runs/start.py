@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 
-from hpcddp.errors import RequestError
+from hpcddp.errors import LaunchError, RequestError
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.command import identify_program
 from hpcddp.runs.folder import (
@@ -32,8 +33,9 @@ from hpcddp.runs.state import State, check_attempt, read_state
 from hpcddp.schedulers.registry import find_current_job
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
+    from hpcddp.runs.folder import AttemptFolder
     from hpcddp.runs.lock import Ask, Holder
 
 #: The variable with which ranks know the stamp of the `--fresh` that was typed.
@@ -128,7 +130,7 @@ def foresee(request: Request, ask: Ask) -> Outlook:
     RequestError if `--resume` names no run, a folder cannot be read, or --fresh stands beside --resume; SchemaError if
     another hpcddp wrote a file that decides; DamagedFileError.
     """
-    outlook = _look(request)
+    outlook = look(request)
     if outlook.kind == NEW:
         return outlook._replace(beside=_find_beside(outlook.run, request))
     mine = describe_process("", os.getpid(), {}, request.command)
@@ -142,13 +144,13 @@ def start(
     *,
     process: int,
     numbered: bool = False,
-    before: str | None = None,
+    before: str = "",
 ) -> Outlook:
     """Set the old folder aside where --fresh asks for it, begin the run where there is none, and hold it.
 
     `process`: what lives as long as the attempt, on this host. `numbered`: `attempt` is the job's name, and the
-    attempt's is made of it (`number_attempt`). `before`: the attempt that queued this one. The index of a job array is
-    part of the folder's name.
+    attempt's is made of it (`number_attempt`). `before`: the name of the job that queued this one. The index of a job
+    array is part of the folder's name.
 
     The errors of `foresee`; HeldError if another attempt holds the run; LaunchError if the folder cannot be written.
     """
@@ -157,7 +159,7 @@ def start(
     job = find_current_job(env)
     request = request.of_index(job.array_index if job is not None else "")
     run, ask = RunFolder(request.folder), partial(ask_job_state, env=env)
-    outlook = _look(request)
+    outlook = look(request)
     if outlook.kind == NEW:
         outlook = outlook._replace(beside=_find_beside(run, request))
     is_old = outlook.old is not None
@@ -174,6 +176,14 @@ def start(
             release_run(run, name)
             raise cannot_write(run, error) from error
         return outlook._replace(attempt=name)
+
+
+def hold(attempt: AttemptFolder, env: Mapping[str, str], command: tuple[str, ...], *, process: int) -> None:
+    """Hold the run for the next attempt of a job that is there already. The errors of `start`."""
+    from hpcddp.schedulers.run import ask_job_state
+
+    check_attempt(attempt)
+    take_run(attempt.run, describe_process(attempt.name, process, env, command), partial(ask_job_state, env=env))
 
 
 def set_aside(request: Request, env: Mapping[str, str]) -> RunFolder | None:
@@ -209,8 +219,8 @@ def begin_run(run: RunFolder, request: Request) -> None:
         write_object(run.about, record._asdict())
 
 
-def _look(request: Request) -> Outlook:
-    """As `foresee`, without the holder."""
+def look(request: Request) -> Outlook:
+    """As `foresee`, without the holder, and without another run beside."""
     run = RunFolder(request.folder)
     if request.fresh and request.takes_words:
         raise RequestError("--fresh begins a new run, and --resume resumes an old one", "keep one of the two")
@@ -228,6 +238,32 @@ def _look(request: Request) -> Outlook:
     if state is not None and state.status == "finished" and saved:
         return Outlook(run, FINISHED, state.step, state)
     return Outlook(run, RESUMES if saved else BEGINS_AGAIN, step, state)
+
+
+_opened: dict[str, bool] = {}  # folders that this process has opened, and whether they are open still
+
+
+@contextmanager
+def opening_once(run: RunFolder) -> Iterator[None]:
+    """The folder is open in the body. LaunchError where this process has opened it before: the second training would
+    load the weights of the first. A notebook may open its own again once it is closed."""
+    path = os.path.realpath(run.path)
+    if path in _opened and (_opened[path] or not is_interactive()):
+        name = show_path(run.path)
+        raise LaunchError(
+            f"this script has opened run {name} before: its second training would load the weights of the first",
+            f'a run of its own for each, such as hpcddp.runtime(run_dir=f"{name}-{{n}}"), n = 1, 2, …',
+        )
+    _opened[path] = True
+    try:
+        yield
+    finally:
+        _opened[path] = False
+
+
+def is_interactive() -> bool:
+    """Whether a person types the script's lines one by one: in a notebook, or at Python's prompt."""
+    return "ipykernel" in sys.modules or hasattr(sys, "ps1")
 
 
 def _name_old(run: RunFolder) -> RunFolder:

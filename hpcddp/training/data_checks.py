@@ -16,8 +16,6 @@ from hpcddp.training.checkpoint.fingerprint import (
     warn_of_own_draws,
     warn_of_passes,
 )
-from hpcddp.training.checkpoint.settings import refuse_other
-from hpcddp.training.collectives import broadcast
 from hpcddp.training.data.reading import Source
 from hpcddp.training.data.stream import check_passes
 from hpcddp.training.remarks import describe_share, print_warning, warn_of_workers
@@ -59,17 +57,10 @@ class DataFacts:
         self._samples = []
 
     def describe_other(self, old: dict[str, Any] | None) -> str | None:
-        """What differs from the data that a checkpoint was trained with; on rank 0.
-
-        Of a run that has to be of the same training it is a RequestError, on every rank, and the call a collective.
-        """
-        setup, other = self._setup, None
+        """What differs from the data that a checkpoint was trained with; on rank 0."""
+        other = None
         if self._source is not None and old is not None and self.outline is not None:
             other = describe_other_data(old, self.outline, self._source.dataset, self._source.reading.num_workers)
-        if setup.is_strict and setup.folder is not None:
-            other = broadcast(other, setup.layout, setup.group.device)
-            if other is not None:
-                refuse_other(setup.folder.run.path, other)
         return other
 
     @property

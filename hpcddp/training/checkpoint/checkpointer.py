@@ -41,14 +41,12 @@ from hpcddp.training.checkpoint.settings import (
     RUN,
     LoadedState,
     Settings,
-    describe_change,
     describe_changes,
     describe_gone,
     list_changes,
     merge,
     override,
     read_settings,
-    refuse_other,
 )
 from hpcddp.training.checkpoint.state_tree import gather_whole, list_tensors, make_outline, write_key
 from hpcddp.training.checkpoint.tracked import OwnedStates, Tracked
@@ -227,8 +225,6 @@ class Checkpointer:
         self._group = group
         self._folder = folder = setup.folder
         self._watch = watch
-        self._resume = setup.loads
-        self._is_strict, self._is_over = setup.is_strict, bool(setup.over)
         self._provenance: Provenance | None = None
         self._exactness = options.exactness
         self._override = options.override
@@ -263,7 +259,7 @@ class Checkpointer:
             return None
         make_outline(self._tracked.capture())  # an object that could not be read back is refused before hours of work
         checkpoints, anew = Path(self._folder.run.checkpoints), self._anew
-        position = resume(self._group, checkpoints, self._tracked, anew) if self._resume else None
+        position = resume(self._group, checkpoints, self._tracked, anew)
         if position is not None:
             self._saved_at = position["step"]
             manifest = read_manifest(name_step(Path(self._folder.run.checkpoints), position["step"]))
@@ -344,11 +340,20 @@ class Checkpointer:
         if self._writer is not None:
             self._note(self._writer.poll(wait=wait), stop_reason)
 
-    def finish(self, stop_reason: str | None, *, step: int, epoch: int, finished: str | None = None) -> str | None:
+    def finish(
+        self,
+        stop_reason: str | None,
+        *,
+        step: int,
+        epoch: int,
+        finished: str | None = None,
+        epochs_asked: int | None = None,
+    ) -> str | None:
         """Write the final state of an attempt without an error; returns the SHA-256 of the tracked models.
 
-        `finished` is why the training loop ended before its end. The hash is there on rank 0; None on the others,
-        without a folder, and for sharded models but those that an exact run has saved at this step.
+        `finished` is why the training loop ended before its end; `epochs_asked`: how many it was asked for. The
+        hash is there on rank 0; None on the others, without a folder, and for sharded models but those that an exact
+        run has saved at this step.
         """
         self.poll(stop_reason, wait=True)
         if self._folder is None or not self._group.is_first:
@@ -360,6 +365,8 @@ class Checkpointer:
         more: dict[str, Any] = {} if self._weights_sha256 is None else {"weights_sha256": self._weights_sha256}
         if self._provenance is not None:
             more["exact"] = {"method": self._provenance.method, "deviations": self._provenance.deviations}
+        if epochs_asked is not None and not stop_reason:
+            more["asked"] = {"epochs": epochs_asked}
         reason = stop_reason or finished or AT_ITS_END
         self.write_state("unfinished" if stop_reason else "finished", reason, step=step, epoch=epoch, **more)
         return self._weights_sha256
@@ -375,11 +382,6 @@ class Checkpointer:
         and the objects that are gone."""
         old = manifest["settings"]
         changes = list_changes(old, self._settings)
-        if self._is_strict and self._folder is not None:
-            others = list_changes(manifest.get("asked", old), self._settings)
-            taken = () if self._is_over else self._override
-            for other in (one for one in others if one.name not in taken):
-                refuse_other(self._folder.run.path, describe_change(other))
         left = override(objects, changes, self._override)
         self._settings = merge(old, self._settings, left)
         if self._group.is_first:

@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hpcddp
 from hpcddp.errors import RequestError
-from hpcddp.runs.folder import choose_attempt
 from hpcddp.training.opening import say_anew
 
 Objects = tuple[list[nn.Module], list[Any]]  # models, and what else rt.prepare is given
@@ -76,8 +75,7 @@ def attempt(folder: Path, make: Make, *, stop: int = 3, shuffle: bool = True, se
     torch.manual_seed(0)
     models, others = make()
     loader = DataLoader(TensorDataset(torch.ones(8, 2), torch.ones(8, 2)), batch_size=2, shuffle=shuffle)
-    resume = folder.name if folder.exists() else True
-    with hpcddp.runtime(run_dir=str(folder), resume=resume, seed=seed) as rt:
+    with hpcddp.runtime(run_dir=str(folder), seed=seed) as rt:
         prepared = rt.prepare(*models, *others, loader)
         for _ in rt.epochs(2):
             for x, y in prepared[-1]:
@@ -131,7 +129,7 @@ def test_objects_that_would_get_a_state_of_others_are_refused(tmp_path: Path, na
     with pytest.raises(RequestError) as refused:
         attempt(tmp_path / "run", after, stop=6)
     assert words in str(refused.value)
-    assert str(refused.value).endswith("or begin a new run: resume=False")
+    assert str(refused.value).endswith("or begin a new run: another run_dir")
     if name == FAST[0]:
         attempt(tmp_path / "run", before, stop=4)  # the run is as it was
 
@@ -146,7 +144,7 @@ def test_another_order_of_the_samples_is_refused_inside_of_an_epoch_only(
     tmp_path: Path, changed: dict[str, Any]
 ) -> None:
     attempt(tmp_path / "run", plain)
-    hint = r"hint: (DataLoader\(…, shuffle=True\)|hpcddp\.runtime\(…, seed=0\)), or begin a new run: resume=False"
+    hint = r"hint: (DataLoader\(…, shuffle=True\)|hpcddp\.runtime\(…, seed=0\)), or begin a new run: another run_dir"
     with pytest.raises(RequestError, match=rf"orders the rest of this epoch differently .*\n{hint}"):
         attempt(tmp_path / "run", plain, stop=6, **changed)
     attempt(tmp_path / "run", plain, stop=4)
@@ -156,8 +154,8 @@ def test_another_order_of_the_samples_is_refused_inside_of_an_epoch_only(
 def test_a_hint_has_the_words_of_how_the_run_was_started(tmp_path: Path) -> None:
     run = str(tmp_path / "train")
     job = {"HPCDDP_RUN_DIR": run, "HPCDDP_ATTEMPT": "41"}
-    for env, words in (({}, "begin a new run: resume=False"), (job, "begin a new run: --fresh")):
-        assert say_anew(choose_attempt(env, run), env) == words
+    for env, words in (({}, "begin a new run: another run_dir"), (job, "begin a new run: --fresh")):
+        assert say_anew(env) == words
 
 
 def test_a_group_that_was_added_in_the_loop_has_to_come_before_prepare(tmp_path: Path) -> None:

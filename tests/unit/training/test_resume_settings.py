@@ -36,7 +36,7 @@ def attempt(
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, weight_decay=decay)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma) if schedule else None
     data = TensorDataset(torch.ones(40, 2), torch.ones(40, 1)) if data is None else data
-    with hpcddp.runtime(run_dir=str(folder), resume=folder.name if folder.exists() else True, **options) as rt:
+    with hpcddp.runtime(run_dir=str(folder), **options) as rt:
         if loader_first:
             others = (scheduler,) if schedule else ()
             *_, loader = rt.prepare(model, optimizer, *others, DataLoader(data, batch_size=batch))
