@@ -143,7 +143,6 @@ def runtime(
     max_micro_batch: int | None = None,
     parallel: str | Mapping[str, int] | None = None,
     run_dir: str | None = None,
-    resume: bool | str = True,
     accept: Sequence[str] = (),
     keep: Sequence[str] = (),
     save_every: int | str | None = None,
@@ -173,17 +172,16 @@ def runtime(
     ranks split the model: "ddp" (each has all of it), "zero1" (and a share of the optimizer's state), "fsdp" (shards
     over all ranks), "hsdp" (over those of a node), or ranks along each dimension, such as {"data": 2, "shard": -1},
     where -1 takes the rest; None: what the job file says, else "ddp". `run_dir` (else
-    HPCDDP_RUN_DIR) is where checkpoints, metrics and state.json go; without either nothing is written. Outside of a job
-    script the newest unfinished run of the same command is resumed, and after a finished one `run_dir-2` begins;
-    `resume` False begins a new run, and text resumes the run of that name. Settings that
-    differ from the recorded ones are an error: `accept`, such as ["lr"], takes the new values, `keep` the recorded
-    ones. `save_every` is a number of steps, or a
-    time such as "30m"; None saves at the end of each epoch, and between epochs every ten minutes. `keep_checkpoints` is
-    the number of checkpoints that stay. `checkpoint`: "single" writes one file, "sharded" one per rank, "async" the
-    same while training continues; None: sharded for a sharded model, else single. `group` reuses the one of
-    `hpcddp.init()`. `exact` gives the same weights, bit for bit, on any number of ranks: True or "tree" on those whose
-    ranks get a power of two of the `slices` each, "integer" on any. `slices` (8) is the number of fixed slices of a
-    global batch: at least the largest number of ranks that the run will use. `log_to` names where the numbers of
+    HPCDDP_RUN_DIR) is where checkpoints, metrics and state.json go; without either nothing is written. A run that is
+    there and not finished is resumed; one that is finished makes no step, unless more epochs are asked for. Settings
+    that differ from the recorded ones are an error: `accept`, such as ["lr"], takes the new values, `keep` the recorded
+    ones. `save_every` is a number of steps, or a time such as "30m"; None saves at the end of each epoch, and between
+    epochs every ten minutes. `keep_checkpoints` is the number of checkpoints that stay. `checkpoint`: "single" writes
+    one file, "sharded" one per rank, "async" the same while training continues; None: sharded for a sharded model, else
+    single. `group` reuses the one of `hpcddp.init()`. `exact` gives the same weights, bit for bit, on any number of
+    ranks: True or "tree" on those whose ranks get a power of two of the `slices` each, "integer" on any. `slices` (8)
+    is the number of fixed slices of a global batch: at least the largest number of ranks that the run will use.
+    `log_to` names where the numbers of
     `rt.log` go besides metrics.jsonl: "tensorboard", "mlflow", "wandb"; None: HPCDDP_LOG_TO. The other arguments are
     those of `init`.
     """
@@ -206,7 +204,6 @@ def runtime(
     call = "hpcddp.runtime(…, {})".format
     with two_lines():
         check_kind(run_dir, str | os.PathLike | None, call("run_dir={}"), "path", '"runs/train"')
-        check_kind(resume, bool | str, call("resume={}"), "truth value or name of a run", "True")
         check_kind(group, Group | None, call("group={}"), "group of hpcddp.init()", "group")
         check_kind(backend, str | None, call("backend={}"), "name of a backend", '"gloo"')
         check_choice(rendezvous, CHANNELS, call("rendezvous={}"))
@@ -216,7 +213,6 @@ def runtime(
             max_micro_batch=read_optional(max_micro_batch, call("max_micro_batch={}")),
             parallel=None if parallel is None else read_parallel(parallel, "hpcddp.runtime(parallel=…)"),
             run_dir=run_dir,
-            resume=resume,
             accept=read_names(accept, call("accept={}"), '["lr"]'),
             keep=read_names(keep, call("keep={}"), '["lr"]'),
             save_every=read_save_every(save_every, call("save_every={}")),

@@ -90,12 +90,12 @@ def _check_plan(plan: JobPlan, env: Mapping[str, str]) -> None:
 
 
 def _check_run(plan: JobPlan) -> None:
-    """Which run the job would get. Each index of an array has its own: those are too many to look for."""
-    from hpcddp.runs.choice import foresee_run
+    """What a start would do now. Each index of an array has a run of its own: those are too many to look for."""
+    from hpcddp.runs.start import foresee
 
-    base = os.path.join(os.getcwd(), plan.spec.workdir or "", plan.run_dir)
+    folder = os.path.join(os.getcwd(), plan.spec.workdir or "", plan.run_dir)
     if not plan.options.array:
-        tell_each(list(filter(None, [foresee_run(plan.asked_run._replace(base=base))])))
+        tell_each([str(foresee(plan.request._replace(folder=folder), lambda _scheduler, _job: None))])
 
 
 def _check_script(plan: JobPlan, text: str, live: bool, env: Mapping[str, str]) -> None:

@@ -40,10 +40,8 @@ def build_parser() -> VerbParser:
     add("--walltime", metavar="TIME", help="how long the ranks may run, where no scheduler ends them")
     add("--signal", metavar="TIME", help="how long before the end the ranks are warned")
     add = parser.add_argument_group("the run, which HPCDDP_RUN_DIR names").add_argument
-    add("--fresh", action="store_true", help="begin a new run, although one could be resumed")
-    add("--resume", metavar="RUN", help="resume this run, whatever its command and state")
-    add("--made-run", metavar="RUN", help="the run that hpcddp submit has made for this job")
-    add("--resumed-run", metavar="RUN", help="the run that the job was submitted to resume")
+    add("--fresh", metavar="STAMP", help="begin anew, unless the run was begun with this stamp; set the old one aside")
+    add("--resume", action="store_true", help="resume the run although it was begun with another command")
     add("--chain", metavar="N", help="jobs that may follow one another until the run is finished")
     more = "what the submit command needs for the next one, word by word"
     add("--submit-option", action="append", default=[], metavar="WORD", help=more)

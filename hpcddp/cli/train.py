@@ -73,9 +73,17 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     missing = find_missing_library("hpcddp train", "torch", "torchvision", "sklearn", extras="train,demo")
     if missing is not None:
         raise missing
+    from hpcddp.runs.start import FRESH, make_stamp
     from hpcddp.trainer import train
     from hpcddp.training.rendezvous.failure import PeerFailedError
 
+    if args.fresh and env.get("HPCDDP_ATTEMPT"):
+        raise RequestError(
+            "hpcddp train --fresh in a job: each restart of the ranks would set aside what the one before has made",
+            "hpcddp launch --fresh -- hpcddp train, or render and submit with --fresh",
+        )
+    if args.fresh:
+        os.environ[FRESH] = make_stamp()
     try:
         train(args, args.run_dir or (None if env.get("HPCDDP_RUN_DIR") else os.path.join("runs", "digits")))
     except PeerFailedError as error:

@@ -20,9 +20,10 @@ from hpcddp.integrations.ranks import Ranks
 from hpcddp.integrations.saved import Saved, begin, complete, name_partial
 from hpcddp.runs.folder import AttemptFolder, RunFolder, find_attempt
 from hpcddp.runs.jsonfile import SchemaError
-from hpcddp.runs.lock import HeldError, check_not_taken, note_loaded
+from hpcddp.runs.lock import HeldError, check_not_taken
 from hpcddp.runs.metrics import MetricsFile
 from hpcddp.runs.settings import ACCEPT, KEEP, read_list
+from hpcddp.runs.start import opening_once
 from hpcddp.runs.state import AT_ITS_END, note_checkpoint, open_attempt, write_failure, write_state
 from hpcddp.training.activity import at_files
 from hpcddp.training.arguments import SaveEvery
@@ -68,7 +69,6 @@ def _local(tensor: Any) -> int:
     return int(shard.numel() * shard.element_size())
 
 
-_FINISHED: set[str] = set()  # attempts in which this process has trained to the end
 _NOTES_S = 1.0  # between two lines on how far the loop is
 #: No checkpoint but those that the framework or the script makes.
 CALLER_DECIDES = SaveEvery()
@@ -118,18 +118,14 @@ class Run:
         self._metrics = MetricsFile(None)
         self._noted = (0.0, self.step)  # when the metrics last had a line, and of which step
         self._knows_save_s = False
+        self._asked: dict[str, int] | None = None
         self._until_end = ExitStack()
         self._own_save = self._until_end.enter_context(ExitStack())  # the framework's, in a way of its own
 
     def open(self) -> None:
         """The ranks are there, and what `saved` says was loaded, or will be. RequestError if they have not all found
-        the same checkpoint, or if this process has trained to the end in this attempt before."""
-        if self.attempt.path in _FINISHED:
-            raise RequestError(
-                f"the script trains a second time in the run {self.attempt.run.path}, and a run holds one: this would"
-                " be resumed from the end of the first",
-                "one script, and one run, for each training; or attach only the Trainer of the longest",
-            )
+        the same checkpoint; LaunchError if this process has trained in the run before."""
+        self._until_end.enter_context(opening_once(self.attempt.run))
         self._until_end.enter_context(self._optimizers.watching())
         pulse = self._until_end.enter_context(beating(self._env))
         self._until_end.enter_context(pulse.following(lambda: self.step, self._watch.move_deadline))
@@ -144,7 +140,6 @@ class Run:
             open_attempt(self.attempt)
             with suppress(OSError):
                 os.unlink(self._failed)  # of a start before, in a job that was requeued
-            note_loaded(self.attempt.run, self.attempt.name)
             self._metrics = self._until_end.enter_context(MetricsFile(self.attempt.metrics))
         self._noted = (time.monotonic(), self.step)
         if self.saved is not None:
@@ -191,6 +186,7 @@ class Run:
 
     def expect_steps(self, total: int) -> None:
         """The training has so many optimizer steps, over all attempts."""
+        self._asked = {"steps": total}
         self._metrics.write("expect", total_steps=total)
 
     def note_loss(self, loss: float, lr: float | None = None) -> None:
@@ -255,13 +251,13 @@ class Run:
             if self.stop_reason:
                 write_state(self.attempt, "unfinished", step=step, epoch=epoch, reason=self.stop_reason)
             else:
-                write_state(self.attempt, "finished", step=self.step, epoch=self.epoch, reason=AT_ITS_END)
+                at, asked = {"step": self.step, "epoch": self.epoch}, self._asked
+                write_state(self.attempt, "finished", reason=AT_ITS_END, **at, asked=asked)
         if self.stop_reason:
             self.say(
                 f"stopped after step {self.step} ({self.stop_reason}): unfinished, saved at step {self._saved_at[0]}"
             )
         self.ranks.wait()  # rank 0 has written before any rank ends
-        _FINISHED.add(self.attempt.path)
         if self.stop_reason in STOP_FLAGS:
             self._signals.obey()
         self._until_end.close()

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from hpcddp.errors import RequestError, nearest
-from hpcddp.runs.choice import is_run
 from hpcddp.runs.folder import RunFolder, job_of, list_attempts, list_holders, list_runs, show_path
 from hpcddp.runs.jsonfile import read_line
 from hpcddp.runs.lock import read_holder, read_holders
+from hpcddp.runs.start import is_run
 from hpcddp.runs.submitted import has_index, is_in, list_points, list_submissions, read_submissions, read_sweep
 from hpcddp.schedulers.job_id import JobId, parse_id
 from hpcddp.schedulers.registry import find_scheduler

@@ -102,7 +102,7 @@ def read_on_disk(run: RunFolder) -> OnDisk:
             told = read_job_end(current)
             ends = told.ends if told is not None else None
     submissions = tuple(read_submissions(run))
-    left = _find_left(run, state, holder, end.status)
+    left = _find_left(run, state, holder)
     is_done = ended and not left and state is not None and state.status == "finished"
     return OnDisk(
         run,
@@ -188,10 +188,10 @@ def _read_links(attempts: Iterable[AttemptFolder]) -> tuple[int, int]:
     return links
 
 
-def _find_left(run: RunFolder, state: State | None, holder: Holder | None, status: int | None) -> str:
+def _find_left(run: RunFolder, state: State | None, holder: Holder | None) -> str:
     """In words; empty where the job's own run says enough."""
     left = []
     if holder is not None and (state is None or state.status == "finished"):
         with suppress(HpcddpError):
-            left = find_left(run.attempt(holder.attempt), state, status or 0)
+            left = find_left(run.attempt(holder.attempt))
     return "; ".join(f"run {show_path(own.path)}: step {one.step} ({one.reason})" for own, one in left)

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from hpcddp import __version__
 from hpcddp.errors import RequestError, SchedulerError
 from hpcddp.ranks.launch_commands import find_agent
+from hpcddp.runs.start import make_stamp
 from hpcddp.script.plan import JobPlan, PlannedBy, find_script, plan_job
 from hpcddp.script.preflight import Here
 from hpcddp.script.site import Site, remark_age
@@ -152,6 +153,7 @@ def this_process(created_by: str = "") -> PlannedBy:
     """This process, as far as the script it makes needs it. `created_by`: what it does, if that is no verb of hpcddp's
     command line."""
     return PlannedBy(
+        stamp=make_stamp(),
         python=sys.executable,
         version=__version__,
         created_by=created_by or quote_words(["hpcddp", *sys.argv[1:]]),

@@ -20,11 +20,11 @@ from hpcddp.login.script_check import ReadPrograms, check_training_script
 from hpcddp.ranks.frameworks import FRAMEWORK_VARIABLES
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.record import Record
-from hpcddp.runs.choice import Origin, choose_run, is_run
 from hpcddp.runs.command import name_command
 from hpcddp.runs.folder import RunFolder, list_holders, show_path
 from hpcddp.runs.jsonfile import write_object
 from hpcddp.runs.lock import name_end
+from hpcddp.runs.start import NEW, begin_run, foresee, is_run
 from hpcddp.runs.submitted import (
     Submission,
     begin_submission,
@@ -118,13 +118,9 @@ def plan_part(
         check_free(run, plan, waited, env)
         new = not is_run(run)
         return Part(plan, render_script(plan), run, new, "", index, plan.options.array or array, waited)
-    choice = choose_run(plan.asked_run._replace(base=base), Origin())
-    check_free(choice.run, plan, waited, env)
-    if choice.is_new:
-        plan = plan._replace(made_run=os.path.basename(choice.run.path))
-    elif plan.spec.resume is None:
-        plan = plan._replace(resumed_run=os.path.basename(choice.run.path))
-    return Part(plan, render_script(plan), choice.run, choice.is_new, str(choice), waited=waited)
+    outlook = foresee(plan.request._replace(folder=base), lambda _scheduler, _job: None)
+    check_free(outlook.run, plan, waited, env)
+    return Part(plan, render_script(plan), outlook.run, outlook.kind == NEW, str(outlook), waited=waited)
 
 
 def submit_part(
@@ -306,7 +302,7 @@ def _make_folder(part: Part) -> None:
     if not part.is_new:
         return
     os.makedirs(run.path, exist_ok=True)
-    write_object(run.about, {})
+    begin_run(run, plan.request)
     write_object(run.plan, plan_record(plan))
     if part.array:
         note_sweep(run, plan.spec.sweep or {}, part.array)

@@ -1,8 +1,8 @@
-"""Whether an attempt of a chain may start: by what the attempt before left in the run folder, never by its exit status.
+"""Whether an attempt of a chain may start: by what the jobs before left in the run folder, never by their exit status.
 
-An attempt that is killed cannot report at its end, so the attempt after it decides. It starts only if the ranks wrote
-that there is more to do, at a later step than the one where they had begun. Otherwise a run that
-repeats the same step would be queued without end.
+An attempt that is killed cannot report at its end, so the attempt after it decides. It starts unless a run has failed,
+nothing is left, or there was no progress since the start before: a job that repeats the same step would be queued
+without end.
 """
 
 from __future__ import annotations
@@ -11,38 +11,52 @@ import os
 from contextlib import suppress
 
 from hpcddp.errors import LaunchError
-from hpcddp.record import Record
+from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.folder import AttemptFolder, RunFolder, job_of, list_attempts, list_holders, start_of
 from hpcddp.runs.jsonfile import DamagedFileError, read_line, read_object, read_record, write_object
-from hpcddp.runs.lock import read_end, read_holder, read_holders
+from hpcddp.runs.lock import read_end, read_holder
 from hpcddp.runs.state import State, correct_killed, read_state, replace_state
 from hpcddp.schedulers.job_id import parse_id
 
-# Runs that the script of a job has opened itself, beside the job's own.
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# The runs of a job: its own, and the folders that its ranks have named.
 
 
-def note_own_run(attempt: AttemptFolder, run: RunFolder) -> None:
-    """The script of this attempt has opened a run that is not the job's. What cannot be written is not known."""
-    with suppress(OSError), open(_list(attempt), "a", encoding="utf-8", errors="surrogateescape") as file:
+def note_opened(attempt: AttemptFolder, run: RunFolder) -> None:
+    """The ranks of this attempt have named a folder that is not the job's. What cannot be written is not known."""
+    with suppress(OSError), open(attempt.opened, "a", encoding="utf-8", errors="surrogateescape") as file:
         file.write(f"{os.path.abspath(run.path)}\n")
 
 
-def list_own_runs(attempt: AttemptFolder) -> list[RunFolder]:
+def list_opened(attempt: AttemptFolder) -> list[RunFolder]:
     """In the order in which they were opened."""
-    with suppress(OSError), open(_list(attempt), encoding="utf-8", errors="surrogateescape") as file:
+    with suppress(OSError), open(attempt.opened, encoding="utf-8", errors="surrogateescape") as file:
         return [RunFolder(path) for path in dict.fromkeys(file.read().splitlines())]
     return []
 
 
-def read_own_states(run: RunFolder) -> list[tuple[RunFolder, State]]:
-    """What the ranks wrote last of each run that scripts have opened in any attempt of the job's run. The errors of
-    `read_state`."""
-    own = dict.fromkeys(one for attempt in list_attempts(run) for one in list_own_runs(attempt))
-    return [(one, state) for one in own if (state := read_state(one)) is not None]
+def list_job_runs(attempt: AttemptFolder) -> list[RunFolder]:
+    """What the ranks of this attempt's job have named in any start of it, and those of the jobs before it in its chain.
+    RequestError if a folder cannot be read."""
+    jobs = [job_of(attempt.name)]
+    while (before := find_before(attempt.run.attempt(jobs[0]))) and job_of(before.attempt) not in jobs:
+        jobs.insert(0, job_of(before.attempt))
+    names = [attempt.name, *(one.name for one in list_attempts(attempt.run))]
+    starts = [(jobs.index(job_of(name)), start_of(name, job_of(name)), name) for name in names if job_of(name) in jobs]
+    found = [run for *_, name in sorted(starts) for run in list_opened(attempt.run.attempt(name))]
+    return list(dict.fromkeys(found))
 
 
-def _list(attempt: AttemptFolder) -> str:
-    return os.path.join(attempt.path, "own-runs")
+def find_left(attempt: AttemptFolder) -> list[tuple[RunFolder, State]]:
+    """The runs that the ranks of this attempt's job have named and left unfinished: the job is unfinished as long as
+    there is one. None where a run has failed in this attempt. The errors of `read_state`."""
+    states = [(run, state) for run in (attempt.run, *list_job_runs(attempt)) if (state := read_state(run)) is not None]
+    if any((state.status, state.attempt) == ("failed", attempt.name) for _, state in states):
+        return []
+    left = [(run, state) for run, state in states if state.status == "unfinished" and run != attempt.run]
+    return [(run, correct_killed(run, state, lambda: False)) for run, state in left]
 
 
 class Turn(Record):
@@ -54,8 +68,7 @@ class Turn(Record):
 
 
 class Link(Record):
-    """One attempt of a chain: its name, which one it is (from 1), and the run's step when it began, to which those of
-    the runs that its script has opened itself are added."""
+    """One attempt of a chain: its name, which one it is (from 1), and the step of its runs together when it began."""
 
     attempt: str
     turn: int
@@ -80,61 +93,52 @@ class Started(Record):
     of_several: bool = False
 
 
-def decide_start(state: State | None, before: Link | None, *, ended_well: bool = True) -> StartDecision:
-    """Whether the next attempt may start. `state`: what state.json holds; no `before`: the first of its chain.
-    `ended_well`: of the job before; a program that was ended behind its training comes to the rest of it again."""
-    if before is None:
+def decide_start(states: Sequence[State], since: Link | None, *, again: bool, ended_well: bool) -> StartDecision:
+    """Whether the next attempt may start. `states`: of the job's run and those that its ranks have named. `since`: the
+    start before, by the job before or, `again`, by this one; None: the first of its chain. `ended_well`: its program
+    has ended with 0; one that was ended behind its training comes to the rest of it again."""
+    if since is None:
         return StartDecision(True)
-    if state is None or job_of(state.attempt) != job_of(before.attempt):
-        return StartDecision(False, f"attempt {before.attempt} ended before its first checkpoint", True)
-    if state.status == "finished" and ended_well:
-        return StartDecision(False, f"attempt {before.attempt} has finished the run at step {state.step}")
-    if state.status == "finished" and state.step <= before.step:
-        return StartDecision(False, f"no step is left, and attempt {before.attempt} did not end well after that", True)
-    if state.status == "finished":
+    step = sum(one.step for one in states)
+    failed = [s for s in states if s.status == "failed" and job_of(s.attempt) == job_of(since.attempt)]
+    if failed:
+        return StartDecision(
+            False, f"attempt {since.attempt} failed at step {failed[0].step}: {failed[0].reason}", True
+        )
+    is_finished = bool(states) and all(one.status == "finished" for one in states)
+    if is_finished and ended_well:
+        return StartDecision(False, f"attempt {since.attempt} has finished the run at step {step}")
+    if again or step > since.step:
         return StartDecision(True)
-    if state.status != "unfinished":
-        return StartDecision(False, f"attempt {before.attempt} failed at step {state.step}: {state.reason}", True)
-    if state.step <= before.step:
-        return StartDecision(False, f"no progress: attempt {before.attempt} began and ended at step {state.step}", True)
-    return StartDecision(True)
-
-
-def decide_restart(state: State | None, again: Link, *, ended_well: bool = True) -> StartDecision:
-    """Whether a job of a chain that its scheduler starts again may start. That it made no progress is no reason."""
-    is_over = state is not None and (state.status == "failed" or (state.status == "finished" and ended_well))
-    if state is not None and state.attempt == again.attempt and is_over:
-        return decide_start(state, again)
-    return StartDecision(True)
+    if is_finished:
+        return StartDecision(False, f"no step is left, and attempt {since.attempt} did not end well after that", True)
+    if not states:
+        return StartDecision(False, f"attempt {since.attempt} ended before its first checkpoint", True)
+    return StartDecision(False, f"no progress: attempt {since.attempt} began and ended at step {step}", True)
 
 
 def start_attempt(attempt: AttemptFolder, most: int) -> Started:
     """Decide about this attempt, of at most `most`, and record the decision in its chain.json or in state.json.
 
-    Before anything is written: SchemaError if another hpcddp wrote a file that it reads or replaces (a requeued
-    attempt has a chain.json already), RequestError if state.json or what the attempts left cannot be read. LaunchError
-    if the run folder cannot be written.
+    Before anything is written: SchemaError if another hpcddp wrote a file that it reads or replaces, RequestError if a
+    state.json or what the attempts left cannot be read. LaunchError if the run folder cannot be written.
     """
-    state = read_state(attempt.run)
+    own = read_state(attempt.run)
     with suppress(DamagedFileError):
         read_object(attempt.chain)
     try:
+        others = [state for run in list_job_runs(attempt) if (state := read_state(run)) is not None]
+        states = [*([own] if own is not None else []), *others]
         again = _find_earlier_start(attempt)
-        before = None if again else find_before(attempt)
-        if before is not None and state is not None and _came_later(attempt.run, state.attempt, before.attempt):
-            before = before._replace(attempt=state.attempt)  # a job of no chain, while this one waited
-        since = again or before
-        whole, step, of_several = _add_own_runs(attempt.run, state, since)
-        well = since is None or _has_ended_well(attempt, job_of(since.attempt))
-        decision = (
-            decide_restart(whole, again, ended_well=well) if again else decide_start(whole, before, ended_well=well)
-        )
-        turn = again.turn if again else before.turn + 1 if before else 1
+        since = again or find_before(attempt)
+        decision = decide_start(states, since, again=again is not None, ended_well=_has_ended_well(attempt))
+        step = sum(one.step for one in states)
+        turn = 1 if since is None else since.turn + (again is None)
         link = Link(attempt.name, turn, step)
         if decision.starts:
-            write_object(attempt.chain, Turn(link.turn, step, most)._asdict())
-        elif decision.is_failure and (whole is None or whole.status != "finished"):
-            last = state or State("failed", 0, 0, "", attempt.name)
+            write_object(attempt.chain, Turn(turn, step, most)._asdict())
+        elif decision.is_failure and not (states and all(one.status == "finished" for one in states)):
+            last = own or State("failed", 0, 0, "", attempt.name)
             reason = f"the chain stopped: {decision.reason}"
             replace_state(attempt.run, last._replace(status="failed", reason=reason, attempt=attempt.name))
     except OSError as error:
@@ -142,39 +146,14 @@ def start_attempt(attempt: AttemptFolder, most: int) -> Started:
             f"the run folder {attempt.run.path} cannot be used: {(error.strerror or str(error)).lower()}",
             f"ls -ld {attempt.run.path} {attempt.path}",
         ) from error
-    return Started(decision, link, max(most - link.turn, 0), of_several)
+    return Started(decision, link, max(most - turn, 0), bool(others))
 
 
-def _add_own_runs(run: RunFolder, state: State | None, since: Link | None) -> tuple[State | None, int, bool]:
-    """The state of the job's run and of those that its script has opened itself together, their steps, and whether
-    there are such runs. `since`: what was written before this attempt's job says nothing."""
-    own = [one for _, one in read_own_states(run)]
-    step = sum(one.step for one in [*own, *([state] if state is not None else [])])
-    if not own or since is None:
-        return state, step, bool(own)
-    held = [holder.attempt for holder in read_holders(run)]
-    first = next((at for at, name in enumerate(held) if start_of(name, job_of(since.attempt))), len(held))
-    states = [one for one in (state, *own) if one is not None and one.attempt in held[first:]]
-    if not states:
-        return state, step, True
-    found = min(states, key=lambda one: ("unfinished", "failed", "finished").index(one.status))
-    if state is not None and state.attempt in held[first:] and state.status != "finished":
-        found = state  # the job's own run decides
-    return found._replace(step=step, attempt=since.attempt), step, True
-
-
-def _has_ended_well(attempt: AttemptFolder, job: str) -> bool:
-    """Whether the last start of this job, before the attempt, wrote that it ended with status 0."""
-    holders = ((path, read_holder(path)) for path in list_holders(attempt.run))
-    names = [(path, one.attempt) for path, one in holders if one is not None and one.attempt != attempt.name]
-    ends = [read_end(path) for path, name in names if start_of(name, job)]
-    return not ends or (ends[-1] is not None and ends[-1].status == 0)
-
-
-def _came_later(run: RunFolder, attempt: str, before: str) -> bool:
-    """Whether the first of these attempts held the run after the other one."""
-    held = [holder.attempt for holder in read_holders(run)]
-    return attempt in held and before in held and held.index(attempt) > held.index(before)
+def _has_ended_well(attempt: AttemptFolder) -> bool:
+    """Whether the attempt that held the run before this one wrote that it ended with status 0."""
+    before = [path for path in list_holders(attempt.run) if (one := read_holder(path)) and one.attempt != attempt.name]
+    end = read_end(before[-1]) if before else None
+    return end is not None and end.status == 0
 
 
 def is_unfinished(state: State | None, attempt: str | None) -> bool:
@@ -228,54 +207,3 @@ def _earlier_starts(attempt: AttemptFolder) -> list[AttemptFolder]:
 def _find_link(attempt: AttemptFolder) -> Link | None:
     begun = read_record(attempt.chain, Turn, "; to begin a new chain submit the job again")
     return None if begun is None else Link(attempt.name, begun.turn, begun.step)
-
-
-# The starts of one job: those that its supervisor made, its scheduler, and the jobs before it in a chain.
-
-
-def list_starts(attempt: AttemptFolder) -> list[AttemptFolder]:
-    """Up to this one, the first one first; none if no supervisor began this one.
-
-    `hpcddp launch` that is typed again in one allocation, after the one before it has ended, is no start of that one's
-    job. RequestError if a folder cannot be read; SchemaError if another hpcddp wrote a holder.
-    """
-    job, earlier, starts = job_of(attempt.name), set[str](), list[str]()
-    for path in list_holders(attempt.run):
-        holder = read_holder(path)
-        if holder is None:
-            continue
-        if not start_of(holder.attempt, job):
-            if not starts:
-                earlier.add(holder.attempt)
-            continue
-        starts.append(holder.attempt)
-        if holder.attempt == attempt.name:
-            found = [attempt.run.attempt(name) for name in starts]
-            before = find_before(found[0])
-            if before is None or before.attempt not in earlier:  # the scheduler may have begun its ids anew
-                return found
-            return [*list_starts(attempt.run.attempt(before.attempt)), *found]
-        if holder.by_hand and read_end(path) is not None:
-            starts.clear()
-    return []
-
-
-def opens_own_runs(attempt: AttemptFolder) -> bool:
-    """Whether the script of this attempt's job has opened runs itself, in any start. The errors of `list_starts`."""
-    return any(list_own_runs(one) for one in list_starts(attempt) or [attempt])
-
-
-def find_left(attempt: AttemptFolder, state: State | None, status: int) -> list[tuple[RunFolder, State]]:
-    """The runs that the script of this attempt's job has opened itself and left unfinished. `state`: of the job's run.
-    `status`: with which the attempt has ended; where a run has failed with it, none of them is to be continued.
-
-    All starts count: a run that one of them has lost, and the next one has not come to, is left, too. The errors of
-    `read_state` and `list_starts`.
-    """
-    own = read_own_states(attempt.run)
-    states = [one for one in (state, *(one for _, one in own)) if one is not None]
-    if not own or (status and any((one.status, one.attempt) == ("failed", attempt.name) for one in states)):
-        return []
-    starts = {one.name for one in list_starts(attempt)} or {attempt.name}
-    left = [(run, one) for run, one in own if one.status == "unfinished" and one.attempt in starts]
-    return [(run, correct_killed(run, one, lambda: False)) for run, one in left]

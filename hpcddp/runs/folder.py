@@ -118,6 +118,11 @@ class AttemptFolder(Record):
         return os.path.join(self.path, "chain.json")
 
     @property
+    def opened(self) -> str:
+        """The other folders that its ranks have named, one a line."""
+        return os.path.join(self.path, "runs")
+
+    @property
     def metrics(self) -> str:
         return os.path.join(self.path, "metrics.jsonl")
 
@@ -228,8 +233,9 @@ def list_runs(base: str) -> list[tuple[int, RunFolder]]:
 
 
 def list_run_folders(path: str) -> list[str]:
-    """The folders in this folder that attempts have been in, whatever their names."""
-    return [entry.path for entry in _list_folders(path) if os.path.isdir(RunFolder(entry.path).attempts)]
+    """The folders in this folder that are runs, whatever their names."""
+    found = [RunFolder(entry.path) for entry in _list_folders(path)]
+    return [run.path for run in found if os.path.isfile(run.about) or os.path.isdir(run.attempts)]
 
 
 def name_checkpoint(checkpoints: str, step: int) -> str:

@@ -18,7 +18,6 @@ from hpcddp.runs.folder import (
     cannot_write,
     find_holder,
     job_of,
-    list_checkpoints,
     list_holders,
     name_holder,
     show_path,
@@ -41,6 +40,10 @@ if TYPE_CHECKING:
 ENDED = frozenset({"finished", "cancelled", "failed", "gone"})
 
 
+#: In the name of an attempt that `hpcddp launch` began by hand in an allocation: one job may have several.
+BY_HAND = "-launch"
+
+
 class Holder(Record):
     """One attempt as the holder of its run. `machine` says which kernel and process namespace `process` belongs to."""
 
@@ -53,14 +56,15 @@ class Holder(Record):
     job: str = ""  # the scheduler's id; "": not a job's
     command: tuple[str, ...] = ()
     since: str = ""
-    by_hand: bool = False  # one of several starts in one job
-    within: str = ""  # of a run that a script of a job chose itself: the folder of the job's first attempt
-    restart: int = 0  # how often the launcher itself had started the ranks again in this attempt, as torchrun does
-    job_start: str = ""  # which start of the job this is of, by `find_job_start`; "": not known
 
     def __str__(self) -> str:
         job = f"job {self.job}" if self.job else f"attempt {self.attempt}"
         return f"{job} on {self.host} (process {self.process}, since {self.since})"
+
+    @property
+    def by_hand(self) -> bool:
+        """Whether `hpcddp launch` began it in a job, which may have more attempts at once."""
+        return self.job != "" and BY_HAND in job_of(self.attempt)
 
     @property
     def id(self) -> JobId:
@@ -72,77 +76,36 @@ class Holder(Record):
         raw = "" if own.number == named.number else own.number
         return named.at(named.array_index, find_scheduler(self.scheduler).commands.of_index)._replace(raw=raw)
 
-    @property
-    def start(self) -> tuple[int, int]:
-        """Which start of the ranks in its job this is."""
-        return start_of(self.attempt, job_of(self.attempt)), self.restart
+    def is_process(self, other: Holder) -> bool:
+        """Whether both are one process."""
+        return (self.machine, self.process, self.started) == (other.machine, other.process, other.started)
 
 
-def describe_process(
-    attempt: str,
-    process: int,
-    env: Mapping[str, str],
-    command: tuple[str, ...],
-    *,
-    by_hand: bool = False,
-    within: str = "",
-    restart: int = 0,
-) -> Holder:
+def describe_process(attempt: str, process: int, env: Mapping[str, str], command: tuple[str, ...]) -> Holder:
     """This attempt as a holder: `process` is what lives as long as it does, and runs on this host."""
     import time
 
     job = find_current_job(env)
     since = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    scheduler, own = (job.scheduler, job.id) if job is not None and job.id else ("", "")
     host = os.uname().nodename
-    started = start_time(process)
-    return Holder(
-        attempt,
-        host,
-        find_machine(),
-        process,
-        started,
-        job.scheduler if job and job.id else "",
-        job.id if job else "",
-        command,
-        since,
-        by_hand,
-        within,
-        restart,
-        find_job_start(env),
-    )
-
-
-def find_job_start(env: Mapping[str, str]) -> str:
-    """What differs between the starts of a job that its scheduler starts again, and is the same for all scripts that
-    run in one start; "" outside of a job, or if the system does not say. Without a count: the session of the job's own
-    script or shell."""
-    job = find_current_job(env)
-    if job is None or not job.id:
-        return ""
-    if of_start := find_scheduler(job.scheduler).variables.of_start:
-        return " ".join(env.get(name, "") for name in of_start)
-    session = os.getsid(0)
-    started = start_time(session)
-    return f"{find_machine()} {session} {started}" if started else ""
+    return Holder(attempt, host, find_machine(), process, start_time(process), scheduler, own, command, since)
 
 
 def has_ended(holder: Holder, mine: Holder, ask: Ask) -> bool | None:
     """Whether the holder's processes are gone; None if that cannot be found out from here.
 
-    On its own machine its process decides; what this very process held has ended. Elsewhere its job does: `mine`, if it
-    is another start of the same job, was started again. An earlier attempt of the job that `mine` is within is over, on
-    whatever host: the supervisor begins the next one only after it has ended it, or cut it off.
+    On its own machine its process decides; what this very process held has ended. Elsewhere: of one job's attempts, one
+    begins only when the one before is over, or cut off, and a requeued job is another start. Another job's scheduler is
+    asked.
     """
-    if mine.within and holder.within == mine.within and holder.start[0] < mine.start[0]:
-        return True
     same_host = holder.host == mine.host and holder.machine != ""
     if same_host and holder.machine == mine.machine and holder.started:
-        is_mine = (holder.process, holder.started) == (mine.process, mine.started)
-        return is_mine or start_time(holder.process) != holder.started
-    if holder.job:
-        if (holder.scheduler, holder.job) == (mine.scheduler, mine.job):
-            is_same_start = mine.job_start != "" and holder.job_start == mine.job_start
-            return None if mine.by_hand or is_same_start else True
+        return holder.is_process(mine) or start_time(holder.process) != holder.started
+    job = job_of(mine.attempt)
+    if 0 < start_of(holder.attempt, job) <= start_of(mine.attempt, job):
+        return True
+    if holder.job and (holder.scheduler, holder.job) != (mine.scheduler, mine.job):
         state = ask(holder.scheduler, holder.job)
         return None if state is None else state in ENDED
     # the same kernel: another process namespace, which cannot be looked into; another one: the host has started anew
@@ -189,13 +152,11 @@ class HeldError(LaunchError):
     holder: Holder | None = None
 
 
-def take_run(
-    run: RunFolder, mine: Holder, ask: Ask, before: str | None = None, own: str = "--fresh, or --name X"
-) -> None:
+def take_run(run: RunFolder, mine: Holder, ask: Ask, before: str = "") -> None:
     """Hold the run. HeldError if another attempt does, with who it is; LaunchError if the folder cannot be written.
 
-    `before`: the attempt that queued this one. It has ended, or this one would not run. `own`: what a person writes for
-    a run of its own. What killed writers have left of checkpoints goes, which may be what has filled the disk.
+    `before`: the name of the job that queued this one. It has ended, or this one would not run. What killed writers
+    have left of checkpoints goes, which may be what has filled the disk.
     """
     try:
         for _ in range(_TRIES):
@@ -203,18 +164,17 @@ def take_run(
             number, path = find_holder(run)
             if path is not None and not os.path.exists(_end(path)):
                 holder = read_holder(path)
-                if holder is None or (holder.attempt != before and not has_ended(holder, mine, ask)):
-                    surely = holder is not None and has_ended(holder, mine, ask) is False
-                    error = _held(run, path, holder, surely, f"a run of its own: {own}")
-                    error.holder = holder
-                    raise error
+                follows = holder is not None and before != "" and job_of(holder.attempt) == before
+                ended = holder is not None and (follows or has_ended(holder, mine, ask))
+                if not ended:
+                    raise _held(run, path, holder, mine, surely=ended is False)
             for folder in left:
                 shutil.rmtree(folder, ignore_errors=True)
             if _create(run, number + 1, mine):
                 return
     except OSError as error:
         raise cannot_write(run, error) from error
-    raise LaunchError(f"other jobs take {run.path} all the time", f"a run of its own: {own}")
+    raise LaunchError(f"other jobs take {run.path} all the time", "another name for this one: --name X")
 
 
 def is_held_by(run: RunFolder, attempt: str) -> bool:
@@ -283,40 +243,6 @@ def name_end(run: RunFolder) -> str:
     return show_path(_end(find_holder(run)[1] or ""))
 
 
-def note_loaded(run: RunFolder, attempt: str) -> None:
-    """This attempt resumes from the run's checkpoint, or begins the run: it belongs to the attempt's command now."""
-    _, path = find_holder(run)
-    holder = read_holder(path) if path is not None else None
-    if path is not None and holder is not None and holder.attempt == attempt:
-        with suppress(OSError), open(_loaded(path), "w", encoding="ascii"):
-            pass
-
-
-def is_loaded(run: RunFolder) -> bool:
-    """Whether hpcddp has ever loaded a checkpoint of the run, or looked for one."""
-    return any(os.path.exists(_loaded(path)) for path in list_holders(run))
-
-
-def find_owner(run: RunFolder) -> Holder | None:
-    """The holder whose command the run belongs to; None if no holder can be read.
-
-    `--resume` lets in any command. The run becomes its own once it has loaded the checkpoint, if there is one.
-    """
-    owner = None
-    has_checkpoint = bool(list_checkpoints(run.checkpoints))
-    for path in list_holders(run):
-        holder = read_holder(path)
-        if holder is not None and (
-            owner is None
-            or not owner.command
-            or os.path.exists(_loaded(path))
-            or holder.command == owner.command
-            or not has_checkpoint
-        ):
-            owner = holder
-    return owner
-
-
 def read_holders(run: RunFolder) -> list[Holder]:
     """Every holder that can be read, the first one first."""
     return [holder for path in list_holders(run) if (holder := read_holder(path)) is not None]
@@ -375,19 +301,21 @@ def _room_for_end(path: str) -> str:
     return os.path.join(path, "ended.tmp")
 
 
-def _loaded(path: str) -> str:
-    return os.path.join(path, "loaded")
+def _held(run: RunFolder, path: str, holder: Holder | None, mine: Holder, *, surely: bool) -> HeldError:
+    import shlex
 
-
-def _held(run: RunFolder, path: str, holder: Holder | None, surely: bool, other: str) -> HeldError:
-    if surely:
-        return HeldError(
-            f"run {show_path(run.path)} is in use by {holder}; two jobs cannot write one run",
-            f"wait for its end, or {other}",
-        )
+    other = "a run of its own: --name X, or another run_dir"
     if holder is None:
         return HeldError(f"{path} does not say who holds the run", f"if nobody does: touch {_end(path)}; or {other}")
-    return HeldError(
-        f"run {show_path(run.path)} was taken by {holder}, and whether that has ended cannot be found out on this host",
-        f"if it has ended: touch {_end(path)}; or {other}",
-    )
+    differs = ""
+    if holder.command and mine.command and holder.command != mine.command:
+        differs = f"; it runs {shlex.join(holder.command)}, and this is {shlex.join(mine.command)}"
+    name = show_path(run.path)
+    if surely:
+        what, hint = f"run {name} is in use by {holder}, and one attempt at a time holds a run", "wait for its end"
+    else:
+        what = f"run {name} was taken by {holder}, and whether that has ended cannot be found out on this host"
+        hint = f"if it has ended: touch {_end(path)}"
+    error = HeldError(f"{what}{differs}", f"{hint}; or {other}")
+    error.holder = holder
+    return error

@@ -134,6 +134,8 @@ class State(Record):
     weights_sha256: str | None = None  # of the tracked models after this step
     exact: dict[str, Any] | None = None  # of an exact run: its method, and why it is not exact any more
     ended: bool = True  # whether the attempt had ended, or was about to
+    asked: dict[str, int] | None = None  # of a finished run: {"epochs": 4} or {"steps": 100}
+    written_at: str = ""
 
     def __str__(self) -> str:
         return f"{self.status} at step {self.step} ({self.reason}), attempt {self.attempt}"

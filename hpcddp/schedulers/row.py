@@ -99,7 +99,6 @@ class Variables(Record):
     job_id: tuple[str, ...] = ()  # the job's id, by the names that releases give it
     of_job: tuple[str, ...] = ()  # those that only a job's processes have; (): the id is one
     restarts: str = ""  # whether, or how often, the job has started before
-    of_start: tuple[str, ...] = ()  # what differs from one start of the job to the next; (): nothing is sure to
     array_index: tuple[str, ...] = ()  # a job's index in its array, by the names that releases give it
     array_id: str = ""  # the array's own id, where a job of it has another one
     folder: str = ""  # the folder that the job was submitted from

@@ -239,7 +239,7 @@ def ask_jobs(
         return JobsFound()
     asked = [words for words in (commands.jobs, commands.live_jobs, commands.older_jobs) if words]
     found = JobsFound()
-    users = ",".join(dict.fromkeys(map(_name_user, (os.getuid(), *owners))))
+    users = ",".join(dict.fromkeys(map(name_user, (os.getuid(), *owners))))
     for words in asked:
         argv = [w for word in words for w in (ids if word == "{ids}" else [word.replace("{user}", users)])]
         try:
@@ -267,7 +267,7 @@ def _list_missing(ids: Sequence[str], found: JobsFound, answer: Answer) -> list[
     return [job for job in ids if not any(parse_id(job).covers(one) for one in said)]
 
 
-def _name_user(number: int) -> str:
+def name_user(number: int) -> str:
     """The name of this user; the number where it has none."""
     import pwd
 

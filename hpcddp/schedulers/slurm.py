@@ -353,7 +353,6 @@ SCHEDULER = Scheduler(
         job_id=("SLURM_JOB_ID", "SLURM_JOBID"),  # the second in older releases
         restarts="SLURM_RESTART_COUNT",
         # the count alone may be inherited, from a job that was queued again and has submitted this one
-        of_start=("SLURM_RESTART_COUNT", "SLURM_JOB_NODELIST"),
         array_index=("SLURM_ARRAY_TASK_ID",),
         array_id="SLURM_ARRAY_JOB_ID",
         folder="SLURM_SUBMIT_DIR",

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, cast
 from hpcddp.ranks.launcher import EXPORTED_ALWAYS, FromShell, Launcher, LaunchRequest
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.record import Record
-from hpcddp.runs.choice import Asked
 from hpcddp.runs.command import identify_command
+from hpcddp.runs.start import Request
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.script.container import Container
 from hpcddp.script.fields import module_lines
@@ -30,13 +30,15 @@ WARNING = "USR1"
 
 
 class PlannedBy(Record):
-    """The process that plans, as far as its script needs it. `cpus` are this machine's: the node of the local site."""
+    """The process that plans, as far as its script needs it. `cpus` are this machine's: the node of the local site.
+    `stamp`: of a --fresh that is typed now."""
 
     python: str
     version: str
     created_by: str
     source_root: str | None = None
     cpus: int = 1
+    stamp: str = ""
 
 
 class JobPlan(Record):
@@ -89,8 +91,6 @@ class JobPlan(Record):
     needs_gpus: bool = True
     by_hand: bool = False
     fewer_nodes: tuple[int, ...] = ()
-    made_run: str = ""  # the name of the run that `hpcddp submit` made for this job
-    resumed_run: str = ""  # the same of one that was there
     sources: Mapping[str, str] = MappingProxyType({})
 
     @property
@@ -99,9 +99,10 @@ class JobPlan(Record):
         return self.nodes * self.ranks_per_node
 
     @property
-    def asked_run(self) -> Asked:
-        """What is asked about the run; the job itself chooses it when it starts."""
-        return Asked(self.run_dir, identify_command(self.command), bool(self.spec.fresh), self.spec.resume)
+    def request(self) -> Request:
+        """What is asked of the run when the job starts."""
+        fresh = self.planned_by.stamp if self.spec.fresh else ""
+        return Request(self.run_dir, identify_command(self.command), fresh, self.spec.resume is not None)
 
     @property
     def walltime(self) -> str:
@@ -226,8 +227,7 @@ class JobPlan(Record):
         yield _option("--walltime", self.walltime if is_said else "") + signal
         yield _option("--chain", self.options.chain)
         yield tuple(f"--submit-option={word}" for word in self.submit_options if self.options.chain)
-        yield (("--fresh",) if spec.fresh else ()) + _option("--resume", spec.resume)
-        yield _option("--made-run", self.made_run) + _option("--resumed-run", self.resumed_run)
+        yield _option("--fresh", self.request.fresh) + (("--resume",) if self.request.takes_words else ())
         yield _option("--max-restarts", spec.max_restarts) + _option("--fewer-nodes", _list_nodes(self.fewer_nodes))
         stall_limit = _option("--stall-limit", spec.stall_limit_s and format_walltime(spec.stall_limit_s))
         yield stall_limit + _option("--health-check", spec.health_check)
@@ -320,7 +320,9 @@ class JobPlan(Record):
     @property
     def exported_always(self) -> tuple[str, ...]:
         """What the supervisor tells the ranks."""
-        return EXPORTED_ALWAYS if self.supervised else ("HPCDDP_PYTHON", "HPCDDP_RUN_DIR")
+        fresh = ("HPCDDP_FRESH",) if self.request.fresh else ()
+        words = ("HPCDDP_ACCEPT",) if self.request.takes_words else ()
+        return (*EXPORTED_ALWAYS, *fresh, *words) if self.supervised else ("HPCDDP_PYTHON", "HPCDDP_RUN_DIR")
 
     @property
     def exported_if_set(self) -> tuple[str, ...]:

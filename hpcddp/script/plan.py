@@ -13,7 +13,6 @@ from hpcddp.ranks.launch_commands import ask_for, find_launch_command
 from hpcddp.ranks.launcher import NUMBERS
 from hpcddp.ranks.launchers import AGENTS, JOB_LAUNCHERS, LAUNCHERS, launchers_under
 from hpcddp.record import Record
-from hpcddp.runs.choice import check_asked
 from hpcddp.runs.command import identify_command, name_command
 from hpcddp.runs.settings import ACCEPT, KEEP
 from hpcddp.schedulers.registry import find_scheduler, scripted_schedulers
@@ -574,7 +573,8 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
     if THEN in (spec.stage_in or ()):
         raise RequestError(f"stage_in: {THEN} cannot be the name of a file here", f"write it as ./{THEN}")
     command = plan_command(spec, own_ranks.maker)
-    name = job_name(spec.name or name_command(command), _name_limit(site))
+    resumed = os.path.basename((spec.resume or "").rstrip("/"))
+    name = job_name(spec.name or resumed or name_command(command), _name_limit(site))
     launcher, outer_launcher = plan_launcher(spec, site, shape.nodes, own_ranks.agent)
     container = plan_container(spec, site, queue, shape.gpus_per_node)
     if container.launcher:
@@ -594,6 +594,12 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
     words = plan_site_words(spec, site)
     full = queue.exclusive and not by_agents and shape.ranks_per_node == shape.gpus_per_node == queue.gpus
     run_dir = (spec.run_dir or f"runs/{name}").rstrip("/") or "/"
+    if spec.resume and spec.fresh:
+        raise RequestError(
+            f"--fresh begins a new run, and --resume {spec.resume} resumes an old one", "keep one of the two"
+        )
+    if spec.resume:
+        run_dir = spec.resume.rstrip("/") if "/" in spec.resume else os.path.join(os.path.dirname(run_dir), resumed)
     if spec.resume and options.array:
         raise RequestError(
             f"resume {spec.resume} is one run, but each index of array {options.array} has its own",
@@ -638,7 +644,6 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
         directives=plan_directives(spec, site, queue_name, words, container.directives, asked.values()),
         remarks=(*counted, *account_remarks),
     )
-    check_asked(plan.asked_run)
     check_placeholders(plan)
     plan = plan._replace(fewer_nodes=plan_fewer_nodes(plan))
     if not plan.supervised:

@@ -1,4 +1,4 @@
-"""The start of a job's attempt: its run is chosen and taken, its folder made, and what the script says left in it."""
+"""The start of a job's attempt: its run is begun or taken again, and what the script says is left in its folder."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from functools import partial
 from hpcddp.errors import HpcddpError
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.chain import find_before, start_attempt
-from hpcddp.runs.choice import Asked, start_run
 from hpcddp.runs.command import identify_command
-from hpcddp.runs.folder import AttemptFolder, RunFolder, cannot_write, list_attempts, start_of
+from hpcddp.runs.folder import AttemptFolder, RunFolder, cannot_write, job_of
 from hpcddp.runs.jsonfile import write_object
-from hpcddp.runs.lock import HeldError, describe_process, release_run, start_time
-from hpcddp.runs.state import read_state
+from hpcddp.runs.lock import HeldError, release_run, start_time
+from hpcddp.runs.start import Request, start
 from hpcddp.supervisor.order import job_record
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 #: The variable by which `hpcddp launch` says that one allocation may see several attempts: the number of its process,
 #: which becomes this one. A job that is submitted from such a rank inherits the variable, but not the number.
-BY_HAND = "HPCDDP_LAUNCH"
+LAUNCHED = "HPCDDP_LAUNCH"
 _EARLIER_S = 600.0  # in which the scheduler kills what an earlier start of the job has left
 
 
@@ -45,36 +44,33 @@ def begin(
     env: Mapping[str, str],
     script: str,
     tell: Callable[[str], None],
-    *,
-    by_hand: bool,
 ) -> Begun | int:
-    """The attempt, which holds its run; the exit status where nothing is left to do.
+    """The attempt, which holds its run; the exit status where a chain ends here.
 
-    The errors of `start_run` and `start_attempt`; LaunchError if the folder cannot be written.
+    The errors of `start` and `start_attempt`; LaunchError if the folder cannot be written.
     """
-    if order.resumed_run and _is_finished(RunFolder(os.path.join(os.path.dirname(base), order.resumed_run)), job.name):
-        tell(f"nothing is left to do: run {order.resumed_run}, which this job was to resume, has finished meanwhile")
-        return 0
-    asked = Asked(base, identify_command(order.line.command), order.fresh, order.resume, made=order.made_run)
-    start = partial(start_run, asked, job.name, env, process=os.getpid(), by_hand=by_hand, numbered=True)
+    request = Request(base, identify_command(order.line.command), order.fresh, order.resume)
+    link = find_before(RunFolder(base).attempt(job.name))
+    before = job_of(link.attempt) if link is not None else ""
+    begin_or_resume = partial(start, request, job.name, env, process=os.getpid(), numbered=True, before=before)
     try:
-        choice = start()
+        outlook = begin_or_resume()
     except HeldError as error:
-        if by_hand or error.holder is None or not _wait_for_earlier_start(error.holder, env, tell):
+        if error.holder is None or not _wait_for_earlier_start(error.holder, job.name, tell):
             raise
-        choice = start()
-    tell(str(choice))
-    attempt = choice.run.attempt(choice.attempt)
+        outlook = begin_or_resume()
+    tell(str(outlook))
+    attempt = outlook.run.attempt(outlook.attempt)
     left = 0
     try:
         if order.chain:
-            decision, link, left, of_several = start_attempt(attempt, order.chain)
+            decision, turn, left, of_several = start_attempt(attempt, order.chain)
             if not decision.starts:
                 tell(f"the chain ends here: {decision.reason}")
                 release_run(attempt.run, attempt.name)
                 return 1 if decision.is_failure else 0
             more = " of the runs of its script together" if of_several else ""
-            tell(f"attempt {link.turn} of at most {order.chain}, from step {link.step}{more}")
+            tell(f"attempt {turn.turn} of at most {order.chain}, from step {turn.step}{more}")
         _leave_records(order, base, attempt, script)
     except HpcddpError:
         release_run(attempt.run, attempt.name)
@@ -82,13 +78,10 @@ def begin(
     return Begun(attempt, left)
 
 
-def _wait_for_earlier_start(holder: Holder, env: Mapping[str, str], tell: Callable[[str], None]) -> bool:
+def _wait_for_earlier_start(holder: Holder, job: str, tell: Callable[[str], None]) -> bool:
     """Whether the holder, an earlier start of this very job on this host, has ended: PBS starts a job again while the
     processes of its earlier start still end. False at once for any other holder."""
-    mine = describe_process("", os.getpid(), env, ())
-    is_own = holder.job != "" and (holder.scheduler, holder.job) == (mine.scheduler, mine.job)
-    is_earlier = holder.job_start != "" and holder.job_start != mine.job_start
-    if not (is_own and is_earlier and holder.host == mine.host):
+    if job_of(holder.attempt) != job or holder.host != os.uname().nodename:
         return False
     try:
         process = os.pidfd_open(holder.process)
@@ -105,15 +98,6 @@ def _wait_for_earlier_start(holder: Holder, env: Mapping[str, str], tell: Callab
         return bool(poll.poll(_EARLIER_S * 1000))
     finally:
         os.close(process)
-
-
-def _is_finished(run: RunFolder, job: str) -> bool:
-    """By another job. What is left of this one's own work, and of its chain's, `start_attempt` and the script find."""
-    state = read_state(run)
-    if state is None or state.status != "finished":
-        return False
-    mine = [one for one in list_attempts(run) if start_of(one.name, job)]
-    return not mine and find_before(run.attempt(f"{job}.1")) is None
 
 
 def make_folders(attempt: AttemptFolder) -> None:

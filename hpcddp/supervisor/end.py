@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from hpcddp.errors import HpcddpError
 from hpcddp.record import TYPE_CHECKING
-from hpcddp.runs.chain import find_left, is_unfinished, list_own_runs, list_starts, opens_own_runs
+from hpcddp.runs.chain import find_left, is_unfinished, list_job_runs, list_opened
 from hpcddp.runs.folder import show_path
 from hpcddp.runs.state import State, correct_killed, name_signal, read_state, replace_state, step_back
 
@@ -36,7 +36,7 @@ def end_attempt(attempt: AttemptFolder, ended: Ended, follow_up: FollowUp | None
             note_lost(attempt, ended.cause)
         state = _read_end(attempt)
         is_left = state is not None and is_unfinished(state, attempt.name)
-        left = [] if is_left else find_left(attempt, state, ended.status)
+        left = [] if is_left else find_left(attempt)
         is_cut_off = _is_cut_off(attempt, ended, state)
     except HpcddpError as error:
         tell(str(error))
@@ -60,9 +60,7 @@ def _is_cut_off(attempt: AttemptFolder, ended: Ended, state: State | None) -> bo
     was_ended = bool(ended.signal) or (ended.cause is not None and ended.cause.is_loss_of_work)
     if not (ended.status and was_ended):
         return False
-    starts = {one.name for one in list_starts(attempt)} or {attempt.name}
-    has_trained = state is not None and state.status == "finished" and state.attempt in starts
-    return has_trained or opens_own_runs(attempt)
+    return (state is not None and state.status == "finished") or bool(list_job_runs(attempt))
 
 
 def note_lost(attempt: AttemptFolder, cause: Event) -> None:
@@ -79,7 +77,7 @@ def _correct_failed(attempt: AttemptFolder, cause: Event) -> None:
 
 
 def _step_back(attempt: AttemptFolder, cause: Event, applies: Callable[[str], bool]) -> None:
-    for run in (attempt.run, *list_own_runs(attempt)):
+    for run in (attempt.run, *list_opened(attempt)):
         state = read_state(run)
         if state is not None and state.attempt == attempt.name and applies(state.status):
             with suppress(OSError):
@@ -94,7 +92,7 @@ def _read_end(attempt: AttemptFolder) -> State | None:
 
 def _name_signal(attempt: AttemptFolder, name: str, tell: Callable[[str], None]) -> None:
     """The launcher may have handed on another signal: the state names the one that was sent, or nobody caught it."""
-    opened = list_own_runs(attempt)
+    opened = list_opened(attempt)
     named = [name_signal(run.attempt(attempt.name), name) for run in (attempt.run, *opened)]
     if any(named) or opened or os.path.exists(attempt.metrics):
         return

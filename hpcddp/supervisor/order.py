@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hpcddp.supervisor.line import Line
 
 _NOTHING: Mapping[str, Any] = {}
-_TEXTS = ("scheduler", "launcher", "site", "resume", "made_run", "resumed_run", "health_check", "fresh")
+_TEXTS = ("scheduler", "launcher", "site", "resume", "health_check", "fresh")
 _COUNTS = ("chain", "max_restarts")
 _TIMES = ("walltime", "signal", "stall_limit")
 
@@ -28,9 +28,8 @@ _TIMES = ("walltime", "signal", "stall_limit")
 class Order(Record):
     """The options of `hpcddp supervise`, as `hpcddp supervise --help` says them, and the launcher's line.
 
-    `submit_options`: further options of the command that queues the next job of a chain. `made_run`: the name of the
-    run that `hpcddp submit` made for the job; `resumed_run`: that of one that the job was submitted to resume. `sweep`:
-    the axes, name -> values, where the job is a point of one; `point`: its values.
+    `submit_options`: further options of the command that queues the next job of a chain. `fresh`: the stamp of a
+    --fresh that was typed. `sweep`: the axes, name -> values, where the job is a point of one; `point`: its values.
     """
 
     scheduler: str
@@ -41,10 +40,8 @@ class Order(Record):
     signal_s: int = 0
     chain: int = 0
     submit_options: tuple[str, ...] = ()
-    fresh: bool = False
-    resume: str | None = None
-    made_run: str = ""
-    resumed_run: str = ""
+    fresh: str = ""
+    resume: bool = False
     max_restarts: int = 0
     fewer_nodes: tuple[int, ...] = ()
     stall_limit_s: int = 60

@@ -8,12 +8,12 @@ import time
 
 from hpcddp.errors import HpcddpError
 from hpcddp.record import TYPE_CHECKING, Record
-from hpcddp.runs.chain import find_follow_up, list_own_runs, start_attempt, write_follow_up
-from hpcddp.runs.choice import hold_run
+from hpcddp.runs.chain import find_follow_up, list_opened, start_attempt, write_follow_up
 from hpcddp.runs.command import identify_command
-from hpcddp.runs.folder import list_checkpoints, number_attempt, show_path, step_of
+from hpcddp.runs.folder import list_attempts, list_checkpoints, number_attempt, show_path, step_of
 from hpcddp.runs.jsonfile import read_object, write_object
-from hpcddp.runs.lock import is_loaded, release_run
+from hpcddp.runs.lock import release_run
+from hpcddp.runs.start import hold
 from hpcddp.runs.state import read_state, replace_state
 from hpcddp.supervisor.begin import make_folders
 from hpcddp.supervisor.events import ERROR, KILLED, STUCK, UNHEARD, UNKNOWN
@@ -54,11 +54,8 @@ class Recovery:
         job: CurrentJob,
         env: Mapping[str, str],
         tell: Callable[[str], None],
-        *,
-        by_hand: bool = False,
     ) -> None:
         self._order, self._job, self._env, self._tell = order, job, env, tell
-        self._by_hand = by_hand
         self._hosts = Hosts(job, env, list_checks(order), tell)
         self._restarts = 0
         self._fits = (*order.fewer_nodes, order.line.nodes)
@@ -104,7 +101,7 @@ class Recovery:
 
     def _judge(self, attempt: AttemptFolder, cause: Event, end: End) -> str:
         """Why the ranks are not started again; empty: they are."""
-        self._opened += [run for run in list_own_runs(attempt) if run not in self._opened]
+        self._opened += [run for run in list_opened(attempt) if run not in self._opened]
         saved = self._find_newest(attempt)
         before, is_of_program = self._failures, not cause.is_loss
         # programs may save elsewhere, and need not say their steps
@@ -203,14 +200,15 @@ class Recovery:
         nth, step = self._find_newest(attempt)
         since = f", from step {step}" if step else ""
         since += f" of {show_path(self._opened[nth - 2].path)}" if nth > 1 else ""
-        if not step and is_loaded(attempt.run):  # else its checkpoints, if it has any, are its own
+        by_runtime = any(os.path.exists(one.metrics) for one in list_attempts(attempt.run))
+        if not step and by_runtime:  # else its checkpoints, if it has any, are its own
             since = ", from the start: there is no checkpoint yet"
         self._tell(f"start {self._restarts + 1} of at most {self._order.max_restarts + 1}{where}{since}")
 
     def _take_over(self, attempt: AttemptFolder, new: AttemptFolder) -> None:
         run, order = attempt.run, self._order
         command = identify_command(order.line.command)
-        hold_run(new, self._env, command, process=os.getpid(), by_hand=self._by_hand)
+        hold(new, self._env, command, process=os.getpid())
         if order.chain:
             start_attempt(new, order.chain)
         make_folders(new)

@@ -11,15 +11,16 @@ from hpcddp.ranks.frameworks import check_started_agent
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.ranks.reach import reached_as
 from hpcddp.record import TYPE_CHECKING
-from hpcddp.runs.chain import opens_own_runs
+from hpcddp.runs.chain import list_job_runs
 from hpcddp.runs.folder import AttemptFolder, cannot_write, job_of
 from hpcddp.runs.heartbeat import VARIABLE as HEARTBEAT
-from hpcddp.runs.lock import release_run
+from hpcddp.runs.lock import BY_HAND, release_run
+from hpcddp.runs.start import FRESH
 from hpcddp.runs.state import read_state
 from hpcddp.runs.submitted import JobEnd, note_job_end
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.signals import name_signal
-from hpcddp.supervisor.begin import BY_HAND, begin
+from hpcddp.supervisor.begin import LAUNCHED, begin
 from hpcddp.supervisor.end import end_attempt, note_lost
 from hpcddp.supervisor.events import ERROR, UNKNOWN
 from hpcddp.supervisor.follow import (
@@ -119,12 +120,14 @@ def _run_job(
 ) -> int:
     order = take_index(order, env, tell)
     job = find_job_of_script(order.scheduler, env)
-    by_hand = env.get(BY_HAND) == str(os.getpid())
-    started = begin(order, env["HPCDDP_RUN_DIR"], job, env, script, tell, by_hand=by_hand)
+    by_hand = env.get(LAUNCHED) == str(os.getpid())
+    if by_hand:  # one of several, maybe
+        job = job._replace(name=f"{job.name}{BY_HAND}{os.getpid()}")
+    started = begin(order, env["HPCDDP_RUN_DIR"], job, env, script, tell)
     if isinstance(started, int):
         return started
     attempt = started.attempt
-    inherited = {BY_HAND} if job.id else {BY_HAND, *find_scheduler(order.scheduler).variables.job_id}
+    inherited = {LAUNCHED} if job.id else {LAUNCHED, *find_scheduler(order.scheduler).variables.job_id}
     env = {name: value for name, value in env.items() if name not in inherited}  # what a rank starts is another job
     status: int | None = None
     by = why = ""
@@ -140,7 +143,7 @@ def _run_job(
         if order.max_restarts:
             from hpcddp.supervisor.recovery import Recovery  # most jobs start without it
 
-            recovery = Recovery(order, job, env, tell, by_hand=by_hand)
+            recovery = Recovery(order, job, env, tell)
         is_fixed = by_hand and end.source == BY_SCRIPT
         moving = MovingEnd(job._replace(id="") if is_fixed else job, end, env)
         if find_scheduler(order.scheduler).commands.remote_shell:
@@ -183,7 +186,7 @@ def _is_over(attempt: AttemptFolder, cause: Event) -> bool:
     try:
         state = read_state(attempt.run)
         is_finished = state is not None and (state.status, state.attempt) == ("finished", attempt.name)
-        return is_finished and not cause.is_loss_of_work and not opens_own_runs(attempt)
+        return is_finished and not cause.is_loss_of_work and not list_job_runs(attempt)
     except HpcddpError:
         return False
 
@@ -219,7 +222,7 @@ class Attempts:
         order, end, tell, recovery = self._order, self._end.end, self._tell, self._recovery
         self._attempt = attempt
         self._note_end()
-        env = {**self._env, **_variables(attempt, self._staged, end, self._env)}
+        env = {**self._env, **_variables(attempt, self._staged, end, self._env), **_words(order, self._env)}
         env.pop(HEARTBEAT, None)  # of a rank of another job, in which this one was started
         stage, launch = list(order.line.stage), list(order.line.words)
         if recovery is not None and recovery.chosen:
@@ -323,6 +326,12 @@ class Attempts:
         end, job = self._end.end, self._job
         with suppress(OSError):
             note_job_end(self._attempt, JobEnd(job.scheduler, job.id, end.at, end.source, self._warn_at()))
+
+
+def _words(order: Order, env: Mapping[str, str]) -> dict[str, str]:
+    """What the ranks are told of the supervisor's words."""
+    accepted = ",".join(filter(None, [env.get("HPCDDP_ACCEPT"), "command" if order.resume else ""]))
+    return {FRESH: order.fresh} | ({"HPCDDP_ACCEPT": accepted} if accepted else {})
 
 
 def _variables(attempt: AttemptFolder, staged: str, end: End, env: Mapping[str, str]) -> dict[str, str]:

@@ -20,18 +20,18 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcddp.batchplan import BatchPlan
-from hpcddp.errors import HpcddpError, LaunchError, RequestError, find_nearest
+from hpcddp.errors import HpcddpError, RequestError, find_nearest
 from hpcddp.parallelism import Parallel, Split, check_goes_with, plan_split, read_parallel
-from hpcddp.ranks.launchers import LAUNCHERS
-from hpcddp.runs.chain import list_starts, note_own_run
-from hpcddp.runs.choice import Asked, Spelling, hold_run, start_run
+from hpcddp.runs.chain import find_before, note_opened
 from hpcddp.runs.command import identify_command
-from hpcddp.runs.folder import AttemptFolder, RunFolder, choose_attempt, find_attempt, show_path
-from hpcddp.runs.jsonfile import DamagedFileError, SchemaError, write_object
+from hpcddp.runs.folder import AttemptFolder, RunFolder, choose_attempt, find_attempt, job_of
+from hpcddp.runs.jsonfile import SchemaError, write_object
 from hpcddp.runs.lock import HeldError, is_held_by, release_run
 from hpcddp.runs.metrics import MetricsFile
 from hpcddp.runs.settings import ACCEPT, KEEP, read_list
-from hpcddp.runs.state import check_attempt, open_attempt, read_finish, read_plan, read_planned_batch, write_failure
+from hpcddp.runs.start import FINISHED, FRESH, Request, is_interactive, look, opening_once, start
+from hpcddp.runs.state import open_attempt, read_planned_batch, write_failure
+from hpcddp.schedulers.registry import find_current_job
 from hpcddp.training.checkpoint.settings import OnFirst, RunSettings
 from hpcddp.training.data.randomness import seed_generators
 from hpcddp.training.gradient.exact import ExactGradients, check_same_conditions, deterministic_kernels
@@ -238,32 +238,29 @@ def _only_inside(what: str, name: str) -> RequestError:
     )
 
 
-# The run of a process that no job script started: rank 0 chooses it, and holds it as long as the runtime is open.
+# The run: the job's, which its supervisor holds, or the folder that the script names, which rank 0 holds.
 
 
-_OF_ARGUMENTS = Spelling("resume=False", "resume", 'resume="{}"', "resume=False, or another run_dir")
 _ALL_READ_S = 60.0
 _openings = itertools.count()  # a group may see several runtimes
 
 
 class OpenedRun(NamedTuple):
-    """This attempt at a run. None: nothing is written. `over`: why the run ended, of one that an earlier start of this
-    job has finished; empty: there may be steps left. `loads`: whether the newest checkpoint is loaded, if there is one.
-    """
+    """This attempt at a run. None: nothing is written. `over`: why the run is finished; empty: there may be steps left.
+    `asked`: how many epochs the finished run was asked for. `line`: what the start does, in words."""
 
     attempt: AttemptFolder | None
     over: str = ""
-    loads: bool = True
+    asked: int | None = None
+    line: str = ""
 
 
 @contextmanager
-def open_run(
-    folder: AttemptFolder | None, group: Group, env: Mapping[str, str], options: RuntimeOptions
-) -> Iterator[OpenedRun]:
-    """The attempt's folder, the same on every rank: in the run that the job script chose, else in the one that rank 0
-    chooses for `folder` as its base. Rank 0 holds the run if the job script does not.
+def open_run(folder: AttemptFolder | None, group: Group, env: Mapping[str, str]) -> Iterator[OpenedRun]:
+    """The attempt's folder, the same on every rank. Rank 0 begins the run, or takes it again, and holds it if the job's
+    supervisor does not.
 
-    The HpcddpError of `start_run` on rank 0, PeerFailedError on the others.
+    The HpcddpError of `start` on rank 0, PeerFailedError on the others.
     """
     if folder is None:
         yield OpenedRun(None)
@@ -274,112 +271,65 @@ def open_run(
         if told["error"]:
             group.store.add(f"{key}-read", 1)
             raise PeerFailedError(Failure(0, group.members[0].host, told["error"]))
-        mine = RunFolder(told["run"]).attempt(told["attempt"])
-        yield OpenedRun(mine, told["over"], told["loads"])
+        yield OpenedRun(RunFolder(told["run"]).attempt(told["attempt"]), told["over"], told["asked"])
         return
-    try:
-        opened, is_mine = _start(folder, env, options)
-    except HpcddpError as error:
-        claim_failure(group, error)
-        group.store.set(key, json.dumps({"error": str(error)}))
-        # the store ends with this process: a rank that is late would see nothing but a broken connection
-        wait_until(lambda: group.store.add(f"{key}-read", 0) >= group.world_size - 1, _ALL_READ_S)
-        raise
-    attempt = opened.attempt
-    assert attempt is not None
-    told = opened._asdict() | {"error": "", "run": attempt.run.path, "attempt": attempt.name}
-    group.store.set(key, json.dumps(told))
-    try:
+    with ExitStack() as stack:
+        try:
+            opened = stack.enter_context(_start(folder, env))
+        except HpcddpError as error:
+            claim_failure(group, error)
+            group.store.set(key, json.dumps({"error": str(error)}))
+            # the store ends with this process: a rank that is late would see nothing but a broken connection
+            wait_until(lambda: group.store.add(f"{key}-read", 0) >= group.world_size - 1, _ALL_READ_S)
+            raise
+        attempt = opened.attempt
+        assert attempt is not None
+        told = opened._asdict() | {"error": "", "run": attempt.run.path, "attempt": attempt.name}
+        group.store.set(key, json.dumps(told))
         yield opened
-    finally:
-        if is_mine:
-            release_run(attempt.run, attempt.name)
 
 
-def say_anew(folder: AttemptFolder | None, env: Mapping[str, str]) -> str:
-    """How to begin a new run: by the job's options, also where its script calls `hpcddp.runtime` itself."""
-    return f"begin a new run: {Spelling().fresh}" if folder is not None and _is_of_script(folder, env) else ANEW
+def say_anew(env: Mapping[str, str]) -> str:
+    """How to begin a new run, for the second line of an error."""
+    return "begin a new run: --fresh" if env.get("HPCDDP_ATTEMPT") else ANEW
 
 
-def _is_of_script(folder: AttemptFolder, env: Mapping[str, str]) -> bool:
-    """Whether the job script chose this run."""
-    of_script = os.path.realpath(env.get("HPCDDP_RUN_DIR", ""))
-    return bool(env.get("HPCDDP_ATTEMPT")) and os.path.realpath(folder.run.path) == of_script
-
-
-def _find_job_s(folder: AttemptFolder, env: Mapping[str, str], options: RuntimeOptions) -> AttemptFolder:
-    """The job's run, where a script asks for the name whose next number that got: `m`, in a job that has `m-2`."""
+@contextmanager
+def _start(folder: AttemptFolder, env: Mapping[str, str]) -> Iterator[OpenedRun]:
+    """The run of this folder, in the body. The job's, where the folder is that of its script."""
     job_s = choose_attempt(env) if env.get("HPCDDP_ATTEMPT") else None
-    if job_s is None or isinstance(options.resume, str):
-        return folder
-    with suppress(DamagedFileError):
-        name = os.path.basename(read_plan(job_s.run).run_dir)
-        named = os.path.join(os.path.dirname(job_s.run.path), name)
-        if name and os.path.realpath(named) == os.path.realpath(folder.run.path):
-            return job_s
-    return folder
+    command = () if is_interactive() else identify_command(sys.orig_argv)
+    job = find_current_job(env)
+    request = Request(folder.run.path, command, env.get(FRESH, "")).of_index(job.array_index if job is not None else "")
+    is_job_s = job_s is not None and _is_same(job_s.run, folder.run, RunFolder(request.folder))
+    run = job_s.run if job_s is not None and is_job_s else RunFolder(request.folder)
+    with opening_once(run):
+        if is_held_by(run, folder.name) and is_job_s:
+            outlook, is_mine = look(Request(run.path)), False
+        else:
+            link = find_before(job_s) if job_s is not None else None
+            before = job_of(link.attempt) if link is not None else ""
+            outlook = start(request._replace(folder=run.path), folder.name, env, process=os.getpid(), before=before)
+            is_mine = True
+            print(f"hpcddp: {outlook}", file=sys.stderr, flush=True)
+        if job_s is not None and not is_job_s:
+            note_opened(job_s, run)
+        state = outlook.state if outlook.kind == FINISHED else None
+        try:
+            yield OpenedRun(
+                run.attempt(folder.name),
+                state.reason if state is not None else "",
+                (state.asked or {}).get("epochs") if state is not None else None,
+                str(outlook),
+            )
+        finally:
+            if is_mine:
+                release_run(run, folder.name)
 
 
-def _start(folder: AttemptFolder, env: Mapping[str, str], options: RuntimeOptions) -> tuple[OpenedRun, bool]:
-    """The run, and whether this process holds it."""
-    command = identify_command(sys.orig_argv)
-    folder = _find_job_s(folder, env, options)
-    if _is_of_script(folder, env):
-        _check_not_finished(folder)
-        earlier = list_starts(folder)[:-1]
-        # what an earlier start of this job has begun anew is resumed, and what it has finished stays so
-        loads, over = options.resume is not False or bool(earlier), _why_over(folder, earlier)
-        opened = OpenedRun(folder, over, loads)
-        if is_held_by(folder.run, folder.name):
-            return opened, False
-        hold_run(folder, env, command, process=os.getpid())
-        return opened, True
-    resume = options.resume if isinstance(options.resume, str) else None
-    asked = Asked(folder.run.path, command, options.resume is False, resume, _OF_ARGUMENTS)
-    job_s = find_attempt(env)
-    starts = list_starts(job_s) if job_s is not None else []
-    within = starts[0].path if starts else ""
-    choice = start_run(
-        asked,
-        folder.name,
-        env,
-        process=os.getpid(),
-        by_hand=True,
-        within=within,
-        restart=_count_restarts(env),
-        earlier=tuple(one.name for one in starts[:-1]),
-    )
-    print(f"hpcddp: {choice}", file=sys.stderr, flush=True)
-    if job_s is not None and within:
-        note_own_run(job_s, choice.run)
-    return OpenedRun(choice.run.attempt(folder.name), choice.over), True
-
-
-def _why_over(folder: AttemptFolder, earlier: list[AttemptFolder]) -> str:
-    """Why one of the earlier starts of this job has finished its run; "" if none has."""
-    finish = read_finish(folder.run)
-    return finish.reason if finish is not None and folder.run.attempt(finish.attempt) in earlier else ""
-
-
-def _count_restarts(env: Mapping[str, str]) -> int:
-    """How often a launcher has started the ranks of this attempt again by itself."""
-    counts = (env.get(row.restarts, "") for row in LAUNCHERS.values() if row.restarts)
-    return sum(int(count) for count in counts if count.isdecimal())
-
-
-def _check_not_finished(folder: AttemptFolder) -> None:
-    """LaunchError if this attempt has finished the job's run already: a second runtime, as for the next fold or the
-    next learning rate, would load the weights of the first one and train nothing."""
-    finish = read_finish(folder.run)
-    if finish is None or finish.attempt != folder.name:
-        return
-    check_attempt(folder)  # of another hpcddp's file there is more to say
-    path = show_path(folder.run.path)
-    raise LaunchError(
-        f"this attempt has finished run {path} already, at step {finish.step}: another runtime in this job would"
-        " load those weights and train nothing",
-        f'a run of its own for each, such as hpcddp.runtime(run_dir=f"{path}-{{n}}"), n = 1, 2, …',
-    )
+def _is_same(run: RunFolder, *others: RunFolder) -> bool:
+    """Whether one of the others is this folder."""
+    return os.path.realpath(run.path) in {os.path.realpath(other.path) for other in others}
 
 
 _STOPPED: dict[str, tuple[str, bool]] = {}  # attempts in which this process has stopped in time: why; on rank 0
@@ -408,13 +358,14 @@ def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iter
             )
         check_same_options(options, batch, asked, folder, group)  # before a run is begun
         split = _plan_split(asked, group, options)
-        folder, over, loads = stack.enter_context(open_run(folder, group, env, options))
+        folder, over, asked_before, line = stack.enter_context(open_run(folder, group, env))
         settings = _open_settings(folder, group, env, options, is_finished=bool(over))
         options = replace(options, seed=settings.take("seed", options.seed))
         batch = settings.take("global_batch", batch)
         layout = open_layout(group.rank, group.world_size, (*split.model_mesh, *options.model_mesh))
-        anew = say_anew(folder, env)
-        setup = RunSetup(options, group, layout, split, batch, folder, anew, over, loads, settings=settings)
+        setup = RunSetup(
+            options, group, layout, split, batch, folder, say_anew(env), over, asked_before, settings=settings
+        )
         gradients = stack.enter_context(_open_gradients(env, setup))
         seed_generators("start", options.seed)  # the same on every rank, so that all build the same model
         if folder is not None and group.is_first:
@@ -438,6 +389,8 @@ def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iter
             with suppress(StopTraining), explained(rt, exact=options.exactness is not None):
                 yield rt
             rt.finish()
+            if rt.is_over and group.is_first and sys.stderr.isatty():
+                print(f"hpcddp: {line}", file=sys.stderr, flush=True)  # once more, as the last line
             if rt.stop_reason in STOP_FLAGS:
                 signals.obey()
                 _note_stopped(env, rt.stop_reason, is_first=group.is_first)
@@ -460,8 +413,6 @@ def _open_settings(
 ) -> RunSettings:
     """The run's settings, with what is known of them before anything is made. A collective."""
     accept, keep = ((*given, *read_list(env, name)) for given, name in ((options.accept, ACCEPT), (options.keep, KEEP)))
-    if isinstance(options.resume, str):  # with the words of now
-        accept = (*accept, "command")
     option = "--{} {}" if env.get("HPCDDP_ATTEMPT") else 'hpcddp.runtime(…, {}="{}")'
     settings = RunSettings(OnFirst.of_group(group), folder, accept, keep, option, is_finished=is_finished)
     exactness = options.exactness

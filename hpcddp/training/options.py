@@ -38,7 +38,6 @@ class RuntimeOptions:
     max_micro_batch: int | None = None  # samples of the largest forward pass of a rank; None: its whole share
     parallel: Parallel | None = None  # how the ranks split the model; None: HPCDDP_PARALLEL, else ddp
     run_dir: str | None = None  # None: HPCDDP_RUN_DIR
-    resume: bool | str = True  # False: a new run; text: this run, whatever its command and state
     save_every: SaveEvery = DEFAULT_SAVES
     accept: tuple[str, ...] = ()  # settings whose values may be others than the recorded ones
     keep: tuple[str, ...] = ()  # settings whose recorded values are taken

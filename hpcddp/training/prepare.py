@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from hpcddp.batchplan import BatchPlan, plan_batch
 from hpcddp.errors import RequestError
 from hpcddp.parallelism import Split
-from hpcddp.runs.lock import note_loaded
 from hpcddp.training import collectives
 from hpcddp.training.agreement import Agreement
 from hpcddp.training.arguments import check_kind, read_whole
@@ -202,6 +201,7 @@ class Preparation:
         self._position: dict[str, int] | None = None  # of the newest checkpoint
         self._setup = setup
         self._is_finished = bool(setup.over)
+        self._epochs_asked = setup.epochs_asked
         self._is_over = False
         self._until_end = until_end  # is closed when the body of the runtime ends
         until_end.callback(self._end_body)
@@ -503,8 +503,6 @@ class Preparation:
                 note_steps(optimizer.optimizer)
             if self._loader is not None:
                 move_to(self._position, self._loader.sampler, again=self._setup.settings.begins_epoch_again)
-        if self.folder is not None and self.group.is_first:
-            note_loaded(self.folder.run, self.folder.name)
         self._report.start(str(self.plan), self._position["step"] if self._position is not None else None)
 
     def _share_out(self, objects: dict[str, Any]) -> OwnedStates:

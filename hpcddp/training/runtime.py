@@ -95,6 +95,11 @@ class Runtime(Preparation):
 
     # ---- the loop
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the run was finished before, and this attempt made no step."""
+        return self._is_finished
+
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs that are left of `count`, which counts from the start of the run: two more after `rt.epochs(3)`
         are `rt.epochs(5)`. Leaving the inner loop early skips the rest of its epoch.
@@ -105,6 +110,7 @@ class Runtime(Preparation):
         """
         count, sampler, loop = read_epochs(count), self._need_loader().sampler, self._loop
         loop.settle()  # of a loop before, which was left in a step
+        self._ask_epochs(count)
         is_first = loop.epochs.are_new
         if not self._is_ending:
             loop.epochs.check_count(count, sampler.epoch)
@@ -142,6 +148,12 @@ class Runtime(Preparation):
             if self._options.saves_at_epoch_ends or self._save_asked:
                 self._save_now()
         self._leave_if_stopping()
+
+    def _ask_epochs(self, count: int) -> None:
+        """A finished run goes on if more epochs are asked for than it was finished with."""
+        if self._is_finished and self._epochs_asked is not None and count > self._epochs_asked:
+            self._is_finished, self._finish_reason = False, None
+        self._epochs_asked = max(count, self._epochs_asked or 0)
 
     def _count_step(self, micro: MicroBatch) -> None:
         """A global batch is over and its optimizer step made: count it, exchange flags, save or stop if it is time."""
@@ -213,7 +225,11 @@ class Runtime(Preparation):
             self._save_now()
         self._finish_reason = self._finish_reason or self._left  # by `break` or `return`
         self.weights_sha256 = self._checkpointer.finish(
-            self.stop_reason, step=self.steps, epoch=self.epoch, finished=self._finish_reason
+            self.stop_reason,
+            step=self.steps,
+            epoch=self.epoch,
+            finished=self._finish_reason,
+            epochs_asked=self._epochs_asked,
         )
         self._report.end(
             Summary(

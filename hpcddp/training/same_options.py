@@ -39,7 +39,6 @@ def check_same_options(
         "exact": False if exactness is None else exactness.method,
         "slices": None if exactness is None else exactness.slices,
         "run_dir": None if folder is None else folder.run.path,
-        "resume": options.resume,
         "save_every": options.save_every,
         "accept": options.accept,
         "keep": options.keep,
@@ -66,4 +65,4 @@ def _compared(name: str, value: Any) -> Any:
     """What has to be the same of this option: rank 0 alone chooses the run, if there is one."""
     if name == "run_dir":
         return value is not None
-    return bool(value) if name == "resume" else value
+    return value

@@ -12,7 +12,7 @@ from hpcddp.training.parallel.layout import Layout
 from hpcddp.training.rendezvous.group import Group
 
 #: For the second line of an error, in a script that no job script has started.
-ANEW = "begin a new run: resume=False"
+ANEW = "begin a new run: another run_dir"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,5 +27,5 @@ class RunSetup:
     folder: AttemptFolder | None  # None: nothing is written
     anew: str  # how to begin a new run, for the second line of an error
     over: str = ""  # why the run ended, of one that is finished already: no step is left
-    loads: bool = True  # the newest checkpoint, if there is one
+    epochs_asked: int | None = None  # of a finished run: how many epochs it was asked for; None: it does not say
     settings: RunSettings = field(kw_only=True)

@@ -9,7 +9,7 @@ from hpcddp.batchplan import plan_batch
 from hpcddp.runs.chain import write_follow_up
 from hpcddp.runs.folder import MANIFEST, RunFolder, name_checkpoint
 from hpcddp.runs.jsonfile import write_object
-from hpcddp.runs.lock import Holder, note_loaded, release_run, take_run
+from hpcddp.runs.lock import Holder, release_run, take_run
 from hpcddp.runs.metrics import MetricsFile
 from hpcddp.runs.state import note_checkpoint, open_attempt, write_state
 
@@ -25,7 +25,6 @@ def write_chain_run(path: Path) -> RunFolder:
         attempt = run.attempt(f"{job}.1")
         take_run(run, Holder(attempt.name, "n1", "", 1, "", "pbs", job, COMMAND), lambda _scheduler, _job: "gone")
         open_attempt(attempt)
-        note_loaded(run, attempt.name)
         write_object(attempt.chain, {"turn": turn, "of": 3, "step": first - 1})
         write_object(attempt.versions, {"plan": plan_batch(8, 1)._asdict(), "ranks": [{"host": "n1"}]})
         write_object(attempt.data, {"samples": 24})

@@ -212,7 +212,6 @@ class Checkpointer:
         self._group = group
         self._folder = folder = setup.folder
         self._watch = watch
-        self._resume = setup.loads
         self._provenance: Provenance | None = None
         self._exactness = options.exactness
         self._anew = setup.anew
@@ -243,7 +242,7 @@ class Checkpointer:
             return None
         make_outline(self._tracked.capture())  # an object that could not be read back is refused before hours of work
         checkpoints, anew, position = Path(self._folder.run.checkpoints), self._anew, None
-        newest = choose_newest(self._group, checkpoints, anew) if self._resume else None
+        newest = choose_newest(self._group, checkpoints, anew)
         self._settings.note("global_batch", global_batch)
         described = describe_settings(self._tracked.objects)
         self._settings.settle(described, None if newest is None else step_of(newest.name))
@@ -332,11 +331,20 @@ class Checkpointer:
         if self._writer is not None:
             self._note(self._writer.poll(wait=wait), stop_reason)
 
-    def finish(self, stop_reason: str | None, *, step: int, epoch: int, finished: str | None = None) -> str | None:
+    def finish(
+        self,
+        stop_reason: str | None,
+        *,
+        step: int,
+        epoch: int,
+        finished: str | None = None,
+        epochs_asked: int | None = None,
+    ) -> str | None:
         """Write the final state of an attempt without an error; returns the SHA-256 of the tracked models.
 
-        `finished` is why the training loop ended before its end. The hash is there on rank 0; None on the others,
-        without a folder, and for sharded models but those that an exact run has saved at this step.
+        `finished` is why the training loop ended before its end; `epochs_asked`: how many it was asked for. The
+        hash is there on rank 0; None on the others, without a folder, and for sharded models but those that an exact
+        run has saved at this step.
         """
         self.poll(stop_reason, wait=True)
         if self._folder is None or not self._group.is_first:
@@ -348,6 +356,8 @@ class Checkpointer:
         more: dict[str, Any] = {} if self._weights_sha256 is None else {"weights_sha256": self._weights_sha256}
         if self._provenance is not None:
             more["exact"] = {"method": self._provenance.method, "deviations": self._provenance.deviations}
+        if epochs_asked is not None and not stop_reason:
+            more["asked"] = {"epochs": epochs_asked}
         reason = stop_reason or finished or AT_ITS_END
         self.write_state("unfinished" if stop_reason else "finished", reason, step=step, epoch=epoch, **more)
         return self._weights_sha256

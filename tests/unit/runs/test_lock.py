@@ -18,6 +18,7 @@ from hpcddp.runs.lock import (
     Holder,
     describe_process,
     find_machine,
+    has_ended,
     is_held_by,
     read_end,
     read_holders,
@@ -62,7 +63,7 @@ def test_the_second_of_two_is_refused_with_who_holds_the_run(run: RunFolder, sle
         take_run(run, here("42"), ask_nobody)
     first, second = str(error.value).splitlines()
     assert first.startswith(f"run {run.path} is in use by job 41 on {HOST} (process {sleeper}, since ")
-    assert second == "hint: wait for its end, or a run of its own: --fresh, or --name X"
+    assert second == "hint: wait for its end; or a run of its own: --name X, or another run_dir"
     assert is_held_by(run, "41")
     assert not is_held_by(run, "42")
 
@@ -131,25 +132,32 @@ def test_what_the_hint_says_releases_a_run(run: RunFolder) -> None:
     take_run(run, here("42"), ask_nobody)
 
 
-def test_a_job_that_was_started_again_takes_its_own_run(run: RunFolder) -> None:
+def test_the_words_of_the_holder_are_told_where_they_differ(run: RunFolder, sleeper: int) -> None:
+    take_run(run, here("41", sleeper)._replace(command=("python", "train.py", "--lr", "1")), ask_nobody)
+    for command, told in (
+        (("python", "train.py", "--lr", "1"), ""),
+        (("python", "a b"), "; it runs python train.py --lr 1, and this is python 'a b'"),
+    ):
+        with pytest.raises(HeldError) as error:
+            take_run(run, here("42")._replace(command=command), ask_nobody)
+        assert error.value.message.partition("holds a run")[2] == told
+
+
+@pytest.mark.parametrize(
+    ("held", "mine", "ended"),
+    [
+        ("41.1", "41.2", True),  # the supervisor begins the next one when it has ended this one, or cut it off
+        ("41.1", "41.1", True),  # the launcher has started the ranks again, and rank 0 is elsewhere
+        ("41.2", "41.1", None),
+        ("41-launch7.1", "41-launch8.1", None),  # two by hand, in one allocation
+        ("41-launch7.1", "41-launch7.2", True),
+        ("local-1", "local-2", None),  # srun alone, twice in one job
+    ],
+)
+def test_of_one_job_s_attempts_the_later_one_holds_the_run(run: RunFolder, held: str, mine: str, ended: bool | None):
     job = {"job": "41", "scheduler": "slurm"}
-    take_run(run, Holder("41", "node7", "other", 7, "7", **job), ask_nobody)
-    take_run(run, here("41-r1", **job), ask_nobody)
-    with pytest.raises(HeldError):  # two starts in one job, on two hosts, may live at the same time
-        take_run(
-            run,
-            Holder("41-8", "node8", "another", 8, "8", "slurm", "41", by_hand=True),
-            lambda _scheduler, _job: "running",
-        )
-
-
-def test_a_script_on_another_host_of_one_start_of_a_job_may_live(run: RunFolder) -> None:
-    one = Holder("41", "node7", "other", 7, "7", "slurm", "41", job_start="0")
-    take_run(run, one, ask_nobody)
-    beside = one._replace(attempt="41-8", host="node8", machine="another", process=8, started="8")
-    with pytest.raises(HeldError):
-        take_run(run, beside, lambda _scheduler, _job: "running")
-    take_run(run, beside._replace(job_start="1"), ask_nobody)  # the scheduler started the job again
+    holder = Holder(held, "node7", "other", 7, "7", **job)
+    assert has_ended(holder, here(mine, **job), ask_nobody) is ended
 
 
 def test_a_job_of_a_chain_follows_the_one_that_queued_it_without_a_question(run: RunFolder) -> None:

@@ -89,7 +89,7 @@ def test_a_file_of_another_schema_is_refused_in_two_lines_by_everything_that_rea
 
 @pytest.mark.parametrize(
     ("folder", "verbs"),
-    [("checkpoints", ["compare", "render"]), ("attempts", ["compare"]), (".", ["compare"]), ("..", ["render"])],
+    [("checkpoints", ["compare", "render"]), ("attempts", ["compare"]), (".", ["compare"])],
 )
 def test_a_run_folder_that_cannot_be_listed_is_told_in_two_lines_by_compare_and_render(
     chain_run: RunFolder,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import subprocess
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp.errors import HpcddpError, LaunchError
-from hpcddp.runs.chain import note_own_run
+from hpcddp.runs.chain import note_opened
 from hpcddp.runs.folder import AttemptFolder, RunFolder, list_holders
 from hpcddp.runs.lock import is_held_by, release_run
 from hpcddp.runs.state import note_checkpoint, read_state, write_state
@@ -34,12 +33,12 @@ class Node:
         self.base = base
         self.told: list[str] = []
 
-    def begin(self, job: str, *, command: tuple[str, ...] = COMMAND, by_hand: bool = False, **asked) -> Begun | int:
+    def begin(self, job: str, *, command: tuple[str, ...] = COMMAND, **asked) -> Begun | int:
         self.told.clear()
         env = {"PBS_JOBID": job}
         order = Order("pbs", "openmpi", Line((), command, 1), **asked)
         own = find_job_of_script("pbs", env)
-        return begin(order, str(self.base), own, env, "", self.told.append, by_hand=by_hand)
+        return begin(order, str(self.base), own, env, "", self.told.append)
 
     def attempt(self, job: str, **asked) -> str:
         begun = self.begin(job, **asked)
@@ -61,21 +60,34 @@ def test_each_start_of_a_job_has_a_folder_of_its_own(node: Node):
     assert json.loads((node.base / "plan.json").read_text())["command"] == [*COMMAND]
 
 
-def test_another_command_gets_a_run_of_its_own_and_why_is_told(node: Node):
+def test_the_folder_decides_and_what_is_left_in_it_is_told(node: Node):
     assert node.attempt("41") == f"{node.base}/attempts/41.1"
     assert node.told == ["run runs/train: new"]
-    assert node.attempt("42", command=("python", "other.py")) == f"{node.base}-2/attempts/42.1"
-    why = "since train was started with another command, python train.py (to resume that one: --resume train)"
-    assert node.told == [f"run runs/train-2: new, {why}"]
+    assert node.attempt("42", command=("python", "other.py")) == f"{node.base}/attempts/42.1"
+    assert node.told == ["run runs/train: begins again; it has no checkpoint yet"]
 
 
 def test_a_second_attempt_is_refused_while_the_first_one_lives(node: Node, monkeypatch):
     node.attempt("41")
     with monkeypatch.context() as as_another_process:
         as_another_process.setattr(os, "getpid", os.getppid)
-        with pytest.raises(LaunchError, match="is in use by job 41 on"):
-            node.begin("42")
-        assert node.attempt("43", fresh=True) == f"{node.base}-2/attempts/43.1"
+        for fresh in ("", "20261126T0255-1a2b"):
+            with pytest.raises(LaunchError, match="is in use by job 41 on"):
+                node.begin("42", fresh=fresh)
+
+
+def test_a_job_that_was_begun_with_fresh_sets_its_own_progress_aside_never(node: Node):
+    node.attempt("40")
+    release_run(RunFolder(str(node.base)), "40.1", 85)
+    stamp = {"fresh": "20261126T0255-1a2b", "chain": 9}
+    first = node.begin("41", **stamp).attempt
+    assert node.told[0] == "run runs/train: new, as --fresh asks; the old one is runs/train.old1"
+    note_checkpoint(first, step=5, epoch=0)
+    (node.base / "checkpoints/step-00000005").mkdir(parents=True)
+    _follow(first, "42")
+    for job, name in (("41", "41.2"), ("42", "42.1")):  # a requeue, and the next of the chain
+        assert node.attempt(job, **stamp) == f"{node.base}/attempts/{name}"
+        assert node.told[0] == "run runs/train: resumes from step 5"
 
 
 def test_a_job_that_is_started_again_waits_for_the_end_of_its_earlier_start(node: Node, monkeypatch, request):
@@ -84,7 +96,6 @@ def test_a_job_that_is_started_again_waits_for_the_end_of_its_earlier_start(node
     request.addfinalizer(earlier.kill)
     with monkeypatch.context() as as_another_process:
         as_another_process.setattr(os, "getpid", lambda: earlier.pid)
-        as_another_process.setattr("hpcddp.runs.lock.find_job_start", lambda env: "earlier")
         node.attempt("41")
     told: list[str] = []
 
@@ -154,7 +165,7 @@ def test_an_error_of_the_program_is_a_failure_where_a_signal_comes_too(node: Nod
 def own_run(node: Node, attempt: AttemptFolder, name: str, status: str) -> AttemptFolder:
     """As the script of the attempt opens it, and leaves it at step 30."""
     own = RunFolder(f"{node.base}-{name}").attempt(attempt.name)
-    note_own_run(attempt, own.run)
+    note_opened(attempt, own.run)
     write_state(own, status, step=30, epoch=3, reason="SIGUSR1")
     return own
 
@@ -229,14 +240,6 @@ def test_a_chain_goes_on_behind_finished_runs_unless_their_job_has_ended_well(no
     assert read_state(third.run).status == "finished"
 
 
-@pytest.fixture
-def restarts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each start is another one of its job: the clock of this test's process tells them not apart."""
-    starts = map(str, itertools.count())
-    monkeypatch.setattr("hpcddp.runs.lock.find_job_start", lambda _env: next(starts))
-
-
-@pytest.mark.usefixtures("restarts")
 @pytest.mark.parametrize("status", ["finished", "unfinished"])
 def test_what_all_starts_of_a_job_have_done_counts_for_its_chain(node: Node, status: str):
     """The last one may have been lost before it came to its run again."""
@@ -251,26 +254,6 @@ def test_what_all_starts_of_a_job_have_done_counts_for_its_chain(node: Node, sta
     _follow(third, "43")
     release_run(third.run, third.name, 137)
     assert node.begin("43", chain=9) == 1  # a whole job without a step
-
-
-@pytest.mark.usefixtures("restarts")
-def test_a_job_that_was_to_resume_a_run_and_finished_it_comes_to_what_its_script_opens_next(node: Node):
-    before = node.begin("40").attempt
-    note_checkpoint(before, step=5, epoch=0)
-    release_run(before.run, before.name, 85)
-    attempt = node.begin("41", chain=9, resumed_run="train").attempt
-    assert attempt.run == before.run
-    write_state(attempt, "finished", step=9, epoch=1, reason="done")
-    own_run(node, attempt, "fold", "unfinished")
-    _follow(attempt, "42")
-    assert end_attempt(attempt, Ended(0), None, node.told.append) == 85
-    release_run(attempt.run, attempt.name, 0)
-    again = node.begin("41", chain=9, resumed_run="train").attempt  # its scheduler has started it again
-    assert (again.run, again.name) == (before.run, "41.2")
-    release_run(again.run, again.name, 137)
-    following = node.begin("42", chain=9, resumed_run="train").attempt
-    assert (following.run, following.name) == (before.run, "42.1")
-    assert node.begin("50", resumed_run="train") == 0  # another job
 
 
 def test_a_chain_ends_with_finished_runs_whose_job_has_ended_well(node: Node):
@@ -331,14 +314,6 @@ def test_a_link_that_its_scheduler_starts_again_goes_on_as_the_same_link(chain: 
     assert node.told[-1] == "the chain ends here: attempt 44.pbs1.1 has finished the run at step 10"
 
 
-def test_a_damaged_state_is_not_resumed_by_guess_but_by_name(chain: RunFolder, node: Node):
-    command = tuple(json.loads(Path(chain.plan).read_text())["command"])
-    Path(chain.state).write_text("")
-    with pytest.raises(HpcddpError, match=f"{chain.state} cannot be read: "):  # it may be finished
-        node.begin("44", command=command)
-    assert node.attempt("45", command=command, resume="train") == chain.attempt("45.1").path
-
-
 @pytest.mark.parametrize("is_loop", [False, True])
 def test_a_chain_whose_next_cannot_be_read_is_told_in_two_lines(chain: RunFolder, is_loop: bool, node: Node):
     path = Path(chain.attempt("42.pbs1.1").next)
@@ -368,7 +343,7 @@ def test_a_chain_that_ends_holds_its_run_no_longer(node: Node):
     release_run(first.attempt.run, first.attempt.name, 0)  # its follow-up could not be cancelled
     assert node.begin("42", chain=3) == 0
     assert "the chain ends here" in node.told[-1]
-    assert node.attempt("43", resume="train") == f"{node.base}/attempts/43.1"
+    assert node.attempt("43") == f"{node.base}/attempts/43.1"
 
 
 def test_a_script_outside_of_a_job_says_how_to_submit_it():
@@ -377,11 +352,12 @@ def test_a_script_outside_of_a_job_says_how_to_submit_it():
     assert error.value.hint == "qsub SCRIPT, or hpcddp launch -- COMMAND"
 
 
-def test_a_job_that_was_to_resume_a_run_that_has_finished_meanwhile_has_nothing_to_do(node: Node):
+def test_the_ranks_of_a_finished_run_are_started_all_the_same(node: Node):
+    """An evaluation, or the script's next training, may be left."""
     begun = node.begin("41.pbs1")
     assert isinstance(begun, Begun)
+    (node.base / "checkpoints/step-00000008").mkdir(parents=True)
     write_state(begun.attempt, "finished", step=8, epoch=1, reason="the end")
     release_run(RunFolder(str(node.base)), "41.pbs1.1")
-    assert node.begin("42.pbs1", resumed_run="train") == 0
-    assert "has finished meanwhile" in node.told[0]
-    assert isinstance(node.begin("43.pbs1"), Begun)  # who asks for it again gets a new run
+    assert isinstance(node.begin("42.pbs1"), Begun)
+    assert "no step is left; to begin anew: --fresh" in node.told[0]

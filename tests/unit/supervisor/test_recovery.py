@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp.runs.chain import is_unfinished, note_own_run
+from hpcddp.runs.chain import is_unfinished, note_opened
 from hpcddp.runs.folder import AttemptFolder, RunFolder, find_holder
-from hpcddp.runs.lock import Ended, note_loaded, read_end
+from hpcddp.runs.lock import Ended, read_end
 from hpcddp.runs.state import State, read_state, replace_state
 from hpcddp.schedulers.registry import CurrentJob
 from hpcddp.supervisor.end import note_lost
@@ -527,7 +527,7 @@ def test_without_a_checkpoint_of_the_job_s_run_progress_is_the_step_that_the_ran
 def open_own_run(cluster: Cluster, name: str, status: str, step: int) -> RunFolder:
     """As the script of the job does, and trains until this checkpoint."""
     run = RunFolder(str(cluster.folder / "runs" / name))
-    note_own_run(cluster.attempt, run)
+    note_opened(cluster.attempt, run)
     os.makedirs(f"{run.checkpoints}/step-{step:08d}")
     replace_state(run, State(status, step, 1, "as told", cluster.attempt.name))
     return run
@@ -569,7 +569,9 @@ def test_a_loss_after_the_job_s_run_has_finished_is_one_of_the_run_that_the_scri
     state = read_state(tuned)
     assert state is not None
     assert (state.status, state.step, state.reason) == ("unfinished", 3, str(KILL))
-    assert read_state(cluster.attempt.run) == State("finished", 9, 1, "done", cluster.attempt.name)
+    of_job = read_state(cluster.attempt.run)
+    assert of_job is not None
+    assert (of_job.status, of_job.step) == ("finished", 9)
     open_own_run(cluster, "tuned", "finished", 6)
     assert not _is_over(cluster.attempt, CRASH)  # nobody knows whether the script has come to its end
 
@@ -592,7 +594,7 @@ def test_where_the_next_start_begins_is_said_of_programs_whose_checkpoints_are_h
     assert cluster.told[-1] == "start 1 of at most 10"
     again = saving.begin_again(cluster.attempt)
     assert again is not None
-    note_loaded(again.run, again.name)
+    open(again.metrics, "w").close()  # as the runtime does
     assert saving.begin_again(again) is not None
     assert cluster.told[-1] == "start 1 of at most 10, from the start: there is no checkpoint yet"
     cluster.reach(6)

@@ -99,6 +99,12 @@ def _load(name: str) -> ModuleType:
     return module
 
 
+@pytest.fixture(autouse=True)
+def own_runs_open_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a notebook: one process plays the attempts of a run, one after the other."""
+    monkeypatch.setattr("hpcddp.runs.start.is_interactive", lambda: True)
+
+
 @pytest.fixture(scope="session")
 def bodies() -> ModuleType:
     return _load("bodies")

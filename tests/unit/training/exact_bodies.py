@@ -99,7 +99,6 @@ def train(argument: dict[str, Any]) -> None:
         argument.get("global_batch", 24),
         seed=5,
         run_dir=argument["run_dir"],
-        resume=argument.get("resume", True),
         save_every=argument.get("save_every"),
         exact=argument.get("exact", "tree"),
         slices=argument.get("slices", 8) if argument.get("exact", "tree") else None,

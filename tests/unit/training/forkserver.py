@@ -33,7 +33,11 @@ import torch.distributed.tensor
 with contextlib.suppress(
     ImportError
 ):  # where only the parts that depend on torch's version are tested, without torchvision
-    import hpcddp.trainer  # noqa: F401  # the same, with torchvision
+    import hpcddp.trainer  # the same, with torchvision
+
+import hpcddp.runs.start
+
+hpcddp.runs.start.is_interactive = lambda: True  # as in a notebook: a rank may play several attempts of a run
 
 PATIENCE_S = 600  # a limit for hangs: a busy machine must not reach it
 # The end of input would not do: loader processes of the tests may hold the other end of the pipe.

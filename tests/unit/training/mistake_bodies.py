@@ -593,10 +593,6 @@ def a_run_folder_on_one_rank(open_: Opened, rank: int) -> None:
     _opened_with(open_, run_dir="never-made" if rank == 0 else None)
 
 
-def a_new_run_on_one_rank(open_: Opened, rank: int) -> None:
-    _opened_with(open_, resume=rank == 0)
-
-
 def _loaded_with(open_: Opened, data: Any = None, **options: Any) -> None:
     model = make_model()
     with open_() as rt:

@@ -46,7 +46,6 @@ from hpcddp.training.arguments import (
         ({"timeout_s": "60"}, "timeout_s='60'): '60', a str, is no number of seconds", "timeout_s=1800)"),
         ({"timeout_s": float("inf")}, "timeout_s=inf): inf is no number of seconds", "timeout_s=1800)"),
         ({"run_dir": 3}, "run_dir=3): 3 is no path", 'run_dir="runs/train")'),
-        ({"resume": None}, "resume=None): None is no truth value or name of a run", "resume=True)"),
         ({"accept": 3}, "accept=3): 3 is no list of names", 'accept=["lr"])'),
         ({"log_to": [3]}, "log_to=[3]): [3], a list, is no list of names", 'log_to=["tensorboard"])'),
         ({"group": 3}, "group=3): 3 is no group of hpcddp.init()", "group=group)"),

@@ -60,7 +60,6 @@ ON_TWO_RANKS = {
     "other_slices_on_one_rank": "slices=8 on rank 0, slices=4 on rank 1",
     "another_save_every_on_one_rank": "save_every=2 on rank 0, save_every=None on rank 1",
     "a_run_folder_on_one_rank": "run_dir=None on rank 1",
-    "a_new_run_on_one_rank": "resume=True on rank 0, resume=False on rank 1",
     "shuffled_on_one_rank": (
         "different options: shuffle=True on rank 0, shuffle=False on rank 1\nhint: DataLoader(…, shuffle=True) on every"
     ),

@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hpcddp
 from hpcddp.errors import RequestError
-from hpcddp.runs.folder import choose_attempt
 from hpcddp.training.opening import say_anew
 
 Objects = tuple[list[nn.Module], list[Any]]  # models, and what else rt.prepare is given
@@ -159,8 +158,8 @@ def test_adam_and_adamw_read_each_others_state_once_it_is_accepted(tmp_path: Pat
 def test_a_hint_has_the_words_of_how_the_run_was_started(tmp_path: Path) -> None:
     run = str(tmp_path / "train")
     job = {"HPCDDP_RUN_DIR": run, "HPCDDP_ATTEMPT": "41"}
-    for env, words in (({}, "begin a new run: resume=False"), (job, "begin a new run: --fresh")):
-        assert say_anew(choose_attempt(env, run), env) == words
+    for env, words in (({}, "begin a new run: another run_dir"), (job, "begin a new run: --fresh")):
+        assert say_anew(env) == words
 
 
 def test_a_group_that_was_added_in_the_loop_has_to_come_before_prepare(tmp_path: Path) -> None:

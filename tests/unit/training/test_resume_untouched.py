@@ -24,7 +24,7 @@ def attempt(folder: Path, after: After, stop: int, *, outside: bool = False) -> 
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     data = DataLoader(TensorDataset(torch.randn(8, 2), torch.ones(8, 2)), batch_size=2)
-    with hpcddp.runtime(run_dir=str(folder), resume=folder.name if folder.exists() else True) as rt:
+    with hpcddp.runtime(run_dir=str(folder)) as rt:
         model, optimizer, loader = rt.prepare(model, optimizer, data)
         after(model, optimizer)
         for _ in range(1) if outside else rt.epochs(2):

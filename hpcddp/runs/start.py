@@ -1,0 +1,298 @@
+"""A start of a run: the folder is given, and what is in it says what is left to do.
+
+No folder: the run begins. One that is not finished resumes from its newest checkpoint, or begins again where there is
+none. One that is finished makes no step. `--fresh` sets the folder aside, once: what is typed is a stamp, which the run
+that begins records, so that a later start by the same words, such as a requeue, resumes that run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from contextlib import contextmanager, suppress
+from functools import partial
+
+from hpcddp.errors import LaunchError, RequestError
+from hpcddp.record import TYPE_CHECKING, Record
+from hpcddp.runs.command import identify_program
+from hpcddp.runs.folder import (
+    RunFolder,
+    cannot_write,
+    find_holder,
+    list_checkpoints,
+    list_run_folders,
+    number_attempt,
+    show_path,
+    step_of,
+)
+from hpcddp.runs.jsonfile import DamagedFileError, read_record, write_object
+from hpcddp.runs.lock import describe_process, find_live_holder, release_run, take_run
+from hpcddp.runs.state import State, check_attempt, read_state
+from hpcddp.schedulers.registry import find_current_job
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from hpcddp.runs.folder import AttemptFolder
+    from hpcddp.runs.lock import Ask, Holder
+
+#: The variable with which ranks know the stamp of the `--fresh` that was typed.
+FRESH = "HPCDDP_FRESH"
+
+NEW = "new"
+RESUMES = "resumes"
+BEGINS_AGAIN = "begins again"  # a run without a checkpoint
+FINISHED = "finished"
+SET_ASIDE = "set aside"  # by --fresh: a new run begins in its place
+
+
+class Request(Record):
+    """What is asked for. `folder`: the run's. `command`: as `identify_command` gives it; empty: not known. `fresh`: the
+    stamp of `--fresh`; "": not asked. `takes_words`: `--resume`, the run is there and takes another command."""
+
+    folder: str
+    command: tuple[str, ...] = ()
+    fresh: str = ""
+    takes_words: bool = False
+
+    def of_index(self, index: str) -> Request:
+        """The same for one index of a job array."""
+        return self._replace(folder=f"{self.folder}.{index}") if index else self
+
+
+class Begun(Record):
+    """`run.json`, written when the run begins. `fresh`: the stamp that it was begun with. `program`: without arguments.
+    `owner`: the user's name."""
+
+    fresh: str = ""
+    program: tuple[str, ...] = ()
+    owner: str = ""
+    begun: str = ""
+
+
+class Outlook(Record):
+    """What a start does. `state`: what the ranks wrote last. `holder`: who holds the run, or may. `attempt`: the name
+    of the one that holds it now, after `start`. `old`: where the folder was set aside, or will be. `beside`: another
+    unfinished run of the same program, of a new one."""
+
+    run: RunFolder
+    kind: str
+    step: int = 0
+    state: State | None = None
+    holder: Holder | None = None
+    attempt: str = ""
+    old: RunFolder | None = None
+    beside: RunFolder | None = None
+
+    def __str__(self) -> str:
+        name = f"run {show_path(self.run.path)}: "
+        if self.kind == FINISHED:
+            state = self.state
+            assert state is not None
+            when = f" on {state.written_at[:10]}" if state.written_at else ""
+            name += f"finished at step {self.step}{when} ({state.reason}); no step is left; to begin anew: --fresh"
+        elif self.kind == RESUMES:
+            name += f"resumes from step {self.step}"
+        elif self.kind == BEGINS_AGAIN:
+            name += "begins again; it has no checkpoint yet"
+        else:
+            name += "new"
+        if self.old is not None:
+            name += f", as --fresh asks; the old one is {show_path(self.old.path)}"
+        if self.beside is not None:
+            name += (
+                f" ({show_path(self.beside.path)} is unfinished; to resume it: --resume {show_path(self.beside.path)})"
+            )
+        return name + (f"; it is in use by {self.holder}" if self.holder is not None else "")
+
+
+def make_stamp() -> str:
+    """The stamp of a `--fresh` that is typed now."""
+    return f"{time.strftime('%Y%m%dT%H%M%S')}-{os.urandom(2).hex()}"
+
+
+def is_run(run: RunFolder) -> bool:
+    """Whether an attempt has been in this folder."""
+    marks = (run.about, run.plan, run.state, run.holders, run.attempts, run.checkpoints, run.submitted, run.sweep)
+    return any(os.path.exists(mark) for mark in marks)
+
+
+def read_begun(run: RunFolder) -> Begun:
+    """SchemaError if another hpcddp made the folder."""
+    return read_record(run.about, Begun, "; then restore it, or remove it: the next start writes it again") or Begun()
+
+
+def foresee(request: Request, ask: Ask) -> Outlook:
+    """What a start would do now. Reads, and writes nothing. `ask`: the scheduler, for what became of a job.
+
+    RequestError if `--resume` names no run, a folder cannot be read, or --fresh stands beside --resume; SchemaError if
+    another hpcddp wrote a file that decides; DamagedFileError.
+    """
+    outlook = look(request)
+    if outlook.kind == NEW:
+        return outlook._replace(beside=_find_beside(outlook.run, request))
+    mine = describe_process("", os.getpid(), {}, request.command)
+    return outlook._replace(holder=find_live_holder(outlook.run, mine, ask))
+
+
+def start(
+    request: Request,
+    attempt: str,
+    env: Mapping[str, str],
+    *,
+    process: int,
+    numbered: bool = False,
+    before: str = "",
+) -> Outlook:
+    """Set the old folder aside where --fresh asks for it, begin the run where there is none, and hold it.
+
+    `process`: what lives as long as the attempt, on this host. `numbered`: `attempt` is the job's name, and the
+    attempt's is made of it (`number_attempt`). `before`: the name of the job that queued this one. The index of a job
+    array is part of the folder's name.
+
+    The errors of `foresee`; HeldError if another attempt holds the run; LaunchError if the folder cannot be written.
+    """
+    from hpcddp.schedulers.run import ask_job_state
+
+    job = find_current_job(env)
+    request = request.of_index(job.array_index if job is not None else "")
+    run, ask = RunFolder(request.folder), partial(ask_job_state, env=env)
+    outlook = look(request)
+    if outlook.kind == NEW:
+        outlook = outlook._replace(beside=_find_beside(run, request))
+    is_old = outlook.old is not None
+    while True:
+        name = number_attempt(run, attempt) if numbered else attempt
+        check_attempt(run.attempt(name))
+        take_run(run, describe_process(name, process, env, request.command), ask, before)
+        try:
+            if is_old and is_other(run, request.fresh):
+                outlook, is_old = outlook._replace(old=_rename(run)), False
+                continue
+            begin_run(run, request)
+        except OSError as error:
+            release_run(run, name)
+            raise cannot_write(run, error) from error
+        return outlook._replace(attempt=name)
+
+
+def hold(attempt: AttemptFolder, env: Mapping[str, str], command: tuple[str, ...], *, process: int) -> None:
+    """Hold the run for the next attempt of a job that is there already. The errors of `start`."""
+    from hpcddp.schedulers.run import ask_job_state
+
+    check_attempt(attempt)
+    take_run(attempt.run, describe_process(attempt.name, process, env, command), partial(ask_job_state, env=env))
+
+
+def set_aside(request: Request, env: Mapping[str, str]) -> RunFolder | None:
+    """Set the folder aside and begin the run before its job starts, as `hpcddp submit` does. None: there is nothing to
+    set aside. HeldError if an attempt holds it; LaunchError if it cannot be written."""
+    from hpcddp.schedulers.run import ask_job_state
+
+    run = RunFolder(request.folder)
+    if not request.fresh or not is_run(run) or not is_other(run, request.fresh):
+        return None
+    name = f"fresh-{os.getpid()}"
+    take_run(run, describe_process(name, os.getpid(), env, request.command), partial(ask_job_state, env=env))
+    try:
+        old = _rename(run)
+        begin_run(run, request)
+    except OSError as error:
+        raise cannot_write(run, error) from error
+    return old
+
+
+def is_other(run: RunFolder, fresh: str) -> bool:
+    """Whether the run was not begun with this stamp."""
+    return read_begun(run).fresh != fresh
+
+
+def begin_run(run: RunFolder, request: Request) -> None:
+    """Write run.json, if the run has none. OSError if it cannot be written."""
+    from hpcddp.schedulers.run import name_user
+
+    if not os.path.exists(run.about):
+        begun = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        record = Begun(request.fresh, identify_program(request.command), name_user(os.getuid()), begun)
+        write_object(run.about, record._asdict())
+
+
+def look(request: Request) -> Outlook:
+    """As `foresee`, without the holder, and without another run beside."""
+    run = RunFolder(request.folder)
+    if request.fresh and request.takes_words:
+        raise RequestError("--fresh begins a new run, and --resume resumes an old one", "keep one of the two")
+    there = is_run(run)
+    if request.takes_words and not there:
+        near = [os.path.basename(path) for path in list_run_folders(os.path.dirname(run.path) or ".")]
+        hint = f"one of: {', '.join(near[:12])}" if near else "leave out --resume"
+        raise RequestError(f"--resume {show_path(run.path)}: there is no such run", hint)
+    if not there:
+        return Outlook(run, NEW)
+    if request.fresh and is_other(run, request.fresh):
+        return Outlook(run, SET_ASIDE, old=_name_old(run))
+    state, saved = read_state(run), list_checkpoints(run.checkpoints)
+    step = step_of(saved[-1]) if saved else 0
+    if state is not None and state.status == "finished" and saved:
+        return Outlook(run, FINISHED, state.step, state)
+    return Outlook(run, RESUMES if saved else BEGINS_AGAIN, step, state)
+
+
+_opened: dict[str, bool] = {}  # folders that this process has opened, and whether they are open still
+
+
+@contextmanager
+def opening_once(run: RunFolder) -> Iterator[None]:
+    """The folder is open in the body. LaunchError where this process has opened it before: the second training would
+    load the weights of the first. A notebook may open its own again once it is closed."""
+    path = os.path.realpath(run.path)
+    if path in _opened and (_opened[path] or not is_interactive()):
+        name = show_path(run.path)
+        raise LaunchError(
+            f"this script has opened run {name} before: its second training would load the weights of the first",
+            f'a run of its own for each, such as hpcddp.runtime(run_dir=f"{name}-{{n}}"), n = 1, 2, …',
+        )
+    _opened[path] = True
+    try:
+        yield
+    finally:
+        _opened[path] = False
+
+
+def is_interactive() -> bool:
+    """Whether a person types the script's lines one by one: in a notebook, or at Python's prompt."""
+    return "ipykernel" in sys.modules or hasattr(sys, "ps1")
+
+
+def _name_old(run: RunFolder) -> RunFolder:
+    """The first free `NAME.old1`, `NAME.old2`, …"""
+    number = 1
+    while os.path.lexists(f"{run.path}.old{number}"):
+        number += 1
+    return RunFolder(f"{run.path}.old{number}")
+
+
+def _rename(run: RunFolder) -> RunFolder:
+    """The folder under its other name. This process holds it, so nobody writes there."""
+    import shutil
+
+    old, (_, path) = _name_old(run), find_holder(run)
+    os.rename(run.path, old.path)
+    if path is not None:  # the hold was for this only
+        shutil.rmtree(os.path.join(old.holders, os.path.basename(path)), ignore_errors=True)
+    return old
+
+
+def _find_beside(run: RunFolder, request: Request) -> RunFolder | None:
+    """The unfinished run of the same program in the same folder that was begun last; for a line, and no more."""
+    program, found = identify_program(request.command), list[tuple[str, str]]()
+    with suppress(RequestError, OSError):
+        for path in list_run_folders(os.path.dirname(run.path) or ".") if program else ():
+            with suppress(DamagedFileError, RequestError):
+                begun, state = read_begun(RunFolder(path)), read_state(RunFolder(path))
+                is_old = re.search(r"\.old\d+$", path) is not None  # what was set aside was set aside
+                if begun.program == program and not is_old and state is not None and state.status == "unfinished":
+                    found.append((begun.begun, path))
+    return RunFolder(max(found)[1]) if found else None

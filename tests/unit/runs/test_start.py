@@ -1,0 +1,166 @@
+"""A run is its folder: what is in the folder says what a start does, and nothing else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpcddp.errors import RequestError
+from hpcddp.runs.folder import RunFolder
+from hpcddp.runs.lock import HeldError, read_holders, release_run
+from hpcddp.runs.start import Outlook, Request, foresee, make_stamp, read_begun, set_aside, start
+from hpcddp.runs.state import write_state
+
+COMMAND = ("python", "train.py")
+
+
+def ask_nobody(_scheduler: str, _job: str) -> str | None:
+    raise AssertionError("the scheduler is asked")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    return str(tmp_path / "runs" / "train")
+
+
+@pytest.fixture
+def another() -> Iterator[int]:
+    """A process that lives as long as the test."""
+    pid = os.fork()
+    if pid == 0:
+        import signal
+
+        signal.pause()
+    yield pid
+    os.kill(pid, 9)
+    os.waitpid(pid, 0)
+
+
+def begin(request: Request, attempt: str = "local-1", *, process: int = 0) -> Outlook:
+    return start(request, attempt, {}, process=process or os.getpid())
+
+
+def leave(folder: str, status: str, step: int, *, attempt: str = "local-1", saved: bool = True) -> RunFolder:
+    """What an attempt leaves that has ended so."""
+    run = RunFolder(folder)
+    if saved:
+        os.makedirs(os.path.join(run.checkpoints, f"step-{step:08d}"))
+    if status:
+        write_state(run.attempt(attempt), status, step=step, epoch=0, reason="as told")
+    release_run(run, attempt)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("status", "saved", "kind", "line"),
+    [
+        ("unfinished", True, "resumes", "resumes from step 4"),
+        ("failed", True, "resumes", "resumes from step 4"),
+        ("", True, "resumes", "resumes from step 4"),
+        ("", False, "begins again", "begins again; it has no checkpoint yet"),
+        ("failed", False, "begins again", "begins again; it has no checkpoint yet"),
+        ("finished", True, "finished", "; no step is left; to begin anew: --fresh"),
+        ("finished", False, "begins again", "begins again; it has no checkpoint yet"),
+    ],
+)
+def test_a_start_does_what_is_left(folder: str, status: str, saved: bool, kind: str, line: str) -> None:
+    request = Request(folder, COMMAND)
+    assert foresee(request, ask_nobody).kind == begin(request).kind == "new"
+    leave(folder, status, 4, saved=saved)
+    seen = foresee(request, ask_nobody)
+    assert (seen.kind, seen.step) == (kind, 4 if saved else 0)
+    assert str(seen).endswith(line)
+    again = begin(request, "local-2")
+    assert (again.kind, again.run.path, again.attempt) == (kind, folder, "local-2")
+
+
+def test_foreseeing_a_start_writes_nothing(folder: str) -> None:
+    foresee(Request(folder, COMMAND, make_stamp()), ask_nobody)
+    assert not os.path.exists(os.path.dirname(folder))
+
+
+def test_fresh_acts_once(folder: str) -> None:
+    begin(Request(folder, COMMAND))
+    leave(folder, "unfinished", 4)
+    request = Request(folder, COMMAND, fresh="20261126T0255-1a2b")
+    seen = foresee(request, ask_nobody)
+    assert (seen.kind, seen.old) == ("set aside", RunFolder(f"{folder}.old1"))
+    assert str(seen).endswith("train: new, as --fresh asks; the old one is " + f"{folder}.old1")
+    assert begin(request, "local-2").old == RunFolder(f"{folder}.old1")
+    assert read_begun(RunFolder(folder)).fresh == request.fresh
+    leave(folder, "unfinished", 2, attempt="local-2")
+    assert begin(request, "local-3").kind == "resumes"  # a requeue, a chain's next job, a restart
+    leave(folder, "unfinished", 3, attempt="local-3")
+    assert begin(request._replace(fresh="another"), "local-4").old == RunFolder(f"{folder}.old2")
+    assert sorted(os.listdir(os.path.dirname(folder))) == ["train", "train.old1", "train.old2"]
+
+
+def test_what_was_set_aside_is_as_it_was(folder: str) -> None:
+    begin(Request(folder, COMMAND))
+    leave(folder, "finished", 4)
+    old = begin(Request(folder, COMMAND, fresh="1"), "local-2").old
+    assert old is not None
+    assert [one.attempt for one in read_holders(old)] == ["local-1"]
+    assert [one.attempt for one in read_holders(RunFolder(folder))] == ["local-2"]
+
+
+def test_a_folder_that_is_held_is_never_set_aside(folder: str, another: int) -> None:
+    begin(Request(folder, COMMAND), process=another)
+    for act in (lambda one: begin(one, "local-2"), lambda one: set_aside(one, {})):
+        with pytest.raises(HeldError, match=f"process {another}"):
+            act(Request(folder, COMMAND, fresh="1"))
+    assert os.listdir(os.path.dirname(folder)) == ["train"]
+
+
+def test_what_submit_sets_aside_its_job_does_not(folder: str) -> None:
+    request = Request(folder, COMMAND, fresh="1")
+    assert set_aside(request, {}) is None
+    begin(Request(folder, COMMAND))
+    leave(folder, "unfinished", 4)
+    assert set_aside(request, {}) == RunFolder(f"{folder}.old1")
+    assert set_aside(request, {}) is None
+    seen = begin(request, "local-2")
+    assert (seen.kind, seen.old) == ("begins again", None)
+
+
+def test_one_attempt_at_a_time_holds_a_run(folder: str, another: int) -> None:
+    begin(Request(folder, COMMAND), process=another)
+    holder = foresee(Request(folder, COMMAND), ask_nobody).holder
+    assert holder is not None
+    assert holder.process == another
+    with pytest.raises(HeldError, match="in use by attempt local-1"):
+        begin(Request(folder, COMMAND), "local-2")
+
+
+def test_each_index_of_an_array_is_a_run(folder: str) -> None:
+    env = {"SLURM_JOB_ID": "12", "SLURM_ARRAY_JOB_ID": "11", "SLURM_ARRAY_TASK_ID": "7"}
+    assert start(Request(folder), "11_7", env, process=os.getpid(), numbered=True).run == RunFolder(f"{folder}.7")
+
+
+def test_resume_names_a_run_that_is_there(folder: str) -> None:
+    with pytest.raises(RequestError, match="there is no such run"):
+        begin(Request(folder, COMMAND, takes_words=True))
+    begin(Request(folder, COMMAND))
+    leave(folder, "unfinished", 4)
+    assert begin(Request(folder, ("other",), takes_words=True), "local-2").kind == "resumes"
+    with pytest.raises(RequestError, match="--fresh begins a new run"):
+        begin(Request(folder, COMMAND, fresh="1", takes_words=True))
+
+
+def test_a_new_run_names_an_unfinished_one_of_the_same_script_beside_it(folder: str) -> None:
+    begin(Request(f"{folder}-lr0.1", (*COMMAND, "--lr", "0.1")))
+    leave(f"{folder}-lr0.1", "unfinished", 4)
+    begin(Request(f"{folder}-other", ("python", "other.py")))
+    leave(f"{folder}-other", "unfinished", 4)
+    for seen in (foresee(Request(folder, COMMAND), ask_nobody), begin(Request(folder, COMMAND))):
+        assert f"train-lr0.1 is unfinished; to resume it: --resume {folder}-lr0.1" in str(seen)
+    assert foresee(Request(folder, COMMAND), ask_nobody).beside is None
+
+
+def test_a_run_of_another_command_is_no_reason_to_search(folder: str) -> None:
+    begin(Request(folder, COMMAND))
+    leave(folder, "unfinished", 4)
+    assert begin(Request(folder, (*COMMAND, "--lr", "1")), "local-2").kind == "resumes"
