@@ -70,7 +70,7 @@ def test_the_mode_is_what_the_attempt_recorded(versions: dict[str, Any], mode: s
 
 
 def test_ranks_and_nodes_are_counted() -> None:
-    facts = describe_attempt({"ranks": [{"host": "a"}, {"host": "b"}, {"host": "a"}]}, {})
+    facts = describe_attempt({"ranks": [{"host": "a"}, {"host": "b"}, {"host": "a"}]})
     assert (facts["ranks"], facts["nodes"], facts["hosts"]) == (3, 2, "a, b")
 
 
