@@ -216,7 +216,8 @@ class Runtime(Preparation):
             raise StopTraining
 
     def stop(self, reason: str) -> None:
-        """Leave the `with` body after this step; a later attempt resumes it.
+        """Leave the `with` body after this step; a later attempt resumes it. In and after an epoch's last step: at the
+        end of the loop's body.
 
         One rank is enough. Inside a step the others hear of it a step later (of steps that take less than 25 ms up to
         16 steps later), and all stop there; if every rank calls it at the same step, all stop after that step.
@@ -433,7 +434,8 @@ class Runtime(Preparation):
 
         With `mode` "min": the smallest. Rank 0's value counts, NaN never. Where only rank 0 knows it, the others give
         NaN, an infinity or 0; any other value than rank 0's is an error. Returns, on every rank, whether it was the
-        best one. A resumed run knows the best value of the attempts before. Call it after the loop over the loader.
+        best one. A resumed run knows the best value of the attempts before. Call it after the loop over the loader; the
+        checkpoint is written at the end of the loop's body.
         """
         if self._loop.is_left:
             self._end_steps()
