@@ -12,9 +12,10 @@ from hpcddp.record import Record
 from hpcddp.runs.choice import Asked
 from hpcddp.runs.command import identify_command
 from hpcddp.schedulers.registry import find_scheduler
+from hpcddp.schedulers.row import LONGEST_NAME
 from hpcddp.script.container import Container
 from hpcddp.script.fields import module_lines
-from hpcddp.script.scheduler_options import SchedulerOptions
+from hpcddp.script.scheduler_options import SchedulerOptions, job_name
 from hpcddp.script.site import Queue, Site
 from hpcddp.script.spec import JobSpec
 from hpcddp.sweep import OF_BATCH, find_placeholders
@@ -92,6 +93,17 @@ class JobPlan(Record):
     made_run: str = ""  # the name of the run that `hpcddp submit` made for this job
     resumed_run: str = ""  # the same of one that was there
     sources: Mapping[str, str] = MappingProxyType({})
+
+    @property
+    def name_limit(self) -> int:
+        """The longest job name that the scheduler takes, in characters."""
+        limits = find_scheduler(self.site.scheduler).directives.name_limits
+        return limits.get(self.site.size) or limits.get("") or LONGEST_NAME
+
+    @property
+    def job_name(self) -> str:
+        """What the scheduler calls the job: the run's name, where it takes that."""
+        return job_name(self.name, self.name_limit)
 
     @property
     def world_size(self) -> int:

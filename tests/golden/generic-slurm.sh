@@ -1,5 +1,5 @@
 #!/bin/bash
-#SBATCH --job-name=train
+#SBATCH --job-name=train-note-2bb37aaa25
 #SBATCH --account=lab7
 #SBATCH --partition=gpu
 #SBATCH --nodes=3
@@ -22,7 +22,7 @@ set -e # from here on a line that fails ends the job
 HPCDDP_PYTHON=/opt/env/bin/python
 export PATH="${HPCDDP_PYTHON%/*}:$PATH" OMP_NUM_THREADS=8
 
-export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train
+export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train-note-2bb37aaa25
 
 exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --scheduler slurm --launcher srun --site generic-slurm -- \
     srun --nodes=3 --ntasks=12 --ntasks-per-node=4 \
