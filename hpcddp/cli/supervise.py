@@ -39,7 +39,9 @@ def build_parser() -> VerbParser:
     add("--site", metavar="S", help="the site's name, for the records")
     add("--walltime", metavar="TIME", help="how long the ranks may run, where no scheduler ends them")
     add("--signal", metavar="TIME", help="how long before the end the ranks are warned")
-    add = parser.add_argument_group("the run, which HPCDDP_RUN_DIR names").add_argument
+    add = parser.add_argument_group("the run").add_argument
+    add("--name", metavar="X", help="its name: the folder runs/X, or runs/X.7 for index 7 of an array")
+    add("--run-dir", metavar="DIR", help="its folder, where that is another")
     add("--fresh", action="store_true", help="begin a new run, although one could be resumed")
     add("--resume", metavar="RUN", help="resume this run, whatever its command and state")
     add("--made-run", metavar="RUN", help="the run that hpcddp submit has made for this job")
@@ -61,6 +63,4 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     """The exit status of the job."""
     if not args.command:
         raise RequestError("there is no launcher to start", "hpcddp render prints the whole line")
-    if not env.get("HPCDDP_RUN_DIR"):
-        raise RequestError("HPCDDP_RUN_DIR is not set", "hpcddp render prints a script that sets it")
     return supervise(read_order(vars(args), args.command, env), args.script or "", env, told_bytes)

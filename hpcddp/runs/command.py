@@ -57,6 +57,8 @@ def leave_out_start(command: tuple[str, ...], attempt: str, job: str) -> tuple[s
 # the words follows what could be shown of them, and a value of `--token` and the like is never shown.
 
 
+#: A run's name, with the index of an array or without.
+NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_.+-]{{0,{LONGEST_NAME - 1}}}")
 _LONGEST = 64  # characters of a name that a command gives
 _DIGITS = 10  # of the digest
 _PROGRAM = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
@@ -179,7 +181,7 @@ def check_name(text: str, where: str, correct: str = "{}") -> str:
         raise RequestError(
             f"{where} {text!r} ends in {ending[0]}, as the name of {whose} does", correct.format(nearest_name(text))
         )
-    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*", text) or len(text) > LONGEST_NAME:
+    if not NAME.fullmatch(text):
         raise RequestError(
             f"{where} {text!r} is not one word of letters, digits and _ . + -, for job, folder and log, of at most"
             f" {LONGEST_NAME}, with a letter, digit or _ first",

@@ -15,6 +15,7 @@ from hpcddp.ranks.launchers import AGENTS, JOB_LAUNCHERS, LAUNCHERS, launchers_u
 from hpcddp.record import Record
 from hpcddp.runs.choice import check_asked
 from hpcddp.runs.command import identify_command
+from hpcddp.runs.folder import RUNS
 from hpcddp.runs.settings import ACCEPT, KEEP
 from hpcddp.schedulers.registry import find_scheduler, scripted_schedulers
 from hpcddp.script.agents import plan_own_ranks, remark_counted
@@ -591,7 +592,7 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
     options = plan_scheduler_options(spec, site, asked)
     words = plan_site_words(spec, site)
     full = queue.exclusive and not by_agents and shape.ranks_per_node == shape.gpus_per_node == queue.gpus
-    run_dir = (spec.run_dir or f"runs/{name}").rstrip("/") or "/"
+    run_dir = (spec.run_dir or os.path.join(RUNS, name)).rstrip("/") or "/"
     if spec.resume and options.array:
         raise RequestError(
             f"resume {spec.resume} is one run, but each index of array {options.array} has its own",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from pathlib import Path
 
 import pytest
 
@@ -126,6 +127,14 @@ def test_a_digest_follows_a_name_that_does_not_say_all_words(words: str, shown: 
     name = name_command(words.split())
     assert re.fullmatch(r"[A-Za-z][A-Za-z0-9_.+-]*-[0-9a-f]{10}", name)
     assert name[:-11] == shown.rstrip("+")
+
+
+def test_the_page_shows_the_names_that_commands_get(repo: Path) -> None:
+    table = (repo / "docs/job-file.md").read_text().partition("\n## Names\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"(?m)^\| `(.+)` \| `(\S+)` \|$", table)
+    shown = [(words, name) for commands, name in rows for words in commands.split("`, `")]
+    assert len(shown) > 5
+    assert [(words, name_command(words.split())) for words, _ in shown] == shown
 
 
 @pytest.mark.parametrize(
