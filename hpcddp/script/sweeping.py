@@ -21,8 +21,11 @@ _ELSE = "…"  # in a hint: what was typed
 
 
 def name_run(spec: JobSpec) -> str:
-    """The run's name: the one that was given, else that of the command, before the job fills its placeholders."""
-    return spec.name or name_command(spec.command or ())
+    """The run's name: the one that was given, else that of the command, before the job fills its placeholders. Of a
+    sweep it is made of the axes, too: by other values, point 1 is another run."""
+    axes = spec.sweep if spec.sweep and count_points(spec.sweep) > 1 else {}
+    swept = [f"{name}={','.join(values)}" for name, values in axes.items()]
+    return spec.name or name_command([*(spec.command or ()), *swept])
 
 
 def plan_sweep(spec: JobSpec, arrays: bool) -> JobSpec:

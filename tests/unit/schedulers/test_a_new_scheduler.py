@@ -49,7 +49,7 @@ def test_its_scripts_are_rendered_for_one_node_and_for_three(moon):
     ]
     assert "-np 12" in three.stdout
     assert '-hostfile "$MOON_HOSTS"' in three.stdout
-    assert re.search(r"^export HPCDDP_PYTHON .* MASTER_ADDR$", three.stdout, re.MULTILINE)
+    assert re.search(r"^export HPCDDP_PYTHON MASTER_ADDR$", three.stdout, re.MULTILINE)
     warned = moon("render", *ASKED, "--set", "signal=0:05:00", "--set", "directives=--soft", "--", "true")
     assert warned.returncode == 0, warned.stderr
     chain = moon("render", *ASKED, "--set", "chain=3", "--", "true")

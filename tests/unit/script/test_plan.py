@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from hpcddp.errors import RequestError, SiteError
@@ -162,6 +164,15 @@ def test_a_job_name_that_the_scheduler_would_not_take_is_changed_and_said():
     assert (job.job_name, job.run_dir) == ("job_2nd", "runs/2nd")
     assert any("job name '2nd' becomes 'job_2nd'" in remark for remark in job.remarks)
     assert not any("becomes" in remark for remark in plan("abci3", name="a_b").remarks)
+
+
+def test_two_sweeps_of_one_command_have_two_names_and_a_single_point_is_called_after_its_own_words():
+    def name(**axes):
+        return plan("generic-slurm", command=["python", "t.py", "--lr", "{lr}"], sweep=axes).name
+
+    assert re.fullmatch("t-lr\\+lr-lr-1-2-[0-9a-f]{10}", name(lr=["1", "2"]))
+    assert len({name(lr=["1", "2"]), name(lr=["2", "1"]), name(lr=["1", "2", "3"])}) == 3
+    assert name(lr=["1"]) == "t-lr1"
 
 
 def test_a_job_without_a_name_is_called_after_its_command():
