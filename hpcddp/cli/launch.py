@@ -118,7 +118,7 @@ def build_parser() -> VerbParser:
     ranks.add_argument("--here", action="store_true", help="run on this machine, although it has a scheduler")
     ranks.add_argument("--dry-run", action="store_true", help="print the script instead of running it")
     of_run = parser.add_argument_group("the run")
-    of_run.add_argument("--name", metavar="X", help="the run's name, and its folder's below runs/ (the command's)")
+    of_run.add_argument("--name", metavar="X", help="the run's name: its folder is runs/X (made from the command)")
     of_run.add_argument("--fresh", action="store_true", help="begin a new run, although one could be resumed")
     of_run.add_argument("--resume", metavar="RUN", help="resume this run, whatever its command and state")
     of_run.add_argument("--accept", metavar="NAMES", help="take other settings than the recorded ones: lr,seed")

@@ -39,7 +39,7 @@ _GROUPS = {
         "--walltime": ("walltime", "TIME", "run-time limit: 2:30:00, 90m, 2h30m, 1d (the site's default)"),
     },
     "what it runs": {
-        "--name": ("name", "X", "the job's name (its script's)"),
+        "--name": ("name", "X", "the run's name, for job, folder runs/X and log (made from the command)"),
         "--global-batch": ("global_batch", "B", "samples per optimizer step, over all ranks"),
         "--parallel": ("parallel", "P", "how the ranks split the model: ddp, zero1, fsdp, hsdp, data=-1,shard=8"),
         "--resume": ("resume", "RUN", "resume this run, whatever its command and state, such as train-2"),

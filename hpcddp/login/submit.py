@@ -20,7 +20,6 @@ from hpcddp.login.script_check import ReadPrograms, check_training_script
 from hpcddp.ranks.frameworks import FRAMEWORK_VARIABLES
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.record import Record
-from hpcddp.runs.command import name_command
 from hpcddp.runs.folder import RunFolder, list_holders, show_path
 from hpcddp.runs.jsonfile import write_object
 from hpcddp.runs.lock import name_end
@@ -46,7 +45,7 @@ from hpcddp.script.record import plan_record
 from hpcddp.script.render import render_script
 from hpcddp.script.site import Site
 from hpcddp.script.spec import JobSpec
-from hpcddp.script.sweeping import check_sweep, is_one_array, split_points
+from hpcddp.script.sweeping import check_sweep, is_one_array, name_run, split_points
 from hpcddp.sweep import count_points
 
 # The environment that a new job may see of the one that submits it: none of that job's own variables.
@@ -164,7 +163,7 @@ def submit_part(
         ) from error
     except NoAnswerError as error:  # what was made for the job stays, since it may be queued
         raise NoAnswerError(
-            f"{error.message}: job {plan.name} may be queued all the same", "look for it in the queue"
+            f"{error.message}: job {plan.job_name} may be queued all the same", "look for it in the queue"
         ) from error
     except (HpcddpError, KeyboardInterrupt):
         _clean_up(part, folder, made)
@@ -339,7 +338,7 @@ def _describe(part: Part, folder: str) -> Submission:
         folder=folder,
         array=plan.options.array,
         walltime_s=plan.walltime_s,
-        name=plan.name,
+        name=plan.job_name,
         supervised=plan.supervised,
     )
 
@@ -437,7 +436,7 @@ def _split(spec: JobSpec, site: Site) -> tuple[list[tuple[JobSpec, str]], RunFol
             spec = spec._replace(array_limit=None)
         if spec.array_limit:
             raise RequestError("array_limit beside a sweep that is no array", "leave out array_limit")
-        name = spec.name or name_command(spec.command or ("job",))
+        name = name_run(spec)
         run_dir = (spec.run_dir or f"runs/{name}").rstrip("/")
         folder = RunFolder(os.path.join(os.getcwd(), spec.workdir or "", run_dir))
         if os.path.isdir(folder.path) and not os.path.exists(folder.sweep):

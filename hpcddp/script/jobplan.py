@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
@@ -9,12 +10,14 @@ from typing import TYPE_CHECKING, cast
 from hpcddp.ranks.launcher import EXPORTED_ALWAYS, FromShell, Launcher, LaunchRequest
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.record import Record
-from hpcddp.runs.command import identify_command
+from hpcddp.runs.command import NAME, identify_command
+from hpcddp.runs.folder import RUNS
 from hpcddp.runs.start import Request
 from hpcddp.schedulers.registry import find_scheduler
+from hpcddp.schedulers.row import LONGEST_NAME
 from hpcddp.script.container import Container
 from hpcddp.script.fields import module_lines
-from hpcddp.script.scheduler_options import SchedulerOptions
+from hpcddp.script.scheduler_options import SchedulerOptions, job_name
 from hpcddp.script.site import Queue, Site
 from hpcddp.script.spec import JobSpec
 from hpcddp.sweep import OF_BATCH, find_placeholders
@@ -92,6 +95,17 @@ class JobPlan(Record):
     by_hand: bool = False
     fewer_nodes: tuple[int, ...] = ()
     sources: Mapping[str, str] = MappingProxyType({})
+
+    @property
+    def name_limit(self) -> int:
+        """The longest job name that the scheduler takes, in characters."""
+        limits = find_scheduler(self.site.scheduler).directives.name_limits
+        return limits.get(self.site.size) or limits.get("") or LONGEST_NAME
+
+    @property
+    def job_name(self) -> str:
+        """What the scheduler calls the job: the run's name, where it takes that."""
+        return job_name(self.name, self.name_limit)
 
     @property
     def world_size(self) -> int:
@@ -221,7 +235,15 @@ class JobPlan(Record):
     def supervisor_line(self) -> Iterator[Words]:
         """The options of `hpcddp supervise`, which has no other word for them, grouped as the script's lines are."""
         spec, row = self.spec, find_scheduler(self.site.scheduler)
-        yield "--scheduler", row.name, "--launcher", self.outer_launcher or self.launcher, "--site", self.site.name
+        yield (
+            *self.run_option,
+            "--scheduler",
+            row.name,
+            "--launcher",
+            self.outer_launcher or self.launcher,
+            "--site",
+            self.site.name,
+        )
         is_said = self.by_hand or (row.this_machine and spec.walltime_s is not None)
         signal = _option("--signal", self.warns_s and format_walltime(self.warns_s))
         yield _option("--walltime", self.walltime if is_said else "") + signal
@@ -233,6 +255,19 @@ class JobPlan(Record):
         yield stall_limit + _option("--health-check", spec.health_check)
         for name, values in (spec.sweep or {}).items():
             yield tuple(word for value in values for word in ("--sweep", f"{name}={value}"))
+
+    @property
+    def run_option(self) -> Words:
+        """The run, which the script names once: by its name, or by the folder where that is not below `runs/`."""
+        folder, name = os.path.split(self.run_dir)
+        return (
+            _option("--name", name) if folder == RUNS and NAME.fullmatch(name) else _option("--run-dir", self.run_dir)
+        )
+
+    @property
+    def runs_folder(self) -> str:
+        """The folder of the run's own."""
+        return os.path.dirname(self.run_dir) or "."
 
     @property
     def submit_options(self) -> tuple[str, ...]:

@@ -102,10 +102,16 @@ def test_uneven_slots_are_refused_with_both_counts(tmp_path: Path) -> None:
     assert "1 to 2 slots per host" in said.stderr
 
 
-def test_a_name_that_schedulers_do_not_take_is_another_and_said(tmp_path: Path) -> None:
-    said = launch(tmp_path, "--here", "--dry-run", "--launcher", "torchrun", "--name", "a b", "--", "true")
-    name = said.stderr.partition("job name 'a b' becomes '")[2].partition("'")[0]
-    assert f"/runs/{name}\n" in said.stdout
+def test_the_name_is_made_of_the_command_once_and_stands_in_the_script(tmp_path: Path) -> None:
+    """Before any of its placeholders is filled, so that each start of the script has the same run."""
+    line = ("--here", "--dry-run", "--launcher", "torchrun")
+    said = launch(tmp_path, *line, "--", "python", "t.py", "--lr", "7", "--out", "{run_dir}")
+    again = launch(tmp_path, *line, "--", "python", "t.py", "--lr", "7", "--out", "{run_dir}")
+    assert re.search(r' supervise --script "\$0" --name t-lr7-out\+run_dir-[0-9a-f]{10} ', said.stdout), said.stdout
+    assert said.stdout == again.stdout
+    refused = launch(tmp_path, *line, "--name", "a b", "--", "true")
+    assert refused.returncode == 2
+    assert refused.stderr.splitlines()[-1] == "hint: --name a_b"
 
 
 def test_a_slurm_allocation_gets_srun(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def test_a_request_that_the_scheduler_took_and_did_not_answer_may_be_queued(
         "sbatch",
         "echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv operation' >&2; exit 1",
     )
-    assert submit(*TRAIN) == 5
+    assert submit("--name", "python", *TRAIN) == 5
     assert "job python may be queued all the same\nhint: look for it in the queue" in capsys.readouterr().err
     assert (here / "runs/python/submitted/000001/script.sh").exists()
 
@@ -127,7 +127,7 @@ def test_an_answer_without_an_id_is_no_success(
     here: Path, program: Program, capsys: pytest.CaptureFixture[str]
 ) -> None:
     program("sbatch", "echo welcome to the cluster")
-    assert submit(*TRAIN) == 5
+    assert submit("--name", "python", *TRAIN) == 5
     assert "which has no job id: job python may be queued all the same" in capsys.readouterr().err
     assert (here / "runs/python/submitted/000001/script.sh").exists()
 
@@ -261,7 +261,7 @@ def test_a_sweep_of_nodes_is_one_job_for_each_at_one_global_batch(
     for number, nodes in (("1", "1"), ("2", "4")):
         script = (here / "scripts" / str(int(number) - 1)).read_text()
         assert f"#SBATCH --nodes={nodes}\n" in script
-        assert f'HPCDDP_RUN_DIR="$PWD"/runs/s.{number}\n' in script
+        assert f" --name s.{number} " in script
         assert "exec --global-batch 64" in script
         (job,) = read_submissions(RunFolder(f"runs/s.{number}"))
         assert job.job == str(99 + int(number))
@@ -347,7 +347,10 @@ def test_each_scheduler_says_the_id_in_its_own_way(
     for name in ("qsub", "sbatch"):
         program(name, f"for last; do :; done; cat \"$last\" > given.sh; echo '{says}'")
     own = ["--set", "pe=mpi"] if "gridengine" in site else []
-    assert main(["submit", "--site", site, *SIZE, *own, "--launcher", _launcher(site), *more, *TRAIN]) == 0
+    assert (
+        main(["submit", "--site", site, *SIZE, *own, "--launcher", _launcher(site), "--name", "python", *more, *TRAIN])
+        == 0
+    )
     assert capsys.readouterr().out == f"{job}\n"
     (noted,) = read_submissions(RunFolder("runs/python"))
     assert noted.job == job
