@@ -191,9 +191,8 @@ def renew(recorded: Recorded | None, now: Settings, decision: Decision, step: in
         return Recorded(settings)
     for one in decision.kept:
         settings[one.group][one.name] = one.old
-    for group, values in recorded.settings.items():
-        if group in settings:
-            settings[group] = {**values, **settings[group]}
+    for group in (RUN, SCRIPT):  # what this start does not know stays, such as its words in a notebook
+        settings[group] = {**recorded.settings.get(group, {}), **settings.get(group, {})}
     since = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     history = [{**one._asdict(), "step": step, "at": since} for one in decision.accepted]
     return Recorded(settings, (*recorded.accepted, *history))

@@ -278,7 +278,7 @@ class GivenSettings:
         self.unloaded = {name for name in objects if name not in at}  # what does not get the checkpoint's state
         for name, thing in objects.items():
             if name in at and isinstance(thing, LRScheduler) and not isinstance(thing, ReduceLROnPlateau):
-                self.unloaded |= {name} if at[name] != to[name] else set()
+                self.unloaded |= {name} if compare({name: at[name]}, {name: to[name]}) else set()
             elif name in at and (classes := {at[name].get("class"), to[name].get("class")}) and len(classes) > 1:
                 self.unloaded |= set() if any(classes <= one for one in _SAME_STATE) else {name}
 
