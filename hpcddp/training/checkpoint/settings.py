@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
@@ -35,6 +34,7 @@ from hpcddp.runs.settings import (
 )
 from hpcddp.training.activity import at_files
 from hpcddp.training.checkpoint.state_tree import name_parameters
+from hpcddp.training.collectives import broadcast
 from hpcddp.training.marks import sum_bits
 from hpcddp.training.parallel.sameness import is_whole
 from hpcddp.training.rendezvous.group import Group
@@ -69,14 +69,7 @@ class OnFirst:
     @classmethod
     def of_group(cls, group: Group) -> OnFirst:
         """Over the ranks' own process group."""
-
-        def share(thing: Any) -> Any:
-            things = [thing]
-            if group.world_size > 1:
-                dist.broadcast_object_list(things, src=0, device=group.device)
-            return things[0]
-
-        return cls(share, is_here=group.is_first)
+        return cls(lambda thing: broadcast(thing, group.world_size, group.device), is_here=group.is_first)
 
     def call(self, call: Callable[[], Any]) -> Any:
         """What the call gives on rank 0, on every rank. Its RequestError is raised on every rank. A collective."""
