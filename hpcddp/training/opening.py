@@ -30,7 +30,6 @@ from hpcddp.runs.folder import AttemptFolder, RunFolder, choose_attempt, find_at
 from hpcddp.runs.jsonfile import DamagedFileError, SchemaError, write_object
 from hpcddp.runs.lock import HeldError, is_held_by, release_run
 from hpcddp.runs.metrics import MetricsFile
-from hpcddp.runs.settings import ACCEPT, KEEP, read_list
 from hpcddp.runs.state import check_attempt, open_attempt, read_finish, read_plan, read_planned_batch, write_failure
 from hpcddp.training.checkpoint.settings import OnFirst, RunSettings
 from hpcddp.training.data.randomness import seed_generators
@@ -459,11 +458,8 @@ def _open_settings(
     folder: AttemptFolder | None, group: Group, env: Mapping[str, str], options: RuntimeOptions, *, is_finished: bool
 ) -> RunSettings:
     """The run's settings, with what is known of them before anything is made. A collective."""
-    accept, keep = ((*given, *read_list(env, name)) for given, name in ((options.accept, ACCEPT), (options.keep, KEEP)))
-    if isinstance(options.resume, str):  # with the words of now
-        accept = (*accept, "command")
-    option = "--{} {}" if env.get("HPCDDP_ATTEMPT") else 'hpcddp.runtime(…, {}="{}")'
-    settings = RunSettings(OnFirst.of_group(group), folder, accept, keep, option, is_finished=is_finished)
+    accept = (*options.accept, *(("command",) if isinstance(options.resume, str) else ()))  # with the words of now
+    settings = RunSettings(OnFirst.of_group(group), folder, env, accept, options.keep, is_finished=is_finished)
     exactness = options.exactness
     settings.note("exact", "no" if exactness is None else f"{exactness.method}, {exactness.slices} slices")
     return settings

@@ -20,6 +20,8 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from hpcddp.errors import RequestError
 from hpcddp.runs.folder import AttemptFolder
 from hpcddp.runs.settings import (
+    ACCEPT,
+    KEEP,
     RUN,
     Decision,
     Recorded,
@@ -27,6 +29,7 @@ from hpcddp.runs.settings import (
     compare,
     decide,
     describe_start,
+    read_list,
     read_settings,
     renew,
     settings_at,
@@ -93,29 +96,28 @@ class RunSettings:
         self,
         first: OnFirst,
         attempt: AttemptFolder | None,
+        env: Mapping[str, str],
         accept: Sequence[str] = (),
         keep: Sequence[str] = (),
-        option: str = "--{} {}",
         *,
         is_finished: bool = False,
         can_keep: bool = True,
     ) -> None:
-        """A collective, with RequestError as of `read_settings`. `option`: how the two are given, for messages;
+        """A collective, with RequestError as of `read_settings`. What is accepted and kept beside the job's words;
         `can_keep`: whether recorded values can be brought into this training."""
         self._first, self._run = first, None if attempt is None else attempt.run
-        self._accept, self._keep, self._option = accept, keep, option
+        self._accept, self._keep = (*accept, *read_list(env, ACCEPT)), (*keep, *read_list(env, KEEP))
+        self._option = "--{} {}" if env.get("HPCDDP_ATTEMPT") else 'hpcddp.runtime(…, {}="{}")'
         self._is_finished, self._can_keep = is_finished, can_keep
         self._recorded: Recorded | None = None
         self._renewed: Recorded | None = None
         self._decision = Decision()  # on rank 0
         self.now: Settings = {RUN: {}}
         if attempt is not None:
-            changing = {attempt.name, attempt.run.path}
             main = getattr(sys.modules.get("__main__"), "__file__", None)
-            words = sys.orig_argv
 
             def read() -> tuple[Recorded | None, Settings]:
-                return read_settings(attempt.run), describe_start(attempt.run, words, main, changing)
+                return read_settings(attempt.run), describe_start(attempt, sys.orig_argv, main, env)
 
             self._recorded, self.now = first.call(read)
         self.at = self.to = self.now
