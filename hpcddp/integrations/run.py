@@ -22,7 +22,6 @@ from hpcddp.runs.folder import AttemptFolder, RunFolder, find_attempt
 from hpcddp.runs.jsonfile import SchemaError
 from hpcddp.runs.lock import HeldError, check_not_taken
 from hpcddp.runs.metrics import MetricsFile
-from hpcddp.runs.settings import ACCEPT, KEEP, read_list
 from hpcddp.runs.start import opening_once
 from hpcddp.runs.state import AT_ITS_END, note_checkpoint, open_attempt, write_failure, write_state
 from hpcddp.training.activity import at_files
@@ -151,10 +150,8 @@ class Run:
     def compare_settings(self, **values: Any) -> None:
         """Compare the command, its files and these values, None: not known, with what was recorded when the run began,
         and record them. Before the first step. RequestError, on every rank, for differences."""
-        env = self._env
         first = OnFirst(lambda thing: self.ranks.agree(thing)[0], is_here=self.ranks.is_first)
-        accept, keep = read_list(env, ACCEPT), read_list(env, KEEP)
-        settings = RunSettings(first, self.attempt, accept, keep, can_keep=False)
+        settings = RunSettings(first, self.attempt, self._env, can_keep=False)
         for name, value in values.items():
             settings.note(name, value)
         settings.settle({}, self.step if self.saved else None)

@@ -7,14 +7,16 @@ recorded with the step that it holds from, so that a checkpoint of an earlier st
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import sys
 import time
 
 from hpcddp.errors import RequestError, nearest
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.command import identify_command
-from hpcddp.runs.folder import RunFolder, cannot_write, job_of, show_path
+from hpcddp.runs.folder import AttemptFolder, RunFolder, cannot_write, job_of, show_path
 from hpcddp.runs.jsonfile import damaged, read_record, write_object
 from hpcddp.units import shorten
 
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
 #: Variables in which the job says which settings are accepted, and which are kept: names with commas between them.
 ACCEPT, KEEP = "HPCDDP_ACCEPT", "HPCDDP_KEEP"
+#: The command before and after `hpcddp exec` has filled its placeholders, as JSON, where it had some.
+UNFILLED = "HPCDDP_UNFILLED"
 RUN, SCRIPT = "run", "script"
 _LARGEST = 1 << 20  # bytes of a file whose content is compared
 _LEAST_NAME = 3  # characters of a job's id that is looked for in words: a shorter one may be any number
@@ -191,9 +195,8 @@ def renew(recorded: Recorded | None, now: Settings, decision: Decision, step: in
         return Recorded(settings)
     for one in decision.kept:
         settings[one.group][one.name] = one.old
-    for group, values in recorded.settings.items():
-        if group in settings:
-            settings[group] = {**values, **settings[group]}
+    for group in (RUN, SCRIPT):  # what this start does not know stays, such as its words in a notebook
+        settings[group] = {**recorded.settings.get(group, {}), **settings.get(group, {})}
     since = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     history = [{**one._asdict(), "step": step, "at": since} for one in decision.accepted]
     return Recorded(settings, (*recorded.accepted, *history))
@@ -214,19 +217,26 @@ def settings_at(recorded: Recorded, step: int) -> dict[str, dict[str, Any]]:
     return settings
 
 
-def describe_start(run: RunFolder, words: Sequence[str], main: str | None, changing: Iterable[str]) -> dict[str, Any]:
+def describe_start(
+    attempt: AttemptFolder, words: Sequence[str], main: str | None, env: Mapping[str, str]
+) -> dict[str, Any]:
     """What is known of a start before it trains: its owner, its command, and SHA-256 sums of the files in that.
 
-    `words`: those of this process; `main`: the file of its script; `changing`: what each start has otherwise in its
-    words, such as the job's id. In a notebook neither words nor files are known.
+    `words`: those of this process; `main`: the file of its script. The words are as they were before `hpcddp exec` has
+    filled their placeholders, and without the job's id, which each start has otherwise. In a notebook neither words nor
+    files are known.
     """
     owner: dict[str, Any] = {"owner": _name_user()}
     if "ipykernel" in sys.modules or hasattr(sys, "ps1"):
         return {RUN: owner, SCRIPT: {}}
-    command = list(identify_command(words))
-    for name in sorted({job_of(one) for one in changing} | set(changing), key=len, reverse=True):
-        command = [word.replace(name, "…") if len(name) >= _LEAST_NAME else word for word in command]
-    return {RUN: {**owner, "command": command}, SCRIPT: _hash_files(run, words[1:], main)}
+    plain, filled = json.loads(env.get(UNFILLED) or "[[], []]")
+    command = list(words)
+    if filled and command[len(command) - len(filled) + 1 :] == filled[1:]:  # this process is the command, and no other
+        command[len(command) - len(filled) + 1 :] = plain[1:]
+    names = {attempt.name, job_of(attempt.name), attempt.run.path}
+    known = "|".join(re.escape(one) for one in sorted(names, key=len, reverse=True) if len(one) >= _LEAST_NAME)
+    command = [re.sub(rf"(?<!\w)(?:{known})(?!\w)", "…", word) for word in identify_command(command)]
+    return {RUN: {**owner, "command": command}, SCRIPT: _hash_files(attempt.run, words[1:], main)}
 
 
 def _name_user() -> str:

@@ -28,7 +28,6 @@ from hpcddp.runs.folder import AttemptFolder, RunFolder, choose_attempt, find_at
 from hpcddp.runs.jsonfile import SchemaError, write_object
 from hpcddp.runs.lock import HeldError, is_held_by, release_run
 from hpcddp.runs.metrics import MetricsFile
-from hpcddp.runs.settings import ACCEPT, KEEP, read_list
 from hpcddp.runs.start import FINISHED, FRESH, Request, is_interactive, look, opening_once, start
 from hpcddp.runs.state import open_attempt, read_planned_batch, write_failure
 from hpcddp.schedulers.registry import find_current_job
@@ -412,9 +411,8 @@ def _open_settings(
     folder: AttemptFolder | None, group: Group, env: Mapping[str, str], options: RuntimeOptions, *, is_finished: bool
 ) -> RunSettings:
     """The run's settings, with what is known of them before anything is made. A collective."""
-    accept, keep = ((*given, *read_list(env, name)) for given, name in ((options.accept, ACCEPT), (options.keep, KEEP)))
-    option = "--{} {}" if env.get("HPCDDP_ATTEMPT") else 'hpcddp.runtime(…, {}="{}")'
-    settings = RunSettings(OnFirst.of_group(group), folder, accept, keep, option, is_finished=is_finished)
+    first = OnFirst.of_group(group)
+    settings = RunSettings(first, folder, env, options.accept, options.keep, is_finished=is_finished)
     exactness = options.exactness
     settings.note("exact", "no" if exactness is None else f"{exactness.method}, {exactness.slices} slices")
     return settings

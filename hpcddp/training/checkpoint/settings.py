@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
@@ -21,6 +20,8 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from hpcddp.errors import RequestError
 from hpcddp.runs.folder import AttemptFolder
 from hpcddp.runs.settings import (
+    ACCEPT,
+    KEEP,
     RUN,
     Decision,
     Recorded,
@@ -28,6 +29,7 @@ from hpcddp.runs.settings import (
     compare,
     decide,
     describe_start,
+    read_list,
     read_settings,
     renew,
     settings_at,
@@ -35,6 +37,7 @@ from hpcddp.runs.settings import (
 )
 from hpcddp.training.activity import at_files
 from hpcddp.training.checkpoint.state_tree import name_parameters
+from hpcddp.training.collectives import broadcast
 from hpcddp.training.marks import sum_bits
 from hpcddp.training.parallel.sameness import is_whole
 from hpcddp.training.rendezvous.group import Group
@@ -69,14 +72,7 @@ class OnFirst:
     @classmethod
     def of_group(cls, group: Group) -> OnFirst:
         """Over the ranks' own process group."""
-
-        def share(thing: Any) -> Any:
-            things = [thing]
-            if group.world_size > 1:
-                dist.broadcast_object_list(things, src=0, device=group.device)
-            return things[0]
-
-        return cls(share, is_here=group.is_first)
+        return cls(lambda thing: broadcast(thing, group.world_size, group.device), is_here=group.is_first)
 
     def call(self, call: Callable[[], Any]) -> Any:
         """What the call gives on rank 0, on every rank. Its RequestError is raised on every rank. A collective."""
@@ -100,29 +96,28 @@ class RunSettings:
         self,
         first: OnFirst,
         attempt: AttemptFolder | None,
+        env: Mapping[str, str],
         accept: Sequence[str] = (),
         keep: Sequence[str] = (),
-        option: str = "--{} {}",
         *,
         is_finished: bool = False,
         can_keep: bool = True,
     ) -> None:
-        """A collective, with RequestError as of `read_settings`. `option`: how the two are given, for messages;
+        """A collective, with RequestError as of `read_settings`. What is accepted and kept beside the job's words;
         `can_keep`: whether recorded values can be brought into this training."""
         self._first, self._run = first, None if attempt is None else attempt.run
-        self._accept, self._keep, self._option = accept, keep, option
+        self._accept, self._keep = (*accept, *read_list(env, ACCEPT)), (*keep, *read_list(env, KEEP))
+        self._option = "--{} {}" if env.get("HPCDDP_ATTEMPT") else 'hpcddp.runtime(…, {}="{}")'
         self._is_finished, self._can_keep = is_finished, can_keep
         self._recorded: Recorded | None = None
         self._renewed: Recorded | None = None
         self._decision = Decision()  # on rank 0
         self.now: Settings = {RUN: {}}
         if attempt is not None:
-            changing = {attempt.name, attempt.run.path}
             main = getattr(sys.modules.get("__main__"), "__file__", None)
-            words = sys.orig_argv
 
             def read() -> tuple[Recorded | None, Settings]:
-                return read_settings(attempt.run), describe_start(attempt.run, words, main, changing)
+                return read_settings(attempt.run), describe_start(attempt, sys.orig_argv, main, env)
 
             self._recorded, self.now = first.call(read)
         self.at = self.to = self.now
@@ -278,7 +273,7 @@ class GivenSettings:
         self.unloaded = {name for name in objects if name not in at}  # what does not get the checkpoint's state
         for name, thing in objects.items():
             if name in at and isinstance(thing, LRScheduler) and not isinstance(thing, ReduceLROnPlateau):
-                self.unloaded |= {name} if at[name] != to[name] else set()
+                self.unloaded |= {name} if compare({name: at[name]}, {name: to[name]}) else set()
             elif name in at and (classes := {at[name].get("class"), to[name].get("class")}) and len(classes) > 1:
                 self.unloaded |= set() if any(classes <= one for one in _SAME_STATE) else {name}
 

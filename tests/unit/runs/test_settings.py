@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -157,19 +158,24 @@ def test_names_in_a_variable_have_commas_between_them() -> None:
 
 
 def test_a_start_is_its_owner_its_words_and_the_files_in_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = RunFolder(str(tmp_path / "run"))
+    attempt = RunFolder(str(tmp_path / "run")).attempt("4711.pbs1.2")
     for name in ("train.py", "conf.yaml", "a.json", "large.bin", "run/log.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("x" * (2**20 + 1 if name == "large.bin" else 1))
     monkeypatch.chdir(tmp_path)
     words = ["/opt/bin/python3", "-u", "train.py", "--conf=conf.yaml", "a.json", "large.bin", "run/log.txt"]
-    words += ["--out", "out/4711.pbs1", "absent.txt"]
-    start = describe_start(run, words, "train.py", {"4711.pbs1.2", "4711.pbs1"})
+    words += ["--port", "14711", "--out", "out/4711.pbs1", "absent.txt"]
+    start = describe_start(attempt, words, "train.py", {})
     assert sorted(start["script"]) == ["a.json", "conf.yaml", "train.py"]
     assert start["run"]["command"][:3] == ["python", "train.py", "--conf=conf.yaml"]
-    assert start["run"]["command"][-2] == "out/…", "each start of a job has another id"
+    assert start["run"]["command"][-4:-1] == ["14711", "--out", "out/…"], "each start of a job has another id"
     assert start["run"]["owner"]
-    of_module = describe_start(run, ["python", "-m", "train"], str(tmp_path / "train.py"), ())
+    of_module = describe_start(attempt, ["python", "-m", "train"], str(tmp_path / "train.py"), {})
     assert list(of_module["script"]) == ["train.py"]
+    ranks = [["python", "train.py", "--ranks", "{world_size}"], ["python", "train.py", "--ranks", "4"]]
+    filled = describe_start(attempt, ["/bin/python3", *ranks[1][1:]], None, {"HPCDDP_UNFILLED": json.dumps(ranks)})
+    assert filled["run"]["command"] == ranks[0], "other ranks are no difference"
+    other = describe_start(attempt, ["python", "eval.py"], None, {"HPCDDP_UNFILLED": json.dumps(ranks)})
+    assert other["run"]["command"] == ["python", "eval.py"]
     monkeypatch.setattr("sys.ps1", ">>> ", raising=False)
-    assert describe_start(run, words, None, ()) == {"run": {"owner": start["run"]["owner"]}, "script": {}}
+    assert describe_start(attempt, words, None, {}) == {"run": {"owner": start["run"]["owner"]}, "script": {}}
