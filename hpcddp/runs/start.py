@@ -7,6 +7,7 @@ that begins records, so that a later start by the same words, such as a requeue,
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sys
@@ -22,6 +23,7 @@ from hpcddp.runs.folder import (
     cannot_write,
     find_holder,
     list_checkpoints,
+    list_holders,
     list_run_folders,
     number_attempt,
     show_path,
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 #: The variable with which ranks know the stamp of the `--fresh` that was typed.
 FRESH = "HPCDDP_FRESH"
 
+_MOVED = {errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY}  # what a folder that was renamed meanwhile gives
 NEW = "new"
 RESUMES = "resumes"
 BEGINS_AGAIN = "begins again"  # a run without a checkpoint
@@ -166,9 +169,15 @@ def start(
     while True:
         name = number_attempt(run, attempt) if numbered else attempt
         check_attempt(run.attempt(name))
-        take_run(run, describe_process(name, process, env, request.command), ask, before)
         try:
-            if is_old and is_other(run, request.fresh):
+            take_run(run, describe_process(name, process, env, request.command), ask, before)
+        except LaunchError as error:
+            below = error.__cause__
+            if is_old and isinstance(below, OSError) and below.errno in _MOVED:
+                continue  # another start has just set the folder aside
+            raise
+        try:
+            if is_old and _is_older(run, request.fresh):
                 outlook, is_old = outlook._replace(old=_rename(run)), False
                 continue
             begin_run(run, request)
@@ -207,6 +216,14 @@ def set_aside(request: Request, env: Mapping[str, str]) -> RunFolder | None:
 def is_other(run: RunFolder, fresh: str) -> bool:
     """Whether the run was not begun with this stamp."""
     return read_begun(run).fresh != fresh
+
+
+def _is_older(run: RunFolder, fresh: str) -> bool:
+    """Whether this run, which this process has just taken, is another than that of the stamp: and not one that it, or
+    another start of the same words, has set aside meanwhile."""
+    marks = (run.about, run.plan, run.state, run.attempts, run.checkpoints, run.submitted)
+    has_more = any(map(os.path.exists, marks)) or len(list_holders(run)) > 1
+    return has_more and is_other(run, fresh)
 
 
 def begin_run(run: RunFolder, request: Request) -> None:
