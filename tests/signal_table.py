@@ -1,4 +1,4 @@
-"""The table of signals in docs/resume.md, which tests/multirank and tests/cluster run row by row."""
+"""The table of signals in docs/signals.md, which tests/multirank and tests/cluster run row by row."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ SAVES = str(REPO / "tests/multirank/programs/saves.py")
 
 
 def read_table(sent: Collection[str]) -> list[tuple[str, str, str, str]]:
-    """The rows of the table of docs/resume.md with one of these in their second column, one for each launcher."""
-    page = (REPO / "docs/resume.md").read_text()
+    """The rows of the table of docs/signals.md with one of these in their second column, one for each launcher."""
+    page = (REPO / "docs/signals.md").read_text()
     rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
     return [(name, *row[1:]) for row in rows if len(row) == 4 and row[1] in sent for name in row[0].split(", ")]
 

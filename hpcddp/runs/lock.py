@@ -162,6 +162,7 @@ def take_run(run: RunFolder, mine: Holder, ask: Ask, before: str = "") -> None:
         for _ in range(_TRIES):
             left = _list_left(run)  # before the holder is read: it is not that of whoever takes the run meanwhile
             number, path = find_holder(run)
+            before_me = _identify(path)
             if path is not None and not os.path.exists(_end(path)):
                 holder = read_holder(path)
                 follows = holder is not None and before != "" and job_of(holder.attempt) == before
@@ -170,11 +171,22 @@ def take_run(run: RunFolder, mine: Holder, ask: Ask, before: str = "") -> None:
                     raise _held(run, path, holder, mine, surely=ended is False)
             for folder in left:
                 shutil.rmtree(folder, ignore_errors=True)
-            if _create(run, number + 1, mine):
+            if not _create(run, number + 1, mine):
+                continue
+            if _identify(path) == before_me:
                 return
+            shutil.rmtree(name_holder(run, number + 1))  # --fresh has set aside the folder that was looked at
     except OSError as error:
         raise cannot_write(run, error) from error
     raise LaunchError(f"other jobs take {run.path} all the time", "another name for this one: --name X")
+
+
+def _identify(path: str | None) -> int:
+    """Tells a holder's folder from another one of its name; 0: there is none."""
+    try:
+        return 0 if path is None else os.stat(path).st_ino
+    except FileNotFoundError:
+        return 0
 
 
 def is_held_by(run: RunFolder, attempt: str) -> bool:

@@ -7,6 +7,7 @@ that begins records, so that a later start by the same words, such as a requeue,
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sys
@@ -22,6 +23,7 @@ from hpcddp.runs.folder import (
     cannot_write,
     find_holder,
     list_checkpoints,
+    list_holders,
     list_run_folders,
     number_attempt,
     show_path,
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 #: The variable with which ranks know the stamp of the `--fresh` that was typed.
 FRESH = "HPCDDP_FRESH"
 
+_MOVED = {errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY}  # what a folder that was renamed meanwhile gives
 NEW = "new"
 RESUMES = "resumes"
 BEGINS_AGAIN = "begins again"  # a run without a checkpoint
@@ -166,9 +169,15 @@ def start(
     while True:
         name = number_attempt(run, attempt) if numbered else attempt
         check_attempt(run.attempt(name))
-        take_run(run, describe_process(name, process, env, request.command), ask, before)
         try:
-            if is_old and is_other(run, request.fresh):
+            take_run(run, describe_process(name, process, env, request.command), ask, before)
+        except LaunchError as error:
+            below = error.__cause__
+            if is_old and isinstance(below, OSError) and below.errno in _MOVED:
+                continue  # another start has just set the folder aside
+            raise
+        try:
+            if is_old and _is_older(run, request.fresh):
                 outlook, is_old = outlook._replace(old=_rename(run)), False
                 continue
             begin_run(run, request)
@@ -209,6 +218,14 @@ def is_other(run: RunFolder, fresh: str) -> bool:
     return read_begun(run).fresh != fresh
 
 
+def _is_older(run: RunFolder, fresh: str) -> bool:
+    """Whether this run, which this process has just taken, is another than that of the stamp: and not one that it, or
+    another start of the same words, has set aside meanwhile."""
+    marks = (run.about, run.plan, run.state, run.attempts, run.checkpoints, run.submitted)
+    has_more = any(map(os.path.exists, marks)) or len(list_holders(run)) > 1
+    return has_more and is_other(run, fresh)
+
+
 def begin_run(run: RunFolder, request: Request) -> None:
     """Write run.json, if the run has none. OSError if it cannot be written."""
     from hpcddp.schedulers.run import name_user
@@ -233,6 +250,8 @@ def look(request: Request) -> Outlook:
         return Outlook(run, NEW)
     if request.fresh and is_other(run, request.fresh):
         return Outlook(run, SET_ASIDE, old=_name_old(run))
+    if not any(os.path.exists(mark) for mark in (run.state, run.holders, run.attempts, run.checkpoints)):
+        return Outlook(run, NEW)  # `hpcddp submit` has made it, and no job has begun it yet
     state, saved = read_state(run), list_checkpoints(run.checkpoints)
     step = step_of(saved[-1]) if saved else 0
     if state is not None and state.status == "finished" and saved:

@@ -388,7 +388,7 @@ def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iter
             with suppress(StopTraining), explained(rt, exact=options.exactness is not None):
                 yield rt
             rt.finish()
-            if rt.is_over and group.is_first and sys.stderr.isatty():
+            if rt._is_finished and group.is_first and sys.stderr.isatty():
                 print(f"hpcddp: {line}", file=sys.stderr, flush=True)  # once more, as the last line
             if rt.stop_reason in STOP_FLAGS:
                 signals.obey()

@@ -96,11 +96,6 @@ class Runtime(Preparation):
 
     # ---- the loop
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the run was finished before, and this attempt made no step."""
-        return self._is_finished
-
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs that are left of `count`, which counts from the start of the run: two more after `rt.epochs(3)`
         are `rt.epochs(5)`. Leaving the inner loop early skips the rest of its epoch.

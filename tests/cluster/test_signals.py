@@ -1,4 +1,4 @@
-"""What srun's ranks get of a signal: alone, and in a rendered script. docs/resume.md has the table."""
+"""What srun's ranks get of a signal: alone, and in a rendered script. docs/signals.md has the table."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ def test_a_finished_run_ends_with_0(run, programs, openmpi5, tmp_path):
     assert json.loads((tmp_path / "runs/two/state.json").read_text())["status"] == "finished"
 
 
-# The table of docs/resume.md, by running it: the launcher alone, or the script that is printed for it. What a terminal
+# The table of docs/signals.md, by running it: the launcher alone, or the script that is printed for it. What a terminal
 # sends goes to all processes in its foreground.
 _TABLE = """\
 set -m

@@ -123,7 +123,7 @@ def test_what_submit_sets_aside_its_job_does_not(folder: str) -> None:
     assert set_aside(request, {}) == RunFolder(f"{folder}.old1")
     assert set_aside(request, {}) is None
     seen = begin(request, "local-2")
-    assert (seen.kind, seen.old) == ("begins again", None)
+    assert (seen.kind, seen.old) == ("new", None)
 
 
 def test_one_attempt_at_a_time_holds_a_run(folder: str, another: int) -> None:
@@ -164,3 +164,62 @@ def test_a_run_of_another_command_is_no_reason_to_search(folder: str) -> None:
     begin(Request(folder, COMMAND))
     leave(folder, "unfinished", 4)
     assert begin(Request(folder, (*COMMAND, "--lr", "1")), "local-2").kind == "resumes"
+
+
+def start_at_once(folders: list[str], fresh: str = "") -> list[str]:
+    """What each of these starts says, one process each, which all live until the last one has answered."""
+    go, came, over = os.pipe(), os.pipe(), os.pipe()
+    children = []
+    for number, folder in enumerate(folders):
+        pid = os.fork()
+        if pid == 0:
+            os.read(go[0], 1)
+            try:
+                answer = begin(Request(folder, ("python", "train.py", str(number)), fresh), f"local-{number}").kind
+            except HeldError:
+                answer = "held"
+            except BaseException as error:
+                answer = repr(error)
+            os.write(came[1], f"{answer}\n".encode())
+            os.read(over[0], 1)
+            os._exit(0)
+        children.append(pid)
+    os.write(go[1], b"." * len(folders))
+    told = b""
+    while told.count(b"\n") < len(folders):
+        told += os.read(came[0], 4096)
+    os.write(over[1], b"." * len(folders))
+    for child in children:
+        os.waitpid(child, 0)
+    for end in (*go, *came, *over):
+        os.close(end)
+    return told.decode().split("\n")[:-1]
+
+
+TIMES = [3, pytest.param(100, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("times", TIMES)
+def test_six_commands_at_once_get_their_folder_each(tmp_path: Path, times: int) -> None:
+    for nth in range(times):
+        folders = [str(tmp_path / f"{nth}/train-lr0.{number}") for number in range(6)]
+        assert start_at_once(folders) == ["new"] * 6
+        assert sorted(os.listdir(tmp_path / str(nth))) == sorted(map(os.path.basename, folders))
+
+
+@pytest.mark.parametrize("times", TIMES)
+def test_of_one_command_that_is_started_six_times_at_once_one_holds_the_run(tmp_path: Path, times: int) -> None:
+    for nth in range(times):
+        told = start_at_once([str(tmp_path / f"{nth}/train")] * 6)
+        assert told.count("held") == 5, told
+        assert os.listdir(tmp_path / str(nth)) == ["train"]
+
+
+@pytest.mark.parametrize("times", TIMES)
+def test_of_six_that_set_one_folder_aside_at_once_one_does(tmp_path: Path, times: int) -> None:
+    for nth in range(times):
+        folder = str(tmp_path / f"{nth}/train")
+        begin(Request(folder, COMMAND))
+        leave(folder, "unfinished", 4)
+        assert start_at_once([folder] * 6, fresh="1").count("held") == 5
+        assert sorted(os.listdir(tmp_path / str(nth))) == ["train", "train.old1"]

@@ -97,7 +97,7 @@ def test_a_signal_to_one_rank_stops_all_after_one_step_and_the_next_attempt_goes
     begin(run_ranks, tmp_path, 2, signal=[1, 3, "SIGUSR1"]).check()
     assert found(tmp_path, 2) == [{"made": [1, 2, 3, 4], "stopped": True, "resumed": None}] * 2
     assert (state(tmp_path).status, state(tmp_path).step, state(tmp_path).reason) == ("unfinished", 4, "SIGUSR1")
-    assert decide_start(state(tmp_path), Link("a", 1, 0)).starts
+    assert decide_start([state(tmp_path)], Link("a", 1, 0), again=False, ended_well=False).starts
     outcome = begin(run_ranks, tmp_path, 2, "b", fail=[1, "save"], options={"save_every": 6})
     assert "OSError: no room" in outcome.outputs[1]
     assert saved(tmp_path) == ["step-00000004"]
@@ -230,11 +230,14 @@ def test_a_rank_that_saves_is_at_work_whoever_writes(alone: Callable[..., Any], 
     assert asked == [True]
 
 
-def test_a_second_training_in_one_attempt_is_refused(alone: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_second_training_of_a_script_in_one_run_is_refused(
+    alone: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     train(alone(save_every=6))
-    with pytest.raises(RequestError, match="the script trains a second time in the run") as refused:
-        train(alone())
-    assert refused.value.hint.startswith("one script, and one run, for each training")
+    with monkeypatch.context() as in_a_script:
+        in_a_script.setattr("hpcddp.runs.start.is_interactive", lambda: False)
+        with pytest.raises(LaunchError, match="its second training would load the weights of the first"):
+            train(alone())
     assert callable(hpcddp.integrations.loop), "no module has taken the function's name"
     assert train(alone("b")) == 12, "another attempt resumes"
 
@@ -327,12 +330,14 @@ def test_a_checkpoint_that_a_host_cannot_read_is_no_damage(
     alone: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(alone(save_every=6))
-    monkeypatch.setattr(saved_by_frameworks, "PAUSES_S", (0.0,))
-    monkeypatch.setattr(saved_by_frameworks.os, "stat", Disk(9, errno.ESTALE).stat)
-    with pytest.raises(LaunchError, match=r"cannot read checkpoint .*step-00000012, which stays as it is") as refused:
-        train(alone("b"))
+    with monkeypatch.context() as away:
+        away.setattr(saved_by_frameworks, "PAUSES_S", (0.0,))
+        away.setattr(saved_by_frameworks.os, "stat", Disk(9, errno.ESTALE).stat)
+        with pytest.raises(
+            LaunchError, match=r"cannot read checkpoint .*step-00000012, which stays as it is"
+        ) as refused:
+            train(alone("b"))
     assert os.uname().nodename in refused.value.message
-    monkeypatch.undo()
     assert train(alone("b")) == 12
 
 
