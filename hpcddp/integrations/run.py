@@ -23,7 +23,7 @@ from hpcddp.runs.jsonfile import SchemaError
 from hpcddp.runs.lock import HeldError, check_not_taken
 from hpcddp.runs.metrics import MetricsFile
 from hpcddp.runs.start import opening_once
-from hpcddp.runs.state import AT_ITS_END, note_checkpoint, open_attempt, write_failure, write_state
+from hpcddp.runs.state import AT_ITS_END, note_checkpoint, open_attempt, read_finish, write_failure, write_state
 from hpcddp.training.activity import at_files
 from hpcddp.training.arguments import SaveEvery
 from hpcddp.training.checkpoint.checkpointer import PROBE_BYTES, time_probe
@@ -115,7 +115,7 @@ class Run:
         self._saved_at = (self.step, self.epoch)
         self._metrics = MetricsFile(None)
         self._noted = (0.0, self.step)  # when the metrics last had a line, and of which step
-        self._knows_save_s = False
+        self._knows_save_s = self._was_finished = False
         self._asked: dict[str, int] | None = None
         self._until_end = ExitStack()
         self._own_save = self._until_end.enter_context(ExitStack())  # the framework's, in a way of its own
@@ -127,6 +127,7 @@ class Run:
         self._until_end.enter_context(self._optimizers.watching())
         pulse = self._until_end.enter_context(beating(self._env))
         self._until_end.enter_context(pulse.following(lambda: self.step, self._watch.move_deadline))
+        self._was_finished = read_finish(self.attempt.run) is not None
         found = self.ranks.agree((self.step, os.uname().nodename))
         (least, there), (most, here) = min(found), max(found)
         if least != most:
@@ -155,7 +156,7 @@ class Run:
         for name, value in values.items():
             settings.note(name, value)
         settings.settle({}, self.step if self.saved else None)
-        settings.record()
+        settings.record(is_finished=self._was_finished)
 
     def say(self, line: str) -> None:
         """On rank 0, to stderr."""

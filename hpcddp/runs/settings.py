@@ -92,10 +92,12 @@ class Difference(Record):
 
 
 class Decision(Record):
-    """What becomes of differences: the new values that were accepted, and those whose recorded ones are kept."""
+    """What becomes of differences: the new values that were accepted, and those whose recorded ones are kept.
+    `changed`: the files among the accepted that nobody has named."""
 
     accepted: tuple[Difference, ...] = ()
     kept: tuple[Difference, ...] = ()
+    changed: tuple[Difference, ...] = ()
 
 
 def read_list(env: Mapping[str, str], name: str) -> tuple[str, ...]:
@@ -146,17 +148,17 @@ def decide(
     keep: Sequence[str] | None,
     *,
     option: str = "--{} {}",
-    is_finished: bool = False,
 ) -> Decision:
     """RequestError, which lists them, if there are differences that neither `accept` nor `keep` names.
 
-    Files of the command may change while the run is unfinished: they are accepted then. `keep` None: nothing can be
-    kept. `option`: how the two are written, for the hint.
+    Files of the command may change: see `check_unchanged`. `keep` None: nothing can be kept. `option`: how the two are
+    written, for the hint.
     """
     keepable = [one for one in differences if one.can_be_kept and keep is not None]
     accepted = [one for one in differences if one.can_be_accepted and not one.names.isdisjoint(accept)]
     kept = [one for one in keepable if not one.names.isdisjoint(keep or ()) and one not in accepted]
-    accepted += [one for one in differences if one.group == SCRIPT and not is_finished and one not in accepted]
+    changed = [one for one in differences if one.group == SCRIPT and one not in accepted]
+    accepted += changed
     left = [one for one in differences if one not in accepted and one not in kept]
     if left:
         words = {one.word: None for one in left if one.can_be_accepted}
@@ -166,13 +168,21 @@ def decide(
         if not all(one.can_be_accepted for one in left):
             hints.append("keep the parameters and their order as they were")
         hints.append("a run of its own: --fresh, or another name")
-        finished = ", which is finished," if is_finished else ""
         raise RequestError(
-            f"run {show_path(run.path)}{finished} was recorded with other settings:"
-            + "".join(f"\n  {one}" for one in left),
+            f"run {show_path(run.path)} was recorded with other settings:" + "".join(f"\n  {one}" for one in left),
             "; ".join(filter(None, hints)),
         )
-    return Decision(tuple(accepted), tuple(kept))
+    return Decision(tuple(accepted), tuple(kept), tuple(changed))
+
+
+def check_unchanged(run: RunFolder, decision: Decision, option: str = "--{} {}") -> None:
+    """Of a run of which nothing is left to train. RequestError for changed files that nobody has accepted: its weights
+    are those of the old ones."""
+    if decision.changed:
+        raise RequestError(
+            f"run {show_path(run.path)} is finished, and {' and '.join(map(str, decision.changed))} since",
+            f"--fresh begins anew; {option.format('accept', SCRIPT)} takes its weights all the same",
+        )
 
 
 def check_names(names: Sequence[str], settings: Iterable[Settings], option: str) -> None:

@@ -358,7 +358,7 @@ def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iter
         check_same_options(options, batch, asked, folder, group)  # before a run is begun
         split = _plan_split(asked, group, options)
         folder, over, asked_before, line = stack.enter_context(open_run(folder, group, env))
-        settings = _open_settings(folder, group, env, options, is_finished=bool(over))
+        settings = _open_settings(folder, group, env, options)
         options = replace(options, seed=settings.take("seed", options.seed))
         batch = settings.take("global_batch", batch)
         layout = open_layout(group.rank, group.world_size, (*split.model_mesh, *options.model_mesh))
@@ -408,11 +408,10 @@ def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iter
 
 
 def _open_settings(
-    folder: AttemptFolder | None, group: Group, env: Mapping[str, str], options: RuntimeOptions, *, is_finished: bool
+    folder: AttemptFolder | None, group: Group, env: Mapping[str, str], options: RuntimeOptions
 ) -> RunSettings:
     """The run's settings, with what is known of them before anything is made. A collective."""
-    first = OnFirst.of_group(group)
-    settings = RunSettings(first, folder, env, options.accept, options.keep, is_finished=is_finished)
+    settings = RunSettings(OnFirst.of_group(group), folder, env, options.accept, options.keep)
     exactness = options.exactness
     settings.note("exact", "no" if exactness is None else f"{exactness.method}, {exactness.slices} slices")
     return settings

@@ -111,7 +111,7 @@ class Runtime(Preparation):
         if not self._is_ending:
             loop.epochs.check_count(count, sampler.epoch)
         print_warning(find_empty_ranks(loop.models, self.plan, sampler.length), is_first=self.is_main)
-        self._checkpointer.check_untouched()
+        self._checkpointer.check_untouched(is_finished=self._is_finished)
         self._agree("began the loop over rt.epochs()")
         while (epoch := sampler.epoch) < count and not self._is_ending:
             loop.open_epoch = loop.epochs.body = epoch
@@ -151,7 +151,7 @@ class Runtime(Preparation):
     def _begin_loop(self) -> None:
         """A loop over the loader begins, perhaps over the rest of an epoch."""
         if self._loop.open_epoch is None:
-            self._checkpointer.check_untouched()
+            self._checkpointer.check_untouched(is_finished=self._is_finished)
         if self._save_asked:
             self._save_now()
         self._leave_if_stopping()

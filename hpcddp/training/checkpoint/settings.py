@@ -26,6 +26,7 @@ from hpcddp.runs.settings import (
     Decision,
     Recorded,
     check_names,
+    check_unchanged,
     compare,
     decide,
     describe_start,
@@ -100,7 +101,6 @@ class RunSettings:
         accept: Sequence[str] = (),
         keep: Sequence[str] = (),
         *,
-        is_finished: bool = False,
         can_keep: bool = True,
     ) -> None:
         """A collective, with RequestError as of `read_settings`. What is accepted and kept beside the job's words;
@@ -108,10 +108,10 @@ class RunSettings:
         self._first, self._run = first, None if attempt is None else attempt.run
         self._accept, self._keep = (*accept, *read_list(env, ACCEPT)), (*keep, *read_list(env, KEEP))
         self._option = "--{} {}" if env.get("HPCDDP_ATTEMPT") else 'hpcddp.runtime(…, {}="{}")'
-        self._is_finished, self._can_keep = is_finished, can_keep
+        self._can_keep = can_keep
         self._recorded: Recorded | None = None
         self._renewed: Recorded | None = None
-        self._decision = Decision()  # on rank 0
+        self._decision = Decision()
         self.now: Settings = {RUN: {}}
         if attempt is not None:
             main = getattr(sys.modules.get("__main__"), "__file__", None)
@@ -143,7 +143,7 @@ class RunSettings:
             self.at = self.to = self.now
             return
 
-        def settle_first() -> tuple[Recorded, Settings, Settings]:
+        def settle_first() -> tuple[Decision, Recorded, Settings, Settings]:
             recorded, known = self._recorded, [self.now]
             if recorded is not None:
                 known.append(recorded.settings)
@@ -154,15 +154,13 @@ class RunSettings:
                 kept = [one for one in found if one.group.startswith("optimizer") and one.can_be_kept]
                 decision = Decision((), tuple(one for one in kept if not one.names.isdisjoint(self._keep)))
                 renewed = renew(Recorded({}), self.now, decision, 0)
-                return renewed, self.now, renewed.settings
+                return Decision(), renewed, self.now, renewed.settings
             keep = self._keep if self._can_keep else None
-            is_over = self._is_finished
-            decision = decide(run, found, self._accept, keep, option=self._option, is_finished=is_over)
-            self._decision = decision
+            decision = decide(run, found, self._accept, keep, option=self._option)
             renewed = renew(recorded, self.now, decision, step)
-            return renewed, settings_at(recorded, step), renewed.settings
+            return decision, renewed, settings_at(recorded, step), renewed.settings
 
-        self._renewed, self.at, self.to = self._first.call(settle_first)
+        self._decision, self._renewed, self.at, self.to = self._first.call(settle_first)
 
     @property
     def begins_epoch_again(self) -> bool:
@@ -170,9 +168,15 @@ class RunSettings:
         old, new = self.at.get(RUN, {}), self.to.get(RUN, {})
         return any(old.get(name, new.get(name)) != new.get(name) for name in _AGAIN)
 
-    def record(self) -> None:
-        """The training begins: write the file on rank 0, if it has to say something new. LaunchError."""
-        if self._renewed is None or self._run is None or not self._first.is_here:
+    def record(self, *, is_finished: bool = False) -> None:
+        """The training begins: write the file on rank 0, if it has to say something new. LaunchError. `is_finished`:
+        nothing is left to train; RequestError, on every rank, as of `check_unchanged`."""
+        if self._renewed is None or self._run is None:
+            return
+        if is_finished:
+            check_unchanged(self._run, self._decision, self._option)
+        if not self._first.is_here:
+            self._renewed = None
             return
         for one in (*self._decision.accepted, *self._decision.kept):
             which = "the recorded one is kept" if one in self._decision.kept else "accepted"

@@ -15,6 +15,7 @@ from hpcddp.runs.settings import (
     Decision,
     Recorded,
     check_names,
+    check_unchanged,
     compare,
     decide,
     describe_start,
@@ -104,10 +105,13 @@ def test_all_differences_are_in_one_error_each_on_its_line() -> None:
 def test_a_changed_script_is_a_line_while_the_run_is_unfinished_and_an_error_when_it_is_finished() -> None:
     found = compare(OLD, with_("script", **{"train.py": "zz"}))
     assert [str(one) for one in found] == ["train.py has changed"]
-    assert decide(RUN, found, (), ()) == Decision(tuple(found), ())
-    with pytest.raises(RequestError, match=r"which is finished, was recorded.*(?s:.*)--accept script takes the new"):
-        decide(RUN, found, (), (), is_finished=True)
-    assert decide(RUN, found, ["script"], (), is_finished=True) == Decision(tuple(found), ())
+    decision = decide(RUN, found, (), ())
+    assert decision.accepted == tuple(found)
+    with pytest.raises(
+        RequestError, match=r"is finished, and train.py has changed since\nhint: .*--accept script takes"
+    ):
+        check_unchanged(RUN, decision)
+    check_unchanged(RUN, decide(RUN, found, ["script"], ()))
 
 
 def test_an_accepted_value_is_recorded_with_the_step_that_it_holds_from(tmp_path: Path) -> None:
