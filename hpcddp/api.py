@@ -143,9 +143,10 @@ def runtime(
     max_micro_batch: int | None = None,
     parallel: str | Mapping[str, int] | None = None,
     run_dir: str | None = None,
-    override: Sequence[str] = (),
+    accept: Sequence[str] = (),
+    keep: Sequence[str] = (),
     save_every: int | str | None = None,
-    keep: int = 2,
+    keep_checkpoints: int = 2,
     checkpoint: str | None = None,
     group: Group | None = None,
     backend: str | None = None,
@@ -172,14 +173,15 @@ def runtime(
     over all ranks), "hsdp" (over those of a node), or ranks along each dimension, such as {"data": 2, "shard": -1},
     where -1 takes the rest; None: what the job file says, else "ddp". `run_dir` (else
     HPCDDP_RUN_DIR) is where checkpoints, metrics and state.json go; without either nothing is written. A run that is
-    there and not finished is resumed; one that is finished makes no step, unless more epochs are asked for. A resumed
-    optimizer has the checkpoint's settings; those named in `override`, such as ["lr"], are the script's. `save_every`
-    is a number of steps, or a time such as "30m"; None saves at the end of each epoch, and between epochs every ten
-    minutes. `keep` is the number of checkpoints that stay. `checkpoint`: "single" writes one file, "sharded" one per
-    rank, "async" the same while training continues; None: sharded for a sharded model, else single. `group` reuses the
-    one of `hpcddp.init()`. `exact` gives the same weights, bit for bit, on any number of ranks: True or "tree" on those
-    whose ranks get a power of two of the `slices` each, "integer" on any. `slices` (8) is the number of fixed slices of
-    a global batch: at least the largest number of ranks that the run will use. `log_to` names where the numbers of
+    there and not finished is resumed; one that is finished makes no step, unless more epochs are asked for. Settings
+    that differ from the recorded ones are an error: `accept`, such as ["lr"], takes the new values, `keep` the recorded
+    ones. `save_every` is a number of steps, or a time such as "30m"; None saves at the end of each epoch, and between
+    epochs every ten minutes. `keep_checkpoints` is the number of checkpoints that stay. `checkpoint`: "single" writes
+    one file, "sharded" one per rank, "async" the same while training continues; None: sharded for a sharded model, else
+    single. `group` reuses the one of `hpcddp.init()`. `exact` gives the same weights, bit for bit, on any number of
+    ranks: True or "tree" on those whose ranks get a power of two of the `slices` each, "integer" on any. `slices` (8)
+    is the number of fixed slices of a global batch: at least the largest number of ranks that the run will use.
+    `log_to` names where the numbers of
     `rt.log` go besides metrics.jsonl: "tensorboard", "mlflow", "wandb"; None: HPCDDP_LOG_TO. The other arguments are
     those of `init`.
     """
@@ -211,9 +213,10 @@ def runtime(
             max_micro_batch=read_optional(max_micro_batch, call("max_micro_batch={}")),
             parallel=None if parallel is None else read_parallel(parallel, "hpcddp.runtime(parallel=…)"),
             run_dir=run_dir,
-            override=read_names(override, call("override={}"), '["lr"]'),
+            accept=read_names(accept, call("accept={}"), '["lr"]'),
+            keep=read_names(keep, call("keep={}"), '["lr"]'),
             save_every=read_save_every(save_every, call("save_every={}")),
-            keep=read_whole(keep, call("keep={}")),
+            keep_checkpoints=read_whole(keep_checkpoints, call("keep_checkpoints={}")),
             checkpoint=checkpoint,
             group=group,
             backend=backend,

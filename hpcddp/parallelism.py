@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 #: The words for the usual splits.
 WORDS = ("ddp", "zero1", "fsdp", "hsdp")
-#: copies of the model; ranks that shard one; ranks that compute each layer together; groups of layers
-DIMENSIONS = ("data", "shard", "tensor", "pipeline")
+#: copies of the model; ranks that shard one; ranks that compute each layer together
+DIMENSIONS = ("data", "shard", "tensor")
 _ACROSS = "across_nodes"
+_PIPELINE = "jobs/plain/pipeline.yaml, whose script uses torch.distributed.pipelining (docs/articles/pipeline.md)"
 _REST = -1
 
 
@@ -50,14 +51,13 @@ class Parallel(Record):
 class Split(Record):
     """What was decided. `kind`: how the data ranks hold the model, one of WORDS.
 
-    `rows`: the data ranks that hold one copy of the model together, copy by copy. The `pipeline` x `tensor` ranks of
-    one data rank see the same samples.
+    `rows`: the data ranks that hold one copy of the model together, copy by copy. The `tensor` ranks of one data
+    rank see the same samples.
     """
 
     kind: str
     rows: tuple[tuple[int, ...], ...]
     tensor: int = 1
-    pipeline: int = 1
 
     @property
     def data_size(self) -> int:
@@ -72,13 +72,12 @@ class Split(Record):
     @property
     def is_whole(self) -> bool:
         """Whether each rank holds every parameter with its whole gradient."""
-        return not self.is_sharded and self.tensor == self.pipeline == 1
+        return not self.is_sharded and self.tensor == 1
 
     @property
     def model_mesh(self) -> tuple[tuple[str, int], ...]:
         """(name, ranks) of the dimensions whose ranks see the same samples. Tensor ranks are neighbours."""
-        both = (("pipeline", self.pipeline), ("tensor", self.tensor))
-        return tuple((name, ranks) for name, ranks in both if ranks > 1)
+        return (("tensor", self.tensor),) if self.tensor > 1 else ()
 
     def __str__(self) -> str:
         more = "".join(f", {name} {ranks}" for name, ranks in self.model_mesh)
@@ -92,20 +91,20 @@ def read_parallel(value: object, where: str) -> Parallel:
         if value not in WORDS:
             example = Parallel("", (("data", _REST), ("shard", 8)), where=where).format()
             hint = f"one of {', '.join(WORDS)}{nearest(value, [*WORDS])}; or a mesh: {example}"
-            raise RequestError(f"{where} {shorten(value)!r} is not known", hint)
+            raise RequestError(f"{where} {shorten(value)!r} is not known", _PIPELINE if value == "pipeline" else hint)
         return Parallel(value, where=where)
     items = _read_items(value, where)
     for name in items.keys() - {*DIMENSIONS, _ACROSS}:
         hint = f"the dimensions: {', '.join(DIMENSIONS)}{nearest(name, [*DIMENSIONS])}"
-        raise RequestError(f"{where} has no dimension {shorten(name)!r}", hint)
+        raise RequestError(f"{where} has no dimension {shorten(name)!r}", _PIPELINE if name == "pipeline" else hint)
     across = str(items.pop(_ACROSS, False)).lower()
     if across not in {"true", "false"}:
         raise RequestError(f"{where}: {_ACROSS} {shorten(across)!r} is neither true nor false", f"{_ACROSS}: true")
     degrees = tuple((name, _read_degree(name, items[name], where)) for name in DIMENSIONS if name in items)
-    asked = Parallel("", degrees, across == "true", where)
+    parallel = Parallel("", degrees, across == "true", where)
     if not degrees:
-        raise RequestError(f"{where} names no dimension", asked._replace(degrees=(("data", _REST),)).format())
-    return asked
+        raise RequestError(f"{where} names no dimension", parallel._replace(degrees=(("data", _REST),)).format())
+    return parallel
 
 
 def _read_items(value: object, where: str) -> dict[str, object]:
@@ -151,115 +150,114 @@ def _read_degree(name: str, value: object, where: str) -> int:
     return degree
 
 
-def plan_split(asked: Parallel, hosts: Sequence[str]) -> Split:
+def plan_split(parallel: Parallel, hosts: Sequence[str]) -> Split:
     """Decide for ranks on these hosts, in the order of the ranks. RequestError for what does not come out even, and for
     what cannot be combined."""
     ranks = len(hosts)
-    if asked.word == "hsdp":
-        return Split("hsdp", _rows_by_host(asked, hosts))
-    if asked.word:
+    if parallel.word == "hsdp":
+        return Split("hsdp", _rows_by_host(parallel, hosts))
+    if parallel.word:
         one_row = (tuple(range(ranks)),)
-        return Split(asked.word, one_row if asked.word == "fsdp" else tuple((rank,) for rank in range(ranks)))
-    degrees = _fill(asked, hosts)
+        return Split(parallel.word, one_row if parallel.word == "fsdp" else tuple((rank,) for rank in range(ranks)))
+    degrees = _fill(parallel, hosts)
     data, shard, tensor = degrees["data"], degrees["shard"], degrees["tensor"]
-    is_sharded = "shard" in dict(asked.degrees)
+    is_sharded = "shard" in dict(parallel.degrees)
     if data > 1 and tensor > 1 and not is_sharded:
-        fitted = _fit(asked, hosts)
+        fitted = _fit(parallel, hosts)
         says = ": FSDP over tensor parallel" if "tensor" in dict(fitted.degrees) else ""
         raise RequestError(
-            f"{asked.where}: data {data} with tensor {tensor} is DDP over tensor parallel, which DDP gets wrong without"
-            " an error: its parameters leave the model, so that it is not trained and its checkpoint is empty",
+            f"{parallel.where}: data {data} with tensor {tensor} is DDP over tensor parallel, which DDP gets wrong"
+            " without an error: its parameters leave the model, so that it is not trained and its checkpoint is empty",
             fitted.format() + says,
         )
-    if tensor > 1 and not asked.across_nodes:
-        _check_inside_nodes(asked, tensor, hosts)
+    if tensor > 1 and not parallel.across_nodes:
+        _check_inside_nodes(parallel, tensor, hosts)
     rows = tuple(tuple(range(copy * shard, (copy + 1) * shard)) for copy in range(data))
     if not is_sharded and tensor == 1:
-        return Split("ddp", rows, pipeline=degrees["pipeline"])
-    return Split("hsdp" if data > 1 else "fsdp", rows, tensor, degrees["pipeline"])
+        return Split("ddp", rows)
+    return Split("hsdp" if data > 1 else "fsdp", rows, tensor)
 
 
-def check_goes_with(split: Split, asked: Parallel, *, exact: bool) -> None:
-    """RequestError for exact mode, which needs all layers on each rank, where ranks have parts of them."""
-    if exact and max(split.tensor, split.pipeline) > 1:
-        whole = asked._replace(word="fsdp" if split.is_sharded else "ddp", degrees=()).format()
-        ranks = split.tensor * split.pipeline
+def check_goes_with(split: Split, parallel: Parallel, *, exact: bool) -> None:
+    """RequestError for exact mode, which needs whole layers, where ranks have parts of them."""
+    if exact and split.tensor > 1:
         raise RequestError(
-            f"exact mode needs all layers, each of them whole, and {asked} divides them over {ranks} ranks", whole
+            f"exact mode needs whole layers, and {parallel} divides them over {split.tensor} ranks",
+            parallel._replace(word="fsdp", degrees=()).format(),
         )
 
 
-def check_one_gpu(asked: Parallel, gpus_per_rank: int) -> None:
+def check_one_gpu(parallel: Parallel, gpus_per_rank: int) -> None:
     """RequestError unless each rank has the whole model, which alone can lie on several GPUs of a rank."""
-    if asked.word == "ddp" or (not asked.word and all(d == 1 or name == "data" for name, d in asked.degrees)):
+    if parallel.word == "ddp" or (not parallel.word and all(d == 1 or name == "data" for name, d in parallel.degrees)):
         return
     raise RequestError(
         f"gpus_per_rank {gpus_per_rank} is for a model that its script puts on several GPUs of a rank, which only ddp"
-        f" takes, and {asked.where} is {asked}",
-        f"leave out gpus_per_rank: {asked} splits the model over ranks of one GPU each; or"
-        f" {asked._replace(word='ddp', degrees=()).format()}",
+        f" takes, and {parallel.where} is {parallel}",
+        f"leave out gpus_per_rank: {parallel} splits the model over ranks of one GPU each; or"
+        f" {parallel._replace(word='ddp', degrees=()).format()}",
     )
 
 
-def _rows_by_host(asked: Parallel, hosts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+def _rows_by_host(parallel: Parallel, hosts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
     """The data ranks of each node."""
     rows = tuple(tuple(rank for rank, here in enumerate(hosts) if here == host) for host in dict.fromkeys(hosts))
     if len({len(row) for row in rows}) > 1:
         counts = ", ".join(f"{len(row)} on {hosts[row[0]]}" for row in rows)
         raise RequestError(
-            f"{asked.where}: hsdp needs as many ranks on each node; there are {counts}",
-            f"{asked._replace(word='fsdp').format()}, or nodes with the same number of ranks",
+            f"{parallel.where}: hsdp needs as many ranks on each node; there are {counts}",
+            f"{parallel._replace(word='fsdp').format()}, or nodes with the same number of ranks",
         )
     return rows
 
 
-def _fill(asked: Parallel, hosts: Sequence[str]) -> dict[str, int]:
+def _fill(parallel: Parallel, hosts: Sequence[str]) -> dict[str, int]:
     """Every dimension's degree. RequestError if they are not as many ranks as there are."""
-    degrees = dict.fromkeys(DIMENSIONS, 1) | dict(asked.degrees)
+    degrees = dict.fromkeys(DIMENSIONS, 1) | dict(parallel.degrees)
     ranks, fixed = len(hosts), math.prod(degree for degree in degrees.values() if degree != _REST)
     rests = [name for name, degree in degrees.items() if degree == _REST]
     if len(rests) > 1:
-        what = f"{asked.where} leaves the rest of the ranks to {' and '.join(rests)}"
-        raise RequestError(what, _fit(asked, hosts).format())
+        what = f"{parallel.where} leaves the rest of the ranks to {' and '.join(rests)}"
+        raise RequestError(what, _fit(parallel, hosts).format())
     if rests and ranks % fixed == 0:
         return degrees | {rests[0]: ranks // fixed}
     if not rests and ranks == fixed:
         return degrees
     needed = f"a multiple of {format_count(fixed, 'rank')}" if rests else format_count(fixed, "rank")
     raise RequestError(
-        f"{asked.where}: {asked} is for {needed}, and there {'is' if ranks == 1 else 'are'} {_count(hosts)}",
-        _fit(asked, hosts).format(),
+        f"{parallel.where}: {parallel} is for {needed}, and there {'is' if ranks == 1 else 'are'} {_count(hosts)}",
+        _fit(parallel, hosts).format(),
     )
 
 
-def _fit(asked: Parallel, hosts: Sequence[str]) -> Parallel:
+def _fit(parallel: Parallel, hosts: Sequence[str]) -> Parallel:
     """What is nearest to what was asked for and is accepted: degrees that come out even, and one takes the rest.
 
     A dimension that can have no degree above 1 is left out; where none is left, a word is.
     """
-    given = dict(asked.degrees)
+    given = dict(parallel.degrees)
     rest = next((name for name in ("data", "shard") if given.get(name) == _REST), "")
     rest = rest or ("data" if given.keys() & {"data", "shard"} else "shard")
     fixed = math.prod(degree for degree in given.values() if degree != _REST)
     left, inside = len(hosts), _ranks_in_line(hosts)
     others = max(left // fixed, 2) if list(given.values()).count(_REST) == 1 else inside
     fitted: dict[str, int] = {}
-    for name in ("tensor", "pipeline", "shard", "data"):  # neighbours first: they depend on the nodes
+    for name in ("tensor", "shard", "data"):  # neighbours first: they depend on the nodes
         degree = given.get(name, 1)
         if name != rest and degree != 1:
-            stays = name == "tensor" and not asked.across_nodes
+            stays = name == "tensor" and not parallel.across_nodes
             fitted[name] = _nearest_divisor(others if degree == _REST else degree, left, inside, stays=stays)
             left //= fitted[name]
             inside //= math.gcd(inside, fitted[name])
     fitted = {name: degree for name, degree in fitted.items() if degree > 1}
     if not fitted:
-        return asked._replace(word="ddp" if given.keys() == {"data"} else "fsdp", degrees=())
+        return parallel._replace(word="ddp" if given.keys() == {"data"} else "fsdp", degrees=())
     if "shard" in given and rest != "shard":
         fitted.setdefault("shard", 1)
     elif "tensor" in fitted:  # and not DDP over tensor parallel
         rest = "shard"
     fitted[rest] = _REST
-    return asked._replace(degrees=tuple((name, fitted[name]) for name in DIMENSIONS if name in fitted))
+    return parallel._replace(degrees=tuple((name, fitted[name]) for name in DIMENSIONS if name in fitted))
 
 
 def _ranks_in_line(hosts: Sequence[str]) -> int:
@@ -278,14 +276,14 @@ def _nearest_divisor(degree: int, ranks: int, inside: int, *, stays: bool) -> in
     return min(fits, key=lambda number: (abs(number - degree), number), default=1)
 
 
-def _check_inside_nodes(asked: Parallel, tensor: int, hosts: Sequence[str]) -> None:
+def _check_inside_nodes(parallel: Parallel, tensor: int, hosts: Sequence[str]) -> None:
     for first in range(0, len(hosts), tensor):
         group = dict.fromkeys(hosts[first : first + tensor])
         if len(group) > 1:
             raise RequestError(
-                f"{asked.where}: tensor {tensor} would be on {' and '.join(group)}, and its ranks exchange in every"
+                f"{parallel.where}: tensor {tensor} would be on {' and '.join(group)}, and its ranks exchange in every"
                 " layer: it belongs inside a node",
-                f"{_fit(asked, hosts).format()}; or, to have it so, {_ACROSS}: true beside it",
+                f"{_fit(parallel, hosts).format()}; or, to have it so, {_ACROSS}: true beside it",
             )
 
 

@@ -55,7 +55,7 @@ else:
         def __new__(cls, name, bases, body):
             if not bases:
                 return super().__new__(cls, name, bases, body)
-            kinds = body.pop("__annotations__")
+            kinds = body.pop("__annotations__", {})
             fields = tuple(kinds)
             defaults = {field: body.pop(field) for field in fields if field in body}
             getters = {field: _tuplegetter(at, None) for at, field in enumerate(fields)}

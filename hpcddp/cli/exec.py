@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hpcddp.ranks.launch import Launch
     from hpcddp.ranks.launcher import RankInfo
     from hpcddp.ranks.rendezvous import Rendezvous
-    from hpcddp.supervisor.agent import Heartbeat
+    from hpcddp.supervisor.agent import Agent
 
 _CANNOT_RUN = 127  # what a shell says then
 
@@ -141,26 +141,27 @@ def run_command(command: list[str], env: Mapping[str, str], options: ExecOptions
         log = attempt.record_rank(exported, info.rank, hostname)
     except HpcddpError as error:
         # before this process ends: its launcher then ends the other ranks
-        heartbeat = _find_heartbeat(env, info, hostname)
-        if heartbeat is not None:
-            heartbeat.refuse(error.exit_code, error.message)
+        agent = _make_agent(env, info, hostname)
+        if agent is not None:
+            agent.refuse(error.exit_code, error.message)
         _refuse(error, env, info, job_output)
-    heartbeat = _find_heartbeat(env, info, hostname)  # not before: a shared file system may show the folder late
-    if heartbeat is not None:
-        return _run_beside(command, exported, info, hostname, job_output, log, heartbeat)
+    agent = _make_agent(env, info, hostname)  # not before: a shared file system may show the folder late
+    if agent is not None:
+        marks = tuple(exported[guard.RANK_MARKS].split()) if options.nodes and guard.RANK_MARKS in exported else ()
+        return _run_with_agent(command, exported, info, hostname, job_output, log, agent, marks)
     return _become(command, exported, info, hostname, job_output)
 
 
-def _find_heartbeat(env: Mapping[str, str], info: RankInfo | None, hostname: str) -> Heartbeat | None:
+def _make_agent(env: Mapping[str, str], info: RankInfo | None, hostname: str) -> Agent | None:
     """None outside of a job whose ranks write to logs, and in a rank that has such a process beside it already.
     `info`: None where the environment does not say which rank this is."""
     folder = find_attempt(env) if env.get("HPCDDP_LOG_RANKS") == "1" else None
     if folder is None or env.get(HEARTBEAT):
         return None
-    from hpcddp.supervisor.agent import Heartbeat
+    from hpcddp.supervisor.agent import Agent
 
     rank, world_size = (info.rank, info.world_size) if info is not None else (NO_RANK, 0)
-    return Heartbeat(folder, rank, world_size, hostname, env)
+    return Agent(folder, rank, world_size, hostname, env)
 
 
 def _become(command: list[str], env: dict[str, str], info: RankInfo, hostname: str, job_output: int) -> NoReturn:
@@ -189,58 +190,66 @@ def _cannot_run(command: list[str], info: RankInfo, hostname: str, error: OSErro
     )
 
 
-def _run_beside(
+def _run_with_agent(
     command: list[str],
     env: dict[str, str],
     info: RankInfo,
     hostname: str,
     job_output: int,
     log: attempt.RankLog | None,
-    heartbeat: Heartbeat,
+    agent: Agent,
+    rank_marks: tuple[str, ...],
 ) -> NoReturn:
-    """Run the command in a process of its own, and report how it failed if no other rank has failed before."""
-    from hpcddp.supervisor import agent
+    """Run the command in a process of its own, and report how it failed if no other rank has failed before.
+    `rank_marks`: the variables of each rank that the command starts, where it is an agent."""
+    from hpcddp.supervisor.agent import BY_WORD, Program, Stderr, end_alike, report
 
-    stderr = None if log else agent.Stderr(job_output)
-    if heartbeat.path:
-        env[HEARTBEAT] = heartbeat.path
-    heartbeat.outlive()
+    stderr = None if log else Stderr(job_output)
+    if agent.path:
+        env[HEARTBEAT] = agent.path
+    agent.outlive()
     try:
-        own = info.launcher in LAUNCHERS and LAUNCHERS[info.launcher].of_scheduler
+        by_scheduler = info.launcher in LAUNCHERS and LAUNCHERS[info.launcher].of_scheduler
         steps = [mark for row in LAUNCHERS.values() if row.of_scheduler for mark in row.marks]
-        in_step = not own and any(mark in env for mark in steps)
-        entry = stderr.entry if stderr else None
-        program = agent.Program(command, env, entry, apart=not own, in_step=in_step)
+        in_step = not by_scheduler and any(mark in env for mark in steps)
+        program = Program(
+            command,
+            env,
+            stderr.entry if stderr else None,
+            apart=not by_scheduler,
+            in_step=in_step,
+            rank_marks=rank_marks,
+        )
     except OSError as error:
-        heartbeat.refuse(_CANNOT_RUN, f"cannot run {command[0]!r}: {error.strerror}")
+        agent.refuse(_CANNOT_RUN, f"cannot run {command[0]!r}: {error.strerror}")
         _refuse(_cannot_run(command, info, hostname, error), env, info, job_output)
     if stderr:
         stderr.start()
-    heartbeat.start(program.process, lambda number: program.give(number, agent.BY_WORD))
-    ended = program.wait(heartbeat.note_signal)
+    agent.start(program.process, lambda number: program.give(number, BY_WORD))
+    ended = program.wait(agent.note_signal)
     status = program.read_end(ended)
     if stderr:
         stderr.finish()
-    if not status or heartbeat.was_ended:
-        heartbeat.end(status, "")
+    if not status or agent.was_ended:
+        agent.end(status, "")
     else:
         from hpcddp.runs import attempt
 
         text = stderr.end if stderr else attempt.read_end(log.path, log.start) if log else ""
         lines = attempt.choose_lines(text)
-        heartbeat.end(status, attempt.choose_error(lines))
+        agent.end(status, attempt.choose_error(lines))
         if info.rank == 0:
             attempt.note_rank_0(env, lines)
         with attempt.first_failure(env, heard=os.waitstatus_to_exitcode(status) == PEER_FAILED) as is_first:
             if is_first:
                 path = None if log is None or attempt.is_as_rank_0(env, lines) else log.path
                 end = attempt.describe_end(status)
-                agent.report(attempt.format_failure(info.rank, hostname, end, lines, path), job_output)
+                report(attempt.format_failure(info.rank, hostname, end, lines, path), job_output)
     from hpcddp.cli.streams import tell
 
-    heartbeat.end_left(tell)
-    heartbeat.wait_for_savers()
-    agent.end_alike(ended)
+    agent.end_left(tell)
+    agent.wait_for_savers()
+    end_alike(ended)
 
 
 def _ask_run_folder(launch: Launch, hostname: str) -> Rendezvous | None:

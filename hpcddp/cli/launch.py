@@ -121,6 +121,8 @@ def build_parser() -> VerbParser:
     of_run.add_argument("--name", metavar="X", help="the run's name, and its folder's below runs/ (the command's)")
     of_run.add_argument("--fresh", action="store_true", help="begin a new run, although one could be resumed")
     of_run.add_argument("--resume", metavar="RUN", help="resume this run, whatever its command and state")
+    of_run.add_argument("--accept", metavar="NAMES", help="take other settings than the recorded ones: lr,seed")
+    of_run.add_argument("--keep", metavar="NAMES", help="keep the recorded settings: lr")
     of_run.add_argument("--walltime", metavar="TIME", help="time left in the allocation (what the scheduler says)")
     of_run.add_argument("--global-batch", metavar="B", help="samples per optimizer step, over all ranks")
     of_run.add_argument(
@@ -160,7 +162,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     }
     if args.fresh:
         asked["fresh"] = ("true", "--fresh")
-    for key in ("name", "walltime", "gpus_per_rank", "global_batch", "parallel", "resume"):
+    for key in ("name", "walltime", "gpus_per_rank", "global_batch", "parallel", "resume", "accept", "keep"):
         if getattr(args, key) is not None:
             asked[key] = (getattr(args, key), f"--{key.replace('_', '-')}")
     asked |= read_settings(args.set, _SETTABLE)

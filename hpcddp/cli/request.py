@@ -43,6 +43,8 @@ _GROUPS = {
         "--global-batch": ("global_batch", "B", "samples per optimizer step, over all ranks"),
         "--parallel": ("parallel", "P", "how the ranks split the model: ddp, zero1, fsdp, hsdp, data=-1,shard=8"),
         "--resume": ("resume", "RUN", "resume this run, whatever its command and state, such as train-2"),
+        "--accept": ("accept", "NAMES", "take other settings than the recorded ones, such as lr,seed"),
+        "--keep": ("keep", "NAMES", "keep the recorded settings, such as lr"),
     },
 }
 _OPTIONS = {option: row for group in _GROUPS.values() for option, row in group.items()}

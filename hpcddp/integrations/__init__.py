@@ -53,7 +53,7 @@ def attach(trainer: Any, *, save_every: int | str | None = None) -> None:
 
 
 def loop(
-    *, global_batch: int | None = None, save_every: int | str | None = None, keep: int = 2
+    *, global_batch: int | None = None, save_every: int | str | None = None, keep_checkpoints: int = 2
 ) -> AbstractContextManager[Loop]:
     """A training loop of your own in a `with` body; open it after the process group.
 
@@ -66,7 +66,7 @@ def loop(
 
     `global_batch`: samples per optimizer step over all ranks, if the loop finds its place in the data on another number
     of ranks as long as that stays the same. None: a resume on another number of ranks is refused. `save_every`: a
-    number of steps, or a time such as "30m"; None: only at a stop. `keep`: the checkpoints that stay. LaunchError
+    number of steps, or a time such as "30m"; None: only at a stop. `keep_checkpoints`: how many stay. LaunchError
     outside of a job script and of `hpcddp launch`, and without a process group.
     """
     with two_lines():
@@ -76,4 +76,4 @@ def loop(
             if error.name != "torch":
                 raise
             raise LaunchError("hpcddp.integrations.loop needs torch", "python -m pip install torch") from error
-    return Opening(open_loop(os.environ, global_batch=global_batch, save_every=save_every, keep=keep))
+    return Opening(open_loop(os.environ, global_batch=global_batch, save_every=save_every, keep=keep_checkpoints))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, MutableMapping
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
@@ -64,6 +65,7 @@ def attach(trainer: Any, env: MutableMapping[str, str], save_every: int | str | 
                     with ended(run):
                         with two_lines():
                             run.open()
+                            run.compare_settings(global_batch=batch, seed=args.seed, samples=_count(trainer))
                         if line:
                             run.say(line)
                         result = train(saved.path if saved else resume_from_checkpoint, *more, **named)
@@ -76,6 +78,13 @@ def attach(trainer: Any, env: MutableMapping[str, str], save_every: int | str | 
         return train_in_run
 
     replace_method(trainer, "train", resuming)
+
+
+def _count(trainer: Any) -> int | None:
+    """The samples of its training data, if they say it."""
+    with suppress(TypeError):
+        return len(trainer.train_dataset)
+    return None
 
 
 _KEPT = 1000  # notes on checkpoints, whose files the Trainer itself removes (save_total_limit)

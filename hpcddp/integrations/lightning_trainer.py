@@ -260,6 +260,9 @@ class Hooks:
             for number, handler in self._handlers.items():
                 signal.signal(number, handler)
         run.global_batch = count_global_batch(trainer)
+        seed = self._env.get("PL_GLOBAL_SEED", "")  # of Lightning's seed_everything
+        with two_lines():
+            run.compare_settings(global_batch=run.global_batch, seed=int(seed) if seed.isdecimal() else None)
         if 0 < trainer.estimated_stepping_batches < float("inf"):
             run.expect_steps(int(trainer.estimated_stepping_batches))
         if self._saved is None:

@@ -62,7 +62,7 @@ def open_loop(
     """See `hpcddp.integrations.loop`, which calls this with the process's environment."""
     global_batch = read_optional(global_batch, f"{_CALL}(global_batch={{}})")
     every = read_save_every(save_every, f"{_CALL}(save_every={{}})")
-    keep = read_whole(keep, f"{_CALL}(keep={{}})")
+    keep = read_whole(keep, f"{_CALL}(keep_checkpoints={{}})")
     attempt = find_own_attempt(env)
     if attempt is None:
         raise LaunchError(
@@ -87,6 +87,7 @@ def open_loop(
         )
         with ended(run):
             run.open()
+            run.compare_settings(global_batch=global_batch)
             if line:
                 run.say(line)
             yield Loop(run)

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from hpcddp.errors import LaunchError, RequestError
+from hpcddp.training.activity import waiting
 from hpcddp.training.rendezvous.network import look_around, settle_interface
 from hpcddp.training.stopping import SAVE, STOP_FLAGS
 from hpcddp.training.torch_compat import default_store
@@ -66,7 +67,8 @@ class Ranks:
         if self._under_way is None:
             return None
         (result, work), self._under_way = self._under_way, None
-        work.wait()
+        with waiting():
+            work.wait()
         *raised, most, least = result.tolist()
         if most != -least:
             first = "one has left the loop" if -least == _LEFT else f"one is at step {-least}"

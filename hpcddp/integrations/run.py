@@ -22,12 +22,15 @@ from hpcddp.runs.folder import AttemptFolder, RunFolder, find_attempt
 from hpcddp.runs.jsonfile import SchemaError
 from hpcddp.runs.lock import HeldError, check_not_taken
 from hpcddp.runs.metrics import MetricsFile
+from hpcddp.runs.settings import ACCEPT, KEEP, read_list
 from hpcddp.runs.start import opening_once
 from hpcddp.runs.state import AT_ITS_END, note_checkpoint, open_attempt, write_failure, write_state
+from hpcddp.training.activity import at_files
 from hpcddp.training.arguments import SaveEvery
 from hpcddp.training.checkpoint.checkpointer import PROBE_BYTES, time_probe
+from hpcddp.training.checkpoint.settings import OnFirst, RunSettings
 from hpcddp.training.pace import SaveTimer
-from hpcddp.training.pulse import at_files, beating
+from hpcddp.training.pulse import beating
 from hpcddp.training.stopping import SAVE, STOP_FLAGS, SignalFlag, StopTraining, StopWatch, read_deadline
 
 # How long the first save may take, from the bytes that the optimizers of this process step on.
@@ -145,6 +148,18 @@ class Run:
         self._watch.pace.step_began()
         if self._save_timer is not None:
             self._save_timer.restart()
+
+    def compare_settings(self, **values: Any) -> None:
+        """Compare the command, its files and these values, None: not known, with what was recorded when the run began,
+        and record them. Before the first step. RequestError, on every rank, for differences."""
+        env = self._env
+        first = OnFirst(lambda thing: self.ranks.agree(thing)[0], is_here=self.ranks.is_first)
+        accept, keep = read_list(env, ACCEPT), read_list(env, KEEP)
+        settings = RunSettings(first, self.attempt, accept, keep, can_keep=False)
+        for name, value in values.items():
+            settings.note(name, value)
+        settings.settle({}, self.step if self.saved else None)
+        settings.record()
 
     def say(self, line: str) -> None:
         """On rank 0, to stderr."""

@@ -22,9 +22,9 @@ from hpcddp.errors import LaunchError, RequestError
 from hpcddp.record import Record
 from hpcddp.runs.folder import MANIFEST, AttemptFolder, RunFolder, list_checkpoints, name_checkpoint, step_of
 from hpcddp.runs.jsonfile import DamagedFileError, UnreadableFileError, read_object
+from hpcddp.training.activity import at_files
 from hpcddp.training.checkpoint.files import OF_NAMES, commit, remove_old
 from hpcddp.training.checkpoint.resume import PAUSES_S
-from hpcddp.training.pulse import at_files
 
 _MARK = "hpcddp-run"  # a file in a folder that a framework has saved to
 

@@ -17,12 +17,6 @@ def check_world(saved: Saved, world_size: int, global_batch: int | None, *, fixe
     hint = f"resume on {before} with the same batch, or begin a new run: --fresh"
     if saved.world_size != world_size and fixed:
         raise RequestError(f"the checkpoint of step {saved.step} is of {before}, and here are {now}: {fixed}", hint)
-    if global_batch is not None and saved.global_batch is not None and global_batch != saved.global_batch:
-        raise RequestError(
-            f"the checkpoint of step {saved.step} is of steps with {saved.global_batch} samples ({before}), and here"
-            f" they have {global_batch} ({now}): the framework counts steps, and would repeat or leave out samples",
-            hint,
-        )
     if saved.world_size == world_size:
         return None
     if global_batch is None or saved.global_batch is None:
@@ -31,6 +25,8 @@ def check_world(saved: Saved, world_size: int, global_batch: int | None, *, fixe
             " and would repeat or leave out samples",
             hint,
         )
+    if global_batch != saved.global_batch:  # which was accepted
+        return None
     return (
         f"warning: resumed from step {saved.step} of {before} on {now}: as many samples per step, but the rest of the"
         " epoch has them in another order, and other random numbers"

@@ -19,7 +19,7 @@ from hpcddp.runs.logs import order_attempts
 from hpcddp.runs.metrics import Latest, LossCurve
 from hpcddp.runs.submitted import JobEnd, read_job_end
 from hpcddp.supervisor.end import UNFINISHED
-from hpcddp.supervisor.follow import ask_beside
+from hpcddp.supervisor.follow import ask_in_thread
 
 if TYPE_CHECKING:
     from _queue import SimpleQueue
@@ -115,7 +115,7 @@ class Watcher:
             self._asked_of, self._asked_at = seen, time.monotonic()
         elif self._asking is None and (time.monotonic() - self._asked_at > ASK_S or seen != self._asked_of):
             self._asked_of, self._asked_at = seen, time.monotonic()
-            self._asking = ask_beside(lambda: ask([one], self._env))
+            self._asking = ask_in_thread(lambda: ask([one], self._env))
         return self._answers
 
     def _describe(self, attempt: AttemptFolder, one: OnDisk, status: RunStatus) -> AttemptSeen:

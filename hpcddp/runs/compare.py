@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,18 +11,19 @@ from hpcddp.errors import RequestError, nearest
 from hpcddp.runs.folder import MANIFEST, AttemptFolder, RunFolder, list_attempts, list_checkpoints, list_run_folders
 from hpcddp.runs.jsonfile import read_object
 from hpcddp.runs.metrics import AtLine, Line, LogLine, MetricsReader, StepLine
+from hpcddp.runs.settings import RUN, read_settings, settings_at
 from hpcddp.runs.state import check_run_folder
 from hpcddp.units import format_count, shorten
 
-# What a run ran with, as flat facts by name: `torch`, `plan.global_batch`, `data.sha256`, `optimizer.momentum`.
+# What a run ran with, as flat facts by name: `torch`, `plan.global_batch`, `samples`, `optimizer.momentum`.
 
 
 # of plan.json, which also holds what only matters to a scheduler
 _OF_JOB = ("site", "launcher", "command")
 
 
-def describe_attempt(versions: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
-    """The facts of an attempt's two files. What is not there is left out."""
+def describe_attempt(versions: dict[str, Any]) -> dict[str, Any]:
+    """The facts of an attempt's versions.json. What is not there is left out."""
     facts = {name: value for name, value in versions.items() if name not in {"ranks", "plan", "exact"}}
     plan = versions.get("plan") or {}
     facts |= _with_prefix("plan", {name: value for name, value in plan.items() if name != "data_size"})
@@ -32,7 +32,7 @@ def describe_attempt(versions: dict[str, Any], data: dict[str, Any]) -> dict[str
         facts |= {"ranks": len(ranks), "nodes": len(hosts), "hosts": ", ".join(map(str, hosts))}
     if versions:
         facts["mode"] = _mode(versions.get("exact"), plan)
-    return facts | _with_prefix("data", data)
+    return facts
 
 
 def describe_job(plan: dict[str, Any]) -> dict[str, Any]:
@@ -40,9 +40,11 @@ def describe_job(plan: dict[str, Any]) -> dict[str, Any]:
     return _with_prefix("job", {name: plan[name] for name in _OF_JOB if name in plan})
 
 
-def list_object_facts(objects: dict[str, Any]) -> dict[str, Any]:
-    """The facts of the tracked objects in a checkpoint's manifest."""
-    return {name: value for thing, about in objects.items() for name, value in _with_prefix(thing, about).items()}
+def describe_settings(settings: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The facts of settings.json, but for the owner and the command, which plan.json has."""
+    facts = {name: value for group, values in settings.items() for name, value in _with_prefix(group, values).items()}
+    of_run = {name: value for name, value in settings.get(RUN, {}).items() if name in {"samples", "shuffle"}}
+    return {name: value for name, value in facts.items() if not name.startswith(f"{RUN}.")} | of_run
 
 
 def _mode(exact: Any, plan: dict[str, Any]) -> str:
@@ -91,12 +93,12 @@ def read_run(path: str) -> RunRecord:
             f"{path} has no step: nothing was trained in it, or nothing was recorded",
             f"ls {path}/attempts/*/metrics.jsonl",
         )
-    weights, objects = _read_checkpoints(run)
+    weights, recorded = _read_weights(run), read_settings(run)
     making = set(makers.values())
     parts = [
         describe_job(read_object(run.plan) or {}),
         *(_read_facts(attempt) for attempt, _ in attempts if attempt in making),
-        *objects,
+        *(() if recorded is None else map(describe_settings, (settings_at(recorded, 0), recorded.settings))),
     ]
     return RunRecord(
         path=path,
@@ -147,16 +149,12 @@ def _merge(
     return steps, logs, {step: makers[step] for step in steps}
 
 
-def _read_checkpoints(run: RunFolder) -> tuple[dict[int, str], list[dict[str, Any]]]:
-    """SHA-256 of the weights by step, from the checkpoints and the end of the last attempt; and what was tracked."""
+def _read_weights(run: RunFolder) -> dict[int, str]:
+    """SHA-256 of the weights by step, from the checkpoints and the end of the last attempt."""
     weights: dict[int, str] = {}
-    objects = []
     for checkpoint in list_checkpoints(run.checkpoints):
-        file = os.path.join(checkpoint, MANIFEST)
-        manifest = read_object(file) or {}
-        objects.append(_describe(file, list_object_facts, manifest.get("objects") or {}))
-        weights |= _weights_of(manifest)
-    return weights | _weights_of(read_object(run.state) or {}), objects
+        weights |= _weights_of(read_object(os.path.join(checkpoint, MANIFEST)) or {})
+    return weights | _weights_of(read_object(run.state) or {})
 
 
 def _weights_of(content: dict[str, Any]) -> dict[int, str]:
@@ -165,13 +163,9 @@ def _weights_of(content: dict[str, Any]) -> dict[int, str]:
 
 
 def _read_facts(attempt: AttemptFolder) -> dict[str, Any]:
-    contents = [read_object(file) or {} for file in (attempt.versions, attempt.data)]
-    return _describe(attempt.versions, describe_attempt, *contents)
-
-
-def _describe(file: str, describe: Callable[..., dict[str, Any]], *contents: dict[str, Any]) -> dict[str, Any]:
+    file = attempt.versions
     try:
-        return describe(*contents)
+        return describe_attempt(read_object(file) or {})
     except (AttributeError, TypeError, ValueError) as error:  # a list where there is an object, or the like
         raise RequestError(f"{file} does not hold what hpcddp writes", f"look at it: head {file}") from error
 
@@ -214,7 +208,7 @@ class Cause(NamedTuple):
 
 _CAUSES = (
     Cause(("seed",), "another seed gives other first weights, another order of the data and other dropout"),
-    Cause(("data.",), "the data are not the same"),
+    Cause(("samples", "shuffle"), "the data have another number of samples, or another order"),
     Cause(("model.",), "the models are not the same"),
     Cause(("plan.global_batch",), "with another global batch each step sees other samples"),
     Cause(("matmul_precision", "cudnn_tf32"), "the numbers are computed in another precision"),
@@ -243,10 +237,11 @@ _CAUSES = (
         "other hardware, threads or switches choose other kernels, which may round differently",
     ),
     Cause(("job.command",), "the commands are not the same"),
+    Cause(("script.",), "the script, or another file of the command, is not the same"),
 )
 
 _UNKNOWN = (
-    "nothing that was recorded explains it; not recorded are the training script, the data beyond three samples,"
+    "nothing that was recorded explains it; not recorded are the data beyond their number, the modules of the script,"
     " and libraries other than torch"
 )
 

@@ -38,6 +38,11 @@ class RunFolder(Record):
         return os.path.join(self.path, "state.json")
 
     @property
+    def settings(self) -> str:
+        """What the run was trained with, for the comparison with each later start."""
+        return os.path.join(self.path, "settings.json")
+
+    @property
     def checkpoints(self) -> str:
         return os.path.join(self.path, "checkpoints")
 
@@ -124,10 +129,6 @@ class AttemptFolder(Record):
     @property
     def versions(self) -> str:
         return os.path.join(self.path, "versions.json")
-
-    @property
-    def data(self) -> str:
-        return os.path.join(self.path, "data.json")
 
     def first_failure(self, start: str) -> str:
         """Exists once a rank has reported that it failed. `start` distinguishes the starts of a job in one attempt."""

@@ -82,7 +82,7 @@ def check_attempt(attempt: AttemptFolder) -> None:
     kept; RequestError if a folder or metrics.jsonl cannot be read."""
     check_run_folder(attempt.run)
     manifests = [os.path.join(path, MANIFEST) for path in list_checkpoints(attempt.run.checkpoints)]
-    for path in (attempt.run.plan, attempt.run.state, attempt.versions, attempt.data, *manifests):
+    for path in (attempt.run.plan, attempt.run.state, attempt.run.settings, attempt.versions, *manifests):
         with suppress(DamagedFileError):
             read_object(path)
     check_metrics(attempt.metrics)

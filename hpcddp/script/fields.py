@@ -153,6 +153,11 @@ def _join_lines(found: re.Match[str]) -> str:
     return quoted.replace("\\\n", "") if quoted.startswith('"') else quoted
 
 
+def read_names(value: object, where: str) -> tuple[str, ...]:
+    """Names, also with commas between them."""
+    return tuple(name for word in read_words(value, where) for name in word.split(",") if name)
+
+
 def read_modules(value: object, where: str) -> tuple[str, ...]:
     """Names of modules. A comma is none of a name's letters: it would be one module that nobody has."""
     words = read_words(value, where)

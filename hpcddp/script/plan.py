@@ -14,6 +14,7 @@ from hpcddp.ranks.launcher import NUMBERS
 from hpcddp.ranks.launchers import AGENTS, JOB_LAUNCHERS, LAUNCHERS, launchers_under
 from hpcddp.record import Record
 from hpcddp.runs.command import identify_command, name_command
+from hpcddp.runs.settings import ACCEPT, KEEP
 from hpcddp.schedulers.registry import find_scheduler, scripted_schedulers
 from hpcddp.schedulers.row import LONGEST_NAME
 from hpcddp.script.agents import plan_own_ranks, remark_counted
@@ -398,6 +399,8 @@ def plan_sources(plan: JobPlan) -> dict[str, str]:
         "HPCDDP_GPUS_PER_RANK": "gpus_per_rank",
         "HPCDDP_INDEPENDENT": "independent",
         "HPCDDP_PARALLEL": "parallel",
+        ACCEPT: "accept" if "accept" in asked else "resume",
+        KEEP: "keep",
     }
     sources.update({f"env.{name}": asked[key] for name, key in own.items() if key in asked})
     for name in plan.site.env:
@@ -669,10 +672,13 @@ def _check_bare(plan: JobPlan) -> None:
 def _own_variables(spec: JobSpec) -> tuple[tuple[str, str], ...]:
     """What the request says to the ranks beside the job's own variables."""
     each = spec.gpus_per_rank or 1
+    accept = (*(spec.accept or ()), *(("command",) if spec.resume else ()))  # a run that is named takes the new words
     told = {
         "HPCDDP_GPUS_PER_RANK": str(each) if each > 1 else None,
         "HPCDDP_INDEPENDENT": "1" if spec.independent else None,
         "HPCDDP_PARALLEL": spec.parallel,
+        ACCEPT: ",".join(accept) or None,
+        KEEP: ",".join(spec.keep or ()) or None,
     }
     return tuple((name, value) for name, value in told.items() if value is not None)
 

@@ -21,6 +21,7 @@ from hpcddp.script.fields import (
     read_count,
     read_flag,
     read_job_modules,
+    read_names,
     read_number,
     read_text,
     read_variables,
@@ -83,6 +84,8 @@ KEYS: dict[str, Reader] = {
     "supervise": read_flag,
     "fresh": read_flag,
     "resume": read_text,
+    "accept": read_names,
+    "keep": read_names,
     "reservation": read_text,
     "constraint": read_text,
     "exclusive": read_flag,
@@ -150,6 +153,8 @@ class JobSpec(Record):
     supervise: bool | None = None
     fresh: bool | None = None
     resume: str | None = None
+    accept: tuple[str, ...] | None = None
+    keep: tuple[str, ...] | None = None
     reservation: str | None = None
     constraint: str | None = None
     exclusive: bool | None = None

@@ -1,12 +1,5 @@
-"""The process beside a rank tells the job's supervisor how the rank is, and ends it when the supervisor says so.
-
-One line per message. To the supervisor: `hello KEY ATTEMPT RANK RANKS HOST`, `beat STEP MOVES LOOKS TOUCHED STOPPED
-USES`, `ended STATUS ERROR`, `at PLACE`, `unheard SECONDS`, `came SIGNAL`, where the error is the last line of a rank's
-output and the place is where it stands, both in hexadecimal digits. `unheard` comes before `ended`: the rank was ended
-since nothing was heard for so long. `came`: a signal that is not by the supervisor's word. From it: `ok` to each of
-them, or `end`, `until TIME`, or `signal NTH SIGNAL`: the rank gets this one, the NTH of its attempt. To `ended` it
-closes the connection, or answers `wait SECONDS` and closes it later: other ranks still save, and the launcher would
-kill them at the end of this process.
+"""The agent: the process beside a rank. It tells the job's supervisor how the rank is (`wire.py`), gives the rank the
+signals that come for it, and ends it when the supervisor says so.
 """
 
 from __future__ import annotations
@@ -22,8 +15,9 @@ import time
 from contextlib import suppress
 
 from hpcddp.ranks.lookup_warning import split_output
-from hpcddp.runs.heartbeat import make_page, read_supervised
+from hpcddp.runs.heartbeat import Beat, Place, make_page
 from hpcddp.signals import ENDING
+from hpcddp.supervisor import wire
 from hpcddp.supervisor.leftover import end_left, find_left, kill_left
 
 TYPE_CHECKING = False
@@ -34,47 +28,41 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from hpcddp.runs.folder import AttemptFolder
-    from hpcddp.runs.heartbeat import Supervised
 else:
     import _signal as signal  # the same without enumerations, which cost exec a tenth of its time
 
 _CONNECT_S = 3.0
 _LAST_WORD_S = 2.0
-_REST_S = 0.5  # for what ends by itself with its rank, such as workers of a loader
+_EXIT_S = 0.5  # for what ends by itself with its rank, such as workers of a loader
 _GRACE_S = 2.0  # from SIGTERM to SIGKILL
 _MOST_TEXT = 400  # characters
 _ORPHAN_S = 15.0  # without the supervisor and without the launcher that has started it
 _ITSELF = 1.1  # of the lease, after which the rank ends itself if this process has not ended it
 
 
-class Heartbeat:
-    """Of one rank. Nothing is told where no supervisor listens, or where this host cannot reach it."""
+class Agent:
+    """The agent of one rank. It says nothing where no supervisor listens, or where this host cannot reach it."""
 
     def __init__(self, attempt: AttemptFolder, rank: int, world_size: int, host: str, env: Mapping[str, str]) -> None:
         """`env`: of this process."""
         self._attempt, self._rank, self._world_size, self._host = attempt, rank, world_size, host
         self._env = env
-        self._supervised = read_supervised(attempt)
+        self._listener = wire.read_listener(attempt)
         self._launcher = os.getppid()
-        self._page = make_page() if self._supervised else None
+        self._page = make_page() if self._listener else None
         self._program = 0
         self._socket: _socket.socket | None = None
         self._lock = _thread.allocate_lock()
         self._heard: float | None = None  # when the supervisor last said something
-        self._place = ""  # the last that was told
+        self._place = Place()  # the last that was sent
         self._is_over = False
         self._give: Callable[[int], None] = lambda _: None
         self._given = 0  # signals, by the supervisor's word
-        self._came: list[int] = []  # signals that it has not been told of
+        self._signals: list[int] = []  # that came from elsewhere, and that the supervisor does not know of yet
         self._wait_s = 0.0  # at most, before this process ends
         self._unheard_s = 0.0  # for how long the supervisor was not heard before the rank was ended for that
         self._alive: int | None = None  # open as long as this process is there
         self.was_ended = False  # by the supervisor's word, or since it was not heard any more
-
-    @property
-    def is_needed(self) -> bool:
-        """Whether another attempt may follow in the same job, so that the end of this one has to be seen."""
-        return self._supervised is not None and self._supervised.lease_s > 0
 
     @property
     def path(self) -> str:
@@ -82,27 +70,27 @@ class Heartbeat:
         return self._page.path if self._page is not None else ""
 
     def start(self, program: int, give: Callable[[int], None] = lambda _: None) -> None:
-        """The rank has started, as this process. What follows is done in a thread. `give`: hands it a signal."""
+        """Begin to tell of the rank, in a thread. `program`: its process. `give`: hands it a signal."""
         self._program, self._give = program, give
-        if self._supervised is not None:
-            _thread.start_new_thread(self._beat, (self._supervised,))
+        if self._listener is not None:
+            _thread.start_new_thread(self._beat, (self._listener,))
 
     def note_signal(self, number: int) -> None:
-        """A signal came to the rank, or to the process beside it."""
+        """Tell the supervisor of a signal that came to the rank, or to its agent."""
         with self._lock:
-            self._came.append(number)
+            self._signals.append(number)
             with suppress(OSError):
-                self._say_signals()
+                self._send_signals()
 
     def refuse(self, status: int, why: str) -> None:
-        """The rank was not started; `status`: the exit status instead of its."""
+        """Tell that the rank was not started; `status`: the exit status of this process."""
         self.start(0)
         self.end(status << 8, why)
 
     def end(self, status: int, error: str) -> None:
-        """The rank has ended with this wait status; `error`: the last line of its output, of one that failed."""
+        """Tell that the rank has ended with this wait status; `error`: the last line of its output, if it failed."""
         until = time.monotonic() + _LAST_WORD_S
-        while self._supervised is not None and self._socket is None and time.monotonic() < until:
+        while self._listener is not None and self._socket is None and time.monotonic() < until:
             time.sleep(0.01)  # it ended before the supervisor was reached
         with self._lock:
             self._is_over = True
@@ -110,22 +98,21 @@ class Heartbeat:
                 return
             with suppress(OSError):
                 self._socket.settimeout(_LAST_WORD_S)
-                self._say_signals()
-                self._say(self._describe())  # the last step that it made
+                self._send_signals()
+                self._send(self._read_beat())  # the last step that it made
                 if self._unheard_s:
-                    self._say(f"unheard {self._unheard_s:.0f}")
-                self._say(f"ended {status} {error[:_MOST_TEXT].encode(errors='replace').hex() or '-'}")
-                answer = b""
-                while came := self._socket.recv(4096):  # it closes the connection once it has read that
-                    *lines, answer = (answer + came).split(b"\n")
-                    waits = [line for line in lines if line.startswith(b"wait ")]
+                    self._send(wire.Unheard(round(self._unheard_s)))
+                self._send(wire.Ended(status, error[:_MOST_TEXT]))
+                answers = wire.Incoming()
+                while data := self._socket.recv(4096):  # it closes the connection once it has read that
+                    waits = [one.seconds for one in answers.add(data) if isinstance(one, wire.Wait)]
                     if waits:
-                        self._wait_s = float(waits[0].split()[1])
+                        self._wait_s = waits[0]
                         return
             self._socket.close()
 
     def wait_for_savers(self) -> None:
-        """The rank has ended by a signal: this process does not yet, where other ranks still save at it."""
+        """Stay, once the rank has ended by a signal, where other ranks still save at it."""
         if self._wait_s and self._socket is not None:
             with suppress(OSError):
                 self._socket.settimeout(self._wait_s)
@@ -133,20 +120,20 @@ class Heartbeat:
                     pass
 
     def end_left(self, tell: Callable[[str], None]) -> None:
-        """The rank has ended, and that was told: what it has started ends, too. On the other hosts nobody else does
-        it. A launcher that ends this process, since a rank has failed, gives it no long time."""
+        """End what the rank has started, once it has ended and the supervisor knows it: on the other hosts nobody else
+        does. A launcher that ends this process, since a rank has failed, gives it no long time."""
         if self.path:
-            end_left(self._marks, self._env, tell, f"rank {self._rank}", _REST_S, _GRACE_S)
+            end_left(self._marks, self._env, tell, f"rank {self._rank}", _EXIT_S, _GRACE_S)
             if self._alive is not None:
                 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
                 with suppress(OSError):  # it was killed
                     os.write(self._alive, b"done\n")
 
     def outlive(self) -> None:
-        """A process ends what the rank has started where this one is killed, as launchers do with all ranks once one
-        has failed: nobody else on this host does it. It waits for the end of a pipe, in a session of its own, holds
-        nothing open that a launcher waits for, and does not hear the signals that a scheduler sends to all processes of
-        a job."""
+        """Start a process that ends what the rank has started if this one is killed, as launchers do with all ranks
+        once one has failed: nobody else on this host does it. It waits for the end of a pipe, in a session of its own,
+        holds nothing open that a launcher waits for, and does not hear the signals that a scheduler sends to all
+        processes of a job."""
         if not self.path:
             return
         ends, self._alive = os.pipe()
@@ -171,88 +158,84 @@ class Heartbeat:
     def _marks(self) -> dict[str, str]:
         """What the environment of all that the rank has started has."""
         # an agent's ranks have other numbers than it has; the page is this process's alone
-        own = {"HPCDDP_HEARTBEAT": self.path} if self.path else {"RANK": str(self._rank)}
-        return {"HPCDDP_RUN_DIR": self._attempt.run.path, "HPCDDP_ATTEMPT": self._attempt.name, **own}
+        rank = {"HPCDDP_HEARTBEAT": self.path} if self.path else {"RANK": str(self._rank)}
+        return {"HPCDDP_RUN_DIR": self._attempt.run.path, "HPCDDP_ATTEMPT": self._attempt.name, **rank}
 
-    def _beat(self, told: Supervised) -> None:
+    def _beat(self, listener: wire.Listener) -> None:
         while not self._is_over and not self.was_ended:
-            connection = self._connect(told)
+            connection = self._connect(listener)
             if connection is not None:
                 with self._lock:
                     if self._is_over:
                         connection.close()
                         return
                     self._socket = connection
-                self._converse(connection, told)
+                self._converse(connection, listener)
                 with self._lock:
                     if not self._is_over:  # else the last word is said on it
                         self._socket = None
                         connection.close()
-            self._check_lease(told)
-            time.sleep(told.every_s / 4)
+            self._check_lease(listener)
+            time.sleep(listener.every_s / 4)
 
-    def _connect(self, told: Supervised) -> _socket.socket | None:
-        for host in told.hosts:
+    def _connect(self, listener: wire.Listener) -> _socket.socket | None:
+        hello = wire.Hello(listener.key, self._attempt.name, self._rank, self._world_size, self._host)
+        for host in listener.hosts:
             with suppress(OSError):
-                for family, kind, number, _, where in _socket.getaddrinfo(host, told.port, 0, _socket.SOCK_STREAM):
+                for family, kind, number, _, where in _socket.getaddrinfo(host, listener.port, 0, _socket.SOCK_STREAM):
                     connection = _socket.socket(family, kind, number)
                     connection.settimeout(_CONNECT_S)
                     with suppress(OSError):
                         connection.connect(where)
-                        hello = f"hello {told.key} {self._attempt.name} {self._rank} {self._world_size} {self._host}\n"
-                        connection.sendall(hello.encode(errors="replace"))
+                        connection.sendall(wire.write(hello))
                         return connection
                     connection.close()
         return None
 
-    def _converse(self, connection: _socket.socket, told: Supervised) -> None:
-        """Until the connection breaks, or the rank is to end."""
+    def _converse(self, connection: _socket.socket, listener: wire.Listener) -> None:
+        """Talk to the supervisor until the connection breaks, or the rank is to end."""
         poll = select.poll()
         poll.register(connection.fileno(), select.POLLIN)
-        begun = b""
+        incoming = wire.Incoming()
         due = time.monotonic()
         while not self._is_over:
             ready = poll.poll(max(due - time.monotonic(), 0) * 1000)
-            if time.monotonic() - due > 2 * told.every_s and self._heard is not None:
-                self._note_heard(told)  # this process was suspended, as a whole job may be
+            if time.monotonic() - due > 2 * listener.every_s and self._heard is not None:
+                self._note_heard(listener)  # this process was suspended, as a whole job may be
             with self._lock:
                 if self._is_over:
                     return
                 try:
                     if ready:
-                        came = connection.recv(4096)
-                        if not came:
+                        data = connection.recv(4096)
+                        if not data:
                             return
-                        self._note_heard(told)
-                        *lines, begun = (begun + came).split(b"\n")
-                        for line in lines:
-                            self._obey(line.decode(errors="replace").split())
+                        self._note_heard(listener)
+                        for message in incoming.add(data):
+                            self._obey(message)
                     if time.monotonic() >= due:
-                        due = time.monotonic() + told.every_s
-                        self._say_signals()
-                        self._say(self._describe())
-                        self._say_place()
+                        due = time.monotonic() + listener.every_s
+                        self._send_signals()
+                        self._send(self._read_beat())
+                        self._send_place()
                 except OSError:
                     return
-            self._check_lease(told)
+            self._check_lease(listener)
 
-    def _describe(self) -> str:
-        page = self._page
-        if page is None:
-            return f"beat 0 0 0 0 {int(self._is_stopped())} 0"
-        beat = page.read()
-        return f"beat {beat.step} {beat.moves} {beat.looks} {beat.touched} {int(self._is_stopped())} {beat.uses}"
+    def _read_beat(self) -> Beat:
+        beat = self._page.read() if self._page is not None else Beat()
+        return beat._replace(is_stopped=self._is_stopped())
 
-    def _say_place(self) -> None:
-        place = self._page.read_place() if self._page is not None else ""
+    def _send_place(self) -> None:
+        place = self._page.read_place() if self._page is not None else self._place
         if place != self._place:
             self._place = place
-            self._say(f"at {place.encode().hex() or '-'}")
+            self._send(place)
 
-    def _say_signals(self) -> None:
-        while self._socket is not None and self._came:
-            self._say(f"came {self._came[0]}")
-            del self._came[0]
+    def _send_signals(self) -> None:
+        while self._socket is not None and self._signals:
+            self._send(wire.Signalled(self._signals[0]))
+            del self._signals[0]
 
     def _is_stopped(self) -> bool:
         """Whether a signal has stopped the rank, as SIGSTOP does."""
@@ -260,36 +243,34 @@ class Heartbeat:
             return file.read().rpartition(b")")[2].split()[:1] == [b"T"]
         return False
 
-    def _obey(self, words: list[str]) -> None:
-        if words[:1] == ["end"]:
+    def _obey(self, message: wire.Message) -> None:
+        if isinstance(message, wire.End):
             self._end_rank()
-        elif words[:1] == ["signal"]:
-            nth, number = map(int, words[1:])
-            if nth > self._given:  # they are said again where the connection was broken
-                self._given = nth
-                self._give(number)
-        elif words[:1] == ["until"] and self._page is not None:
-            with suppress(OSError, ValueError, IndexError):
-                self._page.write_end(float(words[1]))
-
-    def _note_heard(self, told: Supervised) -> None:
-        """From now on the lease counts; the rank is told, too: this process may be stopped while the rank is not."""
-        self._heard = time.monotonic()
-        if told.lease_s and self._page is not None:
+        elif isinstance(message, wire.Give) and message.nth > self._given:
+            self._given = message.nth
+            self._give(message.number)
+        elif isinstance(message, wire.Until) and self._page is not None:
             with suppress(OSError):
-                self._page.write_lease(self._heard + told.lease_s * _ITSELF)
+                self._page.write_end(message.at)
 
-    def _check_lease(self, told: Supervised) -> None:
+    def _note_heard(self, listener: wire.Listener) -> None:
+        """Begin the lease anew, also on the rank's page: this process may be stopped while the rank is not."""
+        self._heard = time.monotonic()
+        if listener.lease_s and self._page is not None:
+            with suppress(OSError):
+                self._page.write_lease(self._heard + listener.lease_s * _ITSELF)
+
+    def _check_lease(self, listener: wire.Listener) -> None:
         if self._heard is None or self.was_ended:
             return
         unheard_s = time.monotonic() - self._heard
         is_orphan = unheard_s > _ORPHAN_S and os.getppid() != self._launcher  # both were killed: nobody ends this one
-        if is_orphan or (told.lease_s and unheard_s > told.lease_s):
+        if is_orphan or (listener.lease_s and unheard_s > listener.lease_s):
             self._unheard_s = unheard_s
             self._end_rank()
 
     def _end_rank(self) -> None:
-        """The rank, and what it has started. The process beside it sees that, and ends too."""
+        """Kill the rank, and what it has started. `wait` sees that, and this process ends too."""
         if self.was_ended or self._is_over:
             return
         self.was_ended = True
@@ -301,18 +282,18 @@ class Heartbeat:
             with suppress(OSError):
                 os.kill(process, signal.SIGKILL)
 
-    def _say(self, line: str) -> None:
+    def _send(self, message: wire.Message) -> None:
         assert self._socket is not None
-        self._socket.sendall(f"{line}\n".encode())
+        self._socket.sendall(wire.write(message))
 
 
-# The process that stays beside a rank's program: it gives it each signal once, and says how it ended.
+# The rank's program, which gets each signal once, and how it ended.
 
 
 #: A terminal sends these. Neither Python nor hpcddp's runtime saves at them: a program that catches SIGTERM gets that.
 _OF_TERMINAL = (signal.SIGINT, signal.SIGHUP)
-_OUTPUT_REST_S = 2.0
-_KEPT = 16384  # bytes
+_DRAIN_S = 2.0
+_LAST_BYTES = 16384  # of the output, for the error
 #: How a signal comes: to every process of the job; to this process alone; by the supervisor's word.
 TO_ALL, TO_THIS, BY_WORD = "to all", "to this", "by word"
 #: The same signal that comes in several of these ways within so many seconds was sent once.
@@ -347,7 +328,8 @@ class Program:
 
     `stderr`: its own, if given. `apart`: whether it has a process group of its own, so that a launcher's signals to
     the group of this process come to this one alone. `in_step`: whether this is part of a step whose every process the
-    scheduler signals, and its launcher, which passes that on. It does not outlive this process, whatever ends that.
+    scheduler signals, and its launcher, which passes that on. `rank_marks`: of a program that starts the ranks of this
+    node (torchrun), the variables that it sets for each. It does not outlive this process, whatever ends that.
     """
 
     def __init__(
@@ -358,10 +340,11 @@ class Program:
         *,
         apart: bool = True,
         in_step: bool = False,
+        rank_marks: tuple[str, ...] = (),
     ) -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored there is no status to wait for
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*ENDING, signal.SIGCHLD})
-        alive, _kept_open = os.pipe()
+        alive, _open_until_the_end = os.pipe()
         os.set_inheritable(alive, True)
         moves = [] if stderr is None else [(os.POSIX_SPAWN_DUP2, stderr, 2)]
         # No fork: it would copy what Python has in memory.
@@ -372,7 +355,7 @@ class Program:
         fcntl.fcntl(alive, fcntl.F_SETOWN, self.process)
         fcntl.fcntl(alive, fcntl.F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(alive, fcntl.F_SETFL, fcntl.fcntl(alive, fcntl.F_GETFL) | os.O_ASYNC)
-        self._apart, self._in_step = apart, in_step
+        self._apart, self._in_step, self._rank_marks = apart, in_step, rank_marks
         self._lock = _thread.allocate_lock()
         self._count = SignalCount()
         self._is_over = False
@@ -381,13 +364,16 @@ class Program:
         """Hand the program a signal that has come, unless it has had it. Of one that came to every process of the job
         that is only counted."""
         with self._lock:
-            would_end = number in _OF_TERMINAL or not _handles(self.process, number, b"SigCgt", b"SigIgn", b"SigBlk")
-            if way == BY_WORD and would_end and _handles(self.process, signal.SIGTERM, b"SigCgt"):
-                number = signal.SIGTERM
+            ranks: list[int] = []
+            if way == BY_WORD and self._rank_marks and number not in _OF_TERMINAL and _ends_by(self.process, number):
+                ranks = find_marked(self.process, self._rank_marks)  # torchrun passes on SIGTERM, and would end
+            if way == BY_WORD and not ranks:
+                number = _choose_signal(self.process, number)
             if self._is_over or not self._count.is_new(number, way) or way == TO_ALL:
                 return
-            with suppress(ProcessLookupError):
-                os.kill(self.process, number)
+            for process in ranks or [self.process]:
+                with suppress(ProcessLookupError):
+                    os.kill(process, _choose_signal(process, number) if ranks else number)
 
     def wait(self, heard: Callable[[int], None] = lambda _: None) -> int:
         """The wait status of the program. Until it ends, signals that come to this process are given to it. `heard`:
@@ -438,6 +424,34 @@ class Program:
         return came.si_pid == 0 and not self._apart
 
 
+def _choose_signal(process: int, number: int) -> int:
+    """The signal itself, or SIGTERM for a process that catches that and would end by this one."""
+    would_end = number in _OF_TERMINAL or _ends_by(process, number)
+    return signal.SIGTERM if would_end and _handles(process, signal.SIGTERM, b"SigCgt") else number
+
+
+def _ends_by(process: int, number: int) -> bool:
+    """Whether the process neither catches, ignores nor blocks the signal."""
+    return not _handles(process, number, b"SigCgt", b"SigIgn", b"SigBlk")
+
+
+def find_marked(process: int, marks: tuple[str, ...]) -> list[int]:
+    """The processes below this one that have one of these variables, without those that they have started."""
+    children: dict[int, list[int]] = {}
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        with suppress(OSError, IndexError, ValueError), open(f"/proc/{name}/stat", "rb") as file:
+            children.setdefault(int(file.read().rpartition(b")")[2].split()[1]), []).append(int(name))
+    begins, found, below = tuple(f"{mark}=".encode() for mark in marks), list[int](), children.get(process, [])
+    while below:
+        one = below.pop()
+        with suppress(OSError), open(f"/proc/{one}/environ", "rb") as file:
+            if any(line.startswith(begins) for line in file.read().split(b"\0")):
+                found.append(one)
+                continue
+        below += children.get(one, ())
+    return found
+
+
 def _handles(process: int, number: int, *ways: bytes) -> bool:
     """Whether the process catches the signal (SigCgt), ignores it (SigIgn) or holds it back (SigBlk)."""
     with suppress(OSError, IndexError, ValueError), open(f"/proc/{process}/status", "rb") as file:
@@ -463,14 +477,14 @@ def end_alike(status: int) -> NoReturn:
 
 
 def _leave(status: int) -> NoReturn:
-    """Without taking the interpreter apart, which nobody waits for in exec's other form either."""
+    """End at once, without taking the interpreter apart: nobody needs that, and it takes time."""
     with suppress(OSError):
         sys.stdout.flush()
     os._exit(status)
 
 
 class Stderr:
-    """Rank 0's stderr on its way to the job's output, without torch's warning about an address without a name."""
+    """Pass rank 0's stderr on to the job's output, without torch's warning about an address without a name."""
 
     def __init__(self, output: int) -> None:
         self._output = output
@@ -491,7 +505,7 @@ class Stderr:
 
     def finish(self) -> None:
         """The program has ended: wait for the rest; not for what a process that it left behind may write."""
-        self._done.acquire(timeout=_OUTPUT_REST_S)
+        self._done.acquire(timeout=_DRAIN_S)
 
     @property
     def end(self) -> str:
@@ -499,23 +513,28 @@ class Stderr:
         return self._end.decode(errors="replace")
 
     def _pass_on(self) -> None:
-        begun = b""
+        rest = b""
         while text := os.read(self._read, 65536):
-            ready, begun = split_output(begun + text)
-            self._end = (self._end + ready)[-_KEPT:]
-            _write_all(self._output, ready)
-        self._end += begun
-        _write_all(self._output, begun)
+            ready, rest = split_output(rest + text)
+            self._end = (self._end + ready)[-_LAST_BYTES:]
+            write_all(self._output, ready)
+        self._end += rest
+        write_all(self._output, rest)
         self._done.release()
 
 
-def _write_all(output: int, data: bytes) -> None:
-    """A job that nobody reads any more has no use for it."""
+def write_all(output: int, data: bytes) -> None:
+    """Write all of it. A full disk, or a terminal that is gone, does not end the job."""
     with suppress(OSError):
         while data:
-            data = data[os.write(output, data) :]
+            try:
+                data = data[os.write(output, data) :]
+            except BlockingIOError:  # another program has set its end of this terminal or pipe so
+                poll = select.poll()
+                poll.register(output, select.POLLOUT)
+                poll.poll()
 
 
 def report(text: str, output: int) -> None:
     """Write to the job's output."""
-    _write_all(output, text.encode(errors="replace"))
+    write_all(output, text.encode(errors="replace"))

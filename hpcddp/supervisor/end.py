@@ -49,8 +49,8 @@ def end_attempt(attempt: AttemptFolder, ended: Ended, follow_up: FollowUp | None
         if follow_up is not None:
             follow_up.cancel("nothing is left to do")
         return ended.status
-    for run, own in left:
-        tell(f"unfinished: run {show_path(run.path)}, step {own.step} ({own.reason})")
+    for run, its in left:
+        tell(f"unfinished: run {show_path(run.path)}, step {its.step} ({its.reason})")
     follows = follow_up is not None and follow_up.is_waiting()
     return ended.status if follows else ended.status or UNFINISHED
 
@@ -92,9 +92,9 @@ def _read_end(attempt: AttemptFolder) -> State | None:
 
 def _name_signal(attempt: AttemptFolder, name: str, tell: Callable[[str], None]) -> None:
     """The launcher may have handed on another signal: the state names the one that was sent, or nobody caught it."""
-    own = list_opened(attempt)
-    named = [name_signal(run.attempt(attempt.name), name) for run in (attempt.run, *own)]
-    if any(named) or own or os.path.exists(attempt.metrics):
+    opened = list_opened(attempt)
+    named = [name_signal(run.attempt(attempt.name), name) for run in (attempt.run, *opened)]
+    if any(named) or opened or os.path.exists(attempt.metrics):
         return
     state = read_state(attempt.run)  # the loops of other frameworks write no metrics
     if state is None or state.attempt != attempt.name:

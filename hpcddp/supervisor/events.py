@@ -39,9 +39,10 @@ _MISTAKES = {2, 3, 126, 127}
 
 
 class Event(Record):
-    """Of one rank. `at`: when, in seconds from anywhere. `step`: the last one that it was seen to make. `status`: its
-    wait status, of one that has ended. `text`: the last line of its output, of an error. `is_sure`: whether it is this
-    rank, and no other. `signal`: the one that had come to it and by which it may have ended; 0: none."""
+    """What happened to one rank. `at`: when, in seconds from anywhere. `step`: the last one that it was seen to make.
+    `status`: its wait status, of one that has ended. `text`: the last line of its output, of an error. `is_sure`:
+    whether it is this rank, and no other. `signal`: the one that had come to it and by which it may have ended; 0:
+    none."""
 
     kind: str
     rank: int
@@ -55,7 +56,7 @@ class Event(Record):
 
     @property
     def is_loss(self) -> bool:
-        """Whether ranks were lost, by no fault that their program has told of. So is a launcher that was killed."""
+        """Whether ranks were lost, by no fault that their program has reported. So is a launcher that was killed."""
         if self.kind == UNKNOWN:
             return self.status > 128
         if self.kind == ERROR:
@@ -75,8 +76,8 @@ class Event(Record):
     @property
     def is_of_another(self) -> bool:
         """Whether it ended since another one did."""
-        is_told = self.kind == ERROR and (self.has_heard_of_one or _OF_ANOTHER.search(self.text) is not None)
-        return is_told or self.is_clean_up
+        is_reported = self.kind == ERROR and (self.has_heard_of_one or _OF_ANOTHER.search(self.text) is not None)
+        return is_reported or self.is_clean_up
 
     @property
     def has_heard_of_one(self) -> bool:
@@ -142,5 +143,5 @@ def find_first_cause(events: Sequence[Event]) -> Event | None:
     in_order = sorted(events, key=lambda event: event.at)
     if not in_order or not in_order[0].is_of_another:
         return in_order[0] if in_order else None
-    own = (event for event in in_order if event.kind in {ERROR, LEFT} and not event.is_of_another)
-    return next(own, in_order[0])
+    causes = (event for event in in_order if event.kind in {ERROR, LEFT} and not event.is_of_another)
+    return next(causes, in_order[0])

@@ -29,7 +29,7 @@ else:
     import _signal as signal
 
 
-# What takes a while, as a scheduler's answer may, is waited for beside the supervisor, which goes on.
+# What takes a while, as a scheduler's answer may, is waited for in a thread: the supervisor goes on.
 
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 
-def ask_beside(question: Callable[[], T]) -> SimpleQueue[T | None]:
+def ask_in_thread(question: Callable[[], T]) -> SimpleQueue[T | None]:
     """Where the one answer comes; None from a question that was not answered but has raised an error."""
     answers: SimpleQueue[T | None] = SimpleQueue()
 
@@ -80,8 +80,8 @@ def find_job_of_script(scheduler: str, env: Mapping[str, str]) -> CurrentJob:
     """The job of a script for this scheduler, on this machine without an id. LaunchError where it runs in none."""
     row, job = find_scheduler(scheduler), find_current_job(env, scheduler)
     if row.this_machine:
-        own = time.strftime("local-%Y%m%dT%H%M%S-") + str(os.getpid())
-        return CurrentJob(scheduler, "", (job.name if job is not None else "") or own)
+        made = time.strftime("local-%Y%m%dT%H%M%S-") + str(os.getpid())
+        return CurrentJob(scheduler, "", (job.name if job is not None else "") or made)
     if job is None or not job.id:
         raise LaunchError(
             f"{row.variables.job_id[0]} is not set: this is a job script for {row.title}",
@@ -94,19 +94,19 @@ def find_end(job: CurrentJob, env: Mapping[str, str], walltime_s: int | None, *,
     """When the job ends: by the scheduler's variable, else by its word, else by the script's walltime. An end that is
     asked for by hand, in an allocation, may come before the allocation's."""
     row = find_scheduler(job.scheduler)
-    asked = None if walltime_s is None else End(_script_start() + walltime_s, BY_SCRIPT)
-    told = read_number(env.get(row.variables.end, "")) if row.variables.end else None
-    if told is not None:
-        end = End(told, f"as {row.variables.end} says")
+    by_script = None if walltime_s is None else End(_script_start() + walltime_s, BY_SCRIPT)
+    at = read_number(env.get(row.variables.end, "")) if row.variables.end else None
+    if at is not None:
+        end = End(at, f"as {row.variables.end} says")
     elif job.id and (answer := ask_about(job.scheduler, job.id, env, _PATIENCE_S)) is not None:
         said = row.commands.parse_end(answer)
         end = End(said, f"as {row.commands.state[0]} says")
     else:
         end = End(None, "")
     # `hpcddp launch` without a walltime asks for what is left of the allocation, which is no end of its own.
-    if end.at is None or (by_hand and asked is not None and asked.at is not None and asked.at < end.at - _SAME_S):
-        return asked or End(None, "")
-    return end
+    if end.at is None:
+        return by_script or end
+    return by_script if by_hand and by_script is not None and (by_script.at or 0) < end.at - _SAME_S else end
 
 
 def read_walltime(scheduler: str, script: str) -> int | None:
@@ -128,19 +128,19 @@ class MovingEnd:
     ) -> None:
         self.end = end
         self._job, self._env, self._clock = job, env, clock
-        self._asked = clock()
+        self._last = clock()
         self._answers: SimpleQueue[Answer | None] | None = None
 
     def look(self) -> bool:
         """Whether it is another one than it was said to be. Asks the scheduler now and then, and does not wait."""
         job, env = self._job, self._env
         if self._answers is None:
-            if job.id and self.end.at is not None and self._clock() - self._asked >= _ASK_AGAIN_S:
-                self._answers = ask_beside(lambda: ask_about(job.scheduler, job.id, env, _PATIENCE_S))
+            if job.id and self.end.at is not None and self._clock() - self._last >= _ASK_AGAIN_S:
+                self._answers = ask_in_thread(lambda: ask_about(job.scheduler, job.id, env, _PATIENCE_S))
             return False
         if self.end.at is None or self._answers.empty():
             return False
-        answer, self._answers, self._asked = self._answers.get(), None, self._clock()
+        answer, self._answers, self._last = self._answers.get(), None, self._clock()
         commands = find_scheduler(job.scheduler).commands
         now_at = commands.parse_end(answer) if answer is not None else None
         if now_at is None or abs(now_at - self.end.at) <= _SAME_S:
@@ -219,12 +219,12 @@ class FollowUp:
         self._tell(f"job {queued} follows this one and resumes the run; to end both: {end}")
 
     def hear(self, number: int) -> None:
-        """A signal came: if the owner ends this job, the chain ends with it. That is found out beside the supervisor,
+        """A signal came: if the owner ends this job, the chain ends with it. That is found out in a thread,
         since the ranks may be saving."""
         is_decided = self._deciding is None or not self._deciding.empty()
         if number in _ENDING and self.id is not None and is_decided:
             came = time.time()
-            self._deciding = ask_beside(lambda: self._end_chain(came))
+            self._deciding = ask_in_thread(lambda: self._end_chain(came))
 
     def settle(self) -> None:
         """Wait until it is known what becomes of the chain after the signals that came."""

@@ -46,17 +46,17 @@ _WRITE = 'file=$1/.written-by-$(uname -n).$$; touch "$file" && rm -f "$file"'
 
 
 class Check(Record):
-    """What a host has to run without an error, or it is left out: `why`. One of ours (`is_own`) that fails on every
-    host is wrong itself. `is_doubt`: the host is left out only where it works out without it."""
+    """What a host has to run without an error, or it is left out: `why`. One that is built in and fails on every host
+    is wrong itself. `is_doubt`: the host is left out only where it works out without it."""
 
     words: tuple[str, ...]
     why: str
-    is_own: bool = True
+    is_built_in: bool = True
     is_doubt: bool = False
 
 
 def list_checks(order: Order) -> list[Check]:
-    """In the order in which they are made, after those of the attempt."""
+    """The checks of the job, in order; those of the attempt come first."""
     checks = list[Check]()
     gpus = order.line.gpus_per_node
     if gpus:
@@ -65,7 +65,7 @@ def list_checks(order: Order) -> list[Check]:
         counted = "one of its GPUs has counted uncorrectable errors of its memory"
         checks.append(Check(("sh", "-c", _ECC_CHECK), counted, is_doubt=True))
     if order.health_check:
-        checks.append(Check(("sh", "-c", order.health_check), "its health check failed", is_own=False))
+        checks.append(Check(("sh", "-c", order.health_check), "its health check failed", is_built_in=False))
     return checks
 
 
@@ -91,13 +91,13 @@ def folder_checks(attempt: AttemptFolder) -> list[Check]:
 
 
 def list_hosts(env: Mapping[str, str]) -> tuple[str, ...]:
-    """Those of the job, as its scheduler names them; empty where none are known."""
+    """The hosts of the job, as its scheduler names them; empty where none are known."""
     allocation = find_allocation(env)
     return tuple(name for name, _ in (allocation.hosts or ())) if allocation is not None else ()
 
 
 class Hosts:
-    """Of one job; `names` in its order, with the host of the script first. None are known on one machine."""
+    """The hosts of one job; `names` in its order, with the host of the script first. None are known on one machine."""
 
     def __init__(
         self, job: CurrentJob, env: Mapping[str, str], checks: list[Check], tell: Callable[[str], None]
@@ -131,7 +131,7 @@ class Hosts:
             if check.is_doubt:
                 self._doubt(failed, check.why)
                 continue
-            if failed and check.is_own and len(failed) == len(there):
+            if failed and check.is_built_in and len(failed) == len(there):
                 self._tell(f"a check fails on each host ({check.why}), and may not work here")
                 continue
             for name in failed:
@@ -140,21 +140,21 @@ class Hosts:
 
     def check_here(self, attempt: AttemptFolder) -> str:
         """Why no ranks may be started on this machine, the only host that there is; "": it is well. One of our own
-        checks that fails here fails everywhere, and is told and not believed."""
+        checks that fails here fails everywhere, and is printed and not believed."""
         for check in (*folder_checks(attempt), *self._checks):
             if not self._ask([os.uname().nodename], check.words):
                 continue
             if check.is_doubt:
                 continue
-            if not check.is_own:
+            if not check.is_built_in:
                 return check.why
             self._tell(f"a check fails here ({check.why}), and may not work on this machine")
         return ""
 
     def choose(self, usable: tuple[str, ...], fits: tuple[int, ...]) -> tuple[str, ...]:
-        """As many of the usable hosts as the request can have, without those that were blamed twice if it works out
-        without them. Empty: it does not work out."""
-        first = self.names[0]  # the script is there, and what it told the ranks of their rendezvous
+        """Choose as many of the usable hosts as the request can have, without those that were blamed twice if it works
+        out without them. Empty: it does not work out."""
+        first = self.names[0]  # the script is there, and the address of the rendezvous
         good = [name for name in usable if name == first or self._blamed.get(name, 0) < _MOST_BLAMED]
         for candidates in (good, list(usable)):
             count = max((number for number in fits if number <= len(candidates)), default=0)
@@ -164,8 +164,8 @@ class Hosts:
 
     def _find_silent(self, names: list[str], suspects: set[str]) -> list[str]:
         """The hosts that are gone, as far as that can be found out."""
-        suspected = [name for name in names if any(same_host(name, one) for one in suspects) and not is_own(name)]
-        others = [name for name in names if not is_own(name)]
+        suspected = [name for name in names if any(same_host(name, one) for one in suspects) and not is_this_host(name)]
+        others = [name for name in names if not is_this_host(name)]
         if not others:
             return []
         if not self._starter:
@@ -192,16 +192,16 @@ class Hosts:
         """The hosts on which this command does not end well, all asked side by side."""
         fill = self._fill
         sent = (shlex.join(words),) if self._starter == SSH else words  # it gives a shell one line
-        commands = {name: [*words] if is_own(name) else [*fill(self._starter, name), *sent] for name in names}
+        commands = {name: [*words] if is_this_host(name) else [*fill(self._starter, name), *sent] for name in names}
         patience = {name: _SUSPECT_S if name in suspected else _PROBE_S for name in commands}
         return run_side_by_side(commands, self._env, patience)
 
     def _fill(self, words: tuple[str, ...], name: str) -> list[str]:
-        kept = ",".join(host for host in self.names if host not in self._left_out)
-        return [w.replace("{job}", self._job.id).replace("{host}", name).replace("{kept}", kept) for w in words]
+        left = ",".join(host for host in self.names if host not in self._left_out)
+        return [w.replace("{job}", self._job.id).replace("{host}", name).replace("{kept}", left) for w in words]
 
     def _doubt(self, names: list[str], why: str) -> None:
-        """As if these had been blamed already; but for the first host, which is always one of those chosen."""
+        """Count these as blamed already, but for the first host, which is always one of those chosen."""
         for name in names:
             if name != self.names[0] and self._blamed.get(name, 0) < _MOST_BLAMED:
                 self._blamed[name] = _MOST_BLAMED
@@ -220,20 +220,20 @@ class Hosts:
         answer = ask_about(self._job.scheduler, self._job.id, self._env, _PROBE_S) or Answer(1, "", "")
         for name in each:
             called = self._commands.parse_names(answer, name)
-            asked = [one for word in words for one in (called if word == "{host}" else self._fill((word,), name))]
-            why = self._insist(asked)
+            command = [one for word in words for one in (called if word == "{host}" else self._fill((word,), name))]
+            why = self._insist(command)
             if why:
                 self._tell(f"the scheduler did not take {name} out of the job, and may end it: {why}")
             else:
                 gone_now = format_count(len(gone), "host") if each != gone else name
-                self._tell(f"{gone_now} given back to the scheduler ({asked[0]}), so that the job goes on")
+                self._tell(f"{gone_now} given back to the scheduler ({command[0]}), so that the job goes on")
 
-    def _insist(self, asked: list[str]) -> str:
+    def _insist(self, command: list[str]) -> str:
         """Why the scheduler does not do it; empty: it does. Slurm answers now and then that it is not ready."""
         why = ""
         for left in reversed(range(_TRIES)):
             try:
-                answer = run_program(asked, self._env, folder=self._env.get("HPCDDP_RUN_DIR"), patience_s=_PROBE_S)
+                answer = run_program(command, self._env, folder=self._env.get("HPCDDP_RUN_DIR"), patience_s=_PROBE_S)
                 why = answer.stderr.strip() if answer.status else ""
             except HpcddpError as error:
                 return error.message
@@ -244,7 +244,7 @@ class Hosts:
         return why
 
 
-def is_own(name: str) -> bool:
+def is_this_host(name: str) -> bool:
     """Whether this is the host of the job script."""
     return same_host(name, os.uname().nodename)
 
@@ -259,16 +259,16 @@ def reach_hosts(
     scheduler: str, launcher: str, attempt: AttemptFolder, env: Mapping[str, str], tell: Callable[[str], None]
 ) -> dict[str, str]:
     """Variables by which this launcher reaches the other hosts of the job. Empty where it needs none, or somebody has
-    chosen before, or nothing can be done, which is told."""
-    told = find_scheduler(scheduler).commands.remote_shell
+    chosen before, or nothing can be done, which is printed."""
+    row = find_scheduler(scheduler).commands.remote_shell
     shell = LAUNCHERS[launcher].remote_shell if launcher in LAUNCHERS else ()
-    if told is None or not shell or any(env.get(name) for name, _ in shell):
+    if row is None or not shell or any(env.get(name) for name, _ in shell):
         return {}
     host = _find_unreached(env)
     if host is None:
         return {}
-    program = told.program
-    path = shutil.which(program, path=f"{env.get('PATH', '')}:{env.get(told.home_variable) or told.home}/bin")
+    program = row.program
+    path = shutil.which(program, path=f"{env.get('PATH', '')}:{env.get(row.home_variable) or row.home}/bin")
     if path is None:
         tell(
             f"warning: ssh does not reach {host}, and {program} is not on PATH: {launcher} starts processes on other"
@@ -276,26 +276,26 @@ def reach_hosts(
         )
         tell(f"hint: give yourself ssh between the nodes (ssh {host} true), or add {program} to PATH")
         return {}
-    between = os.path.join(attempt.path, "remote-shell")
-    if len(between.split()) > 1:
-        tell(f"warning: ssh does not reach {host}, and a launcher can call nothing in a folder with a blank: {between}")
+    wrapper = os.path.join(attempt.path, "remote-shell")
+    if len(wrapper.split()) > 1:
+        tell(f"warning: ssh does not reach {host}, and a launcher can call nothing in a folder with a blank: {wrapper}")
         return {}
     try:
-        file = os.open(between, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o700)
+        file = os.open(wrapper, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o700)
         with os.fdopen(file, "w") as script:
-            script.write(told.script.format(program=shlex.quote(path)))
+            script.write(row.script.format(program=shlex.quote(path)))
     except OSError as error:
-        tell(f"warning: ssh does not reach {host}, and {between} cannot be written: {error.strerror}")
+        tell(f"warning: ssh does not reach {host}, and {wrapper} cannot be written: {error.strerror}")
         return {}
     tell(f"ssh does not reach {host}: {launcher} is given {program} in its place")
-    return {name: value.replace("{}", between) for name, value in shell}
+    return {name: value.replace("{}", wrapper) for name, value in shell}
 
 
 def _find_unreached(env: Mapping[str, str]) -> str | None:
     """Another host of the job, if ssh does not reach it. One stands for all."""
     from hpcddp.schedulers.run import run_side_by_side
 
-    host = next((name for name in list_hosts(env) if not is_own(name)), None)
+    host = next((name for name in list_hosts(env) if not is_this_host(name)), None)
     if host is None:
         return None
     ssh = [word.replace("{host}", host) for word in SSH]

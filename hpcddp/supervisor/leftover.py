@@ -59,7 +59,7 @@ def end_left(
 
 
 def _wait_for(marks: Mapping[str, str], env: Mapping[str, str], at_most_s: float) -> list[int]:
-    """Those that are still there then."""
+    """The processes that are still there then."""
     end = time.monotonic() + at_most_s
     while (left := find_left(marks, env)) and time.monotonic() < end:
         time.sleep(0.05)
@@ -70,7 +70,7 @@ def find_left(marks: Mapping[str, str], env: Mapping[str, str]) -> list[int]:
     """The numbers of the processes of this user whose environment has these variables, but for this one and those of
     another job than `env` is of. What cannot be read is another user's."""
     wanted = set(_lines(marks))
-    names, own = _describe_job(env)
+    names, lines = _describe_job(env)
     begins = tuple(f"{name}=".encode() for name in names)
     found = []
     for name in filter(str.isdecimal, os.listdir("/proc")):
@@ -78,7 +78,7 @@ def find_left(marks: Mapping[str, str], env: Mapping[str, str]) -> list[int]:
             there = set(file.read().split(b"\0"))
             if not wanted <= there or int(name) == os.getpid():
                 continue
-            if all(line in own for line in there if line.startswith(begins)):
+            if all(line in lines for line in there if line.startswith(begins)):
                 found.append(int(name))
     return found
 
@@ -88,8 +88,8 @@ def kill_left(marks: Mapping[str, str], env: Mapping[str, str]) -> tuple[str, ..
     `find_left`. It fails where some are still there after ten seconds."""
     first, second = (f"{name}={value}" for name, value in marks.items())
     names, lines = _describe_job(env)
-    own = b"\n".join(lines).decode(errors="surrogateescape")
-    return "sh", "-c", _KILL, "sh", first, second, "|".join(names), own
+    text = b"\n".join(lines).decode(errors="surrogateescape")
+    return "sh", "-c", _KILL, "sh", first, second, "|".join(names), text
 
 
 def _describe_job(env: Mapping[str, str]) -> tuple[list[str], list[bytes]]:

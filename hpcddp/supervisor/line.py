@@ -109,21 +109,21 @@ def name_hosts(
 ) -> tuple[list[str], str]:
     """These words of a launcher for other hosts than all of the line's, with as many processes on each; and the text of
     the file `path` that lists them: as one argument they could be too long for the kernel."""
-    own, rest = split_launch(words)
-    numbers = read_numbers(own, row.counts)
+    launch, rest = split_launch(words)
+    numbers = read_numbers(launch, row.counts)
     each = numbers.get("per_node") or -(-numbers.get("processes", 0) // line.nodes)
-    _set_numbers(own, row.counts, {"nodes": len(hosts), "processes": each * len(hosts)})
+    _set_numbers(launch, row.counts, {"nodes": len(hosts), "processes": each * len(hosts)})
     form, option, *others = row.hosts
-    for at, _, begin, _ in reversed([*_find_options(own, (option, *others))]):  # what names hosts already
-        del own[at - (begin == 0) : at + 1]
-    last = max((at for at, *_ in _find_options(own, row.counts)), default=0)
-    own[last + 1 : last + 1] = [f"{option}{path}"] if option.endswith("=") else [option, path]
+    for at, _, begin, _ in reversed([*_find_options(launch, (option, *others))]):  # what names hosts already
+        del launch[at - (begin == 0) : at + 1]
+    last = max((at for at, *_ in _find_options(launch, row.counts)), default=0)
+    launch[last + 1 : last + 1] = [f"{option}{path}"] if option.endswith("=") else [option, path]
     end = rest.index("--") if "--" in rest else 0
-    told = rest[:end]
+    options = rest[:end]
     _set_numbers(
-        told, {**(LAUNCHERS[line.agent].counts if line.agent else {}), "--nodes": "nodes"}, {"nodes": len(hosts)}
+        options, {**(LAUNCHERS[line.agent].counts if line.agent else {}), "--nodes": "nodes"}, {"nodes": len(hosts)}
     )
-    return [*own, *told, *rest[end:]], "".join(form.format(host=host, each=each) + "\n" for host in hosts)
+    return [*launch, *options, *rest[end:]], "".join(form.format(host=host, each=each) + "\n" for host in hosts)
 
 
 def _find_options(words: Sequence[str], options: Iterable[str]) -> Iterator[tuple[int, str, int, re.Match[str] | None]]:

@@ -50,18 +50,18 @@ class Order(Record):
     point: Mapping[str, str] = _NOTHING
 
 
-def read_order(told: Mapping[str, Any], words: Sequence[str], env: Mapping[str, str]) -> Order:
-    """The order of these options and words. RequestError for one that is wrong."""
-    fewer = read_axes({"nodes": told["fewer_nodes"]}, "--fewer-nodes")["nodes"] if told.get("fewer_nodes") else ()
+def read_order(options: Mapping[str, Any], words: Sequence[str], env: Mapping[str, str]) -> Order:
+    """The order that these options and words make. RequestError for one that is wrong."""
+    fewer = read_axes({"nodes": options["fewer_nodes"]}, "--fewer-nodes")["nodes"] if options.get("fewer_nodes") else ()
     values: dict[str, Any] = {
-        **{key: told[key] for key in _TEXTS if told.get(key)},
-        **{key: parse_count(told[key], _name(key)) for key in _COUNTS if told.get(key)},
-        **{f"{key}_s": parse_walltime(told[key], _name(key)) for key in _TIMES if told.get(key)},
-        "submit_options": tuple(told.get("submit_option") or ()),
+        **{key: options[key] for key in _TEXTS if options.get(key)},
+        **{key: parse_count(options[key], _name(key)) for key in _COUNTS if options.get(key)},
+        **{f"{key}_s": parse_walltime(options[key], _name(key)) for key in _TIMES if options.get(key)},
+        "submit_options": tuple(options.get("submit_option") or ()),
         "fewer_nodes": tuple(parse_count(number, "--fewer-nodes") for number in fewer),
-        "sweep": _read_sweep(told.get("sweep") or ()),
+        "sweep": _read_sweep(options.get("sweep") or ()),
     }
-    order = Order(line=read_line(words, told["launcher"], lambda: _count_hosts(told["scheduler"], env)), **values)
+    order = Order(line=read_line(words, options["launcher"], lambda: _count_hosts(options["scheduler"], env)), **values)
     if count_points(order.sweep) > 1:
         check_axes(order.sweep, order.line.command, ())
     return order
@@ -85,7 +85,7 @@ def job_record(order: Order, run_dir: str) -> dict[str, Any]:
     }
 
 
-def take_point(order: Order, env: Mapping[str, str], tell: Callable[[str], None]) -> Order:
+def take_index(order: Order, env: Mapping[str, str], tell: Callable[[str], None]) -> Order:
     """The order with the values of this job's index in its command. LaunchError outside of an array."""
     if not order.sweep:
         return order
@@ -103,7 +103,7 @@ def take_point(order: Order, env: Mapping[str, str], tell: Callable[[str], None]
 
 
 def _count_hosts(scheduler: str, env: Mapping[str, str]) -> int:
-    """Of the job; 0 where nobody lists them."""
+    """The number of hosts of the job; 0 where nobody lists them."""
     found = None if find_scheduler(scheduler).this_machine else find_allocation(env)
     return len(found.hosts or ()) if found is not None else 0
 

@@ -12,9 +12,10 @@ from contextlib import suppress
 
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.signals import ENDING, name_signal
-from hpcddp.supervisor.follow import ask_beside
+from hpcddp.supervisor.agent import write_all
+from hpcddp.supervisor.follow import ask_in_thread
+from hpcddp.supervisor.rank import SAVES_S
 from hpcddp.supervisor.reports import allow_files
-from hpcddp.supervisor.stuck import SAVES_S
 
 if TYPE_CHECKING:
     import signal
@@ -30,7 +31,7 @@ else:
 #: A wish to end the job, however long ago it came. The others mean what a program makes of them.
 WISHES = ("SIGTERM", "SIGINT")
 _IDLE_S = 5.0
-_REST_S = 5.0  # for what is left in the pipe once nobody should write any more
+_DRAIN_S = 5.0  # for what is left in the pipe once nobody should write any more
 _SOON_S = 0.1
 _ANSWER_S = 10.0  # for the scheduler's
 _CALL_S = 10.0  # for the first rank's, where ranks were started
@@ -109,7 +110,7 @@ class LauncherProcess:
     def _become(
         self, words: list[str], env: Mapping[str, str], writes: int, files: int | None, *, apart: bool
     ) -> NoReturn:
-        """In the new process."""
+        """Become the launcher, in the new process."""
         try:
             if apart:
                 os.setpgid(0, 0)
@@ -125,8 +126,8 @@ class LauncherProcess:
             _end_with_parent(self._parent)
             os.execvpe(words[0], words, dict(env))
         except OSError as error:
-            told = f"hpcddp: {words[0]} cannot be run: {error.strerror}\nhint: {_HINT}\n"
-            os.write(2, told.encode(errors="replace"))
+            text = f"hpcddp: {words[0]} cannot be run: {error.strerror}\nhint: {_HINT}\n"
+            os.write(2, text.encode(errors="replace"))
         finally:
             os._exit(127)
 
@@ -146,7 +147,7 @@ class LauncherProcess:
 
     @property
     def status(self) -> int:
-        """Of a launcher that has ended."""
+        """The exit status of a launcher that has ended."""
         assert self._ended is not None
         return self._ended if self._ended >= 0 else 128 - self._ended
 
@@ -163,7 +164,7 @@ class LauncherProcess:
 
     def finish_output(self) -> None:
         """The rest of the output; what still writes was left behind somewhere, and is not waited for."""
-        end = time.monotonic() + _REST_S
+        end = time.monotonic() + _DRAIN_S
         poll = _poll(self.entry)
         while (left := end - time.monotonic()) > 0 and poll.poll(left * 1000):
             if not self.pass_output_on():
@@ -171,17 +172,17 @@ class LauncherProcess:
 
 
 class _Waiting(Record):
-    """A signal on its way. `due`: when it is passed on, on the monotonic clock. `asked`: where the scheduler's answer
-    comes. `is_told`: whether people were told of it."""
+    """A signal on its way. `due`: when it is passed on, on the monotonic clock. `answer`: where the scheduler's answer
+    comes. `is_printed`: whether it was printed already."""
 
     number: int
     due: float
-    asked: SimpleQueue[bool | None] | None = None
-    is_told: bool = False
+    answer: SimpleQueue[bool | None] | None = None
+    is_printed: bool = False
 
 
 class Passing:
-    """Signals on their way to the ranks of one attempt, by the processes beside them: the launcher has no part in it.
+    """Signals on their way to the ranks of one attempt, by their agents: the launcher has no part in it.
 
     A scheduler may signal every process of a job. So a signal waits for `settle_s`: a rank that has had it by then gets
     no other. `is_ending`: asks the scheduler whether it ends the job, and gives the ranks their SIGTERM itself; None:
@@ -204,15 +205,15 @@ class Passing:
 
     def hear(self, number: int) -> None:
         """A signal came to this process."""
-        asked = ask_beside(self._is_ending) if self._is_ending is not None and number == signal.SIGTERM else None
-        is_told = self.by_hand and number == signal.SIGINT
-        self._waiting.append(_Waiting(number, time.monotonic() + self._settle_s, asked, is_told))
-        if is_told:
+        answer = ask_in_thread(self._is_ending) if self._is_ending is not None and number == signal.SIGTERM else None
+        is_printed = self.by_hand and number == signal.SIGINT
+        self._waiting.append(_Waiting(number, time.monotonic() + self._settle_s, answer, is_printed))
+        if is_printed:
             self._tell("Ctrl-C: the ranks save and stop; once more kills them")
 
     def warn(self) -> None:
         """The ranks get SIGUSR1 now."""
-        self._waiting.insert(0, _Waiting(signal.SIGUSR1, time.monotonic(), is_told=True))
+        self._waiting.insert(0, _Waiting(signal.SIGUSR1, time.monotonic(), is_printed=True))
         self._tell("the ranks are warned: SIGUSR1 is sent, as the job file's signal asks")
 
     def look(self, launcher: LauncherProcess) -> float:
@@ -220,10 +221,10 @@ class Passing:
         now = time.monotonic()
         while self._waiting and self._waiting[0].due <= now:
             one = self._waiting[0]
-            if one.asked is not None and one.asked.empty() and now - one.due < _ANSWER_S:
+            if one.answer is not None and one.answer.empty() and now - one.due < _ANSWER_S:
                 return _SOON_S
             del self._waiting[0]
-            if one.asked is not None and not one.asked.empty() and one.asked.get():
+            if one.answer is not None and not one.answer.empty() and one.answer.get():
                 self._say(one, "the scheduler ends the job, and gives it to the ranks itself")
             elif self._reports.are_started:
                 self._reports.give(one.number)
@@ -247,7 +248,7 @@ class Passing:
             self._say(one, "the ranks ended")
 
     def _say(self, one: _Waiting, what: str) -> None:
-        if not one.is_told:
+        if not one.is_printed:
             self._tell(f"{name_signal(one.number)} came: {what}")
 
 
@@ -262,7 +263,7 @@ def watch(
 ) -> Ended:
     """Wait for the launcher's end, or bring it about where ranks do not end well. `of_ranks`: None where it starts
     none: it gets SIGTERM for each signal that comes. `warn_at`: when the ranks are warned, in seconds since 1970; it
-    may move. `came`: is told of each signal that came. `idle` is called again and again.
+    may move. `came`: is called with each signal that came. `idle` is called again and again.
     """
     passing, teardown = of_ranks or (None, None)
     poll = _poll(launcher.entry, signals.entry, *([teardown.entry] if teardown else []))
@@ -316,14 +317,14 @@ def _poll(*entries: int) -> select.poll:
 
 
 def _open_log(path: str) -> int | None:
-    """None if it cannot be written: the job's output has it all."""
+    """Open the log; None if it cannot be written: the job's output has it all."""
     with suppress(OSError):
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     return None
 
 
 def _end_with_parent(parent: int) -> None:
-    """Whatever ends the supervisor, SIGKILL too, ends the launcher, which then ends its ranks."""
+    """Have the launcher end, and so its ranks, whatever ends the supervisor, SIGKILL too."""
     with suppress(ImportError, OSError, AttributeError):
         import ctypes
 
@@ -332,14 +333,14 @@ def _end_with_parent(parent: int) -> None:
         os._exit(128 + signal.SIGTERM)
 
 
-# What the job prints and logs is written beside the supervisor: a reader that pauses, or a file system that hangs,
+# What the job prints and logs is written by threads: a reader that pauses, or a file system that hangs,
 # does not keep it from hearing the ranks, which would end themselves.
 
 
 #: What is kept in memory for a slow reader. Above it nothing more is read of the launcher, whose ranks then wait.
 MOST_BYTES = 64 * 1024 * 1024
 _STEP_S = 0.02
-_REST_AT_SIGNAL_S = 5.0  # for what is left, once somebody wants the job to end
+_DRAIN_AT_SIGNAL_S = 5.0  # for what is left, once somebody wants the job to end
 
 
 class Writer:
@@ -365,13 +366,13 @@ class Writer:
     def _write_on(self) -> None:
         while True:
             descriptor, data = self._queue.get()
-            _write_all(descriptor, data)
+            write_all(descriptor, data)
             with self._lock:
                 self._left -= len(data)
 
 
 class Output:
-    """Of one job: what it prints, and the launcher's log beside it, which does not wait for who reads the other."""
+    """The output of one job: what it prints, and the launcher's log, which does not wait for who reads the other."""
 
     def __init__(self) -> None:
         self._printed, self._logged = Writer(), Writer()
@@ -397,16 +398,4 @@ class Output:
         while (self._printed.left or self._logged.left) and (until is None or time.monotonic() < until):
             time.sleep(_STEP_S)
             if signals.read() and until is None:
-                until = time.monotonic() + _REST_AT_SIGNAL_S
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    """A full disk or a terminal that is gone does not end the job."""
-    with suppress(OSError):
-        while data:
-            try:
-                data = data[os.write(descriptor, data) :]
-            except BlockingIOError:  # another program has set its end of this terminal or pipe so
-                poll = select.poll()
-                poll.register(descriptor, select.POLLOUT)
-                poll.poll()
+                until = time.monotonic() + _DRAIN_AT_SIGNAL_S

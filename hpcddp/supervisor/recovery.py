@@ -39,14 +39,14 @@ _LEAST_LEFT_S = 60  # before the job's end: a start and a step would not fit
 
 class Saved(Record):
     """A checkpoint. `nth`: of the job's runs, its own being the first; 0: there is none, and `step` is what the ranks
-    told."""
+    said."""
 
     nth: int
     step: int
 
 
 class Recovery:
-    """Of one job."""
+    """What has happened to one job, and what is done about it."""
 
     def __init__(
         self,
@@ -64,22 +64,22 @@ class Recovery:
         self._full_tries = 0
         self._next: AttemptFolder | None = None
         self._stuck: list[tuple[str, int]] = []  # where, step
-        self._own: list[RunFolder] = []  # that the job's script has opened
+        self._opened: list[RunFolder] = []  # that the job's script has opened
         self._crashes: list[tuple[str, int, int, Saved]] = []  # kind, status, step, the newest checkpoint
-        self._failures: list[tuple[str, int, int, Saved]] = []  # text, step, how many own runs, how far the job was
+        self._failures: list[tuple[str, int, int, Saved]] = []  # text, step, how many runs were opened, how far
         names, nodes = self._hosts.names, order.line.nodes
         self.chosen = names[:nodes] if len(names) > nodes else ()  # (): as the script has it
 
     def goes_on(self, attempt: AttemptFolder, cause: Event, end: End, suspects: set[str]) -> bool:
-        """Whether the ranks are started again, on the hosts `chosen` then; why not is told. `suspects`: hosts that the
-        attempt has lost."""
+        """Whether the ranks are started again, on the hosts `chosen` then; why not is printed. `suspects`: hosts that
+        the attempt has lost."""
         self._full_tries = 0
         self._tell(f"the first cause: {cause}")
         why_not = self._judge(attempt, cause, end)
         if why_not:
             self._tell(f"the ranks are not started again: {why_not}")
             return False
-        # a broken GPU is told of by an error, too: a bug would come again at the same step, or on other hosts
+        # a broken GPU shows as an error, too: a bug would come again at the same step, or on other hosts
         is_of_host = (cause.is_loss or cause.kind == ERROR) and cause.kind != UNHEARD and not self.is_too_few
         if is_of_host and cause.host and cause.is_sure and not cause.is_of_another:
             self._hosts.blame(cause.host)
@@ -101,13 +101,13 @@ class Recovery:
 
     def _judge(self, attempt: AttemptFolder, cause: Event, end: End) -> str:
         """Why the ranks are not started again; empty: they are."""
-        self._own += [run for run in list_opened(attempt) if run not in self._own]
+        self._opened += [run for run in list_opened(attempt) if run not in self._opened]
         saved = self._find_newest(attempt)
-        before, is_own = self._failures, not cause.is_loss
+        before, is_of_program = self._failures, not cause.is_loss
         # programs may save elsewhere, and need not say their steps
         reached = saved if saved.step else Saved(0, cause.step)
-        if is_own:  # lost ranks and hosts do not count
-            self._failures = [*before, (cause.text, cause.step, len(self._own), reached)]
+        if is_of_program:  # lost ranks and hosts do not count
+            self._failures = [*before, (cause.text, cause.step, len(self._opened), reached)]
         self.is_too_few = cause.is_refusal and 0 < len(self.chosen) < self._order.line.nodes
         if end.at is not None and time.time() > end.at - _LEAST_LEFT_S:
             return "the job ends soon"
@@ -129,13 +129,13 @@ class Recovery:
             why = self._judge_crash(cause, saved)
             if why:
                 return why
-        return self._judge_errors(before, cause, reached) if is_own else ""
+        return self._judge_errors(before, cause, reached) if is_of_program else ""
 
     def _judge_crash(self, cause: Event, saved: Saved) -> str:
         crash = (cause.kind, cause.status, saved)
         steps = [at for kind, status, at, before in self._crashes if (kind, status, before) == crash]
         self._crashes.append((cause.kind, cause.status, cause.step, saved))
-        # the step that a rank told last may be some behind where it crashed
+        # the step that a rank sent last may be some behind where it crashed
         alike = [at for at in steps if at == cause.step or (cause.is_by_itself and (saved.step or at > cause.step))]
         if len(alike) < _MOST_CRASHES:
             return ""
@@ -144,7 +144,7 @@ class Recovery:
         return f"ranks ended alike {where} {len(alike)} times before: no other host would help"
 
     def _judge_errors(self, before: list[tuple[str, int, int, Saved]], cause: Event, reached: Saved) -> str:
-        alike = [(text, at, own) == (cause.text, cause.step, len(self._own)) for text, at, own, _ in before]
+        alike = [(text, at, opened) == (cause.text, cause.step, len(self._opened)) for text, at, opened, _ in before]
         if not reached.step and cause.kind != UNKNOWN:  # a launcher that failed by itself has no step
             if len(alike) >= _MOST_BLIND_ERRORS and all(alike[-_MOST_BLIND_ERRORS:]):
                 return "the same error came three times, and no step is known between them: it would come again"
@@ -159,8 +159,8 @@ class Recovery:
 
     def begin_again(self, attempt: AttemptFolder) -> AttemptFolder | None:
         """The next attempt, which takes the run from this one: whatever is left of it writes no more. None if that
-        cannot be done, which is told: another job has taken the run, or its folder is full. `is_full`: it may have room
-        again in a moment."""
+        cannot be done, and why is printed: another job has taken the run, or its folder is full. `is_full`: it may have
+        room again in a moment."""
         new = self._next if self._full_tries else None
         try:
             new = self._next = new or attempt.run.attempt(number_attempt(attempt.run, self._job.name))
@@ -189,7 +189,7 @@ class Recovery:
 
     def _find_newest(self, attempt: AttemptFolder) -> Saved:
         """The newest checkpoint of the run that was begun last, of those that have one."""
-        for nth, run in reversed([*enumerate((attempt.run, *self._own), 1)]):
+        for nth, run in reversed([*enumerate((attempt.run, *self._opened), 1)]):
             saved = list_checkpoints(run.checkpoints)
             if saved:
                 return Saved(nth, step_of(saved[-1]))
@@ -199,7 +199,7 @@ class Recovery:
         where = f" on {', '.join(self.chosen)}" if self.chosen else ""
         nth, step = self._find_newest(attempt)
         since = f", from step {step}" if step else ""
-        since += f" of {show_path(self._own[nth - 2].path)}" if nth > 1 else ""
+        since += f" of {show_path(self._opened[nth - 2].path)}" if nth > 1 else ""
         by_runtime = any(os.path.exists(one.metrics) for one in list_attempts(attempt.run))
         if not step and by_runtime:  # else its checkpoints, if it has any, are its own
             since = ", from the start: there is no checkpoint yet"

@@ -1,5 +1,5 @@
-"""What the agents beside the ranks tell: which ranks are there, how far they are, and how they ended. `agent.py` is the
-other side and has the words of a message.
+"""What the agents beside the ranks say: which ranks are there, how far they are, and how they ended. `agent.py` is the
+other side, and `wire.py` has the messages.
 
 Each agent holds a connection. One that breaks without a last word is a process, or a host, that is gone; one
 that is silent is a host that cannot be reached, or one that does not run.
@@ -7,9 +7,9 @@ that is silent is a host that cannot be reached, or one that does not run.
 
 from __future__ import annotations
 
-import _socket
 import os
 import select
+import socket
 import time
 from contextlib import suppress
 
@@ -17,9 +17,24 @@ from hpcddp.errors import LaunchError
 from hpcddp.ranks.interfaces import list_interfaces
 from hpcddp.ranks.reach import own_address
 from hpcddp.record import TYPE_CHECKING
-from hpcddp.runs.heartbeat import NO_RANK, Beat, Supervised, write_supervised
+from hpcddp.runs.heartbeat import NO_RANK, Beat, Place
+from hpcddp.supervisor import wire
 from hpcddp.supervisor.events import ABSENT, ERROR, GONE, KILLED, LEFT, SILENT, STUCK, UNHEARD, Event, read_shell_status
-from hpcddp.supervisor.stuck import FIRST_STEP, SAVES_S, RankReport, StuckDetector, describe_stand
+from hpcddp.supervisor.rank import (
+    BREAKS,
+    CALLS,
+    ENDS,
+    FALLS_SILENT,
+    HELD,
+    LOST,
+    MOVES,
+    SAVES_S,
+    STANDS,
+    STAYS_AWAY,
+    WAITS_FOR_OTHERS,
+    Rank,
+)
+from hpcddp.supervisor.stuck import FIRST_STEP, StuckDetector, describe_stand
 
 if TYPE_CHECKING:
     import signal
@@ -56,30 +71,26 @@ def allow_files(most: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-def open_listener() -> _socket.socket:
-    """On a port that the kernel chooses. It does not block."""
-    has_ipv6 = _has_ipv6()
-    listener = _socket.socket(_socket.AF_INET6 if has_ipv6 else _socket.AF_INET, _socket.SOCK_STREAM)
-    if has_ipv6:
-        listener.setsockopt(_socket.IPPROTO_IPV6, _socket.IPV6_V6ONLY, 0)
-    listener.bind(("", 0))
-    listener.listen(_MOST_WAITING)
+def open_listener() -> socket.socket:
+    """On a port that the kernel chooses, of IPv6 and IPv4. It does not block."""
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    listener = socket.create_server(("", 0), family=family, backlog=_MOST_WAITING, dualstack_ipv6=both)
     listener.setblocking(False)
     return listener
 
 
-def accept(listener: _socket.socket) -> _socket.socket | None:
+def accept(listener: socket.socket) -> socket.socket | None:
     """Who waits to be heard; None: nobody does. OSError if this process may open no more files."""
     try:
-        number, _ = listener._accept()  # type: ignore[attr-defined]  # typeshed has it under socket alone
+        caller, _ = listener.accept()
     except (BlockingIOError, ConnectionAbortedError):
         return None
-    caller = _socket.socket(fileno=number)
     caller.setblocking(False)
     return caller
 
 
-def receive(connection: _socket.socket) -> bytes | None:
+def receive(connection: socket.socket) -> bytes | None:
     """What has come; empty: the other side has ended; None: nothing has."""
     try:
         return connection.recv(65536)
@@ -89,15 +100,7 @@ def receive(connection: _socket.socket) -> bytes | None:
         return b""
 
 
-def _has_ipv6() -> bool:
-    with suppress(OSError):
-        probe = _socket.socket(_socket.AF_INET6, _socket.SOCK_STREAM)
-        probe.close()
-        return True
-    return False
-
-
-def own_names(env: Mapping[str, str]) -> tuple[str, ...]:
+def find_addresses(env: Mapping[str, str]) -> tuple[str, ...]:
     """What other hosts may call this one: by the site's recipe first."""
     found = list[str]()
     with suppress(LaunchError):
@@ -120,30 +123,31 @@ class Callers:
     """`poll`: becomes readable when somebody calls or says something."""
 
     def __init__(self, poll: select.epoll) -> None:
-        self._poll, self._own = poll, open_listener()
-        self._waiting: dict[int, tuple[_socket.socket, bytes, float]] = {}  # what has come of its line, since when
+        self._poll, self._listener = poll, open_listener()
+        self._waiting: dict[int, tuple[socket.socket, bytes, float]] = {}  # what has come of its line, since when
         self._deaf_until: float | None = None  # None: the listener is listened to
         self._is_full = False  # deaf only until one of those let in is gone
-        poll.register(self._own.fileno(), _READABLE)
+        poll.register(self._listener.fileno(), _READABLE)
 
     @property
     def port(self) -> int:
         """Where they call."""
-        return int(self._own.getsockname()[1])
+        return int(self._listener.getsockname()[1])
 
     @property
     def listener(self) -> int:
         """The descriptor that is readable when somebody calls."""
-        return self._own.fileno()
+        return self._listener.fileno()
 
     def __contains__(self, number: int) -> bool:
         return number in self._waiting
 
     def accept(self, now: float) -> None:
-        """Those that call. An error is of one moment: a caller has vanished, or this process may open no more files."""
+        """Let in those that call. An error is of one moment: a caller has vanished, or this process may open no more
+        files."""
         try:
             while not self._is_full:
-                caller = accept(self._own)
+                caller = accept(self._listener)
                 if caller is None:
                     return
                 self._waiting[caller.fileno()] = caller, b"", now
@@ -151,7 +155,7 @@ class Callers:
                 self._is_full = len(self._waiting) >= _MOST
         except OSError:
             pass
-        self._poll.unregister(self._own.fileno())
+        self._poll.unregister(self._listener.fileno())
         self._deaf_until = now + _DEAF_S
 
     def look(self, now: float) -> None:
@@ -163,18 +167,18 @@ class Callers:
         if self._deaf_until is not None and now >= self._deaf_until and len(self._waiting) < _MOST:
             self._listen()
 
-    def take(self, number: int) -> tuple[_socket.socket, list[str], bytes] | None:
-        """The words of this caller's first line, and what came behind it; no words: it said none. None: not yet."""
-        caller, begun, since = self._waiting[number]
-        came = receive(caller)
-        if came is None:
+    def take(self, number: int) -> tuple[socket.socket, wire.Message | None, bytes] | None:
+        """Who has said a first line, the message that it is, if it is one, and what came behind it. None: not yet."""
+        caller, text, since = self._waiting[number]
+        data = receive(caller)
+        if data is None:
             return None
-        line, found, rest = (begun + came).partition(b"\n")
-        if came and not found and len(line) < _LONGEST:
+        line, found, rest = (text + data).partition(b"\n")
+        if data and not found and len(line) < _LONGEST:
             self._waiting[number] = caller, line, since
             return None
         self._forget(number)
-        return caller, line.decode(errors="replace").split() if found else [], rest
+        return caller, wire.read(line) if found else None, rest
 
     def _forget(self, number: int) -> None:
         del self._waiting[number]
@@ -183,30 +187,28 @@ class Callers:
 
     def _listen(self) -> None:
         self._deaf_until, self._is_full = None, False
-        self._poll.register(self._own.fileno(), _READABLE)
+        self._poll.register(self._listener.fileno(), _READABLE)
 
-    def close(self, connection: _socket.socket) -> None:
+    def close(self, connection: socket.socket) -> None:
         """A connection that was let in is over."""
         with suppress(OSError):
             self._poll.unregister(connection.fileno())
         connection.close()
 
     def close_all(self) -> None:
-        """Nobody is let in any more."""
+        """Let nobody in any more."""
         for caller, _, _ in self._waiting.values():
             caller.close()
-        self._own.close()
+        self._listener.close()
 
 
 # Ranks that nobody has heard of, long after their launcher was started.
 
 
-def find_absent(
-    ranks: Mapping[int, RankReport], world_size: int, waited_s: float, now: float, records: str
-) -> Event | None:
-    """A launcher may wait for a host for ever, and the ranks that are there for those that are not. None: all are
-    there, or those that are do not wait. `world_size`: 0 as long as no rank has said it. `records`: the folder in which
-    each rank that is started leaves a file."""
+def find_absent(ranks: Mapping[int, Rank], world_size: int, waited_s: float, now: float, records: str) -> Event | None:
+    """Find ranks that are not there while the launcher waits for a host, or the ranks that are there for the others.
+    None: all are there, or those that are do not wait. `world_size`: 0 as long as no rank has said it. `records`: the
+    folder in which each rank that is started leaves a file."""
     if not ranks:
         if has_files(records):  # they were started, and cannot call here
             return None
@@ -234,16 +236,17 @@ _NAP_S = 1.0  # between two looks, where nothing comes
 
 
 class Reports:
-    """Of one attempt at a time. `limit_s`: how long ranks may be silent, or make no step, before it is an event; 0: for
-    ever. `clock`: seconds, from anywhere."""
+    """The ranks of one attempt at a time. `limit_s`: how long ranks may be silent, or make no step, before it is an
+    event; 0: for ever. `clock`: seconds, from anywhere."""
 
     def __init__(self, limit_s: float, env: Mapping[str, str], clock: Callable[[], float] = time.monotonic) -> None:
         self._limit_s, self._clock = limit_s, clock
         every_s = min(5.0, limit_s / 8) if limit_s else 5.0
         self._poll = select.epoll()
         self._callers = Callers(self._poll)
-        self._told = Supervised(self._callers.port, os.urandom(16).hex(), every_s, limit_s * 3 / 4, own_names(env))
-        self._connected: dict[int, RankReport] = {}
+        addresses = find_addresses(env)
+        self._address = wire.Listener(self._callers.port, os.urandom(16).hex(), every_s, limit_s * 3 / 4, addresses)
+        self._connected: dict[int, Rank] = {}
         self._attempt = ""
         self._stuck = StuckDetector(limit_s)
         self._is_ending = False
@@ -252,8 +255,8 @@ class Reports:
         self._awake = 0.0  # when this process looked last
         self._records = ""  # the folder in which each rank that is started leaves a file
         self._world_size = 0  # as the ranks say it; 0: none has
-        self._given: list[tuple[int, float]] = []  # signals for the ranks of the attempt, and since when
-        self.ranks: dict[int, RankReport] = {}
+        self._signals: list[tuple[int, float]] = []  # for the ranks of the attempt, and since when
+        self.ranks: dict[int, Rank] = {}
         self.events: list[Event] = []
 
     @property
@@ -267,20 +270,20 @@ class Reports:
         return {event.host for event in self.events if event.kind in {GONE, SILENT}}
 
     def open(self, attempt: AttemptFolder) -> None:
-        """The ranks of this attempt are started next; those of others are told to end."""
+        """Expect the ranks of this attempt; those of others are to end."""
         self.end_all()
         self._attempt, self._is_ending, self.is_deaf = attempt.name, False, False
         self._stuck = StuckDetector(self._limit_s)
         self.ranks, self.events = {}, []
-        self._given = []
+        self._signals = []
         self._world_size, self._opened = 0, self._clock()
         self._awake = self._opened
         self._records = os.path.dirname(attempt.rank_environment(0))
         with suppress(OSError):
-            write_supervised(attempt, self._told)
+            wire.write_listener(attempt, self._address)
 
     def read(self) -> None:
-        """Whatever has come."""
+        """Read what has come."""
         self._forgive_pause()
         for number, _ in self._poll.poll(0):
             if number == self._callers.listener:
@@ -291,15 +294,11 @@ class Reports:
                 self._hear(self._connected[number])
 
     def look(self) -> None:
-        """What nobody says: who is silent, gone or stuck."""
+        """Find what nobody says: who is silent, gone or stuck."""
         self._forgive_pause()
         now = self._clock()
         self._callers.look(now)
-        for one in self.ranks.values():
-            if one.left and now - one.left > _BACK_S:
-                self._add(one, GONE, one.left)
-            elif self._limit_s and one.connection and not one.is_held and now - one.heard > self._limit_s:
-                self._add(one, SILENT, one.heard)
+        self._find_lost(now, _BACK_S, self._limit_s or float("inf"))
         if self.is_holding and not self._find_saving_s(now):
             self._let_end()
         limit_s = self._limit_s * FIRST_STEP
@@ -310,52 +309,57 @@ class Reports:
         self._look_for_stuck(now)
 
     def settle(self) -> None:
-        """The attempt ends, for what is known: a rank that is late with its word may be the cause of it."""
+        """Judge the ranks at the attempt's end: one that is late with its word may be the cause of it."""
         now = self._clock()
         first = min((event.at for event in self.events), default=now)
         unexplained = bool(self.events) and all(event.is_of_another for event in self.events)
         are_swept = all(event.is_of_another or event.kind == GONE for event in self.events) and any(
-            one.left or one.is_told for one in self.ranks.values()
+            one.state == LOST or one.is_noted for one in self.ranks.values()
         )
+        self._find_lost(now, -1, 2 * self._address.every_s + _BACK_S)
         for one in self.ranks.values():
-            if one.left:
-                self._add(one, GONE, one.left)
-            elif one.status == 0 and unexplained:
+            # unfinished: the launcher has ended the others for that status
+            if (one.status == 0 and unexplained) or (one.status and one.is_well and are_swept and one.heard <= first):
                 self._add(one, LEFT, one.heard)
-            elif one.status and one.is_well and are_swept and one.heard <= first:
-                self._add(one, LEFT, one.heard)  # the launcher has ended the others for that status
-            elif one.connection and not one.is_held and now - one.heard > 2 * self._told.every_s + _BACK_S:
-                self._add(one, SILENT, one.heard)
+
+    def _find_lost(self, now: float, away_s: float, silent_s: float) -> None:
+        """Ranks whose connection broke, or that say nothing, for longer than that."""
+        for one in self.ranks.values():
+            since, heard = one.since, one.heard
+            if one.state == LOST and now - since > away_s and one.change(STAYS_AWAY, now):
+                self._add(one, GONE, since)
+            elif one.is_there and now - heard > silent_s and one.change(FALLS_SILENT, now):
+                self._add(one, SILENT, heard)
 
     def end_all(self) -> None:
-        """Every rank is to end at once; what still calls is told the same."""
+        """End every rank at once, also those that still call."""
         self._is_ending = True
         self._let_end()
         for one in self._connected.values():
-            self._say(one, "end")
+            self._say(one, wire.End())
 
     def close(self) -> None:
-        """Nobody is heard any more."""
+        """Hear nobody any more."""
         for one in list(self._connected.values()):
             self._leave(one)
         self._callers.close_all()
         self._poll.close()
 
     def tell_end(self, at: float) -> None:
-        """The job's end is another one now, in seconds since 1970."""
+        """Tell the ranks that the job ends at another time now, in seconds since 1970."""
         for one in self._connected.values():
-            self._say(one, f"until {at}")
+            self._say(one, wire.Until(at))
 
     def give(self, number: int) -> None:
-        """Every rank gets this signal once, also one that calls later."""
-        self._given.append((number, self._clock()))
+        """Give every rank this signal once, also one that calls later."""
+        self._signals.append((number, self._clock()))
         for one in self._connected.values():
-            self._give(one, len(self._given))
+            self._give(one, len(self._signals))
 
     @property
     def is_holding(self) -> bool:
         """Whether the agent of a rank that has ended waits for ranks that still save."""
-        return any(one.is_held for one in self.ranks.values())
+        return any(one.state == HELD for one in self.ranks.values())
 
     @property
     def are_started(self) -> bool:
@@ -373,10 +377,10 @@ class Reports:
         return len(self.ranks) == self._world_size > 0 and all(one.is_well for one in self.ranks.values())
 
     def _forgive_pause(self) -> None:
-        """Where this process did not run itself, as in a job that is suspended, nobody has been silent for longer; the
-        others may run again only after it."""
+        """Start all clocks anew where this process did not run itself, as in a job that is suspended, nobody has been
+        silent for longer; the others may run again only after it."""
         now = self._clock()
-        paused = now - self._awake > 2 * self._told.every_s + _NAP_S
+        paused = now - self._awake > 2 * self._address.every_s + _NAP_S
         self._awake = now
         if paused:
             self._opened = now
@@ -394,67 +398,60 @@ class Reports:
         taken = self._callers.take(number)
         if taken is None:
             return
-        caller, words, rest = taken
-        is_greeting = len(words) == 6 and words[:2] == ["hello", self._told.key]
-        if not is_greeting or not (words[3] == str(NO_RANK) or words[3].isdecimal()) or not words[4].isdecimal():
+        caller, hello, rest = taken
+        if not isinstance(hello, wire.Hello) or hello.key != self._address.key or hello.rank < NO_RANK:
             self._callers.close(caller)
             return
-        _, _, attempt, rank, world_size, host = words
         now = self._clock()
-        if attempt != self._attempt:  # left behind by another attempt
+        if hello.attempt != self._attempt:  # left behind by another attempt
             with suppress(OSError):
-                caller.send(b"end\n")
+                caller.send(wire.write(wire.End()))
             self._callers.close(caller)
             return
-        self._world_size = int(world_size) or self._world_size
-        one = self.ranks.setdefault(int(rank), RankReport(int(rank), host, now))
+        self._world_size = hello.world_size or self._world_size
+        one = self.ranks.setdefault(hello.rank, Rank(hello.rank, hello.host, now))
         if one.connection is not None:
             self._leave(one)
-        one.connection, one.begun, one.left, one.heard = caller, rest, 0.0, now
+        one.connection, one.incoming, one.heard = caller, wire.Incoming(), now
+        one.change(CALLS, now)
         self._connected[number] = one
-        self._say(one, "end" if self._is_ending else "ok")
-        for nth in range(1, len(self._given) + 1):
+        self._say(one, wire.End() if self._is_ending else wire.Ok())
+        for nth in range(1, len(self._signals) + 1):
             self._give(one, nth)
-        self._read_lines(one)
+        self._take(one, rest)
 
-    def _hear(self, one: RankReport) -> None:
+    def _hear(self, one: Rank) -> None:
         assert one.connection is not None
-        came = receive(one.connection)
-        if came is None:
+        data = receive(one.connection)
+        if data is None:
             return
         if self.ranks.get(one.rank) is not one:  # of the attempt before: its last words are no news of this one
-            self._say(one, "end")
+            self._say(one, wire.End())
             self._leave(one)
             return
-        one.begun += came
         one.heard = self._clock()
-        self._read_lines(one)
-        if not came:
+        self._take(one, data)
+        if not data:
             self._leave(one)
 
-    def _read_lines(self, one: RankReport) -> None:
-        *lines, one.begun = one.begun.split(b"\n")
-        for line in lines:
-            words = line.decode(errors="replace").split()
-            with suppress(ValueError, IndexError):
-                if words[0] == "beat":
-                    self._note_beat(one, Beat(*map(int, words[1:5]), *map(int, words[6:7])), is_stopped=words[5] == "1")
-                elif words[0] == "at":
-                    one.place = bytes.fromhex(words[1].strip("-")).decode(errors="replace")
-                elif words[0] == "came" and not self._launcher_ends:
-                    one.signals[int(words[1])] = self._clock()
-                elif words[0] == "unheard":
-                    one.unheard_s = int(words[1])
-                elif words[0] == "ended":
-                    self._note_end(one, int(words[1]), bytes.fromhex(words[2].strip("-")).decode(errors="replace"))
+    def _take(self, one: Rank, data: bytes) -> None:
+        """What this rank's agent says."""
+        for message in one.incoming.add(data):
+            now = self._clock()
+            if isinstance(message, Beat):
+                self._stuck.note(one, message, now)
+                self._say(one, wire.End() if self._is_ending else wire.Ok())
+            elif isinstance(message, Place):
+                one.place = message
+                one.change(STANDS if message.text else MOVES, now)
+            elif isinstance(message, wire.Signalled) and not self._launcher_ends:
+                one.signals[message.number] = now
+            elif isinstance(message, wire.Unheard):
+                one.unheard_s = message.seconds
+            elif isinstance(message, wire.Ended):
+                self._note_end(one, message.status, message.error, now)
 
-    def _note_beat(self, one: RankReport, beat: Beat, *, is_stopped: bool) -> None:
-        self._stuck.note(one, beat, self._clock())
-        one.is_stopped = is_stopped
-        self._say(one, "end" if self._is_ending else "ok")
-
-    def _note_end(self, one: RankReport, status: int, text: str) -> None:
-        now = self._clock()
+    def _note_end(self, one: Rank, status: int, text: str, now: float) -> None:
         one.status = status = read_shell_status(status)
         one.signal = one.find_signal(status, now)
         may_hold = bool(one.signal and status) and not self._launcher_ends
@@ -462,9 +459,10 @@ class Reports:
             kind = KILLED if os.WIFSIGNALED(status) else ERROR
             kind, text = (UNHEARD, str(one.unheard_s)) if one.unheard_s else (kind, text)
             self._add(one, kind, now, text)
+        one.change(WAITS_FOR_OTHERS if may_hold else ENDS, now)
         saving_s = self._find_saving_s(now) if may_hold else 0.0
         if saving_s:
-            self._say(one, f"wait {saving_s:.0f}")
+            self._say(one, wire.Wait(saving_s))
         else:
             self._leave(one)
             if status:
@@ -473,45 +471,45 @@ class Reports:
     @property
     def _launcher_ends(self) -> bool:
         """Whether the launcher may have seen a rank that did not end well: it sends signals to the others then."""
-        seen = (event for event in self.events if event.rank not in self.ranks or not self.ranks[event.rank].is_held)
-        return self._is_ending or any(seen)
+        known = (event for event in self.events if event.rank not in self.ranks or self.ranks[event.rank].state != HELD)
+        return self._is_ending or any(known)
 
     def _find_saving_s(self, now: float) -> float:
         """How long ranks may still save after a signal that a rank has ended by; 0: none does. What came to one rank
         came to all a moment later, if it was sent to the job."""
-        ended = [one for one in self.ranks.values() if one.is_held]
-        left = [one for one in self.ranks.values() if one.status is None and not one.is_told]
-        if not left or not (any(one.signals for one in left) or any(now - one.heard <= _BACK_S for one in ended)):
+        held = [one for one in self.ranks.values() if one.state == HELD]
+        left = [one for one in self.ranks.values() if one.status is None and not one.is_noted]
+        if not left or not (any(one.signals for one in left) or any(now - one.heard <= _BACK_S for one in held)):
             return 0.0
-        return max(max(at for one in (*left, *ended) for at in one.signals.values()) + SAVES_S - now, 0.0)
+        until = max(at for one in (*left, *held) for at in one.signals.values()) + SAVES_S
+        return max(min([until, *(one.others_save_until for one in held)]) - now, 0.0)
 
     def _let_end(self) -> None:
         """The agents that wait for others end now."""
-        for one in [one for one in self._connected.values() if one.is_held]:
+        for one in [one for one in self._connected.values() if one.state == HELD]:
             self._leave(one)
 
-    def _give(self, one: RankReport, nth: int) -> None:
-        number, at = self._given[nth - 1]
-        self._say(one, f"signal {nth} {number}")
+    def _give(self, one: Rank, nth: int) -> None:
+        number, at = self._signals[nth - 1]
+        self._say(one, wire.Give(nth, number))
         one.signals |= {number: at, signal.SIGTERM: at}  # that in its place, where the program catches that alone
 
-    def _leave(self, one: RankReport) -> None:
+    def _leave(self, one: Rank) -> None:
         """Its connection is over."""
         if one.connection is None:
             return
         self._connected.pop(one.connection.fileno(), None)
         self._callers.close(one.connection)
         one.connection = None
-        if one.status is None:
-            one.left = self._clock()
+        one.change(BREAKS, self._clock())
 
-    def _add(self, one: RankReport, kind: str, at: float, text: str = "", *, is_sure: bool = True) -> None:
-        if not one.is_told:
-            one.is_told = True
+    def _add(self, one: Rank, kind: str, at: float, text: str = "", *, is_sure: bool = True) -> None:
+        if not one.is_noted:
+            one.is_noted = True
             status = one.status or 0
             self.events.append(Event(kind, one.rank, one.host, at, one.beat.step, status, text, is_sure, one.signal))
 
-    def _say(self, one: RankReport, line: str) -> None:
+    def _say(self, one: Rank, message: wire.Message) -> None:
         if one.connection is not None:
             with suppress(OSError):  # one that reads nothing is silent soon
-                one.connection.send(f"{line}\n".encode())
+                one.connection.send(wire.write(message))

@@ -12,7 +12,7 @@ from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.ranks.reach import reached_as
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.runs.chain import list_job_runs
-from hpcddp.runs.folder import cannot_write, job_of
+from hpcddp.runs.folder import AttemptFolder, cannot_write, job_of
 from hpcddp.runs.heartbeat import VARIABLE as HEARTBEAT
 from hpcddp.runs.lock import BY_HAND, release_run
 from hpcddp.runs.start import FRESH
@@ -27,7 +27,7 @@ from hpcddp.supervisor.follow import (
     BY_SCRIPT,
     FollowUp,
     MovingEnd,
-    ask_beside,
+    ask_in_thread,
     find_end,
     find_job_of_script,
     is_ending,
@@ -35,7 +35,7 @@ from hpcddp.supervisor.follow import (
 )
 from hpcddp.supervisor.leftover import end_left
 from hpcddp.supervisor.line import name_hosts
-from hpcddp.supervisor.order import take_point
+from hpcddp.supervisor.order import take_index
 from hpcddp.supervisor.program import WISHES, Ended, LauncherProcess, Output, Passing, Signals, watch
 from hpcddp.supervisor.reports import Reports, allow_more_files
 from hpcddp.supervisor.teardown import Teardown
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from _queue import SimpleQueue
     from collections.abc import Callable, Mapping, Sequence
 
-    from hpcddp.runs.folder import AttemptFolder
     from hpcddp.schedulers.registry import CurrentJob
     from hpcddp.supervisor.events import Event
     from hpcddp.supervisor.follow import End
@@ -73,12 +72,12 @@ class StopRequest:
         self._taken: SimpleQueue[None] | None = None  # of the last look, once it is over
 
     def look(self) -> None:
-        """Send this process a SIGTERM if somebody has asked; each request counts once. The folder is looked at beside
-        this process: where its file system hangs, the ranks would not be heard, and end themselves."""
+        """Send this process a SIGTERM if somebody has asked; each request counts once. The folder is looked at in a
+        thread: where its file system hangs, the ranks would not be heard, and end themselves."""
         if self._clock() < self._next or (self._taken is not None and self._taken.empty()):
             return
         self._next = self._clock() + LOOK_S
-        self._taken = ask_beside(self._take)
+        self._taken = ask_in_thread(self._take)
 
     def _take(self) -> None:
         if os.path.exists(self._path):
@@ -89,9 +88,9 @@ class StopRequest:
 
 #: The variable with the folder of the copied data: of all attempts, in the script; of this one, in the ranks.
 STAGED = "HPCDDP_STAGED"
-_OWN_FILES = 256
+_MORE_FILES = 256
 #: For what ends by itself: the ssh to each host with which an mpirun has started its daemon is there a moment longer.
-_REST_S = 5.0
+_EXIT_S = 5.0
 _SETTLE_S = 1.0  # in which every process has what a scheduler sends to all of them
 _FULL_PAUSE_S = 5.0  # between two tries to write to a run folder that is full
 #: The status of a job that has lost ranks where its launcher gives 0, as Open MPI 5 does: that of a killed process.
@@ -99,9 +98,9 @@ _LOST = 137
 
 
 def supervise(order: Order, script: str, env: Mapping[str, str], spell: Callable[[str], bytes]) -> int:
-    """The exit status of the job. `spell`: how something that is told looks on stderr.
+    """The exit status of the job. `spell`: how a message looks on stderr.
 
-    The errors of `check_started_agent`, `take_point`, `find_job_of_script` and `begin`: then nothing was started.
+    The errors of `check_started_agent`, `take_index`, `find_job_of_script` and `begin`: then nothing was started.
     """
     check_started_agent(env, order.line.agent, order.line.nodes)
     signals, output = Signals(), Output()
@@ -119,17 +118,17 @@ def _run_job(
     output: Output,
     tell: Callable[[str], None],
 ) -> int:
-    order = take_point(order, env, tell)
+    order = take_index(order, env, tell)
     job = find_job_of_script(order.scheduler, env)
     by_hand = env.get(LAUNCHED) == str(os.getpid())
     if by_hand:  # one of several, maybe
         job = job._replace(name=f"{job.name}{BY_HAND}{os.getpid()}")
-    begun = begin(order, env["HPCDDP_RUN_DIR"], job, env, script, tell)
-    if isinstance(begun, int):
-        return begun
-    attempt = begun.attempt
-    own = {LAUNCHED} if job.id else {LAUNCHED, *find_scheduler(order.scheduler).variables.job_id}
-    env = {name: value for name, value in env.items() if name not in own}  # what a rank starts is no part of this job
+    started = begin(order, env["HPCDDP_RUN_DIR"], job, env, script, tell)
+    if isinstance(started, int):
+        return started
+    attempt = started.attempt
+    inherited = {LAUNCHED} if job.id else {LAUNCHED, *find_scheduler(order.scheduler).variables.job_id}
+    env = {name: value for name, value in env.items() if name not in inherited}  # what a rank starts is another job
     status: int | None = None
     by = why = ""
     reports = Reports(order.stall_limit_s if order.max_restarts else 0, env)
@@ -138,7 +137,7 @@ def _run_job(
         if end.at is not None:
             tell(f"the job ends at {end}")
         follow_up = FollowUp(job, end, env, tell)
-        if begun.left:
+        if started.left:
             follow_up.queue(attempt, order.submit_options)
         recovery = None
         if order.max_restarts:
@@ -151,41 +150,14 @@ def _run_job(
             from hpcddp.supervisor.hosts import reach_hosts  # most jobs start without it
 
             env = {**env, **reach_hosts(order.scheduler, order.launcher, attempt, env, tell)}
-        start = Start(order, env, job, signals, output, reports, follow_up, moving, tell, by_hand=by_hand)
-        staged = attempt.name
-        while True:
-            ended = start.run(attempt, staged, recovery)
-            cause = ended.cause
-            if recovery is None or cause is None:
-                break
-            if _is_over(attempt, cause):
-                tell(f"the ranks are not started again: their run had finished ({cause})")
-                break
-            if ended.signal:
-                tell(f"the ranks are not started again: {ended.signal} came, and they may have ended by it ({cause})")
-                break
-            goes_on = recovery.goes_on(attempt, cause, moving.end, reports.lost_hosts)
-            # as where the scheduler ends the ranks first, and then the script
-            late = start.hear("after the ranks had ended: they are not started again")
-            if late is not None:
-                ended = ended._replace(signal=late.signal)
-            if goes_on or recovery.is_too_few or (late is not None and cause.is_loss):
-                note_lost(attempt, cause)
-            if late is not None or not goes_on:
-                break
-            again = recovery.begin_again(attempt)
-            while again is None and recovery.is_full and late is None:
-                time.sleep(_FULL_PAUSE_S)
-                late = start.hear("while the run folder was full: the ranks are not started again")
-                again = recovery.begin_again(attempt) if late is None else None
-            if again is None:
-                ended = ended._replace(signal=late.signal) if late is not None else ended
-                break
-            attempt = again
-        start.hear("after the ranks had ended")  # the owner's wish ends a chain then, too
-        by = ended.signal or ended.heard
-        why = _name_cause(ended.cause, by)
-        status = end_attempt(attempt, _judge(ended, attempt), follow_up if order.chain else None, tell)
+        parts = signals, output, reports, follow_up, moving, tell, recovery
+        attempts = Attempts(order, env, job, *parts, staged=attempt.name, by_hand=by_hand)
+        while isinstance(following := attempts.find_next(attempt, attempts.run(attempt)), AttemptFolder):
+            attempt = following
+        attempts.hear("after the ranks had ended")  # the owner's wish ends a chain then, too
+        by = following.signal or following.heard
+        why = _name_cause(following.cause, by)
+        status = end_attempt(attempt, _judge(following, attempt), follow_up if order.chain else None, tell)
         return status
     finally:
         reports.close()
@@ -219,8 +191,9 @@ def _is_over(attempt: AttemptFolder, cause: Event) -> bool:
         return False
 
 
-class Start:
-    """What each start of the ranks has in common."""
+class Attempts:
+    """The attempts of one job: `run` starts the ranks of one, and `find_next` says what follows. `staged`: the name of
+    the attempt for which data are copied to the nodes."""
 
     def __init__(
         self,
@@ -233,20 +206,23 @@ class Start:
         follow_up: FollowUp,
         end: MovingEnd,
         tell: Callable[[str], None],
+        recovery: Recovery | None,
         *,
+        staged: str,
         by_hand: bool,
     ) -> None:
-        self._by_hand = by_hand
+        self._staged = staged
+        self._recovery, self._by_hand = recovery, by_hand
         self._order, self._env, self._job, self._signals, self._output = order, env, job, signals, output
-        self._files = allow_more_files((order.line.world_size or 1) + _OWN_FILES)  # one for each rank
+        self._files = allow_more_files((order.line.world_size or 1) + _MORE_FILES)  # one for each rank
         self._reports, self._follow_up, self._end, self._tell = reports, follow_up, end, tell
 
-    def run(self, attempt: AttemptFolder, staged: str, recovery: Recovery | None) -> Ended:
+    def run(self, attempt: AttemptFolder) -> Ended:
         """Copy the data, if there are any to copy, and start the ranks; nothing is started once a signal has come."""
-        order, end, tell = self._order, self._end.end, self._tell
+        order, end, tell, recovery = self._order, self._end.end, self._tell, self._recovery
         self._attempt = attempt
         self._note_end()
-        env = {**self._env, **_variables(attempt, staged, end, self._env), **_words(order, self._env)}
+        env = {**self._env, **_variables(attempt, self._staged, end, self._env), FRESH: order.fresh}
         env.pop(HEARTBEAT, None)  # of a rank of another job, in which this one was started
         stage, launch = list(order.line.stage), list(order.line.words)
         if recovery is not None and recovery.chosen:
@@ -274,7 +250,7 @@ class Start:
                 hear, these = self._follow_up.hear, of_ranks if program is launch else None
                 ended = watch(launcher, self._signals, warned, tell, hear, these, self._look_around)
                 marks = {name: env[name] for name in ("HPCDDP_RUN_DIR", "HPCDDP_ATTEMPT")}
-                end_left(marks, env, tell, rest_s=_REST_S if ended.cause is None else 0.0)
+                end_left(marks, env, tell, rest_s=_EXIT_S if ended.cause is None else 0.0)
                 launcher.finish_output()
                 if ended.status and program is stage:
                     tell(f"the data could not be copied to the nodes (status {ended.status}); no rank was started")
@@ -282,6 +258,32 @@ class Start:
             logs = os.path.dirname(attempt.log)
             tell(f"the launcher ended with status {ended.status}; the ranks' logs are in {logs}")
         return ended
+
+    def find_next(self, attempt: AttemptFolder, ended: Ended) -> AttemptFolder | Ended:
+        """The attempt that follows in the same job, once this one has ended so; or how the job has ended, which signals
+        that came since may have changed. Why no other attempt follows is printed."""
+        recovery, cause = self._recovery, ended.cause
+        if recovery is None or cause is None:
+            return ended
+        if _is_over(attempt, cause):
+            self._tell(f"the ranks are not started again: their run had finished ({cause})")
+            return ended
+        if ended.signal:
+            by = f"{ended.signal} came, and they may have ended by it ({cause})"
+            self._tell(f"the ranks are not started again: {by}")
+            return ended
+        goes_on = recovery.goes_on(attempt, cause, self._end.end, self._reports.lost_hosts)
+        # as where the scheduler ends the ranks first, and then the script
+        late = self.hear("after the ranks had ended: they are not started again")
+        if goes_on or recovery.is_too_few or (late is not None and cause.is_loss):
+            note_lost(attempt, cause)
+        while goes_on and late is None:
+            following = recovery.begin_again(attempt)
+            if following is not None or not recovery.is_full:
+                return following or ended
+            time.sleep(_FULL_PAUSE_S)
+            late = self.hear("while the run folder was full: the ranks are not started again")
+        return ended if late is None else ended._replace(signal=late.signal)
 
     def _name_hosts(self, words: list[str], hosts: Sequence[str], file: str) -> list[str]:
         """The launcher's words for these hosts, which a file in the attempt's folder lists."""
@@ -298,7 +300,7 @@ class Start:
         return changed
 
     def hear(self, when: str) -> Ended | None:
-        """The last signal that has come while no rank runs; each is told. None: none has."""
+        """The last signal that has come while no rank runs; each is printed. None: none has."""
         ended = None
         for number in self._signals.read():
             self._follow_up.hear(number)
@@ -312,7 +314,7 @@ class Start:
         if self._end.look() and self._end.end.at is not None:
             self._tell(f"the job ends at {self._end.end} now")
             self._reports.tell_end(self._end.end.at)
-            ask_beside(self._note_end)  # a file system may hang
+            ask_in_thread(self._note_end)  # a file system may hang
 
     def _warn_at(self) -> int | None:
         """When the ranks are warned, as the job file's signal asks."""
@@ -320,24 +322,18 @@ class Start:
         return at - warns_s if warns_s and at is not None else None
 
     def _note_end(self) -> None:
-        """For people who look at the run from elsewhere; the job does not depend on it."""
+        """Write the end down for people who look at the run from elsewhere; the job does not depend on it."""
         end, job = self._end.end, self._job
         with suppress(OSError):
             note_job_end(self._attempt, JobEnd(job.scheduler, job.id, end.at, end.source, self._warn_at()))
 
 
-def _words(order: Order, env: Mapping[str, str]) -> dict[str, str]:
-    """What the ranks are told of the supervisor's words."""
-    accepted = ",".join(filter(None, [env.get("HPCDDP_ACCEPT"), "command" if order.resume else ""]))
-    return {FRESH: order.fresh} | ({"HPCDDP_ACCEPT": accepted} if accepted else {})
-
-
 def _variables(attempt: AttemptFolder, staged: str, end: End, env: Mapping[str, str]) -> dict[str, str]:
-    """What the ranks are told of their attempt. `staged`: the one for which data were copied to the nodes."""
-    told = {
+    """The variables of the attempt, for the ranks. `staged`: the one for which data were copied to the nodes."""
+    variables = {
         "HPCDDP_RUN_DIR": attempt.run.path,
         "HPCDDP_ATTEMPT": attempt.name,
         "HPCDDP_DEADLINE": "" if end.at is None else str(end.at),
         "HPCDDP_LOG_RANKS": "1",  # every rank but the first writes into a file of its own
     }
-    return told | ({STAGED: os.path.join(env[STAGED], f"hpcddp-{staged}")} if STAGED in env else {})
+    return variables | ({STAGED: os.path.join(env[STAGED], f"hpcddp-{staged}")} if STAGED in env else {})

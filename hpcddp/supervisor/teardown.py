@@ -34,15 +34,15 @@ hint: let the nodes of a job reach each other on every port, as their training n
 
 
 class Teardown:
-    """Of one attempt. `acts`: whether the ranks may be started again, so that a silent one is an end as well. `judges`:
-    whether the end of one rank is that of all; False where they are independent."""
+    """The end of one attempt. `acts`: whether the ranks may be started again, so that a silent one is an end as well.
+    `judges`: whether the end of one rank is that of all; False where they are independent."""
 
     def __init__(self, reports: Reports, tell: Callable[[str], None], *, acts: bool, judges: bool = True) -> None:
         self._reports, self._tell, self._acts, self._judges = reports, tell, acts, judges
         self._began: float | None = None  # the first event
         self._ended_at: float | None = None  # the ranks were told to end
         self._sent = 0
-        self._is_deafness_told = False
+        self._is_deafness_printed = False
         self.is_wish = False  # a signal came: the ranks may end as they like
 
     @property
@@ -55,8 +55,8 @@ class Teardown:
         self._reports.read()
         self._reports.look()
         now = time.monotonic()
-        if self._reports.is_deaf and not self._is_deafness_told:
-            self._is_deafness_told = True
+        if self._reports.is_deaf and not self._is_deafness_printed:
+            self._is_deafness_printed = True
             self._tell(_DEAF)
         is_due = self._reports.events and self._judges and not self._reports.is_holding  # some save
         if not is_due and self._ended_at is None:

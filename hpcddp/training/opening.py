@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pickle import PicklingError
 from typing import Any, NamedTuple
@@ -27,9 +28,11 @@ from hpcddp.runs.folder import AttemptFolder, RunFolder, choose_attempt, find_at
 from hpcddp.runs.jsonfile import SchemaError, write_object
 from hpcddp.runs.lock import HeldError, is_held_by, release_run
 from hpcddp.runs.metrics import MetricsFile
+from hpcddp.runs.settings import ACCEPT, KEEP, read_list
 from hpcddp.runs.start import FINISHED, FRESH, Request, is_interactive, look, opening_once, start
 from hpcddp.runs.state import open_attempt, read_planned_batch, write_failure
 from hpcddp.schedulers.registry import find_current_job
+from hpcddp.training.checkpoint.settings import OnFirst, RunSettings
 from hpcddp.training.data.randomness import seed_generators
 from hpcddp.training.gradient.exact import ExactGradients, check_same_conditions, deterministic_kernels
 from hpcddp.training.gradient.gradients import Gradients
@@ -110,6 +113,29 @@ def explain_loading(error: RuntimeError) -> RequestError | None:
     )
 
 
+_NO_KERNEL = re.compile(r"^(.+?) does not have a deterministic implementation", re.MULTILINE)  # torch's
+# instead of what torch has no deterministic kernel for: by what its name begins with
+_INSTEAD = {
+    "adaptive_avg_pool2d": "AvgPool2d in place of AdaptiveAvgPool2d",
+    "nll_loss2d": "cross_entropy(scores.movedim(1, -1).flatten(0, -2), classes.flatten())",
+    "upsample": 'F.interpolate(…, mode="nearest")',
+    "reflection_pad": 'padding_mode="zeros" in place of "reflect"',
+}
+
+
+def explain_kernel(error: RuntimeError, rt: Runtime) -> RequestError | None:
+    """An operation of an exact run has only kernels that add in any order."""
+    found = _NO_KERNEL.search(str(error))
+    if found is None:
+        return None
+    name = found[1].strip()
+    instead = next((words for start, words in _INSTEAD.items() if name.startswith(start)), "another layer or function")
+    return RequestError(
+        f"torch has no deterministic kernel for {name} on {rt.device.type}, so exact mode cannot give the same bits",
+        f"{instead}; or hpcddp.runtime(…) without exact",
+    )
+
+
 def _show(parameter: inspect.Parameter) -> str:
     default: Any = parameter.default
     return str(parameter.replace(annotation=parameter.empty)) if default is parameter.empty else f"{parameter.name}=…"
@@ -133,9 +159,9 @@ class UnopenedRuntime(Opening[Runtime]):
 
 
 @contextmanager
-def explained(rt: Runtime) -> Iterator[None]:
+def explained(rt: Runtime, *, exact: bool) -> Iterator[None]:
     """Around the body. RequestError for an exit that looks like success, for what only the model inside DDP has or can,
-    for a wrong word, and for BatchNorm's refusal of a single sample."""
+    for a wrong word, for BatchNorm's refusal of a single sample, and for what an exact run cannot compute."""
     try:
         yield
     except SystemExit as error:
@@ -162,7 +188,10 @@ def explained(rt: Runtime) -> Iterator[None]:
             f"has no attribute {name!r}: the {type(model.module).__name__} inside it has", f".{name}"
         ) from error
     except RuntimeError as error:
-        if (refused := explain_loading(error)) is None:
+        refused = explain_loading(error)
+        if refused is None and exact:  # else the script has asked torch for it, and torch's words are right
+            refused = explain_kernel(error, rt)
+        if refused is None:
             raise
         raise refused from error
     except TypeError as error:  # of model[0], len(model)
@@ -189,8 +218,6 @@ def _explain_single(rt: Runtime) -> RequestError | None:
             "BatchNorm got a single sample outside of the training loop, and the model is in training mode there",
             "model.eval() before the evaluation, model.train() after it",
         )
-    if any(name == "pipeline" for name, _ in rt.layout.mesh):  # all of a step's micro batches go through at once
-        samples = 1
     if samples > 1:
         return None
     always = any(piece.samples == 1 for piece in rt.plan.pieces(rt.layout.data_rank))
@@ -332,8 +359,12 @@ def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iter
         check_same_options(options, batch, asked, folder, group)  # before a run is begun
         split = _plan_split(asked, group, options)
         folder, over, asked_before, line = stack.enter_context(open_run(folder, group, env))
+        settings = _open_settings(folder, group, env, options, is_finished=bool(over))
+        options = replace(options, seed=settings.take("seed", options.seed))
+        batch = settings.take("global_batch", batch)
         layout = open_layout(group.rank, group.world_size, (*split.model_mesh, *options.model_mesh))
-        setup = RunSetup(options, group, layout, split, batch, folder, say_anew(env), over, asked_before)
+        known = options, group, layout, split, batch, folder, say_anew(env), over, asked_before
+        setup = RunSetup(*known, settings=settings)
         gradients = stack.enter_context(_open_gradients(env, setup))
         seed_generators("start", options.seed)  # the same on every rank, so that all build the same model
         if folder is not None and group.is_first:
@@ -354,7 +385,7 @@ def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iter
         if stall_s is not None and group.world_size > 1:
             stack.enter_context(Watchdog(group, stall_s, lambda: watch.pace.batches, report.say).watching())
         try:
-            with suppress(StopTraining), explained(rt):
+            with suppress(StopTraining), explained(rt, exact=options.exactness is not None):
                 yield rt
             rt.finish()
             if rt._is_finished and group.is_first and sys.stderr.isatty():
@@ -374,6 +405,18 @@ def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iter
                     with suppress(HeldError, OSError):
                         write_failure(folder, str(first), step=rt.steps, epoch=rt.epoch)
             raise
+
+
+def _open_settings(
+    folder: AttemptFolder | None, group: Group, env: Mapping[str, str], options: RuntimeOptions, *, is_finished: bool
+) -> RunSettings:
+    """The run's settings, with what is known of them before anything is made. A collective."""
+    accept, keep = ((*given, *read_list(env, name)) for given, name in ((options.accept, ACCEPT), (options.keep, KEEP)))
+    option = "--{} {}" if env.get("HPCDDP_ATTEMPT") else 'hpcddp.runtime(…, {}="{}")'
+    settings = RunSettings(OnFirst.of_group(group), folder, accept, keep, option, is_finished=is_finished)
+    exactness = options.exactness
+    settings.note("exact", "no" if exactness is None else f"{exactness.method}, {exactness.slices} slices")
+    return settings
 
 
 def _note_stopped(env: Mapping[str, str], reason: str, *, is_first: bool) -> None:

@@ -39,8 +39,9 @@ class RuntimeOptions:
     parallel: Parallel | None = None  # how the ranks split the model; None: HPCDDP_PARALLEL, else ddp
     run_dir: str | None = None  # None: HPCDDP_RUN_DIR
     save_every: SaveEvery = DEFAULT_SAVES
-    override: tuple[str, ...] = ()  # settings of optimizers that are the script's after a resume
-    keep: int = 2  # checkpoints
+    accept: tuple[str, ...] = ()  # settings whose values may be others than the recorded ones
+    keep: tuple[str, ...] = ()  # settings whose recorded values are taken
+    keep_checkpoints: int = 2
     checkpoint: str | None = None  # one of CHECKPOINT_FORMS; None: sharded for sharded models, else single
     group: Group | None = None  # None: the runtime opens one
     backend: str | None = None  # None: nccl where the rank sees a GPU, else gloo

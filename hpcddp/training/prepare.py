@@ -24,13 +24,12 @@ from hpcddp.training.arguments import check_kind, read_whole
 from hpcddp.training.checkpoint.checkpointer import Checkpointer
 from hpcddp.training.checkpoint.fingerprint import outline_evaluation
 from hpcddp.training.checkpoint.position import move_to
-from hpcddp.training.checkpoint.stage_states import StageStates
 from hpcddp.training.checkpoint.tracked import OwnedStates, unwrap
 from hpcddp.training.data.evaluation import EvaluationLoader
 from hpcddp.training.data.loader import InputWait, TrainingLoader, make_sampler
 from hpcddp.training.data.reading import Reading, choose_workers, read_how
 from hpcddp.training.data.weighing import Count, Weighing
-from hpcddp.training.data_checks import DataFacts
+from hpcddp.training.data_checks import check_data
 from hpcddp.training.gate.step_gate import KnownParameters, replace
 from hpcddp.training.gate.unprepared import check_optimizers_of, find_renormed, guarding, watching
 from hpcddp.training.gradient.buffers import BufferMeans
@@ -41,12 +40,10 @@ from hpcddp.training.parallel.placing import check_places, list_accelerators, pl
 from hpcddp.training.parallel.sameness import SameWeights
 from hpcddp.training.parallel.sharded import Blocks, Wanted
 from hpcddp.training.parallel.spread import spread_weights
-from hpcddp.training.parallel.staged import StageNorms
 from hpcddp.training.parallel.strategy import check_uncompiled, check_wanted
 from hpcddp.training.parallel.tensor import TensorPlan
 from hpcddp.training.parallel.zero import OwnSteps, WholeSteps
-from hpcddp.training.pipelined_step import check_staged
-from hpcddp.training.remarks import describe_starving, print_warning, warn_of_hooks, warn_of_idle_stages, warn_of_order
+from hpcddp.training.remarks import describe_starving, print_warning, warn_of_hooks, warn_of_order
 from hpcddp.training.report import Report
 from hpcddp.training.setup import RunSetup
 from hpcddp.training.torch_compat import kept_assignments, note_steps
@@ -202,10 +199,9 @@ class Preparation:
         self._buffers = BufferMeans(setup.layout)
         self._loader: TrainingLoader | None = None
         self._position: dict[str, int] | None = None  # of the newest checkpoint
-        self._facts = DataFacts(setup)
+        self._setup = setup
         self._is_finished = bool(setup.over)
         self._epochs_asked = setup.epochs_asked
-        self._anew = setup.anew
         self._is_over = False
         self._until_end = until_end  # is closed when the body of the runtime ends
         until_end.callback(self._end_body)
@@ -306,8 +302,6 @@ class Preparation:
         *,
         blocks: Blocks | None = None,
         tensor_plan: TensorPlan | None = None,
-        stages: Sequence[str] | None = None,
-        schedule: str | None = None,
         **options: Any,
     ) -> nn.Module:
         """The model on this rank's device, distributed over the ranks if there are several. `prepare` calls it. A model
@@ -317,8 +311,6 @@ class Preparation:
         parameter in place, so make the optimizer afterwards; each module of a class in `blocks` is gathered on its own.
         Where a mesh has tensor ranks, `tensor_plan` says which layers they divide, by the names of modules: "colwise",
         "rowwise" or a style of `torch.distributed.tensor.parallel`; None: the model's attribute `tensor_plan`.
-        Where it has pipeline ranks, `stages` names the modules at which the stages after the first begin (None: the
-        model's attribute `pipeline_stages`), and `schedule` is "1f1b" (None) or "gpipe".
         `options` are those of torch's DDP or fully_shard. Buffers are not broadcast at each forward pass: they are
         averaged before an evaluation and a checkpoint.
         """
@@ -326,12 +318,12 @@ class Preparation:
         self._loop.first.renormed |= find_renormed(model, self.layout.data_size)
         hooks = warn_of_hooks(model, self._plan, self.layout.data_size)
         print_warning(hooks, is_first=self.group.is_first)
-        wanted = Wanted(blocks, tensor_plan, options, stages, schedule)
-        check_wanted(self._split, wanted, is_second=bool(self._models))
+        wanted = Wanted(blocks, tensor_plan, options)
+        check_wanted(self._split, wanted)
         check_uncompiled(model, self._split)
         exact = self._options.exactness is not None
         check_places(list_accelerators(model), self.devices, self._split, exact=exact)
-        if self._split.is_whole or (self._split.pipeline > 1 and not self._split.is_sharded):
+        if self._split.is_whole:
             self._loop.models.append(model)
         wrapped = self._gradients.wrap(model, wanted)
         self._loop.calls.watch(wrapped)
@@ -421,20 +413,21 @@ class Preparation:
         how = read_how(
             data, num_workers=num_workers, collate_fn=collate_fn, shuffle=shuffle, choose=self._choose_workers
         )
-        self._facts.look_at(how)
+        check_data(how, self._setup)
         plan = self._make_plan(how.batch_size) if self._plan is None else self._plan
         sampler = make_sampler(
             how.dataset, plan, self.layout.data_rank, seed=self.seed, shuffle=how.shuffle, drop_last=how.drop_last
         )
-        if self._position is not None:
-            move_to(self._position, sampler, self._anew)
+        self._setup.settings.note("samples", getattr(sampler, "samples", sampler.length))
+        self._setup.settings.note("shuffle", how.shuffle)
+        if self._position is not None:  # the objects were tracked before
+            self._checkpointer.settle_settings(self._position)
+            move_to(self._position, sampler, again=self._setup.settings.begins_epoch_again)
         weighing = Weighing(self._gradients.averaged_over, self.layout, self.device, count, self._gradients.slots)
         waits = InputWait(self._loop.record.note_input, lambda share: self._say_starving(share, how.reading))
         self._loader = TrainingLoader(
             how.dataset, sampler, self.device, weighing, how.reading, self._loop, waits, how.batch_size
         )
-        self._facts.record()
-        self._compare_data()
         return self._loader
 
     def evaluation_loader(
@@ -492,12 +485,8 @@ class Preparation:
         self._gradients.check(objects)
         if not self._split.is_whole:
             self._until_end.enter_context(kept_assignments())
-        if (staged := self._gradients.staged) is not None:
-            check_staged(objects)
-            optimizers = [thing for thing in objects.values() if isinstance(thing, Optimizer)]
-            self._until_end.enter_context(StageNorms(staged.module, staged.links, optimizers).over_all_stages())
         self._until_end.callback(self._loop.let_go)
-        owned = StageStates(objects, staged.module, staged.links) if staged else self._share_out(objects)
+        owned = self._share_out(objects)
         for thing in objects.values():
             self._loop.gate.take(thing)
         check_optimizers_of(list(self._models.values()), self._loop.gate)
@@ -513,8 +502,7 @@ class Preparation:
             for optimizer in self._loop.gate.optimizers:
                 note_steps(optimizer.optimizer)
             if self._loader is not None:
-                move_to(self._position, self._loader.sampler, self._anew)
-        self._compare_data()
+                move_to(self._position, self._loader.sampler, again=self._setup.settings.begins_epoch_again)
         self._report.start(str(self.plan), self._position["step"] if self._position is not None else None)
 
     def _share_out(self, objects: dict[str, Any]) -> OwnedStates:
@@ -536,16 +524,8 @@ class Preparation:
             largest = batch_size
         plan = plan_batch(batch, self.layout.data_size, largest, exactness.slices if exactness else None)
         self._plan = plan
-        print_warning(warn_of_idle_stages(plan, self._split.pipeline), is_first=self.group.is_first)
         self._planned(plan)
         return plan
-
-    def _compare_data(self) -> None:
-        """Say it if a checkpoint was loaded and was trained with other data. RequestError as `describe_other`."""
-        if self._position is not None:
-            other = self._facts.describe_other(self._checkpointer.old_data)
-            if other is not None:
-                self._report.say(f"resumed at step {self._position['step']}: {other}; the script's is in force")
 
     def _choose_workers(self, dataset: Dataset[Any]) -> int:
         return choose_workers(dataset, self.group.cpus, self.device)

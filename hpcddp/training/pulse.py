@@ -1,4 +1,4 @@
-"""A rank's sign of life, for the process beside it: how far it is, and whether its main thread gets on.
+"""A rank's sign of life, for its agent: how far it is, and whether its main thread gets on.
 
 The main thread gets on if it makes a step or stands elsewhere than before. One that stands and uses the processor may
 work or wait: a loop without end does, and a thread that waits for a GPU. That is told, too, and that the process is
@@ -17,39 +17,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from hpcddp.runs.heartbeat import VARIABLE, Page, open_page
-from hpcddp.training.watchdog import Stand, find_stand, list_places
+from hpcddp.runs.heartbeat import VARIABLE, WAITS, Page, Place, open_page
+from hpcddp.training.activity import is_at_files, is_waiting
+from hpcddp.training.watchdog import find_stand, list_places
 
 _EVERY_S = 0.25
 _STANDS = 8  # looks without a move, before it is told where the thread stands
 _LEAST_CPU = 0.02  # of the time
-_LONGEST_LINE = 140  # characters; the page has room for the function after it, by which it is known who waits
-_PAST = 8  # looks after the lease's end: a process that was suspended lets the one beside it be first
-
-_file_lock = threading.Lock()
-_file_uses = 0  # by threads of this process, at this moment
-
-
-@contextmanager
-def at_files() -> Iterator[None]:
-    """In the body this process reads or writes a checkpoint. Collectives do not belong there: ranks that wait for each
-    other would have the longer limit, too."""
-    _count_file_use(1)
-    try:
-        yield
-    finally:
-        _count_file_use(-1)
-
-
-def is_at_files() -> bool:
-    """Whether any thread is: the main thread may wait for one that writes beside the training."""
-    return _file_uses > 0
-
-
-def _count_file_use(more: int) -> None:
-    global _file_uses
-    with _file_lock:
-        _file_uses += more
+_PAST = 8  # looks after the lease's end: a process that was suspended lets its agent be first
 
 
 class Pulse:
@@ -120,16 +95,15 @@ class Pulse:
     def _tell_place(self, *, stands: bool) -> None:
         assert self._page is not None
         frame, self._is_told = self._frame(), stands
+        place = Place()
+        if stands and frame is not None:
+            stand = find_stand(frame, 0)
+            place = Place(str(stand), WAITS if is_waiting(self._thread) else stand.waits)
         with suppress(OSError, ValueError):
-            self._page.write_place(describe_place(find_stand(frame, 0)) if stands and frame is not None else "")
+            self._page.write_place(place)
 
     def _frame(self) -> FrameType | None:
         return sys._current_frames().get(self._thread)
-
-
-def describe_place(stand: Stand) -> str:
-    """As much of it as the page has room for."""
-    return str(stand._replace(line=stand.line[:_LONGEST_LINE]))
 
 
 @contextmanager

@@ -71,18 +71,6 @@ def warn_of_hooks(model: nn.Module, plan: BatchPlan | None, ranks: int) -> str |
     )
 
 
-def warn_of_idle_stages(plan: BatchPlan, stages: int) -> str | None:
-    """A warning that a step has fewer micro batches than the pipeline has stages, or None."""
-    count = plan.accumulation_steps
-    if count >= stages:
-        return None
-    most = max(1, plan.global_batch // plan.data_size // stages)
-    return (
-        f"a step has {format_count(count, 'micro batch')} for {stages} stages of a pipeline: each stage is idle for"
-        f" {(stages - 1) / (count + stages - 1):.0%} of it\nhint: hpcddp.runtime(max_micro_batch={most})"
-    )
-
-
 def print_warning(warning: object | None, *, is_first: bool) -> None:
     """Print a warning, if there is one, to stderr of rank 0."""
     if warning is not None and is_first:

@@ -31,8 +31,6 @@ from hpcddp.training.gate.step_gate import step_all
 from hpcddp.training.gate.unprepared import DroppedBatches
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.loop import TrainingLoop, is_left_by_exception
-from hpcddp.training.parallel.staged import LOOP
-from hpcddp.training.pipelined_step import PipelinedSteps
 from hpcddp.training.prepare import Preparation
 from hpcddp.training.remarks import find_empty_ranks, print_warning
 from hpcddp.training.report import Report, Summary
@@ -264,12 +262,6 @@ class Runtime(Preparation):
         The loss is the mean over what counts in the micro batch: samples, or the result of the loader's `count`. With
         `summed` it is the sum over those. A `scaler` scales the backward pass, not the loss that is recorded.
         """
-        if self._gradients.staged is not None:
-            raise RequestError(
-                "rt.backward(loss) came on ranks that have a stage of the model each: the micro batches of a step go"
-                " through the stages together",
-                LOOP,
-            )
         self._loop.backward(loss, summed=summed, scaler=scaler)
 
     def step(
@@ -313,16 +305,9 @@ class Runtime(Preparation):
         """One pass over a `step` of `loader.steps()`: `rt.backward(loss_of(batch))` for each micro batch.
 
         Returns this rank's losses, detached, one per micro batch: (micro batches,). The optimizer's step follows it,
-        with the same `scaler` if one was given. In a pipeline the micro batches go through the stages together, and the
-        losses are those of the micro batches that count, on every stage.
+        with the same `scaler` if one was given.
         """
         check_kind(step, Step, "rt.train_step({}, loss_of)", "step of loader.steps()", "step")
-        staged = self._gradients.staged
-        if staged is not None:
-            steps = PipelinedSteps(staged, self._loop, self.seed, self.layout.data_rank)
-            losses_there = steps.run(step, loss_of, summed=summed, scaler=scaler)
-            self._gradients.backward_ends(self._loop.micro)
-            return losses_there
         losses = []
         for batch in step:
             loss = loss_of(batch)
@@ -392,8 +377,7 @@ class Runtime(Preparation):
             self._check_state()
             self._average_buffers()
             position = describe_position(self.steps, self._need_loader().sampler, self._loop.open_epoch)
-            facts = {"plan": self.plan._asdict()} | ({"data": self._facts.outline} if self._facts.outline else {})
-            self._checkpointer.save(position, facts, self.stop_reason)
+            self._checkpointer.save(position, {"plan": self.plan._asdict()}, self.stop_reason)
         self._checkpointer.name_best(self.stop_reason)
 
     def _check_state(self, *, at_end: bool = False) -> None:
@@ -462,6 +446,4 @@ class Runtime(Preparation):
         self._average_buffers()
         if isinstance(model, AveragedModel):
             model = model.module
-        staged = self._gradients.staged
-        links = staged.links if staged is not None and unwrap(model) is staged.module else None
-        write_whole(unwrap(model), file, self.group, links)
+        write_whole(unwrap(model), file, self.group)

@@ -25,7 +25,8 @@ def check_same_options(
 ) -> None:
     """RequestError, on every rank, if the ranks were given other options that they have to agree on. A collective.
 
-    Not compared is what one rank may have otherwise: `keep` and `log_to`, which rank 0 alone uses, and time limits.
+    Not compared is what one rank may have otherwise: `keep_checkpoints` and `log_to`, which rank 0 alone uses, and time
+    limits.
     """
     if group.world_size == 1:
         return
@@ -39,7 +40,8 @@ def check_same_options(
         "slices": None if exactness is None else exactness.slices,
         "run_dir": None if folder is None else folder.run.path,
         "save_every": options.save_every,
-        "override": options.override,
+        "accept": options.accept,
+        "keep": options.keep,
         "checkpoint": options.checkpoint,
     }
     everyones: list[Any] = [None] * group.world_size

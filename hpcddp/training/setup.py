@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hpcddp.parallelism import Split
 from hpcddp.runs.folder import AttemptFolder
+from hpcddp.training.checkpoint.settings import RunSettings
 from hpcddp.training.options import RuntimeOptions
 from hpcddp.training.parallel.layout import Layout
 from hpcddp.training.rendezvous.group import Group
@@ -27,3 +28,4 @@ class RunSetup:
     anew: str  # how to begin a new run, for the second line of an error
     over: str = ""  # why the run ended, of one that is finished already: no step is left
     epochs_asked: int | None = None  # of a finished run: how many epochs it was asked for; None: it does not say
+    settings: RunSettings = field(kw_only=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import importlib
 import inspect
 import logging
 import os
@@ -26,7 +25,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.autograd.graph import Node
 from torch.distributed import (  # type: ignore[attr-defined]  # torch re-exports them without saying so
     DistNetworkError,
     HashStore,
@@ -40,7 +38,7 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader
 
-__all__ = ["HashStore", "Node", "NormWithStatistics", "PrefixStore", "Store", "TCPStore", "rendezvous"]
+__all__ = ["HashStore", "NormWithStatistics", "PrefixStore", "Store", "TCPStore", "rendezvous"]
 
 #: The class of all layers that may keep running statistics: BatchNorm, SyncBatchNorm, InstanceNorm. Torch has no public
 #: name for it.
@@ -220,31 +218,6 @@ def largest_magnitudes(tensors: list[Tensor]) -> Tensor:
     return torch.stack(torch._foreach_norm(tensors, torch.inf)).double()
 
 
-@contextmanager
-def combined_norms(combine: Callable[[Tensor, list[Tensor], float], Tensor]) -> Iterator[None]:
-    """Meanwhile `torch.nn.utils.get_total_norm` gives `combine(norm, gradients, power)`, and `clip_grad_norm_` clips by
-    it, where ranks have gradients of different parameters. Torch has no hook for it: both, however they were imported,
-    are or call one object, which calls the function in its closure."""
-    function: Any = importlib.import_module("torch.nn.utils.clip_grad")._get_total_norm
-    [cell] = function.__closure__
-    original = cell.cell_contents
-
-    def total_norm(
-        tensors: Any, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: Any = None
-    ) -> Tensor:
-        gradients = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-        norm = combine(original(gradients, norm_type, error_if_nonfinite, foreach), gradients, float(norm_type))
-        if error_if_nonfinite and not bool(norm.isfinite()):
-            raise RuntimeError(f"The total norm of order {norm_type} of the gradients is non-finite, so it cannot clip")
-        return norm
-
-    cell.cell_contents = total_norm
-    try:
-        yield
-    finally:
-        cell.cell_contents = original
-
-
 def quiet_redistribution() -> None:
     """No lines of each rank about the two collectives that a norm, or a gathered tensor, takes on a mesh of two
     dimensions."""
@@ -347,22 +320,6 @@ def read_counted(made_by: Any) -> float | None:
 def has_gradient_hook(parameter: nn.Parameter) -> bool:
     """Whether something is called with this parameter's gradient in the backward pass."""
     return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
-
-
-def list_inputs(node: Node) -> list[Node]:
-    """The nodes of the graph whose results this one takes."""
-    return [earlier for earlier, _ in node.next_functions if earlier is not None]
-
-
-def leaf_of(node: Node) -> Tensor | None:
-    """The tensor that requires a gradient itself, such as a parameter, if the node stands for one."""
-    return getattr(node, "variable", None)
-
-
-def is_single(node: Node) -> bool:
-    """Whether its result is one number."""
-    results: Any = getattr(node, "_input_metadata", ())  # the gradients that it gets have the result's shape
-    return len(results) == 1 and all(size == 1 for size in results[0].shape)
 
 
 # What is private to torch about tensors that ranks have in parts (DTensors).

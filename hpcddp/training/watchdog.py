@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import sys
 import threading
 import time
@@ -19,12 +20,19 @@ from typing import NamedTuple
 
 from torch.distributed import DistNetworkError, DistStoreError
 
+from hpcddp.runs.heartbeat import MAY_WAIT, OWN, WAITS
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.torch_compat import Store, second_connection
 from hpcddp.uncaught import describe_line, is_library
 
 DEFAULT_STALL_S = 60.0
 _LONGEST_PAUSE_S = 5.0
+_COLLECTIVES = "torch.distributed"
+_NO_COLLECTIVES = ("torch.distributed.checkpoint", "torch.distributed.tensor")
+#: Where a thread waits or computes: the backward pass, in which DDP's buckets are reduced; operators of a DTensor;
+#: a GPU whose collective does not end.
+_MAY_WAIT_IN = ("torch.autograd", "torch._ops", "torch.cuda", "torch.distributed.tensor")
+_MAY_WAIT_CALL = re.compile(r"\.(wait|item|cpu|tolist|synchronize)\(\)")  # of a work handle, or of a GPU's tensor
 _openings = itertools.count()  # a group may see several runtimes
 
 
@@ -34,6 +42,7 @@ class Stand(NamedTuple):
     line: str  # `train.py:41, in evaluate: total = rt.sum(total)`
     inside: str  # what that line is in, the innermost function: `barrier`; empty: nothing
     seconds: float  # how long it has stood there; 0: it gets on
+    waits: int = OWN  # whether it waits for other ranks, as `runs.heartbeat` has it
 
     def __str__(self) -> str:
         return f"{self.line} (in {self.inside})" if self.inside else self.line
@@ -41,13 +50,20 @@ class Stand(NamedTuple):
 
 def find_stand(frame: FrameType, seconds: float) -> Stand:
     """From the innermost frame of a thread. A thread that runs none of the user's code stands at its innermost line."""
-    inside, innermost = "", frame
     found: FrameType | None = frame
     while found is not None and is_library(found.f_code.co_filename):
-        inside, found = inside or found.f_code.co_name, found.f_back
-    if found is None:
-        inside, found = "", innermost
-    return Stand(describe_line(found.f_code, found.f_lineno), inside, seconds)
+        found = found.f_back
+    inside = "" if found is None or found is frame else frame.f_code.co_name
+    line = describe_line((found or frame).f_code, (found or frame).f_lineno)
+    return Stand(line, inside, seconds, judge_wait(frame.f_globals.get("__name__", "") if inside else "", line))
+
+
+def judge_wait(module: str, line: str) -> int:
+    """Whether a thread that stands in this module, which this line of the user's own has called ("": nothing of
+    Python's), waits for other ranks: collectives of torch and of FSDP do."""
+    if module.startswith(_COLLECTIVES) and not module.startswith(_NO_COLLECTIVES):
+        return WAITS
+    return MAY_WAIT if module.startswith(_MAY_WAIT_IN) or (not module and _MAY_WAIT_CALL.search(line)) else OWN
 
 
 def list_places(frame: FrameType | None) -> list[int]:

@@ -17,6 +17,8 @@ parser.add_argument("--batch", type=int, default=64, help="samples in each step"
 parser.add_argument("--epochs", type=int, default=5)
 parser.add_argument("--double", action="store_true", help="float64, to compare runs with each other")
 args = parser.parse_args()
+if args.batch % args.micro_batches:
+    parser.error(f"--batch {args.batch} does not divide into {args.micro_batches} micro batches of one size")
 torch.set_default_dtype(torch.float64 if args.double else torch.float32)
 
 with hpcddp.init() as group:
@@ -31,7 +33,8 @@ with hpcddp.init() as group:
     make = Schedule1F1B if args.schedule == "1f1b" else ScheduleGPipe
     schedule = make(stage, args.micro_batches, loss_fn=mse_loss)  # the gradient is the mean over the micro batches
     optimizer = torch.optim.AdamW(part.parameters(), lr=0.01)
-    loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), args.batch, shuffle=True, drop_last=True)
+    data = TensorDataset(x, x.sum(1, keepdim=True))
+    loader = DataLoader(data, args.batch, shuffle=True, drop_last=True)  # a smaller last batch is left out of the epoch
     for epoch in range(args.epochs):
         for x, y in loader:
             losses: list[torch.Tensor] = []

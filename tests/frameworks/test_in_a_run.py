@@ -181,7 +181,7 @@ ALWAYS_DUE = "import hpcddp.training.pace\n\nhpcddp.training.pace.SaveTimer.is_d
 OPENED = {
     "HF Trainer": ("attach(trainer)", 'attach(trainer, save_every="10m")'),
     "Lightning Trainer": ("attach(trainer)", 'attach(trainer, save_every="10m")'),
-    "Plain torch": ("loop(save_every=10)", 'loop(save_every="10m", keep=100)'),
+    "Plain torch": ("loop(save_every=10)", 'loop(save_every="10m", keep_checkpoints=100)'),
 }
 
 

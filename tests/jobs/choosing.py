@@ -25,10 +25,6 @@ _CHOICES = {
         "a block is too large for one GPU, or there are more ranks than samples",
         "fsdp+tensor",
     ),
-    "pipeline by `hpcddp.runtime`, with copies": (
-        "the network is slow, the layers are many and alike, and the run is to resume anywhere",
-        "pipeline",
-    ),
     "DDP with a model on two GPUs of each rank (here both halves are on the CPU, a stand-in)": (
         "the model is split by hand already. New ones: FSDP2, where both GPUs compute",
         "two-devices",

@@ -74,15 +74,6 @@ ROWS = (
         alone="--parallel ddp",
     ),
     Row(
-        "pipeline by `hpcddp.runtime`, with copies",
-        "runtime/pipeline.yaml",
-        (1, 4),
-        IN_DOUBLE,
-        "yes",
-        "yes",
-        alone="--parallel ddp",
-    ),
-    Row(
         "DDP with a model on two GPUs of each rank (here both halves are on the CPU, a stand-in)",
         "runtime/split_model.yaml",
         (1, 2),
@@ -203,9 +194,8 @@ ROWS = (
 # Ways to train that have no job, and why.
 MISSING = (
     (
-        "FSDP2, tensor parallel and pipeline on one mesh",
-        "`parallel: {shard: 2, tensor: 2, pipeline: 2}` has no job of its own; `tests/unit/training/test_pipeline.py`"
-        " trains so on 8 ranks",
+        "a pipeline by `hpcddp.runtime`, or on one mesh with FSDP2 and tensor parallel",
+        "[articles/pipeline.md](articles/pipeline.md) says why",
     ),
     (
         "torch's own `context_parallel`",

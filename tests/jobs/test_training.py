@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 
 import pytest
 import torch
@@ -37,6 +38,13 @@ def test_a_job_without_weights_to_compare_runs_and_says_what_it_found(row, user_
     done = user_folder(row, "one").render_and_run(row.ranks[0])
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(row.prints, done.stdout), done.stdout
+
+
+def test_the_pipeline_refuses_micro_batches_of_unequal_size(repo, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["pipeline.py", "--batch", "62"])
+    with pytest.raises(SystemExit, match="2"):
+        runpy.run_path(str(repo / "jobs/plain/pipeline.py"))
+    assert "--batch 62 does not divide into 4 micro batches of one size" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("way", ["tcp", "file"])

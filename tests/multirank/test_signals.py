@@ -45,8 +45,8 @@ def rendered(run, folder, flavour: Flavour | None, command: list[str]) -> str:
     if is_openmpi4(flavour):
         (folder / "nodes").write_text(f"{socket.gethostname()}\n" * 2)
         site = ["--site", "generic-pbs", "--gpus-per-node", "0", "--cpus-per-rank", "1", "--walltime", "1:00:00"]
-    launcher = flavour.launcher if flavour else "torchrun"
-    request = ["hpcddp", "render", *site, "--ranks-per-node", "2", "--name", "two", "--launcher", launcher]
+    launcher = [] if command[0] == "torchrun" else ["--launcher", flavour.launcher if flavour else "torchrun"]
+    request = ["hpcddp", "render", *site, "--ranks-per-node", "2", "--name", "two", *launcher]
     text = run([*request, "--", *command], cwd=folder)
     assert text.returncode == 0, text.stderr
     return text.stdout
@@ -169,6 +169,7 @@ SENT = {
     f"`kill -USR1`{ALONE}": ("USR1", ""),
 }
 _NAMES = {"Open MPI 5": "openmpi5", "Open MPI 4": "openmpi4", "MPICH": "mpich", "Intel MPI": "impi", "torchrun": None}
+_COMMAND = "torchrun as the command"  # of the job: the script starts it without a launcher
 # in the script
 _SHORT = {("Open MPI 5", "`kill -TERM`"), ("MPICH", "Ctrl-C"), ("Open MPI 5", f"`kill -USR1`{ALONE}")}
 
@@ -177,6 +178,8 @@ def _cases() -> list[ParameterSet]:
     cases = []
     for name, sent, bare, script in read_table(SENT):
         for kind, expected in (("bare", bare), ("script", script)):
+            if (name, kind) == (_COMMAND, "bare"):
+                continue  # torchrun's own row
             marks = () if kind == "script" and (name, sent) in _SHORT else SLOW
             cases.append(pytest.param(name, sent, kind, expected, marks=marks, id=f"{name}-{sent}-{kind}"))
     return cases
@@ -185,12 +188,13 @@ def _cases() -> list[ParameterSet]:
 @pytest.mark.parametrize(("name", "sent", "kind", "expected"), _cases())
 def test_a_program_gets_what_the_table_of_the_manual_says(name, sent, kind, expected, run, repo, tmp_path):
     """The program catches the signal that is sent and no other; at Ctrl-C SIGTERM, too."""
-    flavour = find_flavour(_NAMES[name], repo) if _NAMES[name] else None
+    flavour = find_flavour(_NAMES[name], repo) if _NAMES.get(name) else None
     signal, target = SENT[sent]
     catches = [f"0:{signal}"] if ALONE in sent else [signal, "TERM"] if signal == "INT" else [signal]
     program = [sys.executable, SAVES, *catches]
     if kind == "script":
-        (tmp_path / "job.sh").write_text(rendered(run, tmp_path, flavour, program))
+        command = ["torchrun", "--no-python", *program] if name == _COMMAND else program
+        (tmp_path / "job.sh").write_text(rendered(run, tmp_path, flavour, command))
         # a job of a scheduler has no terminal: there it is `hpcddp launch` that hears a Ctrl-C, and says so like this
         line = ["bash", "-c", "HPCDDP_LAUNCH=$$ exec bash job.sh"] if sent == "Ctrl-C" else ["bash", "job.sh"]
     elif flavour is None:
@@ -203,12 +207,13 @@ def test_a_program_gets_what_the_table_of_the_manual_says(name, sent, kind, expe
     run(["bash", "-c", text], cwd=tmp_path, env=environment(tmp_path, flavour))
     assert outcome(tmp_path, 1 if ALONE in sent else 2) == expected, (tmp_path / "said").read_text()
     if kind == "script":  # it has not finished, nor failed
-        status, by = ended(tmp_path)
-        assert ((status == "0") == (ALONE not in sent), by) == (True, f"SIG{signal}")
+        status, by, *_ = ended(tmp_path)
+        fails = ALONE in sent or (name == _COMMAND and signal in {"TERM", "INT"})  # torchrun does after a SIGTERM
+        assert (status == "0", by) == (not fails, f"SIG{signal}")
 
 
 def test_the_table_has_every_launcher_and_what_can_be_sent():
-    assert {row[:2] for row in read_table(SENT)} == {(name, sent) for name in _NAMES for sent in SENT}
+    assert {row[:2] for row in read_table(SENT)} == {(name, sent) for name in (*_NAMES, _COMMAND) for sent in SENT}
 
 
 _LAUNCH = """\

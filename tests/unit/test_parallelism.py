@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import yaml
 from hypothesis import given
@@ -41,11 +43,13 @@ def test_ranks_that_compute_a_layer_together_have_one_data_rank() -> None:
     assert (split.kind, split.data_size, split.model_mesh) == ("hsdp", 8, (("tensor", 2),))
 
 
-def test_tensor_ranks_are_neighbours_and_the_stages_of_a_pipeline_follow() -> None:
-    split = _plan({"data": 2, "tensor": 2, "pipeline": 2, "shard": -1})
-    assert (split.kind, split.data_size, split.is_whole) == ("hsdp", 4, False)
-    assert split.model_mesh == (("pipeline", 2), ("tensor", 2))
-    assert str(_plan({"data": -1, "pipeline": 4})) == "ddp (data 4 x shard 1, pipeline 4)"
+@pytest.mark.parametrize("value", ["pipeline", {"data": -1, "pipeline": 2}, "pipeline=2"], ids=str)
+def test_a_pipeline_is_refused_with_the_job_that_has_one(value: object) -> None:
+    message, hint = _refusal(value)
+    assert "'pipeline'" in message
+    for path in ("jobs/plain/pipeline.yaml", "docs/articles/pipeline.md"):
+        assert path in hint
+        assert (Path(__file__).parents[2] / path).is_file()
 
 
 def test_text_mapping_and_job_file_say_the_same() -> None:
@@ -57,7 +61,7 @@ def test_text_mapping_and_job_file_say_the_same() -> None:
     ("value", "what", "hint"),
     [
         ("fsdb", "'fsdb' is not known", "(did you mean 'fsdp'?); or a mesh: parallel: {data: -1, shard: 8}"),
-        ({"dat": 2}, "has no dimension 'dat'", "data, shard, tensor, pipeline (did you mean 'data'?)"),
+        ({"dat": 2}, "has no dimension 'dat'", "data, shard, tensor (did you mean 'data'?)"),
         ({"data": 0}, "data '0' is no number of ranks", "parallel: {data: 8}; -1 takes all ranks left"),
         ({"data": True}, "data 'True' is no number of ranks", "parallel: {data: 8}"),
         ({}, "names no dimension", "parallel: {data: -1}"),
@@ -71,10 +75,10 @@ def test_text_mapping_and_job_file_say_the_same() -> None:
         ({"shard": 8}, "shard=8 is for 8 ranks, and there are 16 ranks", "parallel: {data: -1, shard: 8}"),
         ({"data": -1, "tensor": 2}, "DDP over tensor parallel", "parallel: {shard: -1, tensor: 2}"),
         ({"shard": -1, "tensor": 8}, "tensor 8 would be on node0 and node1", "{shard: -1, tensor: 4}; or"),
-        ({"data": 3, "pipeline": 5}, "data=3,pipeline=5 is for 15 ranks", "parallel: {data: -1, pipeline: 4}"),
+        ({"data": 3, "shard": 5}, "data=3,shard=5 is for 15 ranks", "parallel: {data: -1, shard: 4}"),
         ({"data": 2, "tensor": 4}, "is for 8 ranks, and there are 16", "parallel: {shard: -1, tensor: 4}"),
         ({"tensor": 3, "shard": -1}, "for a multiple of 3 ranks", "parallel: {shard: -1, tensor: 2}"),
-        ({"pipeline": 3}, "is for 3 ranks", "parallel: {shard: -1, pipeline: 2}"),
+        ({"tensor": 3}, "is for 3 ranks", "parallel: {shard: -1, tensor: 2}"),
         ({"data": 5}, "is for 5 ranks", "parallel: ddp"),
     ],
     ids=str,
@@ -121,7 +125,7 @@ def test_every_hint_of_a_mapping_that_does_not_fit_is_one_that_is_accepted(
         hinted = read_parallel(value, where)
         split = plan_split(hinted, hosts)
         assert all(degree != 1 or (name == "shard" and degrees[name]) for name, degree in hinted.degrees)
-    assert split.data_size * split.tensor * split.pipeline == len(hosts)
+    assert split.data_size * split.tensor == len(hosts)
     assert sorted(rank for row in split.rows for rank in row) == list(range(split.data_size))
 
 
@@ -139,13 +143,13 @@ def test_the_forms_of_the_job_file_of_json_and_of_python_are_taken_as_text(text:
     assert _refusal("{}", where=OPTION) == ("--parallel names no dimension", "--parallel data=-1")
 
 
-@pytest.mark.parametrize("value", ["fsdp", "hsdp", {"shard": -1, "tensor": 2}, {"data": -1, "pipeline": 2}], ids=str)
+@pytest.mark.parametrize("value", ["fsdp", "hsdp", {"shard": -1, "tensor": 2}], ids=str)
 def test_exact_mode_is_refused_where_ranks_have_parts_of_the_layers(value: object) -> None:
     asked = read_parallel(value, PYTHON)
     split = plan_split(asked, HOSTS)
-    if split.tensor * split.pipeline == 1:
+    if split.tensor == 1:
         check_goes_with(split, asked, exact=True)  # it makes them whole
     else:
-        with pytest.raises(RequestError, match="exact mode needs all layers") as caught:
+        with pytest.raises(RequestError, match="exact mode needs whole layers") as caught:
             check_goes_with(split, asked, exact=True)
-        assert caught.value.hint == f'parallel="{"fsdp" if split.is_sharded else "ddp"}"'
+        assert caught.value.hint == 'parallel="fsdp"'

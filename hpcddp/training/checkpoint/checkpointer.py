@@ -18,8 +18,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hpcddp.errors import HpcddpError, LaunchError
+from hpcddp.runs.folder import step_of
 from hpcddp.runs.lock import check_not_taken
 from hpcddp.runs.state import AT_ITS_END, MODES, Best, note_checkpoint, read_best, write_best, write_state
+from hpcddp.training.activity import at_files
 from hpcddp.training.checkpoint.best import is_better
 from hpcddp.training.checkpoint.files import (
     STATE,
@@ -35,23 +37,11 @@ from hpcddp.training.checkpoint.files import (
     remove_old,
     write_state_file,
 )
-from hpcddp.training.checkpoint.fingerprint import describe_objects
-from hpcddp.training.checkpoint.resume import last_save_s, resume
-from hpcddp.training.checkpoint.settings import (
-    RUN,
-    LoadedState,
-    Settings,
-    describe_changes,
-    describe_gone,
-    list_changes,
-    merge,
-    override,
-    read_settings,
-)
+from hpcddp.training.checkpoint.resume import choose_newest, last_save_s, load
+from hpcddp.training.checkpoint.settings import GivenSettings, LoadedState, describe_settings
 from hpcddp.training.checkpoint.state_tree import gather_whole, list_tensors, make_outline, write_key
 from hpcddp.training.checkpoint.tracked import OwnedStates, Tracked
 from hpcddp.training.pace import SaveTimer
-from hpcddp.training.pulse import at_files
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.setup import RunSetup
 from hpcddp.training.stopping import StopWatch
@@ -105,15 +95,13 @@ class Writer:
         if form != "async" and (gathers or self._group.is_first):  # not while training waits for an asynchronous one
             digest = tracked.hash_weights(gather=gathers)
         if self._group.is_first:
-            objects = tracked.owned.complete(describe_objects(tracked.objects))
-            facts = {**position, "form": form, **facts, "objects": objects, **list_versions()}
-            facts |= {"parameter_groups": tracked.groups}
+            facts = {**position, "form": form, **facts, **list_versions()}
             facts |= {"weights_sha256": digest} if digest else {}
         if partial is None:
             return Saved(position, 0.0, digest)
         if form == "single":
             with _naming(partial):
-                whole = gather_whole(tree, keep=tracked.owned.keeps(is_first=self._group.is_first))
+                whole = gather_whole(tree, keep=self._group.is_first)
                 whole = tracked.owned.gather(whole, outline, keep=self._group.is_first)
                 self._write_single(partial, whole, facts, started)
             return Saved(position, time.monotonic() - started, digest)
@@ -219,7 +207,6 @@ class Checkpointer:
 
     def __init__(self, setup: RunSetup, watch: StopWatch) -> None:
         options, group = setup.options, setup.group
-        self.old_data: dict[str, Any] | None = None  # that the checkpoint was trained with, if one was loaded
         self._tracked: Tracked | None = None
         self._loaded: LoadedState | None = None  # until the loop begins
         self._group = group
@@ -227,14 +214,12 @@ class Checkpointer:
         self._watch = watch
         self._provenance: Provenance | None = None
         self._exactness = options.exactness
-        self._override = options.override
-        self._seed = options.seed
         self._anew = setup.anew
-        self._settings: Settings = {}
+        self._settings = setup.settings
         self._writer: Writer | None = None
         if folder is not None:
             checkpoints, fence = Path(folder.run.checkpoints), partial(check_not_taken, folder.run, folder.name)
-            self._writer = Writer(group, checkpoints, options.checkpoint, options.keep, fence)
+            self._writer = Writer(group, checkpoints, options.checkpoint, options.keep_checkpoints, fence)
         self._saved_at: int | None = None  # step of the newest checkpoint, begun or there
         self._saved: Saved | None = None  # the newest one of this attempt
         self._weights_sha256: str | None = None
@@ -251,34 +236,42 @@ class Checkpointer:
     def track(self, objects: dict[str, Any], global_batch: int | None, owned: OwnedStates) -> dict[str, int] | None:
         """Save these objects from now on; returns the position of the newest checkpoint if it was loaded."""
         self._tracked = Tracked(objects, owned, hashes_split=self._exactness is not None)
-        batch = {} if global_batch is None else {"global batch": global_batch}
-        self._settings = self._asked = read_settings(objects) | {RUN: {"seed": self._seed} | batch}
         if self._exactness is not None and global_batch is not None:
             self._provenance = make_provenance(self._exactness, global_batch, self._group.device)
         if self._folder is None:
             return None
         make_outline(self._tracked.capture())  # an object that could not be read back is refused before hours of work
-        checkpoints, anew = Path(self._folder.run.checkpoints), self._anew
-        position = resume(self._group, checkpoints, self._tracked, anew)
-        if position is not None:
+        checkpoints, anew, position = Path(self._folder.run.checkpoints), self._anew, None
+        newest = choose_newest(self._group, checkpoints, anew)
+        self._settings.note("global_batch", global_batch)
+        described = describe_settings(self._tracked.objects)
+        self._settings.settle(described, None if newest is None else step_of(newest.name))
+        given, states = GivenSettings(self._tracked.objects, self._settings), dict[str, Any]()
+        if newest is not None:
+            position, states = load(newest, self._tracked, given.unloaded, anew)
+        given.bring(states)
+        if position is not None and newest is not None:
             self._saved_at = position["step"]
-            manifest = read_manifest(name_step(Path(self._folder.run.checkpoints), position["step"]))
-            self.old_data = manifest.get("data")
-            self._settle_settings(objects, manifest, position["step"])
             self._loaded = LoadedState(self._tracked.objects, position["step"])
             if self._provenance is not None:
-                self._provenance = self._continue(self._provenance, position["step"], manifest)
+                self._provenance = self._continue(self._provenance, position["step"], read_manifest(newest))
         if self._watch.deadline is not None and self._group.is_first:
             known = last_save_s(Path(self._folder.run.checkpoints))
             expected_s = guess_save_s(Path(self._folder.run.path), self._tracked) if known is None else known
             self._watch.pace.expect_save(expected_s)
         return position
 
+    def settle_settings(self, position: dict[str, int]) -> None:
+        """More settings are known than when the checkpoint was loaded. RequestError as of `RunSettings.settle`."""
+        self._settings.settle({}, position["step"])
+
     def check_untouched(self) -> None:
-        """The loop begins: RequestError if what was loaded has changed since. Looks the first time only."""
+        """The loop begins: RequestError if what was loaded has changed since. The run's settings are recorded. Looks
+        the first time only."""
         loaded, self._loaded = self._loaded, None
         if loaded is not None:
             loaded.check()
+        self._settings.record()
         if self.save_timer is not None:
             self.save_timer.restart()
 
@@ -305,9 +298,7 @@ class Checkpointer:
         self._watch.pace.save_began()
         self._saved_at = position["step"]
         exact = {"exact": self._provenance._asdict()} if self._provenance is not None else {}
-        asked = {"asked": self._asked} if self._asked != self._settings else {}
-        facts = {**facts, **exact, "settings": self._settings, **asked}
-        self._note(self._writer.save(self._tracked, position, facts), stop_reason)
+        self._note(self._writer.save(self._tracked, position, {**facts, **exact}), stop_reason)
         if self.save_timer is not None:
             self.save_timer.restart()
         self._watch.pace.training_resumed()
@@ -377,20 +368,9 @@ class Checkpointer:
         if self._folder is not None and self._group.is_first:
             write_state(self._folder, status, step=step, epoch=epoch, reason=reason, **more)
 
-    def _settle_settings(self, objects: dict[str, Any], manifest: dict[str, Any], step: int) -> None:
-        """The objects have the checkpoint's settings now: override those that the user said, and name all changes,
-        and the objects that are gone."""
-        old = manifest["settings"]
-        changes = list_changes(old, self._settings)
-        left = override(objects, changes, self._override)
-        self._settings = merge(old, self._settings, left)
-        if self._group.is_first:
-            for line in (*describe_gone(manifest, objects, step), *describe_changes(changes, left, step)):
-                print(f"hpcddp: {line}", file=sys.stderr, flush=True)
-
     def _continue(self, provenance: Provenance, step: int, manifest: dict[str, Any]) -> Provenance:
         """For an exact run that resumes from its checkpoint of this step; rank 0 warns of differences."""
-        continued = continue_provenance(provenance, manifest, step, self._anew)
+        continued = continue_provenance(provenance, manifest, step)
         if self._group.is_first:
             for deviation in continued.deviations:
                 words = "is no longer" if "exact" in manifest else "is not"

@@ -22,8 +22,8 @@ from hpcddp.errors import RequestError
 from hpcddp.runs import folder as folders
 from hpcddp.runs.folder import MANIFEST
 from hpcddp.runs.jsonfile import DamagedFileError, UnreadableFileError, read_object, write_object
+from hpcddp.training.activity import at_files
 from hpcddp.training.options import Exactness
-from hpcddp.training.pulse import at_files
 from hpcddp.training.setup import ANEW
 from hpcddp.training.versions import list_conditions, name_differences
 
@@ -45,28 +45,24 @@ def make_provenance(exactness: Exactness, global_batch: int, device: torch.devic
     return Provenance(exactness.method, exactness.slices, global_batch, list_conditions(device), ())
 
 
-def continue_provenance(mine: Provenance, manifest: Mapping[str, Any], step: int, anew: str) -> Provenance:
-    """The provenance of this attempt, which resumes from a checkpoint with this manifest.
-
-    RequestError if the method, the slices or the global batch differ, which the user chose. A difference in hardware
-    or software becomes a deviation.
+def continue_provenance(mine: Provenance, manifest: Mapping[str, Any], step: int) -> Provenance:
+    """The provenance of this attempt, which resumes from a checkpoint with this manifest. A difference, accepted by the
+    user or in hardware or software, becomes a deviation.
     """
     if "exact" not in manifest:
         return mine._replace(deviations=(f"steps 1 to {step} were not exact",))
     theirs = Provenance(**{name: manifest["exact"][name] for name in Provenance._fields})
-    for name in ("method", "slices", "global_batch"):
-        if getattr(mine, name) != getattr(theirs, name):
-            words = name.replace("_", " ")
-            raise RequestError(
-                f"this exact run has {words} {getattr(mine, name)}, its checkpoint of step {step} has"
-                f" {getattr(theirs, name)}: it would not be the same training",
-                f"resume with {words} {getattr(theirs, name)}, or {anew}",
-            )
-    new = [f"after step {step}, {words}" for words in name_differences(theirs.conditions, mine.conditions)]
+    chosen = [{name: getattr(one, name) for name in ("method", "slices", "global_batch")} for one in (theirs, mine)]
+    new = [
+        f"after step {step}, {name.replace('_', ' ')} {old} -> {chosen[1][name]}"
+        for name, old in chosen[0].items()
+        if chosen[1][name] != old
+    ]
+    new += [f"after step {step}, {words}" for words in name_differences(theirs.conditions, mine.conditions)]
     return mine._replace(deviations=(*theirs.deviations, *new))
 
 
-# What `manifest.json` says of a checkpoint: its files with their sizes and SHA-256 sums, its form, its settings.
+# What `manifest.json` says of a checkpoint: its files with their sizes and SHA-256 sums, its form.
 
 
 STATE = "state.pt"
@@ -95,8 +91,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def _find_fault(manifest: dict[str, Any]) -> str | None:
-    """What is wrong with it, or None. `exact` is absent in a run that is not. `asked`: the settings of the
-    script, where others are in force."""
+    """What is wrong with it, or None. `exact` is absent in a run that is not."""
     files, form = manifest.get("files"), manifest.get("form")
     if not isinstance(files, dict) or not all(_has(about, bytes=int, sha256=str) for about in files.values()):
         return "does not give the size and SHA-256 of its files"
@@ -105,30 +100,10 @@ def _find_fault(manifest: dict[str, Any]) -> str | None:
     for name in (STATE,) if form == "single" else (STATE, INDEX):
         if name not in files:
             return f"lists no {name}"
-    for settings in (manifest.get("settings"), manifest.get("asked", {})):
-        if not isinstance(settings, dict) or not all(isinstance(values, dict) for values in settings.values()):
-            return "does not give the settings of each object"
-    objects = manifest.get("objects")
-    if not isinstance(objects, dict) or not all(isinstance(about, dict) for about in objects.values()):
-        return "does not describe each of the objects"
-    groups = manifest.get("parameter_groups")
-    if not isinstance(groups, dict) or not all(map(_are_groups, groups.values())):
-        return "does not give the count and the SHA-256 of the parameters of each parameter_groups entry"
-    data = manifest.get("data", {"sha256": "", "means": []})
-    if not _is_outline(data) or not _is_outline(data.get("rows", data)):
-        return "does not give the hash and the means of the data's samples"
     kinds: dict[str, type] = {"method": str, "slices": int, "global_batch": int, "conditions": dict, "deviations": list}
     if "exact" in manifest and not _has(manifest["exact"], **kinds):
         return f"does not give what an exact run needs: {', '.join(Provenance._fields)}"
     return None
-
-
-def _is_outline(data: Any) -> bool:
-    return _has(data, sha256=str, means=list) and all(isinstance(mean, int | float) for mean in data["means"])
-
-
-def _are_groups(groups: Any) -> bool:
-    return isinstance(groups, list) and all(_has(group, parameters=int, sha256=str) for group in groups)
 
 
 def _has(about: Any, **kinds: type) -> bool:

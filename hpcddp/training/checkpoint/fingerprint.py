@@ -12,12 +12,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from hpcddp.errors import RequestError
-from hpcddp.training.checkpoint.state_tree import gather_whole
+from hpcddp.training.checkpoint.state_tree import gather_whole, module_state
 from hpcddp.training.data.randomness import SeededSamples, kept_generators
 from hpcddp.training.data.stream import Stream
 from hpcddp.training.parallel.layout import Layout
@@ -25,7 +23,6 @@ from hpcddp.training.same_options import refuse_others
 
 _PIECE = 1 << 24  # elements: what is copied from a device at once
 _COMPARED = 8  # samples of a stream: the first alone may be the same by chance
-_ROWS = 32  # samples: in blocks, that many folds differ in one
 _ROUNDING = 1e-3  # of a tensor's mean: other hardware rounds otherwise, other samples differ by more
 
 
@@ -36,16 +33,12 @@ def hash_states(objects: Mapping[str, nn.Module]) -> str:
     or around a part of it make no difference; one bit of one number does. A collective where tensors are split: one at
     a time is whole.
     """
-    found = {f"{name}.{path}": tensor for name, model in objects.items() for path, tensor in _list_tensors(model)}
+    states = ((f"{name}.{path}", value) for name, one in objects.items() for path, value in module_state(one).items())
+    found = {path: value for path, value in states if isinstance(value, Tensor)}
     digest = hashlib.sha256()
     for name in sorted(found):
         _add_tensor(digest, name, gather_whole(found[name], keep=True))
     return digest.hexdigest()
-
-
-def describe_objects(objects: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Of each tracked object its `type`, of a model the number of parameters, of an optimizer its settings."""
-    return {name: _describe(thing) for name, thing in objects.items()}
 
 
 def draw_samples(dataset: Dataset[Any], num_workers: int = 0) -> list[Any]:
@@ -57,12 +50,6 @@ def draw_samples(dataset: Dataset[Any], num_workers: int = 0) -> list[Any]:
     if isinstance(dataset, IterableDataset):
         return list(Stream(dataset, 0, 0).read(1))
     return _draw_indices(dataset, _list_indices(dataset), num_workers)
-
-
-def draw_rows(dataset: Dataset[Any]) -> list[Any]:
-    """Samples from all over a data set of tensors in memory; none of another one, where they may take long."""
-    length = len(dataset) if type(dataset) is TensorDataset else 0
-    return [dataset[at] for at in sorted({length * nth // _ROWS for nth in range(_ROWS)})] if length else []
 
 
 def draw_and_repeat(dataset: Dataset[Any], num_workers: int = 0) -> tuple[list[Any], list[Any]]:
@@ -110,15 +97,6 @@ class _Beginning(IterableDataset[Any]):
         return iter(Stream(self._stream, 0, 0).read(_COMPARED))
 
 
-def describe_dataset(dataset: Dataset[Any], samples: list[Any]) -> dict[str, Any]:
-    """What a data set is: `type`, `samples` (how many), and `sha256` of those that `draw_samples` drew."""
-    digest = hashlib.sha256()
-    for sample in samples:
-        _add_value(digest, sample)
-    length = len(dataset) if hasattr(dataset, "__len__") else None
-    return {"type": _name_type(dataset), "samples": length, "sha256": digest.hexdigest()}
-
-
 def hash_choice(dataset: Dataset[Any]) -> str:
     """SHA-256 of which samples a `Subset` chose, of how many; a subset of a subset has both choices."""
     digest = hashlib.sha256()
@@ -159,35 +137,6 @@ def _without_floats(value: Any, means: list[float]) -> Any:
     if isinstance(value, Mapping):
         return {key: _without_floats(item, means) for key, item in value.items()}
     return [_without_floats(item, means) for item in value] if isinstance(value, list | tuple) else value
-
-
-def _describe(thing: Any) -> dict[str, Any]:
-    """An optimizer's settings are those of its first group, without the learning rate, which moves at each step."""
-    facts: dict[str, Any] = {"type": type(thing).__name__}
-    if isinstance(thing, nn.Module):
-        facts["parameters"] = sum(parameter.numel() for parameter in thing.parameters())
-    if isinstance(thing, Optimizer):
-        facts |= {key: value for key, value in thing.param_groups[0].items() if key != "lr" and _is_plain(value)}
-    return facts
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether JSON can hold it; parameters, and settings that are tensors, it cannot."""
-    if isinstance(value, list | tuple):
-        return all(_is_plain(item) for item in value)
-    return value is None or isinstance(value, str | int | float)
-
-
-def _list_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The state's tensors by name, without the `module.` of a DDP wrapper, which is there on several ranks only."""
-    parts = model.named_modules()
-    wrapped = [f"{path}." if path else "" for path, part in parts if isinstance(part, DistributedDataParallel)]
-    for name, value in model.state_dict().items():
-        for prefix in reversed(wrapped):  # the innermost first: the outer prefixes still fit
-            if name.startswith(f"{prefix}module."):
-                name = prefix + name[len(prefix) + len("module.") :]
-        if isinstance(value, Tensor):
-            yield name, value
 
 
 def _add_tensor(digest: hashlib._Hash, name: str, tensor: Tensor) -> None:
@@ -250,14 +199,7 @@ def _raw_bytes(value: Any) -> bytes:
     return b""
 
 
-def _name_type(dataset: Dataset[Any]) -> str:
-    """`torchvision.datasets.mnist.MNIST`, and `… of …` for a part of one."""
-    kind = type(dataset)
-    name = f"{kind.__module__}.{kind.__qualname__}"
-    return f"{name} of {_name_type(dataset.dataset)}" if isinstance(dataset, Subset) else name
-
-
-# Whether all ranks, and all attempts of a run, read the same data.
+# Whether all ranks read the same data.
 
 
 _CALL = "DataLoader(…, {})"
@@ -289,9 +231,10 @@ def check_same_data(
         return None
     kind = type(dataset).__name__
     if isinstance(dataset, IterableDataset):
-        streams = _gather((options or {}, describe_dataset(dataset, samples)), layout)
+        streams = _gather((options or {}, outline_samples(samples)), layout)
         refuse_others([theirs for theirs, _ in streams], _CALL)
-        other = _find_other(streams)
+        outlines = [theirs for _, theirs in streams]
+        other = next((rank for rank, theirs in enumerate(outlines) if not is_alike(theirs, outlines[0])), None)
         if other is not None:
             raise RequestError(
                 f"rank {other} gets another stream of this {kind}: its first sample is not that of rank 0", _HINT
@@ -345,41 +288,6 @@ def warn_of_own_draws(dataset: Dataset[Any], samples: list[Any], repeated: list[
         " processes\nhint: in __getitem__ draw from the global generator of torch, numpy or random, which the runtime"
         " seeds for each sample"
     )
-
-
-def outline_data(dataset: Dataset[Any], samples: list[Any]) -> dict[str, Any]:
-    """What a checkpoint's manifest says of the training data. `samples`: what `draw_samples` drew.
-
-    The folds of a cross-validation may have these in common. They differ in `subset`, or in one of the `rows`: of
-    tensors in memory, which are looked at in no time, and are the same in each start.
-    """
-    digest, means = outline_samples(samples)
-    facts: dict[str, Any] = {"sha256": digest, "means": means}
-    if isinstance(dataset, Subset):
-        facts["subset"] = hash_choice(dataset)
-    if rows := draw_rows(dataset):
-        facts["rows"] = dict(zip(("sha256", "means"), outline_samples(rows), strict=True))
-    return facts
-
-
-def describe_other_data(
-    old: dict[str, Any], new: dict[str, Any], dataset: Dataset[Any], num_workers: int
-) -> str | None:
-    """That the `new` outline is not the `old` one, of a checkpoint; None if it is.
-
-    A data set that gives another sample when it is asked again is not compared.
-    """
-    name, mine = type(dataset).__name__, (new["sha256"], new["means"])
-    if is_alike(mine, (old["sha256"], old["means"])):
-        if "subset" in old and "subset" in new and old["subset"] != new["subset"]:
-            return f"this {name} has other samples of its data set than the checkpoint's"
-        rows = [(one["rows"]["sha256"], one["rows"]["means"]) for one in (old, new) if "rows" in one]
-        differ = len(rows) == 2 and not is_alike(*rows)
-        return f"this {name} is not the checkpoint's data, some of its samples are others" if differ else None
-    if not is_alike(outline_samples(draw_samples(dataset, num_workers)), mine):
-        return None
-    which = "its first sample" if isinstance(dataset, IterableDataset) else "its first, middle or last sample"
-    return f"this {name} is not the checkpoint's data, {which} is another"
 
 
 def _gather(mine: Any, layout: Layout) -> list[Any]:

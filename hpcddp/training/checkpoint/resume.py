@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from hpcddp.training.checkpoint.files import (
     read_manifest,
     set_aside,
 )
-from hpcddp.training.checkpoint.settings import check_added_groups, check_same_classes, check_same_groups
+from hpcddp.training.checkpoint.settings import check_added_groups
 from hpcddp.training.checkpoint.state_tree import list_tensors, map_tensors, split_like, write_key
 from hpcddp.training.checkpoint.tracked import FindLike, Tracked
 from hpcddp.training.rendezvous.failure import Failure, PeerFailedError
@@ -31,6 +31,7 @@ from hpcddp.units import format_count
 # Which checkpoint a run resumes from: the newest one that is whole, the same one on every rank.
 
 
+_NO_STATE: dict[str, Any] = {"state": {}, "param_groups": []}  # of an optimizer that a checkpoint does not have
 PAUSES_S = (1.0, 4.0, 10.0)  # before each further look at a checkpoint that a rank cannot read
 
 
@@ -129,25 +130,23 @@ def _refusal(group: Group, path: Path, rank: int, why: str) -> HpcddpError:
     return error
 
 
-def resume(group: Group, folder: Path, tracked: Tracked, anew: str) -> dict[str, int] | None:
-    """Load the newest checkpoint that verifies, the same one on every rank; returns its position. A collective.
+def load(path: Path, tracked: Tracked, unloaded: Collection[str], anew: str) -> tuple[dict[str, int], dict[str, Any]]:
+    """Load a checkpoint, the same one on every rank; returns its position, and the states that it has of the `unloaded`
+    objects, which keep their own. A collective.
 
-    RequestError if the run's objects are not those of the checkpoint, and the errors of `choose_newest`. `anew`: how to
-    begin a new run, for the hint.
+    RequestError if an object does not fit. `anew`: how to begin a new run, for the hint.
     """
-    path = choose_newest(group, folder, anew)
-    if path is None:
-        return None
-    tree, manifest = read_checkpoint(path, anew), read_manifest(path)
-    absent = sorted(tracked.objects.keys() - tree.keys())
+    tree = read_checkpoint(path, anew)
+    absent = sorted(tracked.objects.keys() - tree.keys() - set(unloaded))
     if absent:
         raise RequestError(
             f"checkpoint {path} has no {', '.join(absent)}, only {', '.join(sorted(tree))}",
             f"track the objects of the first run, or {anew}",
         )
-    check_same_classes(manifest, tracked.objects, f"checkpoint {path}", anew)
     position: dict[str, int] = tree["position"]
-    tree = tracked.owned.drop_others({name: tree[name] for name in tracked.objects})
+    left = {name: tree[name] for name in unloaded if name in tree}
+    tree = tracked.owned.drop_others({name: tree.get(name, _NO_STATE) for name in tracked.objects})
+    tree = {name: state for name, state in tree.items() if name not in unloaded}
     find_like = tracked.find_splits()
     outline = {key: tensor for key, tensor in list_tensors(tree).items() if tensor.is_meta}
     if outline:
@@ -157,10 +156,9 @@ def resume(group: Group, folder: Path, tracked: Tracked, anew: str) -> dict[str,
         tree = map_tensors(tree, lambda key, whole: split_like(whole, find_like(key, whole.shape)))
     source, hint = f"checkpoint {path}", f"take the model and options of the first run, or {anew}"
     tracked.restore_models(tree, source, hint)
-    check_same_groups(manifest, tracked.groups, source, anew)  # after the models: a changed one is named as itself
     check_added_groups(tree, tracked.objects, source)
     tracked.restore_others(tree, source, hint)
-    return position
+    return position, left
 
 
 def last_save_s(folder: Path) -> float | None:

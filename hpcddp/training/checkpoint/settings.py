@@ -1,247 +1,369 @@
-"""What the script set before it resumed, and what its checkpoint was trained with: lr, betas, step sizes, batch, seed.
+"""The settings of a run on its ranks: what the script gives, what is recorded, what a checkpoint was trained with.
 
-Loading a checkpoint puts its own settings back. Settings are compared as the scripts gave them, so that a learning rate
-that a scheduler has moved since is no difference.
+Loading a checkpoint puts its own settings back; those that were accepted since are brought into the objects after it.
+Settings are compared as the scripts gave them: a learning rate that a scheduler has moved since is no difference.
 """
 
 from __future__ import annotations
 
 import hashlib
+import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from hpcddp.errors import RequestError, nearest
-from hpcddp.runs.folder import show_path
+from hpcddp.errors import RequestError
+from hpcddp.runs.folder import AttemptFolder
+from hpcddp.runs.settings import (
+    RUN,
+    Decision,
+    Recorded,
+    check_names,
+    compare,
+    decide,
+    describe_start,
+    read_settings,
+    renew,
+    settings_at,
+    write_settings,
+)
+from hpcddp.training.activity import at_files
+from hpcddp.training.checkpoint.state_tree import name_parameters
 from hpcddp.training.marks import sum_bits
 from hpcddp.training.parallel.sameness import is_whole
+from hpcddp.training.rendezvous.group import Group
 from hpcddp.units import format_count
 
-Settings = dict[str, dict[str, Any]]  # by the object's name, or "optimizer[1]" for its second parameter group
+Settings = dict[str, dict[str, Any]]  # of each object by its name, or "optimizer[1]" for its second parameter group
 
-RUN = "the run"  # what belongs to no object: the script's value is in force
+_SHOWN = 100  # names of parameters that are recorded beside their SHA-256 sum
+_SAME_STATE = ({"Adam", "AdamW"},)  # classes of optimizers that read each other's state
+_AGAIN = ("seed", "samples", "shuffle")  # what says which samples an epoch has, and in which order
+# Not compared: what moves, what `lr` says already, and how an optimizer computes the same.
+_LEFT_OUT = {
+    "params",
+    "param_names",
+    "initial_lr",
+    "last_epoch",
+    "base_lrs",
+    "verbose",
+    "foreach",
+    "fused",
+    "capturable",
+}
+_LEFT_OUT |= {"_step_count", "_last_lr", "_get_lr_called_within_step", "_is_initial"}
 
-_MOVING = ("params", "param_names", "initial_lr", "last_epoch", "base_lrs", "verbose")
+
+class OnFirst:
+    """Rank 0 alone reads and decides. `share`: gives rank 0's object to every rank, a collective."""
+
+    def __init__(self, share: Callable[[Any], Any], *, is_here: bool) -> None:
+        self._share, self.is_here = share, is_here
+
+    @classmethod
+    def of_group(cls, group: Group) -> OnFirst:
+        """Over the ranks' own process group."""
+
+        def share(thing: Any) -> Any:
+            things = [thing]
+            if group.world_size > 1:
+                dist.broadcast_object_list(things, src=0, device=group.device)
+            return things[0]
+
+        return cls(share, is_here=group.is_first)
+
+    def call(self, call: Callable[[], Any]) -> Any:
+        """What the call gives on rank 0, on every rank. Its RequestError is raised on every rank. A collective."""
+        answer: Any = None, None
+        if self.is_here:
+            try:
+                answer = call(), None
+            except RequestError as error:
+                answer = None, (error.message, error.hint)
+        answer = self._share(answer)
+        if answer[1] is not None:
+            raise RequestError(*answer[1])
+        return answer[0]
 
 
-class Change(NamedTuple):
-    """One setting of one object."""
+class RunSettings:
+    """Compares and records. `now`: what this start has; `at`: what the checkpoint that it loads was trained with; `to`:
+    what holds from here on. Methods are called on every rank alike; what rank 0 has counts."""
 
-    thing: str
-    name: str
-    old: Any
-    new: Any
+    def __init__(
+        self,
+        first: OnFirst,
+        attempt: AttemptFolder | None,
+        accept: Sequence[str] = (),
+        keep: Sequence[str] = (),
+        option: str = "--{} {}",
+        *,
+        is_finished: bool = False,
+        can_keep: bool = True,
+    ) -> None:
+        """A collective, with RequestError as of `read_settings`. `option`: how the two are given, for messages;
+        `can_keep`: whether recorded values can be brought into this training."""
+        self._first, self._run = first, None if attempt is None else attempt.run
+        self._accept, self._keep, self._option = accept, keep, option
+        self._is_finished, self._can_keep = is_finished, can_keep
+        self._recorded: Recorded | None = None
+        self._renewed: Recorded | None = None
+        self._decision = Decision()  # on rank 0
+        self.now: Settings = {RUN: {}}
+        if attempt is not None:
+            changing = {attempt.name, attempt.run.path}
+            main = getattr(sys.modules.get("__main__"), "__file__", None)
+            words = sys.orig_argv
+
+            def read() -> tuple[Recorded | None, Settings]:
+                return read_settings(attempt.run), describe_start(attempt.run, words, main, changing)
+
+            self._recorded, self.now = first.call(read)
+        self.at = self.to = self.now
+
+    def take(self, name: str, value: Any) -> Any:
+        """The value of one of the run's settings: the recorded one, if that is kept."""
+        if name in self._keep and self._recorded is not None:
+            value = self._recorded.settings.get(RUN, {}).get(name, value)
+        self.note(name, value)
+        return value
+
+    def note(self, name: str, value: Any) -> None:
+        """What this start has of the run's settings."""
+        if value is not None:
+            self.now[RUN][name] = value
+
+    def settle(self, objects: Settings, step: int | None) -> None:
+        """Compare, before the checkpoint of this step is loaded. None: a run without one begins, and is recorded anew;
+        of an optimizer's settings the recorded ones can be kept all the same. RequestError, on every rank, for
+        differences that nobody has decided."""
+        run, self.now = self._run, self.now | objects
+        if run is None:
+            self.at = self.to = self.now
+            return
+
+        def settle_first() -> tuple[Recorded, Settings, Settings]:
+            recorded, known = self._recorded, [self.now]
+            if recorded is not None:
+                known.append(recorded.settings)
+            for names, word in ((self._accept, "accept"), (self._keep, "keep")):
+                check_names(names, known, self._option.format(word, "{}"))
+            found = [] if recorded is None else compare(recorded.settings, self.now)
+            if recorded is None or step is None:
+                kept = [one for one in found if one.group.startswith("optimizer") and one.can_be_kept]
+                decision = Decision((), tuple(one for one in kept if not one.names.isdisjoint(self._keep)))
+                renewed = renew(Recorded({}), self.now, decision, 0)
+                return renewed, self.now, renewed.settings
+            keep = self._keep if self._can_keep else None
+            is_over = self._is_finished
+            decision = decide(run, found, self._accept, keep, option=self._option, is_finished=is_over)
+            self._decision = decision
+            renewed = renew(recorded, self.now, decision, step)
+            return renewed, settings_at(recorded, step), renewed.settings
+
+        self._renewed, self.at, self.to = self._first.call(settle_first)
+
+    @property
+    def begins_epoch_again(self) -> bool:
+        """Whether the samples that the checkpoint's epoch has left are not those of now."""
+        old, new = self.at.get(RUN, {}), self.to.get(RUN, {})
+        return any(old.get(name, new.get(name)) != new.get(name) for name in _AGAIN)
+
+    def record(self) -> None:
+        """The training begins: write the file on rank 0, if it has to say something new. LaunchError."""
+        if self._renewed is None or self._run is None or not self._first.is_here:
+            return
+        for one in (*self._decision.accepted, *self._decision.kept):
+            which = "the recorded one is kept" if one in self._decision.kept else "accepted"
+            print(f"hpcddp: {one} ({which})", file=sys.stderr, flush=True)
+        run = {**self.now[RUN], **self._renewed.settings.get(RUN, {})}
+        renewed = self._renewed._replace(settings={**self._renewed.settings, RUN: run})
+        if renewed != self._recorded:
+            with at_files():
+                write_settings(self._run, renewed)
+        self._recorded, self._renewed = renewed, None
 
 
-def read_settings(objects: Mapping[str, Any]) -> Settings:
-    """The settings of optimizers and schedulers as the script made them: call it before a checkpoint is loaded."""
+# What of the objects is recorded.
+
+
+def describe_settings(objects: Mapping[str, Any]) -> Settings:
+    """Of each object its class, of optimizers and schedulers their settings, as the script made them, and the names of
+    the parameters of models and optimizers: call it before a checkpoint is loaded.
+
+    A parameter's name in an optimizer is that of its tracked model, and its own in there; an optimizer with a parameter
+    of no tracked model has none.
+    """
     found: Settings = {}
+    names: dict[int, str] = {}
+    for name, thing in objects.items():
+        if isinstance(thing, nn.Module):
+            own = name_parameters(thing)
+            names = {id(one): f"{name}.{path}" for path, one in own.items()} | names
+            listed = [f"{path} {'x'.join(map(str, one.shape))}" for path, one in own.items()]
+            found[name] = {"parameters": _list(listed)}
+        elif not isinstance(thing, Optimizer):
+            plain = _read_plain(thing.state_dict()) if isinstance(thing, LRScheduler) else {}
+            found[name] = {"class": type(thing).__name__, **plain}
     for name, thing in objects.items():
         if isinstance(thing, Optimizer):
             for nth, group in enumerate(thing.param_groups):
-                given = group | {"lr": group.get("initial_lr", group["lr"])}
-                found[_name(name, nth)] = _keep_plain(given)
-        elif isinstance(thing, LRScheduler):
-            found[name] = _keep_plain(thing.state_dict())
+                plain = _read_plain(group | {"lr": group.get("initial_lr", group["lr"])})
+                found[_name(name, nth)] = given = {"class": type(thing).__name__, **plain}
+                if all(id(p) in names for p in group["params"]):
+                    given["parameters"] = _list([names[id(p)] for p in group["params"]])
     return found
-
-
-def list_changes(old: Settings, new: Settings) -> list[Change]:
-    """What both have, and not alike."""
-    return [
-        Change(thing, name, old[thing][name], value)
-        for thing, values in new.items()
-        for name, value in values.items()
-        if name in old.get(thing, {}) and old[thing][name] != value
-    ]
-
-
-def override(objects: Mapping[str, Any], changes: Sequence[Change], names: Sequence[str]) -> list[Change]:
-    """Give the optimizers the new values of the settings `names`, and return the other changes.
-
-    A learning rate that a scheduler has moved is moved from the new start by the same factor. RequestError for a name
-    that no optimizer has.
-    """
-    optimizers = {
-        _name(name, nth): (thing, nth)
-        for name, thing in objects.items()
-        if isinstance(thing, Optimizer)
-        for nth in range(len(thing.param_groups))
-    }
-    known = {key for thing, nth in optimizers.values() for key in thing.param_groups[nth]} - set(_MOVING)
-    for name in names:
-        if name not in known:
-            raise RequestError(
-                f"override={name!r} is no setting of the run's optimizers",
-                f"choose from {', '.join(sorted(known))}{nearest(name, sorted(known))}",
-            )
-    left = []
-    for change in changes:
-        if change.thing == RUN:
-            continue
-        if change.name not in names or change.thing not in optimizers:
-            left.append(change)
-            continue
-        optimizer, nth = optimizers[change.thing]
-        group = optimizer.param_groups[nth]
-        if change.name == "lr":
-            _move_lr(optimizer, nth, change, [s for s in objects.values() if isinstance(s, LRScheduler)])
-        else:
-            group[change.name] = tuple(change.new) if isinstance(group[change.name], tuple) else change.new
-    return left
-
-
-def _move_lr(optimizer: Optimizer, nth: int, change: Change, schedulers: Sequence[LRScheduler]) -> None:
-    group = optimizer.param_groups[nth]
-    now = group["lr"] * (change.new / change.old) if change.old else change.new
-    if isinstance(group["lr"], Tensor):
-        group["lr"].fill_(float(now))
-    else:
-        group["lr"] = now
-    if "initial_lr" in group:
-        group["initial_lr"] = change.new
-    for scheduler in schedulers:
-        if scheduler.optimizer is optimizer:
-            scheduler.base_lrs[nth] = change.new
-
-
-def merge(old: Settings, new: Settings, not_taken: Sequence[Change]) -> Settings:
-    """What is in force: the new settings, but of those that were `not_taken` the old ones."""
-    merged = {thing: dict(values) for thing, values in new.items()}
-    for change in not_taken:
-        merged[change.thing][change.name] = old[change.thing][change.name]
-    return merged
-
-
-def describe_changes(changes: Sequence[Change], left: Sequence[Change], step: int) -> Iterator[str]:
-    """One line for each change, with the value that is in force."""
-    for change in changes:
-        words = f"resumed at step {step}: {describe_change(change)}; "
-        if change not in left:
-            yield words + f"the script's {change.new} is in force"
-        else:
-            more = f', hpcddp.runtime(override=["{change.name}"]) takes the script\'s' if _can(change) else ""
-            yield words + f"the checkpoint's {change.old} is in force{more}"
-
-
-def describe_change(change: Change) -> str:
-    return f"{change.thing}'s {change.name} {change.old} -> {change.new}"
-
-
-def refuse_other(run: str, other: str) -> NoReturn:
-    """RequestError: an earlier start of this job has begun the run, and it was another training than this one, as
-    `other` says: this one would get its weights."""
-    raise RequestError(
-        f"an earlier start of this job has begun run {show_path(run)}, and that was another training: {other}",
-        'give each training a run_dir of its own, such as run_dir=f"runs/fold{k}"',
-    )
-
-
-def describe_gone(manifest: Mapping[str, Any], objects: Mapping[str, Any], step: int) -> Iterator[str]:
-    """One line for each object of a checkpoint that the script does not track any more."""
-    for name, described in manifest["objects"].items():
-        if name not in objects:
-            yield (
-                f"resumed at step {step}: the checkpoint has {name} ({described['type']}), which rt.prepare was not"
-                " given now; it is not resumed, and the next checkpoints are without it"
-            )
-
-
-def _can(change: Change) -> bool:
-    return change.thing.startswith("optimizer")
 
 
 def _name(name: str, nth: int) -> str:
     return f"{name}[{nth}]" if nth else name
 
 
-def _keep_plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What JSON gives back as it was: numbers, words, and lists of them; tuples as lists, and a tensor's number."""
-    kept = {}
+def _list(names: list[str]) -> list[str]:
+    """Names that JSON holds: of many the first ones, and the SHA-256 sum of all."""
+    if len(names) <= _SHOWN:
+        return names
+    digest = hashlib.sha256("\n".join(names).encode()).hexdigest()
+    return [*names[:_SHOWN], f"… {len(names)} in all, SHA-256 {digest}"]
+
+
+def _read_plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What JSON gives back as it was; a schedule that is made of several has those of each."""
+    found: dict[str, Any] = {}
     for name, value in values.items():
-        plain = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
-        plain = list(plain) if isinstance(plain, tuple) else plain
-        simple = plain if isinstance(plain, list) else [plain]
-        if name not in _MOVING and not name.startswith("_") and all(_is_simple(one) for one in simple):
-            kept[name] = plain
-    return kept
-
-
-def _is_simple(value: Any) -> bool:
-    return value is None or isinstance(value, str | int | float)
-
-
-# Whether the objects that a run resumes with are those that its checkpoint was written from.
-
-
-Join = Callable[[list[list[str | None]]], list[list[str | None]]]
-Groups = dict[str, list[dict[str, Any]]]  # by the optimizer's name, for each of its parameter groups
-
-_SAME_STATE = ({"Adam", "AdamW"},)  # classes of optimizers that read each other's state
-
-
-def describe_groups(objects: Mapping[str, Any], join: Join) -> Groups:
-    """How many parameters each group of each optimizer has, and the SHA-256 over their names in order.
-
-    A parameter's name is that of its tracked model, and its own in there. An optimizer with a parameter of no tracked
-    model is left out.
-    """
-    models = ((name, thing) for name, thing in objects.items() if isinstance(thing, nn.Module))
-    names: dict[int, str] = {}
-    for model, thing in models:
-        for name, parameter in thing.named_parameters():
-            names.setdefault(id(parameter), f"{model}.{name}")
-    found: Groups = {}
-    for name, thing in objects.items():
-        if isinstance(thing, Optimizer):
-            groups = join([[names.get(id(p)) for p in group["params"]] for group in thing.param_groups])
-            if all(None not in group for group in groups):
-                found[name] = [{"parameters": len(group), "sha256": _hash_names(group)} for group in groups]
+        if name == "_schedulers":
+            inner = (_read_plain(one) for one in value)
+            found |= {f"schedulers[{n}].{key}": one for n, known in enumerate(inner) for key, one in known.items()}
+        elif name not in _LEFT_OUT and _is_plain(plain := _as_plain(value)):
+            found[name.lstrip("_")] = plain
     return found
 
 
-def _hash_names(names: list[str | None]) -> str:
-    return hashlib.sha256("".join(f"{name}\n" for name in names).encode()).hexdigest()
+def _as_plain(value: Any) -> Any:
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return value.item()
+    return [_as_plain(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-def check_same_classes(manifest: Mapping[str, Any], objects: Mapping[str, Any], source: str, anew: str) -> None:
-    """RequestError for an optimizer or a scheduler of another class than the checkpoint's, whose state is another."""
-    for name, thing in objects.items():
-        old, new = manifest["objects"].get(name, {}).get("type"), type(thing).__name__
-        if old in (None, new) or not isinstance(thing, Optimizer | LRScheduler):
-            continue
-        if not any({old, new} <= classes for classes in _SAME_STATE):
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and _is_plain(one) for key, one in value.items())
+    return (
+        all(map(_is_plain, value)) if isinstance(value, list) else value is None or isinstance(value, str | int | float)
+    )
+
+
+# Accepted settings come into the objects, after a checkpoint has brought its own.
+
+
+class GivenSettings:
+    """The settings of the optimizers and the schedules, as the script gave them: made before a checkpoint is loaded."""
+
+    def __init__(self, objects: Mapping[str, Any], settings: RunSettings) -> None:
+        self._objects, self._settings = objects, settings
+        self._groups = {
+            name: [
+                {key: _copy(value) for key, value in group.items() if key != "params"} for group in thing.param_groups
+            ]
+            for name, thing in objects.items()
+            if isinstance(thing, Optimizer)
+        }
+        at, to = settings.at, settings.to
+        self.unloaded = {name for name in objects if name not in at}  # what does not get the checkpoint's state
+        for name, thing in objects.items():
+            if name in at and isinstance(thing, LRScheduler) and not isinstance(thing, ReduceLROnPlateau):
+                self.unloaded |= {name} if at[name] != to[name] else set()
+            elif name in at and (classes := {at[name].get("class"), to[name].get("class")}) and len(classes) > 1:
+                self.unloaded |= set() if any(classes <= one for one in _SAME_STATE) else {name}
+
+    def bring(self, states: Mapping[str, Any]) -> None:
+        """Bring what was accepted, or is kept, into the objects. `states`: those that the checkpoint has, by name, of
+        what was not loaded: an accepted schedule is brought to where the old one was."""
+        at, now, to = self._settings.at, self._settings.now, self._settings.to
+        schedules = {name: one for name, one in self._objects.items() if isinstance(one, LRScheduler)}
+        for name, one in schedules.items():
+            if name in self.unloaded and to[name] != now[name]:
+                raise RequestError(
+                    f"{name} cannot be kept: the checkpoint is of a step before the recorded settings were accepted",
+                    f"give the script the recorded ones, which are in settings.json, or accept {name}",
+                )
+            if isinstance(one, ReduceLROnPlateau) and name not in self.unloaded:
+                vars(one).update({key: value for key, value in to[name].items() if at[name].get(key, value) != value})
+        for name, optimizer in self._objects.items():
+            if not isinstance(optimizer, Optimizer):
+                continue
+            its = {key: one for key, one in schedules.items() if one.optimizer is optimizer}
+            anew = {key: one for key, one in its.items() if key in self.unloaded}
+            for nth, group in enumerate(optimizer.param_groups):
+                key, before = _name(name, nth), at
+                if anew or name in self.unloaded or key not in at:
+                    before = now
+                    for setting, value in self._groups[name][nth].items():
+                        _set(group, setting, value)
+                for setting, value in to.get(key, {}).items():
+                    old = before[key].get(setting, value)
+                    if setting == "lr" and old != value:
+                        _move_lr(group, nth, old, value, list(its.values()))
+                    elif setting in group and old != value:
+                        _set(group, setting, tuple(value) if isinstance(group[setting], tuple) else value)
+            for key, one in anew.items():
+                _step_to(key, one, _count_steps(states.get(key, {})))
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def _set(group: dict[str, Any], setting: str, value: Any) -> None:
+    """Of a parameter group; a number in a tensor stays in that."""
+    if isinstance(group.get(setting), Tensor):
+        group[setting].fill_(float(value))
+    else:
+        group[setting] = value
+
+
+def _move_lr(group: dict[str, Any], nth: int, old: float, new: float, schedules: Sequence[Any]) -> None:
+    """A learning rate that a schedule has moved is moved from the new start by the same factor."""
+    _set(group, "lr", float(group["lr"]) * (new / old) if old else new)
+    if "initial_lr" in group:
+        _set(group, "initial_lr", new)
+    for schedule in schedules:
+        if hasattr(schedule, "base_lrs"):
+            schedule.base_lrs[nth] = new
+        _move_lr({"lr": 0.0}, nth, old, new, getattr(schedule, "_schedulers", ()))
+
+
+def _count_steps(state: Mapping[str, Any]) -> int:
+    """How often the schedule with this state was stepped."""
+    inner = state.get("_schedulers", ())
+    return int(state["last_epoch"]) if "last_epoch" in state else max(map(_count_steps, inner), default=0)
+
+
+def _step_to(name: str, schedule: LRScheduler, steps: int) -> None:
+    """Step a schedule that the script has made until it was stepped so often. RequestError for one that is shorter."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch misses the optimizer's steps
+        try:
+            for _ in range(_count_steps(schedule.state_dict()), steps):
+                schedule.step()
+        except ValueError as error:
             raise RequestError(
-                f"{source} has the state of {name} as that of a {old}, and {name} is a {new} now",
-                f"resume with {old}, or {anew}",
-            )
-
-
-def check_same_groups(manifest: Mapping[str, Any], groups: Groups, source: str, anew: str) -> None:
-    """RequestError for an optimizer with other parameters than the checkpoint's, or in another order."""
-    for name, described in manifest["parameter_groups"].items():
-        old = [{key: group[key] for key in ("parameters", "sha256")} for group in described]
-        new = groups.get(name, old)
-        if new != old:
-            raise RequestError(
-                f"{source} has the state of {name} for other parameters: {_say_other(old, new)}. It would be given to"
-                " the wrong parameters",
-                "keep the order of the script that wrote the checkpoint, of the arguments of rt.prepare, of the layers"
-                f" and of the optimizer's parameters, or {anew}",
-            )
+                f"{name} was accepted, and cannot be brought to the run's step: {error}",
+                f"a longer one, or keep {name}",
+            ) from error
 
 
 def check_added_groups(tree: Mapping[str, Any], objects: Mapping[str, Any], source: str) -> None:
-    """RequestError for an optimizer that got a parameter group after rt.prepare, and has not got it yet this time.
-
-    Call it after `check_same_groups`: at rt.prepare its groups were those of now.
-    """
+    """RequestError for an optimizer that got a parameter group after rt.prepare, and has not got it yet this time: when
+    the run was recorded its groups were those of now."""
     for name, thing in objects.items():
-        if isinstance(thing, Optimizer):
+        if isinstance(thing, Optimizer) and name in tree:
             old, new = len(tree[name].get("param_groups", ())), len(thing.param_groups)
             if old > new:
                 raise RequestError(
@@ -249,17 +371,6 @@ def check_added_groups(tree: Mapping[str, Any], objects: Mapping[str, Any], sour
                     " by rt.prepare: the rest was added later, and a resume loads all of them there",
                     "optimizer.add_param_group({…}) before rt.prepare, with lr=0.0 until its turn comes",
                 )
-
-
-def _say_other(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> str:
-    if len(old) != len(new):
-        return f"it had {format_count(len(old), 'parameter group')}, and has {len(new)} now"
-    nth = next(n for n, both in enumerate(zip(old, new, strict=True)) if both[0] != both[1])
-    where = f"its parameter group {nth}" if len(old) > 1 else "it"
-    counts = old[nth]["parameters"], new[nth]["parameters"]
-    if counts[0] != counts[1]:
-        return f"{where} had {format_count(counts[0], 'parameter')}, and has {counts[1]} now"
-    return f"{where} has as many now, but others or in another order"
 
 
 # Whether what a resumed attempt loaded is still there when its loop begins.

@@ -21,8 +21,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
 from hpcddp.errors import RequestError
+from hpcddp.training.activity import at_files
 from hpcddp.training.checkpoint.files import INDEX
-from hpcddp.training.pulse import at_files
 from hpcddp.training.torch_compat import end_of_saving, is_failed_write, load_metadata
 
 

@@ -113,6 +113,12 @@ def module_state(module: nn.Module) -> dict[str, Any]:
     return {_plain_name(name, wrapped): value for name, value in module.state_dict().items()}
 
 
+def name_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters by those names."""
+    wrapped = _list_wrapped(module)
+    return {_plain_name(name, wrapped): parameter for name, parameter in module.named_parameters()}
+
+
 def load_module_state(module: nn.Module, state: dict[str, Any]) -> None:
     """The inverse of `module_state`; errors are those of `load_state_dict`."""
     wrapped, current = _list_wrapped(module), module.state_dict()

@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 
 from hpcddp.errors import RequestError
 from hpcddp.training.checkpoint.fingerprint import hash_states
-from hpcddp.training.checkpoint.settings import describe_groups
 from hpcddp.training.checkpoint.state_tree import is_split, load_module_state, map_tensors, module_state
 from hpcddp.training.parallel.spread import as_bytes
 from hpcddp.training.parallel.zero import OwnSteps
@@ -27,34 +26,8 @@ from hpcddp.units import shorten
 class OwnedStates:
     """The states of these optimizers, by their names in the checkpoint. Without any its methods do nothing."""
 
-    is_partial = False  # whether a rank has a part of the model only
-
     def __init__(self, steps: Mapping[str, OwnSteps]) -> None:
         self._steps = steps
-
-    def keeps(self, *, is_first: bool) -> bool:
-        """Whether this rank needs whole tensors to gather a tree for one file."""
-        return is_first
-
-    def number(self, name: str, nth: int) -> int:  # noqa: ARG002
-        """The number in a checkpoint of an optimizer's nth parameter."""
-        return nth
-
-    def lift(self, tree: dict[str, Any]) -> dict[str, Any]:
-        """This rank's part of a checkpoint's tree, from its objects' own states."""
-        return tree
-
-    def lower(self, tree: dict[str, Any]) -> dict[str, Any]:
-        """The inverse of `lift`."""
-        return tree
-
-    def join(self, groups: list[list[str | None]]) -> list[list[str | None]]:
-        """The names of an optimizer's parameters in all parts of the model, by parameter group."""
-        return groups
-
-    def complete(self, described: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-        """Facts of the objects, of which this rank may have a part only."""
-        return described
 
     def drop_others(self, tree: dict[str, Any]) -> dict[str, Any]:
         """A checkpoint's tree, of the states only this rank's."""
@@ -143,21 +116,17 @@ class Tracked:
         }
         self.owned = owned or OwnedStates({})
         self.hashes_split = hashes_split  # whether split models are hashed, too: each tensor is gathered for that
-        # now: in a forward pass a sharded model has other parameters
-        self.groups = describe_groups(self.objects, self.owned.join)
 
     def models(self) -> list[nn.Module]:
         return [thing for thing in self.objects.values() if isinstance(thing, nn.Module)]
 
     def is_split(self) -> bool:
-        """Whether ranks hold shards, or stages, of a model only.
+        """Whether ranks hold shards of a model only.
 
         The state says it: after an evaluation the parameters are whole until the next pass, and `state_dict()` shards
         them again.
         """
-        return self.owned.is_partial or any(
-            is_split(value) for model in self.models() for value in model.state_dict().values()
-        )
+        return any(is_split(value) for model in self.models() for value in model.state_dict().values())
 
     def hash_weights(self, *, gather: bool = False) -> str | None:
         """SHA-256 of all models, averaged weights (EMA) included, as they are on this rank: see `hash_states`.
@@ -175,11 +144,10 @@ class Tracked:
 
     def capture(self) -> dict[str, Any]:
         """Every object's state by name, with the run's own tensors in it, not copies."""
-        states = {
+        return {
             name: module_state(thing) if isinstance(thing, nn.Module) else thing.state_dict()
             for name, thing in self.objects.items()
         }
-        return self.owned.lift(states)
 
     def find_splits(self) -> FindLike:
         """A function of a saved tensor's path and shape: this run's split tensor that it has to be split like, or None:
@@ -193,8 +161,7 @@ class Tracked:
                 likes |= {(name, key): value for key, value in module_state(thing).items() if is_split(value)}
             elif isinstance(thing, Optimizer):
                 parameters = [parameter for group in thing.param_groups for parameter in group["params"]]
-                numbered = [(self.owned.number(name, n), p) for n, p in enumerate(parameters)]
-                likes |= {(name, "state", n): p.detach() for n, p in numbered if is_split(p)}
+                likes |= {(name, "state", n): p.detach() for n, p in enumerate(parameters) if is_split(p)}
 
         def find(path: tuple[Any, ...], shape: torch.Size) -> Any:
             like = likes.get(path[:2], likes.get(path[:3]))
@@ -203,17 +170,16 @@ class Tracked:
         return find
 
     def restore_models(self, tree: dict[str, Any], source: str, hint: str) -> None:
-        """Load every model's state. RequestError, which names the `source`, if one does not fit."""
+        """Load every model's state that is there. RequestError, which names the `source`, if one does not fit."""
         for name, thing in self.objects.items():
-            if isinstance(thing, nn.Module):
+            if isinstance(thing, nn.Module) and name in tree:
                 with _fitting(f"{source} does not fit {name} ({type(thing).__name__})", hint):
                     load_module_state(thing, tree[name])
 
     def restore_others(self, tree: dict[str, Any], source: str, hint: str) -> None:
         """The same for every other object."""
-        tree = self.owned.lower(tree)
         for name, thing in self.objects.items():
-            if not isinstance(thing, nn.Module):
+            if not isinstance(thing, nn.Module) and name in tree:
                 with _fitting(f"{source} does not fit {name} ({type(thing).__name__})", hint):
                     thing.load_state_dict(tree[name])
 

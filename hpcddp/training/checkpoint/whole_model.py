@@ -10,24 +10,18 @@ import torch.distributed as dist
 from torch import nn
 
 from hpcddp.errors import LaunchError
-from hpcddp.training.checkpoint.stage_states import gather_stages
+from hpcddp.training.activity import at_files
 from hpcddp.training.checkpoint.state_tree import gather_whole, map_tensors, module_state
-from hpcddp.training.parallel.staged import StageLinks
-from hpcddp.training.pulse import at_files
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.torch_compat import is_failed_write
 
 
-def write_whole(model: nn.Module, path: Path, group: Group, links: StageLinks | None = None) -> None:
+def write_whole(model: nn.Module, path: Path, group: Group) -> None:
     """Write the state of `model` (not in DDP), whole and on the CPU, as a whole file: rank 0 does. A collective.
 
-    `links`: those of its stages, if they are on different ranks. LaunchError on every rank if the file cannot be
-    written.
+    LaunchError on every rank if the file cannot be written.
     """
-    keep = group.is_first or (links is not None and links.is_beside_first)
-    tree = gather_whole(module_state(model), keep=keep)
-    if links is not None and keep:
-        tree = gather_stages(tree, links)
+    tree = gather_whole(module_state(model), keep=group.is_first)
     failure: list[str | None] = [_write(tree, path) if group.is_first else None]
     if group.world_size > 1:
         dist.broadcast_object_list(failure, src=0, device=group.device)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -386,14 +384,6 @@ class TrainingLoader:
         self._read = lambda: iter(())
 
 
-class Part(NamedTuple):
-    """A micro batch of a step, and how to get it on the device."""
-
-    micro: MicroBatch
-    weight: Weight
-    load: Callable[[], Any]
-
-
 class Step:
     """This rank's part of one global batch. Each iteration is a pass over all its micro batches, on the device."""
 
@@ -406,21 +396,6 @@ class Step:
     def __len__(self) -> int:
         """Micro batches of a pass."""
         return len(self._parts)
-
-    @contextmanager
-    def at_once(self) -> Iterator[list[Part]]:
-        """A pass whose micro batches overlap: for the loop they are one, the last."""
-        nth_pass, self._passes = self._passes, self._passes + 1
-        loaded, weight = self._parts[-1]
-        samples = sum(one.micro.samples for one, _ in self._parts)
-        self._listener.micro_batch_starts(loaded.micro._replace(nth=0, samples=samples), weight, nth_pass)
-        yield [Part(one.micro, weight, partial(move, one.content, self._device)) for one, weight in self._parts]
-        self._listener.micro_batch_ends()
-
-    @property
-    def passes(self) -> int:
-        """How many have begun."""
-        return self._passes
 
     def __iter__(self) -> Iterator[Any]:
         nth_pass, self._passes = self._passes, self._passes + 1

@@ -149,15 +149,15 @@ class IntegerSum:
     def __init__(self, exchange: Exchange, slices: int) -> None:
         self._exchange = exchange
         self._bits = min(_SIGNIFICANT_BITS, 62 - slices.bit_length())  # the sum of all slices stays below 2^62
-        self._kept: list[list[Tensor]] = []
+        self._slices: list[list[Tensor]] = []
 
     def add(self, tensors: list[Tensor]) -> None:
         """A slice that is not the rank's last; takes the tensors over."""
-        self._kept.append(tensors)
+        self._slices.append(tensors)
 
     def total(self, indices: Sequence[int], last: list[Tensor], flat: Tensor) -> Tensor:
         """As of TreeSum; a tensor that holds a NaN or an infinity in any slice becomes NaN throughout."""
-        slices = [[kept[index] for index in indices] for kept in self._kept] + [last]
+        slices = [[tensors[index] for index in indices] for tensors in self._slices] + [last]
         peaks = torch.stack([largest_magnitudes(tensors) for tensors in slices])
         peak = self._exchange.largest(torch.where(peaks.isfinite(), peaks, torch.inf).amax(0))
         _, exponent = torch.frexp(torch.where(peak.isfinite(), peak, 1.0))
@@ -181,7 +181,7 @@ class IntegerSum:
 
     def clear(self) -> None:
         """Before the next global batch."""
-        self._kept.clear()
+        self._slices.clear()
 
 
 def make_sum(method: str, exchange: Exchange, slices: int) -> TreeSum | IntegerSum:
@@ -250,7 +250,6 @@ TWICE = (
 class ExactGradients:
     """The sum over a plan's fixed slices. DDP collects gradients in buckets and passes them on during backward."""
 
-    staged = None
     buffers_differ = False
     adds_up_in_place = False
     forward_is_collective = False
@@ -309,7 +308,7 @@ class ExactGradients:
         """Any object will do: wrapping replaces no parameter."""
 
     def key(self, micro: MicroBatch) -> tuple[int | str, ...]:
-        """What random numbers depend on, beside seed and step."""
+        """What random numbers depend on besides seed and step."""
         return "slice", self.slot(micro)
 
     def slot(self, micro: MicroBatch) -> int:

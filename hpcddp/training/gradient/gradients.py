@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 
 from hpcddp.training.data.sampler import MicroBatch
 from hpcddp.training.parallel.sharded import Wanted
-from hpcddp.training.parallel.staged import StagedModel
 
 
 class Gradients(Protocol):
@@ -37,10 +36,6 @@ class Gradients(Protocol):
     def forward_is_collective(self) -> bool:
         """Whether a forward pass is a collective: then all ranks need the same number of them."""
 
-    @property
-    def staged(self) -> StagedModel | None:
-        """The model whose stages are on different ranks, as soon as it is wrapped."""
-
     def wrap(self, model: nn.Module, wanted: Wanted) -> nn.Module:
         """The model on this rank's device, as the training loop is to use it."""
 
@@ -54,7 +49,7 @@ class Gradients(Protocol):
         """RequestError for tracked objects that do not belong to the wrapped models."""
 
     def key(self, micro: MicroBatch) -> tuple[int | str, ...]:
-        """What random numbers depend on, beside seed and step."""
+        """What random numbers depend on besides seed and step."""
 
     def slot(self, micro: MicroBatch) -> int:
         """Which of the `slots` the loss of this micro batch is added to."""

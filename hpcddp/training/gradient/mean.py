@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -19,19 +18,7 @@ from hpcddp.training.parallel.layout import Layout
 from hpcddp.training.parallel.placing import place
 from hpcddp.training.parallel.sameness import FactorsAlike, UsedAlike
 from hpcddp.training.parallel.sharded import Wanted, check_optimizers, check_steps, hand_over
-from hpcddp.training.parallel.spread import spread_weights
-from hpcddp.training.parallel.staged import (
-    SCHEDULES,
-    StagedModel,
-    StageLinks,
-    find_stages,
-    keep_plan,
-    keep_stage,
-    leave_out,
-    list_parts,
-)
 from hpcddp.training.parallel.strategy import ParallelModel, split_model
-from hpcddp.training.parallel.tensor import find_plan
 from hpcddp.training.rendezvous.group import Group
 
 
@@ -48,8 +35,6 @@ class MeanGradients:
         self._layout = layout
         self._models: list[ParallelModel] = []
         self._untrained: list[nn.Module] = []
-        self._gone: list[weakref.ref[nn.Parameter]] = []  # parameters of other stages
-        self.staged: StagedModel | None = None
         self._used_alike = UsedAlike(layout, group.device)
         self._factors_alike = FactorsAlike()
         self._hooks: list[Any] = []
@@ -64,32 +49,10 @@ class MeanGradients:
 
     def wrap(self, model: nn.Module, wanted: Wanted) -> nn.Module:
         """The model on its device; neither wrapped nor sharded on one rank."""
-        if self._split.pipeline > 1:
-            return self._stage(model, wanted)
-        return self._distribute(model, wanted)
-
-    def _distribute(self, model: nn.Module, wanted: Wanted) -> nn.Module:
         if self._layout.data_size == self._split.tensor == 1:
             return place(model, self._group.device)
         self._models.append(split_model(model, self._group, self._layout, self._split, wanted))
         return self._models[-1].module
-
-    def _stage(self, model: nn.Module, wanted: Wanted) -> nn.Module:
-        """The model with this rank's stage only, which its data ranks hold as without a pipeline."""
-        names = find_stages(model, wanted.stages, self._split.pipeline)
-        spread_weights(model, self._group.device, self._layout)
-        links = StageLinks(self._layout, self._group.device)
-        if self._split.tensor > 1:
-            plan = keep_plan(model, find_plan(model, wanted.tensor_plan), names, links.stage)
-            wanted = wanted._replace(tensor_plan=plan)
-        self._gone = keep_stage(model, names, links.stage)
-        if self._split.is_sharded:
-            self._distribute(model, wanted._replace(parts=list_parts(model, names)))
-        else:
-            model.to(self._group.device)
-        schedule, is_sharded = wanted.schedule or SCHEDULES[0], self._split.is_sharded and self._layout.data_size > 1
-        self.staged = StagedModel(model, links, names, self._layout, schedule, is_sharded=is_sharded)
-        return model
 
     def take_along(self, model: nn.Module) -> None:
         if self._models and self._split.is_sharded and isinstance(model, AveragedModel):
@@ -103,13 +66,11 @@ class MeanGradients:
 
     def hand_over(self, optimizers: Iterable[Optimizer]) -> None:
         optimizers = [*optimizers]
-        leave_out(optimizers, self._gone)
         for model in self._models:
             if model.replaced:
                 hand_over(optimizers, model.module, model.replaced)
 
     def check(self, objects: dict[str, Any]) -> None:
-        check_optimizers(objects, self._gone)
         for model in self._models:
             check_optimizers(objects, model.replaced)
         if self._models and self._split.is_sharded:
@@ -136,13 +97,12 @@ class MeanGradients:
     @property
     def _has_parts(self) -> bool:
         """Whether no rank has the whole gradient."""
-        return self.staged is not None or (self._split.is_sharded and bool(self._models))
+        return self._split.is_sharded and bool(self._models)
 
     def backward_ends(self, micro: MicroBatch) -> None:
         """The script may change gradients from here to the step."""
         if micro.last and self._has_parts:
-            modules = [self.staged.module] if self.staged is not None else [model.module for model in self._models]
-            self._factors_alike.note(parameter for module in modules for parameter in module.parameters())
+            self._factors_alike.note(p for model in self._models for p in model.module.parameters())
 
     def collect(self, micro: MicroBatch) -> None:
         """The backward pass has averaged them already."""

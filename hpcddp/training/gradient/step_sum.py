@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hpcddp.training.activity import waiting
 from hpcddp.training.parallel.layout import Layout
 from hpcddp.training.stopping import REQUESTS, STOP_FLAGS
 
@@ -52,10 +53,11 @@ class LaggedSum:
         """The sums pushed last, or None if none are under way."""
         if self._values is None:
             return None
-        if self._work is not None:
-            self._work.wait()
-        if self._copied is not None:
-            self._copied.synchronize()
+        with waiting():
+            if self._work is not None:
+                self._work.wait()
+            if self._copied is not None:
+                self._copied.synchronize()
         numbers: list[float] = self._values.tolist()
         self._work = self._values = self._copied = None
         return numbers

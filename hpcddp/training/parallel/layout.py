@@ -60,14 +60,6 @@ class Layout:
         """The ranks of `data_group`, by data rank."""
         return tuple(range(self.rank % self.model_size, self.world_size, self.model_size))
 
-    def lines_along(self, name: str) -> list[tuple[int, ...]]:
-        """All groups of ranks that differ in this dimension only, each in its order."""
-        names = [other for other, _ in self.mesh]
-        sizes = [size for _, size in self.mesh[names.index(name) :]]
-        inner = math.prod(sizes[1:])
-        firsts = (rank for rank in range(self.world_size) if rank // inner % sizes[0] == 0)
-        return [tuple(first + nth * inner for nth in range(sizes[0])) for first in firsts]
-
     def ranks_of(self, data_rank: int) -> tuple[int, ...]:
         """The ranks that see the samples of this data rank."""
         return tuple(range(data_rank * self.model_size, (data_rank + 1) * self.model_size))

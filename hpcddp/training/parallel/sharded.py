@@ -28,14 +28,11 @@ Blocks = type[nn.Module] | tuple[type[nn.Module], ...]
 
 class Wanted(NamedTuple):
     """What the caller of `rt.wrap` wants besides: classes of layers that are gathered on their own, the layers that
-    tensor ranks divide, options of `fully_shard` or DDP, and where a pipeline's stages begin and take turns."""
+    tensor ranks divide, and options of `fully_shard` or DDP."""
 
     blocks: Blocks | None
     tensor_plan: TensorPlan | None
     options: dict[str, Any]
-    stages: Sequence[str] | None = None
-    schedule: str | None = None
-    parts: Sequence[nn.Module] = ()  # of a stage, gathered on their own too
 
 
 class ShardedModel:
@@ -65,17 +62,16 @@ def divide_and_shard(model: nn.Module, group: Group, layout: Layout, split: Spli
     Each module of a class in `blocks` is gathered on its own; the rest, or everything without `blocks`, in one piece.
     All ranks start from the weights of rank 0.
     """
-    units = {*_find_units(model, wanted.blocks), *wanted.parts}
+    units = _find_units(model, wanted.blocks)
     plan = find_plan(model, wanted.tensor_plan) if split.tensor > 1 else {}
-    if split.pipeline == 1:  # else each rank has its stage only, and they were spread before
-        spread_weights(model, group.device, layout)
+    spread_weights(model, group.device, layout)
     data_mesh, tensor_mesh = make_meshes(group, layout, split)
     if split.tensor > 1:
         check_untied(model)
         divide_layers(model.to(group.device), tensor_mesh, plan)
         check_even(model, len(split.rows[0]), split.tensor)
     if layout.data_size > 1:
-        _shard(model, data_mesh, split, [module for module in model.modules() if module in units], wanted.options)
+        _shard(model, data_mesh, split, units, wanted.options)
 
 
 def _find_units(model: nn.Module, blocks: Blocks | None) -> list[nn.Module]:
@@ -174,5 +170,5 @@ def check_steps(objects: dict[str, Any], split: Split) -> None:
                 f"{name}, of class {type(thing).__name__}, takes means over the rows and columns of each parameter, and"
                 f" parallel {split.kind} gives it parts of them",
                 'hpcddp.runtime(parallel="zero1"), which shares out its state, or parallel="ddp"'
-                + ("" if split.tensor > 1 or split.pipeline > 1 else "; or exact=True, which steps whole parameters"),
+                + ("" if split.tensor > 1 else "; or exact=True, which steps whole parameters"),
             )

@@ -15,7 +15,6 @@ from hpcddp.training.parallel.layout import Layout
 from hpcddp.training.parallel.placing import place
 from hpcddp.training.parallel.replicated import ReplicatedModel
 from hpcddp.training.parallel.sharded import ShardedModel, Wanted
-from hpcddp.training.parallel.staged import SCHEDULES
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.torch_compat import is_compiled, uncompiled
 
@@ -39,26 +38,8 @@ class ParallelModel(Protocol):
         """The context of one forward and backward pass; gradients are averaged in it only with `exchange`."""
 
 
-def check_wanted(split: Split, wanted: Wanted, *, is_second: bool = False) -> None:
-    """RequestError for what means nothing with this split. `is_second`: the run has a model that is trained."""
-    if wanted.schedule not in (None, *SCHEDULES):
-        raise RequestError(f"schedule={wanted.schedule!r} is none of a pipeline", f"one of {', '.join(SCHEDULES)}")
-    if split.pipeline > 1 and is_second:
-        raise RequestError(
-            "a pipeline has the stages of one trained model, and this is the second",
-            'one nn.Module that holds both, or hpcddp.runtime(parallel="fsdp")',
-        )
-    if split.pipeline > 1 and not split.is_sharded and wanted.options:
-        raise RequestError(
-            f"a pipeline over whole stages takes no {', '.join(wanted.options)}: no torch class wraps the model",
-            'leave it out; or hpcddp.runtime(parallel={"shard": -1, "pipeline": 2}), whose options are fully_shard\'s',
-        )
-    if split.pipeline == 1 and wanted.stages is not None:
-        raise RequestError(
-            f"parallel {split.kind} takes no stages: each rank computes all layers",
-            'hpcddp.runtime(parallel={"data": -1, "pipeline": 2}), or the stages as the model\'s attribute'
-            " pipeline_stages",
-        )
+def check_wanted(split: Split, wanted: Wanted) -> None:
+    """RequestError for what means nothing with this split."""
     if wanted.blocks is not None and not split.is_sharded:
         raise RequestError(
             f"parallel {split.kind} takes no blocks: each rank has the whole model", 'hpcddp.runtime(parallel="fsdp")'
@@ -72,7 +53,7 @@ def check_wanted(split: Split, wanted: Wanted, *, is_second: bool = False) -> No
 
 def check_uncompiled(model: nn.Module, split: Split) -> None:
     """RequestError for a compiled model whose layers this split changes: torch.compile keeps what it has seen."""
-    if (split.tensor > 1 or split.pipeline > 1) and is_compiled(model):
+    if split.tensor > 1 and is_compiled(model):
         raise RequestError(
             f"parallel {split} divides the layers of a model, and this {type(uncompiled(model)).__name__} has been"
             " given to torch.compile",

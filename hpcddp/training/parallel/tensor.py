@@ -34,7 +34,7 @@ def find_plan(model: nn.Module, given: TensorPlan | None) -> TensorPlan:
         )
     names = [name for name, _ in model.named_modules()]
     for key, style in plan.items():
-        if not any(fits(name, key) for name in names):
+        if not any(_fits(name, key) for name in names):
             hint = f"names of model.named_modules(){nearest(key, names)}, with * for one part of a name"
             raise RequestError(f"tensor_plan has {key!r}, and the {kind} has no such module", hint)
         if isinstance(style, str) and style not in {"colwise", "rowwise"}:
@@ -43,7 +43,7 @@ def find_plan(model: nn.Module, given: TensorPlan | None) -> TensorPlan:
     return plan
 
 
-def fits(name: str, key: str) -> bool:
+def _fits(name: str, key: str) -> bool:
     """Whether a plan's key stands for the module of this name."""
     parts, patterns = name.split("."), key.split(".")
     return len(parts) == len(patterns) and all(map(fnmatch, parts, patterns))

@@ -56,7 +56,10 @@ def take_devices(backend: str, members: tuple[Member, ...], rank: int, each: int
     if backend == "nccl":
         chosen = [(m, device_indices(members, m.rank, backend, each)) for m in members]
         if shared := name_shared([[(m.host, m.gpus[i]) for i in taken] for m, taken in chosen]):
-            raise LaunchError(shared, "give each rank its own GPU: as many GPUs per node as ranks per node")
+            seen = [{gpu for other in members if other.host == m.host for gpu in other.gpus} for m in members]
+            fits = max(1, min(map(len, seen)) // each)
+            hint = f"--ranks-per-node {fits}, or more GPUs; backend='gloo' lets ranks share one"
+            raise LaunchError(shared, hint)
     torch.cuda.set_device(indices[0])
     return tuple(torch.device("cuda", index) for index in indices)
 

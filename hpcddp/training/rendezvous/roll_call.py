@@ -15,6 +15,7 @@ from typing import NamedTuple
 from torch.distributed import DistNetworkError
 
 from hpcddp.errors import LaunchError
+from hpcddp.training.activity import waiting
 from hpcddp.training.rendezvous.failure import Failure, PeerFailedError
 from hpcddp.training.torch_compat import Store
 
@@ -70,6 +71,7 @@ def call_roll(store: Store, me: Member, world_size: int, timeout_s: float) -> tu
     return tuple(_parse_member(record) for record in store.multi_get(keys))
 
 
+@waiting()
 def wait_until(is_so: Callable[[], bool], timeout_s: float, askers: int | None = None) -> bool:
     """Ask at growing intervals up to 0.2 s; False when the time is up. (A store's own wait logs its timeouts.)
 

@@ -69,9 +69,7 @@ def test_what_contradicts_the_node_or_its_ranks_is_refused(site: str, asked: dic
     assert hint in caught.value.hint
 
 
-@pytest.mark.parametrize(
-    "parallel", ["fsdp", "hsdp", "zero1", {"tensor": "2"}, {"data": "-1", "pipeline": "2"}, "shard=8"], ids=str
-)
+@pytest.mark.parametrize("parallel", ["fsdp", "hsdp", "zero1", {"tensor": "2"}, "shard=8"], ids=str)
 def test_several_gpus_per_rank_go_with_ddp_only(parallel: object) -> None:
     with pytest.raises(RequestError, match="gpus_per_rank 2 is for a model that its script puts on") as caught:
         plan("abci3", gpus_per_rank="2", parallel=parallel)

@@ -11,7 +11,7 @@ from hpcddp.schedulers.registry import CurrentJob, find_scheduler
 from hpcddp.supervisor.follow import End, MovingEnd
 from hpcddp.supervisor.line import Line
 from hpcddp.supervisor.order import Order
-from hpcddp.supervisor.supervise import Start
+from hpcddp.supervisor.supervise import Attempts
 
 from .conftest import StubbedNode, script
 
@@ -39,11 +39,19 @@ def test_the_file_follows_an_end_that_is_moved(tmp_path):
         tell_end = told.append
 
     job = CurrentJob("slurm", "77", "77")
-    start = Start.__new__(Start)
-    start._job, start._attempt, start._order = job, attempt, Order("slurm", "openmpi", Line((), (), 1), signal_s=100)
-    start._end, start._reports, start._tell = Moved(job, End(2000000000, "before"), {}), Ranks(), lambda _text: None
-    start._stop_request = type("Nobody", (), {"look": lambda self: None})()
-    start._look_around()
+    attempts = Attempts.__new__(Attempts)
+    attempts._job, attempts._attempt, attempts._order = (
+        job,
+        attempt,
+        Order("slurm", "openmpi", Line((), (), 1), signal_s=100),
+    )
+    attempts._end, attempts._reports, attempts._tell = (
+        Moved(job, End(2000000000, "before"), {}),
+        Ranks(),
+        lambda _text: None,
+    )
+    attempts._stop_request = type("Nobody", (), {"look": lambda self: None})()
+    attempts._look_around()
     while read_job_end(attempt) is None:  # it is written beside the supervisor
         time.sleep(0.01)
     assert read_job_end(attempt) == JobEnd("slurm", "77", 2000000600, "as scontrol says", 2000000500)

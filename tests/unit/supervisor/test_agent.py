@@ -1,4 +1,4 @@
-"""The process that stays beside a rank's program."""
+"""The agent of a rank, and the rank's program."""
 
 from __future__ import annotations
 
@@ -208,6 +208,52 @@ def test_the_supervisor_s_word_gives_the_program_the_signal_that_was_sent(catche
     words = [sys.executable, "-c", GIVES, str(int(number)), sys.executable, "-c", NOTING, f"{catches} SIGUSR2"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.stdout.splitlines()[1:] == [gets, "SIGUSR2"]
+
+
+# Each process says its name and number, and what it gets; all but the first end by it.
+STARTS_RANKS = """
+import os, signal, subprocess, sys
+name, catches, *below = sys.argv[1:]
+def note(number, frame):
+    print(name, signal.Signals(number).name, flush=True)
+    if not below or name == "rank0":
+        os._exit(0)
+for one in catches.split(","):
+    signal.signal(getattr(signal, one), note)
+for one in below:
+    child, catches = one.split(":")
+    own = {"MARK": child} if child.startswith("rank") else {}
+    further = ["below:SIGUSR1,SIGUSR2"] if child == "rank0" else []
+    subprocess.Popen([sys.executable, "-c", sys.orig_argv[2], child, catches, *further], env=os.environ | own)
+print(name, os.getpid(), flush=True)
+while True:
+    signal.pause()
+"""
+GIVES_RANKS = """
+import os, sys
+from contextlib import suppress
+from hpcddp.supervisor import agent
+said, entry = os.pipe()
+os.dup2(1, 2)
+os.dup2(entry, 1)
+program = agent.Program(sys.argv[1:], dict(os.environ), rank_marks=("MARK",))
+with open(said) as lines:
+    processes = dict(lines.readline().split() for _ in range(5))
+    program.give(int(agent.signal.SIGUSR1), agent.BY_WORD)
+    for _ in range(2):
+        print(lines.readline(), end="", file=sys.stderr)
+    for name in ("helper", "below"):
+        os.kill(int(processes[name]), agent.signal.SIGUSR2)
+        print(lines.readline(), end="", file=sys.stderr)
+"""
+
+
+def test_the_ranks_of_an_agent_get_the_signal_that_it_would_not_pass_on_and_nobody_else_does() -> None:
+    """torchrun, as a job's command, would end at it, and passes on SIGTERM alone."""
+    children = ["helper:SIGUSR1,SIGUSR2", "rank0:SIGUSR1,SIGTERM", "rank1:SIGTERM"]
+    words = [sys.executable, "-c", GIVES_RANKS, sys.executable, "-c", STARTS_RANKS, "agent", "SIGTERM", *children]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert sorted(done.stdout.splitlines()) == ["below SIGUSR2", "helper SIGUSR2", "rank0 SIGUSR1", "rank1 SIGTERM"]
 
 
 def watches_its_end(process: int) -> bool:

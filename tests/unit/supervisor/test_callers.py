@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from hpcddp.runs.folder import RunFolder
-from hpcddp.runs.heartbeat import Supervised, read_supervised
-from hpcddp.supervisor import reports
+from hpcddp.supervisor import reports, wire
 from hpcddp.supervisor.reports import Reports
+from hpcddp.supervisor.wire import Listener, read_listener
 
 
 class Node:
@@ -25,19 +25,19 @@ class Node:
         attempt = RunFolder(str(folder)).attempt("7.1")
         os.makedirs(attempt.path)
         self.reports.open(attempt)
-        told = read_supervised(attempt)
+        told = read_listener(attempt)
         assert told is not None
-        self.told: Supervised = told
+        self.told: Listener = told
         self.sockets: list[socket.socket] = []
 
-    def call(self, line: str = "") -> socket.socket:
+    def call(self, line: bytes = b"") -> socket.socket:
         caller = socket.create_connection(("127.0.0.1", self.told.port))
         self.sockets.append(caller)
-        caller.sendall(line.encode())
+        caller.sendall(line)
         return caller
 
     def call_as_rank(self, rank: int) -> None:
-        self.call(f"hello {self.told.key} 7.1 {rank} 2 n{rank}\n")
+        self.call(wire.write(wire.Hello(self.told.key, "7.1", rank, 2, f"n{rank}")))
 
     def pass_time(self, seconds: int) -> None:
         for _ in range(seconds):
@@ -87,7 +87,7 @@ def test_after_a_caller_that_could_not_be_let_in_the_next_ones_are(
 
 def test_who_calls_and_says_nothing_takes_nobodys_place_for_long(node: Node, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("hpcddp.supervisor.reports._MOST", 3)
-    idle = [node.call("hel") for _ in range(3)]
+    idle = [node.call(b"hel") for _ in range(3)]
     while len(node.reports._callers._waiting) < 3:
         node.reports.read()
     node.call_as_rank(0)

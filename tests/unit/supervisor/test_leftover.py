@@ -1,4 +1,4 @@
-"""What a rank leaves running is ended on its host, by the process beside it."""
+"""What a rank leaves running is ended on its host, by its agent."""
 
 from __future__ import annotations
 
@@ -63,9 +63,7 @@ def test_a_rank_leaves_nothing_running(attempt: AttemptFolder, marks: dict[str, 
     assert "hpcddp: rank 1 left 1 of its processes on this host; they are ended" in log
 
 
-def test_what_a_rank_has_started_ends_where_the_process_beside_it_is_killed(
-    attempt: AttemptFolder, marks: dict[str, str]
-):
+def test_what_a_rank_has_started_ends_where_its_agent_is_killed(attempt: AttemptFolder, marks: dict[str, str]):
     """As Open MPI does it with all ranks once one has failed; on their hosts nobody else looks after that."""
     reports = Reports(0.0, {})
     reports.open(attempt)
@@ -83,7 +81,7 @@ def test_what_a_rank_has_started_ends_where_the_process_beside_it_is_killed(
 
 
 def test_signals_to_all_processes_of_a_job_end_no_rank_that_catches_them(attempt: AttemptFolder, marks: dict[str, str]):
-    """Slurm sends its warning to each process of a step: also to the one that outlives the one beside the rank."""
+    """Slurm sends its warning to each process of a step: also to the one that outlives the agent."""
     reports = Reports(0.0, {})
     reports.open(attempt)
     waits = f"until [ -e {attempt.path}/go ]; do sleep 0.05; done"

@@ -13,7 +13,7 @@ import pytest
 from hpcddp.errors import HpcddpError, RequestError
 from hpcddp.ranks.launchers import JOB_LAUNCHERS, LAUNCHERS
 from hpcddp.supervisor.follow import read_walltime
-from hpcddp.supervisor.order import take_point
+from hpcddp.supervisor.order import take_index
 from tests.job_script import order_of
 
 EXEC = "python -m hpcddp exec"
@@ -107,11 +107,11 @@ def test_a_sweep_s_values_are_filled_into_the_command_of_the_line():
     options = "--sweep lr=0.1 --sweep lr=a,b --sweep seed=--x --sweep seed=2"
     order = order_of(words(options, line=f"srun {EXEC} -- t.py {{lr}} {{seed}}"))
     told = list[str]()
-    taken = take_point(order, {"SLURM_ARRAY_TASK_ID": "3", "SLURM_JOB_ID": "7"}, told.append)
+    taken = take_index(order, {"SLURM_ARRAY_TASK_ID": "3", "SLURM_JOB_ID": "7"}, told.append)
     assert taken.line.command == ("t.py", "a,b", "--x")
     assert (dict(taken.point), told) == ({"lr": "a,b", "seed": "--x"}, ["point 3 of 4: lr=a,b seed=--x"])
     with pytest.raises(HpcddpError, match="index 5 is no point of this sweep, which has 4"):
-        take_point(order, {"SLURM_ARRAY_TASK_ID": "5", "SLURM_JOB_ID": "7"}, told.append)
+        take_index(order, {"SLURM_ARRAY_TASK_ID": "5", "SLURM_JOB_ID": "7"}, told.append)
 
 
 @pytest.mark.parametrize(

@@ -267,7 +267,7 @@ def test_a_host_whose_gpus_have_counted_errors_is_avoided_if_it_works_out_withou
 
 
 def test_a_rank_that_is_left_on_a_host_is_ended_before_the_next_start(cluster: Cluster):
-    """Its companion's connection broke, and it computes on; one of another attempt is none of our business."""
+    """Its agent's connection broke, and it computes on; one of another attempt is none of our business."""
     marks = {"HPCDDP_RUN_DIR": cluster.attempt.run.path, "PATH": "/usr/bin:/bin"}
     left, other = (
         subprocess.Popen(["sleep", "600"], env=marks | {"HPCDDP_ATTEMPT": name})

@@ -1,4 +1,4 @@
-"""The ranks' companions and the supervisor, over real sockets on this machine, with real processes as the ranks."""
+"""The agents of the ranks and the supervisor, over real sockets on this machine, with real processes as the ranks."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ from typing import Any, cast
 import pytest
 
 from hpcddp.runs.folder import AttemptFolder, RunFolder
-from hpcddp.runs.heartbeat import NO_RANK, open_page, read_supervised, write_supervised
-from hpcddp.supervisor import agent
-from hpcddp.supervisor.agent import Heartbeat
+from hpcddp.runs.heartbeat import MAY_WAIT, NO_RANK, WAITS, Beat, Place, open_page
+from hpcddp.supervisor import agent, wire
+from hpcddp.supervisor.agent import Agent
 from hpcddp.supervisor.events import ERROR, GONE, KILLED, LEFT, SILENT, STUCK, UNHEARD, UNKNOWN, find_first_cause
+from hpcddp.supervisor.rank import BREAKS, CLOSED, LOST, Rank
 from hpcddp.supervisor.reports import Reports, allow_files, allow_more_files
-from hpcddp.supervisor.stuck import RankReport, find_odd
+from hpcddp.supervisor.stuck import find_odd
 from hpcddp.supervisor.teardown import Teardown
+from hpcddp.supervisor.wire import read_listener, write_listener
 
 LONG_S, SHORT_S = 1000.0, 2.0  # the short one: a busy machine keeps nobody from a word for so long
 
@@ -37,15 +39,15 @@ def attempt(tmp_path: Path) -> AttemptFolder:
 
 
 class Ranks:
-    """Processes of this test, each with its companion in a thread."""
+    """Processes of this test, each with its agent in a thread."""
 
     def __init__(self, attempt: AttemptFolder, reports: Reports) -> None:
         self.attempt, self.reports = attempt, reports
         self.processes: list[subprocess.Popen[bytes]] = []
-        self.companions: list[Heartbeat] = []
+        self.agents: list[Agent] = []
         self.given: list[list[int]] = []  # the signals that each was to get
 
-    def start(self, host: str) -> Heartbeat:
+    def start(self, host: str) -> Agent:
         rank = len(self.processes)
         sleep = [sys.executable, "-c", "import time; time.sleep(1000)"]
         env = os.environ | {
@@ -54,12 +56,12 @@ class Ranks:
             "RANK": str(rank),
         }
         self.processes.append(subprocess.Popen(sleep, env=env))
-        companion = Heartbeat(self.attempt, rank, 4, host, os.environ)
-        self.companions.append(companion)
+        agent = Agent(self.attempt, rank, 4, host, os.environ)
+        self.agents.append(agent)
         self.given.append([])
-        companion.start(self.processes[-1].pid, self.given[-1].append)
+        agent.start(self.processes[-1].pid, self.given[-1].append)
         self.until(lambda: rank in self.reports.ranks)
-        return companion
+        return agent
 
     def until(self, is_so: Callable[[], object]) -> None:
         """Waits as long as the machine needs; the test's own timeout ends what never comes."""
@@ -98,9 +100,9 @@ def no_longer_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hpcddp.supervisor.stuck.FIRST_STEP", 1)
 
 
-def report_end(ranks: Ranks, companion: Heartbeat, status: int, text: str = "") -> None:
+def report_end(ranks: Ranks, agent: Agent, status: int, text: str = "") -> None:
     """As `hpcddp exec` does; it waits for the supervisor, which is this thread."""
-    tells = threading.Thread(target=companion.end, args=(status, text))
+    tells = threading.Thread(target=agent.end, args=(status, text))
     tells.start()
     ranks.until(lambda: not tells.is_alive())
 
@@ -125,7 +127,7 @@ def test_a_signal_after_a_refusal_is_the_launcher_s_own_also_where_the_refusing_
 ):
     ranks = ranks_with(LONG_S)
     other = ranks.start("n0")
-    refuses = Heartbeat(attempt, NO_RANK, 0, "n1", os.environ)
+    refuses = Agent(attempt, NO_RANK, 0, "n1", os.environ)
     tells = threading.Thread(target=refuses.refuse, args=(4, "NODE_RANK=0 is exported too"))
     tells.start()
     ranks.until(lambda: not tells.is_alive())
@@ -138,13 +140,14 @@ def test_a_signal_after_a_refusal_is_the_launcher_s_own_also_where_the_refusing_
     assert teardown.find_signal(cause) == 0
 
 
-def test_a_companion_that_is_gone_takes_its_rank_with_it(ranks_with: Callable[[float], Ranks]):
+def test_a_agent_that_is_gone_takes_its_rank_with_it(ranks_with: Callable[[float], Ranks]):
     ranks = ranks_with(LONG_S)
     ranks.start("n0")
     rank = ranks.reports.ranks[0]
     assert rank.connection is not None
     rank.connection.close()  # as the kernel of its host does
-    rank.connection, rank.left = None, time.monotonic()
+    rank.connection = None
+    rank.change(BREAKS, time.monotonic())
     ranks.reports.settle()
     assert ranks.kinds() == [(GONE, 0)]
     assert ranks.reports.lost_hosts == {"n0"}
@@ -184,10 +187,10 @@ def test_a_signal_that_comes_to_a_rank_from_elsewhere_is_known_unless_one_has_fa
 def test_a_rank_that_says_nothing_for_longer_than_the_limit_is_silent(ranks_with: Callable[[float], Ranks]):
     ranks = ranks_with(SHORT_S)
     reports, attempt = ranks.reports, ranks.attempt
-    told = read_supervised(attempt)
+    told = read_listener(attempt)
     assert told is not None
     with socket.create_connection(("127.0.0.1", told.port)) as caller:
-        caller.sendall(f"hello {told.key} 7.1 5 8 n5\nbeat 12 1 1 0 0\n".encode())
+        caller.sendall(wire.write(wire.Hello(told.key, "7.1", 5, 8, "n5")) + wire.write(Beat(12, 1, 1)))
         while not reports.events:
             reports.read()
             reports.look()
@@ -212,10 +215,10 @@ def test_a_supervisor_that_was_suspended_itself_calls_nobody_silent_stuck_or_abs
     clock = Clock()
     reports = Reports(60.0, {}, clock)
     reports.open(attempt)
-    told = read_supervised(attempt)
+    told = read_listener(attempt)
     assert told is not None
     with socket.create_connection(("127.0.0.1", told.port)) as caller:
-        caller.sendall(f"hello {told.key} 7.1 0 2 n5\nbeat 12 1 1 0 0\n".encode())
+        caller.sendall(wire.write(wire.Hello(told.key, "7.1", 0, 2, "n5")) + wire.write(Beat(12, 1, 1)))
         while not (reports.ranks and reports.ranks[0].beat.step):
             reports.read()
         for _ in range(1 if is_suspended else 2000):
@@ -233,13 +236,13 @@ def test_a_rank_whose_connection_broke_while_its_supervisor_was_suspended_may_ca
     clock = Clock()
     reports = Reports(60.0, {}, clock)
     reports.open(attempt)
-    told = read_supervised(attempt)
+    told = read_listener(attempt)
     assert told is not None
     with socket.create_connection(("127.0.0.1", told.port)) as caller:
-        caller.sendall(f"hello {told.key} 7.1 0 2 n5\n".encode())
+        caller.sendall(wire.write(wire.Hello(told.key, "7.1", 0, 2, "n5")))
         while not reports.ranks:
             reports.read()
-    while not reports.ranks[0].left:
+    while reports.ranks[0].state != LOST:
         reports.read()
     clock.now += 100
     reports.look()
@@ -251,6 +254,10 @@ def test_a_rank_whose_connection_broke_while_its_supervisor_was_suspended_may_ca
     reports.close()
 
 
+def ended(status: int) -> wire.Ended:
+    return wire.Ended(status, "")
+
+
 class Told:
     """Reports with a clock that stands, and two ranks that say what a test wants."""
 
@@ -258,22 +265,22 @@ class Told:
         self.clock = Clock()
         self.reports = Reports(0, {}, self.clock)
         self.reports.open(attempt)
-        supervised = read_supervised(attempt)
+        supervised = read_listener(attempt)
         assert supervised is not None
         self.callers = [socket.create_connection(("127.0.0.1", supervised.port)) for _ in range(2)]
         for rank, caller in enumerate(self.callers):
-            caller.sendall(f"hello {supervised.key} 7.1 {rank} 2 n{rank}\n".encode())
+            caller.sendall(wire.write(wire.Hello(supervised.key, "7.1", rank, 2, f"n{rank}")))
         self.until(lambda: len(self.reports.ranks) == 2)
 
     def until(self, is_so: Callable[[], object]) -> None:
         while not is_so():
             self.reports.read()
 
-    def say(self, rank: int, *lines: str) -> None:
+    def say(self, rank: int, *messages: wire.Message) -> None:
         """And it is heard."""
         one = self.reports.ranks[rank]
         step = one.beat.step + 1
-        self.callers[rank].sendall("".join(f"{line}\n" for line in (*lines, f"beat {step} 0 0 0 0 0")).encode())
+        self.callers[rank].sendall(b"".join(map(wire.write, (*messages, Beat(step)))))
         self.until(lambda: one.status is not None or one.beat.step == step)
 
     def pass_by(self, seconds: int) -> None:
@@ -294,26 +301,26 @@ def told(attempt: AttemptFolder) -> Iterator[Told]:
     told.close()
 
 
-USR1 = "came 10"
+USR1 = wire.Signalled(10)
 
 
 @pytest.mark.parametrize(
     ("says", "is_held", "by"),
     [
-        ([USR1, "ended 768 -"], True, 10),  # with status 3
-        ([USR1, "ended 10 -"], True, 10),
-        ([USR1, "came 15", "ended 15 -"], True, 15),
-        ([USR1, f"ended {85 << 8} -"], True, 10),
-        ([USR1, "ended 0 -"], False, 10),  # no launcher ends others for that
-        ([USR1, "ended 9 -"], False, 0),
-        ([USR1, f"ended {137 << 8} -"], False, 0),  # the same behind a shell
-        ([USR1, "ended 15 -"], False, 0),
-        ([USR1, "unheard 46", "ended 9 -"], False, 0),
-        (["ended 768 -"], False, 0),
+        ([USR1, ended(768)], True, 10),  # with status 3
+        ([USR1, ended(10)], True, 10),
+        ([USR1, wire.Signalled(15), ended(15)], True, 15),
+        ([USR1, ended(85 << 8)], True, 10),
+        ([USR1, ended(0)], False, 10),  # no launcher ends others for that
+        ([USR1, ended(9)], False, 0),
+        ([USR1, ended(137 << 8)], False, 0),  # the same behind a shell
+        ([USR1, ended(15)], False, 0),
+        ([USR1, wire.Unheard(46), ended(9)], False, 0),
+        ([ended(768)], False, 0),
     ],
 )
 def test_a_rank_that_ended_by_a_signal_is_hidden_from_the_launcher_while_others_save(
-    told: Told, says: list[str], is_held: bool, by: int
+    told: Told, says: list[wire.Message], is_held: bool, by: int
 ):
     """Only if it ended by a status of its own, or by the very signal that had come to it."""
     told.say(0, USR1)
@@ -323,7 +330,7 @@ def test_a_rank_that_ended_by_a_signal_is_hidden_from_the_launcher_while_others_
     teardown = Teardown(told.reports, print, acts=True)
     teardown.look(cast(Any, None))
     assert (teardown._began is None) == (is_held or not told.reports.events)  # what ends the others
-    told.say(0, "ended 0 -")
+    told.say(0, ended(0))
     told.reports.look()
     assert not told.reports.is_holding
     while told.callers[1].recv(4096):  # it is let end
@@ -332,7 +339,7 @@ def test_a_rank_that_ended_by_a_signal_is_hidden_from_the_launcher_while_others_
 
 def test_so_is_one_that_ended_by_the_sigterm_that_it_was_given_in_place_of_another(told: Told):
     told.reports.give(signal.SIGUSR1)
-    told.say(1, "ended 15 -")
+    told.say(1, ended(15))
     assert told.reports.is_holding
 
 
@@ -340,46 +347,71 @@ def test_so_is_one_that_ended_by_the_sigterm_that_it_was_given_in_place_of_anoth
     ("other", "still", "over"),
     [
         ([USR1], 300, 301),  # it may have caught the signal, and go on
-        (["at -"], 3, 4),  # the signal has not come to it: it does not save
+        ([Place()], 3, 4),  # the signal has not come to it: it does not save
     ],
 )
-def test_it_is_hidden_no_longer_than_a_rank_may_save(told: Told, other: list[str], still: int, over: int):
+def test_it_is_hidden_no_longer_than_a_rank_may_save(told: Told, other: list[wire.Message], still: int, over: int):
     told.say(0, *other)
-    told.say(1, USR1, "ended 10 -")
+    told.say(1, USR1, ended(10))
     told.pass_by(still - 1)
     assert told.reports.is_holding
     told.pass_by(over - still + 1)
     assert not told.reports.is_holding
 
 
-@pytest.mark.parametrize("end", ["ended 9 -", "ended 256 -"])
-def test_ranks_that_ended_by_a_signal_are_not_hidden_once_the_launcher_sees_another_s_end(
-    attempt: AttemptFolder, told: Told, end: str
+@pytest.mark.parametrize(
+    ("sent", "after", "end", "still"),
+    [
+        (10, 10, ended(256), 40),  # the others have half a minute at least
+        (10, 100, ended(256), 200),
+        (10, 200, ended(256), 300),
+        (10, 100, ended(85 << 8), 300),  # it has saved
+        (10, 0, ended(10), 300),  # it did not catch the signal
+        (15, 10, ended(256), 300),  # the job ends anyway
+    ],
+)
+def test_a_rank_that_failed_after_a_signal_is_hidden_as_long_again_as_it_took(
+    told: Told, sent: int, after: int, end: wire.Ended, still: int
 ):
-    supervised = read_supervised(attempt)
+    """A program may save at SIGUSR1 and train on: an error then is its own, and the others wait for that rank."""
+    for rank in range(2):
+        told.say(rank, wire.Signalled(sent))
+    told.pass_by(after)
+    told.say(1, end)
+    told.pass_by(still - after - 1)
+    assert told.reports.is_holding
+    told.pass_by(2)
+    assert not told.reports.is_holding
+
+
+@pytest.mark.parametrize("end", [ended(9), ended(256)])
+def test_ranks_that_ended_by_a_signal_are_not_hidden_once_the_launcher_sees_another_s_end(
+    attempt: AttemptFolder, told: Told, end: wire.Ended
+):
+    supervised = read_listener(attempt)
     assert supervised is not None
     told.say(0, USR1)
-    told.say(1, USR1, "ended 10 -")
+    told.say(1, USR1, ended(10))
     with socket.create_connection(("127.0.0.1", supervised.port)) as third:
-        third.sendall(f"hello {supervised.key} 7.1 2 3 n2\n{end}\n".encode())
+        third.sendall(wire.write(wire.Hello(supervised.key, "7.1", 2, 3, "n2")) + wire.write(end))
         told.until(lambda: 2 in told.reports.ranks and told.reports.ranks[2].status is not None)
     assert not told.reports.is_holding
-    told.say(0, "came 15", "ended 15 -")  # the launcher's own
+    told.say(0, wire.Signalled(15), ended(15))  # the launcher's own
     assert (told.reports.is_holding, told.reports.ranks[0].signal) == (False, 0)
 
 
 @pytest.mark.parametrize(
     ("ends", "status", "by"),
     [
-        (["ended 0 -", "ended 768 -"], 3, 10),
-        (["ended 0 -", "ended 10 -"], 138, 10),
-        (["ended 0 -", "ended 0 -"], 0, 10),
-        (["ended 0 -", "ended 9 -"], 137, 0),
-        (["ended 15 -", "ended 15 -"], 143, 0),  # the launcher has ended them, and nobody has told it to
+        ([ended(0), ended(768)], 3, 10),
+        ([ended(0), ended(10)], 138, 10),
+        ([ended(0), ended(0)], 0, 10),
+        ([ended(0), ended(9)], 137, 0),
+        ([ended(15), ended(15)], 143, 0),  # the launcher has ended them, and nobody has told it to
     ],
 )
 def test_a_job_ended_by_a_signal_that_came_to_its_ranks_alone_if_the_first_cause_did(
-    told: Told, ends: list[str], status: int, by: int
+    told: Told, ends: list[wire.Ended], status: int, by: int
 ):
     for rank in range(2):
         told.say(rank, USR1)
@@ -389,8 +421,8 @@ def test_a_job_ended_by_a_signal_that_came_to_its_ranks_alone_if_the_first_cause
     assert teardown.find_signal(teardown.conclude(status)) == by
 
 
-@pytest.mark.parametrize(("end", "status"), [("ended 0 -", 0), ("ended 768 -", 3)])
-def test_a_signal_long_before_the_end_is_not_why_the_ranks_ended(told: Told, end: str, status: int):
+@pytest.mark.parametrize(("end", "status"), [(ended(0), 0), (ended(768), 3)])
+def test_a_signal_long_before_the_end_is_not_why_the_ranks_ended(told: Told, end: wire.Ended, status: int):
     for rank in range(2):
         told.say(rank, USR1)
     told.pass_by(301)
@@ -406,7 +438,7 @@ def test_a_signal_long_before_the_end_is_not_why_the_ranks_ended(told: Told, end
 def test_who_does_not_know_the_key_is_not_heard(ranks_with: Callable[[float], Ranks], line: str):
     ranks = ranks_with(LONG_S)
     reports = ranks.reports
-    told = read_supervised(ranks.attempt)
+    told = read_listener(ranks.attempt)
     assert told is not None
     with socket.create_connection(("127.0.0.1", told.port)) as caller:
         caller.sendall(line.format(key=told.key).encode() + b"\n")
@@ -430,9 +462,9 @@ def test_ranks_of_an_attempt_before_are_ended_when_they_call(ranks_with: Callabl
     ranks.reports.open(new)  # another attempt takes the run
     ranks.until(lambda: ranks.processes[0].poll() is not None)
     assert ranks.processes[0].returncode == -signal.SIGKILL
-    assert ranks.companions[0].was_ended
+    assert ranks.agents[0].was_ended
     assert ranks.reports.ranks == {}
-    late = Heartbeat(ranks.attempt, 0, 4, "n0", os.environ)  # a host that comes back
+    late = Agent(ranks.attempt, 0, 4, "n0", os.environ)  # a host that comes back
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"]) as left:
         late.start(left.pid)
         ranks.until(lambda: left.poll() is not None)
@@ -441,10 +473,10 @@ def test_ranks_of_an_attempt_before_are_ended_when_they_call(ranks_with: Callabl
 
 def test_a_rank_whose_supervisor_is_not_heard_for_its_lease_ends_itself(ranks_with: Callable[[float], Ranks]):
     ranks = ranks_with(SHORT_S)
-    companion = ranks.start("n0")
-    ranks.until(lambda: companion._heard is not None)
+    agent = ranks.start("n0")
+    ranks.until(lambda: agent._heard is not None)
     assert ranks.processes[0].wait() == -signal.SIGKILL  # nobody reads any more
-    assert companion.was_ended
+    assert agent.was_ended
 
 
 def test_a_rank_that_has_lost_its_supervisor_and_its_launcher_is_ended(
@@ -463,10 +495,10 @@ def test_a_rank_that_has_lost_its_supervisor_and_its_launcher_is_ended(
 
 def test_a_rank_that_was_ended_for_its_lease_is_said_to_be(ranks_with: Callable[[float], Ranks]):
     ranks = ranks_with(SHORT_S)
-    companion = ranks.start("n0")
-    ranks.until(lambda: companion._heard is not None)
+    agent = ranks.start("n0")
+    ranks.until(lambda: agent._heard is not None)
     assert ranks.processes[0].wait() == -signal.SIGKILL  # as if a file system kept the supervisor
-    report_end(ranks, companion, signal.SIGKILL)
+    report_end(ranks, agent, signal.SIGKILL)
     [event] = ranks.reports.events
     assert (event.kind, event.rank) == (UNHEARD, 0)
     assert re.fullmatch(r"rank 0 on n0 was ended, since it had not heard the supervisor for \d+ s", str(event))
@@ -476,14 +508,14 @@ def test_a_rank_that_was_ended_for_its_lease_is_said_to_be(ranks_with: Callable[
 
 def test_a_rank_that_never_reached_its_supervisor_is_left_alone(ranks_with: Callable[[float], Ranks]):
     attempt = ranks_with(SHORT_S).attempt
-    told = read_supervised(attempt)
+    told = read_listener(attempt)
     assert told is not None
-    write_supervised(attempt, told._replace(hosts=("127.0.0.1",), port=1))
+    write_listener(attempt, told._replace(hosts=("127.0.0.1",), port=1))
     with subprocess.Popen(["sleep", "2"]) as rank:
-        companion = Heartbeat(attempt, 0, 4, "n0", os.environ)
-        companion.start(rank.pid)
+        agent = Agent(attempt, 0, 4, "n0", os.environ)
+        agent.start(rank.pid)
         assert rank.wait() == 0
-    assert not companion.was_ended
+    assert not agent.was_ended
 
 
 def test_the_last_words_of_an_attempt_are_no_news_of_the_next(ranks_with: Callable[[float], Ranks]):
@@ -502,10 +534,10 @@ def test_the_last_words_of_an_attempt_are_no_news_of_the_next(ranks_with: Callab
 
 def test_ranks_that_all_ended_well_are_so_whatever_their_launcher_says(ranks_with: Callable[[float], Ranks]):
     ranks = ranks_with(LONG_S)
-    companions = [ranks.start(f"n{rank}") for rank in range(4)]
-    for companion, status in zip(companions, (0, 0, 0, 85 << 8), strict=True):
+    agents = [ranks.start(f"n{rank}") for rank in range(4)]
+    for one, status in zip(agents, (0, 0, 0, 85 << 8), strict=True):
         assert not ranks.reports.all_well
-        report_end(ranks, companion, status)
+        report_end(ranks, one, status)
     assert ranks.reports.all_well
 
 
@@ -559,7 +591,7 @@ def test_ranks_that_all_stand_are_stuck_and_the_odd_one_is_named(ranks_with: Cal
         page.write(4, 1, 1)
     ranks.until(lambda: all(one.beat.step == 4 for one in ranks.reports.ranks.values()))
     for rank, page in enumerate(pages):
-        page.write_place("train.py:7, in main: sleep()" if rank == 1 else "train.py:9, in main: step()")
+        page.write_place(Place("train.py:7, in main: sleep()" if rank == 1 else "train.py:9, in main: step()"))
         page.write(5, 2, 2)  # the second step: from now on no step compiles
     looks = 2
 
@@ -599,7 +631,7 @@ def test_ranks_whose_training_is_over_may_take_their_time(ranks_with: Callable[[
     ranks.until(lambda: all(one.beat.looks for one in ranks.reports.ranks.values()))
     pages[1].write(4, 1, 0)  # it raises, or evaluates; the other one waits for it
     one = ranks.reports.ranks[1]
-    ranks.until(lambda: one.has_left)
+    ranks.until(lambda: one.state == CLOSED)
     heard = one.heard
     ranks.until(lambda: one.heard - heard > SHORT_S * 1.25)
     assert ranks.kinds() == []
@@ -609,12 +641,12 @@ def test_a_program_that_says_nothing_of_itself_is_never_stuck_but_one_that_touch
     ranks_with: Callable[[float], Ranks], no_longer_first: None
 ):
     ranks = ranks_with(SHORT_S)
-    companion = ranks.start("n0")
+    agent = ranks.start("n0")
     beats = ranks.reports.ranks[0]
     heard = beats.heard
     ranks.until(lambda: beats.heard - heard > SHORT_S * 1.25)
     assert ranks.kinds() == []
-    os.utime(companion.path)  # touch "$HPCDDP_HEARTBEAT"
+    os.utime(agent.path)  # touch "$HPCDDP_HEARTBEAT"
     ranks.until(lambda: ranks.reports.events)
     assert ranks.kinds() == [(STUCK, 0)]
 
@@ -626,7 +658,7 @@ def test_a_rank_that_left_early_is_the_cause_of_what_the_others_say(ranks_with: 
     report_end(ranks, third, 0)
     report_end(ranks, second, 1 << 8, "RuntimeError: Connection closed by peer")
     swept = ranks.reports.ranks[0]
-    ranks.reports._leave(swept)  # the launcher has ended it, and the process beside it
+    ranks.reports._leave(swept)  # the launcher has ended it, and its agent
     ranks.reports.settle()
     assert ranks.kinds() == [(ERROR, 1), (GONE, 0), (LEFT, 2)]
     cause = find_first_cause(ranks.reports.events)
@@ -637,7 +669,7 @@ def test_a_rank_that_left_early_is_the_cause_of_what_the_others_say(ranks_with: 
 def test_a_rank_that_ends_alone_with_the_status_of_an_unfinished_run_is_the_cause(
     ranks_with: Callable[[float], Ranks],
 ):
-    """Its launcher ends the others, and the processes beside them, for that status."""
+    """Its launcher ends the others, and their agents, for that status."""
     ranks = ranks_with(LONG_S)
     ranks.start("n0")
     report_end(ranks, ranks.start("n1"), 85 << 8)
@@ -660,8 +692,8 @@ def test_a_rank_that_was_killed_behind_a_shell_is_a_lost_one(ranks_with: Callabl
 
 def test_ranks_that_all_end_well_are_no_cause_of_what_their_launcher_says(ranks_with: Callable[[float], Ranks]):
     ranks = ranks_with(LONG_S)
-    for companion in (ranks.start("n0"), ranks.start("n1")):
-        report_end(ranks, companion, 0)
+    for one in (ranks.start("n0"), ranks.start("n1")):
+        report_end(ranks, one, 0)
     cause = Teardown(ranks.reports, print, acts=True).conclude(1)
     assert cause is not None
     assert (cause.kind, str(cause)) == (UNKNOWN, "the launcher ended with status 1")
@@ -683,9 +715,9 @@ def test_a_rank_that_comes_after_another_one_has_failed_is_not_ended_before_that
 
 def test_what_a_program_writes_into_its_page_harms_nobody(ranks_with: Callable[[float], Ranks]):
     ranks = ranks_with(SHORT_S)
-    companion = ranks.start("n0")
+    agent = ranks.start("n0")
     for text in ("a b c\n", "", "\xff" * 500):
-        Path(companion.path).write_text(text, encoding="latin-1")
+        Path(agent.path).write_text(text, encoding="latin-1")
         touched = ranks.reports.ranks[0].beat.touched
         ranks.until(lambda touched=touched: ranks.reports.ranks[0].beat.touched != touched)
     assert ranks.reports.ranks[0].connection is not None
@@ -716,37 +748,20 @@ def test_the_job_s_new_end_reaches_the_page(ranks_with: Callable[[float], Ranks]
     assert page.read_end() == 1795446000.5
 
 
-def test_who_waits_in_a_collective_is_not_the_one_that_the_others_wait_for():
-    waits, sleeps = RankReport(0, "n0", 0.0), RankReport(1, "n1", 0.0)
-    waits.place, sleeps.place = "left.py:3, in main: rt.sum(x) (in all_gather)", "left.py:9, in main: time.sleep(1000)"
-    assert find_odd([waits, sleeps]) == ([sleeps], True)
-    assert find_odd([waits]) == ([waits], True)
-
-
-@pytest.mark.parametrize(
-    "place",
-    [
-        "train.py:16, in main: rt.backward(loss) (in _engine_run_backward)",  # DDP's ranks wait here most of the time
-        "train.py:16, in main: dist.monitored_barrier() (in monitored_barrier)",
-        "train.py:16, in main: y = model(x) (in foreach_all_gather)",
-        "train.py:16, in main: y = model(x) (in _wait_tensor)",
-        "train.py:16, in main: work.wait()",
-        "train.py:16, in main: total += loss.item()",
-        "train.py:16, in main: torch.cuda.synchronize() (in synchronize)",
-    ],
-)
-def test_whoever_waits_for_other_ranks_or_for_a_gpu_is_less_suspect_than_a_line_of_the_program_s_own(place: str):
-    waits, reads = RankReport(0, "n0", 0.0), RankReport(1, "n1", 0.0)
-    waits.place, reads.place = place, "train.py:10, in read: time.sleep(10000)"
-    assert find_odd([waits, reads]) == ([reads], True)
-    assert find_odd([reads, waits]) == ([reads], True)
+@pytest.mark.parametrize("waits", [MAY_WAIT, WAITS])
+def test_whoever_may_wait_for_other_ranks_is_less_suspect_than_who_stands_in_a_line_of_its_own(waits: int):
+    one, other = Rank(0, "n0", 0.0), Rank(1, "n1", 0.0)
+    one.place, other.place = Place("train.py:3, in main: rt.sum(x)", waits), Place("train.py:9, in main: sleep(1000)")
+    assert find_odd([one, other]) == ([other], True)
+    assert find_odd([other, one]) == ([other], True)
+    assert find_odd([one]) == ([one], True)
 
 
 def test_suspects_on_several_hosts_are_a_guess():
-    ranks = [RankReport(rank, f"n{rank // 2}", 0.0) for rank in range(4)]
+    ranks = [Rank(rank, f"n{rank // 2}", 0.0) for rank in range(4)]
     for rank in (0, 1, 2):
-        ranks[rank].place = f"train.py:{rank}, in main: read({rank})"
-    ranks[3].place = "train.py:16, in main: dist.barrier() (in barrier)"
+        ranks[rank].place = Place(f"train.py:{rank}, in main: read({rank})")
+    ranks[3].place = Place("train.py:16, in main: dist.barrier() (in barrier)", WAITS)
     assert find_odd(ranks) == (ranks[:3], False)
     ranks[2].place = ranks[3].place
     assert find_odd(ranks) == (ranks[:2], True)  # both on one host

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
 
 import pytest
 
-from hpcddp.runs.heartbeat import Beat
-from hpcddp.supervisor.stuck import RankReport, StuckDetector, describe_stand
+from hpcddp.runs.heartbeat import MAY_WAIT, OWN, WAITS, Beat, Place
+from hpcddp.supervisor.rank import ENDS, Rank
+from hpcddp.supervisor.stuck import StuckDetector, describe_stand
 
 LIMIT_S = 60.0
 FIRST_S = 10 * LIMIT_S  # the first step has so long
@@ -19,10 +19,7 @@ class Ranks:
 
     def __init__(self, count: int) -> None:
         self.detector, self.now, self.is_known = StuckDetector(LIMIT_S), 1000.0, False
-        self.ranks = [RankReport(rank, f"n{rank}", self.now) for rank in range(count)]
-        connection: Any = object()
-        for one in self.ranks:
-            one.connection = connection
+        self.ranks = [Rank(rank, f"n{rank}", self.now) for rank in range(count)]
 
     def pass_time(self, seconds: float, step: int = 0, moves: Collection[int] = (), uses: Collection[int] = ()) -> None:
         """Ranks that have opened the runtime say that they are there; `moves`, `uses`: those that get on, or only use
@@ -41,7 +38,8 @@ class Ranks:
 
     def end(self, rank: int) -> None:
         """Its program has ended well."""
-        self.ranks[rank].connection, self.ranks[rank].status = None, 0
+        self.ranks[rank].status = 0
+        self.ranks[rank].change(ENDS, self.now)
 
     def stuck(self) -> list[str]:
         found, _, self.is_known = self.detector.find_stuck(self.ranks, self.now)
@@ -52,7 +50,7 @@ def test_a_rank_that_has_not_opened_the_runtime_is_the_one_that_others_wait_for(
     ranks = Ranks(3)
     for rank in (0, 2):
         ranks.say(rank, moves=True)
-        ranks.ranks[rank].place = "train.py:29, in main (in wait_until)"
+        ranks.ranks[rank].place = Place("train.py:29, in main (in wait_until)", WAITS)
     ranks.pass_time(FIRST_S)
     assert ranks.stuck() == []
     ranks.pass_time(2)
@@ -88,7 +86,7 @@ def test_a_rank_that_has_ended_is_not_missed_where_nobody_waits_for_it(says: str
 def test_of_ranks_that_have_not_opened_the_runtime_one_that_a_signal_has_stopped_comes_first():
     ranks = Ranks(3)
     ranks.say(0, moves=True)
-    ranks.ranks[2].is_stopped = True
+    ranks.ranks[2].beat = Beat(is_stopped=True)
     ranks.pass_time(FIRST_S + 2)
     assert ranks.stuck() == ["rank 2 was stopped by a signal"]
 
@@ -97,7 +95,7 @@ def test_ranks_that_never_open_the_runtime_are_not_named_where_the_others_make_s
     ranks = Ranks(2)
     ranks.say(0, step=4, moves=True)
     ranks.say(0, step=5, moves=True)
-    ranks.ranks[0].place = "train.py:7, in main: sleep()"
+    ranks.ranks[0].place = Place("train.py:7, in main: sleep()")
     ranks.pass_time(LIMIT_S + 2)
     assert ranks.stuck() == ["rank 0 stands at train.py:7, in main: sleep()"]
 
@@ -110,26 +108,25 @@ def training() -> Ranks:
         for rank in range(2):
             ranks.say(rank, step, moves=True)
         ranks.now += 1
-    ranks.ranks[0].place = "train.py:9, in main: rt.step() (in all_reduce)"
-    ranks.ranks[1].place = "train.py:7, in main: while True: pass"
+    ranks.ranks[0].place = Place("train.py:9, in main: rt.step() (in all_reduce)", WAITS)
+    ranks.ranks[1].place = Place("train.py:7, in main: while True: pass")
     return ranks
 
 
 @pytest.mark.parametrize(
-    ("places", "named", "is_known"),
+    ("one", "other", "named", "is_known"),
     [
-        (("(in _engine_run_backward)", "in read: sleep()"), "rank 1 ", True),  # DDP waits there for the others
-        (("(in all_reduce)", "(in _engine_run_backward)"), "rank 1 ", True),
-        (("in a: sleep()", "in b: sleep()"), "rank 0 ", False),
-        (("(in all_reduce)", "(in all_reduce)"), "rank 0 ", False),
-        (("", ""), "rank 0 is one of them", False),
+        (("a", MAY_WAIT), ("b", OWN), "rank 1 ", True),  # in DDP's backward pass it waits for the others
+        (("a", WAITS), ("b", MAY_WAIT), "rank 1 ", True),
+        (("a", OWN), ("b", OWN), "rank 0 ", False),
+        (("a", WAITS), ("a", WAITS), "rank 0 ", False),
+        (("", OWN), ("", OWN), "rank 0 is one of them", False),
     ],
 )
 def test_of_two_ranks_the_one_that_does_not_wait_is_named_if_that_can_be_told(
-    training: Ranks, places: tuple[str, str], named: str, is_known: bool
+    training: Ranks, one: tuple[str, int], other: tuple[str, int], named: str, is_known: bool
 ):
-    for one, place in zip(training.ranks, places, strict=True):
-        one.place = place
+    training.ranks[0].place, training.ranks[1].place = Place(*one), Place(*other)
     training.pass_time(LIMIT_S + 2)
     (found,) = training.stuck()
     assert (found.startswith(named), training.is_known) == (True, is_known)
@@ -140,8 +137,8 @@ def test_half_of_the_ranks_that_wait_in_their_backward_pass_are_not_named():
     for step in (1, 2, 3):
         for rank in range(4):
             ranks.say(rank, step, moves=True)
-    for rank, place in enumerate(("(in _engine_run_backward)", "in read", "(in _engine_run_backward)", "in read")):
-        ranks.ranks[rank].place = place
+    for one in ranks.ranks:
+        one.place = Place("in read") if one.rank % 2 else Place("in backward", MAY_WAIT)
     ranks.pass_time(LIMIT_S + 2)
     assert ranks.stuck() == ["rank 1 stands at in read", "rank 3 stands at in read"]
 

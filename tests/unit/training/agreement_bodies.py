@@ -33,7 +33,7 @@ def call_on_ranks(argument: list[Any]) -> None:
     model = torch.nn.Linear(4, 2).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     data = TensorDataset(torch.randn(24, 4, dtype=torch.float64), torch.randint(2, (24,)))
-    with hpcddp.runtime(run_dir=f"{folder}/run", save_every=5, keep=100) as rt:
+    with hpcddp.runtime(run_dir=f"{folder}/run", save_every=5, keep_checkpoints=100) as rt:
         mine = rt.group.rank in ranks
         model, optimizer, loader = rt.prepare(model, optimizer, DataLoader(data, batch_size=2))
         if sharing:

@@ -54,6 +54,23 @@ def make_model(norm: bool = False) -> nn.Module:
     return nn.Sequential(first, Block(nn.Linear(9, 7), nn.Tanh(), nn.Dropout(0.0)), nn.Linear(7, CLASSES)).double()
 
 
+def train_with(argument: list[Any]) -> None:
+    """A few steps with this learning rate, left before the end."""
+    folder, given = argument
+    options = dict(given)
+    model, data = make_model(), make_data()
+    optimizer = torch.optim.SGD(model.parameters(), lr=options.pop("lr"))
+    with hpcddp.runtime(8, run_dir=f"{folder}/run", **options) as rt:
+        model, optimizer, loader = rt.prepare(model, optimizer, torch.utils.data.DataLoader(data, 8))
+        for _ in rt.epochs(9):
+            for x, y, _ in loader:
+                optimizer.zero_grad()
+                rt.backward(cross_entropy(model(x), y))
+                optimizer.step()
+                if rt.steps % 2:
+                    rt.stop("the test")
+
+
 def train_all(arguments: list[dict[str, Any]]) -> None:
     """One after the other, in the same processes."""
     for argument in arguments:
@@ -74,7 +91,7 @@ def train(argument: dict[str, Any]) -> None:
         max_micro_batch=argument.get("max_micro_batch"),
         run_dir=argument.get("run_dir"),
         save_every=argument.get("save_every"),
-        keep=argument.get("keep", 2),
+        keep_checkpoints=argument.get("keep", 2),
         checkpoint=argument.get("checkpoint"),
         parallel=parallel,
     ) as rt:

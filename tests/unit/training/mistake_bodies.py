@@ -643,7 +643,7 @@ def another_batch_size_of_a_stream_on_one_rank(open_: Opened, rank: int) -> None
 def options_that_one_rank_may_have_otherwise(open_: Opened, rank: int) -> None:
     """Those that only rank 0 uses; and a batch_size that says nothing, beside both numbers that it would say."""
     model = make_model()
-    with open_(keep=2 + rank, log_to=[], global_batch=4, max_micro_batch=2, timeout_s=600.0 + rank) as rt:
+    with open_(keep_checkpoints=2 + rank, log_to=[], global_batch=4, max_micro_batch=2, timeout_s=600.0 + rank) as rt:
         train(rt, *rt.prepare(model, sgd(model), DataLoader(make_data(), batch_size=4 + 2 * rank, num_workers=rank)))
 
 

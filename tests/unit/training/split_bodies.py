@@ -32,12 +32,6 @@ def refuse_all(argument: dict[str, Any]) -> None:
     Path(argument["folder"], f"{group.rank}.json").write_text(json.dumps(told))
 
 
-def end_by(case: str) -> None:
-    """One case, whose error ends the ranks."""
-    with hpcddp.init() as group:
-        CASES[case](group)
-
-
 class Choosing(nn.Module):
     """One of two layers of equal size, by the batch: rank 0's samples are negative, rank 1's are positive."""
 
@@ -87,7 +81,6 @@ def _normalize(parallel: Any, *, exact: bool = False) -> Callable[[Any], None]:
         slices = {"slices": 2} if exact else {}
         with hpcddp.runtime(SAMPLES, parallel=parallel, group=group, exact=exact, **slices) as rt:
             model = nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.Linear(FEATURES, FEATURES))
-            model.pipeline_stages = ["1"]
             optimizer = OverNorm(model.parameters())
             model, optimizer, loader = rt.prepare(model, optimizer, DataLoader(data, SAMPLES))
             for step in loader.steps():
@@ -97,45 +90,28 @@ def _normalize(parallel: Any, *, exact: bool = False) -> Callable[[Any], None]:
     return train
 
 
-class Scaled(nn.Linear):
-    def __init__(self, *sizes: int) -> None:
-        super().__init__(*sizes)
-        self.scale = nn.Parameter(torch.ones(1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * self.scale
-
-
 class Halves(nn.Module):
-    """The second half keeps the mean of what it computes, and divides by a number and by a norm of a weight."""
+    """Three layers, the first two of which tensor ranks divide."""
 
-    pipeline_stages: ClassVar = ["second"]
     tensor_plan: ClassVar = {"first": "colwise", "second": "rowwise"}
 
-    def __init__(self, case: str) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.case = case
-        sizes = (FEATURES, 4, FEATURES)
-        self.first, self.second = (nn.Linear(*sizes[nth : nth + 2]) for nth in range(2))
-        self.third = Scaled(FEATURES, FEATURES)
+        sizes = (FEATURES, 4, FEATURES, FEATURES)
+        self.first, self.second, self.third = (nn.Linear(*sizes[nth : nth + 2]) for nth in range(3))
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.second(torch.tanh(self.first(x)))
-        if self.case == "aside":
-            self.aside = (h @ (self.third.weight / self.third.weight.norm())).square().mean()
-        return self.third(h)
+        return self.third(self.second(torch.tanh(self.first(x))))
 
 
 def _whole(number: Any) -> Tensor:
     return number.full_tensor() if hasattr(number, "full_tensor") else number
 
 
-def _penalty(model: nn.Module, case: str) -> Tensor | float:
+def _penalty(model: nn.Module, case: str) -> Tensor:
     if case == "squares":
         return 0.01 * sum(p.square().sum() for p in model.parameters())
-    if case == "whole squares":
-        return 0.01 * sum(_whole(p.square().sum()) for p in model.parameters())
-    return 0.1 * model.aside + model.third.scale if case == "aside" else 0.0
+    return 0.01 * sum(_whole(p.square().sum()) for p in model.parameters())
 
 
 def _run_halves(case: str, parallel: Any) -> Callable[[Any], None]:
@@ -145,7 +121,7 @@ def _run_halves(case: str, parallel: Any) -> Callable[[Any], None]:
         torch.manual_seed(2)
         data = TensorDataset(torch.randn(SAMPLES, FEATURES, dtype=torch.float64))
         with hpcddp.runtime(SAMPLES, parallel=parallel, group=group, max_micro_batch=4) as rt:
-            model = Halves(case).double()
+            model = Halves().double()
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             model, optimizer, loader = rt.prepare(model, optimizer, DataLoader(data, SAMPLES))
             for step in loader.steps():
@@ -164,25 +140,18 @@ def _run_halves(case: str, parallel: Any) -> Callable[[Any], None]:
     return train
 
 
-TOGETHER: dict[str, Callable[[nn.Module], Any]] = {  # parameters that are clipped by one norm
-    "each": lambda model: model.parameters(),
-    "each module": lambda model: [[*module.parameters()] for module in model.children()],
-    "each group": lambda model: [parameters for parameters in _split_kinds(model) if parameters],
-}
-
-
 def _split_kinds(model: nn.Module) -> list[list[nn.Parameter]]:
     return [[p for p in model.parameters() if (p.dim() > 1) == whole] for whole in (True, False)]
 
 
 def _clip(way: str, parallel: Any) -> Callable[[Any], None]:
-    """By a norm of this rank's part in the first two ways."""
+    """By a norm of this rank's part if the way is "items"."""
 
     def train(group: Any) -> None:
         torch.manual_seed(2)
         data = TensorDataset(torch.randn(3 * SAMPLES, FEATURES))
         with hpcddp.runtime(SAMPLES, parallel=parallel, group=group, max_micro_batch=4) as rt:
-            model = Halves("none")
+            model = Halves()
             optimizer = torch.optim.SGD([{"params": parameters} for parameters in _split_kinds(model)], lr=0.1)
             model, optimizer, loader = rt.prepare(model, optimizer, DataLoader(data, SAMPLES))
             for step in loader.steps():
@@ -193,9 +162,6 @@ def _clip(way: str, parallel: Any) -> Callable[[Any], None]:
                     total = sum(gradient.norm().item() ** 2 for gradient in gradients) ** 0.5
                 elif way == "numbers":
                     total = float(torch.sqrt(sum(_whole(gradient.square().sum()) for gradient in gradients)))
-                elif way in TOGETHER:
-                    for parameters in TOGETHER[way](model):
-                        nn.utils.clip_grad_norm_(parameters, 0.05)
                 else:
                     total = float(_whole(nn.utils.clip_grad_norm_(model.parameters(), 0.1)))
                 for gradient in gradients if way in ("items", "numbers") else ():
@@ -229,7 +195,7 @@ def _use_adagrad(parallel: Any) -> Callable[[Any], None]:
         torch.manual_seed(2)
         data = TensorDataset(torch.randn(3 * SAMPLES, FEATURES, dtype=torch.float64))
         with hpcddp.runtime(SAMPLES, parallel=parallel, group=group) as rt:
-            model = Halves("none").double()
+            model = Halves().double()
             optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1, initial_accumulator_value=0.3)
             model, optimizer, loader = rt.prepare(model, optimizer, DataLoader(data, SAMPLES))
             for step in loader.steps():
@@ -255,7 +221,7 @@ def _use_adagrad(parallel: Any) -> Callable[[Any], None]:
 def _refused_model(case: str, parallel: Any) -> Callable[[Any], None]:
     def train(group: Any) -> None:
         model: Any = {
-            "compiled": lambda: torch.compile(Halves("none")),
+            "compiled": lambda: torch.compile(Halves()),
             "sparse": lambda: nn.Sequential(nn.Embedding(20, FEATURES, sparse=True), nn.Linear(FEATURES, 1)),
             "mixed": lambda: nn.Sequential(nn.Linear(FEATURES, 4).double(), nn.Linear(4, 1)),
             "mixed, frozen": lambda: nn.Sequential(
@@ -277,27 +243,20 @@ CASES: dict[str, Callable[[Any], None]] = {
     "unused on all": _choose("alike", "fsdp"),
     "passed through": _choose("passed", "fsdp"),
     "a norm, zero1": _normalize("zero1"),
-    "a norm, pipeline": _normalize({"pipeline": 2}),
     "a norm, exact shards": _normalize("fsdp", exact=True),
     "a norm, fsdp": _normalize("fsdp"),
     "a norm, ddp": _normalize("ddp"),
-    **{f"{case}, pipeline": _run_halves(case, {"pipeline": 2}) for case in ("none", "squares", "aside")},
     "squares, tensor": _run_halves("squares", {"tensor": 2}),
     **{
         f"whole squares, {name}": _run_halves("whole squares", parallel)
         for name, parallel in (("ddp", "ddp"), ("tensor", {"tensor": 2}), ("fsdp", "fsdp"))
     },
-    **{
-        f"{way}, {name}": _clip(way, parallel)
-        for name, parallel in (("fsdp", "fsdp"), ("pipeline", {"pipeline": 2}))
-        for way in ("items", "numbers", "torch's", "a layer")
-    },
-    **{f"{way}, pipeline": _clip(way, {"pipeline": 2}) for way in TOGETHER},
+    **{f"{way}, fsdp": _clip(way, "fsdp") for way in ("items", "numbers", "torch's", "a layer")},
     **{
         f"Adagrad, {name}": _use_adagrad(parallel)
-        for name, parallel in (("ddp", "ddp"), ("fsdp", "fsdp"), ("tensor", {"tensor": 2}), ("stages", {"pipeline": 2}))
+        for name, parallel in (("ddp", "ddp"), ("fsdp", "fsdp"), ("tensor", {"tensor": 2}))
     },
-    **{f"compiled, {name}": _refused_model("compiled", {name: 2}) for name in ("tensor", "pipeline")},
+    "compiled, tensor": _refused_model("compiled", {"tensor": 2}),
     **{f"{case}, fsdp": _refused_model(case, "fsdp") for case in ("sparse", "mixed", "mixed, frozen")},
     "Adafactor, fsdp": _use_adafactor("fsdp"),
     "Adafactor, tensor": _use_adafactor({"tensor": 2}),

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from hpcddp.training import pulse
+from hpcddp.training.activity import at_files
 from hpcddp.training.checkpoint import checkpointer, files, sharded, whole_model
-from hpcddp.training.pulse import at_files
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ def train(
     if compiled:
         model = torch.compile(model, backend="eager")
     said = []
-    with hpcddp.runtime(run_dir=str(run_dir) if run_dir else None, keep=1) as rt:
+    with hpcddp.runtime(run_dir=str(run_dir) if run_dir else None, keep_checkpoints=1) as rt:
         model, optimizer, loader = rt.prepare(
             model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(TensorDataset(torch.ones(4, 1)), 2)
         )

@@ -38,7 +38,7 @@ from hpcddp.training.rendezvous.roll_call import Member
 
 ALONE = Group(0, 1, "none", "gloo", torch.device("cpu"), (Member(0, "here", 1, 0, "0", ()),), HashStore())
 #: What a manifest says beside the step and the files.
-ABOUT = {"form": "single", "settings": {}, "objects": {}, "parameter_groups": {}}
+ABOUT = {"form": "single"}
 
 
 class Numbers:
@@ -57,7 +57,7 @@ class Numbers:
 def _write(folder: Path, step: int, *, numbers: int | None = None, keep: int = 10) -> Path:
     """A checkpoint as a run of one rank writes it."""
     tracked = Tracked({"numbers": Numbers(step if numbers is None else numbers)})
-    Writer(ALONE, folder, None, keep).save(tracked, {"step": step, "seed": 3}, {"settings": {}})
+    Writer(ALONE, folder, None, keep).save(tracked, {"step": step, "seed": 3}, {})
     return folder / f"step-{step:08d}"
 
 
@@ -186,17 +186,10 @@ _EXACT = {"method": "tree", "slices": 2, "global_batch": 8, "conditions": {}, "d
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"settings": None}, "settings"),
-        ({"settings": [1]}, "settings"),
-        ({"settings": {"optimizer": [0.1]}}, "settings"),
         ({"exact": None}, "exact"),
         ({"exact": {"method": "tree"}}, "exact"),
         ({"exact": _EXACT | {"deviations": None}}, "exact"),
         ({"exact": _EXACT | {"conditions": None}}, "exact"),
-        ({"objects": [1]}, "objects"),
-        ({"objects": {"optimizer": "Adam"}}, "objects"),
-        ({"parameter_groups": {"optimizer": [1]}}, "parameter_groups"),
-        ({"parameter_groups": {"optimizer": [{"parameters": 4}]}}, "parameter_groups"),
         ({"form": None}, "form"),
         ({"form": "sharded"}, r"lists no .metadata"),
         ({"files": None}, "files"),
@@ -225,8 +218,7 @@ def test_a_checkpoint_whose_manifest_is_damaged_is_named_and_the_one_before_is_t
 def test_a_manifest_with_what_a_later_hpcddp_added_to_it_is_whole(tmp_path: Path) -> None:
     path = _write(tmp_path, 1)
     manifest = json.loads((path / "manifest.json").read_text())
-    more = {"exact": _EXACT | {"later": 1}, "settings": {"later": {}}, "later": [1]}
-    more |= {"parameter_groups": {"optimizer": [{"parameters": 1, "sha256": "", "later": 1}]}}
+    more = {"exact": _EXACT | {"later": 1}, "later": [1]}
     (path / "manifest.json").write_text(json.dumps(manifest | more))
     assert choose_newest(ALONE, tmp_path, "") == path
 

@@ -59,7 +59,7 @@ def train(
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
     after = []
-    with hpcddp.runtime(run_dir=str(run_dir), save_every=save_every, keep=9) as rt:
+    with hpcddp.runtime(run_dir=str(run_dir), save_every=save_every, keep_checkpoints=9) as rt:
         loader = DataLoader(data, batch_size=5)
         model, optimizer, scheduler, loader = rt.prepare(model, optimizer, scheduler, loader)
         for epoch in rt.epochs(3):

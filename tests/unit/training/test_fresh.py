@@ -24,7 +24,7 @@ def test_an_optimizer_is_fresh_until_it_steps_whatever_its_constructor_keeps() -
 def test_the_state_follows_the_parameters_that_take_the_place_of_others() -> None:
     layer, other = nn.Linear(2, 3), nn.Parameter(torch.zeros(6))
     optimizer = torch.optim.Adagrad(layer.parameters(), lr=0.1, initial_accumulator_value=0.5)
-    replace_parameters(optimizer, {id(layer.weight): other}, {id(layer.bias)})
-    assert optimizer.param_groups[0]["params"] == [other]
-    assert [*optimizer.state] == [other]
+    replace_parameters(optimizer, {id(layer.weight): other})
+    assert optimizer.param_groups[0]["params"] == [other, layer.bias]
+    assert {*optimizer.state} == {other, layer.bias}
     assert optimizer.state[other]["sum"].tolist() == [0.5] * 6

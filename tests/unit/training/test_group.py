@@ -19,7 +19,7 @@ from torch.distributed import TCPStore
 
 import hpcddp
 from hpcddp.errors import LaunchError, RequestError
-from hpcddp.training.rendezvous.device import name_shared
+from hpcddp.training.rendezvous.device import name_shared, take_devices
 from hpcddp.training.rendezvous.failure import PeerFailedError
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.rendezvous.process_group import claim_failure, host_store, reach_store
@@ -143,6 +143,13 @@ def test_rank_0_that_never_comes_is_an_error_with_its_address(free_ports: FreePo
 def test_an_address_that_does_not_resolve_is_an_error_at_once() -> None:
     with pytest.raises(LaunchError, match=r"'no-such-host.invalid' does not resolve"):
         reach_store("no-such-host.invalid", (12345,), "this job", 60)
+
+
+def test_two_ranks_on_one_gpu_are_refused_with_the_ranks_that_it_is_enough_for() -> None:
+    members = tuple(Member(rank, "a", 1, rank, "0", ("GPU-1f",)) for rank in range(2))
+    with pytest.raises(LaunchError, match="ranks 0 and 1 both got GPU GPU-1f of a") as told:
+        take_devices("nccl", members, 1)
+    assert told.value.hint.startswith("--ranks-per-node 1, or more GPUs")
 
 
 def test_two_ranks_on_one_gpu_are_named() -> None:

@@ -36,8 +36,8 @@ from hpcddp.runs.jsonfile import read_object, write_object
 from hpcddp.runs.lock import HeldError, describe_process, release_run, take_run
 from hpcddp.runs.metrics import LossCurve, read_latest
 from hpcddp.runs.state import State, read_state
+from hpcddp.training.activity import is_at_files
 from hpcddp.training.checkpoint.files import find_fault
-from hpcddp.training.pulse import is_at_files
 from hpcddp.training.stopping import STOP_SIGNALS
 
 RunRanks = Callable[..., Any]

@@ -71,7 +71,7 @@ def test_what_follows_the_loop_runs_if_the_run_is_finished(tmp_path: Path, how: 
 def lose_the_weights_in_step_4(run_dir: str, stop: str | None) -> None:
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with hpcddp.runtime(10, run_dir=run_dir, save_every=3, keep=1) as rt:
+    with hpcddp.runtime(10, run_dir=run_dir, save_every=3, keep_checkpoints=1) as rt:
         _, optimizer, loader = rt.prepare(model, optimizer, DataLoader(make_data()))
         for _ in rt.epochs(2):
             for x, y in loader:

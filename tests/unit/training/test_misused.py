@@ -113,6 +113,73 @@ def test_the_state_of_a_plain_model_that_is_loaded_into_ddp_is_answered_with_unw
     assert explain_loading(RuntimeError("out of memory")) is None
 
 
+class PutsBackward(torch.autograd.Function):
+    """Its backward pass has no deterministic kernel, on a CPU neither."""
+
+    @staticmethod
+    def forward(_ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(_ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]  # of one gradient
+        return put(grad)
+
+
+def put(x: torch.Tensor) -> torch.Tensor:
+    return x.clone().put_(torch.tensor([0, 1]), torch.ones(2, dtype=x.dtype))
+
+
+POOL = (
+    "adaptive_avg_pool2d_backward_cuda does not have a deterministic implementation, but you set"
+    " 'torch.use_deterministic_algorithms(True)'. You can turn off determinism just for this operation, …"
+)  # torch 2.11 on an H100
+
+
+def raise_error(error: Exception) -> None:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says", "hint"),
+    [
+        (lambda _rt, x: put(x), "torch has no deterministic kernel for put_ on cpu, so exact", "another layer or"),
+        (
+            lambda rt, x: rt.backward(PutsBackward.apply(x).sum()),
+            "for put_ on cpu",
+            "another layer or function; or hpc",
+        ),
+        (lambda _rt, x: PutsBackward.apply(x).sum().backward(), "for put_ on cpu", "another layer or function; or"),
+        (
+            lambda _rt, _x: raise_error(RuntimeError(POOL)),
+            "for adaptive_avg_pool2d_backward_cuda on",
+            "AvgPool2d in pl",
+        ),
+    ],
+)
+def test_what_an_exact_run_cannot_compute_is_named_forward_and_backward(
+    wrong: Callable[[Any, torch.Tensor], Any], says: str, hint: str
+) -> None:
+    def train() -> None:
+        with hpcddp.runtime(exact=True, slices=2) as rt:
+            toy = prepare_toy(rt)
+            for _ in rt.epochs(1):
+                for x, _ in toy.loader:
+                    wrong(rt, toy.model(x))
+
+    with pytest.raises(RequestError, match=says) as told:
+        train()
+    assert told.value.hint.startswith(hint)
+
+
+def test_determinism_that_the_script_has_asked_for_is_answered_by_torch() -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.raises(RuntimeError, match=r"^put_ does not have"), hpcddp.runtime(6):
+            put(torch.zeros(4))
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 @pytest.mark.slow
 def test_averaged_weights_of_a_sharded_model_are_refused_with_the_way_that_works(run_ranks: RunRanks) -> None:
     outputs = run_ranks("misused_bodies:average_sharded", 2).check().outputs

@@ -15,8 +15,8 @@ from hpcddp.ranks.predict import predict_environment
 from hpcddp.runs.jsonfile import SchemaError
 from hpcddp.training.rendezvous.store_address import agree_on_store_address
 
-_FILES = ["run.json", "state.json", "checkpoints/step-00000001/manifest.json", "checkpoints/best.json"]
-_OF_ATTEMPT = ["metrics.jsonl", "versions.json", "data.json"]
+_FILES = ["run.json", "settings.json", "state.json", "checkpoints/step-00000001/manifest.json", "checkpoints/best.json"]
+_OF_ATTEMPT = ["metrics.jsonl", "versions.json"]
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def _contents(folder: Path) -> dict[str, bytes | None]:
 
 
 def _train() -> None:
-    with hpcddp.runtime(global_batch=8, seed=3, save_every=1, keep=3) as rt:
+    with hpcddp.runtime(global_batch=8, seed=3, save_every=1, keep_checkpoints=3) as rt:
         loader = rt.loader(TensorDataset(torch.zeros(16, 4), torch.zeros(16)))
         model = torch.nn.Linear(4, 2)
         model, optimizer = rt.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))

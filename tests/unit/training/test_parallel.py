@@ -131,7 +131,7 @@ def test_a_tensor_plan_that_cannot_be_is_refused(run_ranks: RunRanks) -> None:
         "tied": "0.weight and 1.weight are one parameter, which tensor parallel would make two",
         "rows": "0.weight has 3 rows, which 2 tensor ranks x 1 shards cannot divide evenly",
         "ddp": "parallel ddp takes no tensor_plan",
-        "exact": "exact mode needs all layers, each of them whole",
+        "exact": "exact mode needs whole layers",
     }
     told = run_ranks("parallel_bodies:divide_wrongly", 2, list(expected)).check().outputs[0]
     for case, words in expected.items():

@@ -11,14 +11,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from hpcddp.runs.heartbeat import VARIABLE, Page, make_page
-from hpcddp.training.pulse import describe_place
-from hpcddp.training.watchdog import Stand
+from hpcddp.runs.heartbeat import OWN, VARIABLE, WAITS, Page, make_page
 from tests.conftest import PATIENCE_S
 
 BEATS = """
 import hashlib, os, time
-from hpcddp.training.pulse import at_files, beating
+from hpcddp.training.activity import at_files, waiting; from hpcddp.training.pulse import beating
 with beating(os.environ):
     {}
 """
@@ -54,8 +52,8 @@ def wait_until(is_so: Callable[[], object]) -> None:
 
 def test_a_thread_that_stands_in_one_call_and_uses_the_processor_does_not_move(rank: Callable[[str], Page]):
     page = rank(CALL)
-    wait_until(page.read_place)
-    assert "<string>:5" in page.read_place()
+    wait_until(lambda: page.read_place().text)
+    assert "<string>:5" in page.read_place().text
     before = page.read()
     wait_until(lambda: page.read().uses > before.uses + 3)
     assert page.read().moves == before.moves
@@ -63,7 +61,7 @@ def test_a_thread_that_stands_in_one_call_and_uses_the_processor_does_not_move(r
 
 def test_a_thread_that_stands_and_uses_nothing_says_neither(rank: Callable[[str], Page]):
     page = rank(SLEEP)
-    wait_until(page.read_place)
+    wait_until(lambda: page.read_place().text)
     before = page.read()
     wait_until(lambda: page.read().looks > before.looks + 3)
     assert (page.read().moves, page.read().uses) == (before.moves, before.uses)
@@ -87,15 +85,17 @@ def test_a_rank_ends_itself_where_the_process_beside_it_is_stopped() -> None:
 
 def test_a_thread_that_waits_for_a_checkpoint_s_files_is_at_work_and_does_not_move(rank: Callable[[str], Page]):
     page = rank(FSYNC)
-    wait_until(page.read_place)
-    assert "<string>:5" in page.read_place()
+    wait_until(lambda: page.read_place().text)
+    assert "<string>:5" in page.read_place().text
     before = page.read()
     wait_until(lambda: page.read().uses > before.uses + 3)
     assert page.read().moves == before.moves
 
 
-def test_the_function_that_a_long_line_is_in_fits_into_the_page():
-    page = make_page()
-    assert page is not None
-    page.write_place(describe_place(Stand(f"train.py:9, in main: {'x' * 300}", "_engine_run_backward", 0.0)))
-    assert page.read_place().endswith("xx (in _engine_run_backward)")
+@pytest.mark.parametrize(("line", "waits"), [(SLEEP, OWN), (f"with waiting(): {SLEEP}", WAITS)])
+def test_a_thread_that_waits_for_other_ranks_says_so_where_it_stands(
+    rank: Callable[[str], Page], line: str, waits: int
+):
+    page = rank(line)
+    wait_until(lambda: page.read_place().text)
+    assert page.read_place().waits == waits

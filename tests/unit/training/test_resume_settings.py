@@ -1,20 +1,38 @@
-"""Resumed with other settings than the first attempt's: each is named, with the value that is in force."""
+"""Resumed with other settings than those recorded: each is an error until it is accepted or kept."""
 
 from __future__ import annotations
 
 import json
-import random
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import mse_loss
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.optim import lr_scheduler
+from torch.utils.data import DataLoader, TensorDataset
 
 import hpcddp
 from hpcddp.errors import RequestError
+
+RunRanks = Callable[..., Any]
+
+
+def step_lr(gamma: float) -> Callable[[Any], Any]:
+    return lambda optimizer: lr_scheduler.StepLR(optimizer, 1, gamma)
+
+
+HALVED = step_lr(0.5)
+
+
+class Seen(list[float]):
+    """The learning rates of the attempt's steps, and more."""
+
+    optimizer: torch.optim.Optimizer
+    loader_first: list[int]
 
 
 def attempt(
@@ -22,31 +40,40 @@ def attempt(
     *,
     steps: int,
     lr: float = 0.1,
-    gamma: float = 0.5,
+    schedule: Callable[[Any], Any] | None = HALVED,
     decay: float = 0.0,
     batch: int = 4,
-    data: Any = None,
+    samples: int = 40,
+    layers: int = 1,
+    dies: bool = False,
     loader_first: bool = True,
-    schedule: bool = True,
+    epochs: int = 4,
+    shuffle: bool = True,
+    make: type[torch.optim.Optimizer] = torch.optim.SGD,
     **options: Any,
-) -> tuple[torch.optim.Optimizer, Any]:
-    """Train to this step of one epoch and stop."""
+) -> Seen:
+    """Train to this step and stop."""
     torch.manual_seed(0)
-    model = nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr, weight_decay=decay)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma) if schedule else None
-    data = TensorDataset(torch.ones(40, 2), torch.ones(40, 1)) if data is None else data
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(layers)))
+    optimizer = make(model.parameters(), lr=lr, weight_decay=decay)  # type: ignore[call-arg]  # of SGD and Adam
+    scheduler = schedule(optimizer) if schedule else None
+    data = TensorDataset(torch.arange(2.0 * samples).view(-1, 2) / samples, torch.ones(samples, 2))
+    seen = Seen()
+    seen.optimizer, seen.loader_first = optimizer, []
     with hpcddp.runtime(run_dir=str(folder), **options) as rt:
+        loader: Any = DataLoader(data, batch_size=batch, shuffle=shuffle)
         if loader_first:
-            others = (scheduler,) if schedule else ()
-            *_, loader = rt.prepare(model, optimizer, *others, DataLoader(data, batch_size=batch))
+            *_, loader = rt.prepare(model, optimizer, *((scheduler,) if scheduler else ()), loader)
         else:
             model = rt.wrap(model)
             rt.track(model=model, optimizer=optimizer, scheduler=scheduler)
-            loader = rt.loader(DataLoader(data, batch_size=batch))
-        found = optimizer.param_groups[0]["lr"]
-        for _ in rt.epochs(1):
+            loader = rt.loader(loader)
+        for _ in rt.epochs(epochs):
             for x, y in loader:
+                seen.append(optimizer.param_groups[0]["lr"])
+                seen.loader_first.append(loader.sampler.position)
+                if dies:
+                    raise RuntimeError("killed")
                 optimizer.zero_grad()
                 rt.backward(mse_loss(model(x), y))
                 optimizer.step()
@@ -54,98 +81,211 @@ def attempt(
                     scheduler.step()
                 if rt.steps == steps - 1:
                     rt.stop("the test")
-    return optimizer, found
+    return seen
 
 
-def test_what_is_not_prepared_any_more_is_named(tmp_path: Path, capfd: Any) -> None:
+def read(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "settings.json").read_text())
+
+
+def test_what_a_run_began_with_is_recorded(tmp_path: Path) -> None:
     attempt(tmp_path / "run", steps=2)
+    settings = read(tmp_path / "run")["settings"]
+    told = {name: settings["run"][name] for name in ("seed", "global_batch", "samples", "shuffle", "exact")}
+    assert told == {"seed": 0, "global_batch": 4, "samples": 40, "shuffle": True, "exact": "no"}
+    assert settings["model"] == {"parameters": ["0.weight 2x2", "0.bias 2"]}
+    assert settings["optimizer"]["class"] == "SGD"
+    assert settings["optimizer"]["parameters"] == ["model.0.weight", "model.0.bias"]
+    assert settings["optimizer"]["lr"] == 0.1
+    assert settings["scheduler"] == {"class": "StepLR", "step_size": 1, "gamma": 0.5}
+    assert settings["run"]["command"]
+    assert settings["run"]["owner"]
+
+
+CHANGED: dict[str, Any] = {"lr": 0.4, "decay": 0.25, "schedule": step_lr(0.9), "batch": 8, "samples": 48, "seed": 7}
+
+
+def test_all_differences_are_one_error_before_any_training(tmp_path: Path) -> None:
+    attempt(tmp_path / "run", steps=2)
+    before = read(tmp_path / "run")
+    with pytest.raises(RequestError) as caught:
+        attempt(tmp_path / "run", steps=3, **CHANGED)
+    assert caught.value.message.splitlines()[1:] == [
+        "  seed: 0 -> 7",
+        "  samples: 40 -> 48",
+        "  global_batch: 4 -> 8",
+        "  scheduler.gamma: 0.5 -> 0.9",
+        "  optimizer.lr: 0.1 -> 0.4",
+        "  optimizer.weight_decay: 0.0 -> 0.25",
+    ]
+    names = "seed,{}global_batch,gamma,lr,weight_decay"
+    assert f'hpcddp.runtime(…, accept="{names.format("samples,")}") takes the new' in caught.value.hint
+    assert f'hpcddp.runtime(…, keep="{names.format("")}") the recorded' in caught.value.hint
+    assert read(tmp_path / "run") == before
+    assert attempt(tmp_path / "run", steps=3) == [0.025], "nothing was trained in between"
+
+
+def test_accepted_settings_are_the_scripts_and_move_on_as_the_schedule_says(tmp_path: Path, capfd: Any) -> None:
+    attempt(tmp_path / "run", steps=2)
+    accepted: dict[str, Any] = {"lr": 0.4, "decay": 0.25, "accept": ["lr", "weight_decay"]}
     capfd.readouterr()
-    attempt(tmp_path / "run", steps=3, schedule=False)
-    line = "hpcddp: resumed at step 2: the checkpoint has scheduler (StepLR), which rt.prepare was not given now;"
-    assert line in capfd.readouterr().err
+    seen = attempt(tmp_path / "run", steps=3, **accepted)
+    assert "hpcddp: optimizer.lr: 0.1 -> 0.4 (accepted)" in capfd.readouterr().err
+    assert seen == [0.1]  # 0.4 * 0.5 ** 2
+    assert seen.optimizer.param_groups[0]["weight_decay"] == 0.25
+    assert attempt(tmp_path / "run", steps=4, **accepted) == [0.05], "once"
+    assert "(accepted)" not in capfd.readouterr().err
+    assert read(tmp_path / "run")["settings"]["optimizer"]["lr"] == 0.4
 
 
-def test_changed_settings_are_named_and_the_checkpoints_are_in_force(tmp_path: Path, capfd: Any) -> None:
+def test_kept_settings_are_the_recorded_ones_in_each_start(tmp_path: Path) -> None:
+    whole = attempt(tmp_path / "whole", steps=6)
     attempt(tmp_path / "run", steps=2)
-    capfd.readouterr()
-    optimizer, lr = attempt(tmp_path / "run", steps=3, lr=0.4, decay=0.25, gamma=0.9, batch=8)
-    told = capfd.readouterr().err
-    assert "resumed at step 2: optimizer's lr 0.1 -> 0.4; the checkpoint's 0.1 is in force, hpcddp.runtime(over" in told
-    assert "resumed at step 2: optimizer's weight_decay 0.0 -> 0.25; the checkpoint's 0.0 is in force" in told
-    assert "resumed at step 2: scheduler's gamma 0.5 -> 0.9; the checkpoint's 0.5 is in force" in told
-    assert "resumed at step 2: the run's global batch 4 -> 8; the script's 8 is in force" in told
-    assert (lr, optimizer.param_groups[0]["weight_decay"]) == (0.025, 0.0)
+    kept: dict[str, Any] = {
+        **CHANGED,
+        "samples": 40,
+        "keep": ["lr", "weight_decay", "scheduler", "global_batch", "seed"],
+    }
+    parts = [attempt(tmp_path / "run", steps=4, **kept), attempt(tmp_path / "run", steps=6, **kept)]
+    assert [*parts[0], *parts[1]] == whole[2:]
+    ends = [
+        json.loads((tmp_path / name / "attempts").parent.joinpath("state.json").read_text())
+        for name in ("whole", "run")
+    ]
+    assert ends[0]["weights_sha256"] == ends[1]["weights_sha256"]
+    assert read(tmp_path / "run")["settings"]["optimizer"]["lr"] == 0.1
 
 
-def test_the_same_settings_are_not_mentioned_also_when_a_scheduler_has_moved_them(tmp_path: Path, capfd: Any) -> None:
+def test_a_learning_rate_times_the_ranks_can_be_kept_in_the_job_file_without_a_difference_yet(tmp_path: Path) -> None:
+    attempt(tmp_path / "run", steps=2, keep="lr", lr=0.4)
+    assert attempt(tmp_path / "run", steps=3, keep="lr", lr=0.2) == [0.1]
+
+
+def test_an_accepted_value_is_not_lost_by_an_attempt_that_died_before_its_first_checkpoint(tmp_path: Path) -> None:
     attempt(tmp_path / "run", steps=2)
-    capfd.readouterr()
-    attempt(tmp_path / "run", steps=3)
-    assert "resumed at" not in capfd.readouterr().err
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="killed"):
+            attempt(tmp_path / "run", steps=3, lr=0.4, accept="lr", dies=True)
+    assert attempt(tmp_path / "run", steps=3, lr=0.4) == [0.1]
 
 
-def test_what_the_script_overrides_is_the_scripts_and_moves_on_as_the_schedule_says(tmp_path: Path, capfd: Any) -> None:
+def test_a_run_without_a_checkpoint_begins_again_and_is_recorded_anew(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="killed"):
+        attempt(tmp_path / "run", steps=3, lr=0.4, dies=True)
+    assert attempt(tmp_path / "run", steps=1, lr=0.2, keep="lr") == [0.4], "but for what is kept"
+    with pytest.raises(RuntimeError, match="killed"):
+        attempt(tmp_path / "other", steps=3, lr=0.4, dies=True)
+    attempt(tmp_path / "other", steps=2)
+    assert read(tmp_path / "other")["settings"]["optimizer"]["lr"] == 0.1
+
+
+SCHEDULES: dict[str, Callable[[int], Callable[[Any], Any]]] = {
+    "one cycle": lambda total: lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.3, total_steps=total),
+    "cosine": lambda total: lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, total),
+    "warmup": lambda total: (
+        lambda optimizer: lr_scheduler.SequentialLR(
+            optimizer,
+            [
+                lr_scheduler.LinearLR(optimizer, 0.1, total_iters=4),
+                lr_scheduler.CosineAnnealingLR(optimizer, total - 4),
+            ],
+            [4],
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_an_accepted_schedule_is_built_anew_and_brought_to_the_runs_step(tmp_path: Path, name: str) -> None:
+    schedule = SCHEDULES[name]
+    whole = attempt(tmp_path / "whole", steps=40, schedule=schedule(40), epochs=4)
+    attempt(tmp_path / "run", steps=20, schedule=schedule(20), epochs=2)
+    with pytest.raises(RequestError, match="scheduler"):
+        attempt(tmp_path / "run", steps=40, schedule=schedule(40))
+    assert attempt(tmp_path / "run", steps=40, schedule=schedule(40), accept="scheduler") == whole[20:]
+
+
+def test_an_accepted_schedule_that_is_over_already_is_refused(tmp_path: Path) -> None:
+    attempt(tmp_path / "run", steps=20, schedule=SCHEDULES["one cycle"](40))
+    with pytest.raises(RequestError, match=r"scheduler was accepted, and cannot be brought to the run's step: Tried"):
+        attempt(tmp_path / "run", steps=30, schedule=SCHEDULES["one cycle"](10), accept="scheduler")
+
+
+def test_a_schedule_and_a_learning_rate_can_be_accepted_and_kept_at_once(tmp_path: Path) -> None:
+    whole = attempt(tmp_path / "whole", steps=10, schedule=SCHEDULES["cosine"](40))
+    attempt(tmp_path / "run", steps=5, schedule=SCHEDULES["cosine"](20))
+    more: dict[str, Any] = {"schedule": SCHEDULES["cosine"](40), "lr": 0.7, "accept": "T_max", "keep": "lr"}
+    assert attempt(tmp_path / "run", steps=10, **more) == pytest.approx(whole[5:])
+
+
+@pytest.mark.parametrize("loader_first", [True, False])
+@pytest.mark.parametrize("changed", [{"seed": 5}, {"samples": 48}, {"shuffle": False}])
+def test_an_accepted_seed_order_or_number_of_samples_begins_the_interrupted_epoch_again(
+    tmp_path: Path, changed: dict[str, Any], loader_first: bool
+) -> None:
+    more: dict[str, Any] = {"loader_first": loader_first, "global_batch": 4}
+    attempt(tmp_path / "run", steps=13, **more)
+    with pytest.raises(RequestError, match=f"{next(iter(changed))}: "):
+        attempt(tmp_path / "run", steps=14, **changed, **more)
+    seen = attempt(tmp_path / "run", steps=15, **changed, **more, accept=[*changed])
+    assert seen.loader_first == [0, 4]
+    assert attempt(tmp_path / "run", steps=16, **changed, **more).loader_first == [8], "once"
+
+
+@pytest.mark.parametrize(("word", "near"), [("accept", "momentum"), ("keep", "momentum")])
+def test_a_name_of_no_setting_is_refused_at_the_first_start(tmp_path: Path, word: str, near: str) -> None:
+    with pytest.raises(RequestError, match=rf'{word}="momentun".*no such setting \(did you mean \'{near}\''):
+        attempt(tmp_path / "run", steps=3, **{word: "momentun"})
+
+
+def test_other_parameters_are_refused_whatever_is_accepted(tmp_path: Path) -> None:
     attempt(tmp_path / "run", steps=2)
-    capfd.readouterr()
-    changed: dict[str, Any] = {"lr": 0.4, "decay": 0.25, "override": ["lr", "weight_decay"]}
-    optimizer, lr = attempt(tmp_path / "run", steps=3, **changed)
-    assert "lr 0.1 -> 0.4; the script's 0.4 is in force" in capfd.readouterr().err
-    assert (lr, optimizer.param_groups[0]["weight_decay"]) == (0.1, 0.25)  # 0.4 * 0.5 ** 2
-    assert optimizer.param_groups[0]["lr"] == 0.05
-    _, lr = attempt(tmp_path / "run", steps=4, **changed)  # once is enough
-    assert lr == 0.05
-    assert "resumed at" not in capfd.readouterr().err
+    with pytest.raises(RequestError) as caught:
+        attempt(tmp_path / "run", steps=3, layers=2, accept=["optimizer", "model"])
+    assert "model.parameters: none -> 1.weight 2x2 1.bias 2" in caught.value.message
+    assert "keep the parameters and their order as they were; a run of its own" in caught.value.hint
 
 
-def test_an_override_of_no_setting_is_refused(tmp_path: Path) -> None:
+def test_an_object_that_came_went_or_changed_its_class_is_accepted_with_its_own_state(tmp_path: Path) -> None:
     attempt(tmp_path / "run", steps=2)
-    with pytest.raises(RequestError, match=r"override='momentun' is no setting.*(?s:.*)did you mean 'momentum'"):
-        attempt(tmp_path / "run", steps=3, override="momentun")
+    with pytest.raises(RequestError, match="scheduler: StepLR -> none"):
+        attempt(tmp_path / "run", steps=3, schedule=None)
+    assert attempt(tmp_path / "run", steps=3, schedule=None, accept="scheduler") == [0.025]
+    assert attempt(tmp_path / "run", steps=4, accept="scheduler") == [0.1]
+    adam: dict[str, Any] = {"make": torch.optim.Adam, "lr": 0.1}
+    with pytest.raises(RequestError, match=r"optimizer\.class: SGD -> Adam"):
+        attempt(tmp_path / "run", steps=5, **adam)
+    assert len(attempt(tmp_path / "run", steps=6, **adam, accept="class").optimizer.state) == 2
 
 
-def test_an_exact_attempt_of_a_run_that_was_not_says_that_the_run_is_not_exact(tmp_path: Path, capfd: Any) -> None:
+def test_an_exact_attempt_of_a_run_that_was_not_is_accepted_as_one_that_is_not_exact(
+    tmp_path: Path, capfd: Any
+) -> None:
     attempt(tmp_path / "run", steps=2)
-    capfd.readouterr()
-    attempt(tmp_path / "run", steps=3, exact=True, slices=2)
+    exact: dict[str, Any] = {"exact": True, "slices": 2}
+    with pytest.raises(RequestError, match="exact: no -> tree, 2 slices"):
+        attempt(tmp_path / "run", steps=3, **exact)
+    attempt(tmp_path / "run", steps=3, **exact, accept="exact")
     assert "warning: the run is not exact: steps 1 to 2 were not exact" in capfd.readouterr().err
     state = json.loads((tmp_path / "run" / "state.json").read_text())
     assert state["exact"]["deviations"] == ["steps 1 to 2 were not exact"]
 
 
-_NOISE = random.Random(1)  # of all data sets: each draws other numbers
+def test_a_changed_script_is_a_line_while_the_run_is_unfinished_and_an_error_when_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    script, run = tmp_path / "train.py", tmp_path / "run"
+    monkeypatch.setattr(sys, "orig_argv", ["python", str(script)])
+    script.write_text("1")
+    attempt(run, steps=2)
+    script.write_text("2")
+    attempt(run, steps=40)
+    assert capfd.readouterr().err.count(f"hpcddp: {script} has changed (accepted)\n") == 1
 
 
-class Rows(Dataset[Any]):
-    """Of ones, and of random numbers of its own if there is noise."""
-
-    def __init__(self, noise: float = 0.0, factor: float = 1.0) -> None:
-        self._noise, self._factor = noise, factor
-
-    def __len__(self) -> int:
-        return 40
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        drawn = self._noise * _NOISE.random() + 0.1 * float(torch.rand(()))
-        return torch.full((2,), self._factor + drawn), torch.ones(1)
-
-
-@pytest.mark.parametrize("loader_first", [True, False])
-def test_other_data_of_the_same_length_are_named(tmp_path: Path, capfd: Any, loader_first: bool) -> None:
-    attempt(tmp_path / "run", steps=2, data=Rows())
-    options: dict[str, Any] = {"loader_first": loader_first, "global_batch": 4}
-    told = []
-    for steps, factor in ((3, 2.0), (4, 2.0), (5, 2.0 + 1e-6)):
-        capfd.readouterr()
-        attempt(tmp_path / "run", steps=steps, data=Rows(factor=factor), **options)
-        told.append([line for line in capfd.readouterr().err.splitlines() if "resumed at" in line])
-    assert told[0] == [
-        "hpcddp: resumed at step 2: this Rows is not the checkpoint's data, its first, middle or last sample is"
-        " another; the script's is in force"
-    ]
-    assert told[1:] == [[], []], "the same data, and data that were rounded in another way"
-
-
-def test_data_that_are_drawn_anew_each_time_are_not_compared(tmp_path: Path, capfd: Any) -> None:
-    for steps in (2, 3):
-        attempt(tmp_path / "run", steps=steps, data=Rows(noise=1.0))
-    assert "resumed at" not in capfd.readouterr().err
+def test_the_ranks_all_raise_the_error_and_none_hangs(tmp_path: Path, run_ranks: RunRanks) -> None:
+    run_ranks("checkpoint_bodies:train_with", 2, [str(tmp_path), {"lr": 0.1}]).check()
+    outcome = run_ranks("checkpoint_bodies:train_with", 2, [str(tmp_path), {"lr": 0.2}])
+    assert all(status not in (0, None) for status in outcome.statuses)
+    assert all("optimizer.lr: 0.1 -> 0.2" in output for output in outcome.outputs)
+    run_ranks("checkpoint_bodies:train_with", 2, [str(tmp_path), {"lr": 0.2, "keep": "lr"}]).check()

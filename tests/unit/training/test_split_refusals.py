@@ -30,25 +30,13 @@ def test_layers_that_only_some_ranks_use_in_a_step_are_refused_in_shards(run_ran
 def test_an_optimizer_that_takes_a_norm_over_all_parameters_is_refused_where_a_rank_steps_some_of_them(
     run_ranks: RunRanks, tmp_path: Path
 ) -> None:
-    cases = [f"a norm, {split}" for split in ("zero1", "pipeline", "exact shards", "fsdp", "ddp")]
+    cases = [f"a norm, {split}" for split in ("zero1", "exact shards", "fsdp", "ddp")]
     for told in _refuse(run_ranks, tmp_path, cases):
-        for case in cases[:3]:
+        for case in cases[:2]:
             assert "OverNorm" in told[case], case
             assert "steps all parameters together, as by a norm or a mean over them" in told[case]
             assert 'hpcddp.runtime(parallel="ddp")' in told[case]
         assert told["a norm, fsdp"] == told["a norm, ddp"] == ""
-
-
-def test_a_penalty_on_parameters_in_the_loss_of_a_pipeline_is_refused_and_a_norm_of_gradients_is_that_of_all_stages(
-    run_ranks: RunRanks, tmp_path: Path
-) -> None:
-    """The last stage finds it; the other one hears of it by the end of that rank."""
-    *_, told = _refuse(run_ranks, tmp_path, ["none, pipeline", "aside, pipeline"])
-    assert set(told.values()) == {""}
-    outcome = run_ranks("split_bodies:end_by", 2, "squares, pipeline")
-    assert all(outcome.statuses), outcome.outputs
-    assert "takes a number of second.weight itself beside the output of the Halves" in outcome.outputs[1]
-    assert "weight_decay" in outcome.outputs[1]
 
 
 @pytest.mark.slow
@@ -75,8 +63,8 @@ def test_adafactor_is_refused_on_parameters_in_parts(run_ranks: RunRanks, tmp_pa
 def test_gradients_that_each_rank_multiplies_by_a_factor_of_its_own_are_refused(
     run_ranks: RunRanks, tmp_path: Path
 ) -> None:
-    wrong = ["items, fsdp", "items, pipeline", "numbers, pipeline"]
-    right = ["numbers, fsdp", "torch's, fsdp", "torch's, pipeline", "a layer, fsdp", "a layer, pipeline"]
+    wrong = ["items, fsdp"]
+    right = ["numbers, fsdp", "torch's, fsdp", "a layer, fsdp"]
     for told in _refuse(run_ranks, tmp_path, wrong + right):
         for case in wrong:
             assert "multiplied the gradients of rank 0 by" in told[case], case
@@ -84,20 +72,10 @@ def test_gradients_that_each_rank_multiplies_by_a_factor_of_its_own_are_refused(
         assert {told[case] for case in right} == {""}
 
 
-def test_a_norm_of_parameters_that_do_not_belong_together_in_a_pipeline_is_refused(
-    run_ranks: RunRanks, tmp_path: Path
-) -> None:
-    right = ["each module, pipeline", "each group, pipeline"]
-    for told in _refuse(run_ranks, tmp_path, ["each, pipeline", *right]):
-        assert "a loop over model.parameters() comes to other parameters on each stage" in told["each, pipeline"]
-        assert "clip_grad_norm_(model.parameters(), 1.0)" in told["each, pipeline"]
-        assert {told[case] for case in right} == {""}
-
-
 def test_an_optimizer_with_state_before_its_first_step_moves_to_the_parts_and_numbers_that_are_assigned_reach_them(
     run_ranks: RunRanks, tmp_path: Path
 ) -> None:
-    cases = [f"Adagrad, {split}" for split in ("ddp", "fsdp", "tensor", "stages")]
+    cases = [f"Adagrad, {split}" for split in ("ddp", "fsdp", "tensor")]
     for told in _refuse(run_ranks, tmp_path, cases):
         assert set(told.values()) == {""}
 
@@ -111,7 +89,6 @@ def test_layers_that_shards_cannot_take_are_refused_by_name(run_ranks: RunRanks,
 
 @pytest.mark.slow
 def test_a_compiled_model_is_refused_where_its_layers_are_divided(run_ranks: RunRanks, tmp_path: Path) -> None:
-    for told in _refuse(run_ranks, tmp_path, ["compiled, tensor", "compiled, pipeline"]):
-        for split in ("tensor", "pipeline"):
-            assert f"{split} 2) divides the layers of a model" in told[f"compiled, {split}"]
-            assert "this Halves has been given to torch.compile" in told[f"compiled, {split}"]
+    for told in _refuse(run_ranks, tmp_path, ["compiled, tensor"]):
+        assert "tensor 2) divides the layers of a model" in told["compiled, tensor"]
+        assert "this Halves has been given to torch.compile" in told["compiled, tensor"]

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, AdamW, Optimizer
 
-from hpcddp.training.parallel.steps_together import steps_together
+from hpcddp.training.parallel.zero import steps_together
 
 pytestmark = pytest.mark.torch_compat
 
@@ -98,7 +98,7 @@ class Inside(Optimizer):
 
 
 class Exchanging(Plain):
-    """Its step has a collective, which the ranks of a pipeline may make with other shapes."""
+    """Its step has a collective."""
 
     made = False
 
@@ -134,21 +134,6 @@ APART: dict[str, Callable[[Parameters], Optimizer]] = {
 @pytest.mark.parametrize("name", [*TOGETHER])
 def test_a_step_that_takes_something_from_all_parameters_is_seen(name: str) -> None:
     assert steps_together(TOGETHER[name](_lay_out()))
-
-
-def test_a_method_beside_step_is_tried_too() -> None:
-    class Sam(Plain):
-        def step(self, closure: Any = None) -> None:
-            raise NotImplementedError("first_step, then second_step")
-
-        def first_step(self) -> None:
-            OverNorm.step(self)
-
-        factor = OverNorm.factor
-
-    assert not steps_together(Sam(_lay_out()))
-    assert steps_together(Sam(_lay_out()), "first_step")
-    assert not steps_together(Plain(_lay_out()), "first_step"), "it has none"
 
 
 @pytest.mark.parametrize("name", [*APART])

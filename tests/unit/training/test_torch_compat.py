@@ -33,7 +33,6 @@ from torch.nn.parallel import DistributedDataParallel
 from hpcddp.errors import RequestError
 from hpcddp.ranks.lookup_warning import LOOKUP_WARNING
 from hpcddp.training import torch_compat
-from hpcddp.training.parallel.staged import find_penalty
 
 pytestmark = pytest.mark.torch_compat
 
@@ -281,7 +280,7 @@ def test_a_group_ends_right_after_a_collective_on_a_tensor_that_nobody_else_has(
     program = """
 import torch
 import torch.distributed as dist
-from hpcddp.training import torch_compat, torch_graph
+from hpcddp.training import torch_compat
 for _ in range(700):
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     dist.all_reduce(torch.zeros(3))
@@ -357,28 +356,3 @@ def test_a_loss_says_how_torch_made_it() -> None:
     assert not torch_compat.has_gradient_hook(weight)
     weight.register_hook(lambda gradient: gradient)
     assert torch_compat.has_gradient_hook(weight)
-
-
-def test_a_norm_is_clipped_by_as_it_was_combined_however_the_function_was_imported() -> None:
-    parameter = nn.Parameter(torch.zeros(2))
-    parameter.grad = torch.tensor([3.0, 4.0])
-    seen: list[Any] = []
-
-    def combine(norm: torch.Tensor, gradients: list[torch.Tensor], power: float) -> torch.Tensor:
-        seen.append((float(norm), gradients[0] is parameter.grad, power))
-        return norm * 2  # as if others had gradients, too
-
-    clip = nn.utils.clip_grad_norm_
-    with torch_compat.combined_norms(combine):
-        assert float(clip([parameter], 1.0)) == 10
-    assert seen == [(5.0, True, 2.0)]
-    assert parameter.grad.tolist() == pytest.approx([0.3, 0.4])
-    assert float(clip([parameter], 1.0)) == pytest.approx(0.5), "as it was"
-
-
-def test_a_loss_that_takes_a_number_of_the_parameters_alone_is_found_in_its_graph() -> None:
-    model = nn.Linear(2, 3)
-    output = model(torch.ones(4, 2))
-    loss = output.square().mean()
-    assert find_penalty(loss, [output], [], model) is None
-    assert find_penalty(loss + 0.1 * model.weight.norm(), [output], [], model) == "weight"

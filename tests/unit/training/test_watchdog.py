@@ -7,7 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hpcddp.training.watchdog import Stand, find_stand, format_stands, name_ranks
+import pytest
+
+from hpcddp.runs.heartbeat import MAY_WAIT, OWN, WAITS
+from hpcddp.training.watchdog import Stand, find_stand, format_stands, judge_wait, name_ranks
 
 RunRanks = Callable[..., Any]
 
@@ -55,8 +58,28 @@ def test_what_the_users_line_has_called_is_named() -> None:
             return super().items()
 
     json.dumps(Odd(a=1), indent=1)
-    assert stands[0].inside == "_iterencode_dict"
+    assert (stands[0].inside, stands[0].waits) == ("_iterencode_dict", OWN)
     assert stands[0].line.endswith(": json.dumps(Odd(a=1), indent=1)")
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "waits"),
+    [
+        ("torch.distributed.distributed_c10d", "dist.monitored_barrier()", WAITS),
+        ("torch.distributed.fsdp._fully_shard._fsdp_collectives", "y = model(x)", WAITS),
+        ("torch.autograd.graph", "rt.backward(loss)", MAY_WAIT),  # DDP's ranks wait here most of the time
+        ("torch._ops", "y = model(x)", MAY_WAIT),
+        ("torch.distributed.tensor._dispatch", "y = model(x)", MAY_WAIT),
+        ("torch.cuda", "torch.cuda.synchronize()", MAY_WAIT),
+        ("", "work.wait()", MAY_WAIT),
+        ("", "total += loss.item()", MAY_WAIT),
+        ("", "time.sleep(1000)", OWN),
+        ("torch.utils.data.dataloader", "for x in loader:", OWN),
+        ("torch.distributed.checkpoint.filesystem", "dcp.save(state)", OWN),
+    ],
+)
+def test_a_rank_that_stands_in_a_collective_or_for_a_device_waits(module: str, line: str, waits: int) -> None:
+    assert judge_wait(module, line) == waits
 
 
 def test_ranks_at_one_line_stand_together_and_the_silent_are_named() -> None:

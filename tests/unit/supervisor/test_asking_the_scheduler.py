@@ -1,4 +1,4 @@
-"""The scheduler is asked beside the supervisor, which does not wait for what it says."""
+"""The scheduler is asked in a thread: the supervisor does not wait for what it says."""
 
 from __future__ import annotations
 

@@ -1,0 +1,272 @@
+"""`settings.json` of a run: what it was trained with is recorded, and each later start is compared with that.
+
+Settings are values by name, grouped: `run` (seed, global_batch, samples, command, …), `script` (files of the command),
+and each object of the training by its name in checkpoints (`optimizer`, `scheduler`, `model`). An accepted value is
+recorded with the step that it holds from, so that a checkpoint of an earlier step is known to have the old one.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from hpcddp.errors import RequestError, nearest
+from hpcddp.record import TYPE_CHECKING, Record
+from hpcddp.runs.command import identify_command
+from hpcddp.runs.folder import RunFolder, cannot_write, job_of, show_path
+from hpcddp.runs.jsonfile import damaged, read_record, write_object
+from hpcddp.units import shorten
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from typing import Any
+
+    Settings = Mapping[str, Mapping[str, Any]]  # group -> name -> a value of JSON
+
+#: Variables in which the job says which settings are accepted, and which are kept: names with commas between them.
+ACCEPT, KEEP = "HPCDDP_ACCEPT", "HPCDDP_KEEP"
+RUN, SCRIPT = "run", "script"
+_LARGEST = 1 << 20  # bytes of a file whose content is compared
+_LEAST_NAME = 3  # characters of a job's id that is looked for in words: a shorter one may be any number
+_REMEDY = "; then restore it, or remove it: nothing is compared then"
+_NEITHER = "parameters"  # an optimizer's state is restored by position: other parameters would get it
+_OF_RUN = ("command", "owner", "script", "seed", "global_batch", "samples", "shuffle", "exact")
+_CAN_BE_KEPT = {"seed", "global_batch"}  # of the run: the others are what they are
+
+
+class Recorded(Record):
+    """The file. `accepted`: the values that were replaced, the oldest first, each with the step from which the new one
+    holds."""
+
+    settings: dict[str, Any]
+    accepted: tuple[Any, ...] = ()
+
+
+class Difference(Record):
+    """One setting. `name`: empty where only one of the two has the whole object; then the values are its class."""
+
+    group: str
+    name: str
+    old: Any
+    new: Any
+
+    @property
+    def names(self) -> set[str]:
+        """What it is called in `--accept` and `--keep`: a group's name means all of its settings."""
+        return {self.group, self.group.partition("[")[0], self.name, self.path} - {"", RUN}
+
+    @property
+    def path(self) -> str:
+        """Its whole name."""
+        return self.name if self.group == RUN else f"{self.group}.{self.name}" if self.name else self.group
+
+    @property
+    def word(self) -> str:
+        """The shortest of its names, for a hint."""
+        return self.group if self.group == SCRIPT or not self.name else self.name
+
+    @property
+    def can_be_accepted(self) -> bool:
+        """Not so for other parameters of a model or an optimizer, nor for another number of their groups."""
+        return self.name != _NEITHER and not (self.name == "" and "[" in self.group)
+
+    @property
+    def can_be_kept(self) -> bool:
+        """Whether a start can go on with the recorded value."""
+        if self.group in {RUN, SCRIPT}:
+            return self.name in _CAN_BE_KEPT
+        return self.can_be_accepted and self.name not in {"", "class"}
+
+    def __str__(self) -> str:
+        if self.group == SCRIPT:
+            return f"{self.name} has changed"
+        old, new = self.old, self.new
+        if isinstance(old, list) and isinstance(new, list) and self.name in {"command", _NEITHER}:
+            old, new = _cut_common(old, new)
+        return f"{self.path}: {_show(old)} -> {_show(new)}"
+
+
+class Decision(Record):
+    """What becomes of differences: the new values that were accepted, and those whose recorded ones are kept."""
+
+    accepted: tuple[Difference, ...] = ()
+    kept: tuple[Difference, ...] = ()
+
+
+def read_list(env: Mapping[str, str], name: str) -> tuple[str, ...]:
+    """The names in a variable."""
+    return tuple(filter(None, (one.strip() for one in env.get(name, "").split(","))))
+
+
+def read_settings(run: RunFolder) -> Recorded | None:
+    """None if there is no such file. SchemaError; DamagedFileError."""
+    recorded = read_record(run.settings, Recorded, _REMEDY)
+    if recorded is not None and not all(isinstance(group, dict) for group in recorded.settings.values()):
+        raise damaged(run.settings, "its settings are no groups", _REMEDY)
+    known = {"group", "name", "old", "step"}
+    if recorded is not None and not all(isinstance(one, dict) and known <= one.keys() for one in recorded.accepted):
+        raise damaged(run.settings, "its accepted values have no names", _REMEDY)
+    return recorded
+
+
+def write_settings(run: RunFolder, recorded: Recorded) -> None:
+    """LaunchError if it cannot be written."""
+    try:
+        write_object(run.settings, recorded._asdict(), durable=True)
+    except OSError as error:
+        raise cannot_write(run, error) from error
+
+
+def compare(recorded: Settings, now: Settings) -> list[Difference]:
+    """What both have and is not alike, and the objects that only one of them has. A name that only one of them has is
+    not known to the other, and no difference."""
+    found = []
+    for group in {**recorded, **now}:
+        if group not in recorded or group not in now:
+            classes = [
+                settings[group].get("class", "there") if group in settings else None for settings in (recorded, now)
+            ]
+            found += [Difference(group, "", *classes)] if group not in {RUN, SCRIPT} else []
+            continue
+        old, new = recorded[group], now[group]
+        names = (name for name in old if name in new and old[name] != new[name] and repr(old[name]) != repr(new[name]))
+        found += [Difference(group, name, old[name], new[name]) for name in names]
+    return found
+
+
+def decide(
+    run: RunFolder,
+    differences: Sequence[Difference],
+    accept: Sequence[str],
+    keep: Sequence[str] | None,
+    *,
+    option: str = "--{} {}",
+    is_finished: bool = False,
+) -> Decision:
+    """RequestError, which lists them, if there are differences that neither `accept` nor `keep` names.
+
+    Files of the command may change while the run is unfinished: they are accepted then. `keep` None: nothing can be
+    kept. `option`: how the two are written, for the hint.
+    """
+    keepable = [one for one in differences if one.can_be_kept and keep is not None]
+    accepted = [one for one in differences if one.can_be_accepted and not one.names.isdisjoint(accept)]
+    kept = [one for one in keepable if not one.names.isdisjoint(keep or ()) and one not in accepted]
+    accepted += [one for one in differences if one.group == SCRIPT and not is_finished and one not in accepted]
+    left = [one for one in differences if one not in accepted and one not in kept]
+    if left:
+        words = {one.word: None for one in left if one.can_be_accepted}
+        hints = [f"{option.format('accept', ','.join(words))} takes the new" if words else ""]
+        words = {one.word: None for one in left if one in keepable}
+        hints += [f"{option.format('keep', ','.join(words))} the recorded" if words else ""]
+        if not all(one.can_be_accepted for one in left):
+            hints.append("keep the parameters and their order as they were")
+        hints.append("a run of its own: --fresh, or another name")
+        finished = ", which is finished," if is_finished else ""
+        raise RequestError(
+            f"run {show_path(run.path)}{finished} was recorded with other settings:"
+            + "".join(f"\n  {one}" for one in left),
+            "; ".join(filter(None, hints)),
+        )
+    return Decision(tuple(accepted), tuple(kept))
+
+
+def check_names(names: Sequence[str], settings: Iterable[Settings], option: str) -> None:
+    """RequestError for a name that none of these settings has. `option`: where it was given."""
+    pairs = [(group, name) for one in settings for group, values in one.items() for name in ("", *values)]
+    known = {*_OF_RUN, *(called for pair in pairs for called in Difference(*pair, None, None).names)}
+    for name in names:
+        if name not in known:
+            short = sorted(one for one in known if "." not in one)
+            raise RequestError(
+                f"{option.format(name)}: the run has no such setting{nearest(name, short)}",
+                f"one of: {', '.join(short)}",
+            )
+
+
+def renew(recorded: Recorded | None, now: Settings, decision: Decision, step: int) -> Recorded:
+    """The record of a run that goes on from this step: with the values of now, but for those that are kept."""
+    settings = {group: dict(values) for group, values in now.items()}
+    if recorded is None:
+        return Recorded(settings)
+    for one in decision.kept:
+        settings[one.group][one.name] = one.old
+    for group, values in recorded.settings.items():
+        if group in settings:
+            settings[group] = {**values, **settings[group]}
+    since = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    history = [{**one._asdict(), "step": step, "at": since} for one in decision.accepted]
+    return Recorded(settings, (*recorded.accepted, *history))
+
+
+def settings_at(recorded: Recorded, step: int) -> dict[str, dict[str, Any]]:
+    """What the checkpoint of this step was trained with."""
+    settings = {group: dict(values) for group, values in recorded.settings.items()}
+    for one in reversed(recorded.accepted):
+        if one["step"] < step:
+            continue
+        if one["name"]:
+            settings.setdefault(one["group"], {})[one["name"]] = one["old"]
+        elif one["old"] is None:
+            settings.pop(one["group"], None)
+        else:
+            settings.setdefault(one["group"], {})["class"] = one["old"]
+    return settings
+
+
+def describe_start(run: RunFolder, words: Sequence[str], main: str | None, changing: Iterable[str]) -> dict[str, Any]:
+    """What is known of a start before it trains: its owner, its command, and SHA-256 sums of the files in that.
+
+    `words`: those of this process; `main`: the file of its script; `changing`: what each start has otherwise in its
+    words, such as the job's id. In a notebook neither words nor files are known.
+    """
+    owner: dict[str, Any] = {"owner": _name_user()}
+    if "ipykernel" in sys.modules or hasattr(sys, "ps1"):
+        return {RUN: owner, SCRIPT: {}}
+    command = list(identify_command(words))
+    for name in sorted({job_of(one) for one in changing} | set(changing), key=len, reverse=True):
+        command = [word.replace(name, "…") if len(name) >= _LEAST_NAME else word for word in command]
+    return {RUN: {**owner, "command": command}, SCRIPT: _hash_files(run, words[1:], main)}
+
+
+def _name_user() -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # in a container
+        return str(os.getuid())
+
+
+def _hash_files(run: RunFolder, words: Sequence[str], main: str | None) -> dict[str, str]:
+    """Of the files of these words, also as values (`--config=a.yaml`), that are no larger than 1 MB."""
+    import hashlib
+
+    found: dict[str, str] = {}
+    inside = os.path.realpath(run.path) + os.sep
+    named = [part for word in words for part in (word, word.partition("=")[2]) if part]
+    if main and os.path.realpath(main) not in map(os.path.realpath, named):
+        named.append(main)
+    for name in named:
+        try:
+            if os.path.isfile(name) and os.path.getsize(name) <= _LARGEST:
+                with open(name, "rb") as file:
+                    content = file.read()
+                if not os.path.realpath(name).startswith(inside):
+                    found[os.path.basename(name) if name == main else name] = hashlib.sha256(content).hexdigest()
+        except (OSError, ValueError):  # no file of ours to read, or no name that a file can have
+            continue
+    return found
+
+
+def _cut_common(old: list[Any], new: list[Any]) -> tuple[Any, Any]:
+    """What differs of two lists, without what both begin and end with."""
+    least = min(len(old), len(new))
+    first = next((n for n in range(least) if old[n] != new[n]), least)
+    last = next((n for n in range(least - first) if old[-1 - n] != new[-1 - n]), least - first)
+    ends = (" ".join(map(str, one[first : len(one) - last])) for one in (old, new))
+    return tuple(ends)  # type: ignore[return-value]  # two of them
+
+
+def _show(value: Any) -> str:
+    return "none" if value is None or value == "" else shorten(str(value))

@@ -1,0 +1,179 @@
+"""What the supervisor and the agent beside each rank say to each other, and where the supervisor listens.
+
+Each class below is a message: one line of text, which is the message's name and its fields with blanks between. Nothing
+else knows how a line looks. A line that is no message is left out by who reads it.
+
+The agent begins a connection with `hello`. The supervisor answers each `hello` and each `beat` with `ok` or `end`.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+from hpcddp.record import TYPE_CHECKING, Record
+from hpcddp.runs.heartbeat import Beat, Place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from hpcddp.runs.folder import AttemptFolder
+
+# From the agent to the supervisor; and `Beat` and `Place`, which the rank writes and the agent passes on.
+
+
+class Hello(Record):
+    """Who calls. `key`: as the supervisor's file has it. `rank`: NO_RANK and a `world_size` of 0 where the environment
+    does not say which one it is."""
+
+    key: str
+    attempt: str
+    rank: int
+    world_size: int
+    host: str
+
+
+class Signalled(Record):
+    """A signal came to the rank, or to its agent, not by the supervisor's word."""
+
+    number: int
+
+
+class Unheard(Record):
+    """The agent ends the rank, since it has not heard the supervisor for so long. Comes before `ended`."""
+
+    seconds: int
+
+
+class Ended(Record):
+    """The rank's program has ended with this wait status. `error`: the last line of its output, where it failed. The
+    supervisor closes the connection, or answers `wait`."""
+
+    status: int
+    error: str
+
+
+# From the supervisor to the agent.
+
+
+class Ok(Record):
+    """It was heard."""
+
+
+class End(Record):
+    """End the rank, and what it has started."""
+
+
+class Until(Record):
+    """The job ends at another time now, in seconds since 1970."""
+
+    at: float
+
+
+class Give(Record):
+    """Give the rank this signal, the `nth` of its attempt: they are said again on a new connection."""
+
+    nth: int
+    number: int
+
+
+class Wait(Record):
+    """Other ranks still save, and the launcher would kill them at the agent's end: stay until the connection is closed,
+    at most for so long."""
+
+    seconds: float
+
+
+_FROM_AGENT: tuple[Any, ...] = (Hello, Beat, Place, Signalled, Unheard, Ended)
+_FROM_SUPERVISOR: tuple[Any, ...] = (Ok, End, Until, Give, Wait)
+#: Name -> the message.
+MESSAGES = {message.__name__.lower(): message for message in (*_FROM_AGENT, *_FROM_SUPERVISOR)}
+_TYPES: dict[str, Callable[[str], Any]] = {
+    "int": int,
+    "float": float,
+    "bool": lambda text: bool(int(text)),
+    "str": lambda text: _unescape(text),
+}
+_ESCAPES = (("%", "%25"), (" ", "%20"), ("\n", "%0A"))  # in a text
+
+if TYPE_CHECKING:
+    Message = Hello | Beat | Place | Signalled | Unheard | Ended | Ok | End | Until | Give | Wait
+
+
+def write(message: Message) -> bytes:
+    """The message's line."""
+    fields = [_escape(str(int(one) if isinstance(one, bool) else one)) for one in message]
+    return f"{' '.join([type(message).__name__.lower(), *fields])}\n".encode(errors="replace")
+
+
+def read(line: bytes) -> Message | None:
+    """The message of a line without its end; None: it is none."""
+    name, *texts = line.decode(errors="replace").split(" ")
+    kind = MESSAGES.get(name)
+    if kind is None or len(texts) != len(kind._fields):
+        return None
+    types = kind.__annotations__.values()
+    with suppress(ValueError):
+        message: Message = kind(*[_TYPES[one](text) for one, text in zip(types, texts, strict=True)])
+        return message
+    return None
+
+
+class Incoming:
+    """The messages of one connection, whose lines may come in parts. `rest`: what has come already."""
+
+    def __init__(self, rest: bytes = b"") -> None:
+        self._rest = rest
+
+    def add(self, data: bytes = b"") -> list[Message]:
+        """The messages that are complete now."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [message for message in map(read, lines) if message is not None]
+
+
+def _escape(text: str) -> str:
+    for character, written in _ESCAPES:
+        text = text.replace(character, written)
+    return text
+
+
+def _unescape(text: str) -> str:
+    for character, written in reversed(_ESCAPES):
+        text = text.replace(written, character)
+    return text
+
+
+class Listener(Record):
+    """Where the supervisor of an attempt listens. `hosts`: names and addresses of its host. `key`: what shows that a
+    caller may read this file. `every_s`: how often it wants to hear. `lease_s`: a rank whose supervisor is not heard
+    for so long ends itself, since another attempt may have begun; 0: never.
+    """
+
+    port: int
+    key: str
+    every_s: float
+    lease_s: float
+    hosts: tuple[str, ...]
+
+
+def write_listener(attempt: AttemptFolder, listener: Listener) -> None:
+    """Write where the supervisor listens, for this user's ranks alone. OSError if the folder cannot be written."""
+    *values, hosts = listener
+    file = os.open(_path(attempt), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        os.write(file, "".join(f"{line}\n" for line in (*values, *hosts)).encode())
+    finally:
+        os.close(file)
+
+
+def read_listener(attempt: AttemptFolder) -> Listener | None:
+    """Where the supervisor of the attempt listens; None where none does."""
+    with suppress(OSError, ValueError), open(_path(attempt), encoding="utf-8") as file:
+        port, key, every_s, lease_s, *hosts = file.read().split()
+        return Listener(int(port), key, float(every_s), float(lease_s), tuple(hosts))
+    return None
+
+
+def _path(attempt: AttemptFolder) -> str:
+    return os.path.join(attempt.path, "supervisor")

@@ -1,0 +1,53 @@
+"""What a rank is at where its main thread stands, for the supervisor: a checkpoint's files, or waiting for other ranks.
+
+The code that does it marks it: from outside, a call that waits looks like any other.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_lock = threading.Lock()
+_file_uses = 0  # by threads of this process, at this moment
+_waits = Counter[int]()  # for other ranks, by thread
+
+
+@contextmanager
+def at_files() -> Iterator[None]:
+    """In the body this process reads or writes a checkpoint. Collectives do not belong there: ranks that wait for each
+    other would have the longer limit, too."""
+    _count_file_use(1)
+    try:
+        yield
+    finally:
+        _count_file_use(-1)
+
+
+def is_at_files() -> bool:
+    """Whether any thread is: the main thread may wait for one that writes beside the training."""
+    return _file_uses > 0
+
+
+@contextmanager
+def waiting() -> Iterator[None]:
+    """In the body this thread waits for other ranks."""
+    thread = threading.get_ident()
+    _waits[thread] += 1
+    try:
+        yield
+    finally:
+        _waits[thread] -= 1
+
+
+def is_waiting(thread: int) -> bool:
+    """Whether this thread waits for other ranks by hpcddp's own means."""
+    return _waits.get(thread, 0) > 0
+
+
+def _count_file_use(more: int) -> None:
+    global _file_uses
+    with _lock:
+        _file_uses += more
