@@ -133,7 +133,10 @@ def run_command(command: list[str], env: Mapping[str, str], options: ExecOptions
         exported |= check_gpus(command, env, info, hostname, options.gpus_per_node)
         exported |= torch_variables(info, rendezvous)
         exported |= further_variables(command, exported, launch, options)
-        command = fill_command(command, exported, info, options)
+        filled = fill_command(command, exported, info, options)
+        if filled != command:
+            exported |= note_unfilled(command, filled)
+        command = filled
         # Left by an outer launcher, it would turn every rank into a client of a store that nobody serves.
         for row in LAUNCHERS.values():
             if row.name != info.launcher:
@@ -408,6 +411,15 @@ def _check_one_per_node(info: RankInfo, nodes: int) -> None:
             f" times ({info.local_world_size or '?'} on this node)",
             "start it once per node, or use a script of `hpcddp render`",
         )
+
+
+def note_unfilled(command: list[str], filled: list[str]) -> dict[str, str]:
+    """For the comparison of a run's command, which other ranks are no change of."""
+    import json
+
+    from hpcddp.runs.settings import UNFILLED
+
+    return {UNFILLED: json.dumps([command, filled])}
 
 
 def fill_command(command: list[str], env: Mapping[str, str], info: RankInfo, options: ExecOptions) -> list[str]:

@@ -22,9 +22,8 @@ from hpcddp.runs.folder import AttemptFolder, RunFolder, find_attempt
 from hpcddp.runs.jsonfile import SchemaError
 from hpcddp.runs.lock import HeldError, check_not_taken
 from hpcddp.runs.metrics import MetricsFile
-from hpcddp.runs.settings import ACCEPT, KEEP, read_list
 from hpcddp.runs.start import opening_once
-from hpcddp.runs.state import AT_ITS_END, note_checkpoint, open_attempt, write_failure, write_state
+from hpcddp.runs.state import AT_ITS_END, note_checkpoint, open_attempt, read_finish, write_failure, write_state
 from hpcddp.training.activity import at_files
 from hpcddp.training.arguments import SaveEvery
 from hpcddp.training.checkpoint.checkpointer import PROBE_BYTES, time_probe
@@ -117,7 +116,7 @@ class Run:
         self._saved_at = (self.step, self.epoch)
         self._metrics = MetricsFile(None)
         self._noted = (0.0, self.step)  # when the metrics last had a line, and of which step
-        self._knows_save_s = False
+        self._knows_save_s = self._was_finished = False
         self._asked: dict[str, int] | None = None
         self._until_end = ExitStack()
         self._own_save = self._until_end.enter_context(ExitStack())  # the framework's, in a way of its own
@@ -129,6 +128,7 @@ class Run:
         self._until_end.enter_context(self._optimizers.watching())
         pulse = self._until_end.enter_context(beating(self._env))
         self._until_end.enter_context(pulse.following(lambda: self.step, self._watch.move_deadline))
+        self._was_finished = read_finish(self.attempt.run) is not None
         found = self.ranks.agree((self.step, os.uname().nodename))
         (least, there), (most, here) = min(found), max(found)
         if least != most:
@@ -152,14 +152,12 @@ class Run:
     def compare_settings(self, **values: Any) -> None:
         """Compare the command, its files and these values, None: not known, with what was recorded when the run began,
         and record them. Before the first step. RequestError, on every rank, for differences."""
-        env = self._env
         first = OnFirst(lambda thing: self.ranks.agree(thing)[0], is_here=self.ranks.is_first)
-        accept, keep = read_list(env, ACCEPT), read_list(env, KEEP)
-        settings = RunSettings(first, self.attempt, accept, keep, can_keep=False)
+        settings = RunSettings(first, self.attempt, self._env, can_keep=False)
         for name, value in values.items():
             settings.note(name, value)
         settings.settle({}, self.step if self.saved else None)
-        settings.record()
+        settings.record(is_finished=self._was_finished)
 
     def say(self, line: str) -> None:
         """On rank 0, to stderr."""

@@ -7,14 +7,16 @@ recorded with the step that it holds from, so that a checkpoint of an earlier st
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import sys
 import time
 
 from hpcddp.errors import RequestError, nearest
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.command import identify_command
-from hpcddp.runs.folder import RunFolder, cannot_write, job_of, show_path
+from hpcddp.runs.folder import AttemptFolder, RunFolder, cannot_write, job_of, show_path
 from hpcddp.runs.jsonfile import damaged, read_record, write_object
 from hpcddp.units import shorten
 
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
 #: Variables in which the job says which settings are accepted, and which are kept: names with commas between them.
 ACCEPT, KEEP = "HPCDDP_ACCEPT", "HPCDDP_KEEP"
+#: The command before and after `hpcddp exec` has filled its placeholders, as JSON, where it had some.
+UNFILLED = "HPCDDP_UNFILLED"
 RUN, SCRIPT = "run", "script"
 _LARGEST = 1 << 20  # bytes of a file whose content is compared
 _LEAST_NAME = 3  # characters of a job's id that is looked for in words: a shorter one may be any number
@@ -88,10 +92,12 @@ class Difference(Record):
 
 
 class Decision(Record):
-    """What becomes of differences: the new values that were accepted, and those whose recorded ones are kept."""
+    """What becomes of differences: the new values that were accepted, and those whose recorded ones are kept.
+    `changed`: the files among the accepted that nobody has named."""
 
     accepted: tuple[Difference, ...] = ()
     kept: tuple[Difference, ...] = ()
+    changed: tuple[Difference, ...] = ()
 
 
 def read_list(env: Mapping[str, str], name: str) -> tuple[str, ...]:
@@ -142,17 +148,17 @@ def decide(
     keep: Sequence[str] | None,
     *,
     option: str = "--{} {}",
-    is_finished: bool = False,
 ) -> Decision:
     """RequestError, which lists them, if there are differences that neither `accept` nor `keep` names.
 
-    Files of the command may change while the run is unfinished: they are accepted then. `keep` None: nothing can be
-    kept. `option`: how the two are written, for the hint.
+    Files of the command may change: see `check_unchanged`. `keep` None: nothing can be kept. `option`: how the two are
+    written, for the hint.
     """
     keepable = [one for one in differences if one.can_be_kept and keep is not None]
     accepted = [one for one in differences if one.can_be_accepted and not one.names.isdisjoint(accept)]
     kept = [one for one in keepable if not one.names.isdisjoint(keep or ()) and one not in accepted]
-    accepted += [one for one in differences if one.group == SCRIPT and not is_finished and one not in accepted]
+    changed = [one for one in differences if one.group == SCRIPT and one not in accepted]
+    accepted += changed
     left = [one for one in differences if one not in accepted and one not in kept]
     if left:
         words = {one.word: None for one in left if one.can_be_accepted}
@@ -162,13 +168,21 @@ def decide(
         if not all(one.can_be_accepted for one in left):
             hints.append("keep the parameters and their order as they were")
         hints.append("a run of its own: --fresh, or another name")
-        finished = ", which is finished," if is_finished else ""
         raise RequestError(
-            f"run {show_path(run.path)}{finished} was recorded with other settings:"
-            + "".join(f"\n  {one}" for one in left),
+            f"run {show_path(run.path)} was recorded with other settings:" + "".join(f"\n  {one}" for one in left),
             "; ".join(filter(None, hints)),
         )
-    return Decision(tuple(accepted), tuple(kept))
+    return Decision(tuple(accepted), tuple(kept), tuple(changed))
+
+
+def check_unchanged(run: RunFolder, decision: Decision, option: str = "--{} {}") -> None:
+    """Of a run of which nothing is left to train. RequestError for changed files that nobody has accepted: its weights
+    are those of the old ones."""
+    if decision.changed:
+        raise RequestError(
+            f"run {show_path(run.path)} is finished, and {' and '.join(map(str, decision.changed))} since",
+            f"--fresh begins anew; {option.format('accept', SCRIPT)} takes its weights all the same",
+        )
 
 
 def check_names(names: Sequence[str], settings: Iterable[Settings], option: str) -> None:
@@ -191,9 +205,8 @@ def renew(recorded: Recorded | None, now: Settings, decision: Decision, step: in
         return Recorded(settings)
     for one in decision.kept:
         settings[one.group][one.name] = one.old
-    for group, values in recorded.settings.items():
-        if group in settings:
-            settings[group] = {**values, **settings[group]}
+    for group in (RUN, SCRIPT):  # what this start does not know stays, such as its words in a notebook
+        settings[group] = {**recorded.settings.get(group, {}), **settings.get(group, {})}
     since = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     history = [{**one._asdict(), "step": step, "at": since} for one in decision.accepted]
     return Recorded(settings, (*recorded.accepted, *history))
@@ -214,19 +227,26 @@ def settings_at(recorded: Recorded, step: int) -> dict[str, dict[str, Any]]:
     return settings
 
 
-def describe_start(run: RunFolder, words: Sequence[str], main: str | None, changing: Iterable[str]) -> dict[str, Any]:
+def describe_start(
+    attempt: AttemptFolder, words: Sequence[str], main: str | None, env: Mapping[str, str]
+) -> dict[str, Any]:
     """What is known of a start before it trains: its owner, its command, and SHA-256 sums of the files in that.
 
-    `words`: those of this process; `main`: the file of its script; `changing`: what each start has otherwise in its
-    words, such as the job's id. In a notebook neither words nor files are known.
+    `words`: those of this process; `main`: the file of its script. The words are as they were before `hpcddp exec` has
+    filled their placeholders, and without the job's id, which each start has otherwise. In a notebook neither words nor
+    files are known.
     """
     owner: dict[str, Any] = {"owner": _name_user()}
     if "ipykernel" in sys.modules or hasattr(sys, "ps1"):
         return {RUN: owner, SCRIPT: {}}
-    command = list(identify_command(words))
-    for name in sorted({job_of(one) for one in changing} | set(changing), key=len, reverse=True):
-        command = [word.replace(name, "…") if len(name) >= _LEAST_NAME else word for word in command]
-    return {RUN: {**owner, "command": command}, SCRIPT: _hash_files(run, words[1:], main)}
+    plain, filled = json.loads(env.get(UNFILLED) or "[[], []]")
+    command = list(words)
+    if filled and command[len(command) - len(filled) + 1 :] == filled[1:]:  # this process is the command, and no other
+        command[len(command) - len(filled) + 1 :] = plain[1:]
+    names = {attempt.name, job_of(attempt.name), attempt.run.path}
+    known = "|".join(re.escape(one) for one in sorted(names, key=len, reverse=True) if len(one) >= _LEAST_NAME)
+    command = [re.sub(rf"(?<!\w)(?:{known})(?!\w)", "…", word) for word in identify_command(command)]
+    return {RUN: {**owner, "command": command}, SCRIPT: _hash_files(attempt.run, words[1:], main)}
 
 
 def _name_user() -> str:

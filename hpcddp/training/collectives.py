@@ -118,9 +118,9 @@ def _gather(mine: Tensor, layout: Layout) -> Tensor:
     return torch.cat([part[: kind[0]] for part, kind in zip(parts, kinds, strict=True)])
 
 
-def broadcast(thing: Thing, layout: Layout, device: torch.device) -> Thing:
+def broadcast(thing: Thing, world_size: int, device: torch.device) -> Thing:
     """Rank 0's object, on every rank. It has to be one that can be pickled."""
     things = [thing]
-    if layout.world_size > 1:
+    if world_size > 1:
         dist.broadcast_object_list(things, src=0, device=device)
     return things[0]

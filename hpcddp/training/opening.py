@@ -28,7 +28,6 @@ from hpcddp.runs.folder import AttemptFolder, RunFolder, choose_attempt, find_at
 from hpcddp.runs.jsonfile import SchemaError, write_object
 from hpcddp.runs.lock import HeldError, is_held_by, release_run
 from hpcddp.runs.metrics import MetricsFile
-from hpcddp.runs.settings import ACCEPT, KEEP, read_list
 from hpcddp.runs.start import FINISHED, FRESH, Request, is_interactive, look, opening_once, start
 from hpcddp.runs.state import open_attempt, read_planned_batch, write_failure
 from hpcddp.schedulers.registry import find_current_job
@@ -359,7 +358,7 @@ def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iter
         check_same_options(options, batch, asked, folder, group)  # before a run is begun
         split = _plan_split(asked, group, options)
         folder, over, asked_before, line = stack.enter_context(open_run(folder, group, env))
-        settings = _open_settings(folder, group, env, options, is_finished=bool(over))
+        settings = _open_settings(folder, group, env, options)
         options = replace(options, seed=settings.take("seed", options.seed))
         batch = settings.take("global_batch", batch)
         layout = open_layout(group.rank, group.world_size, (*split.model_mesh, *options.model_mesh))
@@ -408,12 +407,10 @@ def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iter
 
 
 def _open_settings(
-    folder: AttemptFolder | None, group: Group, env: Mapping[str, str], options: RuntimeOptions, *, is_finished: bool
+    folder: AttemptFolder | None, group: Group, env: Mapping[str, str], options: RuntimeOptions
 ) -> RunSettings:
     """The run's settings, with what is known of them before anything is made. A collective."""
-    accept, keep = ((*given, *read_list(env, name)) for given, name in ((options.accept, ACCEPT), (options.keep, KEEP)))
-    option = "--{} {}" if env.get("HPCDDP_ATTEMPT") else 'hpcddp.runtime(…, {}="{}")'
-    settings = RunSettings(OnFirst.of_group(group), folder, accept, keep, option, is_finished=is_finished)
+    settings = RunSettings(OnFirst.of_group(group), folder, env, options.accept, options.keep)
     exactness = options.exactness
     settings.note("exact", "no" if exactness is None else f"{exactness.method}, {exactness.slices} slices")
     return settings

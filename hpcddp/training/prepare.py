@@ -271,7 +271,7 @@ class Preparation:
         """Rank 0's object, on every rank."""
         self._check_open("rt.broadcast")
         self._agree_after_break()
-        return collectives.broadcast(thing, self.layout, self.device)
+        return collectives.broadcast(thing, self.world_size, self.device)
 
     # ---- on rank 0 only: call these on every rank all the same
 

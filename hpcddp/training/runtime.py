@@ -68,7 +68,7 @@ class Runtime(Preparation):
         )
         loop.gate.is_first = setup.group.is_first
         super().__init__(setup, gradients, loop, checkpointer, report, planned, until_end)
-        loop.begins = checkpointer.check_untouched
+        loop.begins = lambda: checkpointer.check_untouched(is_finished=self._is_finished)
         self.metrics = metrics
         self.weights_sha256: str | None = None  # of the tracked models at the end, on rank 0
         self._watch, self._record = watch, record
@@ -110,7 +110,7 @@ class Runtime(Preparation):
         if not self._is_ending:
             loop.epochs.check_count(count, sampler.epoch)
         print_warning(find_empty_ranks(loop.models, self.plan, sampler.length), is_first=self.is_main)
-        self._checkpointer.check_untouched()
+        self._checkpointer.check_untouched(is_finished=self._is_finished)
         self._agree("began the loop over rt.epochs()")
         loop.epoch_is_read = is_first and loop.open_epoch is not None and loop.open_epoch < sampler.epoch
         while (epoch := sampler.epoch - loop.epoch_is_read) < count and not self._is_ending:

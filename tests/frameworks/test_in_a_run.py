@@ -27,9 +27,9 @@ SCRIPTS = {
 }
 # Of those that count for themselves; the rest is one rule, for loops
 REFUSED = {
-    "HF Trainer": "steps with 8 samples (2 ranks), and here they have 4 (1 rank)",
-    "Lightning Trainer": "steps with 8 samples (2 ranks), and here they have 4 (1 rank)",
-    "DeepSpeed": "2 ranks, and here are 1 rank",
+    "HF Trainer": "recorded with other settings:\n  global_batch: 8 -> 4\n",
+    "Lightning Trainer": "recorded with other settings:\n  global_batch: 8 -> 4\n",
+    "DeepSpeed": "hpcddp: the checkpoint of step 11 is of 2 ranks, and here are 1 rank",
 }
 STEPS = 24
 
@@ -99,7 +99,7 @@ def test_a_script_of_the_page_is_stopped_and_resumed_and_gives_the_same_weights(
         refused = launch(parts, ranks=1)
         said = refused.stdout + refused.stderr
         assert refused.returncode == 2, said
-        assert f"hpcddp: the checkpoint of step 11 is of {REFUSED[heading]}" in said
+        assert REFUSED[heading] in said
         assert "Traceback" not in said
     resumed = launch(parts)
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr

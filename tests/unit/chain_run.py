@@ -27,7 +27,7 @@ def write_chain_run(path: Path) -> RunFolder:
         open_attempt(attempt)
         write_object(attempt.chain, {"turn": turn, "of": 3, "step": first - 1})
         write_object(attempt.versions, {"plan": plan_batch(8, 1)._asdict(), "ranks": [{"host": "n1"}]})
-        write_object(attempt.data, {"samples": 24})
+        write_object(run.settings, {"settings": {"run": {"samples": 24}}})
         with MetricsFile(attempt.metrics) as metrics:
             for step in (first, first + 1):
                 metrics.write("step", step=step, epoch=step // 4, loss=1 / step, lr=0.01, samples_per_s=100.0)

@@ -265,13 +265,13 @@ class Checkpointer:
         """More settings are known than when the checkpoint was loaded. RequestError as of `RunSettings.settle`."""
         self._settings.settle({}, position["step"])
 
-    def check_untouched(self) -> None:
+    def check_untouched(self, *, is_finished: bool) -> None:
         """The loop begins: RequestError if what was loaded has changed since. The run's settings are recorded. Looks
-        the first time only."""
+        the first time only. `is_finished`: nothing is left to train."""
         loaded, self._loaded = self._loaded, None
         if loaded is not None:
             loaded.check()
-        self._settings.record()
+        self._settings.record(is_finished=is_finished)
         if self.save_timer is not None:
             self.save_timer.restart()
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
@@ -21,13 +20,17 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from hpcddp.errors import RequestError
 from hpcddp.runs.folder import AttemptFolder
 from hpcddp.runs.settings import (
+    ACCEPT,
+    KEEP,
     RUN,
     Decision,
     Recorded,
     check_names,
+    check_unchanged,
     compare,
     decide,
     describe_start,
+    read_list,
     read_settings,
     renew,
     settings_at,
@@ -35,6 +38,7 @@ from hpcddp.runs.settings import (
 )
 from hpcddp.training.activity import at_files
 from hpcddp.training.checkpoint.state_tree import name_parameters
+from hpcddp.training.collectives import broadcast
 from hpcddp.training.marks import sum_bits
 from hpcddp.training.parallel.sameness import is_whole
 from hpcddp.training.rendezvous.group import Group
@@ -69,14 +73,7 @@ class OnFirst:
     @classmethod
     def of_group(cls, group: Group) -> OnFirst:
         """Over the ranks' own process group."""
-
-        def share(thing: Any) -> Any:
-            things = [thing]
-            if group.world_size > 1:
-                dist.broadcast_object_list(things, src=0, device=group.device)
-            return things[0]
-
-        return cls(share, is_here=group.is_first)
+        return cls(lambda thing: broadcast(thing, group.world_size, group.device), is_here=group.is_first)
 
     def call(self, call: Callable[[], Any]) -> Any:
         """What the call gives on rank 0, on every rank. Its RequestError is raised on every rank. A collective."""
@@ -100,29 +97,27 @@ class RunSettings:
         self,
         first: OnFirst,
         attempt: AttemptFolder | None,
+        env: Mapping[str, str],
         accept: Sequence[str] = (),
         keep: Sequence[str] = (),
-        option: str = "--{} {}",
         *,
-        is_finished: bool = False,
         can_keep: bool = True,
     ) -> None:
-        """A collective, with RequestError as of `read_settings`. `option`: how the two are given, for messages;
+        """A collective, with RequestError as of `read_settings`. What is accepted and kept beside the job's words;
         `can_keep`: whether recorded values can be brought into this training."""
         self._first, self._run = first, None if attempt is None else attempt.run
-        self._accept, self._keep, self._option = accept, keep, option
-        self._is_finished, self._can_keep = is_finished, can_keep
+        self._accept, self._keep = (*accept, *read_list(env, ACCEPT)), (*keep, *read_list(env, KEEP))
+        self._option = "--{} {}" if env.get("HPCDDP_ATTEMPT") else 'hpcddp.runtime(…, {}="{}")'
+        self._can_keep = can_keep
         self._recorded: Recorded | None = None
         self._renewed: Recorded | None = None
-        self._decision = Decision()  # on rank 0
+        self._decision = Decision()
         self.now: Settings = {RUN: {}}
         if attempt is not None:
-            changing = {attempt.name, attempt.run.path}
             main = getattr(sys.modules.get("__main__"), "__file__", None)
-            words = sys.orig_argv
 
             def read() -> tuple[Recorded | None, Settings]:
-                return read_settings(attempt.run), describe_start(attempt.run, words, main, changing)
+                return read_settings(attempt.run), describe_start(attempt, sys.orig_argv, main, env)
 
             self._recorded, self.now = first.call(read)
         self.at = self.to = self.now
@@ -148,7 +143,7 @@ class RunSettings:
             self.at = self.to = self.now
             return
 
-        def settle_first() -> tuple[Recorded, Settings, Settings]:
+        def settle_first() -> tuple[Decision, Recorded, Settings, Settings]:
             recorded, known = self._recorded, [self.now]
             if recorded is not None:
                 known.append(recorded.settings)
@@ -159,15 +154,13 @@ class RunSettings:
                 kept = [one for one in found if one.group.startswith("optimizer") and one.can_be_kept]
                 decision = Decision((), tuple(one for one in kept if not one.names.isdisjoint(self._keep)))
                 renewed = renew(Recorded({}), self.now, decision, 0)
-                return renewed, self.now, renewed.settings
+                return Decision(), renewed, self.now, renewed.settings
             keep = self._keep if self._can_keep else None
-            is_over = self._is_finished
-            decision = decide(run, found, self._accept, keep, option=self._option, is_finished=is_over)
-            self._decision = decision
+            decision = decide(run, found, self._accept, keep, option=self._option)
             renewed = renew(recorded, self.now, decision, step)
-            return renewed, settings_at(recorded, step), renewed.settings
+            return decision, renewed, settings_at(recorded, step), renewed.settings
 
-        self._renewed, self.at, self.to = self._first.call(settle_first)
+        self._decision, self._renewed, self.at, self.to = self._first.call(settle_first)
 
     @property
     def begins_epoch_again(self) -> bool:
@@ -175,9 +168,15 @@ class RunSettings:
         old, new = self.at.get(RUN, {}), self.to.get(RUN, {})
         return any(old.get(name, new.get(name)) != new.get(name) for name in _AGAIN)
 
-    def record(self) -> None:
-        """The training begins: write the file on rank 0, if it has to say something new. LaunchError."""
-        if self._renewed is None or self._run is None or not self._first.is_here:
+    def record(self, *, is_finished: bool = False) -> None:
+        """The training begins: write the file on rank 0, if it has to say something new. LaunchError. `is_finished`:
+        nothing is left to train; RequestError, on every rank, as of `check_unchanged`."""
+        if self._renewed is None or self._run is None:
+            return
+        if is_finished:
+            check_unchanged(self._run, self._decision, self._option)
+        if not self._first.is_here:
+            self._renewed = None
             return
         for one in (*self._decision.accepted, *self._decision.kept):
             which = "the recorded one is kept" if one in self._decision.kept else "accepted"
@@ -278,7 +277,7 @@ class GivenSettings:
         self.unloaded = {name for name in objects if name not in at}  # what does not get the checkpoint's state
         for name, thing in objects.items():
             if name in at and isinstance(thing, LRScheduler) and not isinstance(thing, ReduceLROnPlateau):
-                self.unloaded |= {name} if at[name] != to[name] else set()
+                self.unloaded |= {name} if compare({name: at[name]}, {name: to[name]}) else set()
             elif name in at and (classes := {at[name].get("class"), to[name].get("class")}) and len(classes) > 1:
                 self.unloaded |= set() if any(classes <= one for one in _SAME_STATE) else {name}
 

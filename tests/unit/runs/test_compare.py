@@ -66,11 +66,11 @@ def test_kernels_in_no_fixed_order_are_named_on_a_gpu_only() -> None:
     [({"exact": "tree"}, "exact (tree)"), ({"exact": None}, "plain"), ({"plan": {"slices": 8}}, "exact"), ({}, None)],
 )
 def test_the_mode_is_what_the_attempt_recorded(versions: dict[str, Any], mode: str | None) -> None:
-    assert describe_attempt(versions, {}).get("mode") == mode
+    assert describe_attempt(versions).get("mode") == mode
 
 
 def test_ranks_and_nodes_are_counted() -> None:
-    facts = describe_attempt({"ranks": [{"host": "a"}, {"host": "b"}, {"host": "a"}]}, {})
+    facts = describe_attempt({"ranks": [{"host": "a"}, {"host": "b"}, {"host": "a"}]})
     assert (facts["ranks"], facts["nodes"], facts["hosts"]) == (3, 2, "a, b")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hpcddp.runs.settings import (
     Decision,
     Recorded,
     check_names,
+    check_unchanged,
     compare,
     decide,
     describe_start,
@@ -103,10 +105,13 @@ def test_all_differences_are_in_one_error_each_on_its_line() -> None:
 def test_a_changed_script_is_a_line_while_the_run_is_unfinished_and_an_error_when_it_is_finished() -> None:
     found = compare(OLD, with_("script", **{"train.py": "zz"}))
     assert [str(one) for one in found] == ["train.py has changed"]
-    assert decide(RUN, found, (), ()) == Decision(tuple(found), ())
-    with pytest.raises(RequestError, match=r"which is finished, was recorded.*(?s:.*)--accept script takes the new"):
-        decide(RUN, found, (), (), is_finished=True)
-    assert decide(RUN, found, ["script"], (), is_finished=True) == Decision(tuple(found), ())
+    decision = decide(RUN, found, (), ())
+    assert decision.accepted == tuple(found)
+    with pytest.raises(
+        RequestError, match=r"is finished, and train.py has changed since\nhint: .*--accept script takes"
+    ):
+        check_unchanged(RUN, decision)
+    check_unchanged(RUN, decide(RUN, found, ["script"], ()))
 
 
 def test_an_accepted_value_is_recorded_with_the_step_that_it_holds_from(tmp_path: Path) -> None:
@@ -157,19 +162,24 @@ def test_names_in_a_variable_have_commas_between_them() -> None:
 
 
 def test_a_start_is_its_owner_its_words_and_the_files_in_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = RunFolder(str(tmp_path / "run"))
+    attempt = RunFolder(str(tmp_path / "run")).attempt("4711.pbs1.2")
     for name in ("train.py", "conf.yaml", "a.json", "large.bin", "run/log.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("x" * (2**20 + 1 if name == "large.bin" else 1))
     monkeypatch.chdir(tmp_path)
     words = ["/opt/bin/python3", "-u", "train.py", "--conf=conf.yaml", "a.json", "large.bin", "run/log.txt"]
-    words += ["--out", "out/4711.pbs1", "absent.txt"]
-    start = describe_start(run, words, "train.py", {"4711.pbs1.2", "4711.pbs1"})
+    words += ["--port", "14711", "--out", "out/4711.pbs1", "absent.txt"]
+    start = describe_start(attempt, words, "train.py", {})
     assert sorted(start["script"]) == ["a.json", "conf.yaml", "train.py"]
     assert start["run"]["command"][:3] == ["python", "train.py", "--conf=conf.yaml"]
-    assert start["run"]["command"][-2] == "out/…", "each start of a job has another id"
+    assert start["run"]["command"][-4:-1] == ["14711", "--out", "out/…"], "each start of a job has another id"
     assert start["run"]["owner"]
-    of_module = describe_start(run, ["python", "-m", "train"], str(tmp_path / "train.py"), ())
+    of_module = describe_start(attempt, ["python", "-m", "train"], str(tmp_path / "train.py"), {})
     assert list(of_module["script"]) == ["train.py"]
+    ranks = [["python", "train.py", "--ranks", "{world_size}"], ["python", "train.py", "--ranks", "4"]]
+    filled = describe_start(attempt, ["/bin/python3", *ranks[1][1:]], None, {"HPCDDP_UNFILLED": json.dumps(ranks)})
+    assert filled["run"]["command"] == ranks[0], "other ranks are no difference"
+    other = describe_start(attempt, ["python", "eval.py"], None, {"HPCDDP_UNFILLED": json.dumps(ranks)})
+    assert other["run"]["command"] == ["python", "eval.py"]
     monkeypatch.setattr("sys.ps1", ">>> ", raising=False)
-    assert describe_start(run, words, None, ()) == {"run": {"owner": start["run"]["owner"]}, "script": {}}
+    assert describe_start(attempt, words, None, {}) == {"run": {"owner": start["run"]["owner"]}, "script": {}}
