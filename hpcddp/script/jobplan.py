@@ -359,8 +359,7 @@ class JobPlan(Record):
     def exported_always(self) -> tuple[str, ...]:
         """What the supervisor tells the ranks."""
         fresh = ("HPCDDP_FRESH",) if self.request.fresh else ()
-        words = ("HPCDDP_ACCEPT",) if self.request.takes_words else ()
-        return (*EXPORTED_ALWAYS, *fresh, *words) if self.supervised else ("HPCDDP_PYTHON", "HPCDDP_RUN_DIR")
+        return (*EXPORTED_ALWAYS, *fresh) if self.supervised else ("HPCDDP_PYTHON", "HPCDDP_RUN_DIR")
 
     @property
     def exported_if_set(self) -> tuple[str, ...]:

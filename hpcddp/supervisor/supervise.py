@@ -228,7 +228,7 @@ class Attempts:
         order, end, tell, recovery = self._order, self._end.end, self._tell, self._recovery
         self._attempt = attempt
         self._note_end()
-        env = {**self._env, **_variables(attempt, self._staged, end, self._env), **_words(order, self._env)}
+        env = {**self._env, **_variables(attempt, self._staged, end, self._env), FRESH: order.fresh}
         env.pop(HEARTBEAT, None)  # of a rank of another job, in which this one was started
         stage, launch = list(order.line.stage), list(order.line.words)
         if recovery is not None and recovery.chosen:
@@ -332,12 +332,6 @@ class Attempts:
         end, job = self._end.end, self._job
         with suppress(OSError):
             note_job_end(self._attempt, JobEnd(job.scheduler, job.id, end.at, end.source, self._warn_at()))
-
-
-def _words(order: Order, env: Mapping[str, str]) -> dict[str, str]:
-    """What the ranks are told of the supervisor's words."""
-    accepted = ",".join(filter(None, [env.get("HPCDDP_ACCEPT"), "command" if order.resume else ""]))
-    return {FRESH: order.fresh} | ({"HPCDDP_ACCEPT": accepted} if accepted else {})
 
 
 def _variables(attempt: AttemptFolder, staged: str, end: End, env: Mapping[str, str]) -> dict[str, str]:

@@ -362,9 +362,8 @@ def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iter
         options = replace(options, seed=settings.take("seed", options.seed))
         batch = settings.take("global_batch", batch)
         layout = open_layout(group.rank, group.world_size, (*split.model_mesh, *options.model_mesh))
-        setup = RunSetup(
-            options, group, layout, split, batch, folder, say_anew(env), over, asked_before, settings=settings
-        )
+        known = options, group, layout, split, batch, folder, say_anew(env), over, asked_before
+        setup = RunSetup(*known, settings=settings)
         gradients = stack.enter_context(_open_gradients(env, setup))
         seed_generators("start", options.seed)  # the same on every rank, so that all build the same model
         if folder is not None and group.is_first:

@@ -369,7 +369,7 @@ def test_a_signal_that_has_stopped_one_training_begins_no_other(tmp_path: Path, 
 KILLED_FOLDS = """
 import json, os, signal, sys, torch, hpcddp
 from torch.utils.data import DataLoader, TensorDataset
-kill, scores, weights = sys.argv[1], [], []
+kill, scores, weights = os.environ["KILLED"], [], []
 for lr in (0.1, 0.02):
     for fold in range(2):
         torch.manual_seed(fold)
@@ -399,8 +399,8 @@ def test_folds_and_a_sweep_that_are_killed_and_started_again_end_as_undisturbed(
     def start(folder: Path, kill: str) -> tuple[int, list[str]]:
         folder.mkdir(exist_ok=True)
         (folder / "folds.py").write_text(KILLED_FOLDS)
-        env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
-        words = [sys.executable, "folds.py", kill]
+        env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "OMP_NUM_THREADS": "1", "KILLED": kill}
+        words = [sys.executable, "folds.py"]
         done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, check=False)
         assert done.returncode in {0, -9}, done.stderr
         return done.returncode, done.stdout.splitlines()
