@@ -42,6 +42,7 @@ def build_parser() -> VerbParser:
     add = parser.add_argument_group("the run, which HPCDDP_RUN_DIR names").add_argument
     add("--fresh", metavar="STAMP", help="begin anew, unless the run was begun with this stamp; set the old one aside")
     add("--resume", action="store_true", help="resume the run although it was begun with another command")
+    add("--scratch", action="store_true", help="remove the run at the end; it must not be there before")
     add("--chain", metavar="N", help="jobs that may follow one another until the run is finished")
     more = "what the submit command needs for the next one, word by word"
     add("--submit-option", action="append", default=[], metavar="WORD", help=more)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from hpcddp.errors import RequestError, nearest
-from hpcddp.runs.folder import RunFolder, job_of, list_attempts, list_holders, list_runs, show_path
+from hpcddp.runs.folder import RunFolder, job_of, list_attempts, list_holders, show_path
 from hpcddp.runs.jsonfile import read_line
 from hpcddp.runs.lock import read_holder, read_holders
 from hpcddp.runs.start import is_run
@@ -125,20 +125,15 @@ def find_waiting_point(run: RunFolder) -> tuple[str, JobId] | None:
 
 
 def find_array_jobs(run: RunFolder) -> list[tuple[str, JobId]]:
-    """Scheduler and id of the job that each array of this run's sweep has for it, the newest one last; of `lr.7` with
-    index 7, or of `lr.7-2` where that is the newest run of the index."""
-    base, _, tail = run.path.rpartition(".")
-    number, _, again = tail.partition("-")
-    if not re.fullmatch(r"\d+(-\d+)?", tail, re.ASCII) or not base:
-        return []
+    """Scheduler and id of the job that each array of this run's sweep has for it, the newest one last: of `lr.7` those
+    with index 7."""
+    base, _, index = run.path.rpartition(".")
     sweep = RunFolder(base)
-    arrays = [one for one in read_submissions(sweep) if is_in(one.array, int(number))]
-    if not arrays or not has_index(sweep, int(number)):
+    if not base or not re.fullmatch(r"\d+", index, re.ASCII) or not has_index(sweep, int(index)):
         return []
-    if (again or is_run(run)) and [one.path for _, one in list_runs(f"{base}.{number}")][-1:] != [run.path]:
-        return []
+    arrays = [one for one in read_submissions(sweep) if is_in(one.array, int(index))]
     of_index = [(one, find_scheduler(one.scheduler).commands.of_index) for one in arrays]
-    return [(one.scheduler, parse_id(one.job).at(number, form)) for one, form in of_index]
+    return [(one.scheduler, parse_id(one.job).at(index, form)) for one, form in of_index]
 
 
 def _find_index(sweep: RunFolder, job: JobId) -> RunFolder | None:
@@ -149,7 +144,7 @@ def _find_index(sweep: RunFolder, job: JobId) -> RunFolder | None:
 
 
 def _by_number(name: str) -> tuple[object, ...]:
-    """`train`, `train-2`, `train-10`; `lr.2` before `lr.10`."""
+    """`lr.2` before `lr.10`."""
     return tuple((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", name))
 
 

@@ -47,7 +47,8 @@ class JobPlan(Record):
     `allocated_nodes`: with spare ones. `own_ranks`: what makes the ranks of each node, if the command itself does.
     `sources`: job-file key -> where its value came from. `data_size`: ranks that see different samples. `slots`: places
     on each node of an allocation; None: those of the request. `needs_gpus`: whether ranks that see no GPU are refused.
-    `by_hand`: whether a person starts the script in an allocation. `fewer_nodes`: on which ranks may be started again.
+    `by_hand`: whether a person starts the script in an allocation. `scratch`: whether its run is removed at its end.
+    `fewer_nodes`: on which ranks may be started again.
     """
 
     site: Site
@@ -90,6 +91,7 @@ class JobPlan(Record):
     slots: int | None = None
     needs_gpus: bool = True
     by_hand: bool = False
+    scratch: bool = False
     fewer_nodes: tuple[int, ...] = ()
     sources: Mapping[str, str] = MappingProxyType({})
 
@@ -227,7 +229,8 @@ class JobPlan(Record):
         yield _option("--walltime", self.walltime if is_said else "") + signal
         yield _option("--chain", self.options.chain)
         yield tuple(f"--submit-option={word}" for word in self.submit_options if self.options.chain)
-        yield _option("--fresh", self.request.fresh) + (("--resume",) if self.request.takes_words else ())
+        flags = {"--resume": self.request.takes_words, "--scratch": self.scratch}
+        yield _option("--fresh", self.request.fresh) + tuple(word for word, is_so in flags.items() if is_so)
         yield _option("--max-restarts", spec.max_restarts) + _option("--fewer-nodes", _list_nodes(self.fewer_nodes))
         stall_limit = _option("--stall-limit", spec.stall_limit_s and format_walltime(spec.stall_limit_s))
         yield stall_limit + _option("--health-check", spec.health_check)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hpcddp.supervisor.line import Line
 
 _NOTHING: Mapping[str, Any] = {}
-_TEXTS = ("scheduler", "launcher", "site", "resume", "health_check", "fresh")
+_TEXTS = ("scheduler", "launcher", "site", "resume", "scratch", "health_check", "fresh")
 _COUNTS = ("chain", "max_restarts")
 _TIMES = ("walltime", "signal", "stall_limit")
 
@@ -42,6 +42,7 @@ class Order(Record):
     submit_options: tuple[str, ...] = ()
     fresh: str = ""
     resume: bool = False
+    scratch: bool = False
     max_restarts: int = 0
     fewer_nodes: tuple[int, ...] = ()
     stall_limit_s: int = 60

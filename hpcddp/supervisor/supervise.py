@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from contextlib import suppress
 
@@ -162,6 +163,10 @@ def _run_job(
     finally:
         reports.close()
         release_run(attempt.run, attempt.name, status, by, why)
+        if order.scratch:
+            shutil.rmtree(attempt.run.path, ignore_errors=True)
+            with suppress(OSError):  # it has other runs
+                os.rmdir(os.path.dirname(attempt.run.path))
 
 
 def _name_cause(cause: Event | None, signal: str) -> str:

@@ -321,3 +321,33 @@ def test_a_command_that_cannot_be_started_makes_no_run_folder(tmp_path: Path) ->
     said = launch(tmp_path, "--here", "--", "train.py", PATH="/usr/bin:/bin")
     assert (said.returncode, said.stderr.splitlines()[-1]) == (2, "hint: -- python train.py")
     assert not (tmp_path / "runs").exists()
+
+
+def test_launch_scratch_keeps_no_folder(tmp_path: Path) -> None:
+    code = "import os, sys; print(os.path.isdir(os.environ['HPCDDP_RUN_DIR'] + '/attempts')); sys.exit(3)"
+    done = launch(tmp_path, "--here", "--scratch", "--ranks-per-node", "1", "--", sys.executable, "-c", code)
+    assert (done.returncode, done.stdout.partition("\n")[0]) == (3, "True")
+    assert os.listdir(tmp_path) == []
+    (tmp_path / "runs/train").mkdir(parents=True)
+    assert launch(tmp_path, "--here", "--scratch", "--ranks-per-node", "1", "--", "true").returncode == 0
+    assert os.listdir(tmp_path / "runs") == ["train"]
+
+
+@pytest.mark.parametrize("option", [("--name", "a"), ("--fresh",), ("--resume", "a")])
+def test_what_chooses_a_run_does_not_go_with_scratch(tmp_path: Path, option: tuple[str, ...]) -> None:
+    done = launch(tmp_path, "--here", "--scratch", *option, "--", "true")
+    assert done.returncode == 2
+    assert f"--scratch keeps no run, and {option[0]} chooses one\nhint: leave out {option[0]}" in done.stderr
+
+
+def test_scratch_removes_no_run_that_was_there(tmp_path: Path) -> None:
+    text = launch(tmp_path, "--here", "--scratch", "--dry-run", "--ranks-per-node", "1", "--", "true").stdout
+    folder = re.search(r"runs/\.scratch-\S+", text)
+    assert folder is not None
+    (tmp_path / "runs/mine").mkdir(parents=True)
+    script = tmp_path / "job.sh"
+    script.write_text(text.replace(folder[0], "runs/mine"))
+    done = subprocess.run(["bash", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "runs/mine is there already, and --scratch would remove it" in done.stderr
+    assert os.listdir(tmp_path / "runs") == ["mine"]
