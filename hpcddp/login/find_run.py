@@ -11,7 +11,7 @@ from contextlib import suppress
 from hpcddp.errors import RequestError, nearest
 from hpcddp.runs.folder import RunFolder, job_of, list_attempts, list_holders, show_path
 from hpcddp.runs.jsonfile import read_line
-from hpcddp.runs.lock import read_holder, read_holders
+from hpcddp.runs.lock import read_end, read_holder, read_holders
 from hpcddp.runs.start import is_run
 from hpcddp.runs.submitted import has_index, is_in, list_points, list_submissions, read_submissions, read_sweep
 from hpcddp.schedulers.job_id import JobId, parse_id
@@ -96,16 +96,19 @@ def list_jobs(run: RunFolder) -> list[JobId]:
 
 def find_newest_jobs(run: RunFolder) -> list[str]:
     """The ids of the newest job of the run, or of each run of a sweep; of an array its own. The newest one is the one
-    that was submitted, has begun, or was queued as a follow-up last."""
+    that was submitted, has begun, or was queued as a follow-up last; a follow-up counts once the job before it has
+    ended, which takes it back where nothing is left."""
     times: list[tuple[float, str]] = []
     for folder, one in list_submissions(run):
         times.append((_changed(folder), one.job))
+    current = ""
     for path in list_holders(run):
         holder = read_holder(path)
         if holder is not None and holder.job:
-            times.append((_changed(path), str(holder.id)))
+            times.append((_changed(os.path.join(path, "holder.json")), str(holder.id)))
+            current = holder.attempt if read_end(path) is None else ""
     for attempt in list_attempts(run):
-        if follows := read_line(attempt.next):
+        if (follows := read_line(attempt.next)) and attempt.name != current:
             times.append((_changed(attempt.next), follows))
     if times:
         return [max(times, key=lambda one: one[0])[1]]

@@ -565,8 +565,13 @@ def test_after_means_the_newest_job_of_a_run_and_all_runs_of_a_sweep(
 ) -> None:
     program("sbatch", SBATCH)
     run = RunFolder("runs/c")
-    begun = held(run, "30", status=85)
+    begun = held(run, "30")
     Path(begun.next).write_text("31\n")
+    assert submit("--name", "d", "--after", "c", *TRAIN) == 0
+    assert "#SBATCH --dependency=afterok:30" in (here / "given.sh").read_text()  # it takes back what follows
+    release_run(run, begun.name, 85)
+    assert submit("--name", "d2", "--after", "c", *TRAIN) == 0
+    assert "#SBATCH --dependency=afterok:31" in (here / "given.sh").read_text()
     held(run, "31", status=0)
     for age, path in enumerate([begun.next, *sorted(map(str, Path(run.holders).glob("*/holder.json")))]):
         os.utime(path, (age + 1, age + 1))
