@@ -397,9 +397,10 @@ def find_status(runs: Sequence[RunFolder], env: Mapping[str, str]) -> Statuses:
 
 
 def _judge_read(one: OnDisk, answers: Answers) -> Verdict:
-    """A job that is over by now may have ended after its folder was read: that is read once more, and says how."""
+    """A job that is over by now may have ended, or begun and ended, after its folder was read: that is read once more,
+    and says how."""
     verdict = judge(one, answers)
-    if verdict.live or one.ended or one.holder is None:
+    if verdict.live or (one.holder is not None and one.ended):
         return verdict
     return judge(read_on_disk(one.run), answers)
 

@@ -456,6 +456,19 @@ def test_a_run_that_ends_while_its_scheduler_is_asked_has_ended_as_it_says(here:
         assert (status(name).state, status(name).exit_status) == ("failed" if exit_status else "finished", exit_status)
 
 
+def test_a_run_that_begins_and_ends_while_its_scheduler_is_asked_has_ended_as_it_says(
+    here: Path, program: Program
+) -> None:
+    run = RunFolder("runs/a")
+    submitted(run, "12")
+    release_run(run, held(run, "12").name, 0)
+    for path in (run.holders, run.attempts):
+        Path(path).rename(here / Path(path).name)
+    program("squeue", f"cd {here}; mv holders attempts {run.path}")
+    one = status("a")
+    assert (one.state, one.exit_status) == ("finished", 0)
+
+
 @pytest.mark.parametrize(("signal", "exit_status"), [("SIGTERM", 0), ("SIGUSR1", 0), ("SIGINT", 1), ("SIGTERM", 143)])
 def test_what_a_signal_has_ended_is_not_finished_unless_the_ranks_said_so(
     here: Path, program: Program, signal: str, exit_status: int
