@@ -315,29 +315,6 @@ def test_the_tail_of_a_loop_outside_of_rt_epochs_is_the_rest_of_the_body(tmp_pat
     assert len(after) == 1
 
 
-def test_a_loop_that_an_exception_left_in_a_tail_is_not_saved_there(tmp_path: Path) -> None:
-    def train() -> list[tuple]:
-        attempt = Attempt(tmp_path, make_data())
-        torch.manual_seed(0)
-        model = nn.Linear(3, 2)
-        with hpcddp.runtime(run_dir=str(tmp_path)) as rt:
-            model, optimizer, loader = rt.prepare(
-                model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(attempt.data, batch_size=5)
-            )
-            try:
-                for _ in rt.epochs(1):
-                    for x, y in loader:
-                        rt.backward(cross_entropy(model(x), y))
-                        rt.step(optimizer)
-                    raise CrashError
-            except CrashError:
-                pass
-
-    train()
-    assert json.loads((tmp_path / "state.json").read_text())["status"] == "unfinished"
-    assert _checkpoints(tmp_path) == [(3, 0, 15)]
-
-
 def test_what_is_logged_after_a_step_stands_beside_it(tmp_path: Path) -> None:
     model = nn.Linear(3, 2)
     with hpcddp.runtime(run_dir=str(tmp_path)) as rt:
