@@ -101,7 +101,7 @@ class Part(Record):
             return str(self.outlooks[""])
         kinds = [one.kind for one in self.outlooks.values()]
         counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
-        return f"runs {show_path(self.place.path)}.INDEX: {counts or 'new'}"
+        return f"array {show_path(self.place.path)}: {counts or 'new'}"
 
 
 class Queued(Record):

@@ -366,11 +366,11 @@ def test_an_array_that_is_submitted_again_says_what_is_left_of_it(
     program("sbatch", SBATCH)
     program("squeue", "")
     assert submit("--name", "s", "--array", "1-3", *TRAIN) == 0
-    assert "runs runs/s.INDEX: new\n" in capsys.readouterr().err
+    assert "array runs/s: new\n" in capsys.readouterr().err
     for index, status in (("1", "finished"), ("2", "unfinished")):
         leave(f"s.{index}", status)
     assert submit("--name", "s", "--array", "1-3", *TRAIN) == 0
-    assert "runs runs/s.INDEX: 1 finished, 1 resumes\n" in capsys.readouterr().err
+    assert "array runs/s: 1 finished, 1 resumes\n" in capsys.readouterr().err
     assert submit("--name", "s", "--array", "1-2", *TRAIN) == 0
     leave("s.2", job="31", step=16)
     assert submit("--name", "s", "--array", "1-2", *TRAIN) == 2
