@@ -95,7 +95,8 @@ class Outlook(Record):
             state = self.state
             assert state is not None
             when = f" on {state.written_at[:10]}" if state.written_at else ""
-            name += f"finished at step {self.step}{when} ({state.reason}); no step is left; to begin anew: --fresh"
+            name += f"finished at step {self.step}{when} ({state.reason}); no step is left unless more are asked for; "
+            name += "to begin anew: --fresh"
         elif self.kind == RESUMES:
             name += f"resumes from step {self.step}"
         elif self.kind == BEGINS_AGAIN:

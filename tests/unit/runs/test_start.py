@@ -62,7 +62,7 @@ def leave(folder: str, status: str, step: int, *, attempt: str = "local-1", save
         ("", True, "resumes", "resumes from step 4"),
         ("", False, "begins again", "begins again; it has no checkpoint yet"),
         ("failed", False, "begins again", "begins again; it has no checkpoint yet"),
-        ("finished", True, "finished", "; no step is left; to begin anew: --fresh"),
+        ("finished", True, "finished", "; no step is left unless more are asked for; to begin anew: --fresh"),
         ("finished", False, "begins again", "begins again; it has no checkpoint yet"),
     ],
 )

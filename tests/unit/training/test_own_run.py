@@ -162,7 +162,7 @@ def test_a_finished_run_goes_on_only_if_a_larger_number_is_asked_for(
     assert [_fold(x, epochs=count) for count in (2, 2, 4, 3)] == [("x", 6, 6), ("x", 6, 0), ("x", 12, 6), ("x", 12, 0)]
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith(f"hpcddp: run {x}: ")]
     assert re.search(
-        r"finished at step 6 on \d{4}-\d\d-\d\d \(.*\); no step is left; to begin anew: --fresh$", lines[1]
+        r"finished at step 6 on \d{4}-\d\d-\d\d \(.*\); no step is left .*; to begin anew: --fresh$", lines[1]
     )
     state = read_state(RunFolder(str(x)))
     assert state is not None
