@@ -24,7 +24,7 @@ sends, and by what the tests found of each.
 $ cd jobs/plain
 $ hpcddp render ddp.yaml --site abci3 --account gaa50000 --nodes 2 | grep select
 hpcddp: site abci3 (--site)
-hpcddp: the job's output will be ~/ddp.oID, with the job's number (-k oe)
+hpcddp: the job's output will be ~/ddp-batch+per_rank_batch-4e17b875f2.oID, with the job's number (-k oe)
 hpcddp: global batch 64 = 16 ranks x 4 x 1
 #PBS -l select=2:mpiprocs=8:ompthreads=12
 ```

@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from hpcddp.cli.parser import VerbParser
-from hpcddp.cli.request import listed, read_settings
+from hpcddp.cli.request import FRESH, NAME, RESUME, listed, read_settings
 from hpcddp.cli.streams import exact_bytes, tell, tell_each, write_exactly
 from hpcddp.errors import LaunchError, RequestError, SchedulerError, find_missing_library
-from hpcddp.login.planning import on_path, see_spawn, this_process
+from hpcddp.login.planning import on_path, remark_start, see_spawn, this_process
 from hpcddp.ranks.allocation import Allocation, find_allocation
 from hpcddp.ranks.candidates import find_candidates
 from hpcddp.ranks.device import count_gpus
@@ -26,6 +26,7 @@ from hpcddp.ranks.launch_commands import launcher_of_version
 from hpcddp.ranks.launcher import Launcher
 from hpcddp.ranks.launchers import AGENTS, JOB_LAUNCHERS, LAUNCHERS, launchers_under
 from hpcddp.ranks.resolve import launch_line
+from hpcddp.runs.start import make_stamp
 from hpcddp.schedulers.allocation import expand_counts
 from hpcddp.schedulers.registry import find_scheduler, scripted_schedulers, submit_commands
 from hpcddp.schedulers.run import ask_job_end, run_program
@@ -118,9 +119,10 @@ def build_parser() -> VerbParser:
     ranks.add_argument("--here", action="store_true", help="run on this machine, although it has a scheduler")
     ranks.add_argument("--dry-run", action="store_true", help="print the script instead of running it")
     of_run = parser.add_argument_group("the run")
-    of_run.add_argument("--name", metavar="X", help="the run's name, and its folder's below runs/ (the command's)")
-    of_run.add_argument("--fresh", action="store_true", help="begin a new run, although one could be resumed")
-    of_run.add_argument("--resume", metavar="RUN", help="resume this run, whatever its command and state")
+    of_run.add_argument("--name", metavar="X", help=NAME)
+    of_run.add_argument("--fresh", action="store_true", help=FRESH)
+    of_run.add_argument("--scratch", action="store_true", help="keep no run: for timing and trying")
+    of_run.add_argument("--resume", metavar="RUN", help=RESUME)
     of_run.add_argument("--accept", metavar="NAMES", help="take other settings than the recorded ones: lr,seed")
     of_run.add_argument("--keep", metavar="NAMES", help="keep the recorded settings: lr")
     of_run.add_argument("--walltime", metavar="TIME", help="time left in the allocation (what the scheduler says)")
@@ -162,6 +164,11 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     }
     if args.fresh:
         asked["fresh"] = ("true", "--fresh")
+    if args.scratch:
+        others = [f"--{key}" for key in ("name", "fresh", "resume") if getattr(args, key)]
+        if others:
+            raise RequestError(f"--scratch keeps no run, and {others[0]} chooses one", f"leave out {others[0]}")
+        asked["run_dir"] = (f"runs/.scratch-{make_stamp()}", "--scratch")
     for key in ("name", "walltime", "gpus_per_rank", "global_batch", "parallel", "resume", "accept", "keep"):
         if getattr(args, key) is not None:
             asked[key] = (getattr(args, key), f"--{key.replace('_', '-')}")
@@ -191,7 +198,10 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     # What this machine has was not asked for, and a program may leave it.
     asks = allocation is not None or each > 1
     plan = plan._replace(
-        slots=None if allocation is None else room.slots, needs_gpus=asks, by_hand=allocation is not None
+        slots=None if allocation is None else room.slots,
+        needs_gpus=asks,
+        by_hand=allocation is not None,
+        scratch=args.scratch,
     )
     if (renamed := remark_name(plan)) is not None:
         tell(renamed)
@@ -201,6 +211,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         tell(remark)
     script = render_script(plan)
     if args.dry_run:
+        tell_each(remark_start(plan, env))
         write_exactly(script)
         return 0
     _check_command(plan, env)

@@ -11,6 +11,7 @@ from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.request import read_plan, request_parser
 from hpcddp.cli.streams import tell_each, write_exactly
 from hpcddp.errors import RequestError
+from hpcddp.login.planning import remark_start
 from hpcddp.script.plan import JobPlan
 from hpcddp.script.render import render_script
 
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     plan = read_plan(args, env)
     if args.check != "no":
         _check_plan(plan, env)
-        _check_run(plan)
+        tell_each(remark_start(plan, env))
     if args.explain:
         sys.stdout.write(_explained(plan, args.json))
     elif args.diff:
@@ -87,15 +88,6 @@ def _check_plan(plan: JobPlan, env: Mapping[str, str]) -> None:
 
     tell_each(check_plan(plan, look_here(env)))
     tell_each(check_training_script(plan, {}))
-
-
-def _check_run(plan: JobPlan) -> None:
-    """What a start would do now. Each index of an array has a run of its own: those are too many to look for."""
-    from hpcddp.runs.start import foresee
-
-    folder = os.path.join(os.getcwd(), plan.spec.workdir or "", plan.run_dir)
-    if not plan.options.array:
-        tell_each([str(foresee(plan.request._replace(folder=folder), lambda _scheduler, _job: None))])
 
 
 def _check_script(plan: JobPlan, text: str, live: bool, env: Mapping[str, str]) -> None:

@@ -21,6 +21,10 @@ def listed(words: Sequence[str]) -> str:
 
 
 DEFAULT_JOB_FILE = "hpcddp.yaml"
+#: What the options do that choose a run.
+NAME = "the run's name: its folder is runs/X, and its job is called so (made from the command)"
+FRESH = "begin anew; an old run in the folder is set aside, as RUN.old1"
+RESUME = "resume this run, and take the new command"
 
 # group of options -> option -> (job-file key, placeholder, help)
 _GROUPS = {
@@ -39,10 +43,10 @@ _GROUPS = {
         "--walltime": ("walltime", "TIME", "run-time limit: 2:30:00, 90m, 2h30m, 1d (the site's default)"),
     },
     "what it runs": {
-        "--name": ("name", "X", "the job's name (its script's)"),
+        "--name": ("name", "X", NAME),
         "--global-batch": ("global_batch", "B", "samples per optimizer step, over all ranks"),
         "--parallel": ("parallel", "P", "how the ranks split the model: ddp, zero1, fsdp, hsdp, data=-1,shard=8"),
-        "--resume": ("resume", "RUN", "resume this run, whatever its command and state, such as train-2"),
+        "--resume": ("resume", "RUN", RESUME),
         "--accept": ("accept", "NAMES", "take other settings than the recorded ones, such as lr,seed"),
         "--keep": ("keep", "NAMES", "keep the recorded settings, such as lr"),
     },
@@ -59,7 +63,7 @@ def request_parser(verb: str, description: str, *, example: str, exits: tuple[in
         group = parser.add_argument_group(title)
         for option, (key, placeholder, text) in options.items():
             group.add_argument(option, dest=key, metavar=placeholder, help=text)
-    group.add_argument("--fresh", action="store_true", help="begin a new run, although one could be resumed")
+    group.add_argument("--fresh", action="store_true", help=FRESH)
     group.add_argument("--demo", action="store_true", help="the built-in training job: handwritten digits")
     group.add_argument(
         "--set",

@@ -13,7 +13,7 @@ from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.streams import tell, tell_each
 from hpcddp.errors import RequestError
 from hpcddp.login.find_run import RUNS, find_runs
-from hpcddp.login.judge import LIVE, Statuses, find_status
+from hpcddp.login.judge import find_status
 from hpcddp.login.status_text import format_statuses, status_record
 
 _DESCRIPTION = """\
@@ -71,7 +71,7 @@ def _watch(args: argparse.Namespace, env: Mapping[str, str]) -> int:
             sys.stdout.write(text)
         sys.stdout.flush()
         before = text
-        if not _lives(found):
+        if not any(one.lives for one in found.runs):
             return 0
         time.sleep(_EVERY_S)
 
@@ -82,7 +82,3 @@ def _width() -> int:
         return max(os.get_terminal_size(sys.stdout.fileno()).columns, _LEAST_WIDTH)
     except (OSError, ValueError):
         return _WIDTH
-
-
-def _lives(found: Statuses) -> bool:
-    return any(one.state in LIVE for one in found.runs)

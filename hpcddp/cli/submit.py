@@ -63,8 +63,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         return 0
     queued = submit_parts(parts, env)
     for one, part in zip(queued, parts.parts, strict=True):
-        if part.why:
-            tell(part.why)
+        tell(str(part))
         write_exactly(f"{one.submission.job}\n")
     where = parts.sweep or queued[0].run
     tell(f"hpcddp status {shlex.quote(os.path.relpath(where.path))} shows what becomes of it")
@@ -76,5 +75,5 @@ def _show(parts: Parts) -> None:
         words = find_scheduler(part.plan.site.scheduler).commands.hand_in or ("bash", "{script}")
         command = " ".join(words[: words.index("{script}")]).replace(" {options}", "")
         index = f" (index {part.array_index})" if part.array_index else ""
-        tell(f"{command} would get this script{index}; {part.why or f'runs {part.plan.run_dir}.INDEX'}")
+        tell(f"{command} would get this script{index}; {part}")
         write_exactly(part.script)

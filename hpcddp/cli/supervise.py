@@ -39,9 +39,12 @@ def build_parser() -> VerbParser:
     add("--site", metavar="S", help="the site's name, for the records")
     add("--walltime", metavar="TIME", help="how long the ranks may run, where no scheduler ends them")
     add("--signal", metavar="TIME", help="how long before the end the ranks are warned")
-    add = parser.add_argument_group("the run, which HPCDDP_RUN_DIR names").add_argument
+    add = parser.add_argument_group("the run").add_argument
+    add("--name", metavar="X", help="its name: the folder runs/X, or runs/X.7 for index 7 of an array")
+    add("--run-dir", metavar="DIR", help="its folder, where that is another")
     add("--fresh", metavar="STAMP", help="begin anew, unless the run was begun with this stamp; set the old one aside")
     add("--resume", action="store_true", help="resume the run although it was begun with another command")
+    add("--scratch", action="store_true", help="remove the run at the end; it must not be there before")
     add("--chain", metavar="N", help="jobs that may follow one another until the run is finished")
     more = "what the submit command needs for the next one, word by word"
     add("--submit-option", action="append", default=[], metavar="WORD", help=more)
@@ -59,6 +62,4 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     """The exit status of the job."""
     if not args.command:
         raise RequestError("there is no launcher to start", "hpcddp render prints the whole line")
-    if not env.get("HPCDDP_RUN_DIR"):
-        raise RequestError("HPCDDP_RUN_DIR is not set", "hpcddp render prints a script that sets it")
     return supervise(read_order(vars(args), args.command, env), args.script or "", env, told_bytes)

@@ -51,7 +51,7 @@ def build_parser() -> VerbParser:
     )
     run = parser.add_argument_group("run")
     run.add_argument("--run-dir", metavar="DIR", help="the run folder (default: the job's, else runs/digits)")
-    run.add_argument("--fresh", action="store_true", help="begin a new run, although one could be resumed")
+    run.add_argument("--fresh", action="store_true", help="begin anew; an old run is set aside, as DIR.old1")
     run.add_argument("--accept", metavar="NAMES", help="take other settings than the recorded ones: lr,seed")
     run.add_argument("--keep", metavar="NAMES", help="keep the recorded settings: lr")
     run.add_argument(

@@ -71,7 +71,6 @@ def _local(tensor: Any) -> int:
 _NOTES_S = 1.0  # between two lines on how far the loop is
 #: No checkpoint but those that the framework or the script makes.
 CALLER_DECIDES = SaveEvery()
-_MANY = 1 << 62  # steps that are left of an epoch: no framework says when it evaluates
 
 
 def find_own_attempt(env: Mapping[str, str]) -> AttemptFolder | None:
@@ -171,11 +170,11 @@ class Run:
         self.step, self.epoch = step, epoch
         if time.monotonic() - self._noted[0] >= _NOTES_S:
             self._note("at")
-        pace.step_ended(last=False)
+        pace.step_ended()
         if self._watch.deadline is not None and self.ranks.is_first and not self._knows_save_s:
             self._expect_save(self._optimizers.guess_save_s(Path(self.attempt.run.path)))
             pace.training_resumed()
-        flags = self._watch.flags(_MANY)
+        flags = self._watch.flags()
         if self._save_timer is not None and self._save_timer.is_due and not self._asks_save:
             self._asks_save = True  # the others hear it one step late
             flags += (SAVE,)

@@ -14,6 +14,7 @@ from hpcddp.lint.pbs import chunks
 from hpcddp.lint.request import Request, count_gpus, read_seconds
 from hpcddp.lint.script import Script, read_script
 from hpcddp.record import Record
+from hpcddp.runs.command import nearest_name
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.script.jobplan import WARNING, JobPlan, PlannedBy
 from hpcddp.script.plan import list_missing, plan_job
@@ -250,7 +251,7 @@ def _settings(option: Option, script: Script, site: Site) -> list[Setting]:
         others = ",".join(word for word in value.split(",") if word.partition(":")[0] != "gpu")
         return [Setting("directives", f"--gres={others}", option)] if others else []
     if name in {"--job-name", "-N"}:
-        return [Setting("name", value, option)]
+        return [Setting("name", nearest_name(value), option)]
     if name == "-l place":
         return [Setting("exclusive", "true", option)] if "excl" in value.split(":") else []
     if key == "array":

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from hpcddp.errors import RequestError, nearest
-from hpcddp.runs.folder import RunFolder, job_of, list_attempts, list_holders, list_runs, show_path
+from hpcddp.runs.folder import RunFolder, job_of, list_attempts, list_holders, show_path
 from hpcddp.runs.jsonfile import read_line
-from hpcddp.runs.lock import read_holder, read_holders
+from hpcddp.runs.lock import read_end, read_holder, read_holders
 from hpcddp.runs.start import is_run
 from hpcddp.runs.submitted import has_index, is_in, list_points, list_submissions, read_submissions, read_sweep
 from hpcddp.schedulers.job_id import JobId, parse_id
@@ -96,16 +96,19 @@ def list_jobs(run: RunFolder) -> list[JobId]:
 
 def find_newest_jobs(run: RunFolder) -> list[str]:
     """The ids of the newest job of the run, or of each run of a sweep; of an array its own. The newest one is the one
-    that was submitted, has begun, or was queued as a follow-up last."""
+    that was submitted, has begun, or was queued as a follow-up last; a follow-up counts once the job before it has
+    ended, which takes it back where nothing is left."""
     times: list[tuple[float, str]] = []
     for folder, one in list_submissions(run):
         times.append((_changed(folder), one.job))
+    current = ""
     for path in list_holders(run):
         holder = read_holder(path)
         if holder is not None and holder.job:
-            times.append((_changed(path), str(holder.id)))
+            times.append((_changed(os.path.join(path, "holder.json")), str(holder.id)))
+            current = holder.attempt if read_end(path) is None else ""
     for attempt in list_attempts(run):
-        if follows := read_line(attempt.next):
+        if (follows := read_line(attempt.next)) and attempt.name != current:
             times.append((_changed(attempt.next), follows))
     if times:
         return [max(times, key=lambda one: one[0])[1]]
@@ -125,20 +128,15 @@ def find_waiting_point(run: RunFolder) -> tuple[str, JobId] | None:
 
 
 def find_array_jobs(run: RunFolder) -> list[tuple[str, JobId]]:
-    """Scheduler and id of the job that each array of this run's sweep has for it, the newest one last; of `lr.7` with
-    index 7, or of `lr.7-2` where that is the newest run of the index."""
-    base, _, tail = run.path.rpartition(".")
-    number, _, again = tail.partition("-")
-    if not re.fullmatch(r"\d+(-\d+)?", tail, re.ASCII) or not base:
-        return []
+    """Scheduler and id of the job that each array of this run's sweep has for it, the newest one last: of `lr.7` those
+    with index 7."""
+    base, _, index = run.path.rpartition(".")
     sweep = RunFolder(base)
-    arrays = [one for one in read_submissions(sweep) if is_in(one.array, int(number))]
-    if not arrays or not has_index(sweep, int(number)):
+    if not base or not re.fullmatch(r"\d+", index, re.ASCII) or not has_index(sweep, int(index)):
         return []
-    if (again or is_run(run)) and [one.path for _, one in list_runs(f"{base}.{number}")][-1:] != [run.path]:
-        return []
+    arrays = [one for one in read_submissions(sweep) if is_in(one.array, int(index))]
     of_index = [(one, find_scheduler(one.scheduler).commands.of_index) for one in arrays]
-    return [(one.scheduler, parse_id(one.job).at(number, form)) for one, form in of_index]
+    return [(one.scheduler, parse_id(one.job).at(index, form)) for one, form in of_index]
 
 
 def _find_index(sweep: RunFolder, job: JobId) -> RunFolder | None:
@@ -149,7 +147,7 @@ def _find_index(sweep: RunFolder, job: JobId) -> RunFolder | None:
 
 
 def _by_number(name: str) -> tuple[object, ...]:
-    """`train`, `train-2`, `train-10`; `lr.2` before `lr.10`."""
+    """`lr.2` before `lr.10`."""
     return tuple((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", name))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hpcddp.errors import LaunchError, RequestError
-from hpcddp.login.judge import LIVE, RunStatus, find_status
+from hpcddp.login.judge import RunStatus, find_status
 from hpcddp.uncaught import two_lines
 
 
@@ -58,12 +58,12 @@ class Job:
 
     def render(self) -> str:
         """The job script. A sweep that is several scripts is a RequestError, as for `hpcddp render`."""
-        from hpcddp.login.planning import plan_spec, read_request
+        from hpcddp.login.planning import plan_spec, read_request, stamp_of_day
         from hpcddp.script.render import render_script
 
         with two_lines():
             spec, site, _ = read_request(self._asked(), self._site(), self._file, os.environ)
-            return render_script(plan_spec(spec, site, _CREATED_BY))
+            return render_script(plan_spec(spec, site, _CREATED_BY, stamp_of_day(os.environ)))
 
     def submit(self) -> str:
         """Queue the job; its id, as the scheduler printed it. A sweep that is several jobs: their ids, one per line.
@@ -94,7 +94,7 @@ class Job:
         TimeoutError after `timeout_s` seconds, with the job left as it is. The scheduler is asked every `every_s`.
         """
         end = None if timeout_s is None else time.monotonic() + timeout_s
-        while (status := self.status()).state in LIVE and status.state != "held":  # only a person can go on with that
+        while (status := self.status()).lives and status.state != "held":  # only a person can go on with that
             left = None if end is None else end - time.monotonic()
             if left is not None and left <= 0:
                 raise TimeoutError(f"{status.path} is {status.state} after {timeout_s} s")

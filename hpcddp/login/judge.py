@@ -17,11 +17,11 @@ from types import MappingProxyType
 
 from hpcddp.errors import HpcddpError
 from hpcddp.login.background import find_jobs
-from hpcddp.login.on_disk import OnDisk, RunJob, read_on_disk
+from hpcddp.login.on_disk import OnDisk, RunJob, read_lost, read_on_disk
 from hpcddp.record import Record
 from hpcddp.runs.attempt import choose_error, choose_lines, read_end
-from hpcddp.runs.folder import RunFolder, show_path
-from hpcddp.runs.lock import Holder
+from hpcddp.runs.folder import AttemptFolder, RunFolder, show_path
+from hpcddp.runs.lock import Ended, Holder
 from hpcddp.runs.state import AT_ITS_END, State, correct_killed
 from hpcddp.runs.submitted import Sweep, is_in, list_points, read_span, read_sweep
 from hpcddp.schedulers.job_id import JobId
@@ -83,6 +83,11 @@ class RunStatus(Record):
     exit_status: int | None = None
     weights_sha256: str | None = None
     exact: Mapping[str, object] | None = None
+
+    @property
+    def lives(self) -> bool:
+        """Whether a job of it waits or runs, or may."""
+        return self.state in LIVE
 
 
 class Statuses(Record):
@@ -346,6 +351,20 @@ def _with_progress(one: OnDisk) -> RunStatus:
     )
 
 
+def say_end(one: OnDisk, attempt: AttemptFolder, status: RunStatus) -> str:
+    """Why this attempt of the run has ended; "" while it runs."""
+    is_last = one.holder is not None and one.holder.attempt == attempt.name
+    if (lost := read_lost(attempt)) or (is_last and status.lives and status.state not in WAITS):
+        return lost
+    if is_last and not status.lives and status.why:
+        return status.why
+    end = one.ends_of_attempts.get(attempt.name, Ended())
+    if end is None:
+        return "it left no exit status"
+    more = ", unfinished" if end.status == UNFINISHED else ""
+    return end.cause or (f"exit status {end.status}{more}" if end.status else "ended")
+
+
 # Several runs
 
 
@@ -378,16 +397,17 @@ def find_status(runs: Sequence[RunFolder], env: Mapping[str, str]) -> Statuses:
 
 
 def _judge_read(one: OnDisk, answers: Answers) -> Verdict:
-    """A job that is over by now may have ended after its folder was read: that is read once more, and says how."""
+    """A job that is over by now may have ended, or begun and ended, after its folder was read: that is read once more,
+    and says how."""
     verdict = judge(one, answers)
-    if verdict.live or one.ended or one.holder is None:
+    if verdict.live or (one.holder is not None and one.ended):
         return verdict
     return judge(read_on_disk(one.run), answers)
 
 
 def is_alive(run: RunFolder, env: Mapping[str, str]) -> bool:
     """Whether a job of the run waits or runs, or may."""
-    return any(one.state in LIVE for one in find_status([run], env).runs)
+    return any(one.lives for one in find_status([run], env).runs)
 
 
 def _find_sweep(one: OnDisk) -> Sweep | None:
@@ -399,20 +419,14 @@ def _find_sweep(one: OnDisk) -> Sweep | None:
 def _judge_sweep(one: OnDisk, verdict: Verdict, about: Sweep, runs: Sequence[RunStatus]) -> RunStatus:
     """The folder of a sweep or an array: how many of its runs are in which state, each counted once, and the best."""
     point = " ".join(f"{name}={','.join(values)}" for name, values in about.axes.items()) or f"array {about.array}"
-    left = _list_indices(about.array.partition("%")[0])
+    left = list_indices(about.array.partition("%")[0])
     size = len(left)
     counts: dict[str, int] = {}
     for run in runs:
         counts[run.state] = counts.get(run.state, 0) + 1
-        left.discard(int(re.sub(r"^.*\.(\d+)(-\d+)?$", r"\1", run.path)))
-    shown = {run.job for run in runs}
-    for job, found in verdict.live:  # of those that have no folder yet
-        if found.id.array_index:
-            its = _list_indices(found.id.array_index) & left
-        elif found.state == "unknown":
-            its = left
-        else:  # on this machine an index is a job
-            its = set() if str(job.id) in shown else set(sorted(left)[:1])
+        left.discard(int(run.path.rpartition(".")[2]))
+    for _, found in verdict.live:  # of those that have no folder yet
+        its = list_indices(found.id.array_index) & left if found.id.array_index else left
         if its:
             counts[found.state] = counts.get(found.state, 0) + len(its)
             left = left - its
@@ -437,7 +451,7 @@ def _judge_sweep(one: OnDisk, verdict: Verdict, about: Sweep, runs: Sequence[Run
     )
 
 
-def _list_indices(text: str) -> set[int]:
+def list_indices(text: str) -> set[int]:
     """Of `5-9999` or `1,3,7-9:2`."""
     spans = (read_span(part.partition("%")[0]) for part in text.split(","))
     return {index for span in spans if span is not None for index in span}

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from hpcddp.errors import HpcddpError
 from hpcddp.login.find_run import find_array_jobs
 from hpcddp.record import Record
 from hpcddp.runs.chain import Turn, find_left
-from hpcddp.runs.folder import AttemptFolder, RunFolder, job_of, list_attempts, list_holders, list_runs, show_path
+from hpcddp.runs.folder import AttemptFolder, RunFolder, job_of, list_attempts, list_holders, show_path
 from hpcddp.runs.jsonfile import read_line, read_record
-from hpcddp.runs.lock import Ended, Holder, describe_process, has_ended, read_end, read_holder, read_holders
+from hpcddp.runs.lock import Ended, Holder, describe_process, has_ended, read_end, read_holder
 from hpcddp.runs.metrics import Latest, read_latest
 from hpcddp.runs.state import Best, State, read_best, read_plan, read_state
 from hpcddp.runs.submitted import Submission, read_job_end, read_submissions
 from hpcddp.schedulers.job_id import JobId, parse_id
 from hpcddp.schedulers.registry import find_scheduler
+
+_NOTHING: Mapping[str, Ended | None] = {}
 
 
 class RunJob(Record):
@@ -43,7 +44,7 @@ class RunJob(Record):
 class OnDisk(Record):
     """What the folder of one run says. `holder`: the last one; `ended`: whether it has said that it ended, with this
     status, by this signal and for this cause. `left`: the runs that the script of its job has opened itself and left
-    unfinished."""
+    unfinished. `ends_of_attempts`: what each that has held the run said at its end; None: nothing."""
 
     run: RunFolder
     state: State | None
@@ -61,11 +62,17 @@ class OnDisk(Record):
     ends: int | None = None  # of the job that holds it, as its supervisor wrote
     problem: str = ""
     left: str = ""
+    ends_of_attempts: Mapping[str, Ended | None] = _NOTHING
 
     @property
     def is_finished(self) -> bool:
         """Whether the ranks said so, and their job has ended."""
         return self.state is not None and self.state.status == "finished" and self.ended and not self.left
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing of it is left to do: what its job has behind the training has ended well, too."""
+        return self.is_finished and not (self.exit_status or self.signal or self.cause)
 
     @property
     def lost(self) -> str:
@@ -119,6 +126,7 @@ def read_on_disk(run: RunFolder) -> OnDisk:
         ends,
         problem,
         left,
+        {holder.attempt: read_end(path) for path, holder in held},
     )
 
 
@@ -158,10 +166,9 @@ def _list_jobs(
         if one.holds or not (is_done or name in followed):
             jobs.append(one._replace(submission=submitted))
     left = [one for one in waiting.values() if not any(other.id.is_same(one.id) for other in begun.values())]
-    elsewhere = _jobs_of_siblings(run) if left else set()
     # an array's own folder is held by none of its jobs
     left += [RunJob(one.scheduler, parse_id(one.job), submission=one) for one in submissions if one.array]
-    return jobs + [one for one in left if one.scheduler and not any(one.id.is_same(job) for job in elsewhere)]
+    return jobs + [one for one in left if one.scheduler]
 
 
 def _is_alive(holder: Holder) -> bool | None:
@@ -169,14 +176,6 @@ def _is_alive(holder: Holder) -> bool | None:
     mine = describe_process("", os.getpid(), {}, ())
     ended = has_ended(holder, mine, lambda _scheduler, _job: None)
     return None if ended is None else not ended
-
-
-def _jobs_of_siblings(run: RunFolder) -> set[JobId]:
-    """The jobs that hold or have held another run of this name, NAME-2: one that was submitted for this run, and was
-    too late, has begun that one."""
-    base = re.sub(r"-\d+$", "", run.path)
-    others = {one.path: one for path in {base, run.path} for _, one in list_runs(path) if one.path != run.path}
-    return {holder.id for one in others.values() for holder in read_holders(one) if holder.job}
 
 
 def _read_links(attempts: Iterable[AttemptFolder]) -> tuple[int, int]:

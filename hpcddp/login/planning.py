@@ -13,7 +13,7 @@ from types import MappingProxyType
 from hpcddp import __version__
 from hpcddp.errors import RequestError, SchedulerError
 from hpcddp.ranks.launch_commands import find_agent
-from hpcddp.runs.start import make_stamp
+from hpcddp.runs.start import NEW, Request, foresee, make_stamp
 from hpcddp.script.plan import JobPlan, PlannedBy, find_script, plan_job
 from hpcddp.script.preflight import Here
 from hpcddp.script.site import Site, remark_age
@@ -134,13 +134,29 @@ def today(env: Mapping[str, str]) -> float:
 def plan_request(asked: Asked, named: str | None, job_file: str | None, env: Mapping[str, str]) -> JobPlan:
     """The plan; its remarks also say which site it is for, and why."""
     spec, site, remarks = read_request(asked, named, job_file, env)
-    plan = plan_spec(spec, site)
+    plan = plan_spec(spec, site, stamp=stamp_of_day(env))
     return plan._replace(remarks=(*remarks, *plan.remarks))
 
 
-def plan_spec(spec: JobSpec, site: Site, created_by: str = "") -> JobPlan:
-    """The plan of this process, which `created_by` names if it is no verb."""
-    return plan_job(spec, site, this_process(created_by))
+def plan_spec(spec: JobSpec, site: Site, created_by: str = "", stamp: str = "") -> JobPlan:
+    """The plan of this process, which `created_by` names if it is no verb. `stamp`: of --fresh; "": a new one."""
+    return plan_job(spec, site, this_process(created_by, stamp))
+
+
+def request_of(plan: JobPlan) -> Request:
+    """What the plan's job asks for when it starts; the folder as seen from this one."""
+    return plan.request._replace(folder=os.path.join(os.getcwd(), plan.spec.workdir or "", plan.run_dir))
+
+
+def remark_start(plan: JobPlan, env: Mapping[str, str]) -> list[str]:
+    """What a start of the plan's job would do now, in one line; nothing where it would begin the first run of its
+    program here, and of an array, each index of which has a run of its own. The errors of `foresee`."""
+    from hpcddp.schedulers.run import ask_job_state
+
+    if plan.options.array:
+        return []
+    outlook = foresee(request_of(plan), partial(ask_job_state, env=env))
+    return [] if outlook.kind == NEW and outlook.beside is None else [str(outlook)]
 
 
 def on_path(program: str, env: Mapping[str, str]) -> str | None:
@@ -149,17 +165,23 @@ def on_path(program: str, env: Mapping[str, str]) -> str | None:
     return next((p for p in paths if os.access(p, os.X_OK)), None)
 
 
-def this_process(created_by: str = "") -> PlannedBy:
+def this_process(created_by: str = "", stamp: str = "") -> PlannedBy:
     """This process, as far as the script it makes needs it. `created_by`: what it does, if that is no verb of hpcddp's
     command line."""
     return PlannedBy(
-        stamp=make_stamp(),
+        stamp=stamp or make_stamp(),
         python=sys.executable,
         version=__version__,
         created_by=created_by or quote_words(["hpcddp", *sys.argv[1:]]),
         source_root=source_root(),
         cpus=len(os.sched_getaffinity(0)),
     )
+
+
+def stamp_of_day(env: Mapping[str, str]) -> str:
+    """The stamp of --fresh in a script that is printed where SOURCE_DATE_EPOCH says the day; else ""."""
+    is_said = env.get("SOURCE_DATE_EPOCH", "").isdecimal()
+    return time.strftime("%Y%m%dT%H%M%S", time.gmtime(today(env))) if is_said else ""
 
 
 def find_site_here(env: Mapping[str, str]) -> SiteChoice:

@@ -13,24 +13,24 @@ from contextlib import contextmanager, suppress
 from hpcddp.errors import HpcddpError, NoAnswerError, RequestError, SchedulerError
 from hpcddp.login.background import end_job, name_job, output_of, start_job
 from hpcddp.login.find_run import call_run, find_newest_jobs, find_run, list_all_runs
-from hpcddp.login.judge import ask, judge
+from hpcddp.login.judge import ask, judge, list_indices
 from hpcddp.login.on_disk import read_on_disk
-from hpcddp.login.planning import look_here, on_path, plan_spec
+from hpcddp.login.planning import look_here, on_path, plan_spec, request_of
 from hpcddp.login.script_check import ReadPrograms, check_training_script
 from hpcddp.ranks.frameworks import FRAMEWORK_VARIABLES
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.record import Record
-from hpcddp.runs.command import name_command
-from hpcddp.runs.folder import RunFolder, list_holders, show_path
+from hpcddp.runs.folder import RunFolder, cannot_write, list_holders, show_path
 from hpcddp.runs.jsonfile import write_object
 from hpcddp.runs.lock import name_end
-from hpcddp.runs.start import NEW, begin_run, foresee, is_run
+from hpcddp.runs.start import FINISHED, Outlook, Request, begin_run, foresee, is_run, set_aside
 from hpcddp.runs.submitted import (
     Submission,
     begin_submission,
     drop_submission,
     has_submissions,
     is_begun_beside,
+    list_points,
     note_submission,
     note_sweep,
     read_submissions,
@@ -46,7 +46,7 @@ from hpcddp.script.record import plan_record
 from hpcddp.script.render import render_script
 from hpcddp.script.site import Site
 from hpcddp.script.spec import JobSpec
-from hpcddp.script.sweeping import check_sweep, is_one_array, split_points
+from hpcddp.script.sweeping import check_sweep, is_one_array, name_run, split_points
 from hpcddp.sweep import count_points
 
 # The environment that a new job may see of the one that submits it: none of that job's own variables.
@@ -78,17 +78,30 @@ def clean_environment(env: Mapping[str, str]) -> dict[str, str]:
 
 
 class Part(Record):
-    """One job of what was asked. `array_index`: of an `array` on this machine, where nothing else tells it.
-    `place`: the folder of its run, or of the array's. `waited`: the jobs that it waits for."""
+    """One job of what was asked, and what its start would do now. `request`: for its run, or for the runs of its array
+    without their indices. `array_index`: of a job on this machine that is one index, which nothing else tells it.
+    `outlooks`: by index, of the runs that are there; "" of a job that is no array. `is_done`: whether nothing is left
+    to do. `waited`: the jobs that it waits for."""
 
     plan: JobPlan
     script: str
-    place: RunFolder
-    is_new: bool
-    why: str
+    request: Request
+    outlooks: Mapping[str, Outlook]
+    is_done: bool
     array_index: str = ""
-    array: str = ""
     waited: Sequence[str] = ()
+
+    @property
+    def place(self) -> RunFolder:
+        """The folder of its run, or of its array."""
+        return RunFolder(self.request.folder)
+
+    def __str__(self) -> str:
+        if not self.plan.options.array:
+            return str(self.outlooks[""])
+        kinds = [one.kind for one in self.outlooks.values()]
+        counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+        return f"array {show_path(self.place.path)}: {counts or 'new'}"
 
 
 class Queued(Record):
@@ -98,29 +111,35 @@ class Queued(Record):
     run: RunFolder
 
 
-def plan_part(
-    plan: JobPlan, env: Mapping[str, str], index: str = "", array: str = "", waited: Sequence[str] = ()
-) -> Part:
-    """The run that the plan's job gets, and its script; `index`: of an `array` that no scheduler makes. `waited`: the
-    jobs that it waits for on this machine. Writes nothing.
+def plan_part(plan: JobPlan, env: Mapping[str, str], index: str = "", waited: Sequence[str] = ()) -> Part:
+    """What a start of the plan's job would do now, and its script; `index`: of an array that no scheduler makes.
+    `waited`: the jobs that it waits for on this machine. Writes nothing.
 
-    RequestError if another job of the run has not ended and this one does not wait for it.
+    RequestError if another job of the run has not ended and this one does not wait for it, and if the folder is
+    another kind of thing.
     """
     waited = (*waited, *(job for word in plan.spec.dependency or () for job in word.split(":")[1:]))
-    base = os.path.join(os.getcwd(), plan.spec.workdir or "", plan.run_dir)
+    whole = request_of(plan)
+    array = RunFolder(whole.folder)
+    is_sweep = os.path.exists(array.sweep)
     if plan.options.array or index:
-        run = RunFolder(base)
-        if is_run(run) and not os.path.exists(run.sweep):
+        if is_run(array) and not is_sweep:
             raise RequestError(
                 f"{plan.run_dir} is a run already, and an array has one for each index beside its own folder",
                 f"--name {plan.name}-array",
             )
-        check_free(run, plan, waited, env)
-        new = not is_run(run)
-        return Part(plan, render_script(plan), run, new, "", index, plan.options.array or array, waited)
-    outlook = foresee(plan.request._replace(folder=base), lambda _scheduler, _job: None)
-    check_free(outlook.run, plan, waited, env)
-    return Part(plan, render_script(plan), outlook.run, outlook.kind == NEW, str(outlook), waited=waited)
+    elif is_sweep:
+        raise RequestError(f"{plan.run_dir} is a sweep or an array, and no run", f"--name {plan.name}-run")
+    request = whole.of_index(index)
+    check_free(request, plan, waited, env)
+    indices = list_indices(plan.options.array.partition("%")[0]) if plan.options.array else ()
+    there = [one.path.rpartition(".")[2] for one in list_points(array)] if indices else [""]
+    asked = {one: request.of_index(one) for one in there}
+    # what holds a run was asked about before
+    outlooks = {one: foresee(each, lambda _scheduler, _job: "gone") for one, each in asked.items()}
+    done = [one for one, outlook in outlooks.items() if outlook.kind == FINISHED and read_on_disk(outlook.run).is_done]
+    is_done = len(done) == (len(indices) or 1) and not request.takes_words
+    return Part(plan, render_script(plan), request, outlooks, is_done, index, waited)
 
 
 def submit_part(
@@ -132,12 +151,9 @@ def submit_part(
     """
     run, plan = part.place, part.plan
     _check_commands(plan, env)
-    folder, made = "", _list_missing(run.path)
+    made = _Made(run)
     try:
-        _make_folder(part)
-        folder = begin_submission(run, part.script)
-        if not part.array_index:  # the jobs before it are of the same request
-            _check_alone(part, folder, env)
+        folder = made.begin(part, env)
         submission = _describe(part, created_in or os.getcwd())
         row = find_scheduler(plan.site.scheduler)
         clean = clean_environment(env)
@@ -149,25 +165,22 @@ def submit_part(
                 submission = submission._replace(job=_hand_in(row, plan, script_of(folder), clean, submission.folder))
             try:
                 note_submission(folder, submission)
-                _renew_sweep(part)
+                if plan.options.array:
+                    made.note_array(part)
                 if interrupts:
                     raise KeyboardInterrupt
             except (OSError, KeyboardInterrupt):
                 _take_back(submission, clean)
                 raise
     except OSError as error:
-        _clean_up(part, folder, made)
-        where = error.filename or run.path
-        raise RequestError(
-            f"{where} cannot be written: {(error.strerror or str(error)).lower()}",
-            "choose a folder that every node can write: --set run_dir=DIR",
-        ) from error
+        made.undo()
+        raise _cannot_write(run, error) from error
     except NoAnswerError as error:  # what was made for the job stays, since it may be queued
         raise NoAnswerError(
-            f"{error.message}: job {plan.name} may be queued all the same", "look for it in the queue"
+            f"{error.message}: job {plan.job_name} may be queued all the same", "look for it in the queue"
         ) from error
     except (HpcddpError, KeyboardInterrupt):
-        _clean_up(part, folder, made)
+        made.undo()
         raise
     return Queued(submission, run)
 
@@ -182,13 +195,63 @@ def _check_commands(plan: JobPlan, env: Mapping[str, str]) -> None:
         )
 
 
-def _list_missing(path: str) -> list[str]:
-    """The folders above it that are to be made, the lowest first."""
-    missing, above = [], os.path.dirname(path)
-    while above and not os.path.isdir(above):
-        missing.append(above)
-        above = os.path.dirname(above)
-    return missing
+class _Made:
+    """What is made for a job before it is queued, so that nothing of it is left where it is refused, and nothing else
+    that lies in the folder is touched. `submission`: its folder."""
+
+    def __init__(self, run: RunFolder) -> None:
+        self._run, self._is_new = run, False
+        self._old: RunFolder | None = None
+        self._above, above = list[str](), os.path.dirname(run.path)
+        while above and not os.path.isdir(above):
+            self._above.append(above)
+            above = os.path.dirname(above)
+        self.submission = ""
+
+    def begin(self, part: Part, env: Mapping[str, str]) -> str:
+        """Make the submission's folder, and the run's if that is a new one; --fresh sets an old one aside.
+
+        OSError; RequestError or HeldError if somebody else has the run by now, or is about to.
+        """
+        run, is_array = self._run, part.plan.options.array != ""
+        self._is_new = not is_run(run)
+        self.submission = begin_submission(run, part.script)
+        if is_begun_beside(self.submission):
+            raise RequestError(f"another submit for {show_path(run.path)} is under way", "again in two minutes")
+        check_free(part.request, part.plan, part.waited, env)
+        if not (is_array or self._is_new) and (old := set_aside(part.request, env)) is not None:
+            drop_submission(os.path.join(old.submitted, os.path.basename(self.submission)))
+            self._old, self._is_new = old, True
+            self.submission = begin_submission(run, part.script)
+        if self._is_new and is_array:
+            self.note_array(part)
+        elif self._is_new:
+            begin_run(run, part.request)
+            write_object(run.plan, plan_record(part.plan))
+        return self.submission
+
+    def note_array(self, part: Part) -> None:
+        """An array's folder has the plan and the indices of its newest job. OSError."""
+        os.makedirs(self._run.path, exist_ok=True)
+        write_object(self._run.plan, plan_record(part.plan))
+        note_sweep(self._run, part.plan.spec.sweep or {}, part.plan.options.array)
+
+    def undo(self) -> None:
+        """Take it away again: nothing was queued."""
+        run = self._run
+        if self.submission:
+            drop_submission(self.submission)
+        if not self._is_new or list_holders(run) or has_submissions(run):
+            return
+        for path in (run.about, run.plan, run.sweep):
+            with suppress(OSError):
+                os.unlink(path)
+        for path in (run.submitted, run.path, *self._above):
+            with suppress(OSError):  # it is not empty
+                os.rmdir(path)
+        if self._old is not None:
+            with suppress(OSError):
+                os.rename(self._old.path, run.path)
 
 
 @contextmanager
@@ -252,81 +315,38 @@ def _hand_in(row: Scheduler, plan: JobPlan, script: str, env: Mapping[str, str],
     )
 
 
-def check_free(run: RunFolder, plan: JobPlan, waited: Sequence[str], env: Mapping[str, str]) -> None:
-    """RequestError if a job that has not ended writes this run, or will, and the new one does not wait for it: two jobs
+def check_free(request: Request, plan: JobPlan, waited: Sequence[str], env: Mapping[str, str]) -> None:
+    """RequestError if a job that has not ended writes the run, or will, and the new one does not wait for it: two jobs
     cannot write one run, and the second would cost node-hours first. Of an array's folder: its runs. `waited`: the jobs
     that the new one waits for. SchedulerError if nobody says whether one has ended."""
+    run = RunFolder(request.folder)
     one = read_on_disk(run)
-    own = f"runs of its own: --name {plan.name}-2" if os.path.exists(run.sweep) else "a run of its own: --fresh"
     # jobs of another scheduler are not asked about: it need not be one of this machine
-    one = one._replace(jobs=tuple(job for job in one.jobs if job.is_here or job.scheduler == plan.site.scheduler))
-    ends_first = [parse_id(job) for job in waited]
-    one = one._replace(jobs=tuple(job for job in one.jobs if not any(first.covers(job.id) for first in ends_first)))
+    jobs = [job for job in one.jobs if job.is_here or job.scheduler == plan.site.scheduler]
+    first = [parse_id(job) for job in waited if not request.fresh]  # what runs is not set aside
+    one = one._replace(jobs=tuple(job for job in jobs if not any(before.covers(job.id) for before in first)))
     if any(not job.is_here for job in one.jobs):
         _check_commands(plan, env)
     answers = ask([one], env)
+    own = "another run: --name X"
     for job, found in judge(one, answers).live:
         if found.state != "unknown":
-            waits = f"--after afterany:{job.id} to resume it then" if job.scheduler else "wait for its end"
+            resumes = f"--after afterany:{job.id} to resume it then" if job.scheduler else "wait for its end"
+            first_it_ends = f"hpcddp cancel {call_run(run)}, which ends it" if request.fresh else resumes
             raise RequestError(
                 f"job {job.id} ({found.state}) has {show_path(run.path)}, and two jobs cannot write one run",
-                f"{waits}; or {own}",
+                f"{first_it_ends}; or {own}",
             )
-    for job in one.jobs:
-        if any(found.state == "unknown" for found in answers.of(job)):
-            if job.scheduler in answers.problems:
-                problem = answers.problems[job.scheduler]
-                raise SchedulerError(
-                    f"{problem}: whether job {job.id} of {run.path} has ended is not known",
-                    f"try again later; or {own}",
-                )
-            where = job.holder.host if job.holder is not None else ""
-            raise RequestError(
-                f"job {job.id} has {show_path(run.path)}, on {where}: whether it has ended can be seen only there",
-                f"submit there, or if it has ended: touch {name_end(run)}; or {own}",
+        if job.scheduler in answers.problems:
+            problem = answers.problems[job.scheduler]
+            raise SchedulerError(
+                f"{problem}: whether job {job.id} of {run.path} has ended is not known", f"try again later; or {own}"
             )
-
-
-def _check_alone(part: Part, folder: str, env: Mapping[str, str]) -> None:
-    """RequestError if somebody else has submitted a job for this run since it was planned, or is about to."""
-    if is_begun_beside(folder):
+        where = job.holder.host if job.holder is not None else ""
         raise RequestError(
-            f"another submit for {part.plan.run_dir} is under way", "again in two minutes; or a run of its own: --fresh"
+            f"job {job.id} has {show_path(run.path)}, on {where}: whether it has ended can be seen only there",
+            f"submit there, or if it has ended: touch {name_end(run)}; or {own}",
         )
-    check_free(part.place, part.plan, part.waited, env)
-
-
-def _make_folder(part: Part) -> None:
-    """The run's folder with the plan, if it is a new one."""
-    run, plan = part.place, part.plan
-    if not part.is_new:
-        return
-    os.makedirs(run.path, exist_ok=True)
-    begin_run(run, plan.request)
-    write_object(run.plan, plan_record(plan))
-    if part.array:
-        note_sweep(run, plan.spec.sweep or {}, part.array)
-
-
-def _renew_sweep(part: Part) -> None:
-    """The folder of an array that was there already has the plan and the indices of its newest job."""
-    if part.array and not part.is_new:
-        _make_folder(part._replace(is_new=True))
-
-
-def _clean_up(part: Part, folder: str, made: Sequence[str]) -> None:
-    """Nothing was queued: what was made for it goes, and nothing else that lies in the folder. `made`: the folders
-    around it."""
-    run = part.place
-    if folder:
-        drop_submission(folder)
-    if part.is_new and not list_holders(run) and not has_submissions(run):
-        for path in (run.about, run.plan, run.sweep):
-            with suppress(OSError):
-                os.unlink(path)
-        for path in (run.submitted, run.path, *made):
-            with suppress(OSError):  # it is not empty
-                os.rmdir(path)
 
 
 def _describe(part: Part, folder: str) -> Submission:
@@ -339,7 +359,7 @@ def _describe(part: Part, folder: str) -> Submission:
         folder=folder,
         array=plan.options.array,
         walltime_s=plan.walltime_s,
-        name=plan.name,
+        name=plan.job_name,
         supervised=plan.supervised,
     )
 
@@ -349,8 +369,8 @@ def _describe(part: Part, folder: str) -> Submission:
 
 
 class Parts(Record):
-    """All jobs of one request. `sweep`: the folder of a sweep that is several jobs; its runs lie beside it. `before`:
-    on this machine, the jobs that the first one waits for."""
+    """All jobs of one request that have anything to do. `sweep`: the folder of a sweep or array that is several jobs;
+    its runs lie beside it. `before`: on this machine, the jobs that the first one waits for."""
 
     parts: tuple[Part, ...]
     remarks: tuple[str, ...]
@@ -360,7 +380,10 @@ class Parts(Record):
 
 
 def plan_parts(spec: JobSpec, site: Site, env: Mapping[str, str], created_by: str = "") -> Parts:
-    """Plan every job of the request. Writes nothing, and raises what `plan_job` and `plan_part` do."""
+    """Plan every job of the request; of several, one that has nothing to do is left out. Writes nothing.
+
+    RequestError if nothing is left to do for any of them; what `plan_job` and `plan_part` raise.
+    """
     row = find_scheduler(site.scheduler)
     spec = _with_kinds(spec, row.directives.dependencies if not row.this_machine else ("afterany",))
     before: list[Submission] = []
@@ -373,8 +396,24 @@ def plan_parts(spec: JobSpec, site: Site, env: Mapping[str, str], created_by: st
     for one, index in split:
         plan = plan_spec(one, site, created_by)
         remarks.update(dict.fromkeys(plan.remarks))
-        parts.append(plan_part(plan, env, index, spec.array or "", [one.job for one in before]))
-    return Parts(tuple(parts), tuple(remarks), sweep, spec, tuple(before))
+        parts.append(plan_part(plan, env, index, [one.job for one in before]))
+        if index:
+            sweep = RunFolder(request_of(plan).folder)
+    left = [part for part in parts if not part.is_done]
+    if not left:
+        raise _nothing_left(parts[0], sweep)
+    remarks.update(dict.fromkeys(str(part) for part in parts if part.is_done))
+    return Parts(tuple(left), tuple(remarks), sweep, spec, tuple(before))
+
+
+def _nothing_left(part: Part, sweep: RunFolder | None) -> RequestError:
+    """The error for a job that would cost node-hours and make no step."""
+    runs = sweep or (part.place if part.plan.options.array else None)
+    other = "to begin anew: --fresh; or another run: --name X"
+    if runs is not None:
+        return RequestError(f"each run of {show_path(runs.path)} is finished: a job would make no step", other)
+    more = f"for a larger number of epochs: --resume {call_run(part.place)}"
+    return RequestError(f"{str(part).partition(';')[0]}: a job would make no step", f"{more}; {other}")
 
 
 def check_parts(parts: Parts, env: Mapping[str, str]) -> list[str]:
@@ -418,12 +457,15 @@ def _note(parts: Parts) -> None:
     assert parts.sweep is not None
     try:
         os.makedirs(parts.sweep.path, exist_ok=True)
-        note_sweep(parts.sweep, parts.spec.sweep or {}, f"1-{len(parts.parts)}")
+        axes = parts.spec.sweep or {}
+        note_sweep(parts.sweep, axes, parts.spec.array or f"1-{count_points(axes)}")
     except OSError as error:
-        raise RequestError(
-            f"{parts.sweep.path} cannot be written: {(error.strerror or str(error)).lower()}",
-            "choose a folder that every node can write: --set run_dir=DIR",
-        ) from error
+        raise _cannot_write(parts.sweep, error) from error
+
+
+def _cannot_write(run: RunFolder, error: OSError) -> RequestError:
+    found = cannot_write(run, error)
+    return RequestError(found.message, found.hint)
 
 
 def _split(spec: JobSpec, site: Site) -> tuple[list[tuple[JobSpec, str]], RunFolder | None]:
@@ -437,7 +479,7 @@ def _split(spec: JobSpec, site: Site) -> tuple[list[tuple[JobSpec, str]], RunFol
             spec = spec._replace(array_limit=None)
         if spec.array_limit:
             raise RequestError("array_limit beside a sweep that is no array", "leave out array_limit")
-        name = spec.name or name_command(spec.command or ("job",))
+        name = name_run(spec)
         run_dir = (spec.run_dir or f"runs/{name}").rstrip("/")
         folder = RunFolder(os.path.join(os.getcwd(), spec.workdir or "", run_dir))
         if os.path.isdir(folder.path) and not os.path.exists(folder.sweep):

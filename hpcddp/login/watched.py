@@ -9,16 +9,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from hpcddp.errors import HpcddpError
-from hpcddp.login.judge import LIVE, WAITS, Answers, RunStatus, ask, judge
-from hpcddp.login.on_disk import OnDisk, read_lost, read_on_disk
+from hpcddp.login.judge import Answers, ask, judge, say_end
+from hpcddp.login.on_disk import OnDisk, read_on_disk
 from hpcddp.record import TYPE_CHECKING, Record
-from hpcddp.runs.folder import MANIFEST, AttemptFolder, RunFolder, list_checkpoints, list_holders, step_of
+from hpcddp.runs.folder import MANIFEST, AttemptFolder, RunFolder, list_checkpoints, step_of
 from hpcddp.runs.jsonfile import read_object
-from hpcddp.runs.lock import read_end, read_holder
 from hpcddp.runs.logs import order_attempts
 from hpcddp.runs.metrics import Latest, LossCurve
 from hpcddp.runs.submitted import JobEnd, read_job_end
-from hpcddp.supervisor.end import UNFINISHED
 from hpcddp.supervisor.follow import ask_in_thread
 
 if TYPE_CHECKING:
@@ -98,7 +96,7 @@ class Watcher:
             self._read_hosts(current, one.latest.samples_per_s),
             _find_saved(self._run, now),
             end,
-            tuple(self._describe(attempt, one, status) for attempt in attempts),
+            tuple(AttemptSeen(of.name, self.curve.made.get(of.name), say_end(one, of, status)) for of in attempts),
             _read_tail(current.log) if current is not None else (),
             problem,
             now,
@@ -118,14 +116,6 @@ class Watcher:
             self._asking = ask_in_thread(lambda: ask([one], self._env))
         return self._answers
 
-    def _describe(self, attempt: AttemptFolder, one: OnDisk, status: RunStatus) -> AttemptSeen:
-        is_last = one.holder is not None and one.holder.attempt == attempt.name
-        runs = is_last and status.state in LIVE and status.state not in WAITS
-        end = read_lost(attempt) or ("" if runs else _how_ended(self._run, attempt))
-        if is_last and status.state not in LIVE and status.why and not os.path.exists(attempt.lost):
-            end = status.why
-        return AttemptSeen(attempt.name, self.curve.made.get(attempt.name), end)
-
     def _read_hosts(self, attempt: AttemptFolder | None, speed: float | None) -> tuple[HostSpeed, ...]:
         """Rank 0 records the speed of all ranks together. Every data rank has an even part of each step's samples, and
         each step ends on all of them at once: a host's speed is what its ranks have of the whole."""
@@ -138,20 +128,6 @@ class Watcher:
             HostSpeed(host, count, None if speed is None else speed * count / all_ranks)
             for host, count in ranks.items()
         )
-
-
-def _how_ended(run: RunFolder, attempt: AttemptFolder) -> str:
-    """By what its holder left."""
-    for path in list_holders(run):
-        with suppress(HpcddpError):
-            holder = read_holder(path)
-            if holder is not None and holder.attempt == attempt.name:
-                end = read_end(path)
-                if end is None:
-                    return "it left no exit status"
-                more = ", unfinished" if end.status == UNFINISHED else ""
-                return end.cause or (f"exit status {end.status}{more}" if end.status else "ended")
-    return "ended"
 
 
 def _count_ranks(attempt: AttemptFolder) -> dict[str, int]:

@@ -229,7 +229,7 @@ def _ibrun_line(job: LaunchRequest) -> Iterator[Words]:
 
 def _pyxis_options(image: str, mounts: str) -> tuple[Words, ...]:
     """pyxis, a plugin of srun."""
-    of_job = "$PWD:$PWD,${HPCDDP_RUN_DIR%/*}:${HPCDDP_RUN_DIR%/*}"
+    of_job = "$PWD:$PWD,$runs:$runs"
     return (
         (f"--container-image={image}", FromShell("$PWD", before="--container-workdir=")),
         (FromShell(of_job, before="--container-mounts=", after=mounts),),

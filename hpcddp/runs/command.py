@@ -7,11 +7,14 @@ the script are no part of it: a script that was corrected resumes its run.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 
+from hpcddp.errors import RequestError
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.runs.folder import job_of
+from hpcddp.schedulers.row import LONGEST_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,10 +53,144 @@ def leave_out_start(command: tuple[str, ...], attempt: str, job: str) -> tuple[s
     return tuple(changing.sub("…", word) for word in command)
 
 
+# The name of a run: its command's program and options, where the words can be read back from it. Elsewhere a digest of
+# the words follows what could be shown of them, and a value of `--token` and the like is never shown.
+
+
+#: A run's name, with the index of an array or without.
+NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_.+-]{{0,{LONGEST_NAME - 1}}}")
+_LONGEST = 64  # characters of a name that a command gives
+_DIGITS = 10  # of the digest
+_PROGRAM = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+_ALONE = re.compile(r"[A-Za-z][A-Za-z0-9_-]*[A-Za-z_]")  # without arguments: no part of it could be an option
+_MODULE = re.compile(r"[A-Za-z][A-Za-z0-9_]*(\.[A-Za-z0-9_]+)+")  # its dots tell it from a script
+_OPTION = re.compile(r"--((?:[A-Za-z_]+-)*[A-Za-z_][A-Za-z0-9_]*)")  # a digit in its last part only
+_NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?(e-?[0-9]+)?")
+_WORD = re.compile(r"[A-Za-z0-9_.]+")
+_AMBIGUOUS = re.compile(rf".*(-[0-9a-f]{{{_DIGITS}}}|\.(old)?[0-9]+)")  # ends as a digest, an index, a run set aside
+_SHOWN = re.compile(r"[\w./=:,+{}~\[\]-]+", re.ASCII)  # no text, no JSON, no address with a password
+_SECRET = re.compile(
+    r"(.*-)?((api|access|auth|private|secret|wandb)-?key|(access|api|auth|hf|hub)?-?token|secret|credentials?"
+    r"|pass(word|wd|phrase)|pwd)"
+)
+_SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
+_OF_SHELL = ("-o", "+o", "-O", "+O", "--rcfile", "--init-file")  # a shell's options whose value is a word of its own
+_OF_ENV = ("-u", "--unset", "-C", "--chdir")  # the same of env
+
+
 def name_command(words: Sequence[str]) -> str:
-    """A run without a name is called after its module or script, else after its program; `job` if nothing is left."""
-    known = identify_command(words)
-    if known[:2] == ("python", "-m") and len(known) > 2:
-        return known[2]
-    script = next((word for word in words if word.endswith((".py", ".sh"))), words[0])
-    return script.rsplit("/", 1)[-1].removesuffix(".py").removesuffix(".sh") or "job"
+    """The name that a run gets from its command, with its placeholders as they are: `train` of `python train.py`,
+    `train-lr1e-3-amp+` of `python train.py --lr 1e-3 --amp`.
+
+    Two programs or lists of arguments have two names. What only starts the program is no part of it: an interpreter
+    and its options, `env A=B`, `torchrun`; a script's suffix is not shown.
+    """
+    program, rest = _find_program(list(words))
+    name, is_whole = _show_program(program, alone=not rest)
+    arguments = list(rest)
+    while arguments:
+        word, value = arguments.pop(0), None
+        if word.startswith("-") and "=" not in word and arguments and not arguments[0].startswith("-"):
+            value = arguments.pop(0)
+        shown, is_plain = _show_argument(word, value)
+        name, is_whole = name + shown, is_whole and is_plain
+    if is_whole and len(name) <= _LONGEST and not _AMBIGUOUS.fullmatch(name):
+        return name
+    import hashlib  # only for such a name
+
+    digest = hashlib.sha256(json.dumps([*program, *rest]).encode()).hexdigest()[:_DIGITS]
+    name = re.sub("-{2,}", "-", name).lstrip("-_.+")
+    name = name if name[:1].isalpha() else f"job-{name}"
+    return f"{name[: _LONGEST - _DIGITS - 1].rstrip('-_.+')}-{digest}"
+
+
+def _find_program(words: list[str]) -> tuple[list[str], list[str]]:
+    """What runs, without what starts it, and its arguments: `train.py`, `-m pkg.train`, `solve`."""
+    from hpcddp.ranks.launch_commands import COMMANDS
+
+    if words and os.path.basename(words[0]) == "env":
+        at = 1
+        while at < len(words) and (words[at].startswith("-") or "=" in words[at]):
+            at += 2 if words[at] in _OF_ENV else 1
+        words = words[at:] or words
+    known = list(identify_command(words))
+    if not known:
+        return ["job"], []
+    if any(command in COMMANDS for command in (known[0], " ".join(known[:2]), " ".join(known[1:3]))):
+        rest = known[3 if known[0] == "python" else 1 :]
+        for i, word in enumerate(rest):
+            if word in {"-m", "--module"} and i + 1 < len(rest):
+                return ["-m", rest[i + 1]], rest[i + 2 :]
+            if word.endswith(".py"):
+                return [os.path.normpath(word)], rest[i + 1 :]
+    if known[0] == "python":
+        if known[1:2] == ["-m"] and len(known) > 2:
+            return known[1:3], known[3:]
+        is_script = known[1:2] != [] and known[1].endswith(".py")
+        return (known[1:2], known[2:]) if is_script else (known[:2], known[2:])
+    if known[0] in _SHELLS:
+        while len(known) > 1 and known[1][:1] in {"-", "+"} and not re.fullmatch(r"-[A-Za-z]*c", known[1]):
+            del known[1 : 3 if known[1] in _OF_SHELL else 2]
+        script = os.path.normpath(known[1]) if len(known) > 1 else ""
+        return ([script], known[2:]) if script.endswith(".sh") else ([known[0]], known[1:])
+    return [os.path.normpath(words[0])], known[1:]
+
+
+def _show_program(program: list[str], *, alone: bool) -> tuple[str, bool]:
+    """What a name begins with, and whether that says all of it."""
+    script = program[-1]
+    if program[0] == "-m":
+        return _show(script), _MODULE.fullmatch(script) is not None
+    stem, suffix = os.path.splitext(script)
+    if len(program) > 1 or suffix not in {".py", ".sh"}:
+        return _show("-".join(program)), False
+    is_whole = _PROGRAM.fullmatch(stem) or (alone and _ALONE.fullmatch(stem))
+    return (stem, True) if is_whole else (_show("-".join(stem.split("/")[-2:])), False)
+
+
+def _show_argument(word: str, value: str | None) -> tuple[str, bool]:
+    """What a name has of an option and its value, or of another word, and whether that says all of it."""
+    key, equals, text = word.partition("=")
+    plain = re.sub(r"[._]", "-", re.sub(r"(?<=[a-z])(?=[A-Z])", "-", key)).lstrip("-+").lower()
+    if _SECRET.fullmatch(plain) and (value is not None or equals):
+        return f"-{_show(key)}", False
+    option = _OPTION.fullmatch(word)
+    if option is None:
+        return "".join(f"-{_show(one)}" for one in (key, text if equals else value) if one), False
+    if value is None:
+        return f"-{option[1]}+", True
+    if _NUMBER.fullmatch(value) and not re.search("[0-9]", option[1]):
+        return f"-{option[1]}{value}", True
+    is_word = _WORD.fullmatch(value) is not None
+    return f"-{option[1]}+{value if is_word else _show(value)}", is_word
+
+
+def _show(word: str) -> str:
+    """What a name may have of any word: the last part of a path, in the alphabet of names."""
+    if not _SHOWN.fullmatch(word):
+        return ""
+    return re.sub(r"[^A-Za-z0-9_.+-]+", "-", word.rstrip("/").rpartition("/")[2]).strip("-.")
+
+
+def check_name(text: str, where: str, correct: str = "{}") -> str:
+    """The name that a person gives a run, literally. RequestError for one that is no single word of the alphabet, or
+    could be that of an array's index or of a run that was set aside. `correct`: how another name is typed."""
+    ending = re.search(r"\.(old)?[0-9]+$", text)
+    if ending is not None:
+        whose = "a run that was set aside" if ending[1] else "an index of a job array"
+        raise RequestError(
+            f"{where} {text!r} ends in {ending[0]}, as the name of {whose} does", correct.format(nearest_name(text))
+        )
+    if not NAME.fullmatch(text):
+        raise RequestError(
+            f"{where} {text!r} is not one word of letters, digits and _ . + -, for job, folder and log, of at most"
+            f" {LONGEST_NAME}, with a letter, digit or _ first",
+            correct.format(nearest_name(text)),
+        )
+    return text
+
+
+def nearest_name(text: str) -> str:
+    """The name of a run that is most like any text."""
+    name = re.sub(r"[^A-Za-z0-9_.+-]+", "_", text).lstrip("-.+")[:LONGEST_NAME]
+    return re.sub(r"\.((?:old)?[0-9]+)$", r"_\1", name) or "train"

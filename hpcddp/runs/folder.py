@@ -15,6 +15,8 @@ from hpcddp.errors import LaunchError, RequestError
 from hpcddp.record import Record
 
 MANIFEST = "manifest.json"
+#: Where a run lies that has a name and no folder: below it, in the job's folder.
+RUNS = "runs"
 _STEP = "step-"
 
 

@@ -250,6 +250,8 @@ def look(request: Request) -> Outlook:
         return Outlook(run, NEW)
     if request.fresh and is_other(run, request.fresh):
         return Outlook(run, SET_ASIDE, old=_name_old(run))
+    if not any(os.path.exists(mark) for mark in (run.state, run.holders, run.attempts, run.checkpoints)):
+        return Outlook(run, NEW)  # `hpcddp submit` has made it, and no job has begun it yet
     state, saved = read_state(run), list_checkpoints(run.checkpoints)
     step = step_of(saved[-1]) if saved else 0
     if state is not None and state.status == "finished" and saved:

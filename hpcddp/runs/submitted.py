@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from hpcddp.record import TYPE_CHECKING, Record
-from hpcddp.runs.folder import RunFolder, list_runs
+from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.jsonfile import DamagedFileError, read_record, write_object
 
 if TYPE_CHECKING:
@@ -148,17 +148,17 @@ def read_sweep(run: RunFolder) -> Sweep | None:
 
 
 def list_points(run: RunFolder) -> list[RunFolder]:
-    """The newest run of each index of a sweep's folder, `NAME.7` or `NAME.7-2`, as far as it is there; of a run's
-    folder none. A run with another number is not of the sweep, whatever it is called. DamagedFileError."""
+    """The run of each index of a sweep's folder, `NAME.7`, as far as it is there; of a run's folder none. A run with
+    another number is not of the sweep, whatever it is called. DamagedFileError."""
     sweep = read_sweep(run)
     if sweep is None:
         return []
     parent, name = os.path.split(run.path)
     with os.scandir(parent or ".") as entries:
-        tails = {entry.name.removeprefix(f"{name}.").partition("-")[0] for entry in entries if entry.name != name}
-    numbers = sorted({int(tail) for tail in tails if re.fullmatch(r"0|[1-9]\d*", tail, re.ASCII)})
-    of_it = [number for number in numbers if is_in(sweep.array, number)]
-    return [found[-1][1] for number in of_it if (found := list_runs(f"{run.path}.{number}"))]
+        names = [entry.name for entry in entries if entry.is_dir()]
+    found = [re.fullmatch(re.escape(name) + r"\.(0|[1-9]\d*)", one, re.ASCII) for one in names]
+    numbers = sorted(int(one[1]) for one in found if one is not None)
+    return [RunFolder(f"{run.path}.{number}") for number in numbers if is_in(sweep.array, number)]
 
 
 def has_index(run: RunFolder, number: int) -> bool:

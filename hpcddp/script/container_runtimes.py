@@ -37,7 +37,7 @@ class ContainerRuntime(Record):
 
 
 def _apptainer_line(container: Container) -> Iterator[Words]:
-    here, run = FromShell("$PWD"), FromShell("${HPCDDP_RUN_DIR%/*}")
+    here, run = FromShell("$PWD"), FromShell("$runs")
     gpu_option = (container.gpu_option,) if container.gpu_option else ()
     binds = (word for bind in container.binds for word in ("--bind", bind))
     yield (container.runtime, "exec", *gpu_option, "--pwd", here, "--bind", here, "--bind", run, *binds)

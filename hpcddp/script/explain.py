@@ -29,6 +29,7 @@ _COLUMN = 76
 # plan field -> the job-file key that it comes from, where they differ
 _KEYS = {
     "walltime_s": "walltime",
+    "job_name": "name",
     "threads_per_rank": "cpus_per_rank",
     "mem_gb": "mem_gb",
     "outer_launcher": "launcher",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
@@ -9,12 +10,14 @@ from typing import TYPE_CHECKING, cast
 from hpcddp.ranks.launcher import EXPORTED_ALWAYS, FromShell, Launcher, LaunchRequest
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.record import Record
-from hpcddp.runs.command import identify_command
+from hpcddp.runs.command import NAME, identify_command
+from hpcddp.runs.folder import RUNS
 from hpcddp.runs.start import Request
 from hpcddp.schedulers.registry import find_scheduler
+from hpcddp.schedulers.row import LONGEST_NAME
 from hpcddp.script.container import Container
 from hpcddp.script.fields import module_lines
-from hpcddp.script.scheduler_options import SchedulerOptions
+from hpcddp.script.scheduler_options import SchedulerOptions, job_name
 from hpcddp.script.site import Queue, Site
 from hpcddp.script.spec import JobSpec
 from hpcddp.sweep import OF_BATCH, find_placeholders
@@ -47,7 +50,8 @@ class JobPlan(Record):
     `allocated_nodes`: with spare ones. `own_ranks`: what makes the ranks of each node, if the command itself does.
     `sources`: job-file key -> where its value came from. `data_size`: ranks that see different samples. `slots`: places
     on each node of an allocation; None: those of the request. `needs_gpus`: whether ranks that see no GPU are refused.
-    `by_hand`: whether a person starts the script in an allocation. `fewer_nodes`: on which ranks may be started again.
+    `by_hand`: whether a person starts the script in an allocation. `scratch`: whether its run is removed at its end.
+    `fewer_nodes`: on which ranks may be started again.
     """
 
     site: Site
@@ -90,8 +94,20 @@ class JobPlan(Record):
     slots: int | None = None
     needs_gpus: bool = True
     by_hand: bool = False
+    scratch: bool = False
     fewer_nodes: tuple[int, ...] = ()
     sources: Mapping[str, str] = MappingProxyType({})
+
+    @property
+    def name_limit(self) -> int:
+        """The longest job name that the scheduler takes, in characters."""
+        limits = find_scheduler(self.site.scheduler).directives.name_limits
+        return limits.get(self.site.size) or limits.get("") or LONGEST_NAME
+
+    @property
+    def job_name(self) -> str:
+        """What the scheduler calls the job: the run's name, where it takes that."""
+        return job_name(self.name, self.name_limit)
 
     @property
     def world_size(self) -> int:
@@ -221,18 +237,40 @@ class JobPlan(Record):
     def supervisor_line(self) -> Iterator[Words]:
         """The options of `hpcddp supervise`, which has no other word for them, grouped as the script's lines are."""
         spec, row = self.spec, find_scheduler(self.site.scheduler)
-        yield "--scheduler", row.name, "--launcher", self.outer_launcher or self.launcher, "--site", self.site.name
+        yield (
+            *self.run_option,
+            "--scheduler",
+            row.name,
+            "--launcher",
+            self.outer_launcher or self.launcher,
+            "--site",
+            self.site.name,
+        )
         is_said = self.by_hand or (row.this_machine and spec.walltime_s is not None)
         signal = _option("--signal", self.warns_s and format_walltime(self.warns_s))
         yield _option("--walltime", self.walltime if is_said else "") + signal
         yield _option("--chain", self.options.chain)
         yield tuple(f"--submit-option={word}" for word in self.submit_options if self.options.chain)
-        yield _option("--fresh", self.request.fresh) + (("--resume",) if self.request.takes_words else ())
+        flags = {"--resume": self.request.takes_words, "--scratch": self.scratch}
+        yield _option("--fresh", self.request.fresh) + tuple(word for word, is_so in flags.items() if is_so)
         yield _option("--max-restarts", spec.max_restarts) + _option("--fewer-nodes", _list_nodes(self.fewer_nodes))
         stall_limit = _option("--stall-limit", spec.stall_limit_s and format_walltime(spec.stall_limit_s))
         yield stall_limit + _option("--health-check", spec.health_check)
         for name, values in (spec.sweep or {}).items():
             yield tuple(word for value in values for word in ("--sweep", f"{name}={value}"))
+
+    @property
+    def run_option(self) -> Words:
+        """The run, which the script names once: by its name, or by the folder where that is not below `runs/`."""
+        folder, name = os.path.split(self.run_dir)
+        return (
+            _option("--name", name) if folder == RUNS and NAME.fullmatch(name) else _option("--run-dir", self.run_dir)
+        )
+
+    @property
+    def runs_folder(self) -> str:
+        """The folder of the run's own."""
+        return os.path.dirname(self.run_dir) or "."
 
     @property
     def submit_options(self) -> tuple[str, ...]:

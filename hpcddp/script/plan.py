@@ -13,10 +13,10 @@ from hpcddp.ranks.launch_commands import ask_for, find_launch_command
 from hpcddp.ranks.launcher import NUMBERS
 from hpcddp.ranks.launchers import AGENTS, JOB_LAUNCHERS, LAUNCHERS, launchers_under
 from hpcddp.record import Record
-from hpcddp.runs.command import identify_command, name_command
+from hpcddp.runs.command import identify_command
+from hpcddp.runs.folder import RUNS
 from hpcddp.runs.settings import ACCEPT, KEEP
 from hpcddp.schedulers.registry import find_scheduler, scripted_schedulers
-from hpcddp.schedulers.row import LONGEST_NAME
 from hpcddp.script.agents import plan_own_ranks, remark_counted
 from hpcddp.script.container import plan_container, plan_python
 from hpcddp.script.jobplan import SOME_COMMAND, WARNING, JobPlan, PlannedBy
@@ -31,13 +31,12 @@ from hpcddp.script.scheduler_options import (
     SchedulerOptions,
     asked_options,
     directive_word,
-    job_name,
     plan_directives,
     plan_scheduler_options,
 )
 from hpcddp.script.site import Queue, Site, check_limits
 from hpcddp.script.spec import JobSpec
-from hpcddp.script.sweeping import plan_sweep
+from hpcddp.script.sweeping import name_run, plan_sweep
 from hpcddp.supervisor.line import THEN
 from hpcddp.units import format_count, format_walltime
 
@@ -366,7 +365,7 @@ def _check_fit(site: Site, queue: Queue, gpus: int, ranks: int, cpus: int, avail
 _DEFAULTS = {
     "nodes": "default: 1",
     "ranks_per_node": "default: one per GPU",
-    "name": "default: the script's name",
+    "name": "default: made from the command",
     "run_dir": "default: runs/NAME",
     "python": "default: the Python that runs hpcddp",
     "pythonpath": "default: where hpcddp is",
@@ -553,6 +552,7 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
     scheduler = find_scheduler(site.scheduler)
     array = scheduler.directives.options.get("array")
     spec, own_ranks = plan_own_ranks(plan_sweep(spec, array is not None and array not in site.rejects))
+    name = os.path.basename((spec.resume or "").rstrip("/")) or name_run(spec)
     check_asked_recovery(spec, site.scheduler)
     check_complete(spec, site, cpus_known=scheduler.this_machine)
     queue_name = plan_queue(spec, site)
@@ -573,8 +573,6 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
     if THEN in (spec.stage_in or ()):
         raise RequestError(f"stage_in: {THEN} cannot be the name of a file here", f"write it as ./{THEN}")
     command = plan_command(spec, own_ranks.maker)
-    resumed = os.path.basename((spec.resume or "").rstrip("/"))
-    name = job_name(spec.name or resumed or name_command(command), _name_limit(site))
     launcher, outer_launcher = plan_launcher(spec, site, shape.nodes, own_ranks.agent)
     container = plan_container(spec, site, queue, shape.gpus_per_node)
     if container.launcher:
@@ -593,13 +591,13 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
     options = plan_scheduler_options(spec, site, asked)
     words = plan_site_words(spec, site)
     full = queue.exclusive and not by_agents and shape.ranks_per_node == shape.gpus_per_node == queue.gpus
-    run_dir = (spec.run_dir or f"runs/{name}").rstrip("/") or "/"
+    run_dir = (spec.run_dir or os.path.join(RUNS, name)).rstrip("/") or "/"
     if spec.resume and spec.fresh:
         raise RequestError(
             f"--fresh begins a new run, and --resume {spec.resume} resumes an old one", "keep one of the two"
         )
     if spec.resume:
-        run_dir = spec.resume.rstrip("/") if "/" in spec.resume else os.path.join(os.path.dirname(run_dir), resumed)
+        run_dir = spec.resume.rstrip("/") if "/" in spec.resume else os.path.join(os.path.dirname(run_dir), name)
     if spec.resume and options.array:
         raise RequestError(
             f"resume {spec.resume} is one run, but each index of array {options.array} has its own",
@@ -703,12 +701,10 @@ def _remark_batch(plan: JobPlan, global_batch: int) -> str:
 
 
 def remark_name(plan: JobPlan) -> str | None:
-    """What became of the name that was asked for, or of the script's, if it is another one."""
-    asked, limit = plan.spec.name or name_command(plan.command), _name_limit(plan.site)
-    if plan.name == asked:
+    """What the scheduler calls the job, if that is not the run's name."""
+    if plan.job_name == plan.name:
         return None
-    rule = f"a letter, then letters, digits and _ . + -, at most {limit} in all"
-    return f"job name {asked!r} becomes {plan.name!r}: schedulers take {rule}"
+    return f"job name {plan.name!r} becomes {plan.job_name!r}: a letter first, at most {plan.name_limit} characters"
 
 
 def _remark_output(plan: JobPlan) -> str | None:
@@ -716,7 +712,7 @@ def _remark_output(plan: JobPlan) -> str | None:
     pattern = find_scheduler(plan.site.scheduler).directives.home_output
     keeps = next((text for text in plan.directives if pattern and re.fullmatch(pattern, text)), None)
     name, number = ("oID.INDEX", "number and index") if plan.options.array else ("oID", "number")
-    return keeps and f"the job's output will be ~/{plan.name}.{name}, with the job's {number} ({keeps})"
+    return keeps and f"the job's output will be ~/{plan.job_name}.{name}, with the job's {number} ({keeps})"
 
 
 def _remark_literal(plan: JobPlan) -> str | None:
@@ -729,11 +725,6 @@ def _remark_literal(plan: JobPlan) -> str | None:
                 f"{source}: the program gets {word!r} as it is, for no shell reads it: write its value, or bash -c '…'"
             )
     return None
-
-
-def _name_limit(site: Site) -> int:
-    limits = find_scheduler(site.scheduler).directives.name_limits
-    return limits.get(site.size) or limits.get("") or LONGEST_NAME
 
 
 def _remarks(plan: JobPlan) -> list[str]:

@@ -325,19 +325,14 @@ def _joined(lines: Iterable[str], option: str) -> tuple[str, ...]:
     return tuple(joined.values())
 
 
-def job_name(text: str, limit: int) -> str:
-    """`text` under the strictest rule for job names: a letter, then letters, digits and `_ . + -`, at most `limit`.
+def job_name(run: str, limit: int) -> str:
+    """A run's name under the strictest rule for job names: a letter first, at most `limit` characters.
 
-    OpenPBS 23.06 takes any of them in first place (measured); a letter is for older releases.
-
-    Other characters become `_`. A name that lost characters ends in a mark of the whole text: runs are named after
-    jobs, and two names should not share a run. The caller says so when the result differs.
+    OpenPBS 23.06 takes digits and `_` in first place, too (measured); a letter is for older releases. A name that is
+    cut ends in a mark of the whole. The caller says so when the result differs.
     """
-    name = re.sub(r"[^A-Za-z0-9_.+-]", "_", text)
-    is_whole = name == text
-    if not re.match(r"[A-Za-z]", name):
-        name = f"job{name}" if name[:1] in "_.+-" else f"job_{name}"
-    if is_whole and len(name) <= limit:
+    name = run if run[:1].isalpha() else f"job{run}" if run[:1] == "_" else f"job_{run}"
+    if len(name) <= limit:
         return name
-    mark = f"_{zlib.crc32(text.encode(errors='surrogatepass')) & 0xFFFFFF:06x}"
+    mark = f"_{zlib.crc32(run.encode()) & 0xFFFFFF:06x}"
     return f"{name[: limit - len(mark)]}{mark}"

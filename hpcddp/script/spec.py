@@ -13,6 +13,7 @@ from hpcddp.parallelism import read_parallel
 from hpcddp.ranks.launcher import FromShell, IfSet
 from hpcddp.ranks.launchers import JOB_LAUNCHERS, LAUNCHERS
 from hpcddp.record import Record
+from hpcddp.runs.command import check_name
 from hpcddp.script.container_runtimes import RUNTIMES
 from hpcddp.script.fields import (
     Reader,
@@ -30,6 +31,7 @@ from hpcddp.script.fields import (
     refuse_unknown,
 )
 from hpcddp.sweep import read_axes
+from hpcddp.units import assign
 
 if TYPE_CHECKING:
     from hpcddp.ranks.launcher import Word
@@ -49,7 +51,7 @@ read_launcher = read_choice(*JOB_LAUNCHERS, meant=_meant_launchers())
 # Every key of a job file, and how its value is read. `--set KEY=VALUE` takes the same keys.
 KEYS: dict[str, Reader] = {
     "site": read_text,
-    "name": read_text,
+    "name": lambda value, where: check_name(read_text(value, where), where, assign(where, "{}")),
     "nodes": read_count,
     "ranks": read_choice("each", "node"),
     "ranks_per_node": read_count,

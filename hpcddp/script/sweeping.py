@@ -20,6 +20,14 @@ _NOT_SWEPT = (
 _ELSE = "…"  # in a hint: what was typed
 
 
+def name_run(spec: JobSpec) -> str:
+    """The run's name: the one that was given, else that of the command, before the job fills its placeholders. Of a
+    sweep it is made of the axes, too: by other values, point 1 is another run."""
+    axes = spec.sweep if spec.sweep and count_points(spec.sweep) > 1 else {}
+    swept = [f"{name}={','.join(values)}" for name, values in axes.items()]
+    return spec.name or name_command([*(spec.command or ()), *swept])
+
+
 def plan_sweep(spec: JobSpec, arrays: bool) -> JobSpec:
     """The spec of the one job script that the sweep is: its array, or the values of its only point. `arrays`: whether
     the site takes arrays.
@@ -85,13 +93,14 @@ def _loop(axes: Mapping[str, tuple[str, ...]], spec: JobSpec) -> str:
     for key, source in spec.sources.items() if file != _ELSE else ():
         if source.startswith("--") and key not in {"name", "command"} and not key.startswith("sweep"):
             words.append(f"{source}{'=' if ' ' in source else ' '}{spec.chain if key == 'chain' else _ELSE}")
-    name, heads = spec.name or name_command(spec.command or ()), ""
+    name, heads = spec.name or "", ""
     for number, (axis, values) in enumerate(axes.items()):
         variable = "xyzuvw"[number : number + 1] or f"x{number}"
         heads += f"for {variable} in {' '.join(map(shlex.quote, values))}; do "
         words.append(f'--set "sweep.{axis}=${variable}"')
-        name += f"-{axis}${variable}"
-    return f'{heads}{" ".join(words)} --name "{name}"{"; done" * len(axes)}'
+        name += f"-{axis}${variable}" if name else ""
+    words += [f'--name "{name}"'] if name else []
+    return f"{heads}{' '.join(words)}{'; done' * len(axes)}"
 
 
 def _job_file(source: str) -> str:

@@ -7,7 +7,7 @@ import select
 import shutil
 from functools import partial
 
-from hpcddp.errors import HpcddpError
+from hpcddp.errors import HpcddpError, RequestError
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.chain import find_before, start_attempt
 from hpcddp.runs.command import identify_command
@@ -49,6 +49,8 @@ def begin(
 
     The errors of `start` and `start_attempt`; LaunchError if the folder cannot be written.
     """
+    if order.scratch and os.path.exists(base):
+        raise RequestError(f"{base} is there already, and --scratch would remove it", "leave out --scratch")
     request = Request(base, identify_command(order.line.command), order.fresh, order.resume)
     link = find_before(RunFolder(base).attempt(job.name))
     before = job_of(link.attempt) if link is not None else ""

@@ -5,9 +5,15 @@ Nothing else says it: what a person changes in these words is what the job does,
 
 from __future__ import annotations
 
+import os
+import re
+from contextlib import suppress
+
 from hpcddp.errors import LaunchError, RequestError
 from hpcddp.ranks.allocation import find_allocation
 from hpcddp.record import TYPE_CHECKING, Record
+from hpcddp.runs.command import check_name, name_command
+from hpcddp.runs.folder import RUNS
 from hpcddp.schedulers.registry import find_current_job, find_scheduler
 from hpcddp.supervisor.line import read_line
 from hpcddp.sweep import check_axes, count_points, find_point, format_point, read_axes
@@ -20,7 +26,7 @@ if TYPE_CHECKING:
     from hpcddp.supervisor.line import Line
 
 _NOTHING: Mapping[str, Any] = {}
-_TEXTS = ("scheduler", "launcher", "site", "resume", "health_check", "fresh")
+_TEXTS = ("name", "run_dir", "scheduler", "launcher", "site", "resume", "scratch", "health_check", "fresh")
 _COUNTS = ("chain", "max_restarts")
 _TIMES = ("walltime", "signal", "stall_limit")
 
@@ -28,13 +34,16 @@ _TIMES = ("walltime", "signal", "stall_limit")
 class Order(Record):
     """The options of `hpcddp supervise`, as `hpcddp supervise --help` says them, and the launcher's line.
 
-    `submit_options`: further options of the command that queues the next job of a chain. `fresh`: the stamp of a
-    --fresh that was typed. `sweep`: the axes, name -> values, where the job is a point of one; `point`: its values.
+    `name`: the run's, below `runs/`; else `run_dir` is its folder. `submit_options`: further options of the command
+    that queues the next job of a chain. `fresh`: the stamp of a --fresh that was typed. `sweep`: the axes, name ->
+    values, where the job is a point of one; `point`: its values.
     """
 
     scheduler: str
     launcher: str
     line: Line
+    name: str = ""
+    run_dir: str = ""
     site: str = ""
     walltime_s: int | None = None
     signal_s: int = 0
@@ -42,6 +51,7 @@ class Order(Record):
     submit_options: tuple[str, ...] = ()
     fresh: str = ""
     resume: bool = False
+    scratch: bool = False
     max_restarts: int = 0
     fewer_nodes: tuple[int, ...] = ()
     stall_limit_s: int = 60
@@ -61,10 +71,24 @@ def read_order(options: Mapping[str, Any], words: Sequence[str], env: Mapping[st
         "fewer_nodes": tuple(parse_count(number, "--fewer-nodes") for number in fewer),
         "sweep": _read_sweep(options.get("sweep") or ()),
     }
-    order = Order(line=read_line(words, options["launcher"], lambda: _count_hosts(options["scheduler"], env)), **values)
+    line = read_line(words, options["launcher"], lambda: _count_hosts(options["scheduler"], env))
+    order = Order(line=line, **values)
+    if not (order.name or order.run_dir):
+        raise RequestError("the words of hpcddp supervise name no run", f"--name {name_command(line.command)}")
+    if order.name:
+        check_name(re.sub(r"\.[0-9]+$", "", order.name), "--name", "--name {}")
     if count_points(order.sweep) > 1:
         check_axes(order.sweep, order.line.command, ())
     return order
+
+
+def find_folder(order: Order, env: Mapping[str, str]) -> str:
+    """The run's folder, without the index of an array. The job's own spelling of its working directory is taken, which
+    other hosts may know alone."""
+    here, said = os.getcwd(), env.get("PWD", "")
+    with suppress(OSError):
+        here = said if os.path.isabs(said) and os.path.samefile(said, here) else here
+    return os.path.join(here, os.path.join(RUNS, order.name) if order.name else order.run_dir)
 
 
 def job_record(order: Order, run_dir: str) -> dict[str, Any]:

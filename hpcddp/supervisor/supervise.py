@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from contextlib import suppress
 
@@ -35,7 +36,7 @@ from hpcddp.supervisor.follow import (
 )
 from hpcddp.supervisor.leftover import end_left
 from hpcddp.supervisor.line import name_hosts
-from hpcddp.supervisor.order import take_index
+from hpcddp.supervisor.order import find_folder, take_index
 from hpcddp.supervisor.program import WISHES, Ended, LauncherProcess, Output, Passing, Signals, watch
 from hpcddp.supervisor.reports import Reports, allow_more_files
 from hpcddp.supervisor.teardown import Teardown
@@ -123,12 +124,13 @@ def _run_job(
     by_hand = env.get(LAUNCHED) == str(os.getpid())
     if by_hand:  # one of several, maybe
         job = job._replace(name=f"{job.name}{BY_HAND}{os.getpid()}")
-    started = begin(order, env["HPCDDP_RUN_DIR"], job, env, script, tell)
+    started = begin(order, find_folder(order, env), job, env, script, tell)
     if isinstance(started, int):
         return started
     attempt = started.attempt
     inherited = {LAUNCHED} if job.id else {LAUNCHED, *find_scheduler(order.scheduler).variables.job_id}
     env = {name: value for name, value in env.items() if name not in inherited}  # what a rank starts is another job
+    env["HPCDDP_RUN_DIR"] = attempt.run.path
     status: int | None = None
     by = why = ""
     reports = Reports(order.stall_limit_s if order.max_restarts else 0, env)
@@ -162,6 +164,10 @@ def _run_job(
     finally:
         reports.close()
         release_run(attempt.run, attempt.name, status, by, why)
+        if order.scratch:
+            shutil.rmtree(attempt.run.path, ignore_errors=True)
+            with suppress(OSError):  # it has other runs
+                os.rmdir(os.path.dirname(attempt.run.path))
 
 
 def _name_cause(cause: Event | None, signal: str) -> str:

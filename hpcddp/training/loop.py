@@ -47,11 +47,6 @@ class EpochLoops:
         self._most: int | None = None  # epochs that rt.epochs was asked for
         self._is_read = False  # whether a loop over the loader has begun
 
-    @property
-    def are_new(self) -> bool:
-        """Whether no rt.epochs has begun in this attempt."""
-        return self._most is None
-
     def check_count(self, count: int, over: int) -> None:
         """`rt.epochs(count)` begins after `over` epochs. RequestError if the one before leaves it none."""
         if self._most is not None and count <= min(over, self._most):
@@ -72,9 +67,9 @@ class EpochLoops:
                 "model, optimizer, loader = rt.prepare(model, optimizer, loader), then for x, y in loader: …",
             )
 
-    def check_loop(self, epoch: int, *, is_open: bool, is_read: bool) -> None:
-        """A loop over the loader begins, with what is left of this epoch. `is_open`: rt.epochs has begun one;
-        `is_read`: all batches of that came in an attempt before. RequestError if it is a second one."""
+    def check_loop(self, epoch: int, *, is_open: bool) -> None:
+        """A loop over the loader begins, with what is left of this epoch. `is_open`: rt.epochs has begun one.
+        RequestError if it is a second one."""
         self._is_read = True
         if not is_open:
             if self._outside not in (None, epoch):
@@ -83,7 +78,7 @@ class EpochLoops:
                     "for epoch in rt.epochs(10): for x, y in loader: …",
                 )
             self._outside = epoch
-        elif self.body is not None and epoch > self.body and not is_read:
+        elif self.body is not None and epoch > self.body:
             raise RequestError(
                 f"a second loop over the loader began in epoch {self.body + 1} of rt.epochs(), after its last batch: a"
                 " resumed run would not know of it",
@@ -163,7 +158,8 @@ class TrainingLoop:
     ) -> None:
         self.steps = 0  # optimizer steps since the start of the run, over all attempts, of global batches that are over
         self.open_epoch: int | None = None  # the epoch of rt.epochs that the loop is in, or was left in
-        self.epoch_is_read = False  # whether all batches of the open epoch came in an attempt before
+        self.in_tail = False  # whether the epoch's last step was made, and its body has not ended
+        self.run_is_over = False  # whether the run was finished before
         self.epochs = EpochLoops()
         self.caught = CaughtErrors(lambda: self.inside or self.epochs.body is not None)
         self.models: list[nn.Module] = []  # that have all their parameters on this rank
@@ -174,7 +170,8 @@ class TrainingLoop:
         self._seed = seed
         self._gradients = gradients
         self.record = record
-        self.begins: Callable[[], None] = lambda: None  # is called before a loop outside of rt.epochs
+        self.begins: Callable[[], None] = lambda: None  # is called before a loop over the loader
+        self.comes_to_last_step: Callable[[], None] = lambda: None  # is called before an epoch's last step
         self._pace = pace
         self._count_step = count_step
         self._is_stopping = is_stopping
@@ -186,7 +183,7 @@ class TrainingLoop:
         self._between = GradientsBetween(self.gate)
         self.first = FirstSteps(self.gate)
         self._dropped = dropped
-        self._ended = 0  # steps of this attempt
+        self._ended = 0  # steps of this attempt, of global batches that are over
         self._left_at = -1  # backward passes before the loop over the batches was left
 
     # ---- what the loader says
@@ -204,11 +201,15 @@ class TrainingLoop:
     def loop_starts(self, epoch: int) -> None:
         """The loop over an epoch's batches starts, at the first batch or where a resumed run continues."""
         self.caught.check()
-        if self.open_epoch is None:
-            self.begins()
-        self.epochs.check_loop(epoch, is_open=self.open_epoch is not None, is_read=self.epoch_is_read)
+        self.epochs.check_loop(epoch, is_open=self.open_epoch is not None)
+        self.in_tail = False
+        self.begins()
         self._pace.step_began()
         self.seed_between()
+
+    def last_step_starts(self) -> None:
+        """The loop is about to get the epoch's last global batch."""
+        self.comes_to_last_step()
 
     def count_batch(self) -> None:
         """A loop over some loader gets a batch now."""
@@ -237,6 +238,7 @@ class TrainingLoop:
         """The loop was left in this micro batch; or `next(iter(loader))` has taken it, and it is still to be used."""
         if micro is self._micro:
             self._left_at = self.backwards
+            self._pace.loop_left()
 
     def micro_batch_ends(self) -> None:
         """The loop has done what it does with the micro batch."""

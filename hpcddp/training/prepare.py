@@ -498,7 +498,6 @@ class Preparation:
         self._position = self._checkpointer.track(objects, batch, owned)
         if self._position is not None:
             self._loop.steps = self._position["step"]
-            self._loop.open_epoch = self._position.get("open_epoch")
             for optimizer in self._loop.gate.optimizers:
                 note_steps(optimizer.optimizer)
             if self._loader is not None:

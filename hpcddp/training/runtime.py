@@ -31,12 +31,13 @@ from hpcddp.training.gate.step_gate import step_all
 from hpcddp.training.gate.unprepared import DroppedBatches
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.loop import TrainingLoop, is_left_by_exception
+from hpcddp.training.pace import STEPS_UNTIL_AGREED
 from hpcddp.training.prepare import Preparation
 from hpcddp.training.remarks import find_empty_ranks, print_warning
 from hpcddp.training.report import Report, Summary
 from hpcddp.training.setup import RunSetup
 from hpcddp.training.steps import StepRecord
-from hpcddp.training.stopping import FINISH, SAVE, STOP, StopTraining, StopWatch
+from hpcddp.training.stopping import DEADLINE, FINISH, SAVE, STOP, STOP_FLAGS, StopTraining, StopWatch
 
 
 class Runtime(Preparation):
@@ -44,7 +45,7 @@ class Runtime(Preparation):
 
     stop_reason: str | None = None  # is set on all ranks at the same step
     _save_asked = False
-    _body_has_ended = False  # of the epoch that the loop is in
+    _is_behind_batches = False  # in a tail, whose step is only counted now
     _finish_reason: str | None = None
     _left: str | None = None  # the epoch of `epochs` that the loop is in
     _loop_was_left = False  # by `break` or `return`
@@ -68,11 +69,11 @@ class Runtime(Preparation):
         )
         loop.gate.is_first = setup.group.is_first
         super().__init__(setup, gradients, loop, checkpointer, report, planned, until_end)
-        loop.begins = lambda: checkpointer.check_untouched(is_finished=self._is_finished)
+        loop.begins, loop.comes_to_last_step = self._begin_loop, self._come_to_last_step
         self.metrics = metrics
         self.weights_sha256: str | None = None  # of the tracked models at the end, on rank 0
         self._watch, self._record = watch, record
-        loop.epoch_is_read = self._is_finished
+        loop.run_is_over = self._is_finished
         self._finish_reason = None if setup.over in {"", AT_ITS_END} else setup.over  # it finished early
         until_end.callback(loop.close)
         until_end.enter_context(loop.caught.noted())
@@ -99,26 +100,24 @@ class Runtime(Preparation):
         """The epochs that are left of `count`, which counts from the start of the run: two more after `rt.epochs(3)`
         are `rt.epochs(5)`. Leaving the inner loop early skips the rest of its epoch.
 
-        If the run has to stop before its end, the `with` body is left from here or from the loop over the loader. An
-        epoch that a stop left after its last step is given again, without batches: what follows them is still to do. A
-        loop that `break` or `return` leaves has finished early; `stop` or an exception leaves it unfinished.
+        If the run has to stop before its end, the `with` body is left from here or from the loop over the loader, and
+        never between an epoch's last step and the end of its body. A loop that `break` or `return` leaves has finished
+        early; `stop` or an exception leaves it unfinished.
         """
         count, sampler, loop = read_epochs(count), self._need_loader().sampler, self._loop
         loop.settle()  # of a loop before, which was left in a step
         self._ask_epochs(count)
-        is_first = loop.epochs.are_new
+        loop.in_tail = False
         if not self._is_ending:
             loop.epochs.check_count(count, sampler.epoch)
         print_warning(find_empty_ranks(loop.models, self.plan, sampler.length), is_first=self.is_main)
         self._checkpointer.check_untouched(is_finished=self._is_finished)
         self._agree("began the loop over rt.epochs()")
-        loop.epoch_is_read = is_first and loop.open_epoch is not None and loop.open_epoch < sampler.epoch
-        while (epoch := sampler.epoch - loop.epoch_is_read) < count and not self._is_ending:
+        while (epoch := sampler.epoch) < count and not self._is_ending:
             loop.open_epoch = loop.epochs.body = epoch
             self._broken_off = None
             self._left = f"the loop left epoch {epoch + 1} of {count}"
-            left = count - sampler.epoch
-            self._report.expect(self.steps, left, sampler.length, sampler.position, self.plan.global_batch)
+            self._report.expect(self.steps, count - epoch, sampler.length, sampler.position, self.plan.global_batch)
             seed_generators("epoch", self.seed, epoch)
             try:
                 yield epoch
@@ -131,14 +130,12 @@ class Runtime(Preparation):
                 loop.epochs.body = None
             loop.caught.check()
             loop.epochs.check_read(stepped=loop.gate.asked or epoch + 1 == count)
-            self._body_has_ended = True  # if the loop left its batches by `break`, the step before is counted only now
-            loop.settle()
-            self._body_has_ended = False
-            self._agree(f"ended epoch {epoch + 1} of {count}")
+            self._end_steps()
+            self._agree_to_go_on(f"ended epoch {epoch + 1} of {count}", 0 if epoch + 1 == count else STEPS_UNTIL_AGREED)
             self._left = None
-            loop.open_epoch, loop.epoch_is_read = None, False
+            loop.open_epoch, loop.in_tail = None, False
             self._report.clear()
-            self._watch.pace.epoch_ended()
+            self._watch.pace.tail_ended(early=sampler.epoch == epoch)
             sampler.end_epoch(epoch)
             if self._options.saves_at_epoch_ends or self._save_asked:
                 self._save_now()
@@ -148,19 +145,58 @@ class Runtime(Preparation):
         """A finished run goes on if more epochs are asked for than it was finished with."""
         if self._is_finished and self._epochs_asked is not None and count > self._epochs_asked:
             self._is_finished, self._finish_reason = False, None
+            self._loop.run_is_over = False
         self._epochs_asked = max(count, self._epochs_asked or 0)
 
+    def _begin_loop(self) -> None:
+        """A loop over the loader begins, perhaps over the rest of an epoch."""
+        if self._loop.open_epoch is None:
+            self._checkpointer.check_untouched(is_finished=self._is_finished)
+        if self._save_asked:
+            self._save_now()
+        self._leave_if_stopping()
+
+    def _end_steps(self) -> None:
+        """In the tail of an epoch: if the loop left its batches by `break`, the step before is counted only now."""
+        self._is_behind_batches = True
+        self._loop.settle()
+        self._is_behind_batches = False
+
+    def _come_to_last_step(self) -> None:
+        """Before an epoch's last step: stop here if there is no time for that and for what follows it, such as an
+        evaluation, which nothing interrupts; and save where it may be long."""
+        is_long = self._agree_to_go_on(f"came to the last step of epoch {self.epoch + 1}", 1, tail=True)
+        if self._watch.pace.steps and (is_long or self._save_asked or self.stopping):
+            self._save_now()
+        self._leave_if_stopping()
+
+    def _agree_to_go_on(self, point: str, steps: int, *, tail: bool = False) -> bool:
+        """A collective: stop here if a rank has no time for so many more steps, or another reason. Returns whether the
+        tail of an epoch takes long, or an unknown time.
+
+        An attempt makes a step before it looks at the time, so that a chain of them comes to its end.
+        """
+        flags = self._watch.flags(steps, tail=tail)
+        if not self._watch.pace.steps:
+            flags = tuple(flag for flag in flags if flag != DEADLINE)
+        answers = self._agree(point, (flags, self._watch.pace.tail_is_long))
+        raised = {flag for flags, _ in answers for flag in flags}
+        self.stop_reason = self.stop_reason or next((flag for flag in STOP_FLAGS if flag in raised), None)
+        return bool(answers[0][1])
+
     def _count_step(self, micro: MicroBatch) -> None:
-        """A global batch is over and its optimizer step made: count it, exchange flags, save or stop if it is time."""
+        """A global batch is over and its optimizer step made: count it, exchange flags, save or stop if it is time.
+
+        After an epoch's last step all of that waits for the end of the body.
+        """
         epoch, loader = self.epoch, self._need_loader()
-        loader.sampler.advance(micro.total)
-        left = loader.sampler.steps_left
-        self._watch.pace.step_ended(last=left == 0)
+        is_last = micro.ends_epoch or self._is_behind_batches
+        loader.sampler.advance(micro)
+        self._watch.pace.step_ended(in_tail=self._is_behind_batches)
         stop = self._record.end_step(
             loader.weighing,
-            lambda: self._watch.flags(left) + self._agreement.flags,
+            lambda: (() if is_last else self._watch.flags()) + self._agreement.flags,
             samples=micro.total,
-            agree=left <= 1,  # before the end of the epoch, which may take long
             step=self.steps,
             epoch=epoch,
             lr=self._checkpointer.learning_rate(),
@@ -169,14 +205,16 @@ class Runtime(Preparation):
         self._report.step(self.steps, micro.total, self._record.loss)
         self.stop_reason = self.stop_reason or stop
         self._ask_if_due()
-        if not self._body_has_ended and self._agreement.is_due(self.steps, self._record.sums, self._record.exchanged):
+        if not is_last and self._agreement.is_due(self.steps, self._record.sums, self._record.exchanged):
             self._agree(f"ended step {self.steps}")
         self._check_first_steps()
         every = self._options.save_every.steps
-        self._save_asked |= self._is_ending or (every is not None and self.steps % every == 0)
-        if self._body_has_ended:
+        self._save_asked |= every is not None and self.steps % every == 0
+        is_finishing = self._finish_reason is not None and not self.stopping
+        self._loop.in_tail = is_last or is_finishing
+        if self._loop.in_tail:
             return
-        if self._save_asked:
+        if self._save_asked or self.stopping:
             self._save_now()
         self._checkpointer.poll(self.stop_reason, wait=self._is_ending)
         self._leave_if_stopping()
@@ -186,7 +224,8 @@ class Runtime(Preparation):
             raise StopTraining
 
     def stop(self, reason: str) -> None:
-        """Leave the `with` body after this step; a later attempt resumes it.
+        """Leave the `with` body after this step; a later attempt resumes it. In and after an epoch's last step: at the
+        end of the loop's body.
 
         One rank is enough. Inside a step the others hear of it a step later (of steps that take less than 25 ms up to
         16 steps later), and all stop there; if every rank calls it at the same step, all stop after that step.
@@ -209,18 +248,19 @@ class Runtime(Preparation):
         if whole:
             self._loop.check_trained()
         self._agree("ended the `with` body")
-        stop = self._record.catch_up(self._loader.weighing if self._loader is not None else None)
-        self.stop_reason = self.stop_reason or stop
+        self._record.catch_up(self._loader.weighing if self._loader is not None else None)
         if self._loader is not None:
             self._loader.close()
         self._check_state(at_end=True)
         if self._broken_off and self._left and not self._finish_reason:
             self.stop_reason = self.stop_reason or f"{self._left} by an exception"
-        if whole:
+        if whole and not (self._broken_off and self._loop.in_tail):
             self._save_now()
+        # of the one epoch that a loop outside of rt.epochs makes, all is done
+        stop_reason = None if self._loop.in_tail and self._loop.open_epoch is None else self.stop_reason
         self._finish_reason = self._finish_reason or self._left  # by `break` or `return`
         self.weights_sha256 = self._checkpointer.finish(
-            self.stop_reason,
+            stop_reason,
             step=self.steps,
             epoch=self.epoch,
             finished=self._finish_reason,
@@ -229,7 +269,7 @@ class Runtime(Preparation):
         self._report.end(
             Summary(
                 self.steps,
-                stop_reason=self.stop_reason,
+                stop_reason=stop_reason,
                 finish_reason=self._finish_reason,
                 epochs=self.epoch,
                 loss=self._record.loss,
@@ -328,10 +368,10 @@ class Runtime(Preparation):
     def save(self) -> None:
         """Write a checkpoint of this step, unless there is one or nothing is tracked or there is no run folder.
 
-        Inside the loop over the loader it is written when the step is over, and after it, in the body of `rt.epochs`,
-        when that is: a resumed run continues after it.
+        Inside the loop over the loader it is written when the step is over; after it, and in an epoch's last step, when
+        the body of the loop over the epochs is: a resumed run continues after it.
         """
-        if not self._loop.inside and self._loop.open_epoch is None:
+        if not (self._loop.inside or self._loop.in_tail) and self._loop.open_epoch is None:
             self._agree("called rt.save()")
             self._save_now()
         else:
@@ -376,7 +416,7 @@ class Runtime(Preparation):
             self.stop_reason = self.stop_reason or stop
             self._check_state()
             self._average_buffers()
-            position = describe_position(self.steps, self._need_loader().sampler, self._loop.open_epoch)
+            position = describe_position(self.steps, self._need_loader().sampler)
             self._checkpointer.save(position, {"plan": self.plan._asdict()}, self.stop_reason)
         self._checkpointer.name_best(self.stop_reason)
 
@@ -406,8 +446,11 @@ class Runtime(Preparation):
 
         With `mode` "min": the smallest. Rank 0's value counts, NaN never. Where only rank 0 knows it, the others give
         NaN, an infinity or 0; any other value than rank 0's is an error. Returns, on every rank, whether it was the
-        best one. A resumed run knows the best value of the attempts before. Call it after the loop over the loader.
+        best one. A resumed run knows the best value of the attempts before. Call it after the loop over the loader; the
+        checkpoint is written at the end of the loop's body.
         """
+        if self._loop.is_left:
+            self._end_steps()
         if self._loop.inside:
             raise RequestError(
                 "rt.save_best(value) came inside the loop over the loader", "call it after the loop, once per epoch"

@@ -39,13 +39,11 @@ class StepRecord:
         flags: Callable[[], tuple[str, ...]],
         *,
         samples: int,
-        agree: bool,
         **notes: Any,
     ) -> str | None:
-        """Start this step's sums, if it is time or `agree` asks for it, and write the steps before; returns the reason
-        to stop that a rank had in them."""
-        is_time = self.sums.add_step(samples, weighing.take(), **notes)
-        self.exchanged = is_time or agree
+        """Start this step's sums, if it is time, and write the steps before; returns the reason to stop that a rank had
+        in them."""
+        self.exchanged = self.sums.add_step(samples, weighing.take(), **notes)
         return self._write(self.sums.exchange(flags()), weighing) if self.exchanged else None
 
     def note_input(self, numbers: dict[str, Any]) -> None:

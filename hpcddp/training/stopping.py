@@ -13,11 +13,12 @@ from contextlib import contextmanager
 from types import FrameType
 
 from hpcddp.errors import LaunchError
-from hpcddp.training.pace import Pace
+from hpcddp.training.pace import STEPS_UNTIL_AGREED, Pace
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+DEADLINE = "deadline"
 STOP_FLAGS = (
-    "deadline",
+    DEADLINE,
     *(number.name for number in STOP_SIGNALS),
 )  # reasons, in the order in which ranks exchange them
 
@@ -121,15 +122,15 @@ class StopWatch:
         if self.deadline is not None:
             self.deadline = at
 
-    def flags(self, steps_left: int) -> tuple[str, ...]:
-        """This rank's reasons, of STOP_FLAGS. `steps_left` are left of this epoch."""
+    def flags(self, steps: int = STEPS_UNTIL_AGREED, *, tail: bool = False) -> tuple[str, ...]:
+        """This rank's reasons, of STOP_FLAGS. `steps` and `tail`: what is to fit before the deadline."""
         self._asked += 1
         if self._warn is not None and self._asked % _LOOKS_EVERY == 1:
             taken = self._signals.describe_taken()
             if taken is not None:
                 self._warn(taken)
         came = (self._signals.received.name,) if self._signals.received is not None else ()
-        return (("deadline",) if self._is_late(steps_left) else ()) + came
+        return ((DEADLINE,) if self._is_late(steps, tail=tail) else ()) + came
 
-    def _is_late(self, steps_left: int) -> bool:
-        return self.deadline is not None and self._now() + self.pace.needed_s(steps_left) > self.deadline
+    def _is_late(self, steps: int, *, tail: bool) -> bool:
+        return self.deadline is not None and self._now() + self.pace.needed_s(steps, tail=tail) > self.deadline

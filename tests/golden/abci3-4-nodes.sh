@@ -26,9 +26,9 @@ export PYTHONPATH="$PWD"/src"${PYTHONPATH:+:$PYTHONPATH}"
 export NCCL_DEBUG=INFO
 
 read -r MASTER_ADDR < "${PBS_NODEFILE:?is not set: this is a PBS job script}" # a candidate: the ranks verify it
-export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/resnet MASTER_ADDR
+export HPCDDP_PYTHON MASTER_ADDR
 
-exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --scheduler pbs --launcher openmpi --site abci3 -- \
+exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --name resnet --scheduler pbs --launcher openmpi --site abci3 -- \
     "$launcher" -np 32 --map-by ppr:8:node --bind-to none -hostfile "$PBS_NODEFILE" \
     -x PATH -x PYTHONPATH -x OMP_NUM_THREADS -x NCCL_DEBUG -x MASTER_ADDR \
     -x HPCDDP_PYTHON -x HPCDDP_RUN_DIR -x HPCDDP_ATTEMPT -x HPCDDP_DEADLINE -x HPCDDP_LOG_RANKS \

@@ -25,15 +25,15 @@ HPCDDP_PYTHON=/usr/bin/python3
 export APPTAINERENV_PREPEND_PATH="${HPCDDP_PYTHON%/*}" SINGULARITYENV_PREPEND_PATH="${HPCDDP_PYTHON%/*}" OMP_NUM_THREADS=12
 
 read -r MASTER_ADDR < "${PBS_NODEFILE:?is not set: this is a PBS job script}" # a candidate: the ranks verify it
-export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train MASTER_ADDR
-mkdir -p "${HPCDDP_RUN_DIR%/*}" # the container sees it
+export HPCDDP_PYTHON MASTER_ADDR
+runs="$PWD"/runs && mkdir -p "$runs" # the container sees it
 
-exec /opt/env/bin/python -m hpcddp supervise --script "$0" --scheduler pbs --launcher openmpi --site abci3 -- \
+exec /opt/env/bin/python -m hpcddp supervise --script "$0" --name train --scheduler pbs --launcher openmpi --site abci3 -- \
     "$launcher" -np 24 --map-by ppr:8:node --bind-to none -hostfile "$PBS_NODEFILE" \
     -x PATH -x OMP_NUM_THREADS -x MASTER_ADDR -x APPTAINERENV_PREPEND_PATH -x SINGULARITYENV_PREPEND_PATH \
     -x HPCDDP_PYTHON -x HPCDDP_RUN_DIR -x HPCDDP_ATTEMPT -x HPCDDP_DEADLINE -x HPCDDP_LOG_RANKS \
     ${LD_LIBRARY_PATH:+-x LD_LIBRARY_PATH} ${UCX_NET_DEVICES:+-x UCX_NET_DEVICES} ${UCX_MAX_RNDV_RAILS:+-x UCX_MAX_RNDV_RAILS} ${UCX_MAX_EAGER_RAILS:+-x UCX_MAX_EAGER_RAILS} \
-    singularity exec --nv --pwd "$PWD" --bind "$PWD" --bind "${HPCDDP_RUN_DIR%/*}" \
+    singularity exec --nv --pwd "$PWD" --bind "$PWD" --bind "$runs" \
     'torch 2.sif' \
     "$HPCDDP_PYTHON" -m hpcddp exec --gpus-per-node 8 -- \
     python train.py

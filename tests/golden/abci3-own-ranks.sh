@@ -1,5 +1,5 @@
 #!/bin/bash
-#PBS -N torch.distributed.run
+#PBS -N train-batch+per_rank_batch-b7add41846
 #PBS -P gabc12345
 #PBS -q rt_HF
 #PBS -l select=3:mpiprocs=4:ompthreads=24
@@ -24,9 +24,9 @@ HPCDDP_PYTHON=/opt/env/bin/python
 export PATH="${HPCDDP_PYTHON%/*}:$PATH" OMP_NUM_THREADS=24
 
 read -r MASTER_ADDR < "${PBS_NODEFILE:?is not set: this is a PBS job script}" # a candidate: the ranks verify it
-export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/torch.distributed.run MASTER_ADDR
+export HPCDDP_PYTHON MASTER_ADDR
 
-exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --scheduler pbs --launcher openmpi --site abci3 -- \
+exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --name train-batch+per_rank_batch-b7add41846 --scheduler pbs --launcher openmpi --site abci3 -- \
     "$launcher" -np 3 --map-by ppr:1:node --bind-to none -hostfile "$PBS_NODEFILE" \
     -x PATH -x OMP_NUM_THREADS -x MASTER_ADDR \
     -x HPCDDP_PYTHON -x HPCDDP_RUN_DIR -x HPCDDP_ATTEMPT -x HPCDDP_DEADLINE -x HPCDDP_LOG_RANKS \

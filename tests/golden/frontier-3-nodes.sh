@@ -34,10 +34,10 @@ export http_proxy=http://proxy.ccs.ornl.gov:3128/
 export https_proxy=http://proxy.ccs.ornl.gov:3128/
 export no_proxy='localhost,127.0.0.0/8,*.ccs.ornl.gov'
 
-export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train
+export HPCDDP_PYTHON
 export HPCDDP_STAGED=/mnt/bb/$USER # below it each attempt has a folder, copied to once on each node
 
-exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --scheduler slurm --launcher srun --site frontier -- \
+exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --name train --scheduler slurm --launcher srun --site frontier -- \
     srun --nodes=3 --ntasks=3 --ntasks-per-node=1 \
     --cpus-per-task=56 --kill-on-bad-exit=1 \
     --gpus-per-task=1 --gpu-bind=closest \

@@ -17,9 +17,9 @@ launcher=$(type -P mpirun) || launcher=mpirun # the site's goes before the envir
 HPCDDP_PYTHON=/opt/env/bin/python
 export PATH="${HPCDDP_PYTHON%/*}:$PATH" OMP_NUM_THREADS=8
 
-export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train
+export HPCDDP_PYTHON
 
-exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --scheduler gridengine --launcher openmpi --site generic-gridengine -- \
+exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --name train --scheduler gridengine --launcher openmpi --site generic-gridengine -- \
     "$launcher" -np 4 --map-by ppr:4:node --bind-to none \
     -x PATH -x OMP_NUM_THREADS \
     -x HPCDDP_PYTHON -x HPCDDP_RUN_DIR -x HPCDDP_ATTEMPT -x HPCDDP_DEADLINE -x HPCDDP_LOG_RANKS \

@@ -30,9 +30,9 @@ while read -r host _; do
     echo "$host:4"
 done < "${PE_HOSTFILE:?is not set: this is a Grid Engine job script}" > "$hostfile"
 read -r MASTER_ADDR _ < "$PE_HOSTFILE" # a candidate: the ranks verify it
-export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train MASTER_ADDR
+export HPCDDP_PYTHON MASTER_ADDR
 
-exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --scheduler gridengine --launcher mpich --site generic-gridengine -- \
+exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --name train --scheduler gridengine --launcher mpich --site generic-gridengine -- \
     "$launcher" -n 12 -ppn 4 -f "$hostfile" \
     "$HPCDDP_PYTHON" -m hpcddp exec --gpus-per-node 2 -- \
     python train.py

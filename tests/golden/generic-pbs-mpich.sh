@@ -17,9 +17,9 @@ HPCDDP_PYTHON=/opt/env/bin/python
 export PATH="${HPCDDP_PYTHON%/*}:$PATH" OMP_NUM_THREADS=8
 
 read -r MASTER_ADDR < "${PBS_NODEFILE:?is not set: this is a PBS job script}" # a candidate: the ranks verify it
-export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train MASTER_ADDR
+export HPCDDP_PYTHON MASTER_ADDR
 
-exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --scheduler pbs --launcher mpich --site generic-pbs -- \
+exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --name train --scheduler pbs --launcher mpich --site generic-pbs -- \
     "$launcher" -n 12 -ppn 4 -f "$PBS_NODEFILE" \
     "$HPCDDP_PYTHON" -m hpcddp exec -- \
     python train.py

@@ -1,5 +1,5 @@
 #!/bin/bash
-#PBS -N train
+#PBS -N train-epochs10
 #PBS -A lab7
 #PBS -q gpu
 #PBS -l select=3:ncpus=32:mpiprocs=4:ngpus=2:ompthreads=8
@@ -19,9 +19,9 @@ HPCDDP_PYTHON=/opt/env/bin/python
 export PATH="${HPCDDP_PYTHON%/*}:$PATH" OMP_NUM_THREADS=8
 
 read -r MASTER_ADDR < "${PBS_NODEFILE:?is not set: this is a PBS job script}" # a candidate: the ranks verify it
-export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train MASTER_ADDR
+export HPCDDP_PYTHON MASTER_ADDR
 
-exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --scheduler pbs --launcher openmpi --site generic-pbs -- \
+exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --name train-epochs10 --scheduler pbs --launcher openmpi --site generic-pbs -- \
     "$launcher" -np 12 --map-by ppr:4:node --bind-to none -hostfile "$PBS_NODEFILE" \
     -x PATH -x OMP_NUM_THREADS -x MASTER_ADDR \
     -x HPCDDP_PYTHON -x HPCDDP_RUN_DIR -x HPCDDP_ATTEMPT -x HPCDDP_DEADLINE -x HPCDDP_LOG_RANKS \

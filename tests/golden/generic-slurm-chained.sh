@@ -23,9 +23,9 @@ conda activate 'torch 2'
 HPCDDP_PYTHON=$CONDA_PREFIX/bin/python
 export PATH="${HPCDDP_PYTHON%/*}:$PATH" OMP_NUM_THREADS=8
 
-export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train
+export HPCDDP_PYTHON
 
-exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --scheduler slurm --launcher openmpi --site generic-slurm \
+exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --name train --scheduler slurm --launcher openmpi --site generic-slurm \
     --signal 00:02:07 -- \
     "$launcher" -np 12 --map-by ppr:4:node --bind-to none \
     -x PATH -x OMP_NUM_THREADS \

@@ -18,13 +18,13 @@ set -e # from here on a line that fails ends the job
 HPCDDP_PYTHON=/usr/bin/python3
 export OMP_NUM_THREADS=8
 
-export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train
-mkdir -p "${HPCDDP_RUN_DIR%/*}" # the container sees it
+export HPCDDP_PYTHON
+runs="$PWD"/runs && mkdir -p "$runs" # the container sees it
 
-exec /opt/env/bin/python -m hpcddp supervise --script "$0" --scheduler slurm --launcher srun --site generic-slurm -- \
+exec /opt/env/bin/python -m hpcddp supervise --script "$0" --name train --scheduler slurm --launcher srun --site generic-slurm -- \
     srun --nodes=3 --ntasks=12 --ntasks-per-node=4 \
     --cpus-per-task=8 --kill-on-bad-exit=1 \
     --container-image='nvcr.io#nvidia/pytorch:25.01-py3' --container-workdir="$PWD" \
-    --container-mounts="$PWD:$PWD,${HPCDDP_RUN_DIR%/*}:${HPCDDP_RUN_DIR%/*}",/data:/data,/scratch:/mnt \
+    --container-mounts="$PWD:$PWD,$runs:$runs",/data:/data,/scratch:/mnt \
     "$HPCDDP_PYTHON" -m hpcddp exec --gpus-per-node 2 -- \
     python train.py

@@ -19,12 +19,12 @@ HPCDDP_PYTHON=/opt/env/bin/python
 export PATH="${HPCDDP_PYTHON%/*}:$PATH" OMP_NUM_THREADS=8
 
 read -r MASTER_ADDR < <(scontrol show hostnames "${SLURM_JOB_NODELIST:?is not set: this is a Slurm job script}")
-export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train MASTER_ADDR
+export HPCDDP_PYTHON MASTER_ADDR
 job_number=$SLURM_JOB_ID
-launch_number=$(cksum <<< "$job_number $HPCDDP_RUN_DIR") launch_number=${launch_number%% *} # a job may start several
+launch_number=$(cksum <<< "$job_number $$") launch_number=${launch_number%% *} # a job may start several
 rendezvous=$MASTER_ADDR:$((12000 + launch_number % 20000)) # below the ports that Linux hands out
 
-exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --scheduler slurm --launcher srun --site generic-slurm -- \
+exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --name train --scheduler slurm --launcher srun --site generic-slurm -- \
     srun --nodes=3 --ntasks=3 --ntasks-per-node=1 \
     --cpus-per-task=32 --kill-on-bad-exit=1 \
     "$HPCDDP_PYTHON" -m torch.distributed.run --no-python --nproc-per-node=4 --nnodes=3 \

@@ -25,9 +25,9 @@ export NCCL_NET='AWS Libfabric'
 export NCCL_SOCKET_IFNAME=hsn
 export FI_CXI_RDZV_PROTO=alt_read
 
-export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train
+export HPCDDP_PYTHON
 
-exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --scheduler slurm --launcher srun --site isambard-ai -- \
+exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --name train --scheduler slurm --launcher srun --site isambard-ai -- \
     srun --nodes=1 --ntasks=4 --ntasks-per-node=4 \
     --cpus-per-task=72 --kill-on-bad-exit=1 \
     --mpi=pmi2 \

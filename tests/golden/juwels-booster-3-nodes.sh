@@ -25,9 +25,9 @@ export GLOO_SOCKET_IFNAME=ib0
 export HPCDDP_HOST_SUFFIX=i
 read -r MASTER_ADDR < <(scontrol show hostnames "${SLURM_JOB_NODELIST:?is not set: this is a Slurm job script}")
 MASTER_ADDR=${MASTER_ADDR%%.*}i # its name on the network that ranks meet on
-export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train MASTER_ADDR
+export HPCDDP_PYTHON MASTER_ADDR
 
-exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --scheduler slurm --launcher srun --site juwels-booster -- \
+exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --name train --scheduler slurm --launcher srun --site juwels-booster -- \
     srun --nodes=3 --ntasks=12 --ntasks-per-node=4 \
     --cpus-per-task=8 --kill-on-bad-exit=1 \
     "$HPCDDP_PYTHON" -m hpcddp exec --gpus-per-node 4 -- \

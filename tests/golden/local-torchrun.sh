@@ -8,9 +8,9 @@ set -e # from here on a line that fails ends the job
 HPCDDP_PYTHON=/opt/env/bin/python
 export PATH="${HPCDDP_PYTHON%/*}:$PATH" OMP_NUM_THREADS=3
 
-export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train
+export HPCDDP_PYTHON
 
-exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --scheduler local --launcher torchrun --site local -- \
+exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --name train --scheduler local --launcher torchrun --site local -- \
     "$HPCDDP_PYTHON" -m torch.distributed.run --no-python --nproc-per-node=2 --nnodes=1 \
     --standalone \
     "$HPCDDP_PYTHON" -m hpcddp exec -- \

@@ -19,9 +19,9 @@ launcher=$(type -P ibrun) || launcher=ibrun # the site's goes before the environ
 HPCDDP_PYTHON=/opt/env/bin/python
 export PATH="${HPCDDP_PYTHON%/*}:$PATH" OMP_NUM_THREADS=42
 
-export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train
+export HPCDDP_PYTHON
 
-exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --scheduler slurm --launcher ibrun --site lonestar6 -- \
+exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --name train --scheduler slurm --launcher ibrun --site lonestar6 -- \
     env TACC_TASKS_PER_NODE=3 "$launcher" -n 9 -o 0 \
     "$HPCDDP_PYTHON" -m hpcddp exec --gpus-per-node 3 -- \
     python train.py

@@ -28,10 +28,10 @@ export FI_MR_CACHE_MONITOR=userfaultfd
 export HDF5_USE_FILE_LOCKING=FALSE
 export CUDA_VISIBLE_DEVICES=3,2,1,0 # a rank's GPU is the one next to its CPUs
 
-export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train
-mkdir -p "${HPCDDP_RUN_DIR%/*}" # the container sees it
+export HPCDDP_PYTHON
+runs="$PWD"/runs && mkdir -p "$runs" # the container sees it
 
-exec /opt/env/bin/python -m hpcddp supervise --script "$0" --scheduler slurm --launcher srun --site perlmutter -- \
+exec /opt/env/bin/python -m hpcddp supervise --script "$0" --name train --scheduler slurm --launcher srun --site perlmutter -- \
     srun --nodes=3 --ntasks=12 --ntasks-per-node=4 \
     --cpus-per-task=32 --kill-on-bad-exit=1 \
     --cpu-bind=cores \

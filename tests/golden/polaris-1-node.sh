@@ -38,9 +38,9 @@ export no_proxy='admin,polaris-adminvm-01,localhost,*.cm.polaris.alcf.anl.gov,po
 export CUDA_VISIBLE_DEVICES=3,2,1,0 # a rank's GPU is the one next to its CPUs
 
 read -r MASTER_ADDR < "${PBS_NODEFILE:?is not set: this is a PBS job script}" # a candidate: the ranks verify it
-export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train MASTER_ADDR
+export HPCDDP_PYTHON MASTER_ADDR
 
-exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --scheduler pbs --launcher pals --site polaris -- \
+exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --name train --scheduler pbs --launcher pals --site polaris -- \
     "$launcher" -n 4 --ppn 4 --depth 16 --cpu-bind list:0-7,32-39:8-15,40-47:16-23,48-55:24-31,56-63 \
     "$HPCDDP_PYTHON" -m hpcddp exec --gpus-per-node 4 -- \
     python train.py

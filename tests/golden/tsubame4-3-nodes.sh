@@ -24,9 +24,9 @@ while read -r host _; do
     echo "$host slots=4"
 done < "${PE_HOSTFILE:?is not set: this is a Grid Engine job script}" > "$hostfile"
 read -r MASTER_ADDR _ < "$PE_HOSTFILE" # a candidate: the ranks verify it
-export HPCDDP_PYTHON HPCDDP_RUN_DIR="$PWD"/runs/train MASTER_ADDR
+export HPCDDP_PYTHON MASTER_ADDR
 
-exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --scheduler gridengine --launcher openmpi --site tsubame4 -- \
+exec "$HPCDDP_PYTHON" -m hpcddp supervise --script "$0" --name train --scheduler gridengine --launcher openmpi --site tsubame4 -- \
     "$launcher" -np 12 --map-by ppr:4:node --bind-to none -hostfile "$hostfile" \
     -x PATH -x OMP_NUM_THREADS -x MASTER_ADDR \
     -x HPCDDP_PYTHON -x HPCDDP_RUN_DIR -x HPCDDP_ATTEMPT -x HPCDDP_DEADLINE -x HPCDDP_LOG_RANKS \

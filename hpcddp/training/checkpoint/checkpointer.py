@@ -252,6 +252,7 @@ class Checkpointer:
         given.bring(states)
         if position is not None and newest is not None:
             self._saved_at = position["step"]
+            self._watch.pace.expect_tail(read_manifest(newest).get("tail_s"))
             self._loaded = LoadedState(self._tracked.objects, position["step"])
             if self._provenance is not None:
                 self._provenance = self._continue(self._provenance, position["step"], read_manifest(newest))
@@ -298,7 +299,8 @@ class Checkpointer:
         self._watch.pace.save_began()
         self._saved_at = position["step"]
         exact = {"exact": self._provenance._asdict()} if self._provenance is not None else {}
-        self._note(self._writer.save(self._tracked, position, {**facts, **exact}), stop_reason)
+        tail = {"tail_s": self._watch.pace.tail_s}  # the next attempt judges by it whether the tail fits
+        self._note(self._writer.save(self._tracked, position, {**facts, **exact, **tail}), stop_reason)
         if self.save_timer is not None:
             self.save_timer.restart()
         self._watch.pace.training_resumed()

@@ -220,14 +220,17 @@ class Listener(Protocol):
         """Whether the loop is to end after this step."""
 
     @property
-    def epoch_is_read(self) -> bool:
-        """Whether there are no batches for this loop, since all of its epoch came in an attempt before."""
+    def run_is_over(self) -> bool:
+        """Whether there are no batches for this loop, since the run was finished before."""
 
     def settle(self) -> None:
         """The loop before is over, if there was one, perhaps since it was left."""
 
     def loop_starts(self, epoch: int) -> None:
         """The loop over the rest of this epoch starts."""
+
+    def last_step_starts(self) -> None:
+        """The loop is about to get the epoch's last global batch. May raise to end it there."""
 
     def micro_batch_starts(self, micro: MicroBatch, weight: Weight, nth_pass: int) -> None:
         """The loop gets this micro batch now, in its nth pass (from 0) over the global batch."""
@@ -328,10 +331,12 @@ class TrainingLoader:
     def __iter__(self) -> Iterator[Any]:
         listener = self._listener
         self._start()
-        if listener.epoch_is_read:
+        if listener.run_is_over:
             return
         weighed = self.weighing.over(self._loaded())
         for micro, weight, content in move_all(weighed, self._copies, ahead=self._ahead):
+            if micro.ends_epoch and micro.nth == 0:
+                listener.last_step_starts()
             listener.micro_batch_starts(micro, weight, 0)
             try:
                 yield content
@@ -359,9 +364,11 @@ class TrainingLoader:
                     optimizer_g.zero_grad(); rt.backward(loss_of_g(x)); optimizer_g.step()
         """
         self._start()
-        if self._listener.epoch_is_read:
+        if self._listener.run_is_over:
             return
         for parts in self.weighing.steps(self._loaded()):
+            if parts[0][0].micro.ends_epoch:
+                self._listener.last_step_starts()
             yield Step(parts, self._device, self._listener)
             self._listener.step_ends()
             self._listener.seed_between()

@@ -1,4 +1,4 @@
-"""Which samples this rank sees, with one integer of state: the number of samples that training has consumed.
+"""Which samples this rank sees, with two integers of state: the epoch, and how many of its samples are consumed.
 
 Global batch k of an epoch holds positions [k*G, (k+1)*G) of the epoch's order. Each data rank takes a contiguous,
 balanced share of those. The order does not depend on the number of ranks: a run can stop at any step and resume on any
@@ -110,6 +110,7 @@ class MicroBatch(NamedTuple):
     nth: int  # among this rank's micro batches of this step, from 0
     last: bool
     slice: int | None = None  # of the plan's fixed slices
+    ends_epoch: bool = False  # whether its global batch is the last one of the epoch
 
     @property
     def size(self) -> int:
@@ -128,7 +129,8 @@ def split_epoch(length: int, plan: BatchPlan, data_rank: int, start: int = 0) ->
         total = min(plan.global_batch, length - position)
         for part in whole if total == plan.global_batch else _list_parts(plan, data_rank, total):
             # a rank without samples loads one that exists
-            yield part._replace(position=min(position + part.position, length - 1))
+            at = min(position + part.position, length - 1)
+            yield part._replace(position=at, ends_epoch=position + total == length)
 
 
 def _list_parts(plan: BatchPlan, data_rank: int, total: int) -> list[MicroBatch]:
@@ -138,18 +140,39 @@ def _list_parts(plan: BatchPlan, data_rank: int, total: int) -> list[MicroBatch]
     return [MicroBatch(piece.start, piece.samples, total, nth, nth == last, piece.slice) for nth, piece in pieces]
 
 
-def check_epoch(epoch: int, now: int, position: int) -> None:
-    """RequestError for an epoch that is not the one of the next sample. After the last sample of an epoch that one may
-    still be meant."""
-    if epoch != now and (position or epoch != now - 1):
-        raise RequestError(
-            f"loader.sampler.set_epoch({epoch}) came in epoch {now}, and the samples follow the run's own epochs",
-            "leave the call out, or for epoch in rt.epochs(10): loader.sampler.set_epoch(epoch)",
-        )
+class EpochPosition:
+    """Where a training is in its data: after `position` samples of an `epoch`, from 0."""
+
+    epoch = 0
+    position = 0
+
+    def advance(self, micro: MicroBatch) -> None:
+        """The optimizer step of this micro batch's global batch was made."""
+        self.position += micro.total
+        if micro.ends_epoch:
+            self.end_epoch(self.epoch)
+
+    def end_epoch(self, epoch: int) -> None:
+        """The loop over this epoch's batches is over, at its end or before: the rest of it counts as consumed."""
+        if self.epoch == epoch:
+            self.epoch, self.position = epoch + 1, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Nothing: the order follows the epoch by itself. For scripts that know it of torch's DistributedSampler.
+
+        RequestError for another epoch than that of the next sample. After the last sample of an epoch that one may
+        still be meant.
+        """
+        if epoch != self.epoch and (self.position or epoch != self.epoch - 1):
+            raise RequestError(
+                f"loader.sampler.set_epoch({epoch}) came in epoch {self.epoch}, and the samples follow the run's own"
+                " epochs",
+                "leave the call out, or for epoch in rt.epochs(10): loader.sampler.set_epoch(epoch)",
+            )
 
 
-class GlobalBatchSampler(Sampler[list[int]]):
-    """A batch sampler for one data rank. `consumed` is its whole state; only `advance`, after a step, changes it.
+class GlobalBatchSampler(EpochPosition, Sampler[list[int]]):
+    """A batch sampler for one data rank. Its state is `epoch` and `position`; only `advance` and `end_epoch` change it.
 
     Iterating gives the rest of the current epoch, one list of sample indices per micro batch. A DataLoader may read
     ahead as far as it likes: reading is not consuming. With `drop_last` an epoch has whole global batches only, so that
@@ -180,40 +203,16 @@ class GlobalBatchSampler(Sampler[list[int]]):
         self.data_rank = data_rank
         self.seed = seed
         self.shuffle = shuffle
-        self.consumed = 0
 
-    @property
-    def epoch(self) -> int:
-        """The epoch that the next sample belongs to, from 0."""
-        return self.consumed // self.length
-
-    @property
-    def position(self) -> int:
-        """How many samples of this epoch are consumed."""
-        return self.consumed % self.length
-
-    @property
-    def steps_left(self) -> int:
-        """Optimizer steps until the end of this epoch; 0 right after its last one."""
-        return -(-(self.length - self.position) // self.plan.global_batch) if self.position else 0
-
-    def advance(self, samples: int) -> None:
-        """One optimizer step was made, over this many samples on all ranks together."""
-        if samples > self.length - self.position:
+    def advance(self, micro: MicroBatch) -> None:
+        """As of `EpochPosition`. RequestError for more samples than are left."""
+        if micro.total > self.length - self.position:
             raise RequestError(
-                f"a step over {format_count(samples, 'sample')} does not fit into"
+                f"a step over {format_count(micro.total, 'sample')} does not fit into"
                 f" the {self.length - self.position} left of this epoch",
                 "take the batches of one loop over the loader at a time",
             )
-        self.consumed += samples
-
-    def end_epoch(self, epoch: int) -> None:
-        """The loop over this epoch's batches is over, at its end or before: the rest of it counts as consumed."""
-        self.consumed = (epoch + 1) * self.length
-
-    def set_epoch(self, epoch: int) -> None:
-        """Nothing: the order follows the epoch by itself. For scripts that know it of torch's DistributedSampler."""
-        check_epoch(epoch, self.epoch, self.position)
+        super().advance(micro)
 
     def micro_batches(self) -> Iterator[MicroBatch]:
         """The rest of the current epoch, as counts and positions."""
@@ -244,9 +243,3 @@ class GlobalBatchSampler(Sampler[list[int]]):
         samples = permute(positions, self.samples, self.seed, epoch) if self.shuffle else positions
         for part in torch.split(samples, [m.size for m in micros]):
             yield part.tolist()
-
-    def state_dict(self) -> dict[str, int]:
-        return {"consumed": self.consumed}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.consumed = state["consumed"]

@@ -12,7 +12,6 @@ it skipped, fewer only at the end.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from itertools import count, islice
 from typing import Any, NamedTuple
@@ -24,7 +23,7 @@ from hpcddp.batchplan import BatchPlan
 from hpcddp.errors import RequestError
 from hpcddp.training.data.randomness import kept_generators, seed_generators
 from hpcddp.training.data.reading import Reading
-from hpcddp.training.data.sampler import MicroBatch, check_epoch
+from hpcddp.training.data.sampler import EpochPosition, MicroBatch
 from hpcddp.training.data.weighing import Loaded
 from hpcddp.units import format_count
 
@@ -43,6 +42,8 @@ class Stream:
             seed_generators("stream", seed, epoch)
             self.source = iter(dataset)
         self._skip: Callable[[int], int] | None = getattr(self.source, "skip", None)
+        self._ahead: list[Any] = []  # a sample that `goes_on` has read
+        self._skipped = 0  # samples that it has skipped
 
     @property
     def can_skip(self) -> bool:
@@ -51,15 +52,28 @@ class Stream:
 
     def read(self, samples: int) -> list[Any]:
         """The next samples; fewer at the end."""
-        return list(islice(self._read(), samples))
+        ahead, self._ahead = self._ahead[:samples], self._ahead[samples:]
+        return [*ahead, *islice(self._read(), samples - len(ahead))]
 
     def skip(self, samples: int) -> int:
         """Skip the next samples; returns how many there were."""
+        if not samples:
+            return 0
+        early, self._ahead, self._skipped = len(self._ahead) + self._skipped, [], 0
+        samples -= early
         if self._skip is None:
-            return sum(1 for _ in islice(self._read(), samples))
+            return early + sum(1 for _ in islice(self._read(), samples))
         passed = self._skip(samples) if samples else 0
         self._number += passed
-        return passed
+        return early + passed
+
+    def goes_on(self, *, reads: bool) -> bool:
+        """Whether there is another sample. `reads`: the next call reads it; else that skips it, and so does this."""
+        if reads:
+            self._ahead = self.read(1)
+        else:
+            self._skipped = self.skip(1)
+        return bool(self._ahead or self._skipped)
 
     def _read(self) -> Iterator[Any]:
         while True:
@@ -96,6 +110,7 @@ class StreamStart(NamedTuple):
     seed: int
     epoch: int
     position: int  # samples of this epoch that are consumed
+    length: int | None  # samples of the epoch, if that is known
 
 
 class RankSteps(IterableDataset[StepParts]):
@@ -117,10 +132,11 @@ class RankSteps(IterableDataset[StepParts]):
         worker = get_worker_info()
         nth, workers = (worker.id, worker.num_workers) if worker is not None else (0, 1)
         whole = self._start.plan.global_batch
+        reads = workers == 1 and next(iter(self._start.plan.pieces(self._start.data_rank))).start == 0
         stream = self._open(self._start.position)
         for step in count():
             if step % workers == nth:
-                total, micros = self._read_step(stream, self._start.position + step * whole)
+                total, micros = self._read_step(stream, self._start.position + step * whole, reads=reads)
                 if total:
                     yield micros
             else:
@@ -133,8 +149,12 @@ class RankSteps(IterableDataset[StepParts]):
         stream.skip(position)
         return stream
 
-    def _read_step(self, stream: Stream, position: int) -> tuple[int, StepParts]:
-        """(samples of the global batch at this position, this rank's micro batches of it)."""
+    def _read_step(self, stream: Stream, position: int, *, reads: bool) -> tuple[int, StepParts]:
+        """(samples of the global batch at this position, this rank's micro batches of it).
+
+        `reads`: this reads the first sample of the next one, too. In a stream whose length is not known, that sample
+        says whether this one is the last of the epoch.
+        """
         plan, at = self._start.plan, 0
         pieces = list(plan.pieces(self._start.data_rank))
         parts = []
@@ -148,10 +168,13 @@ class RankSteps(IterableDataset[StepParts]):
         self._stand_in = next((part[0] for part in parts if part), self._stand_in)
         if self._stand_in is None and not all(parts):
             [self._stand_in] = self._open(position).read(1)
-        last = len(pieces) - 1
+        last, length = len(pieces) - 1, self._start.length
+        ends = total < plan.global_batch or (
+            not stream.goes_on(reads=reads) if length is None else position + total >= length
+        )
         return total, [
             (
-                MicroBatch(position + piece.start, len(part), total, nth, nth == last, piece.slice),
+                MicroBatch(position + piece.start, len(part), total, nth, nth == last, piece.slice, ends),
                 self._collate(part or [self._stand_in]),
             )
             for nth, (piece, part) in enumerate(zip(pieces, parts, strict=True))
@@ -161,11 +184,11 @@ class RankSteps(IterableDataset[StepParts]):
 # The position of the training in a stream, and reading from there.
 
 
-class StreamSampler:
-    """The position in a stream, as `GlobalBatchSampler` for data with an index. `consumed` is its state.
+class StreamSampler(EpochPosition):
+    """The position in a stream, as `GlobalBatchSampler` for data with an index.
 
     `length` is the number of samples of an epoch if the data set has a `__len__`, else None. Without it an epoch ends
-    where the stream does, and finding the position for a value of `consumed` reads all epochs so far.
+    where the stream does.
     """
 
     def __init__(self, dataset: IterableDataset[Any], plan: BatchPlan, data_rank: int, *, seed: int = 0) -> None:
@@ -175,86 +198,17 @@ class StreamSampler:
         self.plan = plan
         self.data_rank = data_rank
         self.seed = seed
-        self.epoch = 0  # that the next sample belongs to
         self.dataset = dataset
-        self._began = 0  # samples consumed before this epoch
-        self._consumed = 0
-        self._end: tuple[int, int] | None = None  # an epoch whose end was seen, and its length
-
-    @property
-    def consumed(self) -> int:
-        return self._consumed
-
-    @consumed.setter
-    def consumed(self, samples: int) -> None:
-        self._consumed, self.epoch, self._began = samples, 0, 0
-        if self.length is not None:
-            self.epoch, position = divmod(samples, self.length)
-            self._began = samples - position
-            return
-        while self.position:
-            stream = Stream(self.dataset, self.seed, self.epoch)
-            passed = stream.skip(self.position)
-            if passed == self.position and stream.skip(1):
-                return
-            self._next_epoch(passed)
-
-    @property
-    def position(self) -> int:
-        """How many samples of this epoch are consumed."""
-        return self._consumed - self._began
-
-    @property
-    def steps_left(self) -> int:
-        """Optimizer steps until the end of this epoch, sys.maxsize if that is not known; 0 after its last one."""
-        if self.position == 0:
-            return 0
-        return -(-(self.length - self.position) // self.plan.global_batch) if self.length is not None else sys.maxsize
-
-    def advance(self, samples: int) -> None:
-        """One optimizer step was made, over this many samples on all ranks together."""
-        self._consumed += samples
-        if samples < self.plan.global_batch or self.position == self.length:
-            self._next_epoch(self.position)
-
-    def end_epoch(self, epoch: int) -> None:
-        """The loop over this epoch's batches is over, at its end or before: the rest of it counts as consumed."""
-        if self.epoch != epoch:
-            return
-        length = self.length
-        if length is None and self._end is not None and self._end[0] == epoch:
-            length = self._end[1]
-        if length is None:
-            stream = Stream(self.dataset, self.seed, epoch)
-            length = stream.skip(self.position)
-            while passed := stream.skip(self.plan.global_batch):
-                length += passed
-        self._consumed = self._began + length
-        self._next_epoch(length)
-
-    def set_epoch(self, epoch: int) -> None:
-        """As of `GlobalBatchSampler`."""
-        check_epoch(epoch, self.epoch, self.position)
-
-    def saw_end(self, epoch: int, length: int) -> None:
-        """The stream of this epoch has ended."""
-        self._end = epoch, length
 
     def start(self) -> StreamStart:
         """Where the rest of this epoch starts."""
-        return StreamStart(self.plan, self.data_rank, self.seed, self.epoch, self.position)
+        return StreamStart(self.plan, self.data_rank, self.seed, self.epoch, self.position, self.length)
 
     def __len__(self) -> int:
         """Micro batches of an epoch. TypeError if the stream's length is not known."""
         if self.length is None:
             raise TypeError("this stream's length is not known")
         return -(-self.length // self.plan.global_batch) * self.plan.passes(self.data_rank)
-
-    def _next_epoch(self, length: int) -> None:
-        if length == 0:
-            raise RequestError(f"the stream of epoch {self.epoch} is empty", "check the path that it is read from")
-        self._began += length
-        self.epoch += 1
 
 
 def read_stream(sampler: StreamSampler, device: torch.device, reading: Reading) -> Callable[[], Iterator[Loaded]]:
@@ -267,7 +221,8 @@ def read_stream(sampler: StreamSampler, device: torch.device, reading: Reading) 
         )
 
     def read() -> Iterator[Loaded]:
-        epoch, position, length = sampler.epoch, sampler.position, sampler.length
+        epoch, start, length = sampler.epoch, sampler.position, sampler.length
+        position = start
         # no persistent workers: they would keep the epoch that they were started with
         loader: DataLoader[Any] = DataLoader(
             RankSteps(sampler.dataset, sampler.start(), reading.collate_fn),
@@ -283,8 +238,14 @@ def read_stream(sampler: StreamSampler, device: torch.device, reading: Reading) 
                 yield Loaded(micro, loaded)
         if length is not None and position < length:
             raise _wrong_length(length, str(position))
-        if length is None:
-            sampler.saw_end(epoch, position)
+        if position == start:
+            raise RequestError(
+                f"the stream of epoch {epoch} is empty"
+                if not start
+                else f"the stream of epoch {epoch} has {format_count(start, 'sample')} at most, and the run has taken"
+                f" {start}",
+                "check the path that it is read from",
+            )
 
     return read
 

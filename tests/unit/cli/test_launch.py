@@ -102,10 +102,16 @@ def test_uneven_slots_are_refused_with_both_counts(tmp_path: Path) -> None:
     assert "1 to 2 slots per host" in said.stderr
 
 
-def test_a_name_that_schedulers_do_not_take_is_another_and_said(tmp_path: Path) -> None:
-    said = launch(tmp_path, "--here", "--dry-run", "--launcher", "torchrun", "--name", "a b", "--", "true")
-    name = said.stderr.partition("job name 'a b' becomes '")[2].partition("'")[0]
-    assert f"/runs/{name}\n" in said.stdout
+def test_the_name_is_made_of_the_command_once_and_stands_in_the_script(tmp_path: Path) -> None:
+    """Before any of its placeholders is filled, so that each start of the script has the same run."""
+    line = ("--here", "--dry-run", "--launcher", "torchrun")
+    said = launch(tmp_path, *line, "--", "python", "t.py", "--lr", "7", "--out", "{run_dir}")
+    again = launch(tmp_path, *line, "--", "python", "t.py", "--lr", "7", "--out", "{run_dir}")
+    assert re.search(r' supervise --script "\$0" --name t-lr7-out\+run_dir-[0-9a-f]{10} ', said.stdout), said.stdout
+    assert said.stdout == again.stdout
+    refused = launch(tmp_path, *line, "--name", "a b", "--", "true")
+    assert refused.returncode == 2
+    assert refused.stderr.splitlines()[-1] == "hint: --name a_b"
 
 
 def test_a_slurm_allocation_gets_srun(tmp_path: Path) -> None:
@@ -321,3 +327,33 @@ def test_a_command_that_cannot_be_started_makes_no_run_folder(tmp_path: Path) ->
     said = launch(tmp_path, "--here", "--", "train.py", PATH="/usr/bin:/bin")
     assert (said.returncode, said.stderr.splitlines()[-1]) == (2, "hint: -- python train.py")
     assert not (tmp_path / "runs").exists()
+
+
+def test_launch_scratch_keeps_no_folder(tmp_path: Path) -> None:
+    code = "import os, sys; print(os.path.isdir(os.environ['HPCDDP_RUN_DIR'] + '/attempts')); sys.exit(3)"
+    done = launch(tmp_path, "--here", "--scratch", "--ranks-per-node", "1", "--", sys.executable, "-c", code)
+    assert (done.returncode, done.stdout.partition("\n")[0]) == (3, "True")
+    assert os.listdir(tmp_path) == []
+    (tmp_path / "runs/train").mkdir(parents=True)
+    assert launch(tmp_path, "--here", "--scratch", "--ranks-per-node", "1", "--", "true").returncode == 0
+    assert os.listdir(tmp_path / "runs") == ["train"]
+
+
+@pytest.mark.parametrize("option", [("--name", "a"), ("--fresh",), ("--resume", "a")])
+def test_what_chooses_a_run_does_not_go_with_scratch(tmp_path: Path, option: tuple[str, ...]) -> None:
+    done = launch(tmp_path, "--here", "--scratch", *option, "--", "true")
+    assert done.returncode == 2
+    assert f"--scratch keeps no run, and {option[0]} chooses one\nhint: leave out {option[0]}" in done.stderr
+
+
+def test_scratch_removes_no_run_that_was_there(tmp_path: Path) -> None:
+    text = launch(tmp_path, "--here", "--scratch", "--dry-run", "--ranks-per-node", "1", "--", "true").stdout
+    folder = re.search(r"runs/\.scratch-\S+", text)
+    assert folder is not None
+    (tmp_path / "runs/mine").mkdir(parents=True)
+    script = tmp_path / "job.sh"
+    script.write_text(text.replace(folder[0], "runs/mine"))
+    done = subprocess.run(["bash", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "runs/mine is there already, and --scratch would remove it" in done.stderr
+    assert os.listdir(tmp_path / "runs") == ["mine"]

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from hpcddp.runs.folder import AttemptFolder, RunFolder
-from hpcddp.runs.lock import Holder, release_run, take_run
+from hpcddp.runs.lock import BY_HAND, Holder, release_run, take_run
 from hpcddp.runs.submitted import Submission, begin_submission, note_submission
 
 
@@ -32,8 +32,8 @@ def held(
     by_hand: bool = False,
 ) -> AttemptFolder:
     """An attempt of this job holds the run, on a host that is not this one; with a status it has ended."""
-    of = run.attempt(attempt or f"{job}.1")
-    holder = Holder(of.name, "node1", "", 1, "1", scheduler, job, since=SINCE, by_hand=by_hand)
+    of = run.attempt(attempt or f"{job}{f'{BY_HAND}7' if by_hand else ''}.1")
+    holder = Holder(of.name, "node1", "", 1, "1", scheduler, job, since=SINCE)
     take_run(run, holder, lambda _scheduler, _job: "gone")
     Path(of.path).mkdir(parents=True)
     if status is not None:

@@ -185,6 +185,35 @@ def test_who_waits_in_a_sweep_waits_for_all_before_it_and_not_only_for_the_one_t
     assert not (here / "2").exists()
 
 
+def test_a_job_that_is_submitted_fresh_begins_the_run_that_submit_has_made_for_it(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--name", "a", "--", "python", "-c", "print('said')"]
+    first = submit(capsys, *words)
+    assert ended("a").job == first
+    again = submit(capsys, "--fresh", *words)
+    assert (ended("a").state, ended("a").job) == ("finished", again)
+    assert (ended("a.old1").state, ended("a.old1").job) == ("finished", first)
+    assert sorted(os.listdir("runs")) == ["a", "a.old1"]
+    assert "hpcddp: run runs/a: new\n" in (here / "runs/a/submitted/000001/output").read_text()
+
+
+def test_each_index_of_an_array_here_is_a_run_with_a_job_of_its_own(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ids = submit(capsys, "--name", "s", "--array", "1-3", "--", "python", "-c", WAITS).split()
+    until((here / "here").exists)
+    assert [(status(f"s.{i}").state, status(f"s.{i}").job) for i in (1, 2, 3)] == [
+        ("running", ids[0]),
+        ("queued", ids[1]),
+        ("queued", ids[2]),
+    ]
+    assert status("s").why == "1 running, 2 queued"
+    assert main(["cancel", "s.2"]) == 0
+    (here / "go").touch()
+    assert ended("s").why == "1 cancelled, 2 finished"
+
+
 def test_a_sweep_here_may_have_a_limit(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--name", "s", "--set", "sweep.x=1,2", "--set", "array_limit=2", "--", "python", "-c", "pass", "{x}"]
     assert len(submit(capsys, *words).split()) == 2

@@ -12,7 +12,7 @@ import pytest
 
 from hpcddp.cli.main import main
 from hpcddp.runs.folder import RunFolder
-from hpcddp.runs.lock import Holder, take_run
+from hpcddp.runs.lock import BY_HAND, Holder, take_run
 from hpcddp.supervisor.supervise import LOOK_S, StopRequest
 
 from .runs import held, submitted
@@ -188,14 +188,12 @@ def test_what_was_launched_by_hand_ends_without_the_allocation_around_it(
     here: Path, program: Program, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = RunFolder("runs/a")
-    held(run, "12")
-    path = Path("runs/a/holders/000001/holder.json")
-    path.write_text(path.read_text().replace('"by_hand": false', '"by_hand": true'))
+    held(run, "12", by_hand=True)
     on_slurm(program, "12|12|N/A|RUNNING|N/A|N/A|None|interactive")
     for words in ([], ["--now"]):
         assert main(["cancel", "a", *words]) == 0
         assert called(here) == []
-        assert Path(run.stop_request("12")).exists()
+        assert Path(run.stop_request(f"12{BY_HAND}7")).exists()
     assert "would end all of job 12, in which it was launched by hand" in capsys.readouterr().err
 
 

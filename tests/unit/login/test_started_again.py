@@ -15,7 +15,7 @@ from hpcddp.cli.main import main
 from hpcddp.login.judge import is_alive
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.jsonfile import write_object
-from hpcddp.runs.lock import release_run
+from hpcddp.runs.lock import BY_HAND, release_run
 from hpcddp.runs.state import note_checkpoint, write_state
 
 from .conftest import SLURM
@@ -67,7 +67,7 @@ def restarted(scheduler: str, job: str, _after: str, _other: str, *, by_hand: bo
     first = held(RUN, job, scheduler=scheduler, by_hand=by_hand)
     note_checkpoint(first, step=3, epoch=0)
     release_run(RUN, first.name, 1 if by_hand else None)
-    held(RUN, job, attempt=f"{job}.2", scheduler=scheduler, by_hand=by_hand)
+    held(RUN, job, attempt=f"{job}{BY_HAND}8.1" if by_hand else f"{job}.2", scheduler=scheduler)
 
 
 def launched_twice(scheduler: str, job: str, after: str, other: str) -> None:
@@ -157,8 +157,8 @@ def test_every_verb_says_of_a_job_that_starts_again_what_its_scheduler_says(
     assert f"job {job} ({state}) has runs/a, and two jobs cannot write one run" in capsys.readouterr().err
     assert main(["cancel", "a"]) == 0
     called = Path("../called").read_text().splitlines() if Path("../called").exists() else []
-    asked = Path(RUN.stop_request(job)).exists()
     by_hand = "launched" in way
+    asked = Path(RUN.stop_request(f"{job}{BY_HAND}8" if by_hand else job)).exists()
     follows = [f"{'scancel' if scheduler == 'slurm' else 'qdel'} {ids[1]}"] if 1 in shown else []
     if state == "queued":
         assert called == [f"{'scancel' if scheduler == 'slurm' else 'qdel'} {job}"]

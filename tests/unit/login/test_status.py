@@ -15,7 +15,7 @@ from hpcddp.login.find_run import find_run, find_runs
 from hpcddp.login.judge import RunStatus, find_status
 from hpcddp.login.status_text import format_statuses
 from hpcddp.login.watched import Watcher
-from hpcddp.runs.chain import note_own_run
+from hpcddp.runs.chain import note_opened
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.lock import release_run
 from hpcddp.runs.state import write_state
@@ -71,7 +71,7 @@ def test_a_program_without_a_state_ended_as_its_job_did(
 
 def test_a_job_that_left_a_run_of_its_script_unfinished_is_not_finished(here: Path, program: Program) -> None:
     attempt, fold = held(RunFolder("runs/a"), "12", status=85), RunFolder("runs/fold")
-    note_own_run(attempt, fold)
+    note_opened(attempt, fold)
     write_state(fold.attempt(attempt.name), "unfinished", step=7, epoch=1, reason="deadline")
     for _ in range(2):
         assert (status("a").state, status("a").why) == ("unfinished", "run runs/fold: step 7 (deadline)")
@@ -319,16 +319,6 @@ def test_jobs_of_another_owner_are_asked_about_too(
     assert f"--user={owner + 4711}," in (here.parent / "asked").read_text()
 
 
-def test_a_job_that_holds_another_run_of_the_name_is_not_this_ones(here: Path, program: Program) -> None:
-    run = RunFolder("runs/a")
-    attempt = held(run, "38", status=0)
-    write_state(attempt, "finished", step=8, epoch=1, reason="the end")
-    submitted(run, "39")
-    held(RunFolder("runs/a-2"), "39")
-    squeue(program, "39|39|N/A|RUNNING|N/A|N/A|None|")
-    assert (status("a").state, status("a-2").state, status("a-2").job) == ("finished", "running", "39")
-
-
 def test_a_point_that_has_not_begun_is_known(here: Path, program: Program) -> None:
     submitted(RunFolder("runs/s"), "12", array="1-9")
     Path("runs/s/sweep.json").write_text('{"schema": 1, "axes": {}, "array": "1-9"}')
@@ -464,6 +454,19 @@ def test_a_run_that_ends_while_its_scheduler_is_asked_has_ended_as_it_says(here:
         end.rename(here / name)
         program("squeue", f"mv '{here / name}' '{end.absolute()}'")  # nothing is left of the job
         assert (status(name).state, status(name).exit_status) == ("failed" if exit_status else "finished", exit_status)
+
+
+def test_a_run_that_begins_and_ends_while_its_scheduler_is_asked_has_ended_as_it_says(
+    here: Path, program: Program
+) -> None:
+    run = RunFolder("runs/a")
+    submitted(run, "12")
+    release_run(run, held(run, "12").name, 0)
+    for path in (run.holders, run.attempts):
+        Path(path).rename(here / Path(path).name)
+    program("squeue", f"cd {here}; mv holders attempts {run.path}")
+    one = status("a")
+    assert (one.state, one.exit_status) == ("finished", 0)
 
 
 @pytest.mark.parametrize(("signal", "exit_status"), [("SIGTERM", 0), ("SIGUSR1", 0), ("SIGINT", 1), ("SIGTERM", 143)])

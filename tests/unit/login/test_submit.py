@@ -14,7 +14,10 @@ import pytest
 
 from hpcddp.cli.main import main
 from hpcddp.ranks.frameworks import FRAMEWORK_VARIABLES
-from hpcddp.runs.folder import RunFolder
+from hpcddp.runs.folder import RunFolder, name_checkpoint
+from hpcddp.runs.lock import release_run
+from hpcddp.runs.start import Request, read_begun, set_aside
+from hpcddp.runs.state import write_state
 from hpcddp.runs.submitted import begin_submission, note_sweep, read_submissions
 
 from .conftest import SLURM
@@ -118,7 +121,7 @@ def test_a_request_that_the_scheduler_took_and_did_not_answer_may_be_queued(
         "sbatch",
         "echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv operation' >&2; exit 1",
     )
-    assert submit(*TRAIN) == 5
+    assert submit("--name", "python", *TRAIN) == 5
     assert "job python may be queued all the same\nhint: look for it in the queue" in capsys.readouterr().err
     assert (here / "runs/python/submitted/000001/script.sh").exists()
 
@@ -127,7 +130,7 @@ def test_an_answer_without_an_id_is_no_success(
     here: Path, program: Program, capsys: pytest.CaptureFixture[str]
 ) -> None:
     program("sbatch", "echo welcome to the cluster")
-    assert submit(*TRAIN) == 5
+    assert submit("--name", "python", *TRAIN) == 5
     assert "which has no job id: job python may be queued all the same" in capsys.readouterr().err
     assert (here / "runs/python/submitted/000001/script.sh").exists()
 
@@ -210,9 +213,168 @@ def test_two_jobs_cannot_wait_for_one_run_unless_one_waits_for_the_other(
     assert "hint: --after afterany:4711" in said
     assert submit("--name", "train", "--after", "afterany:4711", *TRAIN) == 0
     assert "#SBATCH --dependency=afterany:4711" in (here / "given.sh").read_text()
-    assert submit("--name", "train", "--fresh", *TRAIN) == 0
-    assert sorted(os.listdir(here / "runs")) == ["train", "train-2"]
-    assert "--made-run train-2" in (here / "given.sh").read_text()
+    assert submit("--name", "train", "--fresh", "--after", "afterany:4711", *TRAIN) == 2
+    assert "hint: hpcddp cancel train, which ends it; or another run: --name X" in capsys.readouterr().err
+    assert os.listdir(here / "runs") == ["train"]
+
+
+def leave(name: str, status: str = "finished", *, job: str = "30", exit_status: int = 0, step: int = 8) -> RunFolder:
+    """A run whose job has ended, with a checkpoint."""
+    run = RunFolder(f"runs/{name}")
+    attempt = held(run, job)
+    Path(name_checkpoint(run.checkpoints, step)).mkdir(parents=True)
+    write_state(attempt, status, step=step, epoch=1, reason="the end")
+    release_run(run, attempt.name, exit_status)
+    return run
+
+
+def test_a_run_with_nothing_left_is_refused_with_its_remedies(
+    here: Path, program: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program("sbatch", SBATCH)
+    program("squeue", "")
+    leave("a")
+    assert submit("--name", "a", *TRAIN) == 2
+    out = capsys.readouterr()
+    finished = r"run runs/a: finished at step 8 on \d{4}-\d\d-\d\d \(the end\)"
+    remedies = "hint: for a larger number of epochs: --resume a; to begin anew: --fresh; or another run: --name X"
+    assert re.search(f"{finished}: a job would make no step\n{remedies}", out.err)
+    assert not (here / "given.sh").exists()
+    assert submit("--resume", "a", *TRAIN, "--epochs", "4") == 0
+    assert submit("--name", "b", *TRAIN) == 0
+    assert submit("--name", "a", "--fresh", *TRAIN) == 0
+
+
+def test_a_finished_run_whose_job_did_not_end_well_has_something_left(here: Path, program: Program) -> None:
+    program("sbatch", SBATCH)
+    program("squeue", "")
+    leave("a", exit_status=1)  # of the evaluation behind the training
+    assert submit("--name", "a", *TRAIN) == 0
+    release_run(RunFolder("runs/b"), held(RunFolder("runs/b"), "30").name, 0)  # of a program without a state
+    assert submit("--name", "b", *TRAIN) == 0
+
+
+@pytest.mark.parametrize(
+    ("begin", "said"),
+    [
+        (lambda: None, "run runs/a: new\n"),
+        (lambda: submitted(RunFolder("runs/a"), "30"), "run runs/a: new\n"),
+        (lambda: leave("a", "unfinished"), "run runs/a: resumes from step 8\n"),
+        (lambda: leave("a", "failed"), "run runs/a: resumes from step 8\n"),
+        (lambda: held(RunFolder("runs/a"), "30", status=1), "run runs/a: begins again; it has no checkpoint yet\n"),
+        (lambda: leave("a", exit_status=1), "run runs/a: finished at step 8 "),
+    ],
+)
+def test_render_and_submit_say_what_a_start_would_do_now(
+    here: Path, program: Program, capsys: pytest.CaptureFixture[str], begin: Callable[[], object], said: str
+) -> None:
+    program("sbatch", SBATCH)
+    program("squeue", "")
+    begin()
+    for verb, *words in (("submit", "--dry-run"), ("render",), ("submit",)):
+        assert main([verb, *SLURM, *words, "--name", "a", *TRAIN]) == 0
+        is_told = verb == "submit" or not said.endswith("new\n")  # of what is the first here render says nothing
+        assert (said in capsys.readouterr().err) == is_told
+
+
+def test_fresh_sets_the_old_run_aside_when_the_job_is_submitted_and_not_again_when_it_starts(
+    here: Path, program: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program("sbatch", SBATCH)
+    program("squeue", "")
+    leave("a")
+    assert submit("--name", "a", "--fresh", *TRAIN) == 0
+    assert "run runs/a: new, as --fresh asks; the old one is runs/a.old1" in capsys.readouterr().err
+    assert sorted(os.listdir("runs")) == ["a", "a.old1"]
+    found = re.search(r"--fresh (\S+)", (here / "given.sh").read_text())
+    assert found is not None
+    run = RunFolder("runs/a")
+    assert read_begun(run).fresh == found[1]
+    assert [one.job for one in read_submissions(run)] == ["4711"]
+    assert set_aside(Request(run.path, fresh=found[1]), {}) is None  # as the job asks it
+
+
+def test_a_new_run_is_begun_with_the_stamp_of_its_script(here: Path, program: Program) -> None:
+    program("sbatch", SBATCH)
+    assert submit("--name", "a", "--fresh", *TRAIN) == 0
+    assert f"--fresh {read_begun(RunFolder('runs/a')).fresh}" in (here / "given.sh").read_text()
+    assert os.listdir("runs") == ["a"]
+
+
+def test_a_refused_fresh_job_leaves_the_old_run_where_it_was(here: Path, program: Program) -> None:
+    program("sbatch", "echo 'sbatch: error: no more' >&2; exit 1")
+    program("squeue", "")
+    leave("a")
+    before = sorted(map(str, Path("runs").rglob("*")))
+    assert submit("--name", "a", "--fresh", *TRAIN) == 5
+    assert [one for one in before if not Path(one).exists()] == []
+    assert os.listdir("runs") == ["a"]
+
+
+def test_resume_names_the_folder_and_takes_the_new_words(
+    here: Path, program: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program("sbatch", SBATCH)
+    program("squeue", "")
+    leave("old", "unfinished")
+    assert submit("--resume", "old", "--", "python", "-c", "pass", "--lr", "2") == 0
+    script = (here / "given.sh").read_text()
+    assert 'HPCDDP_RUN_DIR="$PWD"/runs/old\n' in script
+    assert " --resume " in script
+    assert "#SBATCH --job-name=old\n" in script
+    assert submit("--resume", "other", *TRAIN) == 2
+    assert "there is no such run\nhint: one of: old" in capsys.readouterr().err
+
+
+def test_what_is_rendered_again_for_the_same_day_has_the_same_stamp(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def render() -> str:
+        assert main(["render", *SLURM, "--name", "a", "--fresh", *TRAIN]) == 0
+        return capsys.readouterr().out
+
+    monkeypatch.delenv("SOURCE_DATE_EPOCH")
+    assert render() != render()
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1764125700")
+    assert render() == render()
+    assert " --fresh 20251126T025500" in render()
+
+
+def test_of_a_sweep_that_is_submitted_again_only_what_is_left_is_queued(
+    here: Path, program: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program("sbatch", SBATCH)
+    program("squeue", "")
+    nodes = ["--name", "s", "--set", "sweep.nodes=1,2", *TRAIN]
+    assert submit(*nodes) == 0
+    leave("s.1")
+    leave("s.2", "unfinished", job="31")
+    capsys.readouterr()
+    assert submit(*nodes) == 0
+    out = capsys.readouterr()
+    assert out.out == "4711\n"
+    assert "run runs/s.1: finished at step 8" in out.err
+    assert "run runs/s.2: resumes from step 8" in out.err
+    leave("s.2", job="32", step=16)
+    assert submit(*nodes) == 2
+    assert "each run of runs/s is finished: a job would make no step" in capsys.readouterr().err
+
+
+def test_an_array_that_is_submitted_again_says_what_is_left_of_it(
+    here: Path, program: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program("sbatch", SBATCH)
+    program("squeue", "")
+    assert submit("--name", "s", "--array", "1-3", *TRAIN) == 0
+    assert "array runs/s: new\n" in capsys.readouterr().err
+    for index, status in (("1", "finished"), ("2", "unfinished")):
+        leave(f"s.{index}", status)
+    assert submit("--name", "s", "--array", "1-3", *TRAIN) == 0
+    assert "array runs/s: 1 finished, 1 resumes\n" in capsys.readouterr().err
+    assert submit("--name", "s", "--array", "1-2", *TRAIN) == 0
+    leave("s.2", job="31", step=16)
+    assert submit("--name", "s", "--array", "1-2", *TRAIN) == 2
+    assert "each run of runs/s is finished" in capsys.readouterr().err
 
 
 def test_two_submits_at_once_do_not_both_get_the_run(
@@ -261,7 +423,7 @@ def test_a_sweep_of_nodes_is_one_job_for_each_at_one_global_batch(
     for number, nodes in (("1", "1"), ("2", "4")):
         script = (here / "scripts" / str(int(number) - 1)).read_text()
         assert f"#SBATCH --nodes={nodes}\n" in script
-        assert f'HPCDDP_RUN_DIR="$PWD"/runs/s.{number}\n' in script
+        assert f" --name s.{number} " in script
         assert "exec --global-batch 64" in script
         (job,) = read_submissions(RunFolder(f"runs/s.{number}"))
         assert job.job == str(99 + int(number))
@@ -320,8 +482,9 @@ def test_a_plain_run_has_no_sweeps_name_and_a_sweep_no_runs(
     assert submit("--name", "a", "--array", "1-3", *TRAIN) == 2
     assert "runs/a is a run already" in capsys.readouterr().err
     assert submit("--name", "b", "--array", "1-3", *TRAIN) == 0
-    assert submit("--name", "b", *TRAIN) == 0
-    assert sorted(os.listdir(here / "runs")) == ["a", "b", "b-2"]
+    assert submit("--name", "b", *TRAIN) == 2
+    assert "runs/b is a sweep or an array, and no run\nhint: --name b-run" in capsys.readouterr().err
+    assert sorted(os.listdir(here / "runs")) == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -347,7 +510,10 @@ def test_each_scheduler_says_the_id_in_its_own_way(
     for name in ("qsub", "sbatch"):
         program(name, f"for last; do :; done; cat \"$last\" > given.sh; echo '{says}'")
     own = ["--set", "pe=mpi"] if "gridengine" in site else []
-    assert main(["submit", "--site", site, *SIZE, *own, "--launcher", _launcher(site), *more, *TRAIN]) == 0
+    assert (
+        main(["submit", "--site", site, *SIZE, *own, "--launcher", _launcher(site), "--name", "python", *more, *TRAIN])
+        == 0
+    )
     assert capsys.readouterr().out == f"{job}\n"
     (noted,) = read_submissions(RunFolder("runs/python"))
     assert noted.job == job
@@ -368,7 +534,7 @@ def test_a_second_array_of_a_name_is_refused_while_the_first_one_lives(
     assert submit(*words) == 2
     said = capsys.readouterr().err
     assert "job 4711 (queued) has runs/s" in said
-    assert "or runs of its own: --name s-2" in said
+    assert "hint: --after afterany:4711 to resume it then; or another run: --name X" in said
     assert submit("--after", "afterany:4711", *words) == 0
 
 
@@ -402,8 +568,13 @@ def test_after_means_the_newest_job_of_a_run_and_all_runs_of_a_sweep(
 ) -> None:
     program("sbatch", SBATCH)
     run = RunFolder("runs/c")
-    begun = held(run, "30", status=85)
+    begun = held(run, "30")
     Path(begun.next).write_text("31\n")
+    assert submit("--name", "d", "--after", "c", *TRAIN) == 0
+    assert "#SBATCH --dependency=afterok:30" in (here / "given.sh").read_text()  # it takes back what follows
+    release_run(run, begun.name, 85)
+    assert submit("--name", "d2", "--after", "c", *TRAIN) == 0
+    assert "#SBATCH --dependency=afterok:31" in (here / "given.sh").read_text()
     held(run, "31", status=0)
     for age, path in enumerate([begun.next, *sorted(map(str, Path(run.holders).glob("*/holder.json")))]):
         os.utime(path, (age + 1, age + 1))
@@ -428,7 +599,8 @@ def test_a_scheduler_that_does_not_answer_lets_no_second_job_in(
     assert submit("--name", "train", *TRAIN) == 5
     said = capsys.readouterr().err
     assert "no controller: whether job 4711 of" in said
-    assert submit("--name", "train", "--fresh", *TRAIN) == 0
+    assert submit("--name", "train", "--fresh", *TRAIN) == 5
+    assert os.listdir("runs") == ["train"]
 
 
 def test_a_refused_sweep_of_several_jobs_leaves_nothing(here: Path, program: Program) -> None:
@@ -460,15 +632,6 @@ def test_no_variable_that_hpcddp_gave_a_rank_goes_into_a_new_job(
     assert submit(*TRAIN) == 0
     seen = {line.partition("=")[0] for line in (here / "given.env").read_text().splitlines()}
     assert not seen & {*FRAMEWORK_VARIABLES, "HPCDDP_GUARDED", "HPCDDP_ATTEMPT"}
-
-
-def test_a_job_that_was_to_resume_a_run_says_which(here: Path, program: Program) -> None:
-    program("sbatch", SBATCH)
-    program("squeue", "")
-    assert submit("--name", "a", *TRAIN) == 0
-    assert "--made-run a " in (here / "given.sh").read_text()
-    assert submit("--name", "a", *TRAIN) == 0
-    assert "--resumed-run a " in (here / "given.sh").read_text()
 
 
 def test_a_sweep_over_folders_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -123,7 +123,7 @@ def test_what_submit_sets_aside_its_job_does_not(folder: str) -> None:
     assert set_aside(request, {}) == RunFolder(f"{folder}.old1")
     assert set_aside(request, {}) is None
     seen = begin(request, "local-2")
-    assert (seen.kind, seen.old) == ("begins again", None)
+    assert (seen.kind, seen.old) == ("new", None)
 
 
 def test_one_attempt_at_a_time_holds_a_run(folder: str, another: int) -> None:

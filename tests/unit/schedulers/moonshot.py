@@ -88,7 +88,7 @@ SCHEDULER = Scheduler(
 TEMPLATE = """\
 {% extends "base.sh.j2" %}
 {% block directives %}
-#MOON --name={{ job.name }}
+#MOON --name={{ job.job_name }}
 #MOON --{% if job.site.size == "orbits" %}orbits{% else %}nodes{% endif %}={{ job.nodes }}:{{ job.processes_per_node }}
 #MOON --time={{ job.walltime }}
 {% if job.account %}

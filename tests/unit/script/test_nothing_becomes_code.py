@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from hpcddp.errors import RequestError
+from hpcddp.runs.command import check_name, name_command, nearest_name
 from hpcddp.script.scheduler_options import job_name
 from hpcddp.script.spec import quote_word
 
@@ -58,14 +59,14 @@ def with_texts(site: str, word: str, value: str, name: str, folder: str) -> str:
 @pytest.mark.parametrize("site", ENOUGH)
 @quickly
 @example(word="word", value="value", name="name", folder=",")
-@given(word=texts, value=texts, name=texts.filter(bool), folder=texts.filter(bool))
+@given(word=texts, value=texts, name=texts.map(nearest_name), folder=texts.filter(bool))
 def test_no_text_adds_a_directive_or_a_line(site, word, value, name, folder):
     plain = with_texts(site, "word", "value", "name", "folder")
     try:
         odd = with_texts.__wrapped__(site, word, value, name, folder)
     except RequestError:
         # a module's name; nothing else is refused: all of it can be carried
-        assert "\n" in name + folder or "," in folder or folder.startswith("-")
+        assert "\n" in folder or "," in folder or folder.startswith("-")
         return
     assert len(odd.split("\n")) == len(plain.split("\n"))
     assert len(directives(odd)) == len(directives(plain))
@@ -74,9 +75,16 @@ def test_no_text_adds_a_directive_or_a_line(site, word, value, name, folder):
 
 @quickly
 @given(texts)
-def test_a_job_name_becomes_one_that_every_scheduler_takes(text):
-    assert re.fullmatch(r"[A-Za-z][A-Za-z0-9_.+-]{0,229}", job_name(text, 230))
-    assert job_name(job_name(text, 230), 230) == job_name(text, 230)
+def test_the_name_nearest_to_a_text_is_taken_as_it_is_by_the_run_and_every_scheduler(text):
+    assert re.fullmatch(r"[A-Za-z][A-Za-z0-9_.+-]{0,229}", job_name(nearest_name(text), 230))
+    assert check_name(nearest_name(text), "--name") == nearest_name(text)
+
+
+@quickly
+@given(st.lists(texts))
+def test_the_name_of_any_command_is_one_that_every_scheduler_takes(words):
+    name = name_command(words)
+    assert job_name(name, 230) == check_name(name, "--name") == name
 
 
 @pytest.mark.parametrize("text", ["nul\0", "\udcff"])

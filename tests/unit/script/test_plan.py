@@ -135,26 +135,49 @@ def test_node_hours_bound_the_walltime_of_large_jobs():
         check_limits(site, "debug", 4, 1801)
 
 
-def test_a_changed_job_name_is_said_and_stays_apart_from_others():
-    """Runs are named after jobs: two names that lose other characters must not share one."""
-    asked = ["a b", "a/b", "a_b", "実験一", "実験二", "x" * 231, "x" * 232]
-    jobs = {name: plan("abci3", name=name) for name in asked}
-    assert len({job.run_dir for job in jobs.values()}) == len(asked)
-    assert jobs["a_b"].name == "a_b"
-    assert re.fullmatch("a_b_[0-9a-f]{6}", jobs["a b"].name)
-    assert any(f"'a b' becomes {jobs['a b'].name!r}" in remark for remark in jobs["a b"].remarks)
-    assert not any("becomes" in remark for remark in jobs["a_b"].remarks)
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("a b", "a_b"),
+        ("a/b", "a_b"),
+        ("../x", "_x"),
+        ("runs/train", "runs_train"),
+        (".hidden", "hidden"),
+        ("-x", "x"),
+        ("lr=1e-3", "lr_1e-3"),
+        ("実験", "_"),
+        ("train.7", "train_7"),
+        ("train.old1", "train_old1"),
+        ("x" * 231, "x" * 230),
+        ("a\n#PBS -q x", "a_PBS_-q_x"),
+    ],
+)
+def test_a_name_is_the_run_s_folder_literally_or_is_refused_with_the_nearest(name, nearest):
+    with pytest.raises(RequestError) as error:
+        plan("abci3", name=name)
+    assert nearest in error.value.hint or "one line" in str(error.value)
+    assert (plan("abci3", name=nearest).name, plan("abci3", name=nearest).run_dir) == (nearest, f"runs/{nearest}")
 
 
-def test_a_changed_name_of_a_script_is_said():
-    job = plan("local", command=["python", "2.py"])
-    assert job.name == "job_2"
-    assert any("job name '2' becomes 'job_2'" in remark for remark in job.remarks)
+def test_a_job_name_that_the_scheduler_would_not_take_is_changed_and_said():
+    job = plan("abci3", name="2nd")
+    assert (job.job_name, job.run_dir) == ("job_2nd", "runs/2nd")
+    assert any("job name '2nd' becomes 'job_2nd'" in remark for remark in job.remarks)
+    assert not any("becomes" in remark for remark in plan("abci3", name="a_b").remarks)
 
 
-def test_a_job_without_a_name_is_called_after_its_script():
-    assert plan("local", command=["python", "/a/b/train.py", "--x", "c.py"]).name == "train"
-    assert plan("local", command=["/usr/bin/env"]).name == "env"
+def test_two_sweeps_of_one_command_have_two_names_and_a_single_point_is_called_after_its_own_words():
+    def name(**axes):
+        return plan("generic-slurm", command=["python", "t.py", "--lr", "{lr}"], sweep=axes).name
+
+    assert re.fullmatch("t-lr\\+lr-lr-1-2-[0-9a-f]{10}", name(lr=["1", "2"]))
+    assert len({name(lr=["1", "2"]), name(lr=["2", "1"]), name(lr=["1", "2", "3"])}) == 3
+    assert name(lr=["1"]) == "t-lr1"
+
+
+def test_a_job_without_a_name_is_called_after_its_command():
+    job = plan("abci3", command=["python", "train.py", "--lr", "1e-3"])
+    assert (job.name, job.job_name, job.run_dir) == ("train-lr1e-3", "train-lr1e-3", "runs/train-lr1e-3")
 
 
 def test_ranks_may_outnumber_this_machines_cores():

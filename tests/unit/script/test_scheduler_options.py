@@ -192,7 +192,7 @@ SWEEP = {"sweep": {"lr": ["0.1", "a b"], "n-x": ["1", "2"]}, "command": ["python
 
 def test_a_chain_of_a_sweep_is_refused_as_a_sweep_and_the_hint_is_a_loop_that_submits_one_for_each_point():
     with pytest.raises(RequestError, match="chain 3 beside sweep: a sweep is one array") as error:
-        plan("generic-slurm", **SWEEP, chain="3")
+        plan("generic-slurm", **SWEEP, chain="3", name="a")
     loop = error.value.hint.removeprefix("a chain for each point: ").replace("hpcddp submit …", "printf '%s\\n'")
     done = subprocess.run(["bash", "-ec", loop], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[:4] == ["--set", "sweep.lr=0.1", "--set", "sweep.n-x=1"]
@@ -205,7 +205,7 @@ def test_the_loop_for_a_chain_of_a_sweep_has_the_options_that_were_typed():
     asked |= {"sweep": ({"lr": ["1", "2"]}, "sweep in a.yaml"), "command": (["python", "a.py", "{lr}"], "a.yaml")}
     with pytest.raises(RequestError) as error:
         check_sweep(read_spec(asked))
-    line = 'hpcddp submit a.yaml --set chain=3 --walltime … --set "sweep.lr=$x" --name "a-lr$x"'
+    line = 'hpcddp submit a.yaml --set chain=3 --walltime … --set "sweep.lr=$x"'
     assert error.value.hint == f"a chain for each point: for x in 1 2; do {line}; done"
 
 
@@ -356,8 +356,8 @@ def test_totals_of_several_nodes_are_whole_nodes(asked):
 
 def test_a_torque_name_is_short():
     asked = {"gpus_per_node": "0", "cpus_per_rank": "1", "walltime": "1:00:00"}
-    name = plan("generic-torque", **asked, name="a" * 20).name
-    assert (len(name), name[:9]) == (15, "aaaaaaaa_")
+    job = plan("generic-torque", **asked, name="a" * 20)
+    assert (len(job.job_name), job.job_name[:9], job.name) == (15, "aaaaaaaa_", "a" * 20)
 
 
 @pytest.mark.parametrize(

@@ -215,7 +215,7 @@ STARTS_RANKS = """
 import os, signal, subprocess, sys
 name, catches, *below = sys.argv[1:]
 def note(number, frame):
-    print(name, signal.Signals(number).name, flush=True)
+    os.write(1, f"{name} {signal.Signals(number).name}\\n".encode())  # at once: print may write in parts
     if not below or name == "rank0":
         os._exit(0)
 for one in catches.split(","):
@@ -225,7 +225,7 @@ for one in below:
     own = {"MARK": child} if child.startswith("rank") else {}
     further = ["below:SIGUSR1,SIGUSR2"] if child == "rank0" else []
     subprocess.Popen([sys.executable, "-c", sys.orig_argv[2], child, catches, *further], env=os.environ | own)
-print(name, os.getpid(), flush=True)
+os.write(1, f"{name} {os.getpid()}\\n".encode())
 while True:
     signal.pause()
 """

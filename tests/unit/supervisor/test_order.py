@@ -13,13 +13,14 @@ import pytest
 from hpcddp.errors import HpcddpError, RequestError
 from hpcddp.ranks.launchers import JOB_LAUNCHERS, LAUNCHERS
 from hpcddp.supervisor.follow import read_walltime
-from hpcddp.supervisor.order import take_index
+from hpcddp.supervisor.order import find_folder, take_index
 from tests.job_script import order_of
 
 EXEC = "python -m hpcddp exec"
 
 
 def words(options: str = "", line: str = f"srun {EXEC} -- python train.py", launcher: str = "srun") -> list[str]:
+    options += "" if "--name" in options else " --name train"
     return shlex.split(f"--scheduler slurm --launcher {launcher} {options} -- {line}")
 
 
@@ -37,6 +38,8 @@ def words(options: str = "", line: str = f"srun {EXEC} -- python train.py", laun
         ("--sweep lr", "--sweep 'lr' is no further value of a name", "--sweep lr=0.1"),
         ("--sweep lr=1 --sweep lr=1", "--sweep 'lr=1' is no further value of a name", "--sweep lr=0.1"),
         ("--sweep lr=1 --sweep lr=2", "{lr} does not stand in the command", "{lr}"),
+        ("--name=../x", "--name '../x' is not one word", "--name _x"),
+        ("--name=x.old1", "--name 'x.old1' ends in .old1", "--name x_old1"),
         ("--chain 2 --chain 3", "--chain stands twice", "--chain 2"),
         ("train.py", "no -- before the command", "--"),
     ],
@@ -46,6 +49,26 @@ def test_a_wrong_word_is_named_before_anything_starts(options: str, message: str
         order_of(words(options))
     assert message in caught.value.message
     assert hint in caught.value.hint
+
+
+def test_the_run_is_the_name_of_the_words_below_runs_or_their_folder_and_is_made_of_no_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    monkeypatch.chdir(tmp_path / "real")
+    link = {"PWD": str(tmp_path / "link")}  # what other hosts may know alone
+    here = {"PWD": "/elsewhere"}
+    for options, env, folder in (
+        ("--name s", link, tmp_path / "link/runs/s"),
+        ("--name s.7", here, tmp_path / "real/runs/s.7"),  # a point of a sweep that is several jobs
+        ("--run-dir a/s", {}, tmp_path / "real/a/s"),
+        ("--run-dir /a/s", link, Path("/a/s")),
+    ):
+        line = ["--scheduler", "slurm", "--launcher", "srun", "--", *f"srun {EXEC} -- python t.py --lr 7".split()]
+        assert find_folder(order_of([*options.split(), *line]), env) == str(folder)
+    with pytest.raises(RequestError, match="name no run\nhint: --name t-lr7"):
+        order_of(line)
 
 
 @pytest.mark.parametrize(

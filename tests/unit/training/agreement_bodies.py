@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,10 @@ def _call(rt: Any, what: str) -> None:
         rt.save_best(1.0)
     elif what == "save_model":
         rt.save_model(f"{rt.folder.run.path}/model.pt")
+    elif what == "signal":
+        rt._watch._signals.received = signal.SIGTERM
+    elif what == "no time for a tail":
+        rt._watch.flags = lambda steps=2, *, tail=False: ("deadline",) if tail else ()
     else:
         getattr(rt, what)("because")
 

@@ -49,17 +49,20 @@ class Heard(NamedTuple):
     samples: int
     total: int
     last: bool
+    micro: MicroBatch
 
 
 class Ear:
     """What a training loader tells the loop it feeds; this loop only keeps what was said last."""
 
     stopping = False
-    epoch_is_read = False
+    run_is_over = False
 
     def settle(self) -> None: ...
 
     def loop_starts(self, epoch: int) -> None: ...
+
+    def last_step_starts(self) -> None: ...
 
     def micro_batch_starts(self, micro: MicroBatch, weight: Weight, nth_pass: int) -> None:
         assert nth_pass == 0
@@ -88,7 +91,7 @@ class Listening:
     def __iter__(self) -> Iterator[Heard]:
         for x, y in self._loader:
             micro, weight = self._ear.now
-            yield Heard(x, y, weight, micro.samples, micro.total, micro.last)
+            yield Heard(x, y, weight, micro.samples, micro.total, micro.last, micro)
 
 
 def _load(name: str) -> ModuleType:

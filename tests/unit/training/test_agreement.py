@@ -28,11 +28,15 @@ def run(run_ranks: RunRanks, folder: Path, *argument: Any) -> tuple[Any, set[int
         pytest.param("stop", 5, [1], True, [11, "because", None], {5, 10, 11}, marks=pytest.mark.slow),
         ("stop", 5, [0, 1], True, [6, "because", None], {5, 6}),
         pytest.param("finish_early", 1, [1], False, [3, None, "because"], {3}, marks=pytest.mark.slow),
-        pytest.param("save", 1, [1], False, [24, None, None], {3, 5, 10, 15, 20, 24}, marks=pytest.mark.slow),
-        pytest.param("save", 1, [0, 1], False, [24, None, None], {2, 5, 10, 15, 20, 24}, marks=pytest.mark.slow),
-        ("save", "epoch", [1], False, [24, None, None], {5, 10, 12, 15, 20, 24}),
-        pytest.param("stop", "epoch", [1], False, [12, "because", None], {5, 10, 12}, marks=pytest.mark.slow),
-        pytest.param("stop", "after", [1], False, [24, "because", None], {5, 10, 15, 20, 24}, marks=pytest.mark.slow),
+        pytest.param("save", 1, [1], False, [24, None, None], {3, 5, 10, 11, 15, 20, 24}, marks=pytest.mark.slow),
+        pytest.param("save", 1, [0, 1], False, [24, None, None], {2, 5, 10, 11, 15, 20, 24}, marks=pytest.mark.slow),
+        ("save", "epoch", [1], False, [24, None, None], {5, 10, 11, 12, 15, 20, 24}),
+        pytest.param("stop", "epoch", [1], False, [12, "because", None], {5, 10, 11, 12}, marks=pytest.mark.slow),
+        ("no time for a tail", 1, [1], True, [11, "deadline", None], {5, 10, 11}),  # before the epoch's last step
+        pytest.param("signal", "epoch", [1], False, [12, "SIGTERM", None], {5, 10, 11, 12}, marks=pytest.mark.slow),
+        pytest.param(
+            "stop", "after", [1], False, [24, "because", None], {5, 10, 11, 15, 20, 24}, marks=pytest.mark.slow
+        ),
     ],
 )
 def test_what_one_rank_asks_for_all_ranks_do_at_one_step(

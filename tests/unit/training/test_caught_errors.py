@@ -46,7 +46,7 @@ def _caught_behind_a_bar(rt, toy):
     _caught_outside(rt, toy, bar)
 
 
-def _caught_between_steps(rt, toy):
+def _caught_in_a_tail(rt, toy):
     try:
         for _ in rt.epochs(3):
             for x, y in toy.loader:
@@ -78,7 +78,7 @@ def _tried_again(rt, toy):
     [
         (_caught_outside, "unfinished", "the loop left epoch 2 of 3 by an exception", 3),
         (_caught_behind_a_bar, "unfinished", "the loop left epoch 2 of 3 by an exception", 3),
-        (_caught_between_steps, "unfinished", "the loop left epoch 1 of 3 by an exception", 4),
+        (_caught_in_a_tail, "unfinished", "the loop left epoch 1 of 3 by an exception", 3),  # in its tail
         (_broken_behind_a_bar, "finished", "the loop left epoch 1 of 3", 4),
         (_tried_again, "finished", "the training loop came to its end", 12),
     ],

@@ -16,8 +16,7 @@ from hpcddp.training.checkpoint.tracked import Tracked
 from hpcddp.training.pace import Pace
 from hpcddp.training.stopping import SignalFlag, StopWatch
 
-MARGIN_S = Pace().needed_s(100)
-FAR = 1000  # steps until the epoch's end
+MARGIN_S = Pace().needed_s()
 
 
 class Clock:
@@ -36,10 +35,14 @@ class Run:
         self.pace = Pace(self.clock)
         self.pace.step_began()
 
-    def step(self, *lengths_s: float, last: bool = False) -> None:
+    def step(self, *lengths_s: float) -> None:
         for seconds in lengths_s:
             self.clock.now += seconds
-            self.pace.step_ended(last=last)
+            self.pace.step_ended()
+
+    def tail(self, seconds: float, *, early: bool = False) -> None:
+        self.clock.now += seconds
+        self.pace.tail_ended(early=early)
 
     def save(self, seconds: float) -> None:
         self.pace.save_began()
@@ -47,8 +50,8 @@ class Run:
         self.pace.save_ended(seconds)
         self.pace.training_resumed()
 
-    def needed_s(self, steps_left: int = FAR) -> float:
-        return self.pace.needed_s(steps_left) - MARGIN_S
+    def needed_s(self, steps: int = 2, *, tail: bool = False) -> float:
+        return self.pace.needed_s(steps, tail=tail) - MARGIN_S
 
 
 def test_two_slow_steps_and_one_and_a_half_saves_have_to_fit() -> None:
@@ -80,11 +83,10 @@ def test_an_odd_step_is_forgotten_when_there_were_enough_others() -> None:
     assert run.needed_s() == 10, "steps that become slow are no exception"
 
 
-def test_a_save_and_the_end_of_an_epoch_are_no_part_of_a_step() -> None:
+def test_a_save_and_the_tail_of_an_epoch_are_no_part_of_a_step() -> None:
     run = Run()
-    run.step(1, 1, 1, last=True)
-    run.clock.now += 40  # evaluation
-    run.pace.epoch_ended()
+    run.step(1, 1, 1)
+    run.tail(40)
     run.save(10)
     run.clock.now += 7  # whatever is between two epochs
     run.pace.step_began()
@@ -92,15 +94,48 @@ def test_a_save_and_the_end_of_an_epoch_are_no_part_of_a_step() -> None:
     assert run.needed_s() == 2 + 15
 
 
-def test_the_end_of_the_epoch_has_to_fit_if_it_is_reached_before_the_ranks_agree() -> None:
+def test_before_the_last_step_of_an_epoch_one_step_and_the_tail_have_to_fit() -> None:
     run = Run()
-    run.step(1, 1)
-    run.step(1, last=True)
-    run.clock.now += 40
-    run.pace.epoch_ended()
+    run.step(1, 1, 1)
+    assert [run.needed_s(), run.needed_s(1, tail=True), run.needed_s(0)] == [2, 1, 0], "the first tail is not known"
+    run.tail(40)
     run.pace.step_began()
     run.step(1)
-    assert [run.needed_s(left) for left in (3, 2, 1, 0)] == [2, 2, 42, 42]
+    assert [run.needed_s(), run.needed_s(1, tail=True), run.needed_s(0)] == [2, 41, 0]
+
+
+def test_the_tail_of_the_attempt_before_holds_until_one_is_measured_and_then_the_longest_one() -> None:
+    run = Run()
+    lengths = []
+    run.pace.expect_tail(60)
+    for seconds in (0, 40, 30):
+        lengths.append((run.needed_s(1, tail=True), run.pace.tail_is_long))
+        run.pace.step_began()
+        run.pace.step_ended()
+        run.tail(seconds)
+        run.pace.expect_tail(60)
+    assert lengths == [(60, True), (0, False), (40, True)]
+    assert run.needed_s(1, tail=True) == 40
+
+
+def test_an_epoch_that_ends_early_may_do_so_again_after_any_step() -> None:
+    run = Run()
+    run.step(1)
+    run.clock.now += 1
+    run.pace.loop_left()
+    run.clock.now += 40
+    run.pace.step_ended(in_tail=True)
+    run.tail(0, early=True)
+    assert [run.needed_s(), run.needed_s(1, tail=True), run.needed_s(0)] == [42, 41, 0]
+
+
+@pytest.mark.parametrize(("seconds", "is_long"), [(None, True), (5.0, False), (5.1, True)])
+def test_a_checkpoint_comes_before_a_tail_of_more_than_5_s_or_that_is_not_known(
+    seconds: float | None, is_long: bool
+) -> None:
+    pace = Pace()
+    pace.expect_tail(seconds)
+    assert pace.tail_is_long == is_long
 
 
 def test_an_unmeasured_save_is_taken_for_what_was_expected_and_then_for_what_it_was() -> None:
@@ -132,10 +167,10 @@ def test_a_deadline_is_near_when_what_is_needed_does_not_fit() -> None:
     run.step(1, 3)
     now = Clock()
     watch = StopWatch(SignalFlag(), now() + 6 + MARGIN_S, run.pace, now)
-    assert watch.flags(FAR) == ()
+    assert watch.flags() == ()
     now.now += 0.001
-    assert watch.flags(FAR) == ("deadline",)
-    assert StopWatch(SignalFlag(), None, run.pace, now).flags(FAR) == ()
+    assert watch.flags() == ("deadline",)
+    assert StopWatch(SignalFlag(), None, run.pace, now).flags() == ()
 
 
 def test_a_first_save_is_guessed_from_the_bytes_that_it_will_have(
@@ -169,10 +204,10 @@ def test_a_handler_of_the_scripts_own_is_said_once() -> None:
     signals = SignalFlag()
     watch = StopWatch(signals, None, warn=said.append)
     with signals.installed():
-        watch.flags(FAR)
+        watch.flags()
         assert not said
         signal.signal(signal.SIGUSR1, lambda *_: None)
         for _ in range(100):
-            watch.flags(FAR)
+            watch.flags()
     assert len(said) == 1
     assert "handler of its own for SIGUSR1 in the runtime's body" in said[0]

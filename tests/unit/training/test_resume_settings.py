@@ -279,8 +279,18 @@ def test_a_changed_script_is_a_line_while_the_run_is_unfinished_and_an_error_whe
     script.write_text("1")
     attempt(run, steps=2)
     script.write_text("2")
-    attempt(run, steps=40)
+    attempt(run, steps=99)
     assert capfd.readouterr().err.count(f"hpcddp: {script} has changed (accepted)\n") == 1
+    assert attempt(run, steps=99) == []
+    script.write_text("3")
+    with pytest.raises(RequestError, match=r"run is finished, and .*train.py has changed since\nhint: --fresh begins"):
+        attempt(run, steps=99)
+    assert len(attempt(run, steps=99, epochs=5)) == 10, "more epochs are left"
+    script.write_text("4")
+    assert attempt(run, steps=99, epochs=5, accept="script") == []
+    monkeypatch.setattr(sys, "orig_argv", ["python", str(script), "--new"])
+    with pytest.raises(RequestError, match="command: none -> --new"):
+        attempt(run, steps=99)
 
 
 def test_the_ranks_all_raise_the_error_and_none_hangs(tmp_path: Path, run_ranks: RunRanks) -> None:

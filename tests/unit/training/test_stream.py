@@ -57,13 +57,37 @@ def _shards(length: int) -> ShardedStream[int]:
     return ShardedStream(list(enumerate(sizes)), _read_shard, seed=4)
 
 
-KINDS = {"plain": Plain, "sized": Sized, "sharded": _shards}
+class Unsized(IterableDataset):
+    """Shards whose length is not known: an iterator that can skip. Notes the samples that are read."""
+
+    def __init__(self, length: int) -> None:
+        self.shards = _shards(length)
+        self.was_read: list[int] = []
+
+    def set_epoch(self, epoch: int) -> None:
+        self.shards.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, int]]:
+        return _Noted(iter(self.shards), self.was_read)
+
+
+class _Noted(Iterator[tuple[torch.Tensor, int]]):
+    def __init__(self, source: Any, was_read: list[int]) -> None:
+        self.skip, self._source, self._was_read = source.skip, source, was_read
+
+    def __next__(self) -> tuple[torch.Tensor, int]:
+        sample = next(self._source)
+        self._was_read.append(sample[1])
+        return sample
+
+
+KINDS = {"plain": Plain, "sized": Sized, "sharded": _shards, "unsized": Unsized}
 Seen = Counter[tuple[int, int]]
 
 
-def _loader(dataset: Any, plan: Any, rank: int, consumed: int = 0, workers: int = 0) -> Listening:
+def _loader(dataset: Any, plan: Any, rank: int, at: tuple[int, int] = (0, 0), workers: int = 0) -> Listening:
     sampler = StreamSampler(dataset, plan, rank, seed=3)
-    sampler.consumed = consumed
+    sampler.epoch, sampler.position = at
     weighing = Weighing(plan.data_size, plan_layout(rank, plan.data_size), CPU)
     return Listening(lambda ear: TrainingLoader(dataset, sampler, CPU, weighing, Reading(workers), ear, unheard()))
 
@@ -81,7 +105,7 @@ def _go(loaders: list[Listening], epochs: int, steps: int, seen: Seen, draws: di
                     seen[epoch, i] += 1
                     assert draws.setdefault((epoch, i), x) == x
             for loader in loaders:
-                loader.sampler.advance(alike[0][0].total)
+                loader.sampler.advance(alike[0][0].micro)
             made += 1
             if made == steps:
                 return
@@ -111,18 +135,18 @@ def test_a_chain_of_runs_on_changing_world_sizes_sees_every_sample_of_a_stream_o
 ) -> None:
     seen: Seen = Counter()
     draws: dict[Any, Any] = {}
-    consumed = 0
+    at = (0, 0)
     for world_size, largest, steps in [*segments, (1, 10**6, 10**6)]:
         try:
             plan = plan_batch(global_batch, world_size, largest, global_batch if slices else None)
         except RequestError:
             continue
-        loaders = [_loader(KINDS[kind](length), plan, rank, consumed) for rank in range(world_size)]
+        loaders = [_loader(KINDS[kind](length), plan, rank, at) for rank in range(world_size)]
         _go(loaders, 2, steps, seen, draws)
-        [consumed] = {loader.sampler.consumed for loader in loaders}
-    assert consumed == 2 * length
+        [at] = {(loader.sampler.epoch, loader.sampler.position) for loader in loaders}
+    assert at == (2, 0)
     samples = {1000 * n + i for n, size in _shards(length).shards for i in range(size)}
-    expected = samples if kind == "sharded" else range(length)
+    expected = samples if kind in ("sharded", "unsized") else range(length)
     assert seen == Counter((epoch, i) for epoch in range(2) for i in expected)
 
 
@@ -136,7 +160,7 @@ def _drawn(dataset: Any, world_size: int, workers: int) -> list[Any]:
             for batch in alike:
                 found += list(zip(batch.y[: batch.samples].tolist(), batch.x.tolist(), strict=False))
             for loader in loaders:
-                loader.sampler.advance(alike[0].total)
+                loader.sampler.advance(alike[0].micro)
         for loader in loaders:
             loader.sampler.end_epoch(epoch)
     return found
@@ -149,7 +173,7 @@ def test_order_and_draws_are_the_same_on_any_rank_and_in_any_worker(kind: str) -
     assert expected[:24] != expected[24:]
     assert _drawn(KINDS[kind](24), 3, 0) == expected
     assert _drawn(KINDS[kind](24), 2, 1) == expected
-    if kind == "sharded":
+    if kind in ("sharded", "unsized"):
         assert _drawn(KINDS[kind](24), 1, 2) == expected
 
 
@@ -240,9 +264,26 @@ def test_leaving_an_epoch_early_skips_the_rest_of_it() -> None:
     for kind in KINDS.values():
         loader = _loader(kind(10), plan_batch(3, 1), 0)
         batch = next(iter(loader))
-        loader.sampler.advance(batch.total)
+        loader.sampler.advance(batch.micro)
         loader.sampler.end_epoch(0)
-        assert (loader.sampler.epoch, loader.sampler.consumed) == (1, 10)
+        assert (loader.sampler.epoch, loader.sampler.position) == (1, 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("length", [12, 14])
+def test_the_last_batch_of_a_stream_is_known_as_such_when_it_comes(kind: str, length: int) -> None:
+    for world_size, workers in ((1, 0), (3, 0), (2, 1)):
+        plan = plan_batch(6, world_size, 1)
+        for rank in range(world_size):
+            micros = [batch.micro for batch in _loader(KINDS[kind](length), plan, rank, workers=workers)]
+            assert [one.ends_epoch for one in micros] == [one.position >= 12 - 6 * (length == 12) for one in micros]
+
+
+def test_to_know_the_last_batch_no_sample_is_read_that_would_be_skipped() -> None:
+    for rank in range(3):
+        data = Unsized(18)
+        batches = list(_loader(data, plan_batch(6, 3), rank))
+        assert data.was_read == [i for batch in batches for i in batch.y.tolist()]
 
 
 def test_shards_of_other_ranks_are_never_opened() -> None:
