@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from hpcddp.errors import HpcddpError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import CodeType, TracebackType
 
 _T = TypeVar("_T")
@@ -37,6 +37,18 @@ def _report_if_last(mine: HpcddpError, line: str = "") -> None:
             print(f"hpcddp: {line and line + ': '}{value}", file=sys.stderr, flush=True)
             sys.exit(mine.exit_code)
         usual(kind, value, trace)
+
+    sys.excepthook = report
+
+
+def add_line(kind: type[BaseException], line: Callable[[], str]) -> None:
+    """Where an error of this kind ends the process, print this line behind its traceback, unless it is empty."""
+    usual = sys.excepthook
+
+    def report(found: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
+        usual(found, value, trace)
+        if issubclass(found, kind) and (told := line()):
+            print(told, file=sys.stderr, flush=True)
 
     sys.excepthook = report
 

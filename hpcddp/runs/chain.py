@@ -100,14 +100,14 @@ def decide_start(states: Sequence[State], since: Link | None, *, again: bool, en
     if since is None:
         return StartDecision(True)
     step = sum(one.step for one in states)
-    failed = [s for s in states if s.status == "failed" and job_of(s.attempt) == job_of(since.attempt)]
+    job = job_of(since.attempt)
+    failed = [s for s in states if s.status == "failed" and (not again or job_of(s.attempt) == job)]
     if failed:
-        return StartDecision(
-            False, f"attempt {since.attempt} failed at step {failed[0].step}: {failed[0].reason}", True
-        )
+        last = failed[0]
+        return StartDecision(False, f"attempt {last.attempt} failed at step {last.step}: {last.reason}", True)
     is_finished = bool(states) and all(one.status == "finished" for one in states)
     if is_finished and ended_well:
-        return StartDecision(False, f"attempt {since.attempt} has finished the run at step {step}")
+        return StartDecision(False, f"attempt {states[0].attempt} has finished the run at step {step}")
     if again or step > since.step:
         return StartDecision(True)
     if is_finished:

@@ -221,19 +221,6 @@ def name_holder(run: RunFolder, number: int) -> str:
     return os.path.join(run.holders, f"{number:06d}")
 
 
-def list_runs(base: str) -> list[tuple[int, RunFolder]]:
-    """The folders `base`, `base-2`, `base-3`, … that are there, with their numbers, the lowest first."""
-    parent, name = os.path.split(base)
-    found = []
-    for entry in _list_folders(parent or "."):
-        tail = entry.name.removeprefix(f"{name}-")
-        if entry.name == name:
-            found.append((1, RunFolder(base)))
-        elif entry.name != tail and tail.isdecimal() and tail[0] != "0" and int(tail) > 1:
-            found.append((int(tail), RunFolder(f"{base}-{tail}")))
-    return sorted(found, key=lambda one: one[0])
-
-
 def list_run_folders(path: str) -> list[str]:
     """The folders in this folder that are runs, whatever their names."""
     found = [RunFolder(entry.path) for entry in _list_folders(path)]

@@ -53,7 +53,7 @@ from hpcddp.training.sinks import choose_sinks
 from hpcddp.training.stopping import STOP_FLAGS, SignalFlag, StopTraining, StopWatch, read_deadline
 from hpcddp.training.versions import list_numerics, list_versions
 from hpcddp.training.watchdog import DEFAULT_STALL_S, Watchdog
-from hpcddp.uncaught import Opening
+from hpcddp.uncaught import Opening, add_line
 from hpcddp.units import format_count
 
 # Errors of Python and torch that come of a wrong word for the runtime or its model, in two lines.
@@ -331,6 +331,10 @@ def _is_same(run: RunFolder, *others: RunFolder) -> bool:
     return os.path.realpath(run.path) in {os.path.realpath(other.path) for other in others}
 
 
+_NO_TURN = (
+    "hpcddp: the run is finished, so that its loop had no turn and set no variable\n"
+    "hint: compute behind the loop what is needed there, or keep it in an object that rt.prepare is given"
+)
 _STOPPED: dict[str, tuple[str, bool]] = {}  # attempts in which this process has stopped in time: why; on rank 0
 
 
@@ -380,6 +384,8 @@ def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iter
         watch = StopWatch(signals, deadline, warn=partial(print_warning, is_first=group.is_first))
         report = Report(setup, metrics, watch.pace, sinks=sinks, interval_s=interval_s, deadline=lambda: watch.deadline)
         rt = Runtime(setup, gradients, watch, metrics, report, note, stack)
+        if over:
+            add_line(NameError, lambda: _NO_TURN if rt._is_finished else "")
         stack.enter_context(pulse.following(lambda: rt.steps, watch.move_deadline))
         if stall_s is not None and group.world_size > 1:
             stack.enter_context(Watchdog(group, stall_s, lambda: watch.pace.batches, report.say).watching())

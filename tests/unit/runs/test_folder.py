@@ -19,7 +19,7 @@ from hpcddp.runs.folder import (
     list_attempts,
     list_checkpoints,
     list_holders,
-    list_runs,
+    list_run_folders,
     name_checkpoint,
 )
 from hpcddp.runs.jsonfile import DamagedFileError
@@ -128,7 +128,7 @@ def test_a_folder_that_cannot_be_listed_is_told_in_two_lines(
         "checkpoints": lambda: list_checkpoints(run.checkpoints),
         "attempts": lambda: list_attempts(run),
         "holders": lambda: list_holders(run),
-        ".": lambda: list_runs(f"{tmp_path}/train"),
+        ".": lambda: list_run_folders(str(tmp_path)),
     }
     with pytest.raises(RequestError) as error:
         ask[folder]()
@@ -138,7 +138,7 @@ def test_a_folder_that_cannot_be_listed_is_told_in_two_lines(
 def test_a_link_loop_among_folders_is_named(tmp_path: Path) -> None:
     (tmp_path / "train").symlink_to(tmp_path / "train")
     with pytest.raises(RequestError, match=r"/train cannot be read: too many levels .*\nhint: ls -ld .*/train$"):
-        list_runs(f"{tmp_path}/train")
+        list_run_folders(str(tmp_path))
 
 
 @pytest.mark.parametrize(

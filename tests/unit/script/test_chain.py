@@ -44,7 +44,7 @@ _ATTEMPT = """
 import os, signal, sys
 from pathlib import Path
 from hpcddp.runs.folder import RunFolder, find_attempt
-from hpcddp.runs.chain import note_own_run
+from hpcddp.runs.chain import note_opened
 from hpcddp.runs.state import write_state
 story = Path(os.environ["SERVER"], "story")
 lines = story.read_text().splitlines()
@@ -55,7 +55,7 @@ said = {"killed": "unfinished", "killed-finished": "finished"}.get(status, statu
 for fold in step.split("+")[1:]:
     name, _, reached = fold.partition("=")
     own = RunFolder(os.path.join(os.path.dirname(run.run.path), name)).attempt(run.name)
-    note_own_run(run, own.run)
+    note_opened(run, own.run)
     write_state(own, "finished" if reached == "9" else "unfinished", step=int(reached), epoch=0, reason="as told")
 step = step.partition("+")[0]
 if step:
@@ -127,7 +127,7 @@ class Server:
             **asked,
             "command": command,
         }
-        text = script(f"generic-{self.scheduler}", PLANNED_BY._replace(python=sys.executable), **asked)
+        text = script(f"generic-{self.scheduler}", PLANNED_BY._replace(python=sys.executable, stamp="1"), **asked)
         (self.folder / "job.sh").write_text(text)
         subprocess.run(
             ["bash", str(self.folder / "bin/qsub"), str(self.folder / "job.sh")],
@@ -275,7 +275,7 @@ def test_a_waiting_link_sees_what_another_job_has_made_of_the_run(pbs, by_anothe
     pbs._run = between
     ends = pbs.run("unfinished 5", by_another, "finished 9")
     assert [end.status for end in ends] == statuses
-    assert "run runs/long: again" in others[0].said
+    assert "run runs/long: begins again" in others[0].said
     assert said in ends[1].said
     assert pbs.state["status"] == state
 
@@ -377,11 +377,31 @@ def test_a_file_that_each_attempt_writes_anew_is_said():
     assert not any("anew" in r for r in plan("generic-slurm", chain="5", output="job.log").remarks)
 
 
-def test_an_attempt_starts_only_after_a_step_that_has_grown():
-    state = State("unfinished", 8, 0, "", "7")
-    assert decide_start(state, None).starts
-    assert decide_start(state, Link("7", 1, 7)).starts
-    for before in (Link("7", 1, 8), Link("7", 1, 9), Link("6", 1, 1)):
-        assert decide_start(state, before).is_failure
-    assert not decide_start(state._replace(status="finished"), Link("7", 1, 7)).is_failure
-    assert decide_start(state._replace(status="what"), Link("7", 1, 7)).is_failure
+STOPPED, DONE, FAILED = (State(status, 8, 0, "as told", "7.1") for status in ("unfinished", "finished", "failed"))
+
+
+@pytest.mark.parametrize(
+    ("states", "since", "again", "well", "starts"),
+    [
+        ([STOPPED], None, False, False, True),  # the first of its chain
+        ([FAILED], None, False, False, True),
+        ([STOPPED], Link("7.1", 1, 7), False, False, True),
+        ([STOPPED], Link("7.1", 1, 8), False, True, False),  # no progress
+        ([STOPPED], Link("7.1", 1, 8), True, False, True),  # its scheduler has started it again
+        ([], Link("7.1", 1, 0), False, False, False),
+        ([FAILED], Link("7.1", 1, 7), False, False, False),
+        ([FAILED], Link("7.1", 1, 7), True, False, False),
+        ([FAILED], Link("9.1", 1, 8), True, False, True),  # of a job before the chain
+        ([DONE], Link("7.1", 1, 7), False, True, False),  # the chain ends
+        ([DONE], Link("7.1", 1, 7), False, False, True),  # an evaluation may be left
+        ([DONE], Link("7.1", 1, 8), False, False, False),  # twice, and no step between
+        ([DONE, STOPPED], Link("7.1", 1, 15), False, True, True),
+        ([DONE, FAILED], Link("7.1", 1, 15), False, True, False),
+    ],
+)
+def test_an_attempt_of_a_chain_starts_unless_there_was_no_progress(
+    states: list[State], since: Link | None, again: bool, well: bool, starts: bool
+) -> None:
+    decision = decide_start(states, since, again=again, ended_well=well)
+    assert decision.starts is starts
+    assert decision.is_failure is (not starts and not (well and states == [DONE]))

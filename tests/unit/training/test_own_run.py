@@ -175,7 +175,21 @@ def test_an_early_stop_that_is_started_again_makes_no_step(tmp_path: Path) -> No
     state = read_state(RunFolder(str(tmp_path / "x")))
     assert state is not None
     assert (state.reason, state.asked) == ("it is good enough", {"epochs": 2})
-    assert _fold(tmp_path / "x", epochs=3) == ("x", 9, 7)
+    assert _fold(tmp_path / "x", epochs=3) == ("x", 8, 6)  # the epoch that it has left is over
+
+
+def test_a_name_error_behind_a_run_that_had_no_turn_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "excepthook", lambda _kind, error, _trace: print(error, file=sys.stderr))
+    ends = []
+    for epochs in (1, 1):
+        _fold(tmp_path / "x", epochs=epochs)
+        capsys.readouterr()
+        sys.excepthook(NameError, NameError("name 'loss' is not defined"), None)
+        sys.excepthook(ValueError, ValueError("another"), None)
+        ends.append("its loop had no turn" in capsys.readouterr().err)
+    assert ends == [False, True]
 
 
 def test_each_start_of_a_job_comes_to_the_folders_by_their_names(tmp_path: Path, job: Job) -> None:
