@@ -319,7 +319,7 @@ def test_resume_names_the_folder_and_takes_the_new_words(
     leave("old", "unfinished")
     assert submit("--resume", "old", "--", "python", "-c", "pass", "--lr", "2") == 0
     script = (here / "given.sh").read_text()
-    assert 'HPCDDP_RUN_DIR="$PWD"/runs/old\n' in script
+    assert " --name old " in script
     assert " --resume " in script
     assert "#SBATCH --job-name=old\n" in script
     assert submit("--resume", "other", *TRAIN) == 2
