@@ -23,7 +23,6 @@ from hpcddp.runs.folder import (
     cannot_write,
     find_holder,
     list_checkpoints,
-    list_holders,
     list_run_folders,
     number_attempt,
     show_path,
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
 #: The variable with which ranks know the stamp of the `--fresh` that was typed.
 FRESH = "HPCDDP_FRESH"
 
+_TRIES = 100  # each one that fails means that another start has set the folder aside meanwhile
 _MOVED = {errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY}  # what a folder that was renamed meanwhile gives
 NEW = "new"
 RESUMES = "resumes"
@@ -167,14 +167,14 @@ def start(
     if outlook.kind == NEW:
         outlook = outlook._replace(beside=_find_beside(run, request))
     is_old = outlook.old is not None
-    while True:
+    for left in reversed(range(_TRIES)):
         name = number_attempt(run, attempt) if numbered else attempt
         check_attempt(run.attempt(name))
         try:
             take_run(run, describe_process(name, process, env, request.command), ask, before)
         except LaunchError as error:
             below = error.__cause__
-            if is_old and isinstance(below, OSError) and below.errno in _MOVED:
+            if request.fresh and left and isinstance(below, OSError) and below.errno in _MOVED:
                 continue  # another start has just set the folder aside
             raise
         try:
@@ -186,6 +186,7 @@ def start(
             release_run(run, name)
             raise cannot_write(run, error) from error
         return outlook._replace(attempt=name)
+    raise AssertionError("the last try returns or raises")
 
 
 def hold(attempt: AttemptFolder, env: Mapping[str, str], command: tuple[str, ...], *, process: int) -> None:
@@ -221,10 +222,9 @@ def is_other(run: RunFolder, fresh: str) -> bool:
 
 def _is_older(run: RunFolder, fresh: str) -> bool:
     """Whether this run, which this process has just taken, is another than that of the stamp: and not one that it, or
-    another start of the same words, has set aside meanwhile."""
+    another start of the same words, has set aside meanwhile, in whose place there are holders and no more."""
     marks = (run.about, run.plan, run.state, run.attempts, run.checkpoints, run.submitted)
-    has_more = any(map(os.path.exists, marks)) or len(list_holders(run)) > 1
-    return has_more and is_other(run, fresh)
+    return any(map(os.path.exists, marks)) and is_other(run, fresh)
 
 
 def begin_run(run: RunFolder, request: Request) -> None:
