@@ -265,14 +265,14 @@ _opened: dict[str, bool] = {}  # folders that this process has opened, and wheth
 
 @contextmanager
 def opening_once(run: RunFolder) -> Iterator[None]:
-    """The folder is open in the body. LaunchError where this process has opened it before: the second training would
+    """The folder is open in the body. RequestError where this process has opened it before: the second training would
     load the weights of the first. A notebook may open its own again once it is closed."""
     path = os.path.realpath(run.path)
     if path in _opened and (_opened[path] or not is_interactive()):
         name = show_path(run.path)
-        raise LaunchError(
+        raise RequestError(
             f"this script has opened run {name} before: its second training would load the weights of the first",
-            f'a run of its own for each, such as hpcddp.runtime(run_dir=f"{name}-{{n}}"), n = 1, 2, …',
+            f'a run of its own for each, such as hpcddp.runtime(run_dir=f"{name}-{{n}}"), n = 1, 2, …; or a script',
         )
     _opened[path] = True
     try:

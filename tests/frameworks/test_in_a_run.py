@@ -117,7 +117,7 @@ def test_a_second_training_of_a_script_is_refused_with_two_lines(heading, repo, 
     refused = launch(begin(tmp_path / "run", f"{script}{train}\n"))
     said = refused.stdout + refused.stderr
     assert refused.returncode == 2, said
-    assert "hpcddp: the script trains a second time in the run" in said
+    assert "hpcddp: this script has opened run runs/own before" in said
     assert "Traceback" not in said
 
 

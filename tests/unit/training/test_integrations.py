@@ -236,7 +236,7 @@ def test_a_second_training_of_a_script_in_one_run_is_refused(
     train(alone(save_every=6))
     with monkeypatch.context() as in_a_script:
         in_a_script.setattr("hpcddp.runs.start.is_interactive", lambda: False)
-        with pytest.raises(LaunchError, match="its second training would load the weights of the first"):
+        with pytest.raises(RequestError, match="its second training would load the weights of the first"):
             train(alone())
     assert callable(hpcddp.integrations.loop), "no module has taken the function's name"
     assert train(alone("b")) == 12, "another attempt resumes"

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import hpcddp
-from hpcddp.errors import HpcddpError, LaunchError
+from hpcddp.errors import HpcddpError, RequestError
 from hpcddp.runs.chain import list_opened, write_follow_up
 from hpcddp.runs.folder import RunFolder, choose_attempt
 from hpcddp.runs.jsonfile import write_object
@@ -238,7 +238,7 @@ def test_one_script_opens_a_folder_once(tmp_path: Path, job: Job, monkeypatch: p
     monkeypatch.setattr("hpcddp.runs.start.is_interactive", lambda: False)
     for base in (None, tmp_path / "x"):
         _fold(base)
-        with pytest.raises(LaunchError, match="its second training would load the weights of the first") as refused:
+        with pytest.raises(RequestError, match="its second training would load the weights of the first") as refused:
             _fold(base)
         name = tmp_path / "t" if base is None else base
         assert f'hpcddp.runtime(run_dir=f"{name}-{{n}}")' in str(refused.value.hint)
@@ -248,7 +248,7 @@ def test_a_notebook_opens_its_folder_again_once_it_is_closed(tmp_path: Path) -> 
     _lose(tmp_path / "x")
     assert _fold(tmp_path / "x") == ("x", 3, 2)
     y = str(tmp_path / "y")
-    with opening_once(RunFolder(y)), pytest.raises(LaunchError, match="opened run"), hpcddp.runtime(2, run_dir=y):
+    with opening_once(RunFolder(y)), pytest.raises(RequestError, match="opened run"), hpcddp.runtime(2, run_dir=y):
         pass
 
 
