@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from hpcddp.batchplan import BatchPlan
-from hpcddp.training.data.randomness import SeededSamples, WorkerStart
+from hpcddp.training.data.randomness import SeededSamples
 from hpcddp.training.data.reading import Reading, check_length
 from hpcddp.training.data.sampler import GlobalBatchSampler, MicroBatch
 from hpcddp.training.data.stream import StreamSampler, read_stream
@@ -269,7 +269,6 @@ def read_samples(
 ) -> Callable[[], Iterator[Loaded]]:
     """A function that reads the rest of the sampler's epoch."""
     options = reading.options(device)
-    options["worker_init_fn"] = WorkerStart(options.get("worker_init_fn"))
     loader: DataLoader[Any] = DataLoader(
         SeededSamples(dataset, sampler.seed, collates=draws_in_collate(reading)),
         batch_sampler=_Draws(sampler),

@@ -7,6 +7,7 @@ sample). So there is no random state to save: a resumed run draws what the undis
 from __future__ import annotations
 
 import ctypes
+import gc
 import random
 import struct
 import sys
@@ -305,13 +306,16 @@ class SeededSamples(Dataset[object]):
 
 
 class WorkerStart:
-    """The worker_init_fn of a loader of SeededSamples: `get_worker_info().dataset` is the user's data set, as it would
-    be without them. A class, because workers that are not forked get it pickled."""
+    """The worker_init_fn of every loader. `get_worker_info().dataset` is the user's data set, as it would be without
+    SeededSamples. A forked worker's garbage collection leaves alone what it has from the rank: a process group or DDP
+    of an earlier training that it destroyed there would end it with a segmentation fault, for their threads are not in
+    the worker. A class, because workers that are not forked get it pickled."""
 
     def __init__(self, init: Callable[[int], object] | None) -> None:
         self._init = init
 
     def __call__(self, worker: int) -> None:
+        gc.freeze()
         info = get_worker_info()
         if info is not None and isinstance(info.dataset, SeededSamples):
             object.__setattr__(info, "dataset", info.dataset.dataset)  # torch lets nobody else set it

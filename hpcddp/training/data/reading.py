@@ -21,6 +21,7 @@ from torch.utils.data import (
 )
 
 from hpcddp.errors import RequestError
+from hpcddp.training.data.randomness import WorkerStart
 
 _MOST_WORKERS = 8  # chosen by itself: each keeps batches and a copy of the interpreter in memory
 _CHOOSE = "take shuffle=True or shuffle=False; choose or weigh samples in the data set, as torch.utils.data.Subset does"
@@ -39,7 +40,8 @@ class Reading:
     def options(self, device: torch.device) -> dict[str, Any]:
         """The arguments of a DataLoader on a rank with this device."""
         pin = device.type == "cuda" if self.pin_memory is None else self.pin_memory and device.type == "cuda"
-        return {"num_workers": self.num_workers, "collate_fn": self.collate_fn, "pin_memory": pin, **self.more}
+        options = {"num_workers": self.num_workers, "collate_fn": self.collate_fn, "pin_memory": pin, **self.more}
+        return options | {"worker_init_fn": WorkerStart(options.get("worker_init_fn"))}
 
 
 def choose_workers(dataset: Dataset[Any], cpus: int, device: torch.device) -> int:

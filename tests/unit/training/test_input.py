@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from hpcddp.training.data import reading
 from hpcddp.training.data.loader import InputWait, PlainCopies, StreamCopies, find_tensors, move_all
+from hpcddp.training.data.randomness import WorkerStart
 from hpcddp.training.data.reading import choose_workers, read_how
 from hpcddp.training.data.sampler import MicroBatch
 from hpcddp.training.data.weighing import Loaded, Weight
@@ -195,3 +199,36 @@ def test_the_warning_names_what_helps() -> None:
         "42% of the time, with 0 workers; set num_workers=7 in the DataLoader or rt.loader"
     )
     assert "--cpus-per-rank" in describe_starving(0.42, 1, 2)
+
+
+class Tied:
+    """Garbage that says where it is destroyed, as a process group's threads would by a crash."""
+
+    def __init__(self, told: Path) -> None:
+        self.me, self.told, self.maker = self, told, os.getpid()
+
+    def __del__(self) -> None:
+        if os.getpid() != self.maker:
+            self.told.touch()
+
+
+class Collecting(Dataset[int]):
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> int:
+        gc.collect()
+        return index
+
+
+def test_a_loader_process_destroys_nothing_that_it_has_from_its_rank(tmp_path: Path) -> None:
+    gc.disable()
+    try:
+        Tied(tmp_path / "told")
+        loader = DataLoader(
+            Collecting(), num_workers=1, worker_init_fn=WorkerStart(None), multiprocessing_context="fork"
+        )
+        assert len(list(loader)) == 2
+    finally:
+        gc.enable()
+    assert not (tmp_path / "told").exists()
