@@ -35,6 +35,8 @@ def _report_if_last(mine: HpcddpError, line: str = "") -> None:
     def report(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
         if value is mine:
             print(f"hpcddp: {line and line + ': '}{value}", file=sys.stderr, flush=True)
+            if hasattr(sys, "ps1"):  # at Python's prompt, which goes on
+                return
             sys.exit(mine.exit_code)
         usual(kind, value, trace)
 

@@ -273,7 +273,8 @@ def _hash_files(run: RunFolder, words: Sequence[str], main: str | None) -> dict[
                 with open(name, "rb") as file:
                     content = file.read()
                 if not os.path.realpath(name).startswith(inside):
-                    found[os.path.basename(name) if name == main else name] = hashlib.sha256(content).hexdigest()
+                    called = os.path.basename(name) if name == main else os.path.normpath(name)
+                    found[called] = hashlib.sha256(content).hexdigest()
         except (OSError, ValueError):  # no file of ours to read, or no name that a file can have
             continue
     return found

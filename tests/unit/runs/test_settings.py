@@ -174,6 +174,8 @@ def test_a_start_is_its_owner_its_words_and_the_files_in_them(tmp_path: Path, mo
     assert start["run"]["command"][:3] == ["python", "train.py", "--conf=conf.yaml"]
     assert start["run"]["command"][-4:-1] == ["14711", "--out", "out/…"], "each start of a job has another id"
     assert start["run"]["owner"]
+    otherwise = describe_start(attempt, ["python", "./train.py", "--conf=./conf.yaml", "./a.json"], None, {})
+    assert otherwise["script"] == start["script"], "a file is compared however it is written"
     of_module = describe_start(attempt, ["python", "-m", "train"], str(tmp_path / "train.py"), {})
     assert list(of_module["script"]) == ["train.py"]
     ranks = [["python", "train.py", "--ranks", "{world_size}"], ["python", "train.py", "--ranks", "4"]]

@@ -200,6 +200,13 @@ def test_an_uncaught_mistake_ends_a_script_in_two_lines(
         assert found[0] == 1 or (second.startswith("hint: ") and not more)
 
 
+def test_a_mistake_at_pythons_prompt_does_not_end_it() -> None:
+    typed = "import hpcddp\nhpcddp.load('no-such-run')\nprint('goes', 'on')\n"
+    done = subprocess.run([sys.executable, "-i"], input=typed, capture_output=True, text=True, check=True, env={})
+    assert "hpcddp: " in done.stderr, done.stderr
+    assert done.stdout == "goes on\n"
+
+
 def test_a_rank_that_finds_the_store_gone_accuses_nobody(free_ports: FreePorts) -> None:
     (port,) = free_ports(1)
     host = host_tcp_store(port, 2, timedelta(seconds=60))
