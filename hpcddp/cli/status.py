@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.streams import tell, tell_each
 from hpcddp.errors import RequestError
-from hpcddp.login.find_run import RUNS, find_runs
+from hpcddp.login.find_run import find_runs
 from hpcddp.login.judge import find_status
 from hpcddp.login.status_text import format_statuses, status_record
+from hpcddp.runs.folder import RUNS
 
 _DESCRIPTION = """\
 Say what became of runs: queued with its estimated start and the reason, running with step, loss, samples/s, time left

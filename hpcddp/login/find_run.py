@@ -9,16 +9,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from hpcddp.errors import RequestError, nearest
-from hpcddp.runs.folder import RunFolder, job_of, list_attempts, list_holders, show_path
+from hpcddp.runs.folder import RUNS, RunFolder, job_of, list_attempts, list_holders, show_path
 from hpcddp.runs.jsonfile import read_line
 from hpcddp.runs.lock import read_end, read_holder, read_holders
 from hpcddp.runs.start import is_run
 from hpcddp.runs.submitted import has_index, is_in, list_points, list_submissions, read_submissions, read_sweep
 from hpcddp.schedulers.job_id import JobId, parse_id
 from hpcddp.schedulers.registry import find_scheduler
-
-#: Where runs are, unless a job file says otherwise.
-RUNS = "runs"
 
 
 def find_runs(words: Sequence[str], folder: str = RUNS) -> list[RunFolder]:

@@ -13,15 +13,11 @@ import re
 
 from hpcddp.errors import RequestError
 from hpcddp.record import TYPE_CHECKING
-from hpcddp.runs.folder import job_of
 from hpcddp.schedulers.row import LONGEST_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_LEAST_NAME = 3  # characters: a shorter job id may be any number
-# As `mktemp` and Python's tempfile name them. What a person calls a file in /tmp may tell two trainings apart.
-_TEMPORARY = r"(?:^|(?<=[\s,:;=]))/(?:var/)?tmp/tmp(?:\.\w{10}|[a-z0-9_]{8})(?![^\s,:;=/])[^\s,:;=]*"
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")  # options of Python whose value is a word of its own
 
 
@@ -42,15 +38,6 @@ def identify_command(words: Sequence[str]) -> tuple[str, ...]:
 def identify_program(command: tuple[str, ...]) -> tuple[str, ...]:
     """What `identify_command` gave, without the arguments of the script or module."""
     return command[: 3 if command[:2] == ("python", "-m") else 2]
-
-
-def leave_out_start(command: tuple[str, ...], attempt: str, job: str) -> tuple[str, ...]:
-    """The command without what each start of a job has otherwise: the attempt's name, or that of the job's first one,
-    which `$HPCDDP_STAGED` has, the job's id, temporary files."""
-    known = {re.escape(name) for name in (job_of(attempt), job) if len(name) >= _LEAST_NAME}
-    names = [rf"\b{name}(?:\.\d+)?\b" for name in known] or [rf"\b{re.escape(attempt)}\b"]
-    changing = re.compile("|".join([*names, _TEMPORARY]))
-    return tuple(changing.sub("…", word) for word in command)
 
 
 # The name of a run: its command's program and options, where the words can be read back from it. Elsewhere a digest of

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
 import time
 
 from hpcddp.errors import RequestError, nearest
@@ -18,6 +17,7 @@ from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.command import identify_command
 from hpcddp.runs.folder import AttemptFolder, RunFolder, cannot_write, job_of, show_path
 from hpcddp.runs.jsonfile import damaged, read_record, write_object
+from hpcddp.runs.start import is_interactive
 from hpcddp.units import shorten
 
 if TYPE_CHECKING:
@@ -236,8 +236,10 @@ def describe_start(
     filled their placeholders, and without the job's id, which each start has otherwise. In a notebook neither words nor
     files are known.
     """
-    owner: dict[str, Any] = {"owner": _name_user()}
-    if "ipykernel" in sys.modules or hasattr(sys, "ps1"):
+    from hpcddp.schedulers.run import name_user
+
+    owner: dict[str, Any] = {"owner": name_user(os.getuid())}
+    if is_interactive():
         return {RUN: owner, SCRIPT: {}}
     plain, filled = json.loads(env.get(UNFILLED) or "[[], []]")
     command = list(words)
@@ -247,15 +249,6 @@ def describe_start(
     known = "|".join(re.escape(one) for one in sorted(names, key=len, reverse=True) if len(one) >= _LEAST_NAME)
     command = [re.sub(rf"(?<!\w)(?:{known})(?!\w)", "…", word) for word in identify_command(command)]
     return {RUN: {**owner, "command": command}, SCRIPT: _hash_files(attempt.run, words[1:], main)}
-
-
-def _name_user() -> str:
-    import pwd
-
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # in a container
-        return str(os.getuid())
 
 
 def _hash_files(run: RunFolder, words: Sequence[str], main: str | None) -> dict[str, str]:

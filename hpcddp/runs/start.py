@@ -66,12 +66,10 @@ class Request(Record):
 
 
 class Begun(Record):
-    """`run.json`, written when the run begins. `fresh`: the stamp that it was begun with. `program`: without arguments.
-    `owner`: the user's name."""
+    """`run.json`, written when the run begins. `fresh`: its stamp, of `--fresh`. `program`: without arguments."""
 
     fresh: str = ""
     program: tuple[str, ...] = ()
-    owner: str = ""
     begun: str = ""
 
 
@@ -229,11 +227,9 @@ def _is_older(run: RunFolder, fresh: str) -> bool:
 
 def begin_run(run: RunFolder, request: Request) -> None:
     """Write run.json, if the run has none. OSError if it cannot be written."""
-    from hpcddp.schedulers.run import name_user
-
     if not os.path.exists(run.about):
         begun = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        record = Begun(request.fresh, identify_program(request.command), name_user(os.getuid()), begun)
+        record = Begun(request.fresh, identify_program(request.command), begun)
         write_object(run.about, record._asdict())
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp.runs.command import identify_command, leave_out_start, name_command
+from hpcddp.runs.command import identify_command, name_command
 
 
 @pytest.mark.parametrize(
@@ -42,30 +42,6 @@ def test_another_script_and_other_arguments_are_another_command(one: str, other:
 def test_a_program_is_known_by_its_name_and_nothing_is_no_command() -> None:
     assert identify_command(["/apps/bin/solve", "-u"]) == identify_command(["solve", "-u"]) == ("solve", "-u")
     assert identify_command([]) == ()
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "is_same"),
-    [
-        ("--out runs/4121.1", "--out runs/4121.2", True),
-        ("--data /local/hpcddp-4121.1/x", "--data /local/hpcddp-4121.1/x", True),  # $HPCDDP_STAGED
-        ("--out /tmp/tmp.fX2pQ9aLb1/data", "--out /tmp/tmp.kU7wE3zNc8/data", True),  # mktemp -d
-        ("--config=/var/tmp/tmpab3_x9qk", "--config=/var/tmp/tmpz81hy__4", True),  # Python's tempfile
-        ("--config /tmp/fold1.yaml", "--config /tmp/fold2.yaml", False),
-        ("--config /tmp/tmp.fold1", "--config /tmp/tmp.fold2", False),
-        ("--config conf/tmp/1.cfg", "--config conf/tmp/2.cfg", False),
-        ("--config /home/me/tmp/tmp.fX2pQ9aLb1", "--config /home/me/tmp/tmp.kU7wE3zNc8", False),
-        ("--fold 1", "--fold 2", False),
-    ],
-)
-def test_what_each_start_has_otherwise_is_left_out_and_what_a_person_named_is_not(
-    one: str, other: str, *, is_same: bool
-) -> None:
-    first, second = (
-        leave_out_start(("fold.py", *words.split()), name, "4121")
-        for words, name in ((one, "4121.1"), (other, "4121.2"))
-    )
-    assert (first == second) is is_same
 
 
 @pytest.mark.parametrize(
