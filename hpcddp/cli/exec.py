@@ -15,7 +15,7 @@ from hpcddp.errors import PEER_FAILED, HpcddpError, LaunchError, RequestError
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.record import Record
 from hpcddp.runs import attempt
-from hpcddp.runs.folder import RunFolder, find_attempt
+from hpcddp.runs.folder import UNFILLED, RunFolder, find_attempt
 from hpcddp.runs.heartbeat import NO_RANK
 from hpcddp.runs.heartbeat import VARIABLE as HEARTBEAT
 
@@ -416,8 +416,6 @@ def _check_one_per_node(info: RankInfo, nodes: int) -> None:
 def note_unfilled(command: list[str], filled: list[str]) -> dict[str, str]:
     """For the comparison of a run's command, which other ranks are no change of."""
     import json
-
-    from hpcddp.runs.settings import UNFILLED
 
     return {UNFILLED: json.dumps([command, filled])}
 

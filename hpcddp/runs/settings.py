@@ -15,7 +15,7 @@ import time
 from hpcddp.errors import RequestError, nearest
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.command import identify_command
-from hpcddp.runs.folder import AttemptFolder, RunFolder, cannot_write, job_of, show_path
+from hpcddp.runs.folder import UNFILLED, AttemptFolder, RunFolder, cannot_write, job_of, show_path
 from hpcddp.runs.jsonfile import damaged, read_record, write_object
 from hpcddp.runs.start import is_interactive
 from hpcddp.units import shorten
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 #: Variables in which the job says which settings are accepted, and which are kept: names with commas between them.
 ACCEPT, KEEP = "HPCDDP_ACCEPT", "HPCDDP_KEEP"
-#: The command before and after `hpcddp exec` has filled its placeholders, as JSON, where it had some.
-UNFILLED = "HPCDDP_UNFILLED"
 RUN, SCRIPT = "run", "script"
 _LARGEST = 1 << 20  # bytes of a file whose content is compared
 _LEAST_NAME = 3  # characters of a job's id that is looked for in words: a shorter one may be any number

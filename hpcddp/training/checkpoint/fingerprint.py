@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from hpcddp.errors import RequestError
 from hpcddp.training.checkpoint.state_tree import gather_whole, module_state
-from hpcddp.training.data.randomness import SeededSamples, kept_generators
+from hpcddp.training.data.randomness import SeededSamples, WorkerStart, kept_generators
 from hpcddp.training.data.stream import Stream
 from hpcddp.training.parallel.layout import Layout
 from hpcddp.training.same_options import refuse_others
@@ -81,6 +81,7 @@ def repeats_itself(stream: IterableDataset[Any], num_workers: int = 0) -> bool:
         batch_size=None,
         num_workers=min(num_workers, 1),
         collate_fn=_as_it_is,
+        worker_init_fn=WorkerStart(None),
         generator=torch.Generator(),
     )
     first, second = (outline_samples(list(loader)) for _ in range(2))
