@@ -7,25 +7,16 @@ The exit code says whose turn it is: 2 the request, 3 the site or its files, 4 t
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # mypy knows the name; importing typing would cost each verb more than all of this file
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import ClassVar
-
 
 class HpcddpError(Exception):
     """What every deliberate error is; `exit_code` is the process's exit status when it reaches the command line."""
 
     exit_code = 1
-    #: Each hears of every error that is made.
-    listeners: ClassVar[list[Callable[[HpcddpError], None]]] = []
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
-        for listener in self.listeners:
-            listener(self)
 
     def __str__(self) -> str:
         return f"{self.message}\nhint: {self.hint}"

@@ -88,9 +88,12 @@ def train(args: argparse.Namespace, run_dir: str | None) -> None:
         last_step = rt.steps + args.limit_steps if args.limit_steps else None
         for epoch in rt.epochs(args.epochs):
             model.train()
-            for x, y in loader:
-                rt.backward(cross_entropy(model(x), y))
-                if rt.step(optimizer) and rt.steps + 1 == last_step:
+            for batch in loader:
+                optimizer.zero_grad()
+                for x, y in rt.micro_batches(batch):
+                    rt.backward(cross_entropy(model(x), y))
+                optimizer.step()
+                if rt.steps + 1 == last_step:
                     rt.stop("the limit of --limit-steps")
             scheduler.step()
             model.eval()

@@ -1,39 +1,42 @@
-"""The micro batch and the global batch that a training loop is at: what belongs around each, done and checked."""
+"""Where a training loop is: its batch, the micro batch, the step. What belongs around each is done and checked here.
+
+One batch of the training loader is one optimizer step. A run with `max_micro_batch` or in exact mode goes over each
+batch in micro batches (`rt.micro_batches`); in any other a batch is one micro batch. Torch's optimizers are left as
+they are: torch's own hooks for all optimizers say when one steps.
+"""
 
 from __future__ import annotations
 
 import gc
 import inspect
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from threading import get_ident
 from types import TracebackType
+from typing import Any, NoReturn
 
+import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from hpcddp.errors import HpcddpError, RequestError
+from hpcddp.training import mistakes
+from hpcddp.training.collectives import sum_over_data_ranks
+from hpcddp.training.data.loader import Batch, Part
 from hpcddp.training.data.randomness import seed_generators
 from hpcddp.training.data.sampler import MicroBatch
-from hpcddp.training.data.weighing import Weight
-from hpcddp.training.gate.step_gate import StepGate
-from hpcddp.training.gate.unprepared import (
-    LOOP,
-    DroppedBatches,
-    FirstSteps,
-    GradientsBetween,
-    check_order,
-    check_schedulers,
-    check_step,
-    refuse_outside,
-)
 from hpcddp.training.gradient.backward import run_backward
 from hpcddp.training.gradient.gradients import Gradients
+from hpcddp.training.gradient.progress import KnownParameters, OptimizerGradients
 from hpcddp.training.pace import Pace
 from hpcddp.training.parallel.calls import ForwardCalls
+from hpcddp.training.setup import RunSetup
 from hpcddp.training.steps import StepRecord
+from hpcddp.training.torch_compat import has_scheduler
 
 # Which loops a resumed run would find again: those over the loader, in epochs, and those over `rt.epochs`.
 
@@ -50,22 +53,14 @@ class EpochLoops:
     def check_count(self, count: int, over: int) -> None:
         """`rt.epochs(count)` begins after `over` epochs. RequestError if the one before leaves it none."""
         if self._most is not None and count <= min(over, self._most):
-            raise RequestError(
-                f"rt.epochs({count}) came after rt.epochs({self._most}), and {over} epochs are over: it counts from the"
-                " start of the run, so that none is left",
-                f"rt.epochs({self._most + count}) for {count} more",
-            )
+            raise mistakes.NO_EPOCH_LEFT.error(count=count, most=self._most, over=over, more=self._most + count)
         self._most = max(count, self._most or 0)
 
     def check_read(self, *, stepped: bool) -> None:
-        """An epoch of rt.epochs is over. RequestError if no loop over the loader has begun, and the script has called
-        for a step all the same, or no epoch is left."""
+        """An epoch of rt.epochs is over. RequestError if no loop over the loader has begun, and an optimizer has
+        stepped all the same, or no epoch is left."""
         if stepped and not self._is_read:
-            raise RequestError(
-                "an epoch of rt.epochs() ended, and no loop over the training loader has begun: a loop over another one"
-                " gives each rank all of the data, and none of its steps is counted",
-                "model, optimizer, loader = rt.prepare(model, optimizer, loader), then for x, y in loader: …",
-            )
+            raise mistakes.LOADER_UNUSED.error()
 
     def check_loop(self, epoch: int, *, is_open: bool) -> None:
         """A loop over the loader begins, with what is left of this epoch. `is_open`: rt.epochs has begun one.
@@ -73,24 +68,13 @@ class EpochLoops:
         self._is_read = True
         if not is_open:
             if self._outside not in (None, epoch):
-                raise RequestError(
-                    "a second epoch began outside of rt.epochs(): a resumed run would not know how many are left",
-                    "for epoch in rt.epochs(10): for x, y in loader: …",
-                )
+                raise mistakes.EPOCH_OUTSIDE.error()
             self._outside = epoch
         elif self.body is not None and epoch > self.body:
-            raise RequestError(
-                f"a second loop over the loader began in epoch {self.body + 1} of rt.epochs(), after its last batch: a"
-                " resumed run would not know of it",
-                "for epoch in rt.epochs(2 * 10): for x, y in loader: …, where each loop is an epoch and epoch % 2 says"
-                " which one; or loader.steps() for several passes over each global batch",
-            )
+            raise mistakes.LOOP_TWICE.error(epoch=self.body + 1)
 
 
-# How a script leaves the loop over `rt.epochs`: by `break` and `return`, by an exception, or past an error.
-
-
-_OWN = "hpcddp.training."
+# How a script leaves the loop over `rt.epochs`: by `break` and `return`, or by an exception.
 
 
 def is_left_by_exception() -> bool:
@@ -106,85 +90,82 @@ def is_left_by_exception() -> bool:
     return any(isinstance(one, TracebackType) and one.tb_lasti == frame.f_lasti for one in holders)
 
 
-class CaughtErrors:
-    """The first error that hpcddp raised in the loop. As long as the run goes on, the script has caught it."""
-
-    def __init__(self, is_watched: Callable[[], bool]) -> None:
-        self._is_watched = is_watched
-        self._first: HpcddpError | None = None
-        self._thread: int | None = None
-
-    @contextmanager
-    def noted(self) -> Iterator[None]:
-        """Errors that the training's own rooms make in the body are noted, in the loop."""
-        self._thread = get_ident()  # another one's are raised again where the run asks for its result
-        HpcddpError.listeners.append(self._note)
-        try:
-            yield
-        finally:
-            HpcddpError.listeners.remove(self._note)
-
-    def check(self) -> None:
-        """RequestError if there was one."""
-        if self._first is not None:
-            raise RequestError(
-                f"the script caught an error of this run and went on: {self._first.message}", self._first.hint
-            ) from self._first
-
-    def _note(self, error: HpcddpError) -> None:
-        made_in = sys._getframe(2)
-        while made_in.f_code.co_name == "__init__" and made_in.f_back is not None:  # of a kind of error
-            made_in = made_in.f_back
-        own = str(made_in.f_globals.get("__name__")).startswith(_OWN)
-        if self._first is None and own and get_ident() == self._thread and self._is_watched():
-            self._first = error
-
-
-_READ_STEPS = 2  # steps of an attempt in which marked gradients are read
-
-
 class TrainingLoop:
-    """Hears from the training loader where the loop is, and from the loop what it does there."""
+    """Hears from the training loader which batch the loop has, from the loop its backward passes, and from torch the
+    steps of optimizers."""
 
     def __init__(
         self,
-        seed: int,
+        setup: RunSetup,
         gradients: Gradients,
         record: StepRecord,
         pace: Pace,
         count_step: Callable[[MicroBatch], None],
         is_stopping: Callable[[], bool],
-        dropped: DroppedBatches,
     ) -> None:
-        self.steps = 0  # optimizer steps since the start of the run, over all attempts, of global batches that are over
+        self.steps = 0  # optimizer steps since the start of the run, over all attempts, of batches that are over
         self.open_epoch: int | None = None  # the epoch of rt.epochs that the loop is in, or was left in
         self.in_tail = False  # whether the epoch's last step was made, and its body has not ended
         self.run_is_over = False  # whether the run was finished before
         self.epochs = EpochLoops()
-        self.caught = CaughtErrors(lambda: self.inside or self.epochs.body is not None)
         self.models: list[nn.Module] = []  # that have all their parameters on this rank
         self.calls = ForwardCalls()
-        self.gate = StepGate(self)
-        self.skipped_step: int | None = None  # the last that rt.skip_step left out, counted from 1
-        self.backwards = self.backwards_before_pass = 0
-        self._seed = seed
-        self._gradients = gradients
         self.record = record
         self.begins: Callable[[], None] = lambda: None  # is called before a loop over the loader
         self.comes_to_last_step: Callable[[], None] = lambda: None  # is called before an epoch's last step
+        self.optimizers: list[OptimizerGradients] = []
+        self.schedulers: list[LRScheduler] = []
+        self.scalers: list[GradScaler] = []
+        self.stepped = False  # whether an optimizer has stepped in this batch
+        self.has_stepped = False  # in this attempt
+        self.skipped_step: int | None = None  # the last batch in which none has, counted from 1
+        self._layout, self._device, self._seed = setup.layout, setup.group.device, setup.options.seed
+        self._gradients = gradients
         self._pace = pace
         self._count_step = count_step
         self._is_stopping = is_stopping
-        self._micro: MicroBatch | None = None
-        self._weight: Weight | None = None
-        self._open: ExitStack | None = None
-        self._collected = False
-        self._backwards_before_step = self._backwards_before_micro = 0
-        self._between = GradientsBetween(self.gate)
-        self.first = FirstSteps(self.gate)
-        self._dropped = dropped
-        self._ended = 0  # steps of this attempt, of global batches that are over
-        self._left_at = -1  # backward passes before the loop over the batches was left
+        self._known: KnownParameters | None = None
+        self._by_id: dict[int, OptimizerGradients] = {}
+        self._foreign: set[int] = set()  # optimizers that step other models only, by id
+        self._refused: HpcddpError | None = None  # the first error of this loop: while the run goes on, it was caught
+        self._batch: Batch | None = None
+        self._part: Part | None = None  # the micro batch that the loop is at
+        self._open: ExitStack | None = None  # what is done around it
+        self._nth_pass = self._nth_batch = 0
+        self._backwards = 0  # of this batch
+        self._backwards_of_pass = self._backwards_of_part = 0
+        self._is_partial = False  # whether a pass over the micro batches was begun and is not over
+        self._left_with: int | None = None  # backward passes of the batch when the loop over the batches was left
+        self._depth = 0  # of optimizers' steps, one in the other
+        self._in_backward = False
+        self._had_backward = 0  # batches of this attempt
+
+    # ---- what a run is made of
+
+    def take(self, thing: object) -> None:
+        """Follow this optimizer, scheduler or gradient scaler. Others are left alone."""
+        if isinstance(thing, LRScheduler):
+            self.schedulers.append(thing)
+        elif isinstance(thing, GradScaler):
+            self.scalers.append(thing)
+        elif isinstance(thing, Optimizer) and id(thing) not in self._by_id:
+            assert self._known is not None
+            self._by_id[id(thing)] = OptimizerGradients(thing, self._known)
+            self.optimizers.append(self._by_id[id(thing)])
+
+    @contextmanager
+    def hearing(self, known: KnownParameters) -> Iterator[None]:
+        """In the body torch says which optimizer steps. `known`: the parameters of the prepared models."""
+        self._known = known
+        hooks = (
+            register_optimizer_step_pre_hook(self._step_starts),
+            register_optimizer_step_post_hook(self._step_ends),
+        )
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     # ---- what the loader says
 
@@ -195,12 +176,12 @@ class TrainingLoop:
 
     @property
     def steps_made(self) -> int:
-        """As `steps`, with that of the global batch that the loop is at, once an optimizer has stepped."""
-        return self.steps + (self._micro is not None and self._micro.last and self.gate.acted)
+        """As `steps`, with that of the batch that the loop is at, once an optimizer has stepped."""
+        return self.steps + (self._batch is not None and self.stepped)
 
     def loop_starts(self, epoch: int) -> None:
         """The loop over an epoch's batches starts, at the first batch or where a resumed run continues."""
-        self.caught.check()
+        self.check_caught()
         self.epochs.check_loop(epoch, is_open=self.open_epoch is not None)
         self.in_tail = False
         self.begins()
@@ -208,208 +189,335 @@ class TrainingLoop:
         self.seed_between()
 
     def last_step_starts(self) -> None:
-        """The loop is about to get the epoch's last global batch."""
+        """The loop is about to get the epoch's last batch."""
         self.comes_to_last_step()
 
     def count_batch(self) -> None:
         """A loop over some loader gets a batch now."""
         self._pace.batches += 1
 
-    def micro_batch_starts(self, micro: MicroBatch, weight: Weight, nth_pass: int) -> None:
-        """The loop gets this micro batch now."""
+    def batch_starts(self, batch: Batch) -> None:
+        """The loop gets this batch now."""
         self.count_batch()
-        if micro.nth == 0:
-            self.backwards_before_pass = self.backwards
-            self._between.forget()
-            if nth_pass == 0:
-                self._backwards_before_step = self.backwards
-                self.gate.batch_starts()
-        self._backwards_before_micro, self._left_at = self.backwards, -1
-        self._micro, self._weight = micro, weight
-        self._collected = self.gate.asked = self.gate.asked_last = False
-        if self._ended < _READ_STEPS:
-            self.first.start(micro)
-        self.calls.start()
-        seed_generators("step", self._seed, self.steps, *self._gradients.key(micro), *([nth_pass] if nth_pass else ()))
-        self._open = ExitStack()
-        self._open.enter_context(self._gradients.micro(micro))
+        self._batch = batch
+        self._nth_batch += 1
+        self._backwards = self._nth_pass = 0
+        self._left_with = None
+        self.stepped = self._is_partial = False
+        if not batch.is_several:
+            self._start_pass()
+            self._start_part(batch.parts[0])
 
-    def loop_left(self, micro: MicroBatch) -> None:
-        """The loop was left in this micro batch; or `next(iter(loader))` has taken it, and it is still to be used."""
-        if micro is self._micro:
-            self._left_at = self.backwards
+    def batch_left(self, batch: Batch) -> None:
+        """The loop was left in this batch; or `next(iter(loader))` has taken it, and it is still to be used."""
+        if batch is self._batch:
+            self._left_with = self._backwards
             self._pace.loop_left()
 
-    def micro_batch_ends(self) -> None:
-        """The loop has done what it does with the micro batch."""
-        self._check_none_passed_over()
-        self._close_micro_batch()
-
-    def _close_micro_batch(self) -> None:
-        if self._open is not None:
-            self.collect()
-            self._open.close()
-            self._open = None
-
     def step_ends(self) -> None:
-        """The loop is done with the global batch: its step counts, if there was one."""
-        micro, self._micro = self._micro, None
-        if micro is None or not micro.last:
-            raise RequestError(
-                "the loop left a global batch before its last micro batch",
-                "for step in loader.steps(): for x in step: …",
-            )
-        check_step(self.gate, micro.total, had_backward=self.backwards > self._backwards_before_step)
-        self._ended += 1
-        if self._ended == 1:
-            check_schedulers(self.gate)
-        for seen in self.gate.optimizers:
-            seen.gradients.look()
+        """The loop is done with the batch: it counts as one step."""
+        try:
+            self._end_batch()
+        except HpcddpError as error:
+            self._refuse(error)
+
+    def _end_batch(self) -> None:
+        batch = self._batch
+        if batch is None:
+            raise RequestError("two loops over the training loader ran in turn", "one loop over it at a time")
+        self._check_pass_is_over()
+        if not self._backwards:
+            beside = ", and an optimizer has stepped" if self.stepped else ""
+            raise mistakes.BATCH_WITHOUT_BACKWARD.error(beside=beside)
+        self._end_part()
+        self._batch = None
+        self._had_backward += 1
+        if self._had_backward == 1:
+            self._check_schedulers()
+        if not self.stepped:
+            self.skipped_step = self.steps + 1
         self.steps += 1
-        self._count_step(micro)
+        self._count_step(batch.parts[-1].micro)
 
     def seed_between(self) -> None:
-        """What draws random numbers before the next micro batch starts, draws by the number of steps."""
+        """What draws random numbers before the next batch starts, draws by the number of steps."""
         seed_generators("between", self._seed, self.steps)
 
     def settle(self) -> None:
-        """The loop was left, perhaps in the middle: end what is still open."""
-        is_unused = self.is_left and self.accumulates and not (self.has_backward or self.gate.acted)
-        if is_unused:
-            self.close()
-        self._close_micro_batch()
-        if self._micro is None:
+        """The loop was left, perhaps in the middle: end what is still open. A batch that was only looked at is none."""
+        if self._batch is None:
             return
-        if self._micro.last and not is_unused and (self.gate.acted or self.backwards != self._backwards_before_step):
+        if self._backwards or self.stepped:
             self.step_ends()
             self.seed_between()
-        else:  # half a global batch makes no step, nor does one that was only looked at
-            self._micro = None
-            self._clear()
-            if self.backwards != self._backwards_before_step:
-                self._dropped.note(self._ended)
-
-    def check_trained(self) -> None:
-        """At the end of the body. RequestError if backward passes were made, and no step."""
-        self._dropped.check_trained(self._ended)
+        else:
+            self.let_go()
 
     def let_go(self) -> None:
-        """The `with` body has ended, perhaps by an exception in the middle of a global batch."""
-        is_partial, self._micro = self._micro is not None, None
-        self.gate.let_go()
-        self.close()
-        if is_partial:
-            self._clear()
+        """The `with` body has ended, perhaps by an exception in the middle of a batch."""
+        self._end_part(collects=False)
+        self._batch, self._is_partial, self._depth, self._in_backward = None, False, 0, False
 
-    def _clear(self) -> None:
-        for seen in self.gate.optimizers:
-            seen.clear()
+    # ---- errors of the loop that the script has caught
 
-    def close(self) -> None:
-        """The body has ended, also by an exception: what is done around a micro batch is undone."""
-        opened, self._open = self._open, None
-        if opened is not None:
-            opened.close()
+    def check_caught(self) -> None:
+        """RequestError if the loop was refused something before, and the script went on."""
+        if self._refused is not None:
+            raise RequestError(
+                f"the script caught an error of this run and went on: {self._refused.message}", self._refused.hint
+            ) from self._refused
 
-    # ---- what the loop does
+    def _refuse(self, error: HpcddpError) -> NoReturn:
+        self._refused = self._refused or error
+        raise error
 
-    @property
-    def micro(self) -> MicroBatch:
-        """The micro batch that the loop is at. RequestError outside of the loop over the loader."""
-        if self._micro is None:
-            raise refuse_outside(is_over=self._ended > 0)
-        return self._micro
+    def check_trained(self) -> None:
+        """At the end of the body. RequestError if several batches had backward passes, and no optimizer has stepped."""
+        may_skip = any(scaler.is_enabled() for scaler in self.scalers)
+        if self._had_backward > 1 and self.optimizers and not (self.has_stepped or may_skip):
+            raise mistakes.NEVER_STEPPED.error(batches=self._had_backward)
 
-    @property
-    def has_backward(self) -> bool:
-        """Whether a backward pass was made in this micro batch."""
-        return self.backwards > self._backwards_before_micro
+    def _check_schedulers(self) -> None:
+        for one in self.optimizers:
+            if has_scheduler(one.optimizer) and all(s.optimizer is not one.optimizer for s in self.schedulers):
+                raise mistakes.SCHEDULER_NOT_PREPARED.error(kind=one.kind)
+
+    # ---- where the loop is
 
     @property
     def inside(self) -> bool:
         """Whether the loop has taken a batch and its step has not ended."""
-        return self._micro is not None
-
-    @property
-    def is_in_epoch(self) -> bool:
-        """Whether the loop is in the body of `rt.epochs`, or in a global batch."""
-        return self._micro is not None or self.epochs.body is not None
-
-    @property
-    def acts(self) -> bool:
-        """Whether this is the last micro batch of a pass, or no micro batch at all."""
-        return self._micro is None or self._micro.last
+        return self._batch is not None
 
     @property
     def is_left(self) -> bool:
         """Whether the loop over the batches was left, and no backward pass came since."""
-        return self._left_at == self.backwards
+        return self._batch is not None and self._left_with == self._backwards
 
     @property
-    def accumulates(self) -> bool:
-        """Whether the pass has several micro batches, and the loop is in one of them."""
-        return self._open is not None and self._micro is not None and not (self._micro.last and self._micro.nth == 0)
+    def batch(self) -> Batch:
+        """The batch that the loop is at. RequestError outside the loop over the loader."""
+        if self._batch is None:
+            when = " (it was over)" if self._had_backward else ""
+            raise mistakes.BACKWARD_OUTSIDE.error(when=when)
+        return self._batch
+
+    @property
+    def samples(self) -> int:
+        """Samples of this rank's batch, or micro batch, that count: 0 where it has a placeholder only."""
+        parts = self.batch.parts if self._part is None else [self._part]
+        return sum(part.micro.samples for part in parts)
+
+    @property
+    def current(self) -> MicroBatch | None:
+        """The micro batch that the loop is at."""
+        return None if self._part is None else self._part.micro
+
+    # ---- micro batches
+
+    def micro_batches(self, batch: Any) -> Iterator[Any]:
+        """See `Runtime.micro_batches`."""
+        if not isinstance(batch, Batch):
+            yield batch  # of a run whose batches are one micro batch each
+            return
+        try:
+            if batch is not self._batch:
+                raise mistakes.OTHER_BATCH.error()
+            self._check_pass_is_over()
+            self._start_pass()
+            for part, content in batch.contents():
+                self._start_part(part)
+                yield content
+                self._check_backward()
+                self._end_part()
+            self._end_pass()
+        except HpcddpError as error:
+            self._refuse(error)
+        finally:
+            self._end_part(collects=False)
+
+    def _start_pass(self) -> None:
+        self._backwards_of_pass = 0
+        self._nth_pass += 1
+        if not self._gradients.adds_up_in_place:
+            for one in self.optimizers:
+                one.expect_batch(self._nth_batch)
+
+    def _start_part(self, part: Part) -> None:
+        micro = part.micro
+        if micro.nth:
+            self.count_batch()
+        self._part, self._backwards_of_part = part, 0
+        self.calls.start()
+        again = (self._nth_pass - 1,) if self._nth_pass > 1 else ()
+        seed_generators("step", self._seed, self.steps, *self._gradients.key(micro), *again)
+        self._open = ExitStack()
+        self._open.enter_context(self._gradients.micro(micro))
+
+    def _check_backward(self) -> None:
+        """A micro batch is over: all of a pass have a backward pass, or none."""
+        assert self._part is not None
+        nth = self._part.micro.nth
+        had_before = self._backwards_of_pass > self._backwards_of_part
+        if nth and (self._backwards_of_part > 0) != had_before:
+            done = nth if had_before else 1
+            raise mistakes.MICRO_BATCH_LEFT_OUT.error(done=done, all=nth + 1)
+
+    def _end_part(self, *, collects: bool = True) -> None:
+        part, self._part = self._part, None
+        opened, self._open = self._open, None
+        if part is None or opened is None:
+            return
+        try:
+            if collects and not self._gradients.adds_up_in_place:
+                self._gradients.collect(part.micro)
+        finally:
+            opened.close()
+
+    def _end_pass(self) -> None:
+        """Behind the last micro batch of a pass: the gradients are those of the batch."""
+        self._is_partial = False
+        if not self._gradients.adds_up_in_place:
+            if self._backwards_of_pass:
+                for one in self.optimizers:
+                    one.note_backward(self._nth_batch)
+            self._gradients.pass_ends()
+
+    def _check_pass_is_over(self) -> None:
+        if self._is_partial:
+            parts = len(self.batch.parts)
+            raise mistakes.MICRO_BATCH_LEFT_OUT.error(done="some", all=parts)
+
+    # ---- backward passes
 
     def backward(self, loss: Tensor, *, summed: bool, scaler: GradScaler | None) -> None:
         """See `Runtime.backward`."""
-        micro, weight = self.micro, self._weight
-        if self._open is None or weight is None:
-            raise RequestError("rt.backward(loss) came after the loop had left its batch", LOOP)
-        check_order(
-            self.gate, accumulates=self.accumulates, is_taken=self._collected and not self._gradients.adds_up_in_place
-        )
-        self.gate.scaled.check_prepared(scaler, loss)
-        self._between.check()
-        if self._ended < _READ_STEPS and not self.has_backward:
-            is_again = self.backwards_before_pass > self._backwards_before_step
-            self.first.look(loss, micro, weight, summed=summed, is_again=is_again)
-        scaled = scaler is not None and scaler.is_enabled()
-        self.gate.backward_starts(scaled=scaled)
-        with self.calls.checked():
-            factor = run_backward(loss, micro, weight, self.models, summed=summed, scaler=scaler)
-        self.backwards += 1
-        self.gate.backward_ends(scaled=scaled)
-        self._gradients.backward_ends(micro)
-        is_between = self.accumulates and not micro.last
-        self._between.mark(is_last=not is_between, are_alone=not self.calls.watched, read=self._ended < _READ_STEPS)
+        try:
+            part = self._part
+            if part is None:
+                raise (mistakes.MICRO_LOOP_MISSING.error() if self.batch.is_several else _outside())
+            self._check_scaler(scaler)
+            self._expect_backward(part.micro)
+            self._in_backward = True
+            try:
+                with self.calls.checked():
+                    factor = run_backward(loss, part.micro, part.weight, self.models, summed=summed, scaler=scaler)
+            finally:
+                self._in_backward = False
+            self._note_backward(part.micro)
+        except HpcddpError as error:
+            self._refuse(error)
         if factor is not None:
-            self.record.add_loss(loss.detach(), factor, self._gradients.slot(micro))
+            self.record.add_loss(loss.detach(), factor, self._gradients.slot(part.micro))
 
-    def skip(self, optimizers: Sequence[Optimizer]) -> bool:
-        """See `Runtime.skip_step`."""
-        if self.micro.last and self.backwards == self._backwards_before_step:
-            raise RequestError(
-                "rt.skip_step() came without rt.backward(loss) in this global batch",
-                "rt.backward(loss) in each micro batch, on all ranks, then rt.skip_step()",
-            )
-        if not self.gate.skip(optimizers):
-            return False
-        self.skipped_step = self.steps + 1
-        return True
+    def _expect_backward(self, micro: MicroBatch) -> None:
+        in_place, alone = self._gradients.adds_up_in_place, len(self.optimizers) == 1
+        is_first = micro.nth == 0
+        for one in self.optimizers:
+            if in_place and is_first:
+                one.expect_batch(self._nth_batch)
+            elif in_place and self._backwards_of_pass and one.were_changed():
+                raise mistakes.GRADIENTS_CHANGED.error()
+            if is_first and not (self._backwards_of_part and self.batch.is_several):
+                one.expect_backward(alone=alone)
 
-    def collect(self) -> None:
-        """Make the gradient of the global batch, or note that of this micro batch, if that was not done yet."""
-        if self._collected or self._open is None or self._micro is None or self._weight is None:
+    def _note_backward(self, micro: MicroBatch) -> None:
+        self._backwards += 1
+        self._backwards_of_pass += 1
+        self._backwards_of_part += 1
+        self._is_partial = self.batch.is_several
+        self._gradients.backward_ends(micro)
+        if not self._gradients.adds_up_in_place:
             return
-        if self._micro.last:
-            self._check_none_passed_over()
-        self._collected = True
-        self._between.check()
-        if not self._gradients.adds_up_in_place:  # each micro batch's are taken away
-            self._between.forget()
-        if self._micro.last and self.backwards > self._backwards_before_step:
-            self.calls.check_averaged(is_early=self._ended < _READ_STEPS)
-        self._gradients.collect(self._micro)
-        self.gate.note_places(looks=self._ended < _READ_STEPS)
+        for one in self.optimizers:
+            if micro.last:
+                one.note_backward(self._nth_batch)
+            else:
+                one.look()
 
-    def _check_none_passed_over(self) -> None:
-        """RequestError if some micro batches of this pass had a backward pass by now, and others had none."""
-        micro = self._micro
-        had_before = self._backwards_before_micro > self.backwards_before_pass
-        if micro is not None and micro.nth > 0 and self.has_backward != had_before:
+    def _check_scaler(self, scaler: GradScaler | None) -> None:
+        if scaler is not None:
+            if scaler.is_enabled() and scaler not in self.scalers:
+                raise mistakes.SCALER_NOT_PREPARED.error()
+        elif self.scalers and any(one.is_enabled() for one in self.scalers):
+            raise mistakes.SCALER_MISSING.error()
+
+    def mean(self, values: Tensor | float | Sequence[Any]) -> float:
+        """See `Runtime.mean`."""
+        parts = self.batch.parts if self._part is None else [self._part]
+        numbers = torch.as_tensor(values).detach().double().reshape(-1).tolist()
+        if len(numbers) == 1:
+            numbers *= len(parts)
+        if len(numbers) != len(parts):
             raise RequestError(
-                f"{micro.nth if self.has_backward else 1} of the {micro.nth + 1} micro batches so far of this pass over"
-                " the global batch had no rt.backward(loss): their samples would count without a gradient",
-                "rt.backward(loss) in each micro batch; to leave the whole step out: rt.backward(loss), then"
-                " rt.skip_step() at its last micro batch",
+                f"rt.mean was given {len(numbers)} numbers for {len(parts)} micro batches", "rt.mean(loss)"
             )
+        sums = [0.0] * self._gradients.slots
+        for part, number in zip(parts, numbers, strict=True):
+            if part.weight.counted:
+                weight = float(part.weight.mean) / self._gradients.averaged_over
+                sums[self._gradients.slot(part.micro)] += weight * number
+        total = sum_over_data_ranks(torch.tensor(sums, dtype=torch.float64), self._layout, self._device)
+        return math.fsum(total.tolist()) if bool(total.isfinite().all()) else float(total.sum())
+
+    # ---- optimizers' steps
+
+    def _step_starts(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Torch calls it before each step of each optimizer; of one that calls another's, or `super().step()`, for
+        both. A gradient scaler that leaves a step out makes none."""
+        if self._depth == 0 and self._batch is not None:
+            try:
+                self._check_step(optimizer, has_closure=any(map(callable, (*args[1:], *kwargs.values()))))
+            except HpcddpError as error:
+                self._refuse(error)
+        self._depth += 1
+
+    def _check_step(self, optimizer: Optimizer, *, has_closure: bool) -> None:
+        one = self._by_id.get(id(optimizer))
+        if one is None:
+            self._check_foreign(optimizer)
+            return
+        if self._in_backward:
+            raise mistakes.STEP_IN_BACKWARD.error(kind=one.kind)
+        if self.batch.is_several and (self._part is not None or self._is_partial):
+            raise mistakes.STEP_EARLY.error(kind=one.kind)
+        if self._backwards:
+            self.calls.check_averaged(is_early=self._had_backward < 2)
+            if self._gradients.adds_up_in_place and not self.stepped:
+                self._gradients.collect(self.batch.parts[-1].micro)
+        one.check_step(has_closure=has_closure)
+
+    def _check_foreign(self, optimizer: Optimizer) -> None:
+        if id(optimizer) in self._foreign or self._known is None:
+            return
+        if any(id(p) in self._known.all for group in optimizer.param_groups for p in group["params"]):
+            kind = type(optimizer).__name__
+            if self._in_backward:
+                raise mistakes.STEP_IN_BACKWARD.error(kind=kind)
+            outer = find_outer(optimizer, [one.optimizer for one in self.optimizers])
+            hint = "model, optimizer, loader = rt.prepare(model, optimizer, loader), with all optimizers"
+            if outer:
+                hint = f"model, optimizer, inner, loader = rt.prepare(model, optimizer, optimizer.{outer}, loader)"
+            raise mistakes.STEP_NOT_PREPARED.error(kind=kind, hint=hint)
+        self._foreign.add(id(optimizer))
+
+    def _step_ends(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        self._depth = max(0, self._depth - 1)
+        one = self._by_id.get(id(optimizer))
+        if one is not None:
+            one.note_step()
+            self.stepped = self.has_stepped = True
+
+    @property
+    def is_in_step(self) -> bool:
+        """Whether an optimizer has begun a step and not ended it, as after an exception in it."""
+        return self._depth > 0
+
+
+def find_outer(inner: Optimizer, optimizers: Sequence[Optimizer]) -> str:
+    """The name of the attribute of one among `optimizers` that `inner` is, such as of one for SAM; "" if it is none."""
+    return next((name for outer in optimizers for name, thing in vars(outer).items() if thing is inner), "")
+
+
+def _outside() -> RequestError:
+    return mistakes.BACKWARD_OUTSIDE.error(when=", or behind it")

@@ -70,8 +70,10 @@ _MEANT = {
 # the same for names of other libraries
 _NAMES = {
     "accumulate": "hpcddp.runtime(global_batch=256, max_micro_batch=32), and the loop as it is",
-    "clip_grad_norm_": "rt.step(optimizer, clip_norm=1.0)",
-    "clip_gradients": "rt.step(optimizer, clip_norm=1.0)",
+    "clip_grad_norm_": "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0), behind rt.backward(loss)",
+    "clip_gradients": "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0), behind rt.backward(loss)",
+    "is_last_micro_batch": "for x, y in rt.micro_batches(batch): …, and what acts once per step behind that loop",
+    "step": "optimizer.step(); scheduler.step(); optimizer.zero_grad()",
     "is_main_process": "rt.is_main",
 }
 
@@ -211,7 +213,7 @@ def explained(rt: Runtime, *, exact: bool) -> Iterator[None]:
 def _explain_single(rt: Runtime) -> RequestError | None:
     """What BatchNorm's refusal of a single sample comes from; None if it is not known."""
     try:
-        samples = rt.micro_batch_samples
+        samples = rt.samples
     except RequestError:  # outside of the loop over the training loader
         return RequestError(
             "BatchNorm got a single sample outside of the training loop, and the model is in training mode there",

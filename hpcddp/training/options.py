@@ -75,6 +75,11 @@ class RuntimeOptions:
         return DEFAULT_SAVE_S if self.saves_at_epoch_ends else self.save_every.seconds
 
     @property
+    def uses_micro_batches(self) -> bool:
+        """Whether the loop goes over each batch in micro batches, also where there is one."""
+        return self.exactness is not None or self.max_micro_batch is not None
+
+    @property
     def exactness(self) -> Exactness | None:
         """None if the run is not exact."""
         if not self.exact:

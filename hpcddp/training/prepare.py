@@ -30,10 +30,9 @@ from hpcddp.training.data.loader import InputWait, TrainingLoader, make_sampler
 from hpcddp.training.data.reading import Reading, choose_workers, read_how
 from hpcddp.training.data.weighing import Count, Weighing
 from hpcddp.training.data_checks import check_data
-from hpcddp.training.gate.step_gate import KnownParameters, replace
-from hpcddp.training.gate.unprepared import check_optimizers_of, find_renormed, guarding, watching
 from hpcddp.training.gradient.buffers import BufferMeans
 from hpcddp.training.gradient.gradients import Gradients
+from hpcddp.training.gradient.progress import KnownParameters
 from hpcddp.training.loop import TrainingLoop
 from hpcddp.training.parallel.layout import Layout
 from hpcddp.training.parallel.placing import check_places, list_accelerators, place
@@ -43,7 +42,7 @@ from hpcddp.training.parallel.spread import spread_weights
 from hpcddp.training.parallel.strategy import check_uncompiled, check_wanted
 from hpcddp.training.parallel.tensor import TensorPlan
 from hpcddp.training.parallel.zero import OwnSteps, WholeSteps
-from hpcddp.training.remarks import describe_starving, print_warning, warn_of_hooks, warn_of_order
+from hpcddp.training.remarks import describe_starving, print_warning, warn_of_order
 from hpcddp.training.report import Report
 from hpcddp.training.setup import RunSetup
 from hpcddp.training.torch_compat import kept_assignments, note_steps
@@ -151,18 +150,15 @@ def share_out_steps(
     *,
     exact: bool,
 ) -> OwnedStates:
-    """Under ZeRO-1 each data rank steps its own parameters; in exact mode shards step whole. Undone by `until_end`.
-
-    Call it before the gate takes the optimizers, which lets a step through once per global batch.
-    """
+    """Under ZeRO-1 each data rank steps its own parameters; in exact mode shards step whole. Undone by `until_end`."""
     steps: dict[str, OwnSteps] = {}
     if split.kind == "zero1" and layout.data_size > 1:
         steps = {name: OwnSteps(thing, layout, device) for name, thing in optimizers.items()}
     for name, thing in optimizers.items():
         if name in steps:
-            until_end.callback(replace(thing, "step", steps[name].step))
+            steps[name].hook(until_end)
         elif split.is_sharded and layout.data_size > 1 and exact:
-            until_end.callback(replace(thing, "step", WholeSteps(thing).step))
+            WholeSteps(thing).hook(until_end)
     return OwnedStates(steps)
 
 
@@ -315,9 +311,6 @@ class Preparation:
         averaged before an evaluation and a checkpoint.
         """
         check_model(model, list(self._models.values()))
-        self._loop.first.renormed |= find_renormed(model, self.layout.data_size)
-        hooks = warn_of_hooks(model, self._plan, self.layout.data_size)
-        print_warning(hooks, is_first=self.group.is_first)
         wanted = Wanted(blocks, tensor_plan, options)
         check_wanted(self._split, wanted)
         check_uncompiled(model, self._split)
@@ -327,7 +320,6 @@ class Preparation:
             self._loop.models.append(model)
         wrapped = self._gradients.wrap(model, wanted)
         self._loop.calls.watch(wrapped)
-        self._loop.gate.keeps_memory |= exact or isinstance(wrapped, DistributedDataParallel)
         self._models[id(wrapped)] = wrapped
         return wrapped
 
@@ -339,7 +331,6 @@ class Preparation:
     def _check_first_steps(self) -> None:
         """After each step. A collective in the first ones of an attempt."""
         self._same.check_first(self._loop.steps)
-        self._loop.first.compare_shares(self.layout, self.device)
 
     # ---- what comes before the loop
 
@@ -361,10 +352,9 @@ class Preparation:
 
         A model comes back on this rank's device and distributed over the ranks (`wrap` has more options); one that is
         not trained comes back with rank 0's weights. The first DataLoader is the training data, the others are for
-        evaluation. Its batch_size is the largest micro batch of a rank, and the global batch if neither
-        `hpcddp.runtime` nor the job plan gave one. The rest is saved in checkpoints, as `model`, `model_2`,
-        `optimizer`, … by kind and order; whatever has a `state_dict()` and `load_state_dict()` can be. Resumes from the
-        newest checkpoint. A collective: call it once, on every rank.
+        evaluation. Its batch_size is the global batch, if neither `hpcddp.runtime` nor the job plan gave one. The rest
+        is saved in checkpoints, as `model`, `model_2`, `optimizer`, … by kind and order; whatever has a `state_dict()`
+        and `load_state_dict()` can be. Resumes from the newest checkpoint. A collective: call it once, on every rank.
         """
         check_objects(objects)
         prepared = list(objects)
@@ -397,9 +387,9 @@ class Preparation:
         shuffle: bool | None = None,
         count: Count | None = None,
     ) -> TrainingLoader:
-        """The training data: this rank's micro batches of each global batch, on the device. `prepare` calls it.
+        """The training data: this rank's share of each global batch, on the device. `prepare` calls it.
 
-        Of a DataLoader its data set, batch_size (the largest micro batch), workers, persistent_workers, collate_fn,
+        Of a DataLoader its data set, batch_size (the global batch), workers, persistent_workers, collate_fn,
         shuffle, drop_last and memory pinning are taken over. For a data set the arguments say them; None means torch's
         collate function, shuffled, and on a GPU up to 8 workers, as the rank's CPUs allow (0 for tensors in memory).
         Those stay from epoch to epoch, and see no later change of the data set. `count(batch)` returns how many parts
@@ -426,7 +416,14 @@ class Preparation:
         weighing = Weighing(self._gradients.averaged_over, self.layout, self.device, count, self._gradients.slots)
         waits = InputWait(self._loop.record.note_input, lambda share: self._say_starving(share, how.reading))
         self._loader = TrainingLoader(
-            how.dataset, sampler, self.device, weighing, how.reading, self._loop, waits, how.batch_size
+            how.dataset,
+            sampler,
+            self.device,
+            weighing,
+            how.reading,
+            self._loop,
+            waits,
+            is_several=self._options.uses_micro_batches,
         )
         return self._loader
 
@@ -468,10 +465,9 @@ class Preparation:
         """Save these objects in checkpoints: model=, optimizer=, scheduler= and others that have a state. Resumes from
         the newest checkpoint. `prepare` calls it.
 
-        The keywords are the names in the checkpoint. Optimizers, schedulers and scalers act at the last micro batch of
-        a global batch only. A collective: call it once, on every rank.
+        The keywords are the names in the checkpoint. A collective: call it once, on every rank.
         """
-        if self._checkpointer.models() or self._loop.gate.optimizers:
+        if self._checkpointer.models() or self._loop.optimizers:
             raise RequestError(
                 "this runtime tracks its objects already",
                 "model, optimizer, loader = rt.prepare(model, optimizer, loader): all of them in one call",
@@ -487,18 +483,16 @@ class Preparation:
             self._until_end.enter_context(kept_assignments())
         self._until_end.callback(self._loop.let_go)
         owned = self._share_out(objects)
-        for thing in objects.values():
-            self._loop.gate.take(thing)
-        check_optimizers_of(list(self._models.values()), self._loop.gate)
         fixed = self.layout.data_size > 1 or self._options.exactness is not None
-        self._loop.gate.known = KnownParameters([unwrap(model) for model in self._models.values()], fixed=fixed)
-        self._until_end.enter_context(guarding(self._loop.gate, self._loop, list(self._models.values())))
-        self._until_end.enter_context(watching(self._loop.gate))
+        known = KnownParameters([unwrap(model) for model in self._models.values()], fixed=fixed)
+        self._until_end.enter_context(self._loop.hearing(known))
+        for thing in objects.values():
+            self._loop.take(thing)
         batch = self.plan.global_batch if self._options.exactness or self._plan is not None else None
         self._position = self._checkpointer.track(objects, batch, owned)
         if self._position is not None:
             self._loop.steps = self._position["step"]
-            for optimizer in self._loop.gate.optimizers:
+            for optimizer in self._loop.optimizers:
                 note_steps(optimizer.optimizer)
             if self._loader is not None:
                 move_to(self._position, self._loader.sampler, again=self._setup.settings.begins_epoch_again)
@@ -518,10 +512,8 @@ class Preparation:
                 "no global batch was given",
                 "hpcddp.runtime(global_batch=256), or a DataLoader with batch_size=256, or render --global-batch 256",
             )
-        largest = options.max_micro_batch
-        if largest is None and exactness is None:
-            largest = batch_size
-        plan = plan_batch(batch, self.layout.data_size, largest, exactness.slices if exactness else None)
+        slices = exactness.slices if exactness else None
+        plan = plan_batch(batch, self.layout.data_size, options.max_micro_batch, slices)
         self._plan = plan
         self._planned(plan)
         return plan

@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader, RandomSampler
 
 from hpcddp.batchplan import BatchPlan
 from hpcddp.checks.environment import Machine, check_workers
-from hpcddp.training.torch_compat import has_gradient_hook
 from hpcddp.units import format_count
 
 NOT_CAUGHT = (
@@ -55,19 +54,6 @@ def warn_of_order(evaluation: DataLoader[Any]) -> str | None:
         "a DataLoader after the first has shuffle=True: it is taken as evaluation data, in the same order in each"
         " epoch\nhint: shuffle=False for evaluation; to train on both, one DataLoader over"
         " torch.utils.data.StackDataset(first, second)"
-    )
-
-
-def warn_of_hooks(model: nn.Module, plan: BatchPlan | None, ranks: int) -> str | None:
-    """A warning that hooks of the user's see the gradient of a part of the global batch, or None."""
-    hooked = [name for name, parameter in model.named_parameters() if has_gradient_hook(parameter)]
-    if not hooked or (ranks == 1 and (plan is None or plan.accumulation_steps == 1)):
-        return None
-    more = f" and {len(hooked) - 1} more parameters" if len(hooked) > 1 else ""
-    return (
-        f"{hooked[0]}{more}: a hook on the gradient sees the gradient of one rank's micro batch here, not"
-        " that of the global batch: a factor or a mask gives the same result, clipping does not\nhint: if"
-        " rt.is_last_micro_batch: … between rt.backward(loss) and optimizer.step(), for what needs the whole gradient"
     )
 
 

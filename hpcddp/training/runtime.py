@@ -10,25 +10,20 @@ from typing import Any
 
 from torch import Tensor, nn, stack
 from torch.amp import GradScaler
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
 from hpcddp.batchplan import BatchPlan
 from hpcddp.errors import RequestError
 from hpcddp.runs.metrics import MetricsFile
 from hpcddp.runs.state import AT_ITS_END
-from hpcddp.training.arguments import check_kind, check_norm, check_optimizers, read_epochs, read_path, read_value
+from hpcddp.training.arguments import check_kind, read_epochs, read_path, read_value
 from hpcddp.training.checkpoint.best import check_same_value
 from hpcddp.training.checkpoint.checkpointer import Checkpointer
 from hpcddp.training.checkpoint.position import describe_position
 from hpcddp.training.checkpoint.tracked import unwrap
 from hpcddp.training.checkpoint.whole_model import write_whole
-from hpcddp.training.data.loader import Step
 from hpcddp.training.data.randomness import seed_generators
 from hpcddp.training.data.sampler import MicroBatch
-from hpcddp.training.gate.step_gate import step_all
-from hpcddp.training.gate.unprepared import DroppedBatches
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.loop import TrainingLoop, is_left_by_exception
 from hpcddp.training.pace import STEPS_UNTIL_AGREED
@@ -62,12 +57,8 @@ class Runtime(Preparation):
         until_end: ExitStack,
     ) -> None:
         record = StepRecord(setup, gradients, metrics)
-        dropped = DroppedBatches(is_first=setup.group.is_first)
         checkpointer = Checkpointer(setup, watch)
-        loop = TrainingLoop(
-            setup.options.seed, gradients, record, watch.pace, self._count_step, lambda: self._is_ending, dropped
-        )
-        loop.gate.is_first = setup.group.is_first
+        loop = TrainingLoop(setup, gradients, record, watch.pace, self._count_step, lambda: self._is_ending)
         super().__init__(setup, gradients, loop, checkpointer, report, planned, until_end)
         loop.begins, loop.comes_to_last_step = self._begin_loop, self._come_to_last_step
         self.metrics = metrics
@@ -75,8 +66,7 @@ class Runtime(Preparation):
         self._watch, self._record = watch, record
         loop.run_is_over = self._is_finished
         self._finish_reason = None if setup.over in {"", AT_ITS_END} else setup.over  # it finished early
-        until_end.callback(loop.close)
-        until_end.enter_context(loop.caught.noted())
+        until_end.callback(loop.let_go)
 
     # ---- what is so
 
@@ -124,12 +114,12 @@ class Runtime(Preparation):
             except GeneratorExit:
                 self._loop_was_left = True
                 if is_left_by_exception():
-                    self._broken_off = "inside a step" if loop.inside else "between steps"
+                    self._broken_off = "inside a step" if loop.inside or loop.is_in_step else "between steps"
                 raise
             finally:
                 loop.epochs.body = None
-            loop.caught.check()
-            loop.epochs.check_read(stepped=loop.gate.asked or epoch + 1 == count)
+            loop.check_caught()
+            loop.epochs.check_read(stepped=loop.has_stepped or epoch + 1 == count)
             self._end_steps()
             self._agree_to_go_on(f"ended epoch {epoch + 1} of {count}", 0 if epoch + 1 == count else STEPS_UNTIL_AGREED)
             self._left = None
@@ -240,7 +230,7 @@ class Runtime(Preparation):
 
     def finish(self) -> None:
         """The body has ended without an error: last numbers, last checkpoint, state.json. `open_runtime` calls it."""
-        self._loop.caught.check()
+        self._loop.check_caught()
         whole = self._broken_off != "inside a step"  # else an optimizer may have moved some of the weights
         with suppress(StopTraining):
             if whole:
@@ -281,79 +271,64 @@ class Runtime(Preparation):
     # ---- from a batch to an optimizer's step
 
     @property
-    def is_last_micro_batch(self) -> bool:
-        """Whether the global batch's gradients are complete: what needs them, such as clipping, goes here.
+    def samples(self) -> int:
+        """Samples of this rank's batch, or micro batch, that count: 0 where it has a placeholder only, as in an epoch's
+        last batch of fewer samples than ranks."""
+        return self._loop.samples
 
-        True in each batch of the loader if a rank's share of the global batch fits through one forward pass.
+    def micro_batches(self, batch: Any) -> Iterator[Any]:
+        """The micro batches of a batch, each as its samples collate, on the device. With `max_micro_batch` or `exact`
+        every loop needs it:
+
+            for batch in loader:
+                optimizer.zero_grad()
+                for x, y in rt.micro_batches(batch):
+                    rt.backward(loss_fn(model(x), y))
+                optimizer.step()
+
+        A second loop over the same batch is another pass over it, as two optimizers that take turns need. In a run
+        without either it gives the batch as it is.
         """
-        micro, self._loop.gate.asked_last = self._loop.micro, True
-        if micro.last and self._loop.has_backward:  # not so where the loop asks before its backward pass
-            self._loop.collect()
-        return micro.last
-
-    @property
-    def micro_batch_samples(self) -> int:
-        """Samples of this micro batch that count: 0 in one that only keeps the ranks in step."""
-        return self._loop.micro.samples
+        return self._loop.micro_batches(batch)
 
     def backward(self, loss: Tensor, *, summed: bool = False, scaler: GradScaler | None = None) -> None:
-        """In place of `loss.backward()`: weighted so that all gradients sum to that of the mean over the global batch.
+        """In place of `loss.backward()`: weighted so that the gradients, behind the last micro batch, are those of the
+        mean over the global batch.
 
-        The loss is the mean over what counts in the micro batch: samples, or the result of the loader's `count`. With
-        `summed` it is the sum over those. A `scaler` scales the backward pass, not the loss that is recorded.
+        The loss is the mean over what counts in this rank's batch or micro batch: samples, or the result of the
+        loader's `count`. With `summed` it is the sum over those. A `scaler` scales the backward pass, not the loss that
+        is recorded.
         """
         self._loop.backward(loss, summed=summed, scaler=scaler)
 
-    def step(
-        self,
-        *optimizers: Optimizer,
-        scheduler: LRScheduler | None = None,
-        clip_norm: float | None = None,
-        scaler: GradScaler | None = None,
-    ) -> bool:
-        """All that follows the backward pass, in one call: clip to this norm, step, step the scheduler, clear the
-        gradients; with a `scaler` also unscale and update.
-
-        Acts at the last micro batch of the global batch. Returns whether it did.
-        """
-        check_optimizers(optimizers)
-        check_norm(clip_norm, "rt.step(optimizer, clip_norm={})")
-        self._loop.gate.scaled.check_prepared(scaler)
-        if not self.is_last_micro_batch:
-            self._loop.gate.note_early(optimizers, scheduler)
-            return False
-        step_all(optimizers, scheduler, clip_norm, scaler)
-        return True
-
-    def skip_step(self, *optimizers: Optimizer) -> bool:
-        """In place of `optimizer.step()`, leave this step out, as where the norm of the gradients is not finite. None:
-        all optimizers of the run.
-
-        The global batch counts as one whose step a gradient scaler leaves out, and its gradients are cleared. Acts at
-        the last micro batch of the global batch; returns whether it did. Call it on every rank at the same step.
-        """
-        return self._loop.skip(optimizers)
-
     def train_step(
         self,
-        step: Step,
+        batch: Any,
         loss_of: Callable[[Any], Tensor],
         *,
         summed: bool = False,
         scaler: GradScaler | None = None,
     ) -> Tensor:
-        """One pass over a `step` of `loader.steps()`: `rt.backward(loss_of(batch))` for each micro batch.
+        """One pass over a batch: `rt.backward(loss_of(micro_batch))` for each micro batch.
 
-        Returns this rank's losses, detached, one per micro batch: (micro batches,). The optimizer's step follows it,
-        with the same `scaler` if one was given.
+        Returns this rank's losses, detached, one per micro batch: (micro batches,). The optimizer's step follows it.
         """
-        check_kind(step, Step, "rt.train_step({}, loss_of)", "step of loader.steps()", "step")
         losses = []
-        for batch in step:
-            loss = loss_of(batch)
+        for micro_batch in self.micro_batches(batch):
+            loss = loss_of(micro_batch)
             self.backward(loss, summed=summed, scaler=scaler)
             losses.append(loss.detach())
         return stack(losses)
+
+    def mean(self, loss: Tensor | float) -> float:
+        """The mean over the global batch of a number that is a mean over this rank's batch, such as its loss: the same
+        on every rank, in float64. For what decides in the loop: line search, plateau, early stop. Of several micro
+        batches: the losses that `train_step` returned.
+
+        A collective: call it on every rank. It waits for the device.
+        """
+        self._check_open("rt.mean")
+        return self._loop.mean(loss)
 
     # ---- what is saved
 
@@ -361,7 +336,7 @@ class Runtime(Preparation):
     def steps(self) -> int:
         """Optimizer steps since the start of the run, over all attempts.
 
-        In the loop over the loader: of the global batches before this one, also after its `optimizer.step()`.
+        In the loop over the loader: of the batches before this one, also after its `optimizer.step()`.
         """
         return self._loop.steps
 
@@ -427,13 +402,13 @@ class Runtime(Preparation):
         if (
             loss is not None
             and not math.isfinite(loss)
-            and not any(s.is_enabled() for s in self._loop.gate.scaled.scalers)
+            and not any(scaler.is_enabled() for scaler in self._loop.scalers)
             and skipped != self.steps
         ):
             raise RequestError(
                 f"the loss of the run is {loss} by step {self.steps}. No checkpoint is written of that",
                 "continue from the checkpoint before with a smaller learning rate, or bound each step:"
-                " rt.step(optimizer, clip_norm=1.0)",
+                " torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
             )
 
     def _agree_after_break(self) -> None:

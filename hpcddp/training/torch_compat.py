@@ -7,7 +7,6 @@ numbers on which `advise/measure.py` runs a model. Their tests run with these.
 
 from __future__ import annotations
 
-import functools
 import gc
 import inspect
 import logging
@@ -17,7 +16,7 @@ import socket
 import struct
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,6 @@ from torch.distributed.rendezvous import rendezvous
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader
 
 __all__ = ["HashStore", "NormWithStatistics", "PrefixStore", "Store", "TCPStore", "rendezvous"]
@@ -91,25 +89,6 @@ def bare_step(kind: type[Optimizer]) -> Callable[..., Any]:
     step: Any = kind.step
     bare: Callable[..., Any] = step.__wrapped__ if getattr(step, "hooked", False) else step
     return bare
-
-
-def is_hooks(attribute: str) -> bool:
-    """Whether an optimizer's attribute of this name holds functions that torch calls around its methods."""
-    return attribute.startswith("_optimizer_") and attribute.endswith("_hooks")
-
-
-class NoCollectives(TorchDispatchMode):
-    """Meanwhile RuntimeError for a collective: one on some ranks only would hang."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch does not annotate it
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func.namespace in {"c10d", "_c10d_functional"}:
-            raise RuntimeError("a collective, where some ranks may not make it")
-        return func(*args, **(kwargs or {}))
 
 
 def has_averaged(model: DistributedDataParallel) -> bool:
@@ -267,59 +246,31 @@ def load_metadata(path: Path) -> Any:
         return Unpickler(file).load()
 
 
-# What is private to torch about gradients: the graph of a loss, the backward pass, changes in place.
+# What is private to torch about gradients.
 
 
-MEAN, SUM = 1, 2  # how `reduction="mean"` and "sum" are called where a loss is computed
+def local_part(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor that ranks have in parts (a DTensor), itself and no view; else the tensor."""
+    part: Tensor = getattr(tensor, "_local_tensor", tensor)
+    return part
 
 
-def version_of(tensor: Tensor) -> int:
-    """A number that each change in place raises."""
-    return tensor._version
+Look = tuple[Tensor | None, int]  # a gradient, and how often it was changed in place
 
 
-@contextmanager
-def around_backward(around: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-    """Meanwhile each backward pass, by `loss.backward()` too, runs inside of what `around` gives. Torch has no hook for
-    it: `Tensor.backward` calls this function of its module."""
-    original, is_over = torch.autograd.backward, False
-
-    @functools.wraps(original)
-    def backward(*args: Any, **kwargs: Any) -> None:
-        with nullcontext() if is_over else around():
-            original(*args, **kwargs)
-
-    torch.autograd.backward = backward
-    try:
-        yield
-    finally:
-        is_over = True
-        if torch.autograd.backward is backward:
-            torch.autograd.backward = original
+def look_at(parameter: Tensor) -> Look:
+    """The gradient that a parameter has now: a change of it, or another one, is not equal to it."""
+    gradient = parameter.grad
+    if gradient is None:
+        return None, 0
+    gradient = local_part(gradient)
+    return gradient, gradient._version
 
 
-def read_reduction(made_by: Any) -> int | None:
-    """How the function of torch's own whose node in the graph this is reduced its loss. None: it is no such function,
-    or does not say."""
-    return getattr(made_by, "_saved_reduction", None)
-
-
-def read_factor(made_by: Any) -> float | None:
-    """The number that a multiplication's node in the graph multiplied by, if that was one number."""
-    factor = getattr(made_by, "_saved_other", None)
-    return float(factor) if isinstance(factor, Tensor) and factor.numel() == 1 else None
-
-
-def read_counted(made_by: Any) -> float | None:
-    """Of a cross entropy that is a mean the sum of the weights that it was divided by: parts that are not ignored, by
-    their class weights. None where that is not known."""
-    counted = getattr(made_by, "_saved_total_weight", None)
-    return None if counted is None else float(counted)
-
-
-def has_gradient_hook(parameter: nn.Parameter) -> bool:
-    """Whether something is called with this parameter's gradient in the backward pass."""
-    return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
+def is_as_before(parameter: Tensor, before: Look) -> bool:
+    """Whether it has this gradient still, unchanged."""
+    now, version = look_at(parameter)
+    return now is before[0] and version == before[1]
 
 
 # What is private to torch about tensors that ranks have in parts (DTensors).

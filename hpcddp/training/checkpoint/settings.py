@@ -39,8 +39,7 @@ from hpcddp.runs.settings import (
 from hpcddp.training.activity import at_files
 from hpcddp.training.checkpoint.state_tree import name_parameters
 from hpcddp.training.collectives import broadcast
-from hpcddp.training.marks import sum_bits
-from hpcddp.training.parallel.sameness import is_whole
+from hpcddp.training.parallel.sameness import is_whole, sum_bits
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.units import format_count
 

@@ -1,11 +1,11 @@
-"""Training data: micro batches of this rank's share of each global batch, on the device."""
+"""Training data: this rank's share of each global batch, on the device, whole or in micro batches."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from hpcddp.training.data.reading import Reading, check_length
 from hpcddp.training.data.sampler import GlobalBatchSampler, MicroBatch
 from hpcddp.training.data.stream import StreamSampler, read_stream
 from hpcddp.training.data.weighing import Loaded, Weighing, Weight
+from hpcddp.training.mistakes import BATCH_UNPACKED
 
 # Batches from the host to the device of this rank.
 
@@ -71,10 +72,7 @@ def _like(thing: Any, moved: dict[Any, Any], device: torch.device) -> Any:
     return thing.to(device) if callable(getattr(thing, "to", None)) else type(thing)(moved)
 
 
-# Micro batches on their way to the device: beside the computation, on a CUDA stream of their own.
-
-
-Moved = tuple[MicroBatch, Weight, Any]
+# Batches on their way to the device: beside the computation, on a CUDA stream of their own.
 
 
 class Copies(Protocol):
@@ -123,19 +121,47 @@ def open_copies(device: torch.device) -> Copies:
     return StreamCopies(device) if device.type == "cuda" else PlainCopies(device)
 
 
-def move_all(weighed: Iterator[tuple[Loaded, Weight]], copies: Copies, *, ahead: bool) -> Iterator[Moved]:
-    """Every micro batch on the device. With `ahead` the copy of the next has begun when one is given out."""
-    waiting: tuple[MicroBatch, Weight, Callable[[], Any]] | None = None
-    for loaded, weight in weighed:
-        started = loaded.micro, weight, copies.start(loaded.content)
-        if not ahead:
-            yield loaded.micro, weight, started[2]()
-            continue
-        if waiting is not None:
-            yield waiting[0], waiting[1], waiting[2]()
-        waiting = started
-    if waiting is not None:
-        yield waiting[0], waiting[1], waiting[2]()
+class Part(NamedTuple):
+    """One micro batch of a batch: this rank's samples of it, and how much they weigh."""
+
+    micro: MicroBatch
+    weight: Weight
+
+
+class Batch:
+    """This rank's share of one global batch: one optimizer step.
+
+    Where it is several micro batches, or may be on another number of ranks, the loop gets this object, which nothing
+    but `rt.micro_batches` opens.
+    """
+
+    def __init__(self, parts: Sequence[Part], contents: Sequence[Any], copies: Copies, *, is_several: bool) -> None:
+        self.parts = parts
+        self.is_several = is_several
+        self._contents = contents
+        self._copies = copies
+
+    def contents(self) -> Iterator[tuple[Part, Any]]:
+        """Each micro batch on the device. The copy of the next has begun when one is given out."""
+        waiting: Callable[[], Any] | None = None
+        for nth, part in enumerate(self.parts):
+            ready = waiting or self._copies.start(self._contents[nth])
+            waiting = self._copies.start(self._contents[nth + 1]) if nth + 1 < len(self.parts) else None
+            yield part, ready()
+
+    def __iter__(self) -> Iterator[Any]:
+        raise BATCH_UNPACKED.error()
+
+    def __len__(self) -> int:
+        raise BATCH_UNPACKED.error()
+
+    def __getitem__(self, _key: object) -> Any:
+        raise BATCH_UNPACKED.error()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise BATCH_UNPACKED.error()
 
 
 # How long a training loop waits for its input, measured for each micro batch; a warning, once, where it is much.
@@ -230,22 +256,19 @@ class Listener(Protocol):
         """The loop over the rest of this epoch starts."""
 
     def last_step_starts(self) -> None:
-        """The loop is about to get the epoch's last global batch. May raise to end it there."""
+        """The loop is about to get the epoch's last batch. May raise to end it there."""
 
-    def micro_batch_starts(self, micro: MicroBatch, weight: Weight, nth_pass: int) -> None:
-        """The loop gets this micro batch now, in its nth pass (from 0) over the global batch."""
+    def batch_starts(self, batch: Batch) -> None:
+        """The loop gets this batch now."""
 
-    def loop_left(self, micro: MicroBatch) -> None:
-        """The loop was left in this micro batch, or has taken it and no other."""
-
-    def micro_batch_ends(self) -> None:
-        """The loop has come back for more."""
+    def batch_left(self, batch: Batch) -> None:
+        """The loop was left in this batch, or has taken it and no other."""
 
     def step_ends(self) -> None:
-        """The loop is done with this global batch."""
+        """The loop has come back for more: this batch is over."""
 
     def seed_between(self) -> None:
-        """What draws random numbers before the next micro batch starts, draws by the number of steps."""
+        """What draws random numbers before the next batch starts, draws by the number of steps."""
 
 
 class _Draws:
@@ -290,7 +313,11 @@ def make_sampler(
 
 
 class TrainingLoader:
-    """Iterating gives the rest of the current epoch: each micro batch as the data set gives it, on the device."""
+    """Iterating gives the rest of the current epoch: each batch is this rank's share of a global batch, on the device.
+
+    `is_several`: the loop goes over each batch in micro batches, so that it gets a `Batch`; else what the samples
+    collate to.
+    """
 
     def __init__(
         self,
@@ -301,21 +328,22 @@ class TrainingLoader:
         reading: Reading,
         listener: Listener,
         waits: InputWait,
-        batch_size: int | None = None,
+        *,
+        is_several: bool,
     ) -> None:
         self.dataset = dataset
-        self.batch_size = batch_size  # of the DataLoader that was taken over, for scripts that ask
+        self.batch_size = sampler.plan.global_batch  # for scripts that ask
         self.num_workers = reading.num_workers
         self.collate_fn = reading.collate_fn
         self.sampler = sampler
         self.weighing = weighing
-        self._device = device
+        self._is_several = is_several
         self._listener = listener
         self._waits = waits
         self._copies = open_copies(device)
         collates = reading.num_workers == 0 and draws_in_collate(reading)
         self._may_draw = collates or weighing.count is not None  # the caller's code, in this process
-        # one micro batch ahead only where that runs none of the caller's code earlier, and waits for no other rank
+        # one batch ahead only where that runs none of the caller's code earlier, and waits for no other rank
         indexed = isinstance(sampler, GlobalBatchSampler)
         self._ahead = device.type == "cuda" and reading.num_workers > 0 and indexed and weighing.count is None
         if isinstance(sampler, GlobalBatchSampler):
@@ -324,55 +352,51 @@ class TrainingLoader:
             self._read = read_stream(sampler, device, reading)
 
     def __len__(self) -> int:
-        """Micro batches of a whole epoch, also where a resumed run reads the rest. TypeError if that is not known."""
-        return len(self.sampler)
+        """Steps of a whole epoch, also where a resumed run reads the rest. TypeError if that is not known."""
+        if self.sampler.length is None:
+            raise TypeError("this stream's length is not known")
+        return -(-self.sampler.length // self.batch_size)
 
     def __iter__(self) -> Iterator[Any]:
         listener = self._listener
         self._start()
         if listener.run_is_over:
             return
-        weighed = self.weighing.over(self._loaded())
-        for micro, weight, content in move_all(weighed, self._copies, ahead=self._ahead):
-            if micro.ends_epoch and micro.nth == 0:
+        for batch, content in self._batches():
+            if batch.parts[0].micro.ends_epoch:
                 listener.last_step_starts()
-            listener.micro_batch_starts(micro, weight, 0)
+            listener.batch_starts(batch)
             try:
-                yield content
+                yield batch if self._is_several else content()
             except GeneratorExit:
-                listener.loop_left(micro)
+                listener.batch_left(batch)
                 raise
-            listener.micro_batch_ends()
-            if micro.last:
-                listener.step_ends()
-                if self._may_draw:
-                    listener.seed_between()
-                if listener.stopping:
-                    break
+            listener.step_ends()
+            if self._may_draw:
+                listener.seed_between()
+            if listener.stopping:
+                break
         listener.seed_between()
 
-    def steps(self) -> Iterator[Step]:
-        """The rest of the current epoch, one global batch at a time, for a loop that goes over each more than once.
-
-        Two optimizers that take turns need that where a global batch is several micro batches:
-
-            for step in loader.steps():
-                for x, y in step:
-                    optimizer_d.zero_grad(); rt.backward(loss_of_d(x)); optimizer_d.step()
-                for x, y in step:
-                    optimizer_g.zero_grad(); rt.backward(loss_of_g(x)); optimizer_g.step()
-        """
-        self._start()
-        if self._listener.run_is_over:
-            return
-        for parts in self.weighing.steps(self._loaded()):
-            if parts[0][0].micro.ends_epoch:
-                self._listener.last_step_starts()
-            yield Step(parts, self._device, self._listener)
-            self._listener.step_ends()
-            self._listener.seed_between()
-            if self._listener.stopping:
-                return
+    def _batches(self) -> Iterator[tuple[Batch, Callable[[], Any]]]:
+        """Each batch, and what gives its content on the device. The copy of the next may have begun before."""
+        waiting: tuple[Batch, Callable[[], Any]] | None = None
+        for parts in self.weighing.steps(self._waits.over(self._read(), self.sampler.epoch)):
+            contents = [loaded.content for loaded, _ in parts]
+            known = [Part(loaded.micro, weight) for loaded, weight in parts]
+            batch = Batch(known, contents, self._copies, is_several=self._is_several)
+            if self._is_several:
+                yield batch, _nothing
+                continue
+            now = batch, self._copies.start(contents[0])
+            if not self._ahead:
+                yield now
+                continue
+            if waiting is not None:
+                yield waiting
+            waiting = now
+        if waiting is not None:
+            yield waiting
 
     def _start(self) -> None:
         """A loop starts. RequestError if the data set has another length than when the sampler was made."""
@@ -381,35 +405,11 @@ class TrainingLoader:
             check_length(self.dataset, self.sampler.samples)
         self._listener.loop_starts(self.sampler.epoch)
 
-    def _loaded(self) -> Iterator[Loaded]:
-        return self._waits.over(self._read(), self.sampler.epoch)
-
     def close(self) -> None:
         """End the loader processes, which would keep the open sockets of this process open. No more is read."""
         self._waits.end_loop()
         self._read = lambda: iter(())
 
 
-class Step:
-    """This rank's part of one global batch. Each iteration is a pass over all its micro batches, on the device."""
-
-    def __init__(self, parts: list[tuple[Loaded, Weight]], device: torch.device, listener: Listener) -> None:
-        self._parts = parts
-        self._device = device
-        self._listener = listener
-        self._passes = 0
-
-    def __len__(self) -> int:
-        """Micro batches of a pass."""
-        return len(self._parts)
-
-    def __iter__(self) -> Iterator[Any]:
-        nth_pass, self._passes = self._passes, self._passes + 1
-        for loaded, weight in self._parts:
-            self._listener.micro_batch_starts(loaded.micro, weight, nth_pass)
-            try:
-                yield move(loaded.content, self._device)
-            except GeneratorExit:
-                self._listener.loop_left(loaded.micro)
-                raise
-            self._listener.micro_batch_ends()
+def _nothing() -> None:
+    """The content of a batch in micro batches, which `rt.micro_batches` gives."""

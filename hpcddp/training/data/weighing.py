@@ -71,33 +71,29 @@ class Weighing:
         self._counted = 0.0  # on this rank, in the step that the loop is at
         self._warned = False
 
-    def over(self, loaded: Iterator[Loaded]) -> Iterator[tuple[Loaded, Weight]]:
-        """Every micro batch with its weight, in the same order. With `count` a collective, once per step."""
-        if self.count is None:
-            for one in loaded:
-                micro = one.micro
-                whole, each = (weigh(n, micro.total, self._averaged_over) for n in (micro.samples, 1))
-                yield one, Weight(micro.samples, whole, each)
-            return
+    def steps(self, loaded: Iterator[Loaded]) -> Iterator[list[tuple[Loaded, Weight]]]:
+        """All micro batches of one global batch at a time, with their weights. With `count` a collective, once per
+        step."""
         step: list[Loaded] = []
         for one in loaded:
             step.append(one)
-            if one.micro.last:
+            if not one.micro.last:
+                continue
+            if self.count is None:
+                yield [(part, self._weigh_samples(part.micro)) for part in step]
+            else:
                 counts = [_count_parts(self.count, part) for part in step]
                 self._counted = math.fsum(counts)
                 total = self._add_up([part.micro.slice or 0 for part in step], counts)
-                for part, n in zip(step, counts, strict=True):
-                    yield part, Weight(n, *(weigh(k, total, self._averaged_over) for k in (n, 1)))
-                step = []
+                yield [
+                    (part, Weight(n, *(weigh(k, total, self._averaged_over) for k in (n, 1))))
+                    for part, n in zip(step, counts, strict=True)
+                ]
+            step = []
 
-    def steps(self, loaded: Iterator[Loaded]) -> Iterator[list[tuple[Loaded, Weight]]]:
-        """The same step by step: all micro batches of one global batch at a time."""
-        step: list[tuple[Loaded, Weight]] = []
-        for one in self.over(loaded):
-            step.append(one)
-            if one[0].micro.last:
-                yield step
-                step = []
+    def _weigh_samples(self, micro: MicroBatch) -> Weight:
+        whole, each = (weigh(n, micro.total, self._averaged_over) for n in (micro.samples, 1))
+        return Weight(micro.samples, whole, each)
 
     def take(self) -> dict[str, float]:
         """The numbers of this step to be summed over the data ranks."""

@@ -272,6 +272,7 @@ class ExactGradients:
         self._exchange = Exchange(layout, ranks, through_cpu=on_cpu and group.device.type == "cuda")
         self._sum = make_sum(method, self._exchange, slices)
         self._buffers = SliceBuffers(make_sum(method, self._exchange, slices), slices)
+        self._aside: list[tuple[nn.Parameter, Tensor]] = []  # gradients from before this pass
         self._is_last = True  # whether this is the last slice of the step
         self._summed: set[int] = set()  # indices that DDP has passed on in this step
         self._in_buckets = False  # whether DDP has laid this slice's gradients into its buckets
@@ -326,13 +327,26 @@ class ExactGradients:
             self._used.clear()
             self._summed.clear()
             self._buffers.begin_step()
-            for parameter in self._parameters:
-                parameter.grad = None
+            self._set_aside(self._parameters)
         if micro.last and self._may_be_unused:
             for index in self._used:  # DDP has seen it used, and wants a gradient even if the last slice has none
                 self._parameters[index].grad = torch.zeros_like(self._parameters[index])
         with self._passes(micro):
             yield
+
+    def _set_aside(self, held: Iterable[nn.Parameter]) -> None:
+        """What these parameters have before a pass; in copies, for DDP may use its memory again."""
+        self._aside = [(p, p.grad.detach().clone()) for p in held if p.grad is not None]
+        for parameter in held:
+            parameter.grad = None
+
+    def pass_ends(self) -> None:
+        aside, self._aside = self._aside, []
+        for parameter, before in aside:
+            if parameter.grad is None:
+                parameter.grad = before
+            else:
+                parameter.grad.add_(before)
 
     def backward_ends(self, micro: MicroBatch) -> None:
         """DDP has its hook for that."""

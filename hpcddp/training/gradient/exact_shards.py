@@ -81,10 +81,13 @@ class ExactShards(ExactGradients):
     def micro(self, micro: MicroBatch) -> Iterator[None]:
         if micro.nth == 0:
             self._is_summed = False
-            for shard in self._shards:
-                shard.grad = None
         with super().micro(micro):
             yield
+
+    def _set_aside(self, held: Iterable[nn.Parameter]) -> None:
+        super()._set_aside(self._shards)
+        for parameter in held:
+            parameter.grad = None
 
     def backward_ends(self, micro: MicroBatch) -> None:
         """Behind the last slice's: the sum, for the script to clip."""

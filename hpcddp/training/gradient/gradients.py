@@ -65,7 +65,12 @@ class Gradients(Protocol):
         """A backward pass over the micro batch is over; the script may look at gradients now."""
 
     def collect(self, micro: MicroBatch) -> None:
-        """All gradients of the micro batch are there: of the last one, make those of the global batch."""
+        """All gradients of the micro batch are there: of the last one, make those of the global batch. Where they add
+        up in place, it is called before the first step on them."""
+
+    def pass_ends(self) -> None:
+        """Those of a pass over a batch are complete: what the parameters had before it is added to them. Only where
+        they do not add up in place."""
 
     def close(self) -> None:
         """Release threads, before the process group is destroyed."""

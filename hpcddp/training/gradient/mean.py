@@ -16,7 +16,7 @@ from hpcddp.training.data.sampler import MicroBatch
 from hpcddp.training.gradient.buffers import frozen_statistics
 from hpcddp.training.parallel.layout import Layout
 from hpcddp.training.parallel.placing import place
-from hpcddp.training.parallel.sameness import FactorsAlike, UsedAlike
+from hpcddp.training.parallel.sameness import UsedAlike
 from hpcddp.training.parallel.sharded import Wanted, check_optimizers, check_steps, hand_over
 from hpcddp.training.parallel.strategy import ParallelModel, split_model
 from hpcddp.training.rendezvous.group import Group
@@ -36,8 +36,6 @@ class MeanGradients:
         self._models: list[ParallelModel] = []
         self._untrained: list[nn.Module] = []
         self._used_alike = UsedAlike(layout, group.device)
-        self._factors_alike = FactorsAlike()
-        self._hooks: list[Any] = []
 
     @property
     def averaged_over(self) -> int:
@@ -75,8 +73,6 @@ class MeanGradients:
             check_optimizers(objects, model.replaced)
         if self._models and self._split.is_sharded:
             check_steps(objects, self._split)
-        if self._has_parts:
-            self._hooks += self._factors_alike.watch(x for x in objects.values() if isinstance(x, Optimizer))
 
     def key(self, micro: MicroBatch) -> tuple[int | str, ...]:
         return self._layout.data_rank, micro.nth
@@ -94,23 +90,16 @@ class MeanGradients:
                     stack.enter_context(frozen_statistics(module))
             yield
 
-    @property
-    def _has_parts(self) -> bool:
-        """Whether no rank has the whole gradient."""
-        return self._split.is_sharded and bool(self._models)
-
     def backward_ends(self, micro: MicroBatch) -> None:
-        """The script may change gradients from here to the step."""
-        if micro.last and self._has_parts:
-            self._factors_alike.note(p for model in self._models for p in model.module.parameters())
+        """The backward pass has averaged the gradients already."""
 
     def collect(self, micro: MicroBatch) -> None:
-        """The backward pass has averaged them already."""
+        """Before a step: whether the ranks have gradients of the same parameters."""
         if micro.last and self._split.is_sharded:
             self._used_alike.check(model.module for model in self._models)
-        if micro.last and self._has_parts:
-            self._factors_alike.check()
+
+    def pass_ends(self) -> None:
+        """Nothing was set aside."""
 
     def close(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
+        """There are no threads."""

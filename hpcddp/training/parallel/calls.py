@@ -13,11 +13,15 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hpcddp.errors import RequestError
-from hpcddp.training.marks import Mark
-from hpcddp.training.torch_compat import has_averaged
-
-_SEARCH = "find_unused_parameters=True"
+from hpcddp.training.mistakes import (
+    LAYER_FROZEN,
+    LAYER_REPLACED,
+    LAYER_UNUSED,
+    MODEL_TWICE,
+    MODEL_UNWRAPPED,
+    NO_SYNC,
+)
+from hpcddp.training.torch_compat import has_averaged, is_as_before, look_at
 
 
 class ForwardCalls:
@@ -49,11 +53,6 @@ class ForwardCalls:
         self._held.append({id(parameter) for parameter in model.module.parameters()})
         self._trained.append([(name, p) for name, p in model.module.named_parameters() if p.requires_grad])
 
-    @property
-    def watched(self) -> int:
-        """How many DDP models there are."""
-        return len(self._watched)
-
     def start(self) -> None:
         """A micro batch starts."""
         self._called.clear()
@@ -68,38 +67,36 @@ class ForwardCalls:
         if not self._watched:
             yield
             return
-        before = [Mark(trained[0][1]) for trained in self._trained]
-        with self._checked_inside():
+        is_only = len(self._watched) == 1 and id(self._watched[0]) in self._called  # then it is what the pass reaches
+        before = [] if is_only else [look_at(trained[0][1]) for trained in self._trained]
+        if is_only:
             yield
-        for model, mark in zip(self._watched, before, strict=True):
-            if mark.holds():
+        else:
+            with self._checked_inside():
+                yield
+        for nth, model in enumerate(self._watched):
+            if before and is_as_before(self._trained[nth][0][1], before[nth]):
                 continue
-            is_silent = id(model) in self._called and (id(model) in self._silent or not self._meets(model))
+            called = id(model) in self._called
+            meets = called and model.require_backward_grad_sync
+            is_silent = called and (id(model) in self._silent or not meets)
             (self._unshared.add if is_silent else self._unshared.discard)(id(model))
-            if not self._meets(model):
+            if not meets:
                 continue
             if id(model) in self._spent:
-                raise RequestError(
-                    f"rt.backward(loss) reached the {type(model.module).__name__} again since its last call: the ranks'"
-                    " gradients would not be averaged",
-                    "rt.backward(a + b), or each rt.backward right after its own model(x)",
-                )
+                raise MODEL_TWICE.error(kind=type(model.module).__name__)
             if has_averaged(model):
                 self._spent.add(id(model))
 
     def check_averaged(self, *, is_early: bool) -> None:
-        """After the last backward pass of a step. RequestError if a model has parameters that it did not reach, or, in
-        the first steps of an attempt, whose layers were replaced."""
+        """Before a step. RequestError if a model has parameters that the backward pass did not reach, or, in the first
+        steps of an attempt, whose layers were replaced."""
         if self._unshared and len(self._watched) == 1:  # of several, one may be called so on purpose
-            raise RequestError(
-                "the model was called in model.no_sync(), or rt.backward(loss) came in it: the ranks' gradients were"
-                " not averaged",
-                "leave model.no_sync() out: the ranks average once per global batch, at its last micro batch",
-            )
+            raise NO_SYNC.error()
         for model, trained, held in zip(self._watched, self._trained, self._held, strict=True):
-            if not self._meets(model):
+            if id(model) not in self._called or not model.require_backward_grad_sync:
                 continue
-            averaged = has_averaged(model)
+            averaged = id(model) in self._spent or has_averaged(model)
             if is_early or not averaged:
                 _check_replaced(model.module, trained, held)
             if averaged:
@@ -107,40 +104,19 @@ class ForwardCalls:
             kind = type(model.module).__name__
             frozen = next((name for name, p in trained if not p.requires_grad), None)
             if frozen is not None:
-                raise RequestError(
-                    f"{frozen} of {kind} requires no gradient, and did at rt.prepare: the ranks' gradients were not"
-                    " averaged",
-                    f"model = rt.wrap(model, {_SEARCH}), then rt.prepare(model, optimizer, loader); or"
-                    " requires_grad_(False) before it, to freeze from the start",
-                )
+                raise LAYER_FROZEN.error(name=frozen, kind=kind)
             unused = next((f"{name} has no gradient" for name, p in trained if p.grad is None), "one was left out")
-            raise RequestError(
-                f"rt.backward(loss) did not reach all parameters of the {kind}: {unused}, so the ranks' gradients were"
-                " not averaged",
-                f"model = rt.wrap(model, {_SEARCH}), then rt.prepare(model, optimizer, loader)",
-            )
-
-    def _meets(self, model: DistributedDataParallel) -> bool:
-        """Whether the ranks average its gradients in this micro batch."""
-        return id(model) in self._called and model.require_backward_grad_sync
+            raise LAYER_UNUSED.error(kind=kind, name=unused)
 
     @contextmanager
     def _checked_inside(self) -> Iterator[None]:
-        if len(self._called) >= len(self._watched):
-            yield
-            return
         missing = [model for model in self._watched if id(model) not in self._called]
-        before = [[Mark(p) for p in model.parameters() if p.requires_grad] for model in missing]
+        held = [[p for p in model.parameters() if p.requires_grad] for model in missing]
+        before = [[look_at(p) for p in parameters] for parameters in held]
         yield
-        for model, marks in zip(missing, before, strict=True):
-            if not all(mark.holds() for mark in marks):
-                kind = type(model.module).__name__
-                raise RequestError(
-                    f"rt.backward(loss) reached the {kind}, but not through the model that rt.prepare returned: the"
-                    " ranks' gradients would not be averaged",
-                    "model, optimizer, loader = rt.prepare(model, optimizer, loader), then call model(x): not"
-                    " model.module, rt.unwrap(model) or the old one",
-                )
+        for model, parameters, looks in zip(missing, held, before, strict=True):
+            if not all(map(is_as_before, parameters, looks)):
+                raise MODEL_UNWRAPPED.error(kind=type(model.module).__name__)
 
 
 def _check_replaced(model: nn.Module, trained: Sequence[tuple[str, nn.Parameter]], held: set[int]) -> None:
@@ -148,9 +124,4 @@ def _check_replaced(model: nn.Module, trained: Sequence[tuple[str, nn.Parameter]
     now = {id(parameter) for parameter in model.parameters()}
     gone = next((name for name, parameter in trained if id(parameter) not in now), None)
     if gone is not None and not now <= held:
-        raise RequestError(
-            f"{gone} of the {type(model).__name__} was replaced after rt.prepare: the ranks' gradients of what came in"
-            " its place would not be averaged",
-            "change the layers of the model first, then make the optimizer from its parameters, then"
-            " rt.prepare(model, optimizer, loader)",
-        )
+        raise LAYER_REPLACED.error(name=gone, kind=type(model).__name__)

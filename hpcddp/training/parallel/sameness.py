@@ -12,13 +12,12 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from hpcddp.errors import RequestError
-from hpcddp.training.marks import INTEGERS, sum_bits
 from hpcddp.training.parallel.layout import Layout
 from hpcddp.units import format_count
 
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _CHECKED_FIRST = 2  # steps of an attempt; a model that the ranks train each on its own differs after one
 # Other hardware or another number of threads may round each step otherwise: by so many units in the last place of the
 # largest weight, in each step. A mistake moves the weights by more.
@@ -114,7 +113,7 @@ def check_numbers(models: Sequence[nn.Module], layout: Layout, step: int) -> Non
             f"after step {step} the weights are no numbers any more: {first} has NaN or infinity. No checkpoint is"
             " written of them",
             "continue from the checkpoint before with a smaller learning rate, or bound each step:"
-            " rt.step(optimizer, clip_norm=1.0)",
+            " torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
         )
 
 
@@ -146,7 +145,13 @@ def _list_weights(models: Sequence[nn.Module], others: Sequence[nn.Module]) -> l
 def is_whole(tensor: Tensor) -> bool:
     """Not so where a rank has a part only, a DTensor, or no numbers at all."""
     is_plain = type(tensor.data) is Tensor and tensor.layout is torch.strided
-    return is_plain and not tensor.is_meta and tensor.element_size() in INTEGERS
+    return is_plain and not tensor.is_meta and tensor.element_size() in _INTEGERS
+
+
+def sum_bits(tensor: Tensor) -> Tensor:
+    """A whole number that any other numbers would change; the order of the sum does not. Complex ones count as real."""
+    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    return real.detach().view(_INTEGERS[real.element_size()]).sum(dtype=torch.int64)
 
 
 def check_same_weights(
@@ -241,89 +246,3 @@ class UsedAlike:
                     'hpcddp.runtime(parallel="ddp") with rt.wrap(model, find_unused_parameters=True); or let every rank'
                     " use the layer in each step: output + 0 * layer(x)",
                 )
-
-
-# Whether the loop multiplies the gradients by the same factor on each rank, where a rank has a part of the model.
-
-
-_STEPS = 2  # of an attempt, which are looked at; the ranks compare in the one behind them
-_SAME = 1e-4  # relative: rounding of one factor
-_OTHER = 1e-3  # relative: what two ranks' factors change against each other
-
-
-class FactorsAlike:
-    """Measures how the gradients' norms change between the backward pass and the optimizer's step."""
-
-    def __init__(self) -> None:
-        self._before: dict[int, float] = {}  # by the parameter's id
-        self._now: list[float] | None = None  # the factors of this step, once an optimizer steps
-        self._seen: list[float | None] = []  # the one factor of each step
-        self._checks = 0
-
-    def watch(self, optimizers: Iterable[Optimizer]) -> list[Any]:
-        """Returns the handles of hooks, to `remove()` them."""
-        return [optimizer.register_step_pre_hook(self._look) for optimizer in optimizers]
-
-    def note(self, parameters: Iterable[nn.Parameter]) -> None:
-        """After the last backward pass of a step."""
-        self._end_step()
-        self._before = _measure_factors(parameters) if self._checks <= _STEPS else {}
-
-    def check(self) -> None:
-        """Once in each step, before or after `note`. RequestError, on every rank, for factors that differ. A collective
-        in the third step."""
-        self._end_step()
-        self._checks += 1
-        if self._checks != _STEPS + 1:
-            return
-        found: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(found, self._seen[-_STEPS:])
-        whole = {rank: seen for rank, seen in enumerate(found) if len(seen) == _STEPS and None not in seen}
-        for rank, seen in whole.items():
-            first = min(whole)
-            times = [mine / its for mine, its in zip(whole[first], seen, strict=True)]
-            # what stays from step to step is the loop's own factor of some layers; that of two norms changes
-            if _apart(*times):
-                raise RequestError(
-                    f"between the backward pass and the optimizer's step the loop multiplied the gradients of rank"
-                    f" {first} by {whole[first][-1]:.3g} and those of rank {rank} by {seen[-1]:.3g}: it took a norm of"
-                    " each rank's part of the model",
-                    "rt.step(optimizer, clip_norm=1.0) or torch.nn.utils.clip_grad_norm_, which take the norm of all",
-                )
-
-    def _end_step(self) -> None:
-        if self._now is not None and self._checks <= _STEPS:
-            self._seen.append(_find_one(self._now))
-        self._now = None
-
-    def _look(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        self._now = [] if self._now is None else self._now
-        if self._before:
-            held = (parameter for group in optimizer.param_groups for parameter in group["params"])
-            after = _measure_factors(parameter for parameter in held if id(parameter) in self._before)
-            self._now += [norm / self._before[number] for number, norm in after.items()]
-
-
-def _measure_factors(parameters: Iterable[nn.Parameter]) -> dict[int, float]:
-    """The norm of this rank's part of each gradient that is not 0."""
-    found: dict[int, float] = {}
-    for parameter in parameters:
-        gradient: Any = parameter.grad
-        if gradient is None or gradient.layout is not torch.strided or gradient.element_size() < 4:
-            continue
-        local: Tensor = getattr(gradient, "to_local", lambda own=gradient: own)()
-        norm = float(torch.linalg.vector_norm(local.detach().double())) if local.is_floating_point() else 0.0
-        if norm > 0:
-            found[id(parameter)] = norm
-    return found
-
-
-def _find_one(factors: list[float]) -> float | None:
-    """The factor of all of them; None if there is not one, or one parameter only, which may have been meant."""
-    if len(factors) < 2 or not min(factors) > 0:
-        return None
-    return factors[0] if max(factors) <= min(factors) * (1 + _SAME) else None
-
-
-def _apart(one: float, other: float) -> bool:
-    return abs(one - other) > _OTHER * max(one, other)

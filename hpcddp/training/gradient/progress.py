@@ -1,0 +1,146 @@
+"""What became of each optimizer's gradients: none, of one batch, or stepped on. The table of what a step may do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hpcddp.training.mistakes import LAYER_UNFROZEN, PARAMETERS_FOREIGN, STEP_AGAIN, STEP_ON_CLEARED, STEP_ON_SEVERAL
+from hpcddp.training.torch_compat import Look, is_as_before, local_part, look_at
+
+_MOST_LOOKED_AT = 256  # parameters of an optimizer, where several optimizers share the backward passes
+
+
+class State(Enum):
+    """Of the gradients of one optimizer's parameters."""
+
+    NONE = "none came since they were cleared"
+    WHOLE = "that of one batch"
+    SEVERAL = "those of several batches: nothing has stepped on the earlier ones, or cleared them"
+    USED = "the optimizer has stepped on them"
+
+
+# what a step on such gradients is; None: right
+STEP = {State.NONE: STEP_AGAIN, State.WHOLE: None, State.SEVERAL: STEP_ON_SEVERAL, State.USED: STEP_AGAIN}
+
+
+class KnownParameters:
+    """The parameters of the prepared models: only these are the same on all ranks.
+
+    `fixed`: whether only those that require a gradient now can be trained, as where DDP or an exact run sums gradients.
+    """
+
+    def __init__(self, models: Sequence[nn.Module], *, fixed: bool) -> None:
+        named = [(f"{name} of {type(model).__name__}", p) for model in models for name, p in model.named_parameters()]
+        self.all = {id(parameter) for _, parameter in named}
+        self.frozen = {id(p): name for name, p in named if fixed and not p.requires_grad}
+
+
+class OptimizerGradients:
+    """Those of one optimizer of the run."""
+
+    def __init__(self, optimizer: Optimizer, known: KnownParameters) -> None:
+        self.optimizer = optimizer
+        self.state = State.NONE
+        self._batch = 0  # the last whose gradient is in the sum
+        self._known = known
+        self._held = -1  # parameters, when they were looked at last
+        self._frozen: list[Tensor] = []
+        self._chosen: list[Tensor] = []  # parameters that are looked at, where there are several optimizers
+        self._one: Tensor | None = None  # a parameter that the last backward pass has reached
+        self._left: Look = (None, 0)  # its gradient, as this or the step left it
+        self._before: list[Look] = []
+        self.check_parameters()
+
+    @property
+    def kind(self) -> str:
+        return type(self.optimizer).__name__
+
+    @property
+    def parameters(self) -> list[Any]:
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+    def check_parameters(self) -> None:
+        """RequestError for parameters that came, or were unfrozen, after `rt.prepare`."""
+        held = sum([len(group["params"]) for group in self.optimizer.param_groups])
+        if held != self._held:
+            parameters = self.parameters
+            foreign = sum(id(parameter) not in self._known.all for parameter in parameters)
+            if foreign:
+                raise PARAMETERS_FOREIGN.error(count=foreign, kind=self.kind)
+            self._held, self._frozen = held, [p for p in parameters if id(p) in self._known.frozen]
+            stride = -(-held // _MOST_LOOKED_AT) or 1
+            self._chosen = parameters[::stride]
+        for parameter in self._frozen:
+            if parameter.requires_grad:
+                raise LAYER_UNFROZEN.error(name=self._known.frozen[id(parameter)])
+
+    def expect_batch(self, batch: int) -> None:
+        """The first backward pass over this batch comes: what is left of those before?"""
+        if self.state in (State.WHOLE, State.SEVERAL) and self._batch != batch:
+            self.state = State.NONE if self._are_cleared() else State.SEVERAL
+
+    def _are_cleared(self) -> bool:
+        if self._one is None or self._one.grad is None:
+            return True
+        if is_as_before(self._one, self._left):
+            return False
+        return not bool(local_part(self._one.grad).any())  # zero_grad(set_to_none=False), or clipped and kept
+
+    def expect_backward(self, *, alone: bool) -> None:
+        """A backward pass comes. `alone`: it reaches this optimizer, for the run has no other."""
+        self._before = [] if alone else [look_at(parameter) for parameter in self._chosen]
+
+    def note_backward(self, batch: int) -> None:
+        """It is over, and the gradients are those of the whole batch."""
+        if self._before:
+            pairs = zip(self._chosen, self._before, strict=True)
+            reached = next((parameter for parameter, look in pairs if not is_as_before(parameter, look)), None)
+            self._before = []
+            if reached is None and len(self._chosen) == self._held:
+                return
+            self._one = reached or self._one
+        elif self._one is None or self._one.grad is None:
+            self._one = next((parameter for parameter in self._chosen if parameter.grad is not None), None)
+            if self._one is None:  # it reaches none of those that are looked at
+                self._one = next((parameter for parameter in self.parameters if parameter.grad is not None), None)
+            if self._one is None:
+                return
+        if self.state is not State.SEVERAL:
+            self.state = State.WHOLE
+        self._batch = batch
+        self._left = look_at(self._one) if self._one is not None else (None, 0)
+
+    def look(self) -> None:
+        """In the middle of a batch: note the gradient so far."""
+        one = self._one
+        if one is None or one.grad is None:
+            self._one = one = next((parameter for parameter in self._chosen if parameter.grad is not None), None)
+        self._left = look_at(one) if one is not None else (None, 0)
+
+    def were_changed(self) -> bool:
+        """Whether the gradient so far was cleared, or changed in place. Another tensor is no change: DDP puts one there
+        when it lays its buckets out anew."""
+        before, version = self._left
+        if self._one is None or before is None:
+            return False
+        now, its_version = look_at(self._one)
+        return now is None or (now is before and its_version != version)
+
+    def check_step(self, *, has_closure: bool) -> None:
+        """RequestError if the optimizer cannot step on them. With a closure they come inside of the step."""
+        self.check_parameters()
+        if has_closure:
+            return
+        row = STEP[self.state]
+        if row is not None:
+            raise row.error(kind=self.kind)
+        if self._one is not None and self._one.grad is None:
+            raise STEP_ON_CLEARED.error(kind=self.kind)
+
+    def note_step(self) -> None:
+        self.state = State.USED
