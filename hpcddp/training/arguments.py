@@ -85,12 +85,6 @@ def read_value(value: Any, call: str) -> float:
         raise RequestError(f"{call.format('value')}: {what} is not one number", call.format("accuracy")) from None
 
 
-def check_norm(value: Any, call: str) -> None:
-    """RequestError for a largest norm of gradients that is no number above 0; infinity clips nothing."""
-    if value is not None and (isinstance(value, bool | str) or not float(value) > 0):
-        raise RequestError(f"{call.format(repr(value))}: {_say(value)} is no number above 0", call.format("1.0"))
-
-
 def read_path(value: Any, call: str) -> Path:
     """A path, as text or as a Path."""
     if not isinstance(value, str | os.PathLike) or not os.fspath(value):
@@ -102,16 +96,6 @@ def check_kind(value: Any, kinds: type | UnionType, call: str, what: str, exampl
     """RequestError for a value of another class. `what` it should be, and how it is written: the `example`."""
     if not isinstance(value, kinds):
         raise RequestError(f"{call.format(repr(value))}: {_say(value)} is no {what}", call.format(example))
-
-
-def check_optimizers(given: Sequence[Any]) -> None:
-    """RequestError if nothing was given to `rt.step`, or something that takes no step."""
-    if not given:
-        raise RequestError("rt.step() got no optimizer", "rt.step(optimizer)")
-    for value in given:
-        if not hasattr(value, "step"):
-            what = "None" if value is None else f"a {type(value).__name__}"
-            raise RequestError(f"rt.step was given {what}, which is no optimizer", "rt.step(optimizer)")
 
 
 def check_choice(value: Any, known: Sequence[str], call: str) -> None:

@@ -103,7 +103,7 @@ class OptimizerGradients:
             self._before = []
             if reached is None and len(self._chosen) == self._held:
                 return
-            self._one = reached or self._one
+            self._one = self._one if reached is None else reached
         elif self._one is None or self._one.grad is None:
             self._one = next((parameter for parameter in self._chosen if parameter.grad is not None), None)
             if self._one is None:  # it reaches none of those that are looked at
