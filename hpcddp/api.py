@@ -85,15 +85,15 @@ def init(
     """
     _require_torch("hpcddp.init()")
     from hpcddp.training.arguments import check_choice, read_seconds
-    from hpcddp.training.rendezvous.process_group import open_group
     from hpcddp.training.rendezvous.store_address import CHANNELS
+    from hpcddp.training.watchdog import open_watched_group
 
     with two_lines():
         timeout_s = read_seconds(timeout_s, "hpcddp.init(timeout_s={})")
         read_seconds(arrival_timeout_s, "hpcddp.init(arrival_timeout_s={})")
         check_choice(rendezvous, CHANNELS, "hpcddp.init(rendezvous={})")
     return Opening(
-        open_group(
+        open_watched_group(
             os.environ,
             backend=backend,
             timeout_s=timeout_s,

@@ -53,7 +53,14 @@ from hpcddp.sweep import count_points
 
 
 # hpcddp's own that a person sets; all others are those of a job or of a rank.
-_SETTINGS = ("HPCDDP_SITE", "HPCDDP_INTERFACE", "HPCDDP_LOG_TO", "HPCDDP_WATCHDOG", "HPCDDP_PROGRESS")
+_SETTINGS = (
+    "HPCDDP_SITE",
+    "HPCDDP_INTERFACE",
+    "HPCDDP_LOG_TO",
+    "HPCDDP_WATCHDOG",
+    "HPCDDP_WATCHDOG_END",
+    "HPCDDP_PROGRESS",
+)
 # What schedulers and job scripts set beside the variables with their names in them.
 _OF_JOBS = (
     *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK", "GPU_DEVICE_ORDINAL"),

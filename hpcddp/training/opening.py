@@ -31,6 +31,7 @@ from hpcddp.runs.metrics import MetricsFile
 from hpcddp.runs.start import FINISHED, FRESH, Request, is_interactive, look, opening_once, start
 from hpcddp.runs.state import open_attempt, read_planned_batch, write_failure
 from hpcddp.schedulers.registry import find_current_job
+from hpcddp.training.arguments import read_seconds_or_off
 from hpcddp.training.checkpoint.settings import OnFirst, RunSettings
 from hpcddp.training.data.randomness import seed_generators
 from hpcddp.training.gradient.exact import ExactGradients, check_same_conditions, deterministic_kernels
@@ -45,14 +46,14 @@ from hpcddp.training.rendezvous.failure import Failure, PeerFailedError
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.rendezvous.process_group import claim_failure, open_group, settle_network
 from hpcddp.training.rendezvous.roll_call import wait_until
-from hpcddp.training.report import DEFAULT_INTERVAL_S, Report, read_seconds_or_off
+from hpcddp.training.report import DEFAULT_INTERVAL_S, Report
 from hpcddp.training.runtime import Runtime
 from hpcddp.training.same_options import check_same_options
 from hpcddp.training.setup import ANEW, RunSetup
 from hpcddp.training.sinks import choose_sinks
 from hpcddp.training.stopping import STOP_FLAGS, SignalFlag, StopTraining, StopWatch, read_deadline
 from hpcddp.training.versions import list_numerics, list_versions
-from hpcddp.training.watchdog import DEFAULT_STALL_S, Watchdog
+from hpcddp.training.watchdog import Hang, Watchdog, print_hang, read_limits
 from hpcddp.uncaught import Opening, add_line
 from hpcddp.units import format_count
 
@@ -351,7 +352,7 @@ def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iter
     asked = options.parallel or read_parallel(env.get("HPCDDP_PARALLEL") or "ddp", "parallel in the job file")
     sinks, deadline = choose_sinks(options.log_to, env), read_deadline(env)
     interval_s = read_seconds_or_off(env, "HPCDDP_PROGRESS", DEFAULT_INTERVAL_S)
-    stall_s = read_seconds_or_off(env, "HPCDDP_WATCHDOG", DEFAULT_STALL_S)
+    stall_s, end_s = read_limits(env)
     signals = SignalFlag()
     with ExitStack() as stack:
         stack.enter_context(signals.installed())
@@ -390,7 +391,9 @@ def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iter
             add_line(NameError, lambda: _NO_TURN if rt._is_finished else "")
         stack.enter_context(pulse.following(lambda: rt.steps, watch.move_deadline))
         if stall_s is not None and group.world_size > 1:
-            stack.enter_context(Watchdog(group, stall_s, lambda: watch.pace.batches, report.say).watching())
+            tell = partial(_tell_hang, rt, report)
+            watchdog = Watchdog(group, stall_s, end_s, lambda: watch.pace.batches, report.say, tell)
+            stack.enter_context(watchdog.watching())
         try:
             with suppress(StopTraining), explained(rt, exact=options.exactness is not None):
                 yield rt
@@ -412,6 +415,15 @@ def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iter
                     with suppress(HeldError, OSError):
                         write_failure(folder, str(first), step=rt.steps, epoch=rt.epoch)
             raise
+
+
+def _tell_hang(rt: Runtime, report: Report, hang: Hang) -> None:
+    """From beside the main thread, which waits for ranks that do not come."""
+    with suppress(Exception):  # it may hold any lock
+        report.clear()
+        if rt.is_main and rt.folder is not None:
+            write_failure(rt.folder, str(hang.error), step=rt.steps, epoch=rt.epoch)
+    print_hang(hang)
 
 
 def _open_settings(

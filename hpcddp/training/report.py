@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from shutil import get_terminal_size
 from typing import NamedTuple, TextIO
 
-from hpcddp.errors import RequestError
 from hpcddp.runs.folder import list_checkpoints
 from hpcddp.runs.metrics import MetricsFile, check_numbers
 from hpcddp.training.pace import Pace
@@ -81,24 +80,6 @@ def format_seconds(seconds: float) -> str:
 
 def _format_rate(per_s: float) -> str:
     return f"{per_s:,.0f}" if per_s >= 10 else f"{per_s:.2g}"
-
-
-def read_seconds_or_off(env: Mapping[str, str], name: str, default_s: float) -> float | None:
-    """The variable `name`: seconds, or `off`; None for `off`. RequestError for another text."""
-    text = env.get(name, "").strip()
-    if not text:
-        return default_s
-    if text == "off":
-        return None
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise RequestError(
-            f"{name} is {text!r}, which is no number of seconds above 0", f"{name}={default_s:.0f}, or off"
-        )
-    return seconds
 
 
 class Progress:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
+
+import torch.distributed as dist
 
 import hpcddp
 from hpcddp.training import watchdog
@@ -37,3 +40,21 @@ def _call(said: Path, group: Group) -> None:
                 time.sleep(0.01)
         total = rt.sum(1)
         Path(f"{said}-{group.rank}").write_text(str(total))
+
+
+def never_come_to_a_sum(folder: str) -> None:
+    """Rank 1 waits for what never comes, and rank 0 for rank 1, in a runtime."""
+    held = threading.Event()
+    with hpcddp.runtime(8, run_dir=folder) as rt:
+        if rt.rank:
+            held.wait()
+        rt.sum(1)
+
+
+def never_come_to_a_barrier(_folder: str) -> None:
+    """The same in a group alone."""
+    held = threading.Event()
+    with hpcddp.init() as group:
+        if group.rank:
+            held.wait()
+        dist.barrier()

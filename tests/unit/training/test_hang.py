@@ -1,0 +1,53 @@
+"""Ranks that wait for each other at different lines cannot meet any more: the job ends, and names who is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcddp.runs.folder import RunFolder
+from hpcddp.runs.heartbeat import OWN, WAITS
+from hpcddp.runs.state import read_state
+from hpcddp.training.watchdog import Stand, find_hang
+
+RunRanks = Callable[..., Any]
+SUM = Stand("train.py:9, in main: rt.sum(1)", "all_reduce", 61.0, WAITS)
+SLEEP = Stand("train.py:7, in main: time.sleep(1000)", "", 61.0, OWN)
+BARRIER = Stand("train.py:8, in main: dist.barrier()", "barrier", 61.0, WAITS)
+
+
+@pytest.mark.parametrize(
+    ("stands", "missing"),
+    [
+        ([SUM, SLEEP, SUM], [1]),  # the rank that does not wait
+        ([SUM, BARRIER, SUM], [1]),  # all wait: the fewer ones
+        ([SLEEP, SUM, SLEEP], [0, 2]),
+        ([SUM, SUM, SUM], None),  # one slow collective
+        ([SUM, SLEEP._replace(seconds=0.0), SUM], None),  # it gets on
+        ([SUM, SLEEP._replace(seconds=59.0), SUM], None),
+        ([SUM, SLEEP], None),  # one gives no answer
+    ],
+)
+def test_a_hang_is_all_ranks_standing_at_different_lines(stands: list[Stand], missing: list[int] | None) -> None:
+    hang = find_hang(dict(enumerate(stands)), 3, 60.0)
+    assert (hang and hang.ranks) == missing
+
+
+def test_a_hang_ends_the_job_with_the_missing_ranks_line_on_every_kind_of_group(
+    run_ranks: RunRanks, tmp_path: Path
+) -> None:
+    env = {"HPCDDP_WATCHDOG": "0.4", "HPCDDP_WATCHDOG_END": "1"}
+    for body in ("never_come_to_a_sum", "never_come_to_a_barrier"):
+        outcome = run_ranks(f"watchdog_bodies:{body}", 2, str(tmp_path / body), env=env)
+        assert outcome.statuses == [6, 2], outcome.outputs
+        for output in outcome.outputs:
+            line = next(line for line in output.splitlines() if "have waited for each other" in line)
+            assert "for 1 s, at different lines: rank 1 at watchdog_bodies.py:" in line
+            assert ": held.wait()" in line.partition(". The others: rank 0 at watchdog_bodies.py:")[0]
+            assert "HPCDDP_WATCHDOG_END=3600 waits longer" in output
+    state = read_state(RunFolder(str(tmp_path / "never_come_to_a_sum")))
+    assert state is not None
+    assert (state.status, "rank 1 at watchdog_bodies.py" in state.reason) == ("failed", True)
