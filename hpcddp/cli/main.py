@@ -21,6 +21,7 @@ from hpcddp.errors import HpcddpError, RequestError
 
 # verb -> what it does. The module is hpcddp.cli.<verb>.
 VERBS = {
+    "init": "ask which site, account and script, and write ./hpcddp.yaml",
     "render": "print the job script for a request (pipe it to qsub, sbatch or bash)",
     "submit": "queue a job: its run's folder is made, its id printed",
     "layout": "show where each rank will be, before anything is queued",

@@ -34,6 +34,7 @@ SAID = {
         (["--diff", "generic-pbs", "--gpus-per-node", "0", "--walltime", "1h", *REQUEST], PEOPLE),
         (["--nodes", "…"], PEOPLE),
     ],
+    "init": [(["--site", "lökal"], PEOPLE)],
     "layout": [(["--site", "local", "--ranks-per-node", "70", "--", "true"], PEOPLE)],
     "advise": [(["ç.py:f", "--gpu-memory", "80GB"], PEOPLE)],
     "lint": [(["ç.sh"], PEOPLE), (["nîcht.sh"], PEOPLE)],

@@ -1,0 +1,191 @@
+"""`hpcddp init`: asks which site, which account and which script, and writes ./hpcddp.yaml."""
+
+from __future__ import annotations
+
+import argparse
+import grp
+import os
+import re
+import shlex
+import sys
+from collections.abc import Mapping
+
+from hpcddp.cli.parser import VerbParser
+from hpcddp.cli.request import DEFAULT_JOB_FILE, named_site, read_asked, request_parser
+from hpcddp.cli.streams import tell, tell_each
+from hpcddp.errors import HpcddpError, RequestError
+from hpcddp.login.planning import find_site_here, plan_request
+from hpcddp.script.plan import list_missing
+from hpcddp.script.site import Site
+from hpcddp.script.site_file import asked_site, open_site
+from hpcddp.script.spec import read_spec
+
+_DESCRIPTION = f"""\
+Ask which site, which account and which script, and write ./{DEFAULT_JOB_FILE}: what you type afterwards needs no more.
+What this machine says is offered in brackets (Return takes it); what an option says is not asked for."""
+_EXAMPLE = """\
+hpcddp init
+hpcddp init --site abci3 --account GROUP -- python train.py --epochs 90
+hpcddp render --nodes 4 | qsub"""
+_TRAINS = re.compile(rb"^\s*(?:import|from) (?:torch|hpcddp|accelerate|lightning|transformers)\b", re.MULTILINE)
+_MOST_BYTES = 2**20
+_ACCOUNTS = ("SBATCH_ACCOUNT", "SLURM_ACCOUNT", "PBS_ACCOUNT")  # that a user, or a site for all, has set
+
+LOCAL = "local"  # the scheduler of a machine without one
+
+Asked = dict[str, tuple[object, str]]
+
+
+def build_parser() -> VerbParser:
+    """The options of `render`: each is a line of the job file."""
+    parser = request_parser("init", _DESCRIPTION, example=_EXAMPLE, exits=(2, 3))
+    parser.usage = "hpcddp init [options] [-- command ...]"
+    return parser
+
+
+def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
+    """Writes the file, whole and valid, or nothing; prints its name."""
+    if args.job or args.demo or args.fresh:
+        word = args.job or ("--demo" if args.demo else "--fresh")
+        raise RequestError(f"hpcddp init writes {DEFAULT_JOB_FILE}, and got {word}", "hpcddp init -- python train.py")
+    if os.path.lexists(DEFAULT_JOB_FILE):
+        raise RequestError(f"./{DEFAULT_JOB_FILE} is there already", f"edit it, or: mv {DEFAULT_JOB_FILE} old.yaml")
+    asked, _ = read_asked(args)
+    asks = sys.stdin.isatty() and sys.stderr.isatty()
+    choice = asked_site(named_site(args), None, "", env) or find_site_here(env)
+    site = open_site(choice, env) if "site" in asked or not asks else _ask_site(choice.site, choice.reason, env)
+    in_file = os.path.abspath(site.file) if os.path.basename(choice.site) != choice.site else site.name
+    asked["site"] = in_file, choice.reason
+    if "command" not in asked:
+        _take(asked, "command", _find_command(), "the command that trains", asks=asks)
+    if "account" not in asked and (site.account.required or site.account.pattern or asks):
+        _take_account(asked, site, env, asks=asks)
+    if asks:
+        for one in list_missing(read_spec(asked, site.variables), site, cpus_known=site.scheduler == LOCAL):
+            key, example = _key_of(one.option, one.example)
+            asked[key] = _ask(f"{one.what}, such as {example}", ""), "your answer"
+    plan = plan_request(asked, in_file, None, env)  # the errors of a request come before anything is written
+    _write(asked)
+    tell_each(plan.remarks)
+    queue_it = f"hpcddp render --nodes 4 | {_submit_command(site)}"
+    tell(f"next: hpcddp layout --nodes 4, then {queue_it} or hpcddp submit --nodes 4")
+    print(DEFAULT_JOB_FILE)
+    return 0
+
+
+def _key_of(option: str, example: str) -> tuple[str, str]:
+    """A job file's key, and an example of its value, from what `list_missing` says to type."""
+    if option == "--set":
+        key, _, value = example.partition("=")
+        return key, value
+    return option.removeprefix("--").replace("-", "_"), example
+
+
+def _ask(question: str, found: str) -> str:
+    """The answer, or what was found where it is empty. Asks again where there is neither."""
+    while True:
+        print(f"{question}{f' [{found}]' if found else ''}: ", end="", file=sys.stderr, flush=True)
+        line = sys.stdin.readline()
+        if not line:
+            raise RequestError(f"there was no answer to: {question}", "hpcddp init --help, for the options")
+        if line.strip() or found:
+            return line.strip() or found
+
+
+def _ask_site(found: str, reason: str, env: Mapping[str, str]) -> Site:
+    print(f"({reason}; hpcddp sites lists all)", file=sys.stderr)
+    while True:
+        name = _ask("site", found)
+        choice = asked_site(name, None, "", env)
+        assert choice is not None
+        try:
+            return open_site(choice, env)
+        except HpcddpError as error:
+            tell(str(error))
+
+
+def _take(asked: Asked, key: str, found: str, question: str, *, asks: bool) -> None:
+    """Ask for a value, or take what was found; nothing where there is neither."""
+    value = _ask(question, found) if asks else found
+    if not value:
+        return
+    if key == "command":
+        words = shlex.split(value)
+        asked[key] = ["python", *words] if words[0].endswith(".py") else words, "your answer"
+    else:
+        asked[key] = value, "your answer"
+
+
+def _find_command() -> str:
+    """`python train.py`, or the only script here that imports a training library; "" if there is none, or several."""
+    scripts = [name for name in sorted(os.listdir(".")) if name.endswith(".py") and _trains(name)]
+    chosen = "train.py" if "train.py" in scripts else scripts[0] if len(scripts) == 1 else ""
+    return chosen and shlex.join(["python", chosen])
+
+
+def _trains(path: str) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return bool(_TRAINS.search(file.read(_MOST_BYTES)))
+    except OSError:
+        return False
+
+
+def _take_account(asked: Asked, site: Site, env: Mapping[str, str], *, asks: bool) -> None:
+    """The account that a variable names, or the only one of this user's groups that looks like one of the site."""
+    rule = site.account
+    found = next((env[name] for name in _ACCOUNTS if env.get(name)), "")
+    if not found and rule.pattern:
+        groups = [name for name in map(_group_name, os.getgroups()) if re.fullmatch(rule.pattern, name)]
+        found = groups[0] if len(groups) == 1 else ""
+    if asks and not (found or rule.required):
+        print("account (Return: none): ", end="", file=sys.stderr, flush=True)
+        answer = sys.stdin.readline().strip()
+        if answer:
+            asked["account"] = answer, "your answer"
+        return
+    such = f", such as {rule.example}" if rule.example else ""
+    _take(asked, "account", found, f"account that pays for the jobs{such}", asks=asks)
+
+
+def _group_name(number: int) -> str:
+    try:
+        return grp.getgrgid(number).gr_name
+    except KeyError:
+        return ""
+
+
+def _submit_command(site: Site) -> str:
+    from hpcddp.schedulers.registry import find_scheduler
+
+    return next(iter(find_scheduler(site.scheduler).commands.submit), "bash")
+
+
+def _write(asked: Asked) -> None:
+    import yaml
+
+    order = ("site", "account", "nodes", "walltime", "command")
+    keys = sorted(asked, key=lambda key: (order.index(key) if key in order else 3.5, key))
+    values: dict[str, object] = {}
+    for key in keys:
+        value = asked[key][0]
+        if isinstance(value, list):
+            value = shlex.join(value)  # of a command
+        if isinstance(value, str) and value.isdecimal():
+            value = int(value)
+        group, dot, name = key.partition(".")  # env.NAME, sweep.NAME
+        if dot:
+            inner = values.setdefault(group, {})
+            assert isinstance(inner, dict)
+            inner[name] = value
+        else:
+            values[key] = value
+    text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=1000)
+    try:
+        with open(DEFAULT_JOB_FILE, "x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise RequestError(
+            f"./{DEFAULT_JOB_FILE} cannot be written: {(error.strerror or str(error)).lower()}",
+            "cd to the folder of your training script",
+        ) from error

@@ -1,0 +1,104 @@
+"""`hpcddp init` asks for what neither an option nor the machine says, and writes a job file that works as it stands."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import yaml
+
+from hpcddp.cli.main import main
+
+
+class Said(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def init(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Run it with these options, and these answers on a terminal (None: there is none)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("NO_COLOR", "1")
+    for name in ("HPCDDP_SITE", "SBATCH_ACCOUNT", "SLURM_ACCOUNT", "PBS_ACCOUNT", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+    def run(*options: str, answers: str | None = None) -> Said:
+        monkeypatch.setattr(sys, "stdin", io.StringIO() if answers is None else Terminal(answers))
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: answers is not None, raising=False)
+        status = main(["init", *options])
+        out, err = capsys.readouterr()
+        return Said(status, out, err)
+
+    return run
+
+
+def test_what_options_say_is_written_and_the_users_own_line_works_from_then_on(init, tmp_path, capsys) -> None:
+    said = init(
+        "--site", "abci3", "--account", "gaa50000", "--set", "env.A=1", "--", "python", "train.py", "--lr", "0.1"
+    )
+    assert (said.status, said.out) == (0, "hpcddp.yaml\n")
+    assert "hpcddp render --nodes 4 | qsub" in said.err
+    assert yaml.safe_load((tmp_path / "hpcddp.yaml").read_text()) == {
+        "site": "abci3",
+        "account": "gaa50000",
+        "env": {"A": 1},
+        "command": "python train.py --lr 0.1",
+    }
+    assert main(["render", "--nodes", "4", "--no-check"]) == 0
+    assert "#PBS -l select=4:mpiprocs=8:ompthreads=12" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("answers", "wanted"),
+    [
+        ("abci3\n\ngaa50000\n", {"site": "abci3", "account": "gaa50000", "command": "python train.py"}),
+        ("abci33\nabci3\nrun.py --lr 1\ngaa50000\n", {"site": "abci3", "command": "python run.py --lr 1"}),
+        (
+            "generic-slurm\n\n\n4\n8\n2h\n",
+            {"site": "generic-slurm", "gpus_per_node": 4, "cpus_per_rank": 8, "walltime": "2h"},
+        ),
+    ],
+)
+def test_three_questions_are_asked_and_what_a_bare_site_leaves_open(init, tmp_path, answers, wanted) -> None:
+    (tmp_path / "train.py").write_text("import torch\n")
+    (tmp_path / "plot.py").write_text("import sys\n")
+    said = init(answers=answers)
+    assert said.status == 0, said.err
+    written = yaml.safe_load((tmp_path / "hpcddp.yaml").read_text())
+    assert {key: written.get(key) for key in wanted} == wanted
+
+
+@pytest.mark.parametrize(
+    ("options", "answers", "status", "said"),
+    [
+        (["--site", "abci3", "--", "python", "x.py"], None, 2, "a job on site abci3 still needs an account"),
+        (["--site", "nowhere"], None, 3, "site 'nowhere' is not known"),
+        ([], "abci3\n", 2, "there was no answer to: the command that trains"),
+        (["job.yaml"], None, 2, "hpcddp init writes hpcddp.yaml, and got job.yaml"),
+    ],
+)
+def test_nothing_is_written_of_a_request_that_is_not_whole(init, tmp_path, options, answers, status, said) -> None:
+    result = init(*options, answers=answers)
+    assert (result.status, result.out) == (status, "")
+    assert said in result.err
+    assert "hint: " in result.err
+    assert not (tmp_path / "hpcddp.yaml").exists()
+
+
+def test_a_file_that_is_there_stays(init, tmp_path) -> None:
+    (tmp_path / "hpcddp.yaml").write_text("nodes: 1\n")
+    said = init("--site", "local", "--", "true")
+    assert (said.status, (tmp_path / "hpcddp.yaml").read_text()) == (2, "nodes: 1\n")
+    assert "is there already" in said.err
