@@ -64,17 +64,28 @@ def print_warning(warning: object | None, *, is_first: bool) -> None:
 
 
 def find_empty_ranks(models: Sequence[nn.Module], plan: BatchPlan, length: int | None) -> str | None:
-    """A warning if the last global batch of an epoch has fewer samples than data ranks. `length` None: it is not known.
+    """A warning if SyncBatchNorm meets passes over a placeholder sample. `length` of an epoch; None: it is not known.
 
-    A rank without samples runs on one sample at weight 0. BatchNorm ignores that sample; SyncBatchNorm exchanges its
-    statistics with the other ranks in the forward pass, so that the sample enters them.
+    BatchNorm ignores that sample; SyncBatchNorm exchanges its statistics with the other ranks in the forward pass, so
+    that the sample enters them.
     """
-    synchronised = any(isinstance(layer, nn.SyncBatchNorm) for model in models for layer in model.modules())
-    last = length % plan.global_batch if length is not None else 1
-    if not synchronised or last == 0 or last >= plan.data_size:
+    if not any(isinstance(layer, nn.SyncBatchNorm) for model in models for layer in model.modules()):
         return None
-    found = format_count(last, "sample") if length is not None else "maybe fewer samples than ranks"
+    last = length % plan.global_batch if length is not None else 1
+    if _has_empty_pass(plan, plan.global_batch):
+        found = f"a global batch has {format_count(plan.global_batch, 'sample')}"
+    elif last and _has_empty_pass(plan, last):
+        count = format_count(last, "sample") if length is not None else "maybe fewer samples than ranks"
+        found = f"the last global batch of an epoch has {count}"
+    else:
+        return None
     return (
-        f"the last global batch of an epoch has {found} for {plan.data_size} ranks, and SyncBatchNorm"
+        f"{found} for {format_count(plan.data_size, 'rank')} in micro batches of at most"
+        f" {plan.largest_micro_batch}, and SyncBatchNorm"
         " includes the placeholder samples of idle ranks in its statistics; another global batch avoids it"
     )
+
+
+def _has_empty_pass(plan: BatchPlan, total: int) -> bool:
+    """Whether a pass of a step over `total` samples has none: the last rank's share is the smallest."""
+    return any(piece.samples == 0 for piece in plan.pieces(plan.data_size - 1, total))

@@ -100,8 +100,9 @@ _PLACES_AT_ONCE = 8192
 class MicroBatch(NamedTuple):
     """One forward and backward pass of one data rank: over the samples from `position` on, in the order of the epoch.
 
-    `samples` is 0 only in an epoch's last global batch, if that has fewer samples than there are data ranks. The rank
-    still runs the pass, on one sample at weight 0, because the other ranks wait for its collectives.
+    `samples` is 0 where the rank's share has fewer samples than there are passes: in an epoch's last, smaller global
+    batch, and in every one if micro batches of a single sample meet uneven shares. The rank still runs the pass, on one
+    placeholder sample at weight 0, because the other ranks wait for its collectives.
     """
 
     position: int
