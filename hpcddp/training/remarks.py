@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from torch import nn
-from torch.utils.data import DataLoader, RandomSampler
 
 from hpcddp.batchplan import BatchPlan
 from hpcddp.checks.environment import Machine, check_workers
@@ -43,17 +41,6 @@ def describe_share(batch_size: int, ranks: int) -> str:
         f"batch_size={batch_size} of a DataLoader with a DistributedSampler is the global batch here, over all"
         f" {ranks} ranks\nhint: hpcddp.runtime({batch_size * ranks}) for {batch_size} per rank, as in plain DDP, or"
         f" hpcddp.runtime({batch_size})"
-    )
-
-
-def warn_of_order(evaluation: DataLoader[Any]) -> str | None:
-    """A warning that a DataLoader which shuffles is taken as evaluation data, or None."""
-    if not isinstance(evaluation.sampler, RandomSampler):
-        return None
-    return (
-        "a DataLoader after the first has shuffle=True: it is taken as evaluation data, in the same order in each"
-        " epoch\nhint: shuffle=False for evaluation; to train on both, one DataLoader over"
-        " torch.utils.data.StackDataset(first, second)"
     )
 
 

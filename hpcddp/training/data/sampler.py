@@ -225,6 +225,10 @@ class GlobalBatchSampler(EpochPosition, Sampler[list[int]]):
         return whole * self.plan.passes(self.data_rank) + (self.plan.passes(self.data_rank, tail) if tail else 0)
 
     def __iter__(self) -> Iterator[list[int]]:
+        return (indices for _, indices in self.draws())
+
+    def draws(self) -> Iterator[tuple[MicroBatch, list[int]]]:
+        """The rest of the current epoch: each micro batch with its samples."""
         epoch = self.epoch
         waiting: list[MicroBatch] = []
         size = 0
@@ -232,9 +236,9 @@ class GlobalBatchSampler(EpochPosition, Sampler[list[int]]):
             waiting.append(micro)
             size += micro.size
             if size >= _PLACES_AT_ONCE:
-                yield from self._indices(waiting, epoch)
+                yield from zip(waiting, self._indices(waiting, epoch), strict=True)
                 waiting, size = [], 0
-        yield from self._indices(waiting, epoch)
+        yield from zip(waiting, self._indices(waiting, epoch), strict=True)
 
     def _indices(self, micros: list[MicroBatch], epoch: int) -> Iterator[list[int]]:
         """The samples of several micro batches: a tensor operation costs the same for many positions as for few."""
