@@ -3,7 +3,8 @@
 The global batch is the number of samples one optimizer step sees. It is the only number a user gives: each rank's
 share, the number of accumulation steps and the size of each micro batch follow from it, for any world size.
 Shares differ by at most one sample and sum to the global batch. Every rank takes the same number of accumulation
-steps, since the ranks' collectives must match.
+steps, since the ranks' collectives must match: one whose share has fewer samples than there are steps runs the last of
+them on a placeholder sample of weight zero.
 
 With fixed slices (exact mode) the global batch is cut first, into a number of slices that does not depend on the world
 size, and ranks take whole slices, each a micro batch of its own: then nothing that is computed depends on the ranks.
@@ -47,7 +48,7 @@ class BatchPlan(NamedTuple):
         """This rank's micro batches of a global batch of `total` samples (None: a whole one), in order.
 
         Over all ranks they are [0, total), each sample once. Without slices every rank gets the same number of them;
-        fewer than `accumulation_steps` if `total` is small. A piece may have no samples where there are not enough.
+        fewer than `accumulation_steps` if `total` is small. A piece has no samples where there are not enough.
         """
         total = self.global_batch if total is None else total
         if self.slices is not None:
@@ -154,7 +155,7 @@ def plan_batch(
     `max_micro_batch` is the largest number of samples that fit through one forward and backward pass of one rank; None
     means that a rank's whole share fits. `slices` cuts the global batch into that many fixed micro batches first.
     Raises RequestError for counts below one, and for more ranks than samples or slices: a rank without any would only
-    keep others waiting.
+    keep others waiting. Any other global batch works with any `max_micro_batch`.
     """
     for name, value in (
         ("global batch", global_batch),
@@ -174,14 +175,6 @@ def plan_batch(
         return _plan_slices(global_batch, data_size, max_micro_batch, slices)
     largest_share = -(-global_batch // data_size)
     steps = 1 if max_micro_batch is None else -(-largest_share // max_micro_batch)
-    smallest_share = global_batch // data_size
-    if steps > smallest_share:
-        raise RequestError(
-            f"a global batch of {global_batch} over {format_count(data_size, 'rank')} in micro batches of at most"
-            f" {max_micro_batch} needs {steps} passes per step, and a rank with"
-            f" {format_count(smallest_share, 'sample')} cannot fill them",
-            f"use --global-batch {-(-global_batch // data_size) * data_size}, or allow larger micro batches",
-        )
     return BatchPlan(global_batch, data_size, steps)
 
 

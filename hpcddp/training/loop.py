@@ -26,7 +26,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from hpcddp.errors import HpcddpError, RequestError
 from hpcddp.training import mistakes
 from hpcddp.training.collectives import sum_over_data_ranks
-from hpcddp.training.data.loader import Batch, Part
+from hpcddp.training.data.loader import Batch, Part, SecondLoader, Taken, are_in_proportion, holds
 from hpcddp.training.data.randomness import seed_generators
 from hpcddp.training.data.sampler import MicroBatch
 from hpcddp.training.gradient.backward import run_backward
@@ -48,6 +48,7 @@ class EpochLoops:
         self.body: int | None = None  # the epoch whose body in rt.epochs runs
         self._outside: int | None = None  # that of a loop over the loader outside of rt.epochs
         self._most: int | None = None  # epochs that rt.epochs was asked for
+        self._most_steps: int | None = None  # that rt.batches was asked for
         self._is_read = False  # whether a loop over the loader has begun
 
     def check_count(self, count: int, over: int) -> None:
@@ -55,6 +56,13 @@ class EpochLoops:
         if self._most is not None and count <= min(over, self._most):
             raise mistakes.NO_EPOCH_LEFT.error(count=count, most=self._most, over=over, more=self._most + count)
         self._most = max(count, self._most or 0)
+
+    def check_steps(self, count: int, over: int) -> None:
+        """`rt.batches(count)` begins after `over` steps. RequestError if the one before leaves it none."""
+        if self._most_steps is not None and count <= min(over, self._most_steps):
+            more = self._most_steps + count
+            raise mistakes.NO_STEP_LEFT.error(count=count, most=self._most_steps, over=over, more=more)
+        self._most_steps = max(count, self._most_steps or 0)
 
     def check_read(self, *, stepped: bool) -> None:
         """An epoch of rt.epochs is over. RequestError if no loop over the loader has begun, and an optimizer has
@@ -112,7 +120,10 @@ class TrainingLoop:
         self.calls = ForwardCalls()
         self.record = record
         self.begins: Callable[[], None] = lambda: None  # is called before a loop over the loader
-        self.comes_to_last_step: Callable[[], None] = lambda: None  # is called before an epoch's last step
+        self.comes_to_step: Callable[[bool], None] = lambda _: None  # is called before each step: an epoch's last one?
+        self.is_several = False  # whether the loader gives batches that `micro_batches` opens
+        self.first_count: object = None  # what counts in the first loader's batches; None: samples
+        self.seconds: list[SecondLoader] = []
         self.optimizers: list[OptimizerGradients] = []
         self.schedulers: list[LRScheduler] = []
         self.scalers: list[GradScaler] = []
@@ -184,22 +195,21 @@ class TrainingLoop:
         self.check_caught()
         self.epochs.check_loop(epoch, is_open=self.open_epoch is not None)
         self.in_tail = False
+        for second in self.seconds:
+            second.forget()
         self.begins()
         self._pace.step_began()
         self.seed_between()
-
-    def last_step_starts(self) -> None:
-        """The loop is about to get the epoch's last batch."""
-        self.comes_to_last_step()
 
     def count_batch(self) -> None:
         """A loop over some loader gets a batch now."""
         self._pace.batches += 1
 
     def batch_starts(self, batch: Batch) -> None:
-        """The loop gets this batch now."""
+        """The loop gets this batch now. StopTraining where it is the epoch's last, and the run stops before that."""
+        self.comes_to_step(batch.parts[0].micro.ends_epoch)
         self.count_batch()
-        self._batch = batch
+        self._batch, self.in_tail = batch, False
         self._nth_batch += 1
         self._backwards = self._nth_pass = 0
         self._left_with = None
@@ -231,6 +241,8 @@ class TrainingLoop:
             raise mistakes.BATCH_WITHOUT_BACKWARD.error(beside=beside)
         self._end_part()
         self._batch = None
+        for second in self.seconds:
+            second.step_ends()
         self._had_backward += 1
         if self._had_backward == 1:
             self._check_schedulers()
@@ -321,8 +333,10 @@ class TrainingLoop:
             yield batch  # of a run whose batches are one micro batch each
             return
         try:
-            if batch is not self._batch:
+            if batch is not self._batch and not any(batch is one.batch for one in self._taken):
                 raise mistakes.OTHER_BATCH.error()
+            if self._part is not None:
+                raise mistakes.MICRO_LOOPS_MIXED.error()
             self._check_pass_is_over()
             self._start_pass()
             for part, content in batch.contents():
@@ -390,12 +404,51 @@ class TrainingLoop:
 
     # ---- backward passes
 
-    def backward(self, loss: Tensor, *, summed: bool, scaler: GradScaler | None) -> None:
+    @property
+    def _taken(self) -> list[Taken]:
+        """The batches that loops over second loaders have taken for this step."""
+        return [one for second in self.seconds for one in second.taken]
+
+    def _find_part(self, of: Any) -> Part:
+        """The batch that a loss comes from, by the batch itself or a tensor of it. None: all that the loop has now."""
+        part = self._part
+        if part is None:
+            raise (mistakes.MICRO_LOOP_MISSING.error() if self.batch.is_several else _outside())
+        if self.batch.is_several or not (self.seconds or of is not None):
+            return part  # the loop over its micro batches says it
+        if of is None:
+            for second in self.seconds:
+                for one in second.taken:
+                    self._check_shares(part, second, one.batch.parts[0])
+            return part
+        found = [one.batch.parts[0] for one in reversed(self._taken) if holds(one.batch.content, of)]
+        if not found and not holds(self.batch.content, of):
+            raise mistakes.OF_UNKNOWN.error()
+        return found[0] if found else part
+
+    def _find_batch(self, of: Any) -> Batch:
+        """The same behind a loop over micro batches."""
+        batches = [self.batch, *(one.batch for one in self._taken)]
+        found = [one for one in batches if one is of or (of is None and not self.seconds)]
+        if not found:
+            raise mistakes.OF_UNKNOWN.error()
+        return found[0]
+
+    def _check_shares(self, part: Part, second: SecondLoader, other: Part) -> None:
+        ranks, first, more = self._layout.data_size, part.micro, other.micro
+        if ranks == 1:
+            return
+        if self.first_count is not None or second.weighing.count is not None:
+            raise mistakes.COUNTS_OF_TWO.error()
+        if not are_in_proportion(first, more, ranks):
+            raise mistakes.SHARES_DIFFER.error(first=first.total, second=more.total, number=second.number, ranks=ranks)
+
+    def backward(self, loss: Tensor, *, summed: bool, scaler: GradScaler | None, of: Any = None) -> None:
         """See `Runtime.backward`."""
         try:
-            part = self._part
-            if part is None:
-                raise (mistakes.MICRO_LOOP_MISSING.error() if self.batch.is_several else _outside())
+            part = self._find_part(of)
+            for second in self.seconds:
+                second.use()
             self._check_scaler(scaler)
             self._expect_backward(part.micro)
             self._in_backward = True
@@ -442,9 +495,9 @@ class TrainingLoop:
         elif self.scalers and any(one.is_enabled() for one in self.scalers):
             raise mistakes.SCALER_MISSING.error()
 
-    def mean(self, values: Tensor | float | Sequence[Any]) -> float:
+    def mean(self, values: Tensor | float | Sequence[Any], of: Any = None) -> float:
         """See `Runtime.mean`."""
-        parts = self.batch.parts if self._part is None else [self._part]
+        parts = [self._find_part(of)] if self._part is not None else self._find_batch(of).parts
         numbers = torch.as_tensor(values).detach().double().reshape(-1).tolist()
         if len(numbers) == 1:
             numbers *= len(parts)

@@ -86,6 +86,43 @@ GRADIENTS_CHANGED = Mistake(
     cost="one gradient per optimizer and micro batch is looked at, not read",
 )
 
+# ---- two training loaders
+
+SHARES_DIFFER = Mistake(
+    name="shares-differ",
+    condition="a loss over batches of two training loaders, whose shares on the ranks are not in proportion",
+    message="rt.backward(loss) got one loss for {first} samples and the {second} of training loader {number}, and their"
+    " shares on {ranks} ranks are not in proportion: one of them would weigh too much",
+    remedy="rt.backward(a, of=x), then rt.backward(b, of=u), each right behind its model(x) and model(u), with x and u"
+    " of the two batches; or batch sizes that the ranks divide, and drop_last=True",
+    cost="a few whole numbers per backward pass, where there are two loaders",
+)
+COUNTS_OF_TWO = Mistake(
+    name="counts-of-two",
+    condition="a loss over batches of two training loaders, one of which has `count=`",
+    message="rt.backward(loss) got one loss for batches of two training loaders, and nobody knows whether what counts"
+    " in them (count=) is in proportion on the ranks",
+    remedy="rt.backward(a, of=x), then rt.backward(b, of=u), each right behind its model(x) and model(u)",
+    cost="one comparison per backward pass, where there are two loaders",
+)
+OF_UNKNOWN = Mistake(
+    name="of-unknown",
+    condition="`rt.backward(loss, of=…)` or `rt.mean(loss, of=…)` is given what is no batch of this step, and no tensor"
+    " of one; or no `of` where the run has two training loaders in micro batches",
+    message="of= is no batch of this step, and no tensor in one (a copy is another object)",
+    remedy="for (x, y), (u, _) in zip(first, second): …, rt.backward(loss, of=x); in micro batches rt.mean(losses,"
+    " of=batch)",
+    cost="one comparison for each tensor of the step's batches, where of= is given",
+)
+MICRO_LOOPS_MIXED = Mistake(
+    name="micro-loops-mixed",
+    condition="a loop over `rt.micro_batches` begins inside another one",
+    message="a loop over rt.micro_batches began inside another one",
+    remedy="one after the other: for x, y in rt.micro_batches(batch): rt.backward(…), then for u in"
+    " rt.micro_batches(more): rt.backward(…)",
+    cost="one comparison per step",
+)
+
 # ---- steps
 
 STEP_IN_BACKWARD = Mistake(
@@ -237,6 +274,14 @@ NO_EPOCH_LEFT = Mistake(
     remedy="rt.epochs({more}) for {count} more",
     cost="one comparison per loop",
 )
+NO_STEP_LEFT = Mistake(
+    name="no-step-left",
+    condition="a second `rt.batches(steps)` has no step left, since it counts from the start of the run",
+    message="rt.batches({count}) came after rt.batches({most}), and {over} steps are made: it counts from the start of"
+    " the run, so that none is left",
+    remedy="rt.batches({more}) for {count} more",
+    cost="one comparison per loop",
+)
 LOADER_UNUSED = Mistake(
     name="loader-unused",
     condition="an epoch of `rt.epochs` ends, and no loop over the training loader has begun",
@@ -249,7 +294,7 @@ EPOCH_OUTSIDE = Mistake(
     name="epoch-outside",
     condition="a second epoch begins outside `rt.epochs`",
     message="a second epoch began outside of rt.epochs(): a resumed run would not know how many are left",
-    remedy="for epoch in rt.epochs(10): for x, y in loader: …",
+    remedy="for epoch in rt.epochs(10): for x, y in loader: …; or for x, y in rt.batches(10_000): …, for so many steps",
     cost="one comparison per loop",
 )
 LOOP_TWICE = Mistake(

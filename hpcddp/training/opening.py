@@ -249,11 +249,11 @@ _openings = itertools.count()  # a group may see several runtimes
 
 class OpenedRun(NamedTuple):
     """This attempt at a run. None: nothing is written. `over`: why the run is finished; empty: there may be steps left.
-    `asked`: how many epochs the finished run was asked for. `line`: what the start does, in words."""
+    `asked`: how many epochs or steps the finished run was asked for. `line`: what the start does, in words."""
 
     attempt: AttemptFolder | None
     over: str = ""
-    asked: int | None = None
+    asked: dict[str, int] | None = None
     line: str = ""
 
 
@@ -321,7 +321,7 @@ def _start(folder: AttemptFolder, env: Mapping[str, str]) -> Iterator[OpenedRun]
             yield OpenedRun(
                 run.attempt(folder.name),
                 state.reason if state is not None else "",
-                (state.asked or {}).get("epochs") if state is not None else None,
+                state.asked if state is not None else None,
                 str(outlook),
             )
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,14 +21,17 @@ from hpcddp.errors import RequestError
 from hpcddp.parallelism import Split
 from hpcddp.training import collectives
 from hpcddp.training.agreement import Agreement
-from hpcddp.training.arguments import check_kind, read_whole
+from hpcddp.training.arguments import check_kind, read_optional, read_whole
 from hpcddp.training.checkpoint.checkpointer import Checkpointer
 from hpcddp.training.checkpoint.fingerprint import outline_evaluation
-from hpcddp.training.checkpoint.position import move_to
+from hpcddp.training.checkpoint.position import find_place, move_to
+from hpcddp.training.checkpoint.settings import name_setting
 from hpcddp.training.checkpoint.tracked import OwnedStates, unwrap
 from hpcddp.training.data.evaluation import EvaluationLoader
-from hpcddp.training.data.loader import InputWait, TrainingLoader, make_sampler
-from hpcddp.training.data.reading import Reading, choose_workers, read_how
+from hpcddp.training.data.items import ItemSampler, SingleItem, check_items
+from hpcddp.training.data.loader import InputWait, SecondLoader, TrainingLoader, make_sampler
+from hpcddp.training.data.reading import Reading, Source, choose_workers, is_shuffled, read_how
+from hpcddp.training.data.sampler import derive_key
 from hpcddp.training.data.weighing import Count, Weighing
 from hpcddp.training.data_checks import check_data
 from hpcddp.training.gradient.buffers import BufferMeans
@@ -42,7 +46,7 @@ from hpcddp.training.parallel.spread import spread_weights
 from hpcddp.training.parallel.strategy import check_uncompiled, check_wanted
 from hpcddp.training.parallel.tensor import TensorPlan
 from hpcddp.training.parallel.zero import OwnSteps, WholeSteps
-from hpcddp.training.remarks import describe_starving, print_warning, warn_of_order
+from hpcddp.training.remarks import describe_starving, print_warning
 from hpcddp.training.report import Report
 from hpcddp.training.setup import RunSetup
 from hpcddp.training.torch_compat import kept_assignments, note_steps
@@ -197,7 +201,7 @@ class Preparation:
         self._position: dict[str, int] | None = None  # of the newest checkpoint
         self._setup = setup
         self._is_finished = bool(setup.over)
-        self._epochs_asked = setup.epochs_asked
+        self._asked = dict(setup.asked or {})
         self._is_over = False
         self._until_end = until_end  # is closed when the body of the runtime ends
         until_end.callback(self._end_body)
@@ -351,19 +355,19 @@ class Preparation:
             model, optimizer, loader, test = rt.prepare(model, optimizer, loader, test)
 
         A model comes back on this rank's device and distributed over the ranks (`wrap` has more options); one that is
-        not trained comes back with rank 0's weights. The first DataLoader is the training data, the others are for
-        evaluation. Its batch_size is the global batch, if neither `hpcddp.runtime` nor the job plan gave one. The rest
-        is saved in checkpoints, as `model`, `model_2`, `optimizer`, … by kind and order; whatever has a `state_dict()`
-        and `load_state_dict()` can be. Resumes from the newest checkpoint. A collective: call it once, on every rank.
+        not trained comes back with rank 0's weights. The first DataLoader is the training data, and so is each further
+        one with shuffle=True; the others are for evaluation. batch_size is the global batch; that of the first counts
+        if neither `hpcddp.runtime` nor the job plan gave one. The rest is saved in checkpoints, as `model`, `model_2`,
+        `optimizer`, … by kind and order; whatever has a `state_dict()` and `load_state_dict()` can be. Resumes from the
+        newest checkpoint. A collective: call it once, on every rank.
         """
         check_objects(objects)
         prepared = list(objects)
         for n, thing in enumerate(objects):  # first, because it says how large the global batch is
-            if isinstance(thing, DataLoader) and self._loader is None:
+            if isinstance(thing, DataLoader) and (self._loader is None or is_shuffled(thing)):
                 prepared[n] = self.loader(thing)
             elif isinstance(thing, DataLoader):
                 prepared[n] = self.evaluation_loader(thing)
-                print_warning(warn_of_order(thing), is_first=self.group.is_first)
         for n, thing in enumerate(objects):
             if is_trained(thing) and id(thing) not in self._models:
                 prepared[n] = self.wrap(thing)
@@ -386,6 +390,7 @@ class Preparation:
         collate_fn: Callable[[list[Any]], Any] | None = None,
         shuffle: bool | None = None,
         count: Count | None = None,
+        items_per_step: int | None = None,
     ) -> TrainingLoader:
         """The training data: this rank's share of each global batch, on the device. `prepare` calls it.
 
@@ -395,37 +400,94 @@ class Preparation:
         Those stay from epoch to epoch, and see no later change of the data set. `count(batch)` returns how many parts
         (tokens, pixels) of a micro batch count, or their weights' sum, on the host; None: its samples. An
         IterableDataset has its own order.
+
+        A DataLoader with `batch_sampler` or `batch_size=None` makes its own batches. Each is one rank's micro batch,
+        and `items_per_step` of them, over all ranks, are a step.
+
+        The second one is more data for the same steps, as `for a, b in zip(first, second)`; see `SecondLoader`.
         """
-        if self._loader is not None:
-            raise RequestError(
-                "this runtime has its training loader already", "use rt.evaluation_loader(data, …) for evaluation"
-            )
         how = read_how(
             data, num_workers=num_workers, collate_fn=collate_fn, shuffle=shuffle, choose=self._choose_workers
         )
+        number = 1 if self._loader is None else 2 + len(self._loop.seconds)
+        items = read_optional(items_per_step, "rt.loader(loader, items_per_step={})")
+        self._check_items(how, items, counts=count is not None, is_second=number > 1)
         check_data(how, self._setup)
-        plan = self._make_plan(how.batch_size) if self._plan is None else self._plan
-        sampler = make_sampler(
-            how.dataset, plan, self.layout.data_rank, seed=self.seed, shuffle=how.shuffle, drop_last=how.drop_last
-        )
-        self._setup.settings.note("samples", getattr(sampler, "samples", sampler.length))
-        self._setup.settings.note("shuffle", how.shuffle)
+        several = self._options.uses_micro_batches or (items or 0) > 1
+        if number > 1:
+            plan = self._plan_second(how.batch_size, items)
+            several = self._loop.is_several
+            seed = derive_key("loader", self.seed, number)
+        else:
+            plan = self._make_plan(how.batch_size, items) if self._plan is None else self._plan
+            seed = self.seed
+            self._loop.is_several, self._loop.first_count = several, count
+        sampler = make_sampler(how, plan, self.layout.data_rank, seed)
+        note = self._setup.settings.note
+        note(name_setting("samples", number), getattr(sampler, "samples", sampler.length))
+        note(name_setting("shuffle", number), how.shuffle)
+        weighing = Weighing(self._gradients.averaged_over, self.layout, self.device, count, self._gradients.slots)
+        write = self._loop.record.note_input if number == 1 else lambda _: None
+        waits = InputWait(write, lambda share: self._say_starving(share, how.reading))
+        reading = how.reading
+        if how.gives_items:
+            reading = replace(reading, collate_fn=SingleItem(reading.collate_fn))
+        parts: tuple[Any, ...] = (how.dataset, sampler, self.device, weighing, reading, self._loop, waits)
+        loader: TrainingLoader
+        if number > 1:
+            note(name_setting("global_batch", number), plan.global_batch)
+            loader = second = SecondLoader(*parts, is_several=several, number=number)
+            self._loop.seconds.append(second)
+        else:
+            loader = self._loader = TrainingLoader(*parts, is_several=several)
         if self._position is not None:  # the objects were tracked before
             self._checkpointer.settle_settings(self._position)
-            move_to(self._position, sampler, again=self._setup.settings.begins_epoch_again)
-        weighing = Weighing(self._gradients.averaged_over, self.layout, self.device, count, self._gradients.slots)
-        waits = InputWait(self._loop.record.note_input, lambda share: self._say_starving(share, how.reading))
-        self._loader = TrainingLoader(
-            how.dataset,
-            sampler,
-            self.device,
-            weighing,
-            how.reading,
-            self._loop,
-            waits,
-            is_several=self._options.uses_micro_batches,
-        )
-        return self._loader
+            self._move(self._position, loader)
+        return loader
+
+    def _check_items(self, how: Source, items: int | None, *, counts: bool, is_second: bool) -> None:
+        """RequestError for batches of the script's own that do not fit into this run."""
+        batch = None if is_second else self._batch
+        check_items(how, items, self.layout.data_size, counts=counts, global_batch=batch)
+        if not how.has_items:
+            return
+        exactness = self._options.exactness
+        if exactness is not None and exactness.slices != items:
+            raise RequestError(
+                f"in exact mode each of the step's {items} batches is a slice, and slices={exactness.slices}",
+                f"hpcddp.runtime(exact=…, slices={items})",
+            )
+        if self._options.max_micro_batch is not None:
+            raise RequestError(
+                f"max_micro_batch={self._options.max_micro_batch} came with batches that the DataLoader makes itself:"
+                " one is one micro batch",
+                "leave out max_micro_batch, and make smaller batches",
+            )
+        if is_second and (items or 0) > 1 and not self._loop.is_several:
+            raise RequestError(
+                "a second loader with items_per_step gives batches in micro batches, and the first one does not",
+                "hpcddp.runtime(max_micro_batch=…): for x, y in rt.micro_batches(batch), of both loaders",
+            )
+
+    def _plan_second(self, batch_size: int | None, items: int | None) -> BatchPlan:
+        size = items or batch_size
+        if size is None:
+            raise RequestError(
+                "nothing says how large the global batch of the second training loader is",
+                "rt.loader(DataLoader(dataset, batch_size=256, shuffle=True))",
+            )
+        exactness = self._options.exactness
+        largest = 1 if items else self._options.max_micro_batch
+        return plan_batch(size, self.layout.data_size, largest, exactness.slices if exactness else None)
+
+    def _move(self, position: dict[str, int], loader: TrainingLoader) -> None:
+        """Let the loader continue at the checkpoint's position."""
+        begins_again = self._setup.settings.begins_again
+        if isinstance(loader, SecondLoader):
+            number = loader.number
+            loader.place = find_place(position, number, loader.sampler.length, again=begins_again(number))
+        else:
+            move_to(position, loader.sampler, again=begins_again())
 
     def evaluation_loader(
         self, data: Dataset[Any] | DataLoader[Any], batch_size: int | None = None, *, num_workers: int | None = None
@@ -433,12 +495,16 @@ class Preparation:
         """This rank's share of a data set for evaluation: every sample on exactly one data rank, in order, and the same
         number of batches on every rank.
 
-        `batch_size` is per rank; a DataLoader brings its own. BatchNorm's running statistics are averaged over the
-        ranks when a loop over it starts, so each loop is a collective.
+        `batch_size` is the global batch; a DataLoader brings its own, and `drop_last`. BatchNorm's running statistics
+        are averaged over the ranks when a loop over it starts, so each loop is a collective.
         """
         how = read_how(data, num_workers=num_workers, choose=self._choose_workers)
-        if isinstance(how.dataset, IterableDataset):
-            raise RequestError("evaluation takes a data set with an index, not a stream", "a Dataset with a length")
+        if isinstance(how.dataset, IterableDataset) or how.has_items:
+            what = "with an index, not a stream" if not how.has_items else "whose samples make no batches of their own"
+            raise RequestError(
+                f"evaluation takes a data set {what}",
+                "DataLoader(dataset, batch_size=256) of a Dataset with a length; or rt.loader(loader), to train on it",
+            )
         size = how.batch_size if batch_size is None else batch_size
         if size is None:
             raise RequestError("rt.evaluation_loader got no batch_size", "rt.evaluation_loader(dataset, 256)")
@@ -450,6 +516,7 @@ class Preparation:
             self.layout,
             self.device,
             how.reading,
+            drop_last=how.drop_last,
             forward_is_collective=lambda: self._gradients.forward_is_collective,
             starts=self._start_evaluation,
             gives=self._loop.count_batch,
@@ -494,26 +561,28 @@ class Preparation:
             self._loop.steps = self._position["step"]
             for optimizer in self._loop.optimizers:
                 note_steps(optimizer.optimizer)
-            if self._loader is not None:
-                move_to(self._position, self._loader.sampler, again=self._setup.settings.begins_epoch_again)
-        self._report.start(str(self.plan), self._position["step"] if self._position is not None else None)
+            for loader in (self._loader, *self._loop.seconds):
+                if loader is not None:
+                    self._move(self._position, loader)
+        unit = " batches of the DataLoader" if isinstance(getattr(self._loader, "sampler", None), ItemSampler) else ""
+        self._report.start(f"{self.plan}{unit}", self._position["step"] if self._position is not None else None)
 
     def _share_out(self, objects: dict[str, Any]) -> OwnedStates:
         optimizers = {name: thing for name, thing in objects.items() if isinstance(thing, Optimizer)}
         exact = self._options.exactness is not None
         return share_out_steps(optimizers, self._split, self.layout, self.device, self._until_end, exact=exact)
 
-    def _make_plan(self, batch_size: int | None) -> BatchPlan:
-        """The plan for the global batch that was given, else for a DataLoader's `batch_size`."""
+    def _make_plan(self, batch_size: int | None, items: int | None = None) -> BatchPlan:
+        """The plan for the global batch that was given, else for a DataLoader's `batch_size`; or for `items` a step."""
         options, exactness = self._options, self._options.exactness
-        batch = self._batch if self._batch is not None else batch_size
+        batch = items or (self._batch if self._batch is not None else batch_size)
         if batch is None:
             raise RequestError(
                 "no global batch was given",
                 "hpcddp.runtime(global_batch=256), or a DataLoader with batch_size=256, or render --global-batch 256",
             )
         slices = exactness.slices if exactness else None
-        plan = plan_batch(batch, self.layout.data_size, options.max_micro_batch, slices)
+        plan = plan_batch(batch, self.layout.data_size, 1 if items else options.max_micro_batch, slices)
         self._plan = plan
         self._planned(plan)
         return plan

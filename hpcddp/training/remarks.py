@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from torch import nn
-from torch.utils.data import DataLoader, RandomSampler
 
 from hpcddp.batchplan import BatchPlan
 from hpcddp.checks.environment import Machine, check_workers
@@ -46,17 +44,6 @@ def describe_share(batch_size: int, ranks: int) -> str:
     )
 
 
-def warn_of_order(evaluation: DataLoader[Any]) -> str | None:
-    """A warning that a DataLoader which shuffles is taken as evaluation data, or None."""
-    if not isinstance(evaluation.sampler, RandomSampler):
-        return None
-    return (
-        "a DataLoader after the first has shuffle=True: it is taken as evaluation data, in the same order in each"
-        " epoch\nhint: shuffle=False for evaluation; to train on both, one DataLoader over"
-        " torch.utils.data.StackDataset(first, second)"
-    )
-
-
 def print_warning(warning: object | None, *, is_first: bool) -> None:
     """Print a warning, if there is one, to stderr of rank 0."""
     if warning is not None and is_first:
@@ -64,17 +51,28 @@ def print_warning(warning: object | None, *, is_first: bool) -> None:
 
 
 def find_empty_ranks(models: Sequence[nn.Module], plan: BatchPlan, length: int | None) -> str | None:
-    """A warning if the last global batch of an epoch has fewer samples than data ranks. `length` None: it is not known.
+    """A warning if SyncBatchNorm meets passes over a placeholder sample. `length` of an epoch; None: it is not known.
 
-    A rank without samples runs on one sample at weight 0. BatchNorm ignores that sample; SyncBatchNorm exchanges its
-    statistics with the other ranks in the forward pass, so that the sample enters them.
+    BatchNorm ignores that sample; SyncBatchNorm exchanges its statistics with the other ranks in the forward pass, so
+    that the sample enters them.
     """
-    synchronised = any(isinstance(layer, nn.SyncBatchNorm) for model in models for layer in model.modules())
-    last = length % plan.global_batch if length is not None else 1
-    if not synchronised or last == 0 or last >= plan.data_size:
+    if not any(isinstance(layer, nn.SyncBatchNorm) for model in models for layer in model.modules()):
         return None
-    found = format_count(last, "sample") if length is not None else "maybe fewer samples than ranks"
+    last = length % plan.global_batch if length is not None else 1
+    if _has_empty_pass(plan, plan.global_batch):
+        found = f"a global batch has {format_count(plan.global_batch, 'sample')}"
+    elif last and _has_empty_pass(plan, last):
+        count = format_count(last, "sample") if length is not None else "maybe fewer samples than ranks"
+        found = f"the last global batch of an epoch has {count}"
+    else:
+        return None
     return (
-        f"the last global batch of an epoch has {found} for {plan.data_size} ranks, and SyncBatchNorm"
+        f"{found} for {format_count(plan.data_size, 'rank')} in micro batches of at most"
+        f" {plan.largest_micro_batch}, and SyncBatchNorm"
         " includes the placeholder samples of idle ranks in its statistics; another global batch avoids it"
     )
+
+
+def _has_empty_pass(plan: BatchPlan, total: int) -> bool:
+    """Whether a pass of a step over `total` samples has none: the last rank's share is the smallest."""
+    return any(piece.samples == 0 for piece in plan.pieces(plan.data_size - 1, total))

@@ -285,10 +285,13 @@ class Report:
         """After `step` steps there are this many `epochs` left of `length` samples each, in global batches of `batch`.
         `position` samples of the first one are done. `length` None: it is not known."""
         if length is not None:
-            total = step + -(-(length - position) // batch) + (epochs - 1) * -(-length // batch)
-            if total != self._progress.total_steps:
-                self._metrics.write("expect", total_steps=total)
-            self._progress.total_steps = total
+            self.expect_steps(step + -(-(length - position) // batch) + (epochs - 1) * -(-length // batch))
+
+    def expect_steps(self, total: int) -> None:
+        """The run ends after so many steps."""
+        if total != self._progress.total_steps:
+            self._metrics.write("expect", total_steps=total)
+        self._progress.total_steps = total
 
     def step(self, step: int, samples: int, loss: float | None) -> None:
         """Step number `step` was made, of `samples` samples over all ranks."""

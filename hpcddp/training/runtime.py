@@ -16,7 +16,7 @@ from hpcddp.batchplan import BatchPlan
 from hpcddp.errors import RequestError
 from hpcddp.runs.metrics import MetricsFile
 from hpcddp.runs.state import AT_ITS_END
-from hpcddp.training.arguments import check_kind, read_epochs, read_path, read_value
+from hpcddp.training.arguments import check_kind, read_epochs, read_path, read_value, read_whole
 from hpcddp.training.checkpoint.best import check_same_value
 from hpcddp.training.checkpoint.checkpointer import Checkpointer
 from hpcddp.training.checkpoint.position import describe_position
@@ -42,7 +42,8 @@ class Runtime(Preparation):
     _save_asked = False
     _is_behind_batches = False  # in a tail, whose step is only counted now
     _finish_reason: str | None = None
-    _left: str | None = None  # the epoch of `epochs` that the loop is in
+    _left: str | None = None  # the epoch of `epochs` that the loop is in, or `batches`
+    _last_step: int | None = None  # of the loop over `batches` that is open
     _loop_was_left = False  # by `break` or `return`
     _broken_off: str | None = None  # where an exception left it
 
@@ -60,7 +61,7 @@ class Runtime(Preparation):
         checkpointer = Checkpointer(setup, watch)
         loop = TrainingLoop(setup, gradients, record, watch.pace, self._count_step, lambda: self._is_ending)
         super().__init__(setup, gradients, loop, checkpointer, report, planned, until_end)
-        loop.begins, loop.comes_to_last_step = self._begin_loop, self._come_to_last_step
+        loop.begins, loop.comes_to_step = self._begin_loop, self._come_to_step
         self.metrics = metrics
         self.weights_sha256: str | None = None  # of the tracked models at the end, on rank 0
         self._watch, self._record = watch, record
@@ -96,7 +97,7 @@ class Runtime(Preparation):
         """
         count, sampler, loop = read_epochs(count), self._need_loader().sampler, self._loop
         loop.settle()  # of a loop before, which was left in a step
-        self._ask_epochs(count)
+        self._open_again("epochs", count)
         loop.in_tail = False
         if not self._is_ending:
             loop.epochs.check_count(count, sampler.epoch)
@@ -127,16 +128,67 @@ class Runtime(Preparation):
             self._report.clear()
             self._watch.pace.tail_ended(early=sampler.epoch == epoch)
             sampler.end_epoch(epoch)
+            for second in loop.seconds:
+                second.epoch_ends()
             if self._options.saves_at_epoch_ends or self._save_asked:
                 self._save_now()
         self._leave_if_stopping()
 
-    def _ask_epochs(self, count: int) -> None:
-        """A finished run goes on if more epochs are asked for than it was finished with."""
-        if self._is_finished and self._epochs_asked is not None and count > self._epochs_asked:
+    def batches(self, steps: int) -> Iterator[Any]:
+        """The batches of the training loader, pass after pass, until the run has made so many steps, which count from
+        its start: a loop without epochs. A run that resumes goes on where it was.
+
+            for x, y in rt.batches(10_000):
+                …
+                if (rt.steps + 1) % 500 == 0:
+                    rt.save_best(evaluate(model))
+
+        If the run has to stop before its end, the `with` body is left from here. A loop that `break` or `return` leaves
+        has finished early.
+        """
+        count, loader, loop = read_whole(steps, "rt.batches({})", least=0), self._need_loader(), self._loop
+        loop.settle()
+        self._open_again("steps", count)
+        loop.in_tail = False
+        if not self._is_ending:
+            loop.epochs.check_steps(count, self.steps)
+        print_warning(find_empty_ranks(loop.models, self.plan, loader.sampler.length), is_first=self.is_main)
+        self._checkpointer.check_untouched(is_finished=self._is_finished)
+        self._agree("began the loop over rt.batches()")
+        self._report.expect_steps(count)
+        self._last_step = count
+        while self.steps < count and not self._is_ending:
+            loop.open_epoch, self._broken_off = self.epoch, None
+            self._left = f"the loop left rt.batches({count})"
+            for batch in loader:
+                try:
+                    yield batch
+                except GeneratorExit:
+                    self._loop_was_left = True
+                    if is_left_by_exception():
+                        self._broken_off = "inside a step" if loop.inside or loop.is_in_step else "between steps"
+                    raise
+                if self.steps + 1 == count:
+                    break
+            loop.check_caught()
+            if loop.inside:
+                self._end_steps(loop.step_ends)
+                loop.seed_between()
+        self._last_step = self._left = loop.open_epoch = None
+        loop.in_tail = False
+        self._report.clear()
+        if not self._is_finished and (self._options.saves_at_epoch_ends or self._save_asked):
+            self._agree_to_go_on(f"ended rt.batches({count})", 0)
+            self._save_now()
+        self._leave_if_stopping()
+
+    def _open_again(self, unit: str, count: int) -> None:
+        """A finished run goes on if more epochs or steps are asked for than it was finished with."""
+        before = self._asked.get(unit)
+        if self._is_finished and before is not None and count > before:
             self._is_finished, self._finish_reason = False, None
             self._loop.run_is_over = False
-        self._epochs_asked = max(count, self._epochs_asked or 0)
+        self._asked = {unit: max(count, before or 0)}
 
     def _begin_loop(self) -> None:
         """A loop over the loader begins, perhaps over the rest of an epoch."""
@@ -146,16 +198,29 @@ class Runtime(Preparation):
             self._save_now()
         self._leave_if_stopping()
 
-    def _end_steps(self) -> None:
+    def _end_steps(self, end: Callable[[], None] | None = None) -> None:
         """In the tail of an epoch: if the loop left its batches by `break`, the step before is counted only now."""
         self._is_behind_batches = True
-        self._loop.settle()
+        (end or self._loop.settle)()
         self._is_behind_batches = False
+
+    def _come_to_step(self, ends_epoch: bool) -> None:
+        """Before a step."""
+        is_last = ends_epoch if self._last_step is None else self.steps + 1 == self._last_step
+        if is_last and not self._may_end_with_second:
+            self._come_to_last_step()
+
+    @property
+    def _may_end_with_second(self) -> bool:
+        """Whether a loop over a second loader is used up: a zip of the two ends with it, so that the last step was the
+        epoch's last one. If it was not, another step follows."""
+        return any(second.is_used_up for second in self._loop.seconds)
 
     def _come_to_last_step(self) -> None:
         """Before an epoch's last step: stop here if there is no time for that and for what follows it, such as an
         evaluation, which nothing interrupts; and save where it may be long."""
-        is_long = self._agree_to_go_on(f"came to the last step of epoch {self.epoch + 1}", 1, tail=True)
+        of = "the loop" if self._last_step is not None else f"epoch {self.epoch + 1}"
+        is_long = self._agree_to_go_on(f"came to the last step of {of}", 1, tail=True)
         if self._watch.pace.steps and (is_long or self._save_asked or self.stopping):
             self._save_now()
         self._leave_if_stopping()
@@ -180,7 +245,8 @@ class Runtime(Preparation):
         After an epoch's last step all of that waits for the end of the body.
         """
         epoch, loader = self.epoch, self._need_loader()
-        is_last = micro.ends_epoch or self._is_behind_batches
+        ends = micro.ends_epoch if self._last_step is None else self.steps == self._last_step
+        is_last = ends or self._is_behind_batches or self._may_end_with_second
         loader.sampler.advance(micro)
         self._watch.pace.step_ended(in_tail=self._is_behind_batches)
         stop = self._record.end_step(
@@ -239,8 +305,9 @@ class Runtime(Preparation):
             self._loop.check_trained()
         self._agree("ended the `with` body")
         self._record.catch_up(self._loader.weighing if self._loader is not None else None)
-        if self._loader is not None:
-            self._loader.close()
+        for loader in (self._loader, *self._loop.seconds):
+            if loader is not None:
+                loader.close()
         self._check_state(at_end=True)
         if self._broken_off and self._left and not self._finish_reason:
             self.stop_reason = self.stop_reason or f"{self._left} by an exception"
@@ -254,7 +321,7 @@ class Runtime(Preparation):
             step=self.steps,
             epoch=self.epoch,
             finished=self._finish_reason,
-            epochs_asked=self._epochs_asked,
+            asked=self._asked,
         )
         self._report.end(
             Summary(
@@ -291,15 +358,16 @@ class Runtime(Preparation):
         """
         return self._loop.micro_batches(batch)
 
-    def backward(self, loss: Tensor, *, summed: bool = False, scaler: GradScaler | None = None) -> None:
+    def backward(self, loss: Tensor, *, summed: bool = False, scaler: GradScaler | None = None, of: Any = None) -> None:
         """In place of `loss.backward()`: weighted so that the gradients, behind the last micro batch, are those of the
         mean over the global batch.
 
         The loss is the mean over what counts in this rank's batch or micro batch: samples, or the result of the
         loader's `count`. With `summed` it is the sum over those. A `scaler` scales the backward pass, not the loss that
-        is recorded.
+        is recorded. `of`: where there are two training loaders, the batch that the loss comes from, or a tensor of it;
+        None: all that the loop has taken, whose shares on the ranks have to be in proportion.
         """
-        self._loop.backward(loss, summed=summed, scaler=scaler)
+        self._loop.backward(loss, summed=summed, scaler=scaler, of=of)
 
     def train_step(
         self,
@@ -320,15 +388,15 @@ class Runtime(Preparation):
             losses.append(loss.detach())
         return stack(losses)
 
-    def mean(self, loss: Tensor | float) -> float:
+    def mean(self, loss: Tensor | float, *, of: Any = None) -> float:
         """The mean over the global batch of a number that is a mean over this rank's batch, such as its loss: the same
         on every rank, in float64. For what decides in the loop: line search, plateau, early stop. Of several micro
-        batches: the losses that `train_step` returned.
+        batches: the losses that `train_step` returned. `of`: as in `backward`.
 
         A collective: call it on every rank. It waits for the device.
         """
         self._check_open("rt.mean")
-        return self._loop.mean(loss)
+        return self._loop.mean(loss, of)
 
     # ---- what is saved
 
@@ -391,7 +459,8 @@ class Runtime(Preparation):
             self.stop_reason = self.stop_reason or stop
             self._check_state()
             self._average_buffers()
-            position = describe_position(self.steps, self._need_loader().sampler)
+            places = [second.place for second in self._loop.seconds]
+            position = describe_position(self.steps, self._need_loader().sampler, places)
             self._checkpointer.save(position, {"plan": self.plan._asdict()}, self.stop_reason)
         self._checkpointer.name_best(self.stop_reason)
 
@@ -426,9 +495,11 @@ class Runtime(Preparation):
         """
         if self._loop.is_left:
             self._end_steps()
-        if self._loop.inside:
+        if self._loop.inside and (self._last_step is None or not self._loop.stepped):
+            where = "the loop over the loader" if self._last_step is None else "a step, before optimizer.step()"
             raise RequestError(
-                "rt.save_best(value) came inside the loop over the loader", "call it after the loop, once per epoch"
+                f"rt.save_best(value) came inside {where}",
+                "call it after the loop, once per epoch; or in a loop over rt.batches(…), after optimizer.step()",
             )
         number = read_value(value, "rt.save_best({})")
         mine = self._checkpointer.is_best(number, mode), number
@@ -441,7 +512,7 @@ class Runtime(Preparation):
             )
         is_best = bool(answers[0][0])
         if is_best:
-            self._checkpointer.propose_best(number, mode, self.steps)
+            self._checkpointer.propose_best(number, mode, self._loop.steps_made)
             self.save()
         return is_best
 

@@ -27,5 +27,5 @@ class RunSetup:
     folder: AttemptFolder | None  # None: nothing is written
     anew: str  # how to begin a new run, for the second line of an error
     over: str = ""  # why the run ended, of one that is finished already: no step is left
-    epochs_asked: int | None = None  # of a finished run: how many epochs it was asked for; None: it does not say
+    asked: dict[str, int] | None = None  # of a finished run: how many epochs or steps; None: it does not say
     settings: RunSettings = field(kw_only=True)

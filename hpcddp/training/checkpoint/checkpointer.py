@@ -6,7 +6,7 @@ import hashlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -340,11 +340,11 @@ class Checkpointer:
         step: int,
         epoch: int,
         finished: str | None = None,
-        epochs_asked: int | None = None,
+        asked: Mapping[str, int] | None = None,
     ) -> str | None:
         """Write the final state of an attempt without an error; returns the SHA-256 of the tracked models.
 
-        `finished` is why the training loop ended before its end; `epochs_asked`: how many it was asked for. The
+        `finished` is why the training loop ended before its end; `asked`: how many epochs or steps were. The
         hash is there on rank 0; None on the others, without a folder, and for sharded models but those that an exact
         run has saved at this step.
         """
@@ -358,8 +358,8 @@ class Checkpointer:
         more: dict[str, Any] = {} if self._weights_sha256 is None else {"weights_sha256": self._weights_sha256}
         if self._provenance is not None:
             more["exact"] = {"method": self._provenance.method, "deviations": self._provenance.deviations}
-        if epochs_asked is not None and not stop_reason:
-            more["asked"] = {"epochs": epochs_asked}
+        if asked and not stop_reason:
+            more["asked"] = dict(asked)
         reason = stop_reason or finished or AT_ITS_END
         self.write_state("unfinished" if stop_reason else "finished", reason, step=step, epoch=epoch, **more)
         return self._weights_sha256

@@ -88,6 +88,11 @@ class OnFirst:
         return answer[0]
 
 
+def name_setting(name: str, number: int) -> str:
+    """The name of a setting of this training loader: those of the second and further ones have its number."""
+    return name if number == 1 else f"{name}_{number}"
+
+
 class RunSettings:
     """Compares and records. `now`: what this start has; `at`: what the checkpoint that it loads was trained with; `to`:
     what holds from here on. Methods are called on every rank alike; what rank 0 has counts."""
@@ -161,11 +166,11 @@ class RunSettings:
 
         self._decision, self._renewed, self.at, self.to = self._first.call(settle_first)
 
-    @property
-    def begins_epoch_again(self) -> bool:
-        """Whether the samples that the checkpoint's epoch has left are not those of now."""
+    def begins_again(self, number: int = 1) -> bool:
+        """Whether the samples that the checkpoint's epoch of this training loader has left are not those of now."""
         old, new = self.at.get(RUN, {}), self.to.get(RUN, {})
-        return any(old.get(name, new.get(name)) != new.get(name) for name in _AGAIN)
+        names = (one if one == "seed" else name_setting(one, number) for one in _AGAIN)
+        return any(old.get(name, new.get(name)) != new.get(name) for name in names)
 
     def record(self, *, is_finished: bool = False) -> None:
         """The training begins: write the file on rank 0, if it has to say something new. LaunchError. `is_finished`:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,9 +20,12 @@ from hpcddp.units import format_count
 class EvaluationLoader:
     """One data rank's contiguous share of a data set, in batches on the device: what the data set gives, in its order.
 
-    Shares differ by at most one sample. Every rank gets the same number of batches, none larger than `batch_size`, so
-    that a forward pass may be a collective. Where the numbers do not allow that (a rank would need an empty batch),
-    some ranks have one batch less; RequestError then if a forward pass is a collective.
+    `batch_size` is global: a batch of one rank has at most its share of it, batch_size / data ranks rounded up. Shares
+    differ by at most one sample. All ranks have the same number of batches, so that a forward pass may be a collective,
+    unless the samples do not suffice for that: some ranks then have one batch less, and none at all where there are
+    more ranks than samples. The loop of a rank without samples has no turn; RequestError then if a forward pass is a
+    collective. With `drop_last` the last global batch is left out if it is not whole, on any number of ranks the same
+    samples.
     """
 
     def __init__(
@@ -32,6 +36,7 @@ class EvaluationLoader:
         device: torch.device,
         reading: Reading,
         *,
+        drop_last: bool = False,
         forward_is_collective: Callable[[], bool] = lambda: False,
         starts: Callable[[], None] = lambda: None,
         gives: Callable[[], None] = lambda: None,
@@ -39,20 +44,26 @@ class EvaluationLoader:
         goes_on: Callable[[], None] = lambda: None,
     ) -> None:
         """`starts` is called when a loop begins, `gives` for each batch. Where all ranks have the same number of
-        batches, `begins` is called too, and `goes_on` when the loop is done with its first batch."""
+        batches, `begins` is called too, and `goes_on` when the loop is done with its first batch. Rank 0 prints the
+        shares."""
         if batch_size < 1:
             raise RequestError(f"batch_size {batch_size} is not a count of 1 or more", "batch_size=256")
         self.dataset = dataset
-        self.batch_size = batch_size  # of one rank, at most
-        self.samples = len(dataset)  # type: ignore[arg-type]  # torch's Dataset declares no __len__; map-style ones have it
-        shares = split_evenly(self.samples, layout.data_size)
-        share, first = shares[layout.data_rank], sum(shares[: layout.data_rank])
-        count = -(-shares[0] // batch_size)
+        self.batch_size = batch_size
+        self._length = len(dataset)  # type: ignore[arg-type]  # torch's Dataset declares no __len__; map-style ones have it
+        self.samples = self._length - self._length % batch_size if drop_last else self._length
+        if self._length and not self.samples:
+            raise RequestError(
+                f"the evaluation data has {format_count(self._length, 'sample')}, less than one global batch of"
+                f" {batch_size}, and drop_last leaves none of them",
+                "drop_last=False, or a smaller batch_size",
+            )
+        self._ranks = layout.data_size
+        shares = split_evenly(self.samples, self._ranks)
+        largest = -(-batch_size // self._ranks)
+        count = -(-shares[0] // largest)
         self._uneven = shares[-1] < count
-        batches, at = [], first
-        for size in split_evenly(share, min(count, share)) if share else ():
-            batches.append(list(range(at, at + size)))
-            at += size
+        batches = _cut(sum(shares[: layout.data_rank]), shares[layout.data_rank], largest, count)
         self._device = device
         self._starts = starts
         self._gives = gives
@@ -62,17 +73,22 @@ class EvaluationLoader:
         self._loader: DataLoader[Any] = DataLoader(
             dataset, batch_sampler=batches, generator=torch.Generator(), **reading.options(device)
         )
+        if layout.rank == 0 and self._ranks > 1:
+            print(f"hpcddp: evaluation: {_describe(shares, min(largest, shares[0]))}", file=sys.stderr, flush=True)
 
     def __len__(self) -> int:
+        """Batches of this rank."""
         return self._batches
 
     def __iter__(self) -> Iterator[Any]:
-        check_length(self.dataset, self.samples)
+        check_length(self.dataset, self._length)
         if self._uneven and self._forward_is_collective():
             raise RequestError(
-                f"{format_count(self.samples, 'sample')} in batches of {self.batch_size} leave some ranks one batch"
-                " less, and a sharded model needs all ranks in each forward pass",
-                f"batch_size={self.batch_size + 1}, or more samples than ranks",
+                f"{format_count(self.samples, 'sample')} in global batches of {self.batch_size} leave some of"
+                f" {self._ranks} ranks one batch less, and a sharded model needs all ranks in each forward pass",
+                f"batch_size={2 * self._ranks} or more"
+                if self.samples >= self._ranks
+                else f"at least {self._ranks} samples, or fewer ranks",
             )
         if not self._uneven:
             self._begins()
@@ -82,3 +98,21 @@ class EvaluationLoader:
             yield move(loaded, self._device)
             if nth == 0 and not self._uneven:
                 self._goes_on()
+
+
+def _cut(first: int, share: int, largest: int, count: int) -> list[list[int]]:
+    """The samples [first, first + share) in `count` batches of at most `largest`, full ones first, none of them empty:
+    fewer than `count` where there are fewer samples. On one rank they are those of a plain DataLoader."""
+    batches: list[list[int]] = []
+    while share:
+        size = max(1, min(largest, share - (count - len(batches) - 1)))
+        batches.append(list(range(first, first + size)))
+        first, share = first + size, share - size
+    return batches
+
+
+def _describe(shares: tuple[int, ...], largest: int) -> str:
+    """Who evaluates how much, in one line."""
+    total, spread = sum(shares), sorted({shares[-1], shares[0]})
+    each = " to ".join(map(str, spread))
+    return f"{total} = {len(shares)} ranks x {each} samples, in batches of at most {largest}"

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import tee
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from hpcddp.batchplan import BatchPlan
-from hpcddp.training.data.randomness import SeededSamples
-from hpcddp.training.data.reading import Reading, check_length
+from hpcddp.batchplan import BatchPlan, split_evenly
+from hpcddp.errors import RequestError
+from hpcddp.training.data.items import ItemSampler
+from hpcddp.training.data.randomness import SeededSamples, kept_generators, seed_generators
+from hpcddp.training.data.reading import Reading, Source, check_length
 from hpcddp.training.data.sampler import GlobalBatchSampler, MicroBatch
 from hpcddp.training.data.stream import StreamSampler, read_stream
 from hpcddp.training.data.weighing import Loaded, Weighing, Weight
@@ -138,6 +141,7 @@ class Batch:
     def __init__(self, parts: Sequence[Part], contents: Sequence[Any], copies: Copies, *, is_several: bool) -> None:
         self.parts = parts
         self.is_several = is_several
+        self.content: Any = None  # what the loop got: this object, or what the samples collate to
         self._contents = contents
         self._copies = copies
 
@@ -255,11 +259,15 @@ class Listener(Protocol):
     def loop_starts(self, epoch: int) -> None:
         """The loop over the rest of this epoch starts."""
 
-    def last_step_starts(self) -> None:
-        """The loop is about to get the epoch's last batch. May raise to end it there."""
+    @property
+    def inside(self) -> bool:
+        """Whether the loop has taken a batch and its step has not ended."""
+
+    def count_batch(self) -> None:
+        """A loop over some loader gets a batch now."""
 
     def batch_starts(self, batch: Batch) -> None:
-        """The loop gets this batch now."""
+        """The loop gets this batch now. May raise to end it before an epoch's last one."""
 
     def batch_left(self, batch: Batch) -> None:
         """The loop was left in this batch, or has taken it and no other."""
@@ -271,15 +279,21 @@ class Listener(Protocol):
         """What draws random numbers before the next batch starts, draws by the number of steps."""
 
 
-class _Draws:
-    """The sampler's indices with their epoch, as SeededSamples wants them."""
+Sampler = GlobalBatchSampler | ItemSampler
 
-    def __init__(self, sampler: GlobalBatchSampler) -> None:
+
+class _Draws:
+    """The sampler's indices with their epoch, as SeededSamples wants them. `micros`: the micro batches of the pass that
+    was begun last, one for each."""
+
+    def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
+        self.micros: Iterator[MicroBatch] = iter(())
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        epoch = self._sampler.epoch
-        return ([(epoch, index) for index in indices] for indices in self._sampler)
+        epoch, (micros, draws) = self._sampler.epoch, tee(self._sampler.draws())
+        self.micros = (micro for micro, _ in micros)
+        return ([(epoch, index) for index in indices] for _, indices in draws)
 
 
 def draws_in_collate(reading: Reading) -> bool:
@@ -288,28 +302,35 @@ def draws_in_collate(reading: Reading) -> bool:
 
 
 def read_samples(
-    dataset: Dataset[Any], sampler: GlobalBatchSampler, device: torch.device, reading: Reading
+    dataset: Dataset[Any], sampler: Sampler, device: torch.device, reading: Reading
 ) -> Callable[[], Iterator[Loaded]]:
     """A function that reads the rest of the sampler's epoch."""
-    options = reading.options(device)
+    options, draws = reading.options(device), _Draws(sampler)
     loader: DataLoader[Any] = DataLoader(
         SeededSamples(dataset, sampler.seed, collates=draws_in_collate(reading)),
-        batch_sampler=_Draws(sampler),
+        batch_sampler=draws,
         persistent_workers=reading.num_workers > 0 and reading.keeps_workers,
         generator=torch.Generator(),  # an iterator draws a seed: not from the generator of the user's loop
         **options,
     )
-    return lambda: (Loaded(*both) for both in zip(sampler.micro_batches(), loader, strict=True))
+
+    def read() -> Iterator[Loaded]:
+        contents = iter(loader)  # it begins to draw
+        micros = draws.micros
+        return (Loaded(*both) for both in zip(micros, contents, strict=True))
+
+    return read
 
 
-def make_sampler(
-    dataset: Dataset[Any], plan: BatchPlan, data_rank: int, *, seed: int, shuffle: bool, drop_last: bool = False
-) -> GlobalBatchSampler | StreamSampler:
-    """The sampler for data with an index, or for a stream."""
+def make_sampler(how: Source, plan: BatchPlan, data_rank: int, seed: int) -> Sampler | StreamSampler:
+    """The sampler for data with an index, for a stream, or for batches that the script makes."""
+    dataset = how.dataset
     if isinstance(dataset, IterableDataset):
         return StreamSampler(dataset, plan, data_rank, seed=seed)
     samples = len(dataset)  # type: ignore[arg-type]  # torch's Dataset declares no __len__; map-style ones have it
-    return GlobalBatchSampler(samples, plan, data_rank, seed=seed, shuffle=shuffle, drop_last=drop_last)
+    if how.batch_sampler is not None:
+        return ItemSampler(how.batch_sampler, samples, plan, data_rank, seed=seed)
+    return GlobalBatchSampler(samples, plan, data_rank, seed=seed, shuffle=how.shuffle, drop_last=how.drop_last)
 
 
 class TrainingLoader:
@@ -322,7 +343,7 @@ class TrainingLoader:
     def __init__(
         self,
         dataset: Dataset[Any],
-        sampler: GlobalBatchSampler | StreamSampler,
+        sampler: Sampler | StreamSampler,
         device: torch.device,
         weighing: Weighing,
         reading: Reading,
@@ -346,15 +367,15 @@ class TrainingLoader:
         # one batch ahead only where that runs none of the caller's code earlier, and waits for no other rank
         indexed = isinstance(sampler, GlobalBatchSampler)
         self._ahead = device.type == "cuda" and reading.num_workers > 0 and indexed and weighing.count is None
-        if isinstance(sampler, GlobalBatchSampler):
-            self._read = read_samples(dataset, sampler, device, reading)
-        else:
+        if isinstance(sampler, StreamSampler):
             self._read = read_stream(sampler, device, reading)
+        else:
+            self._read = read_samples(dataset, sampler, device, reading)
 
     def __len__(self) -> int:
         """Steps of a whole epoch, also where a resumed run reads the rest. TypeError if that is not known."""
         if self.sampler.length is None:
-            raise TypeError("this stream's length is not known")
+            raise TypeError("the length of this loader's data is not known")
         return -(-self.sampler.length // self.batch_size)
 
     def __iter__(self) -> Iterator[Any]:
@@ -363,11 +384,10 @@ class TrainingLoader:
         if listener.run_is_over:
             return
         for batch, content in self._batches():
-            if batch.parts[0].micro.ends_epoch:
-                listener.last_step_starts()
+            batch.content = batch if self._is_several else content()
             listener.batch_starts(batch)
             try:
-                yield batch if self._is_several else content()
+                yield batch.content
             except GeneratorExit:
                 listener.batch_left(batch)
                 raise
@@ -401,9 +421,12 @@ class TrainingLoader:
     def _start(self) -> None:
         """A loop starts. RequestError if the data set has another length than when the sampler was made."""
         self._listener.settle()  # its step counts, and may be the last of its epoch
-        if isinstance(self.sampler, GlobalBatchSampler):
-            check_length(self.dataset, self.sampler.samples)
+        self._check_length()
         self._listener.loop_starts(self.sampler.epoch)
+
+    def _check_length(self) -> None:
+        if not isinstance(self.sampler, StreamSampler):
+            check_length(self.dataset, self.sampler.samples)
 
     def close(self) -> None:
         """End the loader processes, which would keep the open sockets of this process open. No more is read."""
@@ -413,3 +436,140 @@ class TrainingLoader:
 
 def _nothing() -> None:
     """The content of a batch in micro batches, which `rt.micro_batches` gives."""
+
+
+# More training data beside the first loader's, such as unlabelled samples: its batches belong to the first one's steps.
+
+
+class _Loop:
+    """One loop over a second loader: a pass over its data, or the rest of one."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.is_open = True
+        self.is_used = False  # whether a backward pass came after one of its batches
+
+
+class Taken(NamedTuple):
+    """A batch that a loop over a second loader has taken."""
+
+    batch: Batch
+    loop: _Loop
+    place: tuple[int, int]  # pass and position behind it
+
+
+class SecondLoader(TrainingLoader):
+    """A training loader beside the first. Each loop over it is a new pass: its order follows seed, loader and pass.
+
+    A batch belongs to the step whose `rt.backward` follows it. `place`, for a checkpoint, is where the open loop
+    continues, or else the next one begins: as of the last step, whatever was taken since.
+    """
+
+    place = (0, 0)  # pass and position
+    is_used_up = False  # whether the open loop has no batch left: the first loader's may end with it
+    _loop: _Loop | None = None  # the open one
+    _held: _Loop | None = None  # one that was open when an epoch ended, and has given nothing since
+    _used = 0  # of the taken ones, those before the last backward pass
+
+    def __init__(self, *arguments: Any, number: int, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.number = number
+        self.taken: list[Taken] = []  # for the step that the training is at, and ahead of it
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._held is not None or (self._loop is not None and self._loop.is_used):
+            raise RequestError(
+                f"a loop over training loader {self.number} began, and the script held the one before, with batches"
+                f" left{', when its epoch ended' if self._held is not None else ''}: a resumed run would continue that",
+                "for a, b in zip(first, second): …, without a name for the zip or its progress bar, or with del at the"
+                " end; or one iterator for all epochs, and the next one when it has ended",
+            )
+        self._check_length()
+        if self._listener.run_is_over:
+            return
+        self.sampler.epoch, self.sampler.position = self._find_start()
+        loop = self._loop = _Loop(self.sampler.epoch)
+        try:
+            for batch, content in self._drawn():
+                if self._loop is not loop:
+                    raise RequestError(
+                        f"two loops over training loader {self.number} ran in turn",
+                        "take the batches of one loop at a time",
+                    )
+                self._held = None
+                batch.content = batch if self._is_several else content()
+                micro = batch.parts[-1].micro
+                self.sampler.advance(micro)
+                place = self.sampler.epoch, self.sampler.position
+                self.taken.append(Taken(batch, loop, place))
+                self._listener.count_batch()
+                yield batch.content
+        finally:
+            self._end(loop)
+
+    def _find_start(self) -> tuple[int, int]:
+        if self._listener.inside and self.taken:  # further ones in the same step
+            last = self.taken[-1]
+            return last.loop.epoch + 1, 0
+        self.taken.clear()
+        return self.place
+
+    def _drawn(self) -> Iterator[tuple[Batch, Callable[[], Any]]]:
+        """The batches. What the script's own code draws for them comes from a key of this loader and its place."""
+        if not self._may_draw:
+            yield from self._batches()
+            return
+        batches = self._batches()
+        while True:
+            with kept_generators():
+                seed_generators("second", self.sampler.seed, self.sampler.epoch, self.sampler.position)
+                found = next(batches, None)
+            if found is None:
+                return
+            yield found
+
+    def _end(self, loop: _Loop) -> None:
+        loop.is_open = False
+        if self._loop is loop:
+            self._loop, self.is_used_up = None, False
+        if loop.is_used and self.place[0] == loop.epoch:
+            self.place = loop.epoch + 1, 0
+
+    def forget(self) -> None:
+        """A loop over the first loader begins: what was only looked at before belongs to no step."""
+        self.taken = [one for one in self.taken if one.loop.is_open or one.loop.is_used]
+
+    def epoch_ends(self) -> None:
+        """An epoch of rt.epochs is over: a checkpoint says that the loop which is open, if there is one, continues."""
+        is_held = self._loop is not None and self._loop.is_used and not self.is_used_up
+        self._held = self._loop if is_held else None
+
+    def use(self) -> None:
+        """A backward pass comes: what was taken by now belongs to this step."""
+        self._used = len(self.taken)
+        for one in self.taken:
+            one.loop.is_used = True
+
+    def step_ends(self) -> None:
+        """The step is over: the place is behind what belongs to it."""
+        if self._used:
+            last = self.taken[self._used - 1]
+            del self.taken[: self._used]
+            self._used = 0
+            self.place = last.place if last.loop.is_open else (last.loop.epoch + 1, 0)
+            self.is_used_up = last.batch.parts[0].micro.ends_epoch and last.loop.is_open
+
+
+def are_in_proportion(first: MicroBatch, second: MicroBatch, ranks: int) -> bool:
+    """Whether each rank has the same part of both global batches: then one weight is right for a loss over both."""
+    shares = zip(split_evenly(first.total, ranks), split_evenly(second.total, ranks), strict=True)
+    alike = all(one * second.total == other * first.total for one, other in shares)
+    return alike and first.samples * second.total == second.samples * first.total
+
+
+def holds(content: Any, thing: Any) -> bool:
+    """Whether this is the batch itself, or a tensor in it: the same object, not an equal one."""
+    if content is thing:
+        return True
+    values = list(content.values()) if isinstance(content, Mapping) else content
+    return any(tensor is thing for tensor in find_tensors(values) or ())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,6 +75,13 @@ class Source:
     drop_last: bool
     reading: Reading
     is_share: bool = False  # batch_size is that of one rank: the DataLoader has a DistributedSampler
+    has_items: bool = False  # what the DataLoader gives is a batch that the script has made
+    batch_sampler: Iterable[Any] | None = None  # which makes it; None: the data set does
+
+    @property
+    def gives_items(self) -> bool:
+        """Whether the data set returns whole batches (batch_size=None)."""
+        return self.has_items and self.batch_sampler is None
 
     def list_common(self, *, sized: bool) -> dict[str, Any]:
         """What has to be the same on every rank, by its name in a DataLoader. `sized`: batch_size is made use of."""
@@ -93,7 +100,7 @@ def read_how(
     """From an existing DataLoader, or from the arguments for a data set; None: the workers that `choose` says, torch's
     collate, shuffled.
 
-    RequestError for a DataLoader together with arguments, and for one that chooses samples or makes batches itself.
+    RequestError for a DataLoader together with arguments, and for one that chooses samples itself.
     """
     if not isinstance(data, DataLoader):
         if not hasattr(data, "__getitem__") and not isinstance(data, IterableDataset):
@@ -117,8 +124,17 @@ def read_how(
         raise RequestError(
             "drop_last does not go with a stream, whose end nobody knows", "DataLoader(…, drop_last=False)"
         )
-    size, shuffle, is_share = _take_batch_size(data), _takes_shuffle(data), isinstance(data.sampler, DistributedSampler)
-    return Source(data.dataset, size, shuffle, data.drop_last, _take_reading(data), is_share)
+    size, shuffle, is_share = data.batch_size, _takes_shuffle(data), isinstance(data.sampler, DistributedSampler)
+    batch_sampler: Any = data.batch_sampler if size is None else None
+    return Source(
+        data.dataset, size, shuffle, data.drop_last, _take_reading(data), is_share, size is None, batch_sampler
+    )
+
+
+def is_shuffled(loader: DataLoader[Any]) -> bool:
+    """Whether the DataLoader has shuffle=True, as training data has."""
+    sampler = loader.sampler
+    return isinstance(sampler, RandomSampler) or (isinstance(sampler, DistributedSampler) and sampler.shuffle)
 
 
 def check_length(dataset: Dataset[Any], samples: int) -> None:
@@ -144,18 +160,6 @@ def _take_reading(loader: DataLoader[Any]) -> Reading:
     if workers:
         more["prefetch_factor"] = loader.prefetch_factor
     return Reading(loader.num_workers, loader.collate_fn, loader.pin_memory, loader.persistent_workers, more)
-
-
-def _take_batch_size(loader: DataLoader[Any]) -> int:
-    """The DataLoader's batch_size. RequestError if it makes its batches in another way."""
-    if loader.batch_size is None:
-        own = loader.batch_sampler is not None
-        raise RequestError(
-            f"the DataLoader has {'a batch_sampler of its own' if own else 'batch_size=None'}, and the runtime makes"
-            " the batches",
-            "give it a batch_size and a data set that returns single samples",
-        )
-    return loader.batch_size
 
 
 def _takes_shuffle(loader: DataLoader[Any]) -> bool:

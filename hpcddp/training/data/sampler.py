@@ -100,8 +100,9 @@ _PLACES_AT_ONCE = 8192
 class MicroBatch(NamedTuple):
     """One forward and backward pass of one data rank: over the samples from `position` on, in the order of the epoch.
 
-    `samples` is 0 only in an epoch's last global batch, if that has fewer samples than there are data ranks. The rank
-    still runs the pass, on one sample at weight 0, because the other ranks wait for its collectives.
+    `samples` is 0 where the rank's share has fewer samples than there are passes: in an epoch's last, smaller global
+    batch, and in every one if micro batches of a single sample meet uneven shares. The rank still runs the pass, on one
+    placeholder sample at weight 0, because the other ranks wait for its collectives.
     """
 
     position: int
@@ -224,6 +225,10 @@ class GlobalBatchSampler(EpochPosition, Sampler[list[int]]):
         return whole * self.plan.passes(self.data_rank) + (self.plan.passes(self.data_rank, tail) if tail else 0)
 
     def __iter__(self) -> Iterator[list[int]]:
+        return (indices for _, indices in self.draws())
+
+    def draws(self) -> Iterator[tuple[MicroBatch, list[int]]]:
+        """The rest of the current epoch: each micro batch with its samples."""
         epoch = self.epoch
         waiting: list[MicroBatch] = []
         size = 0
@@ -231,9 +236,9 @@ class GlobalBatchSampler(EpochPosition, Sampler[list[int]]):
             waiting.append(micro)
             size += micro.size
             if size >= _PLACES_AT_ONCE:
-                yield from self._indices(waiting, epoch)
+                yield from zip(waiting, self._indices(waiting, epoch), strict=True)
                 waiting, size = [], 0
-        yield from self._indices(waiting, epoch)
+        yield from zip(waiting, self._indices(waiting, epoch), strict=True)
 
     def _indices(self, micros: list[MicroBatch], epoch: int) -> Iterator[list[int]]:
         """The samples of several micro batches: a tensor operation costs the same for many positions as for few."""

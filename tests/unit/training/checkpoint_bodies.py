@@ -244,7 +244,7 @@ def evaluate_sharded(folder: str) -> None:
     with hpcddp.runtime(8, parallel="fsdp") as rt:
         whole = make_model().to(rt.device)
         model = rt.wrap(make_model(), blocks=Block)
-        held_out = rt.evaluation_loader(make_data(), batch_size=4)
+        held_out = rt.evaluation_loader(make_data(), batch_size=12)
         total, seen = torch.zeros((), dtype=torch.float64), []
         with torch.no_grad():
             for x, _, numbers in held_out:

@@ -91,7 +91,7 @@ def train(argument: dict[str, Any]) -> None:
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
         objects = [model, optimizer, scheduler]
         objects += [torch.amp.GradScaler("cpu", init_scale=2.0)] if argument.get("scaler") else []
-        data = DataLoader(make_data(), 16, shuffle=True), DataLoader(make_data(), 4)
+        data = DataLoader(make_data(), 16, shuffle=True), DataLoader(make_data(), 8)
         model, optimizer, scheduler, *scalers, loader, test = rt.prepare(*objects, *data)
         scaler = scalers[0] if scalers else None
         for _epoch in rt.epochs(argument.get("epochs", 2)):

@@ -37,7 +37,8 @@ CASES = {
         None,
     ),  # 23 = 10 + 10 + 3: on 4 ranks the last step leaves one without samples
     "accumulated": (10, 2),  # up to 5 passes per step
-    "single": (11, None),  # 23 = 11 + 11 + 1: one sample for all ranks
+    # 23 = 11 + 11 + 1, one sample at a time: passes without a sample in every step, and one sample for all ranks
+    "single": (11, 1),
 }
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 from typing import NamedTuple
 
 import pytest
 import torch
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from hpcddp.batchplan import plan_batch
+from hpcddp.errors import RequestError
 from hpcddp.training.data.evaluation import EvaluationLoader
 from hpcddp.training.data.loader import TrainingLoader, move
 from hpcddp.training.data.reading import Reading
@@ -92,14 +95,61 @@ def test_the_next_epoch_has_another_order() -> None:
     assert first != second
 
 
-def test_evaluation_loaders_hold_every_sample_once_in_order() -> None:
-    data = TensorDataset(torch.arange(17), torch.arange(17))
-    for world_size in (1, 2, 3, 20):
-        loaders = [
-            EvaluationLoader(data, 4, plan_layout(rank, world_size), CPU, Reading()) for rank in range(world_size)
-        ]
-        assert [i for loader in loaders for x, _ in loader for i in x.tolist()] == list(range(17))
-        assert len({len(loader) for loader in loaders}) == (2 if world_size == 20 else 1)
+def _evaluation(samples: int, batch: int, ranks: int, *, drop_last: bool = False) -> list[list[list[int]]]:
+    """By rank, the samples of each batch."""
+    data = TensorDataset(torch.arange(samples))
+    layouts = [plan_layout(rank, ranks) for rank in range(ranks)]
+    loaders = [EvaluationLoader(data, batch, layout, CPU, Reading(), drop_last=drop_last) for layout in layouts]
+    found = [[x.tolist() for (x,) in loader] for loader in loaders]
+    assert [len(loader) for loader in loaders] == [len(batches) for batches in found]
+    return found
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_evaluation_gives_each_sample_once_in_order_and_no_rank_more_than_its_share_of_a_batch(drop_last: bool) -> None:
+    draw = random.Random(3)
+    for _ in range(100):
+        samples, batch, ranks = draw.randint(0, 60), draw.randint(1, 30), draw.randint(1, 9)
+        batch = min(batch, samples) if drop_last and samples else batch
+        by_rank = _evaluation(samples, batch, ranks, drop_last=drop_last)
+        rest = samples % batch if drop_last else 0
+        assert [i for batches in by_rank for one in batches for i in one] == list(range(samples - rest))
+        share = -(-batch // ranks)
+        assert all(0 < len(one) <= share for batches in by_rank for one in batches)
+        counts = {len(batches) for batches in by_rank}
+        # uneven only where nothing else is possible: single samples, or fewer samples than ranks
+        assert len(counts) == 1 or (share == 1 and (samples - rest) % ranks) or samples - rest < ranks
+
+
+def test_evaluation_on_one_rank_has_the_batches_of_a_plain_data_loader() -> None:
+    for samples, batch, drop_last in itertools.product((1, 7, 17, 32), (1, 4, 5), (False, True)):
+        if samples >= batch:
+            plain = DataLoader(TensorDataset(torch.arange(samples)), batch, drop_last=drop_last)
+            assert _evaluation(samples, batch, 1, drop_last=drop_last) == [[x.tolist() for (x,) in plain]]
+
+
+def test_the_share_of_evaluation_data_is_printed_once_by_rank_0(capsys: pytest.CaptureFixture[str]) -> None:
+    _evaluation(17, 8, 3)
+    assert capsys.readouterr().err == "hpcddp: evaluation: 17 = 3 ranks x 5 to 6 samples, in batches of at most 3\n"
+    assert [len(batches) for batches in _evaluation(2, 8, 3)] == [1, 1, 0]  # a rank without samples has no turn
+
+
+@pytest.mark.parametrize(
+    ("samples", "batch", "hint"), [(7, 3, "batch_size=6 or more"), (2, 9, "at least 3 samples, or fewer ranks")]
+)
+def test_a_sharded_model_refuses_evaluation_with_fewer_batches_on_some_ranks(
+    samples: int, batch: int, hint: str
+) -> None:
+    data = TensorDataset(torch.arange(samples))
+    loader = EvaluationLoader(data, batch, plan_layout(0, 3), CPU, Reading(), forward_is_collective=lambda: True)
+    with pytest.raises(RequestError, match="one batch less, and a sharded model needs all ranks") as refused:
+        next(iter(loader))
+    assert refused.value.hint == hint
+
+
+def test_evaluation_data_of_which_drop_last_leaves_nothing_is_refused() -> None:
+    with pytest.raises(RequestError, match="has 7 samples, less than one global batch of 8"):
+        _evaluation(7, 8, 1, drop_last=True)
 
 
 class Pair(NamedTuple):

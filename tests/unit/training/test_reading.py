@@ -18,6 +18,8 @@ from torch.utils.data import (
 
 import hpcddp
 from hpcddp.errors import RequestError
+from hpcddp.training.data.evaluation import EvaluationLoader
+from hpcddp.training.data.loader import SecondLoader
 from hpcddp.training.data.reading import read_how
 
 DATA = TensorDataset(torch.arange(24.0)[:, None])
@@ -93,14 +95,11 @@ def test_what_chooses_them_as_torch_does_is_taken_over(loader: DataLoader[Any], 
     assert (how.batch_size, how.shuffle, how.is_share) == (8, shuffle, is_share)
 
 
-def test_a_shuffled_loader_after_the_first_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    for shuffle in (False, True):
-        with hpcddp.runtime() as rt:
-            rt.prepare(DataLoader(DATA, 8, shuffle=True), DataLoader(DATA, 8, shuffle=shuffle))
-            rt.evaluation_loader(DATA, 8)
-        said = capsys.readouterr().err
-        assert ("a DataLoader after the first has shuffle=True" in said) is shuffle
-        assert ("hint: shuffle=False" in said) is shuffle
+@pytest.mark.parametrize(("shuffle", "kind"), [(True, SecondLoader), (False, EvaluationLoader)])
+def test_a_loader_after_the_first_is_training_data_if_it_is_shuffled(shuffle: bool, kind: type) -> None:
+    with hpcddp.runtime() as rt:
+        _, second = rt.prepare(DataLoader(DATA, 8, shuffle=True), DataLoader(DATA, 8, shuffle=shuffle))
+    assert type(second) is kind
 
 
 def test_the_training_data_are_read_without_training_through_a_second_dataloader() -> None:

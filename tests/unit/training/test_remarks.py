@@ -90,17 +90,18 @@ def test_a_body_that_ends_by_an_exception_leaves_nothing_frozen() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layer", "length", "words"),
+    ("layer", "length", "largest", "words"),
     [
-        (nn.SyncBatchNorm(2), 22, "has 2 samples for 3 ranks"),
-        (nn.SyncBatchNorm(2), None, "maybe fewer samples than ranks"),
-        (nn.SyncBatchNorm(2), 20, None),
-        (nn.SyncBatchNorm(2), 23, None),
-        (nn.BatchNorm1d(2), 22, None),
+        (nn.SyncBatchNorm(2), 22, 4, "the last global batch of an epoch has 2 samples for 3 ranks"),
+        (nn.SyncBatchNorm(2), None, 4, "maybe fewer samples than ranks for 3 ranks"),
+        (nn.SyncBatchNorm(2), 20, 4, None),
+        (nn.SyncBatchNorm(2), 23, 4, None),
+        (nn.SyncBatchNorm(2), 20, 1, "a global batch has 10 samples for 3 ranks in micro batches of at most 1"),
+        (nn.BatchNorm1d(2), 22, 4, None),
     ],
 )
 def test_only_synchronised_statistics_take_in_what_idle_ranks_carry_along_and_that_is_told(
-    layer: nn.Module, length: int | None, words: str | None
+    layer: nn.Module, length: int | None, largest: int, words: str | None
 ) -> None:
-    told = find_empty_ranks([nn.Sequential(layer)], plan_batch(10, 3), length)
+    told = find_empty_ranks([nn.Sequential(layer)], plan_batch(10, 3, largest), length)
     assert told is None if words is None else words in told

@@ -53,7 +53,7 @@ def test_what_does_not_go_with_a_strategy_is_refused_in_words(run_ranks: RunRank
         "no blocks": "the model has no Conv2d to make blocks of",
         "single number": "cannot split this model: fully_shard",
         "optimizer first": "optimizer was made before rt.wrap()",
-        "evaluation": "leave some ranks one batch less",
+        "evaluation": "ranks one batch less",
     }
     told = run_ranks("checkpoint_bodies:wrap_wrongly", 3, list(expected)).check().outputs[0]
     for case, words in expected.items():

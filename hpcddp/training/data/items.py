@@ -1,0 +1,159 @@
+"""Data whose batches the script makes itself: a DataLoader with `batch_sampler=` (buckets) or `batch_size=None`.
+
+One item of such a loader is one rank's micro batch, and `items_per_step` of them, over all ranks, make a step. Step k
+of a pass has the items [k*K, (k+1)*K) of its order, on any number of ranks; the last step may have fewer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from itertools import islice
+from typing import Any
+
+from hpcddp.batchplan import BatchPlan
+from hpcddp.errors import RequestError
+from hpcddp.training.data.randomness import kept_generators, seed_generators
+from hpcddp.training.data.reading import Source
+from hpcddp.training.data.sampler import EpochPosition, MicroBatch
+from hpcddp.units import format_count
+
+_COMPARED = 64  # items of a pass: the first alone may be the same by chance
+_SEED_ORDER = (
+    "shuffle with torch, random or numpy themselves, which the runtime seeds for each pass, without a generator of its"
+    " own; or give it a set_epoch(epoch)"
+)
+
+
+class SingleItem:
+    """The collate function of a loader whose data set returns whole batches: that of its one item."""
+
+    def __init__(self, convert: Callable[[Any], Any] | None) -> None:
+        self._convert = convert
+
+    def __call__(self, items: Sequence[Any]) -> Any:
+        [item] = items
+        return item if self._convert is None else self._convert(item)
+
+
+class ItemSampler(EpochPosition):
+    """What `GlobalBatchSampler` is for single samples, for the batches of a batch sampler.
+
+    `position`, `length` and the plan count items; a `MicroBatch` counts samples. `length` is None where the batch
+    sampler has no `__len__`. A rank that has an item less than others runs a pass over a placeholder sample.
+    """
+
+    def __init__(
+        self, batch_sampler: Iterable[Any], samples: int, plan: BatchPlan, data_rank: int, *, seed: int
+    ) -> None:
+        self.samples = samples  # of the data set
+        self.length = len(batch_sampler) if isinstance(batch_sampler, Sized) else None
+        if self.length == 0:
+            raise RequestError("the batch sampler gives no batch", "check what it was made from")
+        self.plan = plan
+        self.data_rank = data_rank
+        self.seed = seed
+        self._batch_sampler = batch_sampler
+
+    def draws(self) -> Iterator[tuple[MicroBatch, list[int]]]:
+        """The rest of the current epoch: each micro batch of this rank with the samples to load."""
+        epoch, position, size = self.epoch, self.position, self.plan.global_batch
+        items = read_items(self._batch_sampler, self.seed, epoch)
+        step = list(islice(items, position, position + size))
+        if not step:
+            raise RequestError(
+                f"the batch sampler gave no batch in epoch {epoch}"
+                if not position
+                else f"the batch sampler gave {format_count(position, 'batch')} at most in epoch {epoch}, and"
+                f" the run has taken {position}",
+                "make a new iterator in its __iter__, with the same batches for the same epoch",
+            )
+        while step:
+            following = list(islice(items, size))
+            total = sum(map(len, step))
+            pieces = list(self.plan.pieces(self.data_rank, len(step)))
+            for nth, piece in enumerate(pieces):
+                item = step[piece.start] if piece.samples else step[0][:1]
+                counted, last = len(item) * piece.samples, nth == len(pieces) - 1
+                at = position + piece.start
+                yield MicroBatch(at, counted, total, nth, last, piece.slice, ends_epoch=not following), item
+            position, step = position + len(step), following
+
+    def __len__(self) -> int:
+        """Steps of an epoch. TypeError if the batch sampler has no length."""
+        if self.length is None:
+            raise TypeError("this batch sampler's length is not known")
+        return -(-self.length // self.plan.global_batch)
+
+    def advance(self, micro: MicroBatch) -> None:
+        """The optimizer step of this micro batch's items was made."""
+        self.position += self.plan.global_batch
+        if micro.ends_epoch:
+            self.end_epoch(self.epoch)
+
+
+def read_items(batch_sampler: Iterable[Any], seed: int, epoch: int) -> Iterator[list[int]]:
+    """One pass over a batch sampler. What it draws from the global generators depends on (seed, epoch, item) only."""
+    for owner in (batch_sampler, getattr(batch_sampler, "sampler", None)):
+        if callable(set_epoch := getattr(owner, "set_epoch", None)):
+            set_epoch(epoch)
+    number, items = 0, iter(())
+    while True:
+        with kept_generators():
+            seed_generators("items", seed, epoch, number)
+            items = iter(batch_sampler) if number == 0 else items
+            item = next(items, None)
+        if item is None:
+            return
+        indices = list(item) if isinstance(item, Iterable) else []
+        if not indices:
+            raise RequestError(f"batch {number} of the batch sampler, {item!r}, is no list of samples", "[[3, 1], [2]]")
+        number += 1
+        yield indices
+
+
+def describe_items(batch_sampler: Iterable[Any], seed: int) -> str:
+    """How the first pass begins. RequestError where a second one begins otherwise: a resumed run could not find its
+    place again."""
+    first, again = (list(islice(read_items(batch_sampler, seed, 0), _COMPARED)) for _ in range(2))
+    if first != again:
+        raise RequestError(
+            f"two passes over this {type(batch_sampler).__name__} for one epoch give different batches: a resumed run"
+            " would see some samples twice and others never",
+            _SEED_ORDER,
+        )
+    return f"{first[:2]} … {hashlib.sha256(repr(first).encode()).hexdigest()[:8]}"
+
+
+def check_items(how: Source, items_per_step: int | None, ranks: int, *, counts: bool, global_batch: int | None) -> None:
+    """RequestError unless it is known how many batches of this loader make a step, and how much each weighs."""
+    call = "loader = rt.loader(loader, items_per_step={})"
+    if not how.has_items:
+        if items_per_step is not None:
+            raise RequestError(
+                f"items_per_step={items_per_step} is for a DataLoader that makes its own batches (batch_sampler= or"
+                " batch_size=None)",
+                f"DataLoader(…, batch_size=256): it is the global batch, over all {format_count(ranks, 'rank')}",
+            )
+        return
+    kind = "batch_size=None" if how.batch_sampler is None else "a batch_sampler of its own"
+    if items_per_step is None:
+        raise RequestError(
+            f"the DataLoader has {kind}, and nothing says how many of its batches make an optimizer step",
+            call.format(max(ranks, 8)) + ": so many in each step, over all ranks; or a DataLoader with batch_size=",
+        )
+    if items_per_step < ranks:
+        raise RequestError(
+            f"items_per_step={items_per_step} cannot be dealt to {ranks} ranks: some would have no batch",
+            f"{call.format(ranks)} or more, or fewer ranks",
+        )
+    if how.batch_sampler is None and not counts:
+        raise RequestError(
+            "the DataLoader has batch_size=None, and nothing says how many samples a batch of its data set has",
+            f"rt.loader(loader, items_per_step={items_per_step}, count=lambda batch: len(batch[0]))",
+        )
+    if global_batch is not None:
+        raise RequestError(
+            f"a global batch of {global_batch} samples was given, and the DataLoader has {kind}",
+            f"leave out global_batch: items_per_step={items_per_step} says how large a step is",
+        )
