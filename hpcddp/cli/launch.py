@@ -232,7 +232,6 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
 def _check_command(plan: JobPlan, env: Mapping[str, str]) -> None:
     """RequestError for a command that cannot be started, before it has a run folder."""
     from hpcddp.login.planning import look_here
-    from hpcddp.login.script_check import check_training_script
     from hpcddp.script.preflight import check_program
 
     by_torch = [name for name in (plan.launcher, plan.outer_launcher) if name and LAUNCHERS[name].is_agent]
@@ -240,7 +239,6 @@ def _check_command(plan: JobPlan, env: Mapping[str, str]) -> None:
     if missing is not None and plan.python == sys.executable:
         raise LaunchError(missing.message, f"{missing.hint}, or put an MPI on PATH")
     tell_each(check_program(plan.command[0], os.getcwd(), plan.python, look_here(env)))
-    tell_each(check_training_script(plan, {}))
 
 
 def _refuse_inside_a_rank(env: Mapping[str, str]) -> None:

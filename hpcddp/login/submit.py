@@ -16,7 +16,6 @@ from hpcddp.login.find_run import call_run, find_newest_jobs, find_run, list_all
 from hpcddp.login.judge import ask, judge, list_indices
 from hpcddp.login.on_disk import read_on_disk
 from hpcddp.login.planning import look_here, on_path, plan_spec, request_of
-from hpcddp.login.script_check import ReadPrograms, check_training_script
 from hpcddp.ranks.frameworks import FRAMEWORK_VARIABLES
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.record import Record
@@ -427,10 +426,8 @@ def check_parts(parts: Parts, env: Mapping[str, str]) -> list[str]:
     """Remarks on paths, each once. RequestError for what clearly is not there."""
     here = look_here(env)
     told: dict[str, None] = {}
-    read: ReadPrograms = {}
     for part in parts.parts:
         told.update(dict.fromkeys(check_plan(part.plan, here)))
-        told.update(dict.fromkeys(check_training_script(part.plan, read)))
         told.update(dict.fromkeys(check_output(part.plan.site.scheduler, part.script, here)))
     return list(told)
 
