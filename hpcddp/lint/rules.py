@@ -76,19 +76,14 @@ PYTHON_RULES: tuple[tuple[str, bool, Callable[[TrainingScript], Iterator[Said]]]
     ("A9", False, python_rules.fixed_address),
     ("A10", False, python_rules.global_rank_as_device),
     ("A11", True, python_rules.no_set_epoch),
-    ("A12", True, python_rules.shuffle_beside_sampler),
-    ("A13", False, python_rules.never_shuffled),
     ("A14", False, python_rules.whole_data_on_each_rank),
     ("A15", False, python_rules.no_rank_check),
-    ("A16", False, python_rules.mean_of_means),
     ("A17", True, python_rules.optimizer_before_sharding),
     ("A18", True, python_rules.bare_model_called),
     ("A19", False, python_rules.no_destroy),
     ("A20", False, python_rules.starts_processes),
-    ("A21", False, python_rules.no_map_location),
     ("A22", True, python_rules.collective_on_some_ranks),
     ("A29", True, python_rules.port_of_each_rank),
-    ("A33", True, python_rules.backward_beside_runtime),
 )
 
 

@@ -103,7 +103,7 @@ def test_a_model_of_a_script_is_measured_without_its_weights(tmp_path: Path, cap
     assert main(["advise", f"{file}:make_model", *asked[:4], "--input", "3,8,8"]) == 2
     message, hint = capsys.readouterr().err.splitlines()[-2:]
     assert "the model cannot be trained on its input" in message
-    assert hint.endswith("--sequence 1024 for a model of token numbers")
+    assert hint.endswith("; token numbers: --sequence 1024; others: --input 3,224,224")
 
 
 ODD = """
