@@ -38,7 +38,7 @@ from hpcddp.runs.submitted import (
 from hpcddp.schedulers.job_id import parse_id
 from hpcddp.schedulers.registry import all_schedulers, find_current_job, find_scheduler
 from hpcddp.schedulers.row import Scheduler
-from hpcddp.schedulers.run import find_id, run_program
+from hpcddp.schedulers.run import queue_job, run_program
 from hpcddp.script.plan import JobPlan
 from hpcddp.script.preflight import check_output, check_plan
 from hpcddp.script.record import plan_record
@@ -302,23 +302,8 @@ def _hand_in(row: Scheduler, plan: JobPlan, script: str, env: Mapping[str, str],
     words = [script if word == "{script}" else word for word in words]
     if not words:
         raise SchedulerError(f"hpcddp submits no jobs to {row.title}", "hpcddp render … | its own command")
-    answer = run_program(words, env, folder=folder, apart=True)
-    job = find_id(row.commands.submitted, answer)
-    if job is not None:
-        return job
-    if answer.status == 0:
-        said = " ".join(answer.stdout.split())
-        raise NoAnswerError(f"{words[0]} answered {said[-200:]!r}, which has no job id", "")
-    why = [line.strip() for line in answer.stderr.splitlines() if line.strip() and "usage" not in line.lower()]
-    told = "; ".join(why[:3])[:400] or "it gives no reason"
-    if re.search(r"timed out", told, re.IGNORECASE):
-        raise NoAnswerError(f"{words[0]} has had no answer from its server: {told}", "")
-    if row.commands.down and re.search(row.commands.down, told):
-        raise SchedulerError(f"{row.title} does not answer: {told}", "try again later; nothing was queued")
-    raise SchedulerError(
-        f"{words[0]} refuses the job (status {answer.status}): {told}",
-        f"change the request; hpcddp sites show {plan.site.name} has the limits",
-    )
+    hint = f"change the request; hpcddp sites show {plan.site.name} has the limits"
+    return queue_job(row.name, words, env, folder, hint, apart=True)
 
 
 def check_free(request: Request, plan: JobPlan, waited: Sequence[str], env: Mapping[str, str]) -> None:

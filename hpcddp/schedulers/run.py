@@ -136,6 +136,29 @@ def run_program(
     return Answer(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
 
 
+def queue_job(
+    name: str, words: list[str], env: Mapping[str, str], folder: str, hint: str = "", *, apart: bool = False
+) -> str:
+    """The id of the job that these words, run in `folder`, have queued. `hint`: for a request that is refused.
+
+    SchedulerError if there is none; NoAnswerError where it may be queued all the same.
+    """
+    scheduler = find_scheduler(name)
+    answer = run_program(words, env, folder=folder, apart=apart)
+    job = find_id(scheduler.commands.submitted, answer)
+    if job is not None:
+        return job
+    if answer.status == 0:
+        raise NoAnswerError(f"{words[0]} answered {' '.join(answer.stdout.split())[-200:]!r}, which has no job id", "")
+    why = [line.strip() for line in answer.stderr.splitlines() if line.strip() and "usage" not in line.lower()]
+    told = "; ".join(why[:3])[:400] or "it gives no reason"
+    if re.search(r"timed out", told, re.IGNORECASE):
+        raise NoAnswerError(f"{words[0]} has had no answer from its server: {told}", "")
+    if scheduler.commands.down and re.search(scheduler.commands.down, told):
+        raise SchedulerError(f"{scheduler.title} does not answer: {told}", "try again later; nothing was queued")
+    raise SchedulerError(f"{words[0]} refuses the job (status {answer.status}): {told}", hint)
+
+
 def start_detached(argv: list[str], env: Mapping[str, str], *, folder: str, output: str) -> int:
     """Start a program that outlives this process and its terminal; its process number. SchedulerError if it cannot be
     started, or its output cannot be written."""
