@@ -301,7 +301,7 @@ class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's clas
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # as above
-        self._own = {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers())}
+        self._of_model = {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers())}
         self._known: dict[int, weakref.ref[Any]] = {}
         self._now = self._casts = 0
         self.stage = "forward"
@@ -329,7 +329,7 @@ class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's clas
         output = func(*args, **(kwargs or {}))
         for found in tree_leaves(output):
             if isinstance(found, Tensor):
-                cast = func is torch.ops.aten._to_copy.default and args[0].untyped_storage()._cdata in self._own
+                cast = func is torch.ops.aten._to_copy.default and args[0].untyped_storage()._cdata in self._of_model
                 self._count(found.untyped_storage(), cast=cast)
         self.most[self.stage] = max(self.most.get(self.stage, 0), self._now)
         self.piled = max(self.piled, self._now + self.done)
@@ -337,7 +337,7 @@ class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's clas
 
     def _count(self, storage: Any, *, cast: bool) -> None:
         key = storage._cdata
-        if key in self._own or key in self._known:
+        if key in self._of_model or key in self._known:
             return
         size: int = storage.nbytes()
 

@@ -76,7 +76,7 @@ def format_layout(plan: JobPlan) -> str:
 
 def _variable_lines(plan: JobPlan, place: Place) -> list[str]:
     """What a rank's launcher sets for it; nothing where an unknown command makes the ranks."""
-    if plan.own_ranks == SOME_COMMAND:
+    if plan.rank_maker == SOME_COMMAND:
         return [""]
     if calls := LAUNCHERS[plan.launcher].calls:
         return [

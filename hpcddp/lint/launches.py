@@ -186,7 +186,7 @@ def find_program(
             left_out += [f"{together} ranks per node (M15)"]  # as many as each of them makes are meant
             together = shares
         each, ranks = together or request.gpus_per_node, None
-    left_out += _left_beside(commands, launches, chosen, maker)
+    left_out += _list_other_programs(commands, launches, chosen, maker)
     words = expand(words, values)
     left_out += [f"the script's own arguments ({word})" for word in words if word in _ARGUMENTS]
     words = tuple(word for word in words if word not in _ARGUMENTS)
@@ -217,7 +217,7 @@ def _around(launch: LaunchCommand, values: Mapping[str, str]) -> list[str]:
     names = [w.partition("=")[0] for w in launch.options if w.startswith("-")]
     names = [name[:2] if re.fullmatch(r"-\w\d+", name) else name for name in names]  # -n2
     found = [f"{launch.launcher} {name}" for name in names if name not in _WORKED_OUT]
-    found += _own_sets(command)
+    found += _list_settings(command)
     given = [launch.option("--export") or "", *_values_of(launch.options, "-x", "-env", "-genv")]
     found += [w for w in ",".join(given).split(",") if "=" in w and w.partition("=")[0] not in ADDRESS]
     found += [f"{' '.join(words[:at])} (in front of {launch.launcher})"] if at else []
@@ -236,7 +236,7 @@ def _values_of(words: Sequence[str], *names: str) -> list[str]:
     return found
 
 
-def _left_beside(
+def _list_other_programs(
     commands: Sequence[Command], launches: Sequence[LaunchCommand], chosen: Command, maker: Command | None
 ) -> list[str]:
     """The other programs, and what is around a command that makes the ranks itself, in what is launched."""
@@ -248,12 +248,12 @@ def _left_beside(
     ]
     if maker and maker is not chosen:
         inside = [c for c in commands if c.launched and c is not maker and c.text in chosen.text]
-        found += [c.text for c in inside if _own_sets(c) or (c.words and c.program not in {"export", "cd"})]
-        found += _own_sets(maker)
+        found += [c.text for c in inside if _list_settings(c) or (c.words and c.program not in {"export", "cd"})]
+        found += _list_settings(maker)
     return found
 
 
-def _own_sets(command: Command) -> list[str]:
+def _list_settings(command: Command) -> list[str]:
     return [f"{name}={value}" for name, value in command.sets if name not in ADDRESS]
 
 

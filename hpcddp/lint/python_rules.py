@@ -368,7 +368,7 @@ _COLLECTIVES = {
     *("all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "monitored_barrier"),
     *("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
 }  # fmt: skip
-_OWN = re.compile(r"rank|gpu|pid|shard|BytesIO|TemporaryFile", re.IGNORECASE)
+_OF_ONE_RANK = re.compile(r"rank|gpu|pid|shard|BytesIO|TemporaryFile", re.IGNORECASE)
 _CLEANS_UP = re.compile(r"clean_?up|destroy|tear_?down|shutdown|finalize|close|dispose", re.IGNORECASE)
 _CHECKPOINT = re.compile(r"ckpt|check_?point|state|resume|snapshot|weights|pretrain|model", re.IGNORECASE)
 
@@ -407,7 +407,7 @@ def no_rank_check(script: TrainingScript) -> Iterator[Said]:
         if dotted(call.func) == "torch.save" and len(call.args) > 1 and script.on_every_rank(call):
             held = [w for name in words(call) for value in script.held(call, name) for w in words(value)]
             state = any(_CHECKPOINT.search(word) for word in words(call.args[0]))
-            if not state or any(_OWN.search(word) for word in (*words(call), *held)):
+            if not state or any(_OF_ONE_RANK.search(word) for word in (*words(call), *held)):
                 continue
             what = "torch.save on every rank: all of them write the same file, and a reader may find a half of it"
             yield Said(call.lineno, what, "if rank == 0: torch.save(…), or rt.save_model(…)")

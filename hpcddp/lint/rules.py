@@ -31,7 +31,7 @@ RULES = (
     Rule("M9", True, header_rules.twice),
     Rule("M10", True, header_rules.idle_nodes),
     Rule("M11", True, run_rules.hostname_reads_nothing),
-    Rule("M12", True, run_rules.own_hostname),
+    Rule("M12", True, run_rules.hostname_of_each_task),
     Rule("M13", True, run_rules.job_id_in_port),
     Rule("M15", True, header_rules.two_launchers),
     Rule("M16", True, header_rules.gpu_numbers),

@@ -79,7 +79,7 @@ def hostname_reads_nothing(script: Script) -> Iterator[Said]:
             break
 
 
-def own_hostname(script: Script) -> Iterator[Said]:
+def hostname_of_each_task(script: Script) -> Iterator[Said]:
     """M12: a MASTER_ADDR that each task works out for itself is each task's own host."""
     for command, value in script.assigned("MASTER_ADDR"):
         if command.launched and _HOST_NAME.search(_late(command, value)):

@@ -16,7 +16,7 @@ from hpcddp.runs.start import NEW, Request, foresee, make_stamp
 from hpcddp.script.plan import JobPlan, PlannedBy, plan_job
 from hpcddp.script.preflight import Here
 from hpcddp.script.site import Site, remark_age
-from hpcddp.script.site_file import SiteChoice, asked_site, open_site, site_of_host, site_of_scheduler, source_root
+from hpcddp.script.site_file import SiteChoice, chosen_site, open_site, site_of_host, site_of_scheduler, source_root
 from hpcddp.script.spec import JobSpec, quote_words, read_spec
 
 # A training script that starts a node's ranks itself (mp.spawn, notebook_launcher) is started once per node.
@@ -82,19 +82,19 @@ def _spawning_line(path: str) -> int:
 
 
 #: What was asked: job-file key -> its value and where it was given.
-Asked = Mapping[str, tuple[object, str]]
+GivenKeys = Mapping[str, tuple[object, str]]
 
 
 def read_request(
-    asked: Asked, named: str | None, job_file: str | None, env: Mapping[str, str]
+    given: GivenKeys, named: str | None, job_file: str | None, env: Mapping[str, str]
 ) -> tuple[JobSpec, Site, tuple[str, ...]]:
     """The spec, its site, and what to say of both. `named`: the site of an option, which wins over the file's."""
-    in_file = asked.get("site", ("", ""))[0] if job_file else None
-    choice = asked_site(named, str(in_file or "") or None, job_file or "", env) or find_site_here(env)
+    in_file = given.get("site", ("", ""))[0] if job_file else None
+    choice = chosen_site(named, str(in_file or "") or None, job_file or "", env) or find_site_here(env)
     site = open_site(choice, env)
     if os.path.basename(choice.site) != site.name:  # a file: job.yaml has to lead to it again, from any folder
-        asked = {**asked, "site": (os.path.abspath(choice.site), choice.reason)}
-    spec, remarks = see_spawn(read_spec(asked, site.variables))
+        given = {**given, "site": (os.path.abspath(choice.site), choice.reason)}
+    spec, remarks = see_spawn(read_spec(given, site.variables))
     remarks = (*remarks, *remark_age(site, today(env)))
     corrected = f", corrected by {site.overlay}" if site.overlay else ""
     return spec, site, (*remarks, f"site {site.name} ({choice.reason}){corrected}")
@@ -107,9 +107,9 @@ def today(env: Mapping[str, str]) -> float:
     return float(said) if said.isdecimal() else time.time()
 
 
-def plan_request(asked: Asked, named: str | None, job_file: str | None, env: Mapping[str, str]) -> JobPlan:
+def plan_request(given: GivenKeys, named: str | None, job_file: str | None, env: Mapping[str, str]) -> JobPlan:
     """The plan; its remarks also say which site it is for, and why."""
-    spec, site, remarks = read_request(asked, named, job_file, env)
+    spec, site, remarks = read_request(given, named, job_file, env)
     plan = plan_spec(spec, site, stamp=stamp_of_day(env))
     return plan._replace(remarks=(*remarks, *plan.remarks))
 

@@ -72,13 +72,13 @@ def clean_environment(env: Mapping[str, str]) -> dict[str, str]:
     if find_current_job(env) is None and "HPCDDP_ATTEMPT" not in env:
         return dict(env)
     schedulers = all_schedulers()
-    kept = {*_SETTINGS, *(name for row in schedulers for name in row.variables.settings)}
+    settings = {*_SETTINGS, *(name for row in schedulers for name in row.variables.settings)}
     prefixes = (
         "HPCDDP_",
         *(prefix for row in schedulers for prefix in row.variables.prefixes),
         *(prefix for row in LAUNCHERS.values() for prefix in row.prefixes),
     )
-    gone = {name for name in env if name.startswith(prefixes) and name not in kept}
+    gone = {name for name in env if name.startswith(prefixes) and name not in settings}
     gone.update(FRAMEWORK_VARIABLES, *(row.all_reads for row in LAUNCHERS.values()))
     return {name: value for name, value in env.items() if name not in gone and name not in _OF_JOBS}
 
@@ -140,9 +140,9 @@ def plan_part(plan: JobPlan, env: Mapping[str, str], index: str = "", waited: Se
     check_free(request, plan, waited, env)
     indices = list_indices(plan.options.array.partition("%")[0]) if plan.options.array else ()
     there = [one.path.rpartition(".")[2] for one in list_points(array)] if indices else [""]
-    asked = {one: request.of_index(one) for one in there}
+    requests = {one: request.of_index(one) for one in there}
     # what holds a run was asked about before
-    outlooks = {one: foresee(each, lambda _scheduler, _job: "gone") for one, each in asked.items()}
+    outlooks = {one: foresee(each, lambda _scheduler, _job: "gone") for one, each in requests.items()}
     done = [one for one, outlook in outlooks.items() if outlook.kind == FINISHED and read_on_disk(outlook.run).is_done]
     is_done = len(done) == (len(indices) or 1) and not request.takes_words
     return Part(plan, render_script(plan), request, outlooks, is_done, index, waited)

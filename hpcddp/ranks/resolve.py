@@ -64,7 +64,7 @@ def choose(
         inner, why = _by_evidence(left, evidence) or _by_command(left, env) or _by_rule(left, env)
     row = inner.row
     in_step = any(LAUNCHERS[key].step is not None for key in evidence.nearest)
-    if row.programs_seen and in_step and inner.key not in evidence.seen:
+    if row.programs_verified and in_step and inner.key not in evidence.seen:
         numbers = filter(None, (row.rank, row.world_size, row.local_rank, row.local_world_size))
         raise LaunchError(
             f"{inner.describe()} is a leftover of another launch: this process was started by {evidence.parent}",

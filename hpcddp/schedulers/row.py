@@ -246,9 +246,9 @@ class Scheduler(Record):
     commands: Commands = Commands()
     states: Mapping[str, str] = _NOTHING  # its own word for a job's state -> queued, held, running, finished, …
     find_hosts: Callable[[Mapping[str, str], str | None], HostsFound] | None = None
-    find_kept_hostfile: Callable[[Mapping[str, str]], str | None] = lambda _env: None
+    find_hostfile_copy: Callable[[Mapping[str, str]], str | None] = lambda _env: None
     #: What a launch needs that is made beside what is left of another one in the same job.
-    beside: Mapping[str, str] = _NOTHING
+    overlap: Mapping[str, str] = _NOTHING
     no_slots: str = ""  # the request with which a job has no slot, so that its list of hosts is empty
     owns_bare_hostfile: bool = False  # whether a host file without any job around it is taken for this scheduler's
     #: (slots, environment) -> how many ranks a job was asked for; None: it does not say.

@@ -260,10 +260,10 @@ def ask_jobs(
     commands = scheduler.commands
     if not commands.jobs or not ids:
         return JobsFound()
-    asked = [words for words in (commands.jobs, commands.live_jobs, commands.older_jobs) if words]
+    questions = [words for words in (commands.jobs, commands.live_jobs, commands.older_jobs) if words]
     found = JobsFound()
     users = ",".join(dict.fromkeys(map(name_user, (os.getuid(), *owners))))
-    for words in asked:
+    for words in questions:
         argv = [w for word in words for w in (ids if word == "{ids}" else [word.replace("{user}", users)])]
         try:
             answer = run_program(argv, {**env, **commands.ask_env}, patience_s=patience_s)
@@ -314,9 +314,9 @@ def ask_queues(name: str, env: Mapping[str, str], patience_s: float | None = Non
     try:
         return commands.parse_survey(*texts)
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
-        asked = " and ".join(command[0] for command in commands.survey)
+        questions = " and ".join(command[0] for command in commands.survey)
         hint = "; ".join(map(shlex.join, commands.survey))
-        raise SchedulerError(f"what {asked} printed cannot be read: {error}", hint) from error
+        raise SchedulerError(f"what {questions} printed cannot be read: {error}", hint) from error
 
 
 def ask_scheduler(name: str, script: str, env: Mapping[str, str]) -> str:

@@ -363,7 +363,7 @@ SCHEDULER = Scheduler(
         interactive={"SLURM_STEP_ID": _INTERACTIVE_STEP, "SLURM_PTY_PORT": ""},
         settings=("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_TIME_FORMAT"),
     ),
-    beside={"SLURM_OVERLAP": "1"},  # a step with a silent node blocks every later one, for minutes
+    overlap={"SLURM_OVERLAP": "1"},  # a step with a silent node blocks every later one, for minutes
     # It gives each task a cgroup with its GPU alone: no peer-to-peer copies between a node's ranks (NVIDIA/nccl#1066).
     one_gpu=OneGpu(
         option="--gpus-per-task",

@@ -20,7 +20,7 @@ _FROM_ENV = {"dist-url": "env://", "world-size": "-1", "rank": "-1"}
 _LOOPBACK = re.compile(r"(\w+://)?(localhost|127\.[\d.]+|\[?::1\]?)(:.*)?")
 
 
-class OwnRanks(Record):
+class RankMaker(Record):
     """What makes the ranks of each node, and the row of the launcher that they are told their place by; "" for both if
     the command makes none. `counted`: an option of the command, as it says the ranks per node, that others take for the
     ranks of all nodes."""
@@ -30,7 +30,7 @@ class OwnRanks(Record):
     counted: str = ""
 
 
-def plan_own_ranks(spec: JobSpec) -> tuple[JobSpec, OwnRanks]:
+def plan_rank_maker(spec: JobSpec) -> tuple[JobSpec, RankMaker]:
     """The spec with the ranks per node that the command itself names, and what makes the ranks.
 
     RequestError if the command cannot be one of several, or contradicts the spec.
@@ -38,7 +38,7 @@ def plan_own_ranks(spec: JobSpec) -> tuple[JobSpec, OwnRanks]:
     command = spec.command or ()
     found = find_agent(command)
     if spec.ranks == "each" or (found is None and spec.ranks is None and not _has_option(command)):
-        return spec, OwnRanks()
+        return spec, RankMaker()
     if spec.launcher and LAUNCHERS[spec.launcher].is_agent:
         what = found[1].command if found else SOME_COMMAND
         raise RequestError(
@@ -48,7 +48,7 @@ def plan_own_ranks(spec: JobSpec) -> tuple[JobSpec, OwnRanks]:
     if found is None:
         if (spec.nodes or 1) > 1 and spec.ranks is None:
             _refuse_one_place(command)
-        return spec, OwnRanks(SOME_COMMAND, AGENTS[0])
+        return spec, RankMaker(SOME_COMMAND, AGENTS[0])
     at, agent = found
     given = _options(command[at + len(agent.command.split()) :], agent)
     if agent.needs and not given:
@@ -68,19 +68,19 @@ def plan_own_ranks(spec: JobSpec) -> tuple[JobSpec, OwnRanks]:
         if ours == "--ranks-per-node":
             spec = _with_ranks(spec, option, value, said)
     counted = agent.counts_all if agent.counts_all in given and "ranks_per_node" not in spec.sources else ""
-    return spec, OwnRanks(agent.command, agent.agent, counted)
+    return spec, RankMaker(agent.command, agent.agent, counted)
 
 
-def remark_counted(own_ranks: OwnRanks, nodes: int, ranks: int, gpus: int) -> tuple[str, ...]:
+def remark_counted(rank_maker: RankMaker, nodes: int, ranks: int, gpus: int) -> tuple[str, ...]:
     """How many ranks the command's own number makes on several nodes, each with so many ranks and GPUs.
 
     RequestError where it is more than a node's GPUs: then all of the job's ranks are meant.
     """
-    option = own_ranks.counted
+    option = rank_maker.counted
     if not option or nodes == 1:
         return ()
     what = (
-        f"{own_ranks.maker} {option} {ranks} counts one node's processes here: {nodes * ranks} ranks on {nodes} nodes"
+        f"{rank_maker.maker} {option} {ranks} counts one node's processes here: {nodes * ranks} ranks on {nodes} nodes"
     )
     each = ranks // nodes if ranks % nodes == 0 else 0
     if ranks > gpus > 0:

@@ -26,7 +26,7 @@ from hpcddp.units import format_walltime
 if TYPE_CHECKING:
     from hpcddp.ranks.launcher import Words
 
-#: `JobPlan.own_ranks` of a command that makes ranks and is no known agent.
+#: `JobPlan.rank_maker` of a command that makes ranks and is no known agent.
 SOME_COMMAND = "the command"
 #: The signal that `signal` of a job file asks for.
 WARNING = "USR1"
@@ -47,7 +47,7 @@ class PlannedBy(Record):
 class JobPlan(Record):
     """One decided job. Templates print these values as they stand; `remarks` are for stderr.
 
-    `allocated_nodes`: with spare ones. `own_ranks`: what makes the ranks of each node, if the command itself does.
+    `allocated_nodes`: with spare ones. `rank_maker`: what makes the ranks of each node, if the command itself does.
     `sources`: job-file key -> where its value came from. `data_size`: ranks that see different samples. `slots`: places
     on each node of an allocation; None: those of the request. `needs_gpus`: whether ranks that see no GPU are refused.
     `by_hand`: whether a person starts the script in an allocation. `scratch`: whether its run is removed at its end.
@@ -59,7 +59,7 @@ class JobPlan(Record):
     planned_by: PlannedBy
     name: str
     queue: str
-    queue_facts: Queue
+    queue_profile: Queue
     account: str
     account_option: str
     nodes: int
@@ -90,7 +90,7 @@ class JobPlan(Record):
     bind: str
     directives: tuple[str, ...]
     remarks: tuple[str, ...]
-    own_ranks: str = ""
+    rank_maker: str = ""
     slots: int | None = None
     needs_gpus: bool = True
     by_hand: bool = False
@@ -133,12 +133,12 @@ class JobPlan(Record):
     @property
     def makes_ranks(self) -> str:
         """What makes the ranks, for people: the launcher, or the command itself."""
-        return self.own_ranks or self.launcher
+        return self.rank_maker or self.launcher
 
     @property
     def exec_options(self) -> tuple[str, ...]:
         """The options of `hpcddp exec`: what only the plan knows."""
-        options = ["--nodes", str(self.nodes), "--ranks-per-node", str(self.ranks_per_node)] if self.own_ranks else []
+        options = ["--nodes", str(self.nodes), "--ranks-per-node", str(self.ranks_per_node)] if self.rank_maker else []
         if self.global_batch:
             options += ["--global-batch", str(self.global_batch)]
             if self.spec.max_micro_batch and not set(OF_BATCH).isdisjoint(find_placeholders(self.command)):
@@ -187,7 +187,7 @@ class JobPlan(Record):
     def agent_line(self) -> Iterator[Words]:
         """The agent's command up to the ranks' command, in the same form; nothing where no agents make the ranks."""
         row = LAUNCHERS[self.launcher]
-        if row.is_agent and row.line and not self.own_ranks:
+        if row.is_agent and row.line and not self.rank_maker:
             yield from filter(None, row.line(self._as_request()))
 
     @property
@@ -289,17 +289,17 @@ class JobPlan(Record):
         printed. To PBS a reservation is a queue."""
         if self.options.reservation and find_scheduler(self.site.scheduler).directives.reservation_is_queue:
             return self.options.reservation.partition(".")[0]
-        return self.queue_facts.partition or ("" if self.site.queue_option else self.queue)
+        return self.queue_profile.partition or ("" if self.site.queue_option else self.queue)
 
     @property
     def qos(self) -> str:
         """The quality of service; "" where none is printed."""
-        return self.queue_facts.qos or ("" if self.site.queue_option in {"", "none"} else self.queue)
+        return self.queue_profile.qos or ("" if self.site.queue_option in {"", "none"} else self.queue)
 
     @property
     def gpu_type(self) -> str:
         """The scheduler's word for the GPUs, the job's or the queue's; "" where any will do."""
-        return self.spec.gpu_type or self.queue_facts.gpu_type
+        return self.spec.gpu_type or self.queue_profile.gpu_type
 
     @property
     def total_cpus(self) -> int:

@@ -108,7 +108,7 @@ _BEFORE = 4096
 
 def format_command(plan: JobPlan) -> str:
     """The ranks' command as bash words, as the launcher next to them takes it."""
-    words = plan.command if plan.own_ranks else LAUNCHERS[plan.launcher].as_arguments(plan.command)
+    words = plan.command if plan.rank_maker else LAUNCHERS[plan.launcher].as_arguments(plan.command)
     sizes = [len(word.encode(errors="surrogateescape")) for word in words]
     what, size = "a word of the command is", max(sizes)
     if plan.outer is not None and plan.outer.joins_words:
