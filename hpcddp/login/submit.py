@@ -148,9 +148,7 @@ def plan_part(plan: JobPlan, env: Mapping[str, str], index: str = "", waited: Se
     return Part(plan, render_script(plan), request, outlooks, is_done, index, waited)
 
 
-def submit_part(
-    part: Part, env: Mapping[str, str], number: int = 1, before: Sequence[Submission] = (), created_in: str = ""
-) -> Queued:
+def submit_part(part: Part, env: Mapping[str, str], number: int = 1, before: Sequence[Submission] = ()) -> Queued:
     """Make the run's folder, queue the job, and note its id. `before`: on this machine, the jobs that it waits for.
 
     SchedulerError with the scheduler's words if it refuses the job: then nothing is left of it.
@@ -160,7 +158,7 @@ def submit_part(
     made = _Made(run)
     try:
         folder = made.begin(part, env)
-        submission = _describe(part, created_in or os.getcwd())
+        submission = _describe(part)
         row = find_scheduler(plan.site.scheduler)
         clean = clean_environment(env)
         with _later_interrupts() as interrupts:
@@ -340,14 +338,14 @@ def check_free(request: Request, plan: JobPlan, waited: Sequence[str], env: Mapp
         )
 
 
-def _describe(part: Part, folder: str) -> Submission:
+def _describe(part: Part) -> Submission:
     plan = part.plan
     return Submission(
         scheduler=plan.site.scheduler,
         job="",
         since=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         host=os.uname().nodename,
-        folder=folder,
+        folder=os.getcwd(),
         array=plan.options.array,
         walltime_s=plan.walltime_s,
         name=plan.job_name,
