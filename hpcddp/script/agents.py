@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from hpcddp.errors import RequestError
-from hpcddp.ranks.launch_commands import AgentCommand, find_agent
+from hpcddp.ranks.launch_commands import AgentCommand, find_agent, split_options
 from hpcddp.ranks.launchers import AGENTS, LAUNCHERS
 from hpcddp.record import Record
 from hpcddp.script.jobplan import SOME_COMMAND
@@ -115,17 +115,8 @@ def _has_option(command: Sequence[str]) -> bool:
 
 def _options(words: Sequence[str], agent: AgentCommand) -> Mapping[str, str]:
     """The agent's own options, in full and with `-` for `_`, and their values; those of its program follow them."""
-    known = (*agent.typed, *agent.rendezvous_options, *agent.flags)
-    given: dict[str, str] = {}
-    words = list(words)
-    while words and words[0].startswith("-"):
-        name, equals, value = words.pop(0).partition("=")
-        name = name.replace("_", "-")
-        name = next((full for full in known if full == name or (full.startswith(name) and len(name) > 4)), name)
-        if not equals and name not in agent.flags and words and not words[0].endswith(".py") and words[0][:2] != "--":
-            value = words.pop(0)
-        given[name] = value
-    return given
+    options, _ = split_options(words, agent.flags, (*agent.typed, *agent.rendezvous_options, *agent.flags))
+    return {name: value or "" for name, _, value in options}
 
 
 def _refuse_rendezvous_options(agent: AgentCommand, given: Mapping[str, str]) -> None:
