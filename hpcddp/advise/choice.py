@@ -8,8 +8,7 @@ which needs a plan for each layer and stays inside a node.
 
 from __future__ import annotations
 
-from hpcddp.advise.memory import Memory, Spike, Split, Work, peak, spike
-from hpcddp.advise.shape import Model
+from hpcddp.advise.memory import Memory, Model, Spike, Split, Work, peak, spike
 from hpcddp.batchplan import plan_batch
 from hpcddp.errors import RequestError
 from hpcddp.record import Record

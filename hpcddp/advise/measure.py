@@ -20,8 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from hpcddp.advise.shape import Activations, Model, Parameter, Stages
-from hpcddp.advise.user_errors import describe, said_of
+from hpcddp.advise.memory import Activations, Model, Parameter, Stages
+from hpcddp.advise.source import describe, said_of
 from hpcddp.errors import RequestError
 from hpcddp.uncaught import find_line
 

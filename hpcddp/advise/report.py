@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 
 from hpcddp.advise.choice import FITS, MARGIN, NO, OnNodes, Row, Target, format_parallel
-from hpcddp.advise.memory import Work
-from hpcddp.advise.shape import Model
+from hpcddp.advise.memory import Model, Work
 from hpcddp.errors import RequestError
 from hpcddp.record import Record
 from hpcddp.units import format_count, shorten

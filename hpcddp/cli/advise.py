@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from functools import cache
 
 from hpcddp.advise.choice import Target, advise_on
-from hpcddp.advise.memory import Work
+from hpcddp.advise.memory import PRECISIONS, STATES, Model, Work
 from hpcddp.advise.report import GIB, Advice, advice_record, format_advice, parse_memory, parse_parameters
-from hpcddp.advise.shape import PRECISIONS, STATES, Model
 from hpcddp.cli.parser import VerbParser
 from hpcddp.errors import RequestError
 from hpcddp.units import parse_count
@@ -187,8 +186,7 @@ def _by_function(args: argparse.Namespace, micro_batch: int, *, recompute: bool)
     from contextlib import redirect_stdout
     from importlib.util import find_spec
 
-    from hpcddp.advise.source import load_function, parse_target
-    from hpcddp.advise.user_errors import without_command_line
+    from hpcddp.advise.source import load_function, parse_target, without_command_line
 
     file, name = parse_target(args.target)
     if args.sequence and args.input:

@@ -12,9 +12,7 @@ from hpcddp.cli.request import listed, read_plan, request_parser
 from hpcddp.ranks.launcher import NUMBERS
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.ranks.predict import predict_environment
-from hpcddp.script.jobplan import SOME_COMMAND, JobPlan
-from hpcddp.script.layout import Place, list_places, plan_place
-from hpcddp.script.record import plan_record
+from hpcddp.script.jobplan import SOME_COMMAND, JobPlan, Place, list_places, plan_place, plan_record
 from hpcddp.units import format_count
 
 _DESCRIPTION = """\

@@ -64,7 +64,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         if args.check != "no":
             _check_script(plan, text, args.check == "live", env)
         if args.interactive:
-            from hpcddp.script.interactive import interactive_command
+            from hpcddp.script.render import interactive_command
 
             tell_each([f"for a shell on these nodes: {interactive_command(plan.site.scheduler, text)}"])
         write_exactly(text)

@@ -9,12 +9,11 @@ from itertools import pairwise
 
 from hpcddp.errors import HpcddpError
 from hpcddp.lint.directive import Option, numbered
-from hpcddp.lint.finding import Said
 from hpcddp.lint.launches import LaunchCommand, count, per_node, rank_maker, torchrun_option, torchrun_words, trains
 from hpcddp.lint.pbs import chunks
 from hpcddp.lint.pbs_values import foreign_names, is_time, refused_resources, refused_values, unknown_names
 from hpcddp.lint.request import count_gpus
-from hpcddp.lint.script import PREFIXES, Script
+from hpcddp.lint.script import PREFIXES, Said, Script
 from hpcddp.lint.slurm import read_options
 from hpcddp.schedulers.directive_rules import DirectiveOption, find_clashes, full_name
 from hpcddp.schedulers.registry import find_scheduler

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from hpcddp.lint.finding import Said
+from hpcddp.lint.script import Said
 from hpcddp.lint.training_script import (
     COMPARED,
     SHARDERS,

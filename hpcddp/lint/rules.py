@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from hpcddp.errors import RequestError
 from hpcddp.lint import header_rules, python_rules, run_rules
-from hpcddp.lint.finding import Finding, Rule, Said
 from hpcddp.lint.python_rules import find_spawning
-from hpcddp.lint.script import Script
+from hpcddp.lint.script import Finding, Rule, Said, Script
 from hpcddp.lint.training_script import TrainingScript, read_training_script
 from hpcddp.script.spec import quote_words
 

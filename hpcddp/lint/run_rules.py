@@ -9,9 +9,8 @@ from functools import partial
 from itertools import pairwise
 
 from hpcddp.lint.directive import UNIX_LINES, numbered
-from hpcddp.lint.finding import Said
 from hpcddp.lint.launches import expand, per_node, rank_maker, torchrun_option, torchrun_words, trains
-from hpcddp.lint.script import PREFIXES, Script, unix_lines
+from hpcddp.lint.script import PREFIXES, Said, Script, unix_lines
 from hpcddp.lint.shell import REACHES, Command, find_open_document
 from hpcddp.ranks.launch_commands import find_agent
 from hpcddp.ranks.launchers import LAUNCHERS

@@ -39,9 +39,9 @@ from hpcddp.schedulers.job_id import parse_id
 from hpcddp.schedulers.registry import all_schedulers, find_current_job, find_scheduler
 from hpcddp.schedulers.row import Scheduler
 from hpcddp.schedulers.run import queue_job, run_program
+from hpcddp.script.jobplan import plan_record
 from hpcddp.script.plan import JobPlan
 from hpcddp.script.preflight import check_output, check_plan
-from hpcddp.script.record import plan_record
 from hpcddp.script.render import render_script
 from hpcddp.script.site import Site
 from hpcddp.script.spec import JobSpec

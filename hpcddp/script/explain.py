@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from hpcddp.schedulers.registry import refused_lines
 from hpcddp.script.container import Container
+from hpcddp.script.jobplan import plan_record
 from hpcddp.script.plan import JobPlan, site_source
-from hpcddp.script.record import plan_record
 from hpcddp.script.render import FILTERS, printable, render_pieces
 from hpcddp.script.scheduler_options import SchedulerOptions
 from hpcddp.script.site import Account, Modules, Site, SiteContainer, SiteLauncher, SiteRendezvous, Staging

@@ -1,17 +1,18 @@
-"""A decided job: every value that a template may print. `plan_job` makes it."""
+"""A decided job: every value that a template may print, also as JSON, and rank by rank. `plan_job` makes it."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from hpcddp.ranks.launcher import EXPORTED_ALWAYS, FromShell, Launcher, LaunchRequest
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.record import Record
 from hpcddp.runs.command import NAME, identify_command
 from hpcddp.runs.folder import RUNS
+from hpcddp.runs.jsonfile import SCHEMA
 from hpcddp.runs.start import Request
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import LONGEST_NAME
@@ -383,3 +384,65 @@ def _list_nodes(numbers: tuple[int, ...]) -> str:
     """`2-4` of numbers without a gap, else `2,4`."""
     whole = len(numbers) > 1 and numbers[-1] - numbers[0] == len(numbers) - 1
     return f"{numbers[0]}-{numbers[-1]}" if whole else ",".join(map(str, numbers))
+
+
+# The plan as JSON values: for people, and in the folder of a run whose job waits.
+
+
+def plan_record(plan: JobPlan) -> dict[str, Any]:
+    """The whole decision. A job that runs records in its place what its script says."""
+    return {
+        "schema": SCHEMA,
+        "name": plan.name,
+        "site": plan.site.name,
+        "scheduler": plan.site.scheduler,
+        "launcher": plan.launcher,
+        "nodes": plan.nodes,
+        "ranks_per_node": plan.ranks_per_node,
+        "world_size": plan.world_size,
+        "gpus_per_node": plan.gpus_per_node,
+        "cpus_per_rank": plan.cpus_per_rank,
+        "threads_per_rank": plan.threads_per_rank,
+        "walltime_s": plan.walltime_s,
+        "queue": plan.queue or None,
+        "account": plan.account or None,
+        "global_batch": plan.global_batch,
+        "command": list(plan.command),
+        "run_dir": plan.run_dir,
+        "created_by": plan.planned_by.created_by,
+        **({"gpus_per_rank": plan.gpus_per_rank} if plan.gpus_per_rank > 1 else {}),
+        **({"parallel": plan.spec.parallel} if plan.spec.parallel else {}),
+    }
+
+
+# Where each rank will be, before anything is queued: the plan, rank by rank.
+
+
+class Place(NamedTuple):
+    """One rank's place. Ranks fill a node before the next one, as every rendered launch line asks for.
+
+    `gpu` is the device that the rank takes if it sees all of its node's; None where the job has no GPUs. `gpus` are all
+    that it takes, of which that is the first.
+    """
+
+    rank: int
+    node_rank: int
+    local_rank: int
+    gpu: int | None
+    cpus: int
+    gpus: tuple[int, ...] = ()
+
+
+def list_places(plan: JobPlan) -> Iterator[Place]:
+    """Every rank of the job, in order."""
+    for rank in range(plan.world_size):
+        yield plan_place(plan, rank)
+
+
+def plan_place(plan: JobPlan, rank: int) -> Place:
+    """The place of one rank."""
+    node_rank, local_rank = divmod(rank, plan.ranks_per_node)
+    order = [int(gpu) for gpu in plan.gpu_order.split(",")] if plan.gpu_order else range(plan.gpus_per_node)
+    first = local_rank * plan.gpus_per_rank
+    gpus = tuple(order[n % len(order)] for n in range(first, first + plan.gpus_per_rank)) if order else ()
+    return Place(rank, node_rank, local_rank, gpus[0] if gpus else None, plan.cpus_per_rank, gpus)

@@ -11,8 +11,19 @@ from pathlib import Path
 import pytest
 
 from hpcddp.advise.choice import Target, advise_on, list_splits, weigh
-from hpcddp.advise.memory import Split, Work, peak, shard_elements, spike, zero_share
-from hpcddp.advise.shape import PRECISIONS, Activations, Model, Parameter, Stages
+from hpcddp.advise.memory import (
+    PRECISIONS,
+    Activations,
+    Model,
+    Parameter,
+    Split,
+    Stages,
+    Work,
+    peak,
+    shard_elements,
+    spike,
+    zero_share,
+)
 from hpcddp.advise.transformer import Numbers, make_transformer
 from hpcddp.cli.main import main
 

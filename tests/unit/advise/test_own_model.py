@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp.advise.source import load_function
-from hpcddp.advise.user_errors import without_command_line
+from hpcddp.advise.source import load_function, without_command_line
 from hpcddp.cli.main import main
 from hpcddp.errors import RequestError
 
