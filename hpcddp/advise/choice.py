@@ -8,8 +8,7 @@ which needs a plan for each layer and stays inside a node.
 
 from __future__ import annotations
 
-from hpcddp.advise.memory import Memory, Spike, Split, Work, peak, spike
-from hpcddp.advise.shape import Model
+from hpcddp.advise.memory import Memory, Model, Spike, Split, Work, peak, spike
 from hpcddp.batchplan import plan_batch
 from hpcddp.errors import RequestError
 from hpcddp.record import Record
@@ -24,7 +23,7 @@ FITS, TIGHT, NO = "yes", "tight", "no"
 _MOST_SAMPLES = 1 << 20
 
 
-class Asked(Record):
+class Target(Record):
     """What was asked. `memory`: bytes of one GPU. `micro_batch`: the largest forward pass, in samples."""
 
     memory: float
@@ -90,34 +89,36 @@ def list_splits(model: Model, nodes: int, ranks_per_node: int) -> list[tuple[str
     return [*found, *pairs]
 
 
-def weigh(model: Model, nodes: int, asked: Asked, work: Work) -> tuple[list[Row], list[Left]]:
+def weigh(model: Model, nodes: int, target: Target, work: Work) -> tuple[list[Row], list[Left]]:
     """Every split on so many nodes with its memory, and those that cannot be."""
     rows: list[Row] = []
     left: list[Left] = []
-    for parallel, split in list_splits(model, nodes, asked.ranks_per_node):
-        if asked.global_batch is not None and asked.global_batch < split.data_size:
-            why = f"a global batch of {asked.global_batch} gives {split.data_size} data ranks less than one sample each"
+    for parallel, split in list_splits(model, nodes, target.ranks_per_node):
+        if target.global_batch is not None and target.global_batch < split.data_size:
+            why = (
+                f"a global batch of {target.global_batch} gives {split.data_size} data ranks less than one sample each"
+            )
             left.append(Left(nodes, parallel, why))
             continue
-        micro_batch, accumulates = _micro_batch(asked, split)
+        micro_batch, accumulates = _micro_batch(target, split)
         mine = work._replace(micro_batch=micro_batch, accumulates=accumulates)
         memory = peak(model, split, mine)
-        largest = _largest_micro_batch(model, split, mine, asked.memory) if model.whole else None
+        largest = _largest_micro_batch(model, split, mine, target.memory) if model.whole else None
         beside = spike(model, split, mine)
         most = max(memory.total, beside.total)
         rows.append(
-            Row(nodes, parallel, split.data_size, micro_batch, memory, beside, _judge(most, asked.memory), largest)
+            Row(nodes, parallel, split.data_size, micro_batch, memory, beside, _judge(most, target.memory), largest)
         )
     return rows, left
 
 
-def advise_on(model: Model, thrifty: Callable[[], Model] | None, nodes: int, asked: Asked, work: Work) -> OnNodes:
+def advise_on(model: Model, thrifty: Callable[[], Model] | None, nodes: int, target: Target, work: Work) -> OnNodes:
     """All about so many nodes. `thrifty` gives the model with activation checkpointing, where it may be chosen."""
-    rows, left = weigh(model, nodes, asked, work)
+    rows, left = weigh(model, nodes, target, work)
     chosen = _first(rows, tensor=False)
     checkpointed = False
     if chosen is None and thrifty is not None:
-        saving, _ = weigh(thrifty(), nodes, asked, work)
+        saving, _ = weigh(thrifty(), nodes, target, work)
         chosen = _first(saving, tensor=False)
         checkpointed = chosen is not None
     chosen = chosen or _first(rows, tensor=True)
@@ -132,13 +133,13 @@ def _first(rows: list[Row], *, tensor: bool) -> Row | None:
     return next((row for row in rows if row.fits == FITS and isinstance(row.parallel, dict) == tensor), None)
 
 
-def _micro_batch(asked: Asked, split: Split) -> tuple[int, bool]:
-    if asked.global_batch is None:
-        return asked.micro_batch, False
+def _micro_batch(target: Target, split: Split) -> tuple[int, bool]:
+    if target.global_batch is None:
+        return target.micro_batch, False
     try:
-        plan = plan_batch(asked.global_batch, split.data_size, asked.micro_batch)
+        plan = plan_batch(target.global_batch, split.data_size, target.micro_batch)
     except RequestError:  # shares that differ: render says which batch to take
-        return asked.micro_batch, True
+        return target.micro_batch, True
     return plan.largest_micro_batch, plan.accumulation_steps > 1
 
 

@@ -7,7 +7,6 @@ FakeTensorMode, where such tensors take part in operators as on a CPU. What is a
 from __future__ import annotations
 
 import logging
-import re
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,8 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from hpcddp.advise.shape import Activations, Model, Parameter, Stages
-from hpcddp.advise.user_errors import describe, said_of
+from hpcddp.advise.memory import Activations, Model, Parameter, Stages
+from hpcddp.advise.source import describe, said_of
 from hpcddp.errors import RequestError
 from hpcddp.uncaught import find_line
 
@@ -74,38 +73,17 @@ def _elements(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-# What to type when a model's forward pass fails on the sample that `hpcddp advise` made for it.
-
-
-# In torch's own words: a tensor of the wrong type of numbers, of the wrong shape; arguments that forward() also takes.
-_OTHER_NUMBERS = re.compile(
-    r"scalar types?\b|\bdtype|(long|int|float|c10::\w+)\)? and \w+ type|should be the same$|\b(Long|Int)Tensor", re.I
-)
-_OTHER_SHAPE = re.compile(
-    r"\bshapes?\b|\bsizes?\b|dimension|\bdim\b|channel|broadcast|out of range|too many indices|unpack", re.I
-)
-_OTHER_ARGUMENTS = re.compile(r"forward\(\) (missing|takes) \d|required positional argument")
-
-
 def hint_of_pass(error: BaseException, shape: Sequence[int], *, tokens: bool) -> str:
-    """What the model was given, then what to change: the option, or the line of the model.
-
-    `shape` is the batch's, with the samples in front.
-    """
-    numbers, other = "token numbers", "--input 3,224,224 for a model of other numbers"
-    option, fits = f"--sequence {shape[1]}", "--sequence with as many tokens as it takes"
-    if not tokens:
-        numbers, other = "numbers", "--sequence 1024 for a model of token numbers"
-        option, fits = f"--input {','.join(map(str, shape[1:]))}", "--input with the shape of one sample that it takes"
-    given = f"its input was {option}, {numbers} of shape {tuple(shape)}"
-    text, where = str(error), find_line(error.__traceback__)
-    if isinstance(error, TypeError) and _OTHER_ARGUMENTS.search(text):
-        return f"{given}, and nothing else: a model around it, whose forward(x) makes the other arguments"
-    if isinstance(error, (RuntimeError, TypeError)) and _OTHER_NUMBERS.search(text):
-        return f"{given}; {other}"
-    if isinstance(error, (RuntimeError, ValueError, IndexError)) and _OTHER_SHAPE.search(text):
-        return f"{given}; {fits}" + (f" (the error is at {where})" if where else "")
-    return f"{given}; the error is at {where}" if where else f"{given}; {fits}, or {other}"
+    """What the model was given, where it failed, and the options for another input. `shape`: of the batch, with the
+    samples in front."""
+    given, numbers = f"--input {','.join(map(str, shape[1:]))}", "numbers"
+    if tokens:
+        given, numbers = f"--sequence {shape[1]}", "token numbers"
+    where = find_line(error.__traceback__)
+    return (
+        f"its input was {given}, {numbers} of shape {tuple(shape)}{f'; the error is at {where}' if where else ''};"
+        " token numbers: --sequence 1024; others: --input 3,224,224"
+    )
 
 
 class Sample:
@@ -323,7 +301,7 @@ class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's clas
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # as above
-        self._own = {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers())}
+        self._of_model = {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers())}
         self._known: dict[int, weakref.ref[Any]] = {}
         self._now = self._casts = 0
         self.stage = "forward"
@@ -351,7 +329,7 @@ class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's clas
         output = func(*args, **(kwargs or {}))
         for found in tree_leaves(output):
             if isinstance(found, Tensor):
-                cast = func is torch.ops.aten._to_copy.default and args[0].untyped_storage()._cdata in self._own
+                cast = func is torch.ops.aten._to_copy.default and args[0].untyped_storage()._cdata in self._of_model
                 self._count(found.untyped_storage(), cast=cast)
         self.most[self.stage] = max(self.most.get(self.stage, 0), self._now)
         self.piled = max(self.piled, self._now + self.done)
@@ -359,7 +337,7 @@ class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's clas
 
     def _count(self, storage: Any, *, cast: bool) -> None:
         key = storage._cdata
-        if key in self._own or key in self._known:
+        if key in self._of_model or key in self._known:
             return
         size: int = storage.nbytes()
 

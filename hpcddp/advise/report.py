@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 
-from hpcddp.advise.choice import FITS, MARGIN, NO, Asked, OnNodes, Row, format_parallel
-from hpcddp.advise.memory import Work
-from hpcddp.advise.shape import Model
+from hpcddp.advise.choice import FITS, MARGIN, NO, OnNodes, Row, Target, format_parallel
+from hpcddp.advise.memory import Model, Work
 from hpcddp.errors import RequestError
 from hpcddp.record import Record
 from hpcddp.units import format_count, shorten
@@ -74,7 +73,7 @@ class Advice(Record):
 
     model: Model
     work: Work
-    asked: Asked
+    target: Target
     gpu: str
     render: str
     checkpointed: bool
@@ -83,7 +82,7 @@ class Advice(Record):
 
 def format_advice(advice: Advice) -> str:
     """The facts, the table, and for each number of nodes what to choose and why; then what to paste."""
-    lines = [*_facts(advice), "", *_table([row for one in advice.found for row in one.rows])]
+    lines = [*_describe_request(advice), "", *_table([row for one in advice.found for row in one.rows])]
     left = [one for found in advice.found for one in found.left]
     lines += [f"not on {_on(one.nodes)}: {format_parallel(one.parallel)}, since {one.why}" for one in left]
     lines += ["", *(f"on {_on(one.nodes)}: {explain(advice, one)}" for one in advice.found)]
@@ -95,7 +94,7 @@ def format_advice(advice: Advice) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _facts(advice: Advice) -> list[str]:
+def _describe_request(advice: Advice) -> list[str]:
     model, work = advice.model, advice.work
     blocks = f", {format_count(len(model.blocks), 'block')}" if model.blocks else ""
     blocks += f" of class {model.block}" if model.block else ""
@@ -103,8 +102,8 @@ def _facts(advice: Advice) -> list[str]:
     return [
         f"model    {model.name}: {format_parameters(model.elements)} parameters{blocks}",
         f"training {work.precision.name}, {work.optimizer}, {passes} activation checkpointing, micro batches of up to"
-        f" {format_count(advice.asked.micro_batch, 'sample')}",
-        f"GPU      {advice.gpu}; {format_count(advice.asked.ranks_per_node, 'rank')} per node",
+        f" {format_count(advice.target.micro_batch, 'sample')}",
+        f"GPU      {advice.gpu}; {format_count(advice.target.ranks_per_node, 'rank')} per node",
         *([f"         {model.remark}"] if model.remark else []),
         *(
             ()
@@ -133,7 +132,7 @@ def _table(rows: list[Row]) -> list[str]:
 
 def explain(advice: Advice, found: OnNodes) -> str:
     """What to choose on so many nodes, and why."""
-    has = f"{format_gib(advice.asked.memory)} GiB"
+    has = f"{format_gib(advice.target.memory)} GiB"
     chosen = found.chosen
     if chosen is not None:
         says = format_parallel(chosen.parallel) + (" with activation checkpointing" if found.checkpointed else "")
@@ -151,7 +150,7 @@ def explain(advice: Advice, found: OnNodes) -> str:
     says = f"nothing fits. {format_parallel(least.parallel)} needs least, {format_gib(least.memory.total)} of {has}"
     spare = "" if least.fits == NO else f" and leaves less than {MARGIN - 1:.0%}"
     smaller = max((one.largest_micro_batch or 0 for one in found.rows), default=0)
-    cure = f"--max-micro-batch {smaller} fits" if 0 < smaller < advice.asked.micro_batch else "take more nodes"
+    cure = f"--max-micro-batch {smaller} fits" if 0 < smaller < advice.target.micro_batch else "take more nodes"
     return f"{says}{spare}, {say_limit(least)}; {cure}"
 
 
@@ -168,7 +167,7 @@ def find_paste(advice: Advice) -> dict[str, Any] | None:
         return None
     found = min(fitting, key=lambda one: one.nodes)
     assert found.chosen is not None  # for the type checker
-    value, batch = format_parallel(found.chosen.parallel), advice.asked.global_batch
+    value, batch = format_parallel(found.chosen.parallel), advice.target.global_batch
     word = f"parallel={value}" if isinstance(found.chosen.parallel, str) else f"'parallel={value}'"
     of_batch = f" --global-batch {batch}" if batch else ""
     keys = [f"nodes: {found.nodes}", f"parallel: {value}", *([f"global_batch: {batch}"] if batch else [])]
@@ -195,8 +194,8 @@ def _script(advice: Advice, row: Row, *, checkpointed: bool) -> list[str]:
         said.append("with torch.autocast('cuda', torch.bfloat16): around the forward pass and the loss")
     if checkpointed:
         said.append("torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False) around each block")
-    if advice.asked.global_batch is not None:
-        said.append(f"hpcddp.runtime(max_micro_batch={advice.asked.micro_batch})")
+    if advice.target.global_batch is not None:
+        said.append(f"hpcddp.runtime(max_micro_batch={advice.target.micro_batch})")
     return said
 
 
@@ -213,12 +212,12 @@ def advice_record(advice: Advice) -> dict[str, Any]:
         },
         "precision": advice.work.precision.name,
         "optimizer": advice.work.optimizer,
-        "max_micro_batch": advice.asked.micro_batch,
-        "global_batch": advice.asked.global_batch,
+        "max_micro_batch": advice.target.micro_batch,
+        "global_batch": advice.target.global_batch,
         "activation_checkpointing": advice.checkpointed,
         "gpu": advice.gpu,
-        "gpu_memory_bytes": round(advice.asked.memory),
-        "ranks_per_node": advice.asked.ranks_per_node,
+        "gpu_memory_bytes": round(advice.target.memory),
+        "ranks_per_node": advice.target.ranks_per_node,
         "margin": round(MARGIN - 1, 2),
         "splits": [_row_record(row) for one in advice.found for row in one.rows],
         "impossible": [left._asdict() for one in advice.found for left in one.left],

@@ -13,7 +13,7 @@ A test compares all this with what real ranks hold (tests/unit/training/test_adv
 
 from __future__ import annotations
 
-from hpcddp.advise.shape import Activations, Model, Parameter, Stages
+from hpcddp.advise.memory import Activations, Model, Parameter, Stages
 from hpcddp.errors import RequestError
 from hpcddp.record import Record
 from hpcddp.units import format_count

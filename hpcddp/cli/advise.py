@@ -8,10 +8,9 @@ import sys
 from collections.abc import Mapping
 from functools import cache
 
-from hpcddp.advise.choice import Asked, advise_on
-from hpcddp.advise.memory import Work
+from hpcddp.advise.choice import Target, advise_on
+from hpcddp.advise.memory import PRECISIONS, STATES, Model, Work
 from hpcddp.advise.report import GIB, Advice, advice_record, format_advice, parse_memory, parse_parameters
-from hpcddp.advise.shape import PRECISIONS, STATES, Model
 from hpcddp.cli.parser import VerbParser
 from hpcddp.errors import RequestError
 from hpcddp.units import parse_count
@@ -79,7 +78,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     micro_batch = parse_count(args.max_micro_batch or "1", "--max-micro-batch")
     global_batch = parse_count(args.global_batch, "--global-batch") if args.global_batch else None
     gpu, memory, ranks, render = _find_gpu(args, env)
-    asked = Asked(memory, ranks, micro_batch, global_batch)
+    target = Target(memory, ranks, micro_batch, global_batch)
     model = _make_model(args, micro_batch, recompute=args.activation_checkpointing)
     work = Work(PRECISIONS["fp64" if model.is_double else args.precision], args.optimizer, micro_batch)
 
@@ -88,8 +87,8 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         return _make_model(args, micro_batch, recompute=True)
 
     thrifty = make_thrifty if not args.activation_checkpointing and model.whole and model.blocks else None
-    found = tuple(advise_on(model, thrifty, count, asked, work) for count in nodes)
-    advice = Advice(model, work, asked, gpu, render, args.activation_checkpointing, found)
+    found = tuple(advise_on(model, thrifty, count, target, work) for count in nodes)
+    advice = Advice(model, work, target, gpu, render, args.activation_checkpointing, found)
     if args.json:
         print(json.dumps(advice_record(advice), indent=1))
     else:
@@ -113,9 +112,9 @@ def _find_gpu(args: argparse.Namespace, env: Mapping[str, str]) -> tuple[str, fl
         if args.queue:
             raise RequestError(f"--queue {args.queue} is of no site", f"--site S --queue {args.queue}")
         return _in_words(said, "--gpu-memory"), said, ranks or 1, f"hpcddp render{of_ranks}"
-    from hpcddp.script.site_file import asked_site, open_site
+    from hpcddp.script.site_file import chosen_site, open_site
 
-    choice = asked_site(args.site, None, "", env)
+    choice = chosen_site(args.site, None, "", env)
     if choice is None:
         raise RequestError("how much memory a GPU has is not said", "--site S, or --gpu-memory 80GB --ranks-per-node 4")
     site = open_site(choice, env)
@@ -187,8 +186,7 @@ def _by_function(args: argparse.Namespace, micro_batch: int, *, recompute: bool)
     from contextlib import redirect_stdout
     from importlib.util import find_spec
 
-    from hpcddp.advise.source import load_function, parse_target
-    from hpcddp.advise.user_errors import without_command_line
+    from hpcddp.advise.source import load_function, parse_target, without_command_line
 
     file, name = parse_target(args.target)
     if args.sequence and args.input:

@@ -30,7 +30,7 @@ from hpcddp.runs.start import make_stamp
 from hpcddp.schedulers.allocation import expand_counts
 from hpcddp.schedulers.registry import find_scheduler, scripted_schedulers, submit_commands
 from hpcddp.schedulers.run import ask_job_end, run_program
-from hpcddp.script.agents import plan_own_ranks
+from hpcddp.script.agents import plan_rank_maker
 from hpcddp.script.jobplan import JobPlan
 from hpcddp.script.plan import plan_job, remark_name
 from hpcddp.script.recover import RECOVERY_KEYS
@@ -43,7 +43,7 @@ from hpcddp.units import format_count, parse_count, read_number
 # What an allocation, or this machine, has to start ranks on.
 
 
-class Room(NamedTuple):
+class AllocationSize(NamedTuple):
     """What there is to run on: nodes, and of each node the slots that the scheduler gave, CPUs and GPUs."""
 
     nodes: int
@@ -52,12 +52,12 @@ class Room(NamedTuple):
     gpus: int
 
 
-def find_room(allocation: Allocation | None, env: Mapping[str, str]) -> Room:
+def find_size(allocation: Allocation | None, env: Mapping[str, str]) -> AllocationSize:
     """LaunchError if the job does not say its hosts, or has other numbers of slots on them."""
     gpus = count_gpus(env)
     cpus = len(os.sched_getaffinity(0))
     if allocation is None:
-        return Room(1, 1, cpus, gpus)
+        return AllocationSize(1, 1, cpus, gpus)
     if allocation.hosts is None:
         raise LaunchError(
             f"{allocation.scheduler} job {allocation.job_id} does not say on which hosts it runs",
@@ -73,17 +73,17 @@ def find_room(allocation: Allocation | None, env: Mapping[str, str]) -> Room:
     each = env.get(variables.cpus_of_nodes, "")
     given = min(expand_counts(each, variables.cpus_of_nodes)) if each else None
     cpus = read_number(env.get(variables.cpus, "")) or given or cpus
-    return Room(len(allocation.hosts), counts.pop(), cpus, gpus)
+    return AllocationSize(len(allocation.hosts), counts.pop(), cpus, gpus)
 
 
-def without_spares(room: Room, asked: str) -> int:
+def without_spares(size: AllocationSize, text: str) -> int:
     """The nodes to train on. RequestError if the spare ones leave none."""
-    spares = parse_count(asked, "--set spares")
-    if spares >= room.nodes:
-        hint = f"--set spares={room.nodes - 1}" if room.nodes > 1 else "leave out spares"
-        all_nodes = format_count(room.nodes, "node")
+    spares = parse_count(text, "--set spares")
+    if spares >= size.nodes:
+        hint = f"--set spares={size.nodes - 1}" if size.nodes > 1 else "leave out spares"
+        all_nodes = format_count(size.nodes, "node")
         raise RequestError(f"--set spares={spares} of {all_nodes} leaves none to train on", hint)
-    return room.nodes - spares
+    return size.nodes - spares
 
 
 _DESCRIPTION = """\
@@ -149,56 +149,56 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     if allocation is None and not args.here:
         _refuse_beside_a_scheduler(env)
     site = _site(args.site, allocation, env)
-    room = find_room(allocation, env)
+    size = find_size(allocation, env)
     # One slot per node is what a scheduler gives when nobody asked: then each GPU gets its rank, or each few of them.
     each = 1 if args.gpus_per_rank is None else parse_count(args.gpus_per_rank, "--gpus-per-rank")
-    ranks = room.slots if room.slots > 1 else max(room.gpus // each, 1)
+    ranks = size.slots if size.slots > 1 else max(size.gpus // each, 1)
     if args.ranks_per_node is not None:
         ranks = parse_count(args.ranks_per_node, "--ranks-per-node")
-    asked: dict[str, tuple[object, str]] = {
-        "nodes": (str(room.nodes), "the allocation"),
-        "gpus_per_node": (str(room.gpus), "the visible devices"),
-        "cpus_per_node": (str(max(room.cpus, ranks)), "this machine"),
+    keys: dict[str, tuple[object, str]] = {
+        "nodes": (str(size.nodes), "the allocation"),
+        "gpus_per_node": (str(size.gpus), "the visible devices"),
+        "cpus_per_node": (str(max(size.cpus, ranks)), "this machine"),
         "workdir": (os.getcwd(), "the folder of this shell"),
         "command": (args.command, "the command after --"),
     }
     if args.fresh:
-        asked["fresh"] = ("true", "--fresh")
+        keys["fresh"] = ("true", "--fresh")
     if args.scratch:
         others = [f"--{key}" for key in ("name", "fresh", "resume") if getattr(args, key)]
         if others:
             raise RequestError(f"--scratch keeps no run, and {others[0]} chooses one", f"leave out {others[0]}")
-        asked["run_dir"] = (f"runs/.scratch-{make_stamp()}", "--scratch")
+        keys["run_dir"] = (f"runs/.scratch-{make_stamp()}", "--scratch")
     for key in ("name", "walltime", "gpus_per_rank", "global_batch", "parallel", "resume", "accept", "keep"):
         if getattr(args, key) is not None:
-            asked[key] = (getattr(args, key), f"--{key.replace('_', '-')}")
-    asked |= read_settings(args.set, _SETTABLE)
-    if "spares" in asked:
-        asked["nodes"] = (str(without_spares(room, str(asked["spares"][0]))), "the allocation, without spares")
+            keys[key] = (getattr(args, key), f"--{key.replace('_', '-')}")
+    keys |= read_settings(args.set, _SETTABLE)
+    if "spares" in keys:
+        keys["nodes"] = (str(without_spares(size, str(keys["spares"][0]))), "the allocation, without spares")
     if args.walltime is None:
         given = allocation is None or find_scheduler(allocation.scheduler).variables.end in env  # the script reads it
         left = None if given or allocation is None else _time_left(allocation, env)
         if left is not None:
-            asked["walltime"] = (f"{left}s", "what is left of the allocation")
+            keys["walltime"] = (f"{left}s", "what is left of the allocation")
         elif site.walltime_s is None:
-            asked["walltime"] = ("168:00:00", "the default of hpcddp launch")
+            keys["walltime"] = ("168:00:00", "the default of hpcddp launch")
         if not given and left is None:
             tell("the end of this allocation is not known; --walltime TIME gives it")
     if args.ranks_per_node is not None:
-        asked["ranks_per_node"] = (str(ranks), "--ranks-per-node")
+        keys["ranks_per_node"] = (str(ranks), "--ranks-per-node")
     if args.launcher:
-        asked["launcher"] = (args.launcher, "--launcher")
-    spec, remarks = see_spawn(read_spec(asked))
+        keys["launcher"] = (args.launcher, "--launcher")
+    spec, remarks = see_spawn(read_spec(keys))
     tell_each(remarks)
-    spec, own_ranks = plan_own_ranks(spec)
+    spec, rank_maker = plan_rank_maker(spec)
     if not spec.launcher:
         found = _find_launcher(site, env)  # on one node a command that makes the ranks needs no agent
-        spec = spec if own_ranks.maker and LAUNCHERS[found].is_agent else spec._replace(launcher=found)
+        spec = spec if rank_maker.maker and LAUNCHERS[found].is_agent else spec._replace(launcher=found)
     plan = plan_job(spec._replace(ranks_per_node=spec.ranks_per_node or ranks), site, this_process())
     # What this machine has was not asked for, and a program may leave it.
     asks = allocation is not None or each > 1
     plan = plan._replace(
-        slots=None if allocation is None else room.slots,
+        slots=None if allocation is None else size.slots,
         needs_gpus=asks,
         by_hand=allocation is not None,
         scratch=args.scratch,
@@ -215,8 +215,8 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         write_exactly(script)
         return 0
     _check_command(plan, env)
-    size = f"{format_count(plan.world_size, 'rank')} on {format_count(plan.nodes, 'node')}"
-    tell(f"{size}, by {plan.makes_ranks}")
+    told = f"{format_count(plan.world_size, 'rank')} on {format_count(plan.nodes, 'node')}"
+    tell(f"{told}, by {plan.makes_ranks}")
     # an allocation may see several launches, each an attempt of its own
     own = {"HPCDDP_LAUNCH": str(os.getpid())} if allocation is not None else {}
     # a file of its own: as one argument the script could be too long for the kernel
@@ -232,7 +232,6 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
 def _check_command(plan: JobPlan, env: Mapping[str, str]) -> None:
     """RequestError for a command that cannot be started, before it has a run folder."""
     from hpcddp.login.planning import look_here
-    from hpcddp.login.script_check import check_training_script
     from hpcddp.script.preflight import check_program
 
     by_torch = [name for name in (plan.launcher, plan.outer_launcher) if name and LAUNCHERS[name].is_agent]
@@ -240,7 +239,6 @@ def _check_command(plan: JobPlan, env: Mapping[str, str]) -> None:
     if missing is not None and plan.python == sys.executable:
         raise LaunchError(missing.message, f"{missing.hint}, or put an MPI on PATH")
     tell_each(check_program(plan.command[0], os.getcwd(), plan.python, look_here(env)))
-    tell_each(check_training_script(plan, {}))
 
 
 def _refuse_inside_a_rank(env: Mapping[str, str]) -> None:

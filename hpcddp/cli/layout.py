@@ -12,9 +12,7 @@ from hpcddp.cli.request import listed, read_plan, request_parser
 from hpcddp.ranks.launcher import NUMBERS
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.ranks.predict import predict_environment
-from hpcddp.script.jobplan import SOME_COMMAND, JobPlan
-from hpcddp.script.layout import Place, list_places, plan_place
-from hpcddp.script.record import plan_record
+from hpcddp.script.jobplan import SOME_COMMAND, JobPlan, Place, list_places, plan_place, plan_record
 from hpcddp.units import format_count
 
 _DESCRIPTION = """\
@@ -76,7 +74,7 @@ def format_layout(plan: JobPlan) -> str:
 
 def _variable_lines(plan: JobPlan, place: Place) -> list[str]:
     """What a rank's launcher sets for it; nothing where an unknown command makes the ranks."""
-    if plan.own_ranks == SOME_COMMAND:
+    if plan.rank_maker == SOME_COMMAND:
         return [""]
     if calls := LAUNCHERS[plan.launcher].calls:
         return [

@@ -12,9 +12,8 @@ from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.request import listed
 from hpcddp.errors import RequestError
 from hpcddp.lint.equivalent import SameJob, same_job, same_job_where_the_queue_is
-from hpcddp.lint.finding import Finding
 from hpcddp.lint.rules import lint_python, lint_script, refuse_no_text
-from hpcddp.lint.script import READERS, Script, read_script, refuse_other_directives, unix_lines
+from hpcddp.lint.script import READERS, Finding, Script, read_script, refuse_other_directives, unix_lines
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.script.site import Site
 from hpcddp.script.site_file import SiteChoice, open_site, site_files

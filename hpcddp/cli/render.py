@@ -64,7 +64,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         if args.check != "no":
             _check_script(plan, text, args.check == "live", env)
         if args.interactive:
-            from hpcddp.script.interactive import interactive_command
+            from hpcddp.script.render import interactive_command
 
             tell_each([f"for a shell on these nodes: {interactive_command(plan.site.scheduler, text)}"])
         write_exactly(text)
@@ -83,11 +83,9 @@ def _refuse_unused(args: argparse.Namespace) -> None:
 
 def _check_plan(plan: JobPlan, env: Mapping[str, str]) -> None:
     from hpcddp.login.planning import look_here
-    from hpcddp.login.script_check import check_training_script
     from hpcddp.script.preflight import check_plan
 
     tell_each(check_plan(plan, look_here(env)))
-    tell_each(check_training_script(plan, {}))
 
 
 def _check_script(plan: JobPlan, text: str, live: bool, env: Mapping[str, str]) -> None:

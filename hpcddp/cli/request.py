@@ -77,33 +77,33 @@ def request_parser(verb: str, description: str, *, example: str, exits: tuple[in
 
 def read_plan(args: argparse.Namespace, env: Mapping[str, str]) -> JobPlan:
     """Options, job file and site to a plan; which site and why, and what the plan remarks, go to stderr."""
-    asked, job_file = read_asked(args)
-    plan = plan_request(asked, named_site(args), job_file, env)
+    given, job_file = read_keys(args)
+    plan = plan_request(given, named_site(args), job_file, env)
     tell_each(plan.remarks)
     return plan
 
 
-def read_asked(args: argparse.Namespace) -> tuple[dict[str, tuple[object, str]], str | None]:
+def read_keys(args: argparse.Namespace) -> tuple[dict[str, tuple[object, str]], str | None]:
     """Every value asked for with its source, options over job file; and the job file."""
     for item in args.set:
         if "=" not in item:
             value = "VALUE" if args.job is None or os.path.exists(args.job) else args.job  # `--set nodes 4`
             raise RequestError(f"--set {item!r} has no value", f"--set {item}={value}")
     path = _job_file(args)
-    asked: dict[str, tuple[object, str]] = {}
+    given: dict[str, tuple[object, str]] = {}
     if path:
-        asked = {key: (value, f"{key} in {path}") for key, value in load_yaml(path)[0].items()}
+        given = {key: (value, f"{key} in {path}") for key, value in load_yaml(path)[0].items()}
     for item in args.set:
         key, _, value = item.partition("=")
-        asked[key] = (_once(asked, key, value, f"--set {key}={value}"), f"--set {key}")
+        given[key] = (_once(given, key, value, f"--set {key}={value}"), f"--set {key}")
     for option, (key, _, _) in _OPTIONS.items():
         if getattr(args, key) is not None:
-            asked[key] = (_once(asked, key, getattr(args, key), f"{option} {getattr(args, key)}"), option)
+            given[key] = (_once(given, key, getattr(args, key), f"{option} {getattr(args, key)}"), option)
     if args.fresh:
-        asked["fresh"] = ("true", "--fresh")
+        given["fresh"] = ("true", "--fresh")
     if args.command:
-        asked["command"] = (args.command, "the command after --")
-    return asked, path
+        given["command"] = (args.command, "the command after --")
+    return given, path
 
 
 def read_settings(items: Sequence[str], keys: Sequence[str]) -> dict[str, tuple[object, str]]:
@@ -121,9 +121,9 @@ def read_settings(items: Sequence[str], keys: Sequence[str]) -> dict[str, tuple[
     return settings
 
 
-def _once(asked: Mapping[str, tuple[object, str]], key: str, value: str, typed: str) -> str:
+def _once(given: Mapping[str, tuple[object, str]], key: str, value: str, typed: str) -> str:
     """The value. RequestError if the command line has another one for this key by now."""
-    other, source = asked.get(key, (value, ""))
+    other, source = given.get(key, (value, ""))
     if source.startswith("--") and other != value:
         raise RequestError(f"{key} is given twice: {source}={other} and {typed}", "leave out one of them")
     return value

@@ -17,10 +17,10 @@ from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import QueueFound
 from hpcddp.schedulers.run import ask_queues, run_program
 from hpcddp.script.site import Site
-from hpcddp.script.site_check import CHECKED, Difference, compare_modules, compare_queues, unlisted_queues, unsaid_facts
+from hpcddp.script.site_check import CHECKED, Difference, compare_modules, compare_queues, list_unsaid, unlisted_queues
 from hpcddp.script.site_file import (
     SiteChoice,
-    asked_site,
+    chosen_site,
     config_folder,
     is_path,
     load_site,
@@ -44,7 +44,7 @@ class _Found(Record):
 
 def check_site(name: str | None, env: Mapping[str, str], *, as_json: bool, write: bool) -> int:
     """The exit status: 1 if something differs. SchedulerError if the scheduler does not answer."""
-    choice = SiteChoice(name, "hpcddp sites check") if name else asked_site(None, None, "", env) or find_site_here(env)
+    choice = SiteChoice(name, "hpcddp sites check") if name else chosen_site(None, None, "", env) or find_site_here(env)
     site = open_site(choice, env)
     overlay = _find_overlay(choice, site, env) if write else ""
     found = _compare(site, env)
@@ -90,7 +90,7 @@ def _compare(site: Site, env: Mapping[str, str]) -> _Found:
         asked = " and ".join(command[0] for command in commands.survey)
         queues = _survey(site, env)
         differences += compare_queues(site, queues, asked)
-        unasked += unsaid_facts(site, queues, asked)
+        unasked += list_unsaid(site, queues, asked)
         remarks += unlisted_queues(site, queues, asked)
     accounts, unknown = _ask_accounts(site, env)
     remarks += accounts

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping
 
 from hpcddp.cli.parser import VerbParser
-from hpcddp.cli.request import named_site, read_asked, request_parser
+from hpcddp.cli.request import named_site, read_keys, request_parser
 from hpcddp.cli.streams import tell, tell_each, write_exactly
 from hpcddp.errors import RequestError
 from hpcddp.login.planning import read_request
@@ -44,7 +44,7 @@ def build_parser() -> VerbParser:
 
 def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     """Everything is planned and checked before anything is written or queued."""
-    asked, job_file = read_asked(args)
+    asked, job_file = read_keys(args)
     for key, option in (("after", "dependency"), ("array", "array"), ("chain", "chain")):
         if getattr(args, key) is not None:
             if option in asked and not asked[option][1].endswith(job_file or "\0"):

@@ -147,13 +147,13 @@ def _typed(settings: Iterable[Setting]) -> list[str]:
 
 
 def _plan(settings: list[Setting], command: tuple[str, ...], site: Site) -> JobPlan:
-    asked: dict[str, tuple[object, str]] = {"command": (list(command), "the command")}
+    keys: dict[str, tuple[object, str]] = {"command": (list(command), "the command")}
     for key, value, _ in settings:
-        asked[key] = (value, _OPTIONS.get(key, f"--set {key}"))
+        keys[key] = (value, _OPTIONS.get(key, f"--set {key}"))
     directives = [one.value for one in settings if one.key == "directives"]
     if directives:
-        asked["directives"] = (directives, "--set directives")
-    return plan_job(read_spec(asked, site.variables), site, PlannedBy("/usr/bin/python3", "", ""))
+        keys["directives"] = (directives, "--set directives")
+    return plan_job(read_spec(keys, site.variables), site, PlannedBy("/usr/bin/python3", "", ""))
 
 
 def _refusal(settings: list[Setting], command: tuple[str, ...], site: Site) -> str:
@@ -174,8 +174,8 @@ def _examples(settings: list[Setting], site: Site, timed: bool) -> list[Setting]
     """What is still missing, with values that render; a walltime also where the script asks for one (`timed`)."""
     given = {one.key for one in settings}
     given |= {"cpus_per_rank"} if "cpus_per_node" in given else set()
-    asked = {one.key: (one.value, _OPTIONS[one.key]) for one in settings if one.key == "queue"}
-    missing = list_missing(read_spec(asked, site.variables), site, find_scheduler(site.scheduler).this_machine)
+    keys = {one.key: (one.value, _OPTIONS[one.key]) for one in settings if one.key == "queue"}
+    missing = list_missing(read_spec(keys, site.variables), site, find_scheduler(site.scheduler).this_machine)
     found = dict(
         (m.example if m.option == "--set" else f"{_KEYS[m.option]}={m.example}").split("=", 1) for m in missing
     )

@@ -9,14 +9,13 @@ from itertools import pairwise
 
 from hpcddp.errors import HpcddpError
 from hpcddp.lint.directive import Option, numbered
-from hpcddp.lint.finding import Said
 from hpcddp.lint.launches import LaunchCommand, count, per_node, rank_maker, torchrun_option, torchrun_words, trains
 from hpcddp.lint.pbs import chunks
 from hpcddp.lint.pbs_values import foreign_names, is_time, refused_resources, refused_values, unknown_names
 from hpcddp.lint.request import count_gpus
-from hpcddp.lint.script import PREFIXES, Script
+from hpcddp.lint.script import PREFIXES, Said, Script
 from hpcddp.lint.slurm import read_options
-from hpcddp.schedulers.directive_rules import Asked, find_clashes, full_name
+from hpcddp.schedulers.directive_rules import DirectiveOption, find_clashes, full_name
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import refused_together
 from hpcddp.script.site import Site, check_limits
@@ -51,7 +50,7 @@ def refused_options(script: Script) -> Iterator[Said]:
         return
     row = find_scheduler(script.scheduler)
     submit = row.commands.submit[0]
-    lines = {Asked(o.name, o.value, o.text): o.line for o in script.directives.options}
+    lines = {DirectiveOption(o.name, o.value, o.text): o.line for o in script.directives.options}
     for clash in find_clashes(row.directives, list(lines)):
         texts = " and ".join(dict.fromkeys(option.text for option in clash.options))
         instead, why = "one of them", clash.why.removeprefix("refuses options that")

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from hpcddp.lint.request import Request
 from hpcddp.lint.shell import Command
-from hpcddp.ranks.launch_commands import PROGRAMS, find_agent, find_launch_command
+from hpcddp.ranks.launch_commands import PROGRAMS, find_agent, find_launch_command, split_options
 from hpcddp.ranks.launchers import AGENTS, LAUNCHERS
 
 # torchrun's processes are looked at by themselves: torchrun_words.
@@ -30,6 +30,7 @@ _TWO_VALUES = {"-mca", "--mca", "-gmca", "--gmca", "--prtemca", "--pmixmca", "-e
 _MAKERS = frozenset(c for name in AGENTS for made in LAUNCHERS[name].all_commands for c in made.commands) | {
     "deepspeed"
 }
+_TORCHRUN = frozenset(LAUNCHERS["torchrun"].commands)
 _EACH_SLOT = {f"{before}{name}{after}" for name in ("PBS_NP", "SLURM_NTASKS", "SLURM_NPROCS", "NSLOTS")
               for before, after in (("$", ""), ("${", "}"))}  # fmt: skip
 #: Options of launchers with the hosts on which they start something, or other programs for others.
@@ -186,7 +187,7 @@ def find_program(
             left_out += [f"{together} ranks per node (M15)"]  # as many as each of them makes are meant
             together = shares
         each, ranks = together or request.gpus_per_node, None
-    left_out += _left_beside(commands, launches, chosen, maker)
+    left_out += _list_other_programs(commands, launches, chosen, maker)
     words = expand(words, values)
     left_out += [f"the script's own arguments ({word})" for word in words if word in _ARGUMENTS]
     words = tuple(word for word in words if word not in _ARGUMENTS)
@@ -217,7 +218,7 @@ def _around(launch: LaunchCommand, values: Mapping[str, str]) -> list[str]:
     names = [w.partition("=")[0] for w in launch.options if w.startswith("-")]
     names = [name[:2] if re.fullmatch(r"-\w\d+", name) else name for name in names]  # -n2
     found = [f"{launch.launcher} {name}" for name in names if name not in _WORKED_OUT]
-    found += _own_sets(command)
+    found += _list_settings(command)
     given = [launch.option("--export") or "", *_values_of(launch.options, "-x", "-env", "-genv")]
     found += [w for w in ",".join(given).split(",") if "=" in w and w.partition("=")[0] not in ADDRESS]
     found += [f"{' '.join(words[:at])} (in front of {launch.launcher})"] if at else []
@@ -236,7 +237,7 @@ def _values_of(words: Sequence[str], *names: str) -> list[str]:
     return found
 
 
-def _left_beside(
+def _list_other_programs(
     commands: Sequence[Command], launches: Sequence[LaunchCommand], chosen: Command, maker: Command | None
 ) -> list[str]:
     """The other programs, and what is around a command that makes the ranks itself, in what is launched."""
@@ -248,12 +249,12 @@ def _left_beside(
     ]
     if maker and maker is not chosen:
         inside = [c for c in commands if c.launched and c is not maker and c.text in chosen.text]
-        found += [c.text for c in inside if _own_sets(c) or (c.words and c.program not in {"export", "cd"})]
-        found += _own_sets(maker)
+        found += [c.text for c in inside if _list_settings(c) or (c.words and c.program not in {"export", "cd"})]
+        found += _list_settings(maker)
     return found
 
 
-def _own_sets(command: Command) -> list[str]:
+def _list_settings(command: Command) -> list[str]:
     return [f"{name}={value}" for name, value in command.sets if name not in ADDRESS]
 
 
@@ -272,20 +273,11 @@ def _made_ranks(words: tuple[str, ...]) -> tuple[tuple[str, ...], int | None, bo
     assert found is not None  # the caller has looked
     at, name = found
     agent = find_agent(words)
-    flags = agent[1].flags if agent else ("--no_ssh", "--no_python", "--no_local_rank", "-m", "--module")
-    rest = list(words[at + len(name.split()) :])
-    options: list[tuple[str, str, str | None]] = []
-    module = False
-    while rest and rest[0].startswith("-"):
-        written, equals, value = rest.pop(0).partition("=")
-        option = written.replace("_", "-")
-        takes = not equals and option not in {f.replace("_", "-") for f in flags} and rest[:1] != []
-        module = module or option in {"-m", "--module"}
-        if takes and not rest[0].endswith(".py") and not rest[0].startswith("--"):
-            equals, value = "=", rest.pop(0)
-        options.append((option, written, value if equals else None))
+    flags = agent[1].flags if agent else ("--no-ssh", "--no-python", "--no-local-rank", "-m", "--module")
+    options, rest = split_options(words[at + len(name.split()) :], flags)
     given = {option: value for option, _, value in options}
-    python = () if "--no-python" in given else ("python", *(("-m",) if module else ()))
+    module = ("-m",) if {"-m", "--module"} & given.keys() else ()
+    python = () if "--no-python" in given else ("python", *module)
     program = (*python, *rest) if rest else ()
     if agent and not torchrun_words(words):  # a front end, which hpcddp starts as it stands
         dropped = {*_RENDEZVOUS, *agent[1].rendezvous_options, *agent[1].typed} - {agent[1].needs}
@@ -303,13 +295,9 @@ def _made_ranks(words: tuple[str, ...]) -> tuple[tuple[str, ...], int | None, bo
 
 def torchrun_words(words: Iterable[str]) -> tuple[str, ...]:
     """The words from torchrun on, or () where it is not started."""
-    listed = tuple(words)
-    for i, word in enumerate(listed):
-        if word.rsplit("/", 1)[-1] == "torchrun":
-            return listed[i:]
-        if word in {"torch.distributed.run", "torch.distributed.launch"} and listed[i - 1 : i] == ("-m",):
-            return listed[i:]
-    return ()
+    made = rank_maker(tuple(words))
+    found = find_launch_command(made[:2])
+    return made if found and found[1] in _TORCHRUN else ()
 
 
 def torchrun_option(words: Iterable[str], name: str) -> str | None:

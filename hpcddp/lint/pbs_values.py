@@ -34,7 +34,7 @@ def _is_priority(value: str) -> bool:
     return bool(re.fullmatch(r"\s*[+-]?\d{1,9}", value, re.ASCII)) and -1024 <= int(value) <= 1023
 
 
-def _is_kept(value: str) -> bool:
+def _is_keep_files(value: str) -> bool:
     said = set(value)
     files, none = said & {"o", "e"}, "n" in said
     return said <= set("oedn") and bool(files) != none
@@ -98,7 +98,7 @@ RULES: dict[str, ValueRule] = {
     "-e": _PATH,
     "-j": ValueRule({"oe", "eo", "n"}.__contains__, "oe, eo or n", "oe"),
     "-J": ValueRule(_is_range, "FIRST-LAST[:STEP][%AT_ONCE], at least two indices", "1-2"),
-    "-k": ValueRule(_is_kept, "letters of o and e, or n; d only beside them", "oe"),
+    "-k": ValueRule(_is_keep_files, "letters of o and e, or n; d only beside them", "oe"),
     "-m": ValueRule(matches("n|[abe]|[abej]{2,}"), "n, or letters of a, b, e (j with -J)", "abe"),
     "-M": ValueRule(_users(one_per_host=False), "USER[@HOST], several with commas", "me@example.org"),
     "-N": ValueRule(re.compile(r"[A-Za-z0-9._+-]{1,230}").fullmatch, "1 to 230 letters, digits and . _ + -", "train"),
@@ -361,13 +361,13 @@ def refused_resources(options: Sequence[Option]) -> Iterator[Refusal]:
             yield from _refused_nodes(option, first.get("ncpus"))
         else:
             yield from _refused_value(option, name, option.value)
-    yield from _refused_beside_select({name.lower(): option for name, option in first.items()})
+    yield from _refused_with_select({name.lower(): option for name, option in first.items()})
 
 
 def foreign_names(options: Sequence[Option], added: Collection[str]) -> Iterator[Refusal]:
     """Names of another scheduler, and misspelt ones. `added`: names that the site has added."""
     for option, name in _names(options, added):
-        if right := _meant(name):
+        if right := _suggest(name):
             instead = f"{right}; {ON_TORQUE}"
             yield _refusal(option, f"PBS has no resource {name}", instead)
 
@@ -375,7 +375,7 @@ def foreign_names(options: Sequence[Option], added: Collection[str]) -> Iterator
 def unknown_names(options: Sequence[Option], added: Collection[str]) -> Iterator[Refusal]:
     """Other names that PBS does not have of its own: refused unless the site has added them."""
     for option, name in _names(options, added):
-        if not _meant(name):
+        if not _suggest(name):
             what = f"PBS has no resource {name} of its own: qsub refuses it unless this site has added it"
             yield _refusal(option, what, "a name from the site's guide: hpcddp sites show NAME")
 
@@ -407,7 +407,7 @@ def _refused_value(option: Option, name: str, value: str) -> Iterator[Refusal]:
         yield Refusal(option.line, f"{where}{name}={value}: {name} takes {rule.words}", f"{name}={rule.example}")
 
 
-def _meant(name: str) -> str:
+def _suggest(name: str) -> str:
     """PBS's name for a word of another scheduler, or for a misspelt one; "" where the site may have added it."""
     near = difflib.get_close_matches(name.lower(), sorted(_KNOWN | {"ngpus"}), 1, cutoff=0.85)
     return _FOREIGN.get(name.lower()) or next(iter(near), "")
@@ -484,7 +484,7 @@ def _node_parts(nodes: str) -> Iterator[tuple[int, list[str], list[str]]]:
         yield (int(number[1]), [], words) if number else (1, [count], words)
 
 
-def _refused_beside_select(first: dict[str, Option]) -> Iterator[Refusal]:
+def _refused_with_select(first: dict[str, Option]) -> Iterator[Refusal]:
     """select and place against what a select has within itself, and against nodes."""
     owner = first.get("select") or first.get("place")
     if owner is None:

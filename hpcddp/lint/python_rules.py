@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from hpcddp.lint.finding import Said
+from hpcddp.lint.script import Said
 from hpcddp.lint.training_script import (
     COMPARED,
     SHARDERS,
@@ -266,7 +266,6 @@ _TEST = re.compile(r"test|val|eval|dev|infer|predict|gallery|query|memory|knn|fi
 _MADE_UP = re.compile(
     r"random|fake|dummy|synth|toy|iter|stream|shard|subset|chunk|partition|TensorDataset", re.IGNORECASE
 )
-_LOOPS = (ast.For, ast.AsyncFor)
 _GIVEN = {"sampler", "batch_sampler", None}
 
 
@@ -297,32 +296,6 @@ def no_set_epoch(script: TrainingScript) -> Iterator[Said]:
             return
 
 
-def shuffle_beside_sampler(script: TrainingScript) -> Iterator[Said]:
-    """A12: DataLoader takes shuffle or a sampler."""
-    for call in script.find_calls("DataLoader"):
-        sampler = keyword(call, "sampler")
-        if (
-            sampler is not None
-            and is_constant(keyword(call, "shuffle"), True)
-            and not _may_be_none(script, call, sampler)
-        ):
-            what = "shuffle=True beside a sampler: DataLoader raises ValueError"
-            yield Said(call.lineno, what, "the sampler alone: DistributedSampler(dataset) shuffles")
-
-
-def never_shuffled(script: TrainingScript) -> Iterator[Said]:
-    """A13: training data that is never shuffled."""
-    if not _step_loops(script, epochs=True):
-        return
-    for call in script.find_calls(_SAMPLER):
-        name = dotted(call.args[0]) if call.args else ""
-        if is_constant(_shuffle(call), False) and re.search("train", name) and not _TEST.search(name):
-            what = f"shuffle=False for {name}: each epoch trains in the order of the files"
-            yield Said(
-                call.lineno, what, "DistributedSampler(dataset), and set_epoch(epoch) at the start of each epoch"
-            )
-
-
 def whole_data_on_each_rank(script: TrainingScript) -> Iterator[Said]:
     """A14: DDP or FSDP, but each rank draws from all of the data. Ranks of one tensor parallel group share a batch."""
     wrapper = "DDP" if script.wraps_ddp() else "FSDP" if script.has(*SHARDERS) else ""
@@ -337,25 +310,6 @@ def whole_data_on_each_rank(script: TrainingScript) -> Iterator[Said]:
             yield Said(call.lineno, what, "sampler=DistributedSampler(dataset), or rt.prepare(…, loader)")
 
 
-def mean_of_means(script: TrainingScript) -> Iterator[Said]:
-    """A16: an evaluation that gives a short last batch the weight of a full one."""
-    keywords = {w.arg for calls in script.calls.values() for call in calls for w in call.keywords}
-    if script.has_framework() or keywords & {"drop_last", "reduction", "size_average"}:
-        return
-    divided = set(_divisions(script))
-    for loop in script.nodes:
-        loader = _loader_of(loop.iter) if isinstance(loop, ast.For) else ""
-        if not isinstance(loop, ast.For) or not loader or not _is_evaluation(script, loop):
-            continue
-        for node in loop.body:
-            name = dotted(node.target) if isinstance(node, ast.AugAssign) and _is_mean(script, node) else ""
-            if name and (script.blocks[loop].function, name, loader) in divided:
-                what = f"{name} / len({loader}) is a mean of batch means: the last batch is smaller and counts as much"
-                yield Said(
-                    node.lineno, what, f"{name} += loss.item() * len(batch), divided by the samples of all ranks"
-                )
-
-
 def _shuffle(call: ast.Call) -> ast.expr | None:
     return call.args[3] if len(call.args) > 3 else keyword(call, "shuffle")
 
@@ -366,14 +320,6 @@ def _is_for_test(script: TrainingScript, call: ast.Call) -> bool:
     around = [*words(call), *(getattr(b.node, "name", "") for b in block.outward())]
     around += [script.targets.get(call, ""), *(word for test in block.conditions() for word in words(test))]
     return any(_TEST.search(word) for word in around)
-
-
-def _may_be_none(script: TrainingScript, call: ast.Call, sampler: ast.expr) -> bool:
-    """Whether a sampler may be None, which goes with shuffle."""
-    if isinstance(sampler, ast.Call):
-        return False
-    held = script.held(call, dotted(sampler)) if dotted(sampler) else []
-    return not held or not all(isinstance(v, ast.Call) and last_word(v.func).endswith("Sampler") for v in held)
 
 
 def _is_made_up(script: TrainingScript, call: ast.Call) -> bool:
@@ -413,53 +359,6 @@ def _is_called_in_loop(script: TrainingScript, node: ast.AST) -> bool:
     return False
 
 
-def _is_evaluation(script: TrainingScript, loop: ast.For) -> bool:
-    """Whether a loop stands under no_grad."""
-    block = script.blocks[loop]
-    quiet = {"no_grad", "inference_mode"}
-    items = [item.context_expr for b in block.outward() if isinstance(b.node, ast.With) for item in b.node.items]
-    decorators = getattr(block.function, "decorator_list", [])
-    inner = [i.context_expr for n in loop.body if isinstance(n, ast.With) for i in n.items]
-    return any(quiet & set(words(node)) for node in (*items, *decorators, *inner))
-
-
-def _loader_of(node: ast.expr) -> str:
-    """`loader` in loader, enumerate(loader), tqdm(enumerate(loader))."""
-    for _ in range(3):
-        if isinstance(node, ast.Call) and last_word(node.func) in {"enumerate", "tqdm", "trange"} and node.args:
-            node = node.args[0]
-    return dotted(node)
-
-
-def _is_mean(script: TrainingScript, node: ast.AugAssign) -> bool:
-    """`total += loss` or `loss.item()`, where the loss comes from a function of that name."""
-    value = node.value
-    if isinstance(value, ast.Call) and last_word(value.func) == "item" and isinstance(value.func, ast.Attribute):
-        value = value.func.value
-    made = [value] if isinstance(value, ast.Call) else script.held(value, dotted(value)) if dotted(value) else []
-    return (
-        isinstance(node.op, ast.Add)
-        and bool(made)
-        and all(
-            isinstance(v, ast.Call) and re.search(r"criterion|loss|entropy", last_word(v.func), re.IGNORECASE)
-            for v in made
-        )
-    )
-
-
-def _divisions(script: TrainingScript) -> Iterator[tuple[ast.AST | None, str, str]]:
-    """(function, name, loader) of each name / len(loader) and name /= len(loader)."""
-    for node in script.nodes:
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
-            left, right = node.left, node.right
-        elif isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Div):
-            left, right = node.target, node.value
-        else:
-            continue
-        if isinstance(right, ast.Call) and last_word(right.func) == "len" and len(right.args) == 1:
-            yield script.blocks[node].function, dotted(left), dotted(right.args[0])
-
-
 # Mistakes of a training script around its model: the wrapper, the loop, what ranks do together, checkpoints.
 
 
@@ -469,7 +368,7 @@ _COLLECTIVES = {
     *("all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "monitored_barrier"),
     *("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
 }  # fmt: skip
-_OWN = re.compile(r"rank|gpu|pid|shard|BytesIO|TemporaryFile", re.IGNORECASE)
+_OF_ONE_RANK = re.compile(r"rank|gpu|pid|shard|BytesIO|TemporaryFile", re.IGNORECASE)
 _CLEANS_UP = re.compile(r"clean_?up|destroy|tear_?down|shutdown|finalize|close|dispose", re.IGNORECASE)
 _CHECKPOINT = re.compile(r"ckpt|check_?point|state|resume|snapshot|weights|pretrain|model", re.IGNORECASE)
 
@@ -508,24 +407,10 @@ def no_rank_check(script: TrainingScript) -> Iterator[Said]:
         if dotted(call.func) == "torch.save" and len(call.args) > 1 and script.on_every_rank(call):
             held = [w for name in words(call) for value in script.held(call, name) for w in words(value)]
             state = any(_CHECKPOINT.search(word) for word in words(call.args[0]))
-            if not state or any(_OWN.search(word) for word in (*words(call), *held)):
+            if not state or any(_OF_ONE_RANK.search(word) for word in (*words(call), *held)):
                 continue
             what = "torch.save on every rank: all of them write the same file, and a reader may find a half of it"
             yield Said(call.lineno, what, "if rank == 0: torch.save(…), or rt.save_model(…)")
-
-
-def backward_beside_runtime(script: TrainingScript) -> Iterator[Said]:
-    """A33: `loss.backward()` where hpcddp's runtime has prepared the model, and no backward pass is the runtime's."""
-    runtimes = script.runtimes()
-    calls = [call for call in script.find_calls("backward") if isinstance(call.func, ast.Attribute)]
-    if not runtimes or script.has("train_step") or any(dotted(call.func)[:-9] in runtimes for call in calls):
-        return
-    for call in calls:
-        if script.in_loop(call) and dotted(call.func) != "torch.autograd.backward":
-            name = next(iter(runtimes))
-            what = f"{shown(call)} beside {name}.prepare: the gradients are not those of the global batch"
-            yield Said(call.lineno, what, f"{name}.backward(loss)")
-            return
 
 
 def optimizer_before_sharding(script: TrainingScript) -> Iterator[Said]:
@@ -580,26 +465,6 @@ def no_destroy(script: TrainingScript) -> Iterator[Said]:
         what = "destroy_process_group is never called: NCCL warns at the end, and resources may leak"
         yield Said(call.lineno, what, "torch.distributed.destroy_process_group() as the last line, also after an error")
         return
-
-
-def no_map_location(script: TrainingScript) -> Iterator[Said]:
-    """A21: a checkpoint of GPU 0, loaded by every rank."""
-    if not script.is_distributed() or not script.has_gpu():
-        return
-    states = {call.args[0] for call in script.find_calls("load_state_dict") if call.args}
-    for call in script.find_calls("load"):
-        if dotted(call.func) != "torch.load" or len(call.args) != 1 or may_have(call, "map_location"):
-            continue
-        names = [*words(call.args[0]), script.targets.get(call, "")]
-        choice = [word for test in script.blocks[call].conditions() for word in words(test)]
-        elsewhere = any(re.search(r"gpu|device|cuda|cpu|distributed|eval|test", word, re.IGNORECASE) for word in choice)
-        if (
-            (call in states or any(_CHECKPOINT.search(n) for n in names))
-            and not elsewhere
-            and script.on_every_rank(call)
-        ):
-            what = "torch.load without map_location: every rank loads onto the GPU that saved it, GPU 0 of its node"
-            yield Said(call.lineno, what, 'torch.load(path, map_location="cpu")')
 
 
 def collective_on_some_ranks(script: TrainingScript) -> Iterator[Said]:

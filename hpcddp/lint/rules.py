@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from hpcddp.errors import RequestError
 from hpcddp.lint import header_rules, python_rules, run_rules
-from hpcddp.lint.finding import Finding, Rule, Said
 from hpcddp.lint.python_rules import find_spawning
-from hpcddp.lint.script import Script
+from hpcddp.lint.script import Finding, Rule, Said, Script
 from hpcddp.lint.training_script import TrainingScript, read_training_script
 from hpcddp.script.spec import quote_words
 
@@ -31,7 +30,7 @@ RULES = (
     Rule("M9", True, header_rules.twice),
     Rule("M10", True, header_rules.idle_nodes),
     Rule("M11", True, run_rules.hostname_reads_nothing),
-    Rule("M12", True, run_rules.own_hostname),
+    Rule("M12", True, run_rules.hostname_of_each_task),
     Rule("M13", True, run_rules.job_id_in_port),
     Rule("M15", True, header_rules.two_launchers),
     Rule("M16", True, header_rules.gpu_numbers),
@@ -76,19 +75,14 @@ PYTHON_RULES: tuple[tuple[str, bool, Callable[[TrainingScript], Iterator[Said]]]
     ("A9", False, python_rules.fixed_address),
     ("A10", False, python_rules.global_rank_as_device),
     ("A11", True, python_rules.no_set_epoch),
-    ("A12", True, python_rules.shuffle_beside_sampler),
-    ("A13", False, python_rules.never_shuffled),
     ("A14", False, python_rules.whole_data_on_each_rank),
     ("A15", False, python_rules.no_rank_check),
-    ("A16", False, python_rules.mean_of_means),
     ("A17", True, python_rules.optimizer_before_sharding),
     ("A18", True, python_rules.bare_model_called),
     ("A19", False, python_rules.no_destroy),
     ("A20", False, python_rules.starts_processes),
-    ("A21", False, python_rules.no_map_location),
     ("A22", True, python_rules.collective_on_some_ranks),
     ("A29", True, python_rules.port_of_each_rank),
-    ("A33", True, python_rules.backward_beside_runtime),
 )
 
 

@@ -9,9 +9,8 @@ from functools import partial
 from itertools import pairwise
 
 from hpcddp.lint.directive import UNIX_LINES, numbered
-from hpcddp.lint.finding import Said
 from hpcddp.lint.launches import expand, per_node, rank_maker, torchrun_option, torchrun_words, trains
-from hpcddp.lint.script import PREFIXES, Script, unix_lines
+from hpcddp.lint.script import PREFIXES, Said, Script, unix_lines
 from hpcddp.lint.shell import REACHES, Command, find_open_document
 from hpcddp.ranks.launch_commands import find_agent
 from hpcddp.ranks.launchers import LAUNCHERS
@@ -79,7 +78,7 @@ def hostname_reads_nothing(script: Script) -> Iterator[Said]:
             break
 
 
-def own_hostname(script: Script) -> Iterator[Said]:
+def hostname_of_each_task(script: Script) -> Iterator[Said]:
     """M12: a MASTER_ADDR that each task works out for itself is each task's own host."""
     for command, value in script.assigned("MASTER_ADDR"):
         if command.launched and _HOST_NAME.search(_late(command, value)):

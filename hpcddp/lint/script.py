@@ -1,10 +1,12 @@
-"""A script as the rules look at it: text, directives, commands, request, and the site if one was named."""
+"""A script as the rules look at it: text, directives, commands, request, and the site if one was named; and what a rule
+says of it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from hpcddp.errors import RequestError
 from hpcddp.lint.directive import ScriptDirectives
@@ -175,3 +177,33 @@ def _plain_values(commands: tuple[Command, ...]) -> dict[str, str]:
         for n, p in plain.items()
         if len(p) == 1 and (len(values[n]) == 1 or not next(iter(p)).isdecimal())
     }
+
+
+# What a rule says, and what a rule is.
+
+
+class Said(NamedTuple):
+    """A mistake: its line, what is so, and what hpcddp would write."""
+
+    line: int
+    what: str
+    instead: str
+
+
+class Rule(NamedTuple):
+    """One mistake. `certain`: an error on every site. Otherwise it depends on the site, and lint reports a warning."""
+
+    id: str
+    certain: bool
+    check: Callable[[Script], Iterator[Said]]
+
+
+class Finding(NamedTuple):
+    """A mistake in a file, as it is reported."""
+
+    file: str
+    line: int
+    rule: str
+    kind: str
+    what: str
+    instead: str

@@ -212,13 +212,6 @@ class TrainingScript:
             return [v for v in self.attributes.get(name, ()) if self.blocks[v].owner == owner][:20]
         return (self.values.get((function, name)) or self.values.get((None, name)) or [])[:20]
 
-    def in_loop(self, node: ast.AST, calls: int = 3) -> bool:
-        """Whether a line is in a loop, or in a function that a loop of this file calls, through so many calls."""
-        block = self.blocks[node]
-        name = getattr(block.function, "name", None)
-        outer = list(self.find_calls(name))[:20] if name and calls and block.loop is None else ()
-        return block.loop is not None or any(self.in_loop(call, calls - 1) for call in outer)
-
     def chooses_ranks(self, test: ast.AST) -> bool:
         """Whether a condition may hold on some ranks only: by a word, a `gpu == 0`, or a name set from one of these."""
         for node in ast.walk(test):

@@ -18,28 +18,29 @@ from hpcddp.schedulers.job_id import JobId, parse_id
 from hpcddp.schedulers.registry import find_scheduler
 
 
-def find_runs(words: Sequence[str], folder: str = RUNS) -> list[RunFolder]:
-    """The run of each word, in this order, each once; without words all runs in `folder`, in the order of their names.
+def find_runs(words: Sequence[str]) -> list[RunFolder]:
+    """The run of each word, in this order, each once; without words all runs below `runs/`, in the order of their
+    names.
 
     RequestError for a word that no run has.
     """
     if not words:
-        return list_all_runs(folder)
+        return list_all_runs()
     found: dict[str, RunFolder] = {}
     for word in words:
-        run = find_run(word, folder)
+        run = find_run(word)
         found[os.path.abspath(run.path)] = run
     return list(found.values())
 
 
-def find_run(word: str, folder: str = RUNS) -> RunFolder:
+def find_run(word: str) -> RunFolder:
     """The run of this name, folder or job id. RequestError if there is none, or a job id has several."""
     path = word.rstrip("/") or "/"
-    beside = RunFolder(os.path.join(folder, path))
-    for run in (beside, RunFolder(path)) if "/" not in path else (RunFolder(path), beside):
+    below = RunFolder(os.path.join(RUNS, path))
+    for run in (below, RunFolder(path)) if "/" not in path else (RunFolder(path), below):
         if is_run(run) or find_waiting_point(run) is not None:
             return run
-    runs, job = list_all_runs(folder), parse_id(word)
+    runs, job = list_all_runs(), parse_id(word)
     if job.is_job:
         of_job = [run for run in runs if any(job.is_same(one) for one in list_jobs(run))]
         if len(of_job) == 1:
@@ -53,7 +54,7 @@ def find_run(word: str, folder: str = RUNS) -> RunFolder:
             raise RequestError(f"job {word} is of several runs: {names}", f"name one: {of_job[0].path}")
     if os.path.isdir(path) and "/" in word:
         raise RequestError(f"{path} is no run folder: no job has been in it", _list_hint(runs))
-    raise RequestError(f"there is no run '{word}'{_near(runs, word)} in {folder}/", _list_hint(runs))
+    raise RequestError(f"there is no run '{word}'{_near(runs, word)} in {RUNS}/", _list_hint(runs))
 
 
 def call_run(run: RunFolder) -> str:
@@ -69,16 +70,16 @@ def call_first(run: RunFolder) -> str:
     return call_run(there[0]) if there else f"{call_run(run)}.{first[0] if first else 1}"
 
 
-def list_all_runs(folder: str = RUNS) -> list[RunFolder]:
-    """Every run in the folder, those of a number in the order of their numbers. RequestError if it cannot be read."""
+def list_all_runs() -> list[RunFolder]:
+    """Every run below `runs/`, those of a number in the order of their numbers. RequestError if it cannot be read."""
     try:
-        with os.scandir(folder) as entries:
+        with os.scandir(RUNS) as entries:
             names = [entry.name for entry in entries if entry.is_dir()]
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        raise RequestError(f"{folder} cannot be read: {(error.strerror or '').lower()}", f"ls -ld {folder}") from error
-    runs = (RunFolder(os.path.join(folder, name)) for name in sorted(names, key=_by_number))
+        raise RequestError(f"{RUNS} cannot be read: {(error.strerror or '').lower()}", f"ls -ld {RUNS}") from error
+    runs = (RunFolder(os.path.join(RUNS, name)) for name in sorted(names, key=_by_number))
     return [run for run in runs if is_run(run)]
 
 

@@ -62,7 +62,7 @@ class Job:
         from hpcddp.script.render import render_script
 
         with two_lines():
-            spec, site, _ = read_request(self._asked(), self._site(), self._file, os.environ)
+            spec, site, _ = read_request(self._read_keys(), self._site(), self._file, os.environ)
             return render_script(plan_spec(spec, site, _CREATED_BY, stamp_of_day(os.environ)))
 
     def submit(self) -> str:
@@ -74,7 +74,7 @@ class Job:
         from hpcddp.login.submit import check_parts, plan_parts, submit_parts
 
         with two_lines():
-            spec, site, _ = read_request(self._asked(), self._site(), self._file, os.environ)
+            spec, site, _ = read_request(self._read_keys(), self._site(), self._file, os.environ)
             parts = plan_parts(spec, site, os.environ, _CREATED_BY)
             check_parts(parts, os.environ)
             queued = submit_parts(parts, os.environ)
@@ -144,17 +144,17 @@ class Job:
         site = self._keys.get("site")
         return None if site is None else str(site)
 
-    def _asked(self) -> Mapping[str, tuple[object, str]]:
+    def _read_keys(self) -> Mapping[str, tuple[object, str]]:
         from hpcddp.script.site_file import load_yaml
 
         if self._run is not None and not self._keys and self._file is None:
             raise RequestError(f"Job(run={self._run!r}) is there already", "Job(command, …) for a new one")
-        asked: dict[str, tuple[object, str]] = {}
+        given: dict[str, tuple[object, str]] = {}
         if self._file is not None:
-            asked = {key: (value, f"{key} in {self._file}") for key, value in load_yaml(self._file)[0].items()}
+            given = {key: (value, f"{key} in {self._file}") for key, value in load_yaml(self._file)[0].items()}
         for key, value in self._keys.items():
-            asked[key] = (_as_yaml(value, f"Job({key}=…)"), f"Job({key}=…)")
-        return asked
+            given[key] = (_as_yaml(value, f"Job({key}=…)"), f"Job({key}=…)")
+        return given
 
 
 _CREATED_BY = "hpcddp.Job(…).submit()"

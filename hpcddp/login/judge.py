@@ -163,7 +163,7 @@ def ask(runs: Sequence[OnDisk], env: Mapping[str, str], only: str | None = None)
     """Ask each scheduler once about the jobs of these runs. `only`: no other one than this, which is of this machine
     for sure."""
     answers, owners = Answers(), set[int]()
-    asked: dict[str, dict[str, bool]] = {}
+    questions: dict[str, dict[str, bool]] = {}
     for one in runs:
         with suppress(OSError):
             owners.add(os.stat(one.run.path).st_uid)  # whose jobs they are
@@ -171,8 +171,8 @@ def ask(runs: Sequence[OnDisk], env: Mapping[str, str], only: str | None = None)
             if not job.is_here and only in {None, job.scheduler}:
                 is_well = one.exit_status == 0 and not one.signal  # one of very many, perhaps
                 surely = job.holds or job.holder is None or (at == 0 and not is_well)
-                asked.setdefault(job.scheduler, {})[str(job.id)] = surely
-    for scheduler, ids in asked.items():
+                questions.setdefault(job.scheduler, {})[str(job.id)] = surely
+    for scheduler, ids in questions.items():
         found = ask_jobs(scheduler, list(ids), env, owners, alone=[job for job, surely in ids.items() if surely])
         answers.add(scheduler, found.jobs, found.problem)
     return answers

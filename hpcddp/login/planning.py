@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 import time
 from collections.abc import Mapping
@@ -14,22 +13,17 @@ from hpcddp import __version__
 from hpcddp.errors import RequestError, SchedulerError
 from hpcddp.ranks.launch_commands import find_agent
 from hpcddp.runs.start import NEW, Request, foresee, make_stamp
-from hpcddp.script.plan import JobPlan, PlannedBy, find_script, plan_job
+from hpcddp.script.plan import JobPlan, PlannedBy, plan_job
 from hpcddp.script.preflight import Here
 from hpcddp.script.site import Site, remark_age
-from hpcddp.script.site_file import SiteChoice, asked_site, open_site, site_of_host, site_of_scheduler, source_root
+from hpcddp.script.site_file import SiteChoice, chosen_site, open_site, site_of_host, site_of_scheduler, source_root
 from hpcddp.script.spec import JobSpec, quote_words, read_spec
 
 # A training script that starts a node's ranks itself (mp.spawn, notebook_launcher) is started once per node.
 
-
 _CALLS = (b"spawn(", b"notebook_launcher(", b"Process(")
 _RANKS = (b'"RANK"', b"'RANK'", b'"LOCAL_RANK"', b"'LOCAL_RANK'", b"env://")  # the script can be a rank, too
 _MOST_BYTES = 2**20
-# Of a shell script: a line that starts no program of the user's, and one that starts Python with words that no shell
-# replaces, but for its own arguments.
-_SETS_UP = r"(#.*|set [-+][\w ]+|(echo|module|ml|ulimit|source) [^|&;<>`$]*|export( \w+=[^|&;<>`$( ]*)+)?"
-_PLAIN = r"(?:exec )?(python[\d.]* [^|&;<>`$(){}\[\]\"'\\*?~]*)(\"?\$[@*]\"?)?"
 
 
 def see_spawn(spec: JobSpec) -> tuple[JobSpec, tuple[str, ...]]:
@@ -40,7 +34,7 @@ def see_spawn(spec: JobSpec) -> tuple[JobSpec, tuple[str, ...]]:
     """
     if spec.ranks is not None or not spec.command or find_agent(spec.command):
         return spec, ()
-    path = find_python_file(spec.command, spec.workdir or "")
+    path = _find_python_file(spec.command, spec.workdir or "")
     line = _spawning_line(os.path.join(spec.workdir or "", path))
     if not line:
         return spec, ()
@@ -57,9 +51,9 @@ def see_spawn(spec: JobSpec) -> tuple[JobSpec, tuple[str, ...]]:
     return spec._replace(ranks="node", sources=sources), (remark,)
 
 
-def find_python_file(command: tuple[str, ...], folder: str) -> str:
+def _find_python_file(command: tuple[str, ...], folder: str) -> str:
     """The first file of Python among the words, whatever starts it (`env A=B python`, `uv run`, `numactl`), or that of
-    the module behind -m, or the one that a plain shell script starts; "" if there is none here."""
+    the module behind -m; "" if there is none here."""
     for i, word in enumerate(command):
         if word.endswith(".py") and os.path.isfile(os.path.join(folder, word)):
             return word
@@ -69,25 +63,7 @@ def find_python_file(command: tuple[str, ...], folder: str) -> str:
             and os.path.isfile(os.path.join(folder, path := word.replace(".", "/") + ".py"))
         ):
             return path
-    inner = _find_only_command(command, folder)
-    return find_python_file(inner, folder) if inner else ""
-
-
-def _find_only_command(command: tuple[str, ...], folder: str) -> tuple[str, ...]:
-    """The one command of a shell script, if that is a Python with plain words, beside what sets it up; else ()."""
-    script = find_script(command) or ""
-    if not script.endswith(".sh"):
-        return ()
-    try:
-        with open(os.path.join(folder, script), encoding="utf-8") as file:
-            text = file.read(_MOST_BYTES).replace("\\\n", " ")
-    except (OSError, ValueError):
-        return ()
-    if re.search("(?i)rank|world|dist|procid|launch|mpi|hpcddp", text):  # it may give each rank its own words
-        return ()
-    lines = [line for line in map(str.strip, text.splitlines()) if not re.fullmatch(_SETS_UP, line)]
-    found = re.fullmatch(_PLAIN, lines[0]) if len(lines) == 1 else None
-    return tuple(found[1].split()) if found is not None else ()
+    return ""
 
 
 def _spawning_line(path: str) -> int:
@@ -106,19 +82,19 @@ def _spawning_line(path: str) -> int:
 
 
 #: What was asked: job-file key -> its value and where it was given.
-Asked = Mapping[str, tuple[object, str]]
+GivenKeys = Mapping[str, tuple[object, str]]
 
 
 def read_request(
-    asked: Asked, named: str | None, job_file: str | None, env: Mapping[str, str]
+    given: GivenKeys, named: str | None, job_file: str | None, env: Mapping[str, str]
 ) -> tuple[JobSpec, Site, tuple[str, ...]]:
     """The spec, its site, and what to say of both. `named`: the site of an option, which wins over the file's."""
-    in_file = asked.get("site", ("", ""))[0] if job_file else None
-    choice = asked_site(named, str(in_file or "") or None, job_file or "", env) or find_site_here(env)
+    in_file = given.get("site", ("", ""))[0] if job_file else None
+    choice = chosen_site(named, str(in_file or "") or None, job_file or "", env) or find_site_here(env)
     site = open_site(choice, env)
     if os.path.basename(choice.site) != site.name:  # a file: job.yaml has to lead to it again, from any folder
-        asked = {**asked, "site": (os.path.abspath(choice.site), choice.reason)}
-    spec, remarks = see_spawn(read_spec(asked, site.variables))
+        given = {**given, "site": (os.path.abspath(choice.site), choice.reason)}
+    spec, remarks = see_spawn(read_spec(given, site.variables))
     remarks = (*remarks, *remark_age(site, today(env)))
     corrected = f", corrected by {site.overlay}" if site.overlay else ""
     return spec, site, (*remarks, f"site {site.name} ({choice.reason}){corrected}")
@@ -131,9 +107,9 @@ def today(env: Mapping[str, str]) -> float:
     return float(said) if said.isdecimal() else time.time()
 
 
-def plan_request(asked: Asked, named: str | None, job_file: str | None, env: Mapping[str, str]) -> JobPlan:
+def plan_request(given: GivenKeys, named: str | None, job_file: str | None, env: Mapping[str, str]) -> JobPlan:
     """The plan; its remarks also say which site it is for, and why."""
-    spec, site, remarks = read_request(asked, named, job_file, env)
+    spec, site, remarks = read_request(given, named, job_file, env)
     plan = plan_spec(spec, site, stamp=stamp_of_day(env))
     return plan._replace(remarks=(*remarks, *plan.remarks))
 

@@ -31,17 +31,17 @@ def format_statuses(runs: Sequence[RunStatus], now: float, width: int) -> str:
     for row, said in zip(rows, ["", *(_say(run, now) for run in runs)], strict=True):
         gaps = {i: " " * (size - _count(row[i])) for i, size in widths.items()}
         cells = [f"{gap}{row[i]}" if i in _RIGHT else f"{row[i]}{gap}" for i, gap in gaps.items()]
-        lines += _set_beside("  ".join(cells), said, width)
+        lines += _join_or_wrap("  ".join(cells), said, width)
     return "\n".join(lines) + "\n"
 
 
-def _set_beside(cells: str, text: str, width: int) -> list[str]:
+def _join_or_wrap(cells: str, text: str, width: int) -> list[str]:
     """The text behind the cells where there is room, else below them."""
-    room = width - _count(cells) - 2
-    if not text or _count(text) <= room:
+    left = width - _count(cells) - 2
+    if not text or _count(text) <= left:
         return [f"{cells}  {text}".rstrip()]
-    if room >= max(_LEAST, *map(_count, text.split())):
-        first, *more = _wrap(text, room)
+    if left >= max(_LEAST, *map(_count, text.split())):
+        first, *more = _wrap(text, left)
         return [f"{cells}  {first}", *(" " * (_count(cells) + 2) + line for line in more)]
     return [cells.rstrip(), *(" " * 4 + line for line in _wrap(text, width - 4))]
 

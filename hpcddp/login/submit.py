@@ -16,7 +16,6 @@ from hpcddp.login.find_run import call_run, find_newest_jobs, find_run, list_all
 from hpcddp.login.judge import ask, judge, list_indices
 from hpcddp.login.on_disk import read_on_disk
 from hpcddp.login.planning import look_here, on_path, plan_spec, request_of
-from hpcddp.login.script_check import ReadPrograms, check_training_script
 from hpcddp.ranks.frameworks import FRAMEWORK_VARIABLES
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.record import Record
@@ -39,10 +38,10 @@ from hpcddp.runs.submitted import (
 from hpcddp.schedulers.job_id import parse_id
 from hpcddp.schedulers.registry import all_schedulers, find_current_job, find_scheduler
 from hpcddp.schedulers.row import Scheduler
-from hpcddp.schedulers.run import find_id, run_program
+from hpcddp.schedulers.run import queue_job, run_program
+from hpcddp.script.jobplan import plan_record
 from hpcddp.script.plan import JobPlan
 from hpcddp.script.preflight import check_output, check_plan
-from hpcddp.script.record import plan_record
 from hpcddp.script.render import render_script
 from hpcddp.script.site import Site
 from hpcddp.script.spec import JobSpec
@@ -73,13 +72,13 @@ def clean_environment(env: Mapping[str, str]) -> dict[str, str]:
     if find_current_job(env) is None and "HPCDDP_ATTEMPT" not in env:
         return dict(env)
     schedulers = all_schedulers()
-    kept = {*_SETTINGS, *(name for row in schedulers for name in row.variables.settings)}
+    settings = {*_SETTINGS, *(name for row in schedulers for name in row.variables.settings)}
     prefixes = (
         "HPCDDP_",
         *(prefix for row in schedulers for prefix in row.variables.prefixes),
         *(prefix for row in LAUNCHERS.values() for prefix in row.prefixes),
     )
-    gone = {name for name in env if name.startswith(prefixes) and name not in kept}
+    gone = {name for name in env if name.startswith(prefixes) and name not in settings}
     gone.update(FRAMEWORK_VARIABLES, *(row.all_reads for row in LAUNCHERS.values()))
     return {name: value for name, value in env.items() if name not in gone and name not in _OF_JOBS}
 
@@ -141,17 +140,15 @@ def plan_part(plan: JobPlan, env: Mapping[str, str], index: str = "", waited: Se
     check_free(request, plan, waited, env)
     indices = list_indices(plan.options.array.partition("%")[0]) if plan.options.array else ()
     there = [one.path.rpartition(".")[2] for one in list_points(array)] if indices else [""]
-    asked = {one: request.of_index(one) for one in there}
+    requests = {one: request.of_index(one) for one in there}
     # what holds a run was asked about before
-    outlooks = {one: foresee(each, lambda _scheduler, _job: "gone") for one, each in asked.items()}
+    outlooks = {one: foresee(each, lambda _scheduler, _job: "gone") for one, each in requests.items()}
     done = [one for one, outlook in outlooks.items() if outlook.kind == FINISHED and read_on_disk(outlook.run).is_done]
     is_done = len(done) == (len(indices) or 1) and not request.takes_words
     return Part(plan, render_script(plan), request, outlooks, is_done, index, waited)
 
 
-def submit_part(
-    part: Part, env: Mapping[str, str], number: int = 1, before: Sequence[Submission] = (), created_in: str = ""
-) -> Queued:
+def submit_part(part: Part, env: Mapping[str, str], number: int = 1, before: Sequence[Submission] = ()) -> Queued:
     """Make the run's folder, queue the job, and note its id. `before`: on this machine, the jobs that it waits for.
 
     SchedulerError with the scheduler's words if it refuses the job: then nothing is left of it.
@@ -161,7 +158,7 @@ def submit_part(
     made = _Made(run)
     try:
         folder = made.begin(part, env)
-        submission = _describe(part, created_in or os.getcwd())
+        submission = _describe(part)
         row = find_scheduler(plan.site.scheduler)
         clean = clean_environment(env)
         with _later_interrupts() as interrupts:
@@ -303,23 +300,8 @@ def _hand_in(row: Scheduler, plan: JobPlan, script: str, env: Mapping[str, str],
     words = [script if word == "{script}" else word for word in words]
     if not words:
         raise SchedulerError(f"hpcddp submits no jobs to {row.title}", "hpcddp render … | its own command")
-    answer = run_program(words, env, folder=folder, apart=True)
-    job = find_id(row.commands.submitted, answer)
-    if job is not None:
-        return job
-    if answer.status == 0:
-        said = " ".join(answer.stdout.split())
-        raise NoAnswerError(f"{words[0]} answered {said[-200:]!r}, which has no job id", "")
-    why = [line.strip() for line in answer.stderr.splitlines() if line.strip() and "usage" not in line.lower()]
-    told = "; ".join(why[:3])[:400] or "it gives no reason"
-    if re.search(r"timed out", told, re.IGNORECASE):
-        raise NoAnswerError(f"{words[0]} has had no answer from its server: {told}", "")
-    if row.commands.down and re.search(row.commands.down, told):
-        raise SchedulerError(f"{row.title} does not answer: {told}", "try again later; nothing was queued")
-    raise SchedulerError(
-        f"{words[0]} refuses the job (status {answer.status}): {told}",
-        f"change the request; hpcddp sites show {plan.site.name} has the limits",
-    )
+    hint = f"change the request; hpcddp sites show {plan.site.name} has the limits"
+    return queue_job(row.name, words, env, folder, hint, apart=True)
 
 
 def check_free(request: Request, plan: JobPlan, waited: Sequence[str], env: Mapping[str, str]) -> None:
@@ -356,14 +338,14 @@ def check_free(request: Request, plan: JobPlan, waited: Sequence[str], env: Mapp
         )
 
 
-def _describe(part: Part, folder: str) -> Submission:
+def _describe(part: Part) -> Submission:
     plan = part.plan
     return Submission(
         scheduler=plan.site.scheduler,
         job="",
         since=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         host=os.uname().nodename,
-        folder=folder,
+        folder=os.getcwd(),
         array=plan.options.array,
         walltime_s=plan.walltime_s,
         name=plan.job_name,
@@ -427,10 +409,8 @@ def check_parts(parts: Parts, env: Mapping[str, str]) -> list[str]:
     """Remarks on paths, each once. RequestError for what clearly is not there."""
     here = look_here(env)
     told: dict[str, None] = {}
-    read: ReadPrograms = {}
     for part in parts.parts:
         told.update(dict.fromkeys(check_plan(part.plan, here)))
-        told.update(dict.fromkeys(check_training_script(part.plan, read)))
         told.update(dict.fromkeys(check_output(part.plan.site.scheduler, part.script, here)))
     return list(told)
 

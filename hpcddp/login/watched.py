@@ -34,7 +34,7 @@ class HostSpeed(Record):
     samples_per_s: float | None
 
 
-class AttemptSeen(Record):
+class WatchedAttempt(Record):
     """`steps`: the first and the last that it has made; None: none is recorded. `end`: why it ended; "": it runs."""
 
     name: str
@@ -54,7 +54,7 @@ class Watched(Record):
     hosts: tuple[HostSpeed, ...]
     saved: tuple[int, float] | None
     end: JobEnd | None
-    attempts: tuple[AttemptSeen, ...]
+    attempts: tuple[WatchedAttempt, ...]
     log: tuple[str, ...]
     problem: str
     time: float
@@ -66,8 +66,8 @@ class Watcher:
     def __init__(self, run: RunFolder, env: Mapping[str, str]) -> None:
         self._run, self._env = run, env
         self._answers = Answers()
-        self._asked_of: tuple[object, ...] = ()  # the jobs that were asked about, and what the folder said then
-        self._asked_at = 0.0
+        self._question: tuple[object, ...] = ()  # the jobs that were asked about, and what the folder said then
+        self._question_at = 0.0
         self._asking: SimpleQueue[Answers | None] | None = None
         self.curve = LossCurve()
         self._ranks: dict[str, dict[str, int]] = {}  # attempt -> host -> ranks
@@ -96,7 +96,7 @@ class Watcher:
             self._read_hosts(current, one.latest.samples_per_s),
             _find_saved(self._run, now),
             end,
-            tuple(AttemptSeen(of.name, self.curve.made.get(of.name), say_end(one, of, status)) for of in attempts),
+            tuple(WatchedAttempt(of.name, self.curve.made.get(of.name), say_end(one, of, status)) for of in attempts),
             _read_tail(current.log) if current is not None else (),
             problem,
             now,
@@ -108,11 +108,11 @@ class Watcher:
         seen = (frozenset(jobs), one.holder, one.ended)
         if self._asking is not None and not self._asking.empty():
             self._answers, self._asking = self._asking.get() or self._answers, None
-        if not self._asked_of or seen[0] != self._asked_of[0]:
+        if not self._question or seen[0] != self._question[0]:
             self._answers, self._asking = ask([one], self._env), None
-            self._asked_of, self._asked_at = seen, time.monotonic()
-        elif self._asking is None and (time.monotonic() - self._asked_at > ASK_S or seen != self._asked_of):
-            self._asked_of, self._asked_at = seen, time.monotonic()
+            self._question, self._question_at = seen, time.monotonic()
+        elif self._asking is None and (time.monotonic() - self._question_at > ASK_S or seen != self._question):
+            self._question, self._question_at = seen, time.monotonic()
             self._asking = ask_in_thread(lambda: ask([one], self._env))
         return self._answers
 

@@ -23,7 +23,7 @@ def find_allocation(env: Mapping[str, str], nodefile: str | None = None, *, live
     job = find_current_job(env)
     row = find_scheduler(job.scheduler) if job is not None else None
     if job is not None and row is not None and not row.this_machine:
-        nodefile = nodefile or (row.find_kept_hostfile(env) if live else None)
+        nodefile = nodefile or (row.find_hostfile_copy(env) if live else None)
         says = row.variables
         found = row.find_hosts(env, nodefile) if row.find_hosts else read_named_file(env, says.nodefile, nodefile)
         is_shell = any(value in env.get(name, "") for name, value in says.interactive.items() if name in env)

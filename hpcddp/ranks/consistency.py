@@ -97,14 +97,14 @@ def check_host(chosen: Candidate, env: Mapping[str, str], hostname: str | None, 
     if hostname is None or not allocation.hosts:
         return
     hosts = [host for host, _ in allocation.hosts]
-    if not holds(hosts, own_names(chosen.row, env, hostname)):
+    if not holds(hosts, list_host_names(chosen.row, env, hostname)):
         raise LaunchError(
             f"this host is {hostname}, but {allocation.source} does not hold it: {shorten(','.join(hosts))}",
             "start the ranks on the hosts of the allocation, or unset the scheduler's variables if they are others'",
         )
 
 
-def own_names(row: Launcher, env: Mapping[str, str], hostname: str) -> tuple[str, ...]:
+def list_host_names(row: Launcher, env: Mapping[str, str], hostname: str) -> tuple[str, ...]:
     """This host's names: its own, and those by which its launcher and its scheduler know it."""
     variables = (*row.host, *(scheduler.variables.host for scheduler in all_schedulers()))
     return (hostname, *(env.get(name, "") for name in variables))

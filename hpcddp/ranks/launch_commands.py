@@ -77,6 +77,23 @@ def find_agent(words: Sequence[str]) -> tuple[int, AgentCommand] | None:
     return None
 
 
+def split_options(
+    words: Sequence[str], flags: Sequence[str], known: Sequence[str] = ()
+) -> tuple[list[tuple[str, str, str | None]], list[str]]:
+    """The options that stand before a program, and the program with its words. Of an option its name with `-` for `_`,
+    in full where it begins one of the `known`; as it is written; and its value, None where it has none. `flags`: those
+    without a value."""
+    found, rest = list[tuple[str, str, str | None]](), list(words)
+    while rest and rest[0].startswith("-"):
+        written, equals, value = rest.pop(0).partition("=")
+        name = written.replace("_", "-")
+        name = next((full for full in known if full == name or (full.startswith(name) and len(name) > 4)), name)
+        if not equals and name not in flags and rest and not rest[0].endswith(".py") and rest[0][:2] != "--":
+            equals, value = "=", rest.pop(0)
+        found.append((name, written, value if equals else None))
+    return found, rest
+
+
 def ask_for(command: str) -> str:
     """What to type instead of a command that starts its ranks with this launcher command."""
     agent = next((name for name in AGENTS if command in LAUNCHERS[name].commands), "")

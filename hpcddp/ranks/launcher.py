@@ -102,7 +102,7 @@ class Launcher(Record):
     #: How the names of the variables begin that it, or a user for it, sets: what a run's record keeps.
     prefixes: tuple[str, ...] = ()
     #: How those begin that it alone sets, so that no job may.
-    own_prefixes: tuple[str, ...] = ()
+    reserved_prefixes: tuple[str, ...] = ()
     #: Variables that name the launch, equal on all its ranks and on all nodes.
     launch_id: tuple[str, ...] = ()
     #: Where no variable does: the option of its process on each node (`programs`) that is equal on all of them.
@@ -120,7 +120,7 @@ class Launcher(Record):
     #: Whether it serves PMI-1 on the socket that PMI_FD names.
     pmi_socket: bool = False
     #: Whether `programs` were seen with the real launcher: without one among the parents, it started nothing here.
-    programs_seen: bool = False
+    programs_verified: bool = False
     #: The variable with the name of the program that it started.
     command_variable: str = ""
     #: Variables with the address of its daemon, `<job>.<number>;…`; number 0 is the launcher itself.

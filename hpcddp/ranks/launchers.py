@@ -19,7 +19,7 @@ from hpcddp.ranks.launcher import (
     each_with,
     host_words,
 )
-from hpcddp.ranks.slurm_step import FIRST_OWN_STEP, SLURM_STEP
+from hpcddp.ranks.slurm_step import FIRST_SPECIAL_STEP, SLURM_STEP
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.units import read_number
 
@@ -94,10 +94,10 @@ MPI_LAUNCHERS: dict[str, Launcher] = {
             *("prterun", "prted", "prte"),
         ),
         prefixes=("OMPI_", "PRTE_"),
-        own_prefixes=("OMPI_COMM_WORLD_",),
+        reserved_prefixes=("OMPI_COMM_WORLD_",),
         launch_id=("PMIX_NAMESPACE",),
         host=("PMIX_HOSTNAME",),
-        programs_seen=True,
+        programs_verified=True,
         command_variable="OMPI_COMMAND",
         daemon_variables=(
             *("PMIX_SERVER_URI41", "PMIX_SERVER_URI4", "PMIX_SERVER_URI3", "PMIX_SERVER_URI21", "PMIX_SERVER_URI2"),
@@ -132,7 +132,7 @@ MPI_LAUNCHERS: dict[str, Launcher] = {
         prefixes=("MPI_LOCAL", "HYD"),
         host=("PMI_HOSTNAME",),
         pmi_socket=True,
-        programs_seen=True,
+        programs_verified=True,
         without_size="start without -pmi-port",
         command="mpiexec -n {n}",
         commands=("mpirun", "mpiexec", "mpiexec.hydra"),
@@ -157,7 +157,7 @@ MPI_LAUNCHERS: dict[str, Launcher] = {
         host=("HYDRA_BSTRAP_LOCALHOST",),
         also_sets=(("HYDRA_BSTRAP_NODE_ID", "{node}"),),
         pmi_socket=True,
-        programs_seen=True,
+        programs_verified=True,
         command="mpiexec -n {n}",
         commands=("mpirun", "mpiexec", "mpiexec.hydra"),
         typed=_HYDRA_TYPED,
@@ -245,7 +245,7 @@ def _describe_srun_in_step(env: Mapping[str, str]) -> str:
     """srun waits in a shell that is itself a step with the job's resources (srun --pty bash). The interactive step of
     salloc, whose id is one of Slurm's own, holds none."""
     step = read_number(env.get("SLURM_STEP_ID", ""))
-    if step is None or step >= FIRST_OWN_STEP or env.get("SLURM_OVERLAP", "") in {"1", "yes"}:
+    if step is None or step >= FIRST_SPECIAL_STEP or env.get("SLURM_OVERLAP", "") in {"1", "yes"}:
         return ""
     return (
         f"this shell is step {step} of its job and may hold what the ranks need: if srun waits"
@@ -467,7 +467,7 @@ LAUNCHERS: dict[str, Launcher] = {
         marks=("PMI_RANK", "PMI_SIZE"),
         excluded_by=(*HYDRA, "PALS_RANKID"),
         prefixes=("PMI_",),
-        own_prefixes=("PMI_",),
+        reserved_prefixes=("PMI_",),
         protocol="pmi",
         pmi_socket=True,
         command="mpiexec -n {n}",
@@ -478,7 +478,7 @@ LAUNCHERS: dict[str, Launcher] = {
         *("PMIX_RANK", ""),
         marks=("PMIX_RANK",),
         prefixes=("PMIX_",),
-        own_prefixes=("PMIX_",),
+        reserved_prefixes=("PMIX_",),
         protocol="pmix",
         yields="a launcher has said more",
         without_size="use srun, mpirun, or `prterun --personality ompi`, which also set the world size",

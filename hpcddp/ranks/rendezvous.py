@@ -11,7 +11,7 @@ from binascii import crc32
 
 from hpcddp.errors import LaunchError
 from hpcddp.ranks.candidates import read_apinfo
-from hpcddp.ranks.consistency import own_names
+from hpcddp.ranks.consistency import list_host_names
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.ranks.reach import INTERFACE, SUFFIX, reached_as
 from hpcddp.record import TYPE_CHECKING, Record
@@ -181,7 +181,7 @@ def _is_elsewhere(address: str, env: Mapping[str, str], info: RankInfo, hostname
     if info.rank != 0 or hostname is None or is_address(address) or is_loopback(address) or _sets_master(info):
         return False
     row = LAUNCHERS[info.launcher]
-    return not holds((address,), own_names(row, env, hostname))
+    return not holds((address,), list_host_names(row, env, hostname))
 
 
 def _sets_master(info: RankInfo) -> bool:

@@ -43,7 +43,7 @@ class Evidence(Record):
 
     nearest: frozenset[str] = frozenset()  # keys of the rows that the nearest launcher among the parents can have set
     parent: str = ""  # that parent, for people: "prterun, pid 4711"
-    seen: frozenset[str] = frozenset()  # keys of the rows that any parent can have set
+    ancestors: frozenset[str] = frozenset()  # keys of the rows that any parent can have set
     pmi_open: bool | None = None  # whether PMI_FD is an open socket
     shell_of: str = ""  # key of the row whose daemon started this process, or a parent, as a shell and not as a task
 
@@ -64,7 +64,7 @@ def choose(
         inner, why = _by_evidence(left, evidence) or _by_command(left, env) or _by_rule(left, env)
     row = inner.row
     in_step = any(LAUNCHERS[key].step is not None for key in evidence.nearest)
-    if row.programs_seen and in_step and inner.key not in evidence.seen:
+    if row.programs_verified and in_step and inner.key not in evidence.ancestors:
         numbers = filter(None, (row.rank, row.world_size, row.local_rank, row.local_world_size))
         raise LaunchError(
             f"{inner.describe()} is a leftover of another launch: this process was started by {evidence.parent}",
@@ -398,14 +398,14 @@ def gather_evidence(env: Mapping[str, str]) -> Evidence:
 def weigh(chain: list[tuple[int, str]], pmi_open: bool | None) -> Evidence:
     """The evidence in a chain of parents, (pid, command name) nearest first."""
     nearest: frozenset[str] = frozenset()
-    seen: set[str] = set()
+    ancestors: set[str] = set()
     parent = ""
     for pid, name in chain:
         keys = frozenset(key for key, row in LAUNCHERS.items() if name in row.programs)
         if keys and not nearest:
             nearest, parent = keys, f"{name}, pid {pid}"
-        seen |= keys
-    return Evidence(nearest, parent, frozenset(seen), pmi_open)
+        ancestors |= keys
+    return Evidence(nearest, parent, frozenset(ancestors), pmi_open)
 
 
 def launcher_pid() -> int | None:

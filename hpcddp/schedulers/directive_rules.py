@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hpcddp.schedulers.row import Directives
 
 
-class Asked(Record):
+class DirectiveOption(Record):
     """One option of a directive, under its whole name, and the directive. A resource is an option of its own:
     `-l select`."""
 
@@ -26,24 +26,24 @@ class Clash(Record):
     """What cannot stand in one script: two options, or one without another that it `needs`; and what the scheduler does
     with it."""
 
-    options: tuple[Asked, ...]
+    options: tuple[DirectiveOption, ...]
     why: str
     needs: tuple[str, ...] = ()
     is_refused: bool = False
 
 
-def read_options(rules: Directives, text: str) -> Iterator[Asked]:
+def read_options(rules: Directives, text: str) -> Iterator[DirectiveOption]:
     """The options of one directive, without its prefix: `--mem=4G`, `-l walltime=1:00:00,mem=4gb`, `-n4`."""
     name, _, value = text.partition("=") if text.startswith("--") else text.partition(" ")
     if rules.attached and re.match(r"-[A-Za-z].", name):
         name, value = name[:2], f"{name[2:]} {value}"
     name, value = full_name(rules, name), value.strip()
     if name not in rules.listed:
-        yield Asked(name, value, text)
+        yield DirectiveOption(name, value, text)
         return
     for piece in value.split(","):
         key, _, said = piece.partition("=")
-        yield Asked(f"{name} {key}", said, text)
+        yield DirectiveOption(f"{name} {key}", said, text)
 
 
 def full_name(rules: Directives, name: str) -> str:
@@ -64,7 +64,7 @@ def full_name(rules: Directives, name: str) -> str:
     return rules.synonyms.get(found, found)
 
 
-def find_clashes(rules: Directives, options: Sequence[Asked]) -> Iterator[Clash]:
+def find_clashes(rules: Directives, options: Sequence[DirectiveOption]) -> Iterator[Clash]:
     """What the scheduler refuses; then what it would read one of: the same option with two values, and GPUs that are
     asked for in two ways."""
     for i, j, why in refused_together(rules, [(option.name, option.value) for option in options]):
@@ -86,6 +86,6 @@ def find_clashes(rules: Directives, options: Sequence[Asked]) -> Iterator[Clash]
                 yield Clash((first, second), "would count GPUs by one of them")
 
 
-def _counts_gpus(rules: Directives, option: Asked) -> bool:
+def _counts_gpus(rules: Directives, option: DirectiveOption) -> bool:
     before = rules.gpu_counts.get(option.name, "")
     return any(f"{piece}:".startswith(before) for piece in option.value.split(","))

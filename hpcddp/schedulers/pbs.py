@@ -334,7 +334,7 @@ exec {program} "$host" /bin/sh -c "$*"
 )
 
 
-def find_kept_hostfile(env: Mapping[str, str]) -> str | None:
+def find_hostfile_copy(env: Mapping[str, str]) -> str | None:
     """PBS's own copy of the node file, on every host of the job; tasks on the first host are not told where it is."""
     if not env.get("PBS_JOBID") or env.get("PBS_NODEFILE"):
         return None
@@ -526,7 +526,7 @@ SCHEDULER = Scheduler(
         "C": "finished",  # Torque's
         "M": "moved",
     },
-    find_kept_hostfile=find_kept_hostfile,
+    find_hostfile_copy=find_hostfile_copy,
     no_slots="mpiprocs=0",
     owns_bare_hostfile=True,
 )

@@ -169,34 +169,6 @@ class Answer(Record):
     stderr: str
 
 
-def _no_queues(*_answers: str) -> list[QueueFound]:
-    return []
-
-
-def _nothing_more(_answer: Answer) -> str:
-    return ""
-
-
-def _no_jobs(_answer: Answer, _states: Mapping[str, str]) -> JobsFound:
-    return JobsFound()
-
-
-def _no_state(_answer: Answer) -> str | None:
-    return None
-
-
-def _no_end(_answer: Answer) -> int | None:
-    return None
-
-
-def _not_taken(_answer: Answer, _env: Mapping[str, str]) -> bool:
-    return False
-
-
-def _same_name(_answer: Answer, host: str) -> tuple[str, ...]:
-    return (host,)
-
-
 class RemoteShell(Record):
     """What starts a command on a host of the job, for launchers that know ssh alone. `program`: on PATH, or in the
     folder `bin` of that in `home_variable`, else of `home`. `script`: what a launcher calls as it calls ssh."""
@@ -225,18 +197,21 @@ class Commands(Record):
     identified: bool = True  # whether the submit command on PATH shows this scheduler
     question: tuple[str, ...] = ()  # takes a script on its standard input and queues nothing that could run
     queued: str = ""  # pattern of the id of the job that the question leaves; "": it leaves none
-    describe: Callable[[Answer], str] = _nothing_more  # what the answer says beside yes
+    describe: Callable[[Answer], str] = lambda _answer: ""  # what the answer says beside yes
     state: tuple[str, ...] = ()  # asks for the state of one job, whose id goes in place of {}
     live_state: tuple[str, ...] = ()  # the same, where the scheduler keeps no word of a job that has ended
-    parse_state: Callable[[Answer], str | None] = _no_state  # -> its own word, "gone" for no such job, None: no answer
-    parse_end: Callable[[Answer], int | None] = _no_end  # the same answer -> the job's end, as `end` of Variables
+    #: Its answer -> the state in its own word, "gone" for no such job, None: no answer; the job's end, as `end` of
+    #: Variables.
+    parse_state: Callable[[Answer], str | None] = lambda _answer: None
+    parse_end: Callable[[Answer], int | None] = lambda _answer: None
     #: The same answer, in the job's environment -> whether the scheduler takes the nodes away itself: by preemption,
     #: because one failed, or to start the job again.
-    parse_taken: Callable[[Answer, Mapping[str, str]], bool] = _not_taken
+    parse_taken: Callable[[Answer, Mapping[str, str]], bool] = lambda _answer, _env: False
     #: Shows the jobs {ids}, or all of the users {user}; `older_jobs` is asked where the first is refused as unknown,
-    #: `live_jobs` where the scheduler keeps no word of jobs that have ended.
+    #: `live_jobs` where the scheduler keeps no word of jobs that have ended. `parse_jobs`:
+    #: their answers, by the row's `states`.
     jobs: tuple[str, ...] = ()
-    parse_jobs: Callable[[Answer, Mapping[str, str]], JobsFound] = _no_jobs  # their answers, by the row's `states`
+    parse_jobs: Callable[[Answer, Mapping[str, str]], JobsFound] = lambda _answer, _states: JobsFound()
     live_jobs: tuple[str, ...] = ()
     keeps_none: str = ""  # a part of what it says then
     older_jobs: tuple[str, ...] = ()
@@ -247,19 +222,11 @@ class Commands(Record):
     #: Takes the host {host}, which is gone, out of the running job {job}, so that the job lives on {kept}.
     drop: tuple[str, ...] = ()
     #: The answer of `state`, and a host of the job's list -> the scheduler's own names of it, for `drop`.
-    parse_names: Callable[[Answer, str], tuple[str, ...]] = _same_name
+    parse_names: Callable[[Answer, str], tuple[str, ...]] = lambda _answer, host: (host,)
     survey: tuple[tuple[str, ...], ...] = ()  # commands that list queues and nodes
-    parse_survey: Callable[..., list[QueueFound]] = _no_queues  # their outputs -> the queues
+    parse_survey: Callable[..., list[QueueFound]] = lambda *_answers: []  # their outputs -> the queues
     accounts: tuple[str, ...] = ()  # lists the accounts that the user {user} may charge, one in a line
     site_lines: tuple[str, ...] = ()  # what a new site's file needs beside the queues
-
-
-def _no_file(_env: Mapping[str, str]) -> str | None:
-    return None
-
-
-def _slots(slots: int | None, _env: Mapping[str, str]) -> int | None:
-    return slots
 
 
 class Scheduler(Record):
@@ -279,11 +246,11 @@ class Scheduler(Record):
     commands: Commands = Commands()
     states: Mapping[str, str] = _NOTHING  # its own word for a job's state -> queued, held, running, finished, …
     find_hosts: Callable[[Mapping[str, str], str | None], HostsFound] | None = None
-    find_kept_hostfile: Callable[[Mapping[str, str]], str | None] = _no_file
+    find_hostfile_copy: Callable[[Mapping[str, str]], str | None] = lambda _env: None
     #: What a launch needs that is made beside what is left of another one in the same job.
-    beside: Mapping[str, str] = _NOTHING
+    overlap: Mapping[str, str] = _NOTHING
     no_slots: str = ""  # the request with which a job has no slot, so that its list of hosts is empty
     owns_bare_hostfile: bool = False  # whether a host file without any job around it is taken for this scheduler's
     #: (slots, environment) -> how many ranks a job was asked for; None: it does not say.
-    count_ranks: Callable[[int | None, Mapping[str, str]], int | None] = _slots
+    count_ranks: Callable[[int | None, Mapping[str, str]], int | None] = lambda slots, _env: slots
     launcher: str = ""  # the row of the launcher that comes with it, where no job script can use that one

@@ -136,6 +136,29 @@ def run_program(
     return Answer(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
 
 
+def queue_job(
+    name: str, words: list[str], env: Mapping[str, str], folder: str, hint: str = "", *, apart: bool = False
+) -> str:
+    """The id of the job that these words, run in `folder`, have queued. `hint`: for a request that is refused.
+
+    SchedulerError if there is none; NoAnswerError where it may be queued all the same.
+    """
+    scheduler = find_scheduler(name)
+    answer = run_program(words, env, folder=folder, apart=apart)
+    job = find_id(scheduler.commands.submitted, answer)
+    if job is not None:
+        return job
+    if answer.status == 0:
+        raise NoAnswerError(f"{words[0]} answered {' '.join(answer.stdout.split())[-200:]!r}, which has no job id", "")
+    why = [line.strip() for line in answer.stderr.splitlines() if line.strip() and "usage" not in line.lower()]
+    told = "; ".join(why[:3])[:400] or "it gives no reason"
+    if re.search(r"timed out", told, re.IGNORECASE):
+        raise NoAnswerError(f"{words[0]} has had no answer from its server: {told}", "")
+    if scheduler.commands.down and re.search(scheduler.commands.down, told):
+        raise SchedulerError(f"{scheduler.title} does not answer: {told}", "try again later; nothing was queued")
+    raise SchedulerError(f"{words[0]} refuses the job (status {answer.status}): {told}", hint)
+
+
 def start_detached(argv: list[str], env: Mapping[str, str], *, folder: str, output: str) -> int:
     """Start a program that outlives this process and its terminal; its process number. SchedulerError if it cannot be
     started, or its output cannot be written."""
@@ -237,10 +260,10 @@ def ask_jobs(
     commands = scheduler.commands
     if not commands.jobs or not ids:
         return JobsFound()
-    asked = [words for words in (commands.jobs, commands.live_jobs, commands.older_jobs) if words]
+    questions = [words for words in (commands.jobs, commands.live_jobs, commands.older_jobs) if words]
     found = JobsFound()
     users = ",".join(dict.fromkeys(map(name_user, (os.getuid(), *owners))))
-    for words in asked:
+    for words in questions:
         argv = [w for word in words for w in (ids if word == "{ids}" else [word.replace("{user}", users)])]
         try:
             answer = run_program(argv, {**env, **commands.ask_env}, patience_s=patience_s)
@@ -291,9 +314,9 @@ def ask_queues(name: str, env: Mapping[str, str], patience_s: float | None = Non
     try:
         return commands.parse_survey(*texts)
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
-        asked = " and ".join(command[0] for command in commands.survey)
+        questions = " and ".join(command[0] for command in commands.survey)
         hint = "; ".join(map(shlex.join, commands.survey))
-        raise SchedulerError(f"what {asked} printed cannot be read: {error}", hint) from error
+        raise SchedulerError(f"what {questions} printed cannot be read: {error}", hint) from error
 
 
 def ask_scheduler(name: str, script: str, env: Mapping[str, str]) -> str:

@@ -71,11 +71,11 @@ def _parse(line: str, states: Mapping[str, str]) -> JobFound | None:
     return JobFound(_read_id(job, own, index), state, _printable(why), read_time(start), ends)
 
 
-def _read_id(job: str, own: str, index: str) -> JobId:
+def _read_id(job: str, raw: str, index: str) -> JobId:
     if index == "N/A":
         return JobId(job, job)
     index = index.partition("%")[0]
-    return JobId(f"{job}_{index}" if index.isdecimal() else f"{job}_[{index}]", job, index, "" if own == job else own)
+    return JobId(f"{job}_{index}" if index.isdecimal() else f"{job}_[{index}]", job, index, "" if raw == job else raw)
 
 
 def _is_to_come(ends: int | None) -> bool:
@@ -363,7 +363,7 @@ SCHEDULER = Scheduler(
         interactive={"SLURM_STEP_ID": _INTERACTIVE_STEP, "SLURM_PTY_PORT": ""},
         settings=("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_TIME_FORMAT"),
     ),
-    beside={"SLURM_OVERLAP": "1"},  # a step with a silent node blocks every later one, for minutes
+    overlap={"SLURM_OVERLAP": "1"},  # a step with a silent node blocks every later one, for minutes
     # It gives each task a cgroup with its GPU alone: no peer-to-peer copies between a node's ranks (NVIDIA/nccl#1066).
     one_gpu=OneGpu(
         option="--gpus-per-task",

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from hpcddp.errors import RequestError
-from hpcddp.ranks.launch_commands import AgentCommand, find_agent
+from hpcddp.ranks.launch_commands import AgentCommand, find_agent, split_options
 from hpcddp.ranks.launchers import AGENTS, LAUNCHERS
 from hpcddp.record import Record
 from hpcddp.script.jobplan import SOME_COMMAND
@@ -20,7 +20,7 @@ _FROM_ENV = {"dist-url": "env://", "world-size": "-1", "rank": "-1"}
 _LOOPBACK = re.compile(r"(\w+://)?(localhost|127\.[\d.]+|\[?::1\]?)(:.*)?")
 
 
-class OwnRanks(Record):
+class RankMaker(Record):
     """What makes the ranks of each node, and the row of the launcher that they are told their place by; "" for both if
     the command makes none. `counted`: an option of the command, as it says the ranks per node, that others take for the
     ranks of all nodes."""
@@ -30,7 +30,7 @@ class OwnRanks(Record):
     counted: str = ""
 
 
-def plan_own_ranks(spec: JobSpec) -> tuple[JobSpec, OwnRanks]:
+def plan_rank_maker(spec: JobSpec) -> tuple[JobSpec, RankMaker]:
     """The spec with the ranks per node that the command itself names, and what makes the ranks.
 
     RequestError if the command cannot be one of several, or contradicts the spec.
@@ -38,7 +38,7 @@ def plan_own_ranks(spec: JobSpec) -> tuple[JobSpec, OwnRanks]:
     command = spec.command or ()
     found = find_agent(command)
     if spec.ranks == "each" or (found is None and spec.ranks is None and not _has_option(command)):
-        return spec, OwnRanks()
+        return spec, RankMaker()
     if spec.launcher and LAUNCHERS[spec.launcher].is_agent:
         what = found[1].command if found else SOME_COMMAND
         raise RequestError(
@@ -48,7 +48,7 @@ def plan_own_ranks(spec: JobSpec) -> tuple[JobSpec, OwnRanks]:
     if found is None:
         if (spec.nodes or 1) > 1 and spec.ranks is None:
             _refuse_one_place(command)
-        return spec, OwnRanks(SOME_COMMAND, AGENTS[0])
+        return spec, RankMaker(SOME_COMMAND, AGENTS[0])
     at, agent = found
     given = _options(command[at + len(agent.command.split()) :], agent)
     if agent.needs and not given:
@@ -68,19 +68,19 @@ def plan_own_ranks(spec: JobSpec) -> tuple[JobSpec, OwnRanks]:
         if ours == "--ranks-per-node":
             spec = _with_ranks(spec, option, value, said)
     counted = agent.counts_all if agent.counts_all in given and "ranks_per_node" not in spec.sources else ""
-    return spec, OwnRanks(agent.command, agent.agent, counted)
+    return spec, RankMaker(agent.command, agent.agent, counted)
 
 
-def remark_counted(own_ranks: OwnRanks, nodes: int, ranks: int, gpus: int) -> tuple[str, ...]:
+def remark_counted(rank_maker: RankMaker, nodes: int, ranks: int, gpus: int) -> tuple[str, ...]:
     """How many ranks the command's own number makes on several nodes, each with so many ranks and GPUs.
 
     RequestError where it is more than a node's GPUs: then all of the job's ranks are meant.
     """
-    option = own_ranks.counted
+    option = rank_maker.counted
     if not option or nodes == 1:
         return ()
     what = (
-        f"{own_ranks.maker} {option} {ranks} counts one node's processes here: {nodes * ranks} ranks on {nodes} nodes"
+        f"{rank_maker.maker} {option} {ranks} counts one node's processes here: {nodes * ranks} ranks on {nodes} nodes"
     )
     each = ranks // nodes if ranks % nodes == 0 else 0
     if ranks > gpus > 0:
@@ -115,17 +115,8 @@ def _has_option(command: Sequence[str]) -> bool:
 
 def _options(words: Sequence[str], agent: AgentCommand) -> Mapping[str, str]:
     """The agent's own options, in full and with `-` for `_`, and their values; those of its program follow them."""
-    known = (*agent.typed, *agent.rendezvous_options, *agent.flags)
-    given: dict[str, str] = {}
-    words = list(words)
-    while words and words[0].startswith("-"):
-        name, equals, value = words.pop(0).partition("=")
-        name = name.replace("_", "-")
-        name = next((full for full in known if full == name or (full.startswith(name) and len(name) > 4)), name)
-        if not equals and name not in agent.flags and words and not words[0].endswith(".py") and words[0][:2] != "--":
-            value = words.pop(0)
-        given[name] = value
-    return given
+    options, _ = split_options(words, agent.flags, (*agent.typed, *agent.rendezvous_options, *agent.flags))
+    return {name: value or "" for name, _, value in options}
 
 
 def _refuse_rendezvous_options(agent: AgentCommand, given: Mapping[str, str]) -> None:

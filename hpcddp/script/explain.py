@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from hpcddp.schedulers.registry import refused_lines
 from hpcddp.script.container import Container
+from hpcddp.script.jobplan import plan_record
 from hpcddp.script.plan import JobPlan, site_source
-from hpcddp.script.record import plan_record
 from hpcddp.script.render import FILTERS, printable, render_pieces
 from hpcddp.script.scheduler_options import SchedulerOptions
 from hpcddp.script.site import Account, Modules, Site, SiteContainer, SiteLauncher, SiteRendezvous, Staging
@@ -72,35 +72,35 @@ def _lines(plan: JobPlan) -> Iterator[tuple[str, list[str]]]:
 
 def _watched_pieces(plan: JobPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
     """The pieces of the script, each with the paths of the plan's values that were printed in it."""
-    seen: list[Read] = []
+    reads: list[Read] = []
     printed: list[tuple[str, ...]] = []
     last: tuple[str, ...] = ()
 
     def finalize(value: object) -> object:
         nonlocal last
-        last = seen[-1].paths if seen else last  # nothing read since: an item of the list that was read before
+        last = reads[-1].paths if reads else last  # nothing read since: an item of the list that was read before
         printed.append(last)
-        seen.clear()
+        reads.clear()
         return printable(value)
 
     def whole(name: str, function: Callable[..., str]) -> Callable[..., str]:
         def call(value: object) -> str:
             if not isinstance(value, _Watched):
                 return function(value)
-            seen.append(Read((name,), None))
+            reads.append(Read((name,), None))
             return function(value._value)
 
         return call
 
     filters = {name: whole(name, function) for name, function in FILTERS.items()}
-    for piece in render_pieces(plan.site.scheduler, _Watched(plan, "", seen), filters, finalize):
+    for piece in render_pieces(plan.site.scheduler, _Watched(plan, "", reads), filters, finalize):
         if printed:
             yield piece, printed.pop()
         else:
-            last = seen[-1].paths if seen else last
-            yield piece, tuple(path for read in seen if read.value is True for path in read.paths if path != "env")
+            last = reads[-1].paths if reads else last
+            yield piece, tuple(path for read in reads if read.value is True for path in read.paths if path != "env")
         printed.clear()
-        seen.clear()
+        reads.clear()
 
 
 # The parts of a plan that hold values of their own.
@@ -128,8 +128,8 @@ class Read(NamedTuple):
 class _Watched:
     """A frozen value that notes what is read of it."""
 
-    def __init__(self, value: object, path: str, seen: list[Read]) -> None:
-        self._value, self._path, self._seen = value, path, seen
+    def __init__(self, value: object, path: str, reads: list[Read]) -> None:
+        self._value, self._path, self._reads = value, path, reads
 
     def __getattr__(self, name: str) -> Any:
         derived = getattr(type(self._value), name, None)
@@ -145,18 +145,18 @@ class _Watched:
         else:
             value = getattr(self._value, name)
             if callable(derived):  # a method
-                return lambda: _Watched(value(), self._path, self._seen)
+                return lambda: _Watched(value(), self._path, self._reads)
             paths = (f"{self._path}{name}",)
         if isinstance(value, _PARTS):
-            return _Watched(value, f"{self._path}{name}.", self._seen)
-        self._seen.append(Read(paths, value))
+            return _Watched(value, f"{self._path}{name}.", self._reads)
+        self._reads.append(Read(paths, value))
         return value
 
     def _items(self, items: Iterator[object], parts: list[Read]) -> Iterator[object]:
         """The items of a lazy value, each noted with the paths that were read to make it."""
         for item in items:
             used = [p for p in parts if p.value and p.paths not in _KINDS]
-            self._seen.append(Read(tuple(dict.fromkeys(path for part in used for path in part.paths)), item))
+            self._reads.append(Read(tuple(dict.fromkeys(path for part in used for path in part.paths)), item))
             parts.clear()
             yield item
 

@@ -225,18 +225,18 @@ def read_variables(value: object, where: str) -> dict[str, str]:
     return dict(value)
 
 
-def read_choice(*known: str, meant: Mapping[str, tuple[str, ...]] | None = None) -> Reader:
-    """A reader that takes exactly these words. `meant`: other words that people use, and the known ones for each."""
-    return partial(read_known, known, meant=meant) if meant else partial(read_known, known)
+def read_choice(*known: str, synonyms: Mapping[str, tuple[str, ...]] | None = None) -> Reader:
+    """A reader that takes exactly these words. `synonyms`: other words that people use, and the known ones for each."""
+    return partial(read_known, known, synonyms=synonyms) if synonyms else partial(read_known, known)
 
 
 def read_known(
-    known: tuple[str, ...], value: object, where: str, meant: Mapping[str, tuple[str, ...]] | None = None
+    known: tuple[str, ...], value: object, where: str, synonyms: Mapping[str, tuple[str, ...]] | None = None
 ) -> str:
     """One of these words. An error's hint has the word that was meant, by its meaning or else by its spelling."""
     text = read_text(value, where)
     if text not in known:
-        same = (meant or {}).get(text.lower(), ())
+        same = (synonyms or {}).get(text.lower(), ())
         hint = ", or ".join(assign(where, word) for word in same) if same else f"one of {', '.join(known)}"
         hint += "" if same else nearest(text, list(known))
         raise RequestError(f"{where} {text!r} is not known", hint)
@@ -259,8 +259,8 @@ def refuse_unknown(given: Mapping[str, str], known: list[str], keys: str) -> Non
     told = []
     for key in given:
         if key not in known:
-            begun = [name for name in known if len(key) > 2 and name.startswith(key)]
-            near = f" (did you mean {' or '.join(map(repr, begun))}?)" if 0 < len(begun) < 4 else nearest(key, known)
+            longer = [name for name in known if len(key) > 2 and name.startswith(key)]
+            near = f" (did you mean {' or '.join(map(repr, longer))}?)" if 0 < len(longer) < 4 else nearest(key, known)
             told.append(f"{key!r} {given[key]}{near}")
     if told:
         what = f"unknown key{'s' if len(told) > 1 else ''} {', '.join(told)}"

@@ -1,17 +1,18 @@
-"""A decided job: every value that a template may print. `plan_job` makes it."""
+"""A decided job: every value that a template may print, also as JSON, and rank by rank. `plan_job` makes it."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from hpcddp.ranks.launcher import EXPORTED_ALWAYS, FromShell, Launcher, LaunchRequest
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.record import Record
 from hpcddp.runs.command import NAME, identify_command
 from hpcddp.runs.folder import RUNS
+from hpcddp.runs.jsonfile import SCHEMA
 from hpcddp.runs.start import Request
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import LONGEST_NAME
@@ -26,7 +27,7 @@ from hpcddp.units import format_walltime
 if TYPE_CHECKING:
     from hpcddp.ranks.launcher import Words
 
-#: `JobPlan.own_ranks` of a command that makes ranks and is no known agent.
+#: `JobPlan.rank_maker` of a command that makes ranks and is no known agent.
 SOME_COMMAND = "the command"
 #: The signal that `signal` of a job file asks for.
 WARNING = "USR1"
@@ -47,7 +48,7 @@ class PlannedBy(Record):
 class JobPlan(Record):
     """One decided job. Templates print these values as they stand; `remarks` are for stderr.
 
-    `allocated_nodes`: with spare ones. `own_ranks`: what makes the ranks of each node, if the command itself does.
+    `allocated_nodes`: with spare ones. `rank_maker`: what makes the ranks of each node, if the command itself does.
     `sources`: job-file key -> where its value came from. `data_size`: ranks that see different samples. `slots`: places
     on each node of an allocation; None: those of the request. `needs_gpus`: whether ranks that see no GPU are refused.
     `by_hand`: whether a person starts the script in an allocation. `scratch`: whether its run is removed at its end.
@@ -59,7 +60,7 @@ class JobPlan(Record):
     planned_by: PlannedBy
     name: str
     queue: str
-    queue_facts: Queue
+    queue_profile: Queue
     account: str
     account_option: str
     nodes: int
@@ -90,7 +91,7 @@ class JobPlan(Record):
     bind: str
     directives: tuple[str, ...]
     remarks: tuple[str, ...]
-    own_ranks: str = ""
+    rank_maker: str = ""
     slots: int | None = None
     needs_gpus: bool = True
     by_hand: bool = False
@@ -133,12 +134,12 @@ class JobPlan(Record):
     @property
     def makes_ranks(self) -> str:
         """What makes the ranks, for people: the launcher, or the command itself."""
-        return self.own_ranks or self.launcher
+        return self.rank_maker or self.launcher
 
     @property
     def exec_options(self) -> tuple[str, ...]:
         """The options of `hpcddp exec`: what only the plan knows."""
-        options = ["--nodes", str(self.nodes), "--ranks-per-node", str(self.ranks_per_node)] if self.own_ranks else []
+        options = ["--nodes", str(self.nodes), "--ranks-per-node", str(self.ranks_per_node)] if self.rank_maker else []
         if self.global_batch:
             options += ["--global-batch", str(self.global_batch)]
             if self.spec.max_micro_batch and not set(OF_BATCH).isdisjoint(find_placeholders(self.command)):
@@ -187,7 +188,7 @@ class JobPlan(Record):
     def agent_line(self) -> Iterator[Words]:
         """The agent's command up to the ranks' command, in the same form; nothing where no agents make the ranks."""
         row = LAUNCHERS[self.launcher]
-        if row.is_agent and row.line and not self.own_ranks:
+        if row.is_agent and row.line and not self.rank_maker:
             yield from filter(None, row.line(self._as_request()))
 
     @property
@@ -289,17 +290,17 @@ class JobPlan(Record):
         printed. To PBS a reservation is a queue."""
         if self.options.reservation and find_scheduler(self.site.scheduler).directives.reservation_is_queue:
             return self.options.reservation.partition(".")[0]
-        return self.queue_facts.partition or ("" if self.site.queue_option else self.queue)
+        return self.queue_profile.partition or ("" if self.site.queue_option else self.queue)
 
     @property
     def qos(self) -> str:
         """The quality of service; "" where none is printed."""
-        return self.queue_facts.qos or ("" if self.site.queue_option in {"", "none"} else self.queue)
+        return self.queue_profile.qos or ("" if self.site.queue_option in {"", "none"} else self.queue)
 
     @property
     def gpu_type(self) -> str:
         """The scheduler's word for the GPUs, the job's or the queue's; "" where any will do."""
-        return self.spec.gpu_type or self.queue_facts.gpu_type
+        return self.spec.gpu_type or self.queue_profile.gpu_type
 
     @property
     def total_cpus(self) -> int:
@@ -383,3 +384,65 @@ def _list_nodes(numbers: tuple[int, ...]) -> str:
     """`2-4` of numbers without a gap, else `2,4`."""
     whole = len(numbers) > 1 and numbers[-1] - numbers[0] == len(numbers) - 1
     return f"{numbers[0]}-{numbers[-1]}" if whole else ",".join(map(str, numbers))
+
+
+# The plan as JSON values: for people, and in the folder of a run whose job waits.
+
+
+def plan_record(plan: JobPlan) -> dict[str, Any]:
+    """The whole decision. A job that runs records in its place what its script says."""
+    return {
+        "schema": SCHEMA,
+        "name": plan.name,
+        "site": plan.site.name,
+        "scheduler": plan.site.scheduler,
+        "launcher": plan.launcher,
+        "nodes": plan.nodes,
+        "ranks_per_node": plan.ranks_per_node,
+        "world_size": plan.world_size,
+        "gpus_per_node": plan.gpus_per_node,
+        "cpus_per_rank": plan.cpus_per_rank,
+        "threads_per_rank": plan.threads_per_rank,
+        "walltime_s": plan.walltime_s,
+        "queue": plan.queue or None,
+        "account": plan.account or None,
+        "global_batch": plan.global_batch,
+        "command": list(plan.command),
+        "run_dir": plan.run_dir,
+        "created_by": plan.planned_by.created_by,
+        **({"gpus_per_rank": plan.gpus_per_rank} if plan.gpus_per_rank > 1 else {}),
+        **({"parallel": plan.spec.parallel} if plan.spec.parallel else {}),
+    }
+
+
+# Where each rank will be, before anything is queued: the plan, rank by rank.
+
+
+class Place(NamedTuple):
+    """One rank's place. Ranks fill a node before the next one, as every rendered launch line asks for.
+
+    `gpu` is the device that the rank takes if it sees all of its node's; None where the job has no GPUs. `gpus` are all
+    that it takes, of which that is the first.
+    """
+
+    rank: int
+    node_rank: int
+    local_rank: int
+    gpu: int | None
+    cpus: int
+    gpus: tuple[int, ...] = ()
+
+
+def list_places(plan: JobPlan) -> Iterator[Place]:
+    """Every rank of the job, in order."""
+    for rank in range(plan.world_size):
+        yield plan_place(plan, rank)
+
+
+def plan_place(plan: JobPlan, rank: int) -> Place:
+    """The place of one rank."""
+    node_rank, local_rank = divmod(rank, plan.ranks_per_node)
+    order = [int(gpu) for gpu in plan.gpu_order.split(",")] if plan.gpu_order else range(plan.gpus_per_node)
+    first = local_rank * plan.gpus_per_rank
+    gpus = tuple(order[n % len(order)] for n in range(first, first + plan.gpus_per_rank)) if order else ()
+    return Place(rank, node_rank, local_rank, gpus[0] if gpus else None, plan.cpus_per_rank, gpus)

@@ -17,22 +17,22 @@ from hpcddp.runs.command import identify_command
 from hpcddp.runs.folder import RUNS
 from hpcddp.runs.settings import ACCEPT, KEEP
 from hpcddp.schedulers.registry import find_scheduler, scripted_schedulers
-from hpcddp.script.agents import plan_own_ranks, remark_counted
+from hpcddp.script.agents import plan_rank_maker, remark_counted
 from hpcddp.script.container import plan_container, plan_python
 from hpcddp.script.jobplan import SOME_COMMAND, WARNING, JobPlan, PlannedBy
 from hpcddp.script.recover import (
-    check_asked_recovery,
     check_placeholders,
+    check_recovery_keys,
     plan_data_size,
     plan_fewer_nodes,
     remark_recovery,
 )
 from hpcddp.script.scheduler_options import (
     SchedulerOptions,
-    asked_options,
     directive_word,
     plan_directives,
     plan_scheduler_options,
+    requested_options,
 )
 from hpcddp.script.site import Queue, Site, check_limits
 from hpcddp.script.spec import JobSpec
@@ -117,8 +117,8 @@ def plan_launcher(spec: JobSpec, site: Site, nodes: int, by_command: str = "") -
     if by_command and launcher in known:
         return by_command, "" if nodes == 1 else launcher
     if LAUNCHERS[launcher].is_agent:
-        own = site.launcher.name
-        return launcher, "" if nodes == 1 else own if own in known else known[0]
+        of_site = site.launcher.name
+        return launcher, "" if nodes == 1 else of_site if of_site in known else known[0]
     if launcher not in known:
         raise RequestError(
             f"launcher {launcher} does not work on site {site.name}, whose scheduler is {site.scheduler}",
@@ -271,14 +271,14 @@ def plan_shape(spec: JobSpec, site: Site, queue: Queue, local_cpus: int | None =
     return Shape(spec.nodes or 1, ranks, gpus, each, on_node, cpus, max(threads, 1), memory)
 
 
-def check_whole_nodes(site: Site, queue: Queue, nodes: int, cpus: int, *, asked: bool = False) -> None:
+def check_whole_nodes(site: Site, queue: Queue, nodes: int, cpus: int, *, requested: bool = False) -> None:
     """RequestError for parts of several nodes where a request is the totals of a job: the server would pack `cpus` of
-    each into fewer nodes. `asked`: whether the request names them."""
+    each into fewer nodes. `requested`: whether the request names them."""
     if site.size != "totals" or nodes == 1 or not queue.cpus or cpus == queue.cpus:
         return
     source = site.source(site.cited.get("size", ""))
     all_of_it = f"--gpus-per-node {queue.gpus}" if queue.gpus else f"--set cpus_per_node={queue.cpus}"
-    all_of_it = "leave out cpus_per_node" if asked else all_of_it
+    all_of_it = "leave out cpus_per_node" if requested else all_of_it
     raise RequestError(
         f"site {site.name} is asked for the totals of a job: {nodes} nodes are whole nodes, of {queue.cpus} CPUs each,"
         f" not {format_count(cpus, 'CPU')} ({source})",
@@ -389,23 +389,23 @@ _DECIDED = (*_DEFAULTS, *_OF_SITE, "gpus_per_node", "cpus_per_node", "cpus_per_r
 
 def plan_sources(plan: JobPlan) -> dict[str, str]:
     """Job-file key -> where its value came from; `env.NAME` for each variable that the job or the site sets."""
-    asked = plan.spec.sources
-    sources = {**{key: _default(key, plan) for key in _DECIDED}, **asked}
-    python = next((key for key in ("venv", "uv", "conda") if key in asked), None)
+    requested = plan.spec.sources
+    sources = {**{key: _default(key, plan) for key in _DECIDED}, **requested}
+    python = next((key for key in ("venv", "uv", "conda") if key in requested), None)
     if python:
-        sources["python"] = asked[python]
-    own = {
+        sources["python"] = requested[python]
+    variables = {
         "HPCDDP_GPUS_PER_RANK": "gpus_per_rank",
         "HPCDDP_INDEPENDENT": "independent",
         "HPCDDP_PARALLEL": "parallel",
-        ACCEPT: "accept" if "accept" in asked else "resume",
+        ACCEPT: "accept" if "accept" in requested else "resume",
         KEEP: "keep",
     }
-    sources.update({f"env.{name}": asked[key] for name, key in own.items() if key in asked})
+    sources.update({f"env.{name}": requested[key] for name, key in variables.items() if key in requested})
     for name in plan.site.env:
         sources[f"env.{name}"] = site_source("env", plan)
     for name in plan.spec.env or ():
-        sources[f"env.{name}"] = asked.get(f"env.{name}") or asked.get("env", "the request")
+        sources[f"env.{name}"] = requested.get(f"env.{name}") or requested.get("env", "the request")
     return sources
 
 
@@ -456,19 +456,19 @@ _OF_SHELL = {
 _ANSWERS = {"-V", "-VV", "--version", "-h", "-?", "--help", "--help-env", "--help-xoptions", "--help-all"}  # of python
 _SEPARATOR = ":"  # of programs, in the command line of every launcher that is no agent
 # Set by the script, the launchers and hpcddp exec: a job's own value would be lost, or would break the ranks.
-_OWN = {*(getattr(LAUNCHERS["env"], number) for number in NUMBERS), "MASTER_PORT"}
-_OWN_PREFIXES = ("HPCDDP_", *(prefix for row in LAUNCHERS.values() for prefix in row.own_prefixes))
+_RESERVED = {*(getattr(LAUNCHERS["env"], number) for number in NUMBERS), "MASTER_PORT"}
+_RESERVED_PREFIXES = ("HPCDDP_", *(prefix for row in LAUNCHERS.values() for prefix in row.reserved_prefixes))
 
 
-def plan_command(spec: JobSpec, own_ranks: str) -> tuple[str, ...]:
+def plan_command(spec: JobSpec, rank_maker: str) -> tuple[str, ...]:
     """The words that each rank runs.
 
-    `own_ranks` is what makes the ranks in place of the job's launcher, "" if that does.
+    `rank_maker` is what makes the ranks in place of the job's launcher, "" if that does.
     """
     command = spec.command or ()
     _refuse_nothing(command)
     found = find_launch_command(command)
-    if found is not None and found[1] != own_ranks:  # N times N ranks
+    if found is not None and found[1] != rank_maker:  # N times N ranks
         raise RequestError(
             f"the command starts its own ranks with {found[1]}, under a launcher that makes one per rank already",
             ask_for(found[1]),
@@ -496,7 +496,7 @@ def plan_variables(spec: JobSpec, site: Site) -> tuple[tuple[str, str], ...]:
     """The site's variables, then the job's, which win."""
     for name in spec.env or ():
         instead = {"PYTHONPATH": "use pythonpath: [FOLDER]", "PATH": "use python: or venv:"}.get(name)
-        if name in _OWN or name.startswith((*_OWN_PREFIXES, *_scheduler_prefixes())) or instead:
+        if name in _RESERVED or name.startswith((*_RESERVED_PREFIXES, *_scheduler_prefixes())) or instead:
             raise RequestError(f"env {name} is set by the job script itself", instead or f"leave {name} out of env")
     return tuple({**site.env, **(spec.env or {})}.items())
 
@@ -551,9 +551,9 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
     """
     scheduler = find_scheduler(site.scheduler)
     array = scheduler.directives.options.get("array")
-    spec, own_ranks = plan_own_ranks(plan_sweep(spec, array is not None and array not in site.rejects))
+    spec, rank_maker = plan_rank_maker(plan_sweep(spec, array is not None and array not in site.rejects))
     name = os.path.basename((spec.resume or "").rstrip("/")) or name_run(spec)
-    check_asked_recovery(spec, site.scheduler)
+    check_recovery_keys(spec, site.scheduler)
     check_complete(spec, site, cpus_known=scheduler.this_machine)
     queue_name = plan_queue(spec, site)
     queue = site.queues.get(queue_name, Queue())
@@ -561,9 +561,9 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
     shape = plan_shape(spec, site, queue, planned_by.cpus if scheduler.this_machine else None)
     check_gpu_chunks(spec, site, queue_name, shape.ranks_per_node, shape.gpus_per_node)
     check_whole_nodes(
-        site, queue, shape.nodes + (spec.spares or 0), shape.cpus_per_node, asked=spec.cpus_per_node is not None
+        site, queue, shape.nodes + (spec.spares or 0), shape.cpus_per_node, requested=spec.cpus_per_node is not None
     )
-    counted = remark_counted(own_ranks, shape.nodes, shape.ranks_per_node, shape.gpus_per_node)
+    counted = remark_counted(rank_maker, shape.nodes, shape.ranks_per_node, shape.gpus_per_node)
     walltime_s = known(spec.walltime_s or site.walltime_s)
     if queue_name in site.queues and not spec.reservation:  # a reservation has limits of its own
         allocated = shape.nodes + (spec.spares or 0)
@@ -572,8 +572,8 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
         raise SiteError(f"site {site.name} does not name a node's own disk", "--set stage_dir=/local/scratch")
     if THEN in (spec.stage_in or ()):
         raise RequestError(f"stage_in: {THEN} cannot be the name of a file here", f"write it as ./{THEN}")
-    command = plan_command(spec, own_ranks.maker)
-    launcher, outer_launcher = plan_launcher(spec, site, shape.nodes, own_ranks.agent)
+    command = plan_command(spec, rank_maker.maker)
+    launcher, outer_launcher = plan_launcher(spec, site, shape.nodes, rank_maker.agent)
     container = plan_container(spec, site, queue, shape.gpus_per_node)
     if container.launcher:
         outer_launcher = outer_launcher or container.launcher
@@ -587,8 +587,8 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
     account, account_option, account_remarks = plan_account(spec, site)
     by_agents = LAUNCHERS[launcher].is_agent
     warns = outer_launcher != "" and LAUNCHERS[outer_launcher].warned_by_scheduler and not by_agents
-    asked = asked_options(spec, site, warned_by_scheduler=warns)
-    options = plan_scheduler_options(spec, site, asked)
+    requested = requested_options(spec, site, warned_by_scheduler=warns)
+    options = plan_scheduler_options(spec, site, requested)
     words = plan_site_words(spec, site)
     full = queue.exclusive and not by_agents and shape.ranks_per_node == shape.gpus_per_node == queue.gpus
     run_dir = (spec.run_dir or os.path.join(RUNS, name)).rstrip("/") or "/"
@@ -609,7 +609,7 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
         planned_by=planned_by,
         name=name,
         queue=queue_name,
-        queue_facts=queue,
+        queue_profile=queue,
         account=account,
         account_option=account_option,
         nodes=shape.nodes,
@@ -625,13 +625,13 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
         launcher=launcher,
         outer_launcher=outer_launcher,
         modules=site.modules.load if spec.modules is None else spec.modules,
-        env=(*plan_variables(spec, site), *_own_variables(spec)),
+        env=(*plan_variables(spec, site), *_request_variables(spec)),
         pythonpath=(*(spec.pythonpath or ()), *filter(None, [planned_by.source_root])),
         python=plan_python(spec, planned_by.python),
         run_dir=run_dir,
         global_batch=spec.global_batch,
         data_size=plan_data_size(spec, shape.nodes, shape.ranks_per_node, shape.gpus_per_rank),
-        own_ranks=own_ranks.maker,
+        rank_maker=rank_maker.maker,
         command=command,
         words=words,
         chunk=_plan_chunk(site, words, options),
@@ -639,7 +639,7 @@ def plan_job(spec: JobSpec, site: Site, planned_by: PlannedBy) -> JobPlan:
         container=container,
         gpu_order=_plan_gpu_order(site, shape, full=full),
         bind=(full and site.launcher.bind_full) or site.launcher.bind,
-        directives=plan_directives(spec, site, queue_name, words, container.directives, asked.values()),
+        directives=plan_directives(spec, site, queue_name, words, container.directives, requested.values()),
         remarks=(*counted, *account_remarks),
     )
     check_placeholders(plan)
@@ -658,16 +658,16 @@ def _plan_gpu_order(site: Site, shape: Shape, *, full: bool) -> str:
 
 def _check_bare(plan: JobPlan) -> None:
     """RequestError for what only the supervisor could do."""
-    asked = {key: getattr(plan.spec, key) for key in _OF_SUPERVISOR}
-    asked["signal"] = plan.warns_s
-    for key, value in asked.items():
+    requested = {key: getattr(plan.spec, key) for key in _OF_SUPERVISOR}
+    requested["signal"] = plan.warns_s
+    for key, value in requested.items():
         if value:
             raise RequestError(
                 f"{key} needs the supervisor, and supervise is false", f"leave out supervise: false, or {key}"
             )
 
 
-def _own_variables(spec: JobSpec) -> tuple[tuple[str, str], ...]:
+def _request_variables(spec: JobSpec) -> tuple[tuple[str, str], ...]:
     """What the request says to the ranks beside the job's own variables."""
     each = spec.gpus_per_rank or 1
     accept = (*(spec.accept or ()), *(("command",) if spec.resume else ()))  # a run that is named takes the new words
@@ -685,8 +685,8 @@ def _plan_chunk(site: Site, words: Mapping[str, str], options: SchedulerOptions)
     """What the site's and the job's own words add to each chunk of the request, as in PBS's select."""
     if not find_scheduler(site.scheduler).directives.chunks:
         return ()
-    own = [v.chunk.replace("{}", words[name]) for name, v in site.variables.items() if v.chunk and name in words]
-    return (*(word for word in site.chunk if "=" in word), *own, *filter(None, [options.constraint]))
+    chosen = [v.chunk.replace("{}", words[name]) for name, v in site.variables.items() if v.chunk and name in words]
+    return (*(word for word in site.chunk if "=" in word), *chosen, *filter(None, [options.constraint]))
 
 
 def _remark_batch(plan: JobPlan, global_batch: int) -> str:
@@ -734,9 +734,9 @@ def _remarks(plan: JobPlan) -> list[str]:
     signal_s = plan.options.signal_s
     if signal_s >= plan.walltime_s:
         raise RequestError(f"signal {format_walltime(signal_s)} is not within {plan.walltime}", "--set signal=0:02:00")
-    if signal_s and plan.own_ranks not in {"", SOME_COMMAND}:
+    if signal_s and plan.rank_maker not in {"", SOME_COMMAND}:
         raise RequestError(
-            f"signal: {plan.own_ranks} is the command, so it gets SIG{WARNING}, and ends at it before its ranks",
+            f"signal: {plan.rank_maker} is the command, so it gets SIG{WARNING}, and ends at it before its ranks",
             "let hpcddp start the ranks: leave its words out of the command",
         )
     remarks += filter(None, [remark_name(plan), _remark_output(plan), _remark_literal(plan)])

@@ -27,14 +27,14 @@ def check_placeholders(plan: JobPlan) -> None:
             "leave parallel out where the program splits its model itself; hpcddp.runtime deals the batch by itself",
         )
     own = [name for name in find_placeholders(plan.command) if name in OF_RANK]
-    if plan.own_ranks and own:
+    if plan.rank_maker and own:
         raise RequestError(
-            f"{{{own[0]}}} in the command: {plan.own_ranks} makes the ranks, and the command runs once per node",
+            f"{{{own[0]}}} in the command: {plan.rank_maker} makes the ranks, and the command runs once per node",
             "leave it out",
         )
     joins = plan.world_size > 1 and not plan.spec.independent
-    if joins and (plan.nodes > 1 or plan.own_ranks != SOME_COMMAND):  # else the program numbers its own ranks
-        refuse_one_rank(plan.command, plan.own_ranks)
+    if joins and (plan.nodes > 1 or plan.rank_maker != SOME_COMMAND):  # else the program numbers its own ranks
+        refuse_one_rank(plan.command, plan.rank_maker)
 
 
 def plan_data_size(spec: JobSpec, nodes: int, ranks_per_node: int, gpus_per_rank: int) -> int:
@@ -51,7 +51,7 @@ def plan_data_size(spec: JobSpec, nodes: int, ranks_per_node: int, gpus_per_rank
 RECOVERY_KEYS = ("max_restarts", "min_nodes", "spares", "stall_limit", "health_check")
 
 
-def check_asked_recovery(spec: JobSpec, scheduler: str) -> None:
+def check_recovery_keys(spec: JobSpec, scheduler: str) -> None:
     """RequestError for keys that say nothing together."""
     if spec.max_restarts is None:
         for key in RECOVERY_KEYS:

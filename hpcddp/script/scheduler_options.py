@@ -56,21 +56,21 @@ class SchedulerOptions(Record):
     chain: int = 0
 
 
-def asked_options(spec: JobSpec, site: Site, *, warned_by_scheduler: bool) -> dict[str, str]:
+def requested_options(spec: JobSpec, site: Site, *, warned_by_scheduler: bool) -> dict[str, str]:
     """The options that the script prints for what the job asks: job-file key -> option."""
     options = find_scheduler(site.scheduler).directives.options
-    asked = {key: option for key, option in options.items() if spec.asks_for(key)}
-    return asked if warned_by_scheduler else {key: option for key, option in asked.items() if key != "signal"}
+    requested = {key: option for key, option in options.items() if spec.asks_for(key)}
+    return requested if warned_by_scheduler else {key: option for key, option in requested.items() if key != "signal"}
 
 
-def plan_scheduler_options(spec: JobSpec, site: Site, asked: Mapping[str, str]) -> SchedulerOptions:
+def plan_scheduler_options(spec: JobSpec, site: Site, requested: Mapping[str, str]) -> SchedulerOptions:
     """Raises RequestError for what the scheduler or the site cannot do, and for a value that no directive can carry.
 
-    `asked`: what `asked_options` found.
+    `requested`: what `requested_options` found.
     """
     scheduler = find_scheduler(site.scheduler)
     rules = scheduler.directives
-    _check_known(spec, site, rules, asked)
+    _check_known(spec, site, rules, requested)
     if spec.mail_to and not spec.mail:
         raise RequestError(f"mail_to {spec.mail_to!r} without mail", "--set 'mail=end fail'")
     if (spec.gpu_type or "").isdecimal():
@@ -102,14 +102,14 @@ def plan_scheduler_options(spec: JobSpec, site: Site, asked: Mapping[str, str]) 
     )
 
 
-def _check_known(spec: JobSpec, site: Site, rules: Directives, asked: Mapping[str, str]) -> None:
+def _check_known(spec: JobSpec, site: Site, rules: Directives, requested: Mapping[str, str]) -> None:
     for key in KEYS:
         if spec.asks_for(key) and key not in rules.options:
             raise RequestError(
                 f"site {site.name} cannot take {key}: its scheduler, {site.scheduler}, has no option for it",
                 f"leave out {key}",
             )
-    for key, option in asked.items():
+    for key, option in requested.items():
         if option in site.rejects:
             raise RequestError(
                 f"site {site.name} refuses {option}, so that {key} cannot be asked for"
@@ -126,12 +126,12 @@ def _word(key: str, value: str | None, pattern: str) -> str:
 
 def _plan_constraint(spec: JobSpec, site: Site, rules: Directives) -> str:
     """The site's and the job's; a node has to have both."""
-    asked = _word("constraint", spec.constraint, rules.constraint)
+    requested = _word("constraint", spec.constraint, rules.constraint)
     _word(f"constraint of site {site.name}", site.constraint or None, rules.constraint)
-    if site.constraint and asked:
-        one = f"({asked})" if "|" in asked and asked[0] not in "[(" else asked
+    if site.constraint and requested:
+        one = f"({requested})" if "|" in requested and requested[0] not in "[(" else requested
         return rules.both_constraints.format(site.constraint, one)
-    return site.constraint or asked
+    return site.constraint or requested
 
 
 def _plan_mail(spec: JobSpec, scheduler: Scheduler) -> str:
@@ -193,8 +193,8 @@ def _plan_chain(spec: JobSpec) -> int:
         "hold": (spec.hold, "every attempt would wait until somebody releases it"),
         "requeue": (spec.requeue, "both would start the run again after a node failure"),
     }
-    for key, (asked, why) in excluded.items():
-        if spec.chain and asked:
+    for key, (requested, why) in excluded.items():
+        if spec.chain and requested:
             raise RequestError(f"chain {spec.chain} beside {key}: {why}", f"leave out {key}, or chain")
     return spec.chain or 0
 
@@ -217,18 +217,18 @@ def directive_word(text: str, where: str) -> str:
 
 
 def plan_directives(
-    spec: JobSpec, site: Site, queue: str, values: Mapping[str, str], further: Iterable[str], asked: Iterable[str]
+    spec: JobSpec, site: Site, queue: str, values: Mapping[str, str], further: Iterable[str], requested: Iterable[str]
 ) -> tuple[str, ...]:
     """The site's further directives, those of its variables and of what was chosen (`further`), and the job's own.
 
     Each is one option such as `-v USE_SSH=1`, without the prefix. Where an option may stand once only, it has all
     values: two `-v` become one. Raises RequestError for what a directive cannot carry, and for an option that the
-    script prints; `asked` are those for what the job asks.
+    script prints; `requested` are those for what the job asks.
     """
     wanted, rules = spec.directives or (), find_scheduler(site.scheduler).directives
     if wanted and not rules.prefix:
         raise RequestError(f"directive {wanted[0]!r}: this site has no scheduler to read it", "leave out directives")
-    _check_wanted(site, wanted, tuple(asked))
+    _check_wanted(site, wanted, tuple(requested))
     reserved = [text.replace("{queue}", queue) for text in site.reservation] if spec.reservation else []
     printed = ((v.directive, values[name]) for name, v in site.variables.items() if v.directive and name in values)
     own = [directive.replace("{}", value) for directive, value in printed]
@@ -266,11 +266,11 @@ def _joined_words(items: Iterable[str], where: str, rules: Directives) -> str:
     )
 
 
-def _check_wanted(site: Site, wanted: Iterable[str], asked: tuple[str, ...]) -> None:
+def _check_wanted(site: Site, wanted: Iterable[str], requested: tuple[str, ...]) -> None:
     rules = find_scheduler(site.scheduler).directives
     keys = {option: key for key, option in [*rules.options.items()][::-1]}
     for option in (option for text in wanted for option in read_options(rules, text)):
-        if option.name in (*rules.printed, *asked):
+        if option.name in (*rules.printed, *requested):
             raise RequestError(
                 f"directive {option.text!r} is printed by the script itself",
                 f"use the job key {keys[option.name]}" if option.name in keys else "use the option or job key for it",

@@ -219,7 +219,7 @@ def check_limits(site: Site, queue: str, nodes: int, walltime_s: int, gpus: int 
     if not about:
         raise RequestError(
             f"queue {queue} of site {site.name} takes {', '.join(_size(r) for r in rules)} per job,"
-            f" not {_asked(rules, nodes, gpus)} ({source}){lost}",
+            f" not {_format_request(rules, nodes, gpus)} ({source}){lost}",
             f"nearest: {_nearest_size(rules, nodes, gpus // nodes)}"
             + _other_queue(site, queue, nodes, gpus, walltime_s),
         )
@@ -270,7 +270,7 @@ def _other_queue(site: Site, queue: str, nodes: int, gpus: int, walltime_s: int)
     return f", or --queue {named[0]}" if named else ""
 
 
-def _asked(rules: tuple[Limit, ...], nodes: int, gpus: int) -> str:
+def _format_request(rules: tuple[Limit, ...], nodes: int, gpus: int) -> str:
     return f"{nodes}" if not any(r.gpus for r in rules) else f"{nodes} with {_span((gpus, gpus), 'GPU')}"
 
 

@@ -28,96 +28,96 @@ class Difference(Record):
     correction: Mapping[str, Any] = {}  # never written to
 
 
-def compare_queues(site: Site, found: Sequence[QueueFound], asked: str) -> list[Difference]:
-    """The differences of queues, their limits and their nodes. `asked`: the command that found them."""
+def compare_queues(site: Site, found: Sequence[QueueFound], command: str) -> list[Difference]:
+    """The differences of queues, their limits and their nodes. `command`: the command that found them."""
     live = {queue.name: queue for queue in found}
     differences = []
     listed = [queue.partition or name for name, queue in site.queues.items() if not queue.qos]
     if listed and not live.keys() & set(listed):
-        return [Difference(f"none of the queues of the site's file is in {asked}: this may be another machine")]
+        return [Difference(f"none of the queues of the site's file is in {command}: this may be another machine")]
     for name, queue in site.queues.items():
         if queue.qos:  # a QOS is in no list of partitions
             continue
         now = live.get(queue.partition or name)
         if now is None:
             gone = {"queues": {name: GONE}} if name != site.queue else {}
-            differences.append(Difference(f"queue {name}: it is in the site's file, and not in {asked}", gone))
+            differences.append(Difference(f"queue {name}: it is in the site's file, and not in {command}", gone))
             continue
         if not now.is_open:
-            differences.append(Difference(f"queue {name}: it takes no jobs now, by {asked}"))
-        differences += _compare_limits(name, queue, now, asked)
-        differences += _compare_nodes(name, site, now, asked)
+            differences.append(Difference(f"queue {name}: it takes no jobs now, by {command}"))
+        differences += _compare_limits(name, queue, now, command)
+        differences += _compare_nodes(name, site, now, command)
     return differences
 
 
-def unsaid_facts(site: Site, found: Sequence[QueueFound], asked: str) -> list[str]:
+def list_unsaid(site: Site, found: Sequence[QueueFound], command: str) -> list[str]:
     """What the file says of nodes and the scheduler does not, in a line for each fact."""
     unsaid: dict[str, list[str]] = {}
     live_queues = {now.name: now for now in found}
     for name, queue in site.queues.items():
         now = live_queues.get(queue.partition or name)
         if now is not None and not queue.qos:
-            for _, word, said, live in _facts(name, site, now):
+            for _, word, said, live in _node_numbers(name, site, now):
                 unsaid.setdefault(word, []).extend([name] if said and live is None else [])
-    verb = "do" if " and " in asked else "does"
-    return [f"{word} of {', '.join(names)}: {asked} {verb} not say" for word, names in unsaid.items() if names]
+    verb = "do" if " and " in command else "does"
+    return [f"{word} of {', '.join(names)}: {command} {verb} not say" for word, names in unsaid.items() if names]
 
 
-def unlisted_queues(site: Site, found: Sequence[QueueFound], asked: str) -> list[str]:
+def unlisted_queues(site: Site, found: Sequence[QueueFound], command: str) -> list[str]:
     """Queues that the file leaves out, as many do: for people, it is no difference."""
     known = {queue.partition or name for name, queue in site.queues.items()}
     unknown = [queue.name for queue in found if queue.name not in known]
     listed = ", ".join(unknown[:8]) + (f" and {len(unknown) - 8} more" if len(unknown) > 8 else "")
-    return [f"not in the site's file: {listed} (by {asked})"] if unknown else []
+    return [f"not in the site's file: {listed} (by {command})"] if unknown else []
 
 
-def _compare_limits(name: str, queue: Queue, now: QueueFound, asked: str) -> list[Difference]:
+def _compare_limits(name: str, queue: Queue, now: QueueFound, command: str) -> list[Difference]:
     """A limit that is wider now is a person's to correct: a QOS or a rule of people may be what the file says."""
     told, changed = list[tuple[str, bool]](), dict[str, str]()
     longest = max((rule.walltime_s for rule in queue.limits if rule.walltime_s is not None), default=None)
     live_s = None if now.walltime is None else parse_walltime(now.walltime, "walltime")
     if longest is not None and live_s is not None and longest != live_s:
         changed.update({"walltime": format_walltime(live_s)} if live_s < longest else {})
-        text = f"walltime {format_walltime(longest)} in the site's file, {format_walltime(live_s)} by {asked}"
+        text = f"walltime {format_walltime(longest)} in the site's file, {format_walltime(live_s)} by {command}"
         told.append((text, live_s < longest))
     most = max((rule.nodes[1] for rule in queue.limits if rule.nodes is not None), default=None)
     live = min((count for count in (now.most_nodes, now.nodes) if count), default=None)
     if most is not None and live is not None and (most > live or (now.most_nodes is not None and most < live)):
         first = next((rule.nodes[0] for rule in queue.limits if rule.nodes is not None), 1)
         changed.update({"nodes": f"{first}-{live}" if live > first else str(live)} if live < most else {})
-        told.append((f"at most {format_count(most, 'node')} in the site's file, {live} by {asked}", live < most))
+        told.append((f"at most {format_count(most, 'node')} in the site's file, {live} by {command}", live < most))
     correction = _with_limit(name, queue, **changed)  # of all that is tighter: a rule is corrected as a whole
     return [Difference(f"queue {name}: {text}", correction if tighter else {}) for text, tighter in told]
 
 
-def _compare_nodes(name: str, site: Site, now: QueueFound, asked: str) -> list[Difference]:
+def _compare_nodes(name: str, site: Site, now: QueueFound, command: str) -> list[Difference]:
     """What a node is said to have and has not. A file that asks for less than there is leaves it to the system. What
     only some of the nodes have, and whether there are GPUs at all, is a person's to correct."""
     differences = []
-    for key, word, said, live in _facts(name, site, now):
+    for key, word, said, live in _node_numbers(name, site, now):
         if said is None or live is None:
             continue
         near = _NEAR if key == "mem_gb" and "mem" not in site.chunk and not site.asks_memory else 1
         if not (said * near > live or (key == "gpus" and said != live and not now.mixed)):
             continue
-        told = f"queue {name}: {said} {word} in each node in the site's file, {live} by {asked}"
+        told = f"queue {name}: {said} {word} in each node in the site's file, {live} by {command}"
         by_hand = now.mixed or (key == "gpus" and 0 in (said, live))
         differences.append(Difference(told, {} if by_hand else {"queues": {name: {key: str(live)}}}))
     return differences
 
 
-def _facts(name: str, site: Site, now: QueueFound) -> list[tuple[str, str, int | None, int | None]]:
+def _node_numbers(name: str, site: Site, now: QueueFound) -> list[tuple[str, str, int | None, int | None]]:
     """Key, word, what the file says, and what the scheduler does. What a request gets that names nothing says nothing
     of one that names it, or that has whole nodes."""
     queue = site.queues[name]
-    facts = (
+    numbers = (
         ("gpus", "GPUs", "ngpus", queue.gpus, now.gpus),
         ("cpus", "CPUs", "ncpus", queue.cpus, now.cpus),
         ("mem_gb", "GB of memory", "mem", queue.mem_gb, now.mem_gb),
     )
     return [
-        (key, word, said, None if key in now.defaults and (queue.exclusive or asked in site.chunk) else live)
-        for key, word, asked, said, live in facts
+        (key, word, said, None if key in now.defaults and (queue.exclusive or resource in site.chunk) else live)
+        for key, word, resource, said, live in numbers
     ]
 
 
@@ -209,7 +209,7 @@ def read_modules(text: str, status: int) -> ModulesFound:
 # The start of a site's file: what the scheduler says of its queues and nodes, and comments for what only people know.
 
 
-def format_start(name: str, scheduler: str, date: str, queues: Iterable[QueueFound], asked: str) -> str:
+def format_start(name: str, scheduler: str, date: str, queues: Iterable[QueueFound], command: str) -> str:
     """The file's text. What was not found is a comment to fill in."""
     row = find_scheduler(scheduler)
     lines = [
@@ -220,7 +220,7 @@ def format_start(name: str, scheduler: str, date: str, queues: Iterable[QueueFou
         "standing: practice         # documented, once each fact below names a page of the guide",
         f"verified: {date}",
         "sources:",
-        f"  scheduler: {asked or 'nothing was asked'}",
+        f"  scheduler: {command or 'nothing was asked'}",
         "#  jobs: https://docs.example.org/jobs",
         "",
         f"# account: {{required: true, source: jobs}}{_other_options(row.directives)}",
@@ -252,7 +252,7 @@ def _queue_lines(queues: list[QueueFound]) -> Iterator[str]:
     yield "queues:"
     for queue in queues:
         known = {"gpus": queue.gpus, "gpu": queue.gpu, "cpus": queue.cpus, "mem_gb": queue.mem_gb}
-        facts = [f"{key}: {value}" for key, value in known.items() if value is not None]
+        numbers = [f"{key}: {value}" for key, value in known.items() if value is not None]
         nodes = f"nodes: 1-{queue.nodes}" if (queue.nodes or 0) > 1 else "nodes: 1"
         rule = f"{nodes}, walltime: {queue.walltime}" if queue.walltime else nodes
-        yield f"  {queue.name}: {{{', '.join([*facts, f'limits: [{{{rule}}}]', 'source: scheduler'])}}}"
+        yield f"  {queue.name}: {{{', '.join([*numbers, f'limits: [{{{rule}}}]', 'source: scheduler'])}}}"

@@ -642,7 +642,9 @@ def overlay_of(name: str, env: Mapping[str, str]) -> str:
     return path if _is_there(path, folder) else ""
 
 
-def asked_site(option: str | None, in_job_file: str | None, job_file: str, env: Mapping[str, str]) -> SiteChoice | None:
+def chosen_site(
+    option: str | None, in_job_file: str | None, job_file: str, env: Mapping[str, str]
+) -> SiteChoice | None:
     """What somebody said: --site, $HPCDDP_SITE, the job file, the user's config.yaml; None when nobody did."""
     if option:
         return SiteChoice(option, "--site")
@@ -653,12 +655,12 @@ def asked_site(option: str | None, in_job_file: str | None, job_file: str, env: 
     config = find_config("config.yaml", env)
     if not config:
         return None
-    asked, _ = load_yaml(config, SiteError)
-    unknown = next((key for key in asked if key != "site"), None)
+    config_keys, _ = load_yaml(config, SiteError)
+    unknown = next((key for key in config_keys if key != "site"), None)
     if unknown is not None:
         what = f"unknown key {unknown!r} in {config}{nearest(unknown, ['site'])}"
         raise SiteError(what, "its only key is site: NAME")
-    site = asked.get("site")
+    site = config_keys.get("site")
     if site is not None and (not site or not isinstance(site, str)):
         raise SiteError(f"site in {config} has no value", "site: NAME, or leave it out")
     return SiteChoice(site, f"site in {config}") if site else None

@@ -11,14 +11,14 @@ from hpcddp.script.jobplan import JobPlan
 from hpcddp.script.plan import PlannedBy, plan_job
 from hpcddp.script.render import render_script
 from hpcddp.script.site import Site
-from hpcddp.script.site_text import missing_facts, site_rows
+from hpcddp.script.site_text import missing_options, site_rows
 from hpcddp.script.spec import read_spec
 
 
 def page_of(site: Site, made_by: str) -> str:
     """The site's page; `made_by` is what made it."""
-    asked = " ".join(f"{option} {value}" for option, value in _examples(site))
-    request = f"--site {site.name} {asked}".rstrip()
+    given = " ".join(f"{option} {value}" for option, value in _examples(site))
+    request = f"--site {site.name} {given}".rstrip()
     basis = {
         "documented": "the site's own documentation",
         "practice": "scripts and notes of users or staff, not the site's manual: read one script before you trust it",
@@ -65,26 +65,26 @@ def _examples(site: Site) -> list[tuple[str, str]]:
     names = ("abc123", "abcd-gpu", "project_465000000")
     fitting = (name for name in names if re.fullmatch(rule.pattern or ".*", name))
     account = next(fitting, rule.example or "NAME")
-    return [(option, account if option == "--account" else value) for option, value in missing_facts(site)]
+    return [(option, account if option == "--account" else value) for option, value in missing_options(site)]
 
 
 def _plan(site: Site) -> JobPlan:
     """What the page asks for, as `hpcddp render` plans it."""
-    asked = {"site": site.name, "command": "python train.py"}
+    given = {"site": site.name, "command": "python train.py"}
     for option, value in _examples(site):
         key, _, said = value.partition("=") if option == "--set" else (option[2:].replace("-", "_"), "", value)
-        asked[key] = said
-    spec = read_spec({key: (value, key) for key, value in asked.items()}, site.variables)
+        given[key] = said
+    spec = read_spec({key: (value, key) for key, value in given.items()}, site.variables)
     return plan_job(spec, site, PlannedBy(python="/usr/bin/python3", version=__version__, created_by="", cpus=1))
 
 
 def _to_fill_in(site: Site) -> list[str]:
-    facts = missing_facts(site)
-    if not facts:
+    missing = missing_options(site)
+    if not missing:
         return []
     return [
         "The site's file does not give "
-        + ", ".join(f"`{option} {value}`" for option, value in facts)
+        + ", ".join(f"`{option} {value}`" for option, value in missing)
         + ": use your own values.",
         "",
     ]

@@ -88,14 +88,14 @@ def format_queue(queue: Queue) -> str:
     return ", ".join(p for p in parts if p) or "nothing known"
 
 
-def _format_queue_account(own: Mapping[str, Any]) -> str:
+def _format_queue_account(account: Mapping[str, Any]) -> str:
     """What is said of accounts for one queue alone."""
-    required = {True: "required", False: "optional"}.get(own.get("required", ""), "")
-    parts = [required, f"matches {own['pattern']}" if "pattern" in own else "", own.get("option", "")]
-    return " ".join(filter(None, ["account", *parts])) if own else ""
+    required = {True: "required", False: "optional"}.get(account.get("required", ""), "")
+    parts = [required, f"matches {account['pattern']}" if "pattern" in account else "", account.get("option", "")]
+    return " ".join(filter(None, ["account", *parts])) if account else ""
 
 
-def missing_facts(site: Site) -> list[tuple[str, str]]:
+def missing_options(site: Site) -> list[tuple[str, str]]:
     """What the site's file does not say, as (option, an example), for its default queue."""
     this_machine = find_scheduler(site.scheduler).this_machine
     return [(one.option, one.example) for one in list_missing(JobSpec(), site, cpus_known=this_machine)]

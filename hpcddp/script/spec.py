@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from hpcddp.ranks.launcher import Word
 
 
-def _meant_launchers() -> dict[str, tuple[str, ...]]:
+def _launcher_synonyms() -> dict[str, tuple[str, ...]]:
     """What people write for a launcher: the program that its job scripts call, or the scheduler that brings it."""
     found: dict[str, tuple[str, ...]] = {}
     for row in map(LAUNCHERS.__getitem__, JOB_LAUNCHERS):
@@ -46,7 +46,7 @@ def _meant_launchers() -> dict[str, tuple[str, ...]]:
     return found
 
 
-read_launcher = read_choice(*JOB_LAUNCHERS, meant=_meant_launchers())
+read_launcher = read_choice(*JOB_LAUNCHERS, synonyms=_launcher_synonyms())
 
 # Every key of a job file, and how its value is read. `--set KEY=VALUE` takes the same keys.
 KEYS: dict[str, Reader] = {
@@ -186,7 +186,7 @@ class JobSpec(Record):
         return getattr(self, FIELDS.get(key, key)) is not None
 
 
-def read_spec(asked: Mapping[str, tuple[object, str]], site_keys: Iterable[str] = ()) -> JobSpec:
+def read_spec(given: Mapping[str, tuple[object, str]], site_keys: Iterable[str] = ()) -> JobSpec:
     """A spec from raw values with their sources: key -> (value, "--nodes" or "nodes in job.yaml").
 
     An empty value goes to its key's reader, from an option as from a file: `modules=` is an empty list, and
@@ -200,9 +200,9 @@ def read_spec(asked: Mapping[str, tuple[object, str]], site_keys: Iterable[str] 
     axes: dict[str, object] = {}
     own: dict[str, str] = {}
     site_keys = tuple(site_keys)
-    plain = {key: f"({where})" for key, (_, where) in asked.items() if not key.startswith(("env.", "sweep."))}
+    plain = {key: f"({where})" for key, (_, where) in given.items() if not key.startswith(("env.", "sweep."))}
     refuse_unknown(plain, [*KEYS, *site_keys], "docs/job-file.md")
-    for key, (value, where) in asked.items():
+    for key, (value, where) in given.items():
         if key.startswith("env."):
             env.update(read_variables({key[4:]: value}, where))
         elif key.startswith("sweep."):
@@ -212,11 +212,11 @@ def read_spec(asked: Mapping[str, tuple[object, str]], site_keys: Iterable[str] 
         else:
             values[FIELDS.get(key, key)] = KEYS[key](value, where)
     if axes:
-        more = read_axes(axes, next(where for key, (_, where) in asked.items() if key.startswith("sweep.")))
+        more = read_axes(axes, next(where for key, (_, where) in given.items() if key.startswith("sweep.")))
         values["sweep"] = {**values.get("sweep", {}), **more}
     if env:
         values["env"] = {**values.get("env", {}), **env}
-    sources = {key: where for key, (_, where) in asked.items()}
+    sources = {key: where for key, (_, where) in given.items()}
     return JobSpec(**values, variables=own or None, sources=sources)
 
 

@@ -30,7 +30,7 @@ LAUNCHED = "HPCDDP_LAUNCH"
 _EARLIER_S = 600.0  # in which the scheduler kills what an earlier start of the job has left
 
 
-class Begun(Record):
+class StartedAttempt(Record):
     """`left`: how many attempts may follow, in a chain."""
 
     attempt: AttemptFolder
@@ -44,7 +44,7 @@ def begin(
     env: Mapping[str, str],
     script: str,
     tell: Callable[[str], None],
-) -> Begun | int:
+) -> StartedAttempt | int:
     """The attempt, which holds its run; the exit status where a chain ends here.
 
     The errors of `start` and `start_attempt`; LaunchError if the folder cannot be written.
@@ -77,7 +77,7 @@ def begin(
     except HpcddpError:
         release_run(attempt.run, attempt.name)
         raise
-    return Begun(attempt, left)
+    return StartedAttempt(attempt, left)
 
 
 def _wait_for_earlier_start(holder: Holder, job: str, tell: Callable[[str], None]) -> bool:

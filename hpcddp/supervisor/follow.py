@@ -16,7 +16,7 @@ from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.chain import find_follow_up, write_follow_up
 from hpcddp.runs.lock import start_time
 from hpcddp.schedulers.registry import CurrentJob, find_current_job, find_scheduler
-from hpcddp.schedulers.run import ask_about, read_job_state, run_program
+from hpcddp.schedulers.run import ask_about, queue_job, read_job_state, run_program
 from hpcddp.units import parse_walltime, read_number
 
 if TYPE_CHECKING:
@@ -259,22 +259,15 @@ class FollowUp:
         self.id = None
 
     def _submit(self, script: str, options: tuple[str, ...]) -> str | None:
-        from hpcddp.schedulers.run import find_id  # most jobs start without it
-
         words = list[str]()
         for word in self._commands.follow:
             filled = word.replace("{job}", self._job.id).replace("{script}", script)
             words += options if word == "{options}" else [filled]
         folder = self._env.get(find_scheduler(self._job.scheduler).variables.folder) or os.getcwd()
-        why = "there is no copy of this script" if not os.path.isfile(script) else ""
-        if not why:
+        why = "there is no copy of this script"
+        if os.path.isfile(script):
             try:
-                answer = run_program(words, self._env, folder=folder)
-                queued = find_id(self._commands.submitted, answer)
-                if queued is not None:
-                    return queued
-                no_id = f"{words[0]} answered {' '.join(answer.stdout.split())[-200:]!r}, which has no job id"
-                why = no_id if answer.status == 0 else answer.stderr.strip() or f"{words[0]} ended with {answer.status}"
+                return queue_job(self._job.scheduler, words, self._env, folder)
             except SchedulerError as error:
                 why = error.message
         self._tell(f"the next attempt is not queued: {why}\nhint: on a login node: cd {folder} && {shlex.join(words)}")

@@ -18,7 +18,7 @@ from hpcddp.runs.state import read_state, replace_state
 from hpcddp.supervisor.begin import make_folders
 from hpcddp.supervisor.events import ERROR, KILLED, STUCK, UNHEARD, UNKNOWN
 from hpcddp.supervisor.hosts import Hosts, list_checks
-from hpcddp.supervisor.stuck import NOWHERE
+from hpcddp.supervisor.rank import NOWHERE
 from hpcddp.units import format_count
 
 if TYPE_CHECKING:

@@ -25,6 +25,7 @@ from hpcddp.supervisor.rank import (
     CALLS,
     ENDS,
     FALLS_SILENT,
+    FIRST_STEP,
     HELD,
     LOST,
     MOVES,
@@ -33,8 +34,9 @@ from hpcddp.supervisor.rank import (
     STAYS_AWAY,
     WAITS_FOR_OTHERS,
     Rank,
+    StuckDetector,
+    describe_stand,
 )
-from hpcddp.supervisor.stuck import FIRST_STEP, StuckDetector, describe_stand
 
 if TYPE_CHECKING:
     import signal

@@ -234,7 +234,7 @@ class Attempts:
         if recovery is not None and recovery.chosen:
             stage = self._name_hosts(stage, recovery.chosen, "hosts-stage")
             launch = self._name_hosts(launch, recovery.chosen, "hosts")
-            env |= find_scheduler(order.scheduler).beside
+            env |= find_scheduler(order.scheduler).overlap
             if "MASTER_ADDR" in env:
                 env["MASTER_ADDR"] = reached_as(recovery.chosen[0], env)  # the script's may be left out
         self._reports.open(attempt)

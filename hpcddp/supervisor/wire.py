@@ -121,10 +121,10 @@ def read(line: bytes) -> Message | None:
 
 
 class Incoming:
-    """The messages of one connection, whose lines may come in parts. `rest`: what has come already."""
+    """The messages of one connection, whose lines may come in parts."""
 
-    def __init__(self, rest: bytes = b"") -> None:
-        self._rest = rest
+    def __init__(self) -> None:
+        self._rest = b""
 
     def add(self, data: bytes = b"") -> list[Message]:
         """The messages that are complete now."""

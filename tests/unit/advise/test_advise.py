@@ -10,9 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp.advise.choice import Asked, advise_on, list_splits, weigh
-from hpcddp.advise.memory import Split, Work, peak, shard_elements, spike, zero_share
-from hpcddp.advise.shape import PRECISIONS, Activations, Model, Parameter, Stages
+from hpcddp.advise.choice import Target, advise_on, list_splits, weigh
+from hpcddp.advise.memory import (
+    PRECISIONS,
+    Activations,
+    Model,
+    Parameter,
+    Split,
+    Stages,
+    Work,
+    peak,
+    shard_elements,
+    spike,
+    zero_share,
+)
 from hpcddp.advise.transformer import Numbers, make_transformer
 from hpcddp.cli.main import main
 
@@ -79,13 +90,13 @@ def test_the_simplest_split_that_fits_with_15_percent_is_chosen(memory: float, c
     model = Model("two", (), (Parameter(500, 500), Parameter(500, 500)), whole=Activations(NONE, NONE))
     work = ADAM._replace(loops=True, optimizer="momentum")
     assert peak(model, Split(2), work).total == 16000
-    found = advise_on(model, None, 1, Asked(memory, 2, 1), work)
+    found = advise_on(model, None, 1, Target(memory, 2, 1), work)
     assert (found.chosen.parallel if found.chosen else None) == chosen
 
 
 def test_a_global_batch_of_fewer_samples_than_data_ranks_leaves_tensor_parallelism() -> None:
     model = make_transformer(Numbers(7 * 10**9, 32, 4096, 4096), "bf16")
-    rows, left = weigh(model, 2, Asked(80e9, 8, 1, global_batch=8), ADAM)
+    rows, left = weigh(model, 2, Target(80e9, 8, 1, global_batch=8), ADAM)
     assert [row.parallel for row in rows] == [{"shard": n, "tensor": 16 // n} for n in (8, 4, 2)]
     assert [one.parallel for one in left] == ["ddp", "zero1", "hsdp", "fsdp"]
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcddp.advise.source import load_function
-from hpcddp.advise.user_errors import without_command_line
+from hpcddp.advise.source import load_function, without_command_line
 from hpcddp.cli.main import main
 from hpcddp.errors import RequestError
 
@@ -103,7 +102,7 @@ def test_a_model_of_a_script_is_measured_without_its_weights(tmp_path: Path, cap
     assert main(["advise", f"{file}:make_model", *asked[:4], "--input", "3,8,8"]) == 2
     message, hint = capsys.readouterr().err.splitlines()[-2:]
     assert "the model cannot be trained on its input" in message
-    assert hint.endswith("--sequence 1024 for a model of token numbers")
+    assert hint.endswith("; token numbers: --sequence 1024; others: --input 3,224,224")
 
 
 ODD = """

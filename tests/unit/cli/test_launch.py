@@ -294,14 +294,6 @@ def test_a_script_that_starts_the_ranks_itself_is_seen_behind_what_starts_it(bef
     assert see_spawn(spec)[0].ranks == "node"
 
 
-def test_the_script_behind_a_plain_shell_script_is_seen(tmp_path: Path) -> None:
-    (tmp_path / "spawn.py").write_text(SPAWN)
-    spec = JobSpec(command=("bash", "run.sh", "--config", "c.py"), workdir=str(tmp_path))
-    for text, ranks in (('set -e\npython spawn.py "$@"\n', "node"), ("NODE_RANK=1 python spawn.py\n", None)):
-        (tmp_path / "run.sh").write_text(text)
-        assert see_spawn(spec)[0].ranks == ranks
-
-
 def test_a_script_that_starts_its_ranks_runs_once_per_node(tmp_path: Path) -> None:
     (tmp_path / "spawn.py").write_text(SPAWN)
     (tmp_path / "both.py").write_text(f'import os\nos.environ.get("RANK")\n{SPAWN}')

@@ -20,15 +20,6 @@ INIT = "import torch, torch.distributed as dist\ndist.init_process_group('nccl')
 END = "dist.destroy_process_group()\n"
 STEP = "loss = criterion(model(x.cuda()), y)\nloss.backward()\n"
 DDP = f"{INIT}model = DistributedDataParallel(net)\n"
-EVALUATE = """\
-@torch.no_grad()
-def evaluate(model, loader):
-    total = 0
-    for x, y in loader:
-        loss = criterion(model(x), y)
-        total += loss.item()
-    return total / len(loader)
-"""
 IMAGES = """\
 class Photos(Dataset):
     def __getitem__(self, i):
@@ -187,26 +178,6 @@ CASES = {
             "sampler = DistributedSampler(data)",  # the loop is elsewhere
         ],
     ),
-    "A12": Cases(
-        [
-            (1, "DataLoader(data, sampler=DistributedSampler(data), shuffle=True)"),
-            (2, "s = RandomSampler(data)\nDataLoader(data, sampler=s, shuffle=True)"),
-        ],
-        [
-            "DataLoader(data, sampler=DistributedSampler(data), shuffle=False)",
-            "s = DistributedSampler(data) if several else None\nDataLoader(data, sampler=s, shuffle=s is None)",
-            "s = None\nDataLoader(data, sampler=s, shuffle=True)",
-            "def make(data, s):\n    return DataLoader(data, sampler=s, shuffle=True)",
-        ],
-    ),
-    "A13": Cases(
-        [(1, loop(STEP, "s = DistributedSampler(train_set, shuffle=False)\n", "    s.set_epoch(epoch)\n"))],
-        [
-            loop(STEP, "s = DistributedSampler(test_set, shuffle=False)\n"),
-            loop(STEP, "s = DistributedSampler(train_set)\n", "    s.set_epoch(epoch)\n"),
-            "s = DistributedSampler(train_set, shuffle=False)\nfor x in loader:\n    evaluate(x)",
-        ],
-    ),
     "A14": Cases(
         [
             (6, loop(STEP, f"{DDP}data = MNIST('d')\nloader = DataLoader(data, 64, shuffle=True)\n", END)),
@@ -254,18 +225,6 @@ CASES = {
             f"{DDP}rank != 0 or torch.save(model.state_dict(), 'c.pt')",
             f"{DDP}torch.save(model.state_dict(), 'c.pt') if rank == 0 else None",
             f"{DDP}match rank:\n    case 0:\n        torch.save(model.state_dict(), 'c.pt')",
-        ],
-    ),
-    "A16": Cases(
-        [
-            (6, EVALUATE),
-            (6, EVALUATE.replace("total += loss.item()", "total += loss").replace("return total /", "total /=")),
-        ],
-        [
-            EVALUATE.replace("loss.item()", "loss.item() * len(x)").replace("len(loader)", "len(loader.dataset)"),
-            EVALUATE.replace("criterion(model(x), y)", "F.cross_entropy(model(x), y, reduction='sum')"),
-            EVALUATE + "loader = DataLoader(data, 64, drop_last=True)\n",
-            EVALUATE.replace("@torch.no_grad()\n", ""),
         ],
     ),
     "A17": Cases(
@@ -317,20 +276,6 @@ CASES = {
             "logging.info('start me with torchrun')",
         ],
     ),
-    "A21": Cases(
-        [
-            (5, f"{DDP}state = torch.load('checkpoint.pt')\nmodel.load_state_dict(state)"),
-            (5, f"{DDP}model.load_state_dict(torch.load(path))"),
-        ],
-        [
-            f"{DDP}state = torch.load('checkpoint.pt', map_location='cpu')",
-            f"{DDP}if rank == 0:\n    state = torch.load('checkpoint.pt')",
-            f"{DDP}if args.gpu is None:\n    state = torch.load('checkpoint.pt')",
-            f"{DDP}images = torch.load('images.pt')",
-            "state = torch.load('checkpoint.pt').cuda()",
-            f"{DDP.replace('nccl', 'gloo')}state = torch.load('checkpoint.pt')",
-        ],
-    ),
     "A22": Cases(
         [
             (5, f"{INIT}if rank == 0:\n    dist.barrier()"),
@@ -364,23 +309,6 @@ CASES = {
             f"if 'MASTER_PORT' not in os.environ:\n    os.environ['MASTER_PORT'] = str(find_free_port())\n{INIT}",
             "os.environ['MASTER_PORT'] = str(find_free_port())\nmp.spawn(main)",
             f"os.environ['MASTER_PORT'] = os.environ['PORT']\n{INIT}",
-        ],
-    ),
-    "A33": Cases(
-        [
-            (7, f"{RUNTIME}            y = loss(model(x))\n            y.backward()\n            optimizer.step()\n"),
-            (6, f"{RUNTIME}            loss(model(x)).backward()\n            optimizer.step()\n"),
-            (2, f"def step(model, x):\n    f(model(x)).backward()\n{RUNTIME}            step(model, x)\n"),
-            (2, f"def a(y):\n    y.backward()\ndef b(x):\n    a(model(x))\n{RUNTIME}            b(x)\n"),
-        ],
-        [
-            f"def step(x):\n    rt.backward(model(x))\n{RUNTIME}            step(x)\n",
-            f"def probe(x):\n    model(x).backward()\n{RUNTIME}            rt.backward(model(x))\nprobe(x)\n",
-            f"def probe(x):\n    model(x).backward()\nprobe(x)\n{RUNTIME}            step(x)\n",
-            f"{RUNTIME}            rt.backward(loss(model(x)))\n            optimizer.step()\n",
-            f"{RUNTIME}            rt.train_step(x, loss_of)\n            probe(x).backward()\n",
-            f"{RUNTIME}            rt.backward(loss(model(x)))\n            penalty(x).backward()\n",
-            f"import hpcddp\nhpcddp.init()\n{DDP}for x in data:\n    net(x).backward()",
         ],
     ),
 }

@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcddp.lint.directive import ListError, Option
-from hpcddp.lint.finding import Finding
 from hpcddp.lint.pbs_values import refused_resources, refused_values, split_attributes, split_resources, split_select
 from hpcddp.lint.rules import lint_script
-from hpcddp.lint.script import read_script
+from hpcddp.lint.script import Finding, read_script
 
 CAPTURES = Path(__file__).parents[2] / "captures"
 SCRIPTS = CAPTURES / "pbs-lint"

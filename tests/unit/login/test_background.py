@@ -253,7 +253,7 @@ def test_values_from_python_are_those_of_yaml_and_arrays_are_lists(here: Path) -
 
 
 def repr_of_sweep(job: hpcddp.Job) -> str:
-    return "sweep: {lr: [" + ", ".join(job._asked()["sweep"][0]["lr"]) + "]}"  # type: ignore[index]  # it is a mapping
+    return "sweep: {lr: [" + ", ".join(job._read_keys()["sweep"][0]["lr"]) + "]}"  # type: ignore[index]  # it is a mapping
 
 
 def test_logs_from_python_are_refused_where_the_command_line_refuses_them(

@@ -252,7 +252,7 @@ def test_a_file_that_names_two_rows_by_their_variables_is_found(tmp_path: Path) 
 
 def test_what_a_launcher_alone_sets_is_part_of_what_a_record_keeps_of_it() -> None:
     for row in LAUNCHERS.values():
-        assert all(own.startswith(row.prefixes) for own in row.own_prefixes)
+        assert all(own.startswith(row.prefixes) for own in row.reserved_prefixes)
 
 
 def test_every_launcher_of_job_scripts_says_its_place_among_them() -> None:

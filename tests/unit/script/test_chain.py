@@ -314,8 +314,8 @@ def test_a_server_that_takes_no_follow_up_is_told_with_the_command_and_the_train
     (end,) = pbs.run("unfinished 5")
     assert end.status == 85
     typed = f"cd {pbs.folder}/home && qsub -W depend=afterany:41.pbs1 {pbs.run_dir}/attempts/41.pbs1.1/script.sh"
-    refused = "hpcddp: the next attempt is not queued: qsub: no more jobs today\nhint: on a login node: "
-    assert refused + typed in end.said
+    refused = "qsub refuses the job (status 1): qsub: no more jobs today"
+    assert f"hpcddp: the next attempt is not queued: {refused}\nhint: on a login node: {typed}" in end.said
     assert pbs.state["status"] == "unfinished"
 
 

@@ -12,7 +12,7 @@ from hpcddp.script.fields import read_command, read_job_modules, read_names, rea
 from hpcddp.script.site_file import (
     FIELDS,
     SiteChoice,
-    asked_site,
+    chosen_site,
     config_folders,
     load_site,
     load_yaml,
@@ -315,7 +315,7 @@ def test_a_centres_folder_is_searched_after_the_users_own_and_before_the_shipped
     }
     assert found.items() <= site_files(env).items()
     default = SiteChoice("c", f"site in {tmp_path}/two/hpcddp/config.yaml")
-    assert asked_site(None, None, "", env) == default
+    assert chosen_site(None, None, "", env) == default
     assert config_folders({"HOME": "/h"}) == ["/h/.config/hpcddp", "/etc/xdg/hpcddp"]
 
 
@@ -330,11 +330,11 @@ def test_what_the_user_said_is_taken_in_order(tmp_path):
     (tmp_path / "hpcddp/config.yaml").write_text("site: d\n")
     config = {"XDG_CONFIG_HOME": str(tmp_path)}
     env = {**config, "HPCDDP_SITE": "b"}
-    assert asked_site("a", "c", "job.yaml", env) == SiteChoice("a", "--site")
-    assert asked_site(None, "c", "job.yaml", env) == SiteChoice("b", "$HPCDDP_SITE")
-    assert asked_site(None, "c", "job.yaml", config) == SiteChoice("c", "site in job.yaml")
-    assert asked_site(None, None, "", config) == SiteChoice("d", f"site in {tmp_path}/hpcddp/config.yaml")
-    assert asked_site(None, None, "", {"XDG_CONFIG_HOME": f"{tmp_path}/none"}) is None
+    assert chosen_site("a", "c", "job.yaml", env) == SiteChoice("a", "--site")
+    assert chosen_site(None, "c", "job.yaml", env) == SiteChoice("b", "$HPCDDP_SITE")
+    assert chosen_site(None, "c", "job.yaml", config) == SiteChoice("c", "site in job.yaml")
+    assert chosen_site(None, None, "", config) == SiteChoice("d", f"site in {tmp_path}/hpcddp/config.yaml")
+    assert chosen_site(None, None, "", {"XDG_CONFIG_HOME": f"{tmp_path}/none"}) is None
 
 
 @pytest.mark.parametrize(
@@ -350,7 +350,7 @@ def test_a_config_file_that_does_not_choose_a_site_is_refused_and_not_ignored(te
     (tmp_path / "hpcddp").mkdir()
     (tmp_path / "hpcddp/config.yaml").write_text(text)
     with pytest.raises(SiteError, match=words):
-        asked_site(None, None, "", {"XDG_CONFIG_HOME": str(tmp_path)})
+        chosen_site(None, None, "", {"XDG_CONFIG_HOME": str(tmp_path)})
 
 
 @pytest.mark.parametrize("loop", ["hpcddp", "hpcddp/config.yaml", "hpcddp/sites"])
@@ -359,16 +359,16 @@ def test_an_own_folder_that_cannot_be_read_is_refused_and_not_ignored(loop, tmp_
     (tmp_path / loop).parent.mkdir(exist_ok=True)
     (tmp_path / loop).symlink_to(tmp_path / loop)
     env = {"XDG_CONFIG_HOME": str(tmp_path)}
-    look = site_files if loop.endswith("sites") else partial(asked_site, None, None, "")
+    look = site_files if loop.endswith("sites") else partial(chosen_site, None, None, "")
     with pytest.raises(SiteError, match=r"cannot be read: .*\nhint: check the folders above it: namei -l /"):
         look(env)
-    assert asked_site("abci3", None, "", env)
+    assert chosen_site("abci3", None, "", env)
 
 
 def test_a_home_that_cannot_be_looked_into_says_nothing(tmp_path):
     (tmp_path / "home").symlink_to(tmp_path / "home")
     env = {"HOME": str(tmp_path / "home")}
-    assert asked_site(None, None, "", env) is None
+    assert chosen_site(None, None, "", env) is None
     assert open_site(SiteChoice("abci3", "--site"), env).name == "abci3"
 
 

@@ -7,8 +7,7 @@ import pytest
 from hpcddp.cli.layout import format_layout
 from hpcddp.errors import RequestError
 from hpcddp.script.explain import explain_script
-from hpcddp.script.layout import list_places
-from hpcddp.script.record import plan_record
+from hpcddp.script.jobplan import list_places, plan_record
 
 from .conftest import plan, script
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hpcddp.cli.layout import format_layout, predict_rank
 from hpcddp.ranks.launch import resolve
-from hpcddp.script.layout import Place, list_places
+from hpcddp.script.jobplan import Place, list_places
 
 from .conftest import plan
 

@@ -6,7 +6,7 @@ import pytest
 
 from hpcddp.errors import RequestError
 from hpcddp.script.explain import explain_script
-from hpcddp.script.record import plan_record
+from hpcddp.script.jobplan import plan_record
 
 from .conftest import plan, script
 

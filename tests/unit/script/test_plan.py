@@ -16,7 +16,7 @@ ONE_RANK = ("--rank", "0", "--world-size", "2")
 
 
 def test_a_command_that_numbers_the_ranks_of_one_node_may_say_which_node_it_is():
-    assert plan("abci3", nodes="1", ranks="node", command=["python", "x.py", *ONE_RANK]).own_ranks == "the command"
+    assert plan("abci3", nodes="1", ranks="node", command=["python", "x.py", *ONE_RANK]).rank_maker == "the command"
     assert plan("abci3", nodes="2", independent="true", command=["python", "x.py", *ONE_RANK]).world_size == 16
 
 

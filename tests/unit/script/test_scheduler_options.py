@@ -10,9 +10,8 @@ import pytest
 
 from hpcddp.errors import RequestError, SiteError
 from hpcddp.schedulers.registry import scripted_schedulers
-from hpcddp.script.interactive import interactive_command
 from hpcddp.script.plan import JobPlan, plan_job
-from hpcddp.script.render import render_script
+from hpcddp.script.render import interactive_command, render_script
 from hpcddp.script.site import Account
 from hpcddp.script.site_file import SiteChoice, load_site, open_site, parse_yaml
 from hpcddp.script.spec import read_spec

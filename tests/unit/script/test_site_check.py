@@ -14,7 +14,7 @@ from hpcddp.cli.main import main
 from hpcddp.schedulers.row import Answer, QueueFound
 from hpcddp.schedulers.run import run_program
 from hpcddp.script.site import Site
-from hpcddp.script.site_check import compare_modules, compare_queues, module_questions, read_modules, unsaid_facts
+from hpcddp.script.site_check import compare_modules, compare_queues, list_unsaid, module_questions, read_modules
 from hpcddp.script.site_file import load_site, merge_overlay
 
 SITE = """\
@@ -224,7 +224,7 @@ def test_nodes_that_differ_and_gpus_that_are_there_or_not_are_a_persons_to_corre
     assert (told.text, told.correction) == ("queue a: 64 CPUs in each node in the site's file, 48 by qstat", {})
     (told,) = compare_queues(site, [QueueFound("a", 4, 64, 500, 0)], "qstat")
     assert (told.text, told.correction) == ("queue a: 4 GPUs in each node in the site's file, 0 by qstat", {})
-    assert unsaid_facts(site, [QueueFound("a", 4, 64)], "qstat") == [
+    assert list_unsaid(site, [QueueFound("a", 4, 64)], "qstat") == [
         "GPUs of a: qstat does not say",
         "GB of memory of a: qstat does not say",
     ]

@@ -14,7 +14,7 @@ from hpcddp.runs.chain import note_opened
 from hpcddp.runs.folder import AttemptFolder, RunFolder, list_holders
 from hpcddp.runs.lock import is_held_by, release_run
 from hpcddp.runs.state import note_checkpoint, read_state, write_state
-from hpcddp.supervisor.begin import Begun, begin
+from hpcddp.supervisor.begin import StartedAttempt, begin
 from hpcddp.supervisor.end import end_attempt
 from hpcddp.supervisor.events import ERROR, GONE, KILLED, SILENT, UNHEARD, UNKNOWN, Event
 from hpcddp.supervisor.follow import find_job_of_script
@@ -33,7 +33,7 @@ class Node:
         self.base = base
         self.told: list[str] = []
 
-    def begin(self, job: str, *, command: tuple[str, ...] = COMMAND, **asked) -> Begun | int:
+    def begin(self, job: str, *, command: tuple[str, ...] = COMMAND, **asked) -> StartedAttempt | int:
         self.told.clear()
         env = {"PBS_JOBID": job}
         order = Order("pbs", "openmpi", Line((), command, 1), **asked)
@@ -41,9 +41,9 @@ class Node:
         return begin(order, str(self.base), own, env, "", self.told.append)
 
     def attempt(self, job: str, **asked) -> str:
-        begun = self.begin(job, **asked)
-        assert isinstance(begun, Begun)
-        return begun.attempt.path
+        started = self.begin(job, **asked)
+        assert isinstance(started, StartedAttempt)
+        return started.attempt.path
 
 
 @pytest.fixture
@@ -294,9 +294,9 @@ def test_a_chain_stops_at_a_damaged_state_and_goes_on_once_it_is_restored(chain:
     assert not os.path.exists(chain.attempt("43.pbs1.1").path)
     assert not is_held_by(chain, "43.pbs1.1")
     path.write_text(whole)
-    begun = node.begin("43.pbs1", chain=5)
+    started = node.begin("43.pbs1", chain=5)
     assert "attempt 3 of at most 5, from step 4" in node.told
-    assert begun.left == 2
+    assert started.left == 2
 
 
 def test_a_link_that_its_scheduler_starts_again_goes_on_as_the_same_link(chain: RunFolder, node: Node):
@@ -354,10 +354,10 @@ def test_a_script_outside_of_a_job_says_how_to_submit_it():
 
 def test_the_ranks_of_a_finished_run_are_started_all_the_same(node: Node):
     """An evaluation, or the script's next training, may be left."""
-    begun = node.begin("41.pbs1")
-    assert isinstance(begun, Begun)
+    started = node.begin("41.pbs1")
+    assert isinstance(started, StartedAttempt)
     (node.base / "checkpoints/step-00000008").mkdir(parents=True)
-    write_state(begun.attempt, "finished", step=8, epoch=1, reason="the end")
+    write_state(started.attempt, "finished", step=8, epoch=1, reason="the end")
     release_run(RunFolder(str(node.base)), "41.pbs1.1")
-    assert isinstance(node.begin("42.pbs1"), Begun)
+    assert isinstance(node.begin("42.pbs1"), StartedAttempt)
     assert "no step is left unless more are asked for; to begin anew: --fresh" in node.told[0]

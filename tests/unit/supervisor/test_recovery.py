@@ -23,8 +23,8 @@ from hpcddp.supervisor.events import ERROR, GONE, KILLED, SILENT, STUCK, UNHEARD
 from hpcddp.supervisor.follow import End
 from hpcddp.supervisor.line import Line
 from hpcddp.supervisor.order import Order
+from hpcddp.supervisor.rank import NOWHERE
 from hpcddp.supervisor.recovery import Recovery
-from hpcddp.supervisor.stuck import NOWHERE
 from hpcddp.supervisor.supervise import _is_over
 
 # Starts a command on a host of a pretended cluster: one that is in `silent` hangs, one in `blind` sees no run folder.

@@ -22,9 +22,8 @@ from hpcddp.runs.heartbeat import MAY_WAIT, NO_RANK, WAITS, Beat, Place, open_pa
 from hpcddp.supervisor import agent, wire
 from hpcddp.supervisor.agent import Agent
 from hpcddp.supervisor.events import ERROR, GONE, KILLED, LEFT, SILENT, STUCK, UNHEARD, UNKNOWN, find_first_cause
-from hpcddp.supervisor.rank import BREAKS, CLOSED, LOST, Rank
+from hpcddp.supervisor.rank import BREAKS, CLOSED, LOST, Rank, find_odd
 from hpcddp.supervisor.reports import Reports, allow_files, allow_more_files
-from hpcddp.supervisor.stuck import find_odd
 from hpcddp.supervisor.teardown import Teardown
 from hpcddp.supervisor.wire import read_listener, write_listener
 
@@ -97,7 +96,7 @@ def ranks_with(attempt: AttemptFolder) -> Iterator[Callable[[float], Ranks]]:
 @pytest.fixture
 def no_longer_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first step has no more time than others."""
-    monkeypatch.setattr("hpcddp.supervisor.stuck.FIRST_STEP", 1)
+    monkeypatch.setattr("hpcddp.supervisor.rank.FIRST_STEP", 1)
 
 
 def report_end(ranks: Ranks, agent: Agent, status: int, text: str = "") -> None:

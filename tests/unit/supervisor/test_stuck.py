@@ -7,8 +7,7 @@ from collections.abc import Collection
 import pytest
 
 from hpcddp.runs.heartbeat import MAY_WAIT, OWN, WAITS, Beat, Place
-from hpcddp.supervisor.rank import ENDS, Rank
-from hpcddp.supervisor.stuck import StuckDetector, describe_stand
+from hpcddp.supervisor.rank import ENDS, Rank, StuckDetector, describe_stand
 
 LIMIT_S = 60.0
 FIRST_S = 10 * LIMIT_S  # the first step has so long

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from hpcddp.advise.measure import Sample, measure_model
-from hpcddp.advise.memory import Split, Work, peak
-from hpcddp.advise.shape import PRECISIONS, Model
+from hpcddp.advise.memory import PRECISIONS, Model, Split, Work, peak
 from hpcddp.advise.transformer import Numbers, make_transformer
 
 RunRanks = Callable[..., Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpcddp.errors import RequestError
-from hpcddp.script.agents import plan_own_ranks, remark_counted
+from hpcddp.script.agents import plan_rank_maker, remark_counted
 from hpcddp.script.spec import JobSpec
 
 IMAGENET = "python main.py -a resnet50 --multiprocessing-distributed"
@@ -42,39 +42,39 @@ def spec(command: str, **more: object) -> JobSpec:
     ],
 )
 def test_the_command_says_it(command: str, maker: str) -> None:
-    assert plan_own_ranks(spec(command))[1].maker == maker
+    assert plan_rank_maker(spec(command))[1].maker == maker
 
 
 def test_the_job_file_says_it_else() -> None:
-    assert plan_own_ranks(spec("python train.py", ranks="node"))[1].maker == "the command"
-    assert plan_own_ranks(spec("torchrun train.py", ranks="each"))[1].maker == ""
+    assert plan_rank_maker(spec("python train.py", ranks="node"))[1].maker == "the command"
+    assert plan_rank_maker(spec("torchrun train.py", ranks="each"))[1].maker == ""
 
 
 @pytest.mark.parametrize("option", ["--nproc-per-node 4", "--nproc_per_node=4"])
 def test_the_ranks_per_node_are_the_commands(option: str) -> None:
-    assert plan_own_ranks(spec(f"torchrun {option} train.py --nproc-per-node 9"))[0].ranks_per_node == 4
-    assert plan_own_ranks(spec("torchrun --nproc-per-n 4 -m pkg.train --nproc-per-node 9"))[0].ranks_per_node == 4
-    assert plan_own_ranks(spec("torchrun --no-python ./a.out --nproc-per-node 9"))[0].ranks_per_node is None
+    assert plan_rank_maker(spec(f"torchrun {option} train.py --nproc-per-node 9"))[0].ranks_per_node == 4
+    assert plan_rank_maker(spec("torchrun --nproc-per-n 4 -m pkg.train --nproc-per-node 9"))[0].ranks_per_node == 4
+    assert plan_rank_maker(spec("torchrun --no-python ./a.out --nproc-per-node 9"))[0].ranks_per_node is None
 
 
 def test_accelerates_processes_are_those_of_a_node() -> None:
-    asked, own_ranks = plan_own_ranks(spec("accelerate launch --num_processes 4 train.py", nodes=2))
+    asked, rank_maker = plan_rank_maker(spec("accelerate launch --num_processes 4 train.py", nodes=2))
     assert asked.ranks_per_node == 4
-    assert remark_counted(own_ranks, 1, 4, 2) == ()
-    (remark,) = remark_counted(own_ranks, 2, 4, 0)
+    assert remark_counted(rank_maker, 1, 4, 2) == ()
+    (remark,) = remark_counted(rank_maker, 2, 4, 0)
     assert remark.endswith("one node's processes here: 8 ranks on 2 nodes; for 4 in all: --num-processes 2")
-    assert "in all" not in remark_counted(own_ranks, 3, 4, 4)[0]
+    assert "in all" not in remark_counted(rank_maker, 3, 4, 4)[0]
 
 
 @pytest.mark.parametrize(("ranks", "nodes", "hint"), [(16, 2, "--num-processes 8,"), (9, 2, "--num-processes 8,")])
 def test_accelerates_number_for_all_nodes_is_refused(ranks: int, nodes: int, hint: str) -> None:
     command = f"accelerate launch --num_processes {ranks} train.py"
     with pytest.raises(RequestError) as caught:
-        remark_counted(plan_own_ranks(spec(command, nodes=nodes))[1], nodes, ranks, 8)
+        remark_counted(plan_rank_maker(spec(command, nodes=nodes))[1], nodes, ranks, 8)
     assert f"{nodes * ranks} ranks on {nodes} nodes, and a node has 8 GPUs" in caught.value.message
     assert caught.value.hint.startswith(hint)
     asked = spec(command, nodes=nodes, ranks_per_node=ranks, sources={"ranks_per_node": "--ranks-per-node"})
-    assert remark_counted(plan_own_ranks(asked)[1], nodes, ranks, 8) == ()
+    assert remark_counted(plan_rank_maker(asked)[1], nodes, ranks, 8) == ()
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_accelerates_number_for_all_nodes_is_refused(ranks: int, nodes: int, hin
 )
 def test_what_contradicts_the_request_is_refused(command: str, more: dict[str, object], what: str) -> None:
     with pytest.raises(RequestError) as caught:
-        plan_own_ranks(spec(command, **more))
+        plan_rank_maker(spec(command, **more))
     assert what in caught.value.message
     assert "4" not in caught.value.hint or "4" in command, "a number that nobody said"
 
@@ -117,12 +117,12 @@ def test_what_contradicts_the_request_is_refused(command: str, more: dict[str, o
     ],
 )
 def test_what_is_right_on_each_node_or_on_one_is_left_alone(options: str, nodes: int) -> None:
-    assert plan_own_ranks(spec(f"{IMAGENET} {options}", nodes=nodes))[1].maker == "the command"
+    assert plan_rank_maker(spec(f"{IMAGENET} {options}", nodes=nodes))[1].maker == "the command"
 
 
 def test_the_number_of_ranks_is_found_behind_a_flag_that_is_not_known() -> None:
-    assert plan_own_ranks(spec("trl sft --bf16 --num_processes 2"))[0].ranks_per_node == 2
+    assert plan_rank_maker(spec("trl sft --bf16 --num_processes 2"))[0].ranks_per_node == 2
 
 
 def test_on_one_node_an_agent_may_stand_alone() -> None:
-    assert plan_own_ranks(spec("torchrun --standalone train.py"))[1].maker == "torchrun"
+    assert plan_rank_maker(spec("torchrun --standalone train.py"))[1].maker == "torchrun"
