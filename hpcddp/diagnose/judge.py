@@ -50,6 +50,7 @@ _TIMEOUT_STATUS = 124  # of timeout(1)
 _SAYS_WHY = re.compile(
     r"(?i)error|cannot|can't|could not|fail|invalid|missing|not found|refus|abort|no such|unable|must"
 )
+_ENQUEUED = re.compile(rb"Rank (\d+)\].*last enqueued (?:NCCL )?work: (\d+)")
 _WORDS = re.compile(r"[A-Za-z]{2,}")
 
 
@@ -121,7 +122,14 @@ class _Judge:
     def __init__(self, logs: Sequence[Log], has_failed: bool | None) -> None:
         self._logs, self._has_failed = logs, has_failed
         self._marks = [mark for log in logs for mark in _judge_life(log)]
-        self._ends = [mark for mark in self._of(END) if not self._is_doubled(mark)]
+        ends = sorted(
+            (mark for mark in self._of(END) if not self._is_doubled(mark)), key=lambda one: (one.log, one.number)
+        )
+        #: A launcher ends the ranks that are left by SIGTERM: they were well.
+        swept = [mark for mark in ends if mark.signal == _SIGTERM and mark.cause != "killed"]
+        is_swept = any(mark not in swept and mark.cause != "killed" for mark in ends)
+        self._ends = [mark for mark in ends if not (is_swept and mark in swept)]
+        self._swept = {rank for mark in swept for rank in mark.ranks or (mark.rank,) if is_swept and rank is not None}
         ranks = {rank for log in logs for rank in log.ranks} | {log.source.rank for log in logs} - {None}
         size = max((log.world_size for log in logs), default=0)
         self._world = (
@@ -258,7 +266,7 @@ class _Judge:
     def _find_missing(self) -> int | None:
         """The only rank that has not complained of another one."""
         waited = {mark.rank for mark in self._lost if mark.rank is not None}
-        missing = self._world - waited
+        missing = self._world - waited - self._swept
         return next(iter(missing)) if waited and len(missing) == 1 else None
 
     # Ends
@@ -495,7 +503,7 @@ def _signal(mark: Mark) -> int:
 
 
 def _alike(mark: Mark) -> str:
-    return re.sub(r"0x[0-9a-f]+|\d+", "#", mark.body)
+    return re.sub(r"/(?:dev/shm|tmp)/\S+|0x[0-9a-f]+|\d+", "#", mark.body)
 
 
 def _shape(line: str) -> str:

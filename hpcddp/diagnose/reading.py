@@ -318,6 +318,9 @@ class _Reader:
                 prefix, rank = labelled[0], next(iter(_read_number(labelled.groups())), rank)
             if ranked is not None:
                 rank = int(ranked[2])
+            below = b"".join(self._log.lines[at + 1 : at + 2]).decode(errors="replace")
+            if not prefix and head.strip() and below.startswith(f"{head}  File"):  # a logger's, before each line
+                prefix = head
             before = self._log.lines[at - 1].decode(errors="replace") if at else ""
             is_logged = ranked is None and self._is_logged(before) and "Original" not in head
             if is_logged and rank is None and (label := _LABEL.search(before.encode())):
@@ -351,7 +354,7 @@ class _Reader:
             return True
         return (
             find_time(text.encode()) is not None
-            and re.search(r"\b(ERROR|WARN\w*|CRITICAL|EXCEPTION|INFO|DEBUG)\b", text) is not None
+            and re.search(r"\b(ERROR|WARN\w*|CRITICAL|EXCEPTION)\b", text) is not None
         )
 
     def _strip(self, line: str) -> tuple[str, str]:
@@ -416,6 +419,10 @@ class _Reader:
             signal, status = -status, None
         if row.level == END and "first observed" in body:
             rank, host, signal, status = self._read_root_cause(at)
+        elif row.level == END and body.startswith("exitcode"):
+            above = b"\n".join(self._log.lines[max(at - 2, 0) : at]).decode(errors="replace")
+            listed = re.search(r"rank +: (\d+)", above)
+            rank = int(listed[1]) if listed is not None else rank
         elif row.level == END and "noticed that process" in body and not signal:  # Open MPI 5 breaks the line
             below = b" ".join(self._log.lines[at + 1 : at + 2]).decode(errors="replace")
             found = re.match(r"signal (\d+)", below.strip())
@@ -480,8 +487,13 @@ def _read_groups(match: re.Match[str] | None) -> dict[str, int]:
 
 
 def _read_ranks(match: re.Match[str] | None) -> tuple[int, ...]:
-    """Of `Ranks 1, 2 failed` all."""
+    """Of `Ranks 1, 2 failed` and of `tasks 0-1,4` all."""
     groups = match.groupdict() if match is not None else {}
     if groups.get("rank") is None:
         return ()
-    return tuple(int(word) for word in f"{groups['rank']}{groups.get('more') or ''}".replace(",", " ").split())
+    found: list[int] = []
+    for word in f"{groups['rank']}{groups.get('more') or ''}".replace(" ", "").split(","):
+        first, _, last = word.partition("-")
+        if first.isdecimal() and len(last) < 7:
+            found += range(int(first), int(last or first) + 1)
+    return tuple(found)
