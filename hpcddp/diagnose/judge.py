@@ -50,6 +50,8 @@ _TIMEOUT_STATUS = 124  # of timeout(1)
 _SAYS_WHY = re.compile(
     r"(?i)error|cannot|can't|could not|fail|invalid|missing|not found|refus|abort|no such|unable|must"
 )
+_LABELLED = re.compile(r"\b[Rr]ank[ =:]?(\d+)\b|^\[\d+\] ")
+_IN_USE = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
 _ENQUEUED = re.compile(rb"Rank (\d+)\].*last enqueued (?:NCCL )?work: (\d+)")
 _WORDS = re.compile(r"[A-Za-z]{2,}")
 
@@ -98,15 +100,23 @@ def cause_record(cause: Cause) -> dict[str, object]:
     return {"class": record.pop("class_"), **record, "file": cause.file or None, "text": cause.text or None}
 
 
-def format_cause(cause: Cause, what: str) -> str:
-    """Two or three lines for people."""
+def say_cause(cause: Cause) -> str:
+    """What and who, in a few words: `disk-full on rank 1 (node1)`."""
     who = "" if cause.rank is None else " on all ranks" if cause.rank == ALL else f" on rank {cause.rank}"
     where = f" ({cause.host})" if cause.host and cause.rank is not None else f" on {cause.host}" if cause.host else ""
-    maybe = f", or {' or '.join(cause.also)}" if cause.also else ""
-    lines = [f"{what}: {cause.class_}{maybe}{who}{where}: {CLASSES[cause.class_]}"]
+    return f"{cause.class_}{f', or {chr(32).join(cause.also)}' if cause.also else ''}{who}{where}"
+
+
+def show_line(cause: Cause) -> str:
+    """The line that proves it, with its file and number, as a terminal may show it."""
+    return f"{cause.file}:{cause.line}: {_printable(cause.text)}" if cause.file else _printable(cause.text)
+
+
+def format_cause(cause: Cause, what: str) -> str:
+    """What it is, the line that proves it, and what to type, for people."""
+    lines = [f"{what}: {say_cause(cause)}: {CLASSES[cause.class_]}"]
     if cause.text:
-        place = f"{cause.file}:{cause.line}: " if cause.file else ""
-        lines.append(f"  {place}{_printable(cause.text)}")
+        lines.append(f"  {show_line(cause)}")
     if cause.remedy:
         turn = "" if cause.whose == NOBODY else f" ({cause.whose})"
         lines.append(f"hint{turn}: {cause.remedy}")
@@ -195,7 +205,9 @@ class _Judge:
             and first.cause == "killed"
         ):
             return self._cause(first, None)
-        return self._cause(first, self._find_rank(first, found))
+        rank = self._find_rank(first, found)
+        own = [mark for mark in found if _alike(mark) == _alike(first) and self._logs[mark.log].source.rank == rank]
+        return self._cause(own[0] if own and rank is not None else first, rank)
 
     @property
     def _seems_well(self) -> bool:
@@ -237,7 +249,7 @@ class _Judge:
 
     def _find_rank(self, first: Mark, found: Sequence[Mark]) -> int | str | None:
         """Whose fault a cause is."""
-        if first.cause in _OF_NOBODY and not first.ranks:
+        if first.cause in _OF_NOBODY and not first.ranks and not (first.cause == "rendezvous" and first.is_raised):
             return None
         same = [mark for mark in found if _alike(mark) == _alike(first)]
         ranks = {mark.rank for mark in same if mark.rank is not None}
@@ -248,6 +260,8 @@ class _Judge:
             return (first.rank if first.rank is not None else None) if waited else ALL
         if first.rank is not None:
             return first.rank
+        if first.cause == "rendezvous":  # rank 0 opens the port
+            return 0 if first.frame and _IN_USE.search(first.body) else None
         return self._guess_rank(first)
 
     def _guess_rank(self, first: Mark | None) -> int | None:
@@ -263,10 +277,10 @@ class _Judge:
             return end.rank
         return 0 if len(self._world) == 1 else None
 
-    def _find_missing(self) -> int | None:
-        """The only rank that has not complained of another one."""
+    def _find_missing(self, *, hangs: bool = False) -> int | None:
+        """The only rank that has not complained of another one. `hangs`: it may have lived until the end."""
         waited = {mark.rank for mark in self._lost if mark.rank is not None}
-        missing = self._world - waited - self._swept
+        missing = self._world - waited - (set() if hangs else self._swept)
         return next(iter(missing)) if waited and len(missing) == 1 else None
 
     # Ends
@@ -276,7 +290,7 @@ class _Judge:
         late = {mark.rank for mark in self._of(LATE)}
         ends = [mark for mark in self._ends if not (mark.signal in {0, _SIGABRT} and mark.rank in late)]
         signals = [mark for mark in ends if mark.signal or (mark.status or 0) > 128]
-        taken = [mark for mark in signals if mark.cause in {"killed", "interrupted"} or "came" in mark.body]
+        taken = [mark for mark in ends if mark.cause in {"killed", "interrupted"}]
         others = [mark for mark in signals if _signal(mark) not in {_SIGTERM}]
         named = [mark for mark in ends if mark.cause == "interrupted"]
         if named:
@@ -303,7 +317,10 @@ class _Judge:
 
     def _of_signal(self, mark: Mark, rank: int | None) -> Cause:
         number = _signal(mark)
-        name = name_signal(number)
+        name = name_signal(number) if number else "a signal"
+        said = next((one for one in self._of(RAISED) if one.cause == "walltime"), None)
+        if said is not None and mark.cause == "killed":
+            return self._cause(said, None)._replace(also=("killed",))
         if number == _SIGTERM and self._exit_status == _TIMEOUT_STATUS:
             remedy = "timeout(1) in the job script ended it: a longer one, or checkpoints and chain: N in the job file"
             return self._cause(mark, None)._replace(class_="walltime", remedy=remedy, also=("killed",))
@@ -331,8 +348,6 @@ class _Judge:
             return None
         rank = end.rank if end.rank is not None else self._find_missing()
         found = self._find_message(end, rank)
-        remedy = "the message is the program's own: look there"
-        base = Cause("exit-status", rank, end.host, whose=PROGRAM, remedy=remedy)
         if found is None:
             if self._of(WEAK):
                 return None
@@ -341,18 +356,17 @@ class _Judge:
                 whose=PROGRAM,
                 remedy="its log has no word of why: print the reason before the exit",
             )
+        return self._own_words(found, rank, end.host)
+
+    def _own_words(self, found: tuple[Log, int, str], rank: int | None, host: str) -> Cause:
+        """The cause of a rank that ended after these words of its own; a row may know them."""
         log, number, text = found
-        weak = next(
-            (
-                mark
-                for mark in self._marks
-                if mark.log == log.number and mark.number == number and mark.row is not None and mark.row.remedy
-            ),
-            None,
-        )
-        if weak is not None:
-            return self._cause(weak, rank)
-        return base._replace(file=log.source.path, line=number, text=text)
+        known = (mark for mark in self._marks if mark.log == log.number and mark.number == number)
+        named = next((mark for mark in known if mark.row is not None and mark.row.remedy), None)
+        if named is not None:
+            return self._cause(named, rank)
+        remedy = "the message is the program's own: look there"
+        return Cause("exit-status", rank, host, log.source.path, number, text, PROGRAM, remedy)
 
     def _find_message(self, end: Mark, rank: int | None) -> tuple[Log, int, str] | None:
         """The last line that a rank printed before its end and that is unlike those above it."""
@@ -370,7 +384,7 @@ class _Judge:
         best = None
         for at in range(len(lines) - 1, max(len(lines) - 12, -1), -1):
             line = lines[at]
-            label = re.search(r"\b[Rr]ank[ =:]?(\d+)\b", line)
+            label = re.search(r"\b[Rr]ank[ =:]?(\d+)\b|^\[(\d+)\] ", line)
             if (
                 not _WORDS.search(line)
                 or "hostname of the client" in line
@@ -378,7 +392,7 @@ class _Judge:
                 or "ommand not found" in line
             ):
                 continue
-            if label is not None and rank is not None and int(label[1]) != rank:
+            if label is not None and rank is not None and int(label[1] or label[2]) != rank:
                 continue
             if counts[_shape(line)] > 1:
                 continue
@@ -403,8 +417,11 @@ class _Judge:
 
     def _find_absent(self, late: Sequence[Mark]) -> int | None:
         """The rank that the others waited for: that complains of nothing, or only of their end, or elsewhere."""
-        if (missing := self._find_missing()) is not None:
+        if (missing := self._find_missing(hangs=True)) is not None:
             return missing
+        if any("monitoredBarrier" in mark.body for mark in late):  # rank 0 waits for each rank in turn
+            others = self._world - {0} - {mark.rank for mark in self._lost}
+            return next(iter(others)) if len(others) == 1 else None if others else 0
         works = {}
         for log in self._logs:
             for line in log.lines:
@@ -429,20 +446,47 @@ class _Judge:
         return None
 
     def _find_early(self) -> Cause | None:
-        """A rank that ended well, as far as anybody says, while the others still waited for it."""
-        lost = [mark for mark in self._lost if mark.level == LOST and mark.is_raised]
+        """A rank that is the only one without a complaint: it ended itself, well as far as anybody says, while the
+        others still waited for it."""
+        lost = [mark for mark in self._lost if mark.level == LOST and mark.is_raised and mark.rank is not None]
         missing = self._find_missing()
-        is_launched = bool(self._ends) or any("ChildFailed" in mark.body for mark in self._marks)
-        if not lost or missing is None or not is_launched:
+        if not lost or missing is None:
             return None
-        remedy = _find_any_remedy("early-exit")
-        first = next(mark for mark in lost if mark.rank is not None)
-        return self._cause(first, missing)._replace(class_="early-exit", whose=PROGRAM, remedy=remedy)
+        is_told = bool(self._ends) or any("ChildFailed" in mark.body for mark in self._marks)  # of any other end
+        found = self._find_message(min(lost, key=lambda mark: (mark.log, mark.number)), missing)
+        if found is not None and not is_told and (_SAYS_WHY.search(found[2]) or _LABELLED.search(found[2]) is None):
+            return self._own_words(found, missing, "")
+        cause = self._cause(lost[0], missing)._replace(
+            class_="early-exit",
+            whose=PROGRAM,
+            remedy=_find_any_remedy("early-exit"),
+            also=() if is_told else ("exit-status",),
+        )
+        said = self._find_last_word(missing)
+        return cause if said is None else cause._replace(file=said[0].source.path, line=said[1], text=said[2])
+
+    def _find_last_word(self, rank: int) -> tuple[Log, int, str] | None:
+        """The last line of a rank, if it is unlike all others of the log."""
+        for log in sorted(self._logs, key=lambda one: one.source.rank != rank):
+            numbers = log.find_alive([rank], 0).get(rank, []) if log.source.rank is None else [len(log.lines)]
+            lines = [line.split(b"\r")[-1].decode(errors="replace").strip() for line in log.lines]
+            for number in numbers[:1]:
+                at = number - 1 - log.skipped
+                while log.source.rank is not None and at > 0 and not lines[at]:
+                    at -= 1
+                shape = _shape(lines[at]).replace(f"ank {rank}", "")
+                if lines[at] and sum(_shape(line) == _shape(lines[at]) for line in lines) == 1 and _WORDS.search(shape):
+                    return log, at + 1 + log.skipped, lines[at]
+        return None
 
     def _find_weak(self) -> Cause | None:
         """What a shell, or the program itself, says of errors, where nothing else is known and the job has failed."""
         is_bad = bool(self._has_failed) or bool(self._exit_status) or bool(self._ends)
         said = [mark for mark in self._of(RAISED) if not mark.is_raised]
+        waits = [mark for mark in said if mark.cause == "rendezvous" and self._is_last(mark)]
+        if waits:
+            first = next(mark for mark in said if _alike(mark) == _alike(waits[0]))
+            return self._cause(first, None)
         weak = [mark for mark in self._of(WEAK) if mark.cause != "singletons"]
         ran = bool(self._world)
         if self._lost and self._find_missing() is not None:
@@ -452,6 +496,11 @@ class _Judge:
         if weak and not ran and (is_bad or self._has_failed is None):
             return self._cause(weak[-1], None)
         return None
+
+    def _is_last(self, mark: Mark) -> bool:
+        """Whether its log ends with it, as that of ranks which are ended while they wait."""
+        log = self._logs[mark.log]
+        return not any(line.strip() for line in log.lines[mark.number - log.skipped :])
 
     def _cause(self, mark: Mark, rank: int | str | None) -> Cause:
         log = self._logs[mark.log]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 
-from hpcddp.diagnose.rows import CAUSE, END, LOST, NOISE, RAISED, RECORD, ROWS, Row
+from hpcddp.diagnose.rows import CAUSE, END, LOST, NOISE, RAISED, RECORD, RESTART, ROWS, Row
 from hpcddp.errors import RequestError
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.logs import Source, find_time
@@ -246,7 +246,8 @@ class _Reader:
         whole = self._find_whole(text)
         for at, line in enumerate(self._log.lines):
             if whole and at in whole:
-                self._look(at, line, _Kind(True, True, whole[at]))
+                kind = self._classify(line.translate(None, _DIGITS))
+                self._look(at, line, _Kind(says=True, is_special=kind.is_special, rows=(*kind.rows, *whole[at])))
                 continue
             for piece in line.split(b"\r") if b"\r" in line else (line,):
                 alike = piece.translate(None, _DIGITS)
@@ -319,7 +320,7 @@ class _Reader:
             if ranked is not None:
                 rank = int(ranked[2])
             below = b"".join(self._log.lines[at + 1 : at + 2]).decode(errors="replace")
-            if not prefix and head.strip() and below.startswith(f"{head}  File"):  # a logger's, before each line
+            if head.strip() and below.startswith(f"{head}  File"):  # a launcher's or a logger's, before each line
                 prefix = head
             before = self._log.lines[at - 1].decode(errors="replace") if at else ""
             is_logged = ranked is None and self._is_logged(before) and "Original" not in head
@@ -359,8 +360,9 @@ class _Reader:
 
     def _strip(self, line: str) -> tuple[str, str]:
         """The line without what says whose it is, and that."""
-        found = _PREFIX.match(line)
-        prefix = found[0] if found is not None else ""
+        prefix = ""
+        while (found := _PREFIX.match(line, len(prefix))) is not None:
+            prefix += found[0]
         inside = re.search(r"\[rank\d+\]:? ", line) if not prefix else None
         if inside is not None and inside.start() > 0 and "%|" in line[: inside.start()]:  # behind a progress bar
             return line[inside.end() :].strip(), inside[0]
@@ -411,6 +413,10 @@ class _Reader:
     def _add(
         self, at: int, line: str, body: str, row: Row, match: re.Match[str], rank: int | None, host: str, prefix: str
     ) -> None:
+        if row.level == RESTART:
+            self._log.marks.clear()
+            self._log.exit_status = None
+            return
         named = _read_groups(match)
         last_prefix, last_at, last = self._last
         is_detail = last is not None and 0 < at - last_at <= 12 and prefix.strip() == last_prefix
@@ -470,7 +476,7 @@ class _Reader:
 
 def _may_raise(row: Row) -> bool:
     """Whether the words may be an exception's."""
-    return row.level not in {END, RECORD} or (row.cause == "killed" and row.level == END)
+    return row.level not in {END, RECORD, RESTART} or (row.cause == "killed" and row.level == END)
 
 
 def _read_groups(match: re.Match[str] | None) -> dict[str, int]:

@@ -12,8 +12,9 @@ from hpcddp.record import Record
 #: How much a line says. CAUSE: why, wherever it stands. RAISED: why, as the exception that a traceback ends with; a
 #: program may print the same and go on. MARK: a crash, without the rank. END: which rank ended first, and how. RECORD: the scheduler's record
 #: says it. LATE: a wait for other ranks was too long. LOST: a wait ended, since another rank had. WEAK: why, if nothing else is there.
+#: RESTART: the ranks are started again, and what stands above is over.
 CAUSE, RAISED, MARK, END, RECORD = "cause", "raised", "mark", "end", "record"
-LATE, LOST, WEAK = "late", "lost", "weak"
+LATE, LOST, WEAK, RESTART = "late", "lost", "weak", "restart"
 
 PROGRAM, ENVIRONMENT, SCRIPT, DATA = "the program", "the environment", "the job script", "paths and data"
 MACHINE, CLUSTER, REQUEST, SENDER = "the node", "the cluster", "the request", "who sent the signal"
@@ -90,6 +91,7 @@ ROWS = (
     # The scheduler, and the kernel
     Row("walltime", CAUSE, REQUEST, "CANCELLED … DUE TO TIME LIMIT", "TIME LIMIT", r"DUE TO TIME LIMIT", _TIME),
     Row("walltime", CAUSE, REQUEST, "PBS: job killed: walltime … exceeded limit", "walltime", r"job killed: walltime", _TIME),
+    Row("walltime", RAISED, REQUEST, "time limit reached (a script's own)", "ime limit|ime-limit|alltime", r"(?i)\b(time.?limit|wall.?time)\b.*\b(reached|exceeded|expired|over)\b", _TIME),
     Row("walltime", CAUSE, REQUEST, "TERM_RUNLIMIT (LSF)", "TERM_RUNLIMIT", r"TERM_RUNLIMIT", _TIME),
     Row("killed", CAUSE, CLUSTER, "CANCELLED … DUE TO PREEMPTION", "PREEMPTION", r"DUE TO PREEMPTION", "submit it again: a run resumes from its newest checkpoint; --requeue, or a queue that is not preempted"),
     Row("killed", CAUSE, CLUSTER, "Node failure on node4, DUE TO NODE FAILURE", "FAIL|ode failure", r"DUE TO NODE FAILURE|Node failure on (?P<host>[\w.-]+)", "submit it again; max_restarts: N and spares: 1 in the job file go on without the node"),
@@ -104,11 +106,15 @@ ROWS = (
     Row("walltime", RECORD, REQUEST, "TIMEOUT (sacct), exceeded resource walltime (qstat)", "TIMEOUT|TimeLimit|DEADLINE|walltime|status -29", r"TIMEOUT|TimeLimit|DEADLINE|exceeded resource walltime|exit status -29\b", _TIME),
     Row("host-memory", RECORD, REQUEST, "OUT_OF_MEMORY (sacct), exceeded resource mem (qstat)", "OUT_OF_MEMORY|OutOfMemory|exceeded resource|status -2", r"OUT_OF_MEMORY|OutOfMemory|exceeded resource \w*mem|exit status -2[67]\b", _MEMORY),
     Row("killed", RECORD, CLUSTER, "NODE_FAIL, PREEMPTED, BOOT_FAIL (sacct)", "NODE_FAIL|NodeDown|BOOT_FAIL|PREEMPT|status -20", r"NODE_FAIL|NodeDown|BOOT_FAIL|PREEMPT|exit status -20\b", "submit it again: a run resumes from its newest checkpoint; max_restarts: N and spares: 1 in the job file go on without a lost node"),
+    Row("walltime", RECORD, REQUEST, "deadline (a run's state)", "deadline", r"\bdeadline\b", "submit it again: a run resumes from its newest checkpoint; chain: N in the job file does that by itself"),
     Row("killed", RECORD, SENDER, "CANCELLED (sacct), terminated by (qstat)", "CANCELLED|terminated by|status 271", r"CANCELLED|terminated by|exit status 271\b", "submit it again: a run resumes from its newest checkpoint"),
     # The supervisor
     Row("killed", CAUSE, CLUSTER, "hpcddp: node2 is silent, vanished without a word", "hpcddp: ", r"^hpcddp: (?:the first cause: )?(?:(?P<host>[\w.-]+) is silent.*\(rank (?P<rank>\d+)\)|rank (?P<rank_too>\d+) on (?P<host_too>[\w.-]+) vanished)", "submit it again; max_restarts: N and spares: 1 in the job file go on without the node"),
+    Row("walltime", CAUSE, REQUEST, "hpcddp: unfinished: step 900 (deadline)", "hpcddp: unfinished", r"^hpcddp: unfinished: .*\(deadline\)", "submit it again: a run resumes from its newest checkpoint; chain: N in the job file does that by itself"),
     Row("early-exit", CAUSE, PROGRAM, "hpcddp: rank 1 … ended with status 0 while others still trained", "while ", r"^hpcddp: (?:the first cause: )?rank (?P<rank>\d+) on (?P<host>[\w.-]+) ended with status 0 while ", "all ranks have to take the same number of steps: hpcddp verify -- COMMAND; drop_last, or a sampler that pads"),
     Row("hang", LATE, PROGRAM, "hpcddp: no rank gets on; rank 1 …", "no rank gets on", r"^hpcddp: .*no rank gets on.*; rank (?P<rank>\d+) on (?P<host>[\w.-]+)", _WHO_CAME_LATE),
+    Row("none", RESTART, NOBODY, "hpcddp: start 2 of at most 4", "hpcddp: start", r"^hpcddp: start \d+ of at most"),
+    Row("none", RESTART, NOBODY, "will restart worker group (torchrun)", "orker group", r"will restart worker group|Restarting worker group"),
     # Launchers: what they could not start
     Row("launcher", CAUSE, SCRIPT, "not enough slots available (Open MPI)", "not enough slots|binding more processes", r"There are not enough slots available|binding more processes than cpus", _SLOTS),
     Row("launcher", CAUSE, SCRIPT, "attempt to run as root (Open MPI)", "run as root", r"detected an attempt to run as root", "run it as yourself; in a container OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"),
@@ -142,7 +148,7 @@ ROWS = (
     Row("limits", RAISED, MACHINE, "ibv_reg_mr, ibv_create_cq: Cannot allocate memory", "ibv_|memlock|RLIMIT_MEMLOCK", r"ibv_\w+.*(Cannot allocate memory|failed)|(?i:memlock)", "ulimit -l has to be unlimited on the nodes: the site sets it (Slurm: PropagateResourceLimits)"),
     Row("shm", RAISED, MACHINE, "NCCL: Error while creating shared memory segment", "shared memory|shm|/dev/shm", r"unable to (allocate|mmap|open|write|resize)\b.*shared memory|shared memory segment|/dev/shm.*No space|No space.*/dev/shm", "df -h /dev/shm; a container needs --shm-size; fewer DataLoader workers"),
     # Crashes
-    Row("none", LOST, NOBODY, "terminate called, of NCCL's watchdog", "c10::|watchdog|Some NCCL operations|taking the entire process", r"instance of 'c10::|[Ww]atchdog thread terminated|Some NCCL operations have failed|taking the entire process down|detected by watchdog"),
+    Row("none", LOST, NOBODY, "terminate called, of NCCL's watchdog", "instance of|watchdog|Some NCCL operations|taking the entire process", r"instance of 'c10::|[Ww]atchdog thread terminated|Some NCCL operations have failed|taking the entire process down|detected by watchdog"),
     Row("shm", CAUSE, MACHINE, "DataLoader worker … Bus error, out of shared memory", "Bus error|shared memory", r"killed by signal: Bus error|out of shared memory", "df -h /dev/shm; fewer workers, or torch.multiprocessing.set_sharing_strategy('file_system')"),
     Row("host-memory", CAUSE, REQUEST, "DataLoader worker … killed by signal: Killed", "killed by signal", r"DataLoader worker .*killed by signal: Killed", _MEMORY),
     Row("host-memory", CAUSE, REQUEST, "std::bad_alloc", "bad_alloc", r"std::bad_alloc", _MEMORY),
@@ -156,7 +162,7 @@ ROWS = (
     # The ranks and each other
     Row("collective-mismatch", RAISED, PROGRAM, "Detected mismatch between collectives on ranks", "mismatch|op.preamble|inconsistent|expects same model|appears not to match", r"[Dd]etected mismatch between collectives|op\.preamble\.length <= op\.nbytes|[Cc]ollective\w* mismatch|expects same model across all ranks, but [Rr]ank (?P<rank>\d+)|params\[\d+\] in this process.*not to match|Mismatched? .*collective", "hpcddp verify -- COMMAND; TORCH_DISTRIBUTED_DEBUG=DETAIL names both collectives"),
     Row("hang", LATE, PROGRAM, "Rank 1 failed to pass monitoredBarrier", "monitoredBarrier", r"[Rr]anks? (?P<rank>\d+)(?P<more>(?:, ?\d+)*) failed to pass monitoredBarrier", _WHO_CAME_LATE),
-    Row("hang", LOST, PROGRAM, "reached monitoredBarrier, but received errors", "monitoredBarrier", r"monitoredBarrier"),
+    Row("hang", LATE, PROGRAM, "reached monitoredBarrier, but received errors", "monitoredBarrier", r"successfully reached monitoredBarrier, but", _WHO_CAME_LATE),
     Row("hang", LATE, PROGRAM, "Timed out waiting …ms for recv operation (gloo)", "imed out waiting|caused pair closure|pplication timeout", r"Timed out waiting \d+\s?ms for \w+ operation|Application timeout caused pair closure", _WHO_CAME_LATE),
     Row("singletons", WEAK, ENVIRONMENT, "rank 0 of 1, more than once", "0 of 1|0/1|1/1|size 1|size=1|size: 1|size = 1", r"\b[Rr](?i:ank)\W{0,3}0\s?(?:of|/|out of|,? ?\(?(?:world.)?size\W{0,2})\W{0,2}1\b(?![./]\d)|\b0 of 1\b|MEMBER: 1/1\b|\bworld.?size\W{0,3}1\b(?![./\d])", "launcher and MPI library have to be the same one: which mpirun; python -c 'from mpi4py import MPI; print(MPI.Get_library_version())'; hpcddp env under the launcher"),
     Row("singletons", WEAK, ENVIRONMENT, "suspicious MPI execution environment (mpi4py)", "suspicious MPI", r"suspicious MPI execution environment", "which mpirun has to be of the MPI that mpi4py was built with"),
@@ -167,7 +173,7 @@ ROWS = (
     Row("rendezvous", RAISED, SCRIPT, "environment variable RANK expected, but not set", "expected, but not set|rank < size|nable to find address|no socket interface|invalid MASTER|makeDeviceFor|no interface|bad rank", r"environment variable \w+ expected, but not set|rank < size|Unable to find address for|no socket interface found|[Ii]nvalid (MASTER_PORT|rank|world_size)|makeDeviceFor(Hostname|Interface)", _FIND_EACH),
     # Ends of other ranks. A cause never stands here
     Row("none", LOST, NOBODY, "Connection closed by peer (gloo)", "gloo/transport|closed by peer|closed by remote|pair.cc|onnection reset|roken pipe|ocket closed|software caused", r"gloo/transport|Connection (closed|reset) by (remote )?peer|Connection closed by|Broken pipe|[Ss]ocket closed|ConnectionResetError|BrokenPipeError"),
-    Row("none", LOST, NOBODY, "Connection was likely closed (TCPStore)", "likely closed|failed to recv|failed to send|sendBytes failed|recvV|TCPStore|c10d", r"Connection was likely closed|[Ff]ailed to recv|sendBytes failed|recv(Vector|Value|Bytes)? failed|failed to (recv|send), got|Broken socket"),
+    Row("none", LOST, NOBODY, "Connection was likely closed (TCPStore)", "likely closed|failed to recv|failed to send|sendBytes failed|recvV|TCPStore|roken socket", r"Connection was likely closed|[Ff]ailed to recv|sendBytes failed|recv(Vector|Value|Bytes)? failed|failed to (recv|send), got|Broken socket"),
     Row("none", LOST, NOBODY, "NCCL: unhandled system error, remote process exited", "NCCL|nccl|ProcessGroupNCCL", r"ncclRemoteError|ncclSystemError|ncclInternalError|unhandled (system|cuda|internal) error|remote process exited|NCCL communicator (was|encountered)|NCCL error|ProcessGroupNCCL.*(abort|taking the entire process down|[Ss]ome NCCL operations|exception)|Some NCCL operations have failed"),
     Row("none", LOST, NOBODY, "ChildFailedError, CalledProcessError (torchrun, accelerate)", "ChildFailedError|CalledProcessError|PeerFailedError|ProcessRaisedException|ActorDiedError", r"ChildFailedError|CalledProcessError|PeerFailedError|ProcessRaisedException"),
     Row("none", LOST, NOBODY, "DataLoader worker exited unexpectedly", "exited unexpectedly|in DataLoader worker|in replica|in pin memory", r"DataLoader worker .*exited unexpectedly|Caught \w+ in (DataLoader worker|replica|pin memory)"),
@@ -201,8 +207,9 @@ ROWS = (
     Row("none", END, NOBODY, "process 1 terminated with signal SIGKILL (torch.multiprocessing)", "terminated with", r"[Pp]rocess (?P<rank>\d+) terminated with (?:signal (?P<signal>\w+)|exit code (?P<status>\d+))", ""),
     Row("none", END, NOBODY, "hpcddp: rank 1 on node1 was killed by SIGKILL", "hpcddp: ", r"^hpcddp: (?:the first cause: )?rank (?P<rank>\d+) on (?P<host>[\w.-]+?)(?: was killed by (?P<signal>SIG\w+)| ended with status (?P<status>\d+)|:? )", ""),
     Row("killed", END, SENDER, "Received 15 death signal (torchrun)", "death signal|got signal", r"Received (?:Signals\.)?(?P<signal>\w+) death signal|got signal: (?P<signal_too>\d+)", _WHO_KILLED),
+    Row("killed", END, SENDER, "Abort is in progress (Open MPI)", "Abort is in progress", r"Abort is in progress", _WHO_KILLED),
     Row("killed", END, SENDER, "hpcddp: SIGTERM came", "came", r"^hpcddp: (?P<signal>SIG\w+) came", _WHO_KILLED),
-    Row("interrupted", END, NOBODY, "Ctrl-C", "trl-C|ctrl-c|Aborted!", r"hpcddp: Ctrl-C|Sending Ctrl-C to processes|Press Ctrl-C again|hit ctrl-c again|^Aborted!$", "type the command again: a run resumes from its newest checkpoint"),
+    Row("interrupted", END, NOBODY, "Ctrl-C", "trl-C|ctrl-c|Aborted!", r"hpcddp: Ctrl-C|Sending Ctrl-C to processes|Press Ctrl-C again|^Aborted!$", "type the command again: a run resumes from its newest checkpoint"),
     Row("none", END, NOBODY, "line 9: 4711 Killed (bash)", "Killed|Segmentation fault|Aborted|Bus error|Illegal instruction|Terminated|loating point exception|loating exception", r"^(?:\S+: line \d+: +\d+ +)?(?P<signal>Killed|Segmentation fault|Aborted|Bus error|Illegal instruction|Terminated|Floating point exception)(?: +\(core dumped\))?(?: {2,}.*)?$", ""),
     # The shell, if nothing else says why
     Row("command", WEAK, SCRIPT, "command not found, No such file or directory (bash)", "ommand not found|such file or directory", r"^\S+: line \d+: (?P<what>[^:]+): (command not found|No such file or directory)", "which {what} in the job script: load its module before"),

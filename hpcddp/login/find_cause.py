@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from hpcddp.diagnose.judge import Cause, diagnose, judge_record
+from hpcddp.diagnose.judge import Cause, diagnose, judge_record, say_cause, show_line
 from hpcddp.errors import RequestError
 from hpcddp.login.judge import LIVE, RunStatus, find_status
 from hpcddp.record import Record
@@ -56,6 +56,15 @@ def diagnose_status(run: RunFolder, status: RunStatus) -> Cause:
         cause.class_ in {"unknown", "none"} or "killed" in {cause.class_, *cause.also}
     )
     return said if is_better else cause
+
+
+def add_cause(run: RunFolder, status: RunStatus) -> RunStatus:
+    """The status of a run that has failed, with the first line of its diagnosis; as it was where nothing says why."""
+    cause = diagnose_status(run, status)
+    if cause.class_ in {"unknown", "none"}:
+        return status
+    line = show_line(cause._replace(file=show_path(cause.file)))
+    return status._replace(cause=f"{say_cause(cause)}: {line}")
 
 
 def find_cause_of_job(job: str, env: Mapping[str, str]) -> Cause:

@@ -75,7 +75,7 @@ def parse_ended(answer: Answer, states: Mapping[str, str]) -> JobsFound:
     """The jobs of `sacct --noheader --parsable2 --allocations --format=JobID,State,ExitCode,Start,End,NodeList`."""
     if answer.status:
         said = [line for line in answer.stderr.splitlines() if line.strip()]
-        return JobsFound((), f"sacct: {said[0].strip()[:200]}" if said else f"sacct ended with {answer.status}")
+        return JobsFound((), said[0].strip()[:200] if said else f"sacct ended with {answer.status}")
     jobs = []
     for line in answer.stdout.splitlines():
         fields = line.split("|")
