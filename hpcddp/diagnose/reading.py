@@ -47,6 +47,7 @@ _LABEL = re.compile(
     rb"\[[Rr]ank[ :=]?(\d+)\]|^\[(\d+)\]:? (?=\S)|^(\d{1,5}): (?=\S)|^\[\d+,(\d+)\]<std|^\[\S+@\d+,(\d+)\]<std"
     rb"|\b[Rr]ank[ =:]{0,2}(\d+)\b"
 )
+_TORCH = re.compile(rb"\[rank\d+\]:")  # torch's, in front of what ends a rank
 _NAMED = re.compile(rb"ank[ :=]?(\d+)\b")
 _MOST_RANKS = 1_000_000
 _ERROR_LEVEL = re.compile(rb"\b(ERROR|CRITICAL|FATAL|Error|error:)")
@@ -118,7 +119,7 @@ class Log:
             if not missing:
                 break
             line = self.lines[at].rpartition(b"\r")[2] if b"\r" in self.lines[at] else self.lines[at]
-            if line.startswith(b"[rank") or at + 1 + self.skipped in marked:
+            if _TORCH.match(line) or at + 1 + self.skipped in marked:
                 continue
             label = _LABEL.search(line)
             if label is None or _ERROR_LEVEL.search(line):
