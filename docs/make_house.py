@@ -25,6 +25,7 @@ CAPTIONS = {
     "training": "process group, data, gradients, checkpoints",
     "lint": "job script or training script → findings",
     "advise": "memory per rank of each split, and which to choose",
+    "diagnose": "logs → the first cause of a job's end",
     "script": "request + site → plan → job script",
     "login": "submit, find, status, cancel: hpcddp.Job",
     "checks": "one function per problem that a process can see",

@@ -35,6 +35,7 @@ VERBS = {
     "logs": "print what the ranks of a run have printed, and follow it",
     "cancel": "end a run with all its jobs: it saves and stops",
     "status": "say what became of runs: queued, running, ended, and why",
+    "diagnose": "say why a job ended: the first cause, its rank and line, what to type",
     "watch": "a live screen of one run: loss curve, speed, checkpoint, deadline, log",
     "train": "the reference trainer: DDP on handwritten digits",
     "compare": "say whether two runs are the same to the last bit, and what differed",

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from hpcddp.cli.parser import VerbParser
 from hpcddp.cli.streams import tell, tell_each
 from hpcddp.errors import RequestError
+from hpcddp.login.find_cause import add_cause
 from hpcddp.login.find_run import find_runs
 from hpcddp.login.judge import find_status
 from hpcddp.login.status_text import format_statuses, status_record
@@ -47,6 +48,8 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
     if args.watch:
         return _watch(args, env)
     found = find_status(runs, env)
+    if len(found.runs) == 1 and found.runs[0].state == "failed":
+        found = found._replace(runs=(add_cause(runs[0], found.runs[0]),))
     tell_each(found.problems)
     if found.is_damaged and len(found.runs) == 1:
         return RequestError.exit_code

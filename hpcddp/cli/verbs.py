@@ -33,6 +33,7 @@ _MEANT = {
     **dict.fromkeys(("kill", "stop", "delete"), "hpcddp cancel RUN"),
     **dict.fromkeys(("tail", "log", "output"), "hpcddp logs RUN -f"),
     **dict.fromkeys(("rank", "whoami"), "hpcddp env"),
+    **dict.fromkeys(("why", "explain", "debug", "cause"), "hpcddp diagnose RUN"),
     "diff": "hpcddp compare runs/ONE runs/TWO",
     "new": "hpcddp sites new NAME",
     "schema": "hpcddp sites schema",

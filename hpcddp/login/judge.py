@@ -55,7 +55,8 @@ class RunStatus(Record):
     seconds since 1970. `ends`: the end of its running job. `left_s`: to the end of the training. `point`: its values in
     a sweep. `best`: what it named its best, by `best_mode`; `best_run` and `jobs`, how many are in which
     state, and `size`, how many it was made of, of a sweep. `sweep`: the folder of the one that it belongs to. `why`:
-    why it waits, or ended; of a run that failed the first cause. `log`: where more of it stands."""
+    why it waits, or ended; of a run that failed the first cause. `log`: where more of it stands. `cause`: the first
+    cause in its logs, where they were read."""
 
     name: str
     path: str
@@ -83,6 +84,7 @@ class RunStatus(Record):
     exit_status: int | None = None
     weights_sha256: str | None = None
     exact: Mapping[str, object] | None = None
+    cause: str = ""
 
     @property
     def lives(self) -> bool:

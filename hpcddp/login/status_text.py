@@ -102,6 +102,7 @@ def _format_one(run: RunStatus, now: float, width: int) -> str:
         ("left", _say_left(run.left_s)),
         ("walltime", f"{_say_left(run.ends - now)} left" if run.ends is not None and run.state == "running" else ""),
         ("why", _say_why(run, now)),
+        ("cause", run.cause),
         ("log", run.log),
         ("weights", run.weights_sha256 or ""),
         ("exact", _say_exact(run)),

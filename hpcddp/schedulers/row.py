@@ -215,6 +215,8 @@ class Commands(Record):
     live_jobs: tuple[str, ...] = ()
     keeps_none: str = ""  # a part of what it says then
     older_jobs: tuple[str, ...] = ()
+    ended: tuple[str, ...] = ()  # shows one job {} that `jobs` has forgotten
+    parse_ended: Callable[[Answer, Mapping[str, str]], JobsFound] = _no_jobs
     ask_env: Mapping[str, str] = _NOTHING  # what the commands that ask need in their environment
     #: Starts a command on the host {host} of the job, beside what runs there.
     starter: tuple[str, ...] = ()

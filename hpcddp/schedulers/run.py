@@ -284,6 +284,21 @@ def ask_jobs(
     return found
 
 
+def ask_job(name: str, job: str, env: Mapping[str, str]) -> JobsFound:
+    """What the scheduler shows of one job, also of one that ended long ago."""
+    scheduler = find_scheduler(name)
+    commands, wanted = scheduler.commands, parse_id(job)
+    found = ask_jobs(name, [job], env)
+    its = tuple(one for one in found.jobs if wanted.covers(one.id) or wanted.is_same(one.id))
+    if its or not commands.ended:
+        return JobsFound(its, found.problem)
+    try:
+        answer = run_program([word.replace("{}", job) for word in commands.ended], {**env, **commands.ask_env})
+    except SchedulerError as error:
+        return JobsFound((), error.message)
+    return commands.parse_ended(answer, scheduler.states)
+
+
 def _list_missing(ids: Sequence[str], found: JobsFound, answer: Answer) -> list[str]:
     """The jobs of which an answer says nothing at all."""
     said = [*(one.id for one in found.jobs), *map(parse_id, answer.stderr.split())]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.schedulers.allocation import expand_counts, expand_nodelist
-from hpcddp.schedulers.job_id import JobId
+from hpcddp.schedulers.job_id import JobId, parse_id
 from hpcddp.schedulers.row import (
     Answer,
     Commands,
@@ -69,6 +69,26 @@ def _parse(line: str, states: Mapping[str, str]) -> JobFound | None:
     if word in _SAYS_WHY:
         why = f"{word}: {why}" if why else word
     return JobFound(_read_id(job, own, index), state, _printable(why), read_time(start), ends)
+
+
+def parse_ended(answer: Answer, states: Mapping[str, str]) -> JobsFound:
+    """The jobs of `sacct --noheader --parsable2 --allocations --format=JobID,State,ExitCode,Start,End,NodeList`."""
+    if answer.status:
+        said = [line for line in answer.stderr.splitlines() if line.strip()]
+        return JobsFound((), said[0].strip()[:200] if said else f"sacct ended with {answer.status}")
+    jobs = []
+    for line in answer.stdout.splitlines():
+        fields = line.split("|")
+        if len(fields) != 6 or not fields[0][:1].isdigit():
+            continue
+        job, word, code, start, end, nodes = fields
+        status, _, number = code.partition(":")
+        signal = read_number(number) or 0
+        why = f"{word} on {nodes}" if word.split(" ")[0] in {*_SAYS_WHY, "CANCELLED"} else ""
+        exit_status = 128 + signal if signal else read_number(status)
+        state = states.get(word.split(" ")[0], "unknown")  # CANCELLED by 1000
+        jobs.append(JobFound(parse_id(job), state, _printable(why), read_time(start), read_time(end), exit_status))
+    return JobsFound(tuple(jobs))
 
 
 def _read_id(job: str, raw: str, index: str) -> JobId:
@@ -389,6 +409,11 @@ SCHEDULER = Scheduler(
         parse_end=parse_end,
         parse_taken=parse_taken,
         jobs=("squeue", "--noheader", "--states=all", "--user={user}", "--format=%F|%A|%K|%T|%S|%e|%r|%E|"),
+        ended=(
+            *("sacct", "--noheader", "--parsable2", "--allocations", "--jobs={}"),
+            "--format=JobID,State,ExitCode,Start,End,NodeList",
+        ),
+        parse_ended=parse_ended,
         ask_env={"SLURM_TIME_FORMAT": "standard", "SLURM_BITSTR_LEN": "0"},
         starter=("srun", "--overlap", "--nodes=1", "--ntasks=1", "--nodelist={host}"),
         drop=("scontrol", "update", "JobId={job}", "NodeList={kept}"),

@@ -1,0 +1,579 @@
+"""Which of the lines that say something is the first cause, and which rank is at fault.
+
+In this order: what a rank raised, or the scheduler, the kernel or the launcher said, the first of it; else how the rank
+ended that ended first; else who did not come while others waited. What follows from another rank's end is no cause.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from hpcddp.diagnose.reading import Log, Mark, read_logs
+from hpcddp.diagnose.rows import (
+    CAUSE,
+    CLASSES,
+    CLUSTER,
+    END,
+    LATE,
+    LOST,
+    MARK,
+    NOBODY,
+    PROGRAM,
+    RAISED,
+    RECORD,
+    REQUEST,
+    ROWS,
+    SENDER,
+    WEAK,
+)
+from hpcddp.record import TYPE_CHECKING, Record
+from hpcddp.signals import name_signal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hpcddp.runs.logs import Source
+
+ALL = "all"
+_SIGABRT, _SIGKILL, _SIGTERM, _SIGINT = 6, 9, 15, 2
+_OF_SIGNAL = {
+    2: "interrupted",
+    **dict.fromkeys((4, 6, 7, 8, 11), "crash"),
+    9: "host-memory",
+    24: "limits",
+    25: "disk-full",
+}
+#: Classes that are no rank's fault.
+_OF_NOBODY = {"launcher", "walltime", "rendezvous", "interrupted"}
+_TIMEOUT_STATUS = 124  # of timeout(1)
+_SAYS_WHY = re.compile(
+    r"(?i)error|cannot|can't|could not|fail|invalid|missing|not found|refus|abort|no such|unable|must"
+)
+_LABELLED = re.compile(r"\b[Rr]ank[ =:]?(\d+)\b|^\[\d+\] ")
+_IN_USE = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
+_ENQUEUED = re.compile(rb"Rank (\d+)\].*last enqueued (?:NCCL )?work: (\d+)")
+_WORDS = re.compile(r"[A-Za-z]{2,}")
+
+
+class Cause(Record):
+    """Why a job ended. `class_`: one of CLASSES. `rank`: None where it is no rank's fault, or nobody says whose.
+    `also`: classes that the logs alone cannot tell from it."""
+
+    class_: str
+    rank: int | str | None = None
+    host: str = ""
+    file: str = ""
+    line: int | None = None
+    text: str = ""
+    whose: str = NOBODY
+    remedy: str = ""
+    also: tuple[str, ...] = ()
+
+
+def diagnose(sources: Sequence[Source], *, beside: Sequence[Source] = (), has_failed: bool | None = None) -> Cause:
+    """The first cause. `beside`: a job's own output, which holds what is in its logs, too: of it only the scheduler's
+    words count. `has_failed`: what the run says; None: nobody does. RequestError for a file that cannot be read."""
+    logs = read_logs([*sources, *beside])
+    for log in logs[len(sources) :]:
+        of_scheduler = (CLUSTER, REQUEST, SENDER)
+        log.marks = [m for m in log.marks if m.level == CAUSE and m.row is not None and m.row.whose in of_scheduler]
+    return _Judge(logs, has_failed).judge()
+
+
+def judge_record(reason: str, status: int | None, state: str = "") -> Cause:
+    """The cause that a scheduler's record names, or what was written of a run's end; `unknown` where it names none."""
+    text = "; ".join(filter(None, [reason, f"exit status {status}" if status else ""]))
+    row = next((row for row in ROWS if row.level == RECORD and row.match(text or state)), None)
+    if row is not None:
+        return Cause(row.cause, text=text, whose=row.whose, remedy=row.remedy)
+    if not status and state == "finished":
+        return Cause("none", text=text)
+    number = (status or 0) - 256 if (status or 0) > 256 else (status or 0) - 128
+    class_ = _OF_SIGNAL.get(number, "unknown")
+    return Cause(class_, text=text, also=("killed",) if number == _SIGKILL else (), remedy=_find_any_remedy(class_))
+
+
+def cause_record(cause: Cause) -> dict[str, object]:
+    """As JSON values."""
+    record = cause._asdict()
+    return {"class": record.pop("class_"), **record, "file": cause.file or None, "text": cause.text or None}
+
+
+def say_cause(cause: Cause) -> str:
+    """What and who, in a few words: `disk-full on rank 1 (node1)`."""
+    who = "" if cause.rank is None else " on all ranks" if cause.rank == ALL else f" on rank {cause.rank}"
+    where = f" ({cause.host})" if cause.host and cause.rank is not None else f" on {cause.host}" if cause.host else ""
+    return f"{cause.class_}{f', or {chr(32).join(cause.also)}' if cause.also else ''}{who}{where}"
+
+
+def show_line(cause: Cause) -> str:
+    """The line that proves it, with its file and number, as a terminal may show it."""
+    return f"{cause.file}:{cause.line}: {_printable(cause.text)}" if cause.file else _printable(cause.text)
+
+
+def format_cause(cause: Cause, what: str) -> str:
+    """What it is, the line that proves it, and what to type, for people."""
+    lines = [f"{what}: {say_cause(cause)}: {CLASSES[cause.class_]}"]
+    if cause.text:
+        lines.append(f"  {show_line(cause)}")
+    if cause.remedy:
+        turn = "" if cause.whose == NOBODY else f" ({cause.whose})"
+        lines.append(f"hint{turn}: {cause.remedy}")
+    return "\n".join(lines) + "\n"
+
+
+def _printable(text: str) -> str:
+    shown = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)
+    return "".join(c if c.isprintable() else " " for c in shown)[:400]
+
+
+class _Judge:
+    def __init__(self, logs: Sequence[Log], has_failed: bool | None) -> None:
+        self._logs, self._has_failed = logs, has_failed
+        self._marks = [mark for log in logs for mark in _judge_life(log)]
+        ends = sorted(
+            (mark for mark in self._of(END) if not self._is_doubled(mark)), key=lambda one: (one.log, one.number)
+        )
+        #: A launcher ends the ranks that are left by SIGTERM: they were well.
+        swept = [mark for mark in ends if mark.signal == _SIGTERM and mark.cause != "killed"]
+        is_swept = any(mark not in swept and mark.cause != "killed" for mark in ends)
+        self._ends = [mark for mark in ends if not (is_swept and mark in swept)]
+        self._swept = {rank for mark in swept for rank in mark.ranks or (mark.rank,) if is_swept and rank is not None}
+        ranks = {rank for log in logs for rank in log.ranks} | {log.source.rank for log in logs} - {None}
+        size = max((log.world_size for log in logs), default=0)
+        self._world = (
+            set(range(max(size, *(int(rank) + 1 for rank in ranks if rank is not None), 0)))
+            if ranks
+            else set(range(size))
+        )
+        self._exit_status = next((log.exit_status for log in logs if log.exit_status is not None), None)
+        lost = [mark for mark in self._of(LOST, LATE) if mark.is_raised or mark.rank is not None]
+        self._lost = [mark for mark in lost if not (mark.is_logged and self._seems_well)]
+
+    def _of(self, *levels: str) -> list[Mark]:
+        return [mark for mark in self._marks if mark.level in levels and not mark.went_on]
+
+    def _is_doubled(self, mark: Mark) -> bool:
+        """MPICH prints an exit code above the signal that it stands for."""
+        return "EXIT CODE" in mark.body and any(
+            other.log == mark.log and "EXIT STRING" in other.body and 0 < other.number - mark.number < 8
+            for other in self._marks
+        )
+
+    def judge(self) -> Cause:
+        for find in (
+            self._find_singletons,
+            self._find_cause,
+            self._find_end,
+            self._find_late,
+            self._find_weak,
+            self._find_early,
+        ):
+            if (cause := find()) is not None:
+                return cause
+        is_bad = bool(self._has_failed) or bool(self._exit_status) or bool(self._ends) or bool(self._lost)
+        return Cause("unknown") if is_bad else Cause("none")
+
+    # Causes
+
+    def _find_singletons(self) -> Cause | None:
+        found = [mark for mark in self._of(WEAK) if mark.cause == "singletons"]
+        alone = [mark for mark in found if "suspicious" not in mark.body]
+        several = len(alone) > 1 and len({(mark.log, mark.number) for mark in alone}) > 1
+        if not several and not (found and not alone and len(found) > 1):
+            return None
+        if any(mark.rank for mark in self._marks) or len(self._world) > 1:
+            return None
+        return self._cause((alone or found)[0], ALL)
+
+    def _find_cause(self) -> Cause | None:
+        """The first of what was raised or said by who knows."""
+        said = [mark for mark in self._of(CAUSE) if not (mark.is_raised and mark.is_logged and self._seems_well)]
+        raised = [mark for mark in self._of(RAISED) if mark.is_raised and not (mark.is_logged and self._seems_well)]
+        found = self._choose_of_chains([*said, *raised])
+        if not found:
+            return None
+        first = min(found, key=self._order(found))
+        if first.cause == "crash" and "terminate called" in first.body:  # its what() says more
+            first = next((m for m in found if m.log == first.log and 0 < m.number - first.number < 3), first)
+        if (
+            first.row is not None
+            and first.row.level == CAUSE
+            and not first.is_raised
+            and first.rank is None
+            and first.cause == "killed"
+        ):
+            return self._cause(first, None)
+        rank = self._find_rank(first, found)
+        own = [mark for mark in found if _alike(mark) == _alike(first) and self._logs[mark.log].source.rank == rank]
+        return self._cause(own[0] if own and rank is not None else first, rank)
+
+    @property
+    def _seems_well(self) -> bool:
+        """Whether nothing says that the job has failed."""
+        if self._has_failed is not None:
+            return not self._has_failed
+        return not self._ends and not self._exit_status
+
+    def _choose_of_chains(self, marks: Sequence[Mark]) -> list[Mark]:
+        """One of exceptions that led to one another: of the first class that a row names the last, else the last."""
+        chains: dict[tuple[int, int], list[Mark]] = {}
+        for mark in marks:
+            chains.setdefault((mark.chain, 0 if mark.chain else id(mark)), []).append(mark)
+        chosen = []
+        for chain in chains.values():
+            named = [mark for mark in chain if mark.row is not None]
+            same = [mark for mark in named if mark.cause == named[0].cause]
+            chosen.append((same or chain)[-1] if chain[0].chain and not _is_message(same) else (same or chain)[0])
+        return chosen
+
+    def _order(self, marks: Sequence[Mark]):  # type: ignore[no-untyped-def]
+        """By the place in one log; of several logs by time, as far as lines have one, and the rank that ended first."""
+        if len({mark.log for mark in marks}) == 1:
+            return lambda mark: (mark.number,)
+        first = self._first_end
+        return lambda mark: (
+            first is None or mark.rank != first.rank,
+            self._logs[mark.log].find_time(mark.number) or float("inf"),
+            mark.log,
+            mark.number,
+        )
+
+    @property
+    def _first_end(self) -> Mark | None:
+        """The launcher's word on the rank that ended first; torchrun says it with the ranks' own numbers."""
+        ends = [mark for mark in self._ends if mark.rank is not None and mark.signal != _SIGTERM]
+        roots = [mark for mark in ends if "first observed" in mark.body]
+        return next(iter(roots or ends), None)
+
+    def _find_rank(self, first: Mark, found: Sequence[Mark]) -> int | str | None:
+        """Whose fault a cause is."""
+        if first.cause in _OF_NOBODY and not first.ranks and not (first.cause == "rendezvous" and first.is_raised):
+            return None
+        same = [mark for mark in found if _alike(mark) == _alike(first)]
+        ranks = {mark.rank for mark in same if mark.rank is not None}
+        waited = {mark.rank for mark in self._lost if mark.rank is not None} - ranks
+        if first.row is not None and "execv" in first.body:
+            return None
+        if len(ranks) > 1 or (not ranks and len(same) > 1):
+            return (first.rank if first.rank is not None else None) if waited else ALL
+        if first.rank is not None:
+            return first.rank
+        if first.cause == "rendezvous":  # rank 0 opens the port
+            return 0 if first.frame and _IN_USE.search(first.body) else None
+        return self._guess_rank(first)
+
+    def _guess_rank(self, first: Mark | None) -> int | None:
+        """The rank of a line that nobody has signed: the one that is not among those that have seen it end, or that the
+        launcher names."""
+        missing = self._find_missing()
+        if missing is not None:
+            return missing
+        if first is not None and first.log and (own := self._logs[first.log].source.rank) is not None:
+            return own
+        end = self._first_end
+        if end is not None and not any(mark.rank == end.rank for mark in self._lost):
+            return end.rank
+        return 0 if len(self._world) == 1 else None
+
+    def _find_missing(self, *, hangs: bool = False) -> int | None:
+        """The only rank that has not complained of another one. `hangs`: it may have lived until the end."""
+        waited = {mark.rank for mark in self._lost if mark.rank is not None}
+        missing = self._world - waited - (set() if hangs else self._swept)
+        return next(iter(missing)) if waited and len(missing) == 1 else None
+
+    # Ends
+
+    def _find_end(self) -> Cause | None:
+        """How the rank ended that ended first, where it has raised nothing."""
+        late = {mark.rank for mark in self._of(LATE)}
+        ends = [mark for mark in self._ends if not (mark.signal in {0, _SIGABRT} and mark.rank in late)]
+        signals = [mark for mark in ends if mark.signal or (mark.status or 0) > 128]
+        taken = [mark for mark in ends if mark.cause in {"killed", "interrupted"}]
+        others = [mark for mark in signals if _signal(mark) not in {_SIGTERM}]
+        named = [mark for mark in ends if mark.cause == "interrupted"]
+        if named:
+            return self._cause(named[0], None)
+        if taken and (not others or taken[0].number < others[0].number):
+            return self._of_signal(taken[0], None)
+        if others:
+            best = next(
+                (mark for mark in others if "first observed" not in mark.body and mark.rank is not None), others[0]
+            )
+            rank = self._rank_of_end(others)
+            return self._of_signal(best, rank)
+        marks = self._of(MARK)
+        if marks:
+            return self._cause(marks[0], self._guess_rank(marks[0]))
+        if signals and not late:
+            return self._of_signal(signals[0], signals[0].rank if signals[0].rank is not None else self._find_missing())
+        return self._find_own_end(ends)
+
+    def _rank_of_end(self, ends: Sequence[Mark]) -> int | None:
+        roots = [mark for mark in ends if "first observed" in mark.body]
+        first = next((mark.rank for mark in (*roots, *ends) if mark.rank is not None), None)
+        return first if first is not None else self._find_missing()
+
+    def _of_signal(self, mark: Mark, rank: int | None) -> Cause:
+        number = _signal(mark)
+        name = name_signal(number) if number else "a signal"
+        said = next((one for one in self._of(RAISED) if one.cause == "walltime"), None)
+        if said is not None and mark.cause == "killed":
+            return self._cause(said, None)._replace(also=("killed",))
+        if number == _SIGTERM and self._exit_status == _TIMEOUT_STATUS:
+            remedy = "timeout(1) in the job script ended it: a longer one, or checkpoints and chain: N in the job file"
+            return self._cause(mark, None)._replace(class_="walltime", remedy=remedy, also=("killed",))
+        class_ = _OF_SIGNAL.get(number, "killed")
+        also: tuple[str, ...] = ()
+        remedy, whose = _find_any_remedy(class_), next((row.whose for row in ROWS if row.cause == class_), SENDER)
+        if number == _SIGKILL:
+            also = ("killed",)
+            remedy = f"{name} says nothing of its sender, which most often is the kernel, out of memory: {remedy}"
+        elif class_ == "killed":
+            whose, remedy = SENDER, f"{name} came from outside. {_find_remedy('killed', END)}"
+        elif class_ == "interrupted":
+            rank = None
+        return self._cause(mark, rank)._replace(class_=class_, also=also, remedy=remedy, whose=whose)
+
+    def _find_own_end(self, ends: Sequence[Mark]) -> Cause | None:
+        """A rank that ended with a status and raised nothing: its own words above are the line."""
+        waited = {mark.rank for mark in self._lost if mark.rank is not None}
+        own = [mark for mark in ends if not mark.signal and mark.rank is not None and mark.rank not in waited]
+        unnamed = [mark for mark in ends if not mark.signal and mark.rank is None and mark.status]
+        if not own and not unnamed:
+            return None
+        end = (own or unnamed)[0]
+        if not own and waited and self._find_missing() is None:
+            return None
+        rank = end.rank if end.rank is not None else self._find_missing()
+        found = self._find_message(end, rank)
+        if found is None:
+            if self._of(WEAK):
+                return None
+            return self._cause(end, rank)._replace(
+                class_="exit-status",
+                whose=PROGRAM,
+                remedy="its log has no word of why: print the reason before the exit",
+            )
+        return self._own_words(found, rank, end.host)
+
+    def _own_words(self, found: tuple[Log, int, str], rank: int | None, host: str) -> Cause:
+        """The cause of a rank that ended after these words of its own; a row may know them."""
+        log, number, text = found
+        known = (mark for mark in self._marks if mark.log == log.number and mark.number == number)
+        named = next((mark for mark in known if mark.row is not None and mark.row.remedy), None)
+        if named is not None:
+            return self._cause(named, rank)
+        remedy = "the message is the program's own: look there"
+        return Cause("exit-status", rank, host, log.source.path, number, text, PROGRAM, remedy)
+
+    def _find_message(self, end: Mark, rank: int | None) -> tuple[Log, int, str] | None:
+        """The last line that a rank printed before its end and that is unlike those above it."""
+        log = next((log for log in self._logs if log.source.rank == rank and rank is not None), self._logs[end.log])
+        stop = end.number - 1 - log.skipped if log.number == end.log else len(log.lines)
+        first = min(
+            [mark.number for mark in self._marks if mark.log == log.number and mark.level in {LOST, LATE, END}]
+            or [stop + 1]
+        )
+        stop = max(min(stop, first - 1 - log.skipped), 0)
+        lines = [line.split(b"\r")[-1].decode(errors="replace").strip() for line in log.lines[:stop]]
+        counts: dict[str, int] = {}
+        for line in lines:
+            counts[_shape(line)] = counts.get(_shape(line), 0) + 1
+        best = None
+        for at in range(len(lines) - 1, max(len(lines) - 12, -1), -1):
+            line = lines[at]
+            label = re.search(r"\b[Rr]ank[ =:]?(\d+)\b|^\[(\d+)\] ", line)
+            if (
+                not _WORDS.search(line)
+                or "hostname of the client" in line
+                or "NCCL" in line
+                or "ommand not found" in line
+            ):
+                continue
+            if label is not None and rank is not None and int(label[1] or label[2]) != rank:
+                continue
+            if counts[_shape(line)] > 1:
+                continue
+            if _SAYS_WHY.search(line):
+                return log, at + 1 + log.skipped, line
+            best = best or (log, at + 1 + log.skipped, line)
+        return best
+
+    # Waits
+
+    def _find_late(self) -> Cause | None:
+        """Who did not come, where others waited for it until a timeout."""
+        late = self._of(LATE)
+        if not late:
+            return None
+        named = next((mark for mark in late if mark.ranks), None)
+        first = named or min(late, key=self._order(late))
+        rank = named.ranks[0] if named is not None else None
+        if first.cause == "rendezvous":
+            return self._cause(first, rank)
+        return self._cause(first, rank if rank is not None else self._find_absent(late))
+
+    def _find_absent(self, late: Sequence[Mark]) -> int | None:
+        """The rank that the others waited for: that complains of nothing, or only of their end, or elsewhere."""
+        if (missing := self._find_missing(hangs=True)) is not None:
+            return missing
+        if any("monitoredBarrier" in mark.body for mark in late):  # rank 0 waits for each rank in turn
+            others = self._world - {0} - {mark.rank for mark in self._lost}
+            return next(iter(others)) if len(others) == 1 else None if others else 0
+        works = {}
+        for log in self._logs:
+            for line in log.lines:
+                if b"last enqueued work" in line and (
+                    found := re.search(rb"Rank (\d+)\].*last enqueued work: (\d+)", line)
+                ):
+                    works[int(found[1])] = int(found[2])
+        behind = [rank for rank, work in works.items() if work == min(works.values())]
+        if len(set(works.values())) > 1 and len(behind) == 1:
+            return behind[0]
+        waited = {mark.rank for mark in late}
+        others = self._world - waited
+        if len(others) == 1:
+            return next(iter(others))
+        frames: dict[str, set[int]] = {}
+        for mark in self._lost:
+            if mark.frame and mark.rank is not None:
+                frames.setdefault(mark.frame, set()).add(mark.rank)
+        alone = [ranks for ranks in frames.values() if len(ranks) == 1]
+        if len(frames) == 2 and len(alone) == 1 and len(self._world) > 2:
+            return next(iter(alone[0]))
+        return None
+
+    def _find_early(self) -> Cause | None:
+        """A rank that is the only one without a complaint: it ended itself, well as far as anybody says, while the
+        others still waited for it."""
+        lost = [mark for mark in self._lost if mark.level == LOST and mark.is_raised and mark.rank is not None]
+        missing = self._find_missing()
+        if not lost or missing is None:
+            return None
+        is_told = bool(self._ends) or any("ChildFailed" in mark.body for mark in self._marks)  # of any other end
+        found = self._find_message(min(lost, key=lambda mark: (mark.log, mark.number)), missing)
+        if found is not None and not is_told and (_SAYS_WHY.search(found[2]) or _LABELLED.search(found[2]) is None):
+            return self._own_words(found, missing, "")
+        cause = self._cause(lost[0], missing)._replace(
+            class_="early-exit",
+            whose=PROGRAM,
+            remedy=_find_any_remedy("early-exit"),
+            also=() if is_told else ("exit-status",),
+        )
+        said = self._find_last_word(missing)
+        return cause if said is None else cause._replace(file=said[0].source.path, line=said[1], text=said[2])
+
+    def _find_last_word(self, rank: int) -> tuple[Log, int, str] | None:
+        """The last line of a rank, if it is unlike all others of the log."""
+        for log in sorted(self._logs, key=lambda one: one.source.rank != rank):
+            numbers = log.find_alive([rank], 0).get(rank, []) if log.source.rank is None else [len(log.lines)]
+            lines = [line.split(b"\r")[-1].decode(errors="replace").strip() for line in log.lines]
+            for number in numbers[:1]:
+                at = number - 1 - log.skipped
+                while log.source.rank is not None and at > 0 and not lines[at]:
+                    at -= 1
+                shape = _shape(lines[at]).replace(f"ank {rank}", "")
+                if lines[at] and sum(_shape(line) == _shape(lines[at]) for line in lines) == 1 and _WORDS.search(shape):
+                    return log, at + 1 + log.skipped, lines[at]
+        return None
+
+    def _find_weak(self) -> Cause | None:
+        """What a shell, or the program itself, says of errors, where nothing else is known and the job has failed."""
+        is_bad = bool(self._has_failed) or bool(self._exit_status) or bool(self._ends)
+        said = [mark for mark in self._of(RAISED) if not mark.is_raised]
+        waits = [mark for mark in said if mark.cause == "rendezvous" and self._is_last(mark)]
+        if waits:
+            first = next(mark for mark in said if _alike(mark) == _alike(waits[0]))
+            return self._cause(first, None)
+        weak = [mark for mark in self._of(WEAK) if mark.cause != "singletons"]
+        ran = bool(self._world)
+        if self._lost and self._find_missing() is not None:
+            said = [mark for mark in said if mark.rank in {None, self._find_missing()}]
+        if said and is_bad:
+            return self._cause(said[-1], said[-1].rank)
+        if weak and not ran and (is_bad or self._has_failed is None):
+            return self._cause(weak[-1], None)
+        return None
+
+    def _is_last(self, mark: Mark) -> bool:
+        """Whether its log ends with it, as that of ranks which are ended while they wait."""
+        log = self._logs[mark.log]
+        return not any(line.strip() for line in log.lines[mark.number - log.skipped :])
+
+    def _cause(self, mark: Mark, rank: int | str | None) -> Cause:
+        log = self._logs[mark.log]
+        row = mark.row
+        remedy = (
+            _fill(row.remedy, mark)
+            if row is not None
+            else "the traceback above the line: the innermost frame of your own code"
+        )
+        if mark.frame:
+            remedy = f"{mark.frame}: {remedy}"
+        host = mark.host or self._find_host(rank)
+        whose = row.whose if row is not None else PROGRAM
+        return Cause(mark.cause, rank, host, log.source.path, mark.number, mark.text, whose, remedy)
+
+    def _find_host(self, rank: int | str | None) -> str:
+        named = [mark.host for mark in self._ends if mark.host and mark.rank == rank and rank is not None]
+        return next((log.source.host for log in self._logs if log.source.host and log.source.rank == rank), "") or next(
+            iter(named), ""
+        )
+
+
+def _judge_life(log: Log) -> list[Mark]:
+    """The marks; a rank that goes on behind an exception has caught it, or was started again."""
+    doubted = [mark for mark in log.marks if mark.level in {RAISED, LOST, LATE} and mark.rank is not None]
+    if not doubted:
+        return log.marks
+    ranks = {mark.rank for mark in doubted if mark.rank is not None}
+    alive = log.find_alive(ranks, min(mark.number for mark in doubted))
+    found = []
+    for mark in log.marks:
+        later = [number for number in alive.get(-1 if mark.rank is None else mark.rank, ()) if number > mark.number]
+        least = 1 if mark.is_logged or not mark.is_raised else 2
+        found.append(
+            mark._replace(went_on=len(later) >= least) if later and mark.level in {RAISED, LOST, LATE} else mark
+        )
+    return found
+
+
+def _is_message(marks: Sequence[Mark]) -> bool:
+    """Whether the first is an exception, and the others are lines of its message."""
+    return (
+        bool(marks) and len({mark.frame for mark in marks[1:]} | {""}) == 1 and len(marks) > 1 and bool(marks[0].frame)
+    )
+
+
+def _signal(mark: Mark) -> int:
+    return mark.signal or max((mark.status or 0) - 128, 0)
+
+
+def _alike(mark: Mark) -> str:
+    return re.sub(r"/(?:dev/shm|tmp)/\S+|0x[0-9a-f]+|\d+", "#", mark.body)
+
+
+def _shape(line: str) -> str:
+    return re.sub(r"\d+(\.\d+)?(e[+-]\d+)?", "#", line)
+
+
+def _find_remedy(cause: str, level: str) -> str:
+    return next((row.remedy for row in ROWS if row.cause == cause and row.level == level and row.remedy), "")
+
+
+def _find_any_remedy(cause: str) -> str:
+    return next((row.remedy for row in ROWS if row.cause == cause and row.remedy), "")
+
+
+def _fill(remedy: str, mark: Mark) -> str:
+    """The remedy with what the line names, as words of a shell; capitals where it names nothing."""
+    match = mark.row.match(mark.body) if mark.row is not None else None
+    found: Mapping[str, str | None] = match.groupdict() if match is not None else {}
+
+    def fill(name: re.Match[str]) -> str:
+        word = (found.get(name[1]) or "").strip("'\" ")
+        return shlex.quote(_printable(word)) if word else name[1].upper()
+
+    return re.sub(r"\{(\w+)\}", fill, remedy)

@@ -1,0 +1,506 @@
+"""Reads a log: the lines that a row fits, with their ranks, and the exceptions that tracebacks end with.
+
+Few lines of a log are unlike all others. A line is compared with the rows by what it has beside digits, once for all
+lines that are alike.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from hpcddp.diagnose.rows import CAUSE, END, LOST, NOISE, RAISED, RECORD, RESTART, ROWS, Row
+from hpcddp.errors import RequestError
+from hpcddp.record import TYPE_CHECKING, Record
+from hpcddp.runs.logs import Source, find_time
+from hpcddp.signals import name_signal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+_MOST = 1 << 28  # bytes of one file, from its end
+_DIGITS = b"0123456789"
+_TRACEBACK = "Traceback (most recent call last)"
+_LATER = ("During handling of the above exception", "was the direct cause of the following")
+#: What stands in front of a traceback that ends nothing.
+_IGNORED = ("Exception ignored in", "Logging error", "Exception in thread", "atexit")
+_RETRIED = re.compile(
+    r"(?i)\bretr(y|ies|ying)|attempt \d+ (of|/)|trying again|skipp(ed|ing)|ignor(ed|ing)|fall(ing)? back"
+)
+_EXIT = re.compile(r"(?i)\bexit(?:ed)?(?: with)?[ _](?:status|code)\W{0,3}(\d{1,3})\b|\bstatus[ =]\(?(\d{1,3})\)?\s*$")
+#: The exception at a traceback's end.
+_EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*(?:_*[A-Z]\w*|timeout|gaierror|error)(?:: .*|:)?$")
+_FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
+_LIBRARY = re.compile(r"(site|dist)-packages/|/lib/python\d|<frozen|<string>|/bin/(torchrun|accelerate)$")
+_WORLD = re.compile(
+    rb"[Rr]ank\W{0,3}\d+\s?(?:of|/)\s?(\d+)\b|initiali[sz]ed \d+ of (\d+)\b|hpcddp: (\d+) ranks on"
+    rb"|world.?size\W{1,3}(\d+)\b"
+    rb"|Starting with (\d+) processes|\bnranks (\d+)|MEMBER: \d+/(\d+)"
+)
+_SAMPLE = 100_000  # bytes, in which ranks that are numbers without a name, and how many there are, are looked for
+#: What begins a line, or stands in it, and says whose it is.
+_PREFIX = re.compile(
+    r"(?:\[(?:rank|default|trainer|worker)[ :]?(\d+)\]:? ?|\[(\d+)\]:? (?=\S)|(\d{1,5}): (?=\S)"
+    r"|\[\d+,(\d+)\]<std\w+>: ?|\[\S+@\d+,(\d+)\]<std\w+>: ?)"
+)
+_LABEL = re.compile(
+    rb"\[[Rr]ank[ :=]?(\d+)\]|^\[(\d+)\]:? (?=\S)|^(\d{1,5}): (?=\S)|^\[\d+,(\d+)\]<std|^\[\S+@\d+,(\d+)\]<std"
+    rb"|\b[Rr]ank[ =:]{0,2}(\d+)\b"
+)
+_TORCH = re.compile(rb"\[rank\d+\]:")  # torch's, in front of what ends a rank
+_NAMED = re.compile(rb"ank[ :=]?(\d+)\b")
+_MOST_RANKS = 1_000_000
+_ERROR_LEVEL = re.compile(rb"\b(ERROR|CRITICAL|FATAL|Error|error:)")
+_OF_FILE = re.compile(r"(?:rank|task|proc)[-_.]?0*(\d+)\b|attempt_\d+/(\d+)/std(?:out|err)\.log$")
+_LOGS = re.compile(r"\.(out|err|log|txt)$|\.[oe]\d+(\.\d+|-\d+)?$")
+_REPORT = re.compile(r"hpcddp: rank (\d+) on ([\w.-]+) .* The end of its output:")
+_SIGNALS = {name_signal(number): number for number in range(1, 32)} | {
+    "hangup": 1, "interrupt": 2, "quit": 3, "illegal instruction": 4, "aborted": 6, "bus error": 7, "killed": 9,
+    "floating point exception": 8, "segmentation fault": 11, "terminated": 15, "file size limit exceeded": 25,
+}  # fmt: skip
+
+
+class Mark(Record):
+    """A line that says something. `row`: None of an exception that no row names. `number`: its line, from 1. `level`:
+    that of its row, or of its place. `frame`: the innermost line of the program in its traceback. `chain`: of
+    exceptions of which one led to the other. `went_on`: whether its rank printed more than its end behind it."""
+
+    row: Row | None
+    level: str
+    log: int
+    number: int
+    text: str
+    body: str
+    rank: int | None = None
+    host: str = ""
+    signal: int = 0
+    status: int | None = None
+    frame: str = ""
+    chain: int = 0
+    is_raised: bool = False
+    is_logged: bool = False
+    went_on: bool = False
+    ranks: tuple[int, ...] = ()
+
+    @property
+    def cause(self) -> str:
+        """Its class."""
+        return self.row.cause if self.row is not None else "exception"
+
+
+class Log:
+    """One file. `ranks`: those that have printed something with their number."""
+
+    def __init__(self, number: int, source: Source, text: bytes, skipped: int) -> None:
+        self.number, self.source, self.skipped = number, source, skipped
+        self.lines = text.split(b"\n")
+        self.marks: list[Mark] = []
+        self.exit_status: int | None = None
+        labels = (_LABEL.search(line) for line in (text[:_SAMPLE] + text[-_SAMPLE:]).split(b"\n"))
+        self.ranks = {*_read_number({*_NAMED.findall(text)})}
+        self.ranks |= {rank for label in labels if label is not None for rank in _read_number(label.groups())}
+        sizes = [size for found in _WORLD.findall(text[:_SAMPLE]) for size in _read_number(found)]
+        self.world_size = max((size for size in sizes if size < _MOST_RANKS), default=0)
+
+    def find_time(self, number: int) -> float:
+        """When the line was printed, at the earliest: by the last time in or before it; 0: none is near."""
+        at = number - 1 - self.skipped
+        for line in reversed(self.lines[max(at - 60, 0) : at + 1]):
+            if (time := find_time(line)) is not None:
+                return time
+        return 0.0
+
+    def find_alive(self, ranks: Iterable[int], behind: int) -> dict[int, list[int]]:
+        """The last two lines of each of these ranks that are no error's, behind this one."""
+        found: dict[int, list[int]] = {rank: [] for rank in ranks}
+        marked = {mark.number for mark in self.marks}
+        missing = set(found)
+        for at in range(len(self.lines) - 1, behind - 1 - self.skipped, -1):
+            if not missing:
+                break
+            line = self.lines[at].rpartition(b"\r")[2] if b"\r" in self.lines[at] else self.lines[at]
+            if _TORCH.match(line) or at + 1 + self.skipped in marked:
+                continue
+            label = _LABEL.search(line)
+            if label is None or _ERROR_LEVEL.search(line):
+                continue
+            rank = next(iter(_read_number(label.groups())), -1)
+            if rank in missing:
+                found[rank].append(at + 1 + self.skipped)
+                if len(found[rank]) == 2:
+                    missing.remove(rank)
+        return found
+
+
+def _read_number(groups: Iterable[bytes | str | None]) -> list[int]:
+    """The number of a match's groups, of which one has matched."""
+    return [int(text) for text in groups if text and len(text) < 7]
+
+
+def find_logs(paths: Iterable[str]) -> list[Source]:
+    """The logs of these files and folders. RequestError for one that is not there, or a folder without any."""
+    found: dict[str, Source] = {}
+    for path in paths:
+        names = [path]
+        if os.path.isdir(path):
+            names = sorted(
+                os.path.join(folder, name) for folder, _, files in os.walk(path) for name in files if _LOGS.search(name)
+            )
+            if not names:
+                raise RequestError(f"there is no log in {path}", "name the files: hpcddp diagnose FILE …")
+        for name in names:
+            match = _OF_FILE.search(name[-120:])
+            rank = int(match[1] or match[2]) if match is not None else None
+            host = name[:-4].rpartition("/")[2].partition(".")[2] if rank is not None and name.endswith(".log") else ""
+            found[os.path.realpath(name)] = Source(name, "", rank, host)
+    return sorted(found.values(), key=lambda one: (one.rank is not None, one.rank or 0))
+
+
+def read_logs(sources: Sequence[Source]) -> list[Log]:
+    """All files. RequestError for one that cannot be read."""
+    return [_read(number, source) for number, source in enumerate(sources)]
+
+
+def _read(number: int, source: Source) -> Log:
+    try:
+        with open(source.path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            skipped = 0
+            if size > _MOST:
+                left = size - _MOST
+                while left > 0 and (block := file.read(min(left, 1 << 24))):
+                    skipped += block.count(b"\n")
+                    left -= len(block)
+            text = file.read()
+    except OSError as error:
+        raise RequestError(f"{source.path} cannot be read: {error.strerror}", f"ls -l {source.path}") from error
+    log = Log(number, source, text, skipped)
+    _Reader(log).read(text)
+    log.world_size = max(log.world_size, *(rank + 1 for rank in log.ranks), 0) if log.ranks else log.world_size
+    return log
+
+
+def _choose_rows(keys: Iterable[str]) -> str:
+    """A pattern that finds any of the words, by their common beginnings."""
+    root: dict[str, dict[str, object]] = {}
+    for key in keys:
+        level: dict[str, object] = root  # type: ignore[assignment]
+        for letter in key:
+            level = level.setdefault(letter, {})  # type: ignore[assignment]
+        level[""] = {}
+
+    def write(level: dict[str, object]) -> str:
+        if "" in level:
+            return ""
+        each = [re.escape(letter) + write(below) for letter, below in sorted(level.items())]  # type: ignore[arg-type]
+        return each[0] if len(each) == 1 else f"(?:{'|'.join(each)})"
+
+    return write(root)  # type: ignore[arg-type]
+
+
+_SPECIAL = (_TRACEBACK, *_LATER, "exit", "status", "The end of its output")
+_KEYS = [(row, row.key.split("|")) for row in ROWS if row.level != RECORD]
+_WHOLE = [
+    (row, key.encode()) for row, keys in _KEYS for key in keys if re.search(r"\d", key)
+]  # the others have no digits
+_ANY = re.compile(
+    _choose_rows({*_SPECIAL, *(key for _, keys in _KEYS for key in keys if not re.search(r"\d", key))}).encode()
+)
+
+
+class _Kind(Record):
+    """What is known of lines that differ in digits alone: whether they say something, and what rows they may fit."""
+
+    says: bool
+    is_special: bool
+    rows: tuple[Row, ...]
+
+
+_NOTHING = _Kind(False, False, ())
+
+
+class _Open:
+    """A traceback that has not come to its exception."""
+
+    def __init__(self, prefix: str, rank: int | None, chain: int, *, is_logged: bool, is_ignored: bool) -> None:
+        self.prefix, self.rank, self.chain = prefix, rank, chain
+        self.is_logged, self.is_ignored = is_logged, is_ignored
+        self.frame, self.lines = "", 0
+
+
+class _Reader:
+    """Goes through the lines of one log."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._known: dict[bytes, _Kind] = {}  # by the line without digits
+        self._rows: dict[str, Row | None] = {}  # of exceptions, by their text
+        self._open: list[_Open] = []
+        self._chains = 0
+        self._last: tuple[str, int, Mark | None] = ("", 0, None)  # the last exception: its prefix, its line
+        self._chained = ""  # the prefix of a traceback that follows from the last one
+        self._quoted: tuple[int, str] | None = None  # the rank, and host, of lines that a report of hpcddp's quotes
+
+    def read(self, text: bytes) -> None:
+        """Fill the log."""
+        known = self._known
+        whole = self._find_whole(text)
+        for at, line in enumerate(self._log.lines):
+            if whole and at in whole:
+                kind = self._classify(line.translate(None, _DIGITS))
+                self._look(at, line, _Kind(says=True, is_special=kind.is_special, rows=(*kind.rows, *whole[at])))
+                continue
+            for piece in line.split(b"\r") if b"\r" in line else (line,):
+                alike = piece.translate(None, _DIGITS)
+                kind = known.get(alike)
+                if kind is None:
+                    kind = known[alike] = self._classify(alike)
+                if kind.says or self._open or self._quoted:
+                    self._look(at, piece, kind)
+
+    def _find_whole(self, text: bytes) -> dict[int, tuple[Row, ...]]:
+        """The lines with words that hold digits."""
+        found: dict[int, tuple[Row, ...]] = {}
+        for row, key in _WHOLE:
+            at = line = 0
+            begin = 0
+            while (at := text.find(key, at)) >= 0:
+                line += text.count(b"\n", begin, at)
+                begin = at
+                found[line] = (*found.get(line, ()), row)
+                at += len(key)
+                if len(found) > 1000:
+                    break
+        return found
+
+    def _classify(self, alike: bytes) -> _Kind:
+        if not _ANY.search(alike):
+            return _NOTHING
+        text = alike.decode(errors="replace")
+        if NOISE.search(text):
+            return _NOTHING
+        rows = tuple(row for row, keys in _KEYS if any(key in text for key in keys))
+        is_special = any(word in text for word in _SPECIAL)
+        return _Kind(bool(rows) or is_special, is_special, rows)
+
+    def _look(self, at: int, piece: bytes, kind: _Kind) -> None:
+        line = piece.decode(errors="replace").rstrip()
+        rank, host = self._log.source.rank, self._log.source.host
+        if self._quoted is not None:
+            if line.startswith("    ") or not line.strip():
+                rank, host = self._quoted
+                line = line[4:]
+            else:
+                self._quoted = None
+        if kind.is_special and self._look_at_special(at, line, rank):
+            return
+        if self._open and self._go_on(at, line, rank, host):
+            return
+        if not kind.rows:
+            return
+        body, prefix = self._strip(line)
+        for row in kind.rows:
+            match = row.match(body)
+            if match is not None:
+                labelled = _PREFIX.match(prefix) or (_LABEL.search(piece) if rank is None else None)
+                rank = next(iter(_read_number(labelled.groups())), rank) if labelled is not None else rank
+                self._add(at, line, body, row, match, rank, host, prefix)
+                return
+
+    def _look_at_special(self, at: int, line: str, rank: int | None) -> bool:
+        """Whether the line is of a traceback, or says nothing else."""
+        if report := _REPORT.search(line):
+            self._quoted = int(report[1]), report[2]
+            return False
+        if _TRACEBACK in line:
+            head = line.partition(_TRACEBACK)[0]
+            ranked = re.search(r"(\[rank(\d+)\]:? ?)(?:Original )?$", head)
+            prefix = ranked[1] if ranked is not None else ""
+            if ranked is None and (labelled := _PREFIX.match(head)):
+                prefix, rank = labelled[0], next(iter(_read_number(labelled.groups())), rank)
+            if ranked is not None:
+                rank = int(ranked[2])
+            below = b"".join(self._log.lines[at + 1 : at + 2]).decode(errors="replace")
+            if head.strip() and below.startswith(f"{head}  File"):  # a launcher's or a logger's, before each line
+                prefix = head
+            before = self._log.lines[at - 1].decode(errors="replace") if at else ""
+            is_logged = ranked is None and self._is_logged(before) and "Original" not in head
+            if is_logged and rank is None and (label := _LABEL.search(before.encode())):
+                rank = next(iter(_read_number(label.groups())), rank)
+            follows = self._chained == prefix.strip() + "|" or "Original" in head or "The above" in before
+            chain = self._last[2].chain if follows and self._last[2] is not None else self._new_chain()
+            is_ignored = any(word in before for word in _IGNORED)
+            if follows and self._last[2] is not None and self._last[2].is_logged:
+                is_logged = True
+            self._open.append(_Open(prefix, rank, chain, is_logged=is_logged, is_ignored=is_ignored))
+            self._chained = ""
+            return True
+        if any(word in line for word in _LATER):
+            self._chained = self._strip(line)[1].strip() + "|"
+            return True
+        if "xit" in line or "status" in line:
+            for found in _EXIT.finditer(line):
+                self._log.exit_status = int(found[1] or found[2])
+        return False
+
+    def _new_chain(self) -> int:
+        self._chains += 1
+        return self._log.number * 1_000_000 + self._chains
+
+    def _is_logged(self, before: str) -> bool:
+        """Whether the line in front of a traceback is a logger's, or a program's own that says what it does then."""
+        text = before.split("\r")[-1]
+        if not text.strip() or _FRAME.search(text):
+            return False
+        if _RETRIED.search(text):
+            return True
+        return (
+            find_time(text.encode()) is not None
+            and re.search(r"\b(ERROR|WARN\w*|CRITICAL|EXCEPTION)\b", text) is not None
+        )
+
+    def _strip(self, line: str) -> tuple[str, str]:
+        """The line without what says whose it is, and that."""
+        prefix = ""
+        while (found := _PREFIX.match(line, len(prefix))) is not None:
+            prefix += found[0]
+        inside = re.search(r"\[rank\d+\]:? ", line) if not prefix else None
+        if inside is not None and inside.start() > 0 and "%|" in line[: inside.start()]:  # behind a progress bar
+            return line[inside.end() :].strip(), inside[0]
+        return line[len(prefix) :].strip(), prefix
+
+    def _go_on(self, at: int, line: str, rank: int | None, host: str) -> bool:
+        """Whether the line belongs to an open traceback."""
+        for one in reversed(self._open):
+            if not line.startswith(one.prefix.strip()):
+                continue
+            body = line[len(one.prefix.strip()) :].removeprefix(":").removeprefix(" ") if one.prefix else line
+            one.lines += 1
+            if not one.prefix and _PREFIX.match(line):
+                continue
+            if frame := _FRAME.search(body):
+                if not _LIBRARY.search(frame[1]):
+                    one.frame = f"{os.path.basename(frame[1])}:{frame[2]}"
+                return True
+            if body.startswith((" ", "\t")) or not body.strip():
+                return True
+            if _EXCEPTION.match(body) and not body.startswith("  "):
+                self._open.remove(one)
+                self._end(at, line, body.strip(), one, rank, host)
+                return True
+            if one.lines > 400:
+                self._open.remove(one)
+        return False
+
+    def _end(self, at: int, line: str, body: str, one: _Open, rank: int | None, host: str) -> None:
+        if one.is_ignored:
+            return
+        if body not in self._rows:
+            fits = (row for row in ROWS if _may_raise(row) and row.match(body))
+            self._rows[body] = next(fits, None)
+        row = self._rows[body]
+        level = RAISED if row is None or row.level in {CAUSE, RAISED} else row.level
+        match = row.match(body) if row is not None else None
+        rank = one.rank if one.rank is not None else rank
+        named = _read_groups(match)
+        whose = named.get("rank", rank) if level in {RAISED, CAUSE} else rank
+        mark = Mark(
+            row, level, self._log.number, at + 1 + self._log.skipped, line.strip(), body,
+            whose, host, named.get("signal", 0), frame=one.frame, chain=one.chain, is_raised=True, is_logged=one.is_logged, ranks=_read_ranks(match),
+        )  # fmt: skip
+        self._log.marks.append(mark)
+        self._last = one.prefix.strip(), at, mark
+
+    def _add(
+        self, at: int, line: str, body: str, row: Row, match: re.Match[str], rank: int | None, host: str, prefix: str
+    ) -> None:
+        if row.level == RESTART:
+            self._log.marks.clear()
+            self._log.exit_status = None
+            return
+        named = _read_groups(match)
+        last_prefix, last_at, last = self._last
+        is_detail = last is not None and 0 < at - last_at <= 12 and prefix.strip() == last_prefix
+        signal, status = named.get("signal", 0), named.get("status")
+        if status is not None and status < 0:
+            signal, status = -status, None
+        if row.level == END and "first observed" in body:
+            rank, host, signal, status = self._read_root_cause(at)
+        elif row.level == END and body.startswith("exitcode"):
+            above = b"\n".join(self._log.lines[max(at - 2, 0) : at]).decode(errors="replace")
+            listed = re.search(r"rank +: (\d+)", above)
+            rank = int(listed[1]) if listed is not None else rank
+        elif row.level == END and "noticed that process" in body and not signal:  # Open MPI 5 breaks the line
+            below = b" ".join(self._log.lines[at + 1 : at + 2]).decode(errors="replace")
+            found = re.match(r"signal (\d+)", below.strip())
+            signal = int(found[1]) if found else 0
+        elif row.level == END and any(word in body for word in ("EXIT STRING", "KILLED BY SIGNAL", "EXIT CODE")):
+            rank, host = self._read_hydra(at, rank, host)
+        host = match.groupdict().get("host") or match.groupdict().get("host_too") or host
+        mark = Mark(
+            row, row.level, self._log.number, at + 1 + self._log.skipped, line.strip(), body,
+            named.get("rank", rank), host, signal, status, ranks=_read_ranks(match),
+        )  # fmt: skip
+        if is_detail and last is not None and row.level in {RAISED, LOST}:
+            mark = mark._replace(chain=last.chain, is_raised=True, is_logged=last.is_logged, rank=last.rank)
+        self._log.marks.append(mark)
+
+    def _read_root_cause(self, at: int) -> tuple[int | None, str, int, int | None]:
+        """torchrun's word on the rank that it saw end first."""
+        below = b"\n".join(self._log.lines[at : at + 12]).decode(errors="replace")
+        rank, host = re.search(r"rank +: (\d+)", below), re.search(r"host +: (\S+)", below)
+        code = re.search(r"exitcode +: (-?\d+)", below)
+        status = int(code[1]) if code else None
+        killed = status is not None and status < 0
+        return (
+            int(rank[1]) if rank else None,
+            host[1] if host else "",
+            -(status or 0) if killed else 0,
+            None if killed else status,
+        )
+
+    def _read_hydra(self, at: int, rank: int | None, host: str) -> tuple[int | None, str]:
+        """The rank of a process that MPICH and Intel MPI name: by its number, and else by its PID in NCCL's lines."""
+        above = b"\n".join(self._log.lines[max(at - 8, 0) : at]).decode(errors="replace")
+        found = re.search(r"RANK (\d+) PID", above)
+        where = re.search(r"PID (\d+) RUNNING AT (\S+)", above)
+        host = where[2] if where else host
+        if found is not None:
+            return int(found[1]), host
+        if where is not None and rank is None:
+            text = b"\n".join(self._log.lines[:4000])
+            pids = sorted({int(pid) for pid in re.findall(rb"^\S+?:(\d+):\1 \[\d+\] NCCL", text, re.MULTILINE)})
+            if int(where[1]) in pids and len(pids) == max(self._log.world_size, max(self._log.ranks, default=0) + 1):
+                return pids.index(int(where[1])), host  # a launcher starts the ranks of a node in their order
+        return rank, host
+
+
+def _may_raise(row: Row) -> bool:
+    """Whether the words may be an exception's."""
+    return row.level not in {END, RECORD, RESTART} or (row.cause == "killed" and row.level == END)
+
+
+def _read_groups(match: re.Match[str] | None) -> dict[str, int]:
+    """Rank, signal and status as numbers."""
+    found: dict[str, int] = {}
+    for name, text in (match.groupdict() if match is not None else {}).items():
+        base = name.removesuffix("_too")
+        if text is None or base not in {"rank", "signal", "status"}:
+            continue
+        number = int(text) if text.lstrip("-").isdecimal() else _SIGNALS.get(text, _SIGNALS.get(text.lower()))
+        if number is not None:
+            found[base] = number
+    return found
+
+
+def _read_ranks(match: re.Match[str] | None) -> tuple[int, ...]:
+    """Of `Ranks 1, 2 failed` and of `tasks 0-1,4` all."""
+    groups = match.groupdict() if match is not None else {}
+    if groups.get("rank") is None:
+        return ()
+    found: list[int] = []
+    for word in f"{groups['rank']}{groups.get('more') or ''}".replace(" ", "").split(","):
+        first, _, last = word.partition("-")
+        if first.isdecimal() and len(last) < 7:
+            found += range(int(first), int(last or first) + 1)
+    return tuple(found)

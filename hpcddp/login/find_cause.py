@@ -1,0 +1,83 @@
+"""Why a run has ended: its last attempt's logs, what its folder says, and the scheduler's record, together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from hpcddp.diagnose.judge import Cause, diagnose, judge_record, say_cause, show_line
+from hpcddp.errors import RequestError
+from hpcddp.login.judge import LIVE, RunStatus, find_status
+from hpcddp.record import Record
+from hpcddp.runs.folder import RunFolder, show_path
+from hpcddp.runs.logs import Source, list_sources, order_attempts
+from hpcddp.runs.submitted import read_submissions
+from hpcddp.schedulers.registry import scripted_schedulers
+from hpcddp.schedulers.run import ask_job
+
+
+class Found(Record):
+    """`remarks`: what could not be asked, and that a later job of the run lives."""
+
+    cause: Cause
+    remarks: tuple[str, ...] = ()
+
+
+def find_cause(run: RunFolder, env: Mapping[str, str]) -> Found:
+    """The first cause of the end of a run. RequestError if it has not ended."""
+    found = find_status([run], env)
+    status, remarks = found.runs[0], list(found.problems)
+    attempts = order_attempts(run)
+    if status.lives:
+        attempts = attempts[:-1] if status.state not in {"queued", "held"} else attempts
+        if not attempts:
+            raise RequestError(
+                f"{show_path(run.path)} has not ended: it is {status.state}", f"hpcddp status {run.path}"
+            )
+        remarks.append(f"{show_path(run.path)} is {status.state} again; this is why attempt {attempts[-1].name} ended")
+    if status.state == "finished" and not status.lives:
+        return Found(Cause("none"), tuple(remarks))
+    return Found(diagnose_status(run, status), tuple(remarks))
+
+
+def diagnose_status(run: RunFolder, status: RunStatus) -> Cause:
+    """The same for a run whose status is known; nobody is asked."""
+    attempts = order_attempts(run)
+    if status.state in LIVE and status.state not in {"queued", "held"}:
+        attempts = attempts[:-1]
+    outputs = [one.output for one in read_submissions(run)[-1:] if one.output and os.path.isfile(one.output)]
+    output = [Source(path, "") for path in outputs]
+    if not attempts:
+        cause = diagnose(output, has_failed=True)
+    else:
+        cause = diagnose(list_sources(attempts[-1], None), beside=output, has_failed=status.state != "ended")
+    said = judge_record(status.why, status.exit_status)
+    is_better = said.class_ != "unknown" and (
+        cause.class_ in {"unknown", "none"} or "killed" in {cause.class_, *cause.also}
+    )
+    return said if is_better else cause
+
+
+def add_cause(run: RunFolder, status: RunStatus) -> RunStatus:
+    """The status of a run that has failed, with the first line of its diagnosis; as it was where nothing says why."""
+    cause = diagnose_status(run, status)
+    if cause.class_ in {"unknown", "none"}:
+        return status
+    line = show_line(cause._replace(file=show_path(cause.file)))
+    return status._replace(cause=f"{say_cause(cause)}: {line}")
+
+
+def find_cause_of_job(job: str, env: Mapping[str, str]) -> Cause:
+    """Why a job ended of which only this machine's scheduler knows. RequestError if none knows it, or it lives."""
+    problems = []
+    for row in scripted_schedulers():
+        if row.this_machine:
+            continue
+        found = ask_job(row.name, job, env)
+        problems += [found.problem] if found.problem else []
+        if found.jobs and found.jobs[-1].state in LIVE:
+            raise RequestError(f"job {job} has not ended: it is {found.jobs[-1].state}", "hpcddp diagnose once it has")
+        if found.jobs:
+            return judge_record(found.jobs[-1].reason, found.jobs[-1].status, found.jobs[-1].state)
+    said = next((f" ({problem})" for problem in problems if "cannot be run" not in problem), "")
+    raise RequestError(f"no scheduler here knows job {job}{said}, and no run in runs/ has it", "hpcddp diagnose LOG …")

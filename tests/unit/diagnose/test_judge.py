@@ -1,0 +1,156 @@
+"""The first cause, by logs of real jobs and by short ones that show one rule each."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hpcddp.diagnose.judge import ALL, Cause, cause_record, diagnose, format_cause, judge_record
+from hpcddp.diagnose.reading import find_logs
+from hpcddp.errors import RequestError
+
+CAPTURES = Path(__file__).parents[2] / "captures" / "failures"
+LABELS = json.loads((CAPTURES / "labels.json").read_text(encoding="utf-8"))
+RESET = "RuntimeError: [/gloo/transport/tcp/pair.cc:561] Connection closed by peer [10.1.0.1]:4495. This is typically …"
+LATE = (
+    "RuntimeError: [/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 12000ms for recv operation to complete"
+)
+
+
+def raised(rank: int | None, error: str, line: int = 7) -> str:
+    """A traceback, as torch prints it of a rank."""
+    mark = "" if rank is None else f"[rank{rank}]: "
+    lines = ["Traceback (most recent call last):", f'  File "/u/train.py", line {line}, in main', "    step()", error]
+    return "".join(f"{mark}{text}\n" for text in lines)
+
+
+@pytest.fixture
+def told(tmp_path):
+    """The cause that logs of these texts give: one, or several by their names."""
+
+    def tell(*text: str, has_failed: bool | None = None, **more: str) -> Cause:
+        for name, content in {**{f"job{at}.out": one for at, one in enumerate(text)}, **more}.items():
+            (tmp_path / name.replace("_", "-", 1).replace("_", ".")).write_text(content, encoding="utf-8")
+        return diagnose(find_logs([str(tmp_path)]), has_failed=has_failed)
+
+    return tell
+
+
+@pytest.mark.parametrize("name", LABELS)
+def test_a_real_log_has_its_cause_rank_and_line(name):
+    class_, rank, proof = LABELS[name]
+    place = CAPTURES / name if (CAPTURES / name).is_dir() else CAPTURES / f"{name}.log"
+    cause = diagnose(find_logs([str(place)]))
+    assert (cause.class_, cause.rank) == (class_, rank)
+    assert proof is None or proof in cause.text
+    if cause.line is not None:
+        lines = Path(cause.file).read_bytes().decode(errors="replace").split("\n")
+        assert cause.text in lines[cause.line - 1]
+
+
+def test_a_peer_that_was_reset_does_not_win_over_the_cause_though_it_stands_first(told):
+    cause = told(raised(0, RESET) + raised(1, "KeyError: 'label'") + raised(2, RESET))
+    assert (cause.class_, cause.rank, cause.text) == ("exception", 1, "[rank1]: KeyError: 'label'")
+
+
+def test_the_same_error_on_each_rank_is_of_all_and_of_some_while_others_waited_of_the_first(told):
+    error = "ValueError: batch 7 does not divide"
+    assert told(raised(0, error) + raised(1, error)).rank == ALL
+    assert told(raised(1, error) + raised(2, error) + raised(0, RESET)).rank == 1
+
+
+def test_an_exception_that_was_caught_is_no_cause(told):
+    caught = "2026-11-25 19:09:02,494 [rank 0] ERROR store: reading failed (attempt 1 of 3), will retry\n"
+    on = "2026-11-25 19:09:03,000 [rank 0] INFO store: sum 18\n"
+    assert told(caught + raised(None, "OSError: [Errno 28] No space left on device") + on).class_ == "none"
+    assert told("Exception ignored in: <function f at 0x1>\n" + raised(None, "KeyError: 1")).class_ == "none"
+    step = "".join(f"[rank 1] INFO step {n}\n" for n in range(3))
+    assert told(raised(1, "KeyError: 'label'") + step).class_ == "none"
+    assert told(step + raised(1, "KeyError: 'label'")).class_ == "exception"
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        "hpcddp: start 2 of at most 4 on node1",
+        "W1125 x.py:1] Worker group FAILED. 2/3 attempts left; will restart worker group",
+    ],
+)
+def test_of_ranks_that_were_started_again_the_last_start_counts(told, again):
+    first = raised(1, "KeyError: 'label'") + f"{again}\n"
+    assert told(first + "[rank 1] INFO done\n").class_ == "none"
+    cause = told(first + raised(0, "OSError: [Errno 28] No space left on device") + raised(1, RESET))
+    assert (cause.class_, cause.rank) == ("disk-full", 0)
+
+
+def test_of_exceptions_that_led_to_one_another_the_one_with_a_class_counts_else_the_last(told):
+    link = "\nDuring handling of the above exception, another exception occurred:\n\n"
+    missing = "FileNotFoundError: [Errno 2] No such file or directory: '/x'"
+    assert told(raised(None, missing) + link + raised(None, "RuntimeError: cannot prepare")).text == missing
+    cause = told(raised(None, "KeyError: 3") + link + raised(None, "BadShard: shard 3 is not there"))
+    assert cause.text == "BadShard: shard 3 is not there"
+
+
+def test_of_several_files_the_times_say_which_came_first(told):
+    def log(second: int, rank: int, error: str) -> str:
+        return f"2026-11-25 18:39:{second:02d},000 [rank {rank}] INFO step\n{raised(rank, error)}"
+
+    cause = told(rank_0000_node1_log=log(30, 0, "KeyError: 1"), rank_0001_node2_log=log(20, 1, "IndexError: 2"))
+    assert (cause.class_, cause.rank, cause.host) == ("exception", 1, "node2")
+
+
+def test_a_hang_is_the_rank_that_did_not_time_out(told):
+    of = "".join(f"[rank {n}] INFO step\n" for n in range(3))
+    assert told(of + raised(0, LATE) + raised(2, LATE)).rank == 1
+    assert told(of + raised(0, LATE) + raised(2, LATE) + raised(1, LATE, line=99)).rank == 1
+    assert told(of + raised(0, LATE) + raised(2, LATE) + raised(1, LATE)).rank is None
+
+
+def test_a_timeout_does_not_win_over_what_the_missing_rank_raised(told):
+    cause = told(raised(0, LATE) + raised(1, "KeyError: 'label'"))
+    assert (cause.class_, cause.rank) == ("exception", 1)
+
+
+def test_nothing_that_says_why_is_unknown_and_a_log_without_a_failure_none(told):
+    assert told(raised(0, RESET) + raised(1, RESET)).class_ == "unknown"
+    assert told("step 1\nstep 2\n", has_failed=True).class_ == "unknown"
+    assert told("step 1\nstep 2\n").class_ == "none"
+
+
+def test_a_progress_bar_in_the_line_is_no_matter_and_the_piece_is_the_text(told):
+    bar = "\repoch 0:   2%|▎         | 1/40 [00:00<00:14,  2.63it/s]\r"
+    cause = told(f"[rank 0] INFO step\n{bar}{raised(1, 'KeyError: 5')}")
+    assert (cause.rank, cause.line, cause.text) == (1, 5, "[rank1]: KeyError: 5")
+
+
+def test_a_word_of_a_log_does_not_become_a_command_or_move_a_terminal(told):
+    line = "[proxy:0@n1] HYDU_create_process: execvp error on file $(reboot);x\x1b[2J (No such file or directory)\n"
+    cause = told(line)
+    assert "'$(reboot);x" in cause.remedy
+    assert "\x1b" not in format_cause(cause, "job")
+    assert cause_record(cause)["class"] == "command"
+
+
+def test_a_folder_without_logs_and_a_file_that_is_not_there_are_refused(tmp_path):
+    with pytest.raises(RequestError, match="there is no log in"):
+        find_logs([str(tmp_path)])
+    with pytest.raises(RequestError, match="cannot be read"):
+        diagnose(find_logs([str(tmp_path / "x.out")]))
+
+
+@pytest.mark.parametrize(
+    ("reason", "status", "state", "cause"),
+    [
+        ("TIMEOUT: TimeLimit", None, "failed", "walltime"),
+        ("", -29, "failed", "walltime"),
+        ("Job run at … and terminated by alice@pbs1", 271, "cancelled", "killed"),
+        ("", 137, "failed", "host-memory"),
+        ("", 139, "failed", "crash"),
+        ("", 1, "failed", "unknown"),
+        ("", 0, "finished", "none"),
+    ],
+)
+def test_a_record_alone_says_what_it_can(reason, status, state, cause):
+    assert judge_record(reason, status, state).class_ == cause
