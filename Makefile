@@ -95,7 +95,7 @@ test-all-pythons: $(STAMP) ## all of the login node's side on every Python of th
 test-all-torch: .torch-oldest/.installed ## what depends on torch's version, on the oldest that is supported and on .venv's
 	@set -x; tests=$$(grep -rl 'mark[.]torch_compat' tests --include='test_*.py'); \
 	.torch-oldest/bin/python -m pytest -m torch_compat $$tests; $(PYTEST) -m torch_compat $$tests
-test-all-frameworks: .frameworks/.installed ## scripts of Accelerate, HF Trainer, Lightning and DeepSpeed, unchanged and resumed
+test-all-frameworks: .frameworks/.installed ## scripts of Accelerate, HF Trainer, Lightning and DeepSpeed, unchanged and resumed; a notebook
 	.frameworks/bin/python -m pytest tests/frameworks
 test-all-root: $(STAMP) $(MPI_STAMPS) .frameworks/.installed ## as root on Debian 12: test-cluster, and the long tests of the cluster
 	@if $(CAN_CLUSTER); then set -x; tests/cluster/cluster install; $(PYTEST) tests/cluster $(CLUSTERS) -m cluster; \
@@ -113,7 +113,7 @@ TORCH_OLDEST := $(shell sed -n 's/^train = .*"torch>=\([0-9.]*\)".*/\1/p' pyproj
 	@test -x .frameworks/bin/pip || $(BIN)/python -m venv .frameworks
 	@for own in .frameworks/lib/python*/site-packages; do for its in $(CURDIR)/.venv/lib/python*/site-packages; do \
 	  echo "import site; site.addsitedir('$$its')" > "$$own/venv.pth"; done; done
-	.frameworks/bin/pip install --quiet accelerate transformers lightning deepspeed
+	.frameworks/bin/pip install --quiet accelerate transformers lightning deepspeed ipykernel nbclient
 	@ln -sf $(CURDIR)/$(BIN)/torchrun .frameworks/bin/torchrun
 	@touch $@
 

@@ -52,6 +52,8 @@ class NoAnswerError(SchedulerError):
 
 #: The status of a rank that is well, but ends since another one failed.
 PEER_FAILED = 6
+#: The status of a job that left its run unfinished, and that no other job follows; and of a process without a job.
+UNFINISHED = 85
 
 
 def nearest(word: str, known: list[str]) -> str:

@@ -124,8 +124,8 @@ def format_walltime(seconds: int) -> str:
 
 
 def format_count(count: int, noun: str) -> str:
-    """`1 rank`, `2 ranks`, `2 micro batches`, `2 processes`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}{'es' if noun.endswith(('ch', 'ss')) else 's'}"
+    """`1 rank`, `2 ranks`, `2 micro batches`, `2 processes`, `2 epochs`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}{'es' if noun.endswith(('tch', 'ss')) else 's'}"
 
 
 def parse_count(text: str, where: str) -> int:

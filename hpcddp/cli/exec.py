@@ -15,7 +15,7 @@ from hpcddp.errors import PEER_FAILED, HpcddpError, LaunchError, RequestError
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.record import Record
 from hpcddp.runs import attempt
-from hpcddp.runs.folder import UNFILLED, RunFolder, find_attempt
+from hpcddp.runs.folder import BETWEEN, COMMAND, RunFolder, find_attempt
 from hpcddp.runs.heartbeat import NO_RANK
 from hpcddp.runs.heartbeat import VARIABLE as HEARTBEAT
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from hpcddp.supervisor.agent import Agent
 
 _CANNOT_RUN = 127  # what a shell says then
+_LONGEST_WORDS = 30_000  # characters, of up to four bytes: a variable may have 128 KiB, and the kernel runs no other
 
 _DESCRIPTION = """\
 Run a command with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, … set from the launcher's variables. Any script that
@@ -133,10 +134,8 @@ def run_command(command: list[str], env: Mapping[str, str], options: ExecOptions
         exported |= check_gpus(command, env, info, hostname, options.gpus_per_node)
         exported |= torch_variables(info, rendezvous)
         exported |= further_variables(command, exported, launch, options)
-        filled = fill_command(command, exported, info, options)
-        if filled != command:
-            exported |= note_unfilled(command, filled)
-        command = filled
+        exported[COMMAND] = name_words(command)
+        command = fill_command(command, exported, info, options)
         # Left by an outer launcher, it would turn every rank into a client of a store that nobody serves.
         for row in LAUNCHERS.values():
             if row.name != info.launcher:
@@ -413,11 +412,10 @@ def _check_one_per_node(info: RankInfo, nodes: int) -> None:
         )
 
 
-def note_unfilled(command: list[str], filled: list[str]) -> dict[str, str]:
-    """For the comparison of a run's command, which other ranks are no change of."""
-    import json
-
-    return {UNFILLED: json.dumps([command, filled])}
+def name_words(command: list[str]) -> str:
+    """What a run is compared by, whatever process of the command opens it. Nothing where it outgrows a variable."""
+    words = BETWEEN.join(command)
+    return words if len(words) < _LONGEST_WORDS else ""
 
 
 def fill_command(command: list[str], env: Mapping[str, str], info: RankInfo, options: ExecOptions) -> list[str]:

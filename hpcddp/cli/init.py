@@ -11,13 +11,13 @@ import sys
 from collections.abc import Mapping
 
 from hpcddp.cli.parser import VerbParser
-from hpcddp.cli.request import DEFAULT_JOB_FILE, named_site, read_asked, request_parser
+from hpcddp.cli.request import DEFAULT_JOB_FILE, named_site, read_keys, request_parser
 from hpcddp.cli.streams import tell, tell_each
 from hpcddp.errors import HpcddpError, RequestError
 from hpcddp.login.planning import find_site_here, plan_request
 from hpcddp.script.plan import list_missing
 from hpcddp.script.site import Site
-from hpcddp.script.site_file import asked_site, open_site
+from hpcddp.script.site_file import chosen_site, open_site
 from hpcddp.script.spec import read_spec
 
 _DESCRIPTION = f"""\
@@ -50,9 +50,9 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
         raise RequestError(f"hpcddp init writes {DEFAULT_JOB_FILE}, and got {word}", "hpcddp init -- python train.py")
     if os.path.lexists(DEFAULT_JOB_FILE):
         raise RequestError(f"./{DEFAULT_JOB_FILE} is there already", f"edit it, or: mv {DEFAULT_JOB_FILE} old.yaml")
-    asked, _ = read_asked(args)
+    asked, _ = read_keys(args)
     asks = sys.stdin.isatty() and sys.stderr.isatty()
-    choice = asked_site(named_site(args), None, "", env) or find_site_here(env)
+    choice = chosen_site(named_site(args), None, "", env) or find_site_here(env)
     site = open_site(choice, env) if "site" in asked or not asks else _ask_site(choice.site, choice.reason, env)
     in_file = os.path.abspath(site.file) if os.path.basename(choice.site) != choice.site else site.name
     asked["site"] = in_file, choice.reason
@@ -96,7 +96,7 @@ def _ask_site(found: str, reason: str, env: Mapping[str, str]) -> Site:
     print(f"({reason}; hpcddp sites lists all)", file=sys.stderr)
     while True:
         name = _ask("site", found)
-        choice = asked_site(name, None, "", env)
+        choice = chosen_site(name, None, "", env)
         assert choice is not None
         try:
             return open_site(choice, env)

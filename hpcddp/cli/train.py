@@ -21,6 +21,7 @@ def build_parser() -> VerbParser:
         "Train a torchvision model on handwritten digits; run it on every rank (hpcddp launch, or a rendered job).",
         example="hpcddp train --epochs 5\nhpcddp launch --ranks-per-node 2 -- hpcddp train --global-batch 64",
         exits=(2, 4),
+        also={85: "training stopped in time: unfinished"},
     )
     what = parser.add_argument_group("training")
     what.add_argument("--model", default="resnet18", metavar="NAME", help="any torchvision classification model")
@@ -82,8 +83,7 @@ def run(args: argparse.Namespace, env: Mapping[str, str]) -> int:
             "hpcddp train --fresh in a job: each restart of the ranks would set aside what the one before has made",
             "hpcddp launch --fresh -- hpcddp train, or render and submit with --fresh",
         )
-    if args.fresh:
-        os.environ[FRESH] = make_stamp()
+    os.environ[FRESH] = make_stamp() if args.fresh else env.get(FRESH, "")
     try:
         train(args, args.run_dir or (None if env.get("HPCDDP_RUN_DIR") else os.path.join("runs", "digits")))
     except PeerFailedError as error:

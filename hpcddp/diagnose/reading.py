@@ -252,9 +252,8 @@ class _Reader:
                 continue
             for piece in line.split(b"\r") if b"\r" in line else (line,):
                 alike = piece.translate(None, _DIGITS)
-                kind = known.get(alike)
-                if kind is None:
-                    kind = known[alike] = self._classify(alike)
+                kind = known.get(alike) or self._classify(alike)
+                known[alike] = kind
                 if kind.says or self._open or self._quoted:
                     self._look(at, piece, kind)
 

@@ -11,6 +11,7 @@ from hpcddp.integrations.ranks import join_ranks
 from hpcddp.integrations.run import Run, ended, find_own_attempt
 from hpcddp.integrations.saved import find_newest
 from hpcddp.integrations.world import check_world
+from hpcddp.runs.start import end_script
 from hpcddp.training.arguments import read_optional, read_save_every, read_whole
 from hpcddp.training.stopping import SignalFlag, StopTraining
 
@@ -27,11 +28,6 @@ class Loop:
         self.step = run.step  # of that checkpoint: the optimizer steps of the attempts before
         self.epoch = run.epoch  # as it was given to `checkpoint`
         self.is_main = run.ranks.is_first
-
-    @property
-    def stopped(self) -> bool:
-        """Whether the loop has to end here, to be resumed by the next attempt."""
-        return self._run.stop_reason is not None
 
     def after_step(self, step: int, save: Callable[[Path], object], epoch: int = 0) -> None:
         """Call it after each optimizer step, with their number since the start of the run.
@@ -91,3 +87,5 @@ def open_loop(
             if line:
                 run.say(line)
             yield Loop(run)
+    if run.stop_reason:  # what stands behind the body is for a model whose training is finished
+        end_script("hpcddp: the script ends here" if ranks.is_first else "", 0)

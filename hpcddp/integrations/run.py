@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from hpcddp.errors import RequestError
+from hpcddp.errors import LaunchError, RequestError
 from hpcddp.integrations.ranks import Ranks
 from hpcddp.integrations.saved import Saved, begin, complete, name_partial
 from hpcddp.runs.folder import AttemptFolder, RunFolder, find_attempt
@@ -265,7 +265,7 @@ class Run:
         if isinstance(error, HeldError | SchemaError):  # the state of another attempt, or of another hpcddp, stays
             return
         what = str(error).partition("\n")[0]
-        with suppress(OSError, HeldError), open(self._failed, "x") as file:
+        with suppress(OSError, LaunchError), open(self._failed, "x") as file:
             file.write(f"{self.ranks.rank}\n")
             reason = f"rank {self.ranks.rank}: {type(error).__name__}: {what}"
             write_failure(self.attempt, reason, step=self._saved_at[0], epoch=self._saved_at[1])

@@ -15,7 +15,7 @@ from contextlib import suppress
 from datetime import datetime
 from types import MappingProxyType
 
-from hpcddp.errors import HpcddpError
+from hpcddp.errors import UNFINISHED, HpcddpError
 from hpcddp.login.background import find_jobs
 from hpcddp.login.on_disk import OnDisk, RunJob, read_lost, read_on_disk
 from hpcddp.record import Record
@@ -28,7 +28,6 @@ from hpcddp.schedulers.job_id import JobId
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.schedulers.row import JobFound
 from hpcddp.schedulers.run import ask_jobs
-from hpcddp.supervisor.end import UNFINISHED
 
 #: A job in one of these states has not ended.
 LIVE = ("queued", "held", "running", "suspended", "exiting", "moved", "unknown")

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from hpcddp.errors import LaunchError
 from hpcddp.ranks.launchers import LAUNCHERS
 from hpcddp.record import TYPE_CHECKING, Record
-from hpcddp.runs.folder import AttemptFolder, find_attempt, job_of
+from hpcddp.runs.folder import COMMAND, AttemptFolder, find_attempt, job_of
 from hpcddp.schedulers.registry import all_schedulers
 from hpcddp.signals import name_signal
 
@@ -83,7 +83,7 @@ def _check_shared(attempt: AttemptFolder, rank: int, host: str) -> None:
 def _recorded(env: Mapping[str, str]) -> list[tuple[str, str]]:
     launchers = (prefix for row in LAUNCHERS.values() for prefix in row.prefixes)
     prefixes = (*_RECORDED, *launchers, *(prefix for row in all_schedulers() for prefix in row.variables.prefixes))
-    chosen = [name for name in sorted(env) if name.startswith(prefixes)]
+    chosen = [name for name in sorted(env) if name.startswith(prefixes) and name != COMMAND]  # its words may be secret
     return [(name, env[name]) for name in chosen if not any(word in name.upper() for word in _SECRET)]
 
 

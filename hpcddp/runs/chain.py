@@ -19,7 +19,7 @@ from hpcddp.runs.state import State, correct_killed, read_state, replace_state
 from hpcddp.schedulers.job_id import parse_id
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
 # The runs of a job: its own, and the folders that its ranks have named.
 
@@ -57,6 +57,16 @@ def find_left(attempt: AttemptFolder) -> list[tuple[RunFolder, State]]:
         return []
     left = [(run, state) for run, state in states if state.status == "unfinished" and run != attempt.run]
     return [(run, correct_killed(run, state, lambda: False)) for run, state in left]
+
+
+def find_stop(attempt: AttemptFolder, reasons: Collection[str]) -> tuple[RunFolder, State] | None:
+    """The run in which ranks of this attempt have stopped in time, for one of these reasons; None: in no run. The
+    errors of `read_state`."""
+    for run in (attempt.run, *list_opened(attempt)):
+        state = read_state(run)
+        if state is not None and is_unfinished(state, attempt.name) and state.ended and state.reason in reasons:
+            return run, state
+    return None
 
 
 class Turn(Record):

@@ -2,7 +2,7 @@
 
 Two commands are the same if their words are, but for the path of the interpreter or program and the interpreter's own
 options: `/opt/env/bin/python3.12 -u train.py --lr 1` is `python train.py --lr 1`. Nodes, walltime and the content of
-the script are no part of it: a script that was corrected resumes its run.
+the script are no part of it: a script that was corrected resumes its run. Of a secret's value there is a digest.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")  # options of Python whose
 
 
 def identify_command(words: Sequence[str]) -> tuple[str, ...]:
-    """The words that make a command what it is."""
+    """The words that make a command what it is: run folders hold them, and error messages show them."""
     if not words:
         return ()
-    program, rest = os.path.basename(words[0]), list(words[1:])
+    program, rest = os.path.basename(words[0]), _hide_secrets(words[1:])
     if not re.fullmatch(r"python[\d.]*", program):
         return (program, *rest)
     while rest and rest[0].startswith("-") and rest[0] not in {"-", "-m", "-c"}:
@@ -35,9 +35,34 @@ def identify_command(words: Sequence[str]) -> tuple[str, ...]:
     return ("python", *rest)
 
 
-def identify_program(command: tuple[str, ...]) -> tuple[str, ...]:
-    """What `identify_command` gave, without the arguments of the script or module."""
-    return command[: 3 if command[:2] == ("python", "-m") else 2]
+def identify_program(command: Sequence[str]) -> tuple[str, ...]:
+    """What runs, without its arguments and what starts it: two runs of one script have it in common."""
+    return tuple(_find_program(list(command))[0]) if command else ()
+
+
+def _hide_secrets(words: Sequence[str]) -> list[str]:
+    """The words with a digest in place of the value of `--token` and the like: it compares as well."""
+    hidden = list(words)
+    for nth, word in enumerate(words):
+        key, equals, value = word.partition("=")
+        if not _is_secret(key):
+            continue
+        if equals:
+            hidden[nth] = f"{key}={_digest([value])}"
+        elif word.startswith("-") and nth + 1 < len(words) and not words[nth + 1].startswith("-"):
+            hidden[nth + 1] = _digest([words[nth + 1]])
+    return hidden
+
+
+def _is_secret(key: str) -> bool:
+    plain = re.sub(r"[._]", "-", re.sub(r"(?<=[a-z])(?=[A-Z])", "-", key)).lstrip("-+").lower()
+    return _SECRET.fullmatch(plain) is not None
+
+
+def _digest(words: Sequence[str]) -> str:
+    import hashlib  # only for such a word or name
+
+    return hashlib.sha256(json.dumps(words).encode()).hexdigest()[:_DIGITS]
 
 
 # The name of a run: its command's program and options, where the words can be read back from it. Elsewhere a digest of
@@ -54,7 +79,8 @@ _MODULE = re.compile(r"[A-Za-z][A-Za-z0-9_]*(\.[A-Za-z0-9_]+)+")  # its dots tel
 _OPTION = re.compile(r"--((?:[A-Za-z_]+-)*[A-Za-z_][A-Za-z0-9_]*)")  # a digit in its last part only
 _NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?(e-?[0-9]+)?")
 _WORD = re.compile(r"[A-Za-z0-9_.]+")
-_AMBIGUOUS = re.compile(rf".*(-[0-9a-f]{{{_DIGITS}}}|\.(old)?[0-9]+)")  # ends as a digest, an index, a run set aside
+# Ends as a digest, a run that was set aside or an index: `x.7`, but not `lr0.1`, since no array's name ends in a digit.
+_AMBIGUOUS = re.compile(rf".*(-[0-9a-f]{{{_DIGITS}}}|\.old[0-9]+|[^0-9]\.[0-9]+)")
 _SHOWN = re.compile(r"[\w./=:,+{}~\[\]-]+", re.ASCII)  # no text, no JSON, no address with a password
 _SECRET = re.compile(
     r"(.*-)?((api|access|auth|private|secret|wandb)-?key|(access|api|auth|hf|hub)?-?token|secret|credentials?"
@@ -65,12 +91,13 @@ _OF_SHELL = ("-o", "+o", "-O", "+O", "--rcfile", "--init-file")  # a shell's opt
 _OF_ENV = ("-u", "--unset", "-C", "--chdir")  # the same of env
 
 
-def name_command(words: Sequence[str]) -> str:
+def name_command(words: Sequence[str], *, indexed: bool = False) -> str:
     """The name that a run gets from its command, with its placeholders as they are: `train` of `python train.py`,
     `train-lr1e-3-amp+` of `python train.py --lr 1e-3 --amp`.
 
     Two programs or lists of arguments have two names. What only starts the program is no part of it: an interpreter
-    and its options, `env A=B`, `torchrun`; a script's suffix is not shown.
+    and its options, `env A=B`, `torchrun`; a script's suffix is not shown. `indexed`: of an array, whose runs are
+    `NAME.1`, `NAME.2`, …
     """
     program, rest = _find_program(list(words))
     name, is_whole = _show_program(program, alone=not rest)
@@ -81,18 +108,16 @@ def name_command(words: Sequence[str]) -> str:
             value = arguments.pop(0)
         shown, is_plain = _show_argument(word, value)
         name, is_whole = name + shown, is_whole and is_plain
-    if is_whole and len(name) <= _LONGEST and not _AMBIGUOUS.fullmatch(name):
+    if is_whole and len(name) <= _LONGEST and not (_AMBIGUOUS.fullmatch(name) or (indexed and name[-1:].isdecimal())):
         return name
-    import hashlib  # only for such a name
-
-    digest = hashlib.sha256(json.dumps([*program, *rest]).encode()).hexdigest()[:_DIGITS]
     name = re.sub("-{2,}", "-", name).lstrip("-_.+")
     name = name if name[:1].isalpha() else f"job-{name}"
-    return f"{name[: _LONGEST - _DIGITS - 1].rstrip('-_.+')}-{digest}"
+    return f"{name[: _LONGEST - _DIGITS - 1].rstrip('-_.+')}-{_digest([*program, *rest])}"
 
 
 def _find_program(words: list[str]) -> tuple[list[str], list[str]]:
-    """What runs, without what starts it, and its arguments: `train.py`, `-m pkg.train`, `solve`."""
+    """What runs, without what starts it, and its arguments: `train.py`, `-m pkg.train`, `./solve`; of a program that is
+    looked up on PATH an empty word first, which tells it from the file of that name here."""
     from hpcddp.ranks.launch_commands import COMMANDS
 
     if words and os.path.basename(words[0]) == "env":
@@ -120,7 +145,7 @@ def _find_program(words: list[str]) -> tuple[list[str], list[str]]:
             del known[1 : 3 if known[1] in _OF_SHELL else 2]
         script = os.path.normpath(known[1]) if len(known) > 1 else ""
         return ([script], known[2:]) if script.endswith(".sh") else ([known[0]], known[1:])
-    return [os.path.normpath(words[0])], known[1:]
+    return [os.path.normpath(words[0])] if "/" in words[0] else ["", words[0]], known[1:]
 
 
 def _show_program(program: list[str], *, alone: bool) -> tuple[str, bool]:
@@ -138,8 +163,7 @@ def _show_program(program: list[str], *, alone: bool) -> tuple[str, bool]:
 def _show_argument(word: str, value: str | None) -> tuple[str, bool]:
     """What a name has of an option and its value, or of another word, and whether that says all of it."""
     key, equals, text = word.partition("=")
-    plain = re.sub(r"[._]", "-", re.sub(r"(?<=[a-z])(?=[A-Z])", "-", key)).lstrip("-+").lower()
-    if _SECRET.fullmatch(plain) and (value is not None or equals):
+    if _is_secret(key) and (value is not None or equals):
         return f"-{_show(key)}", False
     option = _OPTION.fullmatch(word)
     if option is None:

@@ -17,8 +17,8 @@ from hpcddp.record import Record
 MANIFEST = "manifest.json"
 #: Where a run lies that has a name and no folder: below it, in the job's folder.
 RUNS = "runs"
-#: The variable with a command's words before and after `hpcddp exec` has filled their placeholders.
-UNFILLED = "HPCDDP_UNFILLED"
+#: The variable with the words of the job's command, as they were typed, and what is between two of them in it.
+COMMAND, BETWEEN = "HPCDDP_COMMAND", "\x1f"
 _STEP = "step-"
 
 

@@ -7,15 +7,15 @@ recorded with the step that it holds from, so that a checkpoint of an earlier st
 
 from __future__ import annotations
 
-import json
 import os
 import re
+import sys
 import time
 
 from hpcddp.errors import RequestError, nearest
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.command import identify_command
-from hpcddp.runs.folder import UNFILLED, AttemptFolder, RunFolder, cannot_write, job_of, show_path
+from hpcddp.runs.folder import BETWEEN, COMMAND, AttemptFolder, RunFolder, cannot_write, job_of, show_path
 from hpcddp.runs.jsonfile import damaged, read_record, write_object
 from hpcddp.runs.start import is_interactive
 from hpcddp.units import shorten
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 ACCEPT, KEEP = "HPCDDP_ACCEPT", "HPCDDP_KEEP"
 RUN, SCRIPT = "run", "script"
 _LARGEST = 1 << 20  # bytes of a file whose content is compared
+_PROGRAM = b"\x7fELF"  # an interpreter, a compiled program: what such a file begins with
 _LEAST_NAME = 3  # characters of a job's id that is looked for in words: a shorter one may be any number
 _REMEDY = "; then restore it, or remove it: nothing is compared then"
 _NEITHER = "parameters"  # an optimizer's state is restored by position: other parameters would get it
@@ -89,6 +90,17 @@ class Difference(Record):
         return f"{self.path}: {_show(old)} -> {_show(new)}"
 
 
+class Hints(Record):
+    """How settings are accepted and kept, and how a new run is begun, where a start's words were typed."""
+
+    option: str
+    anew: str
+
+
+OF_VERB = Hints("--{} {}", "--fresh, or another name")
+OF_SCRIPT = Hints('hpcddp.runtime(…, {}="{}")', "another run_dir")
+
+
 class Decision(Record):
     """What becomes of differences: the new values that were accepted, and those whose recorded ones are kept.
     `changed`: the files among the accepted that nobody has named."""
@@ -145,12 +157,11 @@ def decide(
     accept: Sequence[str],
     keep: Sequence[str] | None,
     *,
-    option: str = "--{} {}",
+    hints: Hints,
 ) -> Decision:
     """RequestError, which lists them, if there are differences that neither `accept` nor `keep` names.
 
-    Files of the command may change: see `check_unchanged`. `keep` None: nothing can be kept. `option`: how the two are
-    written, for the hint.
+    Files of the command may change: see `check_unchanged`. `keep` None: nothing can be kept.
     """
     keepable = [one for one in differences if one.can_be_kept and keep is not None]
     accepted = [one for one in differences if one.can_be_accepted and not one.names.isdisjoint(accept)]
@@ -159,27 +170,29 @@ def decide(
     accepted += changed
     left = [one for one in differences if one not in accepted and one not in kept]
     if left:
-        words = {one.word: None for one in left if one.can_be_accepted}
-        hints = [f"{option.format('accept', ','.join(words))} takes the new" if words else ""]
-        words = {one.word: None for one in left if one in keepable}
-        hints += [f"{option.format('keep', ','.join(words))} the recorded" if words else ""]
+        told = []
+        for word, given, names, does in (
+            ("accept", accept, [one.word for one in left if one.can_be_accepted], "takes the new"),
+            ("keep", keep or (), [one.word for one in left if one in keepable], "the recorded"),
+        ):
+            if names:  # with what is given already, which what is typed replaces
+                told.append(f"{hints.option.format(word, ','.join(dict.fromkeys((*given, *names))))} {does}")
         if not all(one.can_be_accepted for one in left):
-            hints.append("keep the parameters and their order as they were")
-        hints.append("a run of its own: --fresh, or another name")
+            told.append("keep the parameters and their order as they were")
         raise RequestError(
-            f"run {show_path(run.path)} was recorded with other settings:" + "".join(f"\n  {one}" for one in left),
-            "; ".join(filter(None, hints)),
+            f"run {show_path(run.path)} was recorded with other settings: {'; '.join(map(str, left))}",
+            "; ".join((*told, f"a run of its own: {hints.anew}")),
         )
     return Decision(tuple(accepted), tuple(kept), tuple(changed))
 
 
-def check_unchanged(run: RunFolder, decision: Decision, option: str = "--{} {}") -> None:
+def check_unchanged(run: RunFolder, decision: Decision, hints: Hints) -> None:
     """Of a run of which nothing is left to train. RequestError for changed files that nobody has accepted: its weights
     are those of the old ones."""
     if decision.changed:
         raise RequestError(
             f"run {show_path(run.path)} is finished, and {' and '.join(map(str, decision.changed))} since",
-            f"--fresh begins anew; {option.format('accept', SCRIPT)} takes its weights all the same",
+            f"{hints.option.format('accept', SCRIPT)} takes its weights all the same; to begin anew: {hints.anew}",
         )
 
 
@@ -225,32 +238,36 @@ def settings_at(recorded: Recorded, step: int) -> dict[str, dict[str, Any]]:
     return settings
 
 
-def describe_start(
-    attempt: AttemptFolder, words: Sequence[str], main: str | None, env: Mapping[str, str]
-) -> dict[str, Any]:
+def find_command(env: Mapping[str, str]) -> tuple[str, ...]:
+    """The words of the job's command, before its placeholders were filled: what was typed behind `--`, whatever process
+    of it this is. Where no launcher of hpcddp has said them, this process's own; () where a person types the lines."""
+    if is_interactive():
+        return ()
+    words = env.get(COMMAND)
+    return identify_command(words.split(BETWEEN) if words else sys.orig_argv)
+
+
+def describe_start(attempt: AttemptFolder, main: str | None, env: Mapping[str, str]) -> dict[str, Any]:
     """What is known of a start before it trains: its owner, its command, and SHA-256 sums of the files in that.
 
-    `words`: those of this process; `main`: the file of its script. The words are as they were before `hpcddp exec` has
-    filled their placeholders, and without the job's id, which each start has otherwise. In a notebook neither words nor
-    files are known.
+    `main`: the file of this process's script. The command is without the job's id, which each start has otherwise. In a
+    notebook neither words nor files are known.
     """
     from hpcddp.schedulers.run import name_user
 
     owner: dict[str, Any] = {"owner": name_user(os.getuid())}
     if is_interactive():
         return {RUN: owner, SCRIPT: {}}
-    plain, filled = json.loads(env.get(UNFILLED) or "[[], []]")
-    command = list(words)
-    if filled and command[len(command) - len(filled) + 1 :] == filled[1:]:  # this process is the command, and no other
-        command[len(command) - len(filled) + 1 :] = plain[1:]
     names = {attempt.name, job_of(attempt.name), attempt.run.path}
     known = "|".join(re.escape(one) for one in sorted(names, key=len, reverse=True) if len(one) >= _LEAST_NAME)
-    command = [re.sub(rf"(?<!\w)(?:{known})(?!\w)", "…", word) for word in identify_command(command)]
-    return {RUN: {**owner, "command": command}, SCRIPT: _hash_files(attempt.run, words[1:], main)}
+    command = [re.sub(rf"(?<!\w)(?:{known})(?!\w)", "…", word) for word in find_command(env)]
+    words = (*filter(None, env.get(COMMAND, "").split(BETWEEN)), *sys.orig_argv[1:])
+    return {RUN: {**owner, "command": command}, SCRIPT: _hash_files(attempt.run, words, main)}
 
 
 def _hash_files(run: RunFolder, words: Sequence[str], main: str | None) -> dict[str, str]:
-    """Of the files of these words, also as values (`--config=a.yaml`), that are no larger than 1 MB."""
+    """Of the files of these words, also as values (`--config=a.yaml`), that are no larger than 1 MB and no program of
+    the machine's."""
     import hashlib
 
     found: dict[str, str] = {}
@@ -263,7 +280,7 @@ def _hash_files(run: RunFolder, words: Sequence[str], main: str | None) -> dict[
             if os.path.isfile(name) and os.path.getsize(name) <= _LARGEST:
                 with open(name, "rb") as file:
                     content = file.read()
-                if not os.path.realpath(name).startswith(inside):
+                if not (content.startswith(_PROGRAM) or os.path.realpath(name).startswith(inside)):
                     called = os.path.basename(name) if name == main else os.path.normpath(name)
                     found[called] = hashlib.sha256(content).hexdigest()
         except (OSError, ValueError):  # no file of ours to read, or no name that a file can have

@@ -17,11 +17,13 @@ from functools import partial
 
 from hpcddp.errors import LaunchError, RequestError
 from hpcddp.record import TYPE_CHECKING, Record
+from hpcddp.runs.chain import list_opened
 from hpcddp.runs.command import identify_program
 from hpcddp.runs.folder import (
     RunFolder,
     cannot_write,
     find_holder,
+    list_attempts,
     list_checkpoints,
     list_run_folders,
     number_attempt,
@@ -30,8 +32,9 @@ from hpcddp.runs.folder import (
 )
 from hpcddp.runs.jsonfile import DamagedFileError, read_record, write_object
 from hpcddp.runs.lock import describe_process, find_live_holder, release_run, take_run
-from hpcddp.runs.state import State, check_attempt, read_state
+from hpcddp.runs.state import State, check_attempt, read_finish, read_state
 from hpcddp.schedulers.registry import find_current_job
+from hpcddp.units import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -39,7 +42,7 @@ if TYPE_CHECKING:
     from hpcddp.runs.folder import AttemptFolder
     from hpcddp.runs.lock import Ask, Holder
 
-#: The variable with which ranks know the stamp of the `--fresh` that was typed.
+#: The variable with which ranks know the stamp of the `--fresh` that was typed; "": none was.
 FRESH = "HPCDDP_FRESH"
 
 _TRIES = 100  # each one that fails means that another start has set the folder aside meanwhile
@@ -76,7 +79,8 @@ class Begun(Record):
 class Outlook(Record):
     """What a start does. `state`: what the ranks wrote last. `holder`: who holds the run, or may. `attempt`: the name
     of the one that holds it now, after `start`. `old`: where the folder was set aside, or will be. `beside`: another
-    unfinished run of the same program, of a new one."""
+    unfinished run of the same program, of a new one. `opened`: how many of the runs that its script has opened itself
+    are finished, and how many there are."""
 
     run: RunFolder
     kind: str
@@ -86,17 +90,27 @@ class Outlook(Record):
     attempt: str = ""
     old: RunFolder | None = None
     beside: RunFolder | None = None
+    opened: tuple[int, int] = (0, 0)
 
     def __str__(self) -> str:
+        return self.describe()
+
+    def describe(self, anew: str = "--fresh", by: str = "") -> str:
+        """The line of a start. `anew`: how a new run is begun; `by`: who has finished it."""
         name = f"run {show_path(self.run.path)}: "
         if self.kind == FINISHED:
             state = self.state
             assert state is not None
             when = f" on {state.written_at[:10]}" if state.written_at else ""
-            name += f"finished at step {self.step}{when} ({state.reason}); no step is left unless more are asked for; "
-            name += "to begin anew: --fresh"
+            name += f"finished at step {self.step}{when}{by} ({state.reason}); no step is left"
+            for what, count in (state.asked or {}).items():
+                name += f" of the {format_count(count, what[:-1])} asked for"
+            name += f"; to begin anew: {anew}"
         elif self.kind == RESUMES:
             name += f"resumes from step {self.step}"
+        elif self.opened[1]:
+            done, runs = self.opened
+            name += f"its script begins again; {done} of its {format_count(runs, 'run')} are finished"
         elif self.kind == BEGINS_AGAIN:
             name += "begins again; it has no checkpoint yet"
         else:
@@ -176,7 +190,7 @@ def start(
                 continue  # another start has just set the folder aside
             raise
         try:
-            if is_old and _is_older(run, request.fresh):
+            if is_old and _has_begun(run) and is_other(run, request.fresh):
                 outlook, is_old = outlook._replace(old=_rename(run)), False
                 continue
             begin_run(run, request)
@@ -201,7 +215,7 @@ def set_aside(request: Request, env: Mapping[str, str]) -> RunFolder | None:
     from hpcddp.schedulers.run import ask_job_state
 
     run = RunFolder(request.folder)
-    if not request.fresh or not is_run(run) or not is_other(run, request.fresh):
+    if not request.fresh or not _has_begun(run) or not is_other(run, request.fresh):
         return None
     name = f"fresh-{os.getpid()}"
     take_run(run, describe_process(name, os.getpid(), env, request.command), partial(ask_job_state, env=env))
@@ -218,11 +232,26 @@ def is_other(run: RunFolder, fresh: str) -> bool:
     return read_begun(run).fresh != fresh
 
 
-def _is_older(run: RunFolder, fresh: str) -> bool:
-    """Whether this run, which this process has just taken, is another than that of the stamp: and not one that it, or
-    another start of the same words, has set aside meanwhile, in whose place there are holders and no more."""
-    marks = (run.about, run.plan, run.state, run.attempts, run.checkpoints, run.submitted)
-    return any(map(os.path.exists, marks)) and is_other(run, fresh)
+def _has_begun(run: RunFolder) -> bool:
+    """Whether hpcddp has begun a run here, and the folder is not that of something else. Not so of one that was set
+    aside meanwhile, in whose place there are holders and no more."""
+    return any(map(os.path.exists, (run.about, run.state, run.settings)))
+
+
+def _check_can_be_set_aside(run: RunFolder) -> None:
+    """RequestError for a folder that holds more than a run."""
+    name, path, here = show_path(run.path), os.path.realpath(run.path), os.path.realpath(os.getcwd())
+    if f"{here}/".startswith(f"{path.rstrip('/')}/"):
+        raise RequestError(
+            f"--fresh would set {name} aside, and the job works in that folder", "give the run one of its own: --name X"
+        )
+    marks = (run.plan, run.attempts, run.checkpoints, run.submitted)
+    # twice: another start may set the folder aside meanwhile, and write the new run's run.json before the others
+    if not _has_begun(run) and any(map(os.path.exists, marks)) and not _has_begun(run):
+        raise RequestError(
+            f"--fresh would set {name} aside, and hpcddp has begun no run in it: it has no run.json",
+            "another folder for the run: --name X",
+        )
 
 
 def begin_run(run: RunFolder, request: Request) -> None:
@@ -246,6 +275,7 @@ def look(request: Request) -> Outlook:
     if not there:
         return Outlook(run, NEW)
     if request.fresh and is_other(run, request.fresh):
+        _check_can_be_set_aside(run)
         return Outlook(run, SET_ASIDE, old=_name_old(run))
     if not any(os.path.exists(mark) for mark in (run.state, run.holders, run.attempts, run.checkpoints)):
         return Outlook(run, NEW)  # `hpcddp submit` has made it, and no job has begun it yet
@@ -253,7 +283,11 @@ def look(request: Request) -> Outlook:
     step = step_of(saved[-1]) if saved else 0
     if state is not None and state.status == "finished" and saved:
         return Outlook(run, FINISHED, state.step, state)
-    return Outlook(run, RESUMES if saved else BEGINS_AGAIN, step, state)
+    if saved:
+        return Outlook(run, RESUMES, step, state)
+    opened = {one.path: one for attempt in list_attempts(run) for one in list_opened(attempt)}
+    finished = [one for one in opened.values() if read_finish(one) is not None]
+    return Outlook(run, BEGINS_AGAIN, 0, state, opened=(len(finished), len(opened)))
 
 
 _opened: dict[str, bool] = {}  # folders that this process has opened, and whether they are open still
@@ -275,6 +309,19 @@ def opening_once(run: RunFolder) -> Iterator[None]:
         yield
     finally:
         _opened[path] = False
+
+
+def has_options(env: Mapping[str, str]) -> bool:
+    """Whether a verb of hpcddp's has started this process, which takes --fresh, --accept and --keep."""
+    return "HPCDDP_ATTEMPT" in env or FRESH in env
+
+
+def end_script(line: str, status: int) -> None:
+    """SystemExit, with this line, unless it is empty; nothing where a person types on."""
+    if not is_interactive():
+        if line:
+            print(line, file=sys.stderr, flush=True)
+        raise SystemExit(status)
 
 
 def is_interactive() -> bool:

@@ -164,9 +164,13 @@ def read_finish(run: RunFolder) -> State | None:
 
 
 def write_state(attempt: AttemptFolder, status: str, *, step: int, epoch: int, reason: str, **more: Any) -> None:
-    """Replace `state.json`. `more`: State's other fields. HeldError if another attempt has taken the run."""
+    """Replace `state.json`. `more`: State's other fields. HeldError if another attempt has taken the run, LaunchError
+    if the file cannot be written."""
     check_not_taken(attempt.run, attempt.name)
-    replace_state(attempt.run, State(status, step, epoch, reason, attempt.name, **more))
+    try:
+        replace_state(attempt.run, State(status, step, epoch, reason, attempt.name, **more))
+    except OSError as error:
+        raise cannot_write(attempt.run, error) from error
 
 
 def note_checkpoint(attempt: AttemptFolder, *, step: int, epoch: int) -> None:

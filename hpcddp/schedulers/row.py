@@ -216,7 +216,7 @@ class Commands(Record):
     keeps_none: str = ""  # a part of what it says then
     older_jobs: tuple[str, ...] = ()
     ended: tuple[str, ...] = ()  # shows one job {} that `jobs` has forgotten
-    parse_ended: Callable[[Answer, Mapping[str, str]], JobsFound] = _no_jobs
+    parse_ended: Callable[[Answer, Mapping[str, str]], JobsFound] = lambda _answer, _states: JobsFound()
     ask_env: Mapping[str, str] = _NOTHING  # what the commands that ask need in their environment
     #: Starts a command on the host {host} of the job, beside what runs there.
     starter: tuple[str, ...] = ()

@@ -25,7 +25,7 @@ def name_run(spec: JobSpec) -> str:
     sweep it is made of the axes, too: by other values, point 1 is another run."""
     axes = spec.sweep if spec.sweep and count_points(spec.sweep) > 1 else {}
     swept = [f"{name}={','.join(values)}" for name, values in axes.items()]
-    return spec.name or name_command([*(spec.command or ()), *swept])
+    return spec.name or name_command([*(spec.command or ()), *swept], indexed=spec.array is not None)
 
 
 def plan_sweep(spec: JobSpec, arrays: bool) -> JobSpec:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-from hpcddp.errors import HpcddpError
+from hpcddp.errors import UNFINISHED, HpcddpError
 from hpcddp.record import TYPE_CHECKING
 from hpcddp.runs.chain import find_left, is_unfinished, list_job_runs, list_opened
 from hpcddp.runs.folder import show_path
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from hpcddp.supervisor.events import Event
     from hpcddp.supervisor.follow import FollowUp
     from hpcddp.supervisor.program import Ended
-
-#: The status of a job that left its run unfinished, and that no other job follows.
-UNFINISHED = 85
 
 
 def end_attempt(attempt: AttemptFolder, ended: Ended, follow_up: FollowUp | None, tell: Callable[[str], None]) -> int:

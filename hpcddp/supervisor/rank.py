@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
+from hpcddp.errors import UNFINISHED
 from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.heartbeat import MAY_WAIT, WAITS, Beat, Place
-from hpcddp.supervisor.end import UNFINISHED
 from hpcddp.supervisor.events import GONE, SILENT
 from hpcddp.supervisor.wire import Incoming
 

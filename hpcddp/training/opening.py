@@ -20,15 +20,24 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcddp.batchplan import BatchPlan
-from hpcddp.errors import HpcddpError, RequestError, find_nearest
+from hpcddp.errors import UNFINISHED, HpcddpError, LaunchError, RequestError, find_nearest
 from hpcddp.parallelism import Parallel, Split, check_goes_with, plan_split, read_parallel
-from hpcddp.runs.chain import find_before, note_opened
-from hpcddp.runs.command import identify_command
-from hpcddp.runs.folder import AttemptFolder, RunFolder, choose_attempt, find_attempt, job_of
+from hpcddp.runs.chain import find_before, find_stop, note_opened
+from hpcddp.runs.folder import AttemptFolder, RunFolder, choose_attempt, job_of, show_path
 from hpcddp.runs.jsonfile import SchemaError, write_object
-from hpcddp.runs.lock import HeldError, is_held_by, release_run
+from hpcddp.runs.lock import is_held_by, release_run
 from hpcddp.runs.metrics import MetricsFile
-from hpcddp.runs.start import FINISHED, FRESH, Request, is_interactive, look, opening_once, start
+from hpcddp.runs.settings import find_command
+from hpcddp.runs.start import (
+    FINISHED,
+    FRESH,
+    Request,
+    end_script,
+    has_options,
+    look,
+    opening_once,
+    start,
+)
 from hpcddp.runs.state import open_attempt, read_planned_batch, write_failure
 from hpcddp.schedulers.registry import find_current_job
 from hpcddp.training.arguments import read_seconds_or_off
@@ -49,7 +58,7 @@ from hpcddp.training.rendezvous.roll_call import wait_until
 from hpcddp.training.report import DEFAULT_INTERVAL_S, Report
 from hpcddp.training.runtime import Runtime
 from hpcddp.training.same_options import check_same_options
-from hpcddp.training.setup import ANEW, RunSetup
+from hpcddp.training.setup import RunSetup
 from hpcddp.training.sinks import choose_sinks
 from hpcddp.training.stopping import STOP_FLAGS, SignalFlag, StopTraining, StopWatch, read_deadline
 from hpcddp.training.versions import list_numerics, list_versions
@@ -262,7 +271,8 @@ def open_run(folder: AttemptFolder | None, group: Group, env: Mapping[str, str])
     """The attempt's folder, the same on every rank. Rank 0 begins the run, or takes it again, and holds it if the job's
     supervisor does not.
 
-    The HpcddpError of `start` on rank 0, PeerFailedError on the others.
+    The HpcddpError of `start` on rank 0, PeerFailedError on the others; SystemExit on all where ranks of this attempt
+    have stopped in time before: the signal was for the job, or its end is as near as it was.
     """
     if folder is None:
         yield OpenedRun(None)
@@ -270,50 +280,52 @@ def open_run(folder: AttemptFolder | None, group: Group, env: Mapping[str, str])
     key = f"run-{next(_openings)}"
     if not group.is_first:
         told = json.loads(group.store.get(key))
-        if told["error"]:
+        if "run" not in told:
             group.store.add(f"{key}-read", 1)
-            raise PeerFailedError(Failure(0, group.members[0].host, told["error"]))
+            raise PeerFailedError(Failure(0, group.members[0].host, told["error"])) if told["error"] else SystemExit(0)
         yield OpenedRun(RunFolder(told["run"]).attempt(told["attempt"]), told["over"], told["asked"])
         return
     with ExitStack() as stack:
         try:
             opened = stack.enter_context(_start(folder, env))
-        except HpcddpError as error:
-            claim_failure(group, error)
-            group.store.set(key, json.dumps({"error": str(error)}))
+        except (HpcddpError, SystemExit) as error:
+            if isinstance(error, HpcddpError):
+                claim_failure(group, error)
+            group.store.set(key, json.dumps({"error": str(error) if isinstance(error, HpcddpError) else ""}))
             # the store ends with this process: a rank that is late would see nothing but a broken connection
             wait_until(lambda: group.store.add(f"{key}-read", 0) >= group.world_size - 1, _ALL_READ_S)
             raise
         attempt = opened.attempt
         assert attempt is not None
-        told = opened._asdict() | {"error": "", "run": attempt.run.path, "attempt": attempt.name}
+        told = opened._asdict() | {"run": attempt.run.path, "attempt": attempt.name}
         group.store.set(key, json.dumps(told))
         yield opened
-
-
-def say_anew(env: Mapping[str, str]) -> str:
-    """How to begin a new run, for the second line of an error."""
-    return "begin a new run: --fresh" if env.get("HPCDDP_ATTEMPT") else ANEW
 
 
 @contextmanager
 def _start(folder: AttemptFolder, env: Mapping[str, str]) -> Iterator[OpenedRun]:
     """The run of this folder, in the body. The job's, where the folder is that of its script."""
     job_s = choose_attempt(env) if env.get("HPCDDP_ATTEMPT") else None
-    command = () if is_interactive() else identify_command(sys.orig_argv)
+    if job_s is not None and (stop := find_stop(job_s, STOP_FLAGS)) is not None:
+        where = show_path(stop[0].path)
+        end_script(f"hpcddp: no training begins: the job stopped ({stop[1].reason}) in run {where}", 0)
     job = find_current_job(env)
-    request = Request(folder.run.path, command, env.get(FRESH, "")).of_index(job.array_index if job is not None else "")
+    request = Request(folder.run.path, find_command(env), env.get(FRESH, "")).of_index(
+        job.array_index if job is not None else ""
+    )
     is_job_s = job_s is not None and _is_same(job_s.run, folder.run, RunFolder(request.folder))
     run = job_s.run if job_s is not None and is_job_s else RunFolder(request.folder)
     with opening_once(run):
         if is_held_by(run, folder.name) and is_job_s:
             outlook, is_mine = look(Request(run.path)), False
+            if outlook.state is not None and outlook.state.attempt == folder.name:  # the supervisor could not say it
+                print(f"hpcddp: {outlook.describe(by=' by a process of this job')}", file=sys.stderr, flush=True)
         else:
             link = find_before(job_s) if job_s is not None else None
             before = job_of(link.attempt) if link is not None else ""
             outlook = start(request._replace(folder=run.path), folder.name, env, process=os.getpid(), before=before)
             is_mine = True
-            print(f"hpcddp: {outlook}", file=sys.stderr, flush=True)
+            print(f"hpcddp: {outlook.describe(_say_anew(env))}", file=sys.stderr, flush=True)
         if job_s is not None and not is_job_s:
             note_opened(job_s, run)
         state = outlook.state if outlook.kind == FINISHED else None
@@ -322,11 +334,16 @@ def _start(folder: AttemptFolder, env: Mapping[str, str]) -> Iterator[OpenedRun]
                 run.attempt(folder.name),
                 state.reason if state is not None else "",
                 state.asked if state is not None else None,
-                str(outlook),
+                outlook.describe(_say_anew(env)),
             )
         finally:
             if is_mine:
                 release_run(run, folder.name)
+
+
+def _say_anew(env: Mapping[str, str]) -> str:
+    """What begins a new run, for a hint."""
+    return "--fresh" if has_options(env) else "another run_dir"
 
 
 def _is_same(run: RunFolder, *others: RunFolder) -> bool:
@@ -338,13 +355,11 @@ _NO_TURN = (
     "hpcddp: the run is finished, so that its loop had no turn and set no variable\n"
     "hint: compute behind the loop what is needed there, or keep it in an object that rt.prepare is given"
 )
-_STOPPED: dict[str, tuple[str, bool]] = {}  # attempts in which this process has stopped in time: why; on rank 0
 
 
 @contextmanager
 def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iterator[Runtime]:
     """See `hpcddp.runtime`, which calls this with the process's environment."""
-    _end_if_stopped(env)
     folder = choose_attempt(env, options.run_dir)
     batch = options.global_batch
     if batch is None and folder is not None:
@@ -369,7 +384,7 @@ def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iter
         options = replace(options, seed=settings.take("seed", options.seed))
         batch = settings.take("global_batch", batch)
         layout = open_layout(group.rank, group.world_size, (*split.model_mesh, *options.model_mesh))
-        known = options, group, layout, split, batch, folder, say_anew(env), over, asked_before
+        known = options, group, layout, split, batch, folder, f"begin a new run: {_say_anew(env)}", over, asked_before
         setup = RunSetup(*known, settings=settings)
         gradients = stack.enter_context(_open_gradients(env, setup))
         seed_generators("start", options.seed)  # the same on every rank, so that all build the same model
@@ -402,7 +417,6 @@ def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iter
                 print(f"hpcddp: {line}", file=sys.stderr, flush=True)  # once more, as the last line
             if rt.stop_reason in STOP_FLAGS:
                 signals.obey()
-                _note_stopped(env, rt.stop_reason, is_first=group.is_first)
         except BaseException as error:
             report.fail()
             first = claim_failure(group, error)
@@ -412,9 +426,13 @@ def open_runtime(env: MutableMapping[str, str], options: RuntimeOptions) -> Iter
                 # another hpcddp's state stays, and that of a run that was finished before
                 if folder is not None and not over and not isinstance(error, SchemaError):
                     # So does that of the attempt that has the run now. A disk that refuses this too adds no news.
-                    with suppress(HeldError, OSError):
+                    with suppress(LaunchError):
                         write_failure(folder, str(first), step=rt.steps, epoch=rt.epoch)
             raise
+    if rt.stop_reason in STOP_FLAGS:
+        # what stands behind the `with` block would take it, or the training before, for a finished one
+        line = f"hpcddp: the script ends here: the run stopped ({rt.stop_reason})" if group.is_first else ""
+        end_script(line, UNFINISHED if group.world_size == 1 and not env.get("HPCDDP_ATTEMPT") else 0)
 
 
 def _tell_hang(rt: Runtime, report: Report, hang: Hang) -> None:
@@ -434,25 +452,6 @@ def _open_settings(
     exactness = options.exactness
     settings.note("exact", "no" if exactness is None else f"{exactness.method}, {exactness.slices} slices")
     return settings
-
-
-def _note_stopped(env: Mapping[str, str], reason: str, *, is_first: bool) -> None:
-    attempt = find_attempt(env)
-    if attempt is not None:
-        _STOPPED[attempt.path] = reason, is_first
-
-
-def _end_if_stopped(env: Mapping[str, str]) -> None:
-    """SystemExit, on every rank, where this attempt was stopped in time before: the signal was for the job, and its end
-    is as near as it was, so that another training of the script does not begin. It may have been meant for the same
-    run, with other data."""
-    attempt = find_attempt(env)
-    if attempt is None or attempt.path not in _STOPPED:
-        return
-    reason, is_first = _STOPPED[attempt.path]
-    if is_first:
-        print(f"hpcddp: the script ends here: it was stopped ({reason}) in the run before", file=sys.stderr, flush=True)
-    raise SystemExit(0)
 
 
 def _plan_split(asked: Parallel, group: Group, options: RuntimeOptions) -> Split:

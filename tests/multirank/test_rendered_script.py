@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 
 import pytest
@@ -128,3 +129,42 @@ def test_training_fills_the_run_folder_and_a_second_attempt_resumes(script, open
     for folder in attempts:
         assert {path.name for path in folder.iterdir()} >= {"metrics.jsonl", "versions.json", "logs", "env"}
     assert (run_dir / "checkpoints/step-00000004/manifest.json").exists()
+
+
+TRAIN = """
+import torch, hpcddp
+from torch.utils.data import DataLoader, TensorDataset
+model, data = torch.nn.Linear(2, 1), DataLoader(TensorDataset(torch.ones(4, 2)), batch_size=2)
+with hpcddp.runtime() as rt:
+    model, optimizer, loader = rt.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), data)
+    for epoch in rt.epochs(1):
+        for (x,) in loader:
+            optimizer.zero_grad()
+            rt.backward(model(x).mean())
+            optimizer.step()
+"""
+
+
+def test_a_job_of_a_shell_script_is_compared_by_its_own_words_and_an_edited_job_script_keeps_its_run(
+    openmpi5, run, tmp_path
+):
+    """Its two processes train in one folder: the second finds what the first has finished."""
+    (tmp_path / "train.py").write_text(TRAIN)
+    (tmp_path / "run.sh").write_text("set -e\npython train.py\npython train.py\n")
+    render = ["hpcddp", "render", "--site", "local", "--nodes", "1", "--ranks-per-node", "1"]
+    text = run([*render, "--", "bash", "run.sh", "--lr", "0.1"], cwd=tmp_path).stdout
+    done = run(["bash"], stdin=text, cwd=tmp_path, env=openmpi5.env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = sorted(set(re.findall(r"run runs/run-lr0\.1: .*", done.stdout + done.stderr)))
+    assert len(told) == 2
+    assert re.search("finished at step 2 on .* by a process of this job .* is left of the 1 epoch asked for; ", told[0])
+    assert told[1] == "run runs/run-lr0.1: new"
+    recorded = json.loads((tmp_path / "runs/run-lr0.1/settings.json").read_text())["settings"]
+    assert recorded["run"]["command"] == ["bash", "run.sh", "--lr", "0.1"]
+    assert sorted(recorded["script"]) == ["run.sh", "train.py"]
+
+    edited = run(["bash"], stdin=text.replace("--lr 0.1", "--lr 0.2"), cwd=tmp_path, env=openmpi5.env)
+    assert edited.returncode == 2, edited.stdout + edited.stderr
+    differs = "run runs/run-lr0.1 was recorded with other settings: command: 0.1 -> 0.2\nhint: --accept command takes"
+    assert differs in edited.stdout + edited.stderr
+    assert os.listdir(tmp_path / "runs") == ["run-lr0.1"]

@@ -81,7 +81,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if "framework" in manifest:  # it is whole, so it is no damaged one that may be set aside
         raise RequestError(
             f"checkpoint {path} was written by {manifest['framework']}, not by hpcddp.runtime",
-            "begin a new run: --fresh",
+            "begin a new run: --fresh in a job, else another run_dir",
         )
     fault = _find_fault(manifest)
     if fault is not None:

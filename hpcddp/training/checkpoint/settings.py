@@ -22,6 +22,8 @@ from hpcddp.runs.folder import AttemptFolder
 from hpcddp.runs.settings import (
     ACCEPT,
     KEEP,
+    OF_SCRIPT,
+    OF_VERB,
     RUN,
     Decision,
     Recorded,
@@ -36,6 +38,7 @@ from hpcddp.runs.settings import (
     settings_at,
     write_settings,
 )
+from hpcddp.runs.start import has_options
 from hpcddp.training.activity import at_files
 from hpcddp.training.checkpoint.state_tree import name_parameters
 from hpcddp.training.collectives import broadcast
@@ -111,7 +114,7 @@ class RunSettings:
         `can_keep`: whether recorded values can be brought into this training."""
         self._first, self._run = first, None if attempt is None else attempt.run
         self._accept, self._keep = (*accept, *read_list(env, ACCEPT)), (*keep, *read_list(env, KEEP))
-        self._option = "--{} {}" if env.get("HPCDDP_ATTEMPT") else 'hpcddp.runtime(…, {}="{}")'
+        self._hints = OF_VERB if has_options(env) else OF_SCRIPT
         self._can_keep = can_keep
         self._recorded: Recorded | None = None
         self._renewed: Recorded | None = None
@@ -121,7 +124,7 @@ class RunSettings:
             main = getattr(sys.modules.get("__main__"), "__file__", None)
 
             def read() -> tuple[Recorded | None, Settings]:
-                return read_settings(attempt.run), describe_start(attempt, sys.orig_argv, main, env)
+                return read_settings(attempt.run), describe_start(attempt, main, env)
 
             self._recorded, self.now = first.call(read)
         self.at = self.to = self.now
@@ -152,7 +155,7 @@ class RunSettings:
             if recorded is not None:
                 known.append(recorded.settings)
             for names, word in ((self._accept, "accept"), (self._keep, "keep")):
-                check_names(names, known, self._option.format(word, "{}"))
+                check_names(names, known, self._hints.option.format(word, "{}"))
             found = [] if recorded is None else compare(recorded.settings, self.now)
             if recorded is None or step is None:
                 kept = [one for one in found if one.group.startswith("optimizer") and one.can_be_kept]
@@ -160,7 +163,7 @@ class RunSettings:
                 renewed = renew(Recorded({}), self.now, decision, 0)
                 return Decision(), renewed, self.now, renewed.settings
             keep = self._keep if self._can_keep else None
-            decision = decide(run, found, self._accept, keep, option=self._option)
+            decision = decide(run, found, self._accept, keep, hints=self._hints)
             renewed = renew(recorded, self.now, decision, step)
             return decision, renewed, settings_at(recorded, step), renewed.settings
 
@@ -178,13 +181,14 @@ class RunSettings:
         if self._renewed is None or self._run is None:
             return
         if is_finished:
-            check_unchanged(self._run, self._decision, self._option)
+            check_unchanged(self._run, self._decision, self._hints)
         if not self._first.is_here:
             self._renewed = None
             return
         for one in (*self._decision.accepted, *self._decision.kept):
-            which = "the recorded one is kept" if one in self._decision.kept else "accepted"
-            print(f"hpcddp: {one} ({which})", file=sys.stderr, flush=True)
+            which = " (the recorded one is kept)" if one in self._decision.kept else " (accepted)"
+            which = "; the run resumes with the new one" if one in self._decision.changed else which
+            print(f"hpcddp: {one}{which}", file=sys.stderr, flush=True)
         run = {**self.now[RUN], **self._renewed.settings.get(RUN, {})}
         renewed = self._renewed._replace(settings={**self._renewed.settings, RUN: run})
         if renewed != self._recorded:

@@ -5,6 +5,7 @@ If there is a file `freeze`, each rank stops itself (SIGSTOP) after the fourth s
 Arguments: epochs, seconds per step (no longer once there is a file `hurry`), and a step behind which no attempt comes.
 """
 
+import atexit
 import os
 import signal
 import sys
@@ -24,6 +25,7 @@ dataset = TensorDataset(torch.randn(8, 2), torch.randn(8, 1))
 model = torch.nn.Linear(2, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 with hpcddp.runtime(global_batch=4) as rt:
+    atexit.register(lambda: Path(f"steps-{rank}").write_text(str(rt.steps)))  # also where it is stopped in time
     model = rt.wrap(model)
     loader = rt.loader(dataset)
     rt.track(model=model, optimizer=optimizer)
@@ -42,4 +44,3 @@ with hpcddp.runtime(global_batch=4) as rt:
             time.sleep(0 if Path("hurry").exists() else step_s)
             if rt.steps + 1 == wall:
                 rt.stop("the wall")
-Path(f"steps-{rank}").write_text(str(rt.steps))

@@ -141,3 +141,11 @@ def test_a_script_is_whole_even_if_its_remarks_cannot_be_told(where: str) -> Non
 @pytest.mark.parametrize("where", ["2>&-", "<&-"])
 def test_a_closed_stream_that_is_not_needed_does_no_harm(where: str) -> None:
     assert shell(f"$HPCDDP env {where}").stdout.startswith("a single process")
+
+
+def test_exec_says_the_words_that_were_typed_to_what_it_starts_before_it_fills_placeholders() -> None:
+    """A longer list than a variable holds is not said: the kernel would start no program with that."""
+    program = "import os, sys; print(os.environ['HPCDDP_COMMAND'].split('\\x1f')[3:], sys.argv[1])"
+    env = {**os.environ, "HPCDDP_LAUNCHER": "none"}
+    for word, told in (("{world_size}", "['{world_size}'] 1\n"), (long := "é" * 50_000, f"[] {long}\n")):
+        assert hpcddp("exec", "--", sys.executable, "-c", program, word, env=env).stdout == told

@@ -50,6 +50,7 @@ def test_a_program_is_known_by_its_name_and_nothing_is_no_command() -> None:
         ("python train.py", "train"),
         ("python ./train.py", "train"),
         ("/opt/env/bin/python3.12 -u -W ignore train.py", "train"),
+        ("python train.py --lr 0.1", "train-lr0.1"),
         ("python train.py --lr 0.1 --seed 2", "train-lr0.1-seed2"),
         ("python train.py --batch-size 32 --model resnet50 --amp", "train-batch-size32-model+resnet50-amp+"),
         ("python train.py --fp16 --beta1 0.9 --lr 1e-5", "train-fp16+-beta1+0.9-lr1e-5"),
@@ -75,6 +76,9 @@ def test_a_run_is_called_after_its_program_and_options_where_the_name_says_all_o
     ("words", "shown"),
     [
         ("python exp1/train.py", "exp1-train"),
+        ("./solve", "solve"),
+        ("solve", "solve"),
+        ("run.sh", "run.sh"),  # of PATH: `./run.sh` is the one here
         ("python /home/me/project/train.py", "project-train"),
         ("python 01_train.py", "job-01_train"),
         ("python a.b.py", "a.b"),
@@ -88,7 +92,7 @@ def test_a_run_is_called_after_its_program_and_options_where_the_name_says_all_o
         ("python train.py --data /data/imagenet/", "train-data+imagenet"),
         ("python train.py --lr {lr} --out {run_dir}", "train-lr+lr-out+run_dir"),
         ("python train.py --out $PBS_JOBID", "train-out+"),
-        ("python train.py --lr 0.1", "train-lr0.1"),  # index 1 of an array of `--lr 0`
+        ("python train.py --x a.1", "train-x+a.1"),  # index 1 of an array of `--x a`
         ("python train.py --beef 123456", "train-beef123456"),  # it ends as a digest does
         ("python train-gpt.py --lr 1", "train-gpt-lr1"),  # `train.py --gpt-lr 1`
         ("python train.py --lr1-x", "train-lr1-x"),  # `train.py --lr 1 --x`
@@ -135,6 +139,17 @@ def test_other_words_are_another_name(one: str, other: str) -> None:
     assert name_command(["python", *one.split()]) != name_command(["python", *other.split()])
 
 
+def test_a_program_of_path_and_one_of_a_folder_have_two_names() -> None:
+    assert len({name_command([program]) for program in ("solve", "./solve", "/apps/solve", "run.sh", "./run.sh")}) == 5
+
+
+@pytest.mark.parametrize(("words", "single"), [("--lr 0", "--lr 0.1"), ("--fp16", "--fp16.1"), ("--x 2", "--x 2.1")])
+def test_the_index_of_an_array_is_no_decimal_of_a_value(words: str, single: str) -> None:
+    array = name_command(["python", "train.py", *words.split()], indexed=True)
+    assert name_command(["python", "train.py", *single.split()]) != f"{array}.1"
+    assert name_command(["python", "train.py", "--amp"], indexed=True) == "train-amp+"
+
+
 @pytest.mark.parametrize("option", ["--tokenizer", "--max-tokens", "--key-dim", "--secretary", "--monkey"])
 def test_an_option_that_only_sounds_like_a_secret_is_shown(option: str) -> None:
     assert name_command(["python", "train.py", option, "bpe"]) == f"train{option[1:]}+bpe"
@@ -143,9 +158,14 @@ def test_an_option_that_only_sounds_like_a_secret_is_shown(option: str) -> None:
 @pytest.mark.parametrize(
     "option", ["--token", "--hf-token", "--password", "--api_key", "--access-key", "--client-secret", "--apiKey"]
 )
-def test_the_value_of_a_secret_is_in_no_name(option: str) -> None:
+def test_the_value_of_a_secret_is_in_no_name_and_not_recorded(option: str) -> None:
     for words in ([option, "SESAME"], [f"{option}=SESAME"], [f"{option.lstrip('-')}=SESAME"]):
         assert "SESAME" not in name_command(["python", "train.py", *words])
+        for start in (["python"], ["env", "A=1", "python"], ["./run.sh"]):
+            recorded = identify_command([*start, "train.py", *words])
+            assert "SESAME" not in " ".join(recorded)
+            others = [word.replace("SESAME", "OTHER") for word in words]
+            assert recorded != identify_command([*start, "train.py", *others]), "a digest compares as well"
 
 
 _OPTIONS = (
@@ -208,7 +228,7 @@ def test_a_name_without_a_digest_is_read_back_and_no_two_lists_of_words_share_on
         name = name_command(["python", *words])
         assert names.setdefault(name, tuple(words)) == tuple(words)
         assert re.fullmatch(r"[A-Za-z][A-Za-z0-9_.+-]{0,63}", name)
-        assert not re.search(r"\.(old)?[0-9]+$", name)
+        assert not re.search(r"(\.old|[^0-9]\.)[0-9]+$", name)
         if not re.search("-[0-9a-f]{10}$", name):
             plain += 1
             assert _read(name) == tuple(words)

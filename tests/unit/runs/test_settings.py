@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ from hpcddp.errors import RequestError
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.jsonfile import DamagedFileError
 from hpcddp.runs.settings import (
+    OF_SCRIPT,
+    OF_VERB,
     Decision,
     Recorded,
     check_names,
@@ -73,45 +75,55 @@ def test_a_difference_is_an_error_until_it_is_accepted_or_kept(
     found = compare(OLD, now)
     assert [str(one) for one in found] == ([said] if said else [])
     if not said:
-        assert decide(RUN, found, (), ()) == Decision()
+        assert decide(RUN, found, (), (), hints=OF_VERB) == Decision()
         return
     with pytest.raises(RequestError) as caught:
-        decide(RUN, found, (), ())
-    assert caught.value.message == f"run runs/train was recorded with other settings:\n  {said}"
+        decide(RUN, found, (), (), hints=OF_VERB)
+    assert caught.value.message == f"run runs/train was recorded with other settings: {said}"
     assert (f"--accept {accept} takes the new" in caught.value.hint) == bool(accept)
     assert (f"--keep {keep} the recorded" in caught.value.hint) == bool(keep)
     assert "--fresh" in caught.value.hint
     names = {found[0].name, found[0].group, f"{found[0].group}.{found[0].name}"}
     for name in names - {"", "run", f"{found[0].group}.", f"run.{found[0].name}"}:
         if accept:
-            assert decide(RUN, found, [name], ()) == Decision(tuple(found), ())
+            assert decide(RUN, found, [name], (), hints=OF_VERB) == Decision(tuple(found), ())
         if keep:
-            assert decide(RUN, found, (), [name]) == Decision((), tuple(found))
+            assert decide(RUN, found, (), [name], hints=OF_VERB) == Decision((), tuple(found))
         else:
             with pytest.raises(RequestError):
-                decide(RUN, found, (), [name])
+                decide(RUN, found, (), [name], hints=OF_VERB)
 
 
-def test_all_differences_are_in_one_error_each_on_its_line() -> None:
+def test_all_differences_are_in_one_error_and_its_hint_has_what_is_given_already() -> None:
     now = {**with_("optimizer", lr=0.4), "run": {**OLD["run"], "seed": 1, "owner": "bob"}}
     with pytest.raises(RequestError) as caught:
-        decide(RUN, compare(OLD, now), ["owner"], ())
+        decide(RUN, compare(OLD, now), ["owner"], (), hints=OF_VERB)
     assert str(caught.value) == (
-        "run runs/train was recorded with other settings:\n  seed: 0 -> 1\n  optimizer.lr: 0.1 -> 0.4\n"
-        "hint: --accept seed,lr takes the new; --keep seed,lr the recorded; a run of its own: --fresh, or another name"
+        "run runs/train was recorded with other settings: seed: 0 -> 1; optimizer.lr: 0.1 -> 0.4\n"
+        "hint: --accept owner,seed,lr takes the new; --keep seed,lr the recorded; a run of its own: --fresh, or another"
+        " name"
+    ), "two lines, to be typed as they are"
+
+
+def test_a_script_that_no_verb_has_started_is_told_what_can_be_written_in_it() -> None:
+    with pytest.raises(RequestError) as caught:
+        decide(RUN, compare(OLD, with_("run", seed=1)), (), ("lr",), hints=OF_SCRIPT)
+    assert caught.value.hint == (
+        'hpcddp.runtime(…, accept="seed") takes the new; hpcddp.runtime(…, keep="lr,seed") the recorded; a run of its'
+        " own: another run_dir"
     )
 
 
 def test_a_changed_script_is_a_line_while_the_run_is_unfinished_and_an_error_when_it_is_finished() -> None:
     found = compare(OLD, with_("script", **{"train.py": "zz"}))
     assert [str(one) for one in found] == ["train.py has changed"]
-    decision = decide(RUN, found, (), ())
+    decision = decide(RUN, found, (), (), hints=OF_VERB)
     assert decision.accepted == tuple(found)
     with pytest.raises(
-        RequestError, match=r"is finished, and train.py has changed since\nhint: .*--accept script takes"
+        RequestError, match=r"is finished, and train.py has changed since\nhint: --accept script takes .*: --fresh"
     ):
-        check_unchanged(RUN, decision)
-    check_unchanged(RUN, decide(RUN, found, ["script"], ()))
+        check_unchanged(RUN, decision, OF_VERB)
+    check_unchanged(RUN, decide(RUN, found, ["script"], (), hints=OF_VERB), OF_VERB)
 
 
 def test_an_accepted_value_is_recorded_with_the_step_that_it_holds_from(tmp_path: Path) -> None:
@@ -120,9 +132,15 @@ def test_an_accepted_value_is_recorded_with_the_step_that_it_holds_from(tmp_path
     recorded = renew(None, OLD, Decision(), 0)
     for step, lr in ((10, 0.2), (20, 0.3)):
         now = with_("optimizer", lr=lr)
-        recorded = renew(recorded, now, decide(run, compare(recorded.settings, now), ["lr"], ()), step)
+        recorded = renew(recorded, now, decide(run, compare(recorded.settings, now), ["lr"], (), hints=OF_VERB), step)
     now = with_("scheduler", gamma=0.9)
-    kept = decide(run, compare(recorded.settings, {**now, "optimizer": recorded.settings["optimizer"]}), (), ["gamma"])
+    kept = decide(
+        run,
+        compare(recorded.settings, {**now, "optimizer": recorded.settings["optimizer"]}),
+        (),
+        ["gamma"],
+        hints=OF_VERB,
+    )
     write_settings(run, renew(recorded, {**now, "optimizer": recorded.settings["optimizer"]}, kept, 30))
     again = read_settings(run)
     assert again is not None
@@ -135,11 +153,14 @@ def test_an_accepted_value_is_recorded_with_the_step_that_it_holds_from(tmp_path
 
 def test_an_object_that_came_or_went_is_known_of_older_checkpoints() -> None:
     gone = renew(
-        Recorded(OLD), without("scheduler"), decide(RUN, compare(OLD, without("scheduler")), ["scheduler"], ()), 5
+        Recorded(OLD),
+        without("scheduler"),
+        decide(RUN, compare(OLD, without("scheduler")), ["scheduler"], (), hints=OF_VERB),
+        5,
     )
     assert "scheduler" not in gone.settings
     assert [("scheduler" in settings_at(gone, step)) for step in (5, 6)] == [True, False]
-    back = renew(gone, OLD, decide(RUN, compare(gone.settings, OLD), ["scheduler"], ()), 9)
+    back = renew(gone, OLD, decide(RUN, compare(gone.settings, OLD), ["scheduler"], (), hints=OF_VERB), 9)
     assert [("scheduler" in settings_at(back, step)) for step in (5, 6, 9, 10)] == [True, False, False, True]
 
 
@@ -163,25 +184,49 @@ def test_names_in_a_variable_have_commas_between_them() -> None:
 
 def test_a_start_is_its_owner_its_words_and_the_files_in_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     attempt = RunFolder(str(tmp_path / "run")).attempt("4711.pbs1.2")
-    for name in ("train.py", "conf.yaml", "a.json", "large.bin", "run/log.txt"):
+    for name in ("train.py", "conf.yaml", "a.json", "large.bin", "run/log.txt", "solve"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("x" * (2**20 + 1 if name == "large.bin" else 1))
+    (tmp_path / "solve").write_bytes(b"\x7fELF\x02")
     monkeypatch.chdir(tmp_path)
-    words = ["/opt/bin/python3", "-u", "train.py", "--conf=conf.yaml", "a.json", "large.bin", "run/log.txt"]
-    words += ["--port", "14711", "--out", "out/4711.pbs1", "absent.txt"]
-    start = describe_start(attempt, words, "train.py", {})
+
+    def describe(words: str, main: str | None = None, told: str = "") -> dict[str, Any]:
+        monkeypatch.setattr(sys, "orig_argv", words.split())
+        return describe_start(attempt, main, {"HPCDDP_COMMAND": told.replace(" ", "\x1f")} if told else {})
+
+    words = "/opt/bin/python3 -u train.py --conf=conf.yaml a.json large.bin run/log.txt ./solve --port 14711"
+    start = describe(f"{words} --out out/4711.pbs1 absent.txt", "train.py")
     assert sorted(start["script"]) == ["a.json", "conf.yaml", "train.py"]
     assert start["run"]["command"][:3] == ["python", "train.py", "--conf=conf.yaml"]
     assert start["run"]["command"][-4:-1] == ["14711", "--out", "out/…"], "each start of a job has another id"
     assert start["run"]["owner"]
-    otherwise = describe_start(attempt, ["python", "./train.py", "--conf=./conf.yaml", "./a.json"], None, {})
+    otherwise = describe("python ./train.py --conf=./conf.yaml ./a.json")
     assert otherwise["script"] == start["script"], "a file is compared however it is written"
-    of_module = describe_start(attempt, ["python", "-m", "train"], str(tmp_path / "train.py"), {})
+    of_module = describe("python -m train", str(tmp_path / "train.py"))
     assert list(of_module["script"]) == ["train.py"]
-    ranks = [["python", "train.py", "--ranks", "{world_size}"], ["python", "train.py", "--ranks", "4"]]
-    filled = describe_start(attempt, ["/bin/python3", *ranks[1][1:]], None, {"HPCDDP_UNFILLED": json.dumps(ranks)})
-    assert filled["run"]["command"] == ranks[0], "other ranks are no difference"
-    other = describe_start(attempt, ["python", "eval.py"], None, {"HPCDDP_UNFILLED": json.dumps(ranks)})
-    assert other["run"]["command"] == ["python", "eval.py"]
     monkeypatch.setattr("sys.ps1", ">>> ", raising=False)
-    assert describe_start(attempt, words, None, {}) == {"run": {"owner": start["run"]["owner"]}, "script": {}}
+    assert describe(words) == {"run": {"owner": start["run"]["owner"]}, "script": {}}
+
+
+@pytest.mark.parametrize(
+    ("typed", "process", "files"),
+    [
+        ("env SCALE=5 python train.py", "python train.py", ["train.py"]),
+        ("bash run.sh --fast", "python train.py --lr 0.1", ["run.sh", "train.py"]),
+        ("./run.sh", "python train.py", ["run.sh", "train.py"]),
+        ("torchrun --nproc-per-node 2 train.py", "/opt/bin/python -u train.py", ["train.py"]),
+        ("python train.py --ranks {world_size}", "/opt/bin/python train.py --ranks 4", ["train.py"]),
+    ],
+)
+def test_what_is_recorded_is_the_job_s_command_whatever_process_of_it_opens_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: str, process: str, files: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    (tmp_path / "run.sh").write_text("#!/bin/bash\n")
+    monkeypatch.setattr(sys, "orig_argv", process.split())
+    start = describe_start(
+        RunFolder(str(tmp_path / "r")).attempt("1"), "train.py", {"HPCDDP_COMMAND": typed.replace(" ", "\x1f")}
+    )
+    assert " ".join(start["run"]["command"]) == typed.removeprefix("./")
+    assert sorted(start["script"]) == files

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcddp.errors import RequestError
+from hpcddp.runs.chain import note_opened
 from hpcddp.runs.folder import RunFolder
 from hpcddp.runs.lock import HeldError, read_holders, release_run
 from hpcddp.runs.start import Outlook, Request, foresee, make_stamp, read_begun, set_aside, start
@@ -49,7 +50,7 @@ def leave(folder: str, status: str, step: int, *, attempt: str = "local-1", save
     if saved:
         os.makedirs(os.path.join(run.checkpoints, f"step-{step:08d}"))
     if status:
-        write_state(run.attempt(attempt), status, step=step, epoch=0, reason="as told")
+        write_state(run.attempt(attempt), status, step=step, epoch=0, reason="as told", asked={"epochs": 2})
     release_run(run, attempt)
     return run
 
@@ -62,7 +63,7 @@ def leave(folder: str, status: str, step: int, *, attempt: str = "local-1", save
         ("", True, "resumes", "resumes from step 4"),
         ("", False, "begins again", "begins again; it has no checkpoint yet"),
         ("failed", False, "begins again", "begins again; it has no checkpoint yet"),
-        ("finished", True, "finished", "; no step is left unless more are asked for; to begin anew: --fresh"),
+        ("finished", True, "finished", "; no step is left of the 2 epochs asked for; to begin anew: --fresh"),
         ("finished", False, "begins again", "begins again; it has no checkpoint yet"),
     ],
 )
@@ -75,6 +76,39 @@ def test_a_start_does_what_is_left(folder: str, status: str, saved: bool, kind: 
     assert str(seen).endswith(line)
     again = begin(request, "local-2")
     assert (again.kind, again.run.path, again.attempt) == (kind, folder, "local-2")
+
+
+def test_the_line_of_a_job_whose_script_opens_runs_says_how_many_are_finished(folder: str) -> None:
+    job = begin(Request(folder, COMMAND), "7.1").run
+    release_run(job, "7.1")
+    os.makedirs(job.attempt("7.1").path)
+    for nth, ends in enumerate(("finished", "unfinished")):
+        for _ in range(2):  # each start of the script names it again
+            note_opened(job.attempt("7.1"), RunFolder(f"{folder}-fold{nth}"))
+        leave(f"{folder}-fold{nth}", ends, 4)
+    seen = foresee(Request(folder, COMMAND), ask_nobody)
+    assert str(seen).endswith("train: its script begins again; 1 of its 2 runs are finished")
+
+
+def test_fresh_sets_no_folder_aside_that_hpcddp_did_not_begin(folder: str) -> None:
+    for name in ("checkpoints/step-00000004", "attempts/1"):
+        os.makedirs(os.path.join(folder, name))
+    with pytest.raises(RequestError, match=r"--fresh would set .*train aside, and hpcddp has begun no run in it: "):
+        begin(Request(folder, COMMAND, fresh="1"))
+    assert set_aside(Request(folder, COMMAND, fresh="1"), {}) is None
+    assert os.listdir(os.path.dirname(folder)) == ["train"]
+
+
+@pytest.mark.parametrize("run_dir", [".", ".."])
+def test_fresh_does_not_set_the_folder_aside_that_the_job_works_in(
+    folder: str, monkeypatch: pytest.MonkeyPatch, run_dir: str
+) -> None:
+    begin(Request(folder, COMMAND))
+    leave(folder, "unfinished", 4)
+    os.makedirs(os.path.join(folder, "src"))
+    monkeypatch.chdir(os.path.join(folder, "src") if run_dir == ".." else folder)
+    with pytest.raises(RequestError, match=r"aside, and the job works in that folder\nhint: .*--name"):
+        begin(Request(os.path.join(os.getcwd(), run_dir), COMMAND, fresh="1"), "local-2")
 
 
 def test_foreseeing_a_start_writes_nothing(folder: str) -> None:

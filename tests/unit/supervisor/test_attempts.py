@@ -360,4 +360,4 @@ def test_the_ranks_of_a_finished_run_are_started_all_the_same(node: Node):
     write_state(started.attempt, "finished", step=8, epoch=1, reason="the end")
     release_run(RunFolder(str(node.base)), "41.pbs1.1")
     assert isinstance(node.begin("42.pbs1"), StartedAttempt)
-    assert "no step is left unless more are asked for; to begin anew: --fresh" in node.told[0]
+    assert "no step is left; to begin anew: --fresh" in node.told[0]

@@ -40,7 +40,7 @@ def loop(argument: dict[str, Any]) -> None:
             if argument.get("signal", [])[:2] == [rank, step]:
                 signal.raise_signal(signal.Signals[argument["signal"][2]])
             run.after_step(step + rank if argument.get("fail") == [rank, "count"] else step, save)
-    found = {"made": made, "stopped": run.stopped, "resumed": resumed}
+    found = {"made": made, "stopped": run._run.stop_reason is not None, "resumed": resumed}
     Path(argument["folder"], f"{rank}.json").write_text(json.dumps(found))
     if dist.is_initialized():
         dist.destroy_process_group()

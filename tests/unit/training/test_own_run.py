@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import hpcddp
-from hpcddp.errors import HpcddpError, RequestError
+from hpcddp.errors import HpcddpError, LaunchError, RequestError
 from hpcddp.runs.chain import list_opened, write_follow_up
 from hpcddp.runs.folder import RunFolder, choose_attempt
 from hpcddp.runs.jsonfile import write_object
@@ -162,7 +162,9 @@ def test_a_finished_run_goes_on_only_if_a_larger_number_is_asked_for(
     assert [_fold(x, epochs=count) for count in (2, 2, 4, 3)] == [("x", 6, 6), ("x", 6, 0), ("x", 12, 6), ("x", 12, 0)]
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith(f"hpcddp: run {x}: ")]
     assert re.search(
-        r"finished at step 6 on \d{4}-\d\d-\d\d \(.*\); no step is left .*; to begin anew: --fresh$", lines[1]
+        r"finished at step 6 on \d{4}-\d\d-\d\d \(.*\); no step is left of the 2 epochs asked for; to begin anew:"
+        " another run_dir$",
+        lines[1],
     )
     state = read_state(RunFolder(str(x)))
     assert state is not None
@@ -216,6 +218,20 @@ def test_a_script_may_train_in_the_job_s_run_and_then_in_one_of_its_own(tmp_path
     assert _fold(tmp_path / "tuned") == ("tuned", 3, 2)
 
 
+def test_the_second_process_of_a_job_in_one_folder_finds_it_finished_and_says_by_whom(
+    tmp_path: Path, job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As of `python train.py; python train.py` in one script: the supervisor's line was before both."""
+    job.start(1)
+    assert _fold(None) == ("t", 3, 3)
+    assert f"run {tmp_path}/t: " not in capsys.readouterr().err
+    assert _fold(None) == ("t", 3, 0)
+    assert re.search(rf"run {tmp_path}/t: finished at step 3 on \S+ by a process of this job ", capsys.readouterr().err)
+    job.start(2)
+    assert _fold(None) == ("t", 3, 0)
+    assert f"run {tmp_path}/t: " not in capsys.readouterr().err, "the supervisor has said it"
+
+
 def test_fresh_sets_each_folder_that_ranks_name_aside_once(tmp_path: Path, job: Job) -> None:
     job.start(1)
     assert _fold(tmp_path / "fold") == ("fold", 3, 3)
@@ -266,6 +282,50 @@ def test_an_attempt_on_a_host_that_is_lost_does_not_hold_the_folder_of_its_scrip
     write_follow_up(job.run.attempt("7.2"), "8")
     job.start(1, job="8")
     assert _fold(tmp_path / "fold0") == ("fold0", 3, 2)
+
+
+@pytest.mark.parametrize("name", ["run.json", "settings.json", "state.json"])
+def test_a_file_of_the_run_that_finds_the_disk_full_ends_the_start_and_the_next_one_does_what_is_left(
+    tmp_path: Path, name: str
+) -> None:
+    """/dev/full in the place of the new file says so without a disk that is full, and without root."""
+    x = tmp_path / "x"
+    x.mkdir()
+    (x / f".{name}.tmp-{os.getpid()}").symlink_to("/dev/full")
+    with pytest.raises(LaunchError, match=r"the run folder .*x cannot be written: no space left on device") as full:
+        _fold(x)
+    assert full.value.hint.startswith("make room there, or")
+    assert _fold(x)[:2] == ("x", 3)
+
+
+USERS = """
+import sys, hpcddp
+with hpcddp.runtime(global_batch=4, run_dir="shared"):
+    print("open", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_of_two_scripts_with_one_run_dir_the_second_is_told_who_holds_it_and_what_it_runs(tmp_path: Path) -> None:
+    env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    for name in ("mine.py", "theirs.py"):
+        (tmp_path / name).write_text(USERS)
+    words = [sys.executable, "mine.py"]
+    with subprocess.Popen(
+        words, cwd=tmp_path, env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "open\n"
+        words = [sys.executable, "theirs.py"]
+        second = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+        first.communicate("on\n")
+    assert (first.returncode, second.returncode) == (0, 4), second.stderr
+    assert re.search(
+        rf"hpcddp: run shared is in use by attempt \S+ on \S+ \(process {first.pid}, since .*\), and one attempt"
+        r" at a time holds a run; it runs python mine.py, and this is python theirs.py\n"
+        "hint: wait for its end; or a run of its own: ",
+        second.stderr,
+    )
 
 
 def _lose_the_run(run: RunFolder, error: Exception | None) -> None:
@@ -364,19 +424,28 @@ for fold in range(3):
 """
 
 
-@pytest.mark.parametrize("where", ["job", "own"])
-def test_a_signal_that_has_stopped_one_training_begins_no_other(tmp_path: Path, where: str) -> None:
+@pytest.mark.parametrize("where", ["job", "own", "bare"])
+def test_a_stop_in_time_ends_the_script_behind_its_with_block_and_the_job_begins_no_other_training(
+    tmp_path: Path, where: str
+) -> None:
+    """What stands there may print the mean of the folds, with the number of the fold before in place of this one's."""
     (tmp_path / "folds.py").write_text(FOLDS)
     env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
-    env |= {"HPCDDP_RUN_DIR": f"{tmp_path}/runs/j", "HPCDDP_ATTEMPT": "7.1"}
-    words = [sys.executable, "folds.py", where]
+    if where != "bare":
+        env |= {"HPCDDP_RUN_DIR": f"{tmp_path}/runs/j", "HPCDDP_ATTEMPT": "7.1"}
+        (tmp_path / "runs/j/attempts/7.1").mkdir(parents=True)  # as the supervisor does
+    words = [sys.executable, "folds.py", "job" if where == "job" else "own"]
     done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "hpcddp: the script ends here: it was stopped (SIGTERM) in the run before" in done.stderr
-    assert done.stdout.splitlines()[-1] == "fold 0 4"
-    state = read_state(RunFolder(str(tmp_path / "runs" / ("fold0" if where == "own" else "j"))))
+    assert (done.returncode, done.stdout) == (85 if where == "bare" else 0, ""), done.stderr
+    assert done.stderr.endswith("hpcddp: the script ends here: the run stopped (SIGTERM)\n")
+    run = tmp_path / "runs" / ("j" if where == "job" else "fold0")
+    state = read_state(RunFolder(str(run)))
     assert state is not None
     assert (state.status, state.step) == ("unfinished", 4)
+    if where == "own":  # the next process of a script such as `python folds.py; python folds.py`
+        done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+        told = "hpcddp: no training begins: the job stopped (SIGTERM) in run runs/fold0\n"
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", told)
     assert not (tmp_path / "runs/fold1").exists()
 
 

@@ -110,13 +110,13 @@ def test_all_differences_are_one_error_before_any_training(tmp_path: Path) -> No
     before = read(tmp_path / "run")
     with pytest.raises(RequestError) as caught:
         attempt(tmp_path / "run", steps=3, **CHANGED)
-    assert caught.value.message.splitlines()[1:] == [
-        "  seed: 0 -> 7",
-        "  samples: 40 -> 48",
-        "  global_batch: 4 -> 8",
-        "  scheduler.gamma: 0.5 -> 0.9",
-        "  optimizer.lr: 0.1 -> 0.4",
-        "  optimizer.weight_decay: 0.0 -> 0.25",
+    assert caught.value.message.partition("settings: ")[2].split("; ") == [
+        "seed: 0 -> 7",
+        "samples: 40 -> 48",
+        "global_batch: 4 -> 8",
+        "scheduler.gamma: 0.5 -> 0.9",
+        "optimizer.lr: 0.1 -> 0.4",
+        "optimizer.weight_decay: 0.0 -> 0.25",
     ]
     names = "seed,{}global_batch,gamma,lr,weight_decay"
     assert f'hpcddp.runtime(…, accept="{names.format("samples,")}") takes the new' in caught.value.hint
@@ -280,10 +280,10 @@ def test_a_changed_script_is_a_line_while_the_run_is_unfinished_and_an_error_whe
     attempt(run, steps=2)
     script.write_text("2")
     attempt(run, steps=99)
-    assert capfd.readouterr().err.count(f"hpcddp: {script} has changed (accepted)\n") == 1
+    assert capfd.readouterr().err.count(f"hpcddp: {script} has changed; the run resumes with the new one\n") == 1
     assert attempt(run, steps=99) == []
     script.write_text("3")
-    with pytest.raises(RequestError, match=r"run is finished, and .*train.py has changed since\nhint: --fresh begins"):
+    with pytest.raises(RequestError, match=r"is finished, and .*train.py has changed since\nhint: .* another run_dir"):
         attempt(run, steps=99)
     assert len(attempt(run, steps=99, epochs=5)) == 10, "more epochs are left"
     script.write_text("4")
