@@ -89,7 +89,9 @@ def _loader(dataset: Any, plan: Any, rank: int, at: tuple[int, int] = (0, 0), wo
     sampler = StreamSampler(dataset, plan, rank, seed=3)
     sampler.epoch, sampler.position = at
     weighing = Weighing(plan.data_size, plan_layout(rank, plan.data_size), CPU)
-    return Listening(lambda ear: TrainingLoader(dataset, sampler, CPU, weighing, Reading(workers), ear, unheard()))
+    return Listening(
+        lambda ear: TrainingLoader(dataset, sampler, CPU, weighing, Reading(workers), ear, unheard(), is_several=True)
+    )
 
 
 def _go(loaders: list[Listening], epochs: int, steps: int, seen: Seen, draws: dict[Any, Any]) -> None:
