@@ -22,14 +22,13 @@ from hpcddp.training import collectives
 from hpcddp.training.agreement import Agreement
 from hpcddp.training.arguments import check_kind, read_whole
 from hpcddp.training.checkpoint.checkpointer import Checkpointer
-from hpcddp.training.checkpoint.fingerprint import outline_evaluation
 from hpcddp.training.checkpoint.position import move_to
 from hpcddp.training.checkpoint.tracked import OwnedStates, unwrap
 from hpcddp.training.data.evaluation import EvaluationLoader
 from hpcddp.training.data.loader import InputWait, TrainingLoader, make_sampler
 from hpcddp.training.data.reading import Reading, choose_workers, read_how
 from hpcddp.training.data.weighing import Count, Weighing
-from hpcddp.training.data_checks import check_data
+from hpcddp.training.data_checks import check_data, outline_evaluation
 from hpcddp.training.gradient.buffers import BufferMeans
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.gradient.progress import KnownParameters
