@@ -58,14 +58,16 @@ def time_steps(group: Any, options: dict[str, Any], batch: int, side: int) -> li
         model, optimizer = rt.prepare(model, optimizer)
         began = time.perf_counter()
         for _ in rt.epochs(WARM_UP + STEPS):
-            for x, y in loader:
-                rt.backward(torch.nn.functional.cross_entropy(model(x), y))
-                if rt.step(optimizer):
-                    if rt.device.type == "cuda":
-                        torch.cuda.synchronize()
-                    now = time.perf_counter()
-                    steps.append(now - began)
-                    began = now
+            for batch in loader:
+                optimizer.zero_grad()
+                for x, y in rt.micro_batches(batch):
+                    rt.backward(torch.nn.functional.cross_entropy(model(x), y))
+                optimizer.step()
+                if rt.device.type == "cuda":
+                    torch.cuda.synchronize()
+                now = time.perf_counter()
+                steps.append(now - began)
+                began = now
         del model
     return steps[WARM_UP:]
 

@@ -65,10 +65,11 @@ def train_small(args: argparse.Namespace, *, epochs: int = 3, compiled: bool = F
         model, optimizer, loader = rt.prepare(model, optimizer, loader)
         forward = torch.compile(model) if compiled else model
         for _ in rt.epochs(epochs):
-            for x, y in loader:
-                assert x.device.type == args.device, x.device
+            for batch in loader:
                 optimizer.zero_grad()
-                rt.backward(loss_fn(forward(x), y))
+                for x, y in rt.micro_batches(batch):
+                    assert x.device.type == args.device, x.device
+                    rt.backward(loss_fn(forward(x), y))
                 optimizer.step()
     assert rt.stop_reason is None, rt.stop_reason
     return rt
@@ -92,9 +93,10 @@ def check_saves(args: argparse.Namespace, **options: Any) -> Found:
             model, optimizer, loader, loss_fn = make_small()
             model, optimizer, loader = rt.prepare(model, optimizer, loader)
             for _ in rt.epochs(3):
-                for x, y in loader:
+                for batch in loader:
                     optimizer.zero_grad()
-                    rt.backward(loss_fn(model(x), y))
+                    for x, y in rt.micro_batches(batch):
+                        rt.backward(loss_fn(model(x), y))
                     optimizer.step()
                     if rt.steps + 1 == stop_at:
                         rt.stop("by the benchmark")
@@ -123,10 +125,14 @@ def check_amp(args: argparse.Namespace) -> Found:
         model, optimizer, loader, scaler = rt.prepare(model, optimizer, loader, scaler)
         for _ in rt.epochs(8):
             for x, y in loader:
+                optimizer.zero_grad()
                 with torch.autocast(args.device, half):
                     loss = loss_fn(model(x), y)
                 rt.backward(loss, scaler=scaler)
-                rt.step(optimizer, clip_norm=1.0, scaler=scaler)
+                scaler.unscale_(optimizer)
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                scaler.step(optimizer)
+                scaler.update()
                 losses.append(float(loss.detach()))
     assert losses[-1] == losses[-1], "the loss is not a number"
     return {"first_loss": losses[0], "last_loss": losses[-1], "scale": scaler.get_scale()}

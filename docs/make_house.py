@@ -46,7 +46,7 @@ CAPTIONS = {
     "training.runtime": "rt: what a training script calls",
     "training.report": "what rank 0 says of a run, and its numbers",
     "training.prepare": "takes over models, data, optimizers",
-    "training.data_checks": "what a run warns of, and records, of its data",
+    "training.data_checks": "whether all ranks have the same data, and what a run warns of it",
     "training.loop": "the micro batch and step that the loop is at",
     "training.mistakes": "what a loop may not do, as rows",
     "training.collectives": "numbers and rows of all data ranks",

@@ -23,7 +23,6 @@ from hpcddp.training import collectives
 from hpcddp.training.agreement import Agreement
 from hpcddp.training.arguments import check_kind, read_optional, read_whole
 from hpcddp.training.checkpoint.checkpointer import Checkpointer
-from hpcddp.training.checkpoint.fingerprint import outline_evaluation
 from hpcddp.training.checkpoint.position import find_place, move_to
 from hpcddp.training.checkpoint.settings import name_setting
 from hpcddp.training.checkpoint.tracked import OwnedStates, unwrap
@@ -33,7 +32,7 @@ from hpcddp.training.data.loader import InputWait, SecondLoader, TrainingLoader,
 from hpcddp.training.data.reading import Reading, Source, choose_workers, is_shuffled, read_how
 from hpcddp.training.data.sampler import derive_key
 from hpcddp.training.data.weighing import Count, Weighing
-from hpcddp.training.data_checks import check_data
+from hpcddp.training.data_checks import check_data, outline_evaluation
 from hpcddp.training.gradient.buffers import BufferMeans
 from hpcddp.training.gradient.gradients import Gradients
 from hpcddp.training.gradient.progress import KnownParameters

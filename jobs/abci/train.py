@@ -44,11 +44,12 @@ with hpcddp.runtime(seed=0, exact=args.exact, slices=32 if args.exact else None)
     model, optimizer, scheduler, train, test = rt.prepare(model, optimizer, scheduler, train, test)  # resumes here
     for epoch in rt.epochs(args.epochs):
         model.train()
-        for images, labels in train:
+        for batch in train:
             optimizer.zero_grad()
-            with torch.autocast(rt.device.type, torch.bfloat16, enabled=rt.device.type == "cuda"):
-                loss = cross_entropy(model(images), labels)
-            rt.backward(loss)
+            for images, labels in rt.micro_batches(batch):  # with --exact several, else one
+                with torch.autocast(rt.device.type, torch.bfloat16, enabled=rt.device.type == "cuda"):
+                    loss = cross_entropy(model(images), labels)
+                rt.backward(loss)
             optimizer.step()
             scheduler.step()
         model.eval()

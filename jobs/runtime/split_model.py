@@ -45,7 +45,7 @@ with hpcddp.runtime(seed=0) as rt:
             loss = mse_loss(model(x), y.to(devices[-1]))
             rt.backward(loss)
             optimizer.step()
-            total += loss.detach() * rt.micro_batch_samples
-            samples += rt.micro_batch_samples
+            total += loss.detach() * rt.samples
+            samples += rt.samples
         rt.print(f"epoch {epoch}: loss {rt.sum(total) / max(rt.sum(samples), 1):.4f}")
     rt.save_model("model.pt")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -13,8 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from hpcddp.errors import RequestError
-from hpcddp.training.checkpoint.fingerprint import hash_states
-from hpcddp.training.checkpoint.state_tree import is_split, load_module_state, map_tensors, module_state
+from hpcddp.training.checkpoint.state_tree import gather_whole, is_split, load_module_state, map_tensors, module_state
 from hpcddp.training.parallel.spread import as_bytes
 from hpcddp.training.parallel.zero import OwnSteps
 from hpcddp.training.torch_compat import uncompiled
@@ -195,3 +197,33 @@ def _fitting(what: str, hint: str) -> Iterator[None]:
 def _first_words(error: Exception) -> str:
     """The first thing that torch lists, and not hundreds of parameters' names."""
     return shorten(" ".join(str(error).split()).partition(": ")[2] or str(error))
+
+
+# The SHA-256 of models: two runs ended the same if these are equal, wherever the tensors lie.
+
+
+_PIECE = 1 << 24  # elements: what is copied from a device at once
+
+
+def hash_states(objects: Mapping[str, nn.Module]) -> str:
+    """SHA-256 over every parameter and every saved buffer of the models, by `object.name` in sorted order.
+
+    Each goes in with its name, dtype, shape and bytes. The device, the memory format and a DDP wrapper around the model
+    or around a part of it make no difference; one bit of one number does. A collective where tensors are split: one at
+    a time is whole.
+    """
+    states = ((f"{name}.{path}", value) for name, one in objects.items() for path, value in module_state(one).items())
+    found = {path: value for path, value in states if isinstance(value, Tensor)}
+    digest = hashlib.sha256()
+    for name in sorted(found):
+        _add_tensor(digest, name, gather_whole(found[name], keep=True))
+    return digest.hexdigest()
+
+
+def _add_tensor(digest: hashlib._Hash, name: str, tensor: Tensor) -> None:
+    """The header tells how many bytes follow, so that no two sets of tensors give the same stream."""
+    digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode() + b"\n")
+    for piece in torch.split(tensor.detach().contiguous().reshape(-1), _PIECE):
+        raw = piece.cpu().view(torch.uint8)
+        if raw.numel():
+            digest.update((ctypes.c_char * raw.numel()).from_address(raw.data_ptr()))  # no numpy, and no copy

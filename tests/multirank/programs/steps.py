@@ -39,8 +39,9 @@ with hpcddp.runtime(global_batch=4) as rt:
             if rt.steps == first + 4 and Path("freeze").exists():
                 Path(f"frozen-{rank}").touch()
                 os.kill(os.getpid(), signal.SIGSTOP)
+            optimizer.zero_grad()
             rt.backward((model(x) - y).square().mean())
-            rt.step(optimizer)
+            optimizer.step()
             time.sleep(0 if Path("hurry").exists() else step_s)
             if rt.steps + 1 == wall:
                 rt.stop("the wall")

@@ -31,14 +31,15 @@ with hpcddp.runtime(global_batch=8, save_every=3, exact="integer") as rt:
     loader = rt.loader(data)
     rt.track(model=model, optimizer=optimizer)
     for _epoch in rt.epochs(1):
-        for x, y in loader:
+        for batch in loader:
             kind, struck = faults.get(rt.steps, ("none", -1))
             mark = Path(f"struck-{rt.steps}")
             if rt.rank == struck % rt.world_size and (kind == "bug" or not mark.exists()):
                 mark.touch()
                 strike(kind)
-            rt.backward((model(x) - y).square().mean())
-            rt.step(optimizer)
+            optimizer.zero_grad()
+            rt.train_step(batch, lambda xy: (model(xy[0]) - xy[1]).square().mean())
+            optimizer.step()
             if rt.rank == 0 and had_struck:
                 Path("again").touch()
                 had_struck = False

@@ -67,10 +67,12 @@ def train_tokens(arguments: list[dict[str, Any]]) -> None:
             loader = rt.loader(ragged_data(), count=count, num_workers=argument.get("workers", 0))
             optimizer = rt.prepare(torch.optim.AdamW(model.parameters(), lr=0.05))
             for _epoch in rt.epochs(2):
-                for x, y in loader:
-                    rt.backward(loss_of(model(x), y), summed=argument["loss"] == "sum")
-                    if rt.step(optimizer):
-                        trajectory.append([p.detach().clone() for p in model.parameters()])
+                for batch in loader:
+                    optimizer.zero_grad()
+                    for x, y in rt.micro_batches(batch):
+                        rt.backward(loss_of(model(x), y), summed=argument["loss"] == "sum")
+                    optimizer.step()
+                    trajectory.append([p.detach().clone() for p in model.parameters()])
         if rt.group.is_first:
             torch.save(trajectory, argument["out"])
 
@@ -126,9 +128,11 @@ def train_stream(argument: dict[str, Any]) -> None:
         with seen.open("a") as file:
             for epoch in rt.epochs(2):
                 for x, numbers in loader:
+                    optimizer.zero_grad()
                     rt.backward(model(x).square().mean())
-                    file.writelines(f"[{epoch}, {i}]\n" for i in numbers[: rt.micro_batch_samples].tolist())
-                    if rt.step(optimizer) and rt.steps + 1 == last:
+                    file.writelines(f"[{epoch}, {i}]\n" for i in numbers[: rt.samples].tolist())
+                    optimizer.step()
+                    if rt.steps + 1 == last:
                         rt.stop("so many steps")
 
 
@@ -148,7 +152,7 @@ def train_normalised(argument: dict[str, Any]) -> None:
             for x, _ in loader:
                 model.train()
                 loss = (model(x) - 1).square().mean()
-                counts = rt.micro_batch_samples > 0
+                counts = rt.samples > 0
                 own = torch.autograd.grad(loss, inner[3].weight, retain_graph=True)[0] if counts else None
                 rt.backward(loss)
                 mean = torch.cat((each.running_mean, inner[2].running_mean))

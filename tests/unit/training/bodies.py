@@ -62,11 +62,14 @@ def train_toy(argument: dict[str, Any]) -> None:
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
         rt.track(model=model, optimizer=optimizer, scheduler=scheduler)
         for _epoch in rt.epochs(argument.get("epochs", 2)):
-            for x, y in loader:
-                rt.backward(cross_entropy(model(x), y))
-                if rt.step(optimizer, scheduler=scheduler):
-                    _misbehave(argument, rt)
-                    trajectory.append((rt.steps + 1, [p.detach().clone() for p in model.parameters()]))
+            for batch in loader:
+                optimizer.zero_grad()
+                for x, y in rt.micro_batches(batch):
+                    rt.backward(cross_entropy(model(x), y))
+                optimizer.step()
+                scheduler.step()
+                _misbehave(argument, rt)
+                trajectory.append((rt.steps + 1, [p.detach().clone() for p in model.parameters()]))
     if rt.group.is_first and "out" in argument:
         torch.save({"trajectory": trajectory, "reason": rt.stop_reason}, argument["out"])
     if rt.stop_reason == "SIGUSR1":  # a launcher's signal may reach a rank that has ended by another's

@@ -111,20 +111,27 @@ def train(argument: dict[str, Any]) -> None:
         rt.track(**objects)
         for epoch in rt.epochs(argument.get("epochs", 2)):
             draws.append(_draw())
-            for x, y, numbers in loader:
-                if rt.micro_batch_samples:
-                    seen += [(epoch, int(number)) for number in numbers]
-                if argument.get("draws"):
-                    x = x + 0.1 * _draw()
-                loss = cross_entropy(model(x), y)
-                rt.backward(loss, scaler=scaler)
-                losses.append(float(loss.detach()))
-                if rt.step(optimizer, scheduler=scheduler, scaler=scaler):
-                    if ema is not None:
-                        ema.update_parameters(model)
-                    if rt.steps + 1 == argument.get("stop_at"):
-                        rt.stop("the test's")
-                    weights.append([_whole(p) for p in model.parameters()])
+            for batch in loader:
+                optimizer.zero_grad()
+                for x, y, numbers in rt.micro_batches(batch):
+                    if rt.samples:
+                        seen += [(epoch, int(number)) for number in numbers]
+                    if argument.get("draws"):
+                        x = x + 0.1 * _draw()
+                    loss = cross_entropy(model(x), y)
+                    rt.backward(loss, scaler=scaler)
+                    losses.append(float(loss.detach()))
+                if scaler is None:
+                    optimizer.step()
+                else:
+                    scaler.step(optimizer)
+                    scaler.update()
+                scheduler.step()
+                if ema is not None:
+                    ema.update_parameters(model)
+                if rt.steps + 1 == argument.get("stop_at"):
+                    rt.stop("the test's")
+                weights.append([_whole(p) for p in model.parameters()])
         states = {name: _plain(thing.state_dict()) for name, thing in objects.items()}
     if "out" in argument:
         rank = rt.group.rank

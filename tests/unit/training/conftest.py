@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from hpcddp.training.data.loader import InputWait, TrainingLoader
+from hpcddp.training.data.loader import Batch, InputWait, TrainingLoader
 from hpcddp.training.data.sampler import MicroBatch
 from hpcddp.training.data.weighing import Weight
 
@@ -41,7 +41,7 @@ RunRanks = Callable[..., Outcome]
 
 
 class Heard(NamedTuple):
-    """A batch of (x, y) and what a training loader says about it."""
+    """A micro batch of (x, y) and what a training loader says about it."""
 
     x: Any
     y: Any
@@ -64,13 +64,10 @@ class Ear:
 
     def last_step_starts(self) -> None: ...
 
-    def micro_batch_starts(self, micro: MicroBatch, weight: Weight, nth_pass: int) -> None:
-        assert nth_pass == 0
-        self.now = micro, weight
+    def batch_starts(self, batch: Batch) -> None:
+        self.now = batch
 
-    def loop_left(self, micro: MicroBatch) -> None: ...
-
-    def micro_batch_ends(self) -> None: ...
+    def batch_left(self, batch: Batch) -> None: ...
 
     def step_ends(self) -> None: ...
 
@@ -78,7 +75,7 @@ class Ear:
 
 
 class Listening:
-    """A training loader with a loop that only listens: gives each batch with what was said about it.
+    """A training loader with a loop that only listens: gives each micro batch with what was said about it.
 
     The loader does not hold this object: in a cycle, the garbage collector would wait 5 s for each of its workers.
     """
@@ -89,9 +86,11 @@ class Listening:
         self.sampler = self._loader.sampler
 
     def __iter__(self) -> Iterator[Heard]:
-        for x, y in self._loader:
-            micro, weight = self._ear.now
-            yield Heard(x, y, weight, micro.samples, micro.total, micro.last, micro)
+        for content in self._loader:
+            batch = self._ear.now
+            parts = batch.contents() if batch.is_several else [(batch.parts[0], content)]
+            for (micro, weight), (x, y) in parts:
+                yield Heard(x, y, weight, micro.samples, micro.total, micro.last, micro)
 
 
 def _load(name: str) -> ModuleType:

@@ -129,17 +129,22 @@ def train(argument: dict[str, Any]) -> None:
             objects["ema"] = ema
         rt.track(**objects)
         for _epoch in rt.epochs(argument.get("epochs", 2)):
-            for x, y in loader:
-                with torch.autocast("cpu", torch.bfloat16, enabled=argument.get("amp", False)):
-                    loss = cross_entropy(model(x), y)
-                rt.backward(loss)
-                if rt.step(optimizer, scheduler=scheduler, clip_norm=argument.get("clip")):
-                    if ema is not None:
-                        ema.update_parameters(net)
-                    if rt.steps == argument.get("kill_at") and rt.group.rank == argument.get("kill_rank", 0):
-                        os.kill(os.getpid(), signal.SIGKILL)
-                    if rt.steps + 1 == argument.get("stop_at"):
-                        rt.stop("the test")
+            for batch in loader:
+                optimizer.zero_grad()
+                for x, y in rt.micro_batches(batch):
+                    with torch.autocast("cpu", torch.bfloat16, enabled=argument.get("amp", False)):
+                        loss = cross_entropy(model(x), y)
+                    rt.backward(loss)
+                if "clip" in argument:
+                    nn.utils.clip_grad_norm_(model.parameters(), argument["clip"])
+                optimizer.step()
+                scheduler.step()
+                if ema is not None:
+                    ema.update_parameters(net)
+                if rt.steps == argument.get("kill_at") and rt.group.rank == argument.get("kill_rank", 0):
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if rt.steps + 1 == argument.get("stop_at"):
+                    rt.stop("the test")
 
 
 def read_result(run_dir: Path) -> dict[str, Any]:

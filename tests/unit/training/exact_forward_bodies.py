@@ -25,13 +25,14 @@ def train(argument: dict[str, Any]) -> None:
         loaders = DataLoader(data, batch_size=8), DataLoader(data, batch_size=8)
         model, optimizer, loader, test = rt.prepare(model, optimizer, *loaders)
         for _ in rt.epochs(2):
-            for x, y in loader:
+            for batch in loader:
                 optimizer.zero_grad()
-                rt.backward(cross_entropy(model(x), y))
-                if argument["extra"] == "metric":
-                    model(x)
-                if argument["extra"] == "twice":
-                    rt.backward(cross_entropy(model(-x), y))
+                for x, y in rt.micro_batches(batch):
+                    rt.backward(cross_entropy(model(x), y))
+                    if argument["extra"] == "metric":
+                        model(x)
+                    if argument["extra"] == "twice":
+                        rt.backward(cross_entropy(model(-x), y))
                 optimizer.step()
             if argument["extra"] == "evaluate":
                 for x, _y in test:

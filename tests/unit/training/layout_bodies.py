@@ -38,13 +38,13 @@ def train(argument: dict[str, Any]) -> None:
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
         rt.track(model=model, optimizer=optimizer)
         for epoch in rt.epochs(argument.get("epochs", 2)):
-            for x, y, numbers in loader:
-                seen += [(epoch, int(number)) for number in numbers[: rt.micro_batch_samples]]
-                random_numbers.append(float(torch.rand(())))
-                summed = argument.get("count", False)  # a sum over samples, divided by all that counts
-                rt.backward(cross_entropy(model(x), y, reduction="sum" if summed else "mean"), summed=summed)
-                if rt.is_last_micro_batch:
-                    gradients.append([_whole(parameter.grad) for parameter in model.parameters()])
+            for batch in loader:
+                for x, y, numbers in rt.micro_batches(batch):
+                    seen += [(epoch, int(number)) for number in numbers[: rt.samples]]
+                    random_numbers.append(float(torch.rand(())))
+                    summed = argument.get("count", False)  # a sum over samples, divided by all that counts
+                    rt.backward(cross_entropy(model(x), y, reduction="sum" if summed else "mean"), summed=summed)
+                gradients.append([_whole(parameter.grad) for parameter in model.parameters()])
                 optimizer.step()
                 optimizer.zero_grad()
         evaluated, sums = [], torch.zeros(2, dtype=torch.float64)

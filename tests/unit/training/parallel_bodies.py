@@ -95,23 +95,22 @@ def train(argument: dict[str, Any]) -> None:
         model, optimizer, scheduler, *scalers, loader, test = rt.prepare(*objects, *data)
         scaler = scalers[0] if scalers else None
         for _epoch in rt.epochs(argument.get("epochs", 2)):
-            for x, y, _ in loader:
+            for batch in loader:
                 optimizer.zero_grad()
-                rt.backward(cross_entropy(model(x), y), scaler=scaler)
-                if rt.is_last_micro_batch:
-                    if scaler is not None:
-                        scaler.unscale_(optimizer)
-                    norms.append(float(_whole(nn.utils.clip_grad_norm_(model.parameters(), 0.1))))
+                for x, y, _ in rt.micro_batches(batch):
+                    rt.backward(cross_entropy(model(x), y), scaler=scaler)
+                if scaler is not None:
+                    scaler.unscale_(optimizer)
+                norms.append(float(_whole(nn.utils.clip_grad_norm_(model.parameters(), 0.1))))
                 if scaler is not None:
                     scaler.step(optimizer)
                     scaler.update()
                 else:
                     optimizer.step()
                 scheduler.step()
-                if rt.is_last_micro_batch:
-                    weights.append([_whole(parameter) for parameter in rt.unwrap(model).parameters()])
-                    if rt.steps + 1 == argument.get("stop_at"):
-                        rt.stop("the test's")
+                weights.append([_whole(parameter) for parameter in rt.unwrap(model).parameters()])
+                if rt.steps + 1 == argument.get("stop_at"):
+                    rt.stop("the test's")
         with torch.no_grad():
             total = rt.sum(sum((cross_entropy(model(x), y, reduction="sum") for x, y, _ in test), torch.tensor(0.0)))
         rt.save_model(f"{argument['out']}.pt")

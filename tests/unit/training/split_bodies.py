@@ -55,37 +55,9 @@ def _choose(case: str, parallel: Any) -> Callable[[Any], None]:
             model, optimizer, loader = rt.prepare(model, optimizer, DataLoader(data, SAMPLES))
             for _ in rt.epochs(2):
                 for (x,) in loader:
+                    optimizer.zero_grad()
                     rt.backward(model(x).square().mean())
-                    rt.step(optimizer)
-
-    return train
-
-
-class OverNorm(torch.optim.Optimizer):
-    """Divides by the norm over all gradients that it is given."""
-
-    def __init__(self, parameters: Any) -> None:
-        super().__init__(parameters, {"lr": 0.1})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        held = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
-        norm = torch.sqrt(sum(p.grad.square().sum() for p in held))
-        for parameter in held:
-            parameter -= 0.1 * parameter.grad / norm
-
-
-def _normalize(parallel: Any, *, exact: bool = False) -> Callable[[Any], None]:
-    def train(group: Any) -> None:
-        data = TensorDataset(torch.linspace(-1, 1, SAMPLES)[:, None].expand(-1, FEATURES).clone())
-        slices = {"slices": 2} if exact else {}
-        with hpcddp.runtime(SAMPLES, parallel=parallel, group=group, exact=exact, **slices) as rt:
-            model = nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.Linear(FEATURES, FEATURES))
-            optimizer = OverNorm(model.parameters())
-            model, optimizer, loader = rt.prepare(model, optimizer, DataLoader(data, SAMPLES))
-            for step in loader.steps():
-                rt.train_step(step, lambda batch: model(batch[0]).square().mean())
-                rt.step(optimizer)
+                    optimizer.step()
 
     return train
 
@@ -124,9 +96,9 @@ def _run_halves(case: str, parallel: Any) -> Callable[[Any], None]:
             model = Halves().double()
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             model, optimizer, loader = rt.prepare(model, optimizer, DataLoader(data, SAMPLES))
-            for step in loader.steps():
+            for batch in loader:
                 optimizer.zero_grad()
-                rt.train_step(step, lambda batch: model(batch[0]).square().mean() + _penalty(model, case))
+                rt.train_step(batch, lambda micro: model(micro[0]).square().mean() + _penalty(model, case))
                 norm = get_total_norm([p.grad for p in model.parameters()], foreach=False)
                 clip_grads_with_norm_(model.parameters(), norm / 2, norm)
                 clipped = _whole(nn.utils.clip_grad_norm_(model.parameters(), 1e9))
@@ -140,40 +112,6 @@ def _run_halves(case: str, parallel: Any) -> Callable[[Any], None]:
     return train
 
 
-def _split_kinds(model: nn.Module) -> list[list[nn.Parameter]]:
-    return [[p for p in model.parameters() if (p.dim() > 1) == whole] for whole in (True, False)]
-
-
-def _clip(way: str, parallel: Any) -> Callable[[Any], None]:
-    """By a norm of this rank's part if the way is "items"."""
-
-    def train(group: Any) -> None:
-        torch.manual_seed(2)
-        data = TensorDataset(torch.randn(3 * SAMPLES, FEATURES))
-        with hpcddp.runtime(SAMPLES, parallel=parallel, group=group, max_micro_batch=4) as rt:
-            model = Halves()
-            optimizer = torch.optim.SGD([{"params": parameters} for parameters in _split_kinds(model)], lr=0.1)
-            model, optimizer, loader = rt.prepare(model, optimizer, DataLoader(data, SAMPLES))
-            for step in loader.steps():
-                optimizer.zero_grad()
-                rt.train_step(step, lambda batch: model(batch[0]).square().mean())
-                gradients = [p.grad for p in model.parameters()]
-                if way == "items":
-                    total = sum(gradient.norm().item() ** 2 for gradient in gradients) ** 0.5
-                elif way == "numbers":
-                    total = float(torch.sqrt(sum(_whole(gradient.square().sum()) for gradient in gradients)))
-                else:
-                    total = float(_whole(nn.utils.clip_grad_norm_(model.parameters(), 0.1)))
-                for gradient in gradients if way in ("items", "numbers") else ():
-                    gradient.mul_(0.1 / total)
-                if way == "a layer":
-                    for parameter in model.first.parameters():
-                        parameter.grad.mul_(0.1)
-                optimizer.step()
-
-    return train
-
-
 def _use_adafactor(parallel: Any, **exact: Any) -> Callable[[Any], None]:
     def train(group: Any) -> None:
         data = DataLoader(TensorDataset(torch.randn(SAMPLES, FEATURES)), SAMPLES)
@@ -181,9 +119,9 @@ def _use_adafactor(parallel: Any, **exact: Any) -> Callable[[Any], None]:
             model = nn.Linear(FEATURES, FEATURES)
             model.tensor_plan = {}
             model, optimizer, loader = rt.prepare(model, torch.optim.Adafactor(model.parameters()), data)
-            for (x,) in loader:
-                rt.backward(model(x).square().mean())
-                rt.step(optimizer)
+            for batch in loader:
+                rt.train_step(batch, lambda micro: model(micro[0]).square().mean())
+                optimizer.step()
 
     return train
 
@@ -198,9 +136,9 @@ def _use_adagrad(parallel: Any) -> Callable[[Any], None]:
             model = Halves().double()
             optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1, initial_accumulator_value=0.3)
             model, optimizer, loader = rt.prepare(model, optimizer, DataLoader(data, SAMPLES))
-            for step in loader.steps():
+            for batch in loader:
                 optimizer.zero_grad()
-                rt.train_step(step, lambda batch: model(batch[0]).square().mean())
+                rt.train_step(batch, lambda micro: model(micro[0]).square().mean())
                 if parallel != "ddp":  # which keeps its own memory for gradients
                     for p in model.parameters():
                         p.grad.data = p.grad.data * 0.5
@@ -242,16 +180,11 @@ CASES: dict[str, Callable[[Any], None]] = {
     "by batch, copies": _choose("by batch", {"data": 2, "shard": 1}),
     "unused on all": _choose("alike", "fsdp"),
     "passed through": _choose("passed", "fsdp"),
-    "a norm, zero1": _normalize("zero1"),
-    "a norm, exact shards": _normalize("fsdp", exact=True),
-    "a norm, fsdp": _normalize("fsdp"),
-    "a norm, ddp": _normalize("ddp"),
     "squares, tensor": _run_halves("squares", {"tensor": 2}),
     **{
         f"whole squares, {name}": _run_halves("whole squares", parallel)
         for name, parallel in (("ddp", "ddp"), ("tensor", {"tensor": 2}), ("fsdp", "fsdp"))
     },
-    **{f"{way}, fsdp": _clip(way, "fsdp") for way in ("items", "numbers", "torch's", "a layer")},
     **{
         f"Adagrad, {name}": _use_adagrad(parallel)
         for name, parallel in (("ddp", "ddp"), ("fsdp", "fsdp"), ("tensor", {"tensor": 2}))

@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader, TensorDataset
 import hpcddp
 from hpcddp.errors import RequestError
 from hpcddp.training.arguments import (
-    check_norm,
     read_epochs,
     read_optional,
     read_path,
@@ -71,8 +70,6 @@ def test_an_argument_of_the_runtime_is_read_before_anything_begins(given: dict[s
         ),
         (lambda: read_epochs(None), "rt.epochs(None): None is not a whole number"),
         (lambda: read_epochs(2.5), "rt.epochs(2.5): 2.5 is not a whole number of 0 or more\nhint: rt.epochs(3)"),
-        (lambda: check_norm(-1, "f({})"), "f(-1): -1 is no number above 0\nhint: f(1.0)"),
-        (lambda: check_norm("1", "f({})"), "f('1'): '1', a str, is no number above 0\nhint: f(1.0)"),
         (lambda: read_epochs(-1), "rt.epochs(-1)"),
         (
             lambda: read_value("x", "rt.save_best({})"),

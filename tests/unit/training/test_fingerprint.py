@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import random
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,16 +13,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
-from torch.utils.data import Dataset, TensorDataset
 
-from hpcddp.training.checkpoint import fingerprint
-from hpcddp.training.checkpoint.fingerprint import (
-    draw_and_repeat,
-    draw_samples,
-    hash_states,
-    outline_samples,
-    warn_of_own_draws,
-)
+from hpcddp.training.checkpoint import tracked
+from hpcddp.training.checkpoint.tracked import hash_states
 from hpcddp.training.torch_compat import destroy_process_group
 
 
@@ -127,7 +118,7 @@ def test_memory_formats_and_views_hash_as_what_they_hold() -> None:
 def test_pieces_give_the_hash_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     model = small_model()
     whole = hash_states({"model": model})
-    monkeypatch.setattr(fingerprint, "_PIECE", 5)
+    monkeypatch.setattr(tracked, "_PIECE", 5)
     assert hash_states({"model": model}) == whole
 
 
@@ -147,94 +138,3 @@ def test_a_gpu_makes_no_difference() -> None:
     model = small_model()
     before = hash_states({"model": model})
     assert hash_states({"model": model.cuda()}) == before
-
-
-class Wobbly(Dataset):
-    """Samples with random numbers of three generators, of all kinds of parts."""
-
-    def __init__(self, length: int = 9, offset: float = 0.0) -> None:
-        self.length, self.offset = length, offset
-        self.asked: list[int] = []
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> dict[str, object]:
-        self.asked.append(index)
-        drawn = (torch.rand(2), random.random(), np.random.rand(2))
-        return {"x": torch.full((2,), index + self.offset), "drawn": drawn, "name": f"image {index}", "none": None}
-
-
-def _describe(data: Dataset, num_workers: int = 0) -> object:
-    return outline_samples(draw_samples(data, num_workers))
-
-
-def test_a_data_set_is_known_by_three_samples_however_it_is_asked() -> None:
-    data = Wobbly()
-    described = _describe(data)
-    assert list(dict.fromkeys(data.asked)) == [0, 4, 8]  # the first twice: it draws
-    random.seed(9)
-    torch.manual_seed(9)
-    assert _describe(data) == described
-    assert _describe(data, num_workers=2) == described
-
-
-def test_describing_a_data_set_moves_no_generator() -> None:
-    def draw() -> list[object]:
-        return [random.getstate(), torch.get_rng_state().tolist(), np.random.get_state()[1].tolist()]
-
-    before = draw()
-    _describe(Wobbly())
-    assert draw() == before
-
-
-class Holds(Dataset):
-    def __init__(self, *values: object) -> None:
-        self.values = values
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def __getitem__(self, index: int) -> object:
-        return self.values[index]
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (b"ab", "ab"),
-        (1, 1.0),
-        (["a", "b"], ["ab"]),
-        ([["a"], "b"], [["a", "b"]]),
-        ({"a": 1}, {"a": 2}),
-        (np.zeros(4, np.int16), np.zeros(4, np.uint16)),
-        (np.zeros((2, 2)), np.zeros((4, 1))),
-        (None, 0),
-    ],
-)
-def test_samples_of_any_make_are_told_apart(one: object, other: object) -> None:
-    assert _describe(Holds(one)) == _describe(Holds(copy.deepcopy(one)))
-    assert _describe(Holds(one)) != _describe(Holds(other))
-
-
-class OwnDraws(Dataset[Any]):
-    """Adds noise to its samples: from a generator of its own, or from torch's."""
-
-    def __init__(self, generator: torch.Generator | None) -> None:
-        self.generator = generator
-
-    def __len__(self) -> int:
-        return 5
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return index + torch.randn(3, generator=self.generator)
-
-
-def test_a_data_set_with_a_generator_of_its_own_is_said() -> None:
-    for data in (OwnDraws(None), TensorDataset(torch.arange(4.0)), TensorDataset(torch.zeros(0))):
-        assert warn_of_own_draws(data, *draw_and_repeat(data)) is None
-    own = OwnDraws(torch.Generator().manual_seed(3))
-    said = warn_of_own_draws(own, *draw_and_repeat(own))
-    assert said is not None
-    assert "the first sample of this OwnDraws is another one when it is read again with the same seed" in said
-    assert "\nhint: in __getitem__ draw from the global generator" in said

@@ -37,7 +37,9 @@ class Noisy(Dataset):
 def _loader(dataset: Dataset, world_size: int, rank: int, workers: int = 0) -> Listening:
     sampler = GlobalBatchSampler(len(dataset), plan_batch(8, world_size), rank, seed=1)
     weighing = Weighing(world_size, plan_layout(rank, world_size), CPU)
-    return Listening(lambda ear: TrainingLoader(dataset, sampler, CPU, weighing, Reading(workers), ear, unheard()))
+    return Listening(
+        lambda ear: TrainingLoader(dataset, sampler, CPU, weighing, Reading(workers), ear, unheard(), is_several=True)
+    )
 
 
 def test_the_weights_of_a_step_average_to_one_over_the_ranks() -> None:

@@ -27,18 +27,6 @@ def test_layers_that_only_some_ranks_use_in_a_step_are_refused_in_shards(run_ran
         assert told["unused on all"] == told["passed through"] == ""
 
 
-def test_an_optimizer_that_takes_a_norm_over_all_parameters_is_refused_where_a_rank_steps_some_of_them(
-    run_ranks: RunRanks, tmp_path: Path
-) -> None:
-    cases = [f"a norm, {split}" for split in ("zero1", "exact shards", "fsdp", "ddp")]
-    for told in _refuse(run_ranks, tmp_path, cases):
-        for case in cases[:2]:
-            assert "OverNorm" in told[case], case
-            assert "steps all parameters together, as by a norm or a mean over them" in told[case]
-            assert 'hpcddp.runtime(parallel="ddp")' in told[case]
-        assert told["a norm, fsdp"] == told["a norm, ddp"] == ""
-
-
 @pytest.mark.slow
 def test_a_penalty_on_parameters_in_parts_is_refused_by_tensor_ranks_and_right_where_its_numbers_are_made_whole(
     run_ranks: RunRanks, tmp_path: Path
@@ -58,18 +46,6 @@ def test_adafactor_is_refused_on_parameters_in_parts(run_ranks: RunRanks, tmp_pa
             assert "of class Adafactor, takes means over the rows and columns of each parameter" in told[case]
             assert 'hpcddp.runtime(parallel="zero1")' in told[case]
         assert told["Adafactor, exact"] == told["Adafactor, zero1"] == ""
-
-
-def test_gradients_that_each_rank_multiplies_by_a_factor_of_its_own_are_refused(
-    run_ranks: RunRanks, tmp_path: Path
-) -> None:
-    wrong = ["items, fsdp"]
-    right = ["numbers, fsdp", "torch's, fsdp", "a layer, fsdp"]
-    for told in _refuse(run_ranks, tmp_path, wrong + right):
-        for case in wrong:
-            assert "multiplied the gradients of rank 0 by" in told[case], case
-            assert "rt.step(optimizer, clip_norm=1.0)" in told[case]
-        assert {told[case] for case in right} == {""}
 
 
 def test_an_optimizer_with_state_before_its_first_step_moves_to_the_parts_and_numbers_that_are_assigned_reach_them(

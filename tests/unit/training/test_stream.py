@@ -18,7 +18,6 @@ from torch.utils.data import IterableDataset
 
 from hpcddp.batchplan import plan_batch
 from hpcddp.errors import RequestError
-from hpcddp.training.checkpoint.fingerprint import warn_of_passes
 from hpcddp.training.data.loader import TrainingLoader
 from hpcddp.training.data.reading import Reading
 from hpcddp.training.data.shards import ShardedStream
@@ -89,7 +88,9 @@ def _loader(dataset: Any, plan: Any, rank: int, at: tuple[int, int] = (0, 0), wo
     sampler = StreamSampler(dataset, plan, rank, seed=3)
     sampler.epoch, sampler.position = at
     weighing = Weighing(plan.data_size, plan_layout(rank, plan.data_size), CPU)
-    return Listening(lambda ear: TrainingLoader(dataset, sampler, CPU, weighing, Reading(workers), ear, unheard()))
+    return Listening(
+        lambda ear: TrainingLoader(dataset, sampler, CPU, weighing, Reading(workers), ear, unheard(), is_several=True)
+    )
 
 
 def _go(loaders: list[Listening], epochs: int, steps: int, seen: Seen, draws: dict[Any, Any]) -> None:
@@ -200,58 +201,6 @@ def test_a_stream_of_another_length_than_it_says_is_refused(said: int, found: st
 
     with pytest.raises(RequestError, match=f"says that it has {said} samples, and gave {found}"):
         list(_loader(Wrong(8), plan_batch(3, 1), 0))
-
-
-class Shuffled(IterableDataset):
-    """Shuffles as `how` says: what `__iter__` of a user may do."""
-
-    def __init__(self, how: str) -> None:
-        self.how = how
-        self.order = list(range(100))
-        self.own = random.Random(0)
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, int]]:
-        shuffle = {
-            "copy": random,
-            "in place": random,
-            "own": self.own,
-            "unseeded": random.Random(),
-            "epoch": random.Random(self.epoch),
-        }[self.how].shuffle
-        order = self.order if self.how == "in place" else list(self.order)
-        shuffle(order)
-        return ((torch.rand(2), n) for n in order)
-
-
-@pytest.mark.parametrize(
-    ("how", "workers", "is_said"),
-    [
-        ("copy", 0, False),
-        ("copy", 1, False),
-        ("epoch", 0, False),
-        ("in place", 0, True),
-        ("own", 0, True),
-        ("own", 1, False),  # a loader process begins with the generator as it was made
-        ("unseeded", 0, True),
-        ("unseeded", 1, True),
-    ],
-)
-def test_a_stream_whose_order_depends_on_more_than_the_epoch_is_said(how: str, workers: int, is_said: bool) -> None:
-    torch.manual_seed(1)
-    random.seed(1)
-    before = random.getstate(), torch.get_rng_state().tolist()
-    warning = warn_of_passes(Shuffled(how), workers)
-    assert (warning is not None) is is_said
-    assert warning is None or "two passes over this Shuffled for one epoch begin with different samples" in warning
-    assert (random.getstate(), torch.get_rng_state().tolist()) == before
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_stream_that_repeats_itself_is_not_warned_of(kind: str) -> None:
-    assert warn_of_passes(KINDS[kind](24)) is None
 
 
 @pytest.mark.parametrize("dataset", [Sized(0), Plain(0), ShardedStream([], _read_shard)])

@@ -69,11 +69,16 @@ def _step(*samples: int) -> Iterator[Loaded]:
         yield Loaded(micro, torch.full((max(n, 1), 2), nth))
 
 
+def _weigh(weighing: Weighing, loaded: Iterator[Loaded]) -> list[list[Weight]]:
+    """The weights of each step's micro batches."""
+    return [[weight for _, weight in step] for step in weighing.steps(loaded)]
+
+
 def test_a_micro_batch_counts_by_its_parts_and_one_without_samples_by_nothing() -> None:
     weighing = Weighing(
         1, ALONE, CPU, count=lambda batch: int(batch.sum())
     )  # 0, 1 and 2 for each of two parts of a sample
-    weights = [weight for _, weight in weighing.over(_step(3, 2, 1, 0))]
+    [weights] = _weigh(weighing, _step(3, 2, 1, 0))
     assert [weight.counted for weight in weights] == [0, 4, 4, 0]
     assert [weight.mean for weight in weights] == [0, 0.5, 0.5, 0]
     assert {weight.each for weight in weights} == {1 / 8}
@@ -82,7 +87,7 @@ def test_a_micro_batch_counts_by_its_parts_and_one_without_samples_by_nothing() 
 
 def test_a_global_batch_without_any_counted_part_is_told_and_has_no_loss(capsys: pytest.CaptureFixture[str]) -> None:
     weighing = Weighing(1, ALONE, CPU, count=lambda batch: 0)
-    assert [weight.mean for _, weight in weighing.over(_step(3, 3))] == [0, 0]
+    assert [[weight.mean for weight in weights] for weights in _weigh(weighing, _step(3, 3))] == [[0, 0]]
     for _ in range(2):
         assert weighing.learn(weighing.take()) == {"counted": 0, "loss": None}
     assert capsys.readouterr().err.count("a global batch had no part that counts; its gradient is zero") == 1
@@ -91,7 +96,7 @@ def test_a_global_batch_without_any_counted_part_is_told_and_has_no_loss(capsys:
 @pytest.mark.parametrize("count", [-1, -0.5, math.nan, math.inf])
 def test_a_count_that_is_negative_or_no_number_is_refused(count: float) -> None:
     with pytest.raises(RequestError, match=f"count= gave {count} for a micro batch of 1 sample"):
-        list(Weighing(1, ALONE, CPU, count=lambda batch: count).over(_step(1)))
+        list(Weighing(1, ALONE, CPU, count=lambda batch: count).steps(_step(1)))
 
 
 @pytest.mark.parametrize("slots", [1, 3])
@@ -99,7 +104,7 @@ def test_a_count_may_be_a_sum_of_weights(slots: int) -> None:
     counts = iter([torch.tensor(0.1), 0.2, 0.3])
     weighing = Weighing(1, ALONE, CPU, count=lambda batch: next(counts), slots=slots)
     step = [loaded._replace(micro=loaded.micro._replace(slice=n)) for n, loaded in enumerate(_step(3, 2, 1))]
-    weights = [weight for _, weight in weighing.over(iter(step))]
+    [weights] = _weigh(weighing, iter(step))
     assert [weight.mean for weight in weights] == pytest.approx([1 / 6, 1 / 3, 1 / 2])
     assert weighing.learn(weighing.take()) == {"counted": pytest.approx(0.6)}
 

@@ -35,8 +35,9 @@ class Toy(NamedTuple):
 
     def step(self, rt: Runtime, x: Tensor, y: Tensor) -> None:
         """What a loop does with a batch."""
+        self.optimizer.zero_grad()
         rt.backward(cross_entropy(self.model(x), y))
-        rt.step(self.optimizer)
+        self.optimizer.step()
 
 
 def prepare_toy(rt: Runtime) -> Toy:
