@@ -14,7 +14,7 @@ _HEAD = """\
 
 <!-- made by docs/make_site_pages.py from the sites' files -->
 
-After reading this page you can look up which clusters hpcddp has facts about. `hpcddp sites` prints the list:
+This page lists the clusters that hpcddp has facts about. `hpcddp sites` prints the list:
 
 ```console
 $ hpcddp sites | sed -n 1,2p

@@ -33,7 +33,7 @@ def page_of(site: Site, made_by: str) -> str:
         "",
         f"<!-- made by {made_by} from the site's file -->",
         "",
-        f"After reading this page you can render a job for {site.name}, and you know its queues and limits.",
+        f"This page shows how to render a job for {site.name}, and its queues and limits.",
         "",
         f"{site.summary}. User guide: <{site.guide}>. The facts are from {basis}; verified {site.verified}.",
         "",
