@@ -80,8 +80,8 @@ class OptimizerGradients:
                 raise LAYER_UNFROZEN.error(name=self._known.frozen[id(parameter)])
 
     def expect_batch(self, batch: int) -> None:
-        """The first backward pass over this batch comes: what is left of those before?"""
-        if self.state in (State.WHOLE, State.SEVERAL) and self._batch != batch:
+        """A backward pass over this batch comes: what is left of those over the batches before?"""
+        if self.state is State.SEVERAL or (self.state is State.WHOLE and self._batch != batch):
             self.state = State.NONE if self._are_cleared() else State.SEVERAL
 
     def _are_cleared(self) -> bool:
