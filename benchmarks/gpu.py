@@ -85,6 +85,9 @@ def check_training(args: argparse.Namespace, **options: Any) -> Found:
 def check_saves(args: argparse.Namespace, **options: Any) -> Found:
     """A run that stops after an epoch and is resumed ends with the weights of one that does not."""
     import hpcddp
+    import hpcddp.runs.start
+
+    hpcddp.runs.start.is_interactive = lambda: True  # as in a notebook: one process plays two attempts of a run
 
     def go(group: Any, name: str, stop_at: int | None) -> Any:
         # exact, because kernels of a GPU may otherwise sum in another order each time
