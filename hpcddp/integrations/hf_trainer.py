@@ -162,5 +162,5 @@ class Hooks:
     def on_train_end(self, _args: Any, state: Any, control: Any, **_: Any) -> Any:
         """Its last step was made, or it was stopped."""
         if state.global_step >= state.max_steps:
-            self._run.stop_reason = None
+            self._run.forget_stop()
         return control

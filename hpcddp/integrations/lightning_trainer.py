@@ -285,7 +285,7 @@ class Hooks:
             if loss is not None:
                 run.note_loss(loss)
         if stops and _is_last_step(trainer):
-            run.stop_reason = None
+            run.forget_stop()
         elif stops:
             self._save(trainer)
             raise StopTraining  # Lightning's own way to stop ends the epoch, with all that it does then

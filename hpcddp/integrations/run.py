@@ -20,15 +20,15 @@ from hpcddp.integrations.ranks import Ranks
 from hpcddp.integrations.saved import Saved, begin, complete, name_partial
 from hpcddp.runs.folder import AttemptFolder, RunFolder, find_attempt
 from hpcddp.runs.jsonfile import SchemaError
-from hpcddp.runs.lock import HeldError, check_not_taken
+from hpcddp.runs.lock import HeldError
 from hpcddp.runs.metrics import MetricsFile
 from hpcddp.runs.start import opening_once
-from hpcddp.runs.state import AT_ITS_END, note_checkpoint, open_attempt, read_finish, write_failure, write_state
+from hpcddp.runs.state import open_attempt, read_finish, write_failure
 from hpcddp.training.activity import at_files
 from hpcddp.training.arguments import SaveEvery
+from hpcddp.training.checkpoint.attempt import AttemptSaves
 from hpcddp.training.checkpoint.checkpointer import PROBE_BYTES, time_probe
 from hpcddp.training.checkpoint.settings import OnFirst, RunSettings
-from hpcddp.training.pace import SaveTimer
 from hpcddp.training.pulse import beating
 from hpcddp.training.stopping import SAVE, STOP_FLAGS, SignalFlag, StopTraining, StopWatch, read_deadline
 
@@ -101,15 +101,13 @@ class Run:
         self.step = saved.step if saved else 0  # optimizer steps over all attempts
         self.epoch = saved.epoch if saved else 0
         self.global_batch = global_batch
-        self.stop_reason: str | None = None  # is set on all ranks at the same step
         self._framework = framework
         self._env = env
         self._signals = signals
         self._watch = StopWatch(signals, read_deadline(env))
         self._keep = keep
         self._save_every = save_every
-        every_s = save_every.seconds if ranks.is_first else None
-        self._save_timer = None if every_s is None else SaveTimer(every_s)
+        self._saves = AttemptSaves(attempt, self._watch, is_first=ranks.is_first, every_s=save_every.seconds)
         self._asks_save = False
         self._optimizers = SeenOptimizers()
         self._saved_at = (self.step, self.epoch)
@@ -145,8 +143,16 @@ class Run:
             self._expect_save(self.saved.seconds)
             self.say(f"resumed from step {self.step}: {self.saved.path}")
         self._watch.pace.step_began()
-        if self._save_timer is not None:
-            self._save_timer.restart()
+        self._saves.begin_training()
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why the run stops here, to be resumed; set on all ranks at the same step."""
+        return self._saves.stop_reason
+
+    def forget_stop(self) -> None:
+        """The loop has come to its end all the same."""
+        self._saves.stop_reason = None
 
     def compare_settings(self, **values: Any) -> None:
         """Compare the command, its files and these values, None: not known, with what was recorded when the run began,
@@ -175,10 +181,10 @@ class Run:
             self._expect_save(self._optimizers.guess_save_s(Path(self.attempt.run.path)))
             pace.training_resumed()
         flags = self._watch.flags()
-        if self._save_timer is not None and self._save_timer.is_due and not self._asks_save:
+        if self._saves.is_time and not self._asks_save:
             self._asks_save = True  # the others hear it one step late
             flags += (SAVE,)
-        self.stop_reason = self.stop_reason or self.ranks.vote(step, flags)
+        self._saves.note_stop(self.ranks.vote(step, flags))
         return self.stop_reason is not None
 
     def expect_steps(self, total: int) -> None:
@@ -243,17 +249,13 @@ class Run:
         self.ranks.leave()
         if self._noted[1] < self.step:
             self._note("at")
-        if self.ranks.is_first:
-            step, epoch = self._saved_at
-            if self.stop_reason:
-                write_state(self.attempt, "unfinished", step=step, epoch=epoch, reason=self.stop_reason)
-            else:
-                at, asked = {"step": self.step, "epoch": self.epoch}, self._asked
-                write_state(self.attempt, "finished", reason=AT_ITS_END, **at, asked=asked)
         if self.stop_reason:
+            self._saves.end(*self._saved_at, self.stop_reason)
             self.say(
                 f"stopped after step {self.step} ({self.stop_reason}): unfinished, saved at step {self._saved_at[0]}"
             )
+        else:
+            self._saves.end(self.step, self.epoch, None, asked=self._asked)
         self.ranks.wait()  # rank 0 has written before any rank ends
         if self.stop_reason in STOP_FLAGS:
             self._signals.obey()
@@ -277,32 +279,20 @@ class Run:
 
     @contextmanager
     def _timed(self, step: int, epoch: int, began: float | None = None) -> Iterator[dict[str, Any]]:
-        """Around a save: its facts for the manifest, and the state after it. HeldError on rank 0, as `_check_own`."""
+        """Around a save: its facts for the manifest, and the state after it. HeldError on rank 0, as `check_held`."""
         began = time.monotonic() if began is None else began
-        self._check_own()
-        self._watch.pace.save_began()
+        self._saves.save_begins()
         facts = {"step": step, "epoch": epoch, "framework": self._framework}
         yield facts | {"world_size": self.ranks.world_size, "global_batch": self.global_batch, "began": began}
-        self._watch.pace.save_ended(time.monotonic() - began)
-        if self._save_timer is not None:
-            self._save_timer.restart()
         self._asks_save = False
         self._knows_save_s = True
         self._saved_at = step, epoch
-        if self.ranks.is_first and self.stop_reason:
-            write_state(self.attempt, "unfinished", step=step, epoch=epoch, reason=self.stop_reason)
-        elif self.ranks.is_first:
-            note_checkpoint(self.attempt, step=step, epoch=epoch)
-        self._watch.pace.training_resumed()
-
-    def _check_own(self) -> None:
-        """HeldError on rank 0 if another attempt has taken the run."""
-        if self.ranks.is_first:
-            check_not_taken(self.attempt.run, self.attempt.name)
+        self._saves.note_saved(step, epoch, time.monotonic() - began)
+        self._saves.save_returns()
 
     def _complete(self, step: int, facts: Mapping[str, Any]) -> None:
         self.ranks.wait()
-        self._check_own()  # the writing may have taken minutes
+        self._saves.check_held()  # the writing may have taken minutes
         if self.ranks.is_first:
             seconds = time.monotonic() - facts["began"]
             known = {name: value for name, value in facts.items() if name != "began"}

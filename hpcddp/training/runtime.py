@@ -17,6 +17,7 @@ from hpcddp.errors import RequestError
 from hpcddp.runs.metrics import MetricsFile
 from hpcddp.runs.state import AT_ITS_END
 from hpcddp.training.arguments import check_kind, read_epochs, read_path, read_value, read_whole
+from hpcddp.training.checkpoint.attempt import AttemptSaves
 from hpcddp.training.checkpoint.best import check_same_value
 from hpcddp.training.checkpoint.checkpointer import Checkpointer
 from hpcddp.training.checkpoint.position import describe_position
@@ -38,7 +39,6 @@ from hpcddp.training.stopping import DEADLINE, FINISH, SAVE, STOP, STOP_FLAGS, S
 class Runtime(Preparation):
     """The value of `hpcddp.runtime()`: one per training run."""
 
-    stop_reason: str | None = None  # is set on all ranks at the same step
     _save_asked = False
     _is_behind_batches = False  # in a tail, whose step is only counted now
     _finish_reason: str | None = None
@@ -58,13 +58,15 @@ class Runtime(Preparation):
         until_end: ExitStack,
     ) -> None:
         record = StepRecord(setup, gradients, metrics)
-        checkpointer = Checkpointer(setup, watch)
+        is_first = setup.group.is_first
+        saves = AttemptSaves(setup.folder, watch, is_first=is_first, every_s=setup.options.save_s)
+        checkpointer = Checkpointer(setup, saves)
         loop = TrainingLoop(setup, gradients, record, watch.pace, self._count_step, lambda: self._is_ending)
         super().__init__(setup, gradients, loop, checkpointer, report, planned, until_end)
         loop.begins, loop.comes_to_step = self._begin_loop, self._come_to_step
         self.metrics = metrics
         self.weights_sha256: str | None = None  # of the tracked models at the end, on rank 0
-        self._watch, self._record = watch, record
+        self._watch, self._record, self._saves = watch, record, saves
         loop.run_is_over = self._is_finished
         self._finish_reason = None if setup.over in {"", AT_ITS_END} else setup.over  # it finished early
         until_end.callback(loop.let_go)
@@ -75,6 +77,11 @@ class Runtime(Preparation):
     def epoch(self) -> int:
         """The epoch that the next step belongs to, from 0."""
         return self._loader.sampler.epoch if self._loader is not None else 0
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why the run stops here, to be resumed by a later attempt; set on all ranks at the same step."""
+        return self._saves.stop_reason
 
     @property
     def stopping(self) -> bool:
@@ -236,7 +243,7 @@ class Runtime(Preparation):
             flags = tuple(flag for flag in flags if flag != DEADLINE)
         answers = self._agree(point, (flags, self._watch.pace.tail_is_long))
         raised = {flag for flags, _ in answers for flag in flags}
-        self.stop_reason = self.stop_reason or next((flag for flag in STOP_FLAGS if flag in raised), None)
+        self._saves.note_stop(next((flag for flag in STOP_FLAGS if flag in raised), None))
         return bool(answers[0][1])
 
     def _count_step(self, micro: MicroBatch) -> None:
@@ -259,7 +266,7 @@ class Runtime(Preparation):
         )
         self._watch.pace.steps_shared = self._record.steps_shared
         self._report.step(self.steps, micro.total, self._record.loss)
-        self.stop_reason = self.stop_reason or stop
+        self._saves.note_stop(stop)
         self._ask_if_due()
         if not is_last and self._agreement.is_due(self.steps, self._record.sums, self._record.exchanged):
             self._agree(f"ended step {self.steps}")
@@ -272,7 +279,7 @@ class Runtime(Preparation):
             return
         if self._save_asked or self.stopping:
             self._save_now()
-        self._checkpointer.poll(self.stop_reason, wait=self._is_ending)
+        self._checkpointer.poll(wait=self._is_ending)
         self._leave_if_stopping()
 
     def _leave_if_stopping(self) -> None:
@@ -310,7 +317,7 @@ class Runtime(Preparation):
                 loader.close()
         self._check_state(at_end=True)
         if self._broken_off and self._left and not self._finish_reason:
-            self.stop_reason = self.stop_reason or f"{self._left} by an exception"
+            self._saves.note_stop(f"{self._left} by an exception")
         if whole and not (self._broken_off and self._loop.in_tail):
             self._save_now()
         # of the one epoch that a loop outside of rt.epochs makes, all is done
@@ -431,8 +438,7 @@ class Runtime(Preparation):
 
     def _ask_if_due(self) -> None:
         """Rank 0 asks for a save when its time has come."""
-        timer = self._checkpointer.save_timer
-        if timer is not None and timer.is_due:
+        if self._saves.is_time:
             self._agreement.ask(SAVE, "save_every", alone=self.group.world_size > 1)
             if self.group.world_size == 1:
                 self._agree("asked")
@@ -447,7 +453,7 @@ class Runtime(Preparation):
             point = f"left the loop over rt.epochs() by {how}"
             self._loop_was_left = False
         granted, answers = self._agreement.agree(point, mine)
-        self.stop_reason = self.stop_reason or granted.get(STOP)
+        self._saves.note_stop(granted.get(STOP))
         self._finish_reason = self._finish_reason or granted.get(FINISH)
         self._save_asked |= SAVE in granted
         return answers
@@ -456,13 +462,13 @@ class Runtime(Preparation):
         self._save_asked = False
         if self._checkpointer.is_due(self.steps):
             stop = self._loop.record.catch_up(self._need_loader().weighing)
-            self.stop_reason = self.stop_reason or stop
+            self._saves.note_stop(stop)
             self._check_state()
             self._average_buffers()
             places = [second.place for second in self._loop.seconds]
             position = describe_position(self.steps, self._need_loader().sampler, places)
-            self._checkpointer.save(position, {"plan": self.plan._asdict()}, self.stop_reason)
-        self._checkpointer.name_best(self.stop_reason)
+            self._checkpointer.save(position, {"plan": self.plan._asdict()})
+        self._checkpointer.name_best()
 
     def _check_state(self, *, at_end: bool = False) -> None:
         """RequestError, on every rank, for a state that is not worth a checkpoint."""

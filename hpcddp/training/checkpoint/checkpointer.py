@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,9 +18,9 @@ from torch.optim import Optimizer
 
 from hpcddp.errors import HpcddpError, LaunchError
 from hpcddp.runs.folder import step_of
-from hpcddp.runs.lock import check_not_taken
-from hpcddp.runs.state import AT_ITS_END, MODES, Best, note_checkpoint, read_best, write_best, write_state
+from hpcddp.runs.state import MODES, Best, read_best, write_best
 from hpcddp.training.activity import at_files
+from hpcddp.training.checkpoint.attempt import AttemptSaves
 from hpcddp.training.checkpoint.best import is_better
 from hpcddp.training.checkpoint.files import (
     STATE,
@@ -41,10 +40,8 @@ from hpcddp.training.checkpoint.resume import choose_newest, last_save_s, load
 from hpcddp.training.checkpoint.settings import GivenSettings, LoadedState, describe_settings
 from hpcddp.training.checkpoint.state_tree import gather_whole, list_tensors, make_outline, write_key
 from hpcddp.training.checkpoint.tracked import OwnedStates, Tracked
-from hpcddp.training.pace import SaveTimer
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.setup import RunSetup
-from hpcddp.training.stopping import StopWatch
 from hpcddp.training.versions import list_versions
 
 # Writing a run's checkpoints, in one of three forms.
@@ -205,28 +202,26 @@ class Checkpointer:
     Without a run folder it does nothing.
     """
 
-    def __init__(self, setup: RunSetup, watch: StopWatch) -> None:
+    def __init__(self, setup: RunSetup, saves: AttemptSaves) -> None:
         options, group = setup.options, setup.group
+        self._saves = saves
         self._tracked: Tracked | None = None
         self._loaded: LoadedState | None = None  # until the loop begins
         self._group = group
         self._folder = folder = setup.folder
-        self._watch = watch
         self._provenance: Provenance | None = None
         self._exactness = options.exactness
         self._anew = setup.anew
         self._settings = setup.settings
         self._writer: Writer | None = None
         if folder is not None:
-            checkpoints, fence = Path(folder.run.checkpoints), partial(check_not_taken, folder.run, folder.name)
-            self._writer = Writer(group, checkpoints, options.checkpoint, options.keep_checkpoints, fence)
+            checkpoints, form = Path(folder.run.checkpoints), options.checkpoint
+            self._writer = Writer(group, checkpoints, form, options.keep_checkpoints, saves.check_held)
         self._saved_at: int | None = None  # step of the newest checkpoint, begun or there
         self._saved: Saved | None = None  # the newest one of this attempt
         self._weights_sha256: str | None = None
         self._best: Best | None = None  # of this attempt
         self._best_is_named = True  # in its file
-        asks = folder is not None and group.is_first
-        self.save_timer = SaveTimer(options.save_s) if asks and options.save_s is not None else None
 
     @property
     def deviations(self) -> tuple[str, ...]:
@@ -252,14 +247,14 @@ class Checkpointer:
         given.bring(states)
         if position is not None and newest is not None:
             self._saved_at = position["step"]
-            self._watch.pace.expect_tail(read_manifest(newest).get("tail_s"))
+            self._saves.watch.pace.expect_tail(read_manifest(newest).get("tail_s"))
             self._loaded = LoadedState(self._tracked.objects, position["step"])
             if self._provenance is not None:
                 self._provenance = self._continue(self._provenance, position["step"], read_manifest(newest))
-        if self._watch.deadline is not None and self._group.is_first:
+        if self._saves.watch.deadline is not None and self._group.is_first:
             known = last_save_s(Path(self._folder.run.checkpoints))
             expected_s = guess_save_s(Path(self._folder.run.path), self._tracked) if known is None else known
-            self._watch.pace.expect_save(expected_s)
+            self._saves.watch.pace.expect_save(expected_s)
         return position
 
     def settle_settings(self, position: dict[str, int]) -> None:
@@ -273,8 +268,7 @@ class Checkpointer:
         if loaded is not None:
             loaded.check()
         self._settings.record(is_finished=is_finished)
-        if self.save_timer is not None:
-            self.save_timer.restart()
+        self._saves.begin_training()
 
     def models(self) -> list[nn.Module]:
         """The tracked models."""
@@ -288,22 +282,17 @@ class Checkpointer:
         """Whether a checkpoint of this step can be written and does not exist yet."""
         return self._folder is not None and self._tracked is not None and self._saved_at != step
 
-    def save(self, position: dict[str, int], facts: dict[str, Any], stop_reason: str | None) -> None:
+    def save(self, position: dict[str, int], facts: dict[str, Any]) -> None:
         """Write a checkpoint, once the one before is complete. HeldError if another attempt has taken the run."""
         if self._writer is None or self._tracked is None:
             return
-        self.poll(stop_reason, wait=True)
-        if self._folder is not None and self._group.is_first:
-            with at_files():
-                check_not_taken(self._folder.run, self._folder.name)
-        self._watch.pace.save_began()
+        self.poll(wait=True)
+        self._saves.save_begins()
         self._saved_at = position["step"]
         exact = {"exact": self._provenance._asdict()} if self._provenance is not None else {}
-        tail = {"tail_s": self._watch.pace.tail_s}  # the next attempt judges by it whether the tail fits
-        self._note(self._writer.save(self._tracked, position, {**facts, **exact, **tail}), stop_reason)
-        if self.save_timer is not None:
-            self.save_timer.restart()
-        self._watch.pace.training_resumed()
+        tail = {"tail_s": self._saves.watch.pace.tail_s}  # the next attempt judges by it whether the tail fits
+        self._note(self._writer.save(self._tracked, position, {**facts, **exact, **tail}))
+        self._saves.save_returns()
 
     def is_best(self, value: float, mode: str) -> bool:
         """Whether rank 0's `value` beats the best one of the run so far; what rank 0 says holds for all."""
@@ -313,11 +302,11 @@ class Checkpointer:
         """The checkpoint of this step is the best one as soon as it is written."""
         self._best, self._best_is_named = Best(value, mode, step), False
 
-    def name_best(self, stop_reason: str | None) -> None:
+    def name_best(self) -> None:
         """Write which checkpoint is the best one, once it is complete, if one was proposed."""
         if self._best is None or self._best_is_named:
             return
-        self.poll(stop_reason, wait=True)
+        self.poll(wait=True)
         self._best_is_named = True
         if self._folder is not None and self._group.is_first:
             with at_files():
@@ -328,10 +317,10 @@ class Checkpointer:
             return self._best
         return read_best(self._folder.run.checkpoints)
 
-    def poll(self, stop_reason: str | None, *, wait: bool) -> None:
+    def poll(self, *, wait: bool) -> None:
         """Note a checkpoint that was written beside the training. LaunchError if that failed."""
         if self._writer is not None:
-            self._note(self._writer.poll(wait=wait), stop_reason)
+            self._note(self._writer.poll(wait=wait))
 
     def finish(
         self,
@@ -348,7 +337,7 @@ class Checkpointer:
         hash is there on rank 0; None on the others, without a folder, and for sharded models but those that an exact
         run has saved at this step.
         """
-        self.poll(stop_reason, wait=True)
+        self.poll(wait=True)
         if self._folder is None or not self._group.is_first:
             return None
         if self._weights_sha256 is None and self._saved is not None and self._saved.position["step"] == step:
@@ -360,15 +349,8 @@ class Checkpointer:
             more["exact"] = {"method": self._provenance.method, "deviations": self._provenance.deviations}
         if asked and not stop_reason:
             more["asked"] = dict(asked)
-        reason = stop_reason or finished or AT_ITS_END
-        self.write_state("unfinished" if stop_reason else "finished", reason, step=step, epoch=epoch, **more)
+        self._saves.end(step, epoch, stop_reason, finished, **more)
         return self._weights_sha256
-
-    @at_files()
-    def write_state(self, status: str, reason: str, *, step: int, epoch: int, **more: Any) -> None:
-        """Write `state.json` on rank 0."""
-        if self._folder is not None and self._group.is_first:
-            write_state(self._folder, status, step=step, epoch=epoch, reason=reason, **more)
 
     def _continue(self, provenance: Provenance, step: int, manifest: dict[str, Any]) -> Provenance:
         """For an exact run that resumes from its checkpoint of this step; rank 0 warns of differences."""
@@ -379,16 +361,10 @@ class Checkpointer:
                 print(f"hpcddp: warning: the run {words} exact: {deviation}", file=sys.stderr)
         return continued
 
-    @at_files()
-    def _note(self, saved: Saved | None, stop_reason: str | None) -> None:
+    def _note(self, saved: Saved | None) -> None:
         if saved is not None:
             self._saved = saved
-            self._watch.pace.save_ended(saved.seconds)
-            step, epoch = saved.position["step"], saved.position["epoch"]
-            if stop_reason is not None:
-                self.write_state("unfinished", stop_reason, step=step, epoch=epoch)
-            elif self._folder is not None and self._group.is_first:
-                note_checkpoint(self._folder, step=step, epoch=epoch)
+            self._saves.note_saved(saved.position["step"], saved.position["epoch"], saved.seconds)
 
 
 def guess_save_s(folder: Path, tracked: Tracked) -> float:

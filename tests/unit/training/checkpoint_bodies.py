@@ -200,7 +200,7 @@ def train_on_a_full_disk(argument: dict[str, Any]) -> None:
 
     def count_step(rt: Any, micro: Any) -> None:
         if rt.steps == 3 and rt.group.rank == argument["rank"]:
-            rt._checkpointer.poll(None, wait=True)  # step 2's is whole
+            rt._checkpointer.poll(wait=True)  # step 2's is whole
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (argument["bytes"], resource.RLIM_INFINITY))
         plain(rt, micro)
