@@ -38,7 +38,7 @@ from hpcddp.runs.submitted import (
 from hpcddp.schedulers.job_id import parse_id
 from hpcddp.schedulers.registry import all_schedulers, find_current_job, find_scheduler
 from hpcddp.schedulers.row import Scheduler
-from hpcddp.schedulers.run import queue_job, run_program
+from hpcddp.schedulers.run import cancel_job, queue_job
 from hpcddp.script.jobplan import plan_record
 from hpcddp.script.plan import JobPlan
 from hpcddp.script.preflight import check_output, check_plan
@@ -284,13 +284,10 @@ def _take_back(submission: Submission, env: Mapping[str, str]) -> None:
     if row.this_machine:
         end_job(submission, kill=True)
         return
-    words = [*row.commands.cancel, submission.job]
-    answer = run_program(words, env, apart=True)
-    if answer.status:
-        raise SchedulerError(
-            f"job {submission.job} is queued, and not noted in its run: {(answer.stderr or answer.stdout).strip()}",
-            shlex.join(words),
-        )
+    problem = cancel_job(row.name, submission.job, env)
+    if problem:
+        words = shlex.join([*row.commands.cancel, submission.job])
+        raise SchedulerError(f"job {submission.job} is queued, and not noted in its run: {problem}", words)
 
 
 def _hand_in(row: Scheduler, plan: JobPlan, script: str, env: Mapping[str, str], folder: str) -> str:

@@ -159,6 +159,15 @@ def queue_job(
     raise SchedulerError(f"{words[0]} refuses the job (status {answer.status}): {told}", hint)
 
 
+def cancel_job(name: str, job: str, env: Mapping[str, str]) -> str:
+    """Take one job out of the queue, or end it; why it is still there, "" where it is not."""
+    try:
+        answer = run_program([*find_scheduler(name).commands.cancel, job], env, apart=True)
+    except SchedulerError as error:
+        return error.message
+    return (answer.stderr or answer.stdout).strip() or f"status {answer.status}" if answer.status else ""
+
+
 def start_detached(argv: list[str], env: Mapping[str, str], *, folder: str, output: str) -> int:
     """Start a program that outlives this process and its terminal; its process number. SchedulerError if it cannot be
     started, or its output cannot be written."""
@@ -208,10 +217,10 @@ def run_side_by_side(
     return failed
 
 
-def ask_job_state(name: str, job: str, env: Mapping[str, str]) -> str | None:
+def ask_job_state(name: str, job: str, env: Mapping[str, str], patience_s: float | None = None) -> str | None:
     """What became of a job: one of the words that all schedulers share, `gone` if its scheduler does not know it (any
     more); None if that cannot be found out here."""
-    answer = ask_about(name, job, env)
+    answer = ask_about(name, job, env, patience_s)
     return None if answer is None else read_job_state(name, answer)
 
 

@@ -16,7 +16,7 @@ from hpcddp.record import TYPE_CHECKING, Record
 from hpcddp.runs.chain import find_follow_up, write_follow_up
 from hpcddp.runs.lock import start_time
 from hpcddp.schedulers.registry import CurrentJob, find_current_job, find_scheduler
-from hpcddp.schedulers.run import ask_about, queue_job, read_job_state, run_program
+from hpcddp.schedulers.run import ask_about, ask_job_state, cancel_job, queue_job
 from hpcddp.units import parse_walltime, read_number
 
 if TYPE_CHECKING:
@@ -163,15 +163,13 @@ def is_wish(job: CurrentJob, end: End, env: Mapping[str, str], came: float) -> b
 
 def is_ending(job: CurrentJob, env: Mapping[str, str]) -> bool:
     """Whether the scheduler says that it ends the job, or starts it again: then it signals the ranks itself."""
-    answer = ask_about(job.scheduler, job.id, env, _PATIENCE_S)
-    state = None if answer is None else read_job_state(job.scheduler, answer)
+    state = ask_job_state(job.scheduler, job.id, env, _PATIENCE_S)
     return state not in {None, "gone", "running", "suspended"}
 
 
 def is_waiting(scheduler: str, job: str, env: Mapping[str, str]) -> bool:
     """Whether this other job is still there; True if its scheduler does not say."""
-    answer = ask_about(scheduler, job, env, _PATIENCE_S)
-    state = None if answer is None else read_job_state(scheduler, answer)
+    state = ask_job_state(scheduler, job, env, _PATIENCE_S)
     return state not in {"gone", "cancelled", "finished", "failed"}
 
 
@@ -249,12 +247,8 @@ class FollowUp:
     def _cancel(self, why: str) -> None:
         if self.id is None:
             return
-        words = [*self._commands.cancel, self.id]
-        try:
-            done = run_program(words, self._env).status == 0
-        except SchedulerError:
-            done = False
-        by_hand = f"{self.id} is still queued; to take it back: {shlex.join(words)}"
+        done = not cancel_job(self._job.scheduler, self.id, self._env)
+        by_hand = f"{self.id} is still queued; to take it back: {shlex.join([*self._commands.cancel, self.id])}"
         self._tell(f"{why}: {f'{self.id} is cancelled' if done else by_hand}")
         self.id = None
 

@@ -15,10 +15,10 @@ from hpcddp.runs.jsonfile import read_object, write_object
 from hpcddp.runs.lock import release_run
 from hpcddp.runs.start import hold
 from hpcddp.runs.state import read_state, replace_state
-from hpcddp.supervisor.begin import make_folders
 from hpcddp.supervisor.events import ERROR, KILLED, STUCK, UNHEARD, UNKNOWN
 from hpcddp.supervisor.hosts import Hosts, list_checks
 from hpcddp.supervisor.rank import NOWHERE
+from hpcddp.supervisor.start_end import make_folders
 from hpcddp.units import format_count
 
 if TYPE_CHECKING:

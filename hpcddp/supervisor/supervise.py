@@ -21,8 +21,6 @@ from hpcddp.runs.state import read_state
 from hpcddp.runs.submitted import JobEnd, note_job_end
 from hpcddp.schedulers.registry import find_scheduler
 from hpcddp.signals import name_signal
-from hpcddp.supervisor.begin import LAUNCHED, begin
-from hpcddp.supervisor.end import end_attempt, note_lost
 from hpcddp.supervisor.events import ERROR, UNKNOWN
 from hpcddp.supervisor.follow import (
     BY_SCRIPT,
@@ -39,6 +37,7 @@ from hpcddp.supervisor.line import name_hosts
 from hpcddp.supervisor.order import find_folder, take_index
 from hpcddp.supervisor.program import WISHES, Ended, LauncherProcess, Output, Passing, Signals, watch
 from hpcddp.supervisor.reports import Reports, allow_more_files
+from hpcddp.supervisor.start_end import LAUNCHED, begin, end_attempt, note_lost
 from hpcddp.supervisor.teardown import Teardown
 
 if TYPE_CHECKING:
