@@ -57,12 +57,13 @@ class Ear:
 
     stopping = False
     run_is_over = False
+    inside = False
 
     def settle(self) -> None: ...
 
     def loop_starts(self, epoch: int) -> None: ...
 
-    def last_step_starts(self) -> None: ...
+    def count_batch(self) -> None: ...
 
     def batch_starts(self, batch: Batch) -> None:
         self.now = batch
