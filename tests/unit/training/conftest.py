@@ -104,7 +104,8 @@ def _load(name: str) -> ModuleType:
 
 @pytest.fixture(autouse=True)
 def own_runs_open_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a notebook: one process plays the attempts of a run, one after the other."""
+    """As in a notebook: one process plays the attempts of a run, one after the other. The command is recorded."""
+    monkeypatch.setattr("hpcddp.runs.settings.is_interactive", lambda: False)
     monkeypatch.setattr("hpcddp.runs.start.is_interactive", lambda: True)
 
 
