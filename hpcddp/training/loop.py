@@ -148,6 +148,7 @@ class TrainingLoop:
         self._is_partial = False  # whether a pass over the micro batches was begun and is not over
         self._left_with: int | None = None  # backward passes of the batch when the loop over the batches was left
         self._depth = 0  # of optimizers' steps, one in the other
+        self._stepping = ""  # the kind of the outermost
         self._in_backward = False
         self._had_backward = 0  # batches of this attempt
 
@@ -239,6 +240,8 @@ class TrainingLoop:
         if not self._backwards:
             beside = ", and an optimizer has stepped" if self.stepped else ""
             raise mistakes.BATCH_WITHOUT_BACKWARD.error(beside=beside)
+        if self.is_in_step:
+            raise mistakes.STEP_LEFT.error(kind=self._stepping)
         self._end_part()
         self._batch = None
         for second in self.seconds:
@@ -523,6 +526,8 @@ class TrainingLoop:
                 self._check_step(optimizer, has_closure=any(map(callable, (*args[1:], *kwargs.values()))))
             except HpcddpError as error:
                 self._refuse(error)
+        if self._depth == 0:
+            self._stepping = type(optimizer).__name__
         self._depth += 1
 
     def _check_step(self, optimizer: Optimizer, *, has_closure: bool) -> None:

@@ -147,6 +147,14 @@ STEP_AGAIN = Mistake(
     remedy="rt.backward(loss) in place of loss.backward(), then optimizer.step() once",
     cost="one comparison per step",
 )
+STEP_LEFT = Mistake(
+    name="step-left",
+    condition="an optimizer's step raises, and the loop goes on",
+    message="a step of this {kind} was left by an exception, and the loop went on: some of its weights may have moved,"
+    " on this rank only",
+    remedy="let the exception end the script: the same command again resumes from the newest checkpoint",
+    cost="one comparison per step",
+)
 STEP_ON_CLEARED = Mistake(
     name="step-on-cleared",
     condition="gradients are cleared between `rt.backward` and the step",

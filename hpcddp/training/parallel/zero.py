@@ -8,7 +8,7 @@ weights are those of DDP, bit for bit, if the step of one parameter takes nothin
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -22,6 +22,18 @@ from hpcddp.training.parallel.layout import Layout
 from hpcddp.training.parallel.spread import as_bytes
 from hpcddp.training.parallel.tensor import replicate
 from hpcddp.training.torch_compat import bare_step
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # of a step, with the optimizer first, as torch gives them to a hook
+
+
+def change_closure(
+    args: tuple[Any, ...], kwargs: dict[str, Any], change: Callable[[Callable[[], Any]], Callable[[], Any]]
+) -> Arguments:
+    """The arguments of a step, with another closure in the place of its own, if it has one."""
+    optimizer, *others = args
+    changed = [change(value) if callable(value) else value for value in others]
+    return (optimizer, *changed), {name: change(one) if callable(one) else one for name, one in kwargs.items()}
+
 
 _HINT = 'torch.optim.AdamW or another one that steps each parameter by itself, or hpcddp.runtime(parallel="ddp")'
 
@@ -66,15 +78,31 @@ class OwnSteps:
         self.share_out()
         return [self._owners[id(parameter)] for parameter in self._list()]
 
-    def _start_step(self, *_: Any) -> None:
+    def _start_step(self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
         self._depth += 1
         if self._depth > 1:
-            return
+            return None
         self.share_out()
+        self._cut()
+        return change_closure(args, kwargs, self._run_whole)
+
+    def _cut(self) -> None:
         groups = self._optimizer.param_groups
         self._whole = [group["params"] for group in groups]
         for group in groups:
             group["params"] = [parameter for parameter in group["params"] if self._is_mine(parameter)]
+
+    def _run_whole(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """The closure, in which the optimizer has all parameters, as for `zero_grad()`."""
+
+        def run() -> Any:
+            self._put_back()
+            try:
+                return closure()
+            finally:
+                self._cut()
+
+        return run
 
     def _end_step(self, *_: Any) -> None:
         self._depth -= 1
@@ -82,10 +110,14 @@ class OwnSteps:
             self._restore()
             self._exchange()
 
-    def _restore(self) -> None:
+    def _put_back(self) -> None:
         for group, parameters in zip(self._optimizer.param_groups, self._whole, strict=False):
             group["params"] = parameters
-        self._whole, self._depth = [], 0
+        self._whole = []
+
+    def _restore(self) -> None:
+        self._put_back()
+        self._depth = 0
 
     @torch.no_grad()
     def _exchange(self) -> None:
@@ -140,10 +172,11 @@ class WholeSteps:
         until_end.callback(self._optimizer.register_step_post_hook(self._end_step).remove)
         until_end.callback(self._restore)
 
-    def _start_step(self, _optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _start_step(self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
         self._depth += 1
         if self._depth > 1:
-            return
+            return None
+        args, kwargs = change_closure(args, kwargs, _run_once)  # and not for each parameter
         groups = self._optimizer.param_groups
         self._held = [group["params"] for group in groups]
         for group in groups:
@@ -153,6 +186,7 @@ class WholeSteps:
                 if parameter.grad is not None:
                     self._step_one(parameter, group, args[1:], kwargs)
             group["params"] = []
+        return args, kwargs
 
     def _end_step(self, *_: Any) -> None:
         self._depth -= 1
@@ -181,6 +215,13 @@ class WholeSteps:
             parameter.copy_(cut_like(whole.detach(), parameter))
         if whole in states:
             states[parameter] = {name: cut_like(value, parameter) for name, value in states.pop(whole).items()}
+
+
+def _run_once(closure: Callable[[], Any]) -> Callable[[], Any]:
+    """Run it now; a function that says what it has returned."""
+    with torch.enable_grad():
+        loss = closure()
+    return lambda: loss
 
 
 def gather(value: Any) -> Any:

@@ -57,12 +57,13 @@ class Ear:
 
     stopping = False
     run_is_over = False
+    inside = False
 
     def settle(self) -> None: ...
 
     def loop_starts(self, epoch: int) -> None: ...
 
-    def last_step_starts(self) -> None: ...
+    def count_batch(self) -> None: ...
 
     def batch_starts(self, batch: Batch) -> None:
         self.now = batch
@@ -103,7 +104,8 @@ def _load(name: str) -> ModuleType:
 
 @pytest.fixture(autouse=True)
 def own_runs_open_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a notebook: one process plays the attempts of a run, one after the other."""
+    """As in a notebook: one process plays the attempts of a run, one after the other. The command is recorded."""
+    monkeypatch.setattr("hpcddp.runs.settings.is_interactive", lambda: False)
     monkeypatch.setattr("hpcddp.runs.start.is_interactive", lambda: True)
 
 

@@ -61,6 +61,30 @@ class Attentive(nn.Module):
         return self.end(x.reshape(len(x), 8))
 
 
+class Shrinking(torch.optim.AdamW):
+    """Another class's step, and something of its own with each parameter and its state."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = super().step(closure)
+        for parameter in (p for group in self.param_groups for p in group["params"]):
+            if parameter in self.state:
+                parameter.sub_(0.01 * self.state[parameter]["exp_avg"]).mul_(0.9)
+        return loss
+
+
+class Failing(torch.optim.SGD):
+    """Its second step raises, in the middle."""
+
+    fails = False
+
+    def step(self, closure: Any = None) -> Any:
+        loss = super().step(closure)
+        if self.fails:
+            raise ValueError("in the middle of a step")
+        return loss
+
+
 def make_attentive() -> nn.Module:
     torch.manual_seed(3)
     return Attentive().double()
@@ -87,7 +111,7 @@ def train(argument: dict[str, Any]) -> None:
         model = make_attentive() if argument.get("attentive") else make_model()
         if argument.get("attentive"):
             model = rt.wrap(model, blocks=Layer if argument["parallel"] != "ddp" else None)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+        optimizer = (Shrinking if argument.get("subclass") else torch.optim.AdamW)(model.parameters(), lr=0.05)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
         objects = [model, optimizer, scheduler]
         objects += [torch.amp.GradScaler("cpu", init_scale=2.0)] if argument.get("scaler") else []
@@ -96,9 +120,15 @@ def train(argument: dict[str, Any]) -> None:
         scaler = scalers[0] if scalers else None
         for _epoch in rt.epochs(argument.get("epochs", 2)):
             for batch in loader:
+                if argument.get("closure"):
+                    optimizer.step(lambda batch=batch: _come_closer(rt, model, optimizer, batch))
+                    scheduler.step()
+                    weights.append([_whole(parameter) for parameter in rt.unwrap(model).parameters()])
+                    continue
                 optimizer.zero_grad()
                 for x, y, _ in rt.micro_batches(batch):
-                    rt.backward(cross_entropy(model(x), y), scaler=scaler)
+                    factor = torch.inf if rt.steps == argument.get("overflow_at") else 1.0
+                    rt.backward(factor * cross_entropy(model(x), y), scaler=scaler)
                 if scaler is not None:
                     scaler.unscale_(optimizer)
                 norms.append(float(_whole(nn.utils.clip_grad_norm_(model.parameters(), 0.1))))
@@ -127,6 +157,12 @@ def train(argument: dict[str, Any]) -> None:
         torch.save(result, argument["out"])
         if not rt.stopping:
             assert Path(f"{argument['out']}.pt").exists()
+
+
+def _come_closer(rt: Any, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> float:
+    """A closure: the gradient and the loss of the batch at the weights of now."""
+    optimizer.zero_grad()
+    return rt.mean(rt.train_step(batch, lambda micro: cross_entropy(model(micro[0]), micro[1])))
 
 
 def _whole(tensor: Any) -> torch.Tensor:
@@ -169,6 +205,33 @@ def divide_wrongly(cases: list[str]) -> None:
             except RequestError as error:
                 if group.is_first:
                     print(f"{case}: {error.message} | {error.hint}")
+
+
+def fail_in_a_step(argument: dict[str, Any]) -> None:
+    """Each rank writes how each case ended, and which of the optimizer's parameters are in their places then."""
+    told = {}
+    with hpcddp.init() as group:
+        for case in argument["cases"]:
+            model = make_model()
+            optimizer, message = Failing([{"params": [p]} for p in model.parameters()], lr=0.1), ""
+            try:
+                with hpcddp.runtime(16, parallel=case["parallel"], group=group, exact=case.get("exact", False)) as rt:
+                    model, optimizer, loader = rt.prepare(model, optimizer, DataLoader(make_data(), 16))
+                    for batch in loader:
+                        optimizer.zero_grad()
+                        rt.train_step(batch, lambda micro, model=model: cross_entropy(model(micro[0]), micro[1]))
+                        optimizer.fails = True
+                        try:
+                            optimizer.step()
+                        except ValueError:
+                            if not case.get("caught"):
+                                raise
+            except (ValueError, RequestError) as error:
+                message = str(error)
+            held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            is_whole = list(map(id, held)) == list(map(id, rt.unwrap(model).parameters()))
+            told[case["name"]] = [message, is_whole]
+    Path(argument["folder"], f"{group.rank}.json").write_text(json.dumps(told))
 
 
 def choose(folder: str) -> None:

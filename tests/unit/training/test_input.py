@@ -13,16 +13,28 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
+from hpcddp.batchplan import plan_batch
 from hpcddp.training.data import reading
-from hpcddp.training.data.loader import InputWait, PlainCopies, StreamCopies, find_tensors, move_all
+from hpcddp.training.data.loader import (
+    Batch,
+    InputWait,
+    Part,
+    PlainCopies,
+    StreamCopies,
+    TrainingLoader,
+    find_tensors,
+)
 from hpcddp.training.data.randomness import WorkerStart
-from hpcddp.training.data.reading import choose_workers, read_how
-from hpcddp.training.data.sampler import MicroBatch
-from hpcddp.training.data.weighing import Loaded, Weight
+from hpcddp.training.data.reading import Reading, choose_workers, read_how
+from hpcddp.training.data.sampler import GlobalBatchSampler, MicroBatch
+from hpcddp.training.data.weighing import Weighing, Weight
+from hpcddp.training.parallel.layout import plan_layout
 from hpcddp.training.remarks import describe_starving
 from hpcddp.training.rendezvous.group import Group
 from hpcddp.training.rendezvous.roll_call import Member
 from hpcddp.training.torch_compat import HashStore
+
+from .conftest import Ear, unheard
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 IN_MEMORY = TensorDataset(torch.zeros(4))
@@ -98,16 +110,42 @@ class Noting:
         return lambda: content
 
 
-@pytest.mark.parametrize("ahead", [False, True])
-def test_the_next_copy_begins_before_the_loop_computes_and_order_stays(ahead: bool) -> None:
+APART = ["copy 0", "use 0", "copy 1", "use 1", "copy 2", "use 2", "copy 3", "use 3"]
+AHEAD = ["copy 0", "copy 1", "use 0", "copy 2", "use 1", "copy 3", "use 2", "use 3"]
+
+
+def _batch(contents: list[Any], copies: Any) -> Batch:
+    count = len(contents)
+    parts = [Part(MicroBatch(n, 1, count, n, n == count - 1), Weight(n, 1.0, 1.0)) for n in range(count)]
+    return Batch(parts, contents, copies, is_several=True)
+
+
+def test_the_copy_of_the_next_micro_batch_begins_before_the_loop_computes_and_order_stays() -> None:
     done: list[str] = []
-    weighed = [(Loaded(MicroBatch(n, 1, 3, n, n == 2), n), Weight(n, 1.0, 1.0)) for n in range(3)]
-    for micro, weight, content in move_all(iter(weighed), Noting(done), ahead=ahead):
+    for (micro, weight), content in _batch([0, 1, 2, 3], Noting(done)).contents():
         assert micro.nth == weight.counted == content
         done.append(f"use {content}")
-    apart = ["copy 0", "use 0", "copy 1", "use 1", "copy 2", "use 2"]
-    assert done == (["copy 0", "copy 1", "use 0", "copy 2", "use 1", "use 2"] if ahead else apart)
-    assert list(move_all(iter([]), Noting(done), ahead=ahead)) == []
+    assert done == AHEAD
+
+
+@pytest.mark.parametrize(("ahead", "expected"), [(False, APART), (True, AHEAD)])
+def test_the_copy_of_the_next_batch_begins_before_only_where_it_runs_none_of_the_scripts_code(
+    ahead: bool, expected: list[str]
+) -> None:
+    done: list[str] = []
+    sampler = GlobalBatchSampler(4, plan_batch(1, 1), 0, shuffle=False)
+    weighing = Weighing(1, plan_layout(0, 1), CPU)
+    reading = Reading(0, collate_fn=_only)
+    loader = TrainingLoader(Images(), sampler, CPU, weighing, reading, Ear(), unheard(), is_several=False)
+    assert not loader._ahead
+    loader._copies, loader._ahead = Noting(done), ahead
+    for content in loader:
+        done.append(f"use {content}")
+    assert done == expected
+
+
+def _only(samples: list[Any]) -> Any:
+    return samples[0]
 
 
 class Pair(NamedTuple):
@@ -134,8 +172,7 @@ def test_all_tensors_of_a_batch_are_found_unless_a_part_moves_itself() -> None:
 def test_what_is_copied_beside_the_computation_arrives_whole() -> None:
     copies = StreamCopies(GPU)
     batches = [torch.full((1 << 20,), float(n)).pin_memory() for n in range(20)]
-    weighed = ((Loaded(MicroBatch(n, 1, 20, n, n == 19), x), Weight(1, 1.0, 1.0)) for n, x in enumerate(batches))
-    sums = [content.double().sum() for _, _, content in move_all(weighed, copies, ahead=True)]
+    sums = [content.double().sum() for _, content in _batch(batches, copies).contents()]
     assert [float(total) for total in sums] == [n * float(1 << 20) for n in range(20)]
 
 

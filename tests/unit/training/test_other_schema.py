@@ -38,8 +38,9 @@ def _train() -> None:
         model, optimizer = rt.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
         for _ in rt.epochs(1):
             for x, _ in loader:
+                optimizer.zero_grad()
                 rt.backward(model(x).sum(), summed=True)
-                rt.step(optimizer)
+                optimizer.step()
 
 
 def test_a_run_with_a_file_of_another_schema_is_refused_and_every_byte_of_it_stays(run: Path) -> None:

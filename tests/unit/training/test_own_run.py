@@ -140,8 +140,9 @@ def _fold(base: Path | None, *, ends: str = "", epochs: int = 1) -> tuple[str, i
         for _ in rt.epochs(epochs):
             for (x,) in loader:
                 made += 1
+                optimizer.zero_grad()
                 rt.backward(model(x).sum())
-                rt.step(optimizer)
+                optimizer.step()
                 if ends == "lost" and made == 2:
                     raise KeyboardInterrupt
                 if ends == "early" and made == 2:
@@ -337,8 +338,9 @@ def _lose_the_run(run: RunFolder, error: Exception | None) -> None:
         model, optimizer, loader = rt.prepare(model, optimizer, data)
         for _ in rt.epochs(1):
             for (x,) in loader:
+                optimizer.zero_grad()
                 rt.backward(model(x).sum())
-                rt.step(optimizer)
+                optimizer.step()
                 if rt.steps == 1:
                     mine = rt.folder.name
                     take_run(run, describe_process("other", os.getpid(), {}, ()), lambda *_: None, before=mine)
@@ -416,8 +418,9 @@ for fold in range(3):
         model, optimizer, loader = rt.prepare(model, optimizer, DataLoader(data, 4))
         for epoch in rt.epochs(1):
             for number, (x,) in enumerate(loader):
+                optimizer.zero_grad()
                 rt.backward(model(x).mean())
-                rt.step(optimizer)
+                optimizer.step()
                 if number == 2:
                     signal.raise_signal(signal.SIGTERM)
     print("fold", fold, rt.steps)
@@ -465,8 +468,9 @@ for lr in (0.1, 0.02):
             model, optimizer, loader = rt.prepare(model, optimizer, data)
             for epoch in rt.epochs(2):
                 for x, y in loader:
+                    optimizer.zero_grad()
                     rt.backward(((model(x) - y) ** 2).mean())
-                    rt.step(optimizer)
+                    optimizer.step()
                     if name == kill and rt.steps == 5:
                         os.kill(os.getpid(), signal.SIGKILL)
         scores.append(float(model(torch.ones(1, 2))))

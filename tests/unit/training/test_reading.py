@@ -120,18 +120,16 @@ def test_the_training_data_are_read_without_training_through_a_second_dataloader
         assert rt.steps == 6
 
 
-def test_to_read_them_through_the_training_loader_is_refused_with_the_way_that_works() -> None:
+def test_to_read_them_through_the_training_loader_is_refused() -> None:
     model = torch.nn.Linear(1, 1)
-    hint = r"\nhint: .* rt.prepare\(model, optimizer, loader, DataLoader\(dataset, 256\)\); for x, y in reading: …"
 
     def read() -> None:
         with hpcddp.runtime() as rt:
             *_, loader = rt.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(DATA, 8))
             sum(float(x.sum()) for (x,) in loader)
 
-    with pytest.raises(RequestError) as error:
+    with pytest.raises(RequestError, match=r"a batch of the training loader had no rt\.backward\(loss\)"):
         read()
-    error.match(r"a global batch went by without rt.backward\(loss\)" + hint)
 
 
 def test_one_rank_does_not_ask_whose_the_batch_size_of_a_distributed_sampler_is(

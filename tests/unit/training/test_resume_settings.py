@@ -69,13 +69,13 @@ def attempt(
             rt.track(model=model, optimizer=optimizer, scheduler=scheduler)
             loader = rt.loader(loader)
         for _ in rt.epochs(epochs):
-            for x, y in loader:
+            for batch in loader:
                 seen.append(optimizer.param_groups[0]["lr"])
                 seen.loader_first.append(loader.sampler.position)
                 if dies:
                     raise RuntimeError("killed")
                 optimizer.zero_grad()
-                rt.backward(mse_loss(model(x), y))
+                rt.train_step(batch, lambda micro: mse_loss(model(micro[0]), micro[1]))
                 optimizer.step()
                 if scheduler is not None:
                     scheduler.step()

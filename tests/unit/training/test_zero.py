@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,56 @@ def test_the_weights_are_those_of_ddp_bit_for_bit_and_the_state_is_shared_out(
     assert zero["norms"] == ddp["norms"]
     assert zero["total"] == ddp["total"]
     assert (ddp["states"], zero["states"]) == (8, 1), "rank 0 of 3 owns the largest of 8 parameters"
+
+
+HOOKED = {
+    "a scaler that leaves a step out": {"scaler": True, "overflow_at": 1, "epochs": 1},
+    "a subclass that calls super().step()": {"subclass": True, "epochs": 1},  # torch hooks that one too by now
+    "a closure that clears all gradients": {"closure": True, "epochs": 1},
+}
+
+
+@pytest.mark.parametrize(
+    ("split", "options"), [("zero1", {}), pytest.param("fsdp", {"exact": True}, id="exact shards")]
+)
+def test_what_optimizers_step_by_hooks_is_the_step_of_ddp_bit_for_bit(
+    run_ranks: RunRanks, tmp_path: Path, split: str, options: dict[str, Any]
+) -> None:
+    arguments = {
+        f"{name}, {parallel}": {**case, **options, "parallel": parallel}
+        for name, case in HOOKED.items()
+        for parallel in ("ddp", split)
+    }
+    results = _train(run_ranks, tmp_path, 2, **arguments)
+    for name in HOOKED:
+        ours, theirs = (results[f"{name}, {parallel}"] for parallel in (split, "ddp"))
+        assert _same(ours["weights"], theirs["weights"]), name
+        assert ours["steps"] == theirs["steps"] == 3, name
+
+
+def test_a_step_that_raises_leaves_an_optimizer_with_all_its_parameters_and_no_loop_goes_on_after_it(
+    run_ranks: RunRanks, tmp_path: Path
+) -> None:
+    splits: dict[str, dict[str, Any]] = {
+        "ddp": {"parallel": "ddp"},
+        "zero1": {"parallel": "zero1"},
+        "exact shards": {"parallel": "fsdp", "exact": "integer"},
+    }
+    cases = [
+        {**split, "name": f"{name}{', caught' * caught}", "caught": caught}
+        for name, split in splits.items()
+        for caught in (False, True)
+    ]
+    run_ranks("parallel_bodies:fail_in_a_step", 2, {"cases": cases, "folder": str(tmp_path)}).check()
+    for rank in range(2):
+        told = json.loads((tmp_path / f"{rank}.json").read_text())
+        for case in cases:
+            message, is_whole = told[case["name"]]
+            assert is_whole, case["name"]
+            if case["caught"]:
+                assert "a step of this Failing was left by an exception, and the loop went on" in message, case["name"]
+            else:
+                assert message == "in the middle of a step", case["name"]
 
 
 @pytest.mark.slow
