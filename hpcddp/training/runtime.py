@@ -253,7 +253,7 @@ class Runtime(Preparation):
         """
         epoch, loader = self.epoch, self._need_loader()
         ends = micro.ends_epoch if self._last_step is None else self.steps == self._last_step
-        is_last = ends or self._is_behind_batches or self._may_end_with_second
+        is_last = ends or self._is_behind_batches or bool(self._loop.seconds and self._may_end_with_second)
         loader.sampler.advance(micro)
         self._watch.pace.step_ended(in_tail=self._is_behind_batches)
         stop = self._record.end_step(
