@@ -493,6 +493,9 @@ class _Judge:
             said = [mark for mark in said if mark.rank in {None, self._find_missing()}]
         if said and is_bad:
             return self._cause(said[-1], said[-1].rank)
+        refused = [mark for mark in weak if "\n" in mark.body]
+        if refused and is_bad:
+            return self._cause(refused[-1], refused[-1].rank)
         if weak and not ran and (is_bad or self._has_failed is None):
             return self._cause(weak[-1], None)
         return None
@@ -574,6 +577,8 @@ def _fill(remedy: str, mark: Mark) -> str:
 
     def fill(name: re.Match[str]) -> str:
         word = (found.get(name[1]) or "").strip("'\" ")
+        if name[1] == "hint":
+            return _printable(word)
         return shlex.quote(_printable(word)) if word else name[1].upper()
 
     return re.sub(r"\{(\w+)\}", fill, remedy)
