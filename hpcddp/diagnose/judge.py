@@ -341,7 +341,7 @@ class _Judge:
         waited = {mark.rank for mark in self._lost if mark.rank is not None}
         own = [mark for mark in ends if not mark.signal and mark.rank is not None and mark.rank not in waited]
         unnamed = [mark for mark in ends if not mark.signal and mark.rank is None and mark.status]
-        if not own and not unnamed:
+        if (not own and not unnamed) or any(mark.rank is None for mark in self._lost):  # they have lost others
             return None
         end = (own or unnamed)[0]
         if not own and waited and self._find_missing() is None:
@@ -376,7 +376,8 @@ class _Judge:
             [mark.number for mark in self._marks if mark.log == log.number and mark.level in {LOST, LATE, END}]
             or [stop + 1]
         )
-        stop = max(min(stop, first - 1 - log.skipped), 0)
+        begun = next((at for at, line in enumerate(log.lines[:stop]) if b"Traceback (most recent" in line), stop)
+        stop = max(min(stop, first - 1 - log.skipped, begun), 0)
         lines = [line.split(b"\r")[-1].decode(errors="replace").strip() for line in log.lines[:stop]]
         counts: dict[str, int] = {}
         for line in lines:
@@ -528,6 +529,13 @@ class _Judge:
 
 def _judge_life(log: Log) -> list[Mark]:
     """The marks; a rank that goes on behind an exception has caught it, or was started again."""
+    # a traceback that nobody has signed, in a log of ranks that all go on, was caught
+    unsigned = [mark for mark in log.marks if mark.is_raised and mark.rank is None]
+    is_over = log.source.rank is not None or not log.ranks or any(mark.level == END for mark in log.marks)
+    if unsigned and not is_over:
+        world = log.find_alive({*range(log.world_size)} | log.ranks, max(mark.number for mark in unsigned))
+        if all(len(numbers) > 1 for numbers in world.values()):
+            return [mark for mark in log.marks if mark not in unsigned]
     doubted = [mark for mark in log.marks if mark.level in {RAISED, LOST, LATE} and mark.rank is not None]
     if not doubted:
         return log.marks
