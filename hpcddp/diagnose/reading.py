@@ -64,7 +64,8 @@ _SIGNALS = {name_signal(number): number for number in range(1, 32)} | {
 class Mark(Record):
     """A line that says something. `row`: None of an exception that no row names. `number`: its line, from 1. `level`:
     that of its row, or of its place. `frame`: the innermost line of the program in its traceback. `chain`: of
-    exceptions of which one led to the other. `went_on`: whether its rank printed more than its end behind it."""
+    exceptions of which one led to the other. `went_on`: whether its rank printed more than its end behind it.
+    `is_quoted`: whether it stands in a report of hpcddp's."""
 
     row: Row | None
     level: str
@@ -81,6 +82,7 @@ class Mark(Record):
     is_raised: bool = False
     is_logged: bool = False
     went_on: bool = False
+    is_quoted: bool = False
     ranks: tuple[int, ...] = ()
 
     @property
@@ -242,6 +244,7 @@ class _Reader:
         self._chains = 0
         self._last: tuple[str, int, Mark | None] = ("", 0, None)  # the last exception: its prefix, its line
         self._chained = ""  # the prefix of a traceback that follows from the last one
+        self._is_quoted = False  # the line that is looked at
         self._quoted: tuple[int, str] | None = None  # the rank, and host, of lines that a report of hpcddp's quotes
 
     def read(self, text: bytes) -> None:
@@ -288,8 +291,10 @@ class _Reader:
     def _look(self, at: int, piece: bytes, kind: _Kind) -> None:
         line = piece.decode(errors="replace").rstrip()
         rank, host = self._log.source.rank, self._log.source.host
+        self._is_quoted = False
         if self._quoted is not None:
             if line.startswith("    ") or not line.strip():
+                self._is_quoted = True
                 rank, host = self._quoted
                 line = line[4:]
             else:
@@ -419,7 +424,7 @@ class _Reader:
         mark = Mark(
             row, level, self._log.number, at + 1 + self._log.skipped, line.strip(), body, whose, host,
             named.get("signal", 0), frame=one.frame, chain=one.chain, is_raised=True, is_logged=one.is_logged,
-            ranks=_read_ranks(match),
+            ranks=_read_ranks(match), is_quoted=self._is_quoted,
         )  # fmt: skip
         self._log.marks.append(mark)
         self._last = one.prefix.strip(), at, mark
@@ -452,7 +457,7 @@ class _Reader:
         host = match.groupdict().get("host") or match.groupdict().get("host_too") or host
         mark = Mark(
             row, row.level, self._log.number, at + 1 + self._log.skipped, line.strip(), body,
-            named.get("rank", rank), host, signal, status, ranks=_read_ranks(match),
+            named.get("rank", rank), host, signal, status, ranks=_read_ranks(match), is_quoted=self._is_quoted,
         )  # fmt: skip
         if is_detail and last is not None and row.level in {RAISED, LOST}:
             mark = mark._replace(chain=last.chain, is_raised=True, is_logged=last.is_logged, rank=last.rank)

@@ -217,6 +217,16 @@ ROWS = (
     Row("none", END, NOBODY, "line 9: 4711 Killed (bash)", "Killed|Segmentation fault|Aborted|Bus error|Illegal instruction|Terminated|loating point exception|loating exception", r"^(?:\S+: line \d+: +\d+ +)?(?P<signal>Killed|Segmentation fault|Aborted|Bus error|Illegal instruction|Terminated|Floating point exception)(?: +\(core dumped\))?(?: {2,}.*)?$"),
 )  # fmt: skip
 
+#: Class -> whose turn it is, and what to type, where a signal alone says so.
+OF_SIGNALS = {
+    "crash": (PROGRAM, _NATIVE),
+    "host-memory": (REQUEST, _MEMORY),
+    "killed": (SENDER, _WHO_KILLED),
+    "disk-full": (DATA, _SPACE),
+    "limits": (MACHINE, "ulimit -a on the node: the limit of CPU time"),
+    "interrupted": (NOBODY, "type the command again: a run resumes from its newest checkpoint"),
+}
+
 #: A line that no row is compared with: it may hold any row's words, and nothing is wrong.
 NOISE = re.compile(
     r"\bNCCL (INFO|TRACE)\b|\[c10d\] The hostname of the client socket|: (module|nvidia-smi|ml|conda|rocm-smi): command not found"

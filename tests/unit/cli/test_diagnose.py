@@ -54,6 +54,19 @@ def test_a_run_is_diagnosed_by_its_name_folder_and_job(word, run, tmp_path, monk
     assert cause["file"].endswith("rank-0001.node2.log")
 
 
+def test_what_a_report_quotes_of_a_rank_whose_log_is_there_counts_once_and_its_end_does(
+    run, tmp_path, monkeypatch, capsys
+):
+    logs = Path("runs/train/attempts/7.1/logs")
+    report = "hpcddp: rank 1 on node2 was killed by SIGSEGV. The end of its output:\n    [rank 1] INFO step 3\n  all of it: x\n"
+    (logs / "rank-0001.node2.log").write_text("[rank 1] INFO step 3\n")
+    (logs / "job.log").write_text(f"{RESET}{report}")
+    scheduler(tmp_path, monkeypatch, squeue="")
+    assert main(["diagnose", "train", "--json"]) == 0
+    cause = json.loads(capsys.readouterr().out)["cause"]
+    assert (cause["class"], cause["rank"], cause["line"]) == ("crash", 1, 4)
+
+
 def test_the_schedulers_record_says_why_where_the_logs_do_not(run, tmp_path, monkeypatch, capsys):
     for log in Path("runs/train/attempts/7.1/logs").iterdir():
         log.write_text("[rank 1] INFO step 3\n")
