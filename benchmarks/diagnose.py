@@ -3,7 +3,8 @@
     python benchmarks/diagnose.py FOLDER [--held | --shown] [-v]
 
 FOLDER holds a folder for each job, with its logs and a `meta.json`: `cause`, `cause_also`, `rank`, `proof`,
-`proof_also`, `group`. grep, the first and the last traceback stand beside it. A third of the jobs, by group, was held back while the rows were written (SEED): `--held` are those.
+`proof_also`, `group`. grep, the first and the last traceback stand beside it. A third of the jobs, by group, was held
+back while the rows were written (SEED): `--held` are those.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import json
 import random
 import re
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -112,9 +114,8 @@ def judge(job: dict[str, Any], answer: Answer) -> tuple[bool, bool, bool, bool]:
         return well, well, well, not well
     classes = {job["cause"], *job.get("cause_also", ())} | (set() if job.get("provable", True) else {"unknown"})
     class_ = answer.class_ in classes
-    line = answer.text is not None and _plain(answer.text) in {
-        _plain(one) for one in [job["proof"] or "", *job["proof_also"]]
-    }
+    proofs = {_plain(one) for one in (job["proof"] or "", *job["proof_also"])}
+    line = answer.text is not None and _plain(answer.text) in proofs
     if not job.get("provable", True):
         line = answer.text is None
     rank = (
@@ -154,21 +155,58 @@ def main() -> None:
         if args.each and name.startswith("hpcddp"):
             for job, answer, right in answers:
                 if not all(right[:3]):
-                    print(
-                        f"  {job['name']}: {right} {job['cause']}/{job['rank']} {job['proof']!r}\n    but {answer.class_}/{answer.rank} {answer.text!r}"
-                    )
-    _measure(jobs)
+                    print(f"  {job['name']}: {right} {job['cause']}/{job['rank']} {job['proof']!r}")
+                    print(f"    but {answer.class_}/{answer.rank} {answer.text!r}")
+    print("\n| 8 MB of | CPU for each MB | times that of reading its lines |\n|---|---|---|")
+    for kind, write in LOGS.items():
+        took, alone = measure(write)
+        print(f"| {kind} | {took * 1e3:.0f} ms | {took / alone:.0f} |")
 
 
-def _measure(jobs: list[dict[str, Any]]) -> None:
-    """CPU time for each MB, as the ratio to counting the same bytes' lines."""
-    sources = [find_logs([str(job["folder"])]) for job in jobs]
-    size = sum(Path(one.path).stat().st_size for each in sources for one in each) / 1e6
-    began = time.process_time()
-    for each in sources:
-        diagnose(each)
-    took = time.process_time() - began
-    print(f"\n{size:.2f} MB of logs: {took / size * 1e3:.0f} ms of CPU for each MB")
+def _steps(at: int) -> str:
+    return (
+        f"2026-11-25 18:55:{at % 60:02d},344 [rank {at % 8}] INFO train: step {at} loss {1 / (at + 1):.4f} lr 0.001\n"
+    )
+
+
+def _bars(at: int) -> str:
+    bars = (
+        f"epoch {at}: {done}0%|{'█' * done:10}| {done}/10 [00:00<00:01, {at % 40}.{done}it/s]" for done in range(10)
+    )
+    return "\r".join(bars) + "\n"
+
+
+def _caught(at: int) -> str:
+    return (
+        f"2026-11-25 19:09:02,494 [rank {at % 8}] ERROR store: reading {at} failed (attempt 1 of 3), will retry\n"
+        'Traceback (most recent call last):\n  File "/u/retry_io.py", line 11, in read\n    raise error\n'
+        "ConnectionResetError: [Errno 104] Connection reset by peer\n"
+    )
+
+
+#: What a log is full of -> its lines.
+LOGS = {"lines of progress": _steps, "progress bars": _bars, "tracebacks that were caught": _caught}
+
+
+def measure(write: Callable[[int], str]) -> tuple[float, float]:
+    """Seconds of CPU time for each MB of such a log, and those of reading its lines alone."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "job.out"
+        with path.open("w", encoding="utf-8") as file:
+            at = size = 0
+            while size < 8e6:
+                size += file.write(write(at))
+                at += 1
+        mb = path.stat().st_size / 1e6
+        took = []
+        for _ in range(3):
+            began = time.process_time()
+            diagnose(find_logs([str(path)]))
+            took.append((time.process_time() - began) / mb)
+        began = time.process_time()
+        path.read_bytes().split(b"\n")
+        alone = (time.process_time() - began) / mb
+        return min(took), alone
 
 
 if __name__ == "__main__":

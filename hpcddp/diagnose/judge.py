@@ -19,6 +19,7 @@ from hpcddp.diagnose.rows import (
     LOST,
     MARK,
     NOBODY,
+    OF_SIGNALS,
     PROGRAM,
     RAISED,
     RECORD,
@@ -91,7 +92,12 @@ def judge_record(reason: str, status: int | None, state: str = "") -> Cause:
         return Cause("none", text=text)
     number = (status or 0) - 256 if (status or 0) > 256 else (status or 0) - 128
     class_ = _OF_SIGNAL.get(number, "unknown")
-    return Cause(class_, text=text, also=("killed",) if number == _SIGKILL else (), remedy=_find_any_remedy(class_))
+    return Cause(
+        class_,
+        text=text,
+        also=("killed",) if number == _SIGKILL else (),
+        remedy=OF_SIGNALS.get(class_, (NOBODY, ""))[1],
+    )
 
 
 def cause_record(cause: Cause) -> dict[str, object]:
@@ -131,7 +137,9 @@ def _printable(text: str) -> str:
 class _Judge:
     def __init__(self, logs: Sequence[Log], has_failed: bool | None) -> None:
         self._logs, self._has_failed = logs, has_failed
-        self._marks = [mark for log in logs for mark in _judge_life(log)]
+        own = {log.source.rank for log in logs}  # of these, what a report quotes is there in full
+        marks = [mark for log in logs for mark in _judge_life(log)]
+        self._marks = [mark for mark in marks if not (mark.is_quoted and mark.rank in own)]
         ends = sorted(
             (mark for mark in self._of(END) if not self._is_doubled(mark)), key=lambda one: (one.log, one.number)
         )
@@ -306,6 +314,9 @@ class _Judge:
         marks = self._of(MARK)
         if marks:
             return self._cause(marks[0], self._guess_rank(marks[0]))
+        taken = [mark for mark in self._of(LOST) if "CANCELLED AT" in mark.body and mark.cause == "killed"]
+        if signals and taken:  # the scheduler ended all of them
+            return self._of_signal(signals[0]._replace(number=taken[0].number, text=taken[0].text), None)
         if signals and not late:
             return self._of_signal(signals[0], signals[0].rank if signals[0].rank is not None else self._find_missing())
         return self._find_own_end(ends)
@@ -326,12 +337,12 @@ class _Judge:
             return self._cause(mark, None)._replace(class_="walltime", remedy=remedy, also=("killed",))
         class_ = _OF_SIGNAL.get(number, "killed")
         also: tuple[str, ...] = ()
-        remedy, whose = _find_any_remedy(class_), next((row.whose for row in ROWS if row.cause == class_), SENDER)
+        whose, remedy = OF_SIGNALS[class_]
         if number == _SIGKILL:
             also = ("killed",)
             remedy = f"{name} says nothing of its sender, which most often is the kernel, out of memory: {remedy}"
         elif class_ == "killed":
-            whose, remedy = SENDER, f"{name} came from outside. {_find_remedy('killed', END)}"
+            remedy = f"{name} came from outside: {remedy}"
         elif class_ == "interrupted":
             rank = None
         return self._cause(mark, rank)._replace(class_=class_, also=also, remedy=remedy, whose=whose)
@@ -341,7 +352,7 @@ class _Judge:
         waited = {mark.rank for mark in self._lost if mark.rank is not None}
         own = [mark for mark in ends if not mark.signal and mark.rank is not None and mark.rank not in waited]
         unnamed = [mark for mark in ends if not mark.signal and mark.rank is None and mark.status]
-        if not own and not unnamed:
+        if (not own and not unnamed) or any(mark.rank is None for mark in self._lost):  # they have lost others
             return None
         end = (own or unnamed)[0]
         if not own and waited and self._find_missing() is None:
@@ -370,13 +381,20 @@ class _Judge:
 
     def _find_message(self, end: Mark, rank: int | None) -> tuple[Log, int, str] | None:
         """The last line that a rank printed before its end and that is unlike those above it."""
+        if "The end of its output" in end.body:
+            told, at = self._logs[end.log], end.number - self._logs[end.log].skipped
+            while at < len(told.lines) and told.lines[at].startswith(b"    "):
+                at += 1
+            line = told.lines[at - 1].decode(errors="replace").strip()
+            return None if at + told.skipped == end.number else (told, at + told.skipped, line)
         log = next((log for log in self._logs if log.source.rank == rank and rank is not None), self._logs[end.log])
         stop = end.number - 1 - log.skipped if log.number == end.log else len(log.lines)
         first = min(
             [mark.number for mark in self._marks if mark.log == log.number and mark.level in {LOST, LATE, END}]
             or [stop + 1]
         )
-        stop = max(min(stop, first - 1 - log.skipped), 0)
+        begun = next((at for at, line in enumerate(log.lines[:stop]) if b"Traceback (most recent" in line), stop)
+        stop = max(min(stop, first - 1 - log.skipped, begun), 0)
         lines = [line.split(b"\r")[-1].decode(errors="replace").strip() for line in log.lines[:stop]]
         counts: dict[str, int] = {}
         for line in lines:
@@ -390,6 +408,7 @@ class _Judge:
                 or "hostname of the client" in line
                 or "NCCL" in line
                 or "ommand not found" in line
+                or line.startswith("hpcddp: ")
             ):
                 continue
             if label is not None and rank is not None and int(label[1] or label[2]) != rank:
@@ -493,6 +512,9 @@ class _Judge:
             said = [mark for mark in said if mark.rank in {None, self._find_missing()}]
         if said and is_bad:
             return self._cause(said[-1], said[-1].rank)
+        refused = [mark for mark in weak if "\n" in mark.body]
+        if refused and is_bad:
+            return self._cause(refused[-1], refused[-1].rank)
         if weak and not ran and (is_bad or self._has_failed is None):
             return self._cause(weak[-1], None)
         return None
@@ -505,13 +527,10 @@ class _Judge:
     def _cause(self, mark: Mark, rank: int | str | None) -> Cause:
         log = self._logs[mark.log]
         row = mark.row
-        remedy = (
-            _fill(row.remedy, mark)
-            if row is not None
-            else "the traceback above the line: the innermost frame of your own code"
-        )
-        if mark.frame:
-            remedy = f"{mark.frame}: {remedy}"
+        where = f"look at {mark.frame}" if mark.frame else "look at the traceback above the line"
+        remedy = f"{where}: {_fill(row.remedy, mark)}" if row is not None and mark.frame else where
+        if row is not None and not mark.frame:
+            remedy = _fill(row.remedy, mark)
         host = mark.host or self._find_host(rank)
         whose = row.whose if row is not None else PROGRAM
         return Cause(mark.cause, rank, host, log.source.path, mark.number, mark.text, whose, remedy)
@@ -525,6 +544,13 @@ class _Judge:
 
 def _judge_life(log: Log) -> list[Mark]:
     """The marks; a rank that goes on behind an exception has caught it, or was started again."""
+    # a traceback that nobody has signed, in a log of ranks that all go on, was caught
+    unsigned = [mark for mark in log.marks if mark.is_raised and mark.rank is None]
+    is_over = log.source.rank is not None or not log.ranks or any(mark.level == END for mark in log.marks)
+    if unsigned and not is_over:
+        world = log.find_alive({*range(log.world_size)} | log.ranks, max(mark.number for mark in unsigned))
+        if all(len(numbers) > 1 for numbers in world.values()):
+            return [mark for mark in log.marks if mark not in unsigned]
     doubted = [mark for mark in log.marks if mark.level in {RAISED, LOST, LATE} and mark.rank is not None]
     if not doubted:
         return log.marks
@@ -559,10 +585,6 @@ def _shape(line: str) -> str:
     return re.sub(r"\d+(\.\d+)?(e[+-]\d+)?", "#", line)
 
 
-def _find_remedy(cause: str, level: str) -> str:
-    return next((row.remedy for row in ROWS if row.cause == cause and row.level == level and row.remedy), "")
-
-
 def _find_any_remedy(cause: str) -> str:
     return next((row.remedy for row in ROWS if row.cause == cause and row.remedy), "")
 
@@ -574,6 +596,8 @@ def _fill(remedy: str, mark: Mark) -> str:
 
     def fill(name: re.Match[str]) -> str:
         word = (found.get(name[1]) or "").strip("'\" ")
+        if name[1] == "hint":
+            return _printable(word)
         return shlex.quote(_printable(word)) if word else name[1].upper()
 
     return re.sub(r"\{(\w+)\}", fill, remedy)

@@ -24,6 +24,7 @@ _TRACEBACK = "Traceback (most recent call last)"
 _LATER = ("During handling of the above exception", "was the direct cause of the following")
 #: What stands in front of a traceback that ends nothing.
 _IGNORED = ("Exception ignored in", "Logging error", "Exception in thread", "atexit")
+_LEVEL = re.compile(r"\b(ERROR|WARN\w*|CRITICAL|EXCEPTION)\b")
 _RETRIED = re.compile(
     r"(?i)\bretr(y|ies|ying)|attempt \d+ (of|/)|trying again|skipp(ed|ing)|ignor(ed|ing)|fall(ing)? back"
 )
@@ -63,7 +64,8 @@ _SIGNALS = {name_signal(number): number for number in range(1, 32)} | {
 class Mark(Record):
     """A line that says something. `row`: None of an exception that no row names. `number`: its line, from 1. `level`:
     that of its row, or of its place. `frame`: the innermost line of the program in its traceback. `chain`: of
-    exceptions of which one led to the other. `went_on`: whether its rank printed more than its end behind it."""
+    exceptions of which one led to the other. `went_on`: whether its rank printed more than its end behind it.
+    `is_quoted`: whether it stands in a report of hpcddp's."""
 
     row: Row | None
     level: str
@@ -80,6 +82,7 @@ class Mark(Record):
     is_raised: bool = False
     is_logged: bool = False
     went_on: bool = False
+    is_quoted: bool = False
     ranks: tuple[int, ...] = ()
 
     @property
@@ -198,11 +201,12 @@ def _choose_rows(keys: Iterable[str]) -> str:
     return write(root)  # type: ignore[arg-type]
 
 
-_SPECIAL = (_TRACEBACK, *_LATER, "exit", "status", "The end of its output")
+_SPECIAL = (_TRACEBACK, *_LATER, "exit", "status", "The end of its output", "hint: ")
 _KEYS = [(row, row.key.split("|")) for row in ROWS if row.level != RECORD]
 _WHOLE = [
     (row, key.encode()) for row, keys in _KEYS for key in keys if re.search(r"\d", key)
 ]  # the others have no digits
+_REFUSED = next(row for row in ROWS if row.shows == "hpcddp: …, with a hint")
 _ANY = re.compile(
     _choose_rows({*_SPECIAL, *(key for _, keys in _KEYS for key in keys if not re.search(r"\d", key))}).encode()
 )
@@ -235,10 +239,12 @@ class _Reader:
         self._log = log
         self._known: dict[bytes, _Kind] = {}  # by the line without digits
         self._rows: dict[str, Row | None] = {}  # of exceptions, by their text
+        self._loggers: dict[bytes, bool] = {}  # by a line in front of a traceback, without digits
         self._open: list[_Open] = []
         self._chains = 0
         self._last: tuple[str, int, Mark | None] = ("", 0, None)  # the last exception: its prefix, its line
         self._chained = ""  # the prefix of a traceback that follows from the last one
+        self._is_quoted = False  # the line that is looked at
         self._quoted: tuple[int, str] | None = None  # the rank, and host, of lines that a report of hpcddp's quotes
 
     def read(self, text: bytes) -> None:
@@ -285,8 +291,10 @@ class _Reader:
     def _look(self, at: int, piece: bytes, kind: _Kind) -> None:
         line = piece.decode(errors="replace").rstrip()
         rank, host = self._log.source.rank, self._log.source.host
+        self._is_quoted = False
         if self._quoted is not None:
             if line.startswith("    ") or not line.strip():
+                self._is_quoted = True
                 rank, host = self._quoted
                 line = line[4:]
             else:
@@ -308,12 +316,12 @@ class _Reader:
 
     def _look_at_special(self, at: int, line: str, rank: int | None) -> bool:
         """Whether the line is of a traceback, or says nothing else."""
-        if report := _REPORT.search(line):
+        if "hpcddp: rank " in line and (report := _REPORT.search(line)):
             self._quoted = int(report[1]), report[2]
             return False
         if _TRACEBACK in line:
             head = line.partition(_TRACEBACK)[0]
-            ranked = re.search(r"(\[rank(\d+)\]:? ?)(?:Original )?$", head)
+            ranked = re.search(r"(\[rank(\d+)\]:? ?)(?:Original )?$", head) if "[rank" in head else None
             prefix = ranked[1] if ranked is not None else ""
             if ranked is None and (labelled := _PREFIX.match(head)):
                 prefix, rank = labelled[0], next(iter(_read_number(labelled.groups())), rank)
@@ -337,6 +345,12 @@ class _Reader:
         if any(word in line for word in _LATER):
             self._chained = self._strip(line)[1].strip() + "|"
             return True
+        if line.startswith("hint: ") and at and self._log.lines[at - 1].startswith(b"hpcddp: "):
+            above = self._log.lines[at - 1].decode(errors="replace").strip()
+            match = _REFUSED.match(f"{above}\n{line}")
+            if match is not None:
+                self._add(at - 1, above, f"{above}\n{line}", _REFUSED, match, rank, self._log.source.host, "")
+            return True
         if "xit" in line or "status" in line:
             for found in _EXIT.finditer(line):
                 self._log.exit_status = int(found[1] or found[2])
@@ -349,14 +363,18 @@ class _Reader:
     def _is_logged(self, before: str) -> bool:
         """Whether the line in front of a traceback is a logger's, or a program's own that says what it does then."""
         text = before.split("\r")[-1]
+        alike = text.encode().translate(None, _DIGITS)
+        if alike not in self._loggers:
+            self._loggers[alike] = self._reads_like_logger(text)
+        return self._loggers[alike]
+
+    @staticmethod
+    def _reads_like_logger(text: str) -> bool:
         if not text.strip() or _FRAME.search(text):
             return False
         if _RETRIED.search(text):
             return True
-        return (
-            find_time(text.encode()) is not None
-            and re.search(r"\b(ERROR|WARN\w*|CRITICAL|EXCEPTION)\b", text) is not None
-        )
+        return find_time(text.encode()) is not None and _LEVEL.search(text) is not None
 
     def _strip(self, line: str) -> tuple[str, str]:
         """The line without what says whose it is, and that."""
@@ -377,7 +395,7 @@ class _Reader:
             one.lines += 1
             if not one.prefix and _PREFIX.match(line):
                 continue
-            if frame := _FRAME.search(body):
+            if 'File "' in body and (frame := _FRAME.search(body)):
                 if not _LIBRARY.search(frame[1]):
                     one.frame = f"{os.path.basename(frame[1])}:{frame[2]}"
                 return True
@@ -404,8 +422,9 @@ class _Reader:
         named = _read_groups(match)
         whose = named.get("rank", rank) if level in {RAISED, CAUSE} else rank
         mark = Mark(
-            row, level, self._log.number, at + 1 + self._log.skipped, line.strip(), body,
-            whose, host, named.get("signal", 0), frame=one.frame, chain=one.chain, is_raised=True, is_logged=one.is_logged, ranks=_read_ranks(match),
+            row, level, self._log.number, at + 1 + self._log.skipped, line.strip(), body, whose, host,
+            named.get("signal", 0), frame=one.frame, chain=one.chain, is_raised=True, is_logged=one.is_logged,
+            ranks=_read_ranks(match), is_quoted=self._is_quoted,
         )  # fmt: skip
         self._log.marks.append(mark)
         self._last = one.prefix.strip(), at, mark
@@ -438,7 +457,7 @@ class _Reader:
         host = match.groupdict().get("host") or match.groupdict().get("host_too") or host
         mark = Mark(
             row, row.level, self._log.number, at + 1 + self._log.skipped, line.strip(), body,
-            named.get("rank", rank), host, signal, status, ranks=_read_ranks(match),
+            named.get("rank", rank), host, signal, status, ranks=_read_ranks(match), is_quoted=self._is_quoted,
         )  # fmt: skip
         if is_detail and last is not None and row.level in {RAISED, LOST}:
             mark = mark._replace(chain=last.chain, is_raised=True, is_logged=last.is_logged, rank=last.rank)

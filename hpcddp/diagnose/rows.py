@@ -74,14 +74,14 @@ _SPACE = "df -h . /tmp; df -i .; quota -s, or lfs quota -h $HOME; then another f
 _OPEN_FILES = "ulimit -n 65536 in the job script; torch.multiprocessing.set_sharing_strategy('file_system')"
 _NATIVE = "run it once more with PYTHONFAULTHANDLER=1, and look at the innermost extension in the stack"
 _SLOTS = "make processes and slots agree: hpcddp layout JOBFILE, hpcddp lint job.sh"
-_SSH = "ssh {host} true from the job's first node; hpcddp check"
+_SSH = "ssh {host} true from the job's first node"
 _FIND_EACH = "hpcddp env in the job; MASTER_ADDR has to be the first rank's node, MASTER_PORT free and the same on all"
 _LOAD = "torch.load(path, map_location='cpu') in a Python on the login node; resume from the checkpoint before it"
 _KEYS = "compare list(torch.load(path)['model']) with list(model.state_dict()): DDP's keys begin with module."
 _DRIVER = "nvidia-smi; python -m torch.utils.collect_env: torch's CUDA must not be newer than the driver's"
 _GPU = "CUDA_LAUNCH_BLOCKING=1 in the job's environment shows the line; then compute-sanitizer"
 _GPU_MEMORY = "a smaller batch on each GPU: max_micro_batch, activation checkpointing, or hpcddp advise"
-_WHO_CAME_LATE = "hpcddp verify -- COMMAND; TORCH_DISTRIBUTED_DEBUG=DETAIL names the collective"
+_WHO_CAME_LATE = "TORCH_DISTRIBUTED_DEBUG=DETAIL in the job names the collective; look for an if on the rank around one"
 _TIME = "a longer walltime, or checkpoints and chain: N in the job file"
 _OFFLINE = "download on the login node first, then HF_HUB_OFFLINE=1 in the job; or set the site's proxy"
 _ARGUMENTS = "the command with --help on the login node; hpcddp lint job.sh"
@@ -111,7 +111,7 @@ ROWS = (
     # The supervisor
     Row("killed", CAUSE, CLUSTER, "hpcddp: node2 is silent, vanished without a word", "hpcddp: ", r"^hpcddp: (?:the first cause: )?(?:(?P<host>[\w.-]+) is silent.*\(rank (?P<rank>\d+)\)|rank (?P<rank_too>\d+) on (?P<host_too>[\w.-]+) vanished)", "submit it again; max_restarts: N and spares: 1 in the job file go on without the node"),
     Row("walltime", CAUSE, REQUEST, "hpcddp: unfinished: step 900 (deadline)", "hpcddp: unfinished", r"^hpcddp: unfinished: .*\(deadline\)", "submit it again: a run resumes from its newest checkpoint; chain: N in the job file does that by itself"),
-    Row("early-exit", CAUSE, PROGRAM, "hpcddp: rank 1 … ended with status 0 while others still trained", "while ", r"^hpcddp: (?:the first cause: )?rank (?P<rank>\d+) on (?P<host>[\w.-]+) ended with status 0 while ", "all ranks have to take the same number of steps: hpcddp verify -- COMMAND; drop_last, or a sampler that pads"),
+    Row("early-exit", CAUSE, PROGRAM, "hpcddp: rank 1 … ended with status 0 while others still trained", "while ", r"^hpcddp: (?:the first cause: )?rank (?P<rank>\d+) on (?P<host>[\w.-]+) ended with status 0 while ", "all ranks have to take the same number of steps: drop_last=True, or a sampler that pads"),
     Row("hang", LATE, PROGRAM, "hpcddp: no rank gets on; rank 1 …", "no rank gets on", r"^hpcddp: .*no rank gets on.*; rank (?P<rank>\d+) on (?P<host>[\w.-]+)", _WHO_CAME_LATE),
     Row("none", RESTART, NOBODY, "hpcddp: start 2 of at most 4", "hpcddp: start", r"^hpcddp: start \d+ of at most"),
     Row("none", RESTART, NOBODY, "will restart worker group (torchrun)", "orker group", r"will restart worker group|Restarting worker group"),
@@ -138,6 +138,7 @@ ROWS = (
     Row("arguments", CAUSE, SCRIPT, "error: unrecognized arguments, the following arguments are required", "error: ", r"^\S+(?: \S+)?: error: (unrecognized arguments|argument |the following arguments|one of the arguments|invalid choice|ambiguous option|expected |too few)", _ARGUMENTS),
     Row("arguments", CAUSE, SCRIPT, "an unknown option of the launcher", "nrecogni|nknown option|nvalid option|llegal option|such option|Missing option", r"[Uu]nrecogni[sz]ed (option|argument)|[Uu]nknown option|[Ii](nvalid|llegal) option|No such option|Missing option", _ARGUMENTS),
     Row("arguments", RAISED, SCRIPT, "arguments that the program does not know", "ArgumentParser|ArgumentError|UsageError|ConfigAttributeError|OverrideParse", r"not used by the HfArgumentParser|argparse\.ArgumentError|UsageError|Could not override|OverrideParse", _ARGUMENTS),
+    Row("collective-mismatch", CAUSE, PROGRAM, "Detected mismatch between collectives on ranks", "mismatch|op.preamble|inconsistent|expects same model|appears not to match", r"[Dd]etected mismatch between collectives|op\.preamble\.length <= op\.nbytes|[Cc]ollective\w* mismatch|expects same model across all ranks, but [Rr]ank (?P<rank>\d+)|params\[\d+\] in this process.*not to match|Mismatched? .*collective", "TORCH_DISTRIBUTED_DEBUG=DETAIL in the job names both collectives; look for an if on the rank around one"),
     # GPUs and NCCL
     Row("exception", RAISED, PROGRAM, "CUDA out of memory", "out of memory|OUT_OF_MEMORY|ALLOC_FAILED", r"(CUDA|HIP|XPU|MPS\w*|Cuda failure.*)\W.*out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|CUDA_ERROR_OUT_OF_MEMORY", _GPU_MEMORY),
     Row("library", RAISED, ENVIRONMENT, "no kernel image is available", "no kernel image|too old|insufficient|NVIDIA driver|with CUDA enabled|PTX was compiled|forward compatibility", r"no kernel image is available|driver .*(is )?too old|driver version is insufficient|Found no NVIDIA driver|not compiled with CUDA enabled|unsupported PTX|PTX was compiled with an unsupported|forward compatibility was attempted", _DRIVER),
@@ -160,7 +161,6 @@ ROWS = (
     Row("crash", CAUSE, PROGRAM, "…, aborting", "bort", r"^(?!.*\b(srun|slurm|mpirun|prterun|mpiexec)).*[,:;.] ?abort(ing|ed)?[.!]*$", _NATIVE),
     Row("crash", MARK, PROGRAM, "Caught signal 11, Process received signal", "signal|Signal", r"Caught signal (?P<signal>\d+) \(|\*\*\* Process received signal|^\[\S+:\d+\] Signal: .*\((?P<signal_too>\d+)\)", _NATIVE),
     # The ranks and each other
-    Row("collective-mismatch", RAISED, PROGRAM, "Detected mismatch between collectives on ranks", "mismatch|op.preamble|inconsistent|expects same model|appears not to match", r"[Dd]etected mismatch between collectives|op\.preamble\.length <= op\.nbytes|[Cc]ollective\w* mismatch|expects same model across all ranks, but [Rr]ank (?P<rank>\d+)|params\[\d+\] in this process.*not to match|Mismatched? .*collective", "hpcddp verify -- COMMAND; TORCH_DISTRIBUTED_DEBUG=DETAIL names both collectives"),
     Row("hang", LATE, PROGRAM, "Rank 1 failed to pass monitoredBarrier", "monitoredBarrier", r"[Rr]anks? (?P<rank>\d+)(?P<more>(?:, ?\d+)*) failed to pass monitoredBarrier", _WHO_CAME_LATE),
     Row("hang", LATE, PROGRAM, "reached monitoredBarrier, but received errors", "monitoredBarrier", r"successfully reached monitoredBarrier, but", _WHO_CAME_LATE),
     Row("hang", LATE, PROGRAM, "Timed out waiting …ms for recv operation (gloo)", "imed out waiting|caused pair closure|pplication timeout", r"Timed out waiting \d+\s?ms for \w+ operation|Application timeout caused pair closure", _WHO_CAME_LATE),
@@ -180,6 +180,7 @@ ROWS = (
     # The shell, if nothing else says why
     Row("command", WEAK, SCRIPT, "command not found, No such file or directory (bash)", "ommand not found|such file or directory", r"^\S+: line \d+: (?P<what>[^:]+): (command not found|No such file or directory)", "which {what} in the job script: load its module before"),
     Row("permission", WEAK, SCRIPT, "Permission denied (bash)", "ermission denied", r"^\S+: line \d+: (?P<what>[^:]+): Permission denied", "ls -l {what}"),
+    Row("exit-status", WEAK, PROGRAM, "hpcddp: …, with a hint", "hpcddp: ", r"^hpcddp: (?!warning)(?P<what>.+)\nhint: (?P<hint>.+)", "{hint}"),
     # What Python raises
     Row("checkpoint", RAISED, DATA, "Error(s) in loading state_dict", "state_dict|size mismatch for|parameter group", r"Error\(s\) in loading state_dict|size mismatch for|(Missing|Unexpected) key\(?s?\)? in|loaded state dict (contains|has a different)|doesn't match the size of optimizer", _KEYS),
     Row("checkpoint", RAISED, DATA, "Weights only load failed, UnpicklingError", "Weights only|npickling|invalid load key|Ran out of input|pickle data was truncated|StreamReader|central directory|zip archive|ZIP archive|SafetensorError|deserializing header|CheckpointException|nexpected EOF", r"Weights only load failed|UnpicklingError|invalid load key|Ran out of input|pickle data was truncated|PytorchStreamReader failed|failed finding central directory|not a (ZIP|zip) archive|SafetensorError|deserializing header|CheckpointException|unexpected EOF.*corrupt", _LOAD),
@@ -198,23 +199,33 @@ ROWS = (
     Row("interrupted", RAISED, NOBODY, "KeyboardInterrupt", "KeyboardInterrupt", r"^KeyboardInterrupt", "type the command again: a run resumes from its newest checkpoint"),
     Row("exception", RAISED, PROGRAM, "Expected to have finished reduction (DDP)", "finished reduction|find_unused_parameters|marked as ready|mark a variable ready", r"Expected to have finished reduction|[Mm]ark(ed)? (a variable|as) ready", "DistributedDataParallel(model, find_unused_parameters=True), or let each forward use all parameters"),
     # Which rank ended, and how
-    Row("none", END, NOBODY, "process rank 2 … exited on signal 11 (Open MPI)", "noticed that process rank", r"process rank (?P<rank>\d+) with PID \d+ on node (?P<host>\S+) exited on(?: signal (?P<signal>\d+))?", ""),
-    Row("none", END, NOBODY, "MPI_ABORT was invoked on rank 1", "MPI_ABORT was invoked|application called MPI_Abort", r"MPI_ABORT was invoked on rank (?P<rank>\d+)|application called MPI_Abort\(.*?(?P<status>\d+)\) - process (?P<rank_too>\d+)", ""),
-    Row("none", END, NOBODY, "EXIT STRING: Killed (signal 9) (MPICH)", "EXIT STRING", r"EXIT STRING: .*\(signal (?P<signal>\d+)\)", ""),
-    Row("none", END, NOBODY, "RANK 1 PID … KILLED BY SIGNAL: 9 (Intel MPI)", "KILLED BY SIGNAL|EXIT CODE", r"KILLED BY SIGNAL: (?P<signal>\d+)|EXIT (CODE|STATUS): (?P<status>\d+)", ""),
-    Row("none", END, NOBODY, "task 2: Segmentation fault (srun)", ": task", r"error: (?P<host>[\w.-]+): tasks? (?P<rank>\d+)(?P<more>[\d,-]*): (?:Exited with exit code (?P<status>\d+)|(?P<signal>[A-Z][\w ]+?)(?: \(core dumped\))?$)", ""),
-    Row("none", END, NOBODY, "failed (exitcode: -9) local_rank: 2 (torchrun)", "exitcode", r"failed \(exitcode: (?P<status>-?\d+)\) local_rank: (?P<rank>\d+)", ""),
+    Row("none", END, NOBODY, "process rank 2 … exited on signal 11 (Open MPI)", "noticed that process rank", r"process rank (?P<rank>\d+) with PID \d+ on node (?P<host>\S+) exited on(?: signal (?P<signal>\d+))?"),
+    Row("none", END, NOBODY, "MPI_ABORT was invoked on rank 1", "MPI_ABORT was invoked|application called MPI_Abort", r"MPI_ABORT was invoked on rank (?P<rank>\d+)|application called MPI_Abort\(.*?(?P<status>\d+)\) - process (?P<rank_too>\d+)"),
+    Row("none", END, NOBODY, "EXIT STRING: Killed (signal 9) (MPICH)", "EXIT STRING", r"EXIT STRING: .*\(signal (?P<signal>\d+)\)"),
+    Row("none", END, NOBODY, "RANK 1 PID … KILLED BY SIGNAL: 9 (Intel MPI)", "KILLED BY SIGNAL|EXIT CODE", r"KILLED BY SIGNAL: (?P<signal>\d+)|EXIT (CODE|STATUS): (?P<status>\d+)"),
+    Row("none", END, NOBODY, "task 2: Segmentation fault (srun)", ": task", r"error: (?P<host>[\w.-]+): tasks? (?P<rank>\d+)(?P<more>[\d,-]*): (?:Exited with exit code (?P<status>\d+)|(?P<signal>[A-Z][\w ]+?)(?: \(core dumped\))?$)"),
+    Row("none", END, NOBODY, "failed (exitcode: -9) local_rank: 2 (torchrun)", "exitcode", r"failed \(exitcode: (?P<status>-?\d+)\) local_rank: (?P<rank>\d+)"),
     Row("none", END, NOBODY, "exitcode  : -15 (torchrun's list)", "exitcode", r"^exitcode +: (?P<status>-?\d+) "),
-    Row("none", END, NOBODY, "Root Cause (first observed failure) (torchrun)", "Root Cause", r"^Root Cause \(first observed failure\)", ""),
-    Row("none", END, NOBODY, "The first process to do so was (Open MPI)", "Process name:", r"Process name: \[.*,(?P<rank>\d+)\]", ""),
-    Row("none", END, NOBODY, "process 1 terminated with signal SIGKILL (torch.multiprocessing)", "terminated with", r"[Pp]rocess (?P<rank>\d+) terminated with (?:signal (?P<signal>\w+)|exit code (?P<status>\d+))", ""),
-    Row("none", END, NOBODY, "hpcddp: rank 1 on node1 was killed by SIGKILL", "hpcddp: ", r"^hpcddp: (?:the first cause: )?rank (?P<rank>\d+) on (?P<host>[\w.-]+?)(?: was killed by (?P<signal>SIG\w+)| ended with status (?P<status>\d+)|:? )", ""),
+    Row("none", END, NOBODY, "Root Cause (first observed failure) (torchrun)", "Root Cause", r"^Root Cause \(first observed failure\)"),
+    Row("none", END, NOBODY, "The first process to do so was (Open MPI)", "Process name:", r"Process name: \[.*,(?P<rank>\d+)\]"),
+    Row("none", END, NOBODY, "process 1 terminated with signal SIGKILL (torch.multiprocessing)", "terminated with", r"[Pp]rocess (?P<rank>\d+) terminated with (?:signal (?P<signal>\w+)|exit code (?P<status>\d+))"),
+    Row("none", END, NOBODY, "hpcddp: rank 1 on node1 was killed by SIGKILL", "hpcddp: ", r"^hpcddp: (?:the first cause: )?rank (?P<rank>\d+) on (?P<host>[\w.-]+?)(?: was killed by (?P<signal>SIG\w+)| ended with status (?P<status>\d+)|:? )"),
     Row("killed", END, SENDER, "Received 15 death signal (torchrun)", "death signal|got signal", r"Received (?:Signals\.)?(?P<signal>\w+) death signal|got signal: (?P<signal_too>\d+)", _WHO_KILLED),
     Row("killed", END, SENDER, "Abort is in progress (Open MPI)", "Abort is in progress", r"Abort is in progress", _WHO_KILLED),
     Row("killed", END, SENDER, "hpcddp: SIGTERM came", "came", r"^hpcddp: (?P<signal>SIG\w+) came", _WHO_KILLED),
     Row("interrupted", END, NOBODY, "Ctrl-C", "trl-C|ctrl-c|Aborted!", r"hpcddp: Ctrl-C|Sending Ctrl-C to processes|Press Ctrl-C again|^Aborted!$", "type the command again: a run resumes from its newest checkpoint"),
-    Row("none", END, NOBODY, "line 9: 4711 Killed (bash)", "Killed|Segmentation fault|Aborted|Bus error|Illegal instruction|Terminated|loating point exception|loating exception", r"^(?:\S+: line \d+: +\d+ +)?(?P<signal>Killed|Segmentation fault|Aborted|Bus error|Illegal instruction|Terminated|Floating point exception)(?: +\(core dumped\))?(?: {2,}.*)?$", ""),
+    Row("none", END, NOBODY, "line 9: 4711 Killed (bash)", "Killed|Segmentation fault|Aborted|Bus error|Illegal instruction|Terminated|loating point exception|loating exception", r"^(?:\S+: line \d+: +\d+ +)?(?P<signal>Killed|Segmentation fault|Aborted|Bus error|Illegal instruction|Terminated|Floating point exception)(?: +\(core dumped\))?(?: {2,}.*)?$"),
 )  # fmt: skip
+
+#: Class -> whose turn it is, and what to type, where a signal alone says so.
+OF_SIGNALS = {
+    "crash": (PROGRAM, _NATIVE),
+    "host-memory": (REQUEST, _MEMORY),
+    "killed": (SENDER, _WHO_KILLED),
+    "disk-full": (DATA, _SPACE),
+    "limits": (MACHINE, "ulimit -a on the node: the limit of CPU time"),
+    "interrupted": (NOBODY, "type the command again: a run resumes from its newest checkpoint"),
+}
 
 #: A line that no row is compared with: it may hold any row's words, and nothing is wrong.
 NOISE = re.compile(

@@ -26,6 +26,7 @@ COMPLETE = {
     "hpcddp sites show NAME --json": "",
     "hpcddp sites check --json": "",
     "hpcddp status --json": "run",
+    "hpcddp diagnose --json": "run",
     "hpcddp compare --json": "run run",
 }
 WORDS = {"SITE": "tsubame4", "NAME": "abci3"}
@@ -47,7 +48,18 @@ def keys_of(value: object) -> set[str]:
         return set()
     return set(value) | {
         key
-        for name in ("findings", "same_job", "lines", "ranks", "sites", "splits", "impossible", "recommended", "runs")
+        for name in (
+            "findings",
+            "same_job",
+            "lines",
+            "ranks",
+            "sites",
+            "splits",
+            "impossible",
+            "recommended",
+            "runs",
+            "cause",
+        )
         for key in keys_of(value.get(name))
     }
 

@@ -22,6 +22,7 @@ TYPED = {
     "submit": ["PATH", "--site PATH -- true"],
     "status": ["PATH"],
     "logs": ["PATH"],
+    "diagnose": ["PATH", "PATH x.out"],
     "watch": ["PATH"],
     "cancel": ["PATH"],
     "supervise": [],  # job scripts write what it reads

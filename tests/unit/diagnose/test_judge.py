@@ -66,6 +66,8 @@ def test_an_exception_that_was_caught_is_no_cause(told):
     on = "2026-11-25 19:09:03,000 [rank 0] INFO store: sum 18\n"
     assert told(caught + raised(None, "OSError: [Errno 28] No space left on device") + on).class_ == "none"
     assert told("Exception ignored in: <function f at 0x1>\n" + raised(None, "KeyError: 1")).class_ == "none"
+    on = "".join(f"[rank {n % 2}] INFO step {n}\n" for n in range(6))
+    assert told(on + raised(None, "FileNotFoundError: [Errno 2] No such file or directory: '/x'") + on).class_ == "none"
     step = "".join(f"[rank 1] INFO step {n}\n" for n in range(3))
     assert told(raised(1, "KeyError: 'label'") + step).class_ == "none"
     assert told(step + raised(1, "KeyError: 'label'")).class_ == "exception"
@@ -106,6 +108,12 @@ def test_a_hang_is_the_rank_that_did_not_time_out(told):
     assert told(of + raised(0, LATE) + raised(2, LATE)).rank == 1
     assert told(of + raised(0, LATE) + raised(2, LATE) + raised(1, LATE, line=99)).rank == 1
     assert told(of + raised(0, LATE) + raised(2, LATE) + raised(1, LATE)).rank is None
+
+
+def test_a_rank_that_never_came_to_the_rendezvous_is_named_by_the_key_that_was_waited_for(told):
+    error = "torch.distributed.DistStoreError: wait timeout after 10000ms, keys: /default_pg/0//cpu//0/1"
+    cause = told(raised(None, error) + "E1126 x.py:1] failed (exitcode: 1) local_rank: 0 (pid: 7) of binary: python\n")
+    assert (cause.class_, cause.rank, cause.text) == ("rendezvous", 1, error)
 
 
 def test_a_timeout_does_not_win_over_what_the_missing_rank_raised(told):

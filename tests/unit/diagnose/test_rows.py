@@ -147,6 +147,7 @@ LINES = {
         "urllib.error.URLError: <urlopen error [Errno 111] Connection refused>",
     ],
     "file-missing": ["FileNotFoundError: [Errno 2] No such file or directory: '/data/train.npy'"],
+    "exit-status": ["hpcddp: this shell is in no allocation\nhint: hpcddp launch --here -- COMMAND"],
     "interrupted": ["KeyboardInterrupt", "[mpiexec@node1] Sending Ctrl-C to processes as requested"],
 }
 #: What schedulers' records, and a run's state, say.
